@@ -1,0 +1,103 @@
+"""The typed configuration: `RunConfig` mirrors `conf/config.yaml`, and one strict pass checks all of it.
+
+Values live in YAML, types and bounds here and beside each registered class. Imports neither torch nor MLflow.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from typing import Annotated, Any, TypeVar
+
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic.dataclasses import dataclass as pydantic_dataclass
+from typing_extensions import dataclass_transform
+
+from specdec.errors import UsageError
+
+T = TypeVar("T")
+
+AtLeastOne = Annotated[int, Field(ge=1)]
+Probability = Annotated[float, Field(ge=0.0, le=1.0)]
+
+
+@dataclass_transform(kw_only_default=True, frozen_default=True)
+def typed(cls: type[T]) -> type[T]:
+    """A frozen config dataclass: no extra keys, no coercion (`"abc"` is not an int), no NaN or infinity."""
+    decorate: Callable[[type[T]], type[T]] = pydantic_dataclass(
+        frozen=True, kw_only=True, config=ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+    )
+    return decorate(cls)
+
+
+@typed
+class MeasurementConfig:
+    """How much is decoded and how it is timed (`conf/measurement/`)."""
+
+    max_new_tokens: AtLeastOne
+    gammas: list[AtLeastOne]
+    repeats: AtLeastOne
+    warmup_tokens: Annotated[int, Field(ge=0)]
+    calibration_calls: AtLeastOne
+    bootstrap: AtLeastOne
+    peers: list[str]
+    record: bool
+    trace: bool
+    workers: AtLeastOne
+    batch_size: AtLeastOne
+    threads: AtLeastOne | None
+    repetition_period: AtLeastOne
+    repetition_share: Probability
+
+
+@typed
+class TrackingConfig:
+    """Where results are logged (`conf/tracking/`)."""
+
+    uri: str | None
+    experiment: Annotated[str, Field(min_length=1)]
+    enabled: bool
+    required: bool
+    run_name: str | None
+
+
+@typed
+class RunConfig:
+    """The root of `python -m specdec.run`. Component groups stay mappings here: the registry types them by `name`."""
+
+    target: dict[str, Any]
+    drafter: dict[str, Any]
+    verifier: dict[str, Any]
+    structure: dict[str, Any]
+    prompts: dict[str, Any]
+    sampling: dict[str, Any]
+    measurement: MeasurementConfig
+    tracking: TrackingConfig
+    seed: Annotated[int, Field(ge=0)]
+    experiment_name: str | None
+
+
+def validated(config_type: type[T], values: Mapping[str, Any], where: str = "", source: str = "") -> T:
+    """Build `config_type` from plain values.
+
+    Args:
+        where: dotted prefix of the keys in messages, e.g. `structure`.
+        source: what the values are, named when a key is unknown, e.g. `structure 'chain'`.
+    Raises:
+        UsageError: one sentence with key, value and bound of the first fault.
+    """
+    try:
+        return TypeAdapter(config_type).validate_python(dict(values))
+    except ValidationError as error:
+        raise UsageError(_sentence(error, config_type, where, source)) from None
+
+
+def _sentence(error: ValidationError, config_type: type, where: str, source: str) -> str:
+    fault = error.errors()[0]
+    key = ".".join(str(part) for part in (*([where] if where else []), *fault["loc"]))
+    known = ", ".join(field.name for field in fields(config_type) if field.name != "name")  # type: ignore[arg-type]
+    subject = source or where or "the configuration"
+    if fault["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
+        return f"Unknown key {key}: {subject} has the keys {known or '(none)'}."
+    if fault["type"] in ("missing", "missing_argument"):
+        return f"Missing key {key}: {subject} needs a value for it."
+    message = fault["msg"].replace("Input should be", "it should be")
+    return f"Bad value {key}={fault['input']!r}: {message}."

@@ -1,0 +1,127 @@
+"""The loop: draft, verify, accept, commit (Leviathan et al. 2211.17192, Algorithm 1). Knows no method by name.
+
+The four verbs are timed; keeping the record of a round happens between rounds and is in no duration.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from specdec.drafters.base import Drafter
+from specdec.errors import NumericsError
+from specdec.measurement.timers import Clock
+from specdec.records import Acceptance, Draft, Generation, Marks, Round
+from specdec.structures.base import Structure
+from specdec.targets.base import Target
+from specdec.verifiers.base import Verifier
+
+
+def cut(path_tokens: Sequence[int], next_token: int, room: int, end_tokens: frozenset[int]) -> tuple[int, ...]:
+    """The tokens that a round commits: accepted, then the next one, up to the end token and the limit.
+
+    This is the project's one rule of token accounting: the end token counts, nothing after it does.
+    """
+    tokens = [*path_tokens, next_token][:room]
+    for index, token in enumerate(tokens):
+        if token in end_tokens:
+            return tuple(tokens[: index + 1])
+    return tuple(tokens)
+
+
+@torch.inference_mode()
+def generate(
+    *,
+    target: Target,
+    drafter: Drafter,
+    verifier: Verifier,
+    structure: Structure,
+    prompt: Sequence[int],
+    max_new_tokens: int,
+    clock: Clock,
+    draft_generator: torch.Generator | None = None,
+    accept_generator: torch.Generator | None = None,
+    reference: Sequence[int] | None = None,
+) -> Generation:
+    """Decode one prompt to its end token or to `max_new_tokens`.
+
+    Raises:
+        NumericsError: the target's logits were not finite; `partial` holds the rounds before.
+    """
+    end_tokens = target.end_tokens
+    began = clock.mark()
+    target.start(prompt, len(prompt) + max_new_tokens + structure.nodes + 1)
+    drafter.start(prompt, draft_generator, reference)
+    prefilled = clock.mark()
+    tokens: list[int] = []
+    rounds: list[Round] = []
+    finish = ""
+    while not finish:
+        room = max_new_tokens - len(tokens)
+        start = clock.mark()
+        # 1. Draft: nothing is offered beyond the last token, which the target gives for free.
+        draft = drafter.draft(structure.clamped(room - 1))
+        drafted = clock.mark()
+        # 2. Verify: one call of the target over root and draft.
+        try:
+            p = target.verify(draft)
+        except NumericsError as error:
+            error.partial = Generation(tuple(prompt), tuple(tokens), tuple(rounds), (began, prefilled), "failed")
+            raise
+        verified = clock.mark()
+        # 3. Accept.
+        acceptance = verifier.accept(draft, p, accept_generator)
+        accepted = clock.mark()
+        # 4. Commit.
+        draft_tokens: list[int] = draft.tokens.tolist()
+        committed = cut([draft_tokens[node] for node in acceptance.path], acceptance.next_token, room, end_tokens)
+        target.commit(acceptance.path, acceptance.next_token)
+        drafter.commit(committed)
+        tokens.extend(committed)
+        if committed[-1] in end_tokens:
+            finish = "end_token"
+        elif len(tokens) == max_new_tokens:
+            finish = "limit"
+        marks = Marks(start, drafted, verified, accepted, clock.mark())
+        rounds.append(
+            _record(len(prompt) + len(tokens) - len(committed), draft, draft_tokens, p, acceptance, committed, finish, marks)
+        )
+    return Generation(tuple(prompt), tuple(tokens), tuple(rounds), (began, prefilled), finish)
+
+
+def _record(
+    context: int,
+    draft: Draft,
+    draft_tokens: list[int],
+    p: Tensor,
+    acceptance: Acceptance,
+    committed: tuple[int, ...],
+    finish: str,
+    marks: Marks,
+) -> Round:
+    """What is kept of a round (THEORY 5): a cut inside the accepted tokens hides the rejection behind it."""
+    accepted = min(len(acceptance.path), len(committed))
+    whole = len(committed) == len(acceptance.path) + 1
+    return Round(
+        context=context,
+        draft_tokens=tuple(draft_tokens),
+        tree=draft.tree,
+        source=draft.source,
+        acceptance=acceptance,
+        committed=committed,
+        accepted=accepted,
+        rejected=acceptance.rejected and whole,
+        truncation=finish,
+        beta=_beta(draft, p, acceptance, accepted) if draft.tree.is_chain else (),
+        marks=marks,
+    )
+
+
+def _beta(draft: Draft, p: Tensor, acceptance: Acceptance, accepted: int) -> tuple[float, ...]:
+    """Sum of min(p, q) at each tested position of a chain: the accepted ones and the first rejected."""
+    tested = min(accepted + acceptance.rejected, len(draft))
+    if tested == 0:
+        return ()
+    if draft.q is None:
+        return tuple(p[:tested].gather(-1, draft.tokens[:tested].unsqueeze(-1)).squeeze(-1).tolist())
+    return tuple(torch.minimum(p[:tested], draft.q[:tested]).sum(-1).tolist())

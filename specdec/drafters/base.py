@@ -1,0 +1,58 @@
+"""The contract of a drafter."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import ClassVar, Literal
+
+import torch
+
+from specdec.records import Draft
+from specdec.registry import Registry
+from specdec.structures.base import Structure
+
+
+class Drafter(ABC):
+    """Proposes a token tree in each round. Constructed once as `cls(config, target=target)`, then reused per prompt.
+
+    Class attributes:
+        fills: names of the structures that it can fill.
+        lossless: false only for a drafter that makes the output depart from the target's by declaration.
+        needs_reference: reads the recorded baseline text of the same prompt (greedy runs only).
+        replay: how the target's own text gives expected rounds without decoding (DESIGN 3): "position" when a
+            proposal depends only on the text before it, "copying" when it must be drafted again from each round's
+            start (exact under greedy only), None when neither holds.
+    """
+
+    fills: ClassVar[frozenset[str]]
+    lossless: ClassVar[bool] = True
+    needs_reference: ClassVar[bool] = False
+    replay: ClassVar[Literal["position", "copying"] | None] = None
+
+    def start(
+        self,
+        prompt: Sequence[int],
+        generator: torch.Generator | None = None,
+        reference: Sequence[int] | None = None,
+    ) -> None:
+        """Begin a new text.
+
+        Args:
+            prompt: all prompt tokens; the last is the root of round 1.
+            generator: the source of all randomness of this text's drafts.
+            reference: the baseline's tokens after the prompt, for drafters that need them.
+        """
+
+    @abstractmethod
+    def draft(self, structure: Structure) -> Draft:
+        """Propose at most what `structure` asks for; an empty draft where there is nothing to propose."""
+
+    def commit(self, tokens: Sequence[int]) -> None:
+        """Take note of the tokens appended to the text in this round."""
+
+    @property
+    def flops_per_token(self) -> float:
+        """Floating-point operations of one drafted token; 0 for drafters that look things up."""
+        return 0.0
+
+
+drafters: Registry[Drafter] = Registry("drafters", "drafter")

@@ -1,0 +1,82 @@
+"""An oracle with a known alpha: makes the capped-geometric model true, so that any gap left is the engine's."""
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import torch
+from pydantic import Field
+
+from specdec.config import Probability, typed
+from specdec.drafters.base import Drafter, drafters
+from specdec.records import EMPTY, Draft, Source, chain_tree
+from specdec.structures.base import Structure
+
+if TYPE_CHECKING:
+    from specdec.targets.base import Target
+
+
+@typed
+class OracleConfig:
+    name: Literal["oracle"]
+    alpha: Probability
+    step_ms: Annotated[float, Field(ge=0.0)]
+    forced: bool
+
+
+@drafters.register("oracle")
+class Oracle(Drafter):
+    """Proposes the recorded baseline text and corrupts a token with probability 1 - alpha.
+
+    One coin per absolute position, drawn when the text starts, hence the same at every gamma; a corrupt token differs
+    from the recorded one. Deterministic (q is a point mass). `step_ms` is an artificial cost per drafted token. With
+    `forced` the recorded tokens are committed whatever the target says (see `targets.forced`), which is for timing in
+    16-bit arithmetic and says nothing about losslessness.
+    """
+
+    fills = frozenset({"chain"})
+    needs_reference = True
+    replay = "copying"
+
+    def __init__(self, config: OracleConfig, target: "Target") -> None:
+        self._config = config
+        self._target = target
+        self._proposals = torch.empty(0, dtype=torch.long)
+        self._position = 0
+
+    def start(
+        self,
+        prompt: Sequence[int],
+        generator: torch.Generator | None = None,
+        reference: Sequence[int] | None = None,
+    ) -> None:
+        if reference is None:
+            raise ValueError("the oracle needs the recorded baseline text as its reference")
+        size = self._target.vocab_size
+        recorded = torch.tensor(list(reference), dtype=torch.long)
+        corrupt = torch.rand(len(recorded), generator=generator) >= self._config.alpha
+        # A shift by 1..V-1 is uniform over the other tokens and can never give the recorded one back.
+        shift = torch.randint(1, size, (len(recorded),), generator=generator)
+        self._proposals = torch.where(corrupt, (recorded + shift) % size, recorded).to(self._target.device)
+        self._position = 0
+
+    def commit(self, tokens: Sequence[int]) -> None:
+        self._position += len(tokens)
+
+    def draft(self, structure: Structure) -> Draft:
+        tokens = self._proposals[self._position : self._position + structure.gamma]
+        if len(tokens) == 0:
+            return EMPTY
+        if self._config.step_ms:
+            _busy_wait(len(tokens) * self._config.step_ms / 1000)
+        return Draft(tokens=tokens, tree=chain_tree(len(tokens)), source=_SOURCE * len(tokens))
+
+
+_SOURCE = (Source("oracle", 0),)
+
+
+def _busy_wait(seconds: float) -> None:
+    # Sleeping is only as precise as the scheduler; a cost that stands for computation is spent on the processor.
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        pass

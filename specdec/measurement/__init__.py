@@ -1,0 +1,1 @@
+"""Timing, calibration, the measured session and what is recorded about the machine."""

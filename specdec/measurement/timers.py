@@ -1,0 +1,47 @@
+"""Clock readings: `perf_counter` on a CPU, device events on a GPU, so that no reading stalls the device."""
+
+import time
+from abc import ABC, abstractmethod
+
+import torch
+
+
+class Clock(ABC):
+    """`mark` reads the clock; `seconds` turns two readings into a duration, once the device is synchronised."""
+
+    @abstractmethod
+    def mark(self) -> object: ...
+
+    @abstractmethod
+    def seconds(self, start: object, end: object) -> float: ...
+
+    def synchronize(self) -> None:
+        """Wait for the device; call before `seconds`, never inside a round."""
+
+
+class CpuClock(Clock):
+    mark = staticmethod(time.perf_counter)  # type: ignore[assignment]
+
+    def seconds(self, start: object, end: object) -> float:
+        assert isinstance(start, float) and isinstance(end, float)
+        return end - start
+
+
+class CudaClock(Clock):
+    """Events on the current stream: a duration is what passed on the device, idle gaps included."""
+
+    def mark(self) -> object:
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def seconds(self, start: object, end: object) -> float:
+        assert isinstance(start, torch.cuda.Event) and isinstance(end, torch.cuda.Event)
+        return start.elapsed_time(end) / 1000
+
+    def synchronize(self) -> None:
+        torch.cuda.synchronize()
+
+
+def clock_for(device: torch.device) -> Clock:
+    return CudaClock() if device.type == "cuda" else CpuClock()

@@ -1,0 +1,179 @@
+"""What passes between the parts: `Draft`, `Acceptance`, `Round`, `Generation`. Frozen, named fields, no behaviour
+that knows a method.
+
+Shape letters, used in comments everywhere: B rows, S context, N draft nodes, V vocabulary, D hidden, H heads.
+"""
+
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Source(NamedTuple):
+    """Which strategy proposed a node, and the rank it gave it (0 is its first choice)."""
+
+    strategy: str
+    rank: int
+
+
+@dataclass(frozen=True)
+class Tree:
+    """The topology of a draft: `parents[i]` is a node before `i`, or -1 for the root (the last committed token).
+
+    Raises:
+        ValueError: when a parent does not precede its child.
+    """
+
+    parents: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        for node, parent in enumerate(self.parents):
+            if not -1 <= parent < node:
+                raise ValueError(f"node {node} has parent {parent}: parents must precede their children")
+
+    def __len__(self) -> int:
+        return len(self.parents)
+
+    @cached_property
+    def depths(self) -> tuple[int, ...]:
+        """Depth of each node; children of the root have depth 1."""
+        depths: list[int] = []
+        for parent in self.parents:
+            depths.append(1 if parent < 0 else depths[parent] + 1)
+        return tuple(depths)
+
+    @cached_property
+    def depth(self) -> int:
+        return max(self.depths, default=0)
+
+    @cached_property
+    def children(self) -> tuple[tuple[int, ...], ...]:
+        """`children[i + 1]` are the children of node `i`; entry 0 is the root's."""
+        lists: list[list[int]] = [[] for _ in range(len(self.parents) + 1)]
+        for node, parent in enumerate(self.parents):
+            lists[parent + 1].append(node)
+        return tuple(tuple(nodes) for nodes in lists)
+
+    @cached_property
+    def is_chain(self) -> bool:
+        return all(parent == node - 1 for node, parent in enumerate(self.parents))
+
+    @cached_property
+    def visible(self) -> Tensor:
+        """Boolean [N+1, N+1]: row sees column among root and nodes (itself and its ancestors)."""
+        size = len(self.parents) + 1
+        visible = torch.eye(size, dtype=torch.bool)
+        for node, parent in enumerate(self.parents):
+            visible[node + 1] |= visible[parent + 1]
+        return visible
+
+    @cached_property
+    def offsets(self) -> Tensor:
+        """[N+1] distance of root and nodes from the root: 0 and the depths."""
+        return torch.tensor((0, *self.depths))
+
+
+@lru_cache(maxsize=512)
+def chain_tree(length: int) -> Tree:
+    """The chain of `length` nodes; cached because every round of a chain asks for one."""
+    return Tree(tuple(range(-1, length - 1)))
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A token tree proposed by a drafter. Tokens and `q` are made in the same place, so they cannot part.
+
+    Attributes:
+        tokens: [N] int64.
+        tree: topology over the N nodes.
+        q: [N, V], row i the law that token i was really drawn from; None declares every node deterministic
+            (a point mass on its token).
+        source: [N] strategy and rank of each node.
+    """
+
+    tokens: Tensor
+    tree: Tree
+    q: Tensor | None = None
+    source: tuple[Source, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.tree)
+
+
+EMPTY = Draft(tokens=torch.empty(0, dtype=torch.long), tree=chain_tree(0))
+
+
+@dataclass(frozen=True)
+class Acceptance:
+    """The verifier's decision for one draft.
+
+    Attributes:
+        path: accepted nodes from the root downwards.
+        next_token: the correction or the bonus.
+        rejected: whether a rejection was observed, i.e. the last accepted node had children and none passed
+            (false for an empty draft: no proposal is not a rejection).
+    """
+
+    path: tuple[int, ...]
+    next_token: int
+    rejected: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Marks:
+    """Clock readings around the four verbs of a round, in the clock's own type (see `measurement.timers`)."""
+
+    start: object
+    drafted: object
+    verified: object
+    accepted: object
+    committed: object
+
+
+@dataclass(frozen=True)
+class Round:
+    """One draft-verify-accept-commit cycle, as it happened; plain numbers, so that it can be kept for every round.
+
+    Attributes:
+        context: tokens in the context when the round began, root included.
+        draft_tokens: [N] offered tokens, over `tree`, proposed by `source`.
+        acceptance: the verifier's decision.
+        committed: tokens appended to the text (accepted + 1, fewer when cut).
+        accepted: accepted draft tokens that count: up to the cut, nothing after it.
+        rejected: a rejection was observed, and it lies inside the text (false means censored, or nothing offered).
+        truncation: "end_token" or "limit" when that ended the text in this round, else "".
+        beta: sum over tokens of min(p, q) at each tested position of a chain, root's child first.
+        marks: clock readings.
+    """
+
+    context: int
+    draft_tokens: tuple[int, ...]
+    tree: Tree
+    source: tuple[Source, ...]
+    acceptance: Acceptance
+    committed: tuple[int, ...]
+    accepted: int
+    rejected: bool
+    truncation: str
+    beta: tuple[float, ...]
+    marks: Marks
+
+
+@dataclass(frozen=True)
+class Generation:
+    """All rounds of one prompt by one method.
+
+    Attributes:
+        tokens: committed tokens after the prompt, the end token included, nothing after it.
+        prefill: clock readings before and after the prefill.
+        finish: "end_token" or "limit".
+    """
+
+    prompt: tuple[int, ...]
+    tokens: tuple[int, ...]
+    rounds: tuple[Round, ...]
+    prefill: tuple[object, object]
+    finish: str = field(default="limit")

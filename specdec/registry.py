@@ -1,0 +1,84 @@
+"""Name -> class, one registry per family. `@drafters.register("ngram")` is all a new drafter needs.
+
+A class says what configures it through the annotation of its constructor's `config` argument.
+"""
+
+import difflib
+import importlib
+import pkgutil
+from collections.abc import Callable, Iterable, Mapping
+from importlib.metadata import entry_points
+from typing import Any, Generic, TypeVar, get_type_hints
+
+from specdec.config import validated
+from specdec.errors import UsageError
+
+T = TypeVar("T")
+
+
+def near_misses(name: str, names: Iterable[str]) -> str:
+    """` Did you mean ngram?`, or an empty string when nothing is close."""
+    close = difflib.get_close_matches(name, list(names), n=3, cutoff=0.5)
+    return f" Did you mean {' or '.join(close)}?" if close else ""
+
+
+class Registry(Generic[T]):
+    """The classes of one family (`drafters`), filled by importing the family's package and its entry points.
+
+    Another distribution adds members through the entry-point group `specdec.<family>`.
+    """
+
+    def __init__(self, family: str, group: str) -> None:
+        self.family = family
+        self.group = group
+        self._classes: dict[str, type[T]] = {}
+        self._loaded = False
+
+    def register(self, name: str) -> Callable[[type[T]], type[T]]:
+        """Class decorator; raises ValueError when the name is taken by another class."""
+
+        def add(cls: type[T]) -> type[T]:
+            taken = self._classes.get(name)
+            if taken is not None and taken.__qualname__ != cls.__qualname__:
+                raise ValueError(f"{self.family} already has {name!r}: {taken.__module__}.{taken.__qualname__}")
+            self._classes[name] = cls
+            return cls
+
+        return add
+
+    def names(self) -> list[str]:
+        self._load()
+        return sorted(self._classes)
+
+    def get(self, name: str) -> type[T]:
+        """Raises UsageError with near misses and the full list when there is no such name."""
+        self._load()
+        if name not in self._classes:
+            raise UsageError(
+                f"Unknown {self.group} {name!r}.{near_misses(str(name), self._classes)} "
+                f"The {self.family} are: {', '.join(self.names())}."
+            )
+        return self._classes[name]
+
+    def config(self, values: Mapping[str, Any]) -> Any:
+        """The typed config for the class that `values["name"]` selects; raises UsageError."""
+        if "name" not in values:
+            raise UsageError(f"Missing key {self.group}.name: it selects one of {', '.join(self.names())}.")
+        cls = self.get(values["name"])
+        config_type = get_type_hints(cls.__init__)["config"]
+        return validated(config_type, values, where=self.group, source=f"{self.group} {values['name']!r}")
+
+    def build(self, values: Mapping[str, Any], **context: Any) -> T:
+        """Validate and construct: `cls(config, **context)`."""
+        config = self.config(values)
+        return self.get(values["name"])(config, **context)  # type: ignore[call-arg]
+
+    def _load(self) -> None:
+        if self._loaded:
+            return
+        self._loaded = True
+        package = importlib.import_module(f"specdec.{self.family}")
+        for module in pkgutil.iter_modules(package.__path__):
+            importlib.import_module(f"{package.__name__}.{module.name}")
+        for entry in entry_points(group=f"specdec.{self.family}"):
+            entry.load()

@@ -1,0 +1,84 @@
+"""Logits to probabilities, drawing tokens, and the one `residual` of the project.
+
+Probabilities, not logits, leave this module, so verifiers and drafters never see a temperature.
+"""
+
+import hashlib
+from typing import Annotated
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from specdec.config import AtLeastOne, Probability, typed
+
+
+@typed
+class SamplingConfig:
+    """How both models' logits are standardised (`conf/sampling/`); temperature 0 is greedy."""
+
+    name: str
+    temperature: Annotated[float, Field(ge=0.0)]
+    top_k: AtLeastOne | None
+    top_p: Probability | None
+    min_p: Probability | None
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0
+
+
+def probabilities(logits: Tensor, sampling: SamplingConfig) -> Tensor:
+    """Standardised law of each row: temperature, then top-k, then top-p, then min-p, renormalised.
+
+    Args:
+        logits: [..., V] of any float type; computed in float32, or float64 where the logits are.
+    Returns:
+        [..., V]; one-hot at the first maximum when the temperature is 0.
+    """
+    if sampling.greedy:
+        # float32 holds a one-hot exactly, whatever the logits' type.
+        return one_hot(logits.argmax(dim=-1), logits.shape[-1])
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32)) / sampling.temperature
+    if sampling.top_k is not None and sampling.top_k < logits.shape[-1]:
+        # Exactly k tokens survive, ties broken by order, so that target and drafter cut alike.
+        kept = logits.topk(sampling.top_k, dim=-1).indices
+        logits = torch.full_like(logits, -torch.inf).scatter(-1, kept, logits.gather(-1, kept))
+    p = logits.softmax(dim=-1)
+    if sampling.top_p is not None and sampling.top_p < 1.0:
+        ordered, order = p.sort(dim=-1, descending=True, stable=True)
+        # The smallest set whose mass reaches top_p: a token stays while the mass before it is below top_p.
+        ordered = ordered.masked_fill(ordered.cumsum(-1) - ordered >= sampling.top_p, 0.0)
+        ordered[..., 0] = ordered[..., 0].clamp_min(torch.finfo(p.dtype).tiny)
+        p = torch.zeros_like(p).scatter(-1, order, ordered)
+    if sampling.min_p is not None:
+        p = p.masked_fill(p < sampling.min_p * p.amax(dim=-1, keepdim=True), 0.0)
+    return p / p.sum(dim=-1, keepdim=True)
+
+
+def one_hot(tokens: Tensor, size: int) -> Tensor:
+    """[...] tokens -> [..., size] point masses in float32."""
+    return torch.zeros(*tokens.shape, size, device=tokens.device).scatter_(-1, tokens.unsqueeze(-1), 1.0)
+
+
+def sample(p: Tensor, generator: torch.Generator | None) -> Tensor:
+    """One token from each row of p [..., V] -> [...]."""
+    flat = torch.multinomial(p.reshape(-1, p.shape[-1]), 1, generator=generator)
+    return flat.reshape(p.shape[:-1])
+
+
+def residual(p: Tensor, q: Tensor) -> Tensor:
+    """norm((p - q)_+) over the last dimension (Leviathan et al. 2.3; Chen et al. Algorithm 2).
+
+    Where p and q agree to rounding nothing is left; a rejection then had probability 0 in exact arithmetic, and p
+    itself is the right law to fall back to.
+    """
+    positive = (p - q).clamp_min(0.0)
+    mass = positive.sum(dim=-1, keepdim=True)
+    return torch.where(mass > 0, positive / mass.clamp_min(torch.finfo(p.dtype).tiny), p)
+
+
+def generator_for(seed: int, prompt: str, purpose: str, device: torch.device | str = "cpu") -> torch.Generator:
+    """A generator of its own per (prompt, purpose), so that order, resumption and sharding change no output."""
+    digest = hashlib.sha256(f"{seed}/{purpose}/{prompt}".encode()).digest()
+    return torch.Generator(device=device).manual_seed(int.from_bytes(digest[:8], "big") >> 1)

@@ -1,0 +1,33 @@
+"""The contract of a structure: the shape and size of the draft that is asked for in a round."""
+
+from abc import ABC, abstractmethod
+from typing import ClassVar
+
+from specdec.registry import Registry
+
+
+class Structure(ABC):
+    """How large a draft may be. How the target evaluates it is the target's business."""
+
+    name: ClassVar[str]
+
+    @property
+    @abstractmethod
+    def gamma(self) -> int:
+        """The depth offered in a full round: gamma of a chain, w of rows, the depth of a tree."""
+
+    @property
+    @abstractmethod
+    def nodes(self) -> int:
+        """The largest number of draft nodes in a round."""
+
+    @abstractmethod
+    def resized(self, gamma: int) -> "Structure":
+        """The same shape with another depth: one step of a curve."""
+
+    def clamped(self, depth: int) -> "Structure":
+        """The same shape, at most `depth` deep: nothing is offered beyond the end of the text."""
+        return self if self.gamma <= depth else self.resized(depth)
+
+
+structures: Registry[Structure] = Registry("structures", "structure")

@@ -1,0 +1,33 @@
+"""One sequence of gamma tokens: the draft of Leviathan et al. 2211.17192."""
+
+from typing import Literal
+
+from specdec.config import AtLeastOne, typed
+from specdec.structures.base import Structure, structures
+
+
+@typed
+class ChainConfig:
+    name: Literal["chain"]
+    gamma: AtLeastOne
+
+
+@structures.register("chain")
+class Chain(Structure):
+    name = "chain"
+
+    def __init__(self, config: ChainConfig) -> None:
+        self._gamma = config.gamma
+
+    @property
+    def gamma(self) -> int:
+        return self._gamma
+
+    @property
+    def nodes(self) -> int:
+        return self._gamma
+
+    def resized(self, gamma: int) -> "Chain":
+        chain = Chain.__new__(Chain)
+        chain._gamma = gamma  # 0 is possible here: the last token of a text needs no draft
+        return chain

@@ -1,0 +1,5 @@
+"""What is decoded from; one file each."""
+
+from specdec.targets.base import Target, targets
+
+__all__ = ["Target", "targets"]

@@ -1,0 +1,70 @@
+"""The contract of a target."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from specdec.records import Draft
+from specdec.registry import Registry
+from specdec.sampling import SamplingConfig
+
+
+class Target(ABC):
+    """The model whose law is decoded. Constructed once as `cls(config, sampling=sampling)`, then reused per prompt.
+
+    Owns its cache: `start` prefills all of the prompt but its last token, which is the root of round 1; `verify`
+    evaluates root and draft; `commit` keeps the accepted path. `p` leaves it standardised.
+
+    Class attributes:
+        structures: names of the structures that it can evaluate.
+    """
+
+    structures: ClassVar[frozenset[str]]
+
+    vocab_size: int
+    context_length: int
+    end_tokens: frozenset[int]
+    device: torch.device
+    tokenizer: Any = None
+    """A transformers tokenizer, or None where the target has none (the table)."""
+    sampling: SamplingConfig
+
+    @abstractmethod
+    def start(self, prompt: Sequence[int], capacity: int) -> None:
+        """Begin a new text and prefill `prompt[:-1]`.
+
+        Args:
+            prompt: at least one token.
+            capacity: rows that prompt, output and the largest draft need together.
+        """
+
+    @abstractmethod
+    def verify(self, draft: Draft) -> Tensor:
+        """One call over root and draft -> p [N+1, V], row 0 after the root.
+
+        Raises:
+            NumericsError: when the logits are not finite; names the position.
+        """
+
+    @abstractmethod
+    def commit(self, path: Sequence[int], next_token: int) -> None:
+        """Keep root and the accepted nodes `path`; `next_token` becomes the root."""
+
+    @abstractmethod
+    def score(self, tokens: Sequence[int]) -> Tensor:
+        """Teacher-forced logits of a whole text in float32 or better: [S, V], row i after token i. Untimed."""
+
+    @property
+    def flops_per_token(self) -> float:
+        """Floating-point operations of one evaluated token, about 2 x parameters; 0 where there is no model."""
+        return 0.0
+
+    def describe(self) -> dict[str, Any]:
+        """What to record about the model: hash, dtype, attention kind, parameters."""
+        return {}
+
+
+targets: Registry[Target] = Registry("targets", "target")

@@ -1,0 +1,133 @@
+"""From a name to a transformers model that can be trusted: safetensors only, no remote code, every weight present and
+finite. Shared by targets and by drafters that are models themselves.
+"""
+
+import hashlib
+import os
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from specdec.errors import ModelLoadError, UsageError
+
+POCKET = "pocket"
+Dtype = Literal["auto", "float64", "float32", "bfloat16", "float16"]
+
+
+def model_path(name: str, part: str = "target") -> str:
+    """The folder of a shipped pocket model, or `name` itself (a folder or a hub id)."""
+    if name == POCKET:
+        return str(Path(__file__).resolve().parent.parent / "pocket" / part)
+    return name
+
+
+def load_model(name: str, *, dtype: torch.dtype | None, device: torch.device, attention: str, auto: Any = None) -> Any:
+    """A transformers model in evaluation mode.
+
+    Args:
+        name: a folder or a hub id; hub files are used from the local cache where they are.
+        dtype: None keeps the checkpoint's own.
+        attention: transformers' attention implementation, or "auto".
+        auto: the auto class; AutoModelForCausalLM unless given.
+    Raises:
+        ModelLoadError: missing or truncated files, missing layers, mismatched shapes, NaN weights, remote code.
+    """
+    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers.utils import logging as transformers_logging
+
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    folder = Path(name)
+    if folder.exists():
+        _check_folder(folder)
+    elif name.startswith((".", "/", "~")) or name.count("/") > 1:
+        raise ModelLoadError(f"Model folder {name} does not exist; give a folder, a hub id or 'pocket'.")
+    try:
+        config = AutoConfig.from_pretrained(name, trust_remote_code=False)
+        if attention == "auto":
+            # Gemma-2 caps its attention scores, which only the eager path does.
+            attention = "eager" if config.model_type == "gemma2" else "sdpa"
+        model, info = (auto or AutoModelForCausalLM).from_pretrained(
+            name,
+            config=config,
+            dtype=dtype or "auto",
+            attn_implementation=attention,
+            use_safetensors=True,
+            trust_remote_code=False,
+            output_loading_info=True,
+        )
+    except Exception as error:  # transformers and safetensors raise some ten unrelated types here
+        raise ModelLoadError(f"Model {name} cannot be loaded: {' '.join(str(error).split())[:300]}") from None
+    for fault in ("missing_keys", "mismatched_keys"):
+        if info[fault]:
+            some = ", ".join(sorted(str(key) for key in info[fault])[:3])
+            raise ModelLoadError(
+                f"Model {name} is incomplete: {len(info[fault])} {fault.replace('_', ' ')} ({some}); "
+                "transformers would fill them with random weights."
+            )
+    for key, weight in model.named_parameters():
+        if not torch.isfinite(weight).all():
+            raise ModelLoadError(f"Model {name} is damaged: {key} holds NaN or infinite weights.")
+    return model.to(device).eval().requires_grad_(False)
+
+
+def load_tokenizer(name: str) -> Any:
+    """The model's fast tokenizer, or None when the folder has none.
+
+    Raises:
+        ModelLoadError: a tokenizer that is there but broken.
+    """
+    from transformers import AutoTokenizer
+
+    folder = Path(name)
+    if folder.is_dir() and not any((folder / file).exists() for file in ("tokenizer.json", "tokenizer_config.json")):
+        return None
+    try:
+        return AutoTokenizer.from_pretrained(name, trust_remote_code=False)
+    except Exception as error:
+        raise ModelLoadError(f"The tokenizer of {name} cannot be loaded: {' '.join(str(error).split())[:300]}") from None
+
+
+def content_hash(name: str) -> str:
+    """sha256 over the safetensors files of a folder, in name order; "" for a hub id (its commit is recorded)."""
+    folder = Path(name)
+    digest = hashlib.sha256()
+    files = sorted(folder.glob("*.safetensors")) if folder.is_dir() else []
+    for file in files:
+        with file.open("rb") as stream:
+            while block := stream.read(1 << 20):
+                digest.update(block)
+    return digest.hexdigest() if files else ""
+
+
+def resolve_device(name: str) -> torch.device:
+    """`auto` takes the GPU where there is one. Raises UsageError for a device that is not there."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise UsageError(f"Bad value target.device={name!r}: it should be auto, cpu or cuda.") from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise UsageError(f"Bad value target.device={name!r}: no CUDA device is available; use target.device=cpu.")
+    return device
+
+
+def resolve_dtype(name: Dtype) -> torch.dtype | None:
+    """None for "auto": the checkpoint's own."""
+    return None if name == "auto" else getattr(torch, name)
+
+
+def go_offline() -> None:
+    """Stops hub look-ups; only effective before transformers is imported."""
+    os.environ["HF_HUB_OFFLINE"] = "1"
+
+
+def _check_folder(folder: Path) -> None:
+    if not (folder / "config.json").is_file():
+        raise ModelLoadError(f"Model folder {folder} has no config.json; give the folder that holds the model.")
+    if not list(folder.glob("*.safetensors")):
+        raise ModelLoadError(
+            f"Model folder {folder} has no safetensors file; pickled weights are not loaded, convert them first."
+        )

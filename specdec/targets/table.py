@@ -1,0 +1,57 @@
+"""An explicit Markov law over a handful of tokens: exact tests, and decoding without any model."""
+
+from collections.abc import Sequence
+from typing import Annotated, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from specdec.config import AtLeastOne, typed
+from specdec.errors import UsageError
+from specdec.records import Draft
+from specdec.sampling import SamplingConfig, probabilities
+from specdec.targets.base import Target, targets
+
+
+@typed
+class TableConfig:
+    name: Literal["table"]
+    law: Annotated[list[list[float]], Field(min_length=2)]
+    end_token: int | None
+    context_length: AtLeastOne
+
+
+@targets.register("table")
+class Table(Target):
+    """p(next | last) is row `last` of a square stochastic matrix; standardised like any model's logits."""
+
+    structures = frozenset({"chain", "rows", "tree"})
+
+    def __init__(self, config: TableConfig, sampling: SamplingConfig) -> None:
+        size = len(config.law)
+        for last, row in enumerate(config.law):
+            if len(row) != size or min(row) < 0 or abs(sum(row) - 1) > 1e-9:
+                raise UsageError(
+                    f"Bad value target.law[{last}]={row}: it should be {size} probabilities that add up to 1."
+                )
+        self.vocab_size = size
+        self.context_length = config.context_length
+        self.end_tokens = frozenset() if config.end_token is None else frozenset({config.end_token})
+        self.device = torch.device("cpu")
+        self.sampling = sampling
+        self._logits = torch.tensor(config.law, dtype=torch.float64).log()
+        self._p = probabilities(self._logits, sampling)
+        self._root = 0
+
+    def start(self, prompt: Sequence[int], capacity: int) -> None:
+        self._root = prompt[-1]
+
+    def verify(self, draft: Draft) -> Tensor:
+        return self._p[torch.cat([torch.tensor([self._root]), draft.tokens])]
+
+    def commit(self, path: Sequence[int], next_token: int) -> None:
+        self._root = next_token
+
+    def score(self, tokens: Sequence[int]) -> Tensor:
+        return self._logits[torch.tensor(list(tokens))]

@@ -1,0 +1,40 @@
+"""Exact match with the target's own choice: what speculative sampling becomes when p is one-hot (Stern et al. 2018)."""
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from specdec.config import typed
+from specdec.records import Acceptance, Draft
+from specdec.verifiers.base import Verifier, verifiers
+
+
+@typed
+class GreedyConfig:
+    name: Literal["greedy"]
+
+
+@verifiers.register("greedy")
+class Greedy(Verifier):
+    """Follows the target's argmax down the tree for as long as a child carries it; no randomness."""
+
+    lossless = True
+    handles = frozenset({"chain", "rows", "tree"})
+    greedy_only = True
+
+    def __init__(self, config: GreedyConfig) -> None:
+        pass
+
+    def accept(self, draft: Draft, p: Tensor, generator: torch.Generator | None) -> Acceptance:
+        chosen: list[int] = p.argmax(dim=-1).tolist()
+        tokens: list[int] = draft.tokens.tolist()
+        path: list[int] = []
+        node = -1
+        while True:
+            children = draft.tree.children[node + 1]
+            match = next((child for child in children if tokens[child] == chosen[node + 1]), None)
+            if match is None:
+                return Acceptance(tuple(path), chosen[node + 1], rejected=bool(children))
+            path.append(match)
+            node = match
