@@ -1,0 +1,71 @@
+"""The rounds table: what is refused, which repeats count, which work is shared, sums per prompt."""
+
+import pandas as pd
+import pytest
+
+from specdec.analysis.rounds import COLUMNS, check_rounds, distinct_generations, prompt_sums, shared_work
+
+
+def test_a_sound_table_passes_and_has_all_columns(d4):
+    check_rounds(d4)
+    assert set(COLUMNS) == set(d4.columns)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"accepted": 5}, "accepts more tokens than were offered"),
+        ({"rejected": True}, "has a rejection although"),
+        ({"tokens_left": 1}, "commits more tokens than are left"),
+        ({"offered": 6}, "offers more than its gamma"),
+    ],
+)
+def test_contradictions_are_refused_with_their_round(d4, change, message):
+    broken = d4.copy()
+    for column, value in change.items():
+        broken.loc[1, column] = value  # a full round of prompt a
+    with pytest.raises(ValueError, match=f"round 1 of prompt 'a'.* {message}"):
+        check_rounds(broken)
+
+
+def test_missing_columns_are_named(d4):
+    with pytest.raises(ValueError, match="lacks the columns tokens_left, round_s"):
+        check_rounds(d4.drop(columns=["round_s", "tokens_left"]))
+
+
+def test_copies_of_a_generation_are_dropped_and_different_repeats_kept(make_rounds):
+    first = make_rounds({"a": [2, 0, 1], "b": [1, 1]}, 2)
+    copy = make_rounds({"a": [2, 0, 1], "b": [1, 0]}, 2, repeat=1)
+    kept = distinct_generations(pd.concat([copy, first], ignore_index=True))
+    assert list(kept.groupby(["prompt", "repeat"]).groups) == [("a", 0), ("b", 0), ("b", 1)]
+
+
+def test_equal_rounds_of_different_prompts_or_gammas_are_not_copies(make_rounds):
+    rounds = pd.concat([make_rounds({"a": [1], "b": [1]}, 2), make_rounds({"a": [1]}, 3)], ignore_index=True)
+    assert len(distinct_generations(rounds)) == 3
+
+
+def test_shared_work_keeps_what_every_arm_has_done(make_rounds):
+    baseline = make_rounds({"a": [0, 0], "b": [0]}, 0, method="baseline")
+    arm = make_rounds({"a": [1], "b": [2]}, 2)
+    interrupted = make_rounds({"a": [1]}, 3)
+    shared = shared_work(pd.concat([baseline, arm, interrupted], ignore_index=True))
+    assert set(shared["prompt"]) == {"a"} and len(shared) == 4
+    with pytest.raises(ValueError, match="no prompt in common"):
+        shared_work(pd.concat([baseline[baseline["prompt"] == "b"], interrupted], ignore_index=True))
+
+
+def test_prompt_sums(make_rounds):
+    rounds = make_rounds({"a": [2, 0]}, 2, censored={"a": [1]}, offered={"a": [2, 0, 2]})
+    sums = prompt_sums(rounds).loc["a"]
+    expected = {
+        "rounds": 3,
+        "tokens": 5,
+        "accepted": 3,
+        "rejected": 0,
+        "tested": 3,
+        "offered": 4,
+        "proposals": 2,
+    }
+    assert {name: sums[name] for name in expected} == expected
+    assert sums["round_s"] == pytest.approx(3 * 0.0274)

@@ -1,0 +1,169 @@
+"""Acceptance rules against hand-made laws: check values of THEORY 1, and losslessness by enumeration."""
+
+from itertools import product
+
+import numpy as np
+import pytest
+
+from specdec.theory.acceptance import (
+    beta,
+    block_weights,
+    entropy,
+    expected_accepted,
+    lenient_beta,
+    lenient_greedy_accepts,
+    lenient_residual,
+    residual,
+    typical_threshold,
+)
+
+P = np.array([0.5, 0.3, 0.15, 0.05])
+Q = np.array([0.2, 0.5, 0.1, 0.2])
+MARKOV_P = np.array([[0.7, 0.2, 0.1], [0.1, 0.6, 0.3], [0.3, 0.3, 0.4]])
+MARKOV_Q = np.array([[0.4, 0.4, 0.2], [0.2, 0.5, 0.3], [0.5, 0.2, 0.3]])
+START_P, START_Q = np.array([0.5, 0.3, 0.2]), np.array([0.3, 0.3, 0.4])
+
+
+def random_laws(seed: int, count: int, vocabulary: int = 5) -> np.ndarray:
+    return np.random.default_rng(seed).dirichlet(np.full(vocabulary, 0.5), size=count)
+
+
+def test_check_values_of_speculative_sampling():
+    assert beta(P, Q) == pytest.approx(0.65, abs=1e-12)
+    np.testing.assert_allclose(residual(P, Q), [6 / 7, 0, 1 / 7, 0], atol=1e-12)
+
+
+def test_beta_is_one_minus_total_variation_and_broadcasts():
+    p, q = random_laws(0, 50), random_laws(1, 50)
+    np.testing.assert_allclose(beta(p, q), 1 - np.abs(p - q).sum(axis=-1) / 2)
+    assert beta(p, Q[[0, 1, 2, 3, 3]] / Q[[0, 1, 2, 3, 3]].sum()).shape == (50,)
+
+
+def test_speculative_sampling_emits_p():
+    p, q = random_laws(2, 50), random_laws(3, 50)
+    emitted = q * np.minimum(1, p / q) + (1 - beta(p, q))[:, None] * residual(p, q)
+    np.testing.assert_allclose(emitted, p, atol=1e-12)
+
+
+def test_equal_laws_accept_everything_and_have_no_residual():
+    assert beta(P, P) == pytest.approx(1)
+    with pytest.raises(ValueError, match="no residual"):
+        residual(P, P)
+
+
+def test_greedy_is_the_case_of_one_hot_laws():
+    one, other = np.eye(4)[0], np.eye(4)[2]
+    assert beta(one, one) == 1 and beta(one, other) == 0
+    np.testing.assert_array_equal(residual(one, other), one)
+
+
+@pytest.mark.parametrize(("lenience", "expected"), [(1.0, 0.65), (0.5, 0.9), (0.3, 0.966667), (0.1, 1.0)])
+def test_check_values_of_lenience(lenience, expected):
+    assert lenient_beta(P, Q, lenience) == pytest.approx(expected, abs=5e-7)
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+def test_lenience_gives_no_token_more_than_p_over_l(scaled):
+    p, q, lenience = random_laws(4, 200), random_laws(5, 200), 0.6
+    accepted = np.minimum(q, p / lenience)
+    rejected = 1 - lenient_beta(p, q, lenience)
+    emitted = accepted + rejected[:, None] * lenient_residual(p, q, lenience, scaled)
+    np.testing.assert_allclose(emitted.sum(axis=-1), 1)
+    assert np.all(emitted <= p / lenience + 1e-12)
+    assert np.abs(emitted - p).max() > 0.05  # not lossless
+
+
+def test_lenient_greedy_keeps_tokens_near_the_maximum():
+    np.testing.assert_array_equal(lenient_greedy_accepts(P, 0.3), [True, True, True, False])
+    np.testing.assert_array_equal(lenient_greedy_accepts(P, 1.0), [True, False, False, False])
+
+
+def test_check_values_of_typical_acceptance():
+    p = np.array([0.4, 0.3, 0.2, 0.1])
+    assert entropy(p) == pytest.approx(1.279854, abs=5e-7)
+    assert typical_threshold(p, 0.09, 0.3) == pytest.approx(0.083423, abs=5e-7)
+    assert typical_threshold(np.eye(4)[0], 0.09, 0.3) == 0.09  # no entropy: epsilon is the bound
+    assert entropy(np.eye(4)[0]) == 0
+
+
+@pytest.mark.parametrize(
+    ("gamma", "token", "block", "bound"),
+    [(2, 10 / 9, 11 / 9, 4 / 3), (3, 1.407407, 1.666667, 1.851852), (4, 1.604938, 2.049383, 2.370370)],
+)
+def test_check_values_of_block_verification_iid(gamma, token, block, bound):
+    p, q = np.array([1 / 3, 2 / 3]), np.array([2 / 3, 1 / 3])
+    expected = expected_accepted(p, q, np.tile(p, (2, 1)), np.tile(q, (2, 1)), gamma)
+    np.testing.assert_allclose(
+        [expected.token, expected.block, expected.bound], [token, block, bound], atol=5e-7
+    )
+
+
+@pytest.mark.parametrize(("gamma", "values"), [(3, (1.956, 2.091, 2.245)), (5, (2.7096, 3.15083, 3.5028))])
+def test_check_values_of_block_verification_markov(gamma, values):
+    expected = expected_accepted(START_P, START_Q, MARKOV_P, MARKOV_Q, gamma)
+    np.testing.assert_allclose([expected.token, expected.block, expected.bound], values, atol=5e-6)
+
+
+def test_expected_accepted_handles_tokens_the_drafter_cannot_draw():
+    p, q = np.array([0.5, 0.25, 0.25]), np.array([0.5, 0.5, 0.0])
+    expected = expected_accepted(p, q, np.tile(p, (3, 1)), np.tile(q, (3, 1)), 2)
+    assert expected.token == pytest.approx(0.75 + 0.75**2)
+    assert expected.token <= expected.block <= expected.bound
+
+
+def conditionals(start: np.ndarray, step: np.ndarray, path: tuple[int, ...]) -> np.ndarray:
+    """Laws [len(path) + 1, V] at every position of a path."""
+    return np.stack([start, *(step[token] for token in path)])
+
+
+def test_block_verification_is_lossless_and_reaches_its_expected_length():
+    """Every draft of 3 tokens, every tau, every emitted token, completed by the target: the joint law is the
+    target's.
+    """
+    gamma, vocabulary = 3, 3
+    joint = np.zeros((vocabulary,) * (gamma + 1))
+    expected_tau = 0.0
+    for path in product(range(vocabulary), repeat=gamma):
+        p, q = conditionals(START_P, MARKOV_P, path), conditionals(START_Q, MARKOV_Q, path)
+        drawn = np.prod(q[np.arange(gamma), path])
+        rule = block_weights(p[:gamma], q[:gamma], path)
+        pmf = rule.accepted_pmf()
+        assert pmf.sum() == pytest.approx(1)
+        expected_tau += drawn * pmf @ np.arange(gamma + 1)
+        for tau, chance in enumerate(pmf):
+            if chance == 0:
+                continue
+            surplus = np.maximum(rule.weights[tau] * p[tau] - q[tau], 0) if tau < gamma else p[gamma]
+            if tau < gamma:
+                assert surplus.sum() == pytest.approx(rule.surplus[tau])
+            for token, emitted in enumerate(surplus / surplus.sum()):
+                law = np.array(drawn * chance * emitted)
+                last = token
+                for _ in range(gamma - tau):  # the rest of the text is the target's own
+                    law = law[..., None] * (MARKOV_P[last] if law.ndim == 0 else MARKOV_P)
+                joint[(*path[:tau], token)] += law
+    target = START_P[:, None, None, None] * MARKOV_P[:, :, None, None] * MARKOV_P[:, :, None] * MARKOV_P
+    np.testing.assert_allclose(joint, target, atol=1e-12)
+    expected = expected_accepted(START_P, START_Q, MARKOV_P, MARKOV_Q, gamma)
+    assert expected_tau == pytest.approx(expected.block, abs=1e-12)
+
+
+def test_block_weights_of_equal_laws_accept_the_whole_draft():
+    rule = block_weights(np.tile(P, (3, 1)), np.tile(P, (3, 1)), [0, 1, 2])
+    np.testing.assert_array_equal(rule.weights, np.ones(4))
+    np.testing.assert_array_equal(rule.accepted_pmf(), [0, 0, 0, 1])
+
+
+def test_out_of_range_arguments_are_refused():
+    with pytest.raises(ValueError, match="sum to 1"):
+        beta(P * 0.9, Q)
+    with pytest.raises(ValueError, match="between 0 and 1"):
+        beta([1.5, -0.5], [0.5, 0.5])
+    with pytest.raises(ValueError, match="lenience"):
+        lenient_beta(P, Q, 0.0)
+    with pytest.raises(ValueError, match="epsilon must be above 0"):
+        typical_threshold(P, 0.0, 0.3)
+    with pytest.raises(ValueError, match="cannot have been drawn"):
+        block_weights([[0.5, 0.5]], [[1.0, 0.0]], [1])
+    with pytest.raises(ValueError, match="too many to enumerate"):
+        expected_accepted(P, Q, np.tile(P, (4, 1)), np.tile(Q, (4, 1)), 20)

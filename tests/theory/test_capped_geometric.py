@@ -1,0 +1,130 @@
+"""The capped-geometric model: check values of THEORY 2, sums over the pmf, and a simulation."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from specdec.theory import capped_geometric as model
+
+ALPHAS = st.floats(0, 1, allow_nan=False)
+GAMMAS = st.integers(0, 40)
+
+
+@pytest.mark.parametrize(
+    ("alpha", "gamma", "omega"), [(0.6, 2, 1.96), (0.7, 3, 2.533), (0.8, 5, 3.68928), (0.9, 10, 6.861894)]
+)
+def test_check_values_of_omega(alpha, gamma, omega):
+    assert model.tokens_per_round(alpha, gamma) == pytest.approx(omega, abs=5e-7)
+
+
+def test_check_values_at_alpha_08_gamma_5():
+    assert model.tokens_per_round_variance(0.8, 5) == pytest.approx(3.864093, abs=5e-7)
+    assert model.tested_positions(0.8, 5) == pytest.approx(3.3616, abs=1e-10)
+    assert model.full_round_share(0.8, 5) == pytest.approx(0.32768, abs=1e-10)
+    assert model.accepted_per_offered(0.8, 5) == pytest.approx(0.537856, abs=1e-10)
+    assert model.tokens_per_round_slope(0.8, 5) == pytest.approx(8.616, abs=1e-10)
+
+
+def test_rounds_for_a_relative_standard_error_of_one_percent():
+    variance, mean = model.tokens_per_round_variance(0.8, 5), model.tokens_per_round(0.8, 5)
+    assert round(variance / mean**2 / 0.01**2) == 2839
+
+
+@given(ALPHAS, GAMMAS)
+@settings(max_examples=200, deadline=None)
+def test_closed_forms_are_moments_of_the_pmf(alpha, gamma):
+    pmf, k = model.accepted_pmf(alpha, gamma), np.arange(gamma + 1)
+    mean = pmf @ (k + 1)
+    assert pmf.sum() == pytest.approx(1)
+    assert model.tokens_per_round(alpha, gamma) == pytest.approx(mean, rel=1e-9)
+    assert model.tokens_per_round_variance(alpha, gamma) == pytest.approx(pmf @ (k + 1 - mean) ** 2, abs=1e-6)
+    assert model.full_round_share(alpha, gamma) == pytest.approx(pmf[-1])
+    assert model.tested_positions(alpha, gamma) == pytest.approx(pmf @ np.minimum(k + 1, gamma), rel=1e-9)
+
+
+@given(st.floats(0.01, 0.99), st.integers(1, 40))
+@settings(max_examples=100, deadline=None)
+def test_slope_is_the_derivative(alpha, gamma):
+    step = 1e-6
+    difference = model.tokens_per_round(alpha + step, gamma) - model.tokens_per_round(alpha - step, gamma)
+    assert model.tokens_per_round_slope(alpha, gamma) == pytest.approx(
+        difference / (2 * step), rel=1e-4, abs=1e-4
+    )
+
+
+def test_exact_at_the_ends_and_accurate_next_to_one():
+    assert model.tokens_per_round(1, 7) == 8 and model.tokens_per_round(0, 7) == 1
+    assert model.tested_positions(1, 7) == 7 and model.tested_positions(0.5, 0) == 0
+    assert model.tokens_per_round(0, 0) == 1 and model.tokens_per_round(1, 0) == 1
+    np.testing.assert_array_equal(model.accepted_pmf(1, 3), [0, 0, 0, 1])
+    np.testing.assert_array_equal(model.accepted_pmf(0, 3), [1, 0, 0, 0])
+    near = 1 - 1e-13  # 8 - 28e-13: the naive quotient is wrong in the third digit here
+    assert 8 - model.tokens_per_round(near, 7) == pytest.approx(28 * (1 - near), rel=1e-2)
+    assert model.tokens_per_round_slope(1, 7) == 28 and model.tokens_per_round_variance(1, 7) == 0
+
+
+def test_infinite_gamma_is_the_limit():
+    assert model.tokens_per_round(0.75, np.inf) == pytest.approx(4)
+    assert model.tokens_per_round(1, np.inf) == np.inf and model.tokens_per_round(0, np.inf) == 1
+
+
+def test_arguments_broadcast():
+    grid = model.tokens_per_round(np.array([0.6, 0.8])[:, None], np.array([2, 5, np.inf]))
+    assert grid.shape == (2, 3)
+    np.testing.assert_allclose(grid[:, 1], [model.tokens_per_round(0.6, 5), 3.68928])
+    slopes = model.tokens_per_round_slope([0.6, 0.8], [2, 5])
+    np.testing.assert_allclose(slopes, [1 + 1.2, 8.616])
+
+
+def test_check_values_of_finite_outputs():
+    rounds = model.expected_rounds(0.8, 5, 128)
+    assert rounds[0] == 0 and rounds[1] == 1
+    assert rounds[32] == pytest.approx(9.180389, abs=5e-7)
+    assert rounds[128] == pytest.approx(35.201539, abs=5e-7)
+    assert 128 / rounds[128] / model.tokens_per_round(0.8, 5) == pytest.approx(0.985614, abs=5e-7)
+
+
+@pytest.mark.parametrize(("alpha", "gamma"), [(0.8, 5), (0.3, 2), (0.0, 4), (0.95, 8)])
+def test_renewal_approximation_meets_the_recursion_for_long_outputs(alpha, gamma):
+    rounds = model.expected_rounds(alpha, gamma, 400)[[200, 400]]
+    np.testing.assert_allclose(model.expected_rounds_renewal(alpha, gamma, [200, 400]), rounds, atol=1e-4)
+
+
+def test_finite_outputs_without_randomness():
+    np.testing.assert_array_equal(model.expected_rounds(1, 3, 9), [0, 1, 1, 1, 1, 2, 2, 2, 2, 3])
+    np.testing.assert_array_equal(model.expected_rounds(0, 3, 4), [0, 1, 2, 3, 4])
+
+
+def test_finite_tokens_per_round_pools_the_outputs():
+    expected = (32 + 128) / (9.180389 + 35.201539)
+    assert model.finite_tokens_per_round(0.8, 5, [32, 128]) == pytest.approx(expected, rel=1e-7)
+
+
+def test_check_values_of_independent_rows():
+    assert model.tokens_per_round_rows(0.6, 3, 4) == pytest.approx(3.428826, abs=5e-7)
+    assert model.tokens_per_round_rows(0.3, 10, 10) == pytest.approx(2.934294, abs=5e-7)
+    assert model.tokens_per_round_rows(0.7, 4, 1) == pytest.approx(model.tokens_per_round(0.7, 4))
+
+
+def test_simulation():
+    """20,000 rounds at alpha 0.7, gamma 4: the mean within 5 standard errors (false alarm 6e-7)."""
+    coins = np.random.default_rng(0).random((20_000, 4)) < 0.7
+    tokens = 1 + np.cumprod(coins, axis=1).sum(axis=1)
+    se = np.sqrt(model.tokens_per_round_variance(0.7, 4) / len(tokens))
+    assert abs(tokens.mean() - model.tokens_per_round(0.7, 4)) < 5 * se
+    assert tokens.var() == pytest.approx(model.tokens_per_round_variance(0.7, 4), rel=0.05)
+
+
+@pytest.mark.parametrize("alpha", [-0.1, 1.1, np.nan])
+def test_alpha_outside_its_range_is_refused(alpha):
+    with pytest.raises(ValueError, match="alpha must lie between 0 and 1"):
+        model.tokens_per_round(alpha, 3)
+
+
+@pytest.mark.parametrize("gamma", [-1, 2.5, np.nan])
+def test_gamma_outside_its_range_is_refused(gamma):
+    with pytest.raises(ValueError, match="gamma must be a whole number"):
+        model.tokens_per_round(0.5, gamma)
+    with pytest.raises(ValueError, match="at least 1"):
+        model.accepted_per_offered(0.5, 0)
