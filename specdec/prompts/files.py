@@ -1,0 +1,129 @@
+"""Prompt sets in files or on the hub: JSON lines or plain lines, a field and a template."""
+
+import string
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from specdec.config import typed
+from specdec.errors import UsageError
+from specdec.prompts.base import Entry, PromptSource, SetConfig, Source, prompts
+from specdec.prompts.records import Records, read_file, read_hub
+
+Key = Annotated[str, Field(min_length=1)]
+
+
+@typed
+class FileConfig(SetConfig):
+    path: str | None  # a local file, gzip or not; or else:
+    hub_id: str | None  # a data set on the hub in parquet or JSON: no script is ever run
+    hub_config: str | None
+    split: str
+    revision: str | None
+    format: Literal["jsonl", "lines"]  # of the file; a line of text is a record with `field` alone
+    field: Key  # text, or a list of texts: the turns of a conversation; a dot reaches into a nested record
+    template: str  # {field} and other keys of the record
+    category_field: Key | None  # null: all prompts are of one category, named as the set
+    id_field: Key | None  # null: the number of the line
+    strip_end: bool  # white space at the end would stop most tokenizers inside a token
+
+
+@prompts.register("jsonl")
+@prompts.register("spec_bench")
+@prompts.register("mt_bench")
+@prompts.register("humaneval")
+@prompts.register("gsm8k")
+@prompts.register("wmt22")
+class FileSet(PromptSource):
+    """One record, one prompt; the names differ in their YAML only."""
+
+    def __init__(self, config: FileConfig) -> None:
+        self.config: FileConfig = config
+        self._template = _parsed(config)
+
+    def read(self) -> Source:
+        records = self._records()
+        entries: dict[str, Entry] = {}
+        for where, number, record in records.rows:
+            entry = self._entry(where, number, record)
+            if entry.id in entries:
+                raise UsageError(
+                    f"{where}: {self.config.id_field} {entry.id.partition('/')[2]!r} was used before; "
+                    "set prompts.id_field=null to number the prompts by line."
+                )
+            entries[entry.id] = entry
+        return Source(list(entries.values()), records.provenance)
+
+    def _records(self) -> Records:
+        config = self.config
+        if config.path is not None and config.hub_id is not None:
+            raise UsageError("Both prompts.path and prompts.hub_id are set: set one of them to null.")
+        if config.path is not None:
+            return read_file(config.path, config.field if config.format == "lines" else None)
+        if config.hub_id is not None:
+            return read_hub(config.hub_id, config.hub_config, config.split, config.revision)
+        raise UsageError(
+            f"Prompt set {config.name!r} needs a file: set prompts.path to a local one, or prompts.hub_id."
+        )
+
+    def _entry(self, where: str, number: int, record: Mapping[str, Any]) -> Entry:
+        config = self.config
+        value = _lookup(record, config.field, where, "prompts.field")
+        turns = value if isinstance(value, list) else [value]
+        category: Any = None
+        if config.category_field is not None:
+            category = _lookup(record, config.category_field, where, "prompts.category_field")
+        name: Any = number
+        if config.id_field is not None:
+            name = _lookup(record, config.id_field, where, "prompts.id_field")
+        texts = tuple(self._rendered(turn, record, where) for turn in turns)
+        return Entry(f"{config.name}/{name}", str(category or config.name), texts)
+
+    def _rendered(self, turn: Any, record: Mapping[str, Any], where: str) -> str:
+        if not (turn is None or isinstance(turn, str | int | float)):
+            raise UsageError(
+                f"{where}: {self.config.field} holds a {type(turn).__name__}: prompts.field should name a "
+                "text or a list of texts."
+            )
+        if turn is None or not str(turn).strip():
+            return ""  # an empty field makes an empty prompt, whatever words the template puts around it
+        parts = []
+        for literal, key in self._template:
+            parts.append(literal)
+            if key == self.config.field:
+                parts.append(str(turn))
+            elif key is not None:
+                parts.append(str(_lookup(record, key, where, "prompts.template")))
+        text = "".join(parts)
+        if not text.isascii() and text != text.encode("utf-8", "ignore").decode("utf-8"):
+            raise UsageError(f"{where}: {self.config.field} holds half a character (a lone surrogate).")
+        return text.rstrip() if self.config.strip_end else text
+
+
+def _parsed(config: FileConfig) -> list[tuple[str, str | None]]:
+    """The template as (literal text, key after it); only plain keys, no attributes, no formats."""
+    try:
+        parts = [(literal, key) for literal, key, _, _ in string.Formatter().parse(config.template)]
+    except ValueError as error:
+        raise UsageError(
+            f"Bad value prompts.template={config.template!r}: {error}; a literal brace is written twice."
+        ) from None
+    if config.field not in {key for _, key in parts}:
+        raise UsageError(
+            f"Bad value prompts.template={config.template!r}: it should contain {{{config.field}}}, "
+            "the field that prompts.field names."
+        )
+    return parts
+
+
+def _lookup(record: Mapping[str, Any], key: str, where: str, setting: str) -> Any:
+    if key in record:
+        return record[key]
+    value: Any = record
+    for part in key.split("."):
+        if not isinstance(value, Mapping) or part not in value:
+            there = ", ".join(map(str, record)) or "none"
+            raise UsageError(f"{where}: no field {key!r}; its keys are {there} (set {setting}).")
+        value = value[part]
+    return value

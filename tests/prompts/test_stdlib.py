@@ -1,0 +1,97 @@
+"""The sets that need no file: really cut mid-body, really held out, the same every time."""
+
+import ast
+import platform
+import subprocess
+import sys
+from functools import cache
+
+import pytest
+
+from specdec.prompts import stdlib
+from specdec.training.corpus import (
+    STDLIB,
+    Document,
+    held_out_modules,
+    held_out_topics,
+    installed_topics,
+    is_held_out,
+)
+
+
+@cache
+def parsed(module: str) -> tuple[str, list[stdlib.Function]]:
+    source = stdlib.module_source(module)
+    return source, [node for node in ast.walk(ast.parse(source)) if isinstance(node, stdlib.Function)]
+
+
+def test_default_is_twenty_prompts_of_twenty_modules(load):
+    loaded = load("stdlib_code")
+    assert len(loaded.prompts) == 20 and len({prompt.category for prompt in loaded.prompts}) == 20
+    assert loaded.provenance["python"] == platform.python_version() and len(loaded.content_hash) == 64
+    assert load("stdlib_code") == loaded
+
+
+def test_code_prompts_stop_inside_a_function_body(load):
+    loaded = load("stdlib_code", limit=None)
+    assert len(loaded.prompts) > 200 and len({prompt.id for prompt in loaded.prompts}) == len(loaded.prompts)
+    for prompt in loaded.prompts:
+        source, functions = parsed(prompt.category)
+        before, text, after = source.partition(prompt.text)
+        assert text and 400 <= len(text) <= 1200 and after.startswith("\n")  # verbatim, whole lines
+        last = (before + text).count("\n") + 1
+        name = prompt.id.rpartition("/")[2].rpartition(".")[2]
+        cut = [node for node in functions if node.name == name and node.lineno < last < node.end_lineno]
+        assert len(cut) == 1, prompt.id
+        assert text.rstrip() == text
+
+
+def test_code_prompts_are_held_out_of_the_training_corpus_by_name(load):
+    modules = {prompt.category for prompt in load("stdlib_code", limit=None).prompts}
+    assert len(modules) >= 20
+    for module in modules:
+        assert is_held_out(Document(STDLIB, module.replace(".", "/") + ".py", ""), held_out_modules())
+
+
+def test_docs_are_cut_inside_a_paragraph_of_a_held_out_topic(load):
+    loaded = load("stdlib_docs")
+    topics = installed_topics()
+    assert len(loaded.prompts) >= 15 and load("stdlib_docs") == loaded
+    for prompt in loaded.prompts:
+        assert prompt.category in held_out_topics() and len(prompt.text) <= 1200
+        following = topics[prompt.category].partition(prompt.text)[2]
+        assert following.startswith("\n") and following.split("\n")[1].strip(), prompt.id
+
+
+def test_absent_modules_and_topics_are_counted(load, monkeypatch):
+    monkeypatch.setattr(stdlib, "held_out_modules", lambda: ["textwrap", "gone", "gone.away"])
+    loaded = load("stdlib_code")
+    assert {prompt.category for prompt in loaded.prompts} == {"textwrap"}
+    assert loaded.skipped == {"absent_module": {"gone": 1, "gone.away": 1}}
+    monkeypatch.setattr(stdlib, "held_out_topics", lambda: ["strings", "nonsense"])
+    assert load("stdlib_docs").skipped == {"absent_topic": {"nonsense": 1}}
+
+
+def test_a_python_without_its_sources_says_so(load, monkeypatch):
+    from specdec.errors import UsageError
+
+    monkeypatch.setattr(stdlib, "module_source", lambda module: None)
+    with pytest.raises(UsageError, match=rf"no usable prompt \({len(held_out_modules())} absent module\)"):
+        load("stdlib_code")
+
+
+def test_paragraphs_before_fits_the_room():
+    lines = ["a", "", "bb", "cc", "", "dd"]
+    assert stdlib.paragraphs_before(lines, 6, 100) == lines
+    assert stdlib.paragraphs_before(lines, 6, 8) == ["dd"]  # "cc" fits, but not its paragraph
+    assert stdlib.paragraphs_before(lines, 4, 5) == ["cc"]  # no paragraph starts in what fits
+    assert stdlib.paragraphs_before(lines, 6, 0) == []
+
+
+def test_reading_prompts_imports_nothing_heavy():
+    script = (
+        "import sys; from specdec.prompts import prompts; prompts.names(); "
+        "print([m for m in ('torch', 'transformers', 'datasets', 'mlflow') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
