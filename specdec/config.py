@@ -3,9 +3,10 @@
 Values live in YAML, types and bounds here and beside each registered class. Imports neither torch nor MLflow.
 """
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import fields
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass as pydantic_dataclass
@@ -38,11 +39,9 @@ class MeasurementConfig:
     warmup_tokens: Annotated[int, Field(ge=0)]
     calibration_calls: AtLeastOne
     bootstrap: AtLeastOne
-    peers: list[str]
-    record: bool
+    peers: list[Literal["transformers"]]
     trace: bool
-    workers: AtLeastOne
-    batch_size: AtLeastOne
+    traced: AtLeastOne
     threads: AtLeastOne | None
     repetition_period: AtLeastOne
     repetition_share: Probability
@@ -85,7 +84,8 @@ def validated(config_type: type[T], values: Mapping[str, Any], where: str = "", 
         UsageError: one sentence with key, value and bound of the first fault.
     """
     try:
-        return TypeAdapter(config_type).validate_python(dict(values))
+        # As JSON: strict validation takes mappings for dataclasses there, and everything in a YAML has a JSON form.
+        return TypeAdapter(config_type).validate_json(json.dumps(dict(values)))
     except ValidationError as error:
         raise UsageError(_sentence(error, config_type, where, source)) from None
 

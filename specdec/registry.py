@@ -6,9 +6,10 @@ A class says what configures it through the annotation of its constructor's `con
 import difflib
 import importlib
 import pkgutil
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from importlib.metadata import entry_points
-from typing import Any, Generic, TypeVar, get_type_hints
+from typing import Any, Generic, TypeVar
 
 from specdec.config import validated
 from specdec.errors import UsageError
@@ -20,6 +21,12 @@ def near_misses(name: str, names: Iterable[str]) -> str:
     """` Did you mean ngram?`, or an empty string when nothing is close."""
     close = difflib.get_close_matches(name, list(names), n=3, cutoff=0.5)
     return f" Did you mean {' or '.join(close)}?" if close else ""
+
+
+def _config_type(cls: type) -> type:
+    """Not `get_type_hints`: other arguments may name types that only a type checker imports."""
+    annotation = cls.__init__.__annotations__["config"]
+    return getattr(sys.modules[cls.__module__], annotation) if isinstance(annotation, str) else annotation
 
 
 class Registry(Generic[T]):
@@ -65,8 +72,7 @@ class Registry(Generic[T]):
         if "name" not in values:
             raise UsageError(f"Missing key {self.group}.name: it selects one of {', '.join(self.names())}.")
         cls = self.get(values["name"])
-        config_type = get_type_hints(cls.__init__)["config"]
-        return validated(config_type, values, where=self.group, source=f"{self.group} {values['name']!r}")
+        return validated(_config_type(cls), values, where=self.group, source=f"{self.group} {values['name']!r}")
 
     def build(self, values: Mapping[str, Any], **context: Any) -> T:
         """Validate and construct: `cls(config, **context)`."""
