@@ -101,7 +101,7 @@ def _record(
 ) -> Round:
     """What is kept of a round (THEORY 5): a cut inside the accepted tokens hides the rejection behind it."""
     accepted = min(len(acceptance.path), len(committed))
-    whole = len(committed) == len(acceptance.path) + 1
+    rejected = acceptance.rejected and len(committed) == len(acceptance.path) + 1
     return Round(
         context=context,
         draft_tokens=tuple(draft_tokens),
@@ -110,16 +110,15 @@ def _record(
         acceptance=acceptance,
         committed=committed,
         accepted=accepted,
-        rejected=acceptance.rejected and whole,
+        rejected=rejected,
         truncation=finish,
-        beta=_beta(draft, p, acceptance, accepted) if draft.tree.is_chain else (),
+        beta=_beta(draft, p, accepted + rejected) if draft.tree.is_chain else (),
         marks=marks,
     )
 
 
-def _beta(draft: Draft, p: Tensor, acceptance: Acceptance, accepted: int) -> tuple[float, ...]:
+def _beta(draft: Draft, p: Tensor, tested: int) -> tuple[float, ...]:
     """Sum of min(p, q) at each tested position of a chain: the accepted ones and the first rejected."""
-    tested = min(accepted + acceptance.rejected, len(draft))
     if tested == 0:
         return ()
     if draft.q is None:

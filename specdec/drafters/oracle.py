@@ -36,7 +36,7 @@ class Oracle(Drafter):
 
     fills = frozenset({"chain"})
     needs_reference = True
-    replay = "copying"
+    replay = "position"
 
     def __init__(self, config: OracleConfig, target: "Target") -> None:
         self._config = config

@@ -54,8 +54,16 @@ class Target(ABC):
         """Keep root and the accepted nodes `path`; `next_token` becomes the root."""
 
     @abstractmethod
+    def discard(self) -> None:
+        """Forget the last `verify` without committing: the root stays where it was."""
+
+    @abstractmethod
     def score(self, tokens: Sequence[int]) -> Tensor:
         """Teacher-forced logits of a whole text in float32 or better: [S, V], row i after token i. Untimed."""
+
+    def score_as_decoded(self, tokens: Sequence[int]) -> Tensor:
+        """Like `score`, in the arithmetic that the target decodes in: the difference is its rounding error."""
+        return self.score(tokens)
 
     @property
     def flops_per_token(self) -> float:

@@ -101,13 +101,22 @@ class Causal(Target):
         self._cache.commit(rows + 1, [rows + 1 + node for node in path])
         self._root = next_token
 
+    def discard(self) -> None:
+        self._cache.length -= self._evaluated
+
     def score(self, tokens: Sequence[int]) -> Tensor:
         if self._scorer is None:
             wide = self.model.dtype in (torch.float32, torch.float64)
             self._scorer = self.model if wide else deepcopy(self.model).float()
-        ids = torch.tensor([list(tokens)], device=self.device)
-        with torch.inference_mode():
-            return self._scorer(input_ids=ids, use_cache=False).logits[0]
+        return self._plain(self._scorer, tokens)
+
+    def score_as_decoded(self, tokens: Sequence[int]) -> Tensor:
+        return self._plain(self.model, tokens)
+
+    @torch.inference_mode()
+    def _plain(self, model: Any, tokens: Sequence[int]) -> Tensor:
+        """A forward pass over a whole text without any cache of ours."""
+        return model(input_ids=torch.tensor([list(tokens)], device=self.device), use_cache=False).logits[0]
 
     @property
     def flops_per_token(self) -> float:
@@ -174,7 +183,7 @@ class Causal(Target):
             self.verify(wrong)
             self.commit((), tokens[2])
             again = self._forward(torch.tensor([tokens[2]], device=self.device), chain_tree(0))[-1]
-            plain = self.model(input_ids=torch.tensor([tokens[:3]], device=self.device), use_cache=False).logits[0, -1]
+            plain = self._plain(self.model, tokens[:3])[-1]
         except (TypeError, AttributeError, ValueError, IndexError, RuntimeError) as error:
             raise ModelLoadError(
                 f"Model {self.name} ({type(self.model).__name__}) does not work with a rolled-back key-value cache: "

@@ -6,8 +6,8 @@ For timing an engine at a known acceptance in 16-bit arithmetic, where divergenc
 
 from collections.abc import Sequence
 
-from torch import Tensor
 import torch
+from torch import Tensor
 
 from specdec.records import Draft
 from specdec.sampling import one_hot
@@ -40,6 +40,9 @@ class Forced(Target):
     def commit(self, path: Sequence[int], next_token: int) -> None:
         self._target.commit(path, next_token)
         self._position += len(path) + 1
+
+    def discard(self) -> None:
+        self._target.discard()
 
     def score(self, tokens: Sequence[int]) -> Tensor:
         return self._target.score(tokens)

@@ -1,0 +1,157 @@
+"""What every registered drafter promises: valid tokens, the q that they were drawn from, and no hidden randomness."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from specdec.drafters.base import drafters
+from specdec.records import Draft
+from specdec.sampling import generator_for
+from specdec.structures.base import structures
+
+PROMPT = [0, 3, 1, 4, 0, 3, 1, 2, 0, 3]
+REFERENCE = [1, 4, 0, 3, 1, 2, 2, 4, 0, 0, 1, 3]
+SIZE = 5
+# What a drafter needs beyond its YAML to run on the table target, e.g. the folder of a model.
+CHANGES: dict[str, dict[str, Any]] = {"oracle": {"alpha": 0.6}}
+CASES = [(name, structure) for name in drafters.names() for structure in structures.names()
+         if structure in drafters.get(name).fills]  # fmt: skip
+
+
+@pytest.fixture
+def target(table, random_law):
+    return table(random_law(SIZE, 0), temperature=1.0)
+
+
+@pytest.fixture
+def build(group_values, target):
+    return lambda name: drafters.build(group_values("drafter", name, **CHANGES.get(name, {})), target=target)
+
+
+def walk(drafter: Any, structure: Any, seed: int = 0) -> list[Draft]:
+    """Drafts along a text in which a round commits 1, 2, 3, 1, ... recorded tokens, down to the last one."""
+    reference = REFERENCE if drafter.needs_reference else None
+    drafter.start(PROMPT, generator_for(seed, "prompt", "draft"), reference)
+    drafts, position = [], 0
+    while position < len(REFERENCE):
+        drafts.append(drafter.draft(structure.clamped(len(REFERENCE) - position - 1)))
+        step = 1 + len(drafts) % 3
+        drafter.commit(REFERENCE[position : position + step])
+        position += step
+    return drafts
+
+
+def chain_like(name: str, gamma: int) -> Any:
+    return structures.build({"name": name, "gamma": gamma})
+
+
+def test_every_drafter_fills_something_registered():
+    for name in drafters.names():
+        assert drafters.get(name).fills & set(structures.names()), name
+
+
+@pytest.mark.parametrize("gamma", [1, 2, 5])
+@pytest.mark.parametrize(("name", "structure"), CASES)
+def test_drafts_are_well_formed(build, name, structure, gamma):
+    shape = chain_like(structure, gamma)
+    position = 0
+    for draft in walk(build(name), shape):
+        assert draft.tokens.dtype == torch.int64 and draft.tokens.shape == (len(draft),)
+        assert ((draft.tokens >= 0) & (draft.tokens < SIZE)).all()
+        assert len(draft) <= shape.nodes and draft.tree.depth <= shape.gamma
+        assert len(draft.source) == len(draft), "one source entry for every node"
+        assert all(entry.strategy and entry.rank >= 0 for entry in draft.source)
+        if structure == "chain":
+            assert draft.tree.is_chain
+        position += 1
+
+
+@pytest.mark.parametrize(("name", "structure"), CASES)
+def test_q_is_a_law_that_can_have_given_the_token(build, name, structure):
+    for draft in walk(build(name), chain_like(structure, 4)):
+        if draft.q is None or len(draft) == 0:
+            continue
+        assert draft.q.shape == (len(draft), SIZE)
+        assert (draft.q >= 0).all()
+        assert (draft.q.double().sum(-1) - 1).abs().max() < 1e-5
+        assert (draft.q.gather(-1, draft.tokens.unsqueeze(-1)) > 0).all()
+
+
+@pytest.mark.parametrize(("name", "structure"), CASES)
+def test_the_same_generator_gives_the_same_drafts(build, name, structure):
+    drafter = build(name)
+    first, again = walk(drafter, chain_like(structure, 4)), walk(drafter, chain_like(structure, 4))
+    fresh = walk(build(name), chain_like(structure, 4))
+    for one, *others in zip(first, again, fresh, strict=True):
+        assert all(torch.equal(one.tokens, other.tokens) and one.tree == other.tree for other in others)
+
+
+@pytest.mark.parametrize(("name", "structure"), CASES)
+def test_without_q_the_draft_is_a_function_of_its_state(build, name, structure):
+    """A point mass is only true if nothing random happens between `start` and the draft: asked twice, told twice."""
+    drafter = build(name)
+    drafter.start(PROMPT, generator_for(0, "prompt", "draft"), REFERENCE if drafter.needs_reference else None)
+    shape = chain_like(structure, 3)
+    for step in range(4):
+        one, two = drafter.draft(shape), drafter.draft(shape)
+        if one.q is None:
+            assert torch.equal(one.tokens, two.tokens) and one.tree == two.tree
+        drafter.commit(REFERENCE[step : step + 1])
+
+
+@pytest.mark.parametrize(("name", "structure"), CASES)
+def test_global_randomness_is_neither_read_nor_moved(build, name, structure):
+    torch.manual_seed(1)
+    before = torch.get_rng_state()
+    first = walk(build(name), chain_like(structure, 4))
+    assert torch.equal(before, torch.get_rng_state())
+    torch.manual_seed(2)
+    for one, other in zip(first, walk(build(name), chain_like(structure, 4)), strict=True):
+        assert torch.equal(one.tokens, other.tokens)
+
+
+@pytest.mark.parametrize(("name", "structure"), CASES)
+def test_nothing_is_drafted_where_nothing_fits(build, name, structure):
+    drafter = build(name)
+    drafter.start(PROMPT, generator_for(0, "prompt", "draft"), REFERENCE if drafter.needs_reference else None)
+    empty = drafter.draft(chain_like(structure, 4).clamped(0))
+    assert len(empty) == 0 and empty.tokens.shape == (0,) and empty.source == ()
+
+
+@pytest.mark.parametrize(("name", "structure"), CASES)
+def test_a_new_text_starts_from_nothing(build, name, structure):
+    used, shape = build(name), chain_like(structure, 4)
+    used.start([4, 4, 4, 2, 2, 4, 4], generator_for(9, "other", "draft"), [2, 4, 4] if used.needs_reference else None)
+    used.draft(shape)
+    used.commit([2, 4])
+    for one, other in zip(walk(used, shape), walk(build(name), shape), strict=True):
+        assert torch.equal(one.tokens, other.tokens)
+
+
+@pytest.mark.parametrize("name", drafters.names())
+def test_costs_and_declarations(build, name):
+    drafter = build(name)
+    assert drafter.flops_per_token >= 0
+    assert drafter.replay in ("position", "copying", None)
+    if drafter.needs_reference:
+        with pytest.raises(ValueError, match="reference"):
+            drafter.start(PROMPT, generator_for(0, "prompt", "draft"), None)
+
+
+@pytest.mark.parametrize("name", [name for name in drafters.names() if drafters.get(name).replay == "position"])
+def test_a_positional_replay_needs_proposals_that_depend_on_the_text_only(build, name):
+    """THEORY 4.2: at a position the same token is proposed whatever gamma is and wherever the round began."""
+    if "chain" not in drafters.get(name).fills:
+        pytest.skip("chains only")
+    drafter = build(name)
+    seen: dict[int, int] = {}
+    for gamma in (1, 2, 3, 5):
+        drafter.start(PROMPT, generator_for(0, "prompt", "draft"), REFERENCE if drafter.needs_reference else None)
+        for position in range(len(REFERENCE)):
+            draft = drafter.draft(chain_like("chain", gamma).clamped(len(REFERENCE) - position))
+            for offset, token in enumerate(draft.tokens.tolist()):
+                if draft.tokens[:offset].tolist() == REFERENCE[position : position + offset]:
+                    assert seen.setdefault(position + offset, token) == token
+            drafter.commit(REFERENCE[position : position + 1])
+    assert len(seen) == len(REFERENCE)

@@ -1,0 +1,179 @@
+"""The oracle makes the capped-geometric model true: coins, corrupt tokens, and rounds against R(n) of THEORY 2."""
+
+import math
+import time
+
+import pytest
+import torch
+
+from specdec.decode import generate
+from specdec.drafters.base import drafters
+from specdec.measurement.timers import CpuClock
+from specdec.sampling import generator_for
+from specdec.structures.base import structures
+from specdec.targets.forced import Forced
+from specdec.theory import capped_geometric
+from specdec.verifiers.base import verifiers
+
+SIZE = 7
+
+
+@pytest.fixture
+def cycle(table):
+    """A deterministic law: 0, 3, 6, 2, 5, 1, 4, 0, ..."""
+    law = [[float(column == (row + 3) % SIZE) for column in range(SIZE)] for row in range(SIZE)]
+    return table(law)
+
+
+def oracle(target, alpha, step_ms=0.0):
+    values = {"name": "oracle", "alpha": alpha, "step_ms": step_ms, "forced": False}
+    return drafters.build(values, target=target)
+
+
+def chain(gamma):
+    return structures.build({"name": "chain", "gamma": gamma})
+
+
+def proposals(drafter, reference, gamma, prompt="a"):
+    """What is proposed at every absolute position when rounds begin everywhere."""
+    drafter.start([0], generator_for(3, prompt, "draft"), reference)
+    seen: dict[int, set[int]] = {}
+    for position in range(len(reference)):
+        for offset, token in enumerate(drafter.draft(chain(gamma)).tokens.tolist()):
+            seen.setdefault(position + offset, set()).add(token)
+        drafter.commit([reference[position]])
+    assert all(len(tokens) == 1 for tokens in seen.values())
+    return [seen[position].pop() for position in range(len(reference))]
+
+
+def test_one_coin_per_position_the_same_at_every_gamma(cycle):
+    reference = [index % SIZE for index in range(200)]
+    drafter = oracle(cycle, 0.7)
+    at_one = proposals(drafter, reference, 1)
+    for gamma in (2, 3, 5, 8):
+        assert proposals(drafter, reference, gamma) == at_one
+    assert proposals(drafter, reference, 1, prompt="b") != at_one, "another text, other coins"
+    assert 0 < sum(a != b for a, b in zip(at_one, reference, strict=True)) < 200
+
+
+def test_coins_do_not_depend_on_alpha_beyond_their_threshold(cycle):
+    """Raising alpha only turns corrupt tokens into right ones, so curves over alpha share their randomness."""
+    reference = [index % SIZE for index in range(200)]
+    wrong = [
+        {i for i, token in enumerate(proposals(oracle(cycle, alpha), reference, 4)) if token != reference[i]}
+        for alpha in (0.3, 0.6, 0.9)
+    ]
+    assert wrong[0] > wrong[1] > wrong[2]
+
+
+def test_a_corrupt_token_always_differs_and_is_uniform_over_the_others(cycle):
+    """Alpha 0, 6,000 tokens: none right; chi-square over the 6 wrong ones below 27.9 (false alarm 4e-5, 5 d.o.f.)."""
+    reference = [2] * 6000
+    drafter = oracle(cycle, 0.0)
+    drafter.start([0], generator_for(1, "a", "draft"), reference)
+    drafted = drafter.draft(chain(6000)).tokens
+    counts = torch.bincount(drafted, minlength=SIZE)
+    assert counts[2] == 0
+    others = counts[counts > 0].double()
+    assert len(others) == SIZE - 1
+    assert float(((others - 1000) ** 2 / 1000).sum()) < 27.9
+
+
+def test_alpha_one_is_never_wrong(cycle):
+    reference = [index % SIZE for index in range(500)]
+    assert proposals(oracle(cycle, 1.0), reference, 3) == reference
+
+
+def test_share_of_right_tokens_is_alpha(cycle):
+    """20,000 coins at 0.8: within 5 standard deviations (false alarm 6e-7)."""
+    reference = [0] * 20000
+    drafter = oracle(cycle, 0.8)
+    drafter.start([0], generator_for(0, "a", "draft"), reference)
+    right = int((drafter.draft(chain(20000)).tokens == 0).sum())
+    assert abs(right - 16000) < 5 * math.sqrt(20000 * 0.8 * 0.2)
+
+
+def decoded(target, drafter, gamma, length, prompt_id, reference, verifier="speculative_sampling"):
+    return generate(
+        target=target, drafter=drafter, verifier=verifiers.build({"name": verifier}), structure=chain(gamma), prompt=[0],
+        max_new_tokens=length, clock=CpuClock(), draft_generator=generator_for(0, prompt_id, "draft"),
+        accept_generator=generator_for(0, prompt_id, "accept"), reference=reference,
+    )  # fmt: skip
+
+
+def rounds_variance(alpha, gamma, length):
+    """Variance of the number of rounds for `length` tokens, by the recursion of R(n) for the second moment."""
+    pmf = capped_geometric.accepted_pmf(alpha, gamma)
+    mean, square = [0.0], [0.0]
+    for n in range(1, length + 1):
+        before = [(max(n - k - 1, 0), chance) for k, chance in enumerate(pmf)]
+        mean.append(1 + sum(chance * mean[m] for m, chance in before))
+        square.append(1 + sum(chance * (2 * mean[m] + square[m]) for m, chance in before))
+    return square[-1] - mean[-1] ** 2
+
+
+@pytest.mark.parametrize(("alpha", "gamma"), [(0.8, 5), (0.6, 2), (0.9, 3)])
+def test_rounds_follow_the_finite_length_closed_form(cycle, alpha, gamma):
+    """300 texts of 32 tokens: the mean number of rounds within 5 standard errors of R(32) (false alarm 6e-7 each)."""
+    texts, length = 300, 32
+    baseline = decoded(cycle, drafters.build({"name": "none"}, target=cycle), gamma, length, "", None)
+    assert len(baseline.rounds) == length
+    drafter = oracle(cycle, alpha)
+    total = 0
+    for text in range(texts):
+        generation = decoded(cycle, drafter, gamma, length, f"text {text}", baseline.tokens)
+        assert generation.tokens == baseline.tokens
+        total += len(generation.rounds)
+    expected = capped_geometric.expected_rounds(alpha, gamma, length)[-1]
+    error = math.sqrt(rounds_variance(alpha, gamma, length) / texts)
+    assert abs(total / texts - expected) < 5 * error
+    assert error < 0.02 * expected, "the test would see a difference of 10%"
+
+
+def test_both_verifiers_take_the_same_rounds(cycle):
+    baseline = decoded(cycle, drafters.build({"name": "none"}, target=cycle), 4, 64, "", None)
+    rows = [
+        [(row.accepted, row.rejected) for row in decoded(cycle, oracle(cycle, 0.7), 4, 64, "a", baseline.tokens, rule).rounds]
+        for rule in ("greedy", "speculative_sampling")
+    ]
+    assert rows[0] == rows[1]
+
+
+def test_forced_mode_commits_the_record_whatever_the_target_says(table, random_law):
+    """The target would write something else; the rounds are those of the same coins on a target that agrees."""
+    target = table(random_law(SIZE, 1))
+    record = [(5 * index * index + 1) % SIZE for index in range(48)]
+    forced = Forced(target, record)
+    assert decoded(target, drafters.build({"name": "none"}, target=target), 4, 48, "a", None).tokens != tuple(record)
+    assert decoded(forced, drafters.build({"name": "none"}, target=target), 4, 48, "a", None).tokens == tuple(record)
+    for alpha in (0.0, 0.7, 1.0):
+        for rule in ("greedy", "speculative_sampling"):
+            generation = decoded(forced, oracle(target, alpha), 4, 48, "a", record, rule)
+            assert generation.tokens == tuple(record)
+            wrong = set()
+            drafter = oracle(target, alpha)
+            drafter.start([0], generator_for(0, "a", "draft"), record)
+            wrong = (drafter.draft(chain(48)).tokens != torch.tensor(record)).nonzero().flatten().tolist()
+            position = 0
+            for row in generation.rounds:
+                right = [position + i not in wrong for i in range(len(row.draft_tokens))]
+                assert row.accepted == (right.index(False) if False in right else len(right))
+                position += len(row.committed)
+
+
+def test_forced_mode_ends_with_the_record(table, random_law):
+    target = table(random_law(SIZE, 1), end_token=6)
+    record = [1, 2, 3, 6]
+    generation = decoded(Forced(target, record), oracle(target, 1.0), 3, 50, "a", record)
+    assert generation.tokens == tuple(record) and generation.finish == "end_token"
+
+
+def test_the_artificial_cost_is_spent_per_drafted_token(cycle):
+    drafter = oracle(cycle, 1.0, step_ms=2.0)
+    drafter.start([0], generator_for(0, "a", "draft"), [1, 2, 3])
+    began = time.perf_counter()
+    drafter.draft(chain(5))  # three tokens are left
+    assert time.perf_counter() - began >= 0.006
+    began = time.perf_counter()
+    drafter.draft(chain(5).clamped(0))
+    assert time.perf_counter() - began < 0.5

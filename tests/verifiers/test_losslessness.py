@@ -1,0 +1,336 @@
+"""Exact output law of every lossless verifier x structure, by enumeration on a table target (STYLE 10).
+
+Every random choice of the real `accept`, of the draft and of the loop is branched on (`Enumeration` in conftest), so the
+law is a finite sum and equals the target's to 1e-12, with no sampling error. A new lossless verifier or structure is
+picked up from the registries; a structure without a way to fill it here fails until it has one in `FILL`.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from specdec.decode import generate
+from specdec.drafters.base import Drafter, drafters
+from specdec.measurement.timers import CpuClock
+from specdec.records import Acceptance, Draft, chain_tree
+from specdec.sampling import residual, sample
+from specdec.structures.base import Structure, structures
+from specdec.verifiers.base import Verifier, verifiers
+
+EXACT = 1e-12
+
+
+def fill_chain(structure: Structure, q: Tensor, root: int, generator: Any, sampled: bool) -> Draft:
+    """gamma tokens, each drawn from the row of the one before, or its most likely token."""
+    tokens: list[int] = []
+    rows: list[Tensor] = []
+    for _ in range(structure.gamma):
+        rows.append(q[tokens[-1] if tokens else root])
+        tokens.append(int(sample(rows[-1], generator)) if sampled else int(rows[-1].argmax()))
+    return Draft(torch.tensor(tokens, dtype=torch.long), chain_tree(len(tokens)), torch.stack(rows) if sampled and rows else None)
+
+
+FILL: dict[str, Callable[..., Draft]] = {"chain": fill_chain}
+
+
+class TableDrafter(Drafter):
+    """Fills any structure of `FILL` from a Markov law q [V, V]."""
+
+    def __init__(self, q: Tensor, sampled: bool) -> None:
+        self.q, self.sampled = q, sampled
+
+    def start(self, prompt: Sequence[int], generator: Any = None, reference: Any = None) -> None:
+        self.root, self.generator = prompt[-1], generator
+
+    def commit(self, tokens: Sequence[int]) -> None:
+        self.root = tokens[-1]
+
+    def draft(self, structure: Structure) -> Draft:
+        return FILL[structure.name](structure, self.q, self.root, self.generator, self.sampled)
+
+
+def make_structure(name: str, gamma: int) -> Structure:
+    return structures.build({"name": name, "gamma": gamma})
+
+
+LOSSLESS = [
+    (verifier, structure)
+    for verifier in verifiers.names()
+    for structure in structures.names()
+    if verifiers.get(verifier).lossless and structure in verifiers.get(verifier).handles
+]
+TEMPERATURES = (0.0, 0.5, 1.0, 2.0)
+# A verifier for one-hot p only is asked for no more; a run of it with a temperature is refused.
+AT_TEMPERATURES = [
+    (verifier, structure, temperature)
+    for verifier, structure in LOSSLESS
+    for temperature in TEMPERATURES
+    if temperature == 0 or not verifiers.get(verifier).greedy_only
+]
+CUTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # how p and q are cut
+    "uncut": ({}, {}),
+    "top_k": ({"top_k": 2}, {"top_k": 2}),
+    "top_p": ({"top_p": 0.6}, {"top_p": 0.75}),
+    "p_cut": ({"top_k": 2}, {}),
+    "q_cut": ({}, {"top_p": 0.5}),
+}
+
+
+def one_round(target: Any, drafter: Drafter, verifier: Verifier, structure: Structure, generator: Any) -> tuple[int, ...]:
+    draft = drafter.draft(structure)
+    acceptance = verifier.accept(draft, target.verify(draft), generator)
+    committed = tuple(int(draft.tokens[node]) for node in acceptance.path) + (acceptance.next_token,)
+    target.commit(acceptance.path, acceptance.next_token)
+    drafter.commit(committed)
+    return committed
+
+
+def round_law(enumeration, target, drafter, verifier, structure, root, rounds=1) -> dict[tuple[int, ...], float]:
+    """Chance of every sequence of tokens that `rounds` rounds after `root` commit."""
+
+    def run() -> tuple[int, ...]:
+        target.start([root], 0)
+        drafter.start([root], enumeration.generator)
+        committed: tuple[int, ...] = ()
+        for _ in range(rounds):
+            committed += one_round(target, drafter, verifier, structure, enumeration.generator)
+        return committed
+
+    return enumeration.law(run)
+
+
+def continuation(p: np.ndarray, root: int, length: int) -> np.ndarray:
+    """Law of the `length` tokens after `root` under the target alone, one axis per token."""
+    if length == 0:
+        return np.array(1.0)
+    return np.stack([p[root, token] * continuation(p, token, length - 1) for token in range(len(p))])
+
+
+def completed(law: dict[tuple[int, ...], float], p: np.ndarray, length: int) -> np.ndarray:
+    """Law of `length` tokens when the target itself writes what follows the committed ones."""
+    total = np.zeros((len(p),) * length)
+    for committed, chance in law.items():
+        total[committed] += chance * continuation(p, committed[-1], length - len(committed))
+    return total
+
+
+def target_law(target: Any) -> np.ndarray:
+    size = target.vocab_size
+    rows = []
+    for token in range(size):
+        target.start([token], 0)
+        rows.append(target.verify(Draft(torch.empty(0, dtype=torch.long), chain_tree(0)))[0].double().numpy())
+    return np.stack(rows)
+
+
+def bias(enumeration, target, drafter, verifier, structure, rounds=1) -> float:
+    """Largest error of the joint law of a whole round's (or several rounds') tokens, over all roots."""
+    p = target_law(target)
+    length = rounds * (structure.gamma + 1)
+    worst = 0.0
+    for root in range(target.vocab_size):
+        law = round_law(enumeration, target, drafter, verifier, structure, root, rounds)
+        worst = max(worst, float(np.abs(completed(law, p, length) - continuation(p, root, length)).max()))
+    return worst
+
+
+def pair(table, random_law, size, temperature, cut, seed=5) -> tuple[Any, Tensor]:
+    """A target and a q [V, V], standardised at one temperature, each with its own cut."""
+    how_p, how_q = CUTS[cut]
+    target = table(random_law(size, seed), temperature=temperature, **how_p)
+    drafted = table(random_law(size, seed + 1), temperature=temperature, **how_q)
+    return target, torch.tensor(target_law(drafted))
+
+
+@pytest.mark.parametrize(("verifier", "structure"), LOSSLESS)
+def test_there_is_a_way_to_enumerate(verifier, structure):
+    assert structure in FILL, (
+        f"verifier {verifier!r} declares that it is lossless for {structure!r}, and nothing here can check it: "
+        "add a function to FILL that fills this structure from a table"
+    )
+
+
+@pytest.mark.parametrize("cut", CUTS)
+@pytest.mark.parametrize("gamma", [1, 2, 3])
+@pytest.mark.parametrize("sampled", [True, False], ids=["sampled", "deterministic"])
+@pytest.mark.parametrize(("verifier", "structure", "temperature"), AT_TEMPERATURES)
+def test_a_whole_round_has_the_targets_law(
+    enumeration, table, random_law, verifier, structure, sampled, gamma, temperature, cut
+):
+    rule = verifiers.build({"name": verifier})
+    target, q = pair(table, random_law, 3 if gamma > 2 else 4, temperature, cut)
+    shape = make_structure(structure, gamma)
+    assert bias(enumeration, target, TableDrafter(q, sampled), rule, shape) < EXACT
+
+
+@pytest.mark.parametrize(("size", "gamma"), [(3, 1), (2, 2)])
+@pytest.mark.parametrize(("verifier", "structure"), LOSSLESS)
+def test_two_rounds_have_the_targets_law(enumeration, table, random_law, verifier, structure, size, gamma):
+    rule = verifiers.build({"name": verifier})
+    target, q = pair(table, random_law, size, 0.0 if rule.greedy_only else 1.0, "uncut")
+    assert bias(enumeration, target, TableDrafter(q, True), rule, make_structure(structure, gamma), rounds=2) < EXACT
+
+
+def test_supports_are_unequal_where_they_should_be(table, random_law):
+    for cut in ("top_k", "top_p", "p_cut", "q_cut"):
+        target, q = pair(table, random_law, 4, 1.0, cut)
+        assert not np.array_equal(target_law(target) > 0, q.numpy() > 0)
+    p = target_law(pair(table, random_law, 4, 1.0, "top_k")[0])
+    q = pair(table, random_law, 4, 1.0, "top_k")[1].numpy()
+    assert ((p > 0) & (q == 0)).any() and ((p == 0) & (q > 0)).any()
+
+
+def generated_law(enumeration, target, drafter, verifier, structure, prompt, length) -> np.ndarray:
+    """Law of the output of the real loop, limits and all."""
+    size = target.vocab_size
+
+    def run() -> tuple[int, ...]:
+        return generate(
+            target=target, drafter=drafter, verifier=verifier, structure=structure, prompt=prompt,
+            max_new_tokens=length, clock=CpuClock(), draft_generator=enumeration.generator,
+            accept_generator=enumeration.generator,
+        ).tokens  # fmt: skip
+
+    total = np.zeros((size,) * length)
+    for tokens, chance in enumeration.law(run).items():
+        total[tokens] += chance
+    return total
+
+
+@pytest.mark.parametrize(("size", "gamma", "length"), [(3, 1, 3), (2, 2, 4), (2, 3, 3)])
+@pytest.mark.parametrize("sampled", [True, False], ids=["sampled", "deterministic"])
+@pytest.mark.parametrize(("verifier", "structure"), LOSSLESS)
+def test_the_loop_writes_the_targets_law(
+    enumeration, table, random_law, verifier, structure, sampled, size, gamma, length
+):
+    rule = verifiers.build({"name": verifier})
+    target, q = pair(table, random_law, size, 0.0 if rule.greedy_only else 1.0, "uncut")
+    shape = make_structure(structure, gamma)
+    law = generated_law(enumeration, target, TableDrafter(q, sampled), rule, shape, [1], length)
+    assert np.abs(law - continuation(target_law(target), 1, length)).max() < EXACT
+
+
+LOOKS_UP = [name for name in drafters.names() if drafters.get(name).lossless and not drafters.get(name).needs_reference]
+
+
+@pytest.mark.parametrize("drafter", LOOKS_UP)
+@pytest.mark.parametrize(("verifier", "structure"), LOSSLESS)
+def test_registered_drafters_leave_the_law_alone(
+    enumeration, table, random_law, group_values, verifier, structure, drafter
+):
+    """With a prompt that n-grams match; drafters that read a recorded text are for greedy runs, tested elsewhere."""
+    if structure not in drafters.get(drafter).fills:
+        pytest.skip(f"{drafter} does not fill {structure}")
+    rule = verifiers.build({"name": verifier})
+    target = table(random_law(3, 5), temperature=0.0 if rule.greedy_only else 1.0)
+    proposes = drafters.build(group_values("drafter", drafter), target=target)
+    prompt = [0, 1, 2, 0, 1, 1, 0, 1]
+    law = generated_law(enumeration, target, proposes, rule, make_structure(structure, 2), prompt, 4)
+    assert np.abs(law - continuation(target_law(target), 1, 4)).max() < EXACT
+
+
+# The harness itself: it must see a bias, and the numbers it gives must be the known ones.
+
+
+class Biased(Verifier):
+    """Speculative sampling with one mistake."""
+
+    lossless, handles = True, frozenset({"chain"})
+
+    def __init__(self, mistake: str) -> None:
+        self.mistake = mistake
+
+    def accept(self, draft: Draft, p: Tensor, generator: torch.Generator | None) -> Acceptance:
+        q = draft.q
+        if self.mistake == "wrong_q":  # e.g. the law before top-k, or that of another temperature
+            q = (q + 0.05) / (q + 0.05).sum(-1, keepdim=True)
+        accepted = 0
+        for node, token in enumerate(draft.tokens.tolist()):
+            ratio = p[node, token] / q[node, token]
+            if self.mistake == "inverted":
+                ratio = 1 / ratio
+            if self.mistake == "lenient":
+                ratio = ratio / 0.8
+            if not torch.rand((), generator=generator) < ratio:
+                break
+            accepted += 1
+        law = p[accepted]
+        if accepted < len(draft) and self.mistake != "residual_is_p":
+            law = residual(law, q[accepted])
+        return Acceptance(tuple(range(accepted)), int(sample(law, generator)), accepted < len(draft))
+
+
+@pytest.mark.parametrize("mistake", ["residual_is_p", "wrong_q", "inverted", "lenient"])
+def test_a_biased_rule_is_caught(enumeration, table, random_law, mistake):
+    target, q = pair(table, random_law, 3, 1.0, "uncut")
+    drafter, shape = TableDrafter(q, True), make_structure("chain", 2)
+    assert bias(enumeration, target, drafter, Biased(""), shape) < EXACT
+    assert bias(enumeration, target, drafter, Biased(mistake), shape) > 1e-3
+
+
+def test_a_draft_that_reports_another_q_is_caught(enumeration, table, random_law):
+    """transformers issue #47932: the tokens were drawn from one law and another travelled with them."""
+
+    class Swapped(TableDrafter):
+        def draft(self, structure: Structure) -> Draft:
+            draft = super().draft(structure)
+            return Draft(draft.tokens, draft.tree, draft.q.roll(1, dims=-1))
+
+    target, q = pair(table, random_law, 3, 1.0, "uncut")
+    rule = verifiers.build({"name": "speculative_sampling"})
+    assert bias(enumeration, target, Swapped(q, True), rule, make_structure("chain", 2)) > 1e-2
+
+
+def test_randomness_outside_the_harness_is_caught(enumeration, table):
+    class Sneaky(Biased):
+        def accept(self, draft: Draft, p: Tensor, generator: torch.Generator | None) -> Acceptance:
+            torch.empty(3).uniform_(generator=generator)
+            return super().accept(draft, p, generator)
+
+    class Global(Biased):
+        def accept(self, draft: Draft, p: Tensor, generator: torch.Generator | None) -> Acceptance:
+            return super().accept(draft, p, None)
+
+    target = table([[0.5, 0.5], [0.5, 0.5]], temperature=1.0)
+    drafter, shape = TableDrafter(torch.tensor([[0.6, 0.4], [0.4, 0.6]]).double(), True), make_structure("chain", 1)
+    for rule in (Sneaky(""), Global("")):
+        with pytest.raises(AssertionError, match="random"):
+            bias(enumeration, target, drafter, rule, shape)
+
+
+def expected_accepted(enumeration, table, p, q, gamma, root) -> float:
+    law = round_law(
+        enumeration, table(p, temperature=1.0), TableDrafter(torch.tensor(q, dtype=torch.float64), True),
+        verifiers.build({"name": "speculative_sampling"}), make_structure("chain", gamma), root,
+    )  # fmt: skip
+    return sum(chance * (len(committed) - 1) for committed, chance in law.items())
+
+
+@pytest.mark.parametrize(("gamma", "expected"), [(2, 10 / 9), (3, 1.407407), (4, 1.604938)])
+def test_expected_accepted_of_the_iid_example(enumeration, table, gamma, expected):
+    """THEORY 1, token verification of p = (1/3, 2/3), q = (2/3, 1/3)."""
+    p, q = [[1 / 3, 2 / 3]] * 2, [[2 / 3, 1 / 3]] * 2
+    assert expected_accepted(enumeration, table, p, q, gamma, 0) == pytest.approx(expected, abs=5e-7)
+
+
+def test_expected_accepted_of_the_markov_example(enumeration, table):
+    """THEORY 1: a fourth token that nothing leads to stands for the start and its laws p_0, q_0."""
+    p = [[0.7, 0.2, 0.1, 0], [0.1, 0.6, 0.3, 0], [0.3, 0.3, 0.4, 0], [0.5, 0.3, 0.2, 0]]
+    q = [[0.4, 0.4, 0.2, 0], [0.2, 0.5, 0.3, 0], [0.5, 0.2, 0.3, 0], [0.3, 0.3, 0.4, 0]]
+    assert expected_accepted(enumeration, table, p, q, 3, 3) == pytest.approx(1.956, abs=1e-9)
+
+
+def test_the_law_of_one_rejection(enumeration, table):
+    """THEORY 1: beta = 0.65 and the residual (6/7, 0, 1/7, 0); gamma 1, so one committed token means a rejection."""
+    p, q = [[0.5, 0.3, 0.15, 0.05]] * 4, torch.tensor([[0.2, 0.5, 0.1, 0.2]] * 4, dtype=torch.float64)
+    law = round_law(
+        enumeration, table(p, temperature=1.0), TableDrafter(q, True),
+        verifiers.build({"name": "speculative_sampling"}), make_structure("chain", 1), 0,
+    )  # fmt: skip
+    rejected = {committed[0]: chance for committed, chance in law.items() if len(committed) == 1}
+    assert sum(rejected.values()) == pytest.approx(0.35, abs=EXACT)
+    assert rejected == pytest.approx({0: 0.35 * 6 / 7, 2: 0.35 / 7}, abs=EXACT)
