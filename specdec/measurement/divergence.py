@@ -1,0 +1,75 @@
+"""Where a greedy output parts from the baseline's: scored again in float32, explained by rounding or not.
+
+In 16-bit a wide verify and a one-token step round differently, so greedy outputs can part at near-ties (DESIGN 3).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from specdec.targets.base import Target
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """The first difference of two outputs of one prompt.
+
+    Attributes:
+        position: index in the output.
+        margin: float32 logit of the higher of the two tokens minus that of the lower.
+        rounding: largest difference between the target's own logits and float32 ones at this position.
+        explained: both tokens lie within what rounding can swap: the float32 leader is one of them, or as near.
+    """
+
+    prompt: str
+    gamma: int
+    position: int
+    baseline_token: int
+    token: int
+    margin: float
+    rounding: float
+    explained: bool
+
+
+def first_difference(one: Sequence[int], other: Sequence[int]) -> int | None:
+    """Index of the first difference, the end of the shorter text included; None when they are the same."""
+    for index, (a, b) in enumerate(zip(one, other, strict=False)):
+        if a != b:
+            return index
+    return None if len(one) == len(other) else min(len(one), len(other))
+
+
+@torch.inference_mode()
+def explain(
+    target: Target,
+    label: tuple[str, int],
+    prompt: Sequence[int],
+    baseline: Sequence[int],
+    output: Sequence[int],
+) -> Divergence | None:
+    """Score the first difference of `output` from `baseline`; None when there is none.
+
+    A difference is explained when the best float32 logit exceeds neither token's by more than twice the rounding
+    error seen at that position: two evaluations, each off by as much, can then order them either way.
+    """
+    position = first_difference(baseline, output)
+    if position is None:
+        return None
+    if position >= min(len(baseline), len(output)):
+        # One text ended where the other went on with equal tokens: no near-tie explains that.
+        return Divergence(*label, position, -1, -1, float("nan"), float("nan"), explained=False)
+    context = [*prompt, *baseline[:position]]
+    wide = target.score(context)[-1].double()
+    narrow = target.score_as_decoded(context)[-1].double()
+    tokens = (baseline[position], output[position])
+    pair = wide[list(tokens)]
+    rounding = float((wide - narrow).abs().max())
+    return Divergence(
+        *label,
+        position,
+        *tokens,
+        margin=float((pair[0] - pair[1]).abs()),
+        rounding=rounding,
+        explained=float(wide.max() - pair.min()) <= 2 * rounding,
+    )

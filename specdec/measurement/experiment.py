@@ -1,0 +1,261 @@
+"""One experiment from a typed config: build, calibrate, decode, analyse, log. The only place that knows every part."""
+
+import hashlib
+import json
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from rich import get_console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from specdec import __version__, tracking
+from specdec.config import RunConfig, validated
+from specdec.drafters import drafters
+from specdec.errors import UsageError
+from specdec.measurement.cost import Calibration, calibrate
+from specdec.measurement.environment import capture
+from specdec.measurement.peers import TransformersGenerate
+from specdec.measurement.report import Report, build_report
+from specdec.measurement.results import ResultsFolder
+from specdec.measurement.session import BASELINE, Arm, Session
+from specdec.measurement.timers import clock_for
+from specdec.prompts import PromptSet, load_prompts
+from specdec.sampling import SamplingConfig, generator_for
+from specdec.structures import Structure, structures
+from specdec.targets import Target, targets
+from specdec.targets.causal import Causal
+from specdec.verifiers import Verifier, verifiers
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Everything a session needs, built and found compatible."""
+
+    target: Target
+    baseline: Arm
+    arms: tuple[Arm, ...]
+    primary: Arm
+    prompts: PromptSet
+    forced: bool
+
+
+def build(config: RunConfig) -> Parts:
+    """Validate every component's own config, then construct it.
+
+    Raises:
+        UsageError: the first thing that is wrong, before any weight is read where that is possible.
+    """
+    sampling = validated(SamplingConfig, config.sampling, where="sampling")
+    target_config = targets.config(config.target)
+    drafter_config = drafters.config(config.drafter)
+    structure = structures.build(config.structure)
+    verifier = verifiers.build(config.verifier)
+    _check_compatible(config, sampling, structure, verifier)
+    target = targets.get(config.target["name"])(target_config, sampling=sampling)  # type: ignore[call-arg]
+    prompts = load_prompts(
+        config.prompts,
+        tokenizer=target.tokenizer,
+        context_length=target.context_length,
+        max_new_tokens=config.measurement.max_new_tokens,
+    )
+    drafter_class = drafters.get(config.drafter["name"])
+    # One drafter serves every gamma: arms never decode at the same time.
+    drafter = drafter_class(drafter_config, target=target)  # type: ignore[call-arg]
+    gammas = sorted({*config.measurement.gammas, structure.gamma})
+    arms = {
+        gamma: Arm(
+            config.drafter["name"],
+            gamma,
+            drafter,
+            structure if gamma == structure.gamma else structure.resized(gamma),
+            verifier,
+        )
+        for gamma in gammas
+    }
+    none = drafters.build({"name": "none"}, target=target)
+    baseline = Arm(BASELINE, 0, none, structure.resized(0), verifier)
+    return Parts(
+        target=target,
+        baseline=baseline,
+        arms=tuple(arms.values()),
+        primary=arms[structure.gamma],
+        prompts=prompts,
+        forced=bool(config.drafter.get("forced", False)),
+    )
+
+
+def _check_compatible(
+    config: RunConfig, sampling: SamplingConfig, structure: Structure, verifier: Verifier
+) -> None:
+    drafter = drafters.get(config.drafter["name"])
+    target = targets.get(config.target["name"])
+    shape = config.structure["name"]
+    for fits, who, what in (
+        (drafter.fills, f"drafter {config.drafter['name']!r}", "fills"),
+        (verifier.handles, f"verifier {config.verifier['name']!r}", "handles"),
+        (target.structures, f"target {config.target['name']!r}", "evaluates"),
+    ):
+        if shape not in fits:
+            raise UsageError(f"Bad value structure={shape}: {who} {what} only {', '.join(sorted(fits))}.")
+    if verifier.greedy_only and not sampling.greedy:
+        raise UsageError(
+            f"Bad value sampling.temperature={sampling.temperature}: verifier {config.verifier['name']!r} is right "
+            "only at 0; use verifier=speculative_sampling."
+        )
+    if drafter.needs_reference and not sampling.greedy:
+        raise UsageError(
+            f"Bad value sampling.temperature={sampling.temperature}: drafter {config.drafter['name']!r} reads the "
+            "recorded greedy text; use sampling=greedy."
+        )
+    if config.measurement.peers and config.target["name"] != "causal":
+        raise UsageError("Bad value measurement.peers: peers need target=causal; use measurement.peers=[].")
+
+
+def run_experiment(config: RunConfig, folder: Path) -> Report:
+    """Measure one cell and log it; returns what was reported.
+
+    Raises:
+        SpecdecError: see `specdec.errors`; what was decoded before is on disk.
+    """
+    tracking.check_store(config.tracking, Path.cwd())
+    if config.measurement.threads is not None:
+        torch.set_num_threads(config.measurement.threads)
+    parts = build(config)
+    results = ResultsFolder(folder)
+    plain = asdict(config)  # type: ignore[call-overload]
+    (folder / "config.yaml").write_text(yaml.safe_dump(plain, sort_keys=False), encoding="utf-8")
+    model = parts.target.describe()
+    environment = {
+        **capture(parts.target.device),
+        "model": model,
+        "prompts": {
+            "name": parts.prompts.name,
+            "sha256": parts.prompts.content_hash,
+            "count": len(parts.prompts.prompts),
+            "skipped": {reason: dict(counts) for reason, counts in parts.prompts.skipped.items()},
+            **parts.prompts.provenance,
+        },
+        "seed": config.seed,
+    }
+    results.write_json("environment.json", environment)
+    cell = _cell(plain, model, parts.prompts.content_hash)
+    name = config.tracking.run_name or f"{config.drafter['name']} gamma {parts.primary.gamma}"
+    tags = {
+        "specdec.cell": cell,
+        "specdec.version": __version__,
+        "drafter": config.drafter["name"],
+        "model": str(config.target.get("model", config.target["name"])),
+        "dtype": str(model.get("dtype", "float64")),
+    }
+    with tracking.tracked_run(config.tracking, name=name, params=_flat(plain), tags=tags) as tracked:
+        outcome, calibration, peer_rows = _measure(config, parts, cell, results, tracked.heartbeat)
+        report = build_report(
+            results=results,
+            outcome=outcome,
+            calibration=calibration,
+            peer_rows=peer_rows,
+            parts=parts,
+            environment=environment,
+            replicates=config.measurement.bootstrap,
+            seed=config.seed,
+            print_traces=config.measurement.trace,
+        )
+        tracked.metrics(report.metrics)
+        tracked.curves(report.curves)
+        tracked.tags({"alpha_source": report.alpha_source})
+        for key in ("curve.tokens_per_round", "curve.speedup"):
+            tracked.curve_children(key, report.lines(key))
+        tracked.artifacts(folder)
+        link = tracked.link
+    report.show(get_console(), folder, link)
+    return report
+
+
+def _measure(
+    config: RunConfig, parts: Parts, cell: str, results: ResultsFolder, heartbeat: Callable[[], None]
+) -> tuple[Any, Calibration, list[dict[str, Any]]]:
+    """Warm up, calibrate, then every prompt by every method."""
+    measurement, target = config.measurement, parts.target
+    clock = clock_for(target.device)
+    peers = []
+    if "transformers" in measurement.peers:
+        assert isinstance(target, Causal)
+        peers.append(TransformersGenerate(target, measurement.max_new_tokens))
+    session = Session(
+        cell=cell,
+        target=target,
+        baseline=parts.baseline,
+        arms=parts.arms,
+        clock=clock,
+        results=results,
+        seed=config.seed,
+        max_new_tokens=measurement.max_new_tokens,
+        repetition=(measurement.repetition_period, measurement.repetition_share),
+        forced=parts.forced,
+        trace=(parts.primary.gamma, measurement.traced),
+        peers=peers,
+    )
+    prompts = list(parts.prompts.prompts)
+    longest = max(prompts, key=lambda prompt: len(prompt.tokens))
+    if measurement.warmup_tokens:
+        session.warm_up(longest, measurement.warmup_tokens)
+    calibration = calibrate(
+        target,
+        parts.primary.drafter,
+        parts.primary.structure,
+        longest.tokens,
+        rows=[arm.structure.nodes + 1 for arm in parts.arms],
+        repeats=measurement.calibration_calls,
+        clock=clock,
+        generator=generator_for(config.seed, longest.id, "calibration"),
+    )
+    results.write_json("calibration.json", calibration.as_dict())
+    with _progress() as progress:
+        turns = sum(1 + len(prompt.follow_ups) for prompt in prompts)
+        bar = progress.add_task("decoding", total=turns * measurement.repeats)
+        answers: dict[str, Any] = {}
+        for repeat in range(measurement.repeats):
+            for prompt in prompts:
+                current = prompt
+                while current is not None:
+                    baseline = session.run_prompt(current, repeat)
+                    progress.advance(bar)
+                    heartbeat()
+                    # A later turn continues the baseline's first answer, for every method and repeat alike.
+                    answer = answers.setdefault(current.id, baseline.tokens)
+                    current = parts.prompts.follow_up(current, answer)
+    return session.outcome, calibration, session.peer_rows
+
+
+def _progress() -> Progress:
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        console=get_console(),
+        disable=not sys.stderr.isatty() and not sys.stdout.isatty(),
+    )
+
+
+def _cell(config: Mapping[str, Any], model: Mapping[str, Any], prompts: str) -> str:
+    """What makes two runs the same measurement: the resolved config, the weights, the prompts, the version."""
+    keep = {key: value for key, value in config.items() if key not in ("tracking", "experiment_name")}
+    text = json.dumps([keep, model.get("sha256"), prompts, __version__], sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            flat |= _flat(value, f"{prefix}{key}.")
+        else:
+            flat[prefix + key] = value
+    return flat

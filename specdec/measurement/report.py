@@ -1,0 +1,372 @@
+"""From the tables on disk to what is reported: metrics and curves by their stable names, figures, the report, the
+summary table. Everything here could be rebuilt from the artifacts alone.
+"""
+
+import resource
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+import torch
+from rich import get_console
+from rich.console import Console
+from rich.table import Table
+
+from specdec.analysis import plots, style
+from specdec.analysis.bootstrap import bootstrap
+from specdec.analysis.fit import hazards, position_tokens
+from specdec.analysis.rounds import BASELINE, distinct_generations, shared_work
+from specdec.analysis.summary import Summary, summarise
+from specdec.measurement.cost import Calibration
+from specdec.measurement.results import ResultsFolder
+from specdec.measurement.session import Outcome
+from specdec.theory.capped_geometric import tokens_per_round
+from specdec.theory.speedup import operations
+from specdec.trace import TracedGeneration, print_trace, write_trace
+
+if TYPE_CHECKING:
+    from specdec.measurement.experiment import Parts
+
+Curves = dict[str, dict[int, float]]
+_MODELS = ("measured", "capped_geometric", "position", "replay")
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a run says.
+
+    Attributes:
+        metrics: by the names of DESIGN 5, of the primary gamma.
+        curves: key -> gamma -> value.
+        alpha_source: what stands behind `account.alpha`: "text" or "mle".
+        table: one row per gamma for the summary.
+        notes: sentences a reader must not miss.
+    """
+
+    metrics: dict[str, float]
+    curves: Curves
+    alpha_source: str
+    table: list[dict[str, Any]]
+    notes: list[str] = field(default_factory=list)
+
+    def lines(self, key: str) -> Curves:
+        """The curves of one chart, by line: `curve.tokens_per_round` or `curve.speedup`."""
+        prefix = "curve.speedup." if key == "curve.speedup" else "curve."
+        return {name: self.curves[prefix + name] for name in _MODELS if prefix + name in self.curves}
+
+    def show(self, console: Console, folder: Path, link: str) -> None:
+        """Print the summary table, the notes and where to look next."""
+        table = Table(title=f"alpha {self.metrics.get('account.alpha', float('nan')):.3f} (from {self.alpha_source})")
+        for heading in _HEADINGS:
+            table.add_column(heading, justify="right")
+        for row in self.table:
+            table.add_row(*_cells(row))
+        console.print(table)
+        for note in self.notes:
+            console.print(note, markup=False, highlight=False)
+        console.print(f"results: {folder}", markup=False, highlight=False, soft_wrap=True)
+        console.print(f"browse:  {link}", markup=False, highlight=False, soft_wrap=True)
+
+
+_HEADINGS = ("gamma", "tokens/round", "95% interval", "theory", "speedup", "95% interval", "theory", "alpha (MLE)")
+
+
+def _cells(row: Mapping[str, Any]) -> list[str]:
+    def number(name: str) -> str:
+        value = row.get(name)
+        return "-" if value is None else f"{value:.3f}"
+
+    def interval(name: str) -> str:
+        low, high = row.get(f"{name}.ci_low"), row.get(f"{name}.ci_high")
+        return "-" if low is None or high is None else f"{low:.3f} to {high:.3f}"
+
+    return [
+        f"{row['gamma']}{' *' if row['primary'] else ''}",
+        number("tokens_per_round"),
+        interval("tokens_per_round"),
+        number("tokens_per_round.capped_geometric"),
+        number("speedup"),
+        interval("speedup"),
+        number("speedup.capped_geometric"),
+        number("alpha.mle"),
+    ]
+
+
+def build_report(
+    *,
+    results: ResultsFolder,
+    outcome: Outcome,
+    calibration: Calibration,
+    peer_rows: Sequence[Mapping[str, Any]],
+    parts: "Parts",
+    environment: Mapping[str, Any],
+    replicates: int,
+    seed: int,
+    print_traces: bool,
+) -> Report:
+    """Compact the tables, compute every figure, write `account.json`, `summary.json`, `report.md`, figures, trace."""
+    rounds = results.compact()
+    generations = pd.read_json(results.folder / "generations.jsonl", lines=True, dtype={"prompt": str, "cell": str})
+    baseline = rounds[rounds["method"] == BASELINE]
+    # The bare call in the very harness that is explained: the baseline's own verify, at the same contexts.
+    t1 = float(baseline["verify_s"].mean())
+    own = {gamma: pd.DataFrame(rows) for gamma, rows in outcome.replayed.own.items()}
+    alpha_sums = pd.DataFrame(outcome.replayed.alpha)
+    has_alpha = len(alpha_sums) > 0 and alpha_sums["denominator"].sum() > 0
+    summary = summarise(
+        rounds,
+        generations,
+        {"t1_s": t1},
+        parts.primary.gamma,
+        alpha_text_sums=alpha_sums if has_alpha else None,
+        replay=own,
+        replicates=replicates,
+        seed=seed,
+    )
+    arm = summary.arms[parts.primary.gamma]
+    metrics = {
+        **arm.metrics,
+        **_operations(summary, rounds, parts),
+        **_lossless(outcome),
+        **_peers(peer_rows, generations, replicates, seed),
+        "memory.peak_mb": _peak_mb(parts.target.device),
+    }
+    if has_alpha:
+        metrics["alpha.text"] = summary.alpha
+    curves = _curves(summary, rounds, outcome)
+    table = [
+        {"gamma": gamma, "primary": gamma == summary.primary_gamma, **item.metrics}
+        for gamma, item in summary.arms.items()
+    ]
+    notes = _notes(metrics, outcome, parts)
+    report = Report(metrics, curves, summary.alpha_source, table, notes)
+    results.write_json("account.json", _account(summary))
+    results.write_json("summary.json", {"metrics": metrics, "curves": curves, "arms": table, "notes": notes})
+    if outcome.divergences:
+        results.write_json("divergences.json", [vars(item) for item in outcome.divergences])
+    _figures(results.folder / "figures", report, rounds, summary, parts, environment)
+    _trace(results.folder, outcome, parts, print_traces)
+    (results.folder / "report.md").write_text(_markdown(report, summary, parts, environment), encoding="utf-8")
+    return report
+
+
+def _operations(summary: Summary, rounds: pd.DataFrame, parts: "Parts") -> dict[str, float]:
+    """THEORY 2, operations: arithmetic per token over the baseline's, by formula and as evaluated."""
+    target_flops = parts.target.flops_per_token
+    if target_flops == 0:
+        return {}
+    c_ops = parts.primary.drafter.flops_per_token / target_flops
+    arm = rounds[(rounds["method"] != BASELINE) & (rounds["gamma"] == summary.primary_gamma)]
+    evaluated = (arm["offered_nodes"] * (1 + c_ops) + 1).sum() / arm["committed"].sum()
+    return {
+        "cost.c_ops": c_ops,
+        "operations.capped_geometric": float(operations(summary.alpha, summary.primary_gamma, c_ops)),
+        "operations.measured": float(evaluated),
+    }
+
+
+def _lossless(outcome: Outcome) -> dict[str, float]:
+    if outcome.compared == 0:
+        return {}
+    return {
+        "lossless.identical": outcome.identical / outcome.compared,
+        "lossless.divergences": float(len(outcome.divergences)),
+        "lossless.unexplained": float(sum(not item.explained for item in outcome.divergences)),
+    }
+
+
+def _peers(
+    rows: Sequence[Mapping[str, Any]], generations: pd.DataFrame, replicates: int, seed: int
+) -> dict[str, float]:
+    """Peer's time per token over ours, prefill included on both sides; prompt bootstrap."""
+    if not rows:
+        return {}
+    ours = generations[generations["method"] == BASELINE].assign(seconds=lambda t: t["prefill_s"] + t["decode_s"])
+    metrics: dict[str, float] = {}
+    for name, peer in pd.DataFrame(list(rows)).groupby("peer"):
+        table = (
+            peer.groupby("prompt")[["tokens", "seconds"]]
+            .sum()
+            .join(ours.groupby("prompt")[["tokens", "seconds"]].sum(), rsuffix="_ours")
+        )
+        ratio = bootstrap(
+            table,
+            lambda s: {"ratio": s["seconds"] / s["tokens"] / (s["seconds_ours"] / s["tokens_ours"])},
+            replicates,
+            seed,
+        )["ratio"]
+        metrics[f"peer.{name}.ratio"] = ratio.estimate
+        metrics[f"peer.{name}.ratio.ci_low"], metrics[f"peer.{name}.ratio.ci_high"] = ratio.low, ratio.high
+    return metrics
+
+
+def _peak_mb(device: torch.device) -> float:
+    """Largest memory so far: the allocator's on a GPU, the process's resident set on a CPU."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 2**20
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def _curves(summary: Summary, rounds: pd.DataFrame, outcome: Outcome) -> Curves:
+    """Tokens per round and speedup over gamma; a model's speedup has its tokens over 1 + gamma c, as in theory."""
+    rounds = shared_work(rounds)
+    speculative = rounds[rounds["method"] != BASELINE]
+    largest = max(summary.arms)
+    # Hazards at the largest gamma reach every depth that a shorter chain does.
+    table = hazards(distinct_generations(speculative[speculative["gamma"] == largest]))
+    curves: Curves = {f"curve.{kind}{name}": {} for name in _MODELS for kind in ("", "speedup.")}
+    for gamma, arm in summary.arms.items():
+        values = {
+            "capped_geometric": float(tokens_per_round(summary.alpha, gamma)),
+            "position": position_tokens(speculative[speculative["gamma"] == gamma], table),
+        }
+        replayed = outcome.replayed.baseline.get(gamma)
+        if replayed:
+            values["replay"] = sum(row["tokens"] for row in replayed) / sum(row["rounds"] for row in replayed)
+        step = 1 + gamma * arm.metrics["cost.c"]
+        for name, value in values.items():
+            curves[f"curve.{name}"][gamma] = value
+            curves[f"curve.speedup.{name}"][gamma] = value / step
+        curves["curve.measured"][gamma] = arm.metrics["tokens_per_round"]
+        curves["curve.speedup.measured"][gamma] = arm.metrics["speedup"]
+    return {key: curve for key, curve in curves.items() if curve}
+
+
+def _account(summary: Summary) -> dict[str, Any]:
+    """`account.json`: factors, their intervals and the time split, per gamma."""
+    return {
+        "alpha": summary.alpha,
+        "alpha_source": summary.alpha_source,
+        "primary_gamma": summary.primary_gamma,
+        "gammas": {
+            gamma: {
+                "speedup": arm.account.speedup,
+                "product": arm.account.product,
+                "factors": arm.account.factors,
+                "time": arm.account.time,
+                "intervals": {name: vars(item) for name, item in arm.account.intervals.items()},
+                "iid": {name: vars(test) for name, test in arm.iid.items()},
+            }
+            for gamma, arm in summary.arms.items()
+        },
+    }
+
+
+def _notes(metrics: Mapping[str, float], outcome: Outcome, parts: "Parts") -> list[str]:
+    notes = []
+    if parts.forced:
+        notes.append("Forced: the recorded text was committed whatever the target said; nothing here is lossless.")
+    elif outcome.compared:
+        unexplained = int(metrics["lossless.unexplained"])
+        notes.append(
+            f"Lossless: {outcome.identical} of {outcome.compared} outputs identical to the baseline's, "
+            f"{len(outcome.divergences)} parted, {unexplained} of them not explained by rounding at a near-tie."
+        )
+    share = metrics.get("repetition.share", 0.0)
+    if share:
+        unflagged = metrics.get("speedup.unflagged")
+        without = "" if unflagged is None else f"; without them the speedup is {unflagged:.3f}"
+        notes.append(f"Repetition: {share:.0%} of the prompts have an output that falls into a loop{without}.")
+    skipped = {reason: sum(counts.values()) for reason, counts in parts.prompts.skipped.items() if counts}
+    if skipped:
+        notes.append("Skipped prompts: " + ", ".join(f"{count} {reason}" for reason, count in skipped.items()) + ".")
+    if len(parts.prompts.prompts) == 1:
+        notes.append("One prompt only: no bootstrap, so no intervals.")
+    return notes
+
+
+def _figures(
+    folder: Path,
+    report: Report,
+    rounds: pd.DataFrame,
+    summary: Summary,
+    parts: "Parts",
+    environment: Mapping[str, Any],
+) -> None:
+    title = _title(parts, environment)
+    prompts = summary.arms[summary.primary_gamma].account.prompts
+    for key, value, unit in (
+        ("curve.tokens_per_round", "tokens_per_round", "tokens per round"),
+        ("curve.speedup", "speedup", "speedup over the baseline"),
+    ):
+        lines = report.lines(key)
+        measured = pd.DataFrame(
+            [
+                {
+                    "gamma": row["gamma"],
+                    "value": row[value],
+                    "ci_low": row.get(f"{value}.ci_low", np.nan),
+                    "ci_high": row.get(f"{value}.ci_high", np.nan),
+                }
+                for row in report.table
+            ]
+        )
+        lines.pop("measured")
+        figure = plots.curve(
+            measured,
+            lines,
+            title=title,
+            ylabel=unit,
+            prompts=prompts,
+            primary_gamma=summary.primary_gamma,
+            alpha=summary.alpha,
+        )
+        style.save(figure, folder, key.replace(".", "_"))
+    speculative = rounds[rounds["method"] != BASELINE]
+    if (speculative["offered"] > 0).any():
+        figure = plots.accepted_lengths(speculative, summary.alpha, summary.primary_gamma, title=title)
+        style.save(figure, folder, "accepted_lengths")
+    style.save(plots.time_split(rounds, title=title), folder, "time_split")
+
+
+def _title(parts: "Parts", environment: Mapping[str, Any]) -> str:
+    model = environment.get("model", {})
+    hardware = environment.get("gpu", {}).get("name") or environment.get("cpu", {}).get("model", "")
+    return f"{parts.primary.method} on {model.get('class', 'table')} ({model.get('dtype', 'float64')}), {hardware}"
+
+
+def _trace(folder: Path, outcome: Outcome, parts: "Parts", terminal: bool) -> None:
+    tokenizer = parts.target.tokenizer
+    traces = [
+        TracedGeneration(
+            prompt_id=prompt.id,
+            drafter=arm.method,
+            gamma=arm.gamma,
+            lossless=arm.verifier.lossless and not parts.forced,
+            generation=generation,
+            decode=None if tokenizer is None else tokenizer.decode,
+        )
+        for prompt, arm, generation in outcome.traced
+    ]
+    write_trace(folder / "trace.html", traces)
+    if terminal:
+        print_trace(traces, get_console())
+
+
+def _markdown(report: Report, summary: Summary, parts: "Parts", environment: Mapping[str, Any]) -> str:
+    """The summary as Markdown, which MLflow renders."""
+    heading = "| " + " | ".join(_HEADINGS) + " |"
+    lines = [
+        f"# {_title(parts, environment)}",
+        "",
+        f"Prompts: {parts.prompts.name}, {len(parts.prompts.prompts)} of them. alpha {summary.alpha:.4f} "
+        f"(from {summary.alpha_source}). The primary gamma is starred; intervals are prompt-bootstrap 95%.",
+        "",
+        heading,
+        "|" + " ---: |" * len(_HEADINGS),
+        *("| " + " | ".join(_cells(row)) + " |" for row in report.table),
+        "",
+        "## Account of the primary gamma",
+        "",
+        "| factor | value | 95% interval |",
+        "| --- | ---: | ---: |",
+    ]
+    account = summary.arms[summary.primary_gamma].account
+    for name, value in account.factors.items():
+        interval = account.intervals[name]
+        lines.append(f"| {name} | {value:.4f} | {interval.low:.4f} to {interval.high:.4f} |")
+    lines += [f"| **product = speedup** | **{account.speedup:.4f}** | |", "", *(f"- {note}" for note in report.notes), ""]
+    return "\n".join(lines)

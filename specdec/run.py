@@ -1,0 +1,32 @@
+"""`python -m specdec.run +drafter=NAME`: decode, measure, compare with theory, log.
+
+Checks what can be checked before anything heavy is imported, then hands over to `measurement.experiment`.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from specdec import cli
+from specdec.config import RunConfig, validated
+from specdec.errors import UsageError
+
+
+def task(values: Mapping[str, Any]) -> Mapping[str, float]:
+    """Run one cell and return its metrics; raises SpecdecError, one sentence, for what the user can put right."""
+    if "drafter" not in values:
+        raise UsageError(f"No drafter: add +drafter=NAME, one of {', '.join(cli.options('drafter'))}.")
+    config = validated(RunConfig, values, source="the configuration")
+
+
+    from specdec.measurement.experiment import run_experiment
+
+    return run_experiment(config, cli.output_dir()).metrics
+
+
+def main() -> None:
+    """The console entry point."""
+    cli.main("config", task)
+
+
+if __name__ == "__main__":
+    main()
