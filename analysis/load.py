@@ -1,0 +1,362 @@
+"""Reads runs, from MLflow or from an output folder, into what analysis takes: parameters, metrics, curves
+over gamma, tables. The names are those that runs log (DESIGN 5). Writes nothing, changes no store.
+
+What is missing is a UsageError that names it and says what makes it. MLflow is imported inside functions.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from math import nan
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from specdec.errors import SpecdecError, UsageError
+from specdec.registry import near_misses
+from specdec.tracking_store import check_schema, locate, quieten, reason, schema_of
+
+from .bootstrap import Columns, bootstrap
+from .rounds import BASELINE, prompt_sums, shared_work
+
+COMMAND = "python -m specdec.run +drafter=ngram"
+WRITTEN_BY = {  # what makes an artifact, where a run can lack it
+    "rounds.parquet": "every run that decoded at least one prompt",
+    "generations.jsonl": "every run that decoded at least one prompt",
+    "account.json": "every run that finished",
+    "summary.json": "every run that finished",
+    "calibration.json": "every run that began to decode",
+    "environment.json": "every run",
+    "trace.html": "runs with measurement.trace=true",
+}
+QUANTITIES = ("tokens_per_round", "speedup")
+
+
+@dataclass(frozen=True)
+class Run:
+    """One main run.
+
+    Attributes:
+        source: where it was read from, for messages.
+        params: the flattened configuration, as text.
+        curves: by key (`curve.measured`, `curve.speedup.replay`, ...), value by gamma.
+        fetch: path of an artifact by name; UsageError if the run has none.
+    """
+
+    name: str
+    source: str
+    status: str
+    params: Mapping[str, str]
+    metrics: Mapping[str, float]
+    curves: Mapping[str, Mapping[int, float]]
+    fetch: Callable[[str], Path]
+
+    def rounds(self) -> pd.DataFrame:
+        """The rounds table (`analysis.rounds.COLUMNS`), baseline included."""
+        return pd.read_parquet(self.fetch("rounds.parquet"))
+
+    def generations(self) -> pd.DataFrame:
+        """One row per generation: key columns, tokens, seconds, flag, token ids, text."""
+        path = self.fetch("generations.jsonl")
+        lines = path.read_text(encoding="utf-8").splitlines()
+        return pd.DataFrame([_parsed(line, path, number) for number, line in enumerate(lines, 1)])
+
+    def account(self) -> dict[str, Any]:
+        """The gap account of every gamma."""
+        return self._json("account.json")
+
+    def calibration(self) -> dict[str, Any]:
+        """t(1), t(n) and the drafter's step, in seconds."""
+        return self._json("calibration.json")
+
+    def environment(self) -> dict[str, Any]:
+        """Versions, hardware, content hashes."""
+        return self._json("environment.json")
+
+    def lines(self, quantity: str = "tokens_per_round") -> dict[str, dict[int, float]]:
+        """The models' curves of `tokens_per_round` or `speedup` by model, without the measured one."""
+        prefix = _curve_prefix(quantity)
+        names = {key: key.removeprefix(prefix) for key in self.curves if key.startswith(prefix)}
+        return {
+            name: dict(self.curves[key])
+            for key, name in names.items()
+            if name != "measured" and "." not in name
+        }
+
+    @property
+    def primary_gamma(self) -> int | None:
+        value = self.params.get("structure.gamma", "")
+        return int(value) if value.isdigit() else None
+
+    @property
+    def title(self) -> str:
+        """Drafter, model and hardware, as far as the run recorded them."""
+        try:
+            environment = self.environment()
+        except UsageError:
+            environment = {}
+        hardware = (environment.get("gpu") or {}).get("name") or (environment.get("cpu") or {}).get("model")
+        dtype = (environment.get("model") or {}).get("dtype")
+        model = self.params.get("target.model") or self.params.get("target.name") or "unknown model"
+        drafter = self.params.get("drafter.name", "unknown drafter")
+        return f"{drafter} on {model}{f' ({dtype})' if dtype else ''}, {hardware or 'hardware not recorded'}"
+
+    def _json(self, name: str) -> dict[str, Any]:
+        path = self.fetch(name)
+        return _parsed(path.read_text(encoding="utf-8"), path)
+
+
+def _curve_prefix(quantity: str) -> str:
+    if quantity not in QUANTITIES:
+        raise ValueError(f"quantity must be one of {', '.join(QUANTITIES)}, got {quantity!r}")
+    return "curve.speedup." if quantity == "speedup" else "curve."
+
+
+def _parsed(text: str, path: Path, line: int | None = None) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError as error:
+        at = error.lineno if line is None else line
+        raise UsageError(f"{path}:{at}: not JSON ({error.msg}); the file was cut off or edited.") from None
+    if not isinstance(value, dict):
+        raise UsageError(f"{path}:{line or 1}: an object was expected, found a {type(value).__name__}.")
+    return value
+
+
+# MLflow -------------------------------------------------------------------------------------------
+
+
+def load_runs(tracking_uri: str, experiment: str) -> pd.DataFrame:
+    """The main runs of an experiment, newest first, indexed by run id.
+
+    Columns: name, status, start_time, params.*, metrics.*, tags.*, as far as any run has them. UsageError for
+    a store or experiment that is not there, or without a main run.
+    """
+    client, uri = _client(tracking_uri)
+    runs = _main_runs(client, uri, experiment)
+    rows = [
+        {
+            "run_id": run.info.run_id,
+            "name": run.info.run_name,
+            "status": run.info.status,
+            "start_time": pd.Timestamp(run.info.start_time, unit="ms", tz="UTC"),
+            **{f"params.{key}": value for key, value in run.data.params.items()},
+            **{f"metrics.{key}": value for key, value in run.data.metrics.items()},
+            **{f"tags.{key}": value for key, value in run.data.tags.items()},
+        }
+        for run in runs
+    ]
+    return pd.DataFrame(rows).set_index("run_id")
+
+
+def latest_run(tracking_uri: str, experiment: str, drafter: str | None = None) -> Run:
+    """The newest main run that finished, of `drafter` if given. UsageError if there is none."""
+    table = load_runs(tracking_uri, experiment)
+    table = table[table["status"] == "FINISHED"]
+    if drafter is not None:
+        column = table.get("params.drafter.name", pd.Series(index=table.index, dtype=object))
+        table = table[column == drafter]
+    if table.empty:
+        command = f"`python -m specdec.run +drafter={drafter or 'ngram'}`"
+        what = "finished run" if drafter is None else f"finished run of drafter {drafter!r}"
+        raise UsageError(f"The experiment {experiment!r} has no {what}: {command} makes one.")
+    return open_run(tracking_uri, str(table.index[0]))
+
+
+def open_run(tracking_uri: str, run_id: str) -> Run:
+    """One run with its curves; artifacts are fetched when asked for. UsageError if the store lacks it."""
+    client, uri = _client(tracking_uri)
+    run = _asked(uri, client.get_run, run_id)
+    keys = [key for key in run.data.metrics if key.startswith("curve.")]
+    return Run(
+        name=str(run.info.run_name),
+        source=f"run {run_id} in {uri}",
+        status=run.info.status,
+        params=dict(run.data.params),
+        metrics={key: value for key, value in run.data.metrics.items() if key not in keys},
+        curves={key: _history(client, uri, run_id, key) for key in keys},
+        fetch=partial(_download, client, uri, run_id),
+    )
+
+
+def _client(tracking_uri: str) -> tuple[Any, str]:
+    """A client that reads, and the address to show. A database that is not there is not made."""
+    store = locate(tracking_uri, Path.cwd())
+    if store.database is not None:
+        revision = schema_of(store.database)
+        if revision is None:
+            raise UsageError(f"There is no MLflow database {store.database}: `{COMMAND}` makes one.")
+        check_schema(store, revision)
+    quieten()
+    from mlflow.tracking import MlflowClient
+
+    return _asked(store.shown, partial(MlflowClient, tracking_uri=store.uri)), store.shown
+
+
+def _asked(uri: str, question: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """What MLflow answers, or one sentence for whatever it raises."""
+    try:
+        return question(*args, **kwargs)
+    except SpecdecError:
+        raise
+    except Exception as error:  # MLflow's, SQLAlchemy's, a missing driver's, the network's
+        raise UsageError(f"The tracking store {uri} did not answer: {reason(error)}.") from error
+
+
+def _main_runs(client: Any, uri: str, experiment: str) -> list[Any]:
+    found = _asked(uri, client.get_experiment_by_name, experiment)
+    if found is None:
+        names = [item.name for item in _asked(uri, client.search_experiments)]
+        hint = near_misses(experiment, names)
+        raise UsageError(
+            f"No experiment {experiment!r} in {uri}.{hint} It has: {', '.join(sorted(names))}. "
+            f"`{COMMAND} tracking.experiment={experiment}` makes one."
+        )
+    if found.lifecycle_stage == "deleted":
+        raise UsageError(
+            f"The experiment {experiment!r} was deleted: restore it with "
+            f"`mlflow experiments restore --experiment-id {found.experiment_id}`."
+        )
+    runs: list[Any] = []
+    token: str | None = None
+    while True:
+        page = _asked(
+            uri,
+            client.search_runs,
+            [found.experiment_id],
+            filter_string="tags.`specdec.role` = 'main'",
+            order_by=["attributes.start_time DESC"],
+            page_token=token,
+        )
+        runs.extend(page)
+        token = page.token
+        if not token:
+            break
+    if not runs:
+        raise UsageError(
+            f"The experiment {experiment!r} in {uri} has no main run: "
+            f"`{COMMAND} tracking.experiment={experiment}` makes one."
+        )
+    return runs
+
+
+def _history(client: Any, uri: str, run_id: str, key: str) -> dict[int, float]:
+    """Value by step; the last one counts if a step was logged twice."""
+    points = _asked(uri, client.get_metric_history, run_id, key)
+    latest = sorted(points, key=lambda point: (point.step, point.timestamp))
+    return {int(point.step): float(point.value) for point in latest}
+
+
+def _download(client: Any, uri: str, run_id: str, name: str) -> Path:
+    present = {item.path for item in _asked(uri, client.list_artifacts, run_id, _folder_of(name))}
+    if name not in present:
+        raise UsageError(_missing(name, f"Run {run_id} in {uri}"))
+    return Path(_asked(uri, client.download_artifacts, run_id, name))
+
+
+def _folder_of(name: str) -> str | None:
+    return name.rpartition("/")[0] or None
+
+
+def _missing(name: str, owner: str) -> str:
+    return f"{owner} has no artifact {name}; {WRITTEN_BY.get(name, 'not every run')} writes it."
+
+
+# Folders ------------------------------------------------------------------------------------------
+
+
+def open_folder(folder: Path | str) -> Run:
+    """The run whose output folder this is, with or without MLflow. UsageError if it is no such folder."""
+    path = Path(folder)
+    if not (path / "config.yaml").is_file():
+        raise UsageError(f"{path} is no run's output folder (no config.yaml in it): `{COMMAND}` makes one.")
+    import yaml
+
+    config = yaml.safe_load((path / "config.yaml").read_text(encoding="utf-8"))
+    finished = (path / "summary.json").is_file()
+    summary = _parsed((path / "summary.json").read_text("utf-8"), path / "summary.json") if finished else {}
+    return Run(
+        name=path.name,
+        source=str(path),
+        status="FINISHED" if finished else "UNFINISHED",
+        params={key: str(value) for key, value in _flat(config).items()},
+        metrics={key: nan if value is None else value for key, value in summary.get("metrics", {}).items()},
+        curves={
+            key: {int(gamma): float(value) for gamma, value in points.items()}
+            for key, points in summary.get("curves", {}).items()
+        },
+        fetch=partial(_in_folder, path),
+    )
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            flat |= _flat(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat
+
+
+def _in_folder(folder: Path, name: str) -> Path:
+    if (folder / name).is_file():
+        return folder / name
+    # A run that was killed has not joined its part-files; pyarrow reads the folder as one table.
+    parts = folder / "rounds"
+    if name == "rounds.parquet" and any(parts.glob("part-*.parquet")):
+        return parts
+    raise UsageError(_missing(name, f"The folder {folder}"))
+
+
+# From rounds --------------------------------------------------------------------------------------
+
+
+def measured_curve(
+    rounds: pd.DataFrame,
+    quantity: str = "tokens_per_round",
+    replicates: int = 10_000,
+    seed: int = 0,
+    level: float = 0.95,
+) -> pd.DataFrame:
+    """The measured points of a run, one row per gamma, with prompt-bootstrap intervals.
+
+    Columns: gamma, value, ci_low, ci_high, prompts, rounds. Over the work that every gamma has done; speedup
+    as in DESIGN 5, prefill apart, repeats pooled. NaN bounds for a single prompt. ValueError for an unknown
+    quantity or without speculative rounds.
+    """
+    _curve_prefix(quantity)
+    shared = shared_work(rounds)
+    baseline = prompt_sums(shared[shared["method"] == BASELINE]).add_prefix("baseline_")
+    rows = []
+    for gamma, arm in shared[shared["method"] != BASELINE].groupby("gamma", sort=True):
+        table = prompt_sums(arm).join(baseline).fillna(0.0)
+        interval = bootstrap(table, _VALUES[quantity], replicates, seed, level)["value"]
+        rows.append(
+            {
+                "gamma": int(gamma),
+                "value": interval.estimate,
+                "ci_low": interval.low,
+                "ci_high": interval.high,
+                "prompts": len(table),
+                "rounds": len(arm),
+            }
+        )
+    if not rows:
+        raise ValueError("the rounds table has only the baseline's rounds")
+    return pd.DataFrame(rows)
+
+
+def _tokens_per_round(sums: Columns) -> dict[str, np.ndarray]:
+    return {"value": sums["tokens"] / sums["rounds"]}
+
+
+def _speedup(sums: Columns) -> dict[str, np.ndarray]:
+    per_token = sums["baseline_round_s"] / sums["baseline_tokens"]
+    return {"value": per_token * sums["tokens"] / sums["round_s"]}
+
+
+_VALUES = {"tokens_per_round": _tokens_per_round, "speedup": _speedup}

@@ -1,0 +1,93 @@
+"""Published figures beside what theory gives for the same inputs.
+
+The printed values are read from a CSV that the user names (columns in COLUMNS); they are not part of specdec.
+What is written here are inputs of formulas only.
+"""
+
+import re
+from pathlib import Path
+
+import pandas as pd
+
+from specdec.errors import UsageError
+from specdec.theory.speedup import operations, speedup
+
+COLUMNS = (
+    "source",
+    "table",
+    "model_target",
+    "model_draft",
+    "task",
+    "temperature",
+    "gamma",
+    "metric",
+    "value",
+    "unit",
+    "note",
+)
+LEVIATHAN = "2211.17192"
+TABLE_1 = ((0.6, 2), (0.7, 3), (0.8, 2), (0.8, 5), (0.9, 2), (0.9, 10))  # alpha, gamma; c and c_ops are 0
+ROUNDING = 0.005 + 1e-9  # of a value printed with two decimals
+
+
+def load_published(path: Path | str) -> pd.DataFrame:
+    """The figures of a CSV, one per row. UsageError if it is missing, no table, or lacks a column."""
+    try:
+        table = pd.read_csv(path)
+    except FileNotFoundError:
+        raise UsageError(f"The file of published figures {path} does not exist.") from None
+    except (pd.errors.ParserError, pd.errors.EmptyDataError, UnicodeDecodeError, OSError) as error:
+        raise UsageError(f"The file of published figures {path} cannot be read: {error}.") from None
+    missing = [column for column in COLUMNS if column not in table.columns]
+    if missing:
+        raise UsageError(f"The file of published figures {path} lacks the columns {', '.join(missing)}.")
+    return table
+
+
+def leviathan_table_1(published: pd.DataFrame | None = None) -> pd.DataFrame:
+    """Table 1 of Leviathan et al. recomputed: operations (Theorem 3.11) and speedup (3.8) for a free drafter.
+
+    With `published` (see `load_published`) also operations_printed and speedup_printed, NaN where the file
+    has none, and `agrees`: both lie within the rounding of two decimals.
+    """
+    table = pd.DataFrame(TABLE_1, columns=["alpha", "gamma"])
+    table["operations"] = operations(table["alpha"].to_numpy(), table["gamma"].to_numpy(), 0.0)
+    table["speedup"] = speedup(table["alpha"].to_numpy(), table["gamma"].to_numpy(), 0.0)
+    if published is None:
+        return table
+    printed = _printed_table_1(published)
+    for name in ("operations", "speedup"):
+        values = [printed.get((name, *key)) for key in TABLE_1]
+        table[f"{name}_printed"] = pd.Series(values, dtype=float)
+    gaps = [(table[name] - table[f"{name}_printed"]).abs() <= ROUNDING for name in ("operations", "speedup")]
+    return table.assign(agrees=gaps[0] & gaps[1])
+
+
+def _printed_table_1(published: pd.DataFrame) -> dict[tuple[str, float, int], float]:
+    """Printed values by (quantity, alpha, gamma); alpha stands in the note."""
+    metrics = {"operations_factor": "operations", "speedup_ideal": "speedup"}
+    source = published["source"].astype(str).str.contains(LEVIATHAN, regex=False)
+    rows = published[source & (published["table"] == "Table 1") & published["metric"].isin(list(metrics))]
+    printed = {}
+    for row in rows.itertuples():
+        alpha = re.search(r"\balpha=([0-9.]+)", str(row.note))
+        if alpha:
+            printed[metrics[row.metric], float(alpha[1]), int(row.gamma)] = float(row.value)
+    return printed
+
+
+def table_1_in_words(table: pd.DataFrame) -> str:
+    """One sentence on `leviathan_table_1`'s result."""
+    if "agrees" not in table:
+        return "No file of printed values was given, so Table 1 stands recomputed only."
+    absent = int(table[["operations_printed", "speedup_printed"]].isna().any(axis=1).sum())
+    if absent == len(table):
+        return "The file of published figures has no row of Leviathan's Table 1."
+    known = table[table[["operations_printed", "speedup_printed"]].notna().all(axis=1)]
+    agree = int(known["agrees"].sum())
+    missing = f"; {absent} rows are not in the file" if absent else ""
+    if agree == len(known):
+        return f"All {agree} rows of Table 1 agree with the formulas to the printed decimals{missing}."
+    off = known[~known["agrees"]]
+    where = ", ".join(f"alpha {row.alpha:g} gamma {row.gamma}" for row in off.itertuples())
+    return f"{agree} of {len(known)} rows of Table 1 agree with the formulas; not {where}{missing}."

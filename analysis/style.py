@@ -1,0 +1,127 @@
+"""The look of every figure: colours that colour-blind readers can tell apart, sizes that survive half a page,
+a caption that says how many and how sure. The background is white even on a dark page.
+
+Knows matplotlib, but neither pyplot nor any global state of it.
+"""
+
+import textwrap
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import wraps
+from io import BytesIO
+from pathlib import Path
+from typing import Any, ParamSpec, TypeVar
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
+
+# Okabe and Ito's palette, by role; every line differs by dash or marker too.
+BLACK, BLUE, ORANGE, GREEN, PURPLE = "#000000", "#0072B2", "#D55E00", "#009E73", "#AA4499"
+SKY, YELLOW = "#56B4E9", "#E69F00"
+GREY, LIGHT = "#595959", "#D9D9D9"
+
+WIDTH, HEIGHT, DPI = 6.4, 4.8, 160  # inches; at half width the smallest text is still 5 points
+CAPTION_CHARACTERS = 82
+
+RC: dict[str, Any] = {
+    "figure.facecolor": "white",
+    "savefig.facecolor": "white",
+    "axes.facecolor": "white",
+    "font.family": "sans-serif",
+    "font.sans-serif": ["DejaVu Sans"],
+    "font.size": 12,
+    "axes.labelsize": 12,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": LIGHT,
+    "grid.linewidth": 0.7,
+    "lines.linewidth": 2.2,
+    "lines.markersize": 7,
+    "errorbar.capsize": 4,
+    "legend.frameon": False,
+    "legend.fontsize": 11,
+    "xtick.labelsize": 11,
+    "ytick.labelsize": 11,
+    "hatch.linewidth": 0.8,
+    "svg.fonttype": "path",  # looks the same without the font
+    "svg.hashsalt": "specdec",  # equal figures give equal files
+}
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+@contextmanager
+def styled() -> Iterator[None]:
+    """The style for what is drawn inside; matplotlib's settings are as before afterwards."""
+    with matplotlib.rc_context(RC):
+        yield
+
+
+def in_style(draw: Callable[P, R]) -> Callable[P, R]:
+    """Decorator: `draw` runs with the shared style."""
+
+    @wraps(draw)
+    def drawn(*args: P.args, **kwargs: P.kwargs) -> R:
+        with styled():
+            return draw(*args, **kwargs)
+
+    return drawn
+
+
+class StyledFigure(Figure):
+    """A figure that shows itself in a notebook, without pyplot or a magic command."""
+
+    def _repr_png_(self) -> tuple[bytes, dict[str, int]]:
+        buffer = BytesIO()
+        with styled():
+            self.savefig(buffer, format="png", dpi=DPI)
+        return buffer.getvalue(), {"width": round(self.get_size_inches()[0] * 100)}
+
+
+def new_figure(title: str, caption: str, height: float = HEIGHT) -> tuple[Figure, Axes]:
+    """One pair of axes with a title above and a caption below the figure. Call inside the style."""
+    layout = ConstrainedLayoutEngine(w_pad=0.1, h_pad=0.08)
+    figure = StyledFigure(figsize=(WIDTH, height), layout=layout)
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    figure.suptitle(wrapped(title, 62), x=0.015, ha="left", fontsize=12.5)
+    if caption:
+        text = wrapped(caption, CAPTION_CHARACTERS)
+        figure.supxlabel(text, x=0.015, ha="left", fontsize=10, color=GREY, linespacing=1.3)
+    return figure, axes
+
+
+def legend_above(axes: Axes, columns: int) -> None:
+    """One legend between title and axes, where it hides nothing."""
+    axes.legend(
+        loc="lower left",
+        bbox_to_anchor=(-0.02, 1.0),
+        ncols=columns,
+        columnspacing=1.4,
+        handlelength=2.0,
+        handletextpad=0.5,
+    )
+
+
+def wrapped(text: str, characters: int) -> str:
+    """`text` with its lines broken, and with no mathematics in it: a $ in a name is a $."""
+    lines = (textwrap.fill(line, characters, break_on_hyphens=False) for line in text.split("\n"))
+    return "\n".join(lines).replace("$", r"\$")
+
+
+def save(figure: Figure, folder: Path | str, name: str) -> tuple[Path, Path]:
+    """Write `name`.png and `name`.svg into `folder` and return their paths."""
+    target = Path(folder)
+    target.mkdir(parents=True, exist_ok=True)
+    png, svg = target / f"{name}.png", target / f"{name}.svg"
+    nothing = {"Creator": None, "Date": None, "Format": None, "Type": None}
+    with styled():
+        figure.savefig(png, dpi=DPI, metadata={"Software": None})
+        figure.savefig(svg, metadata=nothing)
+    return png, svg

@@ -1,0 +1,97 @@
+# ---
+# jupyter:
+#   jupytext:
+#     formats: ipynb,py:percent
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#       format_version: '1.3'
+#       jupytext_version: 1.19.6
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # Does the formula say how many tokens a round yields?
+#
+# A round offers $\gamma$ draft tokens and ends with one token of the target's own. If every draft token is
+# accepted with the same chance $\alpha$, whatever came before it, a round yields
+# $\Omega = (1-\alpha^{\gamma+1})/(1-\alpha)$ tokens on average (Leviathan et al. 2023, arXiv:2211.17192).
+# This notebook draws the formula, checks it against the paper's own table, and lays the measured points of a
+# run over it. The answer is the last cell, written anew from the numbers each time.
+
+# %%
+from IPython.display import Markdown
+
+from specdec.analysis import load, plots, published
+
+# %% tags=["parameters"]
+tracking_uri = "sqlite:///../mlflow.db"  # where runs were logged, seen from this folder
+experiment = "specdec"
+published_csv = None  # a CSV of printed figures, to set beside the recomputed table
+
+# %% [markdown]
+# ## The formula
+#
+# The lines part only where $\alpha$ is high: a longer draft pays if its last tokens still have a chance.
+# Without a cap ($\gamma=\infty$) a round yields $1/(1-\alpha)$.
+
+# %%
+plots.expected_tokens()
+
+# %% [markdown]
+# ## Table 1 of the paper, recomputed
+#
+# Speedup (Theorem 3.8) and operations (Theorem 3.11) with a drafter that costs nothing.
+
+# %%
+printed = None if published_csv is None else published.load_published(published_csv)
+table_1 = published.leviathan_table_1(printed)
+table_1.round(3)
+
+# %% [markdown]
+# ## A run over its theory
+#
+# The newest finished run of the experiment. Every line comes from the same prompts: *capped geometric* takes
+# one $\alpha$ everywhere, *by position* lets acceptance differ with the depth in the draft, and *replay*
+# knows, token by token, what would have been accepted.
+
+# %%
+run = load.latest_run(tracking_uri, experiment)
+rounds = run.rounds()
+tokens = load.measured_curve(rounds, "tokens_per_round")
+about = dict(
+    title=run.title,
+    prompts=int(tokens["prompts"].max()),
+    rounds=int(tokens["rounds"].sum()),
+    primary_gamma=run.primary_gamma,
+    alpha=run.metrics.get("account.alpha"),
+)
+plots.curve(tokens, run.lines("tokens_per_round"), **about)
+
+# %%
+speedups = load.measured_curve(rounds, "speedup")
+plots.curve(speedups, run.lines("speedup"), ylabel="speedup over the baseline", **about)
+
+# %% [markdown]
+# A mean can agree by luck. The whole law of accepted lengths says more, and the time of a round says what the
+# tokens cost.
+
+# %%
+plots.accepted_lengths(rounds, about["alpha"], run.primary_gamma, title=run.title)
+
+# %%
+plots.time_split(rounds, title=run.title)
+
+# %% [markdown]
+# ## Answer
+
+# %%
+Markdown(
+    f"**{run.title}.** {plots.curve_in_words(tokens, run.lines('tokens_per_round'))}\n\n"
+    f"{plots.curve_in_words(tokens, run.lines('tokens_per_round'), model='replay')}\n\n"
+    f"{plots.curve_in_words(speedups, run.lines('speedup'), 'speedup')}\n\n"
+    f"{published.table_1_in_words(table_1)}"
+)

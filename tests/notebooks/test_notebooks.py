@@ -1,0 +1,120 @@
+"""Every notebook: its pair is equal, it holds no outputs, and it runs on a store and ends with an answer."""
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specdec.analysis.published import COLUMNS
+
+jupytext = pytest.importorskip("jupytext")
+nbclient = pytest.importorskip("nbclient")
+nbformat = pytest.importorskip("nbformat")
+
+FOLDER = Path(__file__).resolve().parents[2] / "notebooks"
+NOTEBOOKS = sorted(FOLDER.glob("*.py"))
+
+each = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+
+
+def paired(path: Path) -> Any:
+    return nbformat.read(path.with_suffix(".ipynb"), as_version=4)
+
+
+def test_there_is_a_notebook_for_every_script_and_the_other_way_round():
+    assert NOTEBOOKS
+    assert {path.stem for path in NOTEBOOKS} == {path.stem for path in FOLDER.glob("*.ipynb")}
+    index = (FOLDER / "README.md").read_text(encoding="utf-8")
+    assert all(f"`{path.stem}`" in index for path in NOTEBOOKS)
+
+
+@each
+def test_the_pair_is_equal(path):
+    script, notebook = jupytext.read(path), paired(path)
+    assert [(cell.cell_type, cell.source) for cell in script.cells] == [
+        (cell.cell_type, cell.source) for cell in notebook.cells
+    ]
+    assert [cell.metadata.get("tags") for cell in script.cells] == [
+        cell.metadata.get("tags") for cell in notebook.cells
+    ]
+
+
+@each
+def test_the_notebook_is_stripped(path):
+    notebook = paired(path)
+    nbformat.validate(notebook)
+    assert notebook.metadata.kernelspec.name == "python3"
+    assert "widgets" not in notebook.metadata
+    for cell in notebook.cells:
+        if cell.cell_type == "code":
+            assert cell.outputs == []
+            assert cell.execution_count is None
+
+
+@each
+def test_it_opens_with_a_question_and_is_thin(path):
+    cells = paired(path).cells
+    assert cells[0].cell_type == "markdown"
+    assert cells[0].source.splitlines()[0].endswith("?")
+    code = "\n".join(cell.source for cell in cells if cell.cell_type == "code")
+    assert "def " not in code
+    assert "class " not in code
+    assert len(code.splitlines()) < 80
+
+
+def executed(path: Path, folder: Path, **parameters: Any) -> Any:
+    """The notebook after a run in `folder`, with `parameters` set behind its parameters cell."""
+    notebook = jupytext.read(path)
+    (tagged,) = [i for i, cell in enumerate(notebook.cells) if "parameters" in cell.metadata.get("tags", [])]
+    known = notebook.cells[tagged].source
+    assert all(f"{name} =" in known for name in parameters)
+    values = "\n".join(f"{name} = {value!r}" for name, value in parameters.items())
+    notebook.cells.insert(tagged + 1, nbformat.v4.new_code_cell(values))
+    client = nbclient.NotebookClient(
+        notebook,
+        timeout=600,
+        startup_timeout=300,
+        kernel_name="python3",
+        resources={"metadata": {"path": str(folder)}},
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the kernel's own: its channel is not encrypted on this machine
+        client.execute()
+    return notebook
+
+
+def answer(notebook: Any) -> str:
+    (output,) = notebook.cells[-1].outputs
+    return output.data["text/markdown"]
+
+
+@pytest.mark.slow
+@each
+def test_it_runs_and_answers_in_words(path, run_store, tmp_path, monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    notebook = executed(path, tmp_path, tracking_uri=run_store.tracking_uri, experiment=run_store.experiment)
+    outputs = [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
+    assert not [output for output in outputs if output.output_type == "stream"]
+    assert any("image/png" in output.get("data", {}) for output in outputs)
+    assert len(answer(notebook).split()) >= 20
+    assert list(tmp_path.iterdir()) == []  # reading leaves nothing behind
+
+
+@pytest.mark.slow
+def test_theory_and_measurement_with_printed_values_and_an_iid_drafter(run_store, tmp_path, monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    printed = tmp_path / "printed.csv"  # one row that agrees and one that cannot
+    row = "x arXiv:2211.17192,Table 1,,,formula,,5,{},{},x,alpha=0.8; c=0\n"
+    lines = [row.format("speedup_ideal", 3.69), row.format("operations_factor", 1.99)]
+    printed.write_text(",".join(COLUMNS) + "\n" + "".join(lines), encoding="utf-8")
+    notebook = executed(
+        FOLDER / "01_theory_and_measurement.py",
+        tmp_path,
+        tracking_uri=run_store.tracking_uri,
+        experiment=run_store.experiment,
+        published_csv=str(printed),
+    )
+    words = answer(notebook)
+    assert "At each of 6 gammas the replay model lies within the interval" in words
+    assert "0 of 1 rows of Table 1 agree with the formulas; not alpha 0.8 gamma 5" in words
