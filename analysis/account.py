@@ -63,11 +63,7 @@ def account_table(
     if len(speculative) and speculative["offered"].max() > gamma:
         raise ValueError(f"a round offered {speculative['offered'].max()} tokens, more than gamma {gamma}")
     cap = np.minimum(speculative["offered"], speculative["tokens_left"] - 1)
-    caps = (
-        pd.crosstab(speculative["prompt"], cap)
-        .reindex(columns=range(gamma + 1), fill_value=0)
-        .add_prefix("cap_")
-    )
+    caps = pd.crosstab(speculative["prompt"], cap).reindex(columns=range(gamma + 1), fill_value=0).add_prefix("cap_")
     table = prompt_sums(speculative)[["tokens", "rounds", "draft_s", "verify_s", "round_s"]].join(caps)
     parts = {"baseline": prompt_sums(baseline)[["tokens", "round_s"]].add_prefix("baseline_")}
     if replay is not None:

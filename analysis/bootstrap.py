@@ -58,9 +58,7 @@ def bootstrap(
     if len(sums) == 0 or not np.isfinite(sums).all():
         raise ValueError("the bootstrap needs at least one prompt, and finite sums for all of them")
     if replicates < 1 or not 0 < level < 1:
-        raise ValueError(
-            f"replicates must be at least 1 and level between 0 and 1, got {replicates} and {level}"
-        )
+        raise ValueError(f"replicates must be at least 1 and level between 0 and 1, got {replicates} and {level}")
     names = list(table.columns)
     with np.errstate(divide="ignore", invalid="ignore"):
         estimates = statistic(dict(zip(names, sums.sum(axis=0), strict=True)))

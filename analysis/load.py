@@ -5,6 +5,7 @@ What is missing is a UsageError that names it and says what makes it. MLflow is 
 """
 
 import json
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -80,11 +81,7 @@ class Run:
         """The models' curves of `tokens_per_round` or `speedup` by model, without the measured one."""
         prefix = _curve_prefix(quantity)
         names = {key: key.removeprefix(prefix) for key in self.curves if key.startswith(prefix)}
-        return {
-            name: dict(self.curves[key])
-            for key, name in names.items()
-            if name != "measured" and "." not in name
-        }
+        return {name: dict(self.curves[key]) for key, name in names.items() if name != "measured" and "." not in name}
 
     @property
     def primary_gamma(self) -> int | None:
@@ -185,13 +182,14 @@ def open_run(tracking_uri: str, run_id: str) -> Run:
 def _client(tracking_uri: str) -> tuple[Any, str]:
     """A client that reads, and the address to show. A database that is not there is not made."""
     store = locate(tracking_uri, Path.cwd())
-    if store.database is not None:
-        revision = schema_of(store.database)
-        if revision is None:
-            raise UsageError(f"There is no MLflow database {store.database}: `{COMMAND}` makes one.")
+    revision = None if store.database is None else schema_of(store.database)
+    if store.database is not None and revision is None:
+        raise UsageError(f"There is no MLflow database {store.database}: `{COMMAND}` makes one.")
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="IProgress not found")  # tqdm's, in a notebook
         check_schema(store, revision)
-    quieten()
-    from mlflow.tracking import MlflowClient
+        quieten()
+        from mlflow.tracking import MlflowClient
 
     return _asked(store.shown, partial(MlflowClient, tracking_uri=store.uri)), store.shown
 

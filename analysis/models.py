@@ -31,9 +31,7 @@ class ModelFit:
 def capped_geometric(rounds: pd.DataFrame) -> ModelFit:
     """One alpha for every tested position."""
     estimate = estimate_alpha(rounds)
-    return ModelFit(
-        "capped_geometric", {"alpha": estimate.alpha}, _bernoulli(estimate.accepted, estimate.rejected)
-    )
+    return ModelFit("capped_geometric", {"alpha": estimate.alpha}, _bernoulli(estimate.accepted, estimate.rejected))
 
 
 def position(rounds: pd.DataFrame) -> ModelFit:
@@ -138,8 +136,7 @@ def _beta_mixture(model: str, accepted: np.ndarray, rejected: np.ndarray) -> Mod
     starts = [(independent.parameters["m"], rho) for rho in (0.01, 0.2, 0.6)]
     options = {"ftol": 1e-15, "gtol": 1e-10, "xtol": 1e-12, "maxfun": 2000}
     fits = [
-        optimize.minimize(negative, start, jac=True, method="TNC", bounds=bounds, options=options)
-        for start in starts
+        optimize.minimize(negative, start, jac=True, method="TNC", bounds=bounds, options=options) for start in starts
     ]
     best = min(fits, key=lambda fit: float(fit.fun))
     if -best.fun <= independent.log_likelihood + 1e-9:  # the maximum lies on the boundary rho = 0

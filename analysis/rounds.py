@@ -48,9 +48,7 @@ def check_rounds(rounds: pd.DataFrame) -> None:
     for fault, rows in faults.items():
         if rows.any():
             row = rounds.loc[rows.idxmax(), [*GENERATION, "round"]]
-            raise ValueError(
-                f"round {row['round']} of prompt {row['prompt']!r} (gamma {row['gamma']}) {fault}"
-            )
+            raise ValueError(f"round {row['round']} of prompt {row['prompt']!r} (gamma {row['gamma']}) {fault}")
 
 
 def in_order(rounds: pd.DataFrame) -> pd.DataFrame:

@@ -182,9 +182,7 @@ def _headline(table: pd.DataFrame, replicates: int, seed: int) -> dict[str, floa
 def _flagged(generations: pd.DataFrame, arm: pd.DataFrame) -> set[str]:
     """Prompts whose output fell into repetition, with the baseline or in this arm."""
     method, gamma = arm["method"].iloc[0], arm["gamma"].iloc[0]
-    here = (generations["method"] == BASELINE) | (
-        (generations["method"] == method) & (generations["gamma"] == gamma)
-    )
+    here = (generations["method"] == BASELINE) | ((generations["method"] == method) & (generations["gamma"] == gamma))
     return set(generations.loc[here & generations["flagged"].astype(bool), "prompt"])
 
 

@@ -80,7 +80,8 @@ def main(config_name: str, task: Callable[[Mapping[str, Any]], Mapping[str, floa
     if error is not None:
         known = ending(error)
         if known is None and code == sweep.FAILED_CELLS:
-            known = f"The sweep broke off: {type(error).__name__}: {error}", code
+            first_line = (str(error).splitlines() or [""])[0]
+            known = f"The sweep broke off: {type(error).__name__}: {first_line}", code
         if known is None:
             raise error
         _end(*known)
@@ -148,7 +149,8 @@ def _composition_sentence(error: Exception) -> str:
         return f"Unknown {group} {name!r}.{near_misses(name, available)} The options are: {names}."
     override = getattr(error, "override", None)
     if override is not None:  # does not parse
-        return f"The argument {override!r} is not of the form KEY=VALUE: {_one_line(error)}"
+        why = _one_line(error).removeprefix(f"Error parsing override '{override}' ")
+        return f"The argument {override!r} is not of the form KEY=VALUE: {why}"
     cause = error if hasattr(error, "full_key") else error.__cause__
     if "not in struct" in str(cause):
         return _unknown_key(cause)

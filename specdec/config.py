@@ -4,9 +4,9 @@ Values live in YAML, types and bounds here and beside each registered class. Imp
 """
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import fields
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar, cast
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass as pydantic_dataclass
@@ -23,10 +23,8 @@ Probability = Annotated[float, Field(ge=0.0, le=1.0)]
 @dataclass_transform(kw_only_default=True, frozen_default=True)
 def typed(cls: type[T]) -> type[T]:
     """A frozen config dataclass: no extra keys, no coercion (`"abc"` is not an int), no NaN or infinity."""
-    decorate: Callable[[type[T]], type[T]] = pydantic_dataclass(
-        frozen=True, kw_only=True, config=ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
-    )
-    return decorate(cls)
+    strict = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+    return cast(type[T], pydantic_dataclass(frozen=True, kw_only=True, config=strict)(cls))
 
 
 @typed
@@ -93,7 +91,7 @@ def validated(config_type: type[T], values: Mapping[str, Any], where: str = "", 
 def _sentence(error: ValidationError, config_type: type, where: str, source: str) -> str:
     fault = error.errors()[0]
     key = ".".join(str(part) for part in (*([where] if where else []), *fault["loc"]))
-    known = ", ".join(field.name for field in fields(config_type) if field.name != "name")  # type: ignore[arg-type]
+    known = ", ".join(field.name for field in fields(config_type) if field.name != "name")
     subject = source or where or "the configuration"
     if fault["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
         return f"Unknown key {key}: {subject} has the keys {known or '(none)'}."

@@ -84,7 +84,9 @@ def generate(
             finish = "limit"
         marks = Marks(start, drafted, verified, accepted, clock.mark())
         rounds.append(
-            _record(len(prompt) + len(tokens) - len(committed), draft, draft_tokens, p, acceptance, committed, finish, marks)
+            _record(
+                len(prompt) + len(tokens) - len(committed), draft, draft_tokens, p, acceptance, committed, finish, marks
+            )
         )
     return Generation(tuple(prompt), tuple(tokens), tuple(rounds), (began, prefilled), finish)
 

@@ -25,7 +25,7 @@ def near_misses(name: str, names: Iterable[str]) -> str:
 
 def _config_type(cls: type) -> type:
     """Not `get_type_hints`: other arguments may name types that only a type checker imports."""
-    annotation = cls.__init__.__annotations__["config"]
+    annotation = vars(cls)["__init__"].__annotations__["config"]
     return getattr(sys.modules[cls.__module__], annotation) if isinstance(annotation, str) else annotation
 
 
@@ -60,7 +60,7 @@ class Registry(Generic[T]):
     def get(self, name: str) -> type[T]:
         """Raises UsageError with near misses and the full list when there is no such name."""
         self._load()
-        if name not in self._classes:
+        if not isinstance(name, str) or name not in self._classes:
             raise UsageError(
                 f"Unknown {self.group} {name!r}.{near_misses(str(name), self._classes)} "
                 f"The {self.family} are: {', '.join(self.names())}."
@@ -82,9 +82,9 @@ class Registry(Generic[T]):
     def _load(self) -> None:
         if self._loaded:
             return
-        self._loaded = True
         package = importlib.import_module(f"specdec.{self.family}")
         for module in pkgutil.iter_modules(package.__path__):
             importlib.import_module(f"{package.__name__}.{module.name}")
         for entry in entry_points(group=f"specdec.{self.family}"):
             entry.load()
+        self._loaded = True

@@ -17,7 +17,6 @@ def task(values: Mapping[str, Any]) -> Mapping[str, float]:
         raise UsageError(f"No drafter: add +drafter=NAME, one of {', '.join(cli.options('drafter'))}.")
     config = validated(RunConfig, values, source="the configuration")
 
-
     from specdec.measurement.experiment import run_experiment
 
     return run_experiment(config, cli.output_dir()).metrics

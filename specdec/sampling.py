@@ -42,8 +42,11 @@ def probabilities(logits: Tensor, sampling: SamplingConfig) -> Tensor:
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32)) / sampling.temperature
     if sampling.top_k is not None and sampling.top_k < logits.shape[-1]:
         # Exactly k tokens survive, ties broken by order, so that target and drafter cut alike.
-        kept = logits.topk(sampling.top_k, dim=-1).indices
-        logits = torch.full_like(logits, -torch.inf).scatter(-1, kept, logits.gather(-1, kept))
+        # `topk` picks among equals as it likes, so only its smallest value is used.
+        smallest = logits.topk(sampling.top_k, dim=-1).values[..., -1:]
+        above, tied = logits > smallest, logits == smallest
+        kept = above | (tied & (tied.cumsum(-1) <= sampling.top_k - above.sum(-1, keepdim=True)))
+        logits = logits.masked_fill(~kept, -torch.inf)
     p = logits.softmax(dim=-1)
     if sampling.top_p is not None and sampling.top_p < 1.0:
         ordered, order = p.sort(dim=-1, descending=True, stable=True)
@@ -83,7 +86,7 @@ def residual(p: Tensor, q: Tensor) -> Tensor:
     """
     positive = (p - q).clamp_min(0.0)
     mass = positive.sum(dim=-1, keepdim=True)
-    return torch.where(mass > 0, positive / mass.clamp_min(torch.finfo(p.dtype).tiny), p)
+    return torch.where(mass > 0, positive / mass, p)
 
 
 def generator_for(seed: int, prompt: str, purpose: str, device: torch.device | str = "cpu") -> torch.Generator:

@@ -109,7 +109,7 @@ def run_cell(task: Callable[[], Mapping[str, float] | None], ending: Ending) -> 
     path = Path(hydra.runtime.output_dir) / OUTCOME
     os.environ[SWEEP_CELL] = str(cell)
     try:
-        results = dict(task() or {})
+        results = {name: float(value) for name, value in (task() or {}).items() if value is not None}
     except (Interrupted, KeyboardInterrupt) as error:
         sentence, code = ending(error) or ("Interrupted.", 130)
         _write(path, Outcome(cell, overrides, code, sentence))

@@ -103,9 +103,7 @@ def trace_lines(traced: TracedGeneration) -> Iterator[TraceLine]:
         output.extend(round_.committed)
 
 
-def _pieces(
-    round_: Round, before: Sequence[int], decode: Callable[[Sequence[int]], str] | None
-) -> Iterator[Piece]:
+def _pieces(round_: Round, before: Sequence[int], decode: Callable[[Sequence[int]], str] | None) -> Iterator[Piece]:
     context = list(before)
     for token in round_.committed[: round_.accepted]:
         yield Piece(Kind.ACCEPTED, token, piece_text(context, token, decode))
@@ -234,9 +232,7 @@ def terminal_legend() -> Text:
     return legend.append("(+n) drafted, not tested; a/n: accepted of n drafted", style="dim")
 
 
-def print_trace(
-    traces: Sequence[TracedGeneration], console: Console | None = None, rounds: int | None = None
-) -> None:
+def print_trace(traces: Sequence[TracedGeneration], console: Console | None = None, rounds: int | None = None) -> None:
     """Print the traces; of each at most the first `rounds` rounds (all if None)."""
     console = console or Console()
     console.print(terminal_legend())
@@ -275,6 +271,7 @@ th { font-weight: 600; font-size: .85rem; color: var(--muted); white-space: nowr
 td.count { color: var(--muted); white-space: nowrap; font-variant-numeric: tabular-nums; text-align: right; }
 td.text, .prompt, .legend > span > span {
   font-family: ui-monospace, "DejaVu Sans Mono", Menlo, Consolas, monospace; font-size: .87rem; }
+td.text { width: 100%; }
 td.text, .prompt { white-space: pre-wrap; overflow-wrap: anywhere; line-height: 1.75; }
 .far, .prompt, .unused, .end { color: var(--muted); }
 .accepted, .rejected, .own { padding: 0 .1em; margin: 0 .06em; text-decoration-skip-ink: none; }

@@ -92,14 +92,13 @@ def locked(store: Store) -> Iterator[None]:
         return
     from filelock import FileLock, Timeout
 
-    lock = FileLock(store.database.parent / f".{store.database.name}.lock", timeout=120)
+    quieten()  # imports MLflow, which others need not wait for
+    lock = FileLock(store.database.parent / f".{store.database.name}.lock", timeout=300)
     try:
         store.database.parent.mkdir(parents=True, exist_ok=True)
         lock.acquire()
     except Timeout:
-        raise UsageError(
-            f"Another process has held {lock.lock_file} for two minutes: end it and try again."
-        ) from None
+        raise UsageError(f"Another process has held {lock.lock_file} for five minutes: end it and try again.") from None
     except OSError as error:
         raise UsageError(
             f"The tracking database {store.database} cannot be written ({error.strerror}): "

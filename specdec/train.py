@@ -1,6 +1,7 @@
-"""`python -m specdec.train +recipe=pocket_target`: compose, build the corpus, train, export, log."""
+"""`python -m specdec.train +recipe=NAME`: build the corpus, train, export, log.
 
-from __future__ import annotations
+Checks what can be checked before anything heavy is imported, then hands over to `training.session`.
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,16 +11,17 @@ from specdec.errors import UsageError
 
 
 def task(values: Mapping[str, Any]) -> None:
-    """Train what the configuration says; see `specdec.training.loop` for what is raised."""
+    """Train one recipe; raises SpecdecError, one sentence, for what the user can put right."""
     if "recipe" not in values:
-        names = ", ".join(cli.options("recipe"))
-        raise UsageError(f"No recipe was named: add +recipe=NAME. The options are: {names}.")
+        raise UsageError(f"No recipe: add +recipe=NAME, one of {', '.join(cli.options('recipe'))}.")
+
     from specdec.training.session import run
 
     run(values)
 
 
 def main() -> None:
+    """The console entry point."""
     cli.main("train", task)
 
 

@@ -1,5 +1,5 @@
-"""Shared helpers, as fixtures: exact enumeration of a random computation, tiny models of every architecture, table
-targets, and the small published models of ../shared/data.
+"""Shared helpers, as fixtures: exact enumeration of a random computation, tiny models of every architecture,
+table targets, and the small published models of ../shared/data.
 """
 
 import itertools
@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import hypothesis
 import pytest
 import torch
 from omegaconf import OmegaConf
@@ -22,6 +23,9 @@ from specdec.sampling import SamplingConfig
 from specdec.targets.table import Table, TableConfig
 
 os.environ["HF_HUB_OFFLINE"] = "1"
+# A busy machine must not fail a test: no deadlines. Found examples are the same on every machine.
+hypothesis.settings.register_profile("specdec", deadline=None, derandomize=True, database=None)
+hypothesis.settings.load_profile("specdec")
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -30,12 +34,14 @@ def one_thread() -> None:
     torch.set_num_threads(1)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# ------------------------------------------------------------------------------------------------------------
 # Exact enumeration: run a computation once per outcome of its random choices and multiply the chances.
 
 
 class Branches:
-    """One run: follows a script of choices, then takes the first possible one; `weight` is the chance of the run."""
+    """One run: follows a script of choices, then takes the first possible one; `weight` is the chance of the
+    run.
+    """
 
     def __init__(self, script: Sequence[int] = ()) -> None:
         self.script, self.trace, self.weight = script, [], 1.0
@@ -59,8 +65,9 @@ class Branches:
 class Uniforms:
     """What `torch.rand` returns under enumeration: numbers known only to lie in an interval.
 
-    A comparison splits the interval at its threshold and branches with the two chances, so any rule that compares
-    (scaled) uniforms with numbers is enumerated exactly. Every other use raises: extend this class for it.
+    A comparison splits the interval at its threshold and branches with the two chances, so any rule that
+    compares (scaled) uniforms with numbers is enumerated exactly. Every other use raises: extend this class
+    for it.
     """
 
     def __init__(self, branches: Branches, cells: list[list[float]], index: Tensor, scale: Tensor) -> None:
@@ -106,6 +113,18 @@ class Uniforms:
         self._cells[index] = [threshold, high] if taken else [low, threshold]
         return not taken
 
+    def _place(self, bounds: Tensor) -> Tensor:
+        """`torch.searchsorted`: in which gap of the row of bounds each number lies, one branch per gap."""
+        rows = bounds.double().unsqueeze(-2).expand(*self.shape, -1).reshape(-1, bounds.shape[-1]).tolist()
+        places = []
+        for index, scale, row in zip(self._index.flatten().tolist(), self._scale.flatten().tolist(), rows, strict=True):
+            low, high = self._cells[index]
+            edges = [low, *(min(max(bound / scale, low), high) for bound in row), high]
+            place = self._branches.choose([(b - a) / (high - low) for a, b in itertools.pairwise(edges)])
+            self._cells[index] = [edges[place], edges[place + 1]]
+            places.append(place)
+        return torch.tensor(places).reshape(self.shape)
+
     # A single number has chance 0, so strict and weak comparisons are the same.
     __lt__ = __le__ = _below
 
@@ -116,13 +135,25 @@ class Uniforms:
 
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """`tensor * uniforms` and `tensor > uniforms` arrive here; the operator with its sides swapped does the work."""
+        """`tensor * uniforms` and `tensor > uniforms` arrive here; the operator with its sides swapped does
+        the work.
+        """
         swapped = {
-            "mul": cls.__mul__, "__mul__": cls.__mul__, "__rmul__": cls.__mul__,
-            "gt": cls.__lt__, "__gt__": cls.__lt__, "ge": cls.__le__, "__ge__": cls.__le__,
-            "lt": cls.__gt__, "__lt__": cls.__gt__, "le": cls.__ge__, "__le__": cls.__ge__,
-        }  # fmt: skip
+            "mul": cls.__mul__,
+            "__mul__": cls.__mul__,
+            "__rmul__": cls.__mul__,
+            "gt": cls.__lt__,
+            "__gt__": cls.__lt__,
+            "ge": cls.__le__,
+            "__ge__": cls.__le__,
+            "lt": cls.__gt__,
+            "__lt__": cls.__gt__,
+            "le": cls.__ge__,
+            "__le__": cls.__ge__,
+        }
         name = function.__name__
+        if name == "searchsorted" and isinstance(args[1], cls):
+            return args[1]._place(args[0])
         if name in swapped and len(args) == 2 and isinstance(args[1], cls) and not isinstance(args[0], cls):
             return swapped[name](args[1], args[0])
         raise TypeError(f"the enumeration harness cannot follow {name} of a uniform number: extend Uniforms")
@@ -131,8 +162,8 @@ class Uniforms:
 class Enumeration:
     """`outcomes(run)` calls `run` once per branch and yields (chance, result); the chances add up to 1.
 
-    `generator` is the only source of randomness that `run` may use: `torch.rand` and `torch.multinomial` are replaced
-    while it runs, and anything that draws real random numbers is noticed.
+    `generator` is the only source of randomness that `run` may use: `torch.rand` and `torch.multinomial` are
+    replaced while it runs, and anything that draws real random numbers is noticed.
     """
 
     def __init__(self) -> None:
@@ -176,7 +207,11 @@ class Enumeration:
 
     def _multinomial(self, branches: Branches) -> Callable[..., Any]:
         def multinomial(
-            p: Tensor, num_samples: int, replacement: bool = False, *, generator: torch.Generator | None = None
+            p: Tensor,
+            num_samples: int,
+            replacement: bool = False,
+            *,
+            generator: torch.Generator | None = None,
         ) -> Tensor:
             self._checked(generator)
             rows = []
@@ -197,7 +232,7 @@ def enumeration() -> Enumeration:
     return Enumeration()
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# ------------------------------------------------------------------------------------------------------------
 # Small parts.
 
 
@@ -243,7 +278,8 @@ def random_draft() -> Callable[..., Draft]:
     def make(nodes: int, vocabulary: int, seed: int) -> Draft:
         generator = torch.Generator().manual_seed(seed)
         parents = [int(torch.randint(-1, node, (), generator=generator)) for node in range(nodes)]
-        # The first four nodes fix the shape where luck might not branch: two children of the root, one deeper level.
+        # The first four nodes fix the shape where luck might not branch: two children of the root, one deeper
+        # level.
         parents[:4] = [-1, 0, 1, -1][:nodes]
         return Draft(torch.randint(vocabulary, (nodes,), generator=generator), Tree(tuple(parents)))
 
@@ -266,7 +302,9 @@ def path_to() -> Callable[[Tree, int], list[int]]:
 
 @pytest.fixture(scope="session")
 def group_values() -> Callable[..., dict[str, Any]]:
-    """`group_values("drafter", "ngram", order_max=3)`: a YAML of conf/ as plain values, some of them replaced."""
+    """`group_values("drafter", "ngram", order_max=3)`: a YAML of conf/ as plain values, some of them
+    replaced.
+    """
 
     def values(group: str, name: str, **changes: Any) -> dict[str, Any]:
         loaded = OmegaConf.to_container(OmegaConf.load(Path(config_dir()) / group / f"{name}.yaml"))
@@ -277,30 +315,58 @@ def group_values() -> Callable[..., dict[str, Any]]:
     return values
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# ------------------------------------------------------------------------------------------------------------
 # Tiny random models.
 
 VOCABULARY = 61
 _SIZES = dict(
-    vocab_size=VOCABULARY, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
-    max_position_embeddings=256, bos_token_id=None, eos_token_id=None, pad_token_id=None,
-)  # fmt: skip
+    vocab_size=VOCABULARY,
+    hidden_size=32,
+    intermediate_size=48,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    max_position_embeddings=256,
+    bos_token_id=None,
+    eos_token_id=None,
+    pad_token_id=None,
+)
 _GROUPED = dict(_SIZES, num_key_value_heads=2)
 _MIXED = ["sliding_attention", "full_attention", "sliding_attention"]
 ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("LlamaConfig", _GROUPED),
     "qwen3": ("Qwen3Config", dict(_GROUPED, head_dim=8)),
-    "gpt2": ("GPT2Config", dict(vocab_size=VOCABULARY, n_embd=32, n_layer=2, n_head=4, n_positions=256,
-                                bos_token_id=None, eos_token_id=None)),
+    "gpt2": (
+        "GPT2Config",
+        dict(
+            vocab_size=VOCABULARY,
+            n_embd=32,
+            n_layer=2,
+            n_head=4,
+            n_positions=256,
+            bos_token_id=None,
+            eos_token_id=None,
+        ),
+    ),
     "gpt_neox": ("GPTNeoXConfig", _SIZES),
     "opt": ("OPTConfig", dict(_SIZES, ffn_dim=48, word_embed_proj_dim=32)),
     "mistral_window": ("MistralConfig", dict(_GROUPED, head_dim=8, sliding_window=6)),
     "phi3": ("Phi3Config", _GROUPED),
-    "gemma3": ("Gemma3TextConfig", dict(_GROUPED, num_hidden_layers=3, head_dim=8, sliding_window=6,
-                                        layer_types=_MIXED, tie_word_embeddings=False)),
-    "gemma2": ("Gemma2Config", dict(_GROUPED, head_dim=8, sliding_window=6, attn_implementation="eager",
-                                    tie_word_embeddings=False)),
-}  # fmt: skip
+    "gemma3": (
+        "Gemma3TextConfig",
+        dict(
+            _GROUPED,
+            num_hidden_layers=3,
+            head_dim=8,
+            sliding_window=6,
+            layer_types=_MIXED,
+            tie_word_embeddings=False,
+        ),
+    ),
+    "gemma2": (
+        "Gemma2Config",
+        dict(_GROUPED, head_dim=8, sliding_window=6, attn_implementation="eager", tie_word_embeddings=False),
+    ),
+}
 
 
 @cache
@@ -309,8 +375,9 @@ def _tiny_model(name: str) -> Any:
 
     kind, values = ARCHITECTURES[name]
     config = getattr(transformers, kind)(**values)
-    # As initialised, every logit is near 0 and greedy text collapses to one token: the weights are scaled up. So does
-    # text from an output matrix tied to a large embedding, which repeats its input; Gemma's is untied for this.
+    # As initialised, every logit is near 0 and greedy text collapses to one token: the weights are scaled up.
+    # So does text from an output matrix tied to a large embedding, which repeats its input; Gemma's is untied
+    # for this.
     torch.manual_seed(sum(name.encode()))
     model = transformers.AutoModelForCausalLM.from_config(config).double().eval().requires_grad_(False)
     for weight in model.parameters():
@@ -329,7 +396,7 @@ def architecture(request: pytest.FixtureRequest) -> str:
     return request.param
 
 
-# ---------------------------------------------------------------------------------------------------------------------
+# ------------------------------------------------------------------------------------------------------------
 # The small published models (../shared/data/README.md), converted in memory.
 
 PUBLISHED = {
@@ -349,19 +416,30 @@ class _Reader:
         self._bytes, self.position = path.read_bytes(), 0
 
     def header(self, at: int) -> dict[str, int]:
-        names = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
-                 "num_key_value_heads", "vocab_size", "max_position_embeddings")  # fmt: skip
+        names = (
+            "hidden_size",
+            "intermediate_size",
+            "num_hidden_layers",
+            "num_attention_heads",
+            "num_key_value_heads",
+            "vocab_size",
+            "max_position_embeddings",
+        )
         self.position = at + 28
         return dict(zip(names, struct.unpack_from("<7i", self._bytes, at), strict=True))
 
     def floats(self, *shape: int) -> Tensor:
         count = int(torch.Size(shape).numel())
-        values = torch.frombuffer(bytearray(self._bytes[self.position : self.position + 4 * count]), dtype=torch.float32)
+        values = torch.frombuffer(
+            bytearray(self._bytes[self.position : self.position + 4 * count]), dtype=torch.float32
+        )
         self.position += 4 * count
         return values.reshape(shape)
 
     def ternary(self, rows: int, columns: int) -> Tensor:
-        """One scale, then four weights a byte, the first in the two highest bits; 00 is 0, 01 is +1, 11 is -1."""
+        """One scale, then four weights a byte, the first in the two highest bits; 00 is 0, 01 is +1, 11 is
+        -1.
+        """
         scale = self.floats(1)
         count = rows * columns // 4
         packed = torch.frombuffer(bytearray(self._bytes[self.position : self.position + count]), dtype=torch.uint8)
@@ -371,18 +449,33 @@ class _Reader:
 
 
 def _rotary_order(weight: Tensor, heads: int) -> Tensor:
-    """Rows of q and k from neighbouring pairs to halves: the even rows of each head first, then the odd ones."""
+    """Rows of q and k from neighbouring pairs to halves: the even rows of a head first, then the odd ones."""
     return weight.view(heads, -1, 2, weight.shape[-1]).transpose(1, 2).reshape(weight.shape)
 
 
-_MATRICES = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj", "mlp.gate_proj",
-             "mlp.down_proj", "mlp.up_proj")  # fmt: skip
+_MATRICES = (
+    "self_attn.q_proj",
+    "self_attn.k_proj",
+    "self_attn.v_proj",
+    "self_attn.o_proj",
+    "mlp.gate_proj",
+    "mlp.down_proj",
+    "mlp.up_proj",
+)
 
 
 def _shapes(sizes: dict[str, int]) -> dict[str, tuple[int, int]]:
     dim, hidden = sizes["hidden_size"], sizes["intermediate_size"]
     key_value = dim // sizes["num_attention_heads"] * sizes["num_key_value_heads"]
-    both = [(dim, dim), (key_value, dim), (key_value, dim), (dim, dim), (hidden, dim), (dim, hidden), (hidden, dim)]
+    both = [
+        (dim, dim),
+        (key_value, dim),
+        (key_value, dim),
+        (dim, dim),
+        (hidden, dim),
+        (dim, hidden),
+        (hidden, dim),
+    ]
     return dict(zip(_MATRICES, both, strict=True))
 
 
@@ -407,7 +500,12 @@ def _llama2c(path: Path) -> Any:
         stack(name, *shapes[name])
     weights["model.norm.weight"] = reader.floats(dim)
     config = LlamaConfig(
-        **sizes, rms_norm_eps=1e-5, rope_theta=10000.0, tie_word_embeddings=True, bos_token_id=1, eos_token_id=1
+        **sizes,
+        rms_norm_eps=1e-5,
+        rope_theta=10000.0,
+        tie_word_embeddings=True,
+        bos_token_id=1,
+        eos_token_id=1,
     )
     return _filled(LlamaForCausalLM(config), weights, sizes)
 
@@ -426,13 +524,23 @@ def _bitllama(path: Path) -> Any:
         weights[f"model.layers.{layer}.{name}.weight"] = reader.ternary(*_shapes(sizes)[name])
     # The checkpoint divides by length and width; an RMS norm with the constant weight 1/width does the same.
     for layer in range(layers):
-        for name, width in (("input_layernorm", dim), ("post_attention_layernorm", dim),
-                            ("self_attn.attn_sub_norm", dim), ("mlp.ffn_sub_norm", hidden)):  # fmt: skip
+        for name, width in (
+            ("input_layernorm", dim),
+            ("post_attention_layernorm", dim),
+            ("self_attn.attn_sub_norm", dim),
+            ("mlp.ffn_sub_norm", hidden),
+        ):
             weights[f"model.layers.{layer}.{name}.weight"] = torch.full((width,), 1.0 / width)
     config = BitNetConfig(
-        **sizes, rms_norm_eps=1e-12, rope_theta=10000.0, hidden_act="silu", tie_word_embeddings=True,
-        bos_token_id=1, eos_token_id=1, pad_token_id=None,
-    )  # fmt: skip
+        **sizes,
+        rms_norm_eps=1e-12,
+        rope_theta=10000.0,
+        hidden_act="silu",
+        tie_word_embeddings=True,
+        bos_token_id=1,
+        eos_token_id=1,
+        pad_token_id=None,
+    )
     return _filled(BitNetForCausalLM(config), weights, sizes)
 
 

@@ -1,7 +1,7 @@
 """Speculative greedy output is the model's own greedy output, token for token, in float64 (STYLE 10).
 
-The reference is transformers' own `generate`, with its own cache and masks, on a tiny random model of every architecture;
-drafters and verifiers come from the registries.
+The reference is transformers' own `generate`, with its own cache and masks, on a tiny random model of every
+architecture; drafters and verifiers come from the registries.
 """
 
 from functools import cache
@@ -31,9 +31,12 @@ def own_greedy(tiny_model):
     @cache
     def run(architecture: str) -> tuple[int, ...]:
         output = tiny_model(architecture).generate(
-            torch.tensor([PROMPT]), attention_mask=torch.ones(1, len(PROMPT), dtype=torch.long),
-            max_new_tokens=NEW_TOKENS, do_sample=False, pad_token_id=0,
-        )  # fmt: skip
+            torch.tensor([PROMPT]),
+            attention_mask=torch.ones(1, len(PROMPT), dtype=torch.long),
+            max_new_tokens=NEW_TOKENS,
+            do_sample=False,
+            pad_token_id=0,
+        )
         return tuple(output[0, len(PROMPT) :].tolist())
 
     return run
@@ -50,10 +53,17 @@ def target_of(tiny_model, sampling):
 
 def decoded(target, drafter, verifier, structure, reference=None, prompt=PROMPT):
     return generate(
-        target=target, drafter=drafter, verifier=verifiers.build({"name": verifier}), structure=structure, prompt=prompt,
-        max_new_tokens=NEW_TOKENS, clock=CpuClock(), draft_generator=generator_for(0, "prompt", "draft"),
-        accept_generator=generator_for(0, "prompt", "accept"), reference=reference,
-    )  # fmt: skip
+        target=target,
+        drafter=drafter,
+        verifier=verifiers.build({"name": verifier}),
+        structure=structure,
+        prompt=prompt,
+        max_new_tokens=NEW_TOKENS,
+        clock=CpuClock(),
+        draft_generator=generator_for(0, "prompt", "draft"),
+        accept_generator=generator_for(0, "prompt", "accept"),
+        reference=reference,
+    )
 
 
 def chain(gamma):
@@ -87,6 +97,13 @@ def test_ngrams_are_accepted_somewhere(own_greedy, target_of, group_values):
     target, own = target_of("llama"), own_greedy("llama")
     built = drafters.build(group_values("drafter", "ngram"), target=target)
     generation = decoded(target, built, "greedy", chain(4), prompt=[*PROMPT, *own, *PROMPT])
-    baseline = decoded(target, drafters.build({"name": "none"}, target=target), "greedy", chain(4), None, [*PROMPT, *own, *PROMPT])
+    baseline = decoded(
+        target,
+        drafters.build({"name": "none"}, target=target),
+        "greedy",
+        chain(4),
+        None,
+        [*PROMPT, *own, *PROMPT],
+    )
     assert generation.tokens == baseline.tokens
     assert sum(len(row.draft_tokens) for row in generation.rounds) > 0

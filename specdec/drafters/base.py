@@ -21,12 +21,18 @@ class Drafter(ABC):
         replay: how the target's own text gives expected rounds without decoding (DESIGN 3): "position" when a
             proposal depends only on the text before it, "copying" when it must be drafted again from each round's
             start (exact under greedy only), None when neither holds.
+
+    Attributes:
+        vocab_size: tokens that it was made for; None when it takes whatever the target has. A run with a target of
+            another size is refused.
     """
 
     fills: ClassVar[frozenset[str]]
     lossless: ClassVar[bool] = True
     needs_reference: ClassVar[bool] = False
     replay: ClassVar[Literal["position", "copying"] | None] = None
+
+    vocab_size: int | None = None
 
     def start(
         self,

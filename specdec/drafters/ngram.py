@@ -53,7 +53,7 @@ class SuffixIndex:
             if position < 0:
                 continue
             earlier = self._earlier[order]
-            found = []
+            found: list[int] = []
             while position >= 0 and len(found) < limit:
                 found.append(position)
                 position = earlier[position]

@@ -16,7 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from specdec import __version__, tracking
 from specdec.config import RunConfig, validated
 from specdec.drafters import drafters
-from specdec.errors import UsageError
+from specdec.errors import SpecdecError, UsageError
 from specdec.measurement.cost import Calibration, calibrate
 from specdec.measurement.environment import capture
 from specdec.measurement.peers import TransformersGenerate
@@ -24,7 +24,7 @@ from specdec.measurement.report import Report, build_report
 from specdec.measurement.results import ResultsFolder
 from specdec.measurement.session import BASELINE, Arm, Session
 from specdec.measurement.timers import clock_for
-from specdec.prompts import PromptSet, load_prompts
+from specdec.prompts import Prompt, PromptSet, load_prompts
 from specdec.sampling import SamplingConfig, generator_for
 from specdec.structures import Structure, structures
 from specdec.targets import Target, targets
@@ -42,6 +42,7 @@ class Parts:
     primary: Arm
     prompts: PromptSet
     forced: bool
+    label: str  # drafter on model, for titles
 
 
 def build(config: RunConfig) -> Parts:
@@ -62,10 +63,16 @@ def build(config: RunConfig) -> Parts:
         tokenizer=target.tokenizer,
         context_length=target.context_length,
         max_new_tokens=config.measurement.max_new_tokens,
+        vocab_size=target.vocab_size,
     )
     drafter_class = drafters.get(config.drafter["name"])
     # One drafter serves every gamma: arms never decode at the same time.
     drafter = drafter_class(drafter_config, target=target)  # type: ignore[call-arg]
+    if drafter.vocab_size not in (None, target.vocab_size):
+        raise UsageError(
+            f"Bad value drafter={config.drafter['name']}: it was made for a vocabulary of {drafter.vocab_size} tokens, "
+            f"the target has {target.vocab_size}; use a drafter with the target's own tokenizer."
+        )
     gammas = sorted({*config.measurement.gammas, structure.gamma})
     arms = {
         gamma: Arm(
@@ -86,12 +93,11 @@ def build(config: RunConfig) -> Parts:
         primary=arms[structure.gamma],
         prompts=prompts,
         forced=bool(config.drafter.get("forced", False)),
+        label=f"{config.drafter['name']} on {config.target.get('model', config.target['name'])}",
     )
 
 
-def _check_compatible(
-    config: RunConfig, sampling: SamplingConfig, structure: Structure, verifier: Verifier
-) -> None:
+def _check_compatible(config: RunConfig, sampling: SamplingConfig, structure: Structure, verifier: Verifier) -> None:
     drafter = drafters.get(config.drafter["name"])
     target = targets.get(config.target["name"])
     shape = config.structure["name"]
@@ -127,7 +133,7 @@ def run_experiment(config: RunConfig, folder: Path) -> Report:
         torch.set_num_threads(config.measurement.threads)
     parts = build(config)
     results = ResultsFolder(folder)
-    plain = asdict(config)  # type: ignore[call-overload]
+    plain = asdict(config)
     (folder / "config.yaml").write_text(yaml.safe_dump(plain, sort_keys=False), encoding="utf-8")
     model = parts.target.describe()
     environment = {
@@ -144,7 +150,7 @@ def run_experiment(config: RunConfig, folder: Path) -> Report:
     }
     results.write_json("environment.json", environment)
     cell = _cell(plain, model, parts.prompts.content_hash)
-    name = config.tracking.run_name or f"{config.drafter['name']} gamma {parts.primary.gamma}"
+    name = f"{parts.label} gamma {parts.primary.gamma}"
     tags = {
         "specdec.cell": cell,
         "specdec.version": __version__,
@@ -153,7 +159,12 @@ def run_experiment(config: RunConfig, folder: Path) -> Report:
         "dtype": str(model.get("dtype", "float64")),
     }
     with tracking.tracked_run(config.tracking, name=name, params=_flat(plain), tags=tags) as tracked:
-        outcome, calibration, peer_rows = _measure(config, parts, cell, results, tracked.heartbeat)
+        try:
+            outcome, calibration, peer_rows = _measure(config, parts, cell, results, tracked.heartbeat)
+        except SpecdecError:
+            results.compact()  # what was decoded so far stays, in one piece
+            tracked.artifacts(folder)
+            raise
         report = build_report(
             results=results,
             outcome=outcome,
@@ -221,7 +232,7 @@ def _measure(
         answers: dict[str, Any] = {}
         for repeat in range(measurement.repeats):
             for prompt in prompts:
-                current = prompt
+                current: Prompt | None = prompt
                 while current is not None:
                     baseline = session.run_prompt(current, repeat)
                     progress.advance(bar)

@@ -48,7 +48,11 @@ class TransformersGenerate:
         _synchronize(target.device)
         seconds = time.perf_counter() - start
         new = output[0, len(prompt.tokens) :].tolist()
-        return {"peer": self.name, "tokens": len(cut(new[:-1], new[-1], self._limit, target.end_tokens)), "seconds": seconds}
+        return {
+            "peer": self.name,
+            "tokens": len(cut(new[:-1], new[-1], self._limit, target.end_tokens)),
+            "seconds": seconds,
+        }
 
 
 def _synchronize(device: torch.device) -> None:

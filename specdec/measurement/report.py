@@ -30,6 +30,7 @@ from specdec.trace import TracedGeneration, print_trace, write_trace
 if TYPE_CHECKING:
     from specdec.measurement.experiment import Parts
 
+_TRACED_ROUNDS = 25  # of each generation in the terminal; trace.html has them all
 Curves = dict[str, dict[int, float]]
 _MODELS = ("measured", "capped_geometric", "position", "replay")
 
@@ -59,7 +60,11 @@ class Report:
 
     def show(self, console: Console, folder: Path, link: str) -> None:
         """Print the summary table, the notes and where to look next."""
-        table = Table(title=f"alpha {self.metrics.get('account.alpha', float('nan')):.3f} (from {self.alpha_source})")
+        alpha = self.metrics.get("account.alpha", float("nan"))
+        table = Table(
+            title="Measured against the capped-geometric theory",
+            caption=f"95% prompt-bootstrap intervals; theory at alpha {alpha:.3f} (from {self.alpha_source}); * primary",
+        )
         for heading in _HEADINGS:
             table.add_column(heading, justify="right")
         for row in self.table:
@@ -68,10 +73,11 @@ class Report:
         for note in self.notes:
             console.print(note, markup=False, highlight=False)
         console.print(f"results: {folder}", markup=False, highlight=False, soft_wrap=True)
-        console.print(f"browse:  {link}", markup=False, highlight=False, soft_wrap=True)
+        if link:
+            console.print(f"browse:  {link}", markup=False, highlight=False, soft_wrap=True)
 
 
-_HEADINGS = ("gamma", "tokens/round", "95% interval", "theory", "speedup", "95% interval", "theory", "alpha (MLE)")
+_HEADINGS = ("gamma", "tokens/round", "theory", "speedup", "theory", "alpha (MLE)")
 
 
 def _cells(row: Mapping[str, Any]) -> list[str]:
@@ -79,17 +85,15 @@ def _cells(row: Mapping[str, Any]) -> list[str]:
         value = row.get(name)
         return "-" if value is None else f"{value:.3f}"
 
-    def interval(name: str) -> str:
+    def measured(name: str) -> str:
         low, high = row.get(f"{name}.ci_low"), row.get(f"{name}.ci_high")
-        return "-" if low is None or high is None else f"{low:.3f} to {high:.3f}"
+        return number(name) + ("" if low is None or high is None else f" ({low:.2f}-{high:.2f})")
 
     return [
-        f"{row['gamma']}{' *' if row['primary'] else ''}",
-        number("tokens_per_round"),
-        interval("tokens_per_round"),
+        f"{row['gamma']}{'*' if row['primary'] else ''}",
+        measured("tokens_per_round"),
         number("tokens_per_round.capped_geometric"),
-        number("speedup"),
-        interval("speedup"),
+        measured("speedup"),
         number("speedup.capped_geometric"),
         number("alpha.mle"),
     ]
@@ -267,8 +271,9 @@ def _notes(metrics: Mapping[str, float], outcome: Outcome, parts: "Parts") -> li
         )
     share = metrics.get("repetition.share", 0.0)
     if share:
+        low, high = (metrics.get(f"speedup.unflagged.{end}", float("nan")) for end in ("ci_low", "ci_high"))
         unflagged = metrics.get("speedup.unflagged")
-        without = "" if unflagged is None else f"; without them the speedup is {unflagged:.3f}"
+        without = "" if unflagged is None else f"; without them the speedup is {unflagged:.3f} ({low:.2f}-{high:.2f})"
         notes.append(f"Repetition: {share:.0%} of the prompts have an output that falls into a loop{without}.")
     skipped = {reason: sum(counts.values()) for reason, counts in parts.prompts.skipped.items() if counts}
     if skipped:
@@ -325,7 +330,7 @@ def _figures(
 def _title(parts: "Parts", environment: Mapping[str, Any]) -> str:
     model = environment.get("model", {})
     hardware = environment.get("gpu", {}).get("name") or environment.get("cpu", {}).get("model", "")
-    return f"{parts.primary.method} on {model.get('class', 'table')} ({model.get('dtype', 'float64')}), {hardware}"
+    return f"{parts.label} ({model.get('dtype', 'float64')}), {hardware}"
 
 
 def _trace(folder: Path, outcome: Outcome, parts: "Parts", terminal: bool) -> None:
@@ -343,7 +348,7 @@ def _trace(folder: Path, outcome: Outcome, parts: "Parts", terminal: bool) -> No
     ]
     write_trace(folder / "trace.html", traces)
     if terminal:
-        print_trace(traces, get_console())
+        print_trace(traces, get_console(), rounds=_TRACED_ROUNDS)
 
 
 def _markdown(report: Report, summary: Summary, parts: "Parts", environment: Mapping[str, Any]) -> str:
@@ -368,5 +373,10 @@ def _markdown(report: Report, summary: Summary, parts: "Parts", environment: Map
     for name, value in account.factors.items():
         interval = account.intervals[name]
         lines.append(f"| {name} | {value:.4f} | {interval.low:.4f} to {interval.high:.4f} |")
-    lines += [f"| **product = speedup** | **{account.speedup:.4f}** | |", "", *(f"- {note}" for note in report.notes), ""]
+    lines += [
+        f"| **product = speedup** | **{account.speedup:.4f}** | |",
+        "",
+        *(f"- {note}" for note in report.notes),
+        "",
+    ]
     return "\n".join(lines)

@@ -4,7 +4,7 @@ Yields finished prompts; writes each to disk before the next begins. Knows no me
 """
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -83,7 +83,7 @@ class Session:
         repetition: tuple[int, float],
         forced: bool,
         trace: tuple[int, int],
-        peers: Sequence[Callable[[Prompt], dict[str, Any]]] = (),
+        peers: Sequence[Callable[[Prompt], Mapping[str, Any]]] = (),
     ) -> None:
         """
         Args:
@@ -190,9 +190,7 @@ class Session:
             self.outcome.traced.append((prompt, arm, output))
         if self._target.sampling.greedy and not self._forced:
             self.outcome.compared += 1
-            divergence = explain(
-                self._target, (prompt.id, arm.gamma), baseline.prompt, baseline.tokens, output.tokens
-            )
+            divergence = explain(self._target, (prompt.id, arm.gamma), baseline.prompt, baseline.tokens, output.tokens)
             if divergence is None:
                 self.outcome.identical += 1
             else:

@@ -45,9 +45,7 @@ def load_prompts(
     renderer = Renderer(tokenizer, chat, room, vocab_size)
     content = source.read()
     if tokenizer is None and any(entry.turns for entry in content.entries):
-        raise UsageError(
-            f"Prompt set {config.name!r} is text, and the target has no tokenizer: use prompts=tokens."
-        )
+        raise UsageError(f"Prompt set {config.name!r} is text, and the target has no tokenizer: use prompts=tokens.")
     skipped: Counts = {reason: dict(counts) for reason, counts in content.absent.items()}
     chosen = list(islice(_usable_in_turn(content.entries, config, renderer, skipped), config.limit))
     if not chosen:

@@ -71,9 +71,7 @@ def _object(where: str, line: str) -> Mapping[str, Any]:
             f"{where}: not JSON ({getattr(error, 'msg', error)}); prompts.path needs one object per line."
         ) from None
     if not isinstance(record, dict):
-        raise UsageError(
-            f"{where}: a JSON {type(record).__name__} where prompts.path needs an object with fields."
-        )
+        raise UsageError(f"{where}: a JSON {type(record).__name__} where prompts.path needs an object with fields.")
     return record
 
 

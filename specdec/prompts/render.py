@@ -33,7 +33,7 @@ class Renderer:
         return Prompt(entry.id, entry.category, text, self._tokens(text), entry.turns[1:], turns)
 
     def follow_up(self, prompt: Prompt, answer: Sequence[int]) -> Prompt | None:
-        if not prompt.follow_ups:
+        if not prompt.follow_ups or not prompt.follow_ups[0].strip():
             return None
         # Decoded together and then parted: some tokenizers drop the space before a text's first word.
         whole, before = self._decoded([*prompt.tokens, *answer]), self._decoded(prompt.tokens)
@@ -53,9 +53,7 @@ class Renderer:
             for odd, turn in enumerate(turns)
         ]
         try:
-            text: str = self.tokenizer.apply_chat_template(
-                messages, tokenize=False, add_generation_prompt=True
-            )
+            text: str = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
         except Exception as error:  # a template is a program of its own and raises what it likes
             reason = " ".join(str(error).split())[:200]
             raise UsageError(
@@ -68,9 +66,7 @@ class Renderer:
         return tuple(self.tokenizer(text, add_special_tokens=not self.chat, verbose=False)["input_ids"])
 
     def _decoded(self, tokens: Sequence[int]) -> str:
-        text: str = self.tokenizer.decode(
-            list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False
-        )
+        text: str = self.tokenizer.decode(list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False)
         return text
 
     def _check_vocabulary(self, entry: Entry) -> None:

@@ -119,11 +119,7 @@ def paragraphs_before(lines: Sequence[str], end: int, room: int) -> Sequence[str
     while start > 0 and room > len(lines[start - 1]):
         start -= 1
         room -= len(lines[start]) + 1
-    starts = (
-        line
-        for line in range(start, end)
-        if lines[line].strip() and (line == 0 or not lines[line - 1].strip())
-    )
+    starts = (line for line in range(start, end) if lines[line].strip() and (line == 0 or not lines[line - 1].strip()))
     return lines[next(starts, start) : end]
 
 

@@ -1,5 +1,6 @@
 """Prompts as literal token ids, for targets without a tokenizer (`table`)."""
 
+from collections import Counter
 from typing import Annotated
 
 from pydantic import Field
@@ -22,8 +23,12 @@ class Tokens(PromptSource):
 
     def read(self) -> Source:
         name = self.config.name
-        entries = [
-            Entry(f"{name}/{number}", name, tokens=tuple(ids))
-            for number, ids in enumerate(self.config.tokens)
-        ]
+        entries = []
+        seen: Counter[str] = Counter()
+        for ids in self.config.tokens:
+            # Named for its content, so that the same prompt draws the same randomness wherever it stands.
+            label = "-".join(map(str, ids))
+            seen[label] += 1
+            again = f"#{seen[label]}" if seen[label] > 1 else ""
+            entries.append(Entry(f"{name}/{label}{again}", name, tokens=tuple(ids)))
         return Source(entries, {"source": "literal"})

@@ -48,9 +48,7 @@ class Causal(Target):
     def __init__(self, config: CausalConfig, sampling: SamplingConfig) -> None:
         self.name = model_path(config.model)
         self.device = resolve_device(config.device)
-        model = load_model(
-            self.name, dtype=resolve_dtype(config.dtype), device=self.device, attention=config.attention
-        )
+        model = load_model(self.name, dtype=resolve_dtype(config.dtype), device=self.device, attention=config.attention)
         self._init(model, load_tokenizer(self.name), sampling, config.prefill_chunk)
 
     @classmethod
@@ -168,9 +166,7 @@ class Causal(Target):
         if self._eager:
             # Eager attention adds the mask to its scores.
             dtype = self.model.dtype
-            return torch.zeros(mask.shape, dtype=dtype, device=self.device).masked_fill_(
-                ~mask, torch.finfo(dtype).min
-            )
+            return torch.zeros(mask.shape, dtype=dtype, device=self.device).masked_fill_(~mask, torch.finfo(dtype).min)
         return mask
 
     @torch.inference_mode()
@@ -184,6 +180,11 @@ class Causal(Target):
             self.commit((), tokens[2])
             again = self._forward(torch.tensor([tokens[2]], device=self.device), chain_tree(0))[-1]
             plain = self._plain(self.model, tokens[:3])[-1]
+        except NumericsError:
+            raise ModelLoadError(
+                f"Model {self.name} ({type(self.model).__name__}) cannot be used: its logits are not finite; "
+                "try target.dtype=float32."
+            ) from None
         except (TypeError, AttributeError, ValueError, IndexError, RuntimeError) as error:
             raise ModelLoadError(
                 f"Model {self.name} ({type(self.model).__name__}) does not work with a rolled-back key-value cache: "

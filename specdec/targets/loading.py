@@ -3,7 +3,6 @@ finite. Shared by targets and by drafters that are models themselves.
 """
 
 import hashlib
-import os
 from pathlib import Path
 from typing import Any, Literal
 
@@ -86,7 +85,9 @@ def load_tokenizer(name: str) -> Any:
     try:
         return AutoTokenizer.from_pretrained(name, trust_remote_code=False)
     except Exception as error:
-        raise ModelLoadError(f"The tokenizer of {name} cannot be loaded: {' '.join(str(error).split())[:300]}") from None
+        raise ModelLoadError(
+            f"The tokenizer of {name} cannot be loaded: {' '.join(str(error).split())[:300]}"
+        ) from None
 
 
 def content_hash(name: str) -> str:
@@ -117,11 +118,6 @@ def resolve_device(name: str) -> torch.device:
 def resolve_dtype(name: Dtype) -> torch.dtype | None:
     """None for "auto": the checkpoint's own."""
     return None if name == "auto" else getattr(torch, name)
-
-
-def go_offline() -> None:
-    """Stops hub look-ups; only effective before transformers is imported."""
-    os.environ["HF_HUB_OFFLINE"] = "1"
 
 
 def _check_folder(folder: Path) -> None:

@@ -28,9 +28,7 @@ def residual(p: ArrayLike, q: ArrayLike) -> FloatArray:
 def _normalised(surplus: FloatArray) -> FloatArray:
     total = surplus.sum(axis=-1, keepdims=True)
     if np.any(total <= 0):
-        raise ValueError(
-            "p equals q (or lies below it everywhere): nothing is rejected, so there is no residual"
-        )
+        raise ValueError("p equals q (or lies below it everywhere): nothing is rejected, so there is no residual")
     return surplus / total
 
 
@@ -99,9 +97,7 @@ def block_weights(p: ArrayLike, q: ArrayLike, tokens: ArrayLike) -> BlockWeights
     targets, drafters, path = law(p, "p"), law(q, "q"), np.asarray(tokens, dtype=np.int64)
     gamma = len(path)
     if targets.shape != drafters.shape or targets.shape[0] != gamma:
-        raise ValueError(
-            f"p, q and tokens differ in length: {targets.shape}, {drafters.shape}, {gamma} tokens"
-        )
+        raise ValueError(f"p, q and tokens differ in length: {targets.shape}, {drafters.shape}, {gamma} tokens")
     drawn = drafters[np.arange(gamma), path]
     if np.any(drawn <= 0):
         raise ValueError("a drafted token has probability 0 under q, so it cannot have been drawn from it")

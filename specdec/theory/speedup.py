@@ -48,11 +48,7 @@ def optimal_gamma(
     `verification(gamma)` is v for gamma = 1 ... max_gamma, 1 if not given. Of equal gammas the shortest wins.
     """
     gammas = np.arange(int(count(max_gamma, "max_gamma", minimum=1)) + 1)
-    v = (
-        np.ones(len(gammas))
-        if verification is None
-        else np.array([1.0, *map(verification, gammas[1:].tolist())])
-    )
+    v = np.ones(len(gammas)) if verification is None else np.array([1.0, *map(verification, gammas[1:].tolist())])
     speedups = speedup(alpha, gammas, c, v)
     best = int(np.argmax(speedups))
     return OptimalGamma(best, float(speedups[best]), best == gammas[-1])

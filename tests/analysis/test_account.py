@@ -62,17 +62,13 @@ def test_check_values_of_the_public_eagle_cost_fit(make_rounds):
     v = (1 + g) / 0.992239 - g
     o = (v + g) / 0.870621 - v - g
     account = six_factors(make_rounds, 2.594342, 3, 0.917090, g, v, o, 1.0, 1.203903)
-    values = [
-        account.factors[name] for name in ("omega", "dependence", "draft", "verify", "overhead", "baseline")
-    ]
-    np.testing.assert_allclose(
-        values, [2.594342, 0.917090, 0.734508, 0.992239, 0.870621, 1.203903], atol=1e-9
-    )
+    values = [account.factors[name] for name in ("omega", "dependence", "draft", "verify", "overhead", "baseline")]
+    np.testing.assert_allclose(values, [2.594342, 0.917090, 0.734508, 0.992239, 0.870621, 1.203903], atol=1e-9)
     assert account.speedup == pytest.approx(1.817491, abs=5e-6)  # the factors are published with six digits
 
 
 def test_check_value_of_the_public_rest_log(make_rounds):
-    """Rate over overhead: 1.988752 tokens per round, 25.715685 ms per baseline token, 30.031037 ms per round."""
+    """1.988752 tokens per round, 25.715685 ms per baseline token, 30.031037 ms per round."""
     account = six_factors(make_rounds, 1.988752, 4, 1.0, 0.0, 30.031037, 0.0, 25.715685, 25.715685)
     assert account.speedup == pytest.approx(1.702976, abs=1e-6)  # inputs are rounded
     assert account.factors["baseline"] == 1 and account.factors["draft"] == 1
@@ -120,14 +116,12 @@ def test_replay_splits_dependence_from_drift(make_rounds):
     without = gap_account(0.6, 4, rounds, baseline, 0.02, replicates=10)
     split = gap_account(0.6, 4, rounds, baseline, 0.02, replay, replicates=10)
     assert split.replay_tokens_per_round == pytest.approx(replay["tokens"].sum() / replay["rounds"].sum())
-    assert split.factors["dependence"] * split.factors["drift"] == pytest.approx(
-        without.factors["dependence"]
-    )
+    assert split.factors["dependence"] * split.factors["drift"] == pytest.approx(without.factors["dependence"])
     assert split.factors["drift"] != pytest.approx(1, abs=0.01)
 
 
 def test_offered_factor_counts_short_offers_silence_and_the_end_of_the_text(make_rounds):
-    """Rounds that offered 4, 2 and 0, and one that offered 4 with 2 tokens left, of which 1 could be a draft."""
+    """Rounds that offered 4, 2 and 0, and one that offered 4 with 2 tokens left: one can be a draft."""
     rounds = make_rounds({"p": [4, 2, 0, 1]}, 4, offered={"p": [4, 2, 0, 4]})
     rounds["tokens_left"] = [11, 6, 3, 2]
     account = gap_account(0.5, 4, rounds, baseline_of(make_rounds, 11, 0.02), 0.02)
@@ -173,6 +167,7 @@ def test_bad_input_is_refused(make_rounds):
         gap_account(0.5, 4, rounds, baseline, 0.02, replay[replay["prompt"] != "p0"])
     with pytest.raises(ValueError, match="baseline covers prompts"):
         account_table(rounds[rounds["prompt"] != "p0"], baseline, 4)
-    sums = pd.DataFrame({"prompt": ["p1", "p2"], "numerator": 1.0, "denominator": 2.0})  # the others: no positions
+    # The other prompts have no positions with a proposal.
+    sums = pd.DataFrame({"prompt": ["p1", "p2"], "numerator": 1.0, "denominator": 2.0})
     with pytest.raises(ValueError, match="alpha is 0.6 but its sums .* give 0.5"):
         gap_account(0.6, 4, rounds, baseline, 0.02, alpha_sums=sums)

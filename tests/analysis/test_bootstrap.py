@@ -36,17 +36,13 @@ def test_the_seed_decides_and_chunks_do_not_matter(monkeypatch):
 
 
 def test_one_prompt_gives_an_estimate_and_no_interval():
-    interval = bootstrap(pd.DataFrame({"tokens": [10.0], "rounds": [4.0]}), tokens_per_round)[
-        "tokens_per_round"
-    ]
+    interval = bootstrap(pd.DataFrame({"tokens": [10.0], "rounds": [4.0]}), tokens_per_round)["tokens_per_round"]
     assert interval.estimate == 2.5 and isnan(interval.low) and isnan(interval.high) and interval.prompts == 1
 
 
 def test_ratio_of_sums_and_not_the_mean_of_ratios():
     table = pd.DataFrame({"tokens": [100.0, 100.0], "rounds": [50.0, 20.0]})  # 2 and 5 tokens per round
-    assert bootstrap(table, tokens_per_round)["tokens_per_round"].estimate == pytest.approx(
-        2.857143, abs=5e-7
-    )
+    assert bootstrap(table, tokens_per_round)["tokens_per_round"].estimate == pytest.approx(2.857143, abs=5e-7)
 
 
 def test_equal_prompts_have_no_spread_and_statistics_share_their_replicates():
@@ -60,9 +56,7 @@ def test_undefined_replicates_are_left_out_until_they_are_too_many():
     values = np.append(np.linspace(0, 1, 97), [np.nan] * 3)
     assert percentile_bounds(values, 0.9) == pytest.approx((0.05, 0.95))
     assert all(isnan(bound) for bound in percentile_bounds(np.append(values, [np.inf] * 5), 0.9))
-    table = pd.DataFrame(
-        {"tokens": [3.0, 5.0], "rounds": [0.0, 2.0]}
-    )  # a quarter of the replicates has no round
+    table = pd.DataFrame({"tokens": [3.0, 5.0], "rounds": [0.0, 2.0]})  # a quarter of the replicates has no round
     interval = bootstrap(table, tokens_per_round)["tokens_per_round"]
     assert interval.estimate == 4 and isnan(interval.low)
 

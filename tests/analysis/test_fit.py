@@ -52,9 +52,7 @@ def test_check_values_of_d5_and_d6(from_counts, counts, alpha, hazards, ratio):
     assert estimate.alpha == pytest.approx(alpha, abs=5e-7)
     np.testing.assert_allclose(table["acceptance"], hazards, atol=5e-7)
     measured = rounds["committed"].mean()
-    assert fit.kaplan_meier_tokens(table) == pytest.approx(
-        measured
-    )  # the product identity, without censoring
+    assert fit.kaplan_meier_tokens(table) == pytest.approx(measured)  # the product identity, without censoring
     assert measured / tokens_per_round(estimate.alpha, 4) == pytest.approx(ratio, abs=5e-7)
 
 

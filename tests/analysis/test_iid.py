@@ -1,4 +1,4 @@
-"""The i.i.d. tests: check values of THEORY 6, their size when the model is true, and what each of them sees."""
+"""The i.i.d. tests: check values of THEORY 6, their size when the model is true, what each one sees."""
 
 from itertools import permutations
 from math import isnan
@@ -42,7 +42,7 @@ def test_check_values_of_d6(from_counts):
 
 @pytest.mark.parametrize(("counts", "chi_squared"), [(D1, 0.110324), (D5, 8.510374)])
 def test_depth_is_the_g_test_of_the_counts_without_censoring(from_counts, counts, chi_squared):
-    """Counts of A against the fitted capped geometric: G equals the statistic, and Pearson's sum is THEORY's."""
+    """Counts of A against the fitted law: G equals the statistic, and Pearson's sum is THEORY's."""
     observed = np.array(counts)
     expected = observed.sum() * accepted_pmf(estimate_alpha(from_counts(counts)).alpha, 4)
     g = 2 * (observed * np.log(observed / expected)).sum()

@@ -1,4 +1,4 @@
-"""Likelihood models against THEORY 6, against each other's special cases, and against simulated parameters."""
+"""Likelihood models against THEORY 6, against special cases, and against simulated parameters."""
 
 from math import comb, log
 
@@ -50,9 +50,7 @@ def test_beta_geometric_is_the_beta_law_integrated(make_rounds):
     assert rho > 0.3
     a, b = m * (1 - rho) / rho, (1 - m) * (1 - rho) / rho
     s, d = rounds["accepted"], rounds["rejected"].astype(int)
-    assert fitted.log_likelihood == pytest.approx(
-        float((betaln(a + s, b + d) - betaln(a, b)).sum()), abs=1e-8
-    )
+    assert fitted.log_likelihood == pytest.approx(float((betaln(a + s, b + d) - betaln(a, b)).sum()), abs=1e-8)
     for nudged in ((m + 0.01, rho), (m - 0.01, rho), (m, rho + 0.02), (m, rho - 0.02)):
         a, b = nudged[0] * (1 - nudged[1]) / nudged[1], (1 - nudged[0]) * (1 - nudged[1]) / nudged[1]
         assert float((betaln(a + s, b + d) - betaln(a, b)).sum()) < fitted.log_likelihood
@@ -69,9 +67,7 @@ def test_position_model_equals_the_multinomial_without_censoring(from_counts):
 
 def test_markov_starts_every_generation_afresh(make_rounds):
     rounds = make_rounds({"a": [2, 1, 2, 0], "b": [0, 1]}, 2)
-    fitted = models.markov(
-        rounds
-    )  # rounds 1 and 3 of prompt a follow a full one, round 2 and round 1 of b do not
+    fitted = models.markov(rounds)  # rounds 1 and 3 of prompt a follow a full one, round 2 and round 1 of b do not
     assert fitted.parameters == pytest.approx({"alpha_0": 3 / 4, "alpha_1": 1 / 3})
 
 

@@ -92,9 +92,7 @@ def test_headline_values_are_ratios_of_sums(run):
 def test_a_prompt_flagged_in_the_baseline_alone_is_dropped(run, make_generations):
     rounds, _ = run
     generations = make_generations(rounds)
-    generations.loc[(generations["method"] == "baseline") & (generations["prompt"] == "p004"), "flagged"] = (
-        True
-    )
+    generations.loc[(generations["method"] == "baseline") & (generations["prompt"] == "p004"), "flagged"] = True
     assert summary_of((rounds, generations)).arms[3].metrics["repetition.share"] == pytest.approx(1 / 12)
     generations["flagged"] = True
     metrics = summary_of((rounds, generations)).arms[3].metrics

@@ -1,7 +1,8 @@
-"""The price of an n-gram proposal at long contexts: at most 50 us in the median at 100,000 tokens, memory linear.
+"""The price of an n-gram proposal at long contexts: at most 50 us in the median at 100,000 tokens, memory
+linear.
 
-Run by hand: `python -m pytest -m benchmark tests/benchmarks/test_ngram_speed.py -s`. The bounds asserted are generous,
-because a shared machine may be slow; the printed figures are what counts.
+Run by hand: `python -m pytest -m benchmark tests/benchmarks/test_ngram_speed.py -s`. The bounds asserted are
+generous, because a shared machine may be slow; the printed figures are what counts.
 """
 
 import gc
@@ -32,7 +33,9 @@ def zipf(length: int) -> list[int]:
 
 
 def phrases(length: int) -> list[int]:
-    """The same 200 phrases again and again in random order, one token in twenty replaced: code, or a chat template."""
+    """The same 200 phrases again and again in random order, one token in twenty replaced: code, or a chat
+    template.
+    """
     dice = random.Random(1)
     book = [dice.choices(range(VOCABULARY), k=dice.randint(3, 30)) for _ in range(200)]
     text: list[int] = []
@@ -71,7 +74,9 @@ def microseconds(text: Callable[[int], list[int]], gamma: int, per_round: int) -
 def test_time_of_a_proposal(text, gamma, per_round):
     times = sorted(microseconds(text, gamma, per_round))
     median, late = statistics.median(times), times[int(0.99 * len(times))]
-    print(f"\n{text.__name__}, gamma {gamma}, {per_round} tokens a round: median {median:.1f} us, 99% below {late:.1f} us")
+    print(
+        f"\n{text.__name__}, gamma {gamma}, {per_round} tokens a round: median {median:.1f} us, 99% below {late:.1f} us"
+    )
     assert median < 200
 
 
@@ -91,7 +96,9 @@ def bytes_per_token(text: Callable[[int], list[int]], length: int) -> float:
 @pytest.mark.parametrize("text", [zipf, phrases, loop])
 def test_memory_is_linear(text):
     sizes = {length: bytes_per_token(text, length) for length in (25_000, 50_000, 100_000)}
-    print(f"\n{text.__name__}: " + ", ".join(f"{length} tokens {size:.0f} bytes each" for length, size in sizes.items()))
+    print(
+        f"\n{text.__name__}: " + ", ".join(f"{length} tokens {size:.0f} bytes each" for length, size in sizes.items())
+    )
     assert max(sizes.values()) < 1.6 * min(sizes.values()) + 20
 
 

@@ -1,4 +1,6 @@
-"""What every registered drafter promises: valid tokens, the q that they were drawn from, and no hidden randomness."""
+"""What every registered drafter promises: valid tokens, the q that they were drawn from, and no hidden
+randomness.
+"""
 
 from typing import Any
 
@@ -15,8 +17,12 @@ REFERENCE = [1, 4, 0, 3, 1, 2, 2, 4, 0, 0, 1, 3]
 SIZE = 5
 # What a drafter needs beyond its YAML to run on the table target, e.g. the folder of a model.
 CHANGES: dict[str, dict[str, Any]] = {"oracle": {"alpha": 0.6}}
-CASES = [(name, structure) for name in drafters.names() for structure in structures.names()
-         if structure in drafters.get(name).fills]  # fmt: skip
+CASES = [
+    (name, structure)
+    for name in drafters.names()
+    for structure in structures.names()
+    if structure in drafters.get(name).fills
+]
 
 
 @pytest.fixture
@@ -55,7 +61,6 @@ def test_every_drafter_fills_something_registered():
 @pytest.mark.parametrize(("name", "structure"), CASES)
 def test_drafts_are_well_formed(build, name, structure, gamma):
     shape = chain_like(structure, gamma)
-    position = 0
     for draft in walk(build(name), shape):
         assert draft.tokens.dtype == torch.int64 and draft.tokens.shape == (len(draft),)
         assert ((draft.tokens >= 0) & (draft.tokens < SIZE)).all()
@@ -64,7 +69,6 @@ def test_drafts_are_well_formed(build, name, structure, gamma):
         assert all(entry.strategy and entry.rank >= 0 for entry in draft.source)
         if structure == "chain":
             assert draft.tree.is_chain
-        position += 1
 
 
 @pytest.mark.parametrize(("name", "structure"), CASES)
@@ -89,7 +93,9 @@ def test_the_same_generator_gives_the_same_drafts(build, name, structure):
 
 @pytest.mark.parametrize(("name", "structure"), CASES)
 def test_without_q_the_draft_is_a_function_of_its_state(build, name, structure):
-    """A point mass is only true if nothing random happens between `start` and the draft: asked twice, told twice."""
+    """A point mass is only true if nothing random happens between `start` and the draft: asked twice, told
+    twice.
+    """
     drafter = build(name)
     drafter.start(PROMPT, generator_for(0, "prompt", "draft"), REFERENCE if drafter.needs_reference else None)
     shape = chain_like(structure, 3)

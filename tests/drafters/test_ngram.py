@@ -14,7 +14,9 @@ from specdec.structures.base import structures
 
 
 def brute_force(text: list[int], gamma: int, order_min: int, order_max: int, matches_max: int) -> list[int]:
-    """Search the whole text for the longest suffix that came before; count what followed its latest occurrences."""
+    """Search the whole text for the longest suffix that came before; count what followed its latest
+    occurrences.
+    """
     for order in range(order_max, order_min - 1, -1):
         ends = [end for end in range(order, len(text)) if text[end - order : end] == text[len(text) - order :]]
         if order > len(text) or not ends:
@@ -54,7 +56,7 @@ PARAMETERS = st.tuples(st.integers(1, 6), st.integers(1, 4), st.integers(0, 3), 
 
 
 @given(TEXTS, PARAMETERS)
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 def test_proposal_is_the_brute_force_one(text, parameters):
     gamma, order_min, more, matches_max = parameters
     config = NgramConfig(name="ngram", order_max=order_min + more, order_min=order_min, matches_max=matches_max)
@@ -63,8 +65,12 @@ def test_proposal_is_the_brute_force_one(text, parameters):
     assert proposed(drafter, gamma) == brute_force(text, gamma, order_min, order_min + more, matches_max)
 
 
-@given(TEXTS, st.lists(st.tuples(st.lists(st.integers(0, 3), min_size=1, max_size=5), st.booleans()), max_size=12), PARAMETERS)
-@settings(max_examples=300, deadline=None)
+@given(
+    TEXTS,
+    st.lists(st.tuples(st.lists(st.integers(0, 3), min_size=1, max_size=5), st.booleans()), max_size=12),
+    PARAMETERS,
+)
+@settings(max_examples=300)
 def test_growing_an_index_is_building_it_anew(prompt, commits, parameters):
     gamma, order_min, more, matches_max = parameters
     config = NgramConfig(name="ngram", order_max=order_min + more, order_min=order_min, matches_max=matches_max)

@@ -1,4 +1,6 @@
-"""The oracle makes the capped-geometric model true: coins, corrupt tokens, and rounds against R(n) of THEORY 2."""
+"""The oracle makes the capped-geometric model true: coins, corrupt tokens, and rounds against R(n) of THEORY
+2.
+"""
 
 import math
 import time
@@ -57,7 +59,7 @@ def test_one_coin_per_position_the_same_at_every_gamma(cycle):
 
 
 def test_coins_do_not_depend_on_alpha_beyond_their_threshold(cycle):
-    """Raising alpha only turns corrupt tokens into right ones, so curves over alpha share their randomness."""
+    """Raising alpha only turns corrupt tokens into right ones, so curves over alpha share their coins."""
     reference = [index % SIZE for index in range(200)]
     wrong = [
         {i for i, token in enumerate(proposals(oracle(cycle, alpha), reference, 4)) if token != reference[i]}
@@ -67,7 +69,9 @@ def test_coins_do_not_depend_on_alpha_beyond_their_threshold(cycle):
 
 
 def test_a_corrupt_token_always_differs_and_is_uniform_over_the_others(cycle):
-    """Alpha 0, 6,000 tokens: none right; chi-square over the 6 wrong ones below 27.9 (false alarm 4e-5, 5 d.o.f.)."""
+    """Alpha 0, 6,000 tokens: none right; chi-square over the 6 wrong ones below 27.9 (false alarm 4e-5, 5
+    d.o.f.).
+    """
     reference = [2] * 6000
     drafter = oracle(cycle, 0.0)
     drafter.start([0], generator_for(1, "a", "draft"), reference)
@@ -95,14 +99,21 @@ def test_share_of_right_tokens_is_alpha(cycle):
 
 def decoded(target, drafter, gamma, length, prompt_id, reference, verifier="speculative_sampling"):
     return generate(
-        target=target, drafter=drafter, verifier=verifiers.build({"name": verifier}), structure=chain(gamma), prompt=[0],
-        max_new_tokens=length, clock=CpuClock(), draft_generator=generator_for(0, prompt_id, "draft"),
-        accept_generator=generator_for(0, prompt_id, "accept"), reference=reference,
-    )  # fmt: skip
+        target=target,
+        drafter=drafter,
+        verifier=verifiers.build({"name": verifier}),
+        structure=chain(gamma),
+        prompt=[0],
+        max_new_tokens=length,
+        clock=CpuClock(),
+        draft_generator=generator_for(0, prompt_id, "draft"),
+        accept_generator=generator_for(0, prompt_id, "accept"),
+        reference=reference,
+    )
 
 
 def rounds_variance(alpha, gamma, length):
-    """Variance of the number of rounds for `length` tokens, by the recursion of R(n) for the second moment."""
+    """Variance of the number of rounds for `length` tokens, by the recursion of R(n) for second moments."""
     pmf = capped_geometric.accepted_pmf(alpha, gamma)
     mean, square = [0.0], [0.0]
     for n in range(1, length + 1):
@@ -114,7 +125,9 @@ def rounds_variance(alpha, gamma, length):
 
 @pytest.mark.parametrize(("alpha", "gamma"), [(0.8, 5), (0.6, 2), (0.9, 3)])
 def test_rounds_follow_the_finite_length_closed_form(cycle, alpha, gamma):
-    """300 texts of 32 tokens: the mean number of rounds within 5 standard errors of R(32) (false alarm 6e-7 each)."""
+    """300 texts of 32 tokens: the mean number of rounds within 5 standard errors of R(32) (false alarm 6e-7
+    each).
+    """
     texts, length = 300, 32
     baseline = decoded(cycle, drafters.build({"name": "none"}, target=cycle), gamma, length, "", None)
     assert len(baseline.rounds) == length
@@ -133,14 +146,17 @@ def test_rounds_follow_the_finite_length_closed_form(cycle, alpha, gamma):
 def test_both_verifiers_take_the_same_rounds(cycle):
     baseline = decoded(cycle, drafters.build({"name": "none"}, target=cycle), 4, 64, "", None)
     rows = [
-        [(row.accepted, row.rejected) for row in decoded(cycle, oracle(cycle, 0.7), 4, 64, "a", baseline.tokens, rule).rounds]
+        [
+            (row.accepted, row.rejected)
+            for row in decoded(cycle, oracle(cycle, 0.7), 4, 64, "a", baseline.tokens, rule).rounds
+        ]
         for rule in ("greedy", "speculative_sampling")
     ]
     assert rows[0] == rows[1]
 
 
 def test_forced_mode_commits_the_record_whatever_the_target_says(table, random_law):
-    """The target would write something else; the rounds are those of the same coins on a target that agrees."""
+    """The target would write something else; the rounds are those of the coins on a target that agrees."""
     target = table(random_law(SIZE, 1))
     record = [(5 * index * index + 1) % SIZE for index in range(48)]
     forced = Forced(target, record)
@@ -150,7 +166,6 @@ def test_forced_mode_commits_the_record_whatever_the_target_says(table, random_l
         for rule in ("greedy", "speculative_sampling"):
             generation = decoded(forced, oracle(target, alpha), 4, 48, "a", record, rule)
             assert generation.tokens == tuple(record)
-            wrong = set()
             drafter = oracle(target, alpha)
             drafter.start([0], generator_for(0, "a", "draft"), record)
             wrong = (drafter.draft(chain(48)).tokens != torch.tensor(record)).nonzero().flatten().tolist()

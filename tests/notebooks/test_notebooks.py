@@ -1,6 +1,5 @@
 """Every notebook: its pair is equal, it holds no outputs, and it runs on a store and ends with an answer."""
 
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -76,11 +75,10 @@ def executed(path: Path, folder: Path, **parameters: Any) -> Any:
         timeout=600,
         startup_timeout=300,
         kernel_name="python3",
+        extra_arguments=["--log-level=ERROR"],  # it warns that its local sockets are not encrypted
         resources={"metadata": {"path": str(folder)}},
     )
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the kernel's own: its channel is not encrypted on this machine
-        client.execute()
+    client.execute()
     return notebook
 
 

@@ -32,9 +32,7 @@ class Characters:
         assert skip_special_tokens
         return "".join(chr(token) for token in ids if token)
 
-    def apply_chat_template(
-        self, messages: list[dict[str, str]], tokenize: bool, add_generation_prompt: bool
-    ) -> str:
+    def apply_chat_template(self, messages: list[dict[str, str]], tokenize: bool, add_generation_prompt: bool) -> str:
         assert not tokenize and add_generation_prompt
         if self.chat_template == "broken":
             raise ValueError("only one turn,\nplease")

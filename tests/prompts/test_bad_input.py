@@ -94,7 +94,7 @@ def test_missing_name():
 def test_text_without_a_tokenizer_and_tokens_outside_the_vocabulary(load):
     assert "the target has no tokenizer: use prompts=tokens" in sentence(load, "stdlib_docs", tokenizer=None)
     outside = sentence(load, "tokens", tokenizer=None, tokens=[[0, 2], [1, 3]], vocab_size=3)
-    assert "tokens/1 holds token 3, and the target's vocabulary ends at 2" in outside
+    assert "tokens/1-3 holds token 3, and the target's vocabulary ends at 2" in outside
     assert "prompts.tokens.0.1=-1" in sentence(load, "tokens", tokens=[[0, -1]])
     assert "no usable prompt (1 empty)" in sentence(load, "tokens", tokens=[[]])
 

@@ -156,7 +156,7 @@ def test_lines_break_at_newlines_only(load, tmp_path):
 def test_literal_tokens_need_no_tokenizer(load):
     loaded = load("tokens", tokenizer=None, tokens=[[0, 1], [], [2]])
     assert [(p.id, p.category, p.text, p.tokens) for p in loaded.prompts] == [
-        ("tokens/0", "tokens", "", (0, 1)),
+        ("tokens/0-1", "tokens", "", (0, 1)),
         ("tokens/2", "tokens", "", (2,)),
     ]
     assert loaded.skipped == {"empty": {"tokens": 1}}

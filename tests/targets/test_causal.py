@@ -1,5 +1,6 @@
 """Tree verification over our cache against plain forward passes, in float64, on tiny random models."""
 
+from copy import deepcopy
 from functools import cache
 
 import pytest
@@ -78,7 +79,8 @@ def test_the_cache_holds_what_a_fresh_prefill_would_write(architecture, target_o
     draft = random_draft(8, VOCABULARY, 3)
     target.start(PROMPT, 64)
     target.verify(draft)
-    path = path_to(draft.tree, draft.tree.depths.index(draft.tree.depth))
+    paths_through = [path_to(draft.tree, node) for node in range(len(draft))]
+    path = max((path for path in paths_through if path != list(range(len(path)))), key=len)  # rows must move
     target.commit(path, next_token=1)
     used = target._cache
     target.start([*PROMPT, *draft.tokens[path].tolist(), 1], 64)
@@ -152,21 +154,34 @@ CANNOT_ROLL_BACK = {
     "MambaConfig": (dict(SMALL, state_size=4), "linear_attention"),
     "Qwen3NextConfig": (
         dict(
-            SMALL, intermediate_size=32, num_attention_heads=2, num_key_value_heads=1, head_dim=8,
-            layer_types=["linear_attention", "full_attention"], num_experts=2, num_experts_per_tok=1,
-            moe_intermediate_size=16, shared_expert_intermediate_size=16, linear_num_value_heads=2,
-            linear_num_key_heads=2, linear_key_head_dim=8, linear_value_head_dim=8,
+            SMALL,
+            intermediate_size=32,
+            num_attention_heads=2,
+            num_key_value_heads=1,
+            head_dim=8,
+            layer_types=["linear_attention", "full_attention"],
+            num_experts=2,
+            num_experts_per_tok=1,
+            moe_intermediate_size=16,
+            shared_expert_intermediate_size=16,
+            linear_num_value_heads=2,
+            linear_num_key_heads=2,
+            linear_key_head_dim=8,
+            linear_value_head_dim=8,
         ),
         "linear_attention",
     ),
     "Lfm2Config": (
         dict(
-            SMALL, intermediate_size=32, num_attention_heads=2, num_key_value_heads=1,
+            SMALL,
+            intermediate_size=32,
+            num_attention_heads=2,
+            num_key_value_heads=1,
             layer_types=["conv", "full_attention"],
         ),
         "conv",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("kind", CANNOT_ROLL_BACK)
@@ -181,12 +196,18 @@ def test_a_model_that_cannot_roll_back_is_refused_by_its_layer_type(kind, sampli
     assert type(model).__name__ in str(refused.value) and "\n" not in str(refused.value)
 
 
+def test_a_model_without_finite_logits_is_refused_when_loaded(tiny_model, sampling):
+    """Known before decoding: not the error of a run that breaks on its way."""
+    model = deepcopy(tiny_model("llama"))
+    model.get_output_embeddings().weight[7] = float("nan")
+    with pytest.raises(ModelLoadError, match="its logits are not finite"):
+        Causal.from_model(model, sampling())
+
+
 def test_a_hidden_recurrence_gives_itself_away(sampling):
-    """RWKV names no layer types and keeps its state outside the cache: the trial at loading time refuses it."""
+    """RWKV names no layer types and keeps its state outside the cache: the trial when loading refuses it."""
     import transformers
 
-    config = transformers.RwkvConfig(
-        **SMALL, attention_hidden_size=32, intermediate_size=64, context_length=64
-    )
+    config = transformers.RwkvConfig(**SMALL, attention_hidden_size=32, intermediate_size=64, context_length=64)
     with pytest.raises(ModelLoadError, match="rolled-back|rolling back"):
         Causal.from_model(transformers.AutoModelForCausalLM.from_config(config), sampling())

@@ -93,9 +93,7 @@ def test_check_values_of_typical_acceptance():
 def test_check_values_of_block_verification_iid(gamma, token, block, bound):
     p, q = np.array([1 / 3, 2 / 3]), np.array([2 / 3, 1 / 3])
     expected = expected_accepted(p, q, np.tile(p, (2, 1)), np.tile(q, (2, 1)), gamma)
-    np.testing.assert_allclose(
-        [expected.token, expected.block, expected.bound], [token, block, bound], atol=5e-7
-    )
+    np.testing.assert_allclose([expected.token, expected.block, expected.bound], [token, block, bound], atol=5e-7)
 
 
 @pytest.mark.parametrize(("gamma", "values"), [(3, (1.956, 2.091, 2.245)), (5, (2.7096, 3.15083, 3.5028))])

@@ -48,9 +48,7 @@ def test_closed_forms_are_moments_of_the_pmf(alpha, gamma):
 def test_slope_is_the_derivative(alpha, gamma):
     step = 1e-6
     difference = model.tokens_per_round(alpha + step, gamma) - model.tokens_per_round(alpha - step, gamma)
-    assert model.tokens_per_round_slope(alpha, gamma) == pytest.approx(
-        difference / (2 * step), rel=1e-4, abs=1e-4
-    )
+    assert model.tokens_per_round_slope(alpha, gamma) == pytest.approx(difference / (2 * step), rel=1e-4, abs=1e-4)
 
 
 def test_exact_at_the_ends_and_accurate_next_to_one():

@@ -116,9 +116,7 @@ def test_markov_chain_against_a_long_greedy_text():
     for t, uniform in enumerate(uniforms):
         state = int(uniform < (a11 if state else a01))
         bits[t] = state
-    assert n / greedy_rounds(bits, gamma) == pytest.approx(
-        markov_tokens_per_round(a01, a11, gamma), rel=0.025
-    )
+    assert n / greedy_rounds(bits, gamma) == pytest.approx(markov_tokens_per_round(a01, a11, gamma), rel=0.025)
 
 
 def test_markov_limits():

@@ -1,8 +1,9 @@
 """Exact output law of every lossless verifier x structure, by enumeration on a table target (STYLE 10).
 
-Every random choice of the real `accept`, of the draft and of the loop is branched on (`Enumeration` in conftest), so the
-law is a finite sum and equals the target's to 1e-12, with no sampling error. A new lossless verifier or structure is
-picked up from the registries; a structure without a way to fill it here fails until it has one in `FILL`.
+Every random choice of the real `accept`, of the draft and of the loop is branched on (`Enumeration` in
+conftest), so the law is a finite sum and equals the target's to 1e-12, with no sampling error. A new lossless
+verifier or structure is picked up from the registries; a structure without a way to fill it here fails until
+it has one in `FILL`.
 """
 
 from collections.abc import Callable, Sequence
@@ -31,7 +32,11 @@ def fill_chain(structure: Structure, q: Tensor, root: int, generator: Any, sampl
     for _ in range(structure.gamma):
         rows.append(q[tokens[-1] if tokens else root])
         tokens.append(int(sample(rows[-1], generator)) if sampled else int(rows[-1].argmax()))
-    return Draft(torch.tensor(tokens, dtype=torch.long), chain_tree(len(tokens)), torch.stack(rows) if sampled and rows else None)
+    return Draft(
+        torch.tensor(tokens, dtype=torch.long),
+        chain_tree(len(tokens)),
+        torch.stack(rows) if sampled and rows else None,
+    )
 
 
 FILL: dict[str, Callable[..., Draft]] = {"chain": fill_chain}
@@ -80,7 +85,9 @@ CUTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # how p and q are cu
 }
 
 
-def one_round(target: Any, drafter: Drafter, verifier: Verifier, structure: Structure, generator: Any) -> tuple[int, ...]:
+def one_round(
+    target: Any, drafter: Drafter, verifier: Verifier, structure: Structure, generator: Any
+) -> tuple[int, ...]:
     draft = drafter.draft(structure)
     acceptance = verifier.accept(draft, target.verify(draft), generator)
     committed = tuple(int(draft.tokens[node]) for node in acceptance.path) + (acceptance.next_token,)
@@ -149,7 +156,7 @@ def pair(table, random_law, size, temperature, cut, seed=5) -> tuple[Any, Tensor
 @pytest.mark.parametrize(("verifier", "structure"), LOSSLESS)
 def test_there_is_a_way_to_enumerate(verifier, structure):
     assert structure in FILL, (
-        f"verifier {verifier!r} declares that it is lossless for {structure!r}, and nothing here can check it: "
+        f"verifier {verifier!r} says that it is lossless for {structure!r}, and nothing here can check it: "
         "add a function to FILL that fills this structure from a table"
     )
 
@@ -190,10 +197,16 @@ def generated_law(enumeration, target, drafter, verifier, structure, prompt, len
 
     def run() -> tuple[int, ...]:
         return generate(
-            target=target, drafter=drafter, verifier=verifier, structure=structure, prompt=prompt,
-            max_new_tokens=length, clock=CpuClock(), draft_generator=enumeration.generator,
+            target=target,
+            drafter=drafter,
+            verifier=verifier,
+            structure=structure,
+            prompt=prompt,
+            max_new_tokens=length,
+            clock=CpuClock(),
+            draft_generator=enumeration.generator,
             accept_generator=enumeration.generator,
-        ).tokens  # fmt: skip
+        ).tokens
 
     total = np.zeros((size,) * length)
     for tokens, chance in enumeration.law(run).items():
@@ -222,7 +235,9 @@ LOOKS_UP = [name for name in drafters.names() if drafters.get(name).lossless and
 def test_registered_drafters_leave_the_law_alone(
     enumeration, table, random_law, group_values, verifier, structure, drafter
 ):
-    """With a prompt that n-grams match; drafters that read a recorded text are for greedy runs, tested elsewhere."""
+    """With a prompt that n-grams match; drafters that read a recorded text are for greedy runs, tested
+    elsewhere.
+    """
     if structure not in drafters.get(drafter).fills:
         pytest.skip(f"{drafter} does not fill {structure}")
     rule = verifiers.build({"name": verifier})
@@ -296,7 +311,10 @@ def test_randomness_outside_the_harness_is_caught(enumeration, table):
             return super().accept(draft, p, None)
 
     target = table([[0.5, 0.5], [0.5, 0.5]], temperature=1.0)
-    drafter, shape = TableDrafter(torch.tensor([[0.6, 0.4], [0.4, 0.6]]).double(), True), make_structure("chain", 1)
+    drafter, shape = (
+        TableDrafter(torch.tensor([[0.6, 0.4], [0.4, 0.6]]).double(), True),
+        make_structure("chain", 1),
+    )
     for rule in (Sneaky(""), Global("")):
         with pytest.raises(AssertionError, match="random"):
             bias(enumeration, target, drafter, rule, shape)
@@ -304,9 +322,13 @@ def test_randomness_outside_the_harness_is_caught(enumeration, table):
 
 def expected_accepted(enumeration, table, p, q, gamma, root) -> float:
     law = round_law(
-        enumeration, table(p, temperature=1.0), TableDrafter(torch.tensor(q, dtype=torch.float64), True),
-        verifiers.build({"name": "speculative_sampling"}), make_structure("chain", gamma), root,
-    )  # fmt: skip
+        enumeration,
+        table(p, temperature=1.0),
+        TableDrafter(torch.tensor(q, dtype=torch.float64), True),
+        verifiers.build({"name": "speculative_sampling"}),
+        make_structure("chain", gamma),
+        root,
+    )
     return sum(chance * (len(committed) - 1) for committed, chance in law.items())
 
 
@@ -325,12 +347,18 @@ def test_expected_accepted_of_the_markov_example(enumeration, table):
 
 
 def test_the_law_of_one_rejection(enumeration, table):
-    """THEORY 1: beta = 0.65 and the residual (6/7, 0, 1/7, 0); gamma 1, so one committed token means a rejection."""
+    """THEORY 1: beta = 0.65 and the residual (6/7, 0, 1/7, 0); gamma 1, so one committed token means a
+    rejection.
+    """
     p, q = [[0.5, 0.3, 0.15, 0.05]] * 4, torch.tensor([[0.2, 0.5, 0.1, 0.2]] * 4, dtype=torch.float64)
     law = round_law(
-        enumeration, table(p, temperature=1.0), TableDrafter(q, True),
-        verifiers.build({"name": "speculative_sampling"}), make_structure("chain", 1), 0,
-    )  # fmt: skip
+        enumeration,
+        table(p, temperature=1.0),
+        TableDrafter(q, True),
+        verifiers.build({"name": "speculative_sampling"}),
+        make_structure("chain", 1),
+        0,
+    )
     rejected = {committed[0]: chance for committed, chance in law.items() if len(committed) == 1}
     assert sum(rejected.values()) == pytest.approx(0.35, abs=EXACT)
     assert rejected == pytest.approx({0: 0.35 * 6 / 7, 2: 0.35 / 7}, abs=EXACT)

@@ -1,0 +1,160 @@
+"""Every YAML of the run groups composes with Hydra and passes the strict validation (STYLE 10)."""
+
+from pathlib import Path
+
+import pytest
+from hydra import compose, initialize_config_dir
+from hydra.errors import HydraException
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from specdec.cli import config_dir
+from specdec.config import RunConfig, validated
+from specdec.drafters.base import drafters
+from specdec.errors import UsageError
+from specdec.prompts import prompts
+from specdec.sampling import SamplingConfig
+from specdec.structures.base import structures
+from specdec.targets.base import targets
+from specdec.verifiers.base import verifiers
+
+CONF = Path(config_dir())
+FAMILIES = {
+    "target": targets,
+    "drafter": drafters,
+    "verifier": verifiers,
+    "structure": structures,
+    "prompts": prompts,
+}
+
+
+def names(group):
+    return sorted(path.stem for path in (CONF / group).glob("*.yaml"))
+
+
+def composed(*overrides):
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        values = OmegaConf.to_container(compose("config", list(overrides)), resolve=True, throw_on_missing=True)
+    assert isinstance(values, dict)
+    return values
+
+
+def check(values) -> RunConfig:
+    """What a run checks before it decodes anything."""
+    config = validated(RunConfig, values)
+    for group, family in FAMILIES.items():
+        family.config(getattr(config, group))
+    validated(SamplingConfig, config.sampling, where="sampling")
+    return config
+
+
+ONE_OF_EACH = [(group, name) for group in (*FAMILIES, "sampling", "measurement", "tracking") for name in names(group)]
+
+
+@pytest.mark.parametrize(("group", "name"), ONE_OF_EACH)
+def test_every_yaml_composes_and_validates(group, name):
+    overrides = ["+drafter=ngram"] if group != "drafter" else []
+    values = composed(f"{'+' if group == 'drafter' else ''}{group}={name}", *overrides)
+    config = check(values)
+    if group in FAMILIES:
+        assert values[group]["name"] == name, "the file, the registry name and the YAML's name are one word"
+        assert name in FAMILIES[group].names()
+    if group == "drafter":
+        cls = drafters.get(name)
+        assert config.structure["name"] in cls.fills, "a drafter's YAML sets a structure that it can fill"
+
+
+@pytest.mark.parametrize("group", ["debug", "experiment"])
+def test_every_overlay_composes_and_validates(group):
+    for name in names(group):
+        text = (CONF / group / f"{name}.yaml").read_text()
+        # An overlay that compares drafters names them itself, in its defaults or in its sweep.
+        overrides = [] if "drafter" in text else ["+drafter=ngram"]
+        try:
+            values = composed(f"+{group}={name}", *overrides)
+        except HydraException:
+            values = composed(f"+{group}={name}")
+        if "drafter" in values:
+            check(values)
+
+
+@pytest.mark.parametrize("family", FAMILIES.values(), ids=list(FAMILIES))
+def test_every_registered_name_has_its_yaml(family):
+    assert set(family.names()) == set(names(family.group))
+
+
+def test_the_defaults_are_those_of_the_design():
+    config = check(composed("+drafter=none"))
+    assert config.target["name"] == "causal" and config.target["model"] == "pocket"
+    assert config.verifier["name"] == "speculative_sampling"
+    assert config.sampling["temperature"] == 0
+    assert (config.structure["name"], config.structure["gamma"]) == ("chain", 4)
+    assert config.measurement.gammas == [1, 2, 3, 4, 6, 8]
+    assert config.tracking.uri is None and config.seed == 0
+
+
+def test_no_drafter_is_a_default():
+    assert "drafter" not in composed()
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "structure.gamma=7",
+        "target.dtype=float32",
+        "target.device=cpu",
+        "target.model=x",
+        "target.compile=false",
+        "target.evaluation=packed",
+        "sampling.temperature=0.7",
+        "sampling.top_k=5",
+        "sampling.top_p=0.9",
+        "prompts.limit=3",
+        "measurement.max_new_tokens=9",
+        "measurement.gammas=[1,2]",
+        "measurement.repeats=2",
+        "measurement.peers=[transformers]",
+        "measurement.trace=true",
+        "tracking.uri=http://localhost:1",
+        "tracking.experiment=x",
+        "seed=4",
+    ],
+)
+def test_names_that_documents_use_can_be_overridden(override):
+    """DESIGN 4: some override names are fixed."""
+    check(composed("+drafter=ngram", override))
+
+
+def test_alpha_can_be_overridden():
+    assert composed("+drafter=oracle", "drafter.alpha=0.5")["drafter"]["alpha"] == 0.5
+
+
+@pytest.mark.parametrize("override", ["structure.gama=7", "nothing=1", "+drafter=ngrm", "structure=chian"])
+def test_hydra_refuses_what_is_not_there(override):
+    drafter = [] if "drafter" in override else ["+drafter=ngram"]
+    with pytest.raises((HydraException, OmegaConfBaseException)):
+        composed(*drafter, override)
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "+structure.w=3",
+        "+drafter.alpha=0.5",
+        "+measurement.x=1",
+        "+unknown=1",
+        "structure.gamma=0",
+        "structure.gamma=abc",
+        "sampling.temperature=-1",
+        "sampling.temperature=nan",
+        "measurement.gammas=[0]",
+        "seed=-1",
+        "tracking.experiment=''",
+    ],
+)
+def test_the_strict_pass_refuses_the_rest(override):
+    """What Hydra lets through, `+` included."""
+    key = override.lstrip("+").partition("=")[0]
+    with pytest.raises(UsageError) as raised:
+        check(composed("+drafter=ngram", override))
+    assert key in str(raised.value) and "\n" not in str(raised.value)

@@ -1,0 +1,268 @@
+"""Token accounting of the loop: where a text ends, what a round records, what is censored (DESIGN 3, THEORY
+5).
+"""
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specdec.decode import cut, generate
+from specdec.drafters.base import Drafter, drafters
+from specdec.measurement.timers import CpuClock
+from specdec.records import EMPTY, Draft, Source, Tree, chain_tree
+from specdec.sampling import generator_for
+from specdec.structures.base import Structure, structures
+from specdec.verifiers.base import verifiers
+
+SIZE = 7
+
+
+class Scripted(Drafter):
+    """Offers the given tokens, round after round, and remembers what it was asked and told."""
+
+    fills = frozenset({"chain"})
+
+    def __init__(self, *offers: Sequence[int], q: torch.Tensor | None = None, tree: Tree | None = None) -> None:
+        self.offers, self.q, self.tree = list(offers), q, tree
+        self.asked: list[int] = []
+        self.told: list[tuple[int, ...]] = []
+
+    def draft(self, structure: Structure) -> Draft:
+        self.asked.append(structure.gamma)
+        tokens = list(self.offers.pop(0) if self.offers else [])
+        if self.tree is None:
+            tokens = tokens[: structure.gamma]
+        if not tokens:
+            return EMPTY
+        tree = self.tree or chain_tree(len(tokens))
+        q = None if self.q is None else self.q[: len(tokens)]
+        return Draft(torch.tensor(tokens), tree, q, (Source("scripted", 0),) * len(tokens))
+
+    def commit(self, tokens: Sequence[int]) -> None:
+        self.told.append(tuple(tokens))
+
+
+@pytest.fixture
+def cycle(table):
+    """Greedy text from root 0: 3, 6, 2, 5, 1, 4, 0, 3, ..."""
+
+    def make(end_token=None):
+        law = [[float(column == (row + 3) % SIZE) for column in range(SIZE)] for row in range(SIZE)]
+        return table(law, end_token=end_token)
+
+    return make
+
+
+TEXT = (3, 6, 2, 5, 1, 4, 0, 3, 6, 2)
+
+
+def run(target, drafter, gamma=4, limit=10, prompt=(0,), verifier="greedy"):
+    return generate(
+        target=target,
+        drafter=drafter,
+        verifier=verifiers.build({"name": verifier}),
+        structure=structures.build({"name": "chain", "gamma": gamma}),
+        prompt=list(prompt),
+        max_new_tokens=limit,
+        clock=CpuClock(),
+        accept_generator=generator_for(0, "prompt", "accept"),
+    )
+
+
+both = pytest.mark.parametrize("verifier", ["greedy", "speculative_sampling"])
+
+
+@both
+def test_accepted_rejected_and_bonus(cycle, verifier):
+    drafter = Scripted([3, 6, 2, 5], [1, 0, 0, 0], [6, 6, 6, 6])
+    generation = run(cycle(), drafter, limit=8, verifier=verifier)
+    assert generation.tokens == TEXT[:8] and generation.finish == "limit"
+    full, second, third, last = generation.rounds
+    assert (full.committed, full.accepted, full.rejected) == ((3, 6, 2, 5, 1), 4, False), "a full round is censored"
+    assert (second.draft_tokens, second.committed, second.accepted, second.rejected) == (
+        (1, 0),
+        (4,),
+        0,
+        True,
+    )
+    assert (third.draft_tokens, third.committed, third.rejected) == ((6,), (0,), True), "two were left: one offered"
+    assert (last.draft_tokens, last.committed, last.rejected) == ((), (3,), False)
+
+
+def test_what_a_round_records(cycle):
+    drafter = Scripted([3, 6, 2, 5], [4, 0, 0, 0])
+    generation = run(cycle(), drafter, limit=9)
+    assert [row.committed for row in generation.rounds] == [(3, 6, 2, 5, 1), (4, 0, 3), (6,)]
+    assert drafter.told == [row.committed for row in generation.rounds]
+    assert [row.context for row in generation.rounds] == [1, 6, 9]
+    assert [row.truncation for row in generation.rounds] == ["", "", "limit"]
+    assert generation.rounds[0].source == (Source("scripted", 0),) * 4
+    assert sum((row.committed for row in generation.rounds), ()) == generation.tokens
+
+
+@both
+def test_end_token_on_an_accepted_draft_token(cycle, verifier):
+    """The tokens behind it do not count, and what happened behind it is hidden: censored."""
+    for offered, behind in (([3, 6, 2, 5], "accepted"), ([3, 6, 2, 0], "rejected")):
+        generation = run(cycle(end_token=6), Scripted(offered), verifier=verifier)
+        (row,) = generation.rounds
+        assert generation.tokens == row.committed == (3, 6), behind
+        assert (row.accepted, row.rejected) == (2, False)
+        assert row.truncation == generation.finish == "end_token"
+        assert len(row.beta) == 2, "tested inside the text: the two accepted positions"
+        assert len(row.draft_tokens) == 4, "what was offered stays as it was"
+
+
+@both
+def test_end_token_as_last_accepted_token_before_a_rejection(cycle, verifier):
+    (row,) = run(cycle(end_token=2), Scripted([3, 6, 2, 0]), verifier=verifier).rounds
+    assert (row.committed, row.accepted, row.rejected, len(row.beta)) == ((3, 6, 2), 3, False, 3)
+
+
+@both
+def test_end_token_as_the_correction(cycle, verifier):
+    """It censors nothing: the rejection before it was observed."""
+    generation = run(cycle(end_token=6), Scripted([3, 0, 0, 0]), verifier=verifier)
+    (row,) = generation.rounds
+    assert generation.tokens == row.committed == (3, 6)
+    assert (row.accepted, row.rejected, row.truncation, len(row.beta)) == (1, True, "end_token", 2)
+
+
+@both
+def test_end_token_as_the_bonus(cycle, verifier):
+    generation = run(cycle(end_token=6), Scripted([3]), gamma=1, verifier=verifier)
+    (row,) = generation.rounds
+    assert generation.tokens == row.committed == (3, 6)
+    assert (row.accepted, row.rejected, row.truncation, len(row.beta)) == (1, False, "end_token", 1)
+
+
+def test_end_token_without_any_proposal(cycle):
+    generation = run(cycle(end_token=6), Scripted())
+    assert [row.committed for row in generation.rounds] == [(3,), (6,)]
+    assert [row.truncation for row in generation.rounds] == ["", "end_token"]
+
+
+def test_end_token_and_limit_at_once_is_an_end(cycle):
+    assert run(cycle(end_token=6), Scripted([3, 6]), limit=2).finish == "end_token"
+
+
+def test_an_end_token_in_the_prompt_or_in_a_rejected_draft_ends_nothing(cycle):
+    generation = run(cycle(end_token=0), Scripted([0, 0], [6, 0]), limit=4, prompt=[0, 0, 0])
+    assert generation.tokens == TEXT[:4] and generation.finish == "limit"
+
+
+def test_several_end_tokens(cycle):
+    target = cycle()
+    target.end_tokens = frozenset({5, 2})
+    assert run(target, Scripted([3, 6, 2, 5])).tokens == (3, 6, 2)
+
+
+@pytest.mark.parametrize("limit", range(1, 11))
+@both
+def test_every_limit_is_met_exactly(cycle, limit, verifier):
+    """Right drafts, wrong drafts and none: the text is the same, no token too many, none too few."""
+    for offers in ([TEXT[i : i + 4] for i in range(0, 10, 5)], [[1, 1, 1, 1]] * 10, []):
+        drafter = Scripted(*offers)
+        generation = run(cycle(), drafter, limit=limit, verifier=verifier)
+        assert generation.tokens == TEXT[:limit] and generation.finish == "limit"
+        done = [sum(len(row.committed) for row in generation.rounds[:i]) for i in range(len(generation.rounds))]
+        assert drafter.asked == [min(4, limit - count - 1) for count in done], "nothing is offered past the last token"
+        assert [row.truncation for row in generation.rounds[:-1]] == [""] * (len(generation.rounds) - 1)
+        assert generation.rounds[-1].truncation == "limit"
+
+
+def test_one_new_token_takes_one_round_with_nothing_offered(cycle):
+    drafter = Scripted([3, 6, 2, 5])
+    (row,) = run(cycle(), drafter, limit=1).rounds
+    assert drafter.asked == [0]
+    assert (row.draft_tokens, row.committed, row.accepted, row.rejected, row.beta) == ((), (3,), 0, False, ())
+
+
+def test_no_proposal_is_not_a_rejection(cycle):
+    for row in run(cycle(), Scripted(), limit=4).rounds:
+        assert (row.draft_tokens, row.accepted, row.rejected, len(row.tree), row.beta) == (
+            (),
+            0,
+            False,
+            0,
+            (),
+        )
+
+
+def test_a_limited_full_round_is_censored(cycle):
+    """Both remaining positions were accepted or free: gamma was 2 in this round, and nothing was rejected."""
+    (row,) = run(cycle(), Scripted([3, 6, 2, 5]), limit=3).rounds
+    assert (row.draft_tokens, row.accepted, row.rejected, row.truncation) == ((3, 6), 2, False, "limit")
+
+
+def test_the_baseline_is_one_token_a_round(cycle):
+    target = cycle()
+    generation = run(target, drafters.build({"name": "none"}, target=target), limit=6)
+    assert [row.committed for row in generation.rounds] == [(token,) for token in TEXT[:6]]
+
+
+def test_prompts_of_one_token_and_of_many(cycle):
+    assert run(cycle(), Scripted([3, 6]), prompt=[0]).tokens == TEXT
+    long = run(cycle(), Scripted([3, 6]), prompt=[5, 5, 1, 0])
+    assert long.tokens == TEXT and long.rounds[0].context == 4 and long.prompt == (5, 5, 1, 0)
+
+
+def test_the_target_gets_room_for_prompt_output_and_draft(cycle):
+    target = cycle()
+    seen = []
+    start = target.start
+    target.start = lambda prompt, capacity: seen.append(capacity) or start(prompt, capacity)
+    run(target, Scripted(), gamma=5, limit=9, prompt=[1, 2, 0])
+    assert seen[0] >= 3 + 9 + 5
+
+
+def test_beta_is_the_overlap_of_p_and_q(table, random_law):
+    target = table(random_law(SIZE, 0), temperature=1.0)
+    q = random_law(SIZE, 1)[:3]
+    row = run(target, Scripted([3, 6, 2], q=q), gamma=3, limit=8, verifier="speculative_sampling").rounds[0]
+    target.start([0], 0)
+    p = target.verify(Draft(torch.tensor([3, 6, 2]), chain_tree(3)))
+    expected = [1 - 0.5 * float((p[i] - q[i]).abs().sum()) for i in range(row.accepted + row.rejected)]
+    assert row.beta == pytest.approx(expected, abs=1e-12) and len(row.beta) > 0
+
+
+def test_beta_of_a_deterministic_draft_is_the_chance_of_its_token(table, random_law):
+    target = table(random_law(SIZE, 0), temperature=1.0)
+    row = run(target, Scripted([3, 6, 2]), gamma=3, limit=8, verifier="speculative_sampling").rounds[0]
+    law = random_law(SIZE, 0)
+    expected = [float(law[0, 3]), float(law[3, 6]), float(law[6, 2])][: row.accepted + row.rejected]
+    assert row.beta == pytest.approx(expected, abs=1e-12)
+
+
+def test_a_tree_commits_its_accepted_path(cycle):
+    """Root's children 1 and 3; below 3: 5, 6; below 6: 2. The path 3, 6, 2 is accepted, then the bonus 5."""
+    drafter = Scripted([1, 3, 5, 6, 2], tree=Tree((-1, -1, 1, 1, 3)))
+    row = run(cycle(), drafter, limit=8).rounds[0]
+    assert row.committed == (3, 6, 2, 5) and row.acceptance.path == (1, 3, 4)
+    assert (row.accepted, row.rejected, row.beta) == (3, False, ())
+
+
+def test_marks_are_in_order(cycle):
+    generation = run(cycle(), Scripted([3, 6]), limit=6)
+    began, prefilled = generation.prefill
+    last = prefilled
+    assert began <= prefilled
+    for row in generation.rounds:
+        marks = row.marks
+        assert last <= marks.start <= marks.drafted <= marks.verified <= marks.accepted <= marks.committed
+        last = marks.committed
+
+
+TOKENS = st.integers(0, 5)
+
+
+@given(st.lists(TOKENS, max_size=8), TOKENS, st.integers(1, 12), st.frozensets(TOKENS, max_size=2))
+def test_cut_keeps_up_to_the_end_token_and_the_limit(path, next_token, room, ends):
+    whole = [*path, next_token]
+    kept = cut(path, next_token, room, ends)
+    assert 1 <= len(kept) <= room and list(kept) == whole[: len(kept)]
+    assert not set(kept[:-1]) & ends
+    assert kept[-1] in ends or len(kept) in (room, len(whole))

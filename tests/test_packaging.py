@@ -1,0 +1,37 @@
+"""What a wheel holds: configurations, analysis and pocket models below `specdec`, and nothing else at the top."""
+
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@pytest.mark.slow
+def test_the_wheel_holds_everything_below_specdec(tmp_path):
+    source = tmp_path / "source"  # building leaves files behind; they must not land in the checkout
+    copy = ["git", "-C", str(ROOT), "checkout-index", "--all", f"--prefix={source}/"]
+    subprocess.run(copy, check=True)
+    build = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--quiet", "-w", str(tmp_path), str(source)]
+    subprocess.run(build, check=True, timeout=300)
+    (wheel,) = tmp_path.glob("specdec_workbench-*.whl")
+    names = zipfile.ZipFile(wheel).namelist()
+    tops = {name.split("/")[0] for name in names}
+    assert {top for top in tops if not top.endswith(".dist-info")} == {"specdec"}
+    assert {
+        "specdec/conf/config.yaml",
+        "specdec/conf/drafter/ngram.yaml",
+        "specdec/conf/hydra/help/specdec.yaml",
+        "specdec/analysis/account.py",
+        "specdec/pocket/target/model.safetensors",
+        "specdec/pocket/target/tokenizer.json",
+        "specdec/pocket/drafter/model.safetensors",
+        "specdec/pocket/MODEL_CARD.md",
+    } <= set(names)
+    for yaml in (ROOT / "conf").rglob("*.yaml"):
+        assert f"specdec/conf/{yaml.relative_to(ROOT / 'conf').as_posix()}" in names
+    for module in (ROOT / "specdec").rglob("*.py"):
+        assert f"specdec/{module.relative_to(ROOT / 'specdec').as_posix()}" in names

@@ -1,0 +1,171 @@
+"""The small published models of ../shared/data: loaded, decoded through our loop, and the facts stated beside
+them.
+
+Nothing of them is in this repository; without the folder these tests are skipped with its name.
+"""
+
+from copy import deepcopy
+
+import pytest
+import torch
+
+from specdec.decode import generate
+from specdec.drafters.base import drafters
+from specdec.measurement.timers import CpuClock
+from specdec.sampling import generator_for
+from specdec.structures.base import structures
+from specdec.targets.causal import Causal
+from specdec.verifiers.base import verifiers
+
+START = 1  # <s> begins a story, and a model that has finished one writes it again
+CONTINUATIONS = {
+    "stories260K": ", there was a little girl named Lily. She loved to play outside in the park. One day, she "
+    "saw a big, red ball. She wanted to play with it, but it was too high.",
+    "llama2xs": ", there was a little girl named Lily. She loved to play outside and came to play with her "
+    "friends. One day, she went to the park to play with her toys. She was very happy.",
+    "bit_model_1M": ", there was a little girl named Lily. She loved to play with her toys and eat candy. "
+    "One day, she went to the park with her mommy and daddy.",
+    "bit_model_3M": ", there was a little girl named Lily. She loved to play outside and explore the world "
+    "around her. One day, she saw a big, red ball.",
+}
+CHARACTERS = (
+    "Once upon a time, there was a little girl named Lily. She loved to play outside in the sunshine. One "
+    "day, she went to the park with her mommy and daddy."
+)
+PARAMETERS = {
+    "stories260K": 260_032,
+    "llama2xs": 279_232,
+    "bit_model_1M": 1_250_432,
+    "bit_model_3M": 3_285_248,
+    "babyllama_tok105": 936_448,
+    "babyllama_tok361": 969_216,
+}
+LOSS = {"stories260K": 1.592, "llama2xs": 2.199, "bit_model_1M": 1.618, "bit_model_3M": 1.484}
+
+
+def target_of(model, sampling, temperature=0.0, end_tokens=frozenset()):
+    target = Causal.from_model(model, sampling(temperature=temperature))
+    target.end_tokens = frozenset(end_tokens)
+    return target
+
+
+def decoded(target, prompt, limit, drafter="none", gamma=4, verifier="speculative_sampling", reference=None, **values):
+    return generate(
+        target=target,
+        drafter=drafters.build({"name": drafter, **values}, target=target),
+        verifier=verifiers.build({"name": verifier}),
+        structure=structures.build({"name": "chain", "gamma": gamma}),
+        prompt=prompt,
+        max_new_tokens=limit,
+        clock=CpuClock(),
+        reference=reference,
+        draft_generator=generator_for(0, "prompt", "draft"),
+        accept_generator=generator_for(0, "prompt", "accept"),
+    )
+
+
+NGRAM = {"drafter": "ngram", "order_max": 4, "order_min": 1, "matches_max": 32}
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_parameters(published_model, name):
+    assert sum(weight.numel() for weight in published_model(name).parameters()) == PARAMETERS[name]
+
+
+def test_stories260k_writes_its_known_text(published_model, sampling, tok512):
+    """The text that karpathy/llama2.c states for this checkpoint: 200 greedy tokens from <s>, 464 characters."""
+    generation = decoded(target_of(published_model("stories260K"), sampling), [START], 200)
+    text = tok512.decode(list(generation.tokens))
+    assert len(generation.tokens) == 200 and len(text) == 464
+    assert text.startswith("Once upon a time, there was a little girl named Lily.") and text.endswith("so she")
+
+
+@pytest.mark.parametrize("name", CONTINUATIONS)
+def test_greedy_continuations(published_model, sampling, tok512, name):
+    prompt = [START, *tok512.encode("Once upon a time")]
+    assert prompt == [1, 403, 407, 261, 378]
+    target = target_of(published_model(name), sampling, end_tokens={START})
+    generation = decoded(target, prompt, 100, **NGRAM)
+    assert tok512.decode([*prompt, *generation.tokens]).startswith("Once upon a time" + CONTINUATIONS[name])
+
+
+def test_character_models_agree_with_each_other(published_model, sampling, shared_data):
+    """Same text, two vocabularies: id i of 105 is id i + 256 of 361 from 3 on; 0.97 of greedy choices agree."""
+    sentencepiece = pytest.importorskip("sentencepiece")
+    tokenizer = sentencepiece.SentencePieceProcessor(model_file=str(shared_data / "tokenizers/tok105/tok105.model"))
+    prompt = [START, *(token + 256 for token in tokenizer.encode("Once upon a time"))]
+    text = [*prompt, *decoded(target_of(published_model("babyllama_tok361"), sampling), prompt, 180).tokens]
+    written = tokenizer.decode([token - 256 for token in text[1:] if token > 258])
+    assert written.startswith(CHARACTERS)
+    small = [token if token < 3 else token - 256 for token in text]
+    chosen = target_of(published_model("babyllama_tok105"), sampling).score(small[:-1]).argmax(-1)
+    agreement = (chosen[len(prompt) :] == torch.tensor(small[len(prompt) + 1 :])).float().mean()
+    assert agreement > 0.9
+
+
+@pytest.fixture(scope="module")
+def windows(tok512, shared_data):
+    """[400, 256]: the first 400 windows of <s> and 255 tokens."""
+    text = (shared_data / "text/tinystories/valid_first.txt").read_text()
+    tokens = torch.tensor(tok512.encode(text[:250_000])[: 400 * 255]).view(400, 255)
+    return torch.cat([torch.full((400, 1), START), tokens], dim=1)
+
+
+@torch.inference_mode()
+def loss(model, windows):
+    per_batch = [
+        torch.nn.functional.cross_entropy(model(batch).logits[:, :-1].flatten(0, 1), batch[:, 1:].flatten())
+        for batch in windows.split(20)
+    ]
+    return float(torch.stack(per_batch).mean())
+
+
+def test_loss_of_stories260k(published_model, windows):
+    """On all 400 windows, where the figure was measured."""
+    assert loss(published_model("stories260K"), windows) == pytest.approx(LOSS["stories260K"], abs=0.0006)
+
+
+@pytest.mark.parametrize("name", ["llama2xs", "bit_model_1M", "bit_model_3M"])
+def test_loss_of_the_others(published_model, windows, name):
+    """By the difference to stories260K on the same 20 windows, which varies ten times less than the loss
+    itself.
+    """
+    some = windows[::20]
+    difference = loss(published_model(name), some) - loss(published_model("stories260K"), some)
+    assert difference == pytest.approx(LOSS[name] - LOSS["stories260K"], abs=0.03)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "stories260K",
+        pytest.param("bit_model_3M", marks=pytest.mark.slow),
+        pytest.param("bit_model_1M", marks=pytest.mark.slow),
+    ],
+)
+def test_speculative_output_is_the_models_own(published_model, sampling, tok512, name):
+    """In float64, with transformers' own generate as the reference; n-grams and the oracle, both verifiers."""
+    model = deepcopy(published_model(name)).double()
+    prompt = [START, *tok512.encode("Tom and Lily went to the park. They saw a big dog. Tom and Lily")]
+    own = model.generate(
+        torch.tensor([prompt]),
+        attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
+        max_new_tokens=100,
+        do_sample=False,
+        pad_token_id=0,
+        eos_token_id=START,
+    )[0, len(prompt) :].tolist()
+    target = target_of(model, sampling, end_tokens={START})
+    for verifier in ("greedy", "speculative_sampling"):
+        copied = decoded(target, prompt, 100, verifier=verifier, **NGRAM)
+        assert list(copied.tokens) == own
+        assert sum(row.accepted for row in copied.rounds) > 0
+        guided = decoded(target, prompt, 100, "oracle", 5, verifier, own, alpha=0.8, step_ms=0.0, forced=False)
+        assert list(guided.tokens) == own and len(guided.rounds) < 0.5 * len(own)
+
+
+def test_sampled_text_is_reproducible(published_model, sampling, tok512):
+    prompt = [START, *tok512.encode("Once upon a time")]
+    target = target_of(published_model("stories260K"), sampling, temperature=1.0)
+    first, again = (decoded(target, prompt, 60, **NGRAM).tokens for _ in range(2))
+    assert first == again and first != decoded(target_of(published_model("stories260K"), sampling), prompt, 60).tokens

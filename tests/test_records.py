@@ -1,0 +1,71 @@
+"""The token tree: depths, children and visibility against definitions written another way."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specdec.records import EMPTY, Acceptance, Draft, Tree, chain_tree
+
+TREES = st.lists(st.floats(0, 0.999), max_size=12).map(
+    lambda dice: Tree(tuple(int(value * (node + 1)) - 1 for node, value in enumerate(dice)))
+)
+
+
+def ancestors(tree, node):
+    """The node itself and all above it, the root (-1) included."""
+    return [node] if node < 0 else [node, *ancestors(tree, tree.parents[node])]
+
+
+@given(TREES)
+def test_depth_and_offsets_count_the_steps_to_the_root(tree):
+    depths = [len(ancestors(tree, node)) - 1 for node in range(len(tree))]
+    assert list(tree.depths) == depths
+    assert tree.depth == max(depths, default=0)
+    assert tree.offsets.tolist() == [0, *depths]
+
+
+@given(TREES)
+def test_a_node_sees_its_ancestors_and_itself(tree):
+    expected = [[column in ancestors(tree, row) for column in range(-1, len(tree))] for row in range(-1, len(tree))]
+    assert tree.visible.tolist() == expected
+
+
+@given(TREES)
+def test_children_are_the_nodes_that_name_their_parent(tree):
+    for node in range(-1, len(tree)):
+        assert list(tree.children[node + 1]) == [child for child in range(len(tree)) if tree.parents[child] == node]
+
+
+@given(TREES)
+def test_a_chain_has_one_child_everywhere(tree):
+    assert tree.is_chain == (tree.parents == chain_tree(len(tree)).parents)
+    assert tree.is_chain == (tree.depth == len(tree))
+
+
+@pytest.mark.parametrize("parents", [(0,), (-1, 1), (-1, 2, 0), (-2,), (-1, 0, 3)])
+def test_a_parent_comes_before_its_child(parents):
+    with pytest.raises(ValueError, match="parents must precede"):
+        Tree(parents)
+
+
+def test_chains_are_made_once():
+    assert chain_tree(3) is chain_tree(3)
+    assert chain_tree(3).parents == (-1, 0, 1) and chain_tree(0).parents == ()
+    assert chain_tree(2).visible.tolist() == [[True, False, False], [True, True, False], [True, True, True]]
+
+
+def test_the_empty_draft():
+    assert len(EMPTY) == 0 and EMPTY.tokens.dtype == torch.int64 and EMPTY.q is None and EMPTY.source == ()
+    assert EMPTY.tree.visible.tolist() == [[True]] and EMPTY.tree.children == ((),)
+
+
+def test_records_are_frozen():
+    draft = Draft(torch.tensor([1]), chain_tree(1))
+    for record, name in (
+        (draft, "tokens"),
+        (draft.tree, "parents"),
+        (Acceptance((), 1, False), "next_token"),
+    ):
+        with pytest.raises(AttributeError):
+            setattr(record, name, None)

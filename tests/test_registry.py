@@ -1,0 +1,266 @@
+"""Names to classes, near misses, and the one strict validation pass: each fault is one sentence with key and
+value.
+"""
+
+import sys
+from types import ModuleType
+from typing import Any, Literal
+
+import pytest
+
+import specdec.registry
+from specdec.config import MeasurementConfig, TrackingConfig, typed, validated
+from specdec.drafters.base import drafters
+from specdec.errors import UsageError
+from specdec.registry import Registry, near_misses
+from specdec.sampling import SamplingConfig
+from specdec.structures.base import structures
+from specdec.targets.base import targets
+from specdec.verifiers.base import verifiers
+
+FAMILIES = [targets, drafters, verifiers, structures]
+
+
+@typed
+class ThingConfig:
+    name: str
+    size: int
+
+
+class Thing:
+    def __init__(self, config: ThingConfig, colour: str = "red") -> None:
+        self.config, self.colour = config, colour
+
+
+class OtherThing(Thing):
+    pass
+
+
+@pytest.fixture
+def things(monkeypatch):
+    """A family of its own, in an empty package `specdec.things`."""
+    package = ModuleType("specdec.things")
+    package.__path__ = []
+    monkeypatch.setitem(sys.modules, "specdec.things", package)
+    registry: Registry[Any] = Registry("things", "thing")
+    registry.register("small_thing")(Thing)
+    registry.register("large_thing")(OtherThing)
+    return registry
+
+
+def sentence_of(call, *arguments, **named) -> str:
+    with pytest.raises(UsageError) as raised:
+        call(*arguments, **named)
+    sentence = str(raised.value)
+    assert raised.value.exit_code == 2
+    assert "\n" not in sentence and sentence.endswith(".")
+    return sentence
+
+
+def test_build_gives_the_class_its_typed_config(things):
+    thing = things.build({"name": "small_thing", "size": 3}, colour="blue")
+    assert type(thing) is Thing and thing.config == ThingConfig(name="small_thing", size=3) and thing.colour == "blue"
+
+
+def test_an_unknown_name_is_answered_with_near_misses_and_the_list(things):
+    assert sentence_of(things.get, "smal_thing") == (
+        "Unknown thing 'smal_thing'. Did you mean small_thing or large_thing? The things are: large_thing, small_thing."
+    )
+    assert sentence_of(things.get, "xyz") == "Unknown thing 'xyz'. The things are: large_thing, small_thing."
+
+
+@pytest.mark.parametrize(
+    ("family", "wrong", "right"),
+    [
+        (drafters, "ngrams", "ngram"),
+        (drafters, "oracel", "oracle"),
+        (verifiers, "speculative", "speculative_sampling"),
+        (structures, "chian", "chain"),
+        (targets, "casual", "causal"),
+    ],
+)
+def test_near_misses_of_the_real_families(family, wrong, right):
+    sentence = sentence_of(family.build, {"name": wrong})
+    assert f"Unknown {family.group} '{wrong}'" in sentence and f"Did you mean {right}" in sentence
+    assert all(name in sentence for name in family.names())
+
+
+def test_near_misses_are_silent_when_nothing_is_close():
+    assert near_misses("zzz", ["ngram", "oracle"]) == ""
+
+
+@pytest.mark.parametrize("name", [None, 3, True, ["ngram"], {"ngram": 1}])
+def test_a_name_that_is_no_text_is_a_usage_error(name):
+    assert "drafter" in sentence_of(drafters.build, {"name": name}, target=None)
+
+
+def test_a_missing_name_lists_the_choices():
+    assert sentence_of(verifiers.build, {}) == (
+        f"Missing key verifier.name: it selects one of {', '.join(verifiers.names())}."
+    )
+
+
+def test_a_name_is_taken_once(things):
+    with pytest.raises(ValueError, match="things already has 'small_thing'"):
+        things.register("small_thing")(OtherThing)
+    things.register("small_thing")(Thing)  # the same class again, as when a module is reloaded
+    assert things.names() == ["large_thing", "small_thing"]
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.family)
+def test_every_module_of_a_family_is_found(family):
+    """A new file needs no import list: each registered class sits in the family's package."""
+    assert family.names()
+    for name in family.names():
+        assert family.get(name).__module__.startswith(f"specdec.{family.family}."), name
+
+
+def test_entry_points_add_members(things, monkeypatch):
+    class Entry:
+        def load(self):
+            things.register("foreign_thing")(Thing)
+
+    monkeypatch.setattr(specdec.registry, "entry_points", lambda group: [Entry()] if group == "specdec.things" else [])
+    things._loaded = False
+    assert "foreign_thing" in things.names()
+
+
+def test_a_config_named_by_text_is_found(things):
+    """A package that writes `from __future__ import annotations` has its annotations as text."""
+
+    class Foreign:
+        def __init__(self, config: "ThingConfig", target: "NowhereToBeFound") -> None:  # noqa: F821
+            self.config = config
+
+    things.register("foreign_thing")(Foreign)
+    assert things.build({"name": "foreign_thing", "size": 1}, target=None).config.size == 1
+
+
+# The strict pass.
+
+GREEDY = {"name": "greedy", "temperature": 0.0, "top_k": None, "top_p": None, "min_p": None}
+NGRAM = {"name": "ngram", "order_max": 4, "order_min": 1, "matches_max": 32}
+NAN, INFINITY = float("nan"), float("inf")
+
+
+@pytest.mark.parametrize(
+    ("gamma", "sentence"),
+    [
+        (0, "Bad value structure.gamma=0: it should be greater than or equal to 1."),
+        (-3, "Bad value structure.gamma=-3: it should be greater than or equal to 1."),
+        ("abc", "Bad value structure.gamma='abc': it should be a valid integer."),
+        ("4", "Bad value structure.gamma='4': it should be a valid integer."),
+        (4.0, "Bad value structure.gamma=4.0: it should be a valid integer."),
+        (NAN, "Bad value structure.gamma=nan: it should be a valid integer."),
+        (True, "Bad value structure.gamma=True: it should be a valid integer."),
+        (None, "Bad value structure.gamma=None: it should be a valid integer."),
+        ([1, 2], "Bad value structure.gamma=[1, 2]: it should be a valid integer."),
+    ],
+)
+def test_a_bad_gamma(gamma, sentence):
+    assert sentence_of(structures.build, {"name": "chain", "gamma": gamma}) == sentence
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "part"),
+    [
+        ("temperature", -1.0, "greater than or equal to 0"),
+        ("temperature", NAN, "finite number"),
+        ("temperature", INFINITY, "finite number"),
+        ("temperature", "hot", "valid number"),
+        ("top_k", 0, "equal to 1"),
+        ("top_k", 2.5, "valid integer"),
+        ("top_p", 1.5, "less than or equal to 1"),
+        ("top_p", -0.1, "equal to 0"),
+        ("min_p", NAN, "finite number"),
+        ("temperature", None, "valid number"),
+    ],
+)
+def test_a_bad_sampling(key, value, part):
+    sentence = sentence_of(validated, SamplingConfig, GREEDY | {key: value}, where="sampling")
+    assert sentence.startswith(f"Bad value sampling.{key}={value!r}: it should be") and part in sentence
+
+
+def test_whole_numbers_do_for_real_ones():
+    assert validated(SamplingConfig, GREEDY | {"temperature": 1}).temperature == 1.0
+
+
+def test_an_unknown_key_is_answered_with_the_keys_of_what_was_chosen():
+    assert sentence_of(structures.build, {"name": "chain", "gamma": 4, "w": 3}) == (
+        "Unknown key structure.w: structure 'chain' has the keys gamma."
+    )
+    assert sentence_of(verifiers.build, {"name": "greedy", "epsilon": 3}) == (
+        "Unknown key verifier.epsilon: verifier 'greedy' has the keys (none)."
+    )
+
+
+def test_a_missing_key_is_named():
+    values = {key: value for key, value in NGRAM.items() if key != "order_max"}
+    sentence = sentence_of(drafters.build, values, target=None)
+    assert sentence == "Missing key drafter.order_max: drafter 'ngram' needs a value for it."
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("order_max", 0), ("order_max", 17), ("matches_max", 0), ("order_min", "x")]
+)
+def test_bounds_of_a_drafter(key, value):
+    assert sentence_of(drafters.build, NGRAM | {key: value}, target=None).startswith(
+        f"Bad value drafter.{key}={value!r}: "
+    )
+
+
+@pytest.mark.parametrize("alpha", [-0.1, 1.1, NAN, "high", None])
+def test_bounds_of_alpha(alpha):
+    values = {"name": "oracle", "alpha": alpha, "step_ms": 0.0, "forced": False}
+    assert sentence_of(drafters.build, values, target=None).startswith(f"Bad value drafter.alpha={alpha!r}: ")
+
+
+@pytest.mark.parametrize(
+    "law",
+    [
+        [[1.0]],
+        [[0.5, 0.4], [0.5, 0.5]],
+        [[0.5, 0.5], [1.0]],
+        [[1.5, -0.5], [0.5, 0.5]],
+        [[NAN, 1.0], [0.0, 1.0]],
+    ],
+)
+def test_a_table_needs_a_stochastic_matrix(law, sampling):
+    values = {"name": "table", "law": law, "end_token": None, "context_length": 10}
+    assert "target.law" in sentence_of(targets.build, values, sampling=sampling())
+
+
+def test_a_nested_fault_is_named_by_its_whole_key():
+    values = {"name": "table", "law": [[0.5, 0.5], ["x", 1.0]], "end_token": None, "context_length": 10}
+    assert sentence_of(targets.config, values).startswith("Bad value target.law.1.0='x': ")
+
+
+def test_an_item_of_a_list_is_named(group_values):
+    values = group_values("measurement", "default", gammas=[1, 0])
+    assert sentence_of(validated, MeasurementConfig, values, where="measurement").startswith(
+        "Bad value measurement.gammas.1=0: "
+    )
+
+
+def test_text_where_a_flag_belongs(group_values):
+    values = group_values("tracking", "mlflow", enabled="yes")
+    assert sentence_of(validated, TrackingConfig, values, where="tracking").startswith(
+        "Bad value tracking.enabled='yes': it should be a valid boolean"
+    )
+
+
+def test_configs_are_frozen():
+    config = validated(SamplingConfig, GREEDY)
+    with pytest.raises(AttributeError):
+        config.temperature = 2.0
+
+
+def test_a_choice_names_the_options():
+    @typed
+    class Choice:
+        kind: Literal["a", "b"]
+
+    assert (
+        sentence_of(validated, Choice, {"kind": "c"}, where="thing")
+        == "Bad value thing.kind='c': it should be 'a' or 'b'."
+    )

@@ -1,0 +1,258 @@
+"""The command end to end on the table target, and what it answers to bad input: one sentence, code 2, no MLflow run."""
+
+import json
+import math
+import sqlite3
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from hydra.core.global_hydra import GlobalHydra
+
+from specdec import cli, run
+from specdec.analysis.load import load_runs, open_folder
+from specdec.drafters.none import NoDrafter
+from specdec.errors import NumericsError
+from specdec.targets.table import Table
+from specdec.theory.capped_geometric import finite_tokens_per_round
+
+GAMMAS = {1, 2, 4}
+
+# DESIGN 5: what a greedy run of a learning-free drafter logs.
+METRICS = """
+speedup speedup.ci_low speedup.ci_high speedup.prompt_mean speedup.prompt_median speedup.end_to_end
+speedup.capped_geometric cost.prefill_share tokens_per_round tokens_per_round.ci_low tokens_per_round.ci_high
+tokens_per_round.capped_geometric tokens_per_round.position tokens_per_round.replay alpha.text alpha.mle
+alpha.mle.ci_low alpha.mle.ci_high accepted_per_offered nodes_per_round proposals.share account.alpha
+cost.t1_ms cost.t_ar_ms cost.c cost.g cost.v cost.o account.omega account.offered account.dependence account.drift
+account.draft account.verify account.overhead account.baseline iid.depth_p iid.trend_p iid.prompts_p iid.memory_p
+iid.mixing_p lossless.identical lossless.divergences lossless.unexplained repetition.share
+throughput.tokens_per_s throughput.baseline_tokens_per_s memory.peak_mb
+""".split()
+# A table costs no arithmetic and has one category here.
+TARGET = "target.law=[[0.4,0.35,0.25],[0.1,0.3,0.6],[0.55,0.2,0.25]]"
+
+
+@pytest.fixture
+def command(monkeypatch, tmp_path, capsys):
+    """Run `python -m specdec.run ...` in this process, in an empty folder; gives exit code and standard error."""
+    monkeypatch.chdir(tmp_path)
+
+    def call(*arguments: str) -> tuple[int, str]:
+        monkeypatch.setattr("sys.argv", ["specdec.run", *arguments])
+        GlobalHydra.instance().clear()
+        try:
+            run.main()
+            code = 0
+        except SystemExit as end:
+            code = int(end.code or 0)
+        finally:
+            GlobalHydra.instance().clear()
+        return code, capsys.readouterr().err
+
+    return call
+
+
+def output(folder: Path) -> Path:
+    (found,) = folder.glob("outputs/*/*")
+    return found
+
+
+def runs_in(database: Path) -> int:
+    if not database.exists():
+        return 0
+    with sqlite3.connect(database) as connection:
+        return connection.execute("select count(*) from runs").fetchone()[0]
+
+
+def test_a_run_leaves_every_metric_and_artifact(command, tmp_path):
+    """Oracle at alpha 0.8, so that every statistic is defined."""
+    code, error = command("+drafter=oracle", "+debug=tiny", "seed=3", "measurement.max_new_tokens=120")
+    assert code == 0, error
+    folder = output(tmp_path)
+    for name in ("rounds.parquet", "generations.jsonl", "account.json", "calibration.json", "environment.json"):
+        assert (folder / name).stat().st_size > 0
+    for name in ("config.yaml", "trace.html", "report.md", "summary.json"):
+        assert (folder / name).stat().st_size > 0
+    figures = {path.name for path in (folder / "figures").iterdir()}
+    for stem in ("curve_tokens_per_round", "curve_speedup", "accepted_lengths", "time_split"):
+        assert {f"{stem}.png", f"{stem}.svg"} <= figures
+    assert not list(folder.glob("rounds/part-*"))
+
+    uri = f"sqlite:///{tmp_path}/mlflow.db"
+    (logged,) = load_runs(uri, "specdec").to_dict("records")
+    assert logged["status"] == "FINISHED"
+    missing = [name for name in METRICS if f"metrics.{name}" not in logged and name not in logged]
+    assert not missing
+    import mlflow
+
+    client = mlflow.MlflowClient(tracking_uri=uri)
+    runs = client.search_runs([client.get_experiment_by_name("specdec").experiment_id])
+    children = [item for item in runs if item.data.tags["specdec.role"] == "curve"]
+    lines = {item.data.tags["specdec.line"]: item for item in children}
+    assert set(lines) == {"measured", "capped_geometric", "position", "replay"}
+    for item in children:
+        assert "speedup" not in item.data.metrics
+        points = client.get_metric_history(item.info.run_id, "curve.tokens_per_round")
+        assert {point.step for point in points} == GAMMAS
+    names = {
+        item.path for item in client.list_artifacts(logged.get("run_id") or children[0].data.tags["mlflow.parentRunId"])
+    }
+    assert {"rounds.parquet", "trace.html", "figures", "report.md", "account.json"} <= names
+
+
+def test_the_account_closes_and_curves_share_one_alpha(command, tmp_path):
+    code, error = command("+drafter=ngram", "+debug=tiny", "sampling=temperature", TARGET)
+    assert code == 0, error
+    run_ = open_folder(output(tmp_path))
+    account = run_.account()
+    assert set(account["gammas"]) == {str(gamma) for gamma in GAMMAS}
+    for item in account["gammas"].values():
+        assert math.prod(item["factors"].values()) == pytest.approx(item["speedup"], rel=1e-9)
+        assert item["time"]["g"] + item["time"]["v"] + item["time"]["o"] > 0
+        assert "drift" not in item["factors"]  # copying drafters have no replay when sampling
+    alpha = account["alpha"]
+    summary = json.loads((output(tmp_path) / "summary.json").read_text())
+    for gamma in GAMMAS:
+        expected = (1 - alpha ** (gamma + 1)) / (1 - alpha)
+        assert summary["curves"]["curve.capped_geometric"][str(gamma)] == pytest.approx(expected)
+
+
+def test_tables_agree_with_each_other(command, tmp_path):
+    code, error = command("+drafter=ngram", "+debug=tiny", "measurement.repeats=2")
+    assert code == 0, error
+    run_ = open_folder(output(tmp_path))
+    rounds, generations = run_.rounds(), run_.generations()
+    key = ["method", "gamma", "repeat", "prompt"]
+    sums = rounds.groupby(key).agg(committed=("committed", "sum"), counted=("round", "size"), decode=("round_s", "sum"))
+    joined = generations.set_index(key).join(sums)
+    assert (joined["tokens"] == joined["committed"]).all()
+    assert (joined["rounds"] == joined["counted"]).all()
+    assert joined["decode_s"].to_numpy() == pytest.approx(joined["decode"].to_numpy())
+    first = rounds[rounds["round"] == 0].set_index(key)["tokens_left"]
+    assert (first.sort_index() == joined["tokens"].sort_index()).all()
+    texts = generations.groupby(["prompt", "repeat"])["generated_token_ids"].agg(
+        lambda column: len(set(map(tuple, column)))
+    )
+    assert (texts == 1).all()  # greedy: every method writes the same text
+    baseline = rounds[rounds["method"] == "baseline"]
+    assert (baseline["committed"] == 1).all() and (baseline["offered"] == 0).all()
+
+
+def test_oracle_replay_is_exact_and_no_test_of_the_model_rejects(command, tmp_path):
+    """alpha 0.8 at gamma 5; 6 prompts of 700 tokens. The seed is fixed: five p-values below 0.2% never all pass by
+    a broken coin, and a sound one fails a fixed seed with chance 1%."""
+    arguments = ("+drafter=oracle", "+debug=tiny", "structure.gamma=5", "measurement.max_new_tokens=700")
+    code, error = command(*arguments, "measurement.gammas=[2]")
+    assert code == 0, error
+    finished = open_folder(output(tmp_path))
+    account = finished.account()["gammas"]["5"]
+    expected = finite_tokens_per_round(0.8, 5, [700] * 6)  # 3.68928, less what the end of a text costs
+    assert finished.metrics["tokens_per_round.ci_low"] <= expected <= finished.metrics["tokens_per_round.ci_high"]
+    assert account["factors"]["drift"] == pytest.approx(1.0, abs=1e-12)
+    dependence = account["intervals"]["dependence"]
+    assert dependence["low"] <= 1 <= dependence["high"]
+    p_values = [test["p_value"] for test in account["iid"].values() if not math.isnan(test["p_value"])]
+    assert len(p_values) == 5 and min(p_values) > 0.01 / 5
+
+
+def test_forced_runs_log_no_lossless_metric(command, tmp_path):
+    code, error = command("+drafter=oracle", "+debug=tiny", "drafter.forced=true")
+    assert code == 0, error
+    summary = json.loads((output(tmp_path) / "summary.json").read_text())
+    assert not [name for name in summary["metrics"] if name.startswith("lossless.")]
+    assert any("Forced" in note for note in summary["notes"])
+
+
+def test_nan_logits_end_the_run_as_failed_and_keep_the_rounds(command, tmp_path, monkeypatch):
+    verify, calls = Table.verify, []
+
+    def broken(self, draft):
+        calls.append(1)
+        if len(calls) > 150:
+            raise NumericsError("The target's logits are not finite after position 7: the run stops here.")
+        return verify(self, draft)
+
+    monkeypatch.setattr(Table, "verify", broken)
+    code, error = command("+drafter=ngram", "+debug=tiny")
+    assert code == 4 and "position 7" in error and error.count("\n") == 1
+    assert len(pd.read_parquet(output(tmp_path) / "rounds.parquet")) > 0
+    (logged,) = load_runs(f"sqlite:///{tmp_path}/mlflow.db", "specdec").to_dict("records")
+    assert logged["status"] == "FAILED"
+
+
+BAD = [
+    ((), "No drafter: add +drafter=NAME, one of"),
+    (("+drafter=ngrm",), "Did you mean ngram?"),
+    (("+drafter=ngram", "verifier=greedyy"), "Did you mean greedy?"),
+    (("+drafter=ngram", "prompts=stdlib_cod"), "Did you mean stdlib_code"),
+    (("+drafter=ngram", "structure.gamma=0"), "structure.gamma=0"),
+    (("+drafter=ngram", "structure.gamma=abc"), "structure.gamma='abc'"),
+    (("+drafter=ngram", "sampling.temperature=-1"), "sampling.temperature=-1"),
+    (("+drafter=ngram", "sampling.temperature=nan"), "sampling.temperature=nan"),
+    (("+drafter=ngram", "structure.k=4"), "gamma"),
+    (("+drafter=ngram", "+structure.k=4"), "structure 'chain' has the keys gamma"),
+    (("+drafter=ngram", "gama=4"), "gama"),
+    (("+drafter=ngram", "+gama=4"), "gama"),
+    (("+drafter=ngram", "measurement.gammas=[0]"), "measurement.gammas"),
+    (("+drafter=ngram", "drafter.order_min=9"), "drafter.order_min=9"),
+    (("+drafter=ngram", "verifier=greedy", "sampling=temperature"), "verifier=speculative_sampling"),
+    (("+drafter=oracle", "sampling=temperature"), "sampling=greedy"),
+    (("+drafter=ngram", "measurement.peers=[transformers]"), "target=causal"),
+    (("+drafter=ngram", "prompts=jsonl", "prompts.path=nowhere.jsonl"), "nowhere.jsonl"),
+    (("+drafter=ngram", "target=causal", "target.model=./nowhere"), "./nowhere"),
+    (("+drafter=ngram", "tracking.uri=sqlite:///garbage.db"), "garbage.db"),
+]
+
+
+@pytest.mark.parametrize("arguments, says", BAD, ids=[" ".join(arguments) or "nothing" for arguments, _ in BAD])
+def test_bad_input_is_one_sentence_and_code_2(command, tmp_path, arguments, says):
+    (tmp_path / "garbage.db").write_bytes(b"this is no database" * 100)
+    code, error = command(*arguments, "+debug=tiny")
+    assert code == 2, error
+    lines = [line for line in error.splitlines() if line.strip()]
+    assert len(lines) == 1 and lines[0].startswith("specdec: ") and says in lines[0], error
+    assert "Traceback" not in error
+    assert runs_in(tmp_path / "mlflow.db") == 0
+    assert (tmp_path / "garbage.db").read_bytes() == b"this is no database" * 100
+
+
+def test_a_drafter_of_another_vocabulary_is_refused(command, tmp_path, monkeypatch):
+    monkeypatch.setattr(NoDrafter, "vocab_size", 32000)
+    code, error = command("+drafter=none", "+debug=tiny")
+    assert code == 2 and "32000 tokens, the target has 3" in error
+    assert runs_in(tmp_path / "mlflow.db") == 0
+
+
+@pytest.mark.parametrize("arguments", [("+drafter=none",), ("+drafter=ngram", "measurement.max_new_tokens=1")])
+def test_runs_without_any_proposal_are_reported(command, tmp_path, arguments):
+    code, error = command("+debug=tiny", *arguments)
+    assert code == 0, error
+    metrics = open_folder(output(tmp_path)).metrics
+    assert metrics["tokens_per_round"] == 1 and metrics["proposals.share"] == 0
+    assert "alpha.mle" not in metrics and "accepted_per_offered" not in metrics
+
+
+def test_help_and_a_wrong_name_need_no_torch(tmp_path):
+    """`import specdec.run` stays light: a new interpreter, since this one has torch already."""
+    import subprocess
+    import sys
+
+    script = "import sys, specdec.run, specdec.cli; assert not {'torch', 'mlflow', 'transformers'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", script], check=True, cwd=tmp_path, timeout=120)
+
+
+def test_results_do_not_depend_on_prompt_order(command, tmp_path):
+    """One generator per (prompt, purpose): sampling the same prompts in another order gives the same texts."""
+    texts = []
+    for tokens in ("[[0],[1],[2]]", "[[2],[0],[1]]"):
+        code, error = command("+drafter=ngram", "+debug=tiny", "sampling=temperature", f"prompts.tokens={tokens}")
+        assert code == 0, error
+        folder = max(tmp_path.glob("outputs/*/*"))
+        rows = open_folder(folder).generations().to_dict("records")
+        texts.append({(row["gamma"], row["prompt"]): tuple(row["generated_token_ids"]) for row in rows})
+    assert texts[0] == texts[1]
+
+
+def test_the_configuration_folder_is_found():
+    assert (Path(cli.config_dir()) / "config.yaml").is_file()
