@@ -65,6 +65,8 @@ class Tree:
     def visible(self) -> Tensor:
         """Boolean [N+1, N+1]: row sees column among root and nodes (itself and its ancestors)."""
         size = len(self.parents) + 1
+        if self.is_chain:
+            return torch.ones(size, size, dtype=torch.bool).tril_()
         visible = torch.eye(size, dtype=torch.bool)
         for node, parent in enumerate(self.parents):
             visible[node + 1] |= visible[parent + 1]
@@ -76,9 +78,10 @@ class Tree:
         return torch.tensor((0, *self.depths))
 
 
-@lru_cache(maxsize=512)
+@lru_cache(maxsize=64)
 def chain_tree(length: int) -> Tree:
-    """The chain of `length` nodes; cached because every round of a chain asks for one."""
+    """The chain of `length` nodes; cached because every round of a chain asks for one. Few, because a long chain (a
+    prefill is one) holds a square mask."""
     return Tree(tuple(range(-1, length - 1)))
 
 

@@ -74,10 +74,14 @@ class Registry(Generic[T]):
         cls = self.get(values["name"])
         return validated(_config_type(cls), values, where=self.group, source=f"{self.group} {values['name']!r}")
 
+    def construct(self, config: Any, **context: Any) -> T:
+        """`cls(config, **context)` for the class that a typed config belongs to."""
+        cls: Callable[..., T] = self.get(config.name)
+        return cls(config, **context)
+
     def build(self, values: Mapping[str, Any], **context: Any) -> T:
-        """Validate and construct: `cls(config, **context)`."""
-        config = self.config(values)
-        return self.get(values["name"])(config, **context)  # type: ignore[call-arg]
+        """Validate and construct in one go; raises UsageError."""
+        return self.construct(self.config(values), **context)
 
     def _load(self) -> None:
         if self._loaded:

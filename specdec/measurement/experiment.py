@@ -57,7 +57,7 @@ def build(config: RunConfig) -> Parts:
     structure = structures.build(config.structure)
     verifier = verifiers.build(config.verifier)
     _check_compatible(config, sampling, structure, verifier)
-    target = targets.get(config.target["name"])(target_config, sampling=sampling)  # type: ignore[call-arg]
+    target = targets.construct(target_config, sampling=sampling)
     prompts = load_prompts(
         config.prompts,
         tokenizer=target.tokenizer,
@@ -65,9 +65,8 @@ def build(config: RunConfig) -> Parts:
         max_new_tokens=config.measurement.max_new_tokens,
         vocab_size=target.vocab_size,
     )
-    drafter_class = drafters.get(config.drafter["name"])
     # One drafter serves every gamma: arms never decode at the same time.
-    drafter = drafter_class(drafter_config, target=target)  # type: ignore[call-arg]
+    drafter = drafters.construct(drafter_config, target=target)
     if drafter.vocab_size not in (None, target.vocab_size):
         raise UsageError(
             f"Bad value drafter={config.drafter['name']}: it was made for a vocabulary of {drafter.vocab_size} tokens, "

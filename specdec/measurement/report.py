@@ -63,7 +63,7 @@ class Report:
         alpha = self.metrics.get("account.alpha", float("nan"))
         table = Table(
             title="Measured against the capped-geometric theory",
-            caption=f"95% prompt-bootstrap intervals; theory at alpha {alpha:.3f} (from {self.alpha_source}); * primary",
+            caption=f"95% prompt-bootstrap intervals; theory at alpha {alpha:.3f} ({self.alpha_source}); * primary",
         )
         for heading in _HEADINGS:
             table.add_column(heading, justify="right")

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from copy import deepcopy
+from inspect import signature
 from typing import Any, Literal
 
 import torch
@@ -69,6 +70,9 @@ class Causal(Target):
         self._prefill_chunk = prefill_chunk
         self._layers = text_config.num_hidden_layers
         self._windows = _windows(text_config, self.name)
+        # The prefill needs no logits; models that can, compute one row instead of a vocabulary for each prompt token.
+        lean = "logits_to_keep" in signature(model.forward).parameters
+        self._no_logits: dict[str, int] = {"logits_to_keep": 1} if lean else {}
         self._eager = text_config._attn_implementation == "eager"
         self._scorer: Any = None
         self._cache = KVCache(self._layers, 1)
@@ -80,7 +84,7 @@ class Causal(Target):
         self._root = prompt[-1]
         for begin in range(0, len(prompt) - 1, self._prefill_chunk):
             chunk = torch.tensor(prompt[begin : min(begin + self._prefill_chunk, len(prompt) - 1)], device=self.device)
-            self._forward(chunk, chain_tree(len(chunk) - 1))
+            self._forward(chunk, chain_tree(len(chunk) - 1), **self._no_logits)
 
     def verify(self, draft: Draft) -> Tensor:
         prefix = self._cache.length
@@ -135,8 +139,8 @@ class Causal(Target):
             "commit": getattr(self.model.config, "_commit_hash", None),
         }
 
-    def _forward(self, tokens: Tensor, tree: Tree) -> Tensor:
-        """Append root and nodes to the cache; logits [N+1, V]."""
+    def _forward(self, tokens: Tensor, tree: Tree, **options: int) -> Tensor:
+        """Append root and nodes to the cache; logits [N+1, V], or fewer rows where `options` ask for fewer."""
         prefix = self._cache.length
         self._evaluated = len(tokens)
         output = self.model(
@@ -145,6 +149,7 @@ class Causal(Target):
             position_ids=(tree.offsets.to(self.device) + prefix).unsqueeze(0),
             past_key_values=self._cache,
             use_cache=True,
+            **options,
         )
         return output.logits[0]
 
@@ -185,6 +190,8 @@ class Causal(Target):
                 f"Model {self.name} ({type(self.model).__name__}) cannot be used: its logits are not finite; "
                 "try target.dtype=float32."
             ) from None
+        except torch.OutOfMemoryError:
+            raise
         except (TypeError, AttributeError, ValueError, IndexError, RuntimeError) as error:
             raise ModelLoadError(
                 f"Model {self.name} ({type(self.model).__name__}) does not work with a rolled-back key-value cache: "
