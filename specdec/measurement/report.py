@@ -113,7 +113,7 @@ def build_report(
 ) -> Report:
     """Compact the tables, compute every figure, write `account.json`, `summary.json`, `report.md`, figures, trace."""
     rounds = results.compact()
-    generations = pd.read_json(results.folder / "generations.jsonl", lines=True, dtype={"prompt": str, "cell": str})
+    generations = results.generations()
     baseline = rounds[rounds["method"] == BASELINE]
     # The bare call in the very harness that is explained: the baseline's own verify, at the same contexts.
     t1 = float(baseline["verify_s"].mean())

@@ -103,12 +103,21 @@ class ResultsFolder:
         import pandas as pd
 
         parts = sorted(self._parts.glob("part-*.parquet"))
+        if not parts:  # stopped before the first prompt was done
+            return pd.DataFrame()
         table = pd.concat([pd.read_parquet(part) for part in parts], ignore_index=True)
         table.to_parquet(self.folder / "rounds.parquet", index=False)
         for part in parts:
             part.unlink()
         self._parts.rmdir()
         return table
+
+    def generations(self) -> Any:
+        """The lines of `generations.jsonl` as a table."""
+        import pandas as pd
+
+        lines = (self.folder / "generations.jsonl").read_text(encoding="utf-8").splitlines()
+        return pd.DataFrame([json.loads(line) for line in lines])
 
     def write_json(self, name: str, value: Any) -> None:
         path = self.folder / name

@@ -1,8 +1,8 @@
 """The price of an n-gram proposal at long contexts: at most 50 us in the median at 100,000 tokens, memory
 linear.
 
-Run by hand: `python -m pytest -m benchmark tests/benchmarks/test_ngram_speed.py -s`. The bounds asserted are
-generous, because a shared machine may be slow; the printed figures are what counts.
+Run by hand: `python -m pytest -m benchmark tests/benchmarks`. The bounds asserted are generous, because a shared
+machine may be slow; the figures logged in `analysis/results/ngram_speed.json` are what counts.
 """
 
 import gc
@@ -71,11 +71,16 @@ def microseconds(text: Callable[[int], list[int]], gamma: int, per_round: int) -
 
 @pytest.mark.parametrize("text", [zipf, phrases, loop, one_token])
 @pytest.mark.parametrize(("gamma", "per_round"), [(4, 1), (4, 3), (10, 6)])
-def test_time_of_a_proposal(text, gamma, per_round):
+def test_time_of_a_proposal(text, gamma, per_round, log_figure):
     times = sorted(microseconds(text, gamma, per_round))
     median, late = statistics.median(times), times[int(0.99 * len(times))]
-    print(
-        f"\n{text.__name__}, gamma {gamma}, {per_round} tokens a round: median {median:.1f} us, 99% below {late:.1f} us"
+    log_figure(
+        what="proposal at 100,000 tokens",
+        text=text.__name__,
+        gamma=gamma,
+        tokens_per_round=per_round,
+        median_us=round(median, 1),
+        p99_us=round(late, 1),
     )
     assert median < 200
 
@@ -94,19 +99,19 @@ def bytes_per_token(text: Callable[[int], list[int]], length: int) -> float:
 
 
 @pytest.mark.parametrize("text", [zipf, phrases, loop])
-def test_memory_is_linear(text):
+def test_memory_is_linear(text, log_figure):
     sizes = {length: bytes_per_token(text, length) for length in (25_000, 50_000, 100_000)}
-    print(
-        f"\n{text.__name__}: " + ", ".join(f"{length} tokens {size:.0f} bytes each" for length, size in sizes.items())
-    )
+    log_figure(what="bytes per token", text=text.__name__, **{str(n): round(size) for n, size in sizes.items()})
     assert max(sizes.values()) < 1.6 * min(sizes.values()) + 20
 
 
 @pytest.mark.parametrize("text", [zipf, phrases, loop])
-def test_time_to_index_a_prompt(text):
+def test_time_to_index_a_prompt(text, log_figure):
     tokens = text(CONTEXT)
     index = SuffixIndex(1, 4)
     began = time.perf_counter()
     index.extend(tokens)
     index.matches(1)
-    print(f"\n{text.__name__}: {(time.perf_counter() - began) * 1e6 / CONTEXT:.2f} us a token")
+    us = (time.perf_counter() - began) * 1e6 / CONTEXT
+    log_figure(what="indexing a prompt", text=text.__name__, us_per_token=round(us, 2))
+    assert us < 50
