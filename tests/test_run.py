@@ -233,6 +233,19 @@ def test_runs_without_any_proposal_are_reported(command, tmp_path, arguments):
     assert "alpha.mle" not in metrics and "accepted_per_offered" not in metrics
 
 
+EXPERIMENTS = sorted(path.stem for path in Path(cli.config_dir(), "experiment").glob("*.yaml"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_every_experiment_runs_in_debug_on_the_pocket_target(command, tmp_path, name):
+    code, error = command(f"+experiment={name}", "+debug=pocket")
+    assert code == 0, error
+    metrics = open_folder(output(tmp_path)).metrics
+    assert metrics["lossless.unexplained"] == 0
+    assert metrics["speedup"] > 0
+
+
 def test_help_and_a_wrong_name_need_no_torch(tmp_path):
     """`import specdec.run` stays light: a new interpreter, since this one has torch already."""
     import subprocess
