@@ -1,0 +1,1 @@
+"""Training of the pocket models: corpus, tokenizer, loop, publishing. Importing it imports no torch."""

@@ -1,0 +1,69 @@
+"""Held-out loss in nats per token and bits per byte. Windows do not overlap; end-of-text is not scored."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+
+@dataclass(frozen=True)
+class HeldOutLoss:
+    """Sums over scored tokens; the two ratios are what is reported."""
+
+    nats: float
+    tokens: int
+    bytes: int
+
+    @property
+    def nats_per_token(self) -> float:
+        return self.nats / max(self.tokens, 1)
+
+    @property
+    def bits_per_byte(self) -> float:
+        return self.nats / math.log(2) / max(self.bytes, 1)
+
+    def __add__(self, other: HeldOutLoss) -> HeldOutLoss:
+        return HeldOutLoss(self.nats + other.nats, self.tokens + other.tokens, self.bytes + other.bytes)
+
+
+def token_losses(model: nn.Module, sequences: torch.Tensor) -> torch.Tensor:
+    """Cross entropy in nats of each next token, `[B, S]` float32, for `sequences` `[B, S + 1]`."""
+    logits = model(input_ids=sequences[:, :-1], use_cache=False).logits
+    targets = sequences[:, 1:]
+    return F.cross_entropy(logits.float().flatten(0, 1), targets.flatten(), reduction="none").view_as(targets)
+
+
+@torch.inference_mode()
+def heldout_loss(
+    model: nn.Module,
+    stream: np.ndarray,
+    token_bytes: list[int],
+    end_of_text: int,
+    window: int,
+    rows: int = 4,
+) -> HeldOutLoss:
+    """Score `stream` (documents between end-of-text tokens) in windows of at most `window` tokens."""
+    sizes = torch.tensor(token_bytes)
+    starts = range(0, len(stream) - 1, window)
+    pieces = [torch.from_numpy(stream[s : s + window + 1].astype(np.int64)) for s in starts]
+    full = [piece for piece in pieces if len(piece) == window + 1]
+    batches = [torch.stack(full[i : i + rows]) for i in range(0, len(full), rows)]
+    batches += [piece[None] for piece in pieces if len(piece) != window + 1]
+    total = HeldOutLoss(0.0, 0, 0)
+    for batch in batches:
+        losses, targets = token_losses(model, batch), batch[:, 1:]
+        scored = targets != end_of_text
+        total += HeldOutLoss(float(losses[scored].double().sum()), int(scored.sum()), int(sizes[targets[scored]].sum()))
+    return total
+
+
+def evenly_spaced_slice(stream: np.ndarray, tokens: int, window: int) -> np.ndarray:
+    """About `tokens` tokens of the stream, in pieces of `window` from evenly spaced places."""
+    count = max(1, min(tokens, len(stream) - 1) // window)
+    starts = np.linspace(0, max(len(stream) - window - 1, 0), count).astype(int)
+    return np.concatenate([stream[s : s + window] for s in starts])
