@@ -4,6 +4,7 @@ Results are on disk before anything here is called, so a store that fails costs 
 unless `tracking.required` says otherwise. MLflow is imported inside functions: it takes over a second.
 """
 
+import json
 import logging
 import math
 import os
@@ -17,6 +18,7 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from specdec.config import TrackingConfig
 from specdec.errors import EnvironmentFault, Interrupted
@@ -64,6 +66,22 @@ class TrackedRun:
                 self._write("making a curve's run", partial(self._add_child, line))
             if line in self._children:
                 self._log({key: points}, self._children[line])
+
+    def overlay(self, key: str) -> str:
+        """Address of one chart with every line that was logged under `key`; "" when there is none."""
+        if not self._children:
+            return ""
+        view = {
+            "runs": json.dumps(list(self._children.values())),
+            "metric": json.dumps(key),
+            "experiments": json.dumps([self._experiment_id]),
+            "plot_metric_keys": json.dumps([key]),
+            "plot_layout": "{}",
+            "x_axis": "step",
+            "show_point": "true",
+        }
+        page = self.link.rpartition("\n")[2].partition("#/")[0]
+        return f"{page}#/metric?" + "&".join(f"{name}={quote(value)}" for name, value in view.items())
 
     def artifacts(self, folder: Path) -> None:
         """Upload a run's output folder (`ARTIFACTS`), without the part files that only serve resumption."""

@@ -181,8 +181,8 @@ def run_experiment(config: RunConfig, folder: Path) -> Report:
         for key in ("curve.tokens_per_round", "curve.speedup"):
             tracked.curve_children(key, report.lines(key))
         tracked.artifacts(folder)
-        link = tracked.link
-    report.show(get_console(), folder, link)
+        links = {"browse": tracked.link, "overlay": tracked.overlay("curve.tokens_per_round")}
+    report.show(get_console(), folder, links)
     return report
 
 

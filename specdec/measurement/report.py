@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 import torch
 from rich import get_console
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
@@ -58,10 +59,11 @@ class Report:
         prefix = "curve.speedup." if key == "curve.speedup" else "curve."
         return {name: self.curves[prefix + name] for name in _MODELS if prefix + name in self.curves}
 
-    def show(self, console: Console, folder: Path, link: str) -> None:
+    def show(self, console: Console, folder: Path, links: Mapping[str, str]) -> None:
         """Print the summary table, the notes and where to look next."""
         alpha = self.metrics.get("account.alpha", float("nan"))
         table = Table(
+            box=SIMPLE_HEAD,
             title="Measured against the capped-geometric theory",
             caption=f"95% prompt-bootstrap intervals; theory at alpha {alpha:.3f} ({self.alpha_source}); * primary",
         )
@@ -73,29 +75,34 @@ class Report:
         for note in self.notes:
             console.print(note, markup=False, highlight=False)
         console.print(f"results: {folder}", markup=False, highlight=False, soft_wrap=True)
-        if link:
-            console.print(f"browse:  {link}", markup=False, highlight=False, soft_wrap=True)
+        for name, link in links.items():
+            if link:
+                console.print(f"{name + ':':<8} {link}", markup=False, highlight=False, soft_wrap=True)
 
 
-_HEADINGS = ("gamma", "tokens/round", "theory", "speedup", "theory", "alpha (MLE)")
+_HEADINGS = ("gamma", "tokens/round", "theory", "speedup", "theory", "alpha")
+
+
+def _number(values: Mapping[str, Any], name: str) -> str:
+    value = values.get(name)
+    return "-" if value is None else f"{value:.3f}"
+
+
+def _measured(values: Mapping[str, Any], name: str) -> str:
+    """The value with its interval, where there is one (one prompt has none)."""
+    low, high = values.get(f"{name}.ci_low"), values.get(f"{name}.ci_high")
+    return _number(values, name) + ("" if low is None or high is None else f" ({low:.2f}-{high:.2f})")
 
 
 def _cells(row: Mapping[str, Any]) -> list[str]:
-    def number(name: str) -> str:
-        value = row.get(name)
-        return "-" if value is None else f"{value:.3f}"
-
-    def measured(name: str) -> str:
-        low, high = row.get(f"{name}.ci_low"), row.get(f"{name}.ci_high")
-        return number(name) + ("" if low is None or high is None else f" ({low:.2f}-{high:.2f})")
 
     return [
         f"{row['gamma']}{'*' if row['primary'] else ''}",
-        measured("tokens_per_round"),
-        number("tokens_per_round.capped_geometric"),
-        measured("speedup"),
-        number("speedup.capped_geometric"),
-        number("alpha.mle"),
+        _measured(row, "tokens_per_round"),
+        _number(row, "tokens_per_round.capped_geometric"),
+        _measured(row, "speedup"),
+        _number(row, "speedup.capped_geometric"),
+        _number(row, "alpha.mle"),
     ]
 
 
@@ -194,7 +201,7 @@ def _peers(
         table = (
             peer.groupby("prompt")[["tokens", "seconds"]]
             .sum()
-            .join(ours.groupby("prompt")[["tokens", "seconds"]].sum(), rsuffix="_ours")
+            .join(ours.groupby("prompt")[["tokens", "seconds"]].sum().add_suffix("_ours"))
         )
         ratio = bootstrap(
             table,
@@ -271,9 +278,7 @@ def _notes(metrics: Mapping[str, float], outcome: Outcome, parts: "Parts") -> li
         )
     share = metrics.get("repetition.share", 0.0)
     if share:
-        low, high = (metrics.get(f"speedup.unflagged.{end}", float("nan")) for end in ("ci_low", "ci_high"))
-        unflagged = metrics.get("speedup.unflagged")
-        without = "" if unflagged is None else f"; without them the speedup is {unflagged:.3f} ({low:.2f}-{high:.2f})"
+        without = "; without them the speedup is " + _measured(metrics, "speedup.unflagged") if share < 1 else ""
         notes.append(f"Repetition: {share:.0%} of the prompts have an output that falls into a loop{without}.")
     skipped = {reason: sum(counts.values()) for reason, counts in parts.prompts.skipped.items() if counts}
     if skipped:
