@@ -104,6 +104,8 @@ class Session:
         first = self._decode(self._baseline, prompt, 0, None, limit=tokens)
         for arm in self._arms:
             self._decode(arm, prompt, 0, first.tokens, limit=len(first.tokens))
+        for peer in self._peers:
+            peer(prompt)
         self._clock.synchronize()
 
     def run_prompt(self, prompt: Prompt, repeat: int) -> Generation:
@@ -113,19 +115,23 @@ class Session:
             NumericsError: after the rounds so far are on disk.
         """
         order = [self._baseline, *self._arms]
-        random.Random(f"{self._seed}/{repeat}/{prompt.id}").shuffle(order)
+        dice = random.Random(f"{self._seed}/{repeat}/{prompt.id}")
+        dice.shuffle(order)
+        peers_first = dice.random() < 0.5  # neither side always meets the warmer caches
         if any(arm.drafter.needs_reference for arm in self._arms):
             # The recorded text must exist before a drafter can read it.
             order.sort(key=lambda arm: arm is not self._baseline)
         done: dict[int, Generation] = {}
         reference: tuple[int, ...] | None = None
         try:
+            if peers_first:
+                self._run_peers(prompt, repeat)
             for arm in order:
                 done[id(arm)] = self._decode(arm, prompt, repeat, reference)
                 if arm is self._baseline:
                     reference = done[id(arm)].tokens
-            for peer in self._peers:
-                self.peer_rows.append({"repeat": repeat, "prompt": prompt.id, **peer(prompt)})
+            if not peers_first:
+                self._run_peers(prompt, repeat)
         except NumericsError as error:
             if error.partial is not None:
                 done[id(arm)] = error.partial
@@ -137,6 +143,10 @@ class Session:
             self._compare(prompt, repeat, arm, done[id(arm)], baseline)
         self._replay_baseline(prompt, repeat, baseline)
         return baseline
+
+    def _run_peers(self, prompt: Prompt, repeat: int) -> None:
+        for peer in self._peers:
+            self.peer_rows.append({"repeat": repeat, "prompt": prompt.id, **peer(prompt)})
 
     def _decode(
         self, arm: Arm, prompt: Prompt, repeat: int, reference: tuple[int, ...] | None, limit: int | None = None
