@@ -83,10 +83,15 @@ def test_an_address_that_is_no_store_is_refused(uri: str) -> None:
         locate(uri, Path("/work"))
 
 
-def test_everything_lies_in_the_folder(folder: Path, record: Callable[..., Any]) -> None:
+def test_everything_lies_in_the_folder(
+    folder: Path, record: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    elsewhere = tmp_path / "elsewhere"  # a checkout may hold the store of earlier runs
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
     run = record(lambda run: None)
     assert run.info.artifact_uri.startswith((folder / "mlartifacts").as_uri())
-    assert not Path("mlruns").exists() and not Path("mlflow.db").exists()
+    assert not list(elsewhere.iterdir())
 
 
 def test_values_arrive(record: Callable[..., Any]) -> None:

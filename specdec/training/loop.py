@@ -44,7 +44,6 @@ class Progress:
     step: int = 0
     seconds: float = 0.0
     history: list[dict[str, float | None]] = field(default_factory=list)
-    tracking_run: str | None = None
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ Every figure of the card comes from `summary.json` and `corpus.json`; none is ty
 
 from __future__ import annotations
 
+import csv
 import json
 import shutil
 import sys
@@ -55,8 +56,8 @@ are of training alone, all sittings together; the machine did other work at the 
 
 {corpus_bytes:,} bytes in {corpus_files:,} files, {corpus_tokens:,} tokens; content hash
 `{corpus_sha256}`.
-The standard library and the language reference were read {passes:g} times, a seeded random part of the
-packages once. `corpus.json` has hashes per source, and what was dropped and why: tests, vendored and
+The standard library and the language reference were read {passes} times, a seeded random part
+of the packages once. `corpus.json` has hashes per source, and what was dropped and why: tests, vendored and
 generated files, repetitions, and everything that repeats a held-out module (its tests by name, copies by shared lines).
 
 | source | version | licence as stated by the distribution | files | bytes | sha256 |
@@ -82,15 +83,18 @@ def publish(target: Path, drafter: Path, destination: Path) -> None:
         if not (folder / "summary.json").exists():
             raise UsageError(f"{folder} has no summary.json: the training is not finished.")
         summaries[role] = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+        rows = list(csv.DictReader((folder / "history.csv").read_text(encoding="utf-8").splitlines()))
+        summaries[role]["monitor"] = float(rows[-1]["heldout_nats_per_token"])
     if summaries["target"]["corpus_sha256"] != summaries["drafter"]["corpus_sha256"]:
         raise UsageError("The target and the drafter were trained on different corpora.")
     corpus = json.loads((target / "corpus.json").read_text(encoding="utf-8"))
     for role, folder in (("target", target), ("drafter", drafter)):
         shutil.rmtree(destination / role, ignore_errors=True)
         shutil.copytree(folder / "model", destination / role)
+        for file in (destination / role).iterdir():
+            file.chmod(0o644)  # safetensors writes for its owner alone
         shutil.copyfile(folder / "history.csv", destination / f"history_{role}.csv")
-        summary = json.dumps(summaries[role], indent=1) + "\n"
-        (destination / f"summary_{role}.json").write_text(summary, encoding="utf-8")
+        shutil.copyfile(folder / "summary.json", destination / f"summary_{role}.json")
     shutil.copyfile(target / "corpus.json", destination / "corpus.json")
     (destination / "MODEL_CARD.md").write_text(model_card(summaries, corpus), encoding="utf-8")
 
@@ -116,7 +120,7 @@ def model_card(summaries: dict[str, dict[str, Any]], corpus: dict[str, Any]) -> 
         corpus_files=sum(s["files"] for s in sources.values()),
         corpus_tokens=sum(s["tokens"] for s in sources.values()),
         corpus_sha256=corpus["sha256"],
-        passes=target["recipe"]["data"]["stdlib_passes"],
+        passes=" and ".join(f"{s['recipe']['data']['stdlib_passes']:g} ({r})" for r, s in summaries.items()),
         sources="\n".join(source_row(name, source) for name, source in sources.items()),
     )
 
@@ -152,6 +156,9 @@ def card_rows() -> dict[str, Any]:
         "held-out code, bits per byte": loss("code", "bits_per_byte"),
         "held-out reference, nats per token": loss("docs", "nats_per_token"),
         "held-out reference, bits per byte": loss("docs", "bits_per_byte"),
+        "held-out code, nats per token in short windows": lambda s: (
+            f"{s['monitor']:.3f} ({s['recipe']['monitor']['heldout_window']} tokens, the history's slice)"
+        ),
         "scored tokens": lambda s: f"{s['heldout']['all']['tokens']:,}",
     }
 

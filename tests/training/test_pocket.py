@@ -64,11 +64,12 @@ def test_losses_are_those_of_the_card_and_the_target_is_clearly_better(models: d
     files = read_python_files(library, STDLIB, ["site-packages", "test"])
     held = [d for d in files if is_held_out(d, held_out_modules())]
     tokenizer = AutoTokenizer.from_pretrained(POCKET / "target")
-    streams = [with_end_of_text([ids[:900]], tokenizer.eos_token_id) for ids in encode(tokenizer, held)]
+    # One full window, as the card's: the drafter is much worse far from the beginning.
+    streams = [with_end_of_text([ids[:2047]], tokenizer.eos_token_id) for ids in encode(tokenizer, held[::3])]
     sizes = bytes_per_token(tokenizer)
     loss = {}
     for role, model in models.items():
-        scores = [heldout_loss(model, s, sizes, tokenizer.eos_token_id, 1024) for s in streams]
+        scores = [heldout_loss(model, s, sizes, tokenizer.eos_token_id, 2048) for s in streams]
         loss[role] = sum(s.nats for s in scores) / sum(s.tokens for s in scores)
         # The beginnings of the files of another Python are not the whole text of the card's.
         assert loss[role] == pytest.approx(summary(role)["heldout"]["code"]["nats_per_token"], abs=0.4)
@@ -82,10 +83,13 @@ def test_card_and_history_agree_with_the_summary(role: str) -> None:
         for unit in ("nats_per_token", "bits_per_byte"):
             assert f"{about['heldout'][part][unit]:.3f}" in card
     assert f"{about['tokens']:,}" in card and about["date"] in card
-    assert about["tokens"] >= 20_000_000
     rows = list(csv.DictReader((POCKET / f"history_{role}.csv").open(encoding="utf-8")))
     assert [int(r["step"]) for r in rows] == list(range(1, about["steps"] + 1))
     assert np.isfinite([float(r["train_loss"]) for r in rows]).all()
+
+
+def test_the_target_read_what_was_promised() -> None:
+    assert summary("target")["tokens"] >= 20_000_000
 
 
 def test_the_manifest_names_no_machine_and_has_hashes() -> None:

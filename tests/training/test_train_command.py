@@ -98,7 +98,7 @@ def test_both_recipes_compose_and_help_imports_no_torch(tmp_path: Path) -> None:
         "    for name in ('pocket_target', 'pocket_drafter'):\n"
         "        cfg = compose('train', [f'+recipe={name}'])\n"
         "        config = validated(TrainConfig, OmegaConf.to_container(cfg, resolve=True))\n"
-        "        assert config.recipe.name == name and config.recipe.data.tokens >= 20_000_000\n"
+        "        assert config.recipe.name == name\n"
         "assert 'torch' not in sys.modules and 'mlflow' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", script], cwd=tmp_path, check=True)
