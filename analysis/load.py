@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from specdec.config import flattened
 from specdec.errors import SpecdecError, UsageError
 from specdec.registry import near_misses
 from specdec.tracking_store import check_schema, locate, quieten, reason, schema_of
@@ -280,7 +281,7 @@ def open_folder(folder: Path | str) -> Run:
         name=path.name,
         source=str(path),
         status="FINISHED" if finished else "UNFINISHED",
-        params={key: str(value) for key, value in _flat(config).items()},
+        params={key: str(value) for key, value in flattened(config).items()},
         metrics={key: nan if value is None else value for key, value in summary.get("metrics", {}).items()},
         curves={
             key: {int(gamma): float(value) for gamma, value in points.items()}
@@ -288,16 +289,6 @@ def open_folder(folder: Path | str) -> Run:
         },
         fetch=partial(_in_folder, path),
     )
-
-
-def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in values.items():
-        if isinstance(value, Mapping):
-            flat |= _flat(value, f"{prefix}{key}.")
-        else:
-            flat[f"{prefix}{key}"] = value
-    return flat
 
 
 def _in_folder(folder: Path, name: str) -> Path:

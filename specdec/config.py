@@ -88,6 +88,17 @@ def validated(config_type: type[T], values: Mapping[str, Any], where: str = "", 
         raise UsageError(_sentence(error, config_type, where, source)) from None
 
 
+def flattened(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested keys joined by dots: how parameters are named in MLflow."""
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            flat |= flattened(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat
+
+
 def _sentence(error: ValidationError, config_type: type, where: str, source: str) -> str:
     fault = error.errors()[0]
     key = ".".join(str(part) for part in (*([where] if where else []), *fault["loc"]))

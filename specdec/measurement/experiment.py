@@ -14,7 +14,7 @@ from rich import get_console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from specdec import __version__, tracking
-from specdec.config import RunConfig, validated
+from specdec.config import RunConfig, flattened, validated
 from specdec.drafters import drafters
 from specdec.errors import SpecdecError, UsageError
 from specdec.measurement.cost import Calibration, calibrate
@@ -157,7 +157,7 @@ def run_experiment(config: RunConfig, folder: Path) -> Report:
         "model": str(config.target.get("model", config.target["name"])),
         "dtype": str(model.get("dtype", "float64")),
     }
-    with tracking.tracked_run(config.tracking, name=name, params=_flat(plain), tags=tags) as tracked:
+    with tracking.tracked_run(config.tracking, name=name, params=flattened(plain), tags=tags) as tracked:
         try:
             outcome, calibration, peer_rows = _measure(config, parts, cell, results, tracked.heartbeat)
         except SpecdecError:
@@ -259,13 +259,3 @@ def _cell(config: Mapping[str, Any], model: Mapping[str, Any], prompts: str) -> 
     keep = {key: value for key, value in config.items() if key not in ("tracking", "experiment_name")}
     text = json.dumps([keep, model.get("sha256"), prompts, __version__], sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in values.items():
-        if isinstance(value, Mapping):
-            flat |= _flat(value, f"{prefix}{key}.")
-        else:
-            flat[prefix + key] = value
-    return flat

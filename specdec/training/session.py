@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from specdec.config import validated
+from specdec.config import flattened, validated
 from specdec.tracking import TrackedRun, check_store, tracked_run
 from specdec.training.data import load_corpus
 from specdec.training.loop import Outcome, Trainer
@@ -110,14 +110,3 @@ def progress_bar(trainer: Trainer, heartbeat: Callable[[], None]) -> Iterator[Ca
                 )  # fmt: skip
 
         yield display
-
-
-def flattened(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested keys joined by dots."""
-    flat: dict[str, Any] = {}
-    for key, value in values.items():
-        if isinstance(value, Mapping):
-            flat |= flattened(value, f"{prefix}{key}.")
-        else:
-            flat[f"{prefix}{key}"] = value
-    return flat
