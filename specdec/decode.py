@@ -50,8 +50,9 @@ def generate(
     """
     end_tokens = target.end_tokens
     began = clock.mark()
-    target.start(prompt, len(prompt) + max_new_tokens + structure.nodes + 1)
-    drafter.start(prompt, draft_generator, reference)
+    capacity = len(prompt) + max_new_tokens + structure.nodes + 1
+    target.start(prompt, capacity)
+    drafter.start(prompt, capacity, draft_generator, reference)
     prefilled = clock.mark()
     tokens: list[int] = []
     rounds: list[Round] = []

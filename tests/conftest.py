@@ -396,6 +396,24 @@ def architecture(request: pytest.FixtureRequest) -> str:
     return request.param
 
 
+# What a drafter needs beyond its YAML to run beside a small target: (folder for files, vocabulary) -> changed keys.
+DRAFTER_CHANGES: dict[str, Callable[[Path, int], dict[str, Any]]] = {
+    "oracle": lambda folder, vocabulary: {"alpha": 0.65},
+}
+
+
+@pytest.fixture(scope="session")
+def drafter_values(group_values, tmp_path_factory) -> Callable[[str, int], dict[str, Any]]:
+    """`drafter_values("ngram", vocabulary)`: a registered drafter's YAML, made to fit a small target."""
+
+    @cache
+    def values(name: str, vocabulary: int) -> dict[str, Any]:
+        changes = DRAFTER_CHANGES.get(name, lambda folder, vocabulary: {})
+        return group_values("drafter", name, **changes(tmp_path_factory.mktemp(name), vocabulary))
+
+    return values
+
+
 # ------------------------------------------------------------------------------------------------------------
 # The small published models (../shared/data/README.md), converted in memory.
 

@@ -5,7 +5,6 @@ architecture; drafters and verifiers come from the registries.
 """
 
 from functools import cache
-from typing import Any
 
 import pytest
 import torch
@@ -21,7 +20,6 @@ from specdec.verifiers.base import verifiers
 NEW_TOKENS = 28
 # Repetitive, so that n-grams match; longer than the windows of 6.
 PROMPT = [7, 3, 19, 44, 3, 19, 52, 7, 3, 19, 44, 8, 3, 19]
-CHANGES: dict[str, dict[str, Any]] = {"oracle": {"alpha": 0.7}}
 
 
 @pytest.fixture(scope="module")
@@ -77,11 +75,11 @@ def test_the_texts_do_not_collapse(architecture, own_greedy):
 
 @pytest.mark.parametrize("verifier", verifiers.names())
 @pytest.mark.parametrize("drafter", drafters.names())
-def test_output_is_the_models_own(architecture, own_greedy, target_of, group_values, drafter, verifier):
+def test_output_is_the_models_own(architecture, own_greedy, target_of, drafter_values, drafter, verifier):
     if not (verifiers.get(verifier).lossless and drafters.get(drafter).lossless):
         pytest.skip("declares that it is not lossless")
     target, own = target_of(architecture), own_greedy(architecture)
-    built = drafters.build(group_values("drafter", drafter, **CHANGES.get(drafter, {})), target=target)
+    built = drafters.build(drafter_values(drafter, target.vocab_size), target=target)
     reference = own if built.needs_reference else None
     for gamma in (1, 4):
         generation = decoded(target, built, verifier, chain(gamma), reference)

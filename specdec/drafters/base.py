@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import ClassVar, Literal
 
 import torch
+from torch import Tensor
 
 from specdec.records import Draft
 from specdec.registry import Registry
@@ -37,6 +38,7 @@ class Drafter(ABC):
     def start(
         self,
         prompt: Sequence[int],
+        capacity: int,
         generator: torch.Generator | None = None,
         reference: Sequence[int] | None = None,
     ) -> None:
@@ -44,6 +46,7 @@ class Drafter(ABC):
 
         Args:
             prompt: all prompt tokens; the last is the root of round 1.
+            capacity: rows that prompt, output and the largest draft need together.
             generator: the source of all randomness of this text's drafts.
             reference: the baseline's tokens after the prompt, for drafters that need them.
         """
@@ -54,6 +57,14 @@ class Drafter(ABC):
 
     def commit(self, tokens: Sequence[int]) -> None:
         """Take note of the tokens appended to the text in this round."""
+
+    def laws(self, prompt: Sequence[int], text: Sequence[int]) -> Tensor | None:
+        """q before every token of `text`, in one teacher-forced pass: [len(text), V].
+
+        Only for drafters whose replay is "position" and that always propose; point masses are one-hot rows. None
+        means that the pass has to draft token by token. Leaves the drafter without a text: call `start` next.
+        """
+        return None
 
     @property
     def flops_per_token(self) -> float:

@@ -101,6 +101,7 @@ class Ngram(Drafter):
     def start(
         self,
         prompt: Sequence[int],
+        capacity: int,
         generator: torch.Generator | None = None,
         reference: Sequence[int] | None = None,
     ) -> None:

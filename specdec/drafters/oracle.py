@@ -47,6 +47,7 @@ class Oracle(Drafter):
     def start(
         self,
         prompt: Sequence[int],
+        capacity: int,
         generator: torch.Generator | None = None,
         reference: Sequence[int] | None = None,
     ) -> None:

@@ -60,7 +60,7 @@ def calibrate(
     sizes = sorted({1, *rows})
     capacity = len(prompt) + max(sizes) + 1
     # A drafter that reads a recorded text gets the prompt's own tokens: only the cost of a step matters here.
-    drafter.start(prompt, generator, reference=prompt)
+    drafter.start(prompt, capacity, generator, reference=prompt)
     target.start(prompt, capacity)
     marks: dict[int, list[tuple[object, object]]] = {size: [] for size in sizes}
     draft_marks: list[tuple[object, object]] = []

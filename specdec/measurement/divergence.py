@@ -59,9 +59,8 @@ def explain(
     if position >= min(len(baseline), len(output)):
         # One text ended where the other went on with equal tokens: no near-tie explains that.
         return Divergence(*label, position, -1, -1, float("nan"), float("nan"), explained=False)
-    context = [*prompt, *baseline[:position]]
-    wide = target.score(context)[-1].double()
-    narrow = target.score_as_decoded(context)[-1].double()
+    wide = target.score(prompt, baseline[:position])[-1].double()
+    narrow = target.score_as_decoded(prompt, baseline[:position])[-1].double()
     tokens = (baseline[position], output[position])
     pair = wide[list(tokens)]
     rounding = float((wide - narrow).abs().max())

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from specdec.drafters.base import Drafter
 from specdec.sampling import probabilities
@@ -40,9 +41,11 @@ def agreement(
     """One pass along the target's own text; under greedy the text itself is p, otherwise the target scores it once."""
     p = None
     if not target.sampling.greedy:
-        logits = target.score([*prompt, *text])[len(prompt) - 1 : -1]
-        p = probabilities(logits, target.sampling)
-    drafter.start(prompt, generator, reference)
+        p = probabilities(target.score(prompt, text)[:-1], target.sampling)
+    laws = drafter.laws(prompt, text)
+    if laws is not None:
+        return _agreement_of_laws(p, laws, torch.tensor(list(text), device=laws.device))
+    drafter.start(prompt, len(prompt) + len(text) + structure.nodes + 1, generator, reference)
     single = structure.resized(1)
     proposed, beta, m = [], [], []
     for index, token in enumerate(text):
@@ -66,6 +69,20 @@ def agreement(
     return Agreement(tuple(proposed), tuple(beta), tuple(m))
 
 
+def _agreement_of_laws(p: Tensor | None, q: Tensor, text: Tensor) -> Agreement:
+    """Of a drafter that gives its law at every position; without p the text is the target's greedy choice."""
+    of_text = text.unsqueeze(-1)
+    q_text = q.gather(-1, of_text).squeeze(-1)
+    if p is None:
+        beta = m = q_text
+    else:
+        q = q.to(p.dtype)
+        beta = torch.minimum(p, q).sum(-1)
+        # A token of the text that p forbids to rounding would divide by 0; q forbids it too or accepts it.
+        m = (q_text.to(p.dtype) / p.gather(-1, of_text).squeeze(-1)).nan_to_num(0.0).clamp_max(1.0)
+    return Agreement((True,) * len(text), tuple(beta.tolist()), tuple(m.tolist()))
+
+
 def rounds_along(
     drafter: Drafter,
     structure: Structure,
@@ -76,7 +93,7 @@ def rounds_along(
     reference: Sequence[int] | None,
 ) -> int:
     """Rounds that greedy decoding of `text` takes, drafting again from each round's start: exact for chains."""
-    drafter.start(prompt, generator, reference)
+    drafter.start(prompt, len(prompt) + len(text) + structure.nodes + 1, generator, reference)
     position = rounds = 0
     while position < len(text):
         draft = drafter.draft(structure.clamped(max_new_tokens - position - 1))

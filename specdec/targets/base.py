@@ -58,12 +58,14 @@ class Target(ABC):
         """Forget the last `verify` without committing: the root stays where it was."""
 
     @abstractmethod
-    def score(self, tokens: Sequence[int]) -> Tensor:
-        """Teacher-forced logits of a whole text in float32 or better: [S, V], row i after token i. Untimed."""
+    def score(self, prompt: Sequence[int], text: Sequence[int]) -> Tensor:
+        """Teacher-forced logits of `text` after `prompt`, in float32 or better: [len(text) + 1, V], row i before
+        token i, the last row after the text. Untimed.
+        """
 
-    def score_as_decoded(self, tokens: Sequence[int]) -> Tensor:
+    def score_as_decoded(self, prompt: Sequence[int], text: Sequence[int]) -> Tensor:
         """Like `score`, in the arithmetic that the target decodes in: the difference is its rounding error."""
-        return self.score(tokens)
+        return self.score(prompt, text)
 
     @property
     def flops_per_token(self) -> float:

@@ -44,5 +44,5 @@ class Forced(Target):
     def discard(self) -> None:
         self._target.discard()
 
-    def score(self, tokens: Sequence[int]) -> Tensor:
-        return self._target.score(tokens)
+    def score(self, prompt: Sequence[int], text: Sequence[int]) -> Tensor:
+        return self._target.score(prompt, text)

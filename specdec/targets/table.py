@@ -56,5 +56,5 @@ class Table(Target):
     def discard(self) -> None:
         pass  # verifying changes nothing here
 
-    def score(self, tokens: Sequence[int]) -> Tensor:
-        return self._logits[torch.tensor(list(tokens))]
+    def score(self, prompt: Sequence[int], text: Sequence[int]) -> Tensor:
+        return self._logits[torch.tensor([prompt[-1], *text])]

@@ -57,7 +57,7 @@ def microseconds(text: Callable[[int], list[int]], gamma: int, per_round: int) -
     """Time of one round's work: take note of the committed tokens, index them, look up, build the draft."""
     tokens = text(CONTEXT + ROUNDS * per_round)
     drafter = Ngram(NgramConfig(name="ngram", order_max=4, order_min=1, matches_max=32), _Anywhere())  # type: ignore[arg-type]
-    drafter.start(tokens[:CONTEXT])
+    drafter.start(tokens[:CONTEXT], 2 * CONTEXT)
     structure = structures.build({"name": "chain", "gamma": gamma})
     times = []
     for start in range(CONTEXT, len(tokens), per_round):

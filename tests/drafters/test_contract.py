@@ -15,8 +15,6 @@ from specdec.structures.base import structures
 PROMPT = [0, 3, 1, 4, 0, 3, 1, 2, 0, 3]
 REFERENCE = [1, 4, 0, 3, 1, 2, 2, 4, 0, 0, 1, 3]
 SIZE = 5
-# What a drafter needs beyond its YAML to run on the table target, e.g. the folder of a model.
-CHANGES: dict[str, dict[str, Any]] = {"oracle": {"alpha": 0.6}}
 CASES = [
     (name, structure)
     for name in drafters.names()
@@ -31,14 +29,14 @@ def target(table, random_law):
 
 
 @pytest.fixture
-def build(group_values, target):
-    return lambda name: drafters.build(group_values("drafter", name, **CHANGES.get(name, {})), target=target)
+def build(drafter_values, target):
+    return lambda name: drafters.build(drafter_values(name, SIZE), target=target)
 
 
 def walk(drafter: Any, structure: Any, seed: int = 0) -> list[Draft]:
     """Drafts along a text in which a round commits 1, 2, 3, 1, ... recorded tokens, down to the last one."""
     reference = REFERENCE if drafter.needs_reference else None
-    drafter.start(PROMPT, generator_for(seed, "prompt", "draft"), reference)
+    drafter.start(PROMPT, 1000, generator_for(seed, "prompt", "draft"), reference)
     drafts, position = [], 0
     while position < len(REFERENCE):
         drafts.append(drafter.draft(structure.clamped(len(REFERENCE) - position - 1)))
@@ -97,7 +95,7 @@ def test_without_q_the_draft_is_a_function_of_its_state(build, name, structure):
     twice.
     """
     drafter = build(name)
-    drafter.start(PROMPT, generator_for(0, "prompt", "draft"), REFERENCE if drafter.needs_reference else None)
+    drafter.start(PROMPT, 1000, generator_for(0, "prompt", "draft"), REFERENCE if drafter.needs_reference else None)
     shape = chain_like(structure, 3)
     for step in range(4):
         one, two = drafter.draft(shape), drafter.draft(shape)
@@ -120,7 +118,7 @@ def test_global_randomness_is_neither_read_nor_moved(build, name, structure):
 @pytest.mark.parametrize(("name", "structure"), CASES)
 def test_nothing_is_drafted_where_nothing_fits(build, name, structure):
     drafter = build(name)
-    drafter.start(PROMPT, generator_for(0, "prompt", "draft"), REFERENCE if drafter.needs_reference else None)
+    drafter.start(PROMPT, 1000, generator_for(0, "prompt", "draft"), REFERENCE if drafter.needs_reference else None)
     empty = drafter.draft(chain_like(structure, 4).clamped(0))
     assert len(empty) == 0 and empty.tokens.shape == (0,) and empty.source == ()
 
@@ -128,7 +126,9 @@ def test_nothing_is_drafted_where_nothing_fits(build, name, structure):
 @pytest.mark.parametrize(("name", "structure"), CASES)
 def test_a_new_text_starts_from_nothing(build, name, structure):
     used, shape = build(name), chain_like(structure, 4)
-    used.start([4, 4, 4, 2, 2, 4, 4], generator_for(9, "other", "draft"), [2, 4, 4] if used.needs_reference else None)
+    used.start(
+        [4, 4, 4, 2, 2, 4, 4], 1000, generator_for(9, "other", "draft"), [2, 4, 4] if used.needs_reference else None
+    )
     used.draft(shape)
     used.commit([2, 4])
     for one, other in zip(walk(used, shape), walk(build(name), shape), strict=True):
@@ -142,7 +142,7 @@ def test_costs_and_declarations(build, name):
     assert drafter.replay in ("position", "copying", None)
     if drafter.needs_reference:
         with pytest.raises(ValueError, match="reference"):
-            drafter.start(PROMPT, generator_for(0, "prompt", "draft"), None)
+            drafter.start(PROMPT, 1000, generator_for(0, "prompt", "draft"), None)
 
 
 @pytest.mark.parametrize("name", [name for name in drafters.names() if drafters.get(name).replay == "position"])
@@ -153,7 +153,7 @@ def test_a_positional_replay_needs_proposals_that_depend_on_the_text_only(build,
     drafter = build(name)
     seen: dict[int, int] = {}
     for gamma in (1, 2, 3, 5):
-        drafter.start(PROMPT, generator_for(0, "prompt", "draft"), REFERENCE if drafter.needs_reference else None)
+        drafter.start(PROMPT, 1000, generator_for(0, "prompt", "draft"), REFERENCE if drafter.needs_reference else None)
         for position in range(len(REFERENCE)):
             draft = drafter.draft(chain_like("chain", gamma).clamped(len(REFERENCE) - position))
             for offset, token in enumerate(draft.tokens.tolist()):

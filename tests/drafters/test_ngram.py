@@ -61,7 +61,7 @@ def test_proposal_is_the_brute_force_one(text, parameters):
     gamma, order_min, more, matches_max = parameters
     config = NgramConfig(name="ngram", order_max=order_min + more, order_min=order_min, matches_max=matches_max)
     drafter = Ngram(config, _Anywhere())  # type: ignore[arg-type]
-    drafter.start(text)
+    drafter.start(text, 1000)
     assert proposed(drafter, gamma) == brute_force(text, gamma, order_min, order_min + more, matches_max)
 
 
@@ -75,7 +75,7 @@ def test_growing_an_index_is_building_it_anew(prompt, commits, parameters):
     gamma, order_min, more, matches_max = parameters
     config = NgramConfig(name="ngram", order_max=order_min + more, order_min=order_min, matches_max=matches_max)
     grown = Ngram(config, _Anywhere())  # type: ignore[arg-type]
-    grown.start(prompt)
+    grown.start(prompt, 1000)
     text = list(prompt)
     for tokens, looked_up in commits:
         grown.commit(tokens)
@@ -88,44 +88,44 @@ def test_growing_an_index_is_building_it_anew(prompt, commits, parameters):
 def test_the_longest_suffix_wins_over_frequency(make):
     drafter = make()
     #               1 2 -> 9 once, 2 -> 5 three times
-    drafter.start([1, 2, 9, 2, 5, 2, 5, 2, 5, 1, 2])
+    drafter.start([1, 2, 9, 2, 5, 2, 5, 2, 5, 1, 2], 1000)
     assert proposed(drafter, 1) == [9]
 
 
 def test_count_decides_then_recency(make):
     drafter = make(order_max=1)
-    drafter.start([7, 1, 7, 2, 7, 1, 7, 3, 7])
+    drafter.start([7, 1, 7, 2, 7, 1, 7, 3, 7], 1000)
     assert proposed(drafter, 1) == [1], "1 followed twice"
-    drafter.start([7, 1, 7, 2, 7, 3, 7])
+    drafter.start([7, 1, 7, 2, 7, 3, 7], 1000)
     assert proposed(drafter, 1) == [3], "all followed once: the latest"
 
 
 def test_only_the_latest_matches_are_counted(make):
     text = [7, 1, 7, 1, 7, 1, 7, 2, 7, 3, 7]
     unlimited, windowed = make(order_max=1), make(order_max=1, matches_max=2)
-    unlimited.start(text)
-    windowed.start(text)
+    unlimited.start(text, 1000)
+    windowed.start(text, 1000)
     assert proposed(unlimited, 1) == [1]
     assert proposed(windowed, 1) == [3]
 
 
 def test_a_continuation_stops_at_the_end_of_the_text(make):
     drafter = make()
-    drafter.start([1, 2, 3, 1, 2])
+    drafter.start([1, 2, 3, 1, 2], 1000)
     assert proposed(drafter, 8) == [3, 1, 2]
 
 
 def test_nothing_is_proposed_without_a_match(make):
     drafter = make()
     for prompt in ([1], [1, 2, 3]):
-        drafter.start(prompt)
+        drafter.start(prompt, 1000)
         assert proposed(drafter, 4) == []
     assert proposed(make(order_min=2), 4) == [], "nor before any text"
 
 
 def test_a_suffix_does_not_match_itself(make):
     drafter = make(order_max=2, order_min=2)
-    drafter.start([5, 1, 2])
+    drafter.start([5, 1, 2], 1000)
     assert proposed(drafter, 2) == []
     drafter.commit([1, 2])
     assert proposed(drafter, 2) == [1, 2]

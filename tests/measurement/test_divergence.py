@@ -21,10 +21,10 @@ class Scored:
     def __init__(self, wide, narrow):
         self.wide, self.narrow = torch.tensor([wide]), torch.tensor([narrow])
 
-    def score(self, tokens):
+    def score(self, prompt, text):
         return self.wide
 
-    def score_as_decoded(self, tokens):
+    def score_as_decoded(self, prompt, text):
         return self.narrow
 
 

@@ -82,10 +82,10 @@ def test_the_cache_holds_what_a_fresh_prefill_would_write(architecture, target_o
     paths_through = [path_to(draft.tree, node) for node in range(len(draft))]
     path = max((path for path in paths_through if path != list(range(len(path)))), key=len)  # rows must move
     target.commit(path, next_token=1)
-    used = target._cache
+    used = target.decoder.cache
     target.start([*PROMPT, *draft.tokens[path].tolist(), 1], 64)
-    assert used.length == target._cache.length
-    for ours, fresh in zip(used.layers, target._cache.layers, strict=True):
+    assert used.length == target.decoder.cache.length
+    for ours, fresh in zip(used.layers, target.decoder.cache.layers, strict=True):
         rows = slice(0, used.length)
         assert (ours.keys[:, :, rows] - fresh.keys[:, :, rows]).abs().max() < tolerance
         assert (ours.values[:, :, rows] - fresh.values[:, :, rows]).abs().max() < tolerance
@@ -102,7 +102,7 @@ def test_a_verification_can_be_discarded(architecture, tiny_model, target_of, ra
 @pytest.mark.parametrize("chunk", [1, 3, 4, 10, 11])
 def test_prefill_in_chunks_changes_nothing(architecture, tiny_model, target_of, monkeypatch, path_to, chunk):
     target, model = target_of(architecture), tiny_model(architecture)
-    monkeypatch.setattr(target, "_prefill_chunk", chunk)
+    monkeypatch.setattr(target.decoder, "prefill_chunk", chunk)
     target.start(PROMPT, 32)
     draft = Draft(torch.tensor([1, 2]), chain_tree(2))
     assert_like_plain(target, model, PROMPT, draft, path_to)
@@ -135,10 +135,10 @@ def test_a_target_is_reused_for_the_next_text(tiny_model, target_of, random_draf
 
 
 def test_scores_are_plain_logits(tiny_model, target_of):
-    logits = target_of("llama").score(PROMPT)
-    assert logits.shape == (len(PROMPT), VOCABULARY)
-    for length in (1, 5, len(PROMPT)):
-        assert (logits[length - 1].softmax(-1) - plain(tiny_model("llama"), PROMPT[:length])).abs().max() < EXACT
+    logits = target_of("llama").score(PROMPT[:4], PROMPT[4:])
+    assert logits.shape == (len(PROMPT) - 3, VOCABULARY)
+    for length in (4, 5, len(PROMPT)):
+        assert (logits[length - 4].softmax(-1) - plain(tiny_model("llama"), PROMPT[:length])).abs().max() < EXACT
 
 
 def test_flops_count_a_tied_embedding_once(tiny_model, target_of):

@@ -48,7 +48,7 @@ class TableDrafter(Drafter):
     def __init__(self, q: Tensor, sampled: bool) -> None:
         self.q, self.sampled = q, sampled
 
-    def start(self, prompt: Sequence[int], generator: Any = None, reference: Any = None) -> None:
+    def start(self, prompt: Sequence[int], capacity: int, generator: Any = None, reference: Any = None) -> None:
         self.root, self.generator = prompt[-1], generator
 
     def commit(self, tokens: Sequence[int]) -> None:
@@ -101,7 +101,7 @@ def round_law(enumeration, target, drafter, verifier, structure, root, rounds=1)
 
     def run() -> tuple[int, ...]:
         target.start([root], 0)
-        drafter.start([root], enumeration.generator)
+        drafter.start([root], 64, enumeration.generator)
         committed: tuple[int, ...] = ()
         for _ in range(rounds):
             committed += one_round(target, drafter, verifier, structure, enumeration.generator)
@@ -233,7 +233,7 @@ LOOKS_UP = [name for name in drafters.names() if drafters.get(name).lossless and
 @pytest.mark.parametrize("drafter", LOOKS_UP)
 @pytest.mark.parametrize(("verifier", "structure"), LOSSLESS)
 def test_registered_drafters_leave_the_law_alone(
-    enumeration, table, random_law, group_values, verifier, structure, drafter
+    enumeration, table, random_law, drafter_values, verifier, structure, drafter
 ):
     """With a prompt that n-grams match; drafters that read a recorded text are for greedy runs, tested
     elsewhere.
@@ -242,7 +242,7 @@ def test_registered_drafters_leave_the_law_alone(
         pytest.skip(f"{drafter} does not fill {structure}")
     rule = verifiers.build({"name": verifier})
     target = table(random_law(3, 5), temperature=0.0 if rule.greedy_only else 1.0)
-    proposes = drafters.build(group_values("drafter", drafter), target=target)
+    proposes = drafters.build(drafter_values(drafter, 3), target=target)
     prompt = [0, 1, 2, 0, 1, 1, 0, 1]
     law = generated_law(enumeration, target, proposes, rule, make_structure(structure, 2), prompt, 4)
     assert np.abs(law - continuation(target_law(target), 1, 4)).max() < EXACT
