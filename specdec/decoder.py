@@ -4,19 +4,37 @@ Masks and positions are explicit and precomputed: a mask is a view, so a call al
 Knows neither sampling nor acceptance.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from inspect import signature
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from specdec.attention import use_two_rows
+from specdec.compilation import FrozenStep, StaticStep, Step
 from specdec.errors import ModelLoadError
 from specdec.kv_cache import KVCache
 from specdec.records import Tree, chain_tree
 
+if TYPE_CHECKING:
+    from specdec.seq2seq_decoder import Seq2SeqDecoder
+
+_BUCKET = 512  # rows: capacities of a compiled cache are multiples of it
 # Layer types whose state can be rolled back by forgetting rows, and what they may see.
 _ATTENTION = ("full_attention", "sliding_attention")
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """Compiled passes by their number of rows, and the cache that they write into."""
+
+    cache: KVCache
+    steps: dict[int, Step]
+
+    def serves(self, rows: Collection[int], capacity: int) -> bool:
+        return set(rows) <= set(self.steps) and capacity <= self.cache.capacity
 
 
 class Decoder:
@@ -34,18 +52,48 @@ class Decoder:
         """
         self.model, self.name, self.prefill_chunk = model, name, prefill_chunk
         self.device: torch.device = model.device
+        use_two_rows(model)
         config = model.config.get_text_config()
         self.vocab_size: int = config.vocab_size
         self.context_length: int = getattr(config, "max_position_embeddings", None) or 1 << 30
-        self.end_tokens = _end_tokens(model)
+        self.end_tokens = end_tokens_of(model)
         self._layers: int = config.num_hidden_layers
         self._windows = _windows(config, name)
         # The prefill needs no logits; models that can, compute one row instead of a vocabulary for each prompt token.
         lean = "logits_to_keep" in signature(model.forward).parameters
         self._no_logits: dict[str, int] = {"logits_to_keep": 1} if lean else {}
         self.cache = KVCache(self._layers, 1)
-        self._masks: dict[Tree, dict[str, Tensor]] = {}
-        self._mask_capacity = 0
+        self._masks: dict[tuple[Tree, int], dict[str, Tensor]] = {}
+        self._steps: dict[int, Step] = {}
+        self._compiled: Compiled | None = None
+
+    @torch.inference_mode()
+    def compile(self, rows: Collection[int], capacity: int) -> None:
+        """From now on, chains of these numbers of rows take a compiled pass (seconds of compilation for each).
+
+        For texts of at most `capacity` rows, rounded up; longer ones are decoded eagerly.
+        """
+        if self._compiled is not None and self._compiled.serves(rows, capacity):
+            return
+        self.cache = KVCache(self._layers, -(-capacity // _BUCKET) * _BUCKET)
+        self._steps = {}
+        self.forward(torch.zeros(2, dtype=torch.long, device=self.device), chain_tree(1))  # makes the buffers
+        for count in sorted(rows):
+            if self.device.type == "cuda":
+                graph = StaticStep(self.model, self.cache, count, self._windows)
+                graph.capture()
+                self._steps[count] = graph
+            else:
+                self._steps[count] = FrozenStep(self.model, self.cache, count)
+            for prefix in (2, 3):  # the first call compiles, the second is the first of many
+                self.cache.length = prefix
+                self.forward(torch.zeros(count, dtype=torch.long, device=self.device), chain_tree(count - 1))
+        self._compiled = Compiled(self.cache, self._steps)
+
+    @property
+    def compiled(self) -> tuple[int, ...]:
+        """Numbers of rows that take a compiled pass."""
+        return () if self._compiled is None else tuple(sorted(self._compiled.steps))
 
     @property
     def length(self) -> int:
@@ -56,12 +104,23 @@ class Decoder:
     def length(self, value: int) -> None:
         self.cache.length = value
 
-    def start(self, tokens: Sequence[int], capacity: int) -> None:
-        """Begin a new text and prefill `tokens` (may be none); `capacity` rows are all it will ever need."""
-        self.cache = KVCache(self._layers, capacity)
-        for begin in range(0, len(tokens), self.prefill_chunk):
-            chunk = torch.tensor(tokens[begin : begin + self.prefill_chunk], device=self.device)
+    def start(self, prompt: Sequence[int], capacity: int) -> int:
+        """Begin a new text and prefill all of the prompt but its last token, which is returned: the root of round 1.
+
+        Args:
+            prompt: at least one token.
+            capacity: rows that prompt, output and the largest draft need together.
+        """
+        if self._compiled is not None and capacity <= self._compiled.cache.capacity:
+            self.cache, self._steps = self._compiled.cache, self._compiled.steps  # they write into these very buffers
+            self.cache.length = 0
+        else:
+            self.cache, self._steps = KVCache(self._layers, capacity), {}
+        for begin in range(0, len(prompt) - 1, self.prefill_chunk):
+            end = min(begin + self.prefill_chunk, len(prompt) - 1)
+            chunk = torch.tensor(prompt[begin:end], device=self.device)
             self.forward(chunk, chain_tree(len(chunk) - 1), **self._no_logits)
+        return prompt[-1]
 
     def forward(self, tokens: Tensor, tree: Tree, **options: int) -> Tensor:
         """Append `tokens` [N+1], the first the root of `tree` and the others its nodes, behind the cached rows.
@@ -70,9 +129,13 @@ class Decoder:
             logits [N+1, V], or fewer rows where `options` ask for fewer.
         """
         prefix = self.cache.length
+        mask = self._mask(prefix, tree)
+        step = self._steps.get(len(tokens)) if self._steps and prefix and tree.is_chain and not options else None
+        if step is not None:
+            return step(tokens, prefix, mask)
         output = self.model(
             input_ids=tokens.unsqueeze(0),
-            attention_mask=self._mask(prefix, tree),
+            attention_mask=mask,
             position_ids=(tree.offsets.to(self.device) + prefix).unsqueeze(0),
             past_key_values=self.cache,
             use_cache=True,
@@ -80,11 +143,13 @@ class Decoder:
         )
         return output.logits[0]
 
-    def plain(self, tokens: Sequence[int], model: Any = None) -> Tensor:
-        """Logits [S, V] of a forward pass over a whole text without the cache, by `model` where another is given."""
-        return (model or self.model)(
-            input_ids=torch.tensor([list(tokens)], device=self.device), use_cache=False
-        ).logits[0]
+    def score(self, prompt: Sequence[int], text: Sequence[int], model: Any = None) -> Tensor:
+        """Teacher-forced logits of `text` after `prompt`: [len(text) + 1, V], row i before token i.
+
+        One forward pass without the cache, by `model` where another copy of the weights is given.
+        """
+        tokens = torch.tensor([[*prompt, *text]], device=self.device)
+        return (model or self.model)(input_ids=tokens, use_cache=False).logits[0, len(prompt) - 1 :]
 
     @property
     def flops_per_token(self) -> float:
@@ -98,23 +163,21 @@ class Decoder:
         """Additive 4-D mask [1, 1, N+1, S + N+1]: every row sees the prefix, its ancestors and itself, within its
         window. What a row sees depends on distances alone, so one mask per tree serves every prefix, as a view.
         """
-        if self._mask_capacity < self.cache.capacity:
-            self._masks, self._mask_capacity = {}, self.cache.capacity
-        masks = self._masks.get(tree)
+        capacity = self.cache.capacity
+        masks = self._masks.get((tree, capacity))
         if masks is None:
             if len(self._masks) >= 64:
                 self._masks.clear()
-            masks = {kind: self._whole_mask(window, tree) for kind, window in self._windows.items()}
+            masks = {kind: self._whole_mask(window, tree, capacity) for kind, window in self._windows.items()}
             if len(tree) < 64:  # a prefill's square is not worth keeping
-                self._masks[tree] = masks
-        start = self._mask_capacity - prefix
-        views = {kind: mask[:, :, :, start:] for kind, mask in masks.items()}
+                self._masks[tree, capacity] = masks
+        views = {kind: mask[:, :, :, capacity - prefix :] for kind, mask in masks.items()}
         # One kind of layer takes a plain mask; models that mix kinds take one by the name of each.
         return views if len(views) > 1 else next(iter(views.values()))
 
-    def _whole_mask(self, window: int | None, tree: Tree) -> Tensor:
+    def _whole_mask(self, window: int | None, tree: Tree, capacity: int) -> Tensor:
         """[1, 1, N+1, capacity + N+1] for a full cache: column j stands for the row `capacity - j` before the root."""
-        rows, capacity = len(tree) + 1, self._mask_capacity
+        rows = len(tree) + 1
         visible = torch.ones(rows, capacity + rows, dtype=torch.bool)
         visible[:, capacity:] = tree.visible
         if window is not None:
@@ -125,7 +188,8 @@ class Decoder:
         return mask[None, None].to(self.device)
 
 
-def _end_tokens(model: Any) -> frozenset[int]:
+def end_tokens_of(model: Any) -> frozenset[int]:
+    """The tokens that end a text, as the generation configuration or else the model's own says."""
     ends = model.generation_config.eos_token_id if model.generation_config is not None else None
     if ends is None:
         ends = model.config.get_text_config().eos_token_id
@@ -147,3 +211,34 @@ def _windows(config: Any, name: str) -> dict[str, int | None]:
     if not kinds:
         return {"full_attention": window}
     return {kind: window if kind == "sliding_attention" else None for kind in sorted(kinds)}
+
+
+@torch.inference_mode()
+def check_rollback(decoder: "Decoder | Seq2SeqDecoder") -> None:
+    """Decode, roll back and decode again on a few tokens: a model whose state cannot forget gives itself away.
+
+    Raises:
+        ModelLoadError: the model cannot be used, and why.
+    """
+    who = f"Model {decoder.name} ({type(decoder.model).__name__})"
+    tokens = [index % decoder.vocab_size for index in range(1, 5)]
+    try:
+        root = decoder.start(tokens[:2], 8)
+        kept = decoder.length + 1
+        decoder.forward(torch.tensor([root, tokens[0], tokens[0]], device=decoder.device), chain_tree(2))
+        decoder.cache.commit(kept, [])
+        again = decoder.forward(torch.tensor([tokens[2]], device=decoder.device), chain_tree(0))[-1]
+        plain = decoder.score(tokens[:2], tokens[2:3])[-1]
+    except torch.OutOfMemoryError:
+        raise
+    except (TypeError, AttributeError, ValueError, IndexError, RuntimeError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise ModelLoadError(f"{who} does not work with a rolled-back key-value cache: {reason}") from None
+    scale = plain.abs().amax().clamp_min(1.0)
+    if not torch.isfinite(scale):
+        raise ModelLoadError(f"{who} cannot be used: its logits are not finite; try another dtype, as float32.")
+    tolerance = 0.1 if decoder.model.dtype in (torch.bfloat16, torch.float16) else 1e-3
+    if not ((again - plain).abs().amax() <= tolerance * scale):
+        raise ModelLoadError(
+            f"{who} cannot be used: after rolling back its cache its logits differ from a plain forward pass."
+        )

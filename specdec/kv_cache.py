@@ -4,7 +4,8 @@ Preallocated to a known capacity: writing never reallocates, rejecting is settin
 rows next to the prefix in place. Positions, masks and what a row means are the target's business.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -13,6 +14,9 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 
 class PreallocatedLayer(CacheLayerMixin):
     """Keys and values of one layer, [B, H, capacity, head]; rows from `length` on are free.
+
+    With `places` set (a tensor of row numbers), writing goes there and everything is returned, masked or not: the same
+    shapes at every call, which a CUDA graph needs. The caller then sets `length`.
 
     Sliding-window layers keep all rows too: the mask hides what the window excludes, so rolling back stays exact.
     """
@@ -24,6 +28,7 @@ class PreallocatedLayer(CacheLayerMixin):
         super().__init__()
         self.capacity = capacity
         self.length = 0
+        self.places: Tensor | None = None
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         batch, heads, _, size = key_states.shape
@@ -40,6 +45,10 @@ class PreallocatedLayer(CacheLayerMixin):
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         assert self.keys is not None and self.values is not None
+        if self.places is not None:
+            self.keys.index_copy_(2, self.places, key_states)
+            self.values.index_copy_(2, self.places, value_states)
+            return self.keys, self.values
         start, self.length = self.length, self.length + key_states.shape[-2]
         if self.length > self.capacity:
             raise IndexError(f"the cache holds {self.capacity} rows, {self.length} were written")
@@ -81,6 +90,17 @@ class KVCache(Cache):
     def length(self, value: int) -> None:
         for layer in self.layers:
             layer.length = value
+
+    @contextmanager
+    def writing_to(self, places: Tensor) -> Iterator[None]:
+        """Within: rows are written to `places` [n], and attention gets the whole capacity."""
+        for layer in self.layers:
+            layer.places = places
+        try:
+            yield
+        finally:
+            for layer in self.layers:
+                layer.places = None
 
     def commit(self, prefix: int, rows: Sequence[int]) -> None:
         """Keep `prefix` rows and, right behind them, the given absolute rows; forget the rest.

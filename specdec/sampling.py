@@ -60,6 +60,19 @@ def probabilities(logits: Tensor, sampling: SamplingConfig) -> Tensor:
     return p / p.sum(dim=-1, keepdim=True)
 
 
+def checked_probabilities(logits: Tensor, sampling: SamplingConfig) -> tuple[Tensor, Tensor]:
+    """`probabilities`, and whether the logits can be trusted: [..., V] and a boolean [], on their device.
+
+    The maximum carries any NaN or +inf of its row; -inf alone is a legitimate way to forbid a token. Greedy, the same
+    pass over the vocabulary gives both.
+    """
+    top = logits.max(dim=-1)
+    finite = torch.isfinite(top.values).all()
+    if sampling.greedy:
+        return one_hot(top.indices, logits.shape[-1]), finite
+    return probabilities(logits, sampling), finite
+
+
 def one_hot(tokens: Tensor, size: int) -> Tensor:
     """[...] tokens -> [..., size] point masses in float32."""
     return torch.zeros(*tokens.shape, size, device=tokens.device).scatter_(-1, tokens.unsqueeze(-1), 1.0)

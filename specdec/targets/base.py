@@ -1,7 +1,7 @@
 """The contract of a target."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -10,6 +10,7 @@ from torch import Tensor
 from specdec.records import Draft
 from specdec.registry import Registry
 from specdec.sampling import SamplingConfig
+from specdec.theory.roofline import Product
 
 
 class Target(ABC):
@@ -32,6 +33,17 @@ class Target(ABC):
     """A transformers tokenizer, or None where the target has none (the table)."""
     sampling: SamplingConfig
 
+    compiling: bool = False
+    """Whether `prepare` compiles; drafters that are models follow it."""
+
+    def prepare(self, rows: Collection[int], capacity: int) -> None:
+        """Compile what can be compiled, before anything is timed; nothing where compilation was not asked for.
+
+        Args:
+            rows: numbers of rows of the calls to come: 1, and those of the primary draft with its root.
+            capacity: the largest that `start` will be given.
+        """
+
     @abstractmethod
     def start(self, prompt: Sequence[int], capacity: int) -> None:
         """Begin a new text and prefill `prompt[:-1]`.
@@ -46,7 +58,8 @@ class Target(ABC):
         """One call over root and draft -> p [N+1, V], row 0 after the root.
 
         Raises:
-            NumericsError: when the logits are not finite; names the position.
+            NumericsError: when the logits are not finite; names the position. On a GPU `commit` raises it, because
+                looking any earlier would wait for the device.
         """
 
     @abstractmethod
@@ -71,6 +84,15 @@ class Target(ABC):
     def flops_per_token(self) -> float:
         """Floating-point operations of one evaluated token, about 2 x parameters; 0 where there is no model."""
         return 0.0
+
+    def products(self) -> list[Product]:
+        """The matrix products of one call, for the roofline; empty where there is no model or they cannot be told."""
+        return []
+
+    @property
+    def cache_bytes(self) -> int:
+        """Size of the key-value cache of the current text; 0 where there is none."""
+        return 0
 
     def describe(self) -> dict[str, Any]:
         """What to record about the model: hash, dtype, attention kind, parameters."""

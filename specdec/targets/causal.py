@@ -1,37 +1,43 @@
 """Any transformers decoder as a target: packed tree verification over our own cache, masks and positions explicit."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from copy import deepcopy
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
+from specdec.compilation import can_compile
 from specdec.config import AtLeastOne, typed
-from specdec.decoder import Decoder
-from specdec.errors import ModelLoadError, NumericsError
-from specdec.records import Draft, Tree, chain_tree
-from specdec.sampling import SamplingConfig, probabilities
+from specdec.decoder import Decoder, check_rollback
+from specdec.errors import NumericsError
+from specdec.records import Draft, Tree
+from specdec.sampling import SamplingConfig, checked_probabilities
+from specdec.seq2seq_decoder import Seq2SeqDecoder
 from specdec.targets.base import Target, targets
 from specdec.targets.loading import (
     Dtype,
-    content_hash,
+    describe_model,
     load_model,
     load_tokenizer,
     model_path,
     resolve_device,
     resolve_dtype,
 )
+from specdec.targets.products import matrix_products
+from specdec.targets.random_weights import check_shape, random_model, shape_hash
+from specdec.theory.roofline import Product
 
 
 @typed
 class CausalConfig:
     name: Literal["causal"]
     model: str
+    shape: dict[str, Any] | None
     dtype: Dtype
     device: str
     attention: Literal["auto", "sdpa", "eager"]
-    compile: Literal[False]
+    compile: bool | Literal["auto"]
     evaluation: Literal["packed"]
     prefill_chunk: AtLeastOne
 
@@ -41,12 +47,21 @@ class Causal(Target):
     """A decoder-only transformers model. One call evaluates root and draft in one row with a tree mask."""
 
     structures = frozenset({"chain", "rows", "tree"})
+    _shape_hash = ""  # of random weights
 
     def __init__(self, config: CausalConfig, sampling: SamplingConfig) -> None:
         self.name = model_path(config.model)
         self.device = resolve_device(config.device)
-        model = load_model(self.name, dtype=resolve_dtype(config.dtype), device=self.device, attention=config.attention)
-        self._init(model, load_tokenizer(self.name), sampling, config.prefill_chunk)
+        check_shape(config.model, config.shape)
+        dtype = resolve_dtype(config.dtype)
+        how: dict[str, Any] = {"dtype": dtype, "device": self.device, "attention": config.attention}
+        if config.shape is not None:
+            self._shape_hash = shape_hash(config.shape)
+            model, tokenizer = random_model(config.shape, **how), None
+        else:
+            model, tokenizer = load_model(self.name, kind="causal", **how), load_tokenizer(self.name)
+        self._init(model, tokenizer, sampling, Decoder(model, self.name, config.prefill_chunk))
+        self.compiling = can_compile(config.compile, self.device)
 
     @classmethod
     def from_model(cls, model: Any, sampling: SamplingConfig, tokenizer: Any = None) -> "Causal":
@@ -54,37 +69,48 @@ class Causal(Target):
         target = cls.__new__(cls)
         target.name = type(model).__name__
         target.device = model.device
-        target._init(model.eval().requires_grad_(False), tokenizer, sampling, prefill_chunk=512)
+        model.eval().requires_grad_(False)
+        target._init(model, tokenizer, sampling, Decoder(model, target.name, prefill_chunk=512))
         return target
 
-    def _init(self, model: Any, tokenizer: Any, sampling: SamplingConfig, prefill_chunk: int) -> None:
+    def _init(self, model: Any, tokenizer: Any, sampling: SamplingConfig, decoder: Decoder | Seq2SeqDecoder) -> None:
         self.model, self.tokenizer, self.sampling = model, tokenizer, sampling
-        self.decoder = Decoder(model, self.name, prefill_chunk)
+        self.decoder = decoder
         self.vocab_size, self.context_length = self.decoder.vocab_size, self.decoder.context_length
         self.end_tokens = self.decoder.end_tokens
         self._scorer: Any = None
         self._root = torch.zeros(1, dtype=torch.long, device=self.device)
-        self._check_rollback()
+        check_rollback(decoder)
+
+    def prepare(self, rows: Collection[int], capacity: int) -> None:
+        if self.compiling:
+            assert isinstance(self.decoder, Decoder)
+            self.decoder.compile(rows, capacity)
 
     def start(self, prompt: Sequence[int], capacity: int) -> None:
-        self.decoder.start(prompt[:-1], capacity)
-        self._root = torch.tensor([prompt[-1]], device=self.device)
+        self._root = torch.tensor([self.decoder.start(prompt, capacity)], device=self.device)
 
     def verify(self, draft: Draft) -> Tensor:
         self._prefix = self.decoder.length
         logits = self._forward(torch.cat([self._root, draft.tokens]) if len(draft) else self._root, draft.tree)
-        # The maximum carries any NaN or +inf of its row; -inf alone is a legitimate way to forbid a token.
-        if not torch.isfinite(logits.amax(-1)).all():
+        p, self._finite = checked_probabilities(logits, self.sampling)
+        if self.device.type == "cpu":
+            self._check_finite()
+        return p
+
+    def _check_finite(self) -> None:
+        if not self._finite:
             raise NumericsError(
                 f"The target's logits are not finite after position {self._prefix}: the run stops here. "
                 "Try target.dtype=float32, or check the model."
             )
-        return probabilities(logits, self.sampling)
 
     def _forward(self, tokens: Tensor, tree: Tree) -> Tensor:
         return self.decoder.forward(tokens, tree)
 
     def commit(self, path: Sequence[int], next_token: int) -> None:
+        if self.device.type != "cpu":
+            self._check_finite()  # the acceptance has waited for the device: known by now
         self.decoder.cache.commit(self._prefix + 1, [self._prefix + 1 + node for node in path])
         self._root = torch.tensor([next_token], device=self.device)
 
@@ -96,54 +122,23 @@ class Causal(Target):
         if self._scorer is None:
             wide = self.model.dtype in (torch.float32, torch.float64)
             self._scorer = self.model if wide else deepcopy(self.model).float()
-        return self.decoder.plain([*prompt, *text], self._scorer)[len(prompt) - 1 :]
+        return self.decoder.score(prompt, text, self._scorer)
 
     @torch.inference_mode()
     def score_as_decoded(self, prompt: Sequence[int], text: Sequence[int]) -> Tensor:
-        return self.decoder.plain([*prompt, *text])[len(prompt) - 1 :]
+        return self.decoder.score(prompt, text)
 
     @property
     def flops_per_token(self) -> float:
         return self.decoder.flops_per_token
 
-    def describe(self) -> dict[str, Any]:
-        return {
-            "class": type(self.model).__name__,
-            "parameters": sum(weight.numel() for weight in self.model.parameters()),
-            "weight_bytes": sum(weight.numel() * weight.element_size() for weight in self.model.parameters()),
-            "dtype": str(self.model.dtype).removeprefix("torch."),
-            "attention": self.model.config._attn_implementation,
-            "sha256": content_hash(self.name),
-            "commit": getattr(self.model.config, "_commit_hash", None),
-        }
+    @property
+    def cache_bytes(self) -> int:
+        return self.decoder.cache.nbytes()
 
-    @torch.inference_mode()
-    def _check_rollback(self) -> None:
-        """Decode, roll back and decode again on a few tokens: a model whose state cannot forget gives itself away."""
-        tokens = [index % self.vocab_size for index in range(1, 5)]
-        try:
-            self.start(tokens[:2], 8)
-            wrong = Draft(torch.tensor([tokens[0], tokens[0]], device=self.device), chain_tree(2))
-            self.verify(wrong)
-            self.commit((), tokens[2])
-            again = self.decoder.forward(self._root, chain_tree(0))[-1]
-            plain = self.decoder.plain(tokens[:3])[-1]
-        except NumericsError:
-            raise ModelLoadError(
-                f"Model {self.name} ({type(self.model).__name__}) cannot be used: its logits are not finite; "
-                "try target.dtype=float32."
-            ) from None
-        except torch.OutOfMemoryError:
-            raise
-        except (TypeError, AttributeError, ValueError, IndexError, RuntimeError) as error:
-            raise ModelLoadError(
-                f"Model {self.name} ({type(self.model).__name__}) does not work with a rolled-back key-value cache: "
-                f"{' '.join(str(error).split())[:200]}"
-            ) from None
-        scale = plain.abs().amax().clamp_min(1.0)
-        tolerance = 0.1 if self.model.dtype in (torch.bfloat16, torch.float16) else 1e-3
-        if not ((again - plain).abs().amax() <= tolerance * scale):
-            raise ModelLoadError(
-                f"Model {self.name} ({type(self.model).__name__}) cannot be used: after rolling back its cache its "
-                "logits differ from a plain forward pass."
-            )
+    def products(self) -> list[Product]:
+        return matrix_products(self.model)
+
+    def describe(self) -> dict[str, Any]:
+        described = describe_model(self.model, self.name)
+        return {**described, "sha256": self._shape_hash or described["sha256"], "compiled": self.compiling}

@@ -12,6 +12,7 @@ from specdec.errors import ModelLoadError, UsageError
 
 POCKET = "pocket"
 Dtype = Literal["auto", "float64", "float32", "bfloat16", "float16"]
+Kind = Literal["causal", "encoder_decoder"]  # the target that a model is for
 
 
 def model_path(name: str, part: str = "target") -> str:
@@ -21,18 +22,21 @@ def model_path(name: str, part: str = "target") -> str:
     return name
 
 
-def load_model(name: str, *, dtype: torch.dtype | None, device: torch.device, attention: str, auto: Any = None) -> Any:
+def load_model(
+    name: str, *, dtype: torch.dtype | None, device: torch.device, attention: str, kind: Kind | None = None
+) -> Any:
     """A transformers model in evaluation mode.
 
     Args:
         name: a folder or a hub id; hub files are used from the local cache where they are.
         dtype: None keeps the checkpoint's own.
         attention: transformers' attention implementation, or "auto".
-        auto: the auto class; AutoModelForCausalLM unless given.
+        kind: refuses a model of the other kind; None takes both.
     Raises:
-        ModelLoadError: missing or truncated files, missing layers, mismatched shapes, NaN weights, remote code.
+        ModelLoadError: missing or truncated files, missing layers, mismatched shapes, NaN weights, remote code, a model
+            of the wrong kind.
     """
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
     from transformers.utils import logging as transformers_logging
 
     transformers_logging.set_verbosity_error()
@@ -44,10 +48,12 @@ def load_model(name: str, *, dtype: torch.dtype | None, device: torch.device, at
         raise ModelLoadError(f"Model folder {name} does not exist; give a folder, a hub id or 'pocket'.")
     try:
         config = AutoConfig.from_pretrained(name, trust_remote_code=False)
+        _check_kind(name, config, kind)
         if attention == "auto":
             # Gemma-2 caps its attention scores, which only the eager path does.
             attention = "eager" if config.model_type == "gemma2" else "sdpa"
-        model, info = (auto or AutoModelForCausalLM).from_pretrained(
+        auto = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
+        model, info = auto.from_pretrained(
             name,
             config=config,
             dtype=dtype or "auto",
@@ -56,6 +62,8 @@ def load_model(name: str, *, dtype: torch.dtype | None, device: torch.device, at
             trust_remote_code=False,
             output_loading_info=True,
         )
+    except ModelLoadError:
+        raise
     except Exception as error:  # transformers and safetensors raise some ten unrelated types here
         raise ModelLoadError(f"Model {name} cannot be loaded: {' '.join(str(error).split())[:300]}") from None
     for fault in ("missing_keys", "mismatched_keys"):
@@ -90,6 +98,19 @@ def load_tokenizer(name: str) -> Any:
         ) from None
 
 
+def describe_model(model: Any, name: str) -> dict[str, Any]:
+    """What to record about a loaded model: class, size, dtype, attention kind, hash of its weights."""
+    return {
+        "class": type(model).__name__,
+        "parameters": sum(weight.numel() for weight in model.parameters()),
+        "weight_bytes": sum(weight.numel() * weight.element_size() for weight in model.parameters()),
+        "dtype": str(model.dtype).removeprefix("torch."),
+        "attention": model.config._attn_implementation,
+        "sha256": content_hash(name),
+        "commit": getattr(model.config, "_commit_hash", None),
+    }
+
+
 def content_hash(name: str) -> str:
     """sha256 over the safetensors files of a folder, in name order; "" for a hub id (its commit is recorded)."""
     folder = Path(name)
@@ -118,6 +139,13 @@ def resolve_device(name: str) -> torch.device:
 def resolve_dtype(name: Dtype) -> torch.dtype | None:
     """None for "auto": the checkpoint's own."""
     return None if name == "auto" else getattr(torch, name)
+
+
+def _check_kind(name: str, config: Any, kind: Kind | None) -> None:
+    found: Kind = "encoder_decoder" if config.is_encoder_decoder else "causal"
+    if kind not in (None, found):
+        what = "an encoder-decoder" if config.is_encoder_decoder else "no encoder-decoder"
+        raise ModelLoadError(f"Model {name} is {what} model ({config.model_type}): use it with target={found}.")
 
 
 def _check_folder(folder: Path) -> None:

@@ -193,13 +193,15 @@ def test_remote_code_beside_a_known_type_is_ignored(folder, tmp_path):
     assert not marker.exists()
 
 
-def test_an_encoder_is_not_a_decoder(tmp_path):
+def test_a_kind_that_is_asked_for_is_the_only_one_loaded(tmp_path):
     import transformers
 
     sizes = dict(vocab_size=30, d_model=16, d_ff=16, num_layers=1, num_heads=2, d_kv=8)
     path = tmp_path / "t5"
     transformers.T5ForConditionalGeneration(transformers.T5Config(**sizes)).save_pretrained(path)
-    refusal(path)
+    with pytest.raises(ModelLoadError, match="is an encoder-decoder model"):
+        load(path, kind="causal")
+    assert type(load(path)).__name__ == type(load(path, kind="encoder_decoder")).__name__
 
 
 def test_the_target_passes_the_refusal_on(folder, group_values, sampling):

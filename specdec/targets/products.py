@@ -1,0 +1,46 @@
+"""The matrix products of a transformers decoder, read off its modules: what `specdec.theory.roofline` reasons about."""
+
+from collections import Counter
+from typing import Any
+
+from torch import nn
+from transformers.pytorch_utils import Conv1D
+
+from specdec.theory.roofline import Product
+
+_COVERED = 0.9  # of the parameters that are multiplied
+
+
+def matrix_products(model: Any) -> list[Product]:
+    """Linear layers grouped by their own name and shape, in the order of the model, then attention.
+
+    Empty where linear layers do not make up the model (experts fused into one tensor): a roofline without most of
+    the weights would mislead.
+    """
+    weights: Counter[tuple[str, int, int, int]] = Counter()
+    for name, module in model.named_modules():
+        if isinstance(module, (nn.Linear, Conv1D)):
+            # Conv1D, which GPT-2 uses, stores [inputs, outputs]; Linear the transpose.
+            outputs, inputs = module.weight.shape if isinstance(module, nn.Linear) else module.weight.shape[::-1]
+            weights[name.rpartition(".")[2], inputs, outputs, module.weight.element_size()] += 1
+    products = [Product(name, ins, outs, number, size) for (name, ins, outs, size), number in weights.items()]
+    looked_up = {module.weight for module in model.modules() if isinstance(module, nn.Embedding)}
+    matrices = sum(weight.numel() for weight in model.parameters() if weight.dim() > 1 and weight not in looked_up)
+    # A tied output head is a product, though its weight is looked up too.
+    tied = sum(
+        weight.numel() for weight in looked_up if weight is getattr(model.get_output_embeddings(), "weight", None)
+    )
+    covered = sum(product.values(0) for product in products)
+    return [*products, *_attention(model)] if covered >= _COVERED * (matrices + tied) else []
+
+
+def _attention(model: Any) -> list[Product]:
+    config = model.config.get_text_config()
+    heads = config.num_attention_heads
+    kv_heads = getattr(config, "num_key_value_heads", None) or heads
+    size = getattr(config, "head_dim", None) or config.hidden_size // heads
+    matrices, value = config.num_hidden_layers * kv_heads, model.dtype.itemsize
+    return [
+        Product("attention scores", size, None, matrices, value, queries=heads // kv_heads),
+        Product("attention values", None, size, matrices, value, queries=heads // kv_heads),
+    ]

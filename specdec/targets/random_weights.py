@@ -1,0 +1,85 @@
+"""A model with random weights from a mapping of transformers configuration values: what a large shape costs, without
+its weights. Its text makes no sense; its timings do.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from specdec.errors import UsageError
+from specdec.registry import near_misses
+
+RANDOM = "random"
+_SEED = "seed"  # the one key of a shape that is not transformers'
+
+
+def check_shape(model: str, shape: Mapping[str, Any] | None) -> None:
+    """Raises UsageError where only one of target.model=random and target.shape is given."""
+    if model == RANDOM and shape is None:
+        raise UsageError("Bad value target.model='random': it needs a target.shape, as target=random_110m has.")
+    if model != RANDOM and shape is not None:
+        raise UsageError(f"Bad value target.shape: it goes with target.model=random, not with {model!r}.")
+
+
+def shape_hash(shape: Mapping[str, Any]) -> str:
+    """sha256 of shape and seed: what stands for the content of the weights."""
+    return hashlib.sha256(json.dumps(shape, sort_keys=True).encode()).hexdigest()
+
+
+def random_model(shape: Mapping[str, Any], *, dtype: torch.dtype | None, device: torch.device, attention: str) -> Any:
+    """A transformers decoder in evaluation mode, initialised by its own rule in its dtype where it will stay.
+
+    Args:
+        shape: `model_type`, `seed` and any values of that type's configuration.
+        dtype: None is float32.
+        attention: transformers' attention implementation, or "auto".
+    Raises:
+        UsageError: a shape that transformers refuses, or a key that this type of model does not have.
+    """
+    from transformers import AutoModelForCausalLM
+
+    config = _config(shape)
+    if attention == "auto":
+        attention = "eager" if config.model_type == "gemma2" else "sdpa"  # as for loaded models
+    options = {"dtype": dtype or torch.float32, "attn_implementation": attention}
+    try:
+        with torch.device("meta"):  # finds out what is wrong without any memory
+            AutoModelForCausalLM.from_config(config, **options)
+    except Exception as error:  # transformers raises some ten unrelated types here
+        raise _refused(error) from None
+    # transformers initialises from the global generator, whose state is put back.
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), torch.device(device):
+        torch.manual_seed(shape[_SEED])
+        model = AutoModelForCausalLM.from_config(config, **options)
+    return model.eval().requires_grad_(False)
+
+
+def _config(shape: Mapping[str, Any]) -> Any:
+    from transformers import AutoConfig
+
+    values = {key: value for key, value in shape.items() if key not in ("model_type", _SEED)}
+    if not isinstance(shape.get("model_type"), str) or type(shape.get(_SEED)) is not int:
+        raise UsageError("Bad value target.shape: it should have a model_type, such as llama, and a seed.")
+    try:
+        # Without values first: transformers keeps keys that it does not know, and a misspelt one would do nothing.
+        plain = AutoConfig.for_model(shape["model_type"])
+        known = plain.to_dict().keys() | dict(plain.attribute_map).keys()
+        for key in values:
+            if key not in known:
+                raise UsageError(
+                    f"Unknown key target.shape.{key}: {shape['model_type']} models have no such key."
+                    + near_misses(key, sorted(known))
+                )
+        return AutoConfig.for_model(shape["model_type"], **values)
+    except UsageError:
+        raise
+    except Exception as error:
+        raise _refused(error) from None
+
+
+def _refused(error: Exception) -> UsageError:
+    reason = " ".join(str(error).split())[:200] or type(error).__name__
+    return UsageError(f"Bad value target.shape: transformers refuses it: {reason}")

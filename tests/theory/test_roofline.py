@@ -1,0 +1,116 @@
+"""The roofline: check values of THEORY 7, and products against the sums that they stand for."""
+
+import numpy as np
+import pytest
+
+from specdec.theory.roofline import (
+    Product,
+    batch_rows,
+    cache_bytes,
+    call_bytes,
+    call_flops,
+    call_seconds,
+    chain_rows,
+    experts_read,
+    padded_rows,
+    ridge_rows,
+    threshold,
+    waves,
+)
+
+P, BANDWIDTH, THROUGHPUT = 6.738e9, 1.935e12, 3.12e14
+CACHE = {"tokens": 1024, "layers": 32, "kv_heads": 32, "head_size": 128, "bytes_per_value": 2}
+
+
+def seconds(rows, copies=1):
+    read = 2 * P + cache_bytes(**CACHE, copies=copies)
+    return call_seconds(read, 2 * P * rows, BANDWIDTH, THROUGHPUT)
+
+
+def test_check_values_of_a_call():
+    assert 1e3 * seconds(1) == pytest.approx(7.241794, abs=5e-7)
+    assert 1e3 * seconds(256) == pytest.approx(11.057231, abs=5e-7)
+    ridge = ridge_rows(2 * P + cache_bytes(**CACHE), 2 * P, BANDWIDTH, THROUGHPUT)
+    assert ridge == pytest.approx(167.664, abs=5e-4)
+    # At the ridge reading and computing take equally long: flat before, a line through the origin after.
+    assert seconds(167) == seconds(1) < seconds(168)
+    assert seconds(400) / seconds(200) == pytest.approx(2)
+
+
+@pytest.mark.parametrize(
+    ("k", "w", "copies", "expected"), [(10, 10, 10, 1.344814), (10, 10, 1, 1.0), (25, 15, 1, 2.385724)]
+)
+def test_check_values_of_rows(k, w, copies, expected):
+    assert seconds(batch_rows(k, w), copies) / seconds(1) == pytest.approx(expected, abs=5e-7)
+
+
+def test_rows_of_a_chain_are_one_row_of_a_batch():
+    assert chain_rows(4) == batch_rows(1, 4) == 5
+    assert batch_rows([1, 2], 3).tolist() == [4, 8]
+
+
+@pytest.mark.parametrize(("rows", "expected"), [(128, 1), (129, 2), (257, 3), (385, 4)])
+def test_check_values_of_waves(rows, expected):
+    assert waves(rows, 11008, 128, 128, 108) == expected
+
+
+def test_padded_rows_climb_in_steps():
+    assert padded_rows([1, 8, 9, 16, 17], 8).tolist() == [8, 8, 16, 16, 24]
+    assert padded_rows(5, 1) == 5
+
+
+@pytest.mark.parametrize(("rows", "ratio"), [(4, 3.816376), (6, 5.550329)])
+def test_check_values_of_experts(rows, ratio):
+    assert experts_read(rows, 256, 8) / experts_read(1, 256, 8) == pytest.approx(ratio, abs=5e-7)
+
+
+def test_experts_against_simulation():
+    """500 draws of three rows; a mean this far off has a chance below 1e-6."""
+    generator = np.random.default_rng(0)
+    read = [len({*np.concatenate([generator.permutation(8)[:2] for _ in range(3)])}) for _ in range(500)]
+    assert np.mean(read) == pytest.approx(experts_read(3, 8, 2), abs=0.22)
+    assert experts_read(10_000, 8, 2) == pytest.approx(8)
+
+
+WEIGHT = Product("up", inputs=32, outputs=48, matrices=2, bytes_per_value=2)
+SCORES = Product("attention scores", inputs=8, outputs=None, matrices=2 * 3, bytes_per_value=2, queries=4)
+VALUES = Product("attention values", inputs=None, outputs=8, matrices=2 * 3, bytes_per_value=2, queries=4)
+
+
+def test_products_add_up_to_weights_cache_and_arithmetic():
+    products = (WEIGHT, SCORES, VALUES)
+    kv = cache_bytes(100, layers=2, kv_heads=3, head_size=8, bytes_per_value=2)
+    assert call_bytes(products, 100) == 2 * 32 * 48 * 2 + kv
+    # 12 heads of 8; five rows see the 100 cached tokens and themselves.
+    assert call_flops(products, 5, 100) == 2 * 5 * 2 * 32 * 48 + 2 * (2 * 5 * 2 * 12 * 8 * 105)
+    assert np.shape(call_bytes(products, [[10], [20]])) == (2, 1)
+    assert np.shape(call_flops(products, [1, 2, 3], [[10], [20]])) == (2, 3)
+
+
+def test_operations_per_byte():
+    """Few rows: 2 n / (bytes of a value), and as much again for each head that shares a key. Many: the activations."""
+    wide = Product("up", 4096, 4096, 1, 2)
+    assert wide.intensity([1, 4], 100) == pytest.approx([1, 4], rel=3e-3)
+    assert wide.intensity(10**9, 100) == pytest.approx(4096 / 2, rel=1e-3)
+    assert WEIGHT.intensity(3, 0) == 2 * 3 * 32 * 48 / (2 * (32 * 48 + 3 * (32 + 48)))
+    # Two rows of four heads against 1,000 keys of one kv head, and themselves.
+    assert SCORES.intensity(2, 1000) == pytest.approx(2 * 8 * 1002 / (2 * (1000 + 8)))
+    assert SCORES.intensity(2, 1000) == VALUES.intensity(2, 1000)
+    assert threshold(BANDWIDTH, THROUGHPUT) == pytest.approx(161.24, abs=0.005)
+    assert not WEIGHT.cached and SCORES.cached and VALUES.cached
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: call_seconds(-1, 1, 1, 1),
+        lambda: call_seconds(1, 1, 0, 1),
+        lambda: ridge_rows(1, 0, 1, 1),
+        lambda: waves(1.5, 1, 1, 1, 1),
+        lambda: experts_read(1, 4, 5),
+        lambda: WEIGHT.flops(0, 1),
+    ],
+)
+def test_arguments_out_of_range(call):
+    with pytest.raises(ValueError):
+        call()
