@@ -12,6 +12,7 @@ from specdec.drafters.base import Drafter
 from specdec.errors import NumericsError
 from specdec.measurement.timers import Clock
 from specdec.records import Acceptance, Draft, Generation, Marks, Round
+from specdec.sampling import one_hot
 from specdec.structures.base import Structure
 from specdec.targets.base import Target
 from specdec.verifiers.base import Verifier
@@ -66,18 +67,18 @@ def generate(
         # 2. Verify: one call of the target over root and draft.
         try:
             p = target.verify(draft)
+            verified = clock.mark()
+            # 3. Accept: here the host waits for the device, once in a round.
+            acceptance = verifier.accept(draft, p, accept_generator)
+            accepted = clock.mark()
+            # 4. Commit.
+            path_tokens = [acceptance.tokens[node] for node in acceptance.path]
+            committed = cut(path_tokens, acceptance.next_token, room, end_tokens)
+            target.commit(acceptance.path, acceptance.next_token)
+            drafter.commit(committed)
         except NumericsError as error:
             error.partial = Generation(tuple(prompt), tuple(tokens), tuple(rounds), (began, prefilled), "failed")
             raise
-        verified = clock.mark()
-        # 3. Accept.
-        acceptance = verifier.accept(draft, p, accept_generator)
-        accepted = clock.mark()
-        # 4. Commit.
-        draft_tokens: list[int] = draft.tokens.tolist()
-        committed = cut([draft_tokens[node] for node in acceptance.path], acceptance.next_token, room, end_tokens)
-        target.commit(acceptance.path, acceptance.next_token)
-        drafter.commit(committed)
         tokens.extend(committed)
         if committed[-1] in end_tokens:
             finish = "end_token"
@@ -86,7 +87,14 @@ def generate(
         marks = Marks(start, drafted, verified, accepted, clock.mark())
         rounds.append(
             _record(
-                len(prompt) + len(tokens) - len(committed), draft, draft_tokens, p, acceptance, committed, finish, marks
+                len(prompt) + len(tokens) - len(committed),
+                draft,
+                p,
+                verifier,
+                acceptance,
+                committed,
+                finish,
+                marks,
             )
         )
     return Generation(tuple(prompt), tuple(tokens), tuple(rounds), (began, prefilled), finish)
@@ -95,8 +103,8 @@ def generate(
 def _record(
     context: int,
     draft: Draft,
-    draft_tokens: list[int],
     p: Tensor,
+    verifier: Verifier,
     acceptance: Acceptance,
     committed: tuple[int, ...],
     finish: str,
@@ -107,7 +115,7 @@ def _record(
     rejected = acceptance.rejected and len(committed) == len(acceptance.path) + 1
     return Round(
         context=context,
-        draft_tokens=tuple(draft_tokens),
+        draft_tokens=acceptance.tokens,
         tree=draft.tree,
         source=draft.source,
         acceptance=acceptance,
@@ -117,6 +125,7 @@ def _record(
         truncation=finish,
         beta=_beta(draft, p, accepted + rejected) if draft.tree.is_chain else (),
         marks=marks,
+        tv=() if verifier.lossless or not draft.tree.is_chain else _tv(verifier, draft, p, accepted + rejected),
     )
 
 
@@ -127,3 +136,9 @@ def _beta(draft: Draft, p: Tensor, tested: int) -> tuple[float, ...]:
     if draft.q is None:
         return tuple(p[:tested].gather(-1, draft.tokens[:tested].unsqueeze(-1)).squeeze(-1).tolist())
     return tuple(torch.minimum(p[:tested], draft.q[:tested]).sum(-1).tolist())
+
+
+def _tv(verifier: Verifier, draft: Draft, p: Tensor, tested: int) -> tuple[float, ...]:
+    """Total variation of a lossy rule from the target at each tested position of a chain."""
+    q = one_hot(draft.tokens[:tested], p.shape[-1]) if draft.q is None else draft.q[:tested]
+    return tuple(verifier.total_variation(p[:tested], q).tolist())

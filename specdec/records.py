@@ -118,11 +118,14 @@ class Acceptance:
         next_token: the correction or the bonus.
         rejected: whether a rejection was observed, i.e. the last accepted node had children and none passed
             (false for an empty draft: no proposal is not a rejection).
+        tokens: [N] the draft's tokens as numbers; they come with the decision, so that a round waits for the device
+            once.
     """
 
     path: tuple[int, ...]
     next_token: int
     rejected: bool
+    tokens: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +153,8 @@ class Round:
         truncation: "end_token" or "limit" when that ended the text in this round, else "".
         beta: sum over tokens of min(p, q) at each tested position of a chain, root's child first.
         marks: clock readings.
+        tv: where the verifier is not lossless, total variation between what it emits and the target's law at each of
+            those positions.
     """
 
     context: int
@@ -163,6 +168,7 @@ class Round:
     truncation: str
     beta: tuple[float, ...]
     marks: Marks
+    tv: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -65,7 +65,7 @@ def test_records_are_frozen():
     for record, name in (
         (draft, "tokens"),
         (draft.tree, "parents"),
-        (Acceptance((), 1, False), "next_token"),
+        (Acceptance((), 1, False, ()), "next_token"),
     ):
         with pytest.raises(AttributeError):
             setattr(record, name, None)

@@ -41,7 +41,7 @@ def make_round(draft, path, next_token, committed, rejected, tree=None, truncati
         draft_tokens=tuple(draft),
         tree=tree or chain_tree(len(draft)),
         source=(),
-        acceptance=Acceptance(tuple(path), next_token, rejected),
+        acceptance=Acceptance(tuple(path), next_token, rejected, tuple(draft)),
         committed=tuple(committed),
         accepted=min(len(path), len(committed)),
         rejected=rejected and len(committed) == len(path) + 1,

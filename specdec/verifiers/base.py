@@ -8,6 +8,7 @@ from torch import Tensor
 
 from specdec.records import Acceptance, Draft
 from specdec.registry import Registry
+from specdec.sampling import one_hot, residual
 
 
 class Verifier(ABC):
@@ -15,13 +16,18 @@ class Verifier(ABC):
 
     Class attributes:
         lossless: the output law is exactly the target's; such a rule is under test for every structure it handles.
+            A rule that is not says by `law` what it emits instead.
         handles: names of structures.
         greedy_only: right only where p is one-hot; a run with a temperature is refused.
+        token_by_token: a draft token passes with min(1, p/q), whatever else is offered, so that a position-wise
+            replay counts rounds (THEORY 4.2). Other rules are replayed only where p is one-hot: all rules are one
+            there.
     """
 
     lossless: ClassVar[bool]
     handles: ClassVar[frozenset[str]]
     greedy_only: ClassVar[bool] = False
+    token_by_token: ClassVar[bool] = True
 
     @abstractmethod
     def accept(self, draft: Draft, p: Tensor, generator: torch.Generator | None) -> Acceptance:
@@ -32,6 +38,58 @@ class Verifier(ABC):
             p: [N+1, V] the target's law after the root (row 0) and after each node.
             generator: the source of all randomness of the decision.
         """
+
+    def for_greedy(self) -> "Verifier":
+        """The rule that decides exactly as this one does wherever p is one-hot, in the fewest steps."""
+        return self
+
+    def law(self, p: Tensor, q: Tensor) -> Tensor:
+        """Exact law of the token emitted at a tested position of a chain, accepted or corrected.
+
+        Args:
+            p: [..., V] the target's law there.
+            q: [..., V] the drafter's, one-hot for a deterministic draft.
+        Raises:
+            NotImplementedError: a rule that is not lossless has not said it.
+        """
+        if not self.lossless:
+            raise NotImplementedError(f"{type(self).__name__} is not lossless and does not say what it emits")
+        return p
+
+    def reference(self, p: Tensor) -> Tensor:
+        """What the rule emits [..., V] where nothing is drafted: the law that `law` is held against."""
+        return p
+
+    def total_variation(self, p: Tensor, q: Tensor) -> Tensor:
+        """Distance [...] of the emitted law from the target's own, sum |law - reference| / 2, in [0, 1]."""
+        return (self.law(p, q) - self.reference(p)).abs().sum(-1) / 2
+
+
+def correction(draft: Draft, p: Tensor, accepted: Tensor, scaled: Tensor | None = None, kept: float = 1.0) -> Tensor:
+    """The law [V] of the token after the first `accepted` [] of a chain of one token or more: the residual where one
+    was rejected, else p. Nothing here waits for the device.
+
+    Args:
+        scaled: [N, V] what the residual takes for p (block verification), else p itself.
+        kept: share of q that the residual takes off (lenience).
+    """
+    last = accepted.clamp_max(len(draft) - 1)
+    q = one_hot(draft.tokens[last], p.shape[-1]) if draft.q is None else draft.q[last]
+    rejected = residual((p if scaled is None else scaled)[last], kept * q.to(p.dtype))
+    return torch.where(accepted < len(draft), rejected, p[-1])
+
+
+def chain_acceptance(draft: Draft, accepted: Tensor | None, next_token: Tensor) -> Acceptance:
+    """The decision for a chain, fetched from the device in one transfer: the only one of a round.
+
+    Args:
+        accepted: [] how many of the draft's tokens, from the first on; None for an empty draft.
+        next_token: [] the correction or the bonus.
+    """
+    if accepted is None:
+        return Acceptance((), int(next_token), rejected=False, tokens=())
+    count, token, *tokens = torch.cat([accepted.reshape(1), next_token.reshape(1), draft.tokens]).tolist()
+    return Acceptance(tuple(range(count)), token, rejected=count < len(tokens), tokens=tuple(tokens))
 
 
 verifiers: Registry[Verifier] = Registry("verifiers", "verifier")

@@ -27,14 +27,14 @@ class Greedy(Verifier):
         pass
 
     def accept(self, draft: Draft, p: Tensor, generator: torch.Generator | None) -> Acceptance:
-        chosen: list[int] = p.argmax(dim=-1).tolist()
-        tokens: list[int] = draft.tokens.tolist()
+        fetched: list[int] = torch.cat([p.argmax(dim=-1), draft.tokens]).tolist()
+        chosen, tokens = fetched[: len(draft) + 1], tuple(fetched[len(draft) + 1 :])
         path: list[int] = []
         node = -1
         while True:
             children = draft.tree.children[node + 1]
             match = next((child for child in children if tokens[child] == chosen[node + 1]), None)
             if match is None:
-                return Acceptance(tuple(path), chosen[node + 1], rejected=bool(children))
+                return Acceptance(tuple(path), chosen[node + 1], bool(children), tokens)
             path.append(match)
             node = match

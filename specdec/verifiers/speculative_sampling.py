@@ -7,8 +7,9 @@ from torch import Tensor
 
 from specdec.config import typed
 from specdec.records import Acceptance, Draft
-from specdec.sampling import one_hot, residual, sample
-from specdec.verifiers.base import Verifier, verifiers
+from specdec.sampling import sample
+from specdec.verifiers.base import Verifier, chain_acceptance, correction, verifiers
+from specdec.verifiers.greedy import Greedy, GreedyConfig
 
 
 @typed
@@ -26,19 +27,19 @@ class SpeculativeSampling(Verifier):
     def __init__(self, config: SpeculativeSamplingConfig) -> None:
         pass
 
+    def for_greedy(self) -> Verifier:
+        # A token passes only where p has its point, and what corrects a rejection is that point.
+        return Greedy(GreedyConfig(name="greedy"))
+
     def accept(self, draft: Draft, p: Tensor, generator: torch.Generator | None) -> Acceptance:
         offered = len(draft)
         if offered == 0:
-            return Acceptance((), int(sample(p[0], generator)), rejected=False)
+            return chain_acceptance(draft, None, sample(p[0], generator))
         tokens = draft.tokens.unsqueeze(-1)
         p_token = p[:offered].gather(-1, tokens).squeeze(-1)  # [N]
         bound = torch.rand(offered, generator=generator, device=p.device, dtype=p.dtype)
         if draft.q is not None:
             # u < p/q, written without the division: q may be 0 only where a token cannot have been drawn.
             bound = bound * draft.q.gather(-1, tokens).squeeze(-1)
-        accepted = int((bound < p_token).cumprod(0).sum())
-        law = p[accepted]
-        if accepted < offered:
-            q = one_hot(draft.tokens[accepted], p.shape[-1]) if draft.q is None else draft.q[accepted]
-            law = residual(law, q.to(law.dtype))
-        return Acceptance(tuple(range(accepted)), int(sample(law, generator)), rejected=accepted < offered)
+        accepted = (bound < p_token).cumprod(0).sum()
+        return chain_acceptance(draft, accepted, sample(correction(draft, p, accepted), generator))

@@ -276,7 +276,9 @@ class Biased(Verifier):
         law = p[accepted]
         if accepted < len(draft) and self.mistake != "residual_is_p":
             law = residual(law, q[accepted])
-        return Acceptance(tuple(range(accepted)), int(sample(law, generator)), accepted < len(draft))
+        return Acceptance(
+            tuple(range(accepted)), int(sample(law, generator)), accepted < len(draft), tuple(draft.tokens.tolist())
+        )
 
 
 @pytest.mark.parametrize("mistake", ["residual_is_p", "wrong_q", "inverted", "lenient"])
@@ -362,3 +364,22 @@ def test_the_law_of_one_rejection(enumeration, table):
     rejected = {committed[0]: chance for committed, chance in law.items() if len(committed) == 1}
     assert sum(rejected.values()) == pytest.approx(0.35, abs=EXACT)
     assert rejected == pytest.approx({0: 0.35 * 6 / 7, 2: 0.35 / 7}, abs=EXACT)
+
+
+@pytest.mark.parametrize("verifier", [name for name in verifiers.names() if verifiers.get(name).lossless])
+def test_the_greedy_form_decides_as_the_rule_does_where_p_is_one_hot(table, random_law, group_values, verifier):
+    """The run uses it at temperature 0; also for drafts whose q is not one-hot."""
+    rule = verifiers.build(group_values("verifier", verifier))
+    target, q = table(random_law(4, 5), temperature=0.0), random_law(4, 6)
+    generator = torch.Generator().manual_seed(1)
+    accepted = set()
+    for root in range(4):
+        for sampled in (True, False):
+            for _ in range(8):
+                target.start([root], 0)
+                draft = fill_chain(make_structure("chain", 3), q, root, generator, sampled)
+                p = target.verify(draft)
+                decision = rule.for_greedy().accept(draft, p, None)
+                assert decision == rule.accept(draft, p, generator)
+                accepted.add(len(decision.path))
+    assert len(accepted) > 1

@@ -1,0 +1,77 @@
+"""Lenient speculative sampling (Leviathan et al. 2211.17192, appendix A.5): more acceptance for a bounded departure."""
+
+from typing import Annotated, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from specdec.config import typed
+from specdec.records import Acceptance, Draft
+from specdec.sampling import one_hot, residual, sample
+from specdec.verifiers.base import Verifier, chain_acceptance, correction, verifiers
+
+
+@typed
+class LenientConfig:
+    name: Literal["lenient"]
+    lenience: Annotated[float, Field(gt=0.0, le=1.0)]
+    residual: Literal["plain", "lenient"]
+    form: Literal["sampled", "greedy"]
+
+
+@verifiers.register("lenient")
+class Lenient(Verifier):
+    """Accept x ~ q with probability min(1, p(x) / (l q(x))); no token gets more than p(x)/l (THEORY 1).
+
+    After a rejection the next token is drawn from norm((p - q)_+), or with residual=lenient from norm((p - l q)_+). At
+    lenience 1 this is speculative sampling. What it emits at a tested position is known exactly (`law`).
+
+    form=greedy is the rule for greedy text: accept while p(x) >= l max p, correct with argmax p; no randomness. It
+    compares probabilities, so p has to be the model's whole law: the run uses sampling=temperature, at 1 for the
+    paper's rule, and its baseline is greedy text all the same, because a round without a draft emits argmax p too.
+
+    At temperature 0 the target hands over a one-hot p, in which nothing but its argmax can pass: every lenience and
+    both forms are then exact match.
+    """
+
+    lossless = False
+    handles = frozenset({"chain"})
+    token_by_token = False
+
+    def __init__(self, config: LenientConfig) -> None:
+        self._lenience, self._greedy = config.lenience, config.form == "greedy"
+        self._kept = config.lenience if config.residual == "lenient" else 1.0  # share of q taken off p in the residual
+
+    def accept(self, draft: Draft, p: Tensor, generator: torch.Generator | None) -> Acceptance:
+        offered = len(draft)
+        if offered == 0:
+            return chain_acceptance(draft, None, p[0].argmax() if self._greedy else sample(p[0], generator))
+        tokens = draft.tokens.unsqueeze(-1)
+        p_token = p[:offered].gather(-1, tokens).squeeze(-1)  # [N]
+        if self._greedy:
+            passed = p_token >= self._lenience * p[:offered].amax(-1)
+        else:
+            bound = torch.rand(offered, generator=generator, device=p.device, dtype=p.dtype) * self._lenience
+            if draft.q is not None:
+                bound = bound * draft.q.gather(-1, tokens).squeeze(-1)
+            passed = bound < p_token
+        accepted = passed.cumprod(0).sum()
+        if self._greedy:
+            next_token = p[accepted].argmax()
+        else:
+            next_token = sample(correction(draft, p, accepted, kept=self._kept), generator)
+        return chain_acceptance(draft, accepted, next_token)
+
+    def law(self, p: Tensor, q: Tensor) -> Tensor:
+        q = q.to(p.dtype)
+        if self._greedy:
+            accepted = q * (p >= self._lenience * p.amax(-1, keepdim=True))
+            corrected = self.reference(p)
+        else:
+            accepted = torch.minimum(q, p / self._lenience)
+            corrected = residual(p, self._kept * q)
+        return accepted + (1 - accepted.sum(-1, keepdim=True)).clamp_min(0.0) * corrected
+
+    def reference(self, p: Tensor) -> Tensor:
+        return one_hot(p.argmax(-1), p.shape[-1]).to(p.dtype) if self._greedy else p

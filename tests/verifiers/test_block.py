@@ -1,0 +1,132 @@
+"""Block verification against the formulas of THEORY 1, by enumeration of the real rule. That it is lossless is tested
+with all lossless rules in test_losslessness.py.
+"""
+
+import itertools
+from math import prod
+
+import numpy as np
+import pytest
+import torch
+
+from specdec.records import Draft, chain_tree
+from specdec.theory.acceptance import block_weights, expected_accepted
+from specdec.verifiers.base import verifiers
+
+BLOCK = verifiers.build({"name": "block"})
+TOKEN = verifiers.build({"name": "speculative_sampling"})
+P = [[0.7, 0.2, 0.1], [0.1, 0.6, 0.3], [0.3, 0.3, 0.4]]
+Q = [[0.4, 0.4, 0.2], [0.2, 0.5, 0.3], [0.5, 0.2, 0.3]]
+P_0, Q_0 = [0.5, 0.3, 0.2], [0.3, 0.3, 0.4]
+
+
+def rows_along(start, law, path):
+    """[len(path) + 1, V]: the laws before every token of a path, and after it."""
+    return torch.tensor([start, *(law[token] for token in path)], dtype=torch.float64)
+
+
+def accepted_law(enumeration, rule, p, q, path):
+    """Chance of every number of accepted tokens for one drafted path; p [gamma + 1, V], q [gamma, V] or None."""
+    draft = Draft(torch.tensor(path), chain_tree(len(path)), q)
+    return enumeration.law(lambda: len(rule.accept(draft, p, enumeration.generator).path))
+
+
+def mean_accepted(enumeration, rule, p_start, q_start, p_next, q_next, gamma):
+    total = 0.0
+    for path in itertools.product(range(len(p_start)), repeat=gamma):
+        q = rows_along(q_start, q_next, path)[:-1]
+        chance = prod(float(row[token]) for row, token in zip(q, path, strict=True))
+        law = accepted_law(enumeration, rule, rows_along(p_start, p_next, path), q, path)
+        total += chance * sum(length * weight for length, weight in law.items())
+    return total
+
+
+@pytest.mark.parametrize(("gamma", "token", "block"), [(2, 10 / 9, 11 / 9), (3, 1.407407, 1.666667)])
+def test_mean_accepted_of_the_iid_example(enumeration, gamma, token, block):
+    p, q = [1 / 3, 2 / 3], [2 / 3, 1 / 3]
+    for rule, value in ((TOKEN, token), (BLOCK, block)):
+        measured = mean_accepted(enumeration, rule, p, q, [p, p], [q, q], gamma)
+        assert measured == pytest.approx(value, abs=1e-6)
+
+
+def test_mean_accepted_of_the_markov_example(enumeration):
+    """THEORY 1: 1.956 token by token, 2.091 by block, for a chain of 3."""
+    assert mean_accepted(enumeration, TOKEN, P_0, Q_0, P, Q, 3) == pytest.approx(1.956, abs=1e-9)
+    assert mean_accepted(enumeration, BLOCK, P_0, Q_0, P, Q, 3) == pytest.approx(2.091, abs=1e-9)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_never_worse_than_token_by_token(enumeration, random_law, seed):
+    p, q = random_law(3, seed).tolist(), random_law(3, seed + 10).tolist()
+    expected = expected_accepted(p[0], q[0], p, q, 2)
+    block = mean_accepted(enumeration, BLOCK, p[0], q[0], p, q, 2)
+    assert block == pytest.approx(expected.block, abs=1e-9)
+    assert block >= mean_accepted(enumeration, TOKEN, p[0], q[0], p, q, 2) == pytest.approx(expected.token, abs=1e-9)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_accepted_lengths_of_a_path_are_those_of_the_theory(enumeration, random_law, seed):
+    """Against weights computed step by step, without logarithms."""
+    generator = torch.Generator().manual_seed(seed)
+    p, q = random_law(5, seed), random_law(5, seed + 20)
+    path = torch.randint(5, (5,), generator=generator).tolist()
+    q_rows = rows_along(q[0].tolist(), q.tolist(), path)[:-1]
+    p_rows = rows_along(p[0].tolist(), p.tolist(), path)
+    law = accepted_law(enumeration, BLOCK, p_rows, q_rows, path)
+    expected = block_weights(p_rows[:-1].numpy(), q_rows.numpy(), path).accepted_pmf()
+    assert [law.get(length, 0.0) for length in range(6)] == pytest.approx(expected.tolist(), abs=1e-12)
+
+
+def test_a_prefix_may_pass_after_a_shorter_one_failed(enumeration):
+    """Token by token the first token passes with 1/2 only; here the chain's second token makes up for it."""
+    p = torch.tensor([[0.25, 0.75], [1.0, 0.0], [0.5, 0.5]], dtype=torch.float64)
+    q = torch.tensor([[0.5, 0.5], [0.5, 0.5]], dtype=torch.float64)
+    law = accepted_law(enumeration, BLOCK, p, q, [0, 0])
+    assert law[2] == pytest.approx(1.0)  # p_1 = 1/2, p_2 = min(1, 1/2 * 2)
+    assert accepted_law(enumeration, TOKEN, p, q, [0, 0])[2] == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_with_one_hot_p_it_is_exact_match(deterministic):
+    greedy, generator = verifiers.build({"name": "greedy"}), torch.Generator().manual_seed(0)
+    for _ in range(200):
+        p = torch.nn.functional.one_hot(torch.randint(3, (5,), generator=generator), 3).float()
+        tokens = torch.randint(3, (4,), generator=generator)
+        q = None if deterministic else torch.full((4, 3), 1 / 3)
+        draft = Draft(tokens, chain_tree(4), q)
+        assert BLOCK.accept(draft, p, generator) == greedy.accept(draft, p, None)
+
+
+def test_a_rejection_is_observed_where_the_chain_is_not_accepted_whole():
+    generator = torch.Generator().manual_seed(0)
+    p = torch.rand(5, 4, generator=generator).softmax(-1)
+    draft = Draft(torch.tensor([0, 1, 2, 3]), chain_tree(4), p[:4].roll(1, dims=-1))
+    seen = set()
+    for _ in range(100):
+        acceptance = BLOCK.accept(draft, p, generator)
+        assert acceptance.rejected == (len(acceptance.path) < 4)
+        seen.add(acceptance.rejected)
+    assert seen == {True, False}
+    empty = Draft(draft.tokens[:0], chain_tree(0))
+    assert BLOCK.accept(empty, p[:1], generator).rejected is False
+
+
+def test_equal_laws_accept_everything_whatever_the_numbers():
+    generator = torch.Generator().manual_seed(1)
+    p = (3 * torch.randn(41, 50, generator=generator)).softmax(-1)  # float32, as a target's
+    for _ in range(50):
+        tokens = torch.multinomial(p[:40], 1, generator=generator).squeeze(-1)
+        assert len(BLOCK.accept(Draft(tokens, chain_tree(40), p[:40]), p, generator).path) == 40
+
+
+def test_a_long_chain_keeps_its_digits():
+    """Two hundred steps up and down in float32: the chance that all pass is that of the step-by-step product."""
+    generator = torch.Generator().manual_seed(2)
+    p = torch.randn(201, 30, generator=generator).softmax(-1)
+    q = torch.randn(200, 30, generator=generator).softmax(-1)
+    tokens = torch.multinomial(q, 1, generator=generator).squeeze(-1)
+    expected = block_weights(p[:200].double().numpy(), q.double().numpy(), tokens.tolist()).weights
+    from specdec.verifiers.block import _weights
+
+    weights = _weights(p[:200], q, tokens)
+    assert np.abs(weights.double().numpy() - expected).max() < 1e-6

@@ -1,0 +1,200 @@
+"""The lenient rule against its exact law by enumeration, and what a run says about a rule that is not lossless."""
+
+import json
+import sqlite3
+
+import pytest
+import torch
+from hydra.core.global_hydra import GlobalHydra
+
+from specdec import run
+from specdec.decode import generate
+from specdec.drafters.base import Drafter
+from specdec.measurement.timers import CpuClock
+from specdec.records import Draft, chain_tree
+from specdec.sampling import generator_for, one_hot, sample
+from specdec.structures.base import structures
+from specdec.verifiers.base import Verifier, verifiers
+
+P = torch.tensor([0.5, 0.3, 0.15, 0.05], dtype=torch.float64)
+Q = torch.tensor([0.2, 0.5, 0.1, 0.2], dtype=torch.float64)
+RULES = [("plain", "sampled"), ("lenient", "sampled"), ("plain", "greedy")]
+LENIENCES = (1.0, 0.8, 0.5, 0.3, 0.1)
+
+
+def lenient(lenience, residual="plain", form="sampled"):
+    return verifiers.build({"name": "lenient", "lenience": lenience, "residual": residual, "form": form})
+
+
+def first_token(enumeration, rule, p, q, deterministic=None):
+    """Law [V] of the first token that a round with one drafted token emits, and the chance that it was the draft's."""
+    rows = torch.stack([p, torch.full_like(p, 1 / len(p))])
+
+    def once():
+        token = torch.tensor(deterministic) if deterministic is not None else sample(q, enumeration.generator)
+        draft = Draft(token.reshape(1), chain_tree(1), None if deterministic is not None else q.unsqueeze(0))
+        acceptance = rule.accept(draft, rows, enumeration.generator)
+        return (int(token) if acceptance.path else acceptance.next_token), bool(acceptance.path)
+
+    law, accepted = torch.zeros_like(p), 0.0
+    for (token, passed), chance in enumeration.law(once).items():
+        law[token] += chance
+        accepted += chance * passed
+    return law, accepted
+
+
+@pytest.mark.parametrize("lenience", LENIENCES)
+@pytest.mark.parametrize(("residual", "form"), RULES)
+def test_the_first_token_has_the_law_that_the_rule_states(enumeration, random_law, residual, form, lenience):
+    rule = lenient(lenience, residual, form)
+    pairs = [(P, Q), *zip(random_law(5, 1), random_law(5, 2), strict=True)]
+    for p, q in pairs:
+        law, _ = first_token(enumeration, rule, p, q)
+        assert (law - rule.law(p, q)).abs().max() < 1e-12
+        for token in range(len(p)):  # a point mass in place of a drawn token
+            law, _ = first_token(enumeration, rule, p, q, deterministic=token)
+            assert (law - rule.law(p, one_hot(torch.tensor(token), len(p)).double())).abs().max() < 1e-12
+
+
+@pytest.mark.parametrize(("lenience", "alpha"), [(0.5, 0.9), (0.3, 0.966667), (0.1, 1.0), (1.0, 0.65)])
+@pytest.mark.parametrize("residual", ["plain", "lenient"])
+def test_acceptance_of_the_worked_example(enumeration, residual, lenience, alpha):
+    _, accepted = first_token(enumeration, lenient(lenience, residual), P, Q)
+    assert accepted == pytest.approx(alpha, abs=1e-6)
+
+
+@pytest.mark.parametrize("residual", ["plain", "lenient"])
+def test_no_token_gets_more_than_its_share_over_the_lenience(random_law, residual):
+    for lenience in LENIENCES:
+        rule = lenient(lenience, residual)
+        for seed in range(20):
+            p, q = random_law(6, seed), random_law(6, seed + 100)
+            law = rule.law(p, q)
+            assert (law.sum(-1) - 1).abs().max() < 1e-12
+            assert (law <= p / lenience + 1e-12).all()
+
+
+def test_total_variation_of_the_worked_example():
+    # l = 0.5: q passes up to 2p = (1, .6, .3, .1), the missing 0.1 goes to (6/7, 0, 1/7, 0).
+    rule = lenient(0.5)
+    law = torch.tensor([0.2 + 0.6 / 7, 0.5, 0.1 + 0.1 / 7, 0.1], dtype=torch.float64)
+    torch.testing.assert_close(rule.law(P, Q), law)
+    assert float(rule.total_variation(P, Q)) == pytest.approx(0.25)
+    assert float(lenient(1.0).total_variation(P, Q)) == pytest.approx(0.0, abs=1e-12)
+    # Greedy: tokens 0 and 1 pass (p >= 0.25), and token 1 is not the argmax.
+    assert float(lenient(0.5, form="greedy").total_variation(P, Q)) == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize("residual", ["plain", "lenient"])
+def test_at_lenience_1_it_is_speculative_sampling(random_law, residual):
+    rule, strict = lenient(1.0, residual), verifiers.build({"name": "speculative_sampling"})
+    for seed in range(100):
+        p, q = random_law(6, seed)[:5].float(), random_law(6, seed + 200)[:4].float()
+        tokens = torch.multinomial(q, 1, generator=torch.Generator().manual_seed(seed)).squeeze(-1)
+        draft = Draft(tokens, chain_tree(4), q if seed % 3 else None)
+        one, other = (item.accept(draft, p, torch.Generator().manual_seed(seed)) for item in (rule, strict))
+        assert one == other
+
+
+def test_the_greedy_form_keeps_what_is_likely_enough():
+    """Accepted where p(x) >= l max p (the published text prints the inequality the other way round)."""
+    rule = lenient(0.5, form="greedy")
+    p = P.expand(4, 4)
+    for tokens, accepted in (([1, 1, 1], 3), ([0, 2, 0], 1), ([3, 0, 0], 0)):
+        acceptance = rule.accept(Draft(torch.tensor(tokens), chain_tree(3)), p, None)
+        assert len(acceptance.path) == accepted and acceptance.next_token == 0
+        assert acceptance.rejected == (accepted < 3)
+    assert rule.accept(Draft(torch.empty(0, dtype=torch.long), chain_tree(0)), p[:1], None).next_token == 0
+
+
+@pytest.mark.parametrize("form", ["sampled", "greedy"])
+def test_with_one_hot_p_every_lenience_is_exact_match(form):
+    greedy, generator = verifiers.build({"name": "greedy"}), torch.Generator().manual_seed(0)
+    for _ in range(100):
+        p = torch.nn.functional.one_hot(torch.randint(3, (4,), generator=generator), 3).float()
+        draft = Draft(torch.randint(3, (3,), generator=generator), chain_tree(3))
+        assert lenient(0.1, form=form).accept(draft, p, generator) == greedy.accept(draft, p, None)
+
+
+class Sampled(Drafter):
+    """Draws every token from one law."""
+
+    def __init__(self, q):
+        self.q = q
+
+    def start(self, prompt, capacity, generator=None, reference=None):
+        self.generator = generator
+
+    def draft(self, structure):
+        rows = self.q.expand(structure.gamma, -1)
+        return Draft(sample(rows, self.generator), chain_tree(structure.gamma), rows)
+
+
+def decoded(target, verifier):
+    return generate(
+        target=target,
+        drafter=Sampled(Q),
+        verifier=verifier,
+        structure=structures.build({"name": "chain", "gamma": 3}),
+        prompt=[0],
+        max_new_tokens=60,
+        clock=CpuClock(),
+        draft_generator=generator_for(0, "p", "draft"),
+        accept_generator=generator_for(0, "p", "accept"),
+    )
+
+
+def test_a_round_records_the_departure_at_every_tested_position(table, random_law):
+    law, rule = random_law(4, 0), lenient(0.3)
+    rounds = decoded(table(law, temperature=1.0), rule).rounds
+    root, departures = 0, rule.total_variation(law, Q.expand(4, -1))
+    for item in rounds:
+        before = [root, *item.draft_tokens][: item.accepted + item.rejected]
+        assert item.tv == pytest.approx([float(departures[token]) for token in before])
+        root = item.committed[-1]
+    assert any(item.rejected for item in rounds) and any(len(item.tv) == 3 for item in rounds)
+    strict = decoded(table(law, temperature=1.0), verifiers.build({"name": "speculative_sampling"}))
+    assert all(item.tv == () for item in strict.rounds)
+
+
+def test_a_rule_that_is_not_lossless_has_to_say_what_it_emits():
+    class Silent(Verifier):
+        lossless, handles = False, frozenset({"chain"})
+
+        def accept(self, draft, p, generator):
+            raise AssertionError
+
+    with pytest.raises(NotImplementedError, match="Silent"):
+        Silent().total_variation(P, Q)
+    for name in verifiers.names():
+        rule = verifiers.get(name)
+        assert rule.lossless or rule.law is not Verifier.law, name
+
+
+@pytest.mark.slow
+def test_a_run_reports_the_departure_and_claims_no_identity(monkeypatch, tmp_path):
+    """The whole command: table target, corpus n-gram, lenient rule; metrics and parameters arrive in MLflow."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "corpus.jsonl").write_text('{"tokens": [0, 1, 2, 0, 1, 1, 2, 2, 0, 1, 0, 2]}\n')
+    changes = ["drafter.corpus=corpus.jsonl", "drafter.field=tokens", "verifier.lenience=0.3", "seed=1"]
+    arguments = ["+debug=tiny", "+drafter=corpus_ngram", "verifier=lenient", "sampling=temperature", *changes]
+    monkeypatch.setattr("sys.argv", ["specdec.run", *arguments])
+    GlobalHydra.instance().clear()
+    run.main()
+    GlobalHydra.instance().clear()
+    (folder,) = tmp_path.glob("outputs/*/*")
+    summary = json.loads((folder / "summary.json").read_text())
+    metrics = summary["metrics"]
+    assert 0 < metrics["lossless.tv.ci_low"] <= metrics["lossless.tv"] <= metrics["lossless.tv.ci_high"] < 1
+    assert not {"lossless.identical", "lossless.divergences", "lossless.unexplained"} & set(metrics)
+    # A strict replay would count too many rounds, and the strict alpha is not this rule's.
+    assert not {"tokens_per_round.replay", "alpha.text"} & set(metrics)
+    assert any("Not lossless" in note for note in summary["notes"])
+    assert list(tmp_path.glob("models/ngrams/*.safetensors"))
+    with sqlite3.connect(tmp_path / "mlflow.db") as database:
+        logged = dict(database.execute("select key, value from metrics where key like 'lossless.%'"))
+        params = dict(
+            database.execute("select key, value from params where key in ('verifier.lenience', 'drafter.order')")
+        )
+    assert logged["lossless.tv"] == pytest.approx(metrics["lossless.tv"])
+    assert params == {"verifier.lenience": "0.3", "drafter.order": "2"}
