@@ -18,8 +18,13 @@ T = TypeVar("T")
 
 
 def near_misses(name: str, names: Iterable[str]) -> str:
-    """` Did you mean ngram?`, or an empty string when nothing is close."""
+    """` Did you mean ngram?`, or an empty string when nothing is close. Of several, those as close as the closest."""
+
+    def likeness(other: str) -> float:
+        return difflib.SequenceMatcher(None, other, name).ratio()
+
     close = difflib.get_close_matches(name, list(names), n=3, cutoff=0.5)
+    close = [other for other in close if likeness(other) > likeness(close[0]) - 0.1]
     return f" Did you mean {' or '.join(close)}?" if close else ""
 
 

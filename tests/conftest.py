@@ -6,6 +6,7 @@ import itertools
 import os
 import struct
 from collections.abc import Callable, Iterator, Sequence
+from copy import deepcopy
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -89,16 +90,16 @@ class Uniforms:
         return Uniforms(self._branches, self._cells, self._index[item], self._scale[item])
 
     def __mul__(self, other: Any) -> "Uniforms":
-        scale = self._scale * torch.as_tensor(other).double()
+        scale = self._scale * torch.as_tensor(other, dtype=torch.float64)
         return Uniforms(self._branches, self._cells, self._index.expand(scale.shape), scale)
 
     __rmul__ = __mul__
 
     def __truediv__(self, other: Any) -> "Uniforms":
-        return self * (1.0 / torch.as_tensor(other).double())
+        return self * (1.0 / torch.as_tensor(other, dtype=torch.float64))
 
     def _below(self, other: Any) -> Tensor:
-        bounds = torch.as_tensor(other).double()
+        bounds = torch.as_tensor(other, dtype=torch.float64)
         shape = torch.broadcast_shapes(self.shape, bounds.shape)
         flat = (tensor.expand(shape).reshape(-1).tolist() for tensor in (self._index, self._scale, bounds))
         return torch.tensor([self._split(*element) for element in zip(*flat, strict=True)]).bool().reshape(shape)
@@ -300,19 +301,19 @@ def path_to() -> Callable[[Tree, int], list[int]]:
     return path
 
 
+def _group_values(group: str, name: str, **changes: Any) -> dict[str, Any]:
+    loaded = OmegaConf.to_container(OmegaConf.load(Path(config_dir()) / group / f"{name}.yaml"))
+    assert isinstance(loaded, dict)
+    loaded.pop("defaults", None)
+    return {str(key): value for key, value in loaded.items()} | changes
+
+
 @pytest.fixture(scope="session")
 def group_values() -> Callable[..., dict[str, Any]]:
     """`group_values("drafter", "ngram", order_max=3)`: a YAML of conf/ as plain values, some of them
     replaced.
     """
-
-    def values(group: str, name: str, **changes: Any) -> dict[str, Any]:
-        loaded = OmegaConf.to_container(OmegaConf.load(Path(config_dir()) / group / f"{name}.yaml"))
-        assert isinstance(loaded, dict)
-        loaded.pop("defaults", None)
-        return {str(key): value for key, value in loaded.items()} | changes
-
-    return values
+    return _group_values
 
 
 # ------------------------------------------------------------------------------------------------------------
@@ -396,9 +397,77 @@ def architecture(request: pytest.FixtureRequest) -> str:
     return request.param
 
 
+def _token_corpus(folder: Path, vocabulary: int) -> dict[str, Any]:
+    """A corpus of token ids, 30 documents: every token is followed by a few others."""
+    generator = torch.Generator().manual_seed(0)
+    walk = torch.randint(1, 4, (30, 40), generator=generator).cumsum(-1) % vocabulary
+    (folder / "corpus.jsonl").write_text("".join(f'{{"tokens": {row}}}\n' for row in walk.tolist()))
+    return {"corpus": str(folder / "corpus.jsonl"), "field": "tokens", "cache_dir": str(folder / "fitted")}
+
+
+def _small_model(folder: Path, vocabulary: int) -> dict[str, Any]:
+    """Keys of a drafter with a float64 model of its own: for the tiny targets their llama, shaken so that the two agree
+    on about half of a text; for tables one that never writes the last token, which halves what has to be enumerated.
+    """
+    from transformers import PhiConfig, PhiForCausalLM
+
+    torch.manual_seed(vocabulary)
+    if vocabulary == VOCABULARY:
+        model = deepcopy(_tiny_model("llama"))
+        for weight in model.parameters():
+            weight.add_(torch.randn_like(weight), alpha=0.07 * float(weight.std()) if weight.dim() > 1 else 0.0)
+    else:
+        sizes = dict(_SIZES, vocab_size=vocabulary, hidden_size=16, intermediate_size=8, num_hidden_layers=1)
+        model = PhiForCausalLM(PhiConfig(**sizes)).double().requires_grad_(False)
+        for weight in model.parameters():
+            weight.mul_(20.0 if weight.dim() > 1 else 1.0)
+        model.lm_head.bias[-1] = -1e4
+    model.save_pretrained(folder)
+    return {"model": str(folder)}
+
+
+# Kinds of T5, and the seeds of random ones whose greedy texts do not collapse.
+ENCODER_DECODERS: dict[str, tuple[dict[str, Any], int]] = {
+    "t5": ({}, 18),
+    "t5_v1_1": (dict(feed_forward_proj="gated-gelu", tie_word_embeddings=False), 35),
+}
+
+
+@cache
+def _tiny_encoder_decoder(name: str) -> Any:
+    from transformers import T5Config, T5ForConditionalGeneration
+
+    changes, seed = ENCODER_DECODERS[name]
+    sizes = dict(vocab_size=VOCABULARY, d_model=32, d_ff=48, d_kv=8, num_heads=4, num_layers=3, num_decoder_layers=2)
+    config = T5Config(**sizes, **changes, decoder_start_token_id=0, pad_token_id=0, eos_token_id=None)
+    torch.manual_seed(seed)
+    model = T5ForConditionalGeneration(config).double().eval().requires_grad_(False)
+    # Embeddings of size 1 drown what the layers add: texts would repeat one token.
+    for parameter, weight in model.named_parameters():
+        weight.mul_(0.1 if parameter == "shared.weight" else 4.0)
+    return model
+
+
+@pytest.fixture(scope="session")
+def tiny_encoder_decoder() -> Callable[[str], Any]:
+    """`tiny_encoder_decoder("t5")`: a random float64 model of a kind, the same object at every call."""
+    return _tiny_encoder_decoder
+
+
+@pytest.fixture(params=sorted(ENCODER_DECODERS))
+def encoder_decoder(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
 # What a drafter needs beyond its YAML to run beside a small target: (folder for files, vocabulary) -> changed keys.
 DRAFTER_CHANGES: dict[str, Callable[[Path, int], dict[str, Any]]] = {
+    "adaptive": lambda folder, vocabulary: {
+        "of": _group_values("drafter", "small_model", **_small_model(folder, vocabulary)),
+        "threshold": 1.5 / vocabulary,  # crossed by some tokens of a flat law
+    },
+    "corpus_ngram": _token_corpus,
     "oracle": lambda folder, vocabulary: {"alpha": 0.65},
+    "small_model": _small_model,
 }
 
 

@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -19,6 +19,7 @@ class Drafter(ABC):
         fills: names of the structures that it can fill.
         lossless: false only for a drafter that makes the output depart from the target's by declaration.
         needs_reference: reads the recorded baseline text of the same prompt (greedy runs only).
+        reports_confidence: ends a draft where the structure's `threshold` asks for it.
         replay: how the target's own text gives expected rounds without decoding (DESIGN 3): "position" when a
             proposal depends only on the text before it, "copying" when it must be drafted again from each round's
             start (exact under greedy only), None when neither holds.
@@ -31,9 +32,14 @@ class Drafter(ABC):
     fills: ClassVar[frozenset[str]]
     lossless: ClassVar[bool] = True
     needs_reference: ClassVar[bool] = False
-    replay: ClassVar[Literal["position", "copying"] | None] = None
+    reports_confidence: ClassVar[bool] = False
+    # A drafter whose configuration decides it sets its own; the class then says what its YAML gives.
+    replay: Literal["position", "copying"] | None = None
 
     vocab_size: int | None = None
+
+    def prepare(self, capacity: int) -> None:
+        """Compile what can be compiled where the target does (`Target.compiling`), before anything is timed."""
 
     def start(
         self,
@@ -65,6 +71,10 @@ class Drafter(ABC):
         means that the pass has to draft token by token. Leaves the drafter without a text: call `start` next.
         """
         return None
+
+    def describe(self) -> dict[str, Any]:
+        """What to record about a model that drafts: hash, dtype, attention kind, parameters."""
+        return {}
 
     @property
     def flops_per_token(self) -> float:

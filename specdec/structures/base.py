@@ -7,9 +7,16 @@ from specdec.registry import Registry
 
 
 class Structure(ABC):
-    """How large a draft may be. How the target evaluates it is the target's business."""
+    """How large a draft may be. How the target evaluates it is the target's business.
+
+    Attributes:
+        threshold: a drafter that reports its confidence drafts no further token once it puts the chance that all
+            drafted so far are accepted below this; 0 always asks for the whole shape.
+    """
 
     name: ClassVar[str]
+
+    threshold: float = 0.0
 
     @property
     @abstractmethod

@@ -28,6 +28,13 @@ class Chain(Structure):
         return self._gamma
 
     def resized(self, gamma: int) -> "Chain":
+        return self._with(gamma, self.threshold)  # 0 is possible here: the last token of a text needs no draft
+
+    def until(self, threshold: float) -> "Chain":
+        """A chain of at most gamma tokens that ends once their chance falls below `threshold` (see `Structure`)."""
+        return self._with(self._gamma, threshold)
+
+    def _with(self, gamma: int, threshold: float) -> "Chain":
         chain = Chain.__new__(Chain)
-        chain._gamma = gamma  # 0 is possible here: the last token of a text needs no draft
+        chain._gamma, chain.threshold = gamma, threshold
         return chain

@@ -1,0 +1,157 @@
+"""An n-gram language model of a corpus as a drafter: the unigram and bigram rows of Leviathan et al., Table 3."""
+
+import hashlib
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from specdec.config import typed
+from specdec.drafters.base import Drafter, drafters
+from specdec.drafters.ngram_corpus import Corpus, open_corpus, tokenize, tokenizer_digest
+from specdec.drafters.ngram_table import NgramTable
+from specdec.errors import UsageError
+from specdec.records import EMPTY, Draft, Source, chain_tree
+from specdec.sampling import one_hot, probabilities, sample
+from specdec.structures.base import Structure
+
+if TYPE_CHECKING:
+    from specdec.targets.base import Target
+
+logger = logging.getLogger(__name__)
+
+
+@typed
+class CorpusNgramConfig:
+    name: Literal["corpus_ngram"]
+    order: Annotated[int, Field(ge=1, le=8)]
+    corpus: Annotated[str, Field(min_length=1)] | None
+    field: Annotated[str, Field(min_length=1)] | None
+    discount: Annotated[float, Field(gt=0.0, lt=1.0)]
+    cache_dir: Annotated[str, Field(min_length=1)] | None
+
+
+@drafters.register("corpus_ngram")
+class CorpusNgram(Drafter):
+    """Draws from p(x | last order-1 tokens) of a corpus in the target's own tokens (Leviathan et al. 2211.17192, 4.1),
+    smoothed by interpolated Kneser-Ney (`NgramTable`).
+
+    q is that law, standardised as the target's logits are; under greedy its argmax is proposed (a point mass). A draft
+    token costs a few binary searches and passes over the vocabulary, no arithmetic of a model. Needs a corpus and, for
+    text, the target's tokenizer. Fitted models are kept in `cache_dir`. A proposal depends on the text before it only:
+    replay is position-wise.
+    """
+
+    fills = frozenset({"chain"})
+    replay = "position"
+
+    def __init__(self, config: CorpusNgramConfig, target: "Target") -> None:
+        self._sampling, self._device = target.sampling, target.device
+        self._table = _fitted(config, target)
+        self.vocab_size = target.vocab_size
+        self._memory = config.order - 1  # tokens that a proposal depends on
+        self._greedy: dict[tuple[int, ...], int] = {}
+        self._context: tuple[int, ...] = ()
+        self._generator: torch.Generator | None = None
+
+    def start(
+        self,
+        prompt: Sequence[int],
+        capacity: int,
+        generator: torch.Generator | None = None,
+        reference: Sequence[int] | None = None,
+    ) -> None:
+        self._context, self._generator = self._last(tuple(prompt)), generator
+
+    def commit(self, tokens: Sequence[int]) -> None:
+        self._context = self._last((*self._context, *tokens))
+
+    def draft(self, structure: Structure) -> Draft:
+        width = structure.gamma
+        if width == 0:
+            return EMPTY
+        context, tokens, rows = self._context, list[int](), list[Tensor]()
+        for _ in range(width):
+            if self._sampling.greedy:
+                token = self._most_likely(context)
+            else:
+                rows.append(self._laws([context])[0])
+                token = int(sample(rows[-1], self._generator))
+            tokens.append(token)
+            context = self._last((*context, token))
+        return Draft(
+            tokens=torch.tensor(tokens, device=self._device),
+            tree=chain_tree(width),
+            q=torch.stack(rows).to(self._device) if rows else None,
+            source=_SOURCE * width,
+        )
+
+    def laws(self, prompt: Sequence[int], text: Sequence[int]) -> Tensor:
+        tokens = (*prompt, *text)
+        places = range(len(prompt), len(tokens))
+        contexts = [self._last(tokens[max(0, place - self._memory) : place]) for place in places]
+        if self._sampling.greedy:
+            guesses = torch.tensor([self._most_likely(context) for context in contexts], dtype=torch.long)
+            return one_hot(guesses, self._table.vocab_size).to(self._device)
+        numbers = {context: number for number, context in enumerate(dict.fromkeys(contexts))}
+        distinct = list(numbers)
+        rows = torch.empty(len(distinct), self._table.vocab_size, dtype=torch.float32)
+        for start in range(0, len(distinct), _CHUNK):
+            rows[start : start + _CHUNK] = self._laws(distinct[start : start + _CHUNK])
+        return rows[torch.tensor([numbers[context] for context in contexts], dtype=torch.long)].to(self._device)
+
+    def _last(self, tokens: tuple[int, ...]) -> tuple[int, ...]:
+        return tokens[-self._memory :] if self._memory else ()
+
+    def _laws(self, contexts: Sequence[tuple[int, ...]]) -> Tensor:
+        """Standardised q after each context [C, V], in float64 on the CPU, where the generator of drafts lives."""
+        laws = np.stack([self._table.law(context) for context in contexts])
+        return probabilities(torch.from_numpy(laws).log_(), self._sampling)
+
+    def _most_likely(self, context: tuple[int, ...]) -> int:
+        token = self._greedy.get(context)
+        if token is None:
+            token = self._greedy[context] = int(self._table.law(context).argmax())
+        return token
+
+
+_SOURCE = (Source("corpus_ngram", 0),)
+_CHUNK = 256  # contexts whose laws are standardised at once
+
+
+def _fitted(config: CorpusNgramConfig, target: "Target") -> NgramTable:
+    """The model of the configured corpus, from the cache where it is; a damaged file there is replaced.
+
+    Raises:
+        UsageError: see `open_corpus` and `tokenize`.
+    """
+    corpus = open_corpus(config.corpus, config.field)
+    if config.cache_dir is None:
+        return _fit(config, target, corpus)
+    key = f"{corpus.digest()}/{tokenizer_digest(target.tokenizer)}/{target.vocab_size}/{config.order}"
+    path = Path(config.cache_dir).expanduser() / f"{hashlib.sha256(key.encode()).hexdigest()[:16]}.safetensors"
+    if path.exists():
+        try:
+            return NgramTable.load(path, config.discount)
+        except ValueError as error:
+            logger.warning("The n-gram model %s is damaged (%s): it is fitted again.", path, error)
+    table = _fit(config, target, corpus)
+    try:
+        table.save(path)
+    except OSError as error:
+        raise UsageError(
+            f"Bad value drafter.cache_dir={config.cache_dir}: the fitted model cannot be written there "
+            f"({error.strerror}); give another folder, or null to keep none."
+        ) from None
+    return table
+
+
+def _fit(config: CorpusNgramConfig, target: "Target", corpus: Corpus) -> NgramTable:
+    logger.info("Fitting an n-gram model of order %d on %s", config.order, corpus.name)
+    stream = tokenize(corpus, target.tokenizer, target.vocab_size)
+    return NgramTable.fit(stream, target.vocab_size, config.order, config.discount)

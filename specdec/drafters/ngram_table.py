@@ -1,0 +1,197 @@
+"""An n-gram model over token ids: counted with arrays, smoothed by interpolated Kneser-Ney, kept in a file.
+
+Knows neither tokenizers nor drafting.
+"""
+
+import json
+import os
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+_CHUNK = 2**23  # n-grams that are sorted at once
+_FORMAT = "specdec n-gram table 1"
+
+
+@dataclass(frozen=True)
+class Level:
+    """The n-grams of one length n >= 2, sorted by context, then token; a row is an n-gram's id.
+
+    Attributes:
+        offsets: [contexts + 1] int64; rows offsets[i]:offsets[i+1] continue the (n-1)-gram with id i.
+        tokens: [G] int32, the last token of each.
+        counts: [G] int64: how often it occurred (the longest n), or how many different tokens came before it.
+    """
+
+    offsets: np.ndarray
+    tokens: np.ndarray
+    counts: np.ndarray
+
+
+class NgramTable:
+    """p(x | context) by interpolated Kneser-Ney (Kneser and Ney 1995; Chen and Goodman 1999, equations 18 to 21):
+
+        p_n(x | c) = (k(c x) - d)_+ / sum_y k(c y)  +  d N(c) / sum_y k(c y) * p_{n-1}(x | c without its first token)
+
+    with one discount d in (0, 1) and N(c) the number of tokens seen after c. k is the count at the highest order and,
+    below it, the number of different tokens seen before; p_0 is uniform, so every token has a positive chance. A
+    context that was not seen hands all to the shorter one. A unigram table (order 1) discounts plain counts.
+
+    Attributes:
+        unigrams: [V] int64, k of every single token, whose id is the token.
+        levels: of lengths 2 to `order`.
+    """
+
+    def __init__(self, unigrams: np.ndarray, levels: Sequence[Level], discount: float) -> None:
+        self.unigrams, self.levels, self.discount = unigrams, tuple(levels), discount
+        self.vocab_size, self.order = len(unigrams), len(self.levels) + 1
+        uniform = np.full(self.vocab_size, 1 / self.vocab_size)
+        self._unigram_law = self._interpolated(uniform, np.arange(self.vocab_size), unigrams)
+
+    def law(self, context: Sequence[int]) -> np.ndarray:
+        """p(. | context) [V] float64; the last `order` - 1 tokens of the context count, a shorter one is as good."""
+        law = self._unigram_law
+        for length in range(1, min(len(context), self.order - 1) + 1):
+            rows = self._continuations(context[-length:])
+            level = self.levels[length - 1]
+            counts = level.counts[rows]
+            if not counts.any():
+                break  # never seen, so no longer context that ends with it was seen either
+            law = self._interpolated(law, level.tokens[rows], counts)
+        return law
+
+    def _interpolated(self, lower: np.ndarray, tokens: np.ndarray, counts: np.ndarray) -> np.ndarray:
+        total = counts.sum()
+        if total == 0:
+            return lower
+        law = lower * (self.discount * np.count_nonzero(counts) / total)
+        law[tokens] += np.maximum(counts - self.discount, 0) / total
+        return law
+
+    def _continuations(self, context: Sequence[int]) -> slice:
+        """Rows of the level above that continue `context`; none when it was not seen."""
+        node = context[0]
+        for level, token in zip(self.levels, context[1:], strict=False):
+            start, stop = level.offsets[node : node + 2]
+            node = start + np.searchsorted(level.tokens[start:stop], np.int32(token))
+            if node == stop or level.tokens[node] != token:
+                return slice(0, 0)
+        start, stop = self.levels[len(context) - 1].offsets[node : node + 2]
+        return slice(int(start), int(stop))
+
+    @classmethod
+    def fit(cls, stream: np.ndarray, vocab_size: int, order: int, discount: float) -> "NgramTable":
+        """Count a stream of tokens [T] int32 in which negative numbers stand between documents.
+
+        Working memory is about 20 bytes a token of text at order 2 and 30 at order 3; 60 and 85 where nothing repeats.
+        """
+        unigrams = np.bincount(stream[stream >= 0], minlength=vocab_size)
+        levels: list[Level] = []
+        ids, known = stream, vocab_size  # ids: of the n-gram that ends at each place, negative where there is none
+        for length in range(2, order + 1):
+            keys, counts = _unique(ids, stream, vocab_size)
+            contexts, tokens = np.divmod(keys, vocab_size)
+            offsets = np.zeros(known + 1, dtype=np.int64)
+            np.cumsum(np.bincount(contexts, minlength=known), out=offsets[1:])
+            levels.append(Level(offsets, tokens.astype(np.int32), counts))
+            if length < order:
+                ids, known = _ids(ids, stream, vocab_size, keys), len(keys)
+        return cls(*_continuation_counts(unigrams, levels), discount)
+
+    def save(self, path: Path) -> None:
+        """Write the counts; a reader never sees half a file."""
+        arrays = {"unigrams": self.unigrams}
+        for number, level in enumerate(self.levels, start=2):
+            arrays |= {f"{number}.{name}": array for name, array in vars(level).items()}
+        metadata = {"format": _FORMAT, "checksums": json.dumps({name: _checksum(a) for name, a in arrays.items()})}
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part = path.with_name(f"{path.name}.{os.getpid()}.part")
+        try:
+            save_file(arrays, part, metadata)
+            os.replace(part, path)
+        finally:
+            part.unlink(missing_ok=True)
+
+    @classmethod
+    def load(cls, path: Path, discount: float) -> "NgramTable":
+        """Read what `save` wrote.
+
+        Raises:
+            ValueError: the file is damaged or something else; says how.
+        """
+        try:
+            with safe_open(path, framework="numpy") as stored:
+                metadata = stored.metadata() or {}
+                arrays = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118
+        except SafetensorError as error:
+            raise ValueError(str(error)) from None
+        if metadata.get("format") != _FORMAT:
+            raise ValueError(f"its format is not {_FORMAT!r}")
+        checksums = {name: _checksum(array) for name, array in arrays.items()}
+        if checksums != json.loads(metadata["checksums"]):
+            raise ValueError("its checksums do not fit")
+        numbers = range(2, 2 + len(arrays) // 3)
+        levels = [Level(*(arrays[f"{n}.{name}"] for name in ("offsets", "tokens", "counts"))) for n in numbers]
+        return cls(arrays["unigrams"], levels, discount)
+
+
+def _keys(ids: np.ndarray, stream: np.ndarray, vocab_size: int, start: int) -> tuple[np.ndarray, np.ndarray]:
+    """(id before, token) as one number for a chunk of places after `start`, and where in the chunk there is one."""
+    before, tokens = ids[start : start + _CHUNK], stream[start + 1 : start + 1 + _CHUNK]
+    before = before[: len(tokens)]
+    places = np.flatnonzero((before >= 0) & (tokens >= 0))
+    return before[places].astype(np.int64) * vocab_size + tokens[places], places
+
+
+def _unique(ids: np.ndarray, stream: np.ndarray, vocab_size: int) -> tuple[np.ndarray, np.ndarray]:
+    """The different n-grams as sorted keys [G], and their counts; sorted in chunks, which are then merged."""
+    chunks = [
+        np.unique(_keys(ids, stream, vocab_size, start)[0], return_counts=True)
+        for start in range(0, max(len(stream) - 1, 1), _CHUNK)
+    ]
+    keys = np.concatenate([chunk for chunk, _ in chunks])
+    counts = np.concatenate([count for _, count in chunks])
+    if len(chunks) == 1:
+        return keys, counts
+    order = np.argsort(keys, kind="stable")  # merges runs that are sorted already
+    keys, counts = keys[order], counts[order]
+    first = np.flatnonzero(np.diff(keys, prepend=-1))
+    return keys[first], np.add.reduceat(counts, first) if len(first) else counts
+
+
+def _ids(ids: np.ndarray, stream: np.ndarray, vocab_size: int, keys: np.ndarray) -> np.ndarray:
+    """The id of the n-gram that ends at each place [T] int64, -1 where a document is too young for one."""
+    longer = np.full(len(stream), -1, dtype=np.int64)
+    for start in range(0, len(stream) - 1, _CHUNK):
+        own, places = _keys(ids, stream, vocab_size, start)
+        unique, inverse = np.unique(own, return_inverse=True)  # sorted, so that the search below walks in order
+        longer[start + 1 + places] = np.searchsorted(keys, unique)[inverse]
+    return longer
+
+
+def _continuation_counts(unigrams: np.ndarray, levels: list[Level]) -> tuple[np.ndarray, list[Level]]:
+    """Below the highest order: how many different tokens were seen before each n-gram."""
+    vocab_size, counts = len(unigrams), [unigrams]
+    below = suffixes = np.empty(0, dtype=np.int64)
+    for level in levels:
+        contexts = np.repeat(np.arange(len(level.offsets) - 1), np.diff(level.offsets))
+        # Of each n-gram: the id of what is left of it without its first token.
+        if len(counts) == 1:
+            suffixes = level.tokens.astype(np.int64)
+        else:
+            suffixes = np.searchsorted(below, suffixes[contexts] * vocab_size + level.tokens)
+        below = contexts * vocab_size + level.tokens
+        counts[-1] = np.bincount(suffixes, minlength=len(counts[-1]))
+        counts.append(level.counts)
+    return counts[0], [
+        Level(level.offsets, level.tokens, count) for level, count in zip(levels, counts[1:], strict=True)
+    ]
+
+
+def _checksum(array: np.ndarray) -> int:
+    return zlib.crc32(np.ascontiguousarray(array).data)

@@ -1,0 +1,279 @@
+"""A smaller language model drafts a chain, token by token, over a cache of its own."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from specdec.config import AtLeastOne, typed
+from specdec.decoder import Decoder, check_rollback
+from specdec.drafters.base import Drafter, drafters
+from specdec.drafters.translation import Translation, check_same
+from specdec.errors import NumericsError, UsageError
+from specdec.records import EMPTY, Draft, Source, chain_tree
+from specdec.sampling import one_hot, probabilities, sample
+from specdec.seq2seq_decoder import decoder_of
+from specdec.structures.base import Structure
+from specdec.targets.loading import Dtype, describe_model, load_model, load_tokenizer, model_path, resolve_dtype
+
+if TYPE_CHECKING:
+    from specdec.targets.base import Target
+
+
+@typed
+class SmallModelConfig:
+    name: Literal["small_model"]
+    model: str
+    dtype: Dtype
+    attention: Literal["auto", "sdpa", "eager"]
+    drafts: Literal["sampled", "greedy"]
+    translate: bool
+    prefill_chunk: AtLeastOne
+
+
+@drafters.register("small_model")
+class SmallModel(Drafter):
+    """A transformers model beside the target's (Leviathan et al. 2211.17192, section 2; Chen et al. 2302.01318).
+
+    q is the model's law standardised by the target's own sampling, so that both are cut alike, and each token is drawn
+    from it; under a greedy target, or with `drafts=greedy`, the most likely token is a point mass. One draft is gamma
+    calls of the model, the first on the one or two committed tokens that its cache lacks. Where the structure has a
+    `threshold`, the model's own probability of what it drafted (softmax at temperature 1) is read after every token,
+    which waits for the device; otherwise the loop does not.
+
+    Needs the target's tokenizer. Output matrices padded to different widths are made one: q is 0 beyond the narrower.
+    With `translate` any tokenizer that shares pieces will do (see `Translation`); a round then begins by tokenising the
+    whole text anew, so a proposal depends on where the round began and the replay is the copying one.
+
+    Nothing is offered where the text is longer than the model's context; a draft that would pass it ends there.
+
+    Attributes:
+        model: the transformers model.
+        translation: between the tokenizers, where they differ.
+    """
+
+    fills = frozenset({"chain"})
+    reports_confidence = True
+    replay: Literal["position", "copying"] | None = "position"
+
+    def __init__(self, config: SmallModelConfig, target: "Target") -> None:
+        self.name = model_path(config.model, "drafter")
+        model = load_model(
+            self.name,
+            dtype=resolve_dtype(config.dtype),
+            device=target.device,
+            attention=config.attention,
+            kind="encoder_decoder" if _is_encoder_decoder(target) else "causal",
+        )
+        self._init(model, load_tokenizer(self.name), target, config.drafts, config.translate, config.prefill_chunk)
+
+    @classmethod
+    def from_model(
+        cls,
+        model: Any,
+        target: "Target",
+        tokenizer: Any = None,
+        drafts: Literal["sampled", "greedy"] = "sampled",
+        translate: bool = False,
+    ) -> "SmallModel":
+        """Around a model that is already in memory: tests and notebooks make small ones on the spot."""
+        drafter = cls.__new__(cls)
+        drafter.name = type(model).__name__
+        drafter._init(model.eval().requires_grad_(False), tokenizer, target, drafts, translate, prefill_chunk=512)
+        return drafter
+
+    def _init(
+        self, model: Any, tokenizer: Any, target: "Target", drafts: str, translate: bool, prefill_chunk: int
+    ) -> None:
+        _check_kind(self.name, model, target, translate)
+        self.model, self.tokenizer, self._sampling = model, tokenizer, target.sampling
+        self._decoder = decoder_of(model, self.name, prefill_chunk)
+        check_rollback(self._decoder)
+        self._device, self._size = target.device, target.vocab_size
+        self._compiling = target.compiling
+        self._greedy = drafts == "greedy" or target.sampling.greedy
+        self.translation: Translation | None = None
+        if translate:
+            self.translation = Translation(self.name, tokenizer, self._decoder.vocab_size, target)
+            self.vocab_size, self.replay = target.vocab_size, "copying"
+        elif tokenizer is not None and target.tokenizer is not None:
+            check_same(self.name, tokenizer, target.tokenizer)
+            self.vocab_size = target.vocab_size
+        else:
+            self.vocab_size = self._decoder.vocab_size
+        self._reset(None)
+
+    def _reset(self, generator: torch.Generator | None) -> None:
+        self._generator = _on_device(generator, self._device)
+        # The text so far: the target's tokens to translate them, from the root on where an encoder has the rest.
+        self._text: list[int] = []
+        self._rows: list[int] = []  # the model's own token behind each row of its cache
+        self._sure = 0  # rows that no longer text can contradict
+        self._capacity = 0
+        self._drafted: Tensor | None = None  # [N] the model's own tokens, since the last commit
+        self._finite: Tensor | None = None
+
+    def prepare(self, capacity: int) -> None:
+        if self._compiling and isinstance(self._decoder, Decoder):
+            # One row a token; two at the start of a draft whose predecessor was accepted whole.
+            self._decoder.compile({1, 2}, capacity)
+
+    def start(
+        self,
+        prompt: Sequence[int],
+        capacity: int,
+        generator: torch.Generator | None = None,
+        reference: Sequence[int] | None = None,
+    ) -> None:
+        self._reset(generator)
+        if self.translation is not None:
+            self._text = list(prompt)
+            context = self.translation.read(prompt)
+            self._prefill(context, max(capacity, 2 * len(context)))
+            return
+        self._text = self._known(prompt)
+        if len(prompt) <= self._decoder.context_length:
+            root = self._prefill(self._text, capacity)
+            # An encoder-decoder's prompt is in its encoder, not in the rows: its own text begins at the root.
+            self._text = [*self._rows, root]
+
+    def _prefill(self, tokens: list[int], capacity: int) -> int:
+        """A fresh cache; returns the root. Nothing happens where the tokens do not fit in the model's context."""
+        self._rows, self._sure = [], 0
+        self._decoder.length = 0
+        if not 0 < len(tokens) <= self._decoder.context_length:
+            return -1
+        root = self._decoder.start(tokens, capacity)
+        self._rows, self._capacity = tokens[: self._decoder.length], capacity
+        self._sure = 0 if self.translation is not None else len(self._rows)
+        return root
+
+    def draft(self, structure: Structure) -> Draft:
+        context = self._text if self.translation is None else self.translation.read(self._text)
+        gamma = min(structure.gamma, self._decoder.context_length + 1 - len(context))
+        if gamma < 1 or not context:
+            return EMPTY
+        rows = torch.tensor(self._pending(context, gamma), device=self._device)
+        tokens: list[Tensor] = []
+        read: list[Tensor] = []
+        laws: list[Tensor] = []
+        chance = 1.0
+        while True:
+            logits = self._align(self._decoder.forward(rows, chain_tree(len(rows) - 1))[-1:])  # [1, V]
+            if self._greedy:
+                tokens.append(logits.max(dim=-1).indices)
+            else:
+                laws.append(probabilities(logits, self._sampling))
+                tokens.append(sample(laws[-1], self._generator))
+            rows = tokens[-1] if self.translation is None else self.translation.to_drafter(tokens[-1])
+            read.append(rows)
+            if len(tokens) == gamma:
+                break
+            if structure.threshold > 0:
+                # Looked at after the draw and never undone: a token withdrawn for being unlikely would bias the output.
+                confidence = logits.softmax(-1, dtype=torch.float32).gather(-1, tokens[-1].unsqueeze(-1))
+                chance *= float(confidence)
+                if chance < structure.threshold:
+                    break
+        self._drafted = torch.cat(read)
+        q = torch.cat(laws) if laws else None  # [N, V]
+        self._finite = None if q is None else torch.isfinite(q).all()
+        return Draft(torch.cat(tokens), chain_tree(len(tokens)), q, _SOURCE * len(tokens))
+
+    def _pending(self, context: list[int], gamma: int) -> list[int]:
+        """Roll the cache back to what it shares with the committed text; the tokens that it lacks, one at least."""
+        if self.translation is not None and len(context) + gamma > self._capacity:
+            # How many tokens a text takes in the other tokenizer is not known beforehand.
+            self._prefill(context, 2 * (len(context) + gamma))
+        shared, most = self._sure, min(len(self._rows), len(context) - 1)
+        while shared < most and self._rows[shared] == context[shared]:
+            shared += 1
+        shared = min(shared, most)
+        self._decoder.length = shared
+        self._rows[shared:] = context[shared:]
+        # Committed tokens stay; their tokenisation may still change with what follows.
+        self._sure = len(context) if self.translation is None else 0
+        return context[shared:]
+
+    def commit(self, tokens: Sequence[int]) -> None:
+        """Take note of the tokens appended to the text in this round.
+
+        Raises:
+            NumericsError: the q of the round's draft was not finite. Seen here, not while drafting, because here the
+                device has been waited for already.
+        """
+        if self._finite is not None and not self._finite:
+            raise NumericsError(_NOT_FINITE)
+        if self._drafted is not None:
+            self._rows += self._drafted[:-1].tolist()
+        self._drafted = self._finite = None
+        self._text += tokens if self.translation is not None else self._known(tokens)
+
+    def laws(self, prompt: Sequence[int], text: Sequence[int]) -> Tensor | None:
+        """See `Drafter.laws`; None when translating, and for a text that is longer than the model's context.
+
+        Raises:
+            NumericsError: q is not finite.
+        """
+        if self.translation is not None or len(prompt) + len(text) - 1 > self._decoder.context_length:
+            return None
+        logits = self._align(self._decoder.score(self._known(prompt), self._known(text)[:-1])[: len(text)])
+        if self._greedy:
+            return one_hot(logits.max(dim=-1).indices, self._size)
+        q = probabilities(logits, self._sampling)
+        if not torch.isfinite(q).all():
+            raise NumericsError(_NOT_FINITE)
+        return q
+
+    def _align(self, logits: Tensor) -> Tensor:
+        """The model's logits over the target's tokens [..., V]; -inf for one that it cannot propose."""
+        if self.translation is not None:
+            return self.translation.align(logits)
+        missing = self._size - logits.shape[-1]
+        # A negative padding cuts.
+        return logits if missing == 0 else pad(logits, (0, missing), value=-torch.inf)
+
+    def _known(self, tokens: Sequence[int]) -> list[int]:
+        """Ids that only the target's wider matrix has stand for no token; the model reads its first one instead."""
+        size = self._decoder.vocab_size
+        return list(tokens) if size >= self._size else [token if token < size else 0 for token in tokens]
+
+    def describe(self) -> dict[str, Any]:
+        return describe_model(self.model, self.name)
+
+    @property
+    def flops_per_token(self) -> float:
+        return self._decoder.flops_per_token
+
+
+_SOURCE = (Source("small_model", 0),)
+_NOT_FINITE = (
+    "The drafter's logits are not finite: the run stops here. Try drafter.dtype=float32, or check drafter.model."
+)
+
+
+def _on_device(generator: torch.Generator | None, device: torch.device) -> torch.Generator | None:
+    """The run's generators live on the host; drawing on a GPU takes one that lives there."""
+    if generator is None or generator.device.type == device.type:
+        return generator
+    seed = int(torch.randint(1 << 62, (), generator=generator, device=generator.device))
+    return torch.Generator(device=device).manual_seed(seed)
+
+
+def _is_encoder_decoder(target: "Target") -> bool:
+    model = getattr(target, "model", None)  # a table has none
+    return model is not None and bool(model.config.is_encoder_decoder)
+
+
+def _check_kind(name: str, model: Any, target: "Target", translate: bool) -> None:
+    """Raises UsageError for a decoder-only drafter of an encoder-decoder target, and the reverse."""
+    kinds = {False: "decoder-only", True: "encoder-decoder"}
+    own, theirs = bool(model.config.is_encoder_decoder), _is_encoder_decoder(target)
+    if own != theirs:
+        raise UsageError(
+            f"Bad value drafter.model={name}: it is {kinds[own]} and the target {kinds[theirs]}; use two of one kind."
+        )
+    if own and translate:
+        raise UsageError("Bad value drafter.translate=true: it works between decoder-only models; use false.")

@@ -1,0 +1,277 @@
+"""Lengths that adapt: the two rules step by step, and by enumeration that stopping early biases nothing."""
+
+from copy import deepcopy
+
+import pytest
+import torch
+
+from specdec.config import RunConfig, validated
+from specdec.decode import generate
+from specdec.drafters.adaptive import Adaptive
+from specdec.drafters.base import Drafter, drafters
+from specdec.drafters.small_model import SmallModel
+from specdec.errors import UsageError
+from specdec.measurement.replay import expected_rounds
+from specdec.measurement.timers import CpuClock
+from specdec.records import EMPTY, Draft, Source, chain_tree
+from specdec.sampling import generator_for, probabilities, sample
+from specdec.structures.base import structures
+from specdec.targets.causal import Causal
+from specdec.verifiers.base import verifiers
+
+PROMPT = [7, 3, 19, 44, 3, 19, 52, 7]
+
+
+def chain(gamma):
+    return structures.build({"name": "chain", "gamma": gamma})
+
+
+class Counting(Drafter):
+    """Proposes token 1 as often as it is asked, or nothing."""
+
+    fills = frozenset({"chain"})
+    replay = "position"
+    silent = False
+
+    def draft(self, structure):
+        size = 0 if self.silent else structure.gamma
+        return Draft(torch.ones(size, dtype=torch.long), chain_tree(size), source=(Source("x", 0),) * size)
+
+
+def test_two_more_after_a_full_round_and_one_fewer_after_a_rejection():
+    wrapped = Counting()
+    drafter, shape = Adaptive.from_drafter(wrapped, "heuristic", length=3), chain(6)
+    drafter.start(PROMPT, 100)
+
+    def offered():
+        assert len(drafter.draft(shape)) == len(drafter.draft(shape)), "asking changes nothing"
+        return len(drafter.draft(shape))
+
+    def full():
+        drafter.commit([1] * (offered() + 1))
+
+    def rejected():
+        drafter.commit([1] * offered())
+
+    seen = []
+    for step in (full, full, rejected, rejected, full, *[rejected] * 7, full):
+        seen.append(offered())
+        step()
+    # 3, +2; capped at the structure's 6, from which the next rejection counts down; never below 1
+    assert seen == [3, 5, 6, 5, 4, 6, 5, 4, 3, 2, 1, 1, 1]
+    assert offered() == 3
+    wrapped.silent = True
+    drafter.draft(shape)
+    drafter.commit([1])
+    wrapped.silent = False
+    assert offered() == 3, "a round without a proposal says nothing"
+    rejected()
+    drafter.start(PROMPT, 100)
+    assert offered() == 3, "a new text starts at the first length"
+
+
+def test_the_end_of_the_text_clamps_both_rules(tiny_model, sampling):
+    target = Causal.from_model(tiny_model("llama"), sampling(temperature=0.0))
+    for rule in ("heuristic", "confidence"):
+        drafter = Adaptive.from_drafter(SmallModel.from_model(tiny_model("llama"), target), rule, 0.0, 5)
+        drafter.start(PROMPT, 64)
+        assert len(drafter.draft(chain(4).clamped(2))) == 2
+        assert drafter.draft(chain(4).clamped(0)) is EMPTY
+
+
+def tiny(vocabulary, seed=0):
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=vocabulary,
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        max_position_embeddings=64,
+        bos_token_id=None,
+        eos_token_id=None,
+    )
+    model = LlamaForCausalLM(config).double()
+    for weight in model.parameters():
+        weight.requires_grad_(False).mul_(12.0 if weight.dim() > 1 else 1.0)
+    return model
+
+
+def bias(enumeration, target, law, drafter, rule, gamma=2, length=3):
+    """Largest error in the law of `length` tokens after token 1, and the lengths that were offered."""
+    offered: set[int] = set()
+
+    def run():
+        generation = generate(
+            target=target,
+            drafter=drafter,
+            verifier=verifiers.build({"name": rule}),
+            structure=chain(gamma),
+            prompt=[0, 1],
+            max_new_tokens=length,
+            clock=CpuClock(),
+            draft_generator=enumeration.generator,
+            accept_generator=enumeration.generator,
+        )
+        offered.add(len(generation.rounds[0].draft_tokens))
+        return generation.tokens
+
+    found = enumeration.law(run)
+    p = probabilities(law.log(), target.sampling)
+    worst = 0.0
+    for tokens in torch.cartesian_prod(*[torch.arange(len(law))] * length).tolist():
+        expected = 1.0
+        for last, token in zip([1, *tokens], tokens, strict=False):
+            expected *= float(p[last, token])
+        worst = max(worst, abs(found.get(tuple(tokens), 0.0) - expected))
+    return worst, offered
+
+
+@pytest.mark.parametrize("how", [{}, {"top_k": 2}])
+def test_stopping_by_confidence_is_lossless(enumeration, table, random_law, how):
+    """Temperature 1, every outcome: some first tokens stop the draft, others do not."""
+    law = random_law(3, 5)
+    target = table(law, temperature=1.0, **how)
+    drafter = Adaptive.from_drafter(SmallModel.from_model(tiny(3), target), "confidence", 0.4)
+    worst, offered = bias(enumeration, target, law, drafter, "speculative_sampling")
+    assert offered == {1, 2} and worst < 1e-12
+
+
+def test_the_heuristic_is_lossless(enumeration, table, random_law):
+    law = random_law(2, 5)
+    target = table(law, temperature=1.0)
+    drafter = Adaptive.from_drafter(SmallModel.from_model(tiny(2), target), "heuristic", length=1)
+    worst, _ = bias(enumeration, target, law, drafter, "speculative_sampling", gamma=3, length=4)
+    assert worst < 1e-12
+
+
+def test_withdrawing_the_token_that_crosses_would_be_seen(enumeration, table, random_law):
+    """The mistake that the rule avoids: a drawn token that is not offered because it is unlikely."""
+
+    class Withdrawing(Drafter):
+        fills = frozenset({"chain"})
+
+        def __init__(self, q):
+            self.q = q
+
+        def start(self, prompt, capacity, generator=None, reference=None):
+            self.root, self.generator = prompt[-1], generator
+
+        def commit(self, tokens):
+            self.root = tokens[-1]
+
+        def draft(self, structure):
+            tokens, rows, last = [], [], self.root
+            for _ in range(structure.gamma):
+                last, row = int(sample(self.q[last], self.generator)), self.q[last]
+                if row[last] < 0.4:
+                    break
+                tokens.append(last)
+                rows.append(row)
+            if not tokens:
+                return EMPTY
+            return Draft(torch.tensor(tokens), chain_tree(len(tokens)), torch.stack(rows))
+
+    law = random_law(3, 5)
+    target = table(law, temperature=1.0)
+    assert bias(enumeration, target, law, Withdrawing(random_law(3, 6)), "speculative_sampling")[0] > 1e-3
+
+
+@pytest.mark.parametrize(("rule", "threshold"), [("confidence", 0.02), ("confidence", 0.1), ("heuristic", 0.0)])
+def test_replay_counts_the_rounds_of_a_greedy_run(tiny_model, sampling, rule, threshold):
+    model = deepcopy(tiny_model("llama"))
+    torch.manual_seed(1)
+    for weight in model.parameters():
+        if weight.dim() > 1:
+            weight.add_(torch.randn_like(weight), alpha=0.05 * float(weight.std()))
+    target = Causal.from_model(tiny_model("llama"), sampling(temperature=0.0))
+    drafter = Adaptive.from_drafter(SmallModel.from_model(model, target), rule, threshold, 3)
+    generation = generate(
+        target=target,
+        drafter=drafter,
+        verifier=verifiers.build({"name": "greedy"}),
+        structure=chain(6),
+        prompt=PROMPT,
+        max_new_tokens=40,
+        clock=CpuClock(),
+    )
+    assert len({len(row.draft_tokens) for row in generation.rounds[:-1]}) > 1, "the length must have changed"
+    rounds = expected_rounds(drafter, target, chain(6), PROMPT, generation.tokens, 40, None, None, None)
+    assert rounds == len(generation.rounds)
+    assert drafter.laws(PROMPT, generation.tokens).shape == (40, 61)
+
+
+def test_it_reports_what_it_wraps(tiny_model, sampling):
+    target = Causal.from_model(tiny_model("llama"), sampling(temperature=1.0))
+    wrapped = SmallModel.from_model(tiny(61), target)
+    drafter = Adaptive.from_drafter(wrapped, "confidence")
+    assert drafter.vocab_size == 61 and drafter.flops_per_token == wrapped.flops_per_token > 0
+    drafter.start(PROMPT, 64, generator_for(0, "p", "draft"))
+    draft = drafter.draft(chain(2))
+    torch.testing.assert_close(draft.q[0], drafter.laws(PROMPT, [1])[0], atol=1e-12, rtol=0)
+    wrapped.replay = None
+    assert Adaptive.from_drafter(wrapped, "confidence").replay is None
+
+
+def test_ngrams_are_wrapped_by_the_heuristic_only(table, random_law, group_values):
+    ngram = group_values("drafter", "ngram")
+    target = table(random_law(4, 0), temperature=0.0)
+    drafter = drafters.build(group_values("drafter", "adaptive", of=ngram, rule="heuristic", length=1), target=target)
+    drafter.start([1, 2, 3, 1, 2], 100)
+    assert drafter.draft(chain(4)).tokens.tolist() == [3]
+    drafter.commit([3, 1])
+    assert drafter.draft(chain(2)).tokens.tolist() == [2, 3]
+    with pytest.raises(UsageError, match=r"drafter\.of=ngram.*drafter\.rule=heuristic"):
+        drafters.build(group_values("drafter", "adaptive", of=ngram), target=target)
+
+
+@pytest.mark.parametrize(
+    ("of", "said"),
+    [
+        ({"name": "ngrm"}, "Did you mean ngram"),
+        ({"order": 3}, r"Missing key drafter\.of\.name"),
+        ({"name": "ngram", "order_max": 4, "order_min": 1, "matches_max": 0}, r"drafter\.of\.matches_max=0"),
+        ({"name": "ngram", "order_max": 4, "order_min": 5, "matches_max": 8}, r"drafter\.of\.order_min=5"),
+        ({"name": "oracle", "alpha": 0.5, "step_ms": 0.0, "forced": False}, "by itself"),
+        (
+            {"name": "adaptive", "of": {"name": "none"}, "rule": "heuristic", "threshold": 0.5, "length": 1},
+            "fixed length",
+        ),
+    ],
+)
+def test_bad_configurations_are_one_sentence(table, random_law, group_values, of, said):
+    with pytest.raises(UsageError, match=said) as raised:
+        values = group_values("drafter", "adaptive", of=of, rule="heuristic")
+        drafters.build(values, target=table(random_law(4, 0), temperature=0.0))
+    assert raised.value.exit_code == 2 and "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "of"),
+    [
+        ([], {"name": "small_model", "model": "pocket"}),
+        (["drafter.of.model=x"], {"name": "small_model", "model": "x"}),
+        (["drafter@drafter.of=ngram", "drafter.rule=heuristic"], {"name": "ngram", "order_max": 4}),
+    ],
+)
+def test_the_wrapped_drafter_is_chosen_on_the_command_line(overrides, of):
+    from hydra import compose, initialize_config_dir
+    from omegaconf import OmegaConf
+
+    from specdec.cli import config_dir
+
+    with initialize_config_dir(config_dir(), version_base="1.3"):
+        values = OmegaConf.to_container(compose("config", ["+drafter=adaptive", *overrides]), resolve=True)
+    drafter = validated(RunConfig, values).drafter
+    assert drafter["name"] == "adaptive" and of.items() <= drafter["of"].items()
+    assert drafters.config(drafter).of == drafter["of"]
+
+
+def test_a_threshold_survives_a_change_of_length():
+    shape = chain(4).until(0.3)
+    assert (shape.gamma, shape.threshold, shape.nodes) == (4, 0.3, 4)
+    assert shape.resized(9).threshold == shape.clamped(2).threshold == 0.3
+    assert chain(4).threshold == 0.0

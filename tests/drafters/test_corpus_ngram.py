@@ -1,0 +1,310 @@
+"""The corpus n-gram: its law against a second implementation with dictionaries, reading, keeping, and bad input."""
+
+import gzip
+import json
+import logging
+from collections import Counter
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from specdec.drafters import ngram_corpus, ngram_table
+from specdec.drafters.base import drafters
+from specdec.drafters.ngram_corpus import BOUNDARY, StandardLibrary, open_corpus, tokenize
+from specdec.drafters.ngram_table import NgramTable
+from specdec.errors import UsageError
+from specdec.sampling import generator_for, probabilities
+from specdec.structures.base import structures
+from specdec.targets.loading import load_tokenizer, model_path
+from specdec.training.corpus import held_out_modules
+
+SIZE, DISCOUNT = 5, 0.75
+
+
+def documents(seed=0, count=6, length=25):
+    """Tokens in which some follow others more often, and one token of the vocabulary never occurs."""
+    steps = np.random.default_rng(seed).integers(1, 3, size=(count, length))
+    return (steps.cumsum(axis=1) % (SIZE - 1)).tolist() + [[2], []]
+
+
+def stream(texts):
+    return np.array([token for text in texts for token in (BOUNDARY, *text)], dtype=np.int32)
+
+
+def kneser_ney(texts, order, context):
+    """p(. | context) from the definition: counts at the highest order, different predecessors below."""
+    context = tuple(context[max(0, len(context) - order + 1) :])
+    grams = [Counter(tuple(t[i : i + n]) for t in texts for i in range(len(t) - n + 1)) for n in range(1, order + 1)]
+    law = [1 / SIZE] * SIZE
+    for n in range(1, len(context) + 2):
+        suffix = context[len(context) - n + 1 :]
+        values = []
+        for token in range(SIZE):
+            gram = (*suffix, token)
+            above = [1 for longer in grams[n] if longer[1:] == gram] if n < order else []
+            values.append(sum(above) if n < order else grams[n - 1][gram])
+        total = sum(values)
+        if total == 0:
+            break
+        seen = sum(value > 0 for value in values)
+        law = [
+            max(v - DISCOUNT, 0) / total + DISCOUNT * seen / total * lower for v, lower in zip(values, law, strict=True)
+        ]
+    return law
+
+
+def contexts(order, generator):
+    yield ()
+    for length in range(1, order + 1):
+        yield from generator.integers(0, SIZE, size=(12, length)).tolist()
+
+
+@pytest.mark.parametrize("order", [1, 2, 3, 4])
+def test_the_law_is_interpolated_kneser_ney(order):
+    texts = documents()
+    table = NgramTable.fit(stream(texts), SIZE, order, DISCOUNT)
+    for context in contexts(order, np.random.default_rng(1)):
+        law = table.law(context)
+        assert law == pytest.approx(kneser_ney(texts, order, context), abs=1e-12), context
+        assert law.sum() == pytest.approx(1.0) and (law > 0).all()
+
+
+def test_a_bigram_by_hand():
+    # a b a b a c: k(a, .) = b 2, c 1 of 3; different predecessors: a 1 (b), b 1 (a), c 1 (a) of 3.
+    table = NgramTable.fit(np.array([0, 1, 0, 1, 0, 2], dtype=np.int32), 4, 2, 0.5)
+    lower = [0.5 / 3 + 0.5 / 4] * 3 + [0.5 / 4]
+    expected = [lower[0] / 3, 1.5 / 3 + lower[1] / 3, 0.5 / 3 + lower[2] / 3, lower[3] / 3]
+    assert table.law([0]) == pytest.approx(expected)
+    assert table.law([3]) == pytest.approx(lower)  # never seen: the shorter context's law
+
+
+@pytest.mark.parametrize("order", [2, 3, 4])
+def test_counting_in_chunks_changes_nothing(monkeypatch, order):
+    whole = NgramTable.fit(stream(documents()), SIZE, order, DISCOUNT)
+    monkeypatch.setattr(ngram_table, "_CHUNK", 7)
+    parts = NgramTable.fit(stream(documents()), SIZE, order, DISCOUNT)
+    assert np.array_equal(whole.unigrams, parts.unigrams)
+    for one, other in zip(whole.levels, parts.levels, strict=True):
+        assert all(np.array_equal(vars(one)[name], vars(other)[name]) for name in vars(one))
+
+
+# ------------------------------------------------------------------------------------------------------------
+# The drafter.
+
+
+@pytest.fixture
+def build(tmp_path, sampling, group_values):
+    """`build(order=3, temperature=0.0, **keys)`: on `documents()` unless another corpus is given."""
+    path = tmp_path / "tokens.jsonl"
+    path.write_text("".join(json.dumps({"tokens": text}) + "\n" for text in documents()))
+
+    def make(tokenizer=None, vocab_size=SIZE, how=None, **keys):
+        target = SimpleNamespace(
+            sampling=sampling(**(how or {})), device=torch.device("cpu"), vocab_size=vocab_size, tokenizer=tokenizer
+        )
+        files = {"corpus": str(path), "field": "tokens", "cache_dir": str(tmp_path / "fitted")}
+        return drafters.build(group_values("drafter", "corpus_ngram", **files | keys), target=target)
+
+    return make
+
+
+CHAIN = structures.build({"name": "chain", "gamma": 4})
+
+
+@pytest.mark.parametrize("order", [1, 2, 3])
+def test_greedy_drafts_follow_the_largest_chance(build, order):
+    drafter, text = build(how={"temperature": 0.0}, order=order), [0, 1, 3]
+    drafter.start(text[:2], 100)
+    drafter.commit(text[2:])
+    draft = drafter.draft(CHAIN)
+    assert draft.q is None
+    for token in draft.tokens.tolist():
+        assert token == int(np.argmax(kneser_ney(documents(), order, text)))
+        text.append(token)
+
+
+@pytest.mark.parametrize("how", [{"temperature": 0.7}, {"temperature": 1.0, "top_k": 2}, {"top_p": 0.6}])
+def test_sampled_drafts_carry_the_standardised_law(build, sampling, how):
+    drafter, text = build(how=how, order=3), [0, 1]
+    drafter.start(text, 100, generator_for(0, "p", "draft"))
+    draft = drafter.draft(CHAIN)
+    assert draft.q is not None
+    for row, token in zip(draft.q, draft.tokens.tolist(), strict=True):
+        law = torch.tensor(kneser_ney(documents(), 3, text), dtype=torch.float64)
+        torch.testing.assert_close(row, probabilities(law.log(), sampling(**how)))
+        text.append(token)
+
+
+@pytest.mark.parametrize("order", [1, 2, 3])
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_the_laws_along_a_text_are_those_of_its_drafts(build, order, temperature, monkeypatch):
+    monkeypatch.setattr("specdec.drafters.corpus_ngram._CHUNK", 3)
+    drafter = build(how={"temperature": temperature}, order=order)
+    prompt, text = [3], [1, 2, 0, 1, 2, 2, 3, 0, 1]
+    laws = drafter.laws(prompt, text)
+    assert laws.shape == (len(text), SIZE)
+    drafter.start(prompt, 100, generator_for(0, "p", "draft"))
+    for law, token in zip(laws, text, strict=True):
+        draft = drafter.draft(CHAIN.resized(1))
+        expected = torch.nn.functional.one_hot(draft.tokens[0], SIZE).float() if draft.q is None else draft.q[0].float()
+        torch.testing.assert_close(law, expected)
+        drafter.commit([token])
+
+
+# ------------------------------------------------------------------------------------------------------------
+# Reading.
+
+
+@pytest.fixture(scope="session")
+def pocket():
+    return load_tokenizer(model_path("pocket"))
+
+
+def ids(tokenizer, text):
+    return tokenizer(text, add_special_tokens=False)["input_ids"]
+
+
+def read(path, field, tokenizer, size=4096):
+    return tokenize(open_corpus(str(path), field), tokenizer, size).tolist()
+
+
+TEXT = "def first(x):\n    return x + 1\n\n# Umlaute: äöü, €, 語\n" * 40
+
+
+@pytest.mark.parametrize("zipped", [False, True])
+def test_a_text_file_is_one_document_in_the_targets_tokens(tmp_path, pocket, zipped, monkeypatch):
+    content = TEXT.encode()
+    (tmp_path / "a.txt").write_bytes(gzip.compress(content) if zipped else content)
+    assert read(tmp_path / "a.txt", None, pocket) == [BOUNDARY, *ids(pocket, TEXT)]
+    # In blocks the same text; pieces end where blocks do.
+    monkeypatch.setattr(ngram_corpus, "_BLOCK", 100)
+    monkeypatch.setattr(ngram_corpus, "_BATCH", 300)
+    tokens = read(tmp_path / "a.txt", None, pocket)
+    assert tokens[0] == BOUNDARY and BOUNDARY not in tokens[1:]
+    assert pocket.decode(tokens[1:]) == TEXT
+
+
+def test_a_line_longer_than_a_block_is_cut_between_characters(tmp_path, pocket, monkeypatch):
+    monkeypatch.setattr(ngram_corpus, "_BLOCK", 7)
+    (tmp_path / "a.txt").write_text("語" * 50, encoding="utf-8")
+    assert pocket.decode(read(tmp_path / "a.txt", None, pocket)[1:]) == "語" * 50
+
+
+def test_a_prompt_set_gives_a_document_for_every_text(tmp_path, pocket):
+    rows = [{"t": "x = 1"}, {"t": ["a first turn", "a second"]}, {"t": [7, 8]}, {"t": []}]
+    (tmp_path / "a.jsonl").write_text("\n\n".join(map(json.dumps, rows)))
+    texts = [ids(pocket, text) for text in ("x = 1", "a first turn", "a second")] + [[7, 8], []]
+    assert read(tmp_path / "a.jsonl", "t", pocket) == stream(texts).tolist()
+
+
+def test_a_tokenizer_that_truncates_is_not_obeyed(tmp_path, pocket):
+    from copy import deepcopy
+
+    short = deepcopy(pocket)
+    short.backend_tokenizer.enable_truncation(3)
+    (tmp_path / "a.txt").write_text(TEXT)
+    assert read(tmp_path / "a.txt", None, short) == [BOUNDARY, *ids(pocket, TEXT)]
+    assert short.backend_tokenizer.truncation is not None
+
+
+def test_the_default_corpus_has_nothing_of_the_held_out_prompts():
+    names = [block.where for block in StandardLibrary().blocks()]
+    assert len(names) > 300 and "bisect.py" in names and "json/decoder.py" in names
+    stems = {name.removesuffix(".py").removesuffix("/__init__").replace("/", ".") for name in names}
+    assert not stems & set(held_out_modules())
+    assert not any(name.startswith(("zipfile", "test/", "pydoc_data", "site-packages")) for name in names)
+
+
+# ------------------------------------------------------------------------------------------------------------
+# Keeping.
+
+
+def test_a_fitted_model_is_kept_and_taken_again(build, tmp_path, monkeypatch):
+    first = build()
+    (kept,) = (tmp_path / "fitted").iterdir()
+    with monkeypatch.context() as patch:
+        patch.setattr(NgramTable, "fit", lambda *_: pytest.fail("it was fitted again"))
+        again = build()
+        other_discount = build(discount=0.5)
+    assert np.array_equal(first._table.law([1]), again._table.law([1]))
+    assert not np.array_equal(first._table.law([1]), other_discount._table.law([1]))
+    # Another order, vocabulary or corpus is another model.
+    build(order=3)
+    build(vocab_size=SIZE + 1)
+    (tmp_path / "tokens.jsonl").write_text('{"tokens": [0, 1]}')
+    build()
+    assert len(list((tmp_path / "fitted").iterdir())) == 4
+    build(order=4, cache_dir=None)
+    assert len(list((tmp_path / "fitted").iterdir())) == 4
+
+
+@pytest.mark.parametrize("damage", ["cut", "flipped", "other"])
+def test_a_damaged_file_is_fitted_again_and_said(build, tmp_path, caplog, damage):
+    whole = build()
+    (kept,) = (tmp_path / "fitted").iterdir()
+    content = bytearray(kept.read_bytes())
+    if damage == "flipped":
+        content[-3] ^= 1
+    kept.write_bytes({"cut": content[:-9], "flipped": content, "other": b"not a model"}[damage])
+    with caplog.at_level(logging.WARNING, logger="specdec"):
+        again = build()
+    assert np.array_equal(whole._table.law([1]), again._table.law([1]))
+    assert kept.name in caplog.text and "fitted again" in caplog.text
+    caplog.clear()
+    build()
+    assert not caplog.text
+
+
+def test_nothing_is_left_of_a_file_that_could_not_be_written(build, tmp_path):
+    (tmp_path / "taken").write_text("")
+    with pytest.raises(UsageError, match=r"drafter\.cache_dir=.*taken"):
+        build(cache_dir=str(tmp_path / "taken"))
+
+
+# ------------------------------------------------------------------------------------------------------------
+# Bad input.
+
+
+@pytest.mark.parametrize(
+    ("content", "field", "words"),
+    [
+        (None, None, "drafter.corpus=.*does not exist"),
+        (b"", None, "is empty"),
+        (b"\n \n", "t", "is empty"),
+        (b'{"t": []}', "t", "is empty"),
+        (b"good\n" + 70_000 * b"x" + b"\xff\xfe", None, "not UTF-8 text at byte 70005"),
+        (b'{"t": "ok"}\n{"t": "\xff"}', "t", ":2: not UTF-8"),
+        (b"plain text", "t", ":1: not JSON; .*drafter.field=null"),
+        (b'{"text": "x"}', "t", ":1: no key 't'"),
+        (b'["x"]', "t", ":1: no key 't'"),
+        (b'{"t": {"x": 1}}', "t", "a text, a list of texts or a list of token ids"),
+        (b'{"t": [1, "x"]}', "t", "a text, a list of texts or a list of token ids"),
+        (b'{"t": [true]}', "t", "a text, a list of texts or a list of token ids"),
+        (b'{"t": [1, 4096]}', "t", ":1: token 4096 is not among the target's 4096 tokens"),
+        (b'{"t": [-1, 3]}', "t", ":1: token -1 is not among"),
+        (gzip.compress(b"text" * 1000)[:-20], None, "damaged gzip"),
+    ],
+)
+def test_a_corpus_that_cannot_be_used_is_named_in_one_sentence(tmp_path, pocket, content, field, words):
+    path = tmp_path / "corpus"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(UsageError, match=words) as caught:
+        read(path, field, pocket)
+    assert str(path) in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_text_needs_a_tokenizer_and_a_field_a_file(build, tmp_path):
+    (tmp_path / "a.txt").write_text("some text")
+    with pytest.raises(UsageError, match="the target has no tokenizer"):
+        build(corpus=str(tmp_path / "a.txt"), field=None)
+    with pytest.raises(UsageError, match=r"drafter\.field=tokens"):
+        build(corpus=None)
+
+
+@pytest.mark.parametrize(("key", "value"), [("order", 0), ("discount", 1.0), ("discount", 0.0), ("corpus", "")])
+def test_values_out_of_bounds(build, key, value):
+    with pytest.raises(UsageError, match=rf"drafter\.{key}"):
+        build(**{key: value})

@@ -1,0 +1,370 @@
+"""A model as drafter: its cache against a fresh start, its q against a plain forward pass, its law by enumeration."""
+
+from copy import deepcopy
+
+import pytest
+import torch
+
+from specdec.decode import generate
+from specdec.drafters.base import drafters
+from specdec.drafters.small_model import SmallModel
+from specdec.errors import ModelLoadError, NumericsError, UsageError
+from specdec.measurement.replay import agreement
+from specdec.measurement.timers import CpuClock
+from specdec.sampling import generator_for, one_hot, probabilities
+from specdec.structures.base import structures
+from specdec.targets.causal import Causal
+from specdec.verifiers.base import verifiers
+
+PROMPT = [7, 3, 19, 44, 3, 19, 52, 7]
+
+
+def chain(gamma):
+    return structures.build({"name": "chain", "gamma": gamma}) if gamma else chain(1).resized(0)
+
+
+def tiny_llama(vocabulary, context=64, seed=0):
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=vocabulary,
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        max_position_embeddings=context,
+        bos_token_id=None,
+        eos_token_id=None,
+    )
+    model = LlamaForCausalLM(config).double()
+    for weight in model.parameters():
+        weight.requires_grad_(False).mul_(12.0 if weight.dim() > 1 else 1.0)
+    return model
+
+
+def shaken(model, amount=0.07):
+    """A copy that agrees with the model now and then."""
+    torch.manual_seed(1)
+    other = deepcopy(model)
+    for weight in other.parameters():
+        if weight.dim() > 1:
+            weight.add_(torch.randn_like(weight), alpha=amount * float(weight.std()))
+    return other
+
+
+def counted(model):
+    """[tokens of each forward call of the model], and a stop for the counting."""
+    calls: list[int] = []
+    handle = model.register_forward_pre_hook(
+        lambda module, args, kwargs: calls.append(kwargs["input_ids"].shape[-1]), with_kwargs=True
+    )
+    return calls, handle.remove
+
+
+@pytest.fixture
+def target(tiny_model, sampling):
+    return lambda **how: Causal.from_model(tiny_model("llama"), sampling(**how))
+
+
+def generated(target, drafter, gamma, limit, prompt=PROMPT):
+    return generate(
+        target=target,
+        drafter=drafter,
+        verifier=verifiers.build({"name": "speculative_sampling"}),
+        structure=chain(gamma),
+        prompt=prompt,
+        max_new_tokens=limit,
+        clock=CpuClock(),
+        draft_generator=generator_for(0, "p", "draft", "cpu"),
+        accept_generator=generator_for(0, "p", "accept", "cpu"),
+    )
+
+
+def test_a_drafter_equal_to_its_target_is_always_accepted(target, tiny_model):
+    for how in ({"temperature": 0.0}, {"temperature": 0.8, "top_k": 9}, {"temperature": 1.0, "top_p": 0.8}):
+        beside = target(**how)
+        generation = generated(beside, SmallModel.from_model(tiny_model("llama"), beside), 3, 16)
+        assert [row.accepted for row in generation.rounds] == [3, 3, 3, 3]
+        # One law standardised alike: nothing is ever rejected, and nothing was proposed twice.
+        assert all(value == pytest.approx(1.0, abs=1e-12) for row in generation.rounds for value in row.beta)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize(
+    "how_far", ["rejected at once", "some accepted", "all accepted", "cut inside", "cut at the end"]
+)
+def test_the_cache_after_a_round_is_that_of_a_fresh_start(target, tiny_model, temperature, how_far):
+    beside = target(temperature=temperature)
+    drafter = SmallModel.from_model(shaken(tiny_model("llama")), beside)
+    drafter.start(PROMPT, 64, generator_for(0, "p", "draft"))
+    first = drafter.draft(chain(4)).tokens.tolist()
+    other = (first[0] + 1) % 61
+    committed = {
+        "rejected at once": [other],
+        "some accepted": [*first[:2], (first[2] + 1) % 61],
+        "all accepted": [*first, 5],
+        "cut inside": first[:2],
+        "cut at the end": first,
+    }[how_far]
+    drafter.commit(committed)
+    second = drafter.draft(chain(3))
+    fresh = SmallModel.from_model(drafter.model, beside)
+    fresh.start([*PROMPT, *committed], 64, generator_for(1, "p", "draft"))
+    laws = fresh.laws([*PROMPT, *committed], [*second.tokens.tolist(), 0])
+    if temperature == 0:
+        assert torch.equal(fresh.draft(chain(3)).tokens, second.tokens)
+        assert torch.equal(laws[:3].argmax(-1), second.tokens)
+    else:
+        torch.testing.assert_close(second.q, laws[:3], atol=1e-12, rtol=0)
+
+
+def test_only_what_the_cache_lacks_is_evaluated(target, tiny_model):
+    beside = target(temperature=0.0)
+    drafter = SmallModel.from_model(shaken(tiny_model("llama")), beside)
+    calls, stop = counted(drafter.model)
+    drafter.start(PROMPT, 64)
+    assert calls == [len(PROMPT) - 1]
+    full = drafter.draft(chain(3)).tokens.tolist()
+    drafter.commit([*full, 5])  # all accepted: the last draft token was never evaluated
+    again = drafter.draft(chain(3)).tokens.tolist()
+    drafter.commit([(again[0] + 1) % 61])  # none accepted
+    drafter.draft(chain(2))
+    drafter.draft(chain(1))  # asked twice: one committed token is evaluated again
+    drafter.draft(chain(0))
+    stop()
+    assert calls[1:] == [1, 1, 1, 2, 1, 1, 1, 1, 1]
+
+
+def test_laws_are_the_q_of_single_steps(target, tiny_model):
+    """One teacher-forced pass against the loop, with every cut."""
+    text = [4, 9, 13, 2, 2, 60, 1]
+    for how in ({"temperature": 1.0}, {"temperature": 0.7, "top_k": 5}, {"temperature": 1.3, "top_p": 0.6}):
+        drafter = SmallModel.from_model(shaken(tiny_model("llama")), target(**how))
+        laws = drafter.laws(PROMPT, text)
+        assert laws.shape == (len(text), 61)
+        drafter.start(PROMPT, 64, generator_for(0, "p", "draft"))
+        for token, law in zip(text, laws, strict=True):
+            torch.testing.assert_close(drafter.draft(chain(2)).q[0], law, atol=1e-12, rtol=0)
+            drafter.commit([token])
+
+
+def test_q_is_the_models_own_law_standardised(target, tiny_model):
+    """Against transformers' plain forward pass."""
+    beside = target(temperature=0.7, top_k=6)
+    drafter = SmallModel.from_model(shaken(tiny_model("llama")), beside)
+    drafter.start(PROMPT, 64, generator_for(0, "p", "draft"))
+    draft = drafter.draft(chain(4))
+    plain = drafter.model(torch.tensor([[*PROMPT, *draft.tokens.tolist()]])).logits[0, len(PROMPT) - 1 : -1]
+    torch.testing.assert_close(draft.q, probabilities(plain, beside.sampling), atol=1e-12, rtol=0)
+
+
+def test_greedy_drafts_of_a_sampling_target_are_point_masses(target, tiny_model):
+    beside = target(temperature=1.0)
+    drafter = SmallModel.from_model(shaken(tiny_model("llama")), beside, drafts="greedy")
+    drafter.start(PROMPT, 64)
+    draft = drafter.draft(chain(3))
+    assert draft.q is None
+    laws = drafter.laws(PROMPT, draft.tokens.tolist())
+    assert torch.equal(laws, one_hot(draft.tokens, 61))
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_replay_takes_one_pass(target, tiny_model, temperature):
+    """The agreement of one teacher-forced pass is that of drafting token by token."""
+    text = [4, 9, 13, 2, 2, 60, 1]
+    beside = target(temperature=temperature)
+    drafter = SmallModel.from_model(shaken(tiny_model("llama")), beside)
+
+    class Stepwise(SmallModel):
+        def laws(self, prompt, text):
+            return None
+
+    slow = Stepwise.from_model(drafter.model, beside)
+    one, other = (
+        agreement(each, beside, chain(4), PROMPT, text, generator_for(0, "p", "draft"), None)
+        for each in (drafter, slow)
+    )
+    assert one.proposed == other.proposed
+    assert one.beta == pytest.approx(other.beta, abs=1e-12) and one.m == pytest.approx(other.m, abs=1e-12)
+
+
+@pytest.mark.parametrize("drafts", ["sampled", "greedy"])
+@pytest.mark.parametrize("cut", [{}, {"top_k": 2}])
+def test_sampling_is_lossless(enumeration, table, random_law, drafts, cut):
+    """Every outcome of drafting, accepting and the loop, limit included; vocabulary 3, a model in float64."""
+    law = random_law(3, 5)
+    beside = table(law, temperature=1.0, **cut)
+    drafter = SmallModel.from_model(tiny_llama(3), beside, drafts=drafts)
+    rule = verifiers.build({"name": "speculative_sampling"})
+
+    def run():
+        return generate(
+            target=beside,
+            drafter=drafter,
+            verifier=rule,
+            structure=chain(2),
+            prompt=[0, 1],
+            max_new_tokens=3,
+            clock=CpuClock(),
+            draft_generator=enumeration.generator,
+            accept_generator=enumeration.generator,
+        ).tokens
+
+    found = enumeration.law(run)
+    p = probabilities(law.log(), beside.sampling)
+    for tokens in torch.cartesian_prod(*[torch.arange(3)] * 3).tolist():
+        expected = p[1, tokens[0]] * p[tokens[0], tokens[1]] * p[tokens[1], tokens[2]]
+        assert found.get(tuple(tokens), 0.0) == pytest.approx(float(expected), abs=1e-12)
+
+
+def test_drafts_end_with_the_models_context(target):
+    """A context of 10: a token is proposed as long as all of the text before it fits."""
+    beside = target(temperature=0.0)
+    drafter = SmallModel.from_model(tiny_llama(61, context=10), beside)
+    offered = []
+    drafter.start(PROMPT, 64)
+    for token in range(5):
+        offered.append(len(drafter.draft(chain(4))))
+        drafter.commit([token])
+    assert offered == [3, 2, 1, 0, 0]
+    drafter.start(list(range(12)), 64)
+    assert len(drafter.draft(chain(4))) == 0
+    assert drafter.laws(PROMPT, [1, 2, 3]) is not None and drafter.laws(PROMPT, [1, 2, 3, 4]) is None
+    along = agreement(drafter, beside, chain(4), PROMPT, (1, 2, 3, 4, 5), None, None)
+    assert along.proposed == (True, True, True, False, False)
+
+
+def test_a_short_context_leaves_the_output_alone(target):
+    beside = target(temperature=0.0)
+    plain = generated(beside, drafters.build({"name": "none"}, target=beside), 4, 24)
+    short = generated(beside, SmallModel.from_model(tiny_llama(61, context=16), beside), 4, 24)
+    assert short.tokens == plain.tokens
+    assert len(short.rounds[0].draft_tokens) == 4 and len(short.rounds[-1].draft_tokens) == 0
+
+
+class FakeTokenizer:
+    """`check_same` reads the vocabulary and nothing else."""
+
+    def __init__(self, *pieces):
+        self._vocabulary = {piece: index for index, piece in enumerate(pieces)}
+
+    def get_vocab(self):
+        return self._vocabulary
+
+
+@pytest.mark.parametrize(("own", "theirs"), [(70, 61), (50, 61)])
+def test_padding_of_the_output_matrix_may_differ(tiny_model, sampling, own, theirs):
+    """The same tokenizer, matrices of different widths: q has the target's, and nothing beyond the narrower one."""
+    tokenizer = FakeTokenizer("a", "b", "c")
+    beside = Causal.from_model(tiny_model("llama"), sampling(temperature=1.0), tokenizer)
+    drafter = SmallModel.from_model(tiny_llama(own), beside, FakeTokenizer("a", "b", "c"))
+    assert drafter.vocab_size == theirs
+    prompt = [3, 60, 2]  # 60 is an id that the narrower matrix lacks
+    drafter.start(prompt, 64, generator_for(0, "p", "draft"))
+    draft = drafter.draft(chain(3))
+    assert draft.q.shape == (3, 61) and not draft.q[:, own:].any()
+    torch.testing.assert_close(draft.q.sum(-1), torch.ones(3).double(), atol=1e-12, rtol=0)
+    read = [token if token < own else 0 for token in prompt]
+    logits = drafter.model(torch.tensor([read])).logits[0, -1]
+    expected = logits[: min(own, theirs)].softmax(-1)
+    torch.testing.assert_close(draft.q[0, : len(expected)], expected, atol=1e-12, rtol=0)
+    torch.testing.assert_close(drafter.laws(prompt, [1, 60, 2])[0], draft.q[0], atol=1e-12, rtol=0)
+    drafter.commit([60])
+    drafter.draft(chain(2))
+
+
+def test_another_tokenizer_is_refused(tiny_model, sampling):
+    beside = Causal.from_model(tiny_model("llama"), sampling(), FakeTokenizer("a", "b", "c"))
+    for other in (FakeTokenizer("a", "c", "b"), FakeTokenizer("a", "b", "c", "d")):
+        with pytest.raises(UsageError, match=r"drafter\.model=.* drafter\.translate=true\.$") as raised:
+            SmallModel.from_model(tiny_llama(61), beside, other)
+        assert raised.value.exit_code == 2 and "\n" not in str(raised.value)
+
+
+def test_without_tokenizers_the_sizes_are_what_a_run_compares(target):
+    assert SmallModel.from_model(tiny_llama(40), target()).vocab_size == 40
+
+
+def test_an_encoder_decoder_drafter_needs_such_a_target(target, tmp_path, group_values):
+    from transformers import T5Config, T5ForConditionalGeneration
+
+    config = T5Config(vocab_size=61, d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2, decoder_start_token_id=0)
+    model = T5ForConditionalGeneration(config)
+    with pytest.raises(UsageError, match=r"encoder-decoder and the target decoder-only"):
+        SmallModel.from_model(model, target())
+    model.save_pretrained(tmp_path)
+    with pytest.raises(UsageError, match="encoder-decoder"):
+        drafters.build(group_values("drafter", "small_model", model=str(tmp_path)), target=target())
+
+
+@pytest.mark.parametrize(
+    ("changes", "key"),
+    [
+        ({"model": "/nowhere/at/all"}, "/nowhere/at/all"),
+        ({"drafts": "beam"}, r"drafter\.drafts"),
+        ({"translate": "yes"}, r"drafter\.translate"),
+        ({"dtype": "int8"}, r"drafter\.dtype"),
+        ({"prefill_chunk": 0}, r"drafter\.prefill_chunk"),
+        ({"gamma": 3}, r"drafter\.gamma"),
+    ],
+)
+def test_bad_configurations_are_one_sentence(target, group_values, changes, key):
+    with pytest.raises((UsageError, ModelLoadError), match=key) as raised:
+        drafters.build(group_values("drafter", "small_model", **changes), target=target())
+    assert raised.value.exit_code == 2 and "\n" not in str(raised.value)
+
+
+def test_logits_that_are_not_finite_end_the_run(target, tiny_model):
+    """A q of NaN accepts nothing and corrects from p: silently wrong, hence an error before its tokens are kept."""
+    beside = target(temperature=1.0)
+    broken = deepcopy(tiny_model("llama"))
+    drafter = SmallModel.from_model(broken, beside)
+    broken.lm_head.weight[3] = torch.nan
+    with pytest.raises(NumericsError, match="drafter"):
+        generated(beside, drafter, 2, 8)
+    with pytest.raises(NumericsError, match="drafter"):
+        drafter.laws(PROMPT, [1, 2])
+
+
+def test_a_threshold_ends_a_draft_after_the_token_that_crosses_it(target, tiny_model):
+    beside = target(temperature=0.0)
+    drafter = SmallModel.from_model(shaken(tiny_model("llama")), beside)
+    drafter.start(PROMPT, 64)
+    whole = drafter.draft(chain(6))
+    plain = drafter.model(torch.tensor([[*PROMPT, *whole.tokens.tolist()]])).logits[0, len(PROMPT) - 1 : -1]
+    chances = plain.softmax(-1).gather(-1, whole.tokens[:, None]).squeeze(-1).cumprod(0).tolist()
+    calls, stop = counted(drafter.model)
+    for threshold in (chances[0] + 1e-4, *(chance - 1e-4 for chance in chances[:4]), 1e-9):
+        expected = next((i + 1 for i, chance in enumerate(chances) if chance < threshold), 6)
+        del calls[:]
+        draft = drafter.draft(chain(6).until(threshold))
+        assert draft.tokens.tolist() == whole.tokens.tolist()[:expected]
+        assert len(calls) == expected, "a step that is not taken costs nothing"
+    stop()
+
+
+def test_the_shipped_pair(group_values, sampling):
+    """`pocket` is a drafter here and a target there, of one tokenizer."""
+    from specdec.targets.base import targets
+
+    values = group_values("target", "causal", dtype="float32", device="cpu")
+    beside = targets.build(values, sampling=sampling(temperature=0.0))
+    drafter = drafters.build(group_values("drafter", "small_model", dtype="float32"), target=beside)
+    assert drafter.vocab_size == beside.vocab_size and 0 < drafter.flops_per_token < beside.flops_per_token
+    assert drafter.model is not beside.model
+    prompt = beside.tokenizer.encode("def read(path):\n    with open(")
+    plain = generated(beside, drafters.build({"name": "none"}, target=beside), 4, 12, prompt)
+    drafted = generated(beside, drafter, 4, 12, prompt)
+    assert drafted.tokens == plain.tokens and len(drafted.rounds) < 12
+
+
+def test_a_model_that_cannot_roll_back_is_refused(target):
+    """As for targets: known before decoding."""
+    import transformers
+
+    sizes = dict(vocab_size=61, hidden_size=32, num_hidden_layers=2, attention_hidden_size=32)
+    config = transformers.RwkvConfig(**sizes, intermediate_size=64, context_length=64)
+    with pytest.raises(ModelLoadError, match="RwkvForCausalLM.*roll"):
+        SmallModel.from_model(transformers.AutoModelForCausalLM.from_config(config), target(temperature=0.0))

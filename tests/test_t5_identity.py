@@ -1,0 +1,167 @@
+"""Speculation on tiny random T5s in float64: greedy output is the model's own, and sampling sees exact laws.
+
+The reference is transformers' own `generate` and plain forward passes, which know nothing of our caches; drafters and
+verifiers come from the registries, those that are models as T5s themselves.
+"""
+
+from copy import deepcopy
+from functools import cache
+
+import pytest
+import torch
+
+from specdec.decode import generate
+from specdec.drafters.base import drafters
+from specdec.errors import UsageError
+from specdec.measurement.replay import agreement
+from specdec.measurement.timers import CpuClock
+from specdec.sampling import generator_for, probabilities
+from specdec.structures.base import structures
+from specdec.targets.causal import Causal
+from specdec.targets.encoder_decoder import EncoderDecoder
+from specdec.verifiers.base import verifiers
+
+LOSSLESS = [name for name in verifiers.names() if verifiers.get(name).lossless]
+NEW_TOKENS = 28
+PROMPT = [7, 3, 19, 44, 3, 19, 52, 7, 3, 19, 44, 8, 3, 19]
+
+
+@pytest.fixture(scope="module")
+def own_greedy(tiny_encoder_decoder):
+    """`own_greedy("t5")`: what transformers' generate writes, without the start token, computed once."""
+
+    @cache
+    def run(kind: str) -> tuple[int, ...]:
+        output = tiny_encoder_decoder(kind).generate(
+            torch.tensor([PROMPT]),
+            attention_mask=torch.ones(1, len(PROMPT), dtype=torch.long),
+            max_new_tokens=NEW_TOKENS,
+            do_sample=False,
+        )
+        return tuple(output[0, 1:].tolist())
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def target_of(tiny_encoder_decoder, sampling):
+    @cache
+    def make(kind: str, temperature: float, top_k: int | None = None) -> EncoderDecoder:
+        how = sampling(temperature=temperature, top_k=top_k)
+        return EncoderDecoder.from_model(tiny_encoder_decoder(kind), how)
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def shaken(tiny_encoder_decoder, tmp_path_factory):
+    """`shaken("t5")`: a folder with the target's model, its weights moved so that the two agree on part of a text."""
+
+    @cache
+    def save(kind: str) -> str:
+        torch.manual_seed(0)
+        model = deepcopy(tiny_encoder_decoder(kind))
+        for weight in model.parameters():
+            weight.add_(torch.randn_like(weight), alpha=0.05 * float(weight.std()) if weight.dim() > 1 else 0.0)
+        folder = tmp_path_factory.mktemp(kind)
+        model.save_pretrained(folder)
+        return str(folder)
+
+    return save
+
+
+@pytest.fixture(scope="module")
+def drafter_of(group_values, drafter_values, shaken):
+    """`drafter_of("ngram", target, "t5")`: a registered drafter; one that is a model gets a T5 of the target's kind."""
+
+    def build(name: str, target: EncoderDecoder, kind: str):
+        values = drafter_values(name, target.vocab_size)
+        small = group_values("drafter", "small_model", model=shaken(kind))
+        if "of" in values:
+            values = {**values, "of": small}
+        return drafters.build(small if name == "small_model" else values, target=target)
+
+    return build
+
+
+def decoded(target, drafter, verifier, gamma, reference=None):
+    return generate(
+        target=target,
+        drafter=drafter,
+        verifier=verifiers.build({"name": verifier}),
+        structure=structures.build({"name": "chain", "gamma": gamma}),
+        prompt=PROMPT,
+        max_new_tokens=NEW_TOKENS,
+        clock=CpuClock(),
+        draft_generator=generator_for(0, "prompt", "draft"),
+        accept_generator=generator_for(0, "prompt", "accept"),
+        reference=reference,
+    )
+
+
+def law(model, text, how):
+    """Standardised laws after every prefix of `text`, by a forward pass of the model alone."""
+    output = model(input_ids=torch.tensor([PROMPT]), decoder_input_ids=torch.tensor([[0, *text]]), use_cache=False)
+    return probabilities(output.logits[0], how)
+
+
+def test_the_texts_do_not_collapse(encoder_decoder, own_greedy):
+    assert len(set(own_greedy(encoder_decoder))) >= 6
+
+
+@pytest.mark.parametrize("verifier", LOSSLESS)
+@pytest.mark.parametrize("drafter", drafters.names())
+def test_output_is_the_models_own(encoder_decoder, own_greedy, target_of, drafter_of, drafter, verifier):
+    if not drafters.get(drafter).lossless:
+        pytest.skip("declares that it is not lossless")
+    target, own = target_of(encoder_decoder, 0.0), own_greedy(encoder_decoder)
+    built = drafter_of(drafter, target, encoder_decoder)
+    for gamma in (1, 4):
+        generation = decoded(target, built, verifier, gamma, own if built.needs_reference else None)
+        assert generation.tokens == own
+        assert sum(len(row.committed) for row in generation.rounds) == NEW_TOKENS
+    if drafter in ("oracle", "small_model"):
+        accepted = sum(row.accepted for row in generation.rounds)
+        assert 0 < accepted and any(row.rejected for row in generation.rounds), "both branches must have been taken"
+
+
+@pytest.mark.parametrize("verifier", [name for name in LOSSLESS if not verifiers.get(name).greedy_only])
+def test_sampling_sees_exact_laws(encoder_decoder, target_of, drafter_of, monkeypatch, verifier):
+    """p and q of every round of a sampled text, rejections included: with them, the rules' own tests do the rest."""
+    target = target_of(encoder_decoder, 0.8, 9)
+    drafter = drafter_of("small_model", target, encoder_decoder)
+    seen = []
+    verify = target.verify
+    monkeypatch.setattr(target, "verify", lambda draft: seen.append((draft, verify(draft))) or seen[-1][1])
+    generation = decoded(target, drafter, verifier, 4)
+    assert any(row.rejected for row in generation.rounds) and any(row.accepted for row in generation.rounds)
+    text: list[int] = []
+    for (draft, p), row in zip(seen, generation.rounds, strict=True):
+        whole = [*text, *draft.tokens.tolist()]
+        assert (p - law(target.model, whole, target.sampling)[len(text) :]).abs().max() < 1e-12
+        if len(draft):
+            assert (draft.q - law(drafter.model, whole, target.sampling)[len(text) : -1]).abs().max() < 1e-12
+        text += row.committed
+
+
+def test_the_drafters_laws_are_those_it_drafts_from(encoder_decoder, target_of, drafter_of, own_greedy):
+    """The teacher-forced pass that replay takes, against alpha counted by hand."""
+    target = target_of(encoder_decoder, 1.0)
+    drafter = drafter_of("small_model", target, encoder_decoder)
+    text = own_greedy(encoder_decoder)
+    p, q = (law(model, text, target.sampling)[:-1] for model in (target.model, drafter.model))
+    assert (drafter.laws(PROMPT, text) - q).abs().max() < 1e-12
+    structure = structures.build({"name": "chain", "gamma": 4})
+    along = agreement(drafter, target, structure, PROMPT, text, None, None)
+    assert along.beta == pytest.approx(torch.minimum(p, q).sum(-1).tolist(), abs=1e-12)
+    assert 0.05 < sum(along.beta) / len(text) < 0.95
+
+
+def test_both_models_of_a_pair_are_of_one_kind(group_values, shaken, tiny_model, target_of, sampling, tmp_path):
+    causal = Causal.from_model(tiny_model("llama"), sampling())
+    with pytest.raises(UsageError, match="encoder-decoder") as raised:
+        drafters.build(group_values("drafter", "small_model", model=shaken("t5")), target=causal)
+    assert shaken("t5") in str(raised.value) and "\n" not in str(raised.value)
+    tiny_model("llama").save_pretrained(tmp_path)
+    with pytest.raises(UsageError, match="encoder-decoder"):
+        drafters.build(group_values("drafter", "small_model", model=str(tmp_path)), target=target_of("t5", 1.0))
