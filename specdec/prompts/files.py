@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from specdec.config import typed
+from specdec.config import AtLeastOne, typed
 from specdec.errors import UsageError
 from specdec.prompts.base import Entry, PromptSource, SetConfig, Source, prompts
 from specdec.prompts.records import Records, read_file, read_hub
@@ -24,6 +24,7 @@ class FileConfig(SetConfig):
     format: Literal["jsonl", "lines"]  # of the file; a line of text is a record with `field` alone
     field: Key  # text, or a list of texts: the turns of a conversation; a dot reaches into a nested record
     template: str  # {field} and other keys of the record
+    max_characters: AtLeastOne | None  # of the field: a longer text ends with the last word that fits; null: whole
     category_field: Key | None  # null: all prompts are of one category, named as the set
     id_field: Key | None  # null: the number of the line
     strip_end: bool  # white space at the end would stop most tokenizers inside a token
@@ -35,6 +36,8 @@ class FileConfig(SetConfig):
 @prompts.register("humaneval")
 @prompts.register("gsm8k")
 @prompts.register("wmt22")
+@prompts.register("wmt14_en_de")
+@prompts.register("cnn_dailymail")
 class FileSet(PromptSource):
     """One record, one prompt; the names differ in their YAML only."""
 
@@ -92,13 +95,21 @@ class FileSet(PromptSource):
         for literal, key in self._template:
             parts.append(literal)
             if key == self.config.field:
-                parts.append(str(turn))
+                parts.append(_shortened(str(turn), self.config.max_characters))
             elif key is not None:
                 parts.append(str(_lookup(record, key, where, "prompts.template")))
         text = "".join(parts)
         if not text.isascii() and text != text.encode("utf-8", "ignore").decode("utf-8"):
             raise UsageError(f"{where}: {self.config.field} holds half a character (a lone surrogate).")
         return text.rstrip() if self.config.strip_end else text
+
+
+def _shortened(text: str, limit: int | None) -> str:
+    """Characters, not tokens, so that every tokenizer gets the same prompts, and before the template is filled in."""
+    if limit is None or len(text) <= limit:
+        return text
+    head, _, cut_word = text[: limit + 1].rpartition(" ")
+    return head or cut_word[:limit]
 
 
 def _parsed(config: FileConfig) -> list[tuple[str, str | None]]:

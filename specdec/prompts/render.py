@@ -72,6 +72,6 @@ class Renderer:
     def _check_vocabulary(self, entry: Entry) -> None:
         if self.vocab_size is not None and max(entry.tokens) >= self.vocab_size:
             raise UsageError(
-                f"Bad value in prompts.tokens: {entry.id} holds token {max(entry.tokens)}, and the target's "
+                f"Bad value in prompts: {entry.id} holds token {max(entry.tokens)}, and the target's "
                 f"vocabulary ends at {self.vocab_size - 1}."
             )

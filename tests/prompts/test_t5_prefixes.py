@@ -1,0 +1,62 @@
+"""The sets for T5: its prefixes, records inside records, lines, and articles that are cut."""
+
+import json
+
+import pytest
+
+from specdec.errors import UsageError
+
+ENGLISH = ["Gutach: Increased safety for pedestrians", "They are not even 100 metres apart."]
+
+
+def test_translation_pairs_as_the_hub_has_them(load, tmp_path):
+    path = tmp_path / "pairs.jsonl"
+    rows = [{"translation": {"en": text, "de": "unread"}} for text in ENGLISH]
+    path.write_text("\n".join(map(json.dumps, rows)))
+    loaded = load("wmt14_en_de", path=str(path), hub_id=None)
+    assert [prompt.text for prompt in loaded.prompts] == [f"translate English to German: {text}" for text in ENGLISH]
+    assert [prompt.id for prompt in loaded.prompts] == ["wmt14_en_de/1", "wmt14_en_de/2"]
+
+
+def test_translation_from_plain_lines(load, tmp_path):
+    path = tmp_path / "newstest.en"
+    path.write_text("\n".join(ENGLISH))
+    loaded = load("wmt14_en_de", path=str(path), hub_id=None, format="lines")
+    assert [prompt.text for prompt in loaded.prompts] == [f"translate English to German: {text}" for text in ENGLISH]
+
+
+def test_wmt22_takes_the_prefix(load):
+    loaded = load("wmt22", real=True, limit=1, template="translate English to German: {source}")
+    assert loaded.prompts[0].text.startswith("translate English to German: You can come back any time")
+
+
+def test_the_hubs_set_and_a_file_are_not_mixed(load, tmp_path):
+    with pytest.raises(UsageError, match=r"prompts\.path and prompts\.hub_id are set: set one of them to null"):
+        load("cnn_dailymail", path=str(tmp_path / "articles.jsonl"))
+
+
+def test_articles_are_cut_at_a_word_and_keep_their_prefix(load, tmp_path):
+    path = tmp_path / "articles.jsonl"
+    rows = [
+        {"article": "one two three four", "highlights": "unread", "id": "a"},
+        {"article": "one two", "highlights": "unread", "id": "b"},
+        {"article": "onetwothreefour", "highlights": "unread", "id": "c"},
+    ]
+    path.write_text("\n".join(map(json.dumps, rows)))
+
+    def texts(limit):
+        loaded = load("cnn_dailymail", path=str(path), hub_id=None, max_characters=limit)
+        assert [prompt.id.partition("/")[2] for prompt in loaded.prompts] == ["a", "b", "c"]
+        return [prompt.text.removeprefix("summarize: ") for prompt in loaded.prompts]
+
+    assert texts(None) == ["one two three four", "one two", "onetwothreefour"]
+    assert texts(12) == ["one two", "one two", "onetwothreef"]
+    assert texts(13) == ["one two three", "one two", "onetwothreefo"]  # the word that just fits stays
+    assert texts(7) == ["one two", "one two", "onetwot"]
+
+
+def test_the_article_is_cut_and_not_what_the_template_adds(load, tmp_path):
+    path = tmp_path / "articles.jsonl"
+    path.write_text(json.dumps({"article": "one two three", "id": "a"}))
+    keys = {"path": str(path), "hub_id": None, "max_characters": 5, "template": "Text: {article}\nSummary:"}
+    assert load("cnn_dailymail", **keys).prompts[0].text == "Text: one\nSummary:"
