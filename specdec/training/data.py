@@ -8,18 +8,34 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
+from specdec.errors import UsageError
 from specdec.training.corpus import STDLIB, TOPICS, Document, build_corpus
-from specdec.training.recipe import CorpusConfig, DataConfig, fingerprint
+from specdec.training.recipe import (
+    CorpusConfig,
+    DataConfig,
+    StreamConfig,
+    TextCorpusConfig,
+    TextDataConfig,
+    fingerprint,
+)
+from specdec.training.text_corpus import Text, open_text
 from specdec.training.tokenizer import train_tokenizer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
+
+
+Item = TypeVar("Item")
+HELDOUT = "heldout_"  # prefix of the held-out parts in tokens.npz
+BATCH = 4096  # documents that are encoded at once
 
 
 @dataclass(frozen=True)
@@ -29,26 +45,36 @@ class TokenizedCorpus:
     tokenizer: PreTrainedTokenizerFast
     tokens: np.ndarray  # [T] uint16, training documents one after another
     ends: np.ndarray  # [documents] int64
-    in_stdlib: np.ndarray  # [documents] bool
-    heldout: dict[str, np.ndarray]  # "code", "docs": end-of-text before each document and at the end
+    in_stdlib: np.ndarray  # [documents] bool; of a text corpus none is
+    # "code" and "docs", or "text"; end-of-text before each document and at the end. The first is scored on the way.
+    heldout: dict[str, np.ndarray]
     manifest: dict[str, Any]
     folder: Path
 
 
-def load_corpus(config: CorpusConfig, context: int, folder: Path) -> TokenizedCorpus:
-    """Build the corpus below `folder`, or take it from there when the same configuration built it before."""
+def load_corpus(config: CorpusConfig | TextCorpusConfig, context: int, folder: Path) -> TokenizedCorpus:
+    """Build the corpus below `folder`, or take it from there when the same configuration built it before.
+
+    Raises UsageError for a text that is missing, empty, too small or not UTF-8.
+    """
     from transformers import AutoTokenizer
 
-    place = folder / fingerprint(config, context)[:16]
-    if not (place / "corpus.json").exists():
-        write_corpus(config, context, place)
+    if isinstance(config, TextCorpusConfig):
+        text = open_text(config)
+        place = folder / fingerprint(config, context, text.provenance)[:16]
+        if not (place / "corpus.json").exists():
+            write_text(text, context, place)
+    else:
+        place = folder / fingerprint(config, context)[:16]
+        if not (place / "corpus.json").exists():
+            write_corpus(config, context, place)
     arrays = np.load(place / "tokens.npz")
     return TokenizedCorpus(
         tokenizer=AutoTokenizer.from_pretrained(place / "tokenizer"),
         tokens=arrays["tokens"],
         ends=arrays["ends"],
         in_stdlib=arrays["in_stdlib"],
-        heldout={"code": arrays["heldout_code"], "docs": arrays["heldout_docs"]},
+        heldout={name.removeprefix(HELDOUT): arrays[name] for name in arrays.files if name.startswith(HELDOUT)},
         manifest=json.loads((place / "corpus.json").read_text(encoding="utf-8")),
         folder=place,
     )
@@ -84,14 +110,50 @@ def write_corpus(config: CorpusConfig, context: int, place: Path) -> None:
     write_atomically(place / "corpus.json", json.dumps(corpus.manifest, indent=1) + "\n")
 
 
+def write_text(text: Text, context: int, place: Path) -> None:
+    """`write_corpus` for any text, in two passes over it, so that it need not fit into memory as text."""
+    try:
+        tokenizer = train_tokenizer(text.training(), text.config.vocabulary, context)
+    except ValueError as error:
+        raise UsageError(
+            f"The text {text.name} is too small for corpus.vocabulary={text.config.vocabulary}: {error}; "
+            "lower it, or give more text."
+        ) from None
+    parts, lengths = [], []
+    for batch in batched(text.training(), BATCH):
+        ids = encode_texts(tokenizer, batch)
+        parts.append(np.concatenate(ids))
+        lengths += [len(i) for i in ids]
+    heldout = encode_texts(tokenizer, list(text.heldout()))
+    place.mkdir(parents=True, exist_ok=True)
+    tokenizer.save_pretrained(place / "tokenizer")
+    np.savez(
+        place / "tokens.npz",
+        tokens=np.concatenate(parts),
+        ends=np.cumsum(lengths),
+        in_stdlib=np.zeros(len(lengths), dtype=bool),
+        heldout_text=with_end_of_text(heldout, tokenizer.eos_token_id),
+    )
+    manifest = text.manifest(tokens=sum(lengths), heldout_tokens=sum(map(len, heldout)))
+    write_atomically(place / "corpus.json", json.dumps(manifest, indent=1) + "\n")
+
+
 def encode(tokenizer: PreTrainedTokenizerFast, documents: list[Document]) -> list[np.ndarray]:
     """Token ids per document, uint16."""
-    fast = tokenizer.backend_tokenizer
-    ids: list[np.ndarray] = []
-    for start in range(0, len(documents), 256):
-        texts = [d.text for d in documents[start : start + 256]]
-        ids += [np.array(e.ids, dtype=np.uint16) for e in fast.encode_batch(texts, add_special_tokens=False)]
-    return ids
+    return [ids for batch in batched(documents, 256) for ids in encode_texts(tokenizer, [d.text for d in batch])]
+
+
+def encode_texts(tokenizer: PreTrainedTokenizerFast, texts: Sequence[str]) -> list[np.ndarray]:
+    """Token ids of texts that are held in memory together, uint16."""
+    encoded = tokenizer.backend_tokenizer.encode_batch(list(texts), add_special_tokens=False)
+    return [np.array(e.ids, dtype=np.uint16) for e in encoded]
+
+
+def batched(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
+    """Lists of `size` items, the last one shorter (`itertools.batched` needs Python 3.12)."""
+    rest = iter(items)
+    while batch := list(islice(rest, size)):
+        yield batch
 
 
 def with_end_of_text(encoded: list[np.ndarray], end_of_text: int) -> np.ndarray:
@@ -130,13 +192,35 @@ def document_order(corpus: TokenizedCorpus, data: DataConfig, seed: int) -> np.n
     return np.concatenate(documents)[np.argsort(np.concatenate(places), kind="stable")]
 
 
+def text_order(corpus: TokenizedCorpus, data: TextDataConfig, seed: int) -> np.ndarray:
+    """Which document of a text comes when: every pass reads all of it in a new order, the last one a part.
+
+    Raises UsageError when the budget asks for more than `data.max_passes`.
+    """
+    rng = np.random.default_rng([seed, 1])
+    sizes = np.diff(corpus.ends, prepend=0) + 1
+    whole, budget = int(sizes.sum()), data.tokens + 1
+    passes = -(-budget // whole)
+    if passes > data.max_passes:
+        raise UsageError(
+            f"recipe.data.tokens={data.tokens} would read the text of {whole} tokens {passes} times and "
+            f"recipe.data.max_passes={data.max_passes}: lower the one, raise the other, or give more text."
+        )
+    order = np.concatenate([rng.permutation(len(sizes)) for _ in range(passes)])
+    return order[: int(np.searchsorted(np.cumsum(sizes[order]), budget)) + 1]
+
+
 class Batches:
     """Batch of step s from the stream of ordered documents, stage by stage."""
 
-    def __init__(self, corpus: TokenizedCorpus, data: DataConfig, seed: int) -> None:
+    def __init__(self, corpus: TokenizedCorpus, data: StreamConfig, seed: int) -> None:
         self.data = data
+        if isinstance(data, TextDataConfig):
+            order = text_order(corpus, data, seed)
+        else:
+            assert isinstance(data, DataConfig)
+            order = document_order(corpus, data, seed)
         starts = np.concatenate([[0], corpus.ends[:-1]])
-        order = document_order(corpus, data, seed)
         parts = [corpus.tokens[starts[d] : corpus.ends[d]] for d in order]
         self.stream = with_end_of_text(parts, corpus.tokenizer.eos_token_id)
         self.steps = data.tokens // data.batch_tokens

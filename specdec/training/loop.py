@@ -13,7 +13,7 @@ import platform
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,7 +30,7 @@ from specdec.training.scoring import HeldOutLoss, evenly_spaced_slice, heldout_l
 from specdec.training.tokenizer import bytes_per_token
 
 if TYPE_CHECKING:
-    from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
+    from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
 
 CHECKPOINT = "checkpoint.pt"
 HISTORY = "history.csv"
@@ -54,47 +54,78 @@ class Outcome:
     summary: dict[str, Any]
 
 
-def build_model(config: ModelConfig, vocabulary: int, end_of_text: int, seed: int) -> LlamaForCausalLM:
-    """A fresh float32 Llama; projections into the residual stream start at zero."""
-    from transformers import LlamaConfig, LlamaForCausalLM
+def llama_config(config: ModelConfig, **tokens: int) -> PretrainedConfig:
+    """Llama with tied embeddings."""
+    from transformers import LlamaConfig
+
+    return LlamaConfig(
+        **tokens,
+        hidden_size=config.hidden_size,
+        intermediate_size=config.mlp_size,
+        num_hidden_layers=config.layers,
+        num_attention_heads=config.heads,
+        num_key_value_heads=config.heads,
+        max_position_embeddings=config.context,
+        tie_word_embeddings=True,
+    )
+
+
+def gpt2_config(config: ModelConfig, **tokens: int) -> PretrainedConfig:
+    """GPT-2 without dropout, its embeddings not tied: only so are the sizes of 2211.17192, section 4.1, met."""
+    from transformers import GPT2Config
+
+    return GPT2Config(
+        **tokens,
+        n_embd=config.hidden_size,
+        n_inner=config.mlp_size,
+        n_layer=config.layers,
+        n_head=config.heads,
+        n_positions=config.context,
+        resid_pdrop=0.0,
+        embd_pdrop=0.0,
+        attn_pdrop=0.0,
+        tie_word_embeddings=False,
+    )
+
+
+ARCHITECTURES = {"llama": llama_config, "gpt2": gpt2_config}
+INTO_RESIDUAL = ("o_proj.weight", "down_proj.weight", "c_proj.weight")
+
+
+def build_model(config: ModelConfig, vocabulary: int, end_of_text: int, seed: int) -> PreTrainedModel:
+    """A fresh float32 decoder on the CPU; projections into the residual stream start at zero."""
+    from transformers import AutoModelForCausalLM
 
     torch.manual_seed(seed)
-    model = LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=vocabulary,
-            hidden_size=config.hidden_size,
-            intermediate_size=config.mlp_size,
-            num_hidden_layers=config.layers,
-            num_attention_heads=config.heads,
-            num_key_value_heads=config.heads,
-            max_position_embeddings=config.context,
-            tie_word_embeddings=True,
-            bos_token_id=end_of_text,
-            eos_token_id=end_of_text,
-            pad_token_id=end_of_text,
-        )
-    ).float()
+    end = {name: end_of_text for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
+    shape = ARCHITECTURES[config.architecture](config, vocab_size=vocabulary, **end)
+    model = AutoModelForCausalLM.from_config(shape).float()
     for name, parameter in model.named_parameters():
-        if name.endswith(("o_proj.weight", "down_proj.weight")):
+        if name.endswith(INTO_RESIDUAL):
             nn.init.zeros_(parameter)
     return model
 
 
-def export_model(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
-    """The model in bfloat16 safetensors with its tokenizer, as `from_pretrained` reads them."""
-    from transformers import LlamaForCausalLM
+def training_device(name: str) -> torch.device:
+    """`auto` takes the GPU where there is one. Raises UsageError for a GPU that is not there."""
+    if name == "cuda" and not torch.cuda.is_available():
+        raise UsageError("Bad value device=cuda: no CUDA device is available; use device=cpu.")
+    return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
 
-    copy = LlamaForCausalLM(model.config)
+
+def export_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
+    """The model in bfloat16 safetensors with its tokenizer, as `from_pretrained` reads them."""
+    copy = type(model)(model.config)
     copy.load_state_dict(model.state_dict())
     copy.to(torch.bfloat16).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 
 
-def load_exported(folder: Path) -> LlamaForCausalLM:
+def load_exported(folder: Path) -> PreTrainedModel:
     """An exported model in float32; raises ModelLoadError when weights are missing or not finite."""
-    from transformers import LlamaForCausalLM
+    from transformers import AutoModelForCausalLM
 
-    model, info = LlamaForCausalLM.from_pretrained(
+    model, info = AutoModelForCausalLM.from_pretrained(
         folder, dtype=torch.float32, output_loading_info=True, use_safetensors=True
     )
     if info["missing_keys"] or info["mismatched_keys"]:
@@ -115,13 +146,14 @@ class Trainer:
         self.end_of_text = int(corpus.tokenizer.eos_token_id)
         self.token_bytes = bytes_per_token(corpus.tokenizer)
         self.batches = Batches(corpus, recipe.data, config.seed)
-        self.model = build_model(recipe.model, len(corpus.tokenizer), self.end_of_text, config.seed)
+        self.device = training_device(config.device)
+        model = build_model(recipe.model, len(corpus.tokenizer), self.end_of_text, config.seed)
+        self.model = model.to(self.device)
         self.optimizers = build_optimizers(self.model, recipe.optimizer)
         self.progress = Progress()
         self.fingerprint = training_fingerprint(config, corpus.manifest["sha256"])
-        self.heldout = evenly_spaced_slice(
-            corpus.heldout["code"], recipe.monitor.heldout_tokens, recipe.monitor.heldout_window
-        )
+        watched = next(iter(corpus.heldout.values()))
+        self.heldout = evenly_spaced_slice(watched, recipe.monitor.heldout_tokens, recipe.monitor.heldout_window)
         self.loss_of: Callable[[nn.Module, torch.Tensor], torch.Tensor] = token_losses
 
     # --- checkpoints
@@ -173,8 +205,9 @@ class Trainer:
             display: takes the history's row of every step.
         """
         if self.recipe.compile:
-            # Compiled, plain attention beats the fused kernel on a CPU; each stage's shape compiles once.
-            self.model.set_attn_implementation("eager")
+            if self.device.type == "cpu":
+                self.model.set_attn_implementation("eager")  # compiled, it beats the fused kernel there
+            # Each stage's shape compiles once.
             self.loss_of = torch.compile(token_losses, dynamic=False)
         monitor, steps = self.recipe.monitor, self.batches.steps
         began, saved = time.perf_counter(), time.monotonic()
@@ -217,27 +250,32 @@ class Trainer:
 
     def take_step(self, step: int) -> tuple[float, float]:
         """One optimizer step; returns the mean loss of its tokens in nats, and Muon's learning rate."""
-        sequences = torch.from_numpy(self.batches(step))
+        sequences = torch.from_numpy(self.batches(step)).to(self.device)
         rows = max(1, self.recipe.data.micro_batch_tokens // (sequences.shape[1] - 1))
         count = sequences.shape[0] * (sequences.shape[1] - 1)
         total = 0.0
         for micro in sequences.split(rows):
-            with torch.autocast("cpu", torch.bfloat16) if self.recipe.bfloat16 else nullcontext():
+            with self.arithmetic():
                 loss = self.loss_of(self.model, micro).sum() / count
             loss.backward()
             total += loss.item()
         if not np.isfinite(total):
             raise NumericsError(f"The training loss is {total} at step {step}.")
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.recipe.optimizer.grad_clip)
-        set_learning_rates(self.optimizers, schedule(step, self.batches.steps, self.recipe.optimizer))
+        factor = schedule(step, self.batches.steps, self.recipe.optimizer)
+        set_learning_rates(self.optimizers, factor)
         for optimizer in self.optimizers:
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
-        return total, float(self.optimizers[0].param_groups[0]["lr"])
+        return total, self.recipe.optimizer.muon_lr * factor
+
+    def arithmetic(self) -> AbstractContextManager[Any]:
+        """bfloat16 autocast where the recipe asks for it."""
+        return torch.autocast(self.device.type, torch.bfloat16) if self.recipe.bfloat16 else nullcontext()
 
     def score_slice(self) -> HeldOutLoss:
         """The held-out slice, in the arithmetic of training: a monitor, not the reported figure."""
-        with torch.autocast("cpu", torch.bfloat16) if self.recipe.bfloat16 else nullcontext():
+        with self.arithmetic():
             return heldout_loss(
                 self.model,
                 self.heldout,
@@ -252,12 +290,12 @@ class Trainer:
         """Export, score the exported weights in float32 on all held-out text, and write `summary.json`."""
         folder = self.folder / "model"
         export_model(self.model, self.tokenizer, folder)
-        exported = load_exported(folder)
+        exported = load_exported(folder).to(self.device)
         scores = {
             name: heldout_loss(exported, stream, self.token_bytes, self.end_of_text, self.recipe.model.context, rows=1)
             for name, stream in self.corpus.heldout.items()
         }
-        scores["all"] = scores["code"] + scores["docs"]
+        scores["all"] = sum(scores.values(), HeldOutLoss(0.0, 0, 0))
         summary = {
             "recipe": asdict(self.recipe),
             "seed": self.config.seed,
@@ -269,7 +307,7 @@ class Trainer:
             "tokens": self.progress.step * self.recipe.data.batch_tokens,
             "seconds": round(self.progress.seconds, 1),
             "date": time.strftime("%Y-%m-%d"),
-            "hardware": hardware(),
+            "hardware": hardware(self.device),
             "heldout": {
                 name: asdict(score) | {"nats_per_token": score.nats_per_token, "bits_per_byte": score.bits_per_byte}
                 for name, score in scores.items()
@@ -305,15 +343,17 @@ def history_csv(history: list[dict[str, float | None]]) -> str:
     return text.getvalue()
 
 
-def hardware() -> dict[str, Any]:
-    """Processor and versions; no host name."""
+def hardware(device: torch.device) -> dict[str, Any]:
+    """Processor, GPU where one was used, and versions; no host name."""
     model = platform.processor() or platform.machine()
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
         model = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), model)
     except OSError:
         pass
+    gpu = {"gpu": torch.cuda.get_device_name(device)} if device.type == "cuda" else {}
     return {
+        **gpu,
         "cpu": model,
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),

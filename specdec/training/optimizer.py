@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+
 import torch
 from torch import nn
 
@@ -10,12 +12,15 @@ from specdec.training.recipe import OptimizerConfig
 
 def build_optimizers(model: nn.Module, config: OptimizerConfig) -> list[torch.optim.Optimizer]:
     """Muon over every 2-D parameter of the decoder layers; AdamW over embeddings and norms."""
-    matrices: list[nn.Parameter] = []
+    matrices: dict[float, list[nn.Parameter]] = defaultdict(list)  # by factor on the learning rate
     others: list[nn.Parameter] = []
     for name, parameter in model.named_parameters():
-        (matrices if parameter.ndim == 2 and ".layers." in name else others).append(parameter)
+        if parameter.ndim == 2 and (".layers." in name or ".h." in name):
+            matrices[muon_factor(name, parameter)].append(parameter)
+        else:
+            others.append(parameter)
     muon = torch.optim.Muon(
-        matrices,
+        [{"params": group, "lr": config.muon_lr * factor} for factor, group in matrices.items()],
         lr=config.muon_lr,
         momentum=config.muon_momentum,
         weight_decay=config.weight_decay,
@@ -28,6 +33,14 @@ def build_optimizers(model: nn.Module, config: OptimizerConfig) -> list[torch.op
         for group in optimizer.param_groups:
             group["base_lr"] = group["lr"]
     return [muon, adamw]
+
+
+def muon_factor(name: str, weight: nn.Parameter) -> float:
+    """What makes up for GPT-2's weights lying transposed, [in, out].
+
+    Muon's own factor max(1, rows/columns)^0.5 is meant for [out, in]; sqrt(out/in) more turns one into the other.
+    """
+    return (weight.shape[1] / weight.shape[0]) ** 0.5 if ".h." in name else 1.0
 
 
 def schedule(step: int, steps: int, config: OptimizerConfig) -> float:

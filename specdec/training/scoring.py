@@ -48,7 +48,8 @@ def heldout_loss(
     rows: int = 4,
 ) -> HeldOutLoss:
     """Score `stream` (documents between end-of-text tokens) in windows of at most `window` tokens."""
-    sizes = torch.tensor(token_bytes)
+    device = next(model.parameters()).device
+    sizes = torch.tensor(token_bytes, device=device)
     starts = range(0, len(stream) - 1, window)
     pieces = [torch.from_numpy(stream[s : s + window + 1].astype(np.int64)) for s in starts]
     full = [piece for piece in pieces if len(piece) == window + 1]
@@ -56,6 +57,7 @@ def heldout_loss(
     batches += [piece[None] for piece in pieces if len(piece) != window + 1]
     total = HeldOutLoss(0.0, 0, 0)
     for batch in batches:
+        batch = batch.to(device)
         losses, targets = token_losses(model, batch), batch[:, 1:]
         scored = targets != end_of_text
         total += HeldOutLoss(float(losses[scored].double().sum()), int(scored.sum()), int(sizes[targets[scored]].sum()))

@@ -79,6 +79,7 @@ def train_values(tmp_path: Path) -> dict:
         "output_dir": str(output_dir),
         "corpus_dir": str(output_dir / "corpus"),
         "seed": 3,
+        "device": "cpu",
         "threads": None,
         "tracking": {
             "uri": None,
