@@ -1,0 +1,167 @@
+"""The cost model of a target call, fitted to measured times: t(n, context) from bytes and operations (THEORY 7).
+
+    t = fixed + token_seconds x context + (reading, computing)
+    reading = bytes(context) / bandwidth,  computing = flops(n rounded up to whole tiles, context) x flop_seconds
+
+`(reading, computing)` is the larger of the two where they overlap (a GPU), their sum where the same cores do both (a
+CPU); tile and overlap are chosen by the data. The bandwidth is the machine's own, measured apart: every call reads
+the same weights, so no times of calls can tell their reading from the fixed cost. No torch.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from scipy.optimize import minimize_scalar, nnls
+
+from specdec.theory.roofline import Product, call_bytes, call_flops, padded_rows, ridge_rows
+
+TILES = (1, 2, 4, 8, 16, 32, 64)  # rows; 1 is a kernel without steps
+
+
+def call_table(cells: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
+    """Columns rows, context, seconds (the median) and calls, of the cells of `calibration.json`."""
+    rows = [
+        {
+            "rows": int(cell["rows"]),
+            "context": int(cell["context"]),
+            "seconds": float(np.median(cell["seconds"])),
+            "calls": len(cell["seconds"]),
+        }
+        for cell in cells
+    ]
+    return pd.DataFrame(rows).sort_values(["context", "rows"], ignore_index=True)
+
+
+@dataclass(frozen=True)
+class CostModel:
+    """A fitted t(n, context).
+
+    Attributes:
+        fixed: seconds that depend on neither rows nor context: launches, the interpreter, small kernels.
+        token_seconds: per cached token beyond its reading: kernels and copies along the cache.
+        flop_seconds: seconds per operation, the inverse of the throughput reached; 0 where the data show none.
+        tile: rows computed at a time.
+        overlap: reading and computing at once (the longer counts) or one after the other (their sum does).
+        bandwidth: bytes per second, given.
+        products: what the call multiplies.
+    """
+
+    fixed: float
+    token_seconds: float
+    flop_seconds: float
+    tile: int
+    overlap: bool
+    bandwidth: float
+    products: tuple[Product, ...]
+
+    def reading(self, context: Any) -> Any:
+        """Seconds to read weights and cache."""
+        return call_bytes(self.products, context) / self.bandwidth
+
+    def computing(self, rows: Any, context: Any) -> Any:
+        """Seconds of arithmetic, whole tiles."""
+        return self.flop_seconds * call_flops(self.products, padded_rows(rows, self.tile), context)
+
+    def overhead(self, context: Any) -> Any:
+        """Seconds that are neither."""
+        return self.fixed + self.token_seconds * np.asarray(context)
+
+    def seconds(self, rows: Any, context: Any) -> Any:
+        """t(n, context), seconds."""
+        join = np.maximum if self.overlap else np.add
+        return self.overhead(context) + join(self.reading(context), self.computing(rows, context))
+
+    def ridge(self, context: int) -> float | None:
+        """n from which arithmetic takes longer than reading: verification leaves the memory-bound region there.
+
+        None where the data show no cost of arithmetic.
+        """
+        if not self.flop_seconds > 0:
+            return None
+        read, per_row = call_bytes(self.products, context), call_flops(self.products, 1, context)
+        return float(ridge_rows(read, per_row, self.bandwidth, 1 / self.flop_seconds))
+
+
+def fit_cost(table: pd.DataFrame, products: Sequence[Product], bandwidth: float) -> CostModel:
+    """Least squares of the relative residuals; parameters at least 0.
+
+    table: as from `call_table`; ValueError for fewer than three numbers of rows. bandwidth: the machine's, bytes per
+    second.
+    """
+    if table["rows"].nunique() < 3:
+        raise ValueError(f"a cost model needs at least three numbers of rows, got {table['rows'].nunique()}")
+    n, context = table["rows"].to_numpy(), table["context"].to_numpy()
+    seconds = table["seconds"].to_numpy()
+    reading = call_bytes(products, context) / bandwidth
+    # A single context makes its cost a part of the fixed one.
+    along = [context.astype(float)] if table["context"].nunique() > 1 else []
+    best: tuple[float, CostModel] | None = None
+    for tile in TILES:
+        flops = call_flops(products, padded_rows(n, tile), context)
+        for overlap in (False, True):
+            misfit, (fixed, token, flop) = _least_squares(seconds, reading, flops, along, overlap)
+            if best is None or misfit < best[0] * (1 - 1e-9):  # of equal fits the smaller tile
+                best = misfit, CostModel(fixed, token, flop, tile, overlap, bandwidth, tuple(products))
+    assert best is not None
+    return best[1]
+
+
+def _least_squares(
+    seconds: np.ndarray, reading: np.ndarray, flops: np.ndarray, along: Sequence[np.ndarray], overlap: bool
+) -> tuple[float, tuple[float, float, float]]:
+    """Misfit, and (fixed, seconds per cached token, seconds per operation)."""
+    one = np.ones(len(seconds))
+
+    def linear(rest: np.ndarray, columns: Sequence[np.ndarray]) -> tuple[float, list[float]]:
+        """Coefficients of `columns` beside `rest` seconds that are known already; scaled, for the solver's sake."""
+        scales = np.array([column.max() for column in columns])
+        design = np.stack(columns, axis=1) / scales / seconds[:, None]
+        values, norm = nnls(design, 1 - rest / seconds)
+        return float(norm), [float(value) for value in values / scales]
+
+    if not overlap:
+        misfit, (fixed, *token, flop) = linear(reading, [one, *along, flops])
+        return misfit, (fixed, token[0] if token else 0.0, flop)
+
+    # The longer of two is linear in the rest once the throughput is known: search over that one number.
+    def at(log_flop: float) -> tuple[float, tuple[float, float, float]]:
+        flop = float(np.exp(log_flop))
+        misfit, (fixed, *token) = linear(np.maximum(reading, flop * flops), [one, *along])
+        return misfit, (fixed, token[0] if token else 0.0, flop)
+
+    fastest = np.log(seconds.max() / flops.max())  # all of the time is arithmetic
+    grid = np.linspace(fastest - 7, fastest + 1, 25)
+    start = int(np.argmin([at(value)[0] for value in grid]))
+    bounds = (grid[max(start - 1, 0)], grid[min(start + 1, len(grid) - 1)])
+    refined = minimize_scalar(lambda value: at(value)[0], bounds=bounds, method="bounded", options={"xatol": 1e-4})
+    return min(at(float(refined.x)), at(float(grid[start])), key=lambda item: item[0])
+
+
+@dataclass(frozen=True)
+class PredictionError:
+    """Relative errors |predicted / measured - 1| on cells that the fit did not see."""
+
+    median: float
+    worst: float
+    cells: int
+
+
+def held_out(
+    table: pd.DataFrame, fit: Callable[[pd.DataFrame], CostModel], column: str = "rows"
+) -> PredictionError | None:
+    """Leave out each value of `column` in turn (all its cells), fit the rest, tile and overlap included, and predict
+    what was left out. None where too few values are left to fit: three rows, two contexts.
+    """
+    values = table[column].unique()
+    if len(values) < (4 if column == "rows" else 3):
+        return None
+    errors: list[float] = []
+    for value in values:
+        left = table[table[column] == value]
+        model = fit(table[table[column] != value])
+        predicted = model.seconds(left["rows"].to_numpy(), left["context"].to_numpy())
+        errors += list(np.abs(predicted / left["seconds"].to_numpy() - 1))
+    return PredictionError(float(np.median(errors)), float(np.max(errors)), len(errors))

@@ -1,0 +1,105 @@
+"""What this machine can do at best, measured: bytes read per second and operations per second in a model's dtype.
+
+The ceiling that a call's own figures are set against (THEORY 7). Takes a few hundred milliseconds and two large
+buffers, so it runs apart from anything timed, and after the peak of memory has been read.
+"""
+
+import re
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from specdec.theory.roofline import threshold
+
+_SECONDS = 0.4  # for all kernels together, after one warm-up call of each
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Best rates seen.
+
+    Attributes:
+        bandwidth: bytes per second, by kernel: "read" (a sum) and "copy" (read and written bytes count).
+        throughput: floating-point operations per second, by rows of the matrix product.
+        dtype: of the products.
+        buffer_bytes: size of what was read, several times the last-level cache.
+    """
+
+    bandwidth: dict[str, float]
+    throughput: dict[int, float]
+    dtype: str
+    buffer_bytes: int
+
+    @property
+    def bytes_per_second(self) -> float:
+        return max(self.bandwidth.values())
+
+    @property
+    def flops_per_second(self) -> float:
+        return max(self.throughput.values())
+
+    def as_dict(self) -> dict[str, Any]:
+        ceiling = {"bytes_per_second": self.bytes_per_second, "flops_per_second": self.flops_per_second}
+        return {**asdict(self), **ceiling, "threshold": threshold(self.bytes_per_second, self.flops_per_second)}
+
+
+@torch.inference_mode()
+def measure_machine(
+    device: torch.device, dtype: torch.dtype, rows: Sequence[int] = (16, 64, 256), seconds: float = _SECONDS
+) -> Machine:
+    """Time reads and copies larger than the caches and matrix products on `rows` rows, interleaved; keep the best.
+
+    Raises:
+        torch.OutOfMemoryError: no room for the buffers on a GPU.
+    """
+    cuda = device.type == "cuda"
+    size = 2**30 if cuda else buffer_bytes()
+    source = torch.ones(size // 4, dtype=torch.float32, device=device)
+    half = source.numel() // 2
+    width = 8192 if cuda else 1024
+    matrix = torch.ones(width, width, dtype=dtype, device=device)
+    kernels: dict[str | int, Callable[[], Any]] = {
+        "read": source.sum,
+        "copy": partial(source[:half].copy_, source[half : 2 * half]),
+    }
+    for n in rows:
+        kernels[n] = partial(torch.nn.functional.linear, torch.ones(n, width, dtype=dtype, device=device), matrix)
+    best: dict[str | int, float] = {}
+    for kernel in kernels.values():
+        kernel()
+    end = time.perf_counter() + seconds
+    while not best or time.perf_counter() < end:
+        for name, kernel in kernels.items():
+            best[name] = min(best.get(name, float("inf")), _seconds(kernel, device))
+    return Machine(
+        bandwidth={"read": size / best["read"], "copy": 2 * 4 * half / best["copy"]},
+        throughput={n: 2 * n * width**2 / best[n] for n in rows},
+        dtype=str(dtype).removeprefix("torch."),
+        buffer_bytes=size,
+    )
+
+
+def _seconds(kernel: Callable[[], Any], device: torch.device) -> float:
+    """One call, waited for: the kernels last long enough for the host's own time not to matter."""
+    _wait(device)
+    start = time.perf_counter()
+    kernel()
+    _wait(device)
+    return time.perf_counter() - start
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def buffer_bytes(caches: Path = Path("/sys/devices/system/cpu/cpu0/cache")) -> int:
+    """Four times the largest cache that the system names, within 64 MiB and 1 GiB; 256 MiB where it names none."""
+    sizes = [re.match(r"(\d+)([KM])", path.read_text(encoding="ascii")) for path in caches.glob("index*/size")]
+    largest = max((int(size[1]) << (20 if size[2] == "M" else 10) for size in sizes if size), default=2**26)
+    return min(max(4 * largest, 2**26), 2**30)
