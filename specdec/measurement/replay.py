@@ -1,12 +1,15 @@
 """What the target's own text says about a drafter, without decoding again (DESIGN 3, THEORY 4.2)."""
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from specdec.drafters.base import Drafter
+from specdec.measurement.timers import Clock, CpuClock
 from specdec.sampling import probabilities
 from specdec.structures.base import Structure
 from specdec.targets.base import Target
@@ -83,6 +86,23 @@ def _agreement_of_laws(p: Tensor | None, q: Tensor, text: Tensor) -> Agreement:
     return Agreement((True,) * len(text), tuple(beta.tolist()), tuple(m.tolist()))
 
 
+@dataclass(frozen=True)
+class Walk:
+    """The rounds that writing one text takes.
+
+    Attributes:
+        offered: tokens offered -> (expected) rounds that offer so many.
+        draft_s: seconds that all its drafts took; None where the rounds follow without drafting them.
+    """
+
+    offered: dict[int, float]
+    draft_s: float | None
+
+    @property
+    def rounds(self) -> float:
+        return sum(self.offered.values())
+
+
 def rounds_along(
     drafter: Drafter,
     structure: Structure,
@@ -91,12 +111,17 @@ def rounds_along(
     max_new_tokens: int,
     generator: torch.Generator | None,
     reference: Sequence[int] | None,
-) -> int:
+    clock: Clock,
+) -> Walk:
     """Rounds that greedy decoding of `text` takes, drafting again from each round's start: exact for chains."""
     drafter.start(prompt, len(prompt) + len(text) + structure.nodes + 1, generator, reference)
-    position = rounds = 0
+    offered: defaultdict[int, float] = defaultdict(float)
+    marks: list[tuple[object, object]] = []
+    position = 0
     while position < len(text):
+        start = clock.mark()
         draft = drafter.draft(structure.clamped(max_new_tokens - position - 1))
+        marks.append((start, clock.mark()))
         tokens: list[int] = draft.tokens.tolist()
         accepted = 0
         while accepted < len(tokens) and text[position + accepted : position + accepted + 1] == (tokens[accepted],):
@@ -104,8 +129,36 @@ def rounds_along(
         committed = text[position : position + accepted + 1]
         drafter.commit(committed)
         position += len(committed)
-        rounds += 1
-    return rounds
+        offered[len(tokens)] += 1
+    clock.synchronize()
+    return Walk(dict(offered), sum(clock.seconds(*pair) for pair in marks))
+
+
+def expected_walk(along: Agreement, gamma: int, max_new_tokens: int) -> Walk:
+    """The rounds of a position-wise drafter of chains: THEORY 4.2 run forwards, so that it also says where rounds
+    begin. Their number is `replay_rounds(along.m, gamma)`.
+
+    A round offers gamma tokens, fewer before a position without a proposal and before the limit.
+    """
+    m, size = np.asarray(along.m), len(along.m)
+    starts = np.zeros(size + gamma + 2)  # chance that a round begins at each position; beyond the text, unused
+    starts[0] = 1.0
+    reach = 0  # proposals in a row from here on
+    reaches = np.zeros(size, dtype=int)
+    for position in reversed(range(size)):
+        reach = reach + 1 if along.proposed[position] else 0
+        reaches[position] = reach
+    offered: defaultdict[int, float] = defaultdict(float)
+    for position in range(size):
+        ahead = m[position : position + gamma]
+        passed = np.concatenate(([1.0], np.cumprod(ahead)))  # chance that the first k are accepted
+        passed[:-1] -= passed[1:]  # that exactly k are
+        starts[position + 1 : position + 1 + len(passed)] += starts[position] * passed
+        # The end of the text is no limit: a round may offer tokens beyond an end token.
+        known = int(reaches[position]) if position + reaches[position] < size else gamma
+        if starts[position] > 0:
+            offered[max(0, min(gamma, max_new_tokens - position - 1, known))] += float(starts[position])
+    return Walk(dict(offered), None)
 
 
 def expected_rounds(
@@ -128,5 +181,7 @@ def expected_rounds(
     if along is not None:
         return float(replay_rounds(along.m, structure.gamma))
     if drafter.replay == "copying" and target.sampling.greedy:
-        return float(rounds_along(drafter, structure, prompt, tuple(text), max_new_tokens, generator, reference))
+        # On any clock: the times are not used here.
+        walk = rounds_along(drafter, structure, prompt, tuple(text), max_new_tokens, generator, reference, CpuClock())
+        return walk.rounds
     return None

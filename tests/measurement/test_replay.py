@@ -38,8 +38,8 @@ def decode(target, drafter, gamma, reference=None):
 
 @pytest.mark.parametrize("gamma", [1, 2, 5])
 @pytest.mark.parametrize("name", REPLAYABLE)
-def test_replay_gives_the_rounds_of_live_greedy_decoding(target, group_values, name, gamma):
-    drafter = drafters.build(group_values("drafter", name), target=target)
+def test_replay_gives_the_rounds_of_live_greedy_decoding(target, drafter_values, name, gamma):
+    drafter = drafters.build(drafter_values(name, target.vocab_size), target=target)
     structure = structures.build({"name": "chain", "gamma": gamma})
     text = decode(target, drafters.build({"name": "none"}, target=target), gamma).tokens
     live = decode(target, drafter, gamma, reference=text)

@@ -1,0 +1,31 @@
+"""`python -m specdec.advise +drafter=NAME`: would speculation pay, and at which gamma, without speculating once.
+
+Checks what can be checked before anything heavy is imported, then hands over to `measurement.advisor`.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from specdec import cli
+from specdec.config import AdviseConfig, validated
+from specdec.errors import UsageError
+
+
+def task(values: Mapping[str, Any]) -> None:
+    """Give advice for one configuration; raises SpecdecError, one sentence, for what the user can put right."""
+    if "drafter" not in values:
+        raise UsageError(f"No drafter: add +drafter=NAME, one of {', '.join(cli.options('drafter'))}.")
+    config = validated(AdviseConfig, values, source="the configuration")
+
+    from specdec.measurement.advisor import advise
+
+    advise(config, cli.output_dir())
+
+
+def main() -> None:
+    """The console entry point."""
+    cli.main("advise", task)
+
+
+if __name__ == "__main__":
+    main()

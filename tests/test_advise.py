@@ -1,0 +1,203 @@
+"""The command end to end on the table target: what it leaves, and what the run that follows makes of it."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from hydra.core.global_hydra import GlobalHydra
+
+from specdec import advise, run
+from specdec.analysis.load import load_runs
+from specdec.verifiers.base import Verifier
+
+TINY = ("+debug=tiny", "measurement.max_new_tokens=40")
+SAMPLED = "target.law=[[0.4,0.35,0.25],[0.1,0.3,0.6],[0.55,0.2,0.25]]"
+
+
+@pytest.fixture
+def command(monkeypatch, tmp_path, capsys):
+    """`command(module, *arguments)` in this process and an empty folder; gives exit code, folder and standard error."""
+    monkeypatch.chdir(tmp_path)
+
+    def call(module, *arguments: str) -> tuple[int, Path | None, str]:
+        monkeypatch.setattr("sys.argv", [module.__name__, *arguments])
+        before = set(tmp_path.glob("outputs/*/*"))
+        GlobalHydra.instance().clear()
+        try:
+            module.main()
+            code = 0
+        except SystemExit as end:
+            code = int(end.code or 0)
+        finally:
+            GlobalHydra.instance().clear()
+        new = set(tmp_path.glob("outputs/*/*")) - before
+        return code, max(new, default=None), capsys.readouterr().err
+
+    return call
+
+
+def given(folder):
+    return json.loads((folder / "advice.json").read_text())
+
+
+@pytest.mark.parametrize("drafter", ["ngram", "oracle"])
+def test_a_run_that_follows_finds_its_advice(command, tmp_path, drafter):
+    code, folder, error = command(advise, f"+drafter={drafter}", *TINY)
+    assert code == 0, error
+    advice = given(folder)
+    assert not (tmp_path / "mlflow.db").exists()
+    assert (tmp_path / "advice" / f"{advice['key']}.json").read_text() == (folder / "advice.json").read_text()
+    assert [item["gamma"] for item in advice["predictions"]] == [1, 2, 4]
+    best = max(advice["predictions"], key=lambda item: item["speedup"]["value"])
+    assert advice["best_gamma"] == best["gamma"]
+    assert advice["verdict"].endswith(".") and "\n" not in advice["verdict"]
+
+    rounds = pd.read_parquet(folder / "rounds.parquet")
+    assert set(rounds["method"]) == {"baseline"} and (rounds["offered"] == 0).all()  # it never speculated
+
+    code, folder, error = command(run, f"+drafter={drafter}", *TINY)
+    assert code == 0, error
+    summary = json.loads((folder / "summary.json").read_text())
+    predicted = {item["gamma"]: item for item in advice["predictions"]}
+    assert summary["metrics"]["speedup.predicted"] == predicted[4]["speedup"]["value"]
+    curve = summary["curves"]["curve.speedup.predicted"]
+    assert curve == {str(gamma): item["speedup"]["value"] for gamma, item in predicted.items()}
+    for arm in summary["arms"]:  # in float64 the replay is exact
+        expected = predicted[arm["gamma"]]["tokens_per_round"]["value"]
+        assert arm["tokens_per_round"] == pytest.approx(expected, rel=1e-9)
+    assert any("Beforehand advise predicted a speedup of" in note for note in summary["notes"])
+    (logged,) = load_runs(f"sqlite:///{tmp_path}/mlflow.db", "specdec").to_dict("records")
+    logged_prediction = logged.get("metrics.speedup.predicted", logged.get("speedup.predicted"))
+    assert logged_prediction == predicted[4]["speedup"]["value"]
+
+
+@pytest.mark.parametrize(
+    "change", ["measurement.max_new_tokens=39", "drafter.order_max=3", "prompts.limit=3", "sampling.temperature=0.5"]
+)
+def test_another_run_does_not_find_it(command, change):
+    code, _, error = command(advise, "+drafter=ngram", *TINY)
+    assert code == 0, error
+    code, folder, error = command(run, "+drafter=ngram", *TINY, "tracking.enabled=false", change)
+    assert code == 0, error
+    assert "speedup.predicted" not in json.loads((folder / "summary.json").read_text())["metrics"]
+
+
+def test_keys_that_change_nothing_share_advice(command):
+    code, _, error = command(advise, "+drafter=ngram", *TINY)
+    assert code == 0, error
+    other = ("tracking.enabled=false", "structure.gamma=2", "measurement.repeats=2", "seed=5")
+    code, folder, error = command(run, "+drafter=ngram", *TINY, *other)
+    assert code == 0, error
+    assert "speedup.predicted" in json.loads((folder / "summary.json").read_text())["metrics"]
+
+
+def test_recorded_text_of_a_run_gives_the_same_rounds_and_key(command, tmp_path):
+    code, decoded, error = command(run, "+drafter=ngram", *TINY, "tracking.enabled=false")
+    assert code == 0, error
+    text = f"advice.text={decoded / 'generations.jsonl'}"
+    code, from_file, error = command(advise, "+drafter=ngram", *TINY, text)
+    assert code == 0, error
+    code, plain, error = command(advise, "+drafter=ngram", *TINY)
+    assert code == 0, error
+    one, other = given(from_file), given(plain)
+    assert one["key"] == other["key"] and one["tokens"] == other["tokens"] and one["prompts"] == other["prompts"]
+    assert one["source"] != other["source"] == "baseline"
+    for ours, theirs in zip(one["predictions"], other["predictions"], strict=True):
+        assert ours["tokens_per_round"] == theirs["tokens_per_round"] and ours["offered"] == theirs["offered"]
+        assert ours["speedup"]["value"] > 0
+    assert pd.read_parquet(from_file / "rounds.parquet")["prompt"].nunique() == 1  # decoded for the time alone
+
+
+def test_text_of_other_prompts_is_advice_of_its_own(command, tmp_path):
+    lines = [{"prompt_token_ids": [0, 1], "generated_token_ids": [0, 1, 2, 0, 1, 2, 0, 1]}]
+    (tmp_path / "texts.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    code, folder, error = command(advise, "+drafter=ngram", *TINY, "advice.text=texts.jsonl")
+    assert code == 0, error
+    advice = given(folder)
+    assert advice["prompts"] == 1 and advice["tokens"] == 8
+    assert any("no run will find this advice" in note for note in advice["notes"])
+    assert all(item["speedup"]["low"] is None for item in advice["predictions"])
+    code, folder, error = command(run, "+drafter=ngram", *TINY, "tracking.enabled=false")
+    assert code == 0, error
+    assert "speedup.predicted" not in json.loads((folder / "summary.json").read_text())["metrics"]
+
+
+def test_drafts_that_take_time_do_not_pay(command):
+    """A drafter of 5 ms a token beside a target that takes microseconds: the verdict names it."""
+    prompts = "prompts.tokens=[[0,1,2,0,1,2],[1,2,0,1,2,0]]"  # as long as a draft: calibration reads them
+    code, folder, error = command(advise, "+drafter=oracle", *TINY, "drafter.step_ms=5", prompts)
+    assert code == 0, error
+    advice = given(folder)
+    assert advice["blame"] == "draft cost" and "draft cost is to blame" in advice["verdict"]
+    for item in advice["predictions"]:
+        # Of the time of a round, drafting is nearly all, and as many steps of 5 ms as there are tokens offered.
+        cost = item["cost"]
+        assert item["speedup"]["value"] < 0.5 and cost["draft"] > 0.9 * (cost["verify"] + cost["draft"])
+    one, four = advice["predictions"][0]["cost"]["draft"], advice["predictions"][2]["cost"]["draft"]
+    assert 2 < four / one < 5
+
+
+def test_damaged_advice_is_named(command, tmp_path):
+    code, folder, error = command(advise, "+drafter=ngram", *TINY)
+    assert code == 0, error
+    path = tmp_path / "advice" / f"{given(folder)['key']}.json"
+    path.write_text("{}")
+    code, _, error = command(run, "+drafter=ngram", *TINY, "tracking.enabled=false")
+    assert code == 2 and str(path) in error and error.count("\n") == 1
+
+
+BAD = [
+    ((), "No drafter: add +drafter=NAME, one of"),
+    (("+drafter=ngrm",), "Did you mean ngram"),
+    (("+drafter=ngram", "structure.gamma=0"), "structure.gamma=0"),
+    (("+drafter=ngram", "advice.txt=x"), "advice.txt"),
+    (("+drafter=ngram", "advice.text=''"), "advice.text"),
+    (("+drafter=ngram", "advice.text=nowhere.jsonl"), "nowhere.jsonl"),
+    (("+drafter=ngram", "advice.text=bad.jsonl"), "bad.jsonl:1: token id 3"),
+    (("+drafter=ngram", "sampling=temperature", SAMPLED), "only under sampling=greedy"),
+    (("+drafter=oracle", "sampling=temperature"), "sampling=greedy"),
+]
+
+
+@pytest.mark.parametrize("arguments, says", BAD, ids=[" ".join(arguments) or "nothing" for arguments, _ in BAD])
+def test_bad_input_is_one_sentence_and_code_2(command, tmp_path, arguments, says):
+    (tmp_path / "bad.jsonl").write_text('{"prompt_token_ids": [0], "generated_token_ids": [3]}')
+    code, _, error = command(advise, *arguments, *TINY)
+    assert code == 2, error
+    lines = [line for line in error.splitlines() if line.strip()]
+    assert len(lines) == 1 and lines[0].startswith("specdec: ") and says in lines[0], error
+    assert not (tmp_path / "advice").exists()
+
+
+def test_drafters_without_a_replay_are_refused(command, monkeypatch):
+    from specdec.drafters.ngram import Ngram
+
+    monkeypatch.setattr(Ngram, "replay", None)
+    code, _, error = command(advise, "+drafter=ngram", *TINY)
+    assert code == 2 and "cannot be replayed along a text" in error and error.count("\n") == 1
+
+
+def test_rules_that_the_replay_does_not_know_are_refused_when_sampling(command, monkeypatch):
+    from specdec.drafters.ngram import Ngram
+    from specdec.verifiers.speculative_sampling import SpeculativeSampling
+
+    assert Verifier.token_by_token
+    monkeypatch.setattr(Ngram, "replay", "position")
+    monkeypatch.setattr(SpeculativeSampling, "token_by_token", False)
+    code, _, error = command(advise, "+drafter=ngram", "sampling=temperature", *TINY)
+    assert code == 2 and "verifier=speculative_sampling" in error and error.count("\n") == 1
+
+
+def test_help_needs_no_torch(tmp_path):
+    script = (
+        "import sys; sys.argv = ['specdec', '--help']; from specdec import advise\n"
+        "try: advise.main()\n"
+        "finally: assert not {'torch', 'mlflow', 'transformers', 'pandas'} & set(sys.modules)"
+    )
+    shown = subprocess.run(
+        [sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=True, timeout=120
+    )
+    assert shown.stdout.count("python -m specdec.advise ") == 3 and "\ndrafter: " in shown.stdout
