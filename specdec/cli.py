@@ -22,6 +22,10 @@ os.environ["HYDRA_FULL_ERROR"] = "1"
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
 
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+MEMORY_REMEDY = (
+    "Try target.dtype=bfloat16, fewer measurement.max_new_tokens or a smaller model (in training: a smaller "
+    "recipe.data.micro_batch_tokens)."
+)
 OUT_OF_MEMORY = re.compile(r"out of memory|can't allocate memory")  # torch raises RuntimeErrors
 
 
@@ -113,7 +117,7 @@ def ending(error: BaseException) -> tuple[str, int] | None:
     if isinstance(error, OSError) and error.errno in DISK_FULL:
         return f"The disk is full: {_one_line(error)}", EnvironmentFault.exit_code
     if isinstance(error, MemoryError) or isinstance(error, RuntimeError) and OUT_OF_MEMORY.search(str(error)):
-        return f"Memory ran out: {_one_line(error)}", EnvironmentFault.exit_code
+        return f"Memory ran out: {_one_line(error)} {MEMORY_REMEDY}", EnvironmentFault.exit_code
     return None
 
 

@@ -36,6 +36,11 @@ class MeasurementConfig:
     repeats: AtLeastOne
     warmup_tokens: Annotated[int, Field(ge=0)]
     calibration_calls: AtLeastOne
+    cost_rows: Annotated[int, Field(ge=4)]
+    cost_dense: AtLeastOne
+    cost_contexts: list[AtLeastOne]
+    cost_calls: AtLeastOne
+    cost_seconds: Annotated[float, Field(gt=0)]
     bootstrap: AtLeastOne
     peers: list[Literal["transformers"]]
     trace: bool
@@ -70,6 +75,21 @@ class RunConfig:
     tracking: TrackingConfig
     seed: Annotated[int, Field(ge=0)]
     experiment_name: str | None
+    advice_dir: Annotated[str, Field(min_length=1)]
+
+
+@typed
+class AdviceConfig:
+    """Where `specdec.advise` takes the target's text from."""
+
+    text: Annotated[str, Field(min_length=1)] | None
+
+
+@typed
+class AdviseConfig(RunConfig):
+    """The root of `python -m specdec.advise`: a run's, so that both take the same overrides."""
+
+    advice: AdviceConfig
 
 
 def validated(config_type: type[T], values: Mapping[str, Any], where: str = "", source: str = "") -> T:

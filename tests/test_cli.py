@@ -90,6 +90,12 @@ def test_a_bad_command_line_is_one_sentence(
             4,
             "Memory ran out: CUDA out of memory.",
         ),
+        (
+            RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8000 bytes"),
+            4,
+            "Memory ran out: DefaultCPUAllocator: can't allocate memory: you tried to allocate 8000 bytes. "
+            "Try target.dtype=bfloat16, fewer measurement.max_new_tokens or a smaller model",
+        ),
         (MemoryError(), 4, "Memory ran out: MemoryError."),
         (KeyboardInterrupt(), 130, "Interrupted; what was finished is on disk."),
         (Interrupted("Stopped by SIGTERM.", 143), 143, "Stopped by SIGTERM."),

@@ -10,6 +10,7 @@ import pytest
 from hydra.core.global_hydra import GlobalHydra
 
 from specdec import cli, run
+from specdec.analysis.alpha_table import alpha_table
 from specdec.analysis.load import load_runs, open_folder
 from specdec.drafters.none import NoDrafter
 from specdec.errors import NumericsError
@@ -27,7 +28,8 @@ alpha.mle.ci_low alpha.mle.ci_high accepted_per_offered nodes_per_round proposal
 cost.t1_ms cost.t_ar_ms cost.c cost.g cost.v cost.o account.omega account.offered account.dependence account.drift
 account.draft account.verify account.overhead account.baseline iid.depth_p iid.trend_p iid.prompts_p iid.memory_p
 iid.mixing_p lossless.identical lossless.divergences lossless.unexplained repetition.share
-throughput.tokens_per_s throughput.baseline_tokens_per_s memory.peak_mb
+throughput.tokens_per_s throughput.baseline_tokens_per_s memory.peak_mb memory.weights_mb memory.cache_mb
+speedup.limit speedup.limit.realised cost.overhead_share
 """.split()
 # A table costs no arithmetic and has one category here.
 TARGET = "target.law=[[0.4,0.35,0.25],[0.1,0.3,0.6],[0.55,0.2,0.25]]"
@@ -201,6 +203,9 @@ BAD = [
     (("+drafter=ngram", "measurement.peers=[transformers]"), "target=causal"),
     (("+drafter=ngram", "prompts=jsonl", "prompts.path=nowhere.jsonl"), "nowhere.jsonl"),
     (("+drafter=ngram", "target=causal", "target.model=./nowhere"), "./nowhere"),
+    (("+drafter=ngram", "target=causal", "target.model=random"), "target.shape"),
+    (("+drafter=ngram", "target=random_110m", "target.shape.hidden_size=77"), "target.shape"),
+    (("+drafter=ngram", "target=random_110m", "+target.shape.hiden=77"), "target.shape.hiden"),
     (("+drafter=ngram", "tracking.uri=sqlite:///garbage.db"), "garbage.db"),
 ]
 
@@ -233,7 +238,26 @@ def test_runs_without_any_proposal_are_reported(command, tmp_path, arguments):
     assert "alpha.mle" not in metrics and "accepted_per_offered" not in metrics
 
 
-EXPERIMENTS = sorted(path.stem for path in Path(cli.config_dir(), "experiment").glob("*.yaml"))
+# Experiments that are timed at full size only: run here at the shape of a toy, below.
+OF_RANDOM_WEIGHTS = {"oracle_forced", "gpu_limit"}
+# Of encoder-decoder models, and a prompt as their data sets have it: run on tiny T5s, below.
+OF_ENCODER_DECODERS = {
+    "leviathan_ende": {"translation": {"en": "def translated(text):", "de": ""}},
+    "leviathan_cnndm": {"article": "import this " * 300, "highlights": "", "id": "a"},
+}
+ELSEWHERE = {*OF_RANDOM_WEIGHTS, *OF_ENCODER_DECODERS, "leviathan_alpha"}
+EXPERIMENTS = sorted(
+    path.stem for path in Path(cli.config_dir(), "experiment").glob("*.yaml") if path.stem not in ELSEWHERE
+)
+TOY = (
+    "target.shape.hidden_size=32",
+    "target.shape.num_hidden_layers=2",
+    "target.shape.num_attention_heads=4",
+    "target.shape.num_key_value_heads=4",
+    "target.shape.intermediate_size=48",
+    "target.shape.vocab_size=300",
+    "prompts.length=24",
+)
 
 
 @pytest.mark.slow
@@ -241,9 +265,156 @@ EXPERIMENTS = sorted(path.stem for path in Path(cli.config_dir(), "experiment").
 def test_every_experiment_runs_in_debug_on_the_pocket_target(command, tmp_path, name):
     code, error = command(f"+experiment={name}", "+debug=pocket")
     assert code == 0, error
+    runs = [open_folder(path.parent) for path in tmp_path.rglob("summary.json")]  # of every cell, where it is a sweep
+    assert runs
+    for run_ in runs:
+        greedy = float(run_.params["sampling.temperature"]) == 0
+        assert run_.metrics["lossless.unexplained"] == 0 if greedy else "lossless.unexplained" not in run_.metrics
+        assert run_.metrics["speedup"] > 0
+
+
+@pytest.mark.slow
+def test_the_alpha_table_has_all_its_cells(command, tmp_path):
+    code, error = command("+experiment=leviathan_alpha", "+debug=pocket", "prompts.limit=1")
+    assert code == 0, error
+    runs = [open_folder(path.parent) for path in tmp_path.rglob("summary.json")]
+    table = alpha_table(runs)
+    assert list(zip(table["drafter"], table["temperature"], strict=True)) == [
+        (name, temperature) for name in ("unigram", "bigram", "small_model pocket") for temperature in (0.0, 1.0)
+    ]
+    assert table["setting"].nunique() == 1 and table["alpha"].between(0, 1).all()
+    greedy = [run_ for run_ in runs if float(run_.params["sampling.temperature"]) == 0]
+    assert greedy and all(run_.metrics["lossless.unexplained"] == 0 for run_ in greedy)
+    by_drafter = table[table["temperature"] == 1].set_index("drafter")["alpha"]
+    assert by_drafter["unigram"] < by_drafter["small_model pocket"]
+
+
+@pytest.mark.slow
+def test_peers_run_in_the_same_run(command, tmp_path):
+    code, error = command("+experiment=ngram_against_generate", "+debug=pocket", "target.dtype=float32")
+    assert code == 0, error
+    folder = output(tmp_path)
+    summary = json.loads((folder / "summary.json").read_text())
+    for peer in ("generate", "prompt_lookup"):
+        for suffix in ("", ".ci_low", ".ci_high"):
+            assert summary["metrics"][f"peer.{peer}.ratio{suffix}"] > 0
+        assert summary["metrics"][f"peer.{peer}.identical"] == 1
+    described = json.loads((folder / "peers.json").read_text())
+    assert [peer["peer"] for peer in described["peers"]] == ["generate", "prompt_lookup"]
+    assert described["peers"][1]["ours"] == {"method": "ngram", "gamma": 4}
+    assert len(described["generations"]) == 2 * 2
+
+
+@pytest.mark.slow
+def test_a_peer_that_fails_does_not_end_the_run(command, tmp_path, monkeypatch):
+    from specdec.measurement.peers import TransformersPeer
+
+    def broken(self, prompt, setting):
+        raise RuntimeError("no luck")
+
+    monkeypatch.setattr(TransformersPeer, "_generate", broken)
+    code, error = command("+drafter=none", "+debug=pocket", "prompts.limit=1", "measurement.peers=[transformers]")
+    assert code == 0, error
+    summary = json.loads((output(tmp_path) / "summary.json").read_text())
+    assert not [name for name in summary["metrics"] if name.startswith("peer.")]
+    assert any("Peer generate failed" in note and "no luck" in note for note in summary["notes"])
+
+
+def test_the_forced_oracle_runs_on_random_weights_and_says_its_limit(command, tmp_path):
+    code, error = command("+experiment=oracle_forced", "+debug=pocket", *TOY)
+    assert code == 0, error
     metrics = open_folder(output(tmp_path)).metrics
-    assert metrics["lossless.unexplained"] == 0
-    assert metrics["speedup"] > 0
+    tokens, time = metrics["tokens_per_round"], {name: metrics[f"cost.{name}"] for name in "gvo"}
+    assert metrics["speedup.limit.realised"] == pytest.approx(tokens / (time["v"] + time["g"]))
+    assert metrics["speedup.limit"] / metrics["speedup.limit.realised"] == pytest.approx(
+        metrics["account.omega"] / tokens
+    )
+    assert metrics["cost.overhead_share"] == pytest.approx(time["o"] / sum(time.values()))
+    assert metrics["cost.overhead_share"] == pytest.approx(1 - metrics["account.overhead"])
+    # 2 layers of keys and values for 24 + 16 tokens and the largest draft, 32 wide, in bfloat16
+    assert metrics["memory.cache_mb"] * 2**20 >= 2 * 2 * (24 + 16) * 32 * 2
+    assert 0 < metrics["memory.weights_mb"] < metrics["memory.peak_mb"]
+    assert not [name for name in metrics if name.startswith("lossless.")]
+
+
+@pytest.mark.slow
+def test_the_gpu_experiment_is_a_sweep_over_forced_cells(command, tmp_path):
+    """Two of its eighteen cells, eagerly: what is swept on the command line replaces what the overlay sweeps."""
+    sweep = ("hydra.sweeper.params={structure.gamma: '3,5', drafter.alpha: '0.6', target.compile: 'false'}",)
+    code, error = command("+experiment=gpu_limit", "+debug=pocket", *TOY, *sweep)
+    assert code == 0, error
+    cells = sorted(tmp_path.glob("multirun/*/*/*/summary.json"))
+    assert len(cells) == 2
+    for cell in cells:
+        assert json.loads(cell.read_text())["metrics"]["account.alpha"] > 0
+
+
+@pytest.fixture(scope="module")
+def t5_folders(tmp_path_factory):
+    """A target and a drafter with random weights, float32, and the tokenizer that they share; it ends texts as T5's."""
+    import torch
+    from tokenizers.processors import TemplateProcessing
+    from transformers import T5Config, T5ForConditionalGeneration
+
+    from specdec.training.tokenizer import train_tokenizer
+
+    tokenizer = train_tokenizer(["def f(x):\n    return x\n"] * 3, 268, 64)
+    end = tokenizer.eos_token_id
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single=f"$A {tokenizer.eos_token}", special_tokens=[(tokenizer.eos_token, end)]
+    )
+    folders = []
+    for seed, width in enumerate((32, 16)):
+        torch.manual_seed(seed)
+        sizes = dict(vocab_size=280, d_model=width, d_ff=32, d_kv=8, num_heads=2, num_layers=2)
+        config = T5Config(**sizes, eos_token_id=end, pad_token_id=end, decoder_start_token_id=end)
+        folder = tmp_path_factory.mktemp("t5")
+        T5ForConditionalGeneration(config).save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+        folders.append(folder)
+    return folders
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", OF_ENCODER_DECODERS)
+def test_the_experiments_on_t5_take_any_pair(command, tmp_path, t5_folders, name):
+    """The command as a user gives it for models and prompts of his own, at both temperatures."""
+    target, drafter = t5_folders
+    (tmp_path / "prompts.jsonl").write_text(json.dumps(OF_ENCODER_DECODERS[name]) + "\n")
+    models = (f"target.model={target}", f"drafter.model={drafter}")
+    prompts = (f"prompts.path={tmp_path}/prompts.jsonl", "prompts.hub_id=null")
+    code, error = command(f"+experiment={name}", "+debug=pocket", *models, *prompts, "measurement.gammas=[3,5,7]")
+    assert code == 0, error
+    runs = [open_folder(path.parent) for path in tmp_path.glob("multirun/*/*/*/summary.json")]
+    assert sorted(float(run_.params["sampling.temperature"]) for run_ in runs) == [0, 1]
+    for run_ in runs:
+        assert set(run_.account()["gammas"]) == {"3", "5", "7"}
+        assert run_.metrics["proposals.share"] > 0 and 0 < run_.metrics["cost.c_ops"] < 1
+        if float(run_.params["sampling.temperature"]) == 0:
+            assert run_.metrics["lossless.identical"] == 1 and run_.metrics["lossless.unexplained"] == 0
+        else:
+            assert 0 < run_.metrics["alpha.text"] < 1  # two laws that forbid nothing overlap somewhere
+    environment = json.loads(next(tmp_path.rglob("environment.json")).read_text())
+    assert environment["model"]["class"] == "T5ForConditionalGeneration" and environment["prompts"]["count"] == 1
+
+
+def test_peers_need_a_decoder_only_target(command, t5_folders):
+    arguments = ("target=encoder_decoder", f"target.model={t5_folders[0]}", "prompts=stdlib_code", "prompts.limit=1")
+    code, error = command("+drafter=ngram", *arguments, "measurement.peers=[transformers]")
+    assert code == 2 and "target=causal" in error
+
+
+def test_a_draft_longer_than_the_room_left_is_clamped_and_counted(command, tmp_path):
+    """gamma 500 with 24 tokens to write: nothing is offered beyond the last token."""
+    code, error = command("+drafter=oracle", "+debug=tiny", "structure.gamma=500", "measurement.gammas=[500]")
+    assert code == 0, error
+    finished = open_folder(output(tmp_path))
+    rounds = finished.rounds()
+    rounds = rounds[rounds["method"] != "baseline"]
+    assert (rounds["gamma"] == 500).all()
+    assert (rounds["offered"] == rounds["tokens_left"] - 1).all() and rounds["offered"].max() == 23
+    assert finished.account()["gammas"]["500"]["factors"]["offered"] < 1
+    assert finished.metrics["lossless.identical"] == 1
 
 
 def test_help_and_a_wrong_name_need_no_torch(tmp_path):

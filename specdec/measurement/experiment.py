@@ -3,7 +3,7 @@
 import hashlib
 import json
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -14,16 +14,17 @@ from rich import get_console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from specdec import __version__, tracking
-from specdec.config import RunConfig, flattened, validated
+from specdec.config import MeasurementConfig, RunConfig, flattened, validated
 from specdec.drafters import drafters
 from specdec.errors import SpecdecError, UsageError
-from specdec.measurement.cost import Calibration, calibrate
+from specdec.measurement.advice import find_advice
+from specdec.measurement.cost import Calibration, calibrate, row_counts, time_calls
 from specdec.measurement.environment import capture
-from specdec.measurement.peers import TransformersGenerate
+from specdec.measurement.peers import TransformersPeer, transformers_peers
 from specdec.measurement.report import Report, build_report
 from specdec.measurement.results import ResultsFolder
 from specdec.measurement.session import BASELINE, Arm, Session
-from specdec.measurement.timers import clock_for
+from specdec.measurement.timers import Clock, clock_for
 from specdec.prompts import Prompt, PromptSet, load_prompts
 from specdec.sampling import SamplingConfig, generator_for
 from specdec.structures import Structure, structures
@@ -57,6 +58,8 @@ def build(config: RunConfig) -> Parts:
     structure = structures.build(config.structure)
     verifier = verifiers.build(config.verifier)
     _check_compatible(config, sampling, structure, verifier)
+    if sampling.greedy:
+        verifier = verifier.for_greedy()
     target = targets.construct(target_config, sampling=sampling)
     prompts = load_prompts(
         config.prompts,
@@ -131,13 +134,15 @@ def run_experiment(config: RunConfig, folder: Path) -> Report:
     if config.measurement.threads is not None:
         torch.set_num_threads(config.measurement.threads)
     parts = build(config)
+    advice = find_advice(config, parts)
     results = ResultsFolder(folder)
     plain = asdict(config)
     (folder / "config.yaml").write_text(yaml.safe_dump(plain, sort_keys=False), encoding="utf-8")
-    model = parts.target.describe()
+    model, drafter = parts.target.describe(), parts.primary.drafter.describe()
     environment = {
         **capture(parts.target.device),
         "model": model,
+        "drafter": drafter,
         "prompts": {
             "name": parts.prompts.name,
             "sha256": parts.prompts.content_hash,
@@ -148,7 +153,7 @@ def run_experiment(config: RunConfig, folder: Path) -> Report:
         "seed": config.seed,
     }
     results.write_json("environment.json", environment)
-    cell = _cell(plain, model, parts.prompts.content_hash)
+    cell = _cell(plain, model, drafter, parts.prompts.content_hash)
     name = f"{parts.label} gamma {parts.primary.gamma}"
     tags = {
         "specdec.cell": cell,
@@ -159,7 +164,7 @@ def run_experiment(config: RunConfig, folder: Path) -> Report:
     }
     with tracking.tracked_run(config.tracking, name=name, params=flattened(plain), tags=tags) as tracked:
         try:
-            outcome, calibration, peer_rows = _measure(config, parts, cell, results, tracked.heartbeat)
+            outcome, calibration, peer_rows, peer_notes = _measure(config, parts, cell, results, tracked.heartbeat)
         except SpecdecError:
             results.compact()  # what was decoded so far stays, in one piece
             tracked.artifacts(folder)
@@ -169,7 +174,9 @@ def run_experiment(config: RunConfig, folder: Path) -> Report:
             outcome=outcome,
             calibration=calibration,
             peer_rows=peer_rows,
+            peer_notes=peer_notes,
             parts=parts,
+            advice=advice,
             environment=environment,
             replicates=config.measurement.bootstrap,
             seed=config.seed,
@@ -188,14 +195,22 @@ def run_experiment(config: RunConfig, folder: Path) -> Report:
 
 def _measure(
     config: RunConfig, parts: Parts, cell: str, results: ResultsFolder, heartbeat: Callable[[], None]
-) -> tuple[Any, Calibration, list[dict[str, Any]]]:
+) -> tuple[Any, Calibration, list[dict[str, Any]], list[str]]:
     """Warm up, calibrate, then every prompt by every method."""
     measurement, target = config.measurement, parts.target
     clock = clock_for(target.device)
-    peers = []
+    peers: list[TransformersPeer] = []
     if "transformers" in measurement.peers:
         assert isinstance(target, Causal)
-        peers.append(TransformersGenerate(target, measurement.max_new_tokens))
+        peers = transformers_peers(
+            config.drafter,
+            parts.primary.drafter,
+            target,
+            parts.primary.gamma,
+            measurement.max_new_tokens,
+            baseline=BASELINE,
+            compiled=config.target["compile"] is not False,
+        )
     session = Session(
         cell=cell,
         target=target,
@@ -212,8 +227,12 @@ def _measure(
     )
     prompts = list(parts.prompts.prompts)
     longest = max(prompts, key=lambda prompt: len(prompt.tokens))
+    grid_rows = _grid_rows(config, target)
+    prepare(parts, longest, measurement, grid_rows)
     if measurement.warmup_tokens:
         session.warm_up(longest, measurement.warmup_tokens)
+    for peer in peers:
+        peer.tune(longest)
     calibration = calibrate(
         target,
         parts.primary.drafter,
@@ -224,8 +243,62 @@ def _measure(
         clock=clock,
         generator=generator_for(config.seed, longest.id, "calibration"),
     )
-    results.write_json("calibration.json", calibration.as_dict())
-    with _progress() as progress:
+    grid = _time_grid(config, target, longest, grid_rows, clock)
+    results.write_json("calibration.json", {**calibration.as_dict(), "grid": grid})
+    try:
+        _decode_all(config, parts, session, heartbeat)
+    finally:
+        if peers:
+            described = {"peers": [peer.describe() for peer in peers], "generations": session.peer_rows}
+            results.write_json("peers.json", described)
+    peer_notes = [note for note in (peer.note() for peer in peers) if note is not None]
+    return session.outcome, calibration, session.peer_rows, peer_notes
+
+
+def prepare(parts: Parts, longest: Prompt, measurement: MeasurementConfig, grid_rows: Sequence[int] = ()) -> None:
+    """Have target and drafter compile, where they do, for all that is to be timed."""
+    room = len(longest.tokens) + measurement.max_new_tokens
+    if any(prompt.follow_ups for prompt in parts.prompts.prompts):
+        room = parts.target.context_length  # how long the later turns will be is not known yet
+    capacity = room + max(arm.structure.nodes for arm in parts.arms) + 1
+    rows = {1, parts.primary.structure.nodes + 1, *grid_rows}
+    deepest = max(measurement.cost_contexts) + max(grid_rows) + 1 if grid_rows else 0
+    parts.target.prepare(rows, max(capacity, min(deepest, parts.target.context_length)))
+    parts.primary.drafter.prepare(capacity)
+
+
+def _grid_rows(config: RunConfig, target: Target) -> list[int]:
+    """Numbers of rows for the cost model; none where there is no model to explain."""
+    measurement = config.measurement
+    if not (target.products() and measurement.cost_contexts):
+        return []
+    # Each number of rows of a compiled target costs a compilation: powers of two are enough there.
+    return row_counts(measurement.cost_rows, 1 if target.compiling else measurement.cost_dense)
+
+
+def _time_grid(
+    config: RunConfig, target: Target, prompt: Prompt, rows: Sequence[int], clock: Clock
+) -> dict[str, Any] | None:
+    """Times of calls over rows and contexts for the cost model."""
+    if not rows:
+        return None
+    measurement = config.measurement
+    return time_calls(
+        target,
+        prompt.tokens,
+        rows=rows,
+        contexts=measurement.cost_contexts,
+        calls=measurement.cost_calls,
+        seconds=measurement.cost_seconds,
+        clock=clock,
+        generator=generator_for(config.seed, prompt.id, "cost"),
+    ).as_dict()
+
+
+def _decode_all(config: RunConfig, parts: Parts, session: Session, heartbeat: Callable[[], None]) -> None:
+    """Every prompt with its later turns, as often as the configuration says."""
+    prompts, measurement = list(parts.prompts.prompts), config.measurement
+    with progress_bar() as progress:
         turns = sum(1 + len(prompt.follow_ups) for prompt in prompts)
         bar = progress.add_task("decoding", total=turns * measurement.repeats)
         answers: dict[str, Any] = {}
@@ -239,10 +312,10 @@ def _measure(
                     # A later turn continues the baseline's first answer, for every method and repeat alike.
                     answer = answers.setdefault(current.id, baseline.tokens)
                     current = parts.prompts.follow_up(current, answer)
-    return session.outcome, calibration, session.peer_rows
 
 
-def _progress() -> Progress:
+def progress_bar() -> Progress:
+    """On a terminal only."""
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(),
@@ -254,8 +327,10 @@ def _progress() -> Progress:
     )
 
 
-def _cell(config: Mapping[str, Any], model: Mapping[str, Any], prompts: str) -> str:
+def _cell(config: Mapping[str, Any], model: Mapping[str, Any], drafter: Mapping[str, Any], prompts: str) -> str:
     """What makes two runs the same measurement: the resolved config, the weights, the prompts, the version."""
-    keep = {key: value for key, value in config.items() if key not in ("tracking", "experiment_name")}
-    text = json.dumps([keep, model.get("sha256"), prompts, __version__], sort_keys=True, default=str)
+    keep = {key: value for key, value in config.items() if key not in ("tracking", "experiment_name", "advice_dir")}
+    text = json.dumps(
+        [keep, model.get("sha256"), drafter.get("sha256"), prompts, __version__], sort_keys=True, default=str
+    )
     return hashlib.sha256(text.encode()).hexdigest()[:16]

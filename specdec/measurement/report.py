@@ -2,6 +2,7 @@
 summary table. Everything here could be rebuilt from the artifacts alone.
 """
 
+import json
 import resource
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,10 +19,13 @@ from rich.table import Table
 
 from specdec.analysis import plots, style
 from specdec.analysis.bootstrap import bootstrap
+from specdec.analysis.cost_report import CostReport, cost_report
 from specdec.analysis.fit import hazards, position_tokens
 from specdec.analysis.rounds import BASELINE, distinct_generations, shared_work
 from specdec.analysis.summary import Summary, summarise
+from specdec.measurement.advice import Advice
 from specdec.measurement.cost import Calibration
+from specdec.measurement.machine import measure_machine
 from specdec.measurement.results import ResultsFolder
 from specdec.measurement.session import Outcome
 from specdec.theory.capped_geometric import tokens_per_round
@@ -33,7 +37,7 @@ if TYPE_CHECKING:
 
 _TRACED_ROUNDS = 25  # of each generation in the terminal; trace.html has them all
 Curves = dict[str, dict[int, float]]
-_MODELS = ("measured", "capped_geometric", "position", "replay")
+_MODELS = ("measured", "capped_geometric", "position", "replay", "predicted")
 
 
 @dataclass(frozen=True)
@@ -112,7 +116,9 @@ def build_report(
     outcome: Outcome,
     calibration: Calibration,
     peer_rows: Sequence[Mapping[str, Any]],
+    peer_notes: Sequence[str],
     parts: "Parts",
+    advice: Advice | None,
     environment: Mapping[str, Any],
     replicates: int,
     seed: int,
@@ -142,25 +148,43 @@ def build_report(
         **arm.metrics,
         **_operations(summary, rounds, parts),
         **_lossless(outcome),
-        **_peers(peer_rows, generations, replicates, seed),
-        "memory.peak_mb": _peak_mb(parts.target.device),
+        **_total_variation(rounds, parts, replicates, seed),
+        **_limit(summary),
+        **_peers(peer_rows, generations, parts.target.sampling.greedy, replicates, seed),
+        **_memory(outcome, environment, parts.target.device),
     }
     if has_alpha:
         metrics["alpha.text"] = summary.alpha
+    cost = _cost(results, parts, environment)
+    if cost is not None:
+        metrics |= cost.metrics
     curves = _curves(summary, rounds, outcome)
+    foretold = advice.at(parts.primary.gamma) if advice is not None else None
+    if foretold is not None:
+        metrics["speedup.predicted"] = foretold.speedup.value
+    predicted = advice.predictions if advice is not None else []
+    predicted_curve = {item.gamma: item.speedup.value for item in predicted if item.gamma in summary.arms}
+    if predicted_curve:
+        curves["curve.speedup.predicted"] = predicted_curve
     table = [
         {"gamma": gamma, "primary": gamma == summary.primary_gamma, **item.metrics}
         for gamma, item in summary.arms.items()
     ]
-    notes = _notes(metrics, outcome, parts)
+    notes = [*_notes(metrics, outcome, parts), *peer_notes]
     report = Report(metrics, curves, summary.alpha_source, table, notes)
     results.write_json("account.json", _account(summary))
     results.write_json("summary.json", {"metrics": metrics, "curves": curves, "arms": table, "notes": notes})
     if outcome.divergences:
         results.write_json("divergences.json", [vars(item) for item in outcome.divergences])
     _figures(results.folder / "figures", report, rounds, summary, parts, environment)
+    if cost is not None:
+        figure = plots.cost_model(cost, title=_title(parts, environment))
+        style.save(figure, results.folder / "figures", "cost_model")
     _trace(results.folder, outcome, parts, print_traces)
-    (results.folder / "report.md").write_text(_markdown(report, summary, parts, environment), encoding="utf-8")
+    text = _markdown(report, summary, parts, environment)
+    if cost is not None:
+        text += "\n" + "\n".join(cost.markdown())
+    (results.folder / "report.md").write_text(text, encoding="utf-8")
     return report
 
 
@@ -189,20 +213,80 @@ def _lossless(outcome: Outcome) -> dict[str, float]:
     }
 
 
+def _total_variation(rounds: pd.DataFrame, parts: "Parts", replicates: int, seed: int) -> dict[str, float]:
+    """Of a lossy rule: the mean over tested positions of its distance from the target's law; prompt bootstrap."""
+    if parts.primary.verifier.lossless or parts.forced:
+        return {}
+    arm = rounds[(rounds["method"] != BASELINE) & (rounds["gamma"] == parts.primary.gamma)]
+    sums = pd.DataFrame({"prompt": arm["prompt"], "tv": arm["tv"].map(sum), "tested": arm["tv"].map(len)})
+    table = sums.groupby("prompt").sum().astype(float)
+    tv = bootstrap(table, lambda s: {"tv": s["tv"] / s["tested"]}, replicates, seed)["tv"]
+    values = {"lossless.tv": tv.estimate, "lossless.tv.ci_low": tv.low, "lossless.tv.ci_high": tv.high}
+    return {name: value for name, value in values.items() if np.isfinite(value)}
+
+
+def _limit(summary: Summary) -> dict[str, float]:
+    """What an engine without overhead would reach at the measured v and g = gamma c (THEORY 2 and 8).
+
+    `speedup.limit` is Omega / (v + g); `speedup.limit.realised` has the tokens per round that came out instead of
+    Omega, so that chance and the ends of texts are in both sides of speedup over limit. `cost.overhead_share` is
+    o / (v + g + o).
+    """
+    arm = summary.arms[summary.primary_gamma]
+    bare = arm.account.time["v"] + arm.account.time["g"]
+    return {
+        "speedup.limit": float(tokens_per_round(summary.alpha, summary.primary_gamma)) / bare,
+        "speedup.limit.realised": arm.account.tokens_per_round / bare,
+        "cost.overhead_share": arm.account.time["o"] / (bare + arm.account.time["o"]),
+    }
+
+
+def _cost(results: ResultsFolder, parts: "Parts", environment: Mapping[str, Any]) -> CostReport | None:
+    """The cost model of the target's calls, from `calibration.json` and the machine's best rates; writes `cost.json`.
+
+    The machine is measured here, after the peak of memory was read: its buffers are no part of the run.
+    """
+    calls = json.loads((results.folder / "calibration.json").read_text(encoding="utf-8"))["grid"]
+    if calls is None:
+        return None
+    dtype = getattr(torch, environment["model"]["dtype"])
+    machine = measure_machine(parts.target.device, dtype).as_dict()
+    cost = cost_report(calls, parts.target.products(), machine)
+    results.write_json("cost.json", cost.as_dict())
+    return cost
+
+
+def _memory(outcome: Outcome, environment: Mapping[str, Any], device: torch.device) -> dict[str, float]:
+    """The peak, and the target's weights and largest cache, which it cannot be below."""
+    return {
+        "memory.peak_mb": _peak_mb(device),
+        "memory.weights_mb": environment.get("model", {}).get("weight_bytes", 0) / 2**20,
+        "memory.cache_mb": outcome.cache_bytes / 2**20,
+    }
+
+
 def _peers(
-    rows: Sequence[Mapping[str, Any]], generations: pd.DataFrame, replicates: int, seed: int
+    rows: Sequence[Mapping[str, Any]], generations: pd.DataFrame, greedy: bool, replicates: int, seed: int
 ) -> dict[str, float]:
-    """Peer's time per token over ours, prefill included on both sides; prompt bootstrap."""
+    """Peer's time per token over that of our arm which does the same, prefill included on both sides; prompt
+    bootstrap. Under greedy also the share of the peer's outputs that are our baseline's, token for token.
+    """
     if not rows:
         return {}
-    ours = generations[generations["method"] == BASELINE].assign(seconds=lambda t: t["prefill_s"] + t["decode_s"])
+    generations = generations.assign(seconds=lambda t: t["prefill_s"] + t["decode_s"])
+    baseline = generations[generations["method"] == BASELINE].set_index(["prompt", "repeat"])["generated_token_ids"]
     metrics: dict[str, float] = {}
-    for name, peer in pd.DataFrame(list(rows)).groupby("peer"):
+    for (name, method, gamma), peer in pd.DataFrame(list(rows)).groupby(["peer", "ours_method", "ours_gamma"]):
+        ours = generations[(generations["method"] == method) & (generations["gamma"] == gamma)]
         table = (
             peer.groupby("prompt")[["tokens", "seconds"]]
             .sum()
             .join(ours.groupby("prompt")[["tokens", "seconds"]].sum().add_suffix("_ours"))
         )
+        if greedy:
+            texts = peer.set_index(["prompt", "repeat"])["generated_token_ids"]
+            same = [text == baseline[work] for work, text in texts.items()]
+            metrics[f"peer.{name}.identical"] = sum(same) / len(same)
         ratio = bootstrap(
             table,
             lambda s: {"ratio": s["seconds"] / s["tokens"] / (s["seconds_ours"] / s["tokens_ours"])},
@@ -275,6 +359,17 @@ def _notes(metrics: Mapping[str, float], outcome: Outcome, parts: "Parts") -> li
         notes.append(
             f"Lossless: {outcome.identical} of {outcome.compared} outputs identical to the baseline's, "
             f"{len(outcome.divergences)} parted, {unexplained} of them not explained by rounding at a near-tie."
+        )
+    if "lossless.tv" in metrics:
+        notes.append(
+            "Not lossless by its rule: at a tested position the law of the output differs from the target's by "
+            f"{_measured(metrics, 'lossless.tv')} in total variation, on average."
+        )
+    if "speedup.predicted" in metrics:
+        predicted, measured = metrics["speedup.predicted"], metrics["speedup"]
+        notes.append(
+            f"Beforehand advise predicted a speedup of {predicted:.3f}; measured {measured:.3f}, which is "
+            f"{measured / predicted - 1:+.1%} from it."
         )
     share = metrics.get("repetition.share", 0.0)
     if share:

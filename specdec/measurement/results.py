@@ -45,6 +45,7 @@ def round_rows(cell: Cell, generation: Generation, clock: Clock) -> list[dict[st
                 "source": _accepted_source(item).strategy if item.source else "",
                 "rank": _accepted_source(item).rank if item.source else 0,
                 "beta": list(item.beta),
+                "tv": list(item.tv),
                 "draft_s": clock.seconds(marks.start, marks.drafted),
                 "verify_s": clock.seconds(marks.drafted, marks.verified),
                 "accept_s": clock.seconds(marks.verified, marks.accepted),

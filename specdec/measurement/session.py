@@ -57,12 +57,17 @@ class Replayed:
 
 @dataclass
 class Outcome:
-    """What a session leaves in memory besides the tables on disk."""
+    """What a session leaves in memory besides the tables on disk.
+
+    Attributes:
+        cache_bytes: of the target's largest key-value cache.
+    """
 
     replayed: Replayed = field(default_factory=Replayed)
     divergences: list[Divergence] = field(default_factory=list)
     compared: int = 0
     identical: int = 0
+    cache_bytes: int = 0
     traced: list[tuple[Prompt, Arm, Generation]] = field(default_factory=list)
 
 
@@ -83,13 +88,13 @@ class Session:
         repetition: tuple[int, float],
         forced: bool,
         trace: tuple[int, int],
-        peers: Sequence[Callable[[Prompt], Mapping[str, Any]]] = (),
+        peers: Sequence[Callable[[Prompt], Mapping[str, Any] | None]] = (),
     ) -> None:
         """
         Args:
             repetition: longest period in tokens, and the share of an output from which it is flagged.
             trace: the gamma to trace, and how many generations of it.
-            peers: other engines, called once per prompt and repeat between our own methods.
+            peers: other engines, called once per prompt and repeat between our own methods; None is a failure.
         """
         self._cell, self._target, self._clock, self._results = cell, target, clock, results
         self._baseline, self._arms = baseline, list(arms)
@@ -100,12 +105,10 @@ class Session:
         self.outcome = Outcome()
 
     def warm_up(self, prompt: Prompt, tokens: int) -> None:
-        """Decode a little with every method, untimed."""
+        """Decode a little with every method of ours, untimed; peers warm up when they are tuned."""
         first = self._decode(self._baseline, prompt, 0, None, limit=tokens)
         for arm in self._arms:
             self._decode(arm, prompt, 0, first.tokens, limit=len(first.tokens))
-        for peer in self._peers:
-            peer(prompt)
         self._clock.synchronize()
 
     def run_prompt(self, prompt: Prompt, repeat: int) -> Generation:
@@ -125,28 +128,31 @@ class Session:
         reference: tuple[int, ...] | None = None
         try:
             if peers_first:
-                self._run_peers(prompt, repeat)
+                self._run_peers(prompt, repeat, dice)
             for arm in order:
                 done[id(arm)] = self._decode(arm, prompt, repeat, reference)
                 if arm is self._baseline:
                     reference = done[id(arm)].tokens
             if not peers_first:
-                self._run_peers(prompt, repeat)
+                self._run_peers(prompt, repeat, dice)
         except NumericsError as error:
             if error.partial is not None:
                 done[id(arm)] = error.partial
             self._write(prompt, repeat, done)
             raise
         self._write(prompt, repeat, done)
+        self.outcome.cache_bytes = max(self.outcome.cache_bytes, self._target.cache_bytes)
         baseline = done[id(self._baseline)]
         for arm in self._arms:
             self._compare(prompt, repeat, arm, done[id(arm)], baseline)
         self._replay_baseline(prompt, repeat, baseline)
         return baseline
 
-    def _run_peers(self, prompt: Prompt, repeat: int) -> None:
-        for peer in self._peers:
-            self.peer_rows.append({"repeat": repeat, "prompt": prompt.id, **peer(prompt)})
+    def _run_peers(self, prompt: Prompt, repeat: int, dice: random.Random) -> None:
+        for peer in dice.sample(self._peers, len(self._peers)):
+            row = peer(prompt)
+            if row is not None:
+                self.peer_rows.append({"repeat": repeat, "prompt": prompt.id, **row})
 
     def _decode(
         self, arm: Arm, prompt: Prompt, repeat: int, reference: tuple[int, ...] | None, limit: int | None = None
@@ -198,7 +204,7 @@ class Session:
         gamma, count = self._trace
         if arm.gamma == gamma and len(self.outcome.traced) < count:
             self.outcome.traced.append((prompt, arm, output))
-        if self._target.sampling.greedy and not self._forced:
+        if self._target.sampling.greedy and not self._forced and arm.verifier.lossless:
             self.outcome.compared += 1
             divergence = explain(self._target, (prompt.id, arm.gamma), baseline.prompt, baseline.tokens, output.tokens)
             if divergence is None:
@@ -210,6 +216,8 @@ class Session:
     def _replay_baseline(self, prompt: Prompt, repeat: int, baseline: Generation) -> None:
         for arm in self._arms:
             self._replay(self.outcome.replayed.baseline, arm, prompt, repeat, baseline.tokens, baseline.tokens)
+        if not self._arms[0].verifier.lossless:
+            return  # a lossy rule accepts more than sum min(p, q): its alpha is the measured one
         along = self._agreement(self._arms[0], prompt, repeat, baseline.tokens, baseline.tokens)
         self.outcome.replayed.alpha.append(
             {"prompt": prompt.id, "numerator": sum(along.beta), "denominator": sum(along.proposed)}
@@ -230,7 +238,7 @@ class Session:
         text: Sequence[int],
         reference: Sequence[int],
     ) -> None:
-        if arm.drafter.replay is None:
+        if arm.drafter.replay is None or not (arm.verifier.token_by_token or self._target.sampling.greedy):
             return
         along = None
         if arm.drafter.replay == "position":
