@@ -76,6 +76,21 @@ def _printed_table_1(published: pd.DataFrame) -> dict[tuple[str, float, int], fl
     return printed
 
 
+def leviathan_table_3(published: pd.DataFrame) -> pd.DataFrame:
+    """The printed alphas of Leviathan et al., Table 3: target, drafter, task, temperature, alpha; maybe no row."""
+    source = published["source"].astype(str).str.contains(LEVIATHAN, regex=False)
+    rows = published[source & (published["table"] == "Table 3") & (published["metric"] == "alpha")]
+    return pd.DataFrame(
+        {
+            "target": rows["model_target"].astype(str),
+            "drafter": rows["model_draft"].astype(str),
+            "task": rows["task"].astype(str),
+            "temperature": rows["temperature"].astype(float),
+            "alpha": rows["value"].astype(float),
+        }
+    ).reset_index(drop=True)
+
+
 def table_1_in_words(table: pd.DataFrame) -> str:
     """One sentence on `leviathan_table_1`'s result."""
     if "agrees" not in table:

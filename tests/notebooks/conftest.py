@@ -1,5 +1,6 @@
-"""A store with a real run that the notebooks can read."""
+"""A store with real runs that the notebooks can read."""
 
+import json
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -17,9 +18,26 @@ class RunStore:
 
 @pytest.fixture(scope="session")
 def run_store(tmp_path_factory: pytest.TempPathFactory) -> RunStore:
-    """One finished run of the oracle on the table target: acceptance is i.i.d., so the model holds by construction."""
+    """The alpha table of two n-gram drafters, and, newest, one run of the oracle: its acceptance is i.i.d., so the
+    model holds by construction. All on the table target.
+    """
     folder = tmp_path_factory.mktemp("store")
-    arguments = [
+    corpus = folder / "corpus.jsonl"
+    lines = [[0, 0, 1, 1, 2, 2, 0], [0, 1, 1, 1, 2, 2, 2], [0, 0, 0, 1, 2, 0, 1]]
+    corpus.write_text("".join(json.dumps({"ids": line}) + "\n" for line in lines), encoding="utf-8")
+    alphas = [
+        "-m",
+        "+experiment=leviathan_alpha",
+        "+debug=tiny",
+        "hydra.sweeper.params=null",  # no small model drafts for a table
+        "~target.dtype",
+        "+drafter=unigram,bigram",
+        "sampling.temperature=0.0,1.0",
+        f"++drafter.corpus={corpus}",
+        "++drafter.field=ids",  # ++ because the sweep itself has no drafter, its cells have
+        "++drafter.cache_dir=null",
+    ]
+    oracle = [
         "+drafter=oracle",
         "+debug=tiny",
         "drafter.alpha=0.7",
@@ -27,5 +45,6 @@ def run_store(tmp_path_factory: pytest.TempPathFactory) -> RunStore:
         "measurement.max_new_tokens=64",
         "prompts.tokens=[[0],[1],[2],[0,1],[0,2],[1,0],[1,2],[2,0],[2,1],[0,1,2],[1,2,0],[2,0,1]]",
     ]
-    subprocess.run([sys.executable, "-m", "specdec.run", *arguments], cwd=folder, check=True, timeout=600)
+    for arguments in (alphas, oracle):
+        subprocess.run([sys.executable, "-m", "specdec.run", *arguments], cwd=folder, check=True, timeout=600)
     return RunStore(f"sqlite:///{folder / 'mlflow.db'}", "specdec")

@@ -116,3 +116,25 @@ def test_theory_and_measurement_with_printed_values_and_an_iid_drafter(run_store
     words = answer(notebook)
     assert "At each of 6 gammas the replay model lies within the interval" in words
     assert "0 of 1 rows of Table 1 agree with the formulas; not alpha 0.8 gamma 5" in words
+
+
+@pytest.mark.slow
+def test_the_alpha_table_beside_printed_rows(run_store, tmp_path, monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    printed = tmp_path / "printed.csv"  # every alpha lies between 0 and 1
+    row = "x arXiv:2211.17192,Table 3,A,{},task,{},,alpha,{},prob,\n"
+    lines = [row.format("unigram", 0, 0.0), row.format("bigram", 0, 1.0), row.format("bigram", 1, 0.5)]
+    printed.write_text(",".join(COLUMNS) + "\n" + "".join(lines), encoding="utf-8")
+    notebook = executed(
+        FOLDER / "02_alpha_table.py",
+        tmp_path,
+        tracking_uri=run_store.tracking_uri,
+        experiment=run_store.experiment,
+        published_csv=str(printed),
+    )
+    words = answer(notebook)
+    assert "**table on tokens, " in words
+    assert "Temperature 0: unigram " in words and "Temperature 1: unigram " in words
+    assert "4 of 4 rows rest on fewer than the protocol's 10,000 tokens" in words
+    assert "**Printed, 3 rows of Table 3**" in words and "for 1 of 1 drafter." in words
+    assert "4 of 4 rows of n-gram drafters lie within the range that the paper prints for its own" in words

@@ -1,0 +1,73 @@
+# ---
+# jupyter:
+#   jupytext:
+#     formats: ipynb,py:percent
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#       format_version: '1.3'
+#       jupytext_version: 1.19.6
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # Do our drafters' alphas look like Leviathan's table?
+#
+# Table 3 of Leviathan et al. (2023, arXiv:2211.17192) prints $\alpha = E\big[\sum_x\min(p(x), q(x))\big]$ over
+# 10,000 tokens of the target's own text, for unigram, bigram and small-model drafters at temperatures 0 and 1. This
+# notebook shows the same quantity for your models, measured by the same protocol, and the paper's rows apart from
+# it: an $\alpha$ belongs to a pair of models, a text and a tokenizer, so only the shape of the two tables can be
+# compared. The answer is the last cell, written anew from the numbers each time.
+
+# %%
+from IPython.display import Markdown, display
+
+from specdec.analysis import alpha_table, published
+
+# %% tags=["parameters"]
+tracking_uri = "sqlite:///../mlflow.db"  # where runs were logged, seen from this folder
+experiment = "specdec"
+published_csv = None  # a CSV of printed figures, to show the paper's rows as well
+
+# %% [markdown]
+# ## Measured here
+#
+# The newest run of every setting, drafter and temperature that the overlay `leviathan_alpha` has left. A setting is a
+# target, its dtype, the prompts and the hardware. Intervals come from resampling prompts.
+
+# %%
+measured = alpha_table.alpha_table(alpha_table.alpha_runs(tracking_uri, experiment))
+measured.round(3)
+
+# %%
+display(*alpha_table.measured_figures(measured))
+
+# %% [markdown]
+# ## Printed in the paper
+#
+# Other targets and other text, so a table and figures of their own; the paper states neither intervals nor, for this
+# table, hardware.
+
+# %%
+printed = None
+if published_csv is not None:
+    printed = published.leviathan_table_3(published.load_published(published_csv))
+printed if printed is not None else Markdown("No file of printed values was given.")
+
+# %%
+if printed is not None:
+    display(*alpha_table.printed_figures(printed))
+
+# %% [markdown]
+# ## Answer
+
+# %%
+parts = [
+    alpha_table.alpha_in_words(measured),
+    alpha_table.printed_in_words(printed),
+    alpha_table.comparison_in_words(measured, printed),
+]
+Markdown("\n\n".join(part for part in parts if part))
