@@ -1,14 +1,14 @@
-"""Compiled forward passes of a fixed number of rows, behind the same call as the eager one.
+"""Forward passes of a fixed number of rows without the cost of running through a model's modules each time.
 
-On a CPU: inductor with frozen (packed) weights and a dynamic context length, one compilation per number of rows. On a
-GPU: static shapes over the whole cache, compiled where Triton is there, captured in a CUDA graph. Both write into one
-cache whose buffers stay where they are, so they are made for one capacity.
+`trace`: Dynamo's record of one pass, replayed with the same kernels: the same numbers as the eager pass, without its
+Python. `inductor`: on a CPU the record compiled, weights packed; on a GPU static shapes over the whole cache, compiled
+and captured in a CUDA graph. All write into one cache whose buffers stay where they are, made for one capacity.
 """
 
 import logging
 from collections.abc import Callable, Mapping
 from types import FunctionType
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -19,6 +19,7 @@ from specdec.kv_cache import KVCache
 logger = logging.getLogger(__name__)
 
 Masks = Tensor | dict[str, Tensor]
+Mode = Literal["trace", "inductor"]
 
 
 class Step(Protocol):
@@ -35,24 +36,27 @@ class Step(Protocol):
         ...
 
 
-def can_compile(wanted: bool | str, device: torch.device) -> bool:
-    """Whether `target.compile` (true, false or auto) can be had.
+def mode_for(wanted: bool | str, device: torch.device) -> Mode | None:
+    """How `target.compile` (true, false, trace or auto) is done on a device; None is eagerly.
 
     Raises:
-        UsageError: it was demanded, and a program that it needs is missing. With "auto" that is said, not raised.
+        UsageError: compilation was demanded, and a program that it needs is missing. With "auto" that is said, and the
+            passes are traced.
     """
     if wanted is False:
-        return False
+        return None
+    if wanted == "trace":
+        return "trace"
     missing = _missing_program(device)
     if missing is None:
-        return True
+        return "inductor"
     if wanted is True:
         raise UsageError(
             f"Bad value target.compile=true: compiling needs {missing}, which was not found; install it, "
             "or use target.compile=auto to go on without."
         )
-    logger.warning("target.compile=auto: %s was not found, so calls stay eager.", missing)
-    return False
+    logger.warning("target.compile=auto: %s was not found, so calls are traced, not compiled.", missing)
+    return "trace"
 
 
 def _missing_program(device: torch.device) -> str | None:
@@ -69,14 +73,15 @@ def _missing_program(device: torch.device) -> str | None:
     return None
 
 
-class FrozenStep:
-    """Inductor on a CPU, weights packed for its matrix kernels; any context length up to the cache's capacity.
+class TracedStep:
+    """One graph for any context length up to the cache's capacity, replayed as it is or compiled by inductor.
 
-    Dynamo's guards would cost some 0.7 ms a call for a model of eight layers. They are left out: the number of rows,
-    the model and the cache are fixed when the step is made, and the context length is declared dynamic.
+    Of Dynamo's guards only those on shapes are kept: the model and the cache are fixed when the step is made, and
+    checking them would cost some 0.7 ms a call for a model of eight layers. A model whose pass does not fit in one
+    graph (it decides by the numbers that it computes) is an error when the step is made.
     """
 
-    def __init__(self, model: Any, cache: KVCache, rows: int) -> None:
+    def __init__(self, model: Any, cache: KVCache, rows: int, mode: Mode) -> None:
         def step(tokens: Tensor, positions: Tensor, mask: Masks) -> Tensor:
             some = mask if isinstance(mask, Tensor) else next(iter(mask.values()))
             cache.length = some.shape[-1] - tokens.shape[-1]
@@ -89,21 +94,26 @@ class FrozenStep:
             ).logits
             return logits[0]
 
-        self._step = torch.compile(_with_own_code(step), options={"guard_filter_fn": _no_guards})
-        self._offsets = torch.arange(rows)
-        self._compiled = False
+        self._step = torch.compile(
+            _with_own_code(step),
+            fullgraph=True,
+            backend="inductor" if mode == "inductor" else "eager",
+            options={"guard_filter_fn": _shapes_only},
+        )
+        self._offsets = torch.arange(rows, device=model.device)
+        self._made = False
 
     def __call__(self, tokens: Tensor, prefix: int, mask: Masks) -> Tensor:
-        if not self._compiled:
-            return self._compile(tokens, prefix, mask)
+        if not self._made:
+            return self._make(tokens, prefix, mask)
         return self._step(tokens.unsqueeze(0), (self._offsets + prefix).unsqueeze(0), mask)
 
-    def _compile(self, tokens: Tensor, prefix: int, mask: Masks) -> Tensor:
+    def _make(self, tokens: Tensor, prefix: int, mask: Masks) -> Tensor:
         from torch._inductor import config
 
         for view in [mask] if isinstance(mask, Tensor) else mask.values():
             torch._dynamo.mark_dynamic(view, 3)
-        self._compiled = True
+        self._made = True
         # Not an option of `torch.compile`: Dynamo itself must know, to keep the weights out of the inputs.
         with config.patch(freezing=True):
             return self(tokens, prefix, mask)
@@ -146,7 +156,7 @@ class StaticStep:
 
     def capture(self) -> None:
         """Compile the step and record it as a CUDA graph; call while no text is in the cache."""
-        step = torch.compile(_with_own_code(self._step), options={"guard_filter_fn": _no_guards})
+        step = torch.compile(_with_own_code(self._step), fullgraph=True, options={"guard_filter_fn": _shapes_only})
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
@@ -170,8 +180,8 @@ class StaticStep:
 
 
 def _with_own_code(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """A copy with a code object of its own: Dynamo files compilations by code object, and without guards it could not
-    tell two of them apart.
+    """A copy with a code object of its own: Dynamo files its records by code object, and without guards on the cache
+    it could not tell two of them apart.
     """
     assert isinstance(function, FunctionType)
     copy = FunctionType(
@@ -180,5 +190,5 @@ def _with_own_code(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return copy
 
 
-def _no_guards(entries: Any) -> list[bool]:
-    return [False for _ in entries]
+def _shapes_only(entries: Any) -> list[bool]:
+    return [entry.guard_type == "SHAPE_ENV" for entry in entries]

@@ -4,6 +4,7 @@ Masks and positions are explicit and precomputed: a mask is a view, so a call al
 Knows neither sampling nor acceptance.
 """
 
+import logging
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from inspect import signature
@@ -13,13 +14,15 @@ import torch
 from torch import Tensor
 
 from specdec.attention import use_two_rows
-from specdec.compilation import FrozenStep, StaticStep, Step
+from specdec.compilation import Mode, StaticStep, Step, TracedStep
 from specdec.errors import ModelLoadError
 from specdec.kv_cache import KVCache
 from specdec.records import Tree, chain_tree
 
 if TYPE_CHECKING:
     from specdec.seq2seq_decoder import Seq2SeqDecoder
+
+logger = logging.getLogger(__name__)
 
 _BUCKET = 512  # rows: capacities of a compiled cache are multiples of it
 # Layer types whose state can be rolled back by forgetting rows, and what they may see.
@@ -68,23 +71,32 @@ class Decoder:
         self._compiled: Compiled | None = None
 
     @torch.inference_mode()
-    def compile(self, rows: Collection[int], capacity: int) -> None:
-        """From now on, chains of these numbers of rows take a compiled pass (seconds of compilation for each).
+    def compile(self, rows: Collection[int], capacity: int, mode: Mode) -> None:
+        """From now on, chains of these numbers of rows take a pass made for them (seconds for each).
 
-        For texts of at most `capacity` rows, rounded up; longer ones are decoded eagerly.
+        For texts of at most `capacity` rows, rounded up; longer ones are decoded eagerly, and so is everything where
+        the model cannot be traced, which is said.
         """
+        try:
+            self._compile(rows, capacity, mode)
+        except torch._dynamo.exc.TorchDynamoException as error:
+            self._steps, self._compiled = {}, None
+            reason = str(error).strip().splitlines()[0]
+            logger.warning("%s cannot be traced, so its calls stay eager: %s", self.name, reason)
+
+    def _compile(self, rows: Collection[int], capacity: int, mode: Mode) -> None:
         if self._compiled is not None and self._compiled.serves(rows, capacity):
             return
         self.cache = KVCache(self._layers, -(-capacity // _BUCKET) * _BUCKET)
         self._steps = {}
         self.forward(torch.zeros(2, dtype=torch.long, device=self.device), chain_tree(1))  # makes the buffers
         for count in sorted(rows):
-            if self.device.type == "cuda":
+            if self.device.type == "cuda" and mode == "inductor":
                 graph = StaticStep(self.model, self.cache, count, self._windows)
                 graph.capture()
                 self._steps[count] = graph
             else:
-                self._steps[count] = FrozenStep(self.model, self.cache, count)
+                self._steps[count] = TracedStep(self.model, self.cache, count, mode)
             for prefix in (2, 3):  # the first call compiles, the second is the first of many
                 self.cache.length = prefix
                 self.forward(torch.zeros(count, dtype=torch.long, device=self.device), chain_tree(count - 1))

@@ -64,8 +64,9 @@ def test_build_gives_the_class_its_typed_config(things):
 
 def test_an_unknown_name_is_answered_with_near_misses_and_the_list(things):
     assert sentence_of(things.get, "smal_thing") == (
-        "Unknown thing 'smal_thing'. Did you mean small_thing or large_thing? The things are: large_thing, small_thing."
+        "Unknown thing 'smal_thing'. Did you mean small_thing? The things are: large_thing, small_thing."
     )
+    assert "Did you mean large_thing or small_thing?" in sentence_of(things.get, "_thing")
     assert sentence_of(things.get, "xyz") == "Unknown thing 'xyz'. The things are: large_thing, small_thing."
 
 

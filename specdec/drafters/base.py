@@ -39,7 +39,7 @@ class Drafter(ABC):
     vocab_size: int | None = None
 
     def prepare(self, capacity: int) -> None:
-        """Compile what can be compiled where the target does (`Target.compiling`), before anything is timed."""
+        """Compile what can be compiled where the target does (`Target.compilation`), before anything is timed."""
 
     def start(
         self,

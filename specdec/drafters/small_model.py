@@ -92,7 +92,7 @@ class SmallModel(Drafter):
         self._decoder = decoder_of(model, self.name, prefill_chunk)
         check_rollback(self._decoder)
         self._device, self._size = target.device, target.vocab_size
-        self._compiling = target.compiling
+        self._compilation = target.compilation
         self._greedy = drafts == "greedy" or target.sampling.greedy
         self.translation: Translation | None = None
         if translate:
@@ -116,9 +116,9 @@ class SmallModel(Drafter):
         self._finite: Tensor | None = None
 
     def prepare(self, capacity: int) -> None:
-        if self._compiling and isinstance(self._decoder, Decoder):
+        if self._compilation is not None and isinstance(self._decoder, Decoder):
             # One row a token; two at the start of a draft whose predecessor was accepted whole.
-            self._decoder.compile({1, 2}, capacity)
+            self._decoder.compile({1, 2}, capacity, self._compilation)
 
     def start(
         self,

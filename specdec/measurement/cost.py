@@ -71,20 +71,22 @@ def calibrate(
     target.start(prompt, capacity)
     marks: dict[int, list[tuple[object, object]]] = {size: [] for size in sizes}
     draft_marks: dict[int, list[tuple[object, object]]] = {depth: [] for depth in depths}
-    tokens = torch.randint(target.vocab_size, (max(sizes),), generator=generator).to(target.device)
+    tokens = torch.randint(target.vocab_size, (max(*sizes, *depths),), generator=generator).to(target.device)
     shapes = {depth: structure.resized(depth) for depth in depths}
     for _ in range(repeats + 2):
-        for size in sizes:
-            draft = Draft(tokens[: size - 1], chain_tree(size - 1))
+        # In turn as in decoding: a draft meets the caches that a verification left, and the other way round.
+        for depth in sorted({*(size - 1 for size in sizes), *depths}):
+            if depth in shapes:
+                start = clock.mark()
+                proposed = drafter.draft(shapes[depth])
+                if len(proposed):
+                    draft_marks[depth].append((start, clock.mark()))
+            draft = Draft(tokens[:depth], chain_tree(depth))
             start = clock.mark()
             target.verify(draft)
-            marks[size].append((start, clock.mark()))
+            if depth + 1 in marks:
+                marks[depth + 1].append((start, clock.mark()))
             target.discard()
-        for depth, shape in shapes.items():
-            start = clock.mark()
-            proposed = drafter.draft(shape)
-            if len(proposed):
-                draft_marks[depth].append((start, clock.mark()))
     clock.synchronize()
     drafts = {depth: [clock.seconds(*pair) for pair in pairs[2:]] for depth, pairs in draft_marks.items()}
     return Calibration(

@@ -13,6 +13,7 @@ from typing import Any, cast
 import torch
 
 from specdec.attention import stock_attention
+from specdec.compilation import Mode
 from specdec.decode import cut
 from specdec.drafters.base import Drafter
 from specdec.drafters.small_model import SmallModel
@@ -30,20 +31,24 @@ class Setting:
     options: Mapping[str, Any]
 
 
-def settings(device: torch.device, compiled: bool) -> list[Setting]:
-    """The default, and where ours is compiled transformers' static cache and compilation too."""
+def settings(device: torch.device, mode: Mode | None) -> list[Setting]:
+    """The default, and where ours is traced or compiled transformers' static cache with the same done to it."""
     found = [Setting("dynamic cache, eager", {})]
-    if compiled:
+    if mode is not None:
         from transformers import CompileConfig
 
-        if device.type == "cuda":
+        if mode == "trace":
+            how = CompileConfig(backend="eager", mode=cast(Any, None))
+            how._compile_all_devices = cast(Any, True)
+        elif device.type == "cuda":
             how = CompileConfig()  # CUDA graphs
         else:
             # generate compiles on a CPU only when told to. Frozen as far as it bears: with inductor's global setting,
             # which our own engine uses, the static cache's position becomes a constant and the call fails.
             how = CompileConfig(mode=cast(Any, None), options={"freezing": True})
             how._compile_all_devices = cast(Any, True)
-        found.append(Setting("static cache, compiled", {"cache_implementation": "static", "compile_config": how}))
+        name = "static cache, traced" if mode == "trace" else "static cache, compiled"
+        found.append(Setting(name, {"cache_implementation": "static", "compile_config": how}))
     return found
 
 
@@ -184,17 +189,17 @@ def transformers_peers(
     gamma: int,
     max_new_tokens: int,
     baseline: str,
-    compiled: bool,
+    mode: Mode | None,
 ) -> list[TransformersPeer]:
     """Plain generation against our baseline, and what transformers has for our drafter, at the same gamma.
 
     Args:
         drafter_values: the drafter's configuration.
         baseline: the name of the baseline's method.
-        compiled: whether ours is.
+        mode: what is done to our own passes.
     """
     name = drafter_values["name"]
-    tried = settings(target.device, compiled)
+    tried = settings(target.device, mode)
     peers = [TransformersPeer("generate", target, max_new_tokens, (baseline, 0), tried)]
     if name == "small_model":
         small = cast(SmallModel, drafter)

@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -33,8 +33,8 @@ class Target(ABC):
     """A transformers tokenizer, or None where the target has none (the table)."""
     sampling: SamplingConfig
 
-    compiling: bool = False
-    """Whether `prepare` compiles; drafters that are models follow it."""
+    compilation: Literal["trace", "inductor"] | None = None
+    """What `prepare` does; drafters that are models follow it."""
 
     def prepare(self, rows: Collection[int], capacity: int) -> None:
         """Compile what can be compiled, before anything is timed; nothing where compilation was not asked for.

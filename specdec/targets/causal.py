@@ -7,7 +7,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from specdec.compilation import can_compile
+from specdec.compilation import mode_for
 from specdec.config import AtLeastOne, typed
 from specdec.decoder import Decoder, check_rollback
 from specdec.errors import NumericsError
@@ -37,7 +37,7 @@ class CausalConfig:
     dtype: Dtype
     device: str
     attention: Literal["auto", "sdpa", "eager"]
-    compile: bool | Literal["auto"]
+    compile: Literal[False, True, "trace", "auto"]
     evaluation: Literal["packed"]
     prefill_chunk: AtLeastOne
 
@@ -61,7 +61,7 @@ class Causal(Target):
         else:
             model, tokenizer = load_model(self.name, kind="causal", **how), load_tokenizer(self.name)
         self._init(model, tokenizer, sampling, Decoder(model, self.name, config.prefill_chunk))
-        self.compiling = can_compile(config.compile, self.device)
+        self.compilation = mode_for(config.compile, self.device)
 
     @classmethod
     def from_model(cls, model: Any, sampling: SamplingConfig, tokenizer: Any = None) -> "Causal":
@@ -83,9 +83,9 @@ class Causal(Target):
         check_rollback(decoder)
 
     def prepare(self, rows: Collection[int], capacity: int) -> None:
-        if self.compiling:
+        if self.compilation is not None:
             assert isinstance(self.decoder, Decoder)
-            self.decoder.compile(rows, capacity)
+            self.decoder.compile(rows, capacity, self.compilation)
 
     def start(self, prompt: Sequence[int], capacity: int) -> None:
         self._root = torch.tensor([self.decoder.start(prompt, capacity)], device=self.device)
@@ -141,4 +141,4 @@ class Causal(Target):
 
     def describe(self) -> dict[str, Any]:
         described = describe_model(self.model, self.name)
-        return {**described, "sha256": self._shape_hash or described["sha256"], "compiled": self.compiling}
+        return {**described, "sha256": self._shape_hash or described["sha256"], "compilation": self.compilation}

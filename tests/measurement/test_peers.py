@@ -37,10 +37,10 @@ def ours(target):
     ).tokens
 
 
-def made(target, name, model=None, compiled=False, order_max=3):
+def made(target, name, model=None, mode=None, order_max=3):
     values = {"name": name, "order_max": order_max}
     drafter = SimpleNamespace(model=model, translation=None)
-    return transformers_peers(values, drafter, target, GAMMA, LIMIT, "baseline", compiled)
+    return transformers_peers(values, drafter, target, GAMMA, LIMIT, "baseline", mode)
 
 
 def small(tiny_model):
@@ -171,9 +171,9 @@ def test_a_peer_that_fails_says_so_and_stops(target, monkeypatch):
 
 
 def test_compiled_runs_try_a_static_cache_too():
-    assert len(settings(torch.device("cpu"), compiled=False)) == 1
+    assert len(settings(torch.device("cpu"), mode=None)) == 1
     for device in ("cpu", "cuda"):
-        _, static = settings(torch.device(device), compiled=True)
+        _, static = settings(torch.device(device), mode="inductor")
         how = static.options["compile_config"]
         assert static.options["cache_implementation"] == "static"
         assert how.mode == ("reduce-overhead" if device == "cuda" else None)
@@ -185,7 +185,7 @@ def test_a_compiled_peer_writes_the_same_text(target):
     """The compiler has to be there; on one without it the setting fails and says so."""
     pytest.importorskip("torch._inductor")
     text = ours(target)
-    peer = made(target, "none", compiled=True)[0]
+    peer = made(target, "none", mode="inductor")[0]
     peer.tune(PROMPT)
     assert peer(PROMPT)["generated_token_ids"] == list(text)
     tried = peer.describe()["tried"]
