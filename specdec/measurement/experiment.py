@@ -209,7 +209,7 @@ def _measure(
             parts.primary.gamma,
             measurement.max_new_tokens,
             baseline=BASELINE,
-            compiled=config.target["compile"] is not False,
+            mode=target.compilation,
         )
     session = Session(
         cell=cell,
@@ -261,7 +261,9 @@ def prepare(parts: Parts, longest: Prompt, measurement: MeasurementConfig, grid_
     if any(prompt.follow_ups for prompt in parts.prompts.prompts):
         room = parts.target.context_length  # how long the later turns will be is not known yet
     capacity = room + max(arm.structure.nodes for arm in parts.arms) + 1
-    rows = {1, parts.primary.structure.nodes + 1, *grid_rows}
+    rows = {1, parts.primary.structure.nodes + 1}
+    if parts.target.compilation == "inductor":
+        rows |= set(grid_rows)
     deepest = max(measurement.cost_contexts) + max(grid_rows) + 1 if grid_rows else 0
     parts.target.prepare(rows, max(capacity, min(deepest, parts.target.context_length)))
     parts.primary.drafter.prepare(capacity)
@@ -273,7 +275,7 @@ def _grid_rows(config: RunConfig, target: Target) -> list[int]:
     if not (target.products() and measurement.cost_contexts):
         return []
     # Each number of rows of a compiled target costs a compilation: powers of two are enough there.
-    return row_counts(measurement.cost_rows, 1 if target.compiling else measurement.cost_dense)
+    return row_counts(measurement.cost_rows, 1 if target.compilation == "inductor" else measurement.cost_dense)
 
 
 def _time_grid(
