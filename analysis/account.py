@@ -7,7 +7,7 @@ is a convention; the additive split of a round's time, v + g + o, does not depen
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import prod
+from math import nan, prod
 
 import numpy as np
 import pandas as pd
@@ -45,6 +45,20 @@ class Account:
     def product(self) -> float:
         """Product of the factors: equal to `speedup` up to rounding."""
         return prod(self.factors.values())
+
+
+def shared_alpha(rounds: pd.DataFrame, text_sums: pd.DataFrame | None) -> tuple[float, pd.DataFrame | None]:
+    """`account.alpha`, the one alpha behind every theory number of a run, and its sums per prompt.
+
+    From `text_sums` (prompt, numerator, denominator) where the text gave any, else the MLE of `rounds`, the distinct
+    generations at the primary gamma. 0 and None if no proposal was ever tested: nothing is expected to be accepted.
+    """
+    sums = text_sums
+    if sums is None:
+        mle = prompt_sums(rounds)[["accepted", "tested"]].reset_index()
+        sums = mle.rename(columns={"accepted": "numerator", "tested": "denominator"})
+    tested = float(sums["denominator"].sum())
+    return (0.0, None) if tested == 0 else (float(sums["numerator"].sum()) / tested, sums)
 
 
 def account_table(
@@ -89,9 +103,12 @@ def account_values(sums: Columns, alpha: float, gamma: int, t1_s: float) -> dict
     chance = np.asarray(alpha)
     if "alpha_numerator" in sums:
         chance = np.clip(sums["alpha_numerator"] / sums["alpha_denominator"], 0, 1)  # rounding may pass 1
-    omega = tokens_per_round(chance, gamma)
+    # A replicate of prompts that gave no position has no alpha, and no theory.
+    known = np.where(np.isfinite(chance), 1.0, nan)
+    chance = np.nan_to_num(chance)
+    omega = tokens_per_round(chance, gamma) * known
     per_cap = [sums[f"cap_{cap}"] * tokens_per_round(chance, cap) for cap in range(gamma + 1)]
-    omega_bar = np.sum(per_cap, axis=0) / sums["rounds"]
+    omega_bar = np.sum(per_cap, axis=0) / sums["rounds"] * known
     tau = sums["tokens"] / sums["rounds"]
     g = sums["draft_s"] / sums["rounds"] / t1_s
     v = sums["verify_s"] / sums["rounds"] / t1_s
@@ -138,18 +155,29 @@ def gap_account(
     and drift is absent. With `alpha_sums`, alpha is resampled with the prompts, else it is held fixed in the
     intervals. ValueError if alpha_sums do not total to alpha, or times are not positive.
     """
-    if not t1_s > 0 or not speculative["verify_s"].sum() > 0 or not baseline["round_s"].sum() > 0:
-        raise ValueError("the account needs positive times: t1, verification, and the baseline's rounds")
     table = account_table(speculative, baseline, gamma, replay, alpha_sums)
     if alpha_sums is not None:
         total = float(table["alpha_numerator"].sum() / table["alpha_denominator"].sum())
         if not abs(total - alpha) <= 1e-9:
             raise ValueError(f"alpha is {alpha} but its sums over the account's prompts give {total}")
+    return account_from_sums(table, alpha, gamma, t1_s, replicates, seed)
+
+
+def account_from_sums(
+    table: pd.DataFrame, alpha: float, gamma: int, t1_s: float, replicates: int = 10_000, seed: int = 0
+) -> Account:
+    """The account of the prompts in `table`, rows of an `account_table`: of a run, or of a part of its prompts.
+
+    `alpha` is the value of the table's alpha sums, or what holds where it has none. ValueError if times are not
+    positive.
+    """
+    if not (t1_s > 0 and table["verify_s"].sum() > 0 and table["baseline_round_s"].sum() > 0):
+        raise ValueError("the account needs positive times: t1, verification, and the baseline's rounds")
 
     def statistic(sums: Columns) -> Mapping[str, np.ndarray]:
         values = account_values(sums, alpha, gamma, t1_s)
-        if alpha_sums is None:  # what does not vary between replicates still has one value in each
-            values["omega"] = np.broadcast_to(values["omega"], np.shape(values["speedup"]))
+        # Without sums omega does not vary between replicates, yet it has one value in each.
+        values["omega"] = np.broadcast_to(values["omega"], np.shape(values["speedup"]))
         return values
 
     intervals = bootstrap(table, statistic, replicates, seed)

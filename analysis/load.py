@@ -22,17 +22,24 @@ from specdec.registry import near_misses
 from specdec.tracking_store import check_schema, locate, quieten, reason, schema_of
 
 from .bootstrap import Columns, bootstrap
-from .rounds import BASELINE, prompt_sums, shared_work
+from .rounds import BASELINE, GENERATION, check_rounds, prompt_sums, shared_work
 
 COMMAND = "python -m specdec.run +drafter=ngram"
 WRITTEN_BY = {  # what makes an artifact, where a run can lack it
     "rounds.parquet": "every run that decoded at least one prompt",
     "generations.jsonl": "every run that decoded at least one prompt",
     "account.json": "every run that finished",
+    "replay.parquet": "every run that finished with this version of specdec",
+    "alpha.parquet": "every run that finished with this version of specdec",
     "summary.json": "every run that finished",
     "calibration.json": "every run that began to decode",
+    "cost.json": "every run with a value in measurement.cost_contexts and a target that does arithmetic",
     "environment.json": "every run",
-    "trace.html": "runs with measurement.trace=true",
+    "trace.html": "every run that finished",
+    "peers.json": "every run with measurement.peers=[transformers]",
+    "divergences.json": "every greedy run with an output that parted from the baseline's",
+    "report.md": "every run that finished",
+    "config.yaml": "every run",
 }
 QUANTITIES = ("tokens_per_round", "speedup")
 
@@ -57,8 +64,18 @@ class Run:
     fetch: Callable[[str], Path]
 
     def rounds(self) -> pd.DataFrame:
-        """The rounds table (`analysis.rounds.COLUMNS`), baseline included."""
-        return pd.read_parquet(self.fetch("rounds.parquet"))
+        """The rounds table (`analysis.rounds.COLUMNS`), baseline included. UsageError if it contradicts itself."""
+        path = self.fetch("rounds.parquet")
+        try:
+            rounds = pd.read_parquet(path)
+        except (ValueError, OSError) as error:  # pyarrow's own are both
+            raise UsageError(f"{path} is no Parquet table ({reason(error)}); copy it again, or run again.") from None
+        try:
+            check_rounds(rounds)
+            _check_one_gamma(rounds)
+        except ValueError as error:
+            raise UsageError(f"{path}: {error}.") from None
+        return rounds
 
     def generations(self) -> pd.DataFrame:
         """One row per generation: key columns, tokens, seconds, flag, token ids, text."""
@@ -66,13 +83,35 @@ class Run:
         lines = path.read_text(encoding="utf-8").splitlines()
         return pd.DataFrame([_parsed(line, path, number) for number, line in enumerate(lines, 1)])
 
+    def replay(self) -> pd.DataFrame:
+        """What replays gave (THEORY 4.2): tokens (N) and rounds (V_1) by gamma, kind, prompt and repeat.
+
+        kind: "own", along the arm's own texts, or "baseline", along the baseline's. Empty where the drafter has none.
+        """
+        return pd.read_parquet(self.fetch("replay.parquet"))
+
+    def alpha_sums(self) -> pd.DataFrame:
+        """Sum of min(p, q) (numerator) over the positions with a proposal (denominator), by prompt and repeat.
+
+        Along the baseline's texts. Empty under a lossy verifier, whose alpha is the measured one.
+        """
+        return pd.read_parquet(self.fetch("alpha.parquet"))
+
     def account(self) -> dict[str, Any]:
         """The gap account of every gamma."""
         return self._json("account.json")
 
+    def summary(self) -> dict[str, Any]:
+        """Metrics, curves, the headline figures of every gamma (`arms`), and sentences not to be missed (`notes`)."""
+        return self._json("summary.json")
+
     def calibration(self) -> dict[str, Any]:
         """t(1), t(n) and the drafter's step, in seconds."""
         return self._json("calibration.json")
+
+    def cost(self) -> dict[str, Any]:
+        """The machine's rates, the target's matrix products, and the fitted cost of a call."""
+        return self._json("cost.json")
 
     def environment(self) -> dict[str, Any]:
         """Versions, hardware, content hashes."""
@@ -90,8 +129,8 @@ class Run:
         return int(value) if value.isdigit() else None
 
     @property
-    def title(self) -> str:
-        """Drafter, model and hardware, as far as the run recorded them."""
+    def setting(self) -> str:
+        """Model, dtype and hardware, as far as the run recorded them: figures that differ here do not compare."""
         try:
             environment = self.environment()
         except UsageError:
@@ -99,12 +138,28 @@ class Run:
         hardware = (environment.get("gpu") or {}).get("name") or (environment.get("cpu") or {}).get("model")
         dtype = (environment.get("model") or {}).get("dtype")
         model = self.params.get("target.model") or self.params.get("target.name") or "unknown model"
-        drafter = self.params.get("drafter.name", "unknown drafter")
-        return f"{drafter} on {model}{f' ({dtype})' if dtype else ''}, {hardware or 'hardware not recorded'}"
+        return f"{model}{f' ({dtype})' if dtype else ''}, {hardware or 'hardware not recorded'}"
+
+    @property
+    def title(self) -> str:
+        """Drafter and setting."""
+        return f"{self.params.get('drafter.name', 'unknown drafter')} on {self.setting}"
 
     def _json(self, name: str) -> dict[str, Any]:
         path = self.fetch(name)
         return _parsed(path.read_text(encoding="utf-8"), path)
+
+
+def _check_one_gamma(rounds: pd.DataFrame) -> None:
+    """ValueError if a round is there twice: a table put together by hand from several gammas, or from several runs."""
+    twice = rounds.duplicated([*GENERATION, "round"])
+    if twice.any():
+        row = rounds[twice].iloc[0]
+        raise ValueError(
+            f"round {row['round']} of prompt {row['prompt']!r} stands twice at gamma {row['gamma']}, so rounds of "
+            f"several gammas or runs are mixed in the cell {row['cell']!r}: give every gamma its own value in the "
+            "column gamma, and every run its own file"
+        )
 
 
 def _curve_prefix(quantity: str) -> str:

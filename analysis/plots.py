@@ -121,7 +121,7 @@ def curve(
     # Both quantities are 1 without a drafter, by definition.
     axes.axhline(1, color=style.BLACK, linewidth=1.6, linestyle=(0, (1, 1.5)), label="no drafter")
     for index, (name, values) in enumerate(item for item in lines.items() if item[1]):
-        spare = (style.PURPLE, style.YELLOW, style.SKY)[index % 3]
+        spare = (style.PURPLE, style.ORANGE, style.GREY)[index % 3]
         label, colour, dash, marker = LINES.get(name, (name.replace("_", " "), spare, "-", "s"))
         gammas = sorted(values)
         axes.plot(gammas, [values[g] for g in gammas], color=colour, linestyle=dash, marker=marker, label=label)
@@ -199,6 +199,8 @@ def accepted_length_table(
     accepted, are left out; rounds that offered fewer tokens have their own law. Columns: rounds, share,
     ci_low, ci_high (prompt bootstrap), expected. ValueError if no round is left.
     """
+    if rounds["gamma"].nunique() > 1:
+        raise ValueError(f"the rounds are of several gammas, {sorted(set(rounds['gamma']))}: choose one")
     speculative = rounds[rounds["offered"] > 0]
     if speculative.empty:
         raise ValueError("no round has a proposal, so there are no accepted lengths to show")
@@ -295,7 +297,7 @@ VERBS = {  # column of the rounds table: name, colour, hatch, colour of the figu
     "draft_s": ("draft", style.YELLOW, "", style.BLACK),
     "verify_s": ("verify", style.BLUE, "", "white"),
     "accept_s": ("accept", style.GREEN, "///", style.BLACK),
-    "commit_s": ("commit", style.PURPLE, "...", style.BLACK),
+    "commit_s": ("commit", style.PURPLE, "...", "white"),
     "rest_s": ("rest", style.LIGHT, "", style.BLACK),
 }
 
@@ -343,7 +345,8 @@ def time_split(rounds: pd.DataFrame, t1_s: float | None = None, *, title: str) -
         left = left + widths
     aside = 1 - (table["draft"] + table["verify"]).to_numpy() / left
     for row, (total, share) in enumerate(zip(left, aside, strict=True)):
-        axes.text(total, row, f" {total:.2f} ({share:.1%})", ha="left", va="center", size=10)
+        note = axes.text(total, row, f" {total:.2f} ({share:.1%})", ha="left", va="center", size=10)
+        note.set_bbox({"facecolor": "white", "edgecolor": "none", "pad": 0.4})  # over the dotted line
     axes.axvline(1, color=style.BLACK, linewidth=1.6, linestyle=":", zorder=0.9)
     axes.invert_yaxis()
     axes.set(xlabel="time of a round, in units of t(1)", xlim=(0, 1.2 * longest))

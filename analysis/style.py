@@ -1,5 +1,9 @@
 """The look of every figure: colours that colour-blind readers can tell apart, sizes that survive half a page,
-a caption that says how many and how sure. The background is white even on a dark page.
+a caption that says how many and how sure.
+
+The background is white and opaque, in PNG and SVG alike. GitHub, MLflow and a notebook each have a dark page, and a
+transparent figure would need a second set of colours there that nobody can choose for a file; black on its own white
+card reads on both.
 
 Knows matplotlib, but neither pyplot nor any global state of it.
 """
@@ -18,9 +22,10 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-# Okabe and Ito's palette, by role; every line differs by dash or marker too.
-BLACK, BLUE, ORANGE, GREEN, PURPLE = "#000000", "#0072B2", "#D55E00", "#009E73", "#AA4499"
-SKY, YELLOW = "#56B4E9", "#E69F00"
+# Okabe and Ito's palette, by role, but a darker purple (Tol's wine): theirs and lighter ones turn into the blue or the
+# green without red or green receptors. Every line differs by dash or marker too.
+BLACK, BLUE, ORANGE, GREEN, PURPLE = "#000000", "#0072B2", "#D55E00", "#009E73", "#882255"
+SKY, YELLOW = "#56B4E9", "#E69F00"  # for areas: too light for a line or for words on white
 GREY, LIGHT = "#595959", "#D9D9D9"
 
 WIDTH, HEIGHT, DPI = 6.4, 4.8, 160  # inches; at half width the smallest text is still 5 points
@@ -58,8 +63,10 @@ R = TypeVar("R")
 
 @contextmanager
 def styled() -> Iterator[None]:
-    """The style for what is drawn inside; matplotlib's settings are as before afterwards."""
-    with matplotlib.rc_context(RC):
+    """The style for what is drawn inside, whatever theme the user has; their settings are as before afterwards."""
+    with matplotlib.rc_context():
+        matplotlib.rcdefaults()  # a dark theme's white letters would be lost on our ground
+        matplotlib.rcParams.update(RC)
         yield
 
 

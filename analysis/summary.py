@@ -15,7 +15,7 @@ import pandas as pd
 from specdec.theory.capped_geometric import tokens_per_round
 from specdec.theory.speedup import speedup as theoretical_speedup
 
-from .account import Account, gap_account
+from .account import Account, gap_account, shared_alpha
 from .bootstrap import Columns, bootstrap
 from .fit import hazards, position_tokens
 from .iid import IidTest, iid_tests
@@ -69,23 +69,16 @@ def summarise(
     """
     check_rounds(rounds)
     rounds = shared_work(rounds)
-    arms = _arms(rounds, primary_gamma)
+    arms = arms_by_gamma(rounds, primary_gamma)
     baseline = rounds[rounds["method"] == BASELINE]
     acceptance = {gamma: distinct_generations(arm) for gamma, arm in arms.items()}
     alpha, alpha_sums = alpha_text, None
     if alpha_text_sums is not None:
-        alpha_sums = alpha_text_sums[alpha_text_sums["prompt"].isin(rounds["prompt"])]
-    elif alpha_text is None:
-        mle = prompt_sums(acceptance[primary_gamma])[["accepted", "tested"]].reset_index()
-        alpha_sums = mle.rename(columns={"accepted": "numerator", "tested": "denominator"})
-    if alpha_sums is not None:
-        tested = float(alpha_sums["denominator"].sum())
-        if tested == 0:  # no drafter proposal was ever tested: nothing is expected to be accepted
-            alpha, alpha_sums = 0.0, None
-        else:
-            alpha = float(alpha_sums["numerator"].sum()) / tested
-    assert alpha is not None
+        alpha_text_sums = alpha_text_sums[alpha_text_sums["prompt"].isin(rounds["prompt"])]
+    if alpha is None or alpha_text_sums is not None:
+        alpha, alpha_sums = shared_alpha(acceptance[primary_gamma], alpha_text_sums)
 
+    of_text = _alpha_text(alpha_text_sums, sorted(set(rounds["prompt"])), replicates, seed)
     summaries = {}
     for gamma, arm in arms.items():
         account = gap_account(
@@ -111,6 +104,7 @@ def summarise(
             **{f"account.{name}": value for name, value in account.factors.items()},
             **{f"iid.{name}_p": test.p_value for name, test in tests.items()},
             "account.alpha": alpha,
+            **of_text,
         }
         defined = {name: float(value) for name, value in metrics.items() if not isnan(value)}
         summaries[gamma] = ArmSummary(str(arm["method"].iloc[0]), gamma, defined, account, tests)
@@ -118,7 +112,8 @@ def summarise(
     return Summary(summaries, primary_gamma, alpha, "text" if from_text else "mle")
 
 
-def _arms(rounds: pd.DataFrame, primary_gamma: int) -> dict[int, pd.DataFrame]:
+def arms_by_gamma(rounds: pd.DataFrame, primary_gamma: int) -> dict[int, pd.DataFrame]:
+    """The drafter's rounds at each gamma. ValueError for several drafters or cells, no baseline, or no such gamma."""
     speculative = rounds[rounds["method"] != BASELINE]
     methods = sorted(speculative["method"].unique())
     if len(methods) != 1 or len(speculative) == len(rounds) or rounds["cell"].nunique() != 1:
@@ -184,6 +179,22 @@ def _flagged(generations: pd.DataFrame, arm: pd.DataFrame) -> set[str]:
     method, gamma = arm["method"].iloc[0], arm["gamma"].iloc[0]
     here = (generations["method"] == BASELINE) | ((generations["method"] == method) & (generations["gamma"] == gamma))
     return set(generations.loc[here & generations["flagged"].astype(bool), "prompt"])
+
+
+def _alpha_text(sums: pd.DataFrame | None, prompts: Collection[str], replicates: int, seed: int) -> dict[str, float]:
+    """alpha.text and its prompt bootstrap, from the replicates of the account; nothing without a proposal on the text.
+
+    `sums`: prompt, numerator, denominator. `prompts` are the run's: one without a proposal has sums of 0.
+    """
+    if sums is None or not sums["denominator"].sum() > 0:
+        return {}
+    table = sums.groupby("prompt")[["numerator", "denominator"]].sum().reindex(list(prompts), fill_value=0.0)
+
+    def mean(s: Columns) -> dict[str, np.ndarray]:
+        return {"alpha": np.clip(s["numerator"] / s["denominator"], 0, 1)}  # rounding may pass 1
+
+    alpha = bootstrap(table, mean, replicates, seed)["alpha"]
+    return {"alpha.text": alpha.estimate, "alpha.text.ci_low": alpha.low, "alpha.text.ci_high": alpha.high}
 
 
 def _unflagged(table: pd.DataFrame, flagged: Collection[str], replicates: int, seed: int) -> dict[str, float]:

@@ -45,9 +45,9 @@ class Replayed:
     """What replays gave, one row per (prompt, repeat).
 
     Attributes:
-        own: per gamma, along the arm's own texts: prompt, tokens, rounds (for the account).
+        own: per gamma, along the arm's own texts: prompt, repeat, tokens, rounds (for the account).
         baseline: per gamma, along the baseline's texts (for the curve, which needs no speculation).
-        alpha: prompt, numerator and denominator of `alpha.text` (sum of beta, positions with a proposal).
+        alpha: prompt, repeat, numerator and denominator of `alpha.text` (sum of beta, positions with a proposal).
     """
 
     own: dict[int, list[dict[str, Any]]] = field(default_factory=dict)
@@ -220,7 +220,12 @@ class Session:
             return  # a lossy rule accepts more than sum min(p, q): its alpha is the measured one
         along = self._agreement(self._arms[0], prompt, repeat, baseline.tokens, baseline.tokens)
         self.outcome.replayed.alpha.append(
-            {"prompt": prompt.id, "numerator": sum(along.beta), "denominator": sum(along.proposed)}
+            {
+                "prompt": prompt.id,
+                "repeat": repeat,
+                "numerator": sum(along.beta),
+                "denominator": sum(along.proposed),
+            }
         )
 
     def _agreement(
@@ -255,4 +260,5 @@ class Session:
             along,
         )
         if rounds is not None:
-            table.setdefault(arm.gamma, []).append({"prompt": prompt.id, "tokens": len(text), "rounds": rounds})
+            row = {"prompt": prompt.id, "repeat": repeat, "tokens": len(text), "rounds": rounds}
+            table.setdefault(arm.gamma, []).append(row)

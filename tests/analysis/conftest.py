@@ -1,10 +1,18 @@
 """Builders of rounds and generations tables: small made-up outputs with every column of the real ones."""
 
+import json
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from math import prod
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
+
+from specdec.analysis.account import Account
+from specdec.analysis.bootstrap import Interval
+from specdec.analysis.load import Run, _in_folder
 
 DURATIONS = {"draft_s": 0.003, "verify_s": 0.0225, "accept_s": 0.0004, "commit_s": 0.0005, "round_s": 0.0274}
 
@@ -109,5 +117,91 @@ def make_generations() -> RoundsBuilder:
             tokens=("committed", "sum"), rounds=("round", "size"), decode_s=("round_s", "sum")
         )
         return table.assign(prefill_s=prefill_s, flagged=table["prompt"].isin(list(flagged)))
+
+    return build
+
+
+@pytest.fixture
+def make_account() -> Callable[..., Account]:
+    """An account with the given factors; an interval is 1% either way unless given, and without width around 1."""
+
+    def build(
+        factors: Mapping[str, float],
+        intervals: Mapping[str, tuple[float, float]] | None = None,
+        prompts: int = 20,
+        time: Mapping[str, float] | None = None,
+    ) -> Account:
+        terms = dict(time or {"g": 0.15, "v": 1.125, "o": 0.095})
+        values = {**factors, "speedup": prod(factors.values()), **terms}
+        margin = {name: 0.01 * (value != 1) for name, value in values.items()}
+        bounds = {name: ((1 - margin[name]) * value, (1 + margin[name]) * value) for name, value in values.items()}
+        bounds |= intervals or {}
+        return Account(
+            alpha=0.8,
+            gamma=5,
+            prompts=prompts,
+            speedup=values["speedup"],
+            factors=dict(factors),
+            tokens_per_round=3.3,
+            omega_bar=factors["omega"],
+            replay_tokens_per_round=None,
+            t1_s=0.020,
+            t_ar_s=0.021,
+            time=terms,
+            intervals={name: Interval(value, *bounds[name], 0.95, prompts) for name, value in values.items()},
+        )
+
+    return build
+
+
+@pytest.fixture
+def worked_example(make_account) -> Account:
+    """THEORY 8: alpha .8, gamma 5, tau 3.30, D 3, T_v 22.5, T_o 1.9, t1 20, t_AR 21 ms."""
+    g, v, o = 0.15, 1.125, 0.095
+    factors = {
+        "omega": 3.68928,
+        "offered": 1.0,
+        "dependence": 3.3 / 3.68928,
+        "draft": 1 / (1 + g),
+        "verify": (1 + g) / (v + g),
+        "overhead": (v + g) / (v + g + o),
+        "baseline": 1.05,
+    }
+    return make_account(factors)
+
+
+@pytest.fixture
+def stored_run(tmp_path: Path) -> Callable[..., Run]:
+    """A run on disk: rounds, generations and an environment. `files` adds others, or leaves one out (None)."""
+
+    def build(
+        rounds: pd.DataFrame | None,
+        drafter: str = "ngram",
+        hardware: str = "EPYC",
+        model: str = "1234abcd",
+        prompts: str = "p",
+        texts: Mapping[str, Sequence[int]] | None = None,
+        files: Mapping[str, str | None] | None = None,
+        **params: str,
+    ) -> Run:
+        folder = tmp_path / f"run{len(list(tmp_path.iterdir()))}"
+        folder.mkdir()
+        environment = {"cpu": {"model": hardware}, "model": {"dtype": "float32", "sha256": model}}
+        contents: dict[str, str | None] = {
+            "environment.json": json.dumps(environment | {"prompts": {"sha256": prompts}})
+        }
+        if rounds is not None:
+            rounds.to_parquet(folder / "rounds.parquet", index=False)
+            rows = [
+                {"method": "baseline", "prompt": prompt, "prompt_token_ids": list((texts or {}).get(prompt, [1]))}
+                for prompt in sorted(set(rounds["prompt"]))
+            ]
+            contents["generations.jsonl"] = "".join(json.dumps(row) + "\n" for row in rows)
+        for name, content in (contents | dict(files or {})).items():
+            if content is not None:
+                (folder / name).write_text(content, encoding="utf-8")
+        known = {"drafter.name": drafter, "target.model": "pocket", "structure.gamma": "2"}
+        known |= {key.replace("__", "."): value for key, value in params.items()}
+        return Run(folder.name, str(folder), "FINISHED", known, {}, {}, partial(_in_folder, folder))
 
     return build

@@ -148,6 +148,16 @@ def test_intervals_come_from_the_same_replicates(make_rounds):
     assert free.intervals["speedup"].high / free.intervals["speedup"].low < widths  # not intervals multiplied
 
 
+def test_replicates_of_prompts_without_a_position_have_no_theory(make_rounds):
+    """Two prompts, one of which gave no proposal: one replicate in four has no alpha, so theory has no interval."""
+    rounds = make_rounds({"p": [2, 3], "q": [0, 0]}, 4, offered={"p": [4, 4], "q": [0, 0]})
+    sums = pd.DataFrame({"prompt": ["p"], "numerator": [5.0], "denominator": [7.0]})
+    account = gap_account(5 / 7, 4, rounds, baseline_of(make_rounds, 9, 0.02, ("p", "q")), 0.02, None, sums, 200)
+    assert account.product == pytest.approx(account.speedup, abs=1e-12)
+    assert np.isnan([account.intervals["omega"].low, account.intervals["dependence"].low]).all()
+    assert account.intervals["speedup"].low < account.intervals["speedup"].high
+
+
 def test_oracle_rounds_give_factors_of_one(simulate, make_rounds):
     """Acceptance i.i.d. at alpha, long texts: dependence within 5 standard errors of 1 (false alarm 6e-7)."""
     rounds = long_text(simulate(np.full(20, 0.8), 200, 5, np.random.default_rng(9)))

@@ -124,6 +124,12 @@ def test_alpha_of_the_text_takes_precedence(run):
     sums = pd.DataFrame({"prompt": prompts, "numerator": range(1, 13), "denominator": 20.0})
     resampled = summary_of(run, alpha_text_sums=sums)
     assert resampled.alpha == pytest.approx(78 / 240) and resampled.alpha_source == "text"
+    metrics, omega = resampled.arms[3].metrics, resampled.arms[3].account.intervals["omega"]
+    ends = [metrics["alpha.text.ci_low"], metrics["alpha.text.ci_high"]]
+    assert metrics["alpha.text"] == resampled.alpha and ends[0] < resampled.alpha < ends[1]
+    # The same replicates as the account's: Omega rises with alpha, so its percentiles are those of alpha.
+    assert tokens_per_round(np.array(ends), 3).tolist() == pytest.approx([omega.low, omega.high], rel=2e-3)
+    assert "alpha.text" not in summary_of(run).arms[3].metrics
 
 
 def test_replay_and_a_calibrated_c_are_taken_up(run):

@@ -1,0 +1,119 @@
+"""The account of every registered drafter that fills a chain closes to 1e-9, for the run, each category and each
+prompt; and the oracle's acceptance factors are those of i.i.d. acceptance.
+"""
+
+from collections.abc import Callable
+from math import isfinite, prod
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from hydra.core.global_hydra import GlobalHydra
+from omegaconf import OmegaConf
+
+from specdec import run
+from specdec.analysis.load import Run, open_folder
+from specdec.analysis.run_account import account_by, account_of
+from specdec.cli import config_dir
+from specdec.config import flattened
+from specdec.drafters import drafters
+
+CHAINS = [name for name in drafters.names() if "chain" in drafters.get(name).fills]
+QUICK = ("ngram", "oracle")  # seconds each; the others run with the slow tests
+STATES = 3  # of the table target
+TEXTS = "prompts.tokens=[[0],[1],[2],[0,1],[1,2],[2,0],[0,2],[1,0]]"
+
+
+@pytest.fixture(scope="module")
+def run_of(tmp_path_factory) -> Callable[..., Run]:
+    """`run_of("ngram", "seed=1")`: runs the command on the table target without tracking, and reads what it left."""
+
+    def make(name: str, *arguments: str) -> Run:
+        folder = tmp_path_factory.mktemp("run")
+        common = [f"+drafter={name}", "+debug=tiny", "tracking.enabled=false", f"hydra.run.dir={folder}"]
+        with pytest.MonkeyPatch.context() as patch:
+            patch.chdir(folder)
+            patch.setattr("sys.argv", ["specdec.run", *common, *arguments])
+            GlobalHydra.instance().clear()
+            try:
+                run.main()
+            except SystemExit as end:
+                assert not end.code, f"{name} ended with {end.code}"
+            finally:
+                GlobalHydra.instance().clear()
+        return open_folder(folder)
+
+    return make
+
+
+def changes(name: str, values: dict[str, Any]) -> list[str]:
+    """Overrides for what the fixture changed in the drafter's YAML."""
+    loaded = OmegaConf.to_container(OmegaConf.load(Path(config_dir()) / "drafter" / f"{name}.yaml"))
+    plain = flattened({key: value for key, value in loaded.items() if key != "defaults"})
+    return [f"++drafter.{key}={value}" for key, value in flattened(values).items() if plain.get(key) != value]
+
+
+def in_two_categories(folder: Path) -> None:
+    """The prompts of a table have one category: every other one gets a second."""
+    rounds = pd.read_parquet(folder / "rounds.parquet")
+    prompts = sorted(set(rounds["prompt"]))
+    rounds["category"] = rounds["prompt"].map({prompt: f"c{i % 2}" for i, prompt in enumerate(prompts)})
+    rounds.to_parquet(folder / "rounds.parquet", index=False)
+
+
+def measured_speedup(rounds: pd.DataFrame, gamma: int) -> float:
+    """From the rounds, without the account."""
+    baseline, arm = rounds[rounds["method"] == "baseline"], rounds[rounds["gamma"] == gamma]
+    per_token = baseline["round_s"].sum() / baseline["committed"].sum()
+    return per_token / (arm["round_s"].sum() / arm["committed"].sum())
+
+
+def closes(factors: dict[str, float], speedup: float, rounds: pd.DataFrame, gamma: int) -> None:
+    """The factors multiply to the speedup, and that is the rounds'."""
+    assert all(isfinite(factor) and factor > 0 for factor in factors.values())
+    assert prod(factors.values()) == pytest.approx(speedup, abs=1e-9, rel=1e-9)
+    assert speedup == pytest.approx(measured_speedup(rounds, gamma), rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in CHAINS]
+)
+def test_the_account_closes(run_of, drafter_values, name):
+    made = run_of(name, TEXTS, *changes(name, drafter_values(name, STATES)))
+    logged = made.account()
+    for gamma, item in logged["gammas"].items():
+        rebuilt = account_of(made, int(gamma))
+        assert rebuilt.alpha == pytest.approx(logged["alpha"], abs=1e-9)
+        assert rebuilt.factors == pytest.approx(item["factors"], abs=1e-9, rel=1e-9)
+        assert rebuilt.time == pytest.approx(item["time"], abs=1e-9, rel=1e-9)
+        for quantity, interval in item["intervals"].items():
+            again = vars(rebuilt.intervals[quantity])
+            assert again == pytest.approx(interval, abs=1e-9, rel=1e-9, nan_ok=True)
+        closes(item["factors"], item["speedup"], made.rounds(), int(gamma))
+    in_two_categories(made.fetch("rounds.parquet").parent)
+    rounds = made.rounds()
+    for by, count in (("category", 2), ("prompt", 8)):
+        table = account_by(made, by)
+        assert table[by].nunique() == count
+        for group, rows in table.groupby(by):
+            values = dict(zip(rows["quantity"], rows["value"], strict=True))
+            factors = {quantity: values[quantity] for quantity in rebuilt.factors}
+            closes(factors, values["speedup"], rounds[rounds[by] == group], int(made.params["structure.gamma"]))
+
+
+def test_oracle_dependence_and_drift_contain_one(run_of):
+    """Coins of alpha 0.8 at gamma 5 along 20 texts of 400 tokens, one seed.
+
+    Drift is exactly 1: the replay flips the same coins. The interval of dependence leaves out 1 for 9% of seeds though
+    acceptance is i.i.d.; the seed is fixed, so a failure is a change of code and not chance.
+    """
+    texts = [[i % 3, i // 3 % 3, i // 9] for i in range(20)]
+    arguments = ("structure.gamma=5", "measurement.gammas=[5]", "measurement.max_new_tokens=400", "seed=1")
+    made = run_of("oracle", f"prompts.tokens={texts}".replace(" ", ""), "measurement.bootstrap=2000", *arguments)
+    account = account_of(made)
+    assert account.prompts == 20 and account.alpha == pytest.approx(0.8, abs=0.03)
+    dependence, drift = account.intervals["dependence"], account.intervals["drift"]
+    assert drift.low == pytest.approx(1, abs=1e-9) and drift.high == pytest.approx(1, abs=1e-9)
+    assert dependence.low <= 1 <= dependence.high
+    assert dependence.high - dependence.low < 0.08  # narrow enough to mean something
