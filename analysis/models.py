@@ -61,7 +61,11 @@ def markov(rounds: pd.DataFrame) -> ModelFit:
 
     Conditional on the first round of each generation, which follows none: compare it on `followers`.
     """
-    later = followers(rounds)
+    return markov_of(followers(rounds))
+
+
+def markov_of(later: pd.DataFrame) -> ModelFit:
+    """`markov` from the table of `followers`."""
     after_full = later["after_full"].to_numpy(dtype=bool)
     after, other = estimate_alpha(later[after_full]), estimate_alpha(later[~after_full])
     log_likelihood = _bernoulli([other.accepted, after.accepted], [other.rejected, after.rejected])
@@ -102,24 +106,31 @@ def _bernoulli(accepted: object, rejected: object) -> float:
 
 
 def _beta_mixture(model: str, accepted: np.ndarray, rejected: np.ndarray) -> ModelFit:
-    """Fit of units (rounds or prompts) [U] that draw their own alpha from a beta law, mean m, correlation
-    rho.
+    """Fit of units (rounds or prompts) [U] that draw their own alpha from a beta law, mean m, correlation rho."""
+    terms = (exceeding(accepted), exceeding(rejected), exceeding(accepted + rejected))
+    m, rho, log_likelihood = fit_beta(*terms)
+    return ModelFit(model, {"m": m, "rho": rho}, log_likelihood)
 
-    The likelihood of a unit is prod_{j<s}[m(1-rho)+j rho] prod_{j<d}[(1-m)(1-rho)+j rho] /
-    prod_{j<s+d}[1-rho+j rho]. This product keeps its digits as rho -> 0, where differences of log beta
-    functions lose all of them.
+
+def fit_beta(
+    accepted: np.ndarray, rejected: np.ndarray, tested: np.ndarray, start: tuple[float, float] | None = None
+) -> tuple[float, float, float]:
+    """Maximum likelihood (m, rho, log-likelihood) from the number of units whose count exceeds j = 0, 1, ...
+
+    The likelihood of a unit is prod_{j<s}[m(1-rho)+j rho] prod_{j<d}[(1-m)(1-rho)+j rho] / prod_{j<s+d}[1-rho+j rho].
+    This product keeps its digits as rho -> 0, where differences of log beta functions lose all of them. The three
+    arrays are `exceeding` of accepted, rejected and tested counts; they add up over units, so a bootstrap replicate is
+    fitted from weighted sums. `start`: an (m, rho) nearby, such as the estimate that a replicate varies; it spares the
+    search from several.
     """
-    accepted_terms = _exceeding(accepted)  # number of units whose count exceeds j = 0, 1, ...
-    rejected_terms = _exceeding(rejected)
-    tested_terms = _exceeding(accepted + rejected)
 
     def negative(parameters: np.ndarray) -> tuple[float, np.ndarray]:
         m, rho = parameters
         value, slope_m, slope_rho = 0.0, 0.0, 0.0
         for terms, mean, mean_slope, sign in (
-            (accepted_terms, m, 1.0, 1),
-            (rejected_terms, 1 - m, -1.0, 1),
-            (tested_terms, 1.0, 0.0, -1),
+            (accepted, m, 1.0, 1),
+            (rejected, 1 - m, -1.0, 1),
+            (tested, 1.0, 0.0, -1),
         ):
             j = np.arange(len(terms))
             factor = mean * (1 - rho) + j * rho
@@ -128,22 +139,25 @@ def _beta_mixture(model: str, accepted: np.ndarray, rejected: np.ndarray) -> Mod
             slope_rho += sign * float((terms * (j - mean) / factor).sum())
         return -value, -np.array([slope_m, slope_rho])
 
-    k, r = int(accepted.sum()), int(rejected.sum())
-    independent = ModelFit(model, {"m": k / (k + r) if k + r else float("nan"), "rho": 0.0}, _bernoulli(k, r))
+    k, r = float(accepted.sum()), float(rejected.sum())
+    mean = k / (k + r) if k + r else float("nan")
+    independent = _bernoulli(k, r)
     if k == 0 or r == 0:  # m is 0 or 1, and rho has no meaning
-        return independent
+        return mean, 0.0, independent
     bounds = [(1e-9, 1 - 1e-9), (0.0, 1 - 1e-6)]
-    starts = [(independent.parameters["m"], rho) for rho in (0.01, 0.2, 0.6)]
+    starts = [start] if start is not None else [(mean, rho) for rho in (0.01, 0.2, 0.6)]
     options = {"ftol": 1e-15, "gtol": 1e-10, "xtol": 1e-12, "maxfun": 2000}
+    if start is not None:  # a replicate's spread is far wider than the last digits
+        options = {"ftol": 1e-9, "gtol": 1e-6, "xtol": 1e-7, "maxfun": 100}
     fits = [
         optimize.minimize(negative, start, jac=True, method="TNC", bounds=bounds, options=options) for start in starts
     ]
     best = min(fits, key=lambda fit: float(fit.fun))
-    if -best.fun <= independent.log_likelihood + 1e-9:  # the maximum lies on the boundary rho = 0
-        return independent
-    return ModelFit(model, {"m": float(best.x[0]), "rho": float(best.x[1])}, float(-best.fun))
+    if -best.fun <= independent + 1e-9:  # the maximum lies on the boundary rho = 0
+        return mean, 0.0, independent
+    return float(best.x[0]), float(best.x[1]), float(-best.fun)
 
 
-def _exceeding(counts: np.ndarray) -> np.ndarray:
+def exceeding(counts: np.ndarray) -> np.ndarray:
     """#{units with count > j} for j = 0 ... max count - 1."""
     return np.bincount(counts)[::-1].cumsum()[::-1][1:].astype(float) if len(counts) else np.zeros(0)

@@ -18,11 +18,15 @@ from rich.console import Console
 from rich.table import Table
 
 from specdec.analysis import plots, style
+from specdec.analysis.account_sections import time_split, verdict
 from specdec.analysis.bootstrap import bootstrap
 from specdec.analysis.cost_report import CostReport, cost_report
 from specdec.analysis.fit import hazards, position_tokens
+from specdec.analysis.html import markdown_table
+from specdec.analysis.model_sections import prediction_section
 from specdec.analysis.rounds import BASELINE, distinct_generations, shared_work
 from specdec.analysis.summary import Summary, summarise
+from specdec.analysis.waterfall import waterfall
 from specdec.measurement.advice import Advice
 from specdec.measurement.cost import Calibration
 from specdec.measurement.machine import measure_machine
@@ -126,6 +130,7 @@ def build_report(
 ) -> Report:
     """Compact the tables, compute every figure, write `account.json`, `summary.json`, `report.md`, figures, trace."""
     rounds = results.compact()
+    _write_replay(results.folder, outcome)
     generations = results.generations()
     baseline = rounds[rounds["method"] == BASELINE]
     # The bare call in the very harness that is explained: the baseline's own verify, at the same contexts.
@@ -170,7 +175,7 @@ def build_report(
         {"gamma": gamma, "primary": gamma == summary.primary_gamma, **item.metrics}
         for gamma, item in summary.arms.items()
     ]
-    notes = [*_notes(metrics, outcome, parts), *peer_notes]
+    notes = [verdict(arm.account), *_notes(metrics, outcome, parts), *peer_notes]
     report = Report(metrics, curves, summary.alpha_source, table, notes)
     results.write_json("account.json", _account(summary))
     results.write_json("summary.json", {"metrics": metrics, "curves": curves, "arms": table, "notes": notes})
@@ -184,8 +189,37 @@ def build_report(
     text = _markdown(report, summary, parts, environment)
     if cost is not None:
         text += "\n" + "\n".join(cost.markdown())
+    text += "\n" + _prediction(results.folder, rounds, _title(parts, environment), replicates, seed)
     (results.folder / "report.md").write_text(text, encoding="utf-8")
     return report
+
+
+def _write_replay(folder: Path, outcome: Outcome) -> None:
+    """`replay.parquet` and `alpha.parquet`: what the account needs besides the rounds (`analysis.load.Run`)."""
+    replayed = outcome.replayed
+    rows = [
+        {"gamma": gamma, "kind": kind, **row}
+        for kind, arms in (("own", replayed.own), ("baseline", replayed.baseline))
+        for gamma, table in arms.items()
+        for row in table
+    ]
+    replay = pd.DataFrame(rows, columns=["gamma", "kind", "prompt", "repeat", "tokens", "rounds"])
+    replay.to_parquet(folder / "replay.parquet", index=False)
+    alpha = pd.DataFrame(replayed.alpha, columns=["prompt", "repeat", "numerator", "denominator"])
+    alpha.to_parquet(folder / "alpha.parquet", index=False)
+
+
+def _prediction(folder: Path, rounds: pd.DataFrame, title: str, replicates: int, seed: int) -> str:
+    """What each model predicts on prompts that it was not fitted on; writes the figure. Reports have every gamma."""
+    replay = pd.read_parquet(folder / "replay.parquet")
+    alpha = pd.read_parquet(folder / "alpha.parquet")
+    along_baseline = replay[replay["kind"] == "baseline"]
+    refits = min(replicates // 10, 200)  # likelihoods are fitted again in each
+    section = prediction_section(rounds, alpha, along_baseline, [], title, replicates, refits, seed)
+    for name, figure in section.figures:
+        style.save(figure, folder / "figures", name)
+    tables = [markdown_table(table) for _, table in section.tables[:1]]
+    return "\n\n".join(["## Prediction", *section.text, *tables]) + "\n"
 
 
 def _operations(summary: Summary, rounds: pd.DataFrame, parts: "Parts") -> dict[str, float]:
@@ -425,6 +459,8 @@ def _figures(
         figure = plots.accepted_lengths(speculative, summary.alpha, summary.primary_gamma, title=title)
         style.save(figure, folder, "accepted_lengths")
     style.save(plots.time_split(rounds, title=title), folder, "time_split")
+    account = summary.arms[summary.primary_gamma].account
+    style.save(waterfall(account, title=f"From theory to the measured speedup\n{title}"), folder, "account")
 
 
 def _title(parts: "Parts", environment: Mapping[str, Any]) -> str:
@@ -466,17 +502,22 @@ def _markdown(report: Report, summary: Summary, parts: "Parts", environment: Map
         "",
         "## Account of the primary gamma",
         "",
+        verdict(summary.arms[summary.primary_gamma].account),
+        "",
+        time_split(summary.arms[summary.primary_gamma].account),
+        "",
         "| factor | value | 95% interval |",
         "| --- | ---: | ---: |",
     ]
     account = summary.arms[summary.primary_gamma].account
     for name, value in account.factors.items():
         interval = account.intervals[name]
-        lines.append(f"| {name} | {value:.4f} | {interval.low:.4f} to {interval.high:.4f} |")
+        bounds = f"{interval.low:.4f} to {interval.high:.4f}" if np.isfinite(interval.low) else "-"
+        lines.append(f"| {name} | {value:.4f} | {bounds} |")
     lines += [
         f"| **product = speedup** | **{account.speedup:.4f}** | |",
         "",
-        *(f"- {note}" for note in report.notes),
+        *(f"- {note}" for note in report.notes[1:]),  # the first, the account's sentence, stands above
         "",
     ]
     return "\n".join(lines)

@@ -4,11 +4,13 @@ from itertools import permutations
 from math import isnan
 
 import numpy as np
+import pandas as pd
 import pytest
 
-from specdec.analysis import iid
+from specdec.analysis import iid, simulation
 from specdec.analysis.fit import estimate_alpha
 from specdec.theory.capped_geometric import accepted_pmf
+from specdec.theory.dependence import replay_rounds
 
 D1 = (40, 25, 15, 8, 12)
 D5 = (50, 15, 10, 8, 17)
@@ -188,3 +190,45 @@ def test_variants_that_do_not_apply_say_why(make_rounds):
     one = make_rounds({"a": [0, 1, 0]}, 2)
     assert "one prompt" in iid.prompts_beta(one).reason
     assert "follows a full round" in iid.previous_round(one).reason
+
+
+def test_same_alpha_sees_depth_and_pairs_the_prompts(make_rounds):
+    same = pd.concat([simulation.iid(40, 30, gamma, 0, 0.7) for gamma in (1, 2, 6)])
+    result = iid.same_alpha(same, replicates=499)
+    assert result.p_value > 0.05 and result.n == 40
+    falling = pd.concat([simulation.falling(40, 30, gamma, 0, 60, 20, 0.8) for gamma in (1, 2, 6)])
+    alphas = [estimate_alpha(falling[falling["gamma"] == gamma]).alpha for gamma in (1, 2, 6)]
+    result = iid.same_alpha(falling, replicates=499)
+    assert result.p_value == 1 / 500 and result.statistic == pytest.approx(max(alphas) - min(alphas))
+    # The same texts at both gammas and nothing but differences between prompts: the pairs agree exactly.
+    outputs = {"a": [1, 0], "b": [0, 0], "c": [1, 1]}
+    paired = pd.concat([make_rounds(outputs, 2), make_rounds(outputs, 3)])
+    assert iid.same_alpha(paired, replicates=99).p_value == 1
+
+
+def test_same_alpha_that_does_not_apply_says_why(make_rounds):
+    one = make_rounds({"a": [1, 0], "b": [1, 1]}, 2)
+    assert "one gamma" in iid.same_alpha(one).reason
+    apart = pd.concat([one, make_rounds({"a": [1, 0], "c": [1, 1]}, 3)])
+    assert "fewer than two prompts" in iid.same_alpha(apart).reason
+    silent = pd.concat([one, make_rounds({"a": [0], "b": [0]}, 3, offered={"a": [0], "b": [0]})])
+    assert "no position was tested" in iid.same_alpha(silent).reason
+
+
+def test_implementation_agrees_with_its_replay_and_sees_drift():
+    m = np.random.default_rng(3).beta(2, 1, size=(40, 60))
+    rounds = simulation.along_texts(m, 4, 0)
+    names = sorted(rounds["prompt"].unique())
+    replay = pd.DataFrame({"prompt": names, "tokens": 60, "rounds": [replay_rounds(each, 4) for each in m]})
+    result = iid.implementation(rounds, replay, replicates=499)
+    assert result.p_value > 0.05 and result.n == 40
+    assert result.statistic == pytest.approx(2400 / len(rounds) * replay["rounds"].sum() / 2400)
+    drifting = simulation.along_texts(0.9 * m, 4, 0)
+    result = iid.implementation(drifting, replay, replicates=499)
+    assert result.p_value == 1 / 500 and result.statistic < 0.95
+    exact = rounds.groupby("prompt")["committed"].agg(tokens="sum", rounds="size").reset_index()
+    assert iid.implementation(rounds, exact, replicates=99) == iid.IidTest(1.0, 1.0, 40)
+    with pytest.raises(ValueError, match="the replay lacks prompts, the first is 'p00000'"):
+        iid.implementation(rounds, replay.iloc[1:])
+    first = rounds[rounds["prompt"] == names[0]]
+    assert "one prompt" in iid.implementation(first, replay).reason

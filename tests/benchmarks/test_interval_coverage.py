@@ -1,0 +1,171 @@
+"""Coverage of the intervals and size of the tests, by simulation, for `analysis/results/interval_coverage.json`.
+
+Run by hand: `python -m pytest -m benchmark tests/benchmarks/test_interval_coverage.py`; some minutes on one core.
+A share p of n simulations has the standard error sqrt(p (1 - p) / n), given beside it; seeds are fixed.
+"""
+
+from math import sqrt
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from specdec.analysis import iid, simulation
+from specdec.analysis.bootstrap import bootstrap
+from specdec.analysis.rounds import prompt_sums
+from specdec.theory.dependence import replay_rounds
+
+pytestmark = pytest.mark.benchmark
+GAMMA, A, B = 5, 6, 2
+LEVEL = 0.05
+
+
+def share(hits: int, runs: int) -> dict[str, float | int]:
+    rate = float(hits / runs)
+    return {
+        "hits": int(hits),
+        "simulations": runs,
+        "share": round(rate, 4),
+        "se": round(sqrt(rate * (1 - rate) / runs), 4),
+    }
+
+
+def moments(highest: int) -> np.ndarray:
+    """E[alpha^k] of Beta(A, B), k = 0 ... highest."""
+    k = np.arange(highest)
+    return np.concatenate([[1.0], np.cumprod((A + k) / (A + B + k))])
+
+
+@pytest.mark.parametrize("prompts", [40, 100])
+def test_coverage_with_prompts_that_differ(prompts, log_figure):
+    """Tokens per round and alpha.mle, by prompt bootstrap and with rounds as the unit, 30 rounds per prompt."""
+    runs, rounds = 2000, 30
+    power = moments(GAMMA)
+    truth = {"tokens_per_round": power.sum(), "alpha.mle": power[1:].sum() / power[:-1].sum()}
+    covered = dict.fromkeys(truth, 0)
+    naive = dict.fromkeys(truth, 0)
+    for seed in range(runs):
+        table = simulation.heterogeneous(prompts, rounds, GAMMA, seed, A, B)
+        intervals = bootstrap(
+            prompt_sums(table),
+            lambda s: {"tokens_per_round": s["tokens"] / s["rounds"], "alpha.mle": s["accepted"] / s["tested"]},
+            replicates=2000,
+            seed=seed,
+        )
+        tau, alpha = intervals["tokens_per_round"].estimate, intervals["alpha.mle"].estimate
+        tested = (table["accepted"] + table["rejected"]).sum()
+        errors = {
+            "tokens_per_round": table["committed"].std() / sqrt(len(table)),
+            "alpha.mle": sqrt(alpha * (1 - alpha) / tested),
+        }
+        for name, estimate in (("tokens_per_round", tau), ("alpha.mle", alpha)):
+            covered[name] += intervals[name].low <= truth[name] <= intervals[name].high
+            naive[name] += abs(estimate - truth[name]) <= 1.959964 * errors[name]
+    for name in truth:
+        log_figure(
+            what=f"coverage of the 95% interval of {name}",
+            prompts=prompts,
+            rounds_per_prompt=rounds,
+            gamma=GAMMA,
+            alpha_per_prompt=f"Beta({A}, {B})",
+            bootstrap_replicates=2000,
+            seeds=f"0 to {runs - 1}",
+            prompt_bootstrap=share(covered[name], runs),
+            rounds_as_the_unit=share(naive[name], runs),
+        )
+        assert 0.92 <= covered[name] / runs <= 0.97
+
+
+def test_size_of_the_tests_of_one_gamma(log_figure):
+    """Under i.i.d. acceptance, alpha 0.7 at gamma 4, where each test should reject in 5% of the simulations."""
+    runs, prompts, rounds, gamma, alpha = 1000, 40, 30, 4, 0.7
+    tests = {
+        "depth": iid.depth,
+        "trend": iid.trend,
+        "mixing": iid.mixing,
+        "prompts": iid.prompts,
+        "prompts_beta": iid.prompts_beta,
+        "previous_round": iid.previous_round,
+    }
+    rejected = dict.fromkeys([*tests, "memory"], 0)
+    for seed in range(runs):
+        table = simulation.iid(prompts, rounds, gamma, seed, alpha)
+        for name, test in tests.items():
+            rejected[name] += test(table).p_value < LEVEL
+        rejected["memory"] += iid.memory(table, permutations=199, seed=seed).p_value <= LEVEL
+    for name, hits in rejected.items():
+        log_figure(
+            what=f"size of the test {name} at 5%",
+            prompts=prompts,
+            rounds_per_prompt=rounds,
+            gamma=gamma,
+            alpha=alpha,
+            seeds=f"0 to {runs - 1}",
+            rejected=share(hits, runs),
+        )
+    assert all(0.03 <= hits / runs <= 0.07 for hits in rejected.values()), rejected
+
+
+def test_memory_keeps_its_size_where_prompts_differ(log_figure):
+    """Differences between prompts are no memory; the depth test, which takes rounds as the unit, is deceived."""
+    runs, prompts, rounds = 1000, 40, 30
+    rejected = {"memory": 0, "depth": 0}
+    for seed in range(runs):
+        table = simulation.heterogeneous(prompts, rounds, GAMMA, seed, A, B)
+        rejected["memory"] += iid.memory(table, permutations=199, seed=seed).p_value <= LEVEL
+        rejected["depth"] += iid.depth(table).p_value < LEVEL
+    for name, hits in rejected.items():
+        log_figure(
+            what=f"rejections of the test {name} at 5% where only prompts differ",
+            prompts=prompts,
+            rounds_per_prompt=rounds,
+            gamma=GAMMA,
+            alpha_per_prompt=f"Beta({A}, {B})",
+            seeds=f"0 to {runs - 1}",
+            rejected=share(hits, runs),
+        )
+    assert 0.03 <= rejected["memory"] / runs <= 0.07
+
+
+def test_size_of_same_alpha(log_figure):
+    runs, prompts, rounds, gammas = 1000, 40, 30, (1, 2, 4, 8)
+    hits = 0
+    for seed in range(runs):
+        table = pd.concat([simulation.iid(prompts, rounds, gamma, seed, 0.7) for gamma in gammas])
+        hits += iid.same_alpha(table, replicates=499, seed=seed).p_value <= LEVEL
+    log_figure(
+        what="size of the test same_alpha at 5%",
+        prompts=prompts,
+        rounds_per_prompt=rounds,
+        gammas=gammas,
+        alpha=0.7,
+        seeds=f"0 to {runs - 1}",
+        rejected=share(hits, runs),
+    )
+    assert 0.03 <= hits / runs <= 0.07
+
+
+def test_size_of_implementation(log_figure):
+    """A position-wise drafter that does what its replay says: texts of 60 tokens, m_t from Beta(2, 1), gamma 4."""
+    runs, prompts, tokens, gamma, sets = 1000, 40, 60, 4, 20
+    generator = np.random.default_rng(0)
+    texts = generator.beta(2, 1, size=(sets, prompts, tokens))
+    names = [f"p{number:05d}" for number in range(prompts)]
+    replays = [
+        pd.DataFrame({"prompt": names, "tokens": tokens, "rounds": [replay_rounds(m, gamma) for m in each]})
+        for each in texts
+    ]
+    hits = 0
+    for seed in range(runs):
+        table = simulation.along_texts(texts[seed % sets], gamma, seed)
+        hits += iid.implementation(table, replays[seed % sets], replicates=499, seed=seed).p_value <= LEVEL
+    log_figure(
+        what="size of the test implementation at 5%",
+        prompts=prompts,
+        tokens_per_prompt=tokens,
+        gamma=gamma,
+        m="Beta(2, 1) per position",
+        seeds=f"0 to {runs - 1}",
+        rejected=share(hits, runs),
+    )
+    assert 0.03 <= hits / runs <= 0.07
