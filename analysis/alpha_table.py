@@ -11,10 +11,8 @@ from math import isnan, nan
 
 import pandas as pd
 from matplotlib.figure import Figure
-from scipy.optimize import brentq
 
 from specdec.errors import UsageError
-from specdec.theory.capped_geometric import tokens_per_round
 
 from . import style
 from .load import Run, load_runs, open_run
@@ -23,6 +21,8 @@ from .published import ROUNDING
 from .rounds import BASELINE
 
 OVERLAY = "leviathan_alpha"
+SHORT = "notebooks"  # the overlay whose shorter runs stand in where OVERLAY has left none
+OF_THE_PAPER = ("corpus_ngram", "small_model")  # its kinds of drafters
 COLUMNS = ("setting", "drafter", "temperature", "alpha", "ci_low", "ci_high", "tokens", "prompts")
 NGRAMS = {1: "unigram", 2: "bigram"}
 ORDERS = {name: order for order, name in NGRAMS.items()}
@@ -31,10 +31,15 @@ COLOURS = ((style.BLUE, "o"), (style.ORANGE, "s"), (style.GREEN, "^"), (style.PU
 
 
 def alpha_runs(tracking_uri: str, experiment: str, overlay: str = OVERLAY) -> list[Run]:
-    """The finished runs of the overlay, newest first. UsageError if there is none."""
+    """The finished runs of the overlay, newest first, then those of the overlay `notebooks` with the paper's kinds of
+    drafters, which are shorter. UsageError if there is none.
+    """
     table = load_runs(tracking_uri, experiment)
-    named = table.get("params.experiment_name", pd.Series(index=table.index, dtype=object)) == overlay
-    chosen = table[named & (table["status"] == "FINISHED")]
+    table = table[table["status"] == "FINISHED"]
+    nothing = pd.Series(index=table.index, dtype=object)
+    name = table.get("params.experiment_name", nothing)
+    short = table[(name == SHORT) & table.get("params.drafter.name", nothing).isin(OF_THE_PAPER)]
+    chosen = pd.concat([table[name == overlay], short])
     if chosen.empty:
         raise UsageError(
             f"The experiment {experiment!r} has no finished run of the overlay {overlay}: "
@@ -47,8 +52,7 @@ def alpha_table(runs: Iterable[Run]) -> pd.DataFrame:
     """One row per setting, drafter and temperature, the first run of each (COLUMNS), in the paper's order.
 
     setting: model, dtype, prompts and hardware; rows of different settings must not be compared. The interval is the
-    account's prompt bootstrap; NaN where there is a single prompt. Runs without any proposal have no alpha and are
-    left out.
+    prompt bootstrap; NaN where there is a single prompt. Runs without any proposal have no alpha and are left out.
     """
     rows: dict[tuple[str, str, float], dict[str, object]] = {}
     for run in runs:
@@ -79,33 +83,15 @@ def _rank(drafter: str) -> int:
 
 
 def _setting(run: Run) -> str:
-    """Such as "pocket (float32) on stdlib_code, EPYC": the run's title without its drafter."""
-    model_and_hardware = run.title.partition(" on ")[2]
-    model, _, hardware = model_and_hardware.partition(", ")
+    """Such as "pocket (float32) on stdlib_code, EPYC": the run's setting and its prompts."""
+    model, _, hardware = run.setting.partition(", ")
     return f"{model} on {run.params.get('prompts.name', 'unknown prompts')}, {hardware}"
 
 
 def _alpha(run: Run) -> tuple[float, float, float]:
-    """alpha.text and its interval, read back from the account's Omega(alpha, gamma), which rises with alpha.
-
-    Percentiles go through a rising function unchanged, so this is the bootstrap of alpha itself.
-    """
-    gamma = run.primary_gamma
-    intervals = run.account()["gammas"].get(str(gamma), {}).get("intervals", {})
-    omega = intervals.get("omega", {"low": nan, "high": nan})
-    low, high = (_inverse(omega[end], gamma or 1) for end in ("low", "high"))
+    """alpha.text and its prompt-bootstrap interval; NaN bounds for one prompt, and for runs that logged none."""
+    low, high = (run.metrics.get(f"alpha.text.{end}", nan) for end in ("ci_low", "ci_high"))
     return run.metrics["alpha.text"], low, high
-
-
-def _inverse(omega: float | None, gamma: int) -> float:
-    """alpha of Omega(alpha, gamma); NaN for NaN, which JSON may hold as null."""
-    if omega is None or isnan(omega):
-        return nan
-    if omega <= 1:
-        return 0.0
-    if omega >= gamma + 1:
-        return 1.0
-    return float(brentq(lambda alpha: float(tokens_per_round(alpha, gamma)) - omega, 0.0, 1.0, xtol=1e-12))
 
 
 def _size(run: Run) -> tuple[int, int]:

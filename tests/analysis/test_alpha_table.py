@@ -12,7 +12,6 @@ from specdec.analysis import alpha_table as table_of
 from specdec.analysis.load import Run
 from specdec.analysis.published import COLUMNS, leviathan_table_3
 from specdec.errors import UsageError
-from specdec.theory.capped_geometric import tokens_per_round
 
 RunMaker = Callable[..., Run]
 
@@ -20,9 +19,8 @@ RunMaker = Callable[..., Run]
 @pytest.fixture
 def make_run(tmp_path: Path) -> RunMaker:
     def make(drafter: str, temperature: float, alpha: float | None, **given) -> Run:
-        """gamma, low, high (of alpha), order, prompts, hardware, tokens."""
+        """low, high (of alpha), order, prompts, hardware, tokens."""
         about = {
-            "gamma": 1,
             "low": alpha,
             "high": alpha,
             "prompts": "code",
@@ -32,11 +30,6 @@ def make_run(tmp_path: Path) -> RunMaker:
         }
         folder = tmp_path / str(len(list(tmp_path.iterdir())))
         folder.mkdir()
-        ends = {
-            end: None if about[end] is None else tokens_per_round(about[end], about["gamma"]) for end in ("low", "high")
-        }
-        gammas = {str(about["gamma"]): {"intervals": {"omega": {"estimate": 1.0, **ends}}}}
-        (folder / "account.json").write_text(json.dumps({"gammas": gammas}))
         (folder / "environment.json").write_text(
             json.dumps({"cpu": {"model": about["hardware"]}, "model": {"dtype": "float32"}})
         )
@@ -46,10 +39,11 @@ def make_run(tmp_path: Path) -> RunMaker:
         ]  # fmt: skip
         (folder / "generations.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
         params = {"drafter.name": drafter, "sampling.temperature": str(temperature), "target.model": "pocket"}
-        params |= {"structure.gamma": str(about["gamma"]), "prompts.name": about["prompts"]}
+        params |= {"structure.gamma": "1", "prompts.name": about["prompts"]}
         params |= {"drafter.order": str(given["order"])} if "order" in given else {}
         params |= {"drafter.model": "small"} if drafter == "small_model" else {}
-        metrics = {} if alpha is None else {"alpha.text": alpha}
+        values = {"alpha.text": alpha, "alpha.text.ci_low": about["low"], "alpha.text.ci_high": about["high"]}
+        metrics = {name: value for name, value in values.items() if value is not None}
         return Run("run", str(folder), "FINISHED", params, metrics, {}, lambda name: folder / name)
 
     return make
@@ -79,13 +73,9 @@ def test_one_row_per_drafter_and_temperature_in_the_papers_order(runs: list[Run]
     assert set(table["tokens"]) == {10_000} and set(table["prompts"]) == {2}
 
 
-@pytest.mark.parametrize("gamma", [1, 2, 5])
-def test_the_interval_is_alphas_own_at_any_gamma(make_run: RunMaker, gamma: int) -> None:
-    (row,) = table_of.alpha_table([make_run("ngram", 0, 0.6, low=0.0, high=0.7, gamma=gamma)]).itertuples()
-    assert (row.alpha, row.ci_low) == (0.6, 0.0)
-    assert row.ci_high == pytest.approx(0.7, abs=1e-9)
-    (row,) = table_of.alpha_table([make_run("ngram", 0, 1.0, low=1.0, high=1.0, gamma=gamma)]).itertuples()
-    assert (row.ci_low, row.ci_high) == (1.0, 1.0)
+def test_the_interval_is_the_one_logged(make_run: RunMaker) -> None:
+    (row,) = table_of.alpha_table([make_run("ngram", 0, 0.6, low=0.5, high=0.7)]).itertuples()
+    assert (row.alpha, row.ci_low, row.ci_high) == (0.6, 0.5, 0.7)
 
 
 def test_no_interval_and_no_alpha(make_run: RunMaker) -> None:

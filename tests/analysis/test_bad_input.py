@@ -1,0 +1,225 @@
+"""What the analysis answers to input that it cannot use, and to little or odd data: one sentence, or an answer that
+says what is missing. Files made by hand.
+"""
+
+import sqlite3
+from collections.abc import Callable
+from math import isfinite, isnan
+
+import pandas as pd
+import pytest
+
+from specdec.analysis import load
+from specdec.analysis.compare import comparison_section
+from specdec.analysis.iid import iid_tests
+from specdec.analysis.load import Run, measured_curve
+from specdec.analysis.models import compare_models
+from specdec.analysis.plots import accepted_length_table, accepted_lengths, curve, curve_in_words, time_split
+from specdec.analysis.summary import Summary, summarise
+from specdec.errors import UsageError
+
+PLAIN = {"draft_s": 0.0, "verify_s": 0.02, "accept_s": 0.0, "commit_s": 0.0, "round_s": 0.02}
+INTERVALS = ("speedup", "tokens_per_round", "alpha.mle", "alpha.text")
+
+
+@pytest.fixture
+def with_baseline(make_rounds: Callable[..., pd.DataFrame]) -> Callable[..., pd.DataFrame]:
+    def build(*arms: pd.DataFrame) -> pd.DataFrame:
+        plain = {prompt: [0] * 12 for prompt in sorted(set(arms[0]["prompt"]))}
+        return pd.concat([*arms, make_rounds(plain, 0, method="baseline", durations=PLAIN)], ignore_index=True)
+
+    return build
+
+
+@pytest.fixture
+def summary_of(make_generations: Callable[..., pd.DataFrame]) -> Callable[..., Summary]:
+    def build(rounds: pd.DataFrame, **options: object) -> Summary:
+        return summarise(rounds, make_generations(rounds), {"t1_s": 0.02}, 2, replicates=60, permutations=19, **options)
+
+    return build
+
+
+@pytest.fixture
+def odd(
+    make_rounds: Callable[..., pd.DataFrame], with_baseline: Callable[..., pd.DataFrame]
+) -> Callable[..., pd.DataFrame]:
+    """Small data by kind."""
+
+    def build(kind: str) -> pd.DataFrame:
+        several = ["a", "b", "c"]
+        outputs = {
+            "one prompt": make_rounds({"a": [2, 0, 1, 2]}, 2),
+            "all censored": make_rounds({}, 2, censored={prompt: [1] for prompt in several}),
+            "all full": make_rounds({prompt: [2, 2, 2] for prompt in several}, 2),
+            "no proposal": make_rounds(
+                {prompt: [0, 0, 0] for prompt in several}, 2, offered={prompt: [0, 0, 0] for prompt in several}
+            ),
+            "one round": make_rounds({"a": [1]}, 2),
+        }
+        return with_baseline(outputs[kind])
+
+    return build
+
+
+KINDS = ["one prompt", "all censored", "all full", "no proposal", "one round"]
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("kind", KINDS)
+def test_little_data_gives_a_summary_without_what_it_cannot_tell(odd, summary_of, kind: str) -> None:
+    metrics = summary_of(odd(kind)).arms[2].metrics
+    assert all(isfinite(value) for value in metrics.values())
+    assert {"speedup", "tokens_per_round", "account.omega"} <= set(metrics)
+    single = kind in ("one prompt", "one round")
+    assert ("speedup.ci_low" not in metrics) == single
+    if kind == "no proposal":
+        assert metrics["account.alpha"] == 0 and metrics["account.omega"] == 1 and "alpha.mle" not in metrics
+    if kind in ("all censored", "all full"):
+        assert metrics["account.alpha"] == 1 and metrics["account.omega"] == 3
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("kind", KINDS)
+def test_tests_that_do_not_apply_say_why(odd, kind: str) -> None:
+    rounds = odd(kind)
+    drafted = rounds[rounds["method"] != "baseline"]
+    for test in iid_tests(drafted, permutations=19).values():
+        assert isnan(test.p_value) == bool(test.reason)
+    if kind.startswith(("all", "no")):
+        assert all(iid_tests(drafted)[name].reason for name in ("depth", "trend", "mixing", "prompts"))
+    assert len(compare_models(drafted)) == 5
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_account_of_little_data_closes(odd, summary_of, kind: str) -> None:
+    account = summary_of(odd(kind)).arms[2].account
+    assert abs(account.product - account.speedup) < 1e-9
+    single = kind in ("one prompt", "one round")
+    assert all(isnan(interval.low) == single for interval in account.intervals.values())
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_comparison_of_little_data(odd, stored_run, kind: str) -> None:
+    runs = [stored_run(odd(kind)), stored_run(odd(kind), "oracle")]
+    section = comparison_section(runs, replicates=60)
+    text = "\n".join(section.text)
+    if kind in ("one prompt", "one round"):
+        assert "One prompt: no bootstrap, so no intervals" in text and "one prompt and without an interval" in text
+        assert not any("(" in cell for cell in section.tables[0][1]["overall"])
+        assert len(section.tables) == 2  # no shares of replicates
+    else:
+        assert "cannot be told apart" in text
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("kind", KINDS)
+def test_figures_of_little_data_say_what_they_lack(odd, kind: str) -> None:
+    rounds = odd(kind)
+    measured = measured_curve(rounds, replicates=60)
+    figure = curve(measured, {"capped_geometric": {2: 2.0}}, title="t", prompts=3)
+    single = kind in ("one prompt", "one round")
+    assert ("no intervals" in figure.get_supxlabel()) == single
+    assert ("Without intervals" in curve_in_words(measured, {"capped_geometric": {2: 2.0}})) == single
+    assert time_split(rounds, title="t").axes
+    if kind == "no proposal":
+        with pytest.raises(ValueError, match="no round has a proposal"):
+            accepted_lengths(rounds, title="t")
+    elif kind == "all censored":
+        with pytest.raises(ValueError, match="every round was cut"):
+            accepted_lengths(rounds, title="t")
+    else:
+        assert accepted_lengths(rounds, title="t").axes
+
+
+def test_no_proposal_on_the_text_leaves_its_alpha_out(odd, summary_of) -> None:
+    nothing = pd.DataFrame({"prompt": ["a", "b", "c"], "numerator": 0.0, "denominator": 0})
+    metrics = summary_of(odd("no proposal"), alpha_text_sums=nothing).arms[2].metrics
+    assert "alpha.text" not in metrics and metrics["account.alpha"] == 0
+
+
+def test_alpha_of_one_prompts_text_has_no_interval(odd, summary_of) -> None:
+    sums = pd.DataFrame({"prompt": ["a"], "numerator": [3.0], "denominator": [4]})
+    metrics = summary_of(odd("one prompt"), alpha_text_sums=sums).arms[2].metrics
+    assert metrics["alpha.text"] == 0.75
+    assert not any(f"{name}.{end}" in metrics for name in INTERVALS for end in ("ci_low", "ci_high"))
+
+
+def test_gammas_mixed_in_a_cell_are_refused(make_rounds, with_baseline, stored_run) -> None:
+    """Two gammas' rounds put together by hand under one: they would pass for twice as many rounds of one law."""
+    rounds = with_baseline(make_rounds({"a": [2, 1]}, 2))
+    mixed = pd.concat([rounds, make_rounds({"a": [1, 0]}, 1).assign(gamma=2)])
+    with pytest.raises(
+        UsageError, match=r"rounds.parquet: round 0 of prompt 'a' stands twice at gamma 2, so rounds of s"
+    ):
+        stored_run(mixed).rounds()
+    deeper = with_baseline(make_rounds({"a": [3, 1]}, 3).assign(gamma=2))
+    with pytest.raises(
+        UsageError, match=r"rounds.parquet: round 0 of prompt 'a' \(gamma 2\) offers more than its gamma"
+    ):
+        stored_run(deeper).rounds()
+    two = pd.concat([make_rounds({"a": [2, 1]}, 2), make_rounds({"a": [1, 1]}, 1)])
+    with pytest.raises(ValueError, match=r"several gammas, \[1, 2\]: choose one"):
+        accepted_length_table(two, 0.5)
+
+
+def test_tables_that_are_none_are_refused(odd, stored_run) -> None:
+    rounds = odd("one prompt")
+    with pytest.raises(UsageError, match=r"rounds.parquet: the rounds table lacks the columns accepted, draft_s"):
+        stored_run(rounds.drop(columns=["accepted", "draft_s"])).rounds()
+    run = stored_run(None, files={"rounds.parquet": "not a table"})
+    with pytest.raises(UsageError, match=r"rounds.parquet is no Parquet table .*; copy it again, or run again"):
+        run.rounds()
+    more = rounds.assign(accepted=rounds["accepted"] + 5)
+    with pytest.raises(UsageError, match=r"rounds.parquet: round 0 of prompt 'a' .* accepts more tokens than were"):
+        stored_run(more).rounds()
+
+
+@pytest.mark.parametrize(
+    ("read", "sentence"),
+    [
+        (Run.rounds, r"no artifact rounds.parquet; every run that decoded at least one prompt writes it"),
+        (Run.generations, r"no artifact generations.jsonl; every run that decoded"),
+        (Run.account, r"no artifact account.json; every run that finished writes it"),
+        (Run.replay, r"no artifact replay.parquet; every run that finished"),
+        (Run.alpha_sums, r"no artifact alpha.parquet; every run that finished"),
+        (Run.calibration, r"no artifact calibration.json; every run that began to decode writes it"),
+        (Run.cost, r"no artifact cost.json; every run with a value in measurement.cost_contexts"),
+        (lambda run: run.fetch("peers.json"), r"every run with measurement.peers=\[transformers\] writes it"),
+        (lambda run: run.fetch("divergences.json"), r"every greedy run with an output that parted"),
+        (lambda run: comparison_section([run]), r"no artifact rounds.parquet"),
+    ],
+)
+def test_a_missing_artifact_is_named_with_what_writes_it(stored_run, read, sentence: str) -> None:
+    run = stored_run(None)
+    with pytest.raises(UsageError, match=sentence) as caught:
+        read(run)
+    message = str(caught.value)
+    assert "run0" in message and "\n" not in message and message.endswith(".")
+
+
+def test_a_run_without_an_environment_is_still_compared(odd, stored_run) -> None:
+    run = stored_run(odd("all full"), files={"environment.json": None})
+    section = comparison_section([run, run], replicates=30)
+    assert "hardware not recorded" in section.tables[0][0]
+
+
+def test_a_store_of_another_version_is_left_alone(tmp_path) -> None:
+    database = tmp_path / "mlflow.db"
+    with sqlite3.connect(database) as connection:
+        connection.execute("CREATE TABLE alembic_version (version_num TEXT)")
+        connection.execute("INSERT INTO alembic_version VALUES ('0123456789ab')")
+        connection.execute("CREATE TABLE experiments (experiment_id INTEGER)")
+        connection.execute("CREATE TABLE runs (run_uuid TEXT)")
+    connection.close()
+    before = database.read_bytes()
+    for ask in (
+        lambda: load.load_runs(f"sqlite:///{database}", "specdec"),
+        lambda: load.open_run(f"sqlite:///{database}", "0" * 32),
+    ):
+        with pytest.raises(
+            UsageError, match=r"schema of another MLflow version \(0123.*: back it up and run `mlflow db"
+        ):
+            ask()
+    assert database.read_bytes() == before
