@@ -1,0 +1,127 @@
+"""`python -m specdec.report RUN...`: one self-contained HTML and a Markdown report of runs, or of what others publish.
+
+No Hydra task: nothing is configured, nothing is run. Imports stay light, so `--help` and a bad option answer at once.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from specdec.errors import UsageError
+
+KINDS = ("accepted_lengths", "vllm", "spec_bench")
+REPLICATES = 2000  # of bootstraps that only the import of foreign results makes
+STORE = "sqlite:///mlflow.db"
+
+
+class OneSentence(argparse.ArgumentParser):
+    """Answers a bad command line with one sentence and exit code 2."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message[:1].upper()}{message[1:].rstrip('.')}: see `python -m specdec.report --help`.")
+
+
+def parser() -> argparse.ArgumentParser:
+    made = OneSentence(
+        prog="python -m specdec.report",
+        description="Writes report.html (one file, opens offline) and report.md about runs of specdec, or about "
+        "foreign results with --import.",
+    )
+    made.add_argument(
+        "runs",
+        nargs="*",
+        metavar="RUN",
+        help="a run's output folder, a folder with runs below it (a sweep), an MLflow run id, or an experiment's name",
+    )
+    made.add_argument("--out", type=Path, default=Path("report"), metavar="DIR", help="folder to write to (./report)")
+    made.add_argument("--tracking-uri", default=STORE, metavar="URI", help=f"MLflow store of run ids ({STORE})")
+    foreign = made.add_argument_group("foreign results")
+    foreign.add_argument(
+        "--import",
+        dest="imports",
+        nargs=2,
+        action="append",
+        default=[],
+        metavar=("KIND", "FILE"),
+        help=f"read FILE as one of {', '.join(KINDS)}; may be repeated",
+    )
+    foreign.add_argument("--gamma", type=int, help="draft tokens per round of the imported files")
+    foreign.add_argument("--baseline", type=Path, metavar="FILE", help="spec_bench: the answer file without a drafter")
+    foreign.add_argument(
+        "--bonus",
+        choices=("included", "excluded"),
+        help="accepted_lengths: whether lengths per round count the target's own token (default: by the field's name)",
+    )
+    foreign.add_argument("--field", metavar="NAME", help="accepted_lengths: which NAME.acc_len of a per-position trace")
+    return made
+
+
+def report(arguments: Sequence[str]) -> list[Path]:
+    """Write the report and return its files. UsageError, one sentence, for what the user can put right."""
+    options = parser().parse_args(arguments)
+    _check(options)
+
+    from specdec.analysis.find_runs import find_runs
+    from specdec.analysis.html import Chapter, write_report
+    from specdec.analysis.report_chapters import foreign_chapter, run_chapters
+
+    chapters: list[Chapter] = []
+    if options.runs:
+        runs, notes = find_runs(options.runs, options.tracking_uri)
+        chapters += run_chapters(runs, notes)
+    if options.imports:
+        from specdec.analysis.import_spec_bench import spec_bench_times
+        from specdec.analysis.imported import importers
+
+        baseline = None if options.baseline is None else spec_bench_times(options.baseline)
+        for kind, file in options.imports:
+            choices = {}
+            if kind == "accepted_lengths":
+                bonus = None if options.bonus is None else options.bonus == "included"
+                choices = {"bonus": bonus, "field": options.field}
+            source = importers()[kind](Path(file), options.gamma, **choices)
+            chapters.append(foreign_chapter(source, baseline, REPLICATES))
+    title = "Speculative decoding: measured, explained" if options.runs else "Speculative decoding: foreign results"
+    try:
+        return list(write_report(options.out, title, chapters))
+    except (FileExistsError, NotADirectoryError, PermissionError) as error:
+        raise UsageError(f"--out {options.out} cannot be written ({error.strerror}): name another folder.") from None
+
+
+def _check(options: argparse.Namespace) -> None:
+    """What can be known before anything heavy is imported."""
+    if not options.runs and not options.imports:
+        raise UsageError("Nothing to report on: name a run's folder, a run id or an experiment, or use --import.")
+    for kind, _ in options.imports:
+        if kind not in KINDS:
+            raise UsageError(f"--import {kind} is unknown: the kinds are {', '.join(KINDS)}.")
+    kinds = {kind for kind, _ in options.imports}
+    if kinds and (options.gamma is None or options.gamma < 1):
+        raise UsageError("--import needs --gamma, the draft tokens per round of the source, at least 1.")
+    for name, kind in (("baseline", "spec_bench"), ("bonus", "accepted_lengths"), ("field", "accepted_lengths")):
+        if getattr(options, name) is not None and kind not in kinds:
+            raise UsageError(f"--{name} is for --import {kind} only.")
+    if options.gamma is not None and not kinds:
+        raise UsageError("--gamma is for --import only; runs know their own.")
+
+
+def main() -> None:
+    """The console entry point."""
+    try:
+        for path in report(sys.argv[1:]):
+            print(path)
+    except (Exception, KeyboardInterrupt) as error:
+        from specdec.cli import ending
+
+        known = ending(error)
+        if known is None:
+            raise
+        sentence, code = known
+        print(f"specdec: {sentence}", file=sys.stderr)
+        raise SystemExit(code) from None
+
+
+if __name__ == "__main__":
+    main()

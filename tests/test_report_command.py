@@ -1,0 +1,161 @@
+"""`python -m specdec.report` on real runs of the table target, and what it answers to bad input."""
+
+import json
+import re
+import subprocess
+import sys
+
+import pytest
+from hydra.core.global_hydra import GlobalHydra
+
+from specdec import report, run
+from specdec.analysis.find_runs import find_runs
+from specdec.analysis.run_sections import reproduce_section
+from specdec.errors import UsageError
+
+CELLS = ("+debug=tiny", "measurement.max_new_tokens=16", "tracking.enabled=false")
+
+
+def specdec_run(*arguments):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sys.argv", ["specdec.run", *arguments])
+        GlobalHydra.instance().clear()
+        run.main()
+        GlobalHydra.instance().clear()
+
+
+@pytest.fixture(scope="module")
+def sweep(tmp_path_factory):
+    """Two cells below one folder: an n-gram and the oracle."""
+    folder = tmp_path_factory.mktemp("sweep")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        for cell, drafter in enumerate(("ngram", "oracle")):
+            specdec_run(f"+drafter={drafter}", *CELLS, f"hydra.run.dir=cells/{cell}")
+    return folder / "cells"
+
+
+@pytest.fixture
+def command(monkeypatch, tmp_path, capsys):
+    """Run `python -m specdec.report ...` in this process, in an empty folder; gives exit code and standard error."""
+    monkeypatch.chdir(tmp_path)
+
+    def call(*arguments):
+        monkeypatch.setattr("sys.argv", ["specdec.report", *map(str, arguments)])
+        try:
+            report.main()
+            code = 0
+        except SystemExit as end:
+            code = int(end.code or 0)
+        return code, capsys.readouterr().err
+
+    return call
+
+
+@pytest.mark.slow
+def test_a_sweep_is_compared_and_every_run_has_all_sections(command, sweep, tmp_path):
+    code, error = command(sweep)
+    assert code == 0, error
+    markdown = (tmp_path / "report" / "report.md").read_text(encoding="utf-8")
+    chapters = re.findall(r"^## (.*)$", markdown, re.MULTILINE)
+    assert chapters[0] == "Comparison" and [name.split(" on ")[0] for name in chapters[1:]] == ["ngram", "oracle"]
+    for title in ("Summary", "Curves over gamma", "The gap, explained", "Environment", "How to reproduce"):
+        assert len(re.findall(rf"^### {title}$", markdown, re.MULTILINE)) == 2
+    assert "Not available" not in markdown
+    assert f"python -m specdec.run --config-path {sweep / '0'} --config-name config" in markdown
+    html = (tmp_path / "report" / "report.html").read_text(encoding="utf-8")
+    assert html.count("<figure>") == markdown.count("![") > 10
+    assert not re.search(r"""(src|href)\s*=\s*["']?\s*https?:""", html)
+
+
+@pytest.mark.slow
+def test_an_experiment_and_a_run_id_name_the_same_run(command, tmp_path):
+    specdec_run("+drafter=ngram", "+debug=tiny", "measurement.max_new_tokens=16")
+    runs, notes = find_runs(["specdec"], report.STORE)
+    (found,) = runs
+    run_id = found.source.split()[1]
+    assert find_runs([run_id, "specdec"], report.STORE)[0][0].source == found.source and not notes
+    text = "\n".join(reproduce_section(found).text)
+    assert "save it in FOLDER" in text and '--config-path "$PWD/FOLDER" --config-name config' in text
+    with pytest.raises(UsageError, match="No experiment 'spekdec'.*Did you mean specdec"):
+        find_runs(["spekdec"], report.STORE)
+
+
+def test_a_killed_run_gets_sentences_for_what_it_lacks(command, sweep, tmp_path):
+    copy = tmp_path / "killed"
+    copy.mkdir()
+    for name in ("config.yaml", "rounds.parquet", "environment.json"):
+        (copy / name).write_bytes((sweep / "0" / name).read_bytes())
+    code, error = command(copy)
+    assert code == 0, error
+    markdown = (tmp_path / "report" / "report.md").read_text(encoding="utf-8")
+    assert "(unfinished)" in markdown
+    assert "has no artifact summary.json; every run that finished writes it." in markdown
+    assert "### How to reproduce" in markdown and "### Environment" in markdown
+
+
+@pytest.mark.slow
+def test_an_artifact_of_another_version_does_not_end_the_report(command, sweep, tmp_path):
+    copy = tmp_path / "old"
+    copy.mkdir()
+    for path in (sweep / "1").iterdir():
+        if path.is_file():
+            (copy / path.name).write_bytes(path.read_bytes())
+    (copy / "calibration.json").write_text(json.dumps({"t1_s": 1.0}))
+    code, error = command(copy, "--out", "there")
+    assert code == 0, error
+    assert "The key 't_n' is missing" in (tmp_path / "there" / "report.md").read_text(encoding="utf-8")
+
+
+def test_foreign_results_are_reported_without_any_run(command, tmp_path):
+    lines = [{"accepted": [3, 0, 1, 4, 2, 0], "id": "a"}, {"accepted": [0, 0, 1, 4], "id": "b <i>"}]
+    (tmp_path / "trace.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    code, error = command("--import", "accepted_lengths", "trace.jsonl", "--gamma", 4)
+    assert code == 0, error
+    markdown = (tmp_path / "report" / "report.md").read_text(encoding="utf-8")
+    assert "## Foreign results" in markdown and "no speedup" in markdown
+    assert "### Acceptance" in markdown and "### Tests of the capped-geometric model" in markdown
+
+
+BAD = [
+    ((), "Nothing to report on"),
+    (("nowhere/at/all",), "There is no folder nowhere/at/all"),
+    (("empty",), "There is no run with rounds in or below empty"),
+    (("a.txt",), "a.txt is a file"),
+    (("specdec",), "There is no MLflow database"),
+    (("f" * 32,), "There is no MLflow database"),
+    (("--imports",), "Unrecognized arguments: --imports"),
+    (("--import", "eagle", "a.txt", "--gamma", "4"), "the kinds are accepted_lengths, vllm, spec_bench"),
+    (("--import", "vllm", "a.txt"), "--import needs --gamma"),
+    (("--import", "vllm", "a.txt", "--gamma", "0"), "--gamma"),
+    (("--import", "vllm", "a.txt", "--gamma", "four"), "invalid int value"),
+    (("--import", "vllm", "a.txt", "--gamma", "4"), "a.txt:1: not JSON"),
+    (("--import", "vllm", "gone.jsonl", "--gamma", "4"), "gone.jsonl does not exist"),
+    (("--import", "vllm", "a.txt", "--gamma", "4", "--bonus", "included"), "--bonus is for --import accepted_lengths"),
+    (("empty", "--gamma", "4"), "--gamma is for --import only"),
+]
+
+
+@pytest.mark.parametrize("arguments, says", BAD, ids=[" ".join(arguments)[:40] or "nothing" for arguments, _ in BAD])
+def test_bad_input_is_one_sentence_and_code_2(command, tmp_path, arguments, says):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "a.txt").write_text("hello\n")
+    code, error = command(*arguments)
+    assert code == 2, error
+    assert error.count("\n") == 1 and error.startswith("specdec: ") and says in error
+    assert not (tmp_path / "report").exists()
+
+
+def test_a_folder_that_cannot_be_written_is_said(command, sweep, tmp_path):
+    (tmp_path / "taken").write_text("")
+    code, error = command(sweep / "0", "--out", "taken")
+    assert code == 2 and "--out taken cannot be written" in error
+
+
+def test_help_needs_nothing_heavy(tmp_path):
+    script = (
+        "import sys, specdec.report\n"
+        "assert not {'torch', 'mlflow', 'pandas', 'matplotlib', 'hydra'} & set(sys.modules)\n"
+        "specdec.report.parser().format_help()"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, cwd=tmp_path, timeout=120)
