@@ -21,6 +21,7 @@ from .sections import Section
 
 FIGURES = "report_figures"  # folder beside report.md
 EMPTY = "–"  # a cell without a value
+_UNFOLDED = 4  # chapters whose sections the contents list openly
 CODE = "```"
 
 
@@ -120,6 +121,8 @@ pre { padding: .75rem 1rem; overflow-x: auto; white-space: pre-wrap; overflow-wr
 nav { background: var(--tint); border-radius: 8px; padding: .5rem 1rem; font-size: .93rem; }
 nav ul { margin: .3rem 0; padding-left: 1.2rem; }
 nav ul ul { columns: 2; }
+nav details { display: inline; }
+nav summary { display: inline; cursor: pointer; opacity: .7; margin-left: .5rem; }
 .table { overflow-x: auto; margin: 1.25rem 0; }
 table { border-collapse: collapse; font-size: .88rem; font-variant-numeric: tabular-nums; }
 caption { text-align: left; color: var(--faint); padding-bottom: .35rem; font-size: .95em; }
@@ -168,12 +171,15 @@ def _html(title: str, chapters: Sequence[Chapter], drawn: dict[int, _Drawn]) -> 
 
 
 def _contents(chapters: Sequence[Chapter]) -> Iterator[str]:
+    """Every chapter with its sections; folded where that would be a page of its own."""
+    folded = len(chapters) > _UNFOLDED
     yield '<nav aria-label="Contents"><ul>'
     for number, chapter in enumerate(chapters, 1):
-        yield f'<li><a href="#c{number}">{escape(chapter.title)}</a><ul>'
+        yield f'<li><a href="#c{number}">{escape(chapter.title)}</a>'
+        yield "<details><summary>sections</summary><ul>" if folded else "<ul>"
         for place, section in enumerate(chapter.sections, 1):
             yield f'<li><a href="#c{number}s{place}">{escape(section.title)}</a></li>'
-        yield "</ul></li>"
+        yield "</ul></details></li>" if folded else "</ul></li>"
     yield "</ul></nav>"
 
 
