@@ -19,7 +19,7 @@ from .iid import IidTest, iid_tests, implementation, previous_round, prompts_bet
 from .load import Run
 from .models import beta_geometric, compare_models, followers
 from .plots import counted
-from .prediction import LABELS, Prediction, predict, prediction_in_words, unpredictable
+from .prediction import LABELS, Prediction, Undetermined, predict, prediction_in_words, unpredictable
 from .rounds import BASELINE, distinct_generations, shared_work
 from .sections import Section
 
@@ -316,7 +316,10 @@ def prediction_section(
     reason = unpredictable(rounds)
     if reason:
         return Section(heading, (f"No prediction: {reason}.",))
-    prediction = predict(rounds, alpha_sums, replay, seed, replicates, refits)
+    try:
+        prediction = predict(rounds, alpha_sums, replay, seed, replicates, refits)
+    except Undetermined as undetermined:
+        return Section(heading, (f"No prediction: {undetermined}.",))
     method = (
         f"Half of {counted(prediction.prompts, 'prompt')}, drawn by seed {seed}, and then the other: every model is "
         f"fitted to the rounds of one half at gamma {prediction.fit_gamma}, the largest, where all depths are seen, "

@@ -50,6 +50,10 @@ class Law:
     weight: np.ndarray
 
 
+class Undetermined(ValueError):
+    """The prompts are too few or too alike for any model."""
+
+
 @dataclass(frozen=True)
 class Prediction:
     """What came of it.
@@ -89,6 +93,7 @@ def predict(
         replicates, refits: of the measured intervals, and of the intervals of the errors.
 
     Raises:
+        Undetermined: no model can be fitted on both halves.
         ValueError: where `unpredictable` has a reason, or for options out of range.
     """
     if replicates < 1 or refits < 0 or not 0 < level < 1:
@@ -141,6 +146,12 @@ def predict(
                 rows.append((name, gamma, float(predicted[0]), *measured, float(error[0]), low, high))
     columns = ["model", "gamma", "predicted", "measured", "ci_low", "ci_high", "error", "error_low", "error_high"]
     table = pd.DataFrame(rows, columns=columns)
+    # Few prompts may hold no round of the kind that a parameter is estimated from, in one half or both.
+    for name in table.loc[table["error"].isna(), "model"].unique():
+        left_out[str(name)] = "a half of the prompts does not determine it"
+    table = table[~table["model"].isin(list(left_out))].reset_index(drop=True)
+    if table.empty:
+        raise Undetermined("no model is determined by half of the prompts; decode more of them")
     return Prediction(table, _summary(table), left_out, largest, len(prompts), level, len(weights) - 1)
 
 
@@ -460,6 +471,9 @@ def prediction_in_words(prediction: Prediction) -> str:
     tried = set(prediction.models["model"])
     model = "capped_geometric.text" if "capped_geometric.text" in tried else "capped_geometric.mle"
     capped = prediction.table[prediction.table["model"] == model]
+    if capped.empty:
+        model = str(best["model"])
+        capped = prediction.table[prediction.table["model"] == model]
     gammas = f"{len(capped)} gammas" if len(capped) > 1 else "one gamma"
     start = (
         f"On prompts that it was not fitted on, the model “{LABELS[str(best['model'])]}” predicts tokens per round "

@@ -33,7 +33,7 @@ ROUNDING = 0.005 + 1e-9  # of a value printed with two decimals
 def load_published(path: Path | str) -> pd.DataFrame:
     """The figures of a CSV, one per row. UsageError if it is missing, no table, or lacks a column."""
     try:
-        table = pd.read_csv(path)
+        table = pd.read_csv(path, dtype={"value": str, "gamma": str})  # as printed: 3.40 is more exact than 3.4
     except FileNotFoundError:
         raise UsageError(f"The file of published figures {path} does not exist.") from None
     except (pd.errors.ParserError, pd.errors.EmptyDataError, UnicodeDecodeError, OSError) as error:

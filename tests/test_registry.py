@@ -66,7 +66,7 @@ def test_an_unknown_name_is_answered_with_near_misses_and_the_list(things):
     assert sentence_of(things.get, "smal_thing") == (
         "Unknown thing 'smal_thing'. Did you mean small_thing? The things are: large_thing, small_thing."
     )
-    assert "Did you mean large_thing or small_thing?" in sentence_of(things.get, "_thing")
+    assert "Did you mean small_thing or large_thing?" in sentence_of(things.get, "_thing")
     assert sentence_of(things.get, "xyz") == "Unknown thing 'xyz'. The things are: large_thing, small_thing."
 
 

@@ -165,3 +165,26 @@ def test_one_gamma_and_no_rejection_can_be_predicted():
     part = result.table.set_index("model")
     assert part.loc["position", "predicted"] == pytest.approx(tokens_per_round(1.0, 3))
     assert not isnan(part.loc["prompt_beta", "predicted"])
+
+
+def test_a_model_that_half_of_the_prompts_does_not_determine_is_left_out():
+    """Every text all accepted or all rejected: no round follows another of its kind, and Markov has nothing to fit."""
+    rows = []
+    for prompt in range(6):
+        accepted = 2 if prompt % 2 else 0
+        for method, gamma in (("baseline", 0), ("ngram", 2)):
+            for index in range(3):
+                offered = gamma
+                taken = accepted if gamma else 0
+                rows.append(
+                    dict(
+                        cell="c", method=method, gamma=gamma, repeat=0, prompt=f"p{prompt}", category="x", round=index,
+                        context=10, offered_nodes=offered, offered=offered, accepted=taken, committed=taken + 1,
+                        rejected=bool(gamma) and taken < gamma, truncation="", tokens_left=(3 - index) * (taken + 1),
+                        source="", rank=0, draft_s=0.0, verify_s=1.0, accept_s=0.0, commit_s=0.0, round_s=1.0,
+                    )
+                )  # fmt: skip
+    prediction = P.predict(pd.DataFrame(rows), None, None, seed=0, replicates=50, refits=0)
+    assert len(prediction.table) and prediction.table["error"].notna().all()
+    assert set(prediction.models["model"]) == set(prediction.table["model"])
+    assert P.prediction_in_words(prediction)

@@ -1,4 +1,4 @@
-"""A store with real runs that the notebooks can read."""
+"""A store with real runs that the notebooks can read: those of the overlay `notebooks`, on the table target."""
 
 import json
 import subprocess
@@ -16,10 +16,13 @@ class RunStore:
     experiment: str
 
 
+PROMPTS = "prompts.tokens=[[0],[1],[2],[0,1],[0,2],[1,0],[1,2],[2,0],[2,1],[0,1,2],[1,2,0],[2,0,1]]"
+
+
 @pytest.fixture(scope="session")
 def run_store(tmp_path_factory: pytest.TempPathFactory) -> RunStore:
-    """The alpha table of two n-gram drafters, and, newest, one run of the oracle: its acceptance is i.i.d., so the
-    model holds by construction. All on the table target.
+    """The alpha table of two n-gram drafters; and of the overlay's drafters a context n-gram and, newest, the oracle,
+    whose acceptance is i.i.d.: the model holds by construction.
     """
     folder = tmp_path_factory.mktemp("store")
     corpus = folder / "corpus.jsonl"
@@ -37,14 +40,15 @@ def run_store(tmp_path_factory: pytest.TempPathFactory) -> RunStore:
         "++drafter.field=ids",  # ++ because the sweep itself has no drafter, its cells have
         "++drafter.cache_dir=null",
     ]
-    oracle = [
-        "+drafter=oracle",
+    overlay = [
+        "+experiment=notebooks",
         "+debug=tiny",
-        "drafter.alpha=0.7",
+        "hydra.sweeper.params={+drafter: 'ngram,oracle'}",  # as above
+        "~target.dtype",
         "measurement.gammas=[1,2,3,4,6,8]",
         "measurement.max_new_tokens=64",
-        "prompts.tokens=[[0],[1],[2],[0,1],[0,2],[1,0],[1,2],[2,0],[2,1],[0,1,2],[1,2,0],[2,0,1]]",
+        PROMPTS,
     ]
-    for arguments in (alphas, oracle):
+    for arguments in (alphas, overlay):
         subprocess.run([sys.executable, "-m", "specdec.run", *arguments], cwd=folder, check=True, timeout=600)
     return RunStore(f"sqlite:///{folder / 'mlflow.db'}", "specdec")

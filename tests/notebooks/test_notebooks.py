@@ -82,6 +82,12 @@ def executed(path: Path, folder: Path, **parameters: Any) -> Any:
     return notebook
 
 
+def told(path: Path, store: Any) -> dict[str, str]:
+    """Of the store's address and experiment, what this notebook's cell of parameters has a name for."""
+    (parameters,) = [cell.source for cell in paired(path).cells if "parameters" in cell.metadata.get("tags", [])]
+    return {name: value for name, value in vars(store).items() if f"{name} =" in parameters}
+
+
 def answer(notebook: Any) -> str:
     (output,) = notebook.cells[-1].outputs
     return output.data["text/markdown"]
@@ -91,7 +97,7 @@ def answer(notebook: Any) -> str:
 @each
 def test_it_runs_and_answers_in_words(path, run_store, tmp_path, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    notebook = executed(path, tmp_path, tracking_uri=run_store.tracking_uri, experiment=run_store.experiment)
+    notebook = executed(path, tmp_path, **told(path, run_store))
     outputs = [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
     assert not [output for output in outputs if output.output_type == "stream"]
     assert any("image/png" in output.get("data", {}) for output in outputs)

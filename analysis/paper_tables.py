@@ -1,0 +1,347 @@
+"""Published figures against their own theory: what a paper prints is set against what follows from its other columns.
+
+Takes the table of `published.load_published`. Every printed figure stands for all values that round to it: a
+disagreement counts only if no such values agree. The last digit of a column is the last that any of its rows has.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise, product
+from math import nan
+
+import numpy as np
+import pandas as pd
+from scipy.optimize import brentq
+
+from specdec.theory.capped_geometric import tokens_per_round, tokens_per_round_rows
+from specdec.theory.dependence import product_identity
+from specdec.theory.speedup import optimal_gamma, speedup
+
+from .published import LEVIATHAN
+
+KEY = ["source", "table", "target", "drafter", "task", "temperature", "gamma", "variant"]
+VARIANT = r"(K=\d+ drafts|lenience l=[\d.]+|batch [2-9])"  # rows that differ in nothing but their note
+NOTED = {  # figures that stand in a note
+    "time_per_token_baseline": r"baseline ([\d.]+) m?s/token",
+    "cost_coefficient_c": r"\bc=([\d.]+)",
+}
+SAME_ROWS = {"Table 4": "Table 2", "Table 5": "Appendix A.5"}  # of Leviathan et al.: columns of one row, printed apart
+ELSEWHERE = {  # (part of the source, table): what else uses its figures
+    (LEVIATHAN, "Table 1"): "recomputed",
+    (LEVIATHAN, "Table 3"): "notebook 02",
+    ("2401.15077", "Table 5"): "positions",  # the chains whose positions Table 2 prints
+}
+YES, INPUTS, NO = "yes", "within the rounding of its inputs", "no"
+
+
+def printed_figures(published: pd.DataFrame) -> pd.DataFrame:
+    """One row per printed setting (index KEY), a column per metric, and `metric.half`: half its last printed digit.
+
+    Text such as "7-10" is no figure. Of several figures for one setting and metric the first counts.
+    """
+    text = published["value"].astype(str)
+    rows = published.rename(columns={"model_target": "target", "model_draft": "drafter"}).assign(
+        value=pd.to_numeric(text, errors="coerce"), decimals=text.map(_decimals)
+    )
+    notes = rows["note"].astype(object).fillna("").astype(str)  # a column without any note is one of floats
+    rows["variant"] = notes.str.extract(VARIANT, expand=False).fillna("")
+    noted_rows = []
+    for metric, pattern in NOTED.items():
+        noted = notes.str.extract(pattern, expand=False)
+        stated = noted.dropna()
+        found = rows.loc[stated.index].assign(metric=metric, value=stated.astype(float), decimals=stated.map(_decimals))
+        noted_rows.append(found)
+    rows = pd.concat([rows, *noted_rows], ignore_index=True)
+    rows = rows[rows["value"].notna()]
+    rows["half"] = 0.5 * 10.0 ** -rows.groupby(["source", "table", "metric"])["decimals"].transform("max")
+    leviathan = rows["source"].str.contains(LEVIATHAN, regex=False)
+    rows["table"] = rows["table"].where(~leviathan, rows["table"].replace(SAME_ROWS))
+    rows[KEY] = rows[KEY].astype(object).where(rows[KEY].notna(), "")
+    rows["gamma"] = pd.to_numeric(rows["gamma"], errors="coerce").fillna(0).astype(int)
+    first = rows.drop_duplicates([*KEY, "metric"]).set_index([*KEY, "metric"])
+    values, halves = first["value"].unstack("metric"), first["half"].unstack("metric").add_suffix(".half")
+    return values.join(halves)
+
+
+def _decimals(text: str) -> int:
+    return len(text.partition(".")[2])
+
+
+def _having(figures: pd.DataFrame, *metrics: str) -> pd.DataFrame:
+    """The settings with all of `metrics`, which become columns even if nothing has them."""
+    wanted = [*metrics, *(f"{metric}.half" for metric in metrics)]
+    return figures.reindex(columns=wanted).dropna()
+
+
+def _range(formula: Callable[..., float], values: list[float], halves: list[float]) -> tuple[float, float]:
+    """Smallest and largest of a monotone `formula` over all inputs that are printed as `values`."""
+    corners = product(*((value - half, value + half) for value, half in zip(values, halves, strict=True)))
+    results = [formula(*corner) for corner in corners]
+    return min(results), max(results)
+
+
+def _agreement(printed: float, half: float, value: float, low: float, high: float) -> str:
+    """Whether `printed` is `value` rounded, or that of other inputs that are printed alike."""
+    slack = half + 1e-9
+    if abs(printed - value) <= slack:
+        return YES
+    return INPUTS if low - slack <= printed <= high + slack else NO
+
+
+def solved_alpha(tokens: float, gamma: int) -> float:
+    """alpha of Omega(alpha, gamma) = tokens, for 1 to gamma + 1 tokens per round; NaN beyond, where there is none."""
+    if not 1 <= tokens <= gamma + 1:
+        return nan
+    return float(brentq(lambda alpha: float(tokens_per_round(alpha, gamma)) - tokens, 0.0, 1.0, xtol=1e-12))
+
+
+# Checks: each gives one row per printed setting, with the columns of KEY ------------------------------
+
+
+def predictions(figures: pd.DataFrame) -> pd.DataFrame:
+    """Printed speedups of Theorem 3.8 (2211.17192) beside the formula at the printed alpha, gamma and c.
+
+    Without a gamma: the best one's. Columns alpha, c, printed, formula, low, high, agrees.
+    """
+    rows = []
+    for key, row in _having(figures, "alpha", "cost_coefficient_c", "speedup_predicted").iterrows():
+        gamma = dict(zip(KEY, key, strict=True))["gamma"]
+
+        def formula(alpha: float, c: float, gamma: int = gamma) -> float:
+            return float(speedup(alpha, gamma, c)) if gamma else optimal_gamma(alpha, c).speedup
+
+        inputs = [row["alpha"], row["cost_coefficient_c"]]
+        low, high = _range(formula, inputs, [row["alpha.half"], row["cost_coefficient_c.half"]])
+        printed, value = row["speedup_predicted"], formula(*inputs)
+        agrees = _agreement(printed, row["speedup_predicted.half"], value, low, high)
+        rows.append((*key, *inputs, printed, value, low, high, agrees))
+    return pd.DataFrame(rows, columns=[*KEY, "alpha", "c", "printed", "formula", "low", "high", "agrees"])
+
+
+def ceilings(figures: pd.DataFrame) -> pd.DataFrame:
+    """Measured speedups beside what no speedup can pass at the printed alpha, if acceptance is i.i.d.
+
+    omega is Omega(alpha, gamma), reached by a drafter that costs nothing; limit is 1 / (1 - alpha), reached by an
+    endless draft. exceeds: "", "omega" or "limit"; surely: so even after rounding. alpha_needed: what Theorem 3.8
+    would have to be given for the measured speedup at the printed c; NaN where c is not printed.
+    """
+    rows = []
+    for key, row in _having(figures, "alpha", "speedup_measured").iterrows():
+        gamma = dict(zip(KEY, key, strict=True))["gamma"]
+        if not gamma:
+            continue
+        alpha, measured = row["alpha"], row["speedup_measured"]
+        least, most = measured - row["speedup_measured.half"], min(1.0, alpha + row["alpha.half"])
+        omega, limit = float(tokens_per_round(alpha, gamma)), float(tokens_per_round(alpha, np.inf))
+        exceeds = "limit" if measured > limit else "omega" if measured > omega else ""
+        ceiling = float(tokens_per_round(most, gamma if exceeds == "omega" else np.inf))
+        c = figures.at[key, "cost_coefficient_c"] if "cost_coefficient_c" in figures else nan
+        needed = solved_alpha(measured * (1 + gamma * c), gamma)
+        rows.append((*key, alpha, measured, omega, limit, exceeds, bool(exceeds) and least > ceiling, needed))
+    columns = ["alpha", "speedup", "omega", "limit", "exceeds", "surely", "alpha_needed"]
+    return pd.DataFrame(rows, columns=[*KEY, *columns])
+
+
+def round_times(figures: pd.DataFrame) -> pd.DataFrame:
+    """Tokens per round over speedup: what a round costs in baseline tokens, printed or not (THEORY 8).
+
+    possible: no if the round would be faster than one token of the baseline, whatever was rounded.
+    """
+    both = _having(figures, "tokens_per_round", "speedup_measured").rename_axis(columns=None)
+    tokens, gain = both["tokens_per_round"], both["speedup_measured"]
+    slowest = (tokens + both["tokens_per_round.half"]) / (gain - both["speedup_measured.half"])
+    possible = np.select([tokens >= gain, slowest >= 1], [YES, INPUTS], NO)
+    table = pd.DataFrame({"tokens_per_round": tokens, "speedup": gain, "round_time": tokens / gain})
+    return table.assign(possible=possible).reset_index()
+
+
+@dataclass(frozen=True)
+class Identity:
+    """A printed figure that others of the same row determine: formula(*inputs), monotone in each."""
+
+    name: str
+    printed: str
+    inputs: tuple[str, ...]
+    formula: Callable[..., float]
+
+
+IDENTITIES = (
+    Identity(
+        "tokens per round / round time",
+        "speedup_measured",
+        ("tokens_per_round", "round_time_over_baseline"),
+        lambda tokens, time: tokens / time,
+    ),
+    Identity(
+        "tokens per round x baseline / time of a round",
+        "speedup_measured",
+        ("tokens_per_round", "time_per_token_baseline", "time_per_round"),
+        lambda tokens, baseline, time: tokens * baseline / time,
+    ),
+    Identity(
+        "baseline / time per token",
+        "speedup_measured",
+        ("time_per_token_baseline", "time_per_token_speculative"),
+        lambda baseline, time: baseline / time,
+    ),
+    Identity(
+        "tokens per round / Omega",
+        "tokens_over_omega",
+        ("tokens_per_round", "omega_of_alpha"),
+        lambda t, omega: t / omega,
+    ),
+)
+
+
+def identities(figures: pd.DataFrame) -> pd.DataFrame:
+    """Columns identity, printed, computed, low, high, agrees."""
+    rows = []
+    for each in IDENTITIES:
+        for key, row in _having(figures, each.printed, *each.inputs).iterrows():
+            inputs = [row[name] for name in each.inputs]
+            low, high = _range(each.formula, inputs, [row[f"{name}.half"] for name in each.inputs])
+            printed, value = row[each.printed], each.formula(*inputs)
+            agrees = _agreement(printed, row[f"{each.printed}.half"], value, low, high)
+            rows.append((*key, each.name, printed, value, low, high, agrees))
+    return pd.DataFrame(rows, columns=[*KEY, "identity", "printed", "computed", "low", "high", "agrees"])
+
+
+def lengths(figures: pd.DataFrame) -> pd.DataFrame:
+    """The alpha that gives the printed tokens per round at each gamma, for chains printed at several: is it one?
+
+    Neighbouring gammas (gamma, longer). expected: tokens at the longer one from the alpha of the shorter; error: over
+    what is printed there, less 1. agree: some alpha gives both, whatever was rounded.
+    """
+    chains = _having(figures, "tokens_per_round").reset_index()
+    chains = chains[(chains["gamma"] > 0) & chains["variant"].isin(["", "K=1 drafts"])]
+    rows = []
+    for _, group in chains.groupby([name for name in KEY if name != "gamma"], sort=False):
+        ordered = group.sort_values("gamma").to_dict("records")
+        for short, long in pairwise(ordered):
+            bounds = []
+            for row in (short, long):
+                tokens, half, gamma = row["tokens_per_round"], row["tokens_per_round.half"], row["gamma"]
+                bounds.append([solved_alpha(value, gamma) for value in (tokens - half, tokens, tokens + half)])
+            (low, alpha, high), (low_long, alpha_long, high_long) = bounds
+            expected = float(tokens_per_round(alpha, long["gamma"]))
+            agree = low <= high_long and low_long <= high
+            error = expected / long["tokens_per_round"] - 1
+            values = (long["gamma"], alpha, alpha_long, expected, long["tokens_per_round"], error, agree)
+            rows.append((*(short[name] for name in KEY), *values))
+    columns = ["longer", "alpha", "alpha_longer", "expected", "printed", "error", "agree"]
+    return pd.DataFrame(rows, columns=[*KEY, *columns])
+
+
+def positions(figures: pd.DataFrame) -> pd.DataFrame:
+    """Printed acceptances by position: do they fall, and which tokens per round do they give (THEORY 4.1)?
+
+    product: 1 + the sum of their running products, exact for any dependence. one_alpha: Omega at the first position's,
+    which is what an i.i.d. reader would take. printed: of the same chain; NaN where only a tree's is printed.
+    `_error`: over what is printed, less 1.
+    """
+    names = sorted(
+        (name for name in figures if name.startswith("alpha_position_") and not name.endswith(".half")),
+        key=lambda name: int(name.rpartition("_")[2]),
+    )
+    rows = []
+    for key, row in figures[names].dropna(how="all").iterrows():
+        setting = dict(zip(KEY, key, strict=True))
+        rates = row.dropna().to_numpy()
+        one = float(tokens_per_round(rates[0], len(rates)))
+        measured = _of_the_chain(figures, setting)
+        tokens = float(product_identity(rates))
+        rows.append(
+            (*key, len(rates), rates[0], rates[-1], tokens, one, measured, tokens / measured - 1, one / measured - 1)
+        )
+    columns = ["depth", "first", "last", "product", "one_alpha", "printed", "product_error", "one_alpha_error"]
+    return pd.DataFrame(rows, columns=[*KEY, *columns])
+
+
+def _of_the_chain(figures: pd.DataFrame, setting: dict[str, object]) -> float:
+    """Printed tokens per round of the chain that the positions are of; a tree's own row says nothing of it."""
+    rows = figures["tokens_per_round"].dropna().reset_index()
+    for name in ("source", "target", "task", "temperature", "gamma"):
+        rows = rows[rows[name] == setting[name]]
+    chain = rows[rows["drafter"] == f"{setting['drafter']} chain"]
+    if chain.empty and setting["gamma"]:
+        chain = rows[rows["drafter"] == setting["drafter"]]
+    return float(chain["tokens_per_round"].iloc[0]) if len(chain) else nan
+
+
+def starts(figures: pd.DataFrame) -> pd.DataFrame:
+    """Tokens per round by i.i.d. theory, with every position as a start, and with real rounds (THEORY 4.7)."""
+    names = {"omega_of_alpha": "omega", "tokens_per_round_uniform_start": "by_position", "tokens_per_round": "by_round"}
+    table = _having(figures, *names)[list(names)].rename(columns=names).rename_axis(columns=None)
+    table = table.assign(
+        omega_error=table["omega"] / table["by_round"] - 1, position_error=table["by_position"] / table["by_round"] - 1
+    )
+    return table.reset_index()
+
+
+def lenience(figures: pd.DataFrame) -> pd.DataFrame:
+    """Printed alphas of a lenient rule: between alpha at l = 1 and alpha / l (THEORY 1: sum min(p / l, q)).
+
+    Columns l, alpha, printed, bound, within.
+    """
+    rows = _having(figures, "alpha").reset_index()
+    rows["l"] = rows["variant"].str.extract(r"lenience l=([\d.]+)", expand=False).astype(float)
+    rows = rows.dropna(subset="l")
+    strict = rows[rows["l"] == 1].drop_duplicates([name for name in KEY if name != "variant"])
+    setting = [name for name in KEY if name != "variant"]
+    table = rows[rows["l"] < 1].merge(strict[[*setting, "alpha"]], on=setting, suffixes=("_l", ""))
+    bound = np.minimum(1.0, (table["alpha"] + table["alpha.half"]) / table["l"])
+    within = table["alpha_l"].between(table["alpha"], bound + table["alpha.half"])
+    return table.assign(printed=table["alpha_l"], bound=bound, within=within)[
+        [*KEY, "l", "alpha", "printed", "bound", "within"]
+    ]
+
+
+def several_drafts(figures: pd.DataFrame) -> pd.DataFrame:
+    """K drafts of one position: printed tokens per round beside K independent rows at the alpha of one draft.
+
+    alpha is solved from the printed row with K=1. expected: (w + 1) - sum (1 - alpha^i)^K (THEORY 2).
+    """
+    rows = _having(figures, "tokens_per_round").reset_index()
+    rows["drafts"] = rows["variant"].str.extract(r"K=(\d+) drafts", expand=False).astype(float)
+    rows = rows[rows["drafts"].notna() & (rows["gamma"] > 0)]
+    setting = [name for name in KEY if name != "variant"]
+    single = rows[rows["drafts"] == 1][[*setting, "tokens_per_round"]]
+    table = rows[rows["drafts"] > 1].merge(single, on=setting, suffixes=("", "_single"))
+    table["alpha"] = [
+        solved_alpha(*pair) for pair in zip(table["tokens_per_round_single"], table["gamma"], strict=True)
+    ]
+    table["expected"] = [
+        float(tokens_per_round_rows(row.alpha, row.gamma, int(row.drafts))) for row in table.itertuples()
+    ]
+    table["error"] = table["expected"] / table["tokens_per_round"] - 1
+    return table.rename(columns={"tokens_per_round": "printed"})[
+        [*KEY, "drafts", "alpha", "expected", "printed", "error"]
+    ]
+
+
+CHECKS: dict[str, Callable[[pd.DataFrame], pd.DataFrame]] = {
+    "predictions": predictions,
+    "ceilings": ceilings,
+    "round times": round_times,
+    "identities": identities,
+    "lengths": lengths,
+    "positions": positions,
+    "starts": starts,
+    "lenience": lenience,
+    "several drafts": several_drafts,
+}
+
+
+def coverage(published: pd.DataFrame, checks: dict[str, pd.DataFrame]) -> pd.DataFrame:
+    """One row per printed table: its figures, and which checks have used it; "" where nothing ties its figures."""
+    rows = []
+    for (source, table), part in published.groupby(["source", "table"], sort=False):
+        folded = SAME_ROWS.get(table, table) if LEVIATHAN in source else table
+        used = [
+            name
+            for name, result in checks.items()
+            if ((result["source"] == source) & (result["table"] == folded)).any()
+        ]
+        used += [use for (name, beside), use in ELSEWHERE.items() if name in source and beside == table]
+        rows.append((source, table, len(part), ", ".join(used)))
+    return pd.DataFrame(rows, columns=["source", "table", "figures", "checked by"])

@@ -1,0 +1,54 @@
+# ---
+# jupyter:
+#   jupytext:
+#     formats: ipynb,py:percent
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#       format_version: '1.3'
+#       jupytext_version: 1.19.6
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # Is acceptance independent and the same everywhere?
+#
+# The formula $\Omega = (1-\alpha^{\gamma+1})/(1-\alpha)$ takes every draft token to be accepted with one chance
+# $\alpha$, whatever the prompt, the depth in the draft, and the rounds before. This notebook tests each of these for
+# four drafters on the same prompts, and compares models that give one of them up. The oracle accepts by an
+# independent coin, so it shows what the tests say when the model is true. The answer is the last cell, written anew
+# from the numbers each time.
+
+# %%
+from IPython.display import Markdown
+
+from specdec.analysis import notebook
+from specdec.analysis.model_sections import model_sections
+
+# %% tags=["parameters"]
+tracking_uri = "sqlite:///../mlflow.db"  # where runs were logged, seen from this folder
+experiment = "specdec"
+
+# %% [markdown]
+# ## Tests and models, drafter by drafter
+#
+# The newest run of every drafter of the overlay `notebooks`. A p-value says whether a difference is there, the size
+# beside it whether it matters. AIC compares models of the accepted counts; the figure has acceptance by depth.
+
+# %%
+runs = notebook.overlay_runs(tracking_uri, experiment)
+sections = [model_sections(run, replicates=1000, refits=50) for run in runs]
+for run, (tests, *models) in zip(runs, sections, strict=True):
+    notebook.show(tests, *models[:1], heading=run.title)
+
+# %% [markdown]
+# ## Answer
+
+# %%
+Markdown(
+    notebook.answers(runs, [tests for tests, *_ in sections])
+    + "\n\nThe oracle's coin is independent by construction: what rejects there does so by chance."
+)

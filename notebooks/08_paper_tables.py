@@ -1,0 +1,52 @@
+# ---
+# jupyter:
+#   jupytext:
+#     formats: ipynb,py:percent
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#       format_version: '1.3'
+#       jupytext_version: 1.19.6
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # Do the published numbers agree with their own theory?
+#
+# A paper that prints $\alpha$, $\gamma$ and a speedup prints its own ceiling: no speedup can pass
+# $\Omega(\alpha,\gamma)$ tokens per round, nor $1/(1-\alpha)$ at any length, if acceptance is independent. Tokens per
+# round at two lengths must come from one $\alpha$; rate over overhead must be the speedup; a formula's value must be
+# the one that is printed. This notebook checks every table of a file of printed figures that theory ties together. A
+# figure stands for all values that round to it. The answer is the last cell, written anew from the numbers each time.
+
+# %%
+from IPython.display import Markdown
+
+from specdec.analysis import notebook, paper_sections, plots, published
+
+# %% tags=["parameters"]
+published_csv = None  # a CSV of printed figures: columns as in specdec.analysis.published.COLUMNS
+
+# %% [markdown]
+# ## The ceiling
+#
+# Theory alone: what a round yields at most.
+
+# %%
+plots.expected_tokens()
+
+# %% [markdown]
+# ## The checks
+
+# %%
+printed = None if published_csv is None else published.load_published(published_csv)
+notebook.show(*paper_sections.paper_sections(printed))
+
+# %% [markdown]
+# ## Answer
+
+# %%
+Markdown(paper_sections.paper_answer(printed))
