@@ -25,6 +25,7 @@ logger = logging.getLogger(__name__)
 OUTCOME = "cell.json"
 HEADLINE = ("speedup", "tokens_per_round")
 FAILED_CELLS = 3
+_GAMMA = "structure.gamma="
 USAGE = 2
 
 Ending = Callable[[BaseException], tuple[str, int] | None]
@@ -196,9 +197,31 @@ def _summarise(sweep: Sweep, outcomes: list[Outcome]) -> None:
     text = "\n".join(f"| {' | '.join(line)} |" for line in lines)
     (sweep.folder / "sweep.md").write_text(text + "\n", encoding="utf-8")
     sweep.run.artifacts(sweep.folder)
+    for name in HEADLINE:
+        drawn = _lines(outcomes, name)
+        # On the parent for the collapsed list, and a child a line, so that one chart overlays them.
+        sweep.run.curves({f"sweep.{name}.{label}": points for label, points in drawn.items()})
+        sweep.run.curve_children(f"sweep.{name}", drawn)
     _print(header, rows)
     if sweep.run.link:
         print(sweep.run.link)
+    if overlay := sweep.run.overlay(f"sweep.{HEADLINE[0]}"):
+        print(f"overlay: {overlay}")
+
+
+def _lines(outcomes: list[Outcome], name: str) -> dict[str, dict[int, float]]:
+    """A result over the swept gamma, a line for each combination of the other overrides; over the number of the cell
+    where gamma was not swept.
+    """
+    lines: dict[str, dict[int, float]] = {}
+    for outcome in outcomes:
+        varied = _varied(outcome, outcomes)
+        gammas = [override.removeprefix(_GAMMA) for override in varied if override.startswith(_GAMMA)]
+        others = [override.removeprefix("+drafter=") for override in varied if not override.startswith(_GAMMA)]
+        if name in outcome.results:
+            step = int(gammas[0]) if gammas and gammas[0].isdigit() else outcome.cell
+            lines.setdefault(" ".join(others) or "all", {})[step] = outcome.results[name]
+    return lines
 
 
 def _varied(outcome: Outcome, outcomes: list[Outcome]) -> list[str]:

@@ -28,9 +28,24 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def runs(folder: Path) -> Callable[[], list[Any]]:
-    """The store's active runs, newest first."""
+    """The store's active runs, newest first; those of `curves` apart."""
     client, experiment = opened(locate(None, folder), "specdec")
-    return lambda: list(client.search_runs([experiment]))
+    return lambda: [run for run in client.search_runs([experiment]) if run.data.tags.get("specdec.role") != "curve"]
+
+
+@pytest.fixture
+def curves(folder: Path) -> Callable[[str], dict[str, dict[int, float]]]:
+    """`curves(key)`: the lines that one chart overlays, by the name of their run."""
+    client, experiment = opened(locate(None, folder), "specdec")
+
+    def lines(key: str) -> dict[str, dict[int, float]]:
+        children = [run for run in client.search_runs([experiment]) if run.data.tags.get("specdec.role") == "curve"]
+        return {
+            run.info.run_name: {point.step: point.value for point in client.get_metric_history(run.info.run_id, key)}
+            for run in children
+        }
+
+    return lines
 
 
 def task(values: Mapping[str, Any]) -> dict[str, float]:
@@ -98,6 +113,17 @@ def test_cells_are_nested_in_one_parent(
     uploaded = Path(parent.info.artifact_uri.removeprefix("file://")) / "sweep.md"
     assert "| 1 | structure.gamma=2 | 1.200 | 2.000 | 0 |  |" in uploaded.read_text()
     assert "structure.gamma=2" in out and "#/experiments/" in out
+
+
+def test_the_sweep_is_one_chart(
+    sweep: Callable[..., tuple[int, str, str]], runs: Callable[[], list[Any]], curves: Callable[[str], Any]
+) -> None:
+    _, out, _ = sweep("1,2", "sampling=greedy,temperature")
+    parent = next(run for run in runs() if run.data.tags.get("specdec.role") == "sweep")
+    expected = {f"sampling={name}": {1: 1.1, 2: 1.2} for name in ("greedy", "temperature")}
+    assert expected.items() <= curves("sweep.speedup").items()
+    assert parent.data.metrics["sweep.speedup.sampling_greedy"] == 1.2 and "speedup" not in parent.data.metrics
+    assert "overlay: " in out
 
 
 def test_a_cell_fails_alone(
