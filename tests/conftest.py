@@ -24,6 +24,7 @@ from specdec.sampling import SamplingConfig
 from specdec.targets.table import Table, TableConfig
 
 os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # two workers share two cores, and so do the commands that they start
 # A busy machine must not fail a test: no deadlines. Found examples are the same on every machine.
 hypothesis.settings.register_profile("specdec", deadline=None, derandomize=True, database=None)
 hypothesis.settings.load_profile("specdec")
