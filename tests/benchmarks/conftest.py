@@ -1,6 +1,7 @@
 """Benchmarks log what they measure under `analysis/results/`, with the machine that it was measured on."""
 
 import json
+import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,6 +11,12 @@ import pytest
 from specdec.measurement.environment import cpu, versions
 
 RESULTS = Path(__file__).resolve().parents[2] / "analysis" / "results"
+
+
+@pytest.fixture(autouse=True)
+def alone() -> None:
+    """A second worker would be measured too."""
+    assert "PYTEST_XDIST_WORKER" not in os.environ, "benchmarks run one at a time: add -n 0"
 
 
 @pytest.fixture(scope="module")
