@@ -131,7 +131,8 @@ def test_drafts_that_take_time_do_not_pay(command):
     code, folder, error = command(advise, "+drafter=oracle", *TINY, "drafter.step_ms=5", prompts)
     assert code == 0, error
     advice = given(folder)
-    assert advice["blame"] == "draft cost" and "draft cost is to blame" in advice["verdict"]
+    # Whether free drafts would pay is a matter of microseconds on a table; that drafting is what to mend is not.
+    assert advice["blame"] == "draft cost" and advice["verdict"].startswith("Do not speculate")
     for item in advice["predictions"]:
         # Of the time of a round, drafting is nearly all, and as many steps of 5 ms as there are tokens offered.
         cost = item["cost"]

@@ -3,7 +3,6 @@
 import errno
 import logging
 import os
-import resource
 import signal
 import subprocess
 import sys
@@ -153,11 +152,7 @@ def test_help_shows_examples_and_groups_without_heavy_imports(tmp_path: Path) ->
         "try: run.main()\n"
         "finally: assert not {'torch', 'mlflow', 'transformers', 'pandas', 'matplotlib'} & set(sys.modules)"
     )
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
     shown = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    # Processor time, because the machine that runs the tests may be busy.
-    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 1.0
     assert shown.stdout.count("python -m specdec.run ") == 3
     for group in ("target: ", "drafter: ", "verifier: ", "structure: ", "prompts: ", "sampling: "):
         assert f"\n{group}" in shown.stdout
