@@ -52,7 +52,7 @@ def generate(
     end_tokens = target.end_tokens
     began = clock.mark()
     capacity = len(prompt) + max_new_tokens + structure.nodes + 1
-    target.start(prompt, capacity)
+    target.start(prompt, capacity, structure.branches)
     drafter.start(prompt, capacity, draft_generator, reference)
     prefilled = clock.mark()
     tokens: list[int] = []

@@ -58,6 +58,19 @@ class Tree:
         return tuple(tuple(nodes) for nodes in lists)
 
     @cached_property
+    def leaves(self) -> tuple[int, ...]:
+        """Nodes without children, in order."""
+        return tuple(node for node, nodes in enumerate(self.children[1:]) if not nodes)
+
+    def path(self, node: int) -> tuple[int, ...]:
+        """The nodes from a child of the root down to `node`, itself included."""
+        nodes: list[int] = []
+        while node >= 0:
+            nodes.append(node)
+            node = self.parents[node]
+        return tuple(reversed(nodes))
+
+    @cached_property
     def is_chain(self) -> bool:
         return all(parent == node - 1 for node, parent in enumerate(self.parents))
 
@@ -95,15 +108,24 @@ class Draft:
         q: [N, V], row i the law that token i was really drawn from; None declares every node deterministic
             (a point mass on its token).
         source: [N] strategy and rank of each node.
+        draws: entry i + 1 lists the children of node i (entry 0 the root's) in the order in which they were drawn, a
+            child that was drawn again once more: drawing the same token twice from q makes one node, and rules for
+            independent draws test it twice. None where each child was drawn once, in the order of `tree.children`.
     """
 
     tokens: Tensor
     tree: Tree
     q: Tensor | None = None
     source: tuple[Source, ...] = ()
+    draws: tuple[tuple[int, ...], ...] | None = None
 
     def __len__(self) -> int:
         return len(self.tree)
+
+    @property
+    def tests(self) -> tuple[tuple[int, ...], ...]:
+        """For the root and each node, the children in the order in which an acceptance rule takes them up."""
+        return self.tree.children if self.draws is None else self.draws
 
 
 EMPTY = Draft(tokens=torch.empty(0, dtype=torch.long), tree=chain_tree(0))

@@ -317,6 +317,24 @@ def group_values() -> Callable[..., dict[str, Any]]:
     return _group_values
 
 
+def _make_structure(name: str, gamma: int) -> Any:
+    from specdec.structures import structures
+
+    if name == "tree":  # two children of the root, then two of the first node of every level
+        parents = [-1, -1, *(2 * level for level in range(gamma - 1) for _ in range(2))]
+        return structures.build(
+            _group_values("structure", "tree", parents=parents, accuracy=None, nodes=len(parents), depth=gamma)
+        )
+    changes = {"gamma": gamma} if name == "chain" else {"k": 3, "w": gamma}
+    return structures.build(_group_values("structure", name, **changes))
+
+
+@pytest.fixture(scope="session")
+def make_structure() -> Callable[[str, int], Any]:
+    """`make_structure("rows", 2)`: a small structure of a kind, `gamma` deep; `rows` has 3, a `tree` two a level."""
+    return _make_structure
+
+
 # ------------------------------------------------------------------------------------------------------------
 # Tiny random models.
 

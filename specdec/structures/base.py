@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from typing import ClassVar
 
+from specdec.records import Tree
 from specdec.registry import Registry
 
 
@@ -25,8 +26,18 @@ class Structure(ABC):
 
     @property
     @abstractmethod
+    def tree(self) -> Tree:
+        """The topology of a full draft; a drafter may offer less."""
+
+    @property
     def nodes(self) -> int:
         """The largest number of draft nodes in a round."""
+        return len(self.tree)
+
+    @property
+    def branches(self) -> int:
+        """The largest number of paths from the root to a leaf: rows of a batch that evaluates each path apart."""
+        return max(1, len(self.tree.leaves))
 
     @abstractmethod
     def resized(self, gamma: int) -> "Structure":

@@ -3,6 +3,7 @@
 from typing import Literal
 
 from specdec.config import AtLeastOne, typed
+from specdec.records import Tree, chain_tree
 from specdec.structures.base import Structure, structures
 
 
@@ -24,8 +25,8 @@ class Chain(Structure):
         return self._gamma
 
     @property
-    def nodes(self) -> int:
-        return self._gamma
+    def tree(self) -> Tree:
+        return chain_tree(self._gamma)
 
     def resized(self, gamma: int) -> "Chain":
         return self._with(gamma, self.threshold)  # 0 is possible here: the last token of a text needs no draft

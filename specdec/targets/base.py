@@ -45,12 +45,14 @@ class Target(ABC):
         """
 
     @abstractmethod
-    def start(self, prompt: Sequence[int], capacity: int) -> None:
+    def start(self, prompt: Sequence[int], capacity: int, branches: int = 1) -> None:
         """Begin a new text and prefill `prompt[:-1]`.
 
         Args:
             prompt: at least one token.
             capacity: rows that prompt, output and the largest draft need together.
+            branches: paths from the root to a leaf in the largest draft, for a target that evaluates each in a row of
+                its own.
         """
 
     @abstractmethod

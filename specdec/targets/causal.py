@@ -87,7 +87,7 @@ class Causal(Target):
             assert isinstance(self.decoder, Decoder)
             self.decoder.compile(rows, capacity, self.compilation)
 
-    def start(self, prompt: Sequence[int], capacity: int) -> None:
+    def start(self, prompt: Sequence[int], capacity: int, branches: int = 1) -> None:
         self._root = torch.tensor([self.decoder.start(prompt, capacity)], device=self.device)
 
     def verify(self, draft: Draft) -> Tensor:

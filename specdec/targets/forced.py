@@ -28,8 +28,8 @@ class Forced(Target):
         self.end_tokens, self.device = target.end_tokens, target.device
         self.tokenizer, self.sampling = target.tokenizer, target.sampling
 
-    def start(self, prompt: Sequence[int], capacity: int) -> None:
-        self._target.start(prompt, capacity)
+    def start(self, prompt: Sequence[int], capacity: int, branches: int = 1) -> None:
+        self._target.start(prompt, capacity, branches)
         self._position = 0
 
     def verify(self, draft: Draft) -> Tensor:

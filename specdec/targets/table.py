@@ -44,7 +44,7 @@ class Table(Target):
         self._p = probabilities(self._logits, sampling)
         self._root = 0
 
-    def start(self, prompt: Sequence[int], capacity: int) -> None:
+    def start(self, prompt: Sequence[int], capacity: int, branches: int = 1) -> None:
         self._root = prompt[-1]
 
     def verify(self, draft: Draft) -> Tensor:

@@ -1,0 +1,55 @@
+"""k rows of width w that share the root: the batches of N-Grammys (2411.03786)."""
+
+from functools import lru_cache
+from typing import Literal
+
+from specdec.config import AtLeastOne, typed
+from specdec.errors import UsageError
+from specdec.records import Tree
+from specdec.structures.base import Structure, structures
+
+
+@typed
+class RowsConfig:
+    name: Literal["rows"]
+    k: AtLeastOne
+    w: AtLeastOne
+    budget: AtLeastOne
+
+
+@structures.register("rows")
+class Rows(Structure):
+    """k candidate continuations of w tokens each; rows that begin alike share these nodes once drafted.
+
+    Attributes:
+        k: rows.
+    """
+
+    name = "rows"
+
+    def __init__(self, config: RowsConfig) -> None:
+        evaluated = config.k * (config.w + 1)
+        if evaluated > config.budget:
+            raise UsageError(
+                f"Bad value structure.k={config.k} structure.w={config.w}: k * (w + 1) = {evaluated} tokens to evaluate "
+                f"in a round, more than structure.budget={config.budget}; lower them or raise the budget."
+            )
+        self.k, self._width = config.k, config.w
+
+    @property
+    def gamma(self) -> int:
+        return self._width
+
+    @property
+    def tree(self) -> Tree:
+        return _rows_tree(self.k, self._width)
+
+    def resized(self, gamma: int) -> "Rows":
+        rows = Rows.__new__(Rows)  # 0 is possible here: the last token of a text needs no draft
+        rows.k, rows._width = self.k, gamma
+        return rows
+
+
+@lru_cache(maxsize=64)
+def _rows_tree(k: int, w: int) -> Tree:
+    return Tree(tuple(node - 1 if node % w else -1 for node in range(k * w)))
