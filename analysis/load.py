@@ -125,8 +125,15 @@ class Run:
 
     @property
     def primary_gamma(self) -> int | None:
-        value = self.params.get("structure.gamma", "")
-        return int(value) if value.isdigit() else None
+        """The depth of the primary structure: gamma of a chain, w of rows, the depth of a tree; None if unfinished."""
+        for key in ("structure.gamma", "structure.w"):
+            value = self.params.get(key, "")
+            if value.isdigit():
+                return int(value)
+        try:
+            return int(self.account()["primary_gamma"])
+        except UsageError:
+            return None
 
     @property
     def setting(self) -> str:

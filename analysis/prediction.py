@@ -329,7 +329,7 @@ def _prompt_beta(sums: _Sums) -> Law:
     """Types of prompts are the nodes of Gauss-Jacobi quadrature over the beta law."""
     accepted, rejected, tested = np.moveaxis(sums["units"].reshape(len(sums["units"]), 3, -1), 1, 0)
     fits = _refitted(accepted, rejected, tested)
-    m, rho = np.clip(fits[:, 0], 1e-9, 1 - 1e-9), np.maximum(fits[:, 1], 1e-9)
+    m, rho = (np.clip(fits[:, column], 1e-9, 1 - 1e-9) for column in (0, 1))
     size = (1 - rho) / rho
     nodes, weight = beta_quadrature(m * size, (1 - m) * size, NODES)
     depth = sums["at_risk"].shape[1]

@@ -1,14 +1,15 @@
-"""Forward passes of a fixed number of rows without the cost of running through a model's modules each time.
+"""Forward passes without the cost of running through a model's modules each time.
 
 `trace`: Dynamo's record of one pass, replayed with the same kernels: the same numbers as the eager pass, without its
-Python. `inductor`: on a CPU the record compiled, weights packed; on a GPU static shapes over the whole cache, compiled
-and captured in a CUDA graph. All write into one cache whose buffers stay where they are, made for one capacity.
+Python; one record for a single row, one for any larger number. `inductor`, for given numbers of rows: on a CPU the
+record compiled, weights packed; on a GPU static shapes over the whole cache, compiled and captured in a CUDA graph. All
+write into one cache whose buffers stay where they are, made for one capacity.
 """
 
 import logging
 from collections.abc import Callable, Mapping
 from types import FunctionType
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -20,6 +21,7 @@ logger = logging.getLogger(__name__)
 
 Masks = Tensor | dict[str, Tensor]
 Mode = Literal["trace", "inductor"]
+Result = TypeVar("Result")
 
 
 class Step(Protocol):
@@ -28,7 +30,7 @@ class Step(Protocol):
     def __call__(self, tokens: Tensor, prefix: int, mask: Masks) -> Tensor:
         """
         Args:
-            tokens: [N] a chain.
+            tokens: [N] a chain; a `TracedStep` takes trees too.
             mask: what the rows see, for the steps that do not make it themselves.
         Returns:
             logits [N, V]; on a GPU the next call overwrites them.
@@ -81,7 +83,13 @@ class TracedStep:
     graph (it decides by the numbers that it computes) is an error when the step is made.
     """
 
-    def __init__(self, model: Any, cache: KVCache, rows: int, mode: Mode) -> None:
+    def __init__(self, model: Any, cache: KVCache, rows: int | None, mode: Mode) -> None:
+        """
+        Args:
+            rows: of every call; None for any number from 2 on, and then in batches of any size from 2 on if the first
+                call is one.
+        """
+
         def step(tokens: Tensor, positions: Tensor, mask: Masks) -> Tensor:
             some = mask if isinstance(mask, Tensor) else next(iter(mask.values()))
             cache.length = some.shape[-1] - tokens.shape[-1]
@@ -92,7 +100,7 @@ class TracedStep:
                 past_key_values=cache,
                 use_cache=True,
             ).logits
-            return logits[0]
+            return logits
 
         self._step = torch.compile(
             _with_own_code(step),
@@ -100,23 +108,33 @@ class TracedStep:
             backend="inductor" if mode == "inductor" else "eager",
             options={"guard_filter_fn": _shapes_only},
         )
-        self._offsets = torch.arange(rows, device=model.device)
+        self._offsets = torch.arange(cache.capacity, device=model.device)
+        self._any = rows is None
         self._made = False
 
-    def __call__(self, tokens: Tensor, prefix: int, mask: Masks) -> Tensor:
-        if not self._made:
-            return self._make(tokens, prefix, mask)
-        return self._step(tokens.unsqueeze(0), (self._offsets + prefix).unsqueeze(0), mask)
+    def __call__(self, tokens: Tensor, prefix: int, mask: Masks, offsets: Tensor | None = None) -> Tensor:
+        """`tokens` may be a batch of chains too [B, N], and the result then is [B, N, V]. `offsets` [N] are the
+        distances of a tree's root and nodes from its root; None for chains.
+        """
+        offsets = self._offsets[: tokens.shape[-1]] if offsets is None else offsets
+        step = self._step if self._made else self._make
+        batch = tokens if tokens.dim() == 2 else tokens.unsqueeze(0)
+        logits: Tensor = step(batch, (offsets + prefix).expand(len(batch), -1), mask)
+        return logits if tokens.dim() == 2 else logits[0]
 
-    def _make(self, tokens: Tensor, prefix: int, mask: Masks) -> Tensor:
+    def _make(self, tokens: Tensor, positions: Tensor, mask: Masks) -> Tensor:
         from torch._inductor import config
 
         for view in [mask] if isinstance(mask, Tensor) else mask.values():
-            torch._dynamo.mark_dynamic(view, 3)
+            torch._dynamo.mark_dynamic(view, [2, 3] if self._any else 3)
+        if self._any:
+            for each in (tokens, positions):
+                torch._dynamo.mark_dynamic(each, 1 if len(tokens) == 1 else [0, 1])
         self._made = True
         # Not an option of `torch.compile`: Dynamo itself must know, to keep the weights out of the inputs.
         with config.patch(freezing=True):
-            return self(tokens, prefix, mask)
+            result: Tensor = self._step(tokens, positions, mask)
+        return result
 
 
 class StaticStep:
@@ -125,30 +143,14 @@ class StaticStep:
     """
 
     def __init__(self, model: Any, cache: KVCache, rows: int, windows: Mapping[str, int | None]) -> None:
-        device, dtype = model.device, model.dtype
-        self._tokens = torch.zeros(1, rows, dtype=torch.long, device=device)
-        self._prefix = torch.zeros(1, dtype=torch.long, device=device)
+        self._tokens = torch.zeros(1, rows, dtype=torch.long, device=model.device)
+        self._prefix = torch.zeros(1, dtype=torch.long, device=model.device)
         self._rows, self._cache = rows, cache
-        offsets = torch.arange(rows, device=device)
-        columns = torch.arange(cache.capacity, device=device)
-        hidden = torch.full((), torch.finfo(dtype).min, dtype=dtype, device=device)
+        forward = static_pass(model, cache, windows)
+        offsets = torch.arange(rows, device=model.device)
 
         def step(tokens: Tensor, prefix: Tensor) -> Tensor:
-            places = prefix + offsets  # [N]
-            behind = places[:, None] - columns  # [N, capacity]
-            masks = {}
-            for kind, window in windows.items():
-                seen = behind >= 0 if window is None else (behind >= 0) & (behind < window)
-                masks[kind] = torch.where(seen, hidden.new_zeros(()), hidden)[None, None]
-            with cache.writing_to(places):
-                logits: Tensor = model(
-                    input_ids=tokens,
-                    attention_mask=masks if len(masks) > 1 else next(iter(masks.values())),
-                    position_ids=places.unsqueeze(0),
-                    past_key_values=cache,
-                    use_cache=True,
-                ).logits
-            return logits[0]
+            return forward(tokens[0], prefix + offsets)
 
         self._step: Callable[[Tensor, Tensor], Tensor] = step
         self._graph: Any = None
@@ -156,16 +158,8 @@ class StaticStep:
 
     def capture(self) -> None:
         """Compile the step and record it as a CUDA graph; call while no text is in the cache."""
-        step = torch.compile(_with_own_code(self._step), fullgraph=True, options={"guard_filter_fn": _shapes_only})
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            for _ in range(3):  # compilation, autotuning and the libraries' workspaces must not be captured
-                step(self._tokens, self._prefix)
-        torch.cuda.current_stream().wait_stream(side)
-        self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph):
-            self._logits = step(self._tokens, self._prefix)
+        step = compiled(self._step)
+        self._graph, self._logits = captured(lambda: step(self._tokens, self._prefix))
 
     def __call__(self, tokens: Tensor, prefix: int, mask: Masks) -> Tensor:
         self._tokens[0].copy_(tokens)
@@ -177,6 +171,59 @@ class StaticStep:
         self._cache.length = prefix + self._rows
         assert self._logits is not None
         return self._logits
+
+
+def static_pass(model: Any, cache: KVCache, windows: Mapping[str, int | None]) -> Callable[[Tensor, Tensor], Tensor]:
+    """A forward pass with the same shapes at every call: it attends to all of the cache's capacity, masked.
+
+    Args:
+        windows: kinds of attention layers, and how far each sees.
+    Returns:
+        (tokens [N], places [N]) -> logits [N, V], for a chain of rows written to these places of the cache, whose
+        length stays as it is.
+    """
+    columns = torch.arange(cache.capacity, device=model.device)
+    hidden = torch.full((), torch.finfo(model.dtype).min, dtype=model.dtype, device=model.device)
+
+    def forward(tokens: Tensor, places: Tensor) -> Tensor:
+        behind = places[:, None] - columns  # [N, capacity]
+        masks = {}
+        for kind, window in windows.items():
+            seen = behind >= 0 if window is None else (behind >= 0) & (behind < window)
+            masks[kind] = torch.where(seen, hidden.new_zeros(()), hidden)[None, None]
+        with cache.writing_to(places):
+            logits: Tensor = model(
+                input_ids=tokens.unsqueeze(0),
+                attention_mask=masks if len(masks) > 1 else next(iter(masks.values())),
+                position_ids=places.unsqueeze(0),
+                past_key_values=cache,
+                use_cache=True,
+            ).logits
+        return logits[0]
+
+    return forward
+
+
+def compiled(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Compiled for the shapes of its first call, which all later ones must have: nothing checks them."""
+    result: Callable[..., Tensor] = torch.compile(
+        _with_own_code(function), fullgraph=True, options={"guard_filter_fn": _shapes_only}
+    )
+    return result
+
+
+def captured(run: Callable[[], Result]) -> tuple[Any, Result]:
+    """What `run` launches as a CUDA graph, and its result, which every replay of the graph writes anew."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):  # compilation, autotuning and the libraries' workspaces must not be captured
+            run()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        result = run()
+    return graph, result
 
 
 def _with_own_code(function: Callable[..., Tensor]) -> Callable[..., Tensor]:

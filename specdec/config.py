@@ -45,6 +45,8 @@ class MeasurementConfig:
     peers: list[Literal["transformers"]]
     trace: bool
     traced: AtLeastOne
+    record: bool
+    workers: AtLeastOne | None
     threads: AtLeastOne | None
     repetition_period: AtLeastOne
     repetition_share: Probability
@@ -71,6 +73,7 @@ class RunConfig:
     structure: dict[str, Any]
     prompts: dict[str, Any]
     sampling: dict[str, Any]
+    study: dict[str, Any] | None
     measurement: MeasurementConfig
     tracking: TrackingConfig
     seed: Annotated[int, Field(ge=0)]

@@ -1,11 +1,11 @@
 """A transformers decoder over our own cache: rows in, logits out. Shared by targets and by drafters that are models.
 
-Masks and positions are explicit and precomputed: a mask is a view, so a call allocates nothing but activations.
-Knows neither sampling nor acceptance.
+Masks and positions are explicit: a mask is a view, so a call allocates nothing but activations. Knows neither sampling
+nor acceptance.
 """
 
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from inspect import signature
 from typing import TYPE_CHECKING, Any
@@ -15,9 +15,12 @@ from torch import Tensor
 
 from specdec.attention import use_two_rows
 from specdec.compilation import Mode, StaticStep, Step, TracedStep
+from specdec.draft_loop import Choice, StaticLoop
 from specdec.errors import ModelLoadError
 from specdec.kv_cache import KVCache
+from specdec.masks import Masks
 from specdec.records import Tree, chain_tree
+from specdec.row_batch import row_batch
 
 if TYPE_CHECKING:
     from specdec.seq2seq_decoder import Seq2SeqDecoder
@@ -25,6 +28,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _BUCKET = 512  # rows: capacities of a compiled cache are multiples of it
+_ANY = 0  # among numbers of rows: all from 2 on
+_BATCH = -1  # batches
 # Layer types whose state can be rolled back by forgetting rows, and what they may see.
 _ATTENTION = ("full_attention", "sliding_attention")
 
@@ -36,8 +41,8 @@ class Compiled:
     cache: KVCache
     steps: dict[int, Step]
 
-    def serves(self, rows: Collection[int], capacity: int) -> bool:
-        return set(rows) <= set(self.steps) and capacity <= self.cache.capacity
+    def holds(self, capacity: int, copies: int) -> bool:
+        return capacity <= self.cache.capacity and copies <= self.cache.allocated
 
 
 class Decoder:
@@ -66,45 +71,62 @@ class Decoder:
         lean = "logits_to_keep" in signature(model.forward).parameters
         self._no_logits: dict[str, int] = {"logits_to_keep": 1} if lean else {}
         self.cache = KVCache(self._layers, 1)
-        self._masks: dict[tuple[Tree, int], dict[str, Tensor]] = {}
+        self._masks = Masks(self._windows, model.dtype, self.device)
         self._steps: dict[int, Step] = {}
         self._compiled: Compiled | None = None
 
     @torch.inference_mode()
-    def compile(self, rows: Collection[int], capacity: int, mode: Mode) -> None:
-        """From now on, chains of these numbers of rows take a pass made for them (seconds for each).
+    def compile(self, rows: Collection[int], capacity: int, mode: Mode, copies: int = 1) -> None:
+        """From now on, drafts of these numbers of rows, root included, take a pass made for them (seconds for each):
+        chains, and trees too except where it is a CUDA graph. What is traced for a draft serves all others as well.
 
-        For texts of at most `capacity` rows, rounded up; longer ones are decoded eagerly, and so is everything where
-        the model cannot be traced, which is said.
+        For texts of at most `capacity` rows, rounded up, in at most `copies`; others are decoded eagerly, and so is
+        everything where the model cannot be traced, which is said. Batches are traced, never compiled.
         """
         try:
-            self._compile(rows, capacity, mode)
+            self._compile(rows, capacity, mode, copies)
         except torch._dynamo.exc.TorchDynamoException as error:
             self._steps, self._compiled = {}, None
             reason = str(error).strip().splitlines()[0]
             logger.warning("%s cannot be traced, so its calls stay eager: %s", self.name, reason)
 
-    def _compile(self, rows: Collection[int], capacity: int, mode: Mode) -> None:
-        if self._compiled is not None and self._compiled.serves(rows, capacity):
+    def _compile(self, rows: Collection[int], capacity: int, mode: Mode, copies: int) -> None:
+        wanted = set(rows)
+        if mode == "trace" and rows:
+            wanted = {1} if max(rows) == copies == 1 else {1, _ANY}
+        wanted |= {_BATCH} if copies > 1 else set()
+        made = self._compiled
+        if made is not None and wanted <= set(made.steps) and made.holds(capacity, copies):
             return
-        self.cache = KVCache(self._layers, -(-capacity // _BUCKET) * _BUCKET)
+        self.cache = KVCache(self._layers, -(-capacity // _BUCKET) * _BUCKET, copies)
         self._steps = {}
         self.forward(torch.zeros(2, dtype=torch.long, device=self.device), chain_tree(1))  # makes the buffers
-        for count in sorted(rows):
+        for count in sorted(wanted - {_BATCH}):
             if self.device.type == "cuda" and mode == "inductor":
                 graph = StaticStep(self.model, self.cache, count, self._windows)
                 graph.capture()
                 self._steps[count] = graph
             else:
-                self._steps[count] = TracedStep(self.model, self.cache, count, mode)
+                self._steps[count] = TracedStep(self.model, self.cache, None if count == _ANY else count, mode)
+            size = 3 if count == _ANY else count  # of 2, a mask fills its buffer, and the record would rely on that
             for prefix in (2, 3):  # the first call compiles, the second is the first of many
                 self.cache.length = prefix
-                self.forward(torch.zeros(count, dtype=torch.long, device=self.device), chain_tree(count - 1))
+                self.forward(torch.zeros(size, dtype=torch.long, device=self.device), chain_tree(size - 1))
+        if copies > 1:
+            self._steps[_BATCH] = TracedStep(self.model, self.cache, None, "trace")
+            for prefix, batch in ((7, 2), (8, 2), (9, copies)):  # all sizes differ: equal ones would be taken for one
+                self.cache.length = prefix
+                tree = Tree((-1, 0, *[-1] * (batch - 1)))
+                self.forward_rows(torch.zeros(batch + 2, dtype=torch.long, device=self.device), tree)
         self._compiled = Compiled(self.cache, self._steps)
+
+    def static_loop(self, gamma: int, choose: Callable[[Tensor, Tensor], Choice]) -> StaticLoop:
+        """A loop that drafts gamma tokens into the present cache, not captured yet."""
+        return StaticLoop(self.model, self.cache, self._windows, gamma, choose)
 
     @property
     def compiled(self) -> tuple[int, ...]:
-        """Numbers of rows that take a compiled pass."""
+        """Numbers of rows that take a pass made for them; 0 stands for all from 2 on, -1 for batches."""
         return () if self._compiled is None else tuple(sorted(self._compiled.steps))
 
     @property
@@ -116,23 +138,30 @@ class Decoder:
     def length(self, value: int) -> None:
         self.cache.length = value
 
-    def start(self, prompt: Sequence[int], capacity: int) -> int:
+    def start(self, prompt: Sequence[int], capacity: int, copies: int = 1) -> int:
         """Begin a new text and prefill all of the prompt but its last token, which is returned: the root of round 1.
 
         Args:
             prompt: at least one token.
             capacity: rows that prompt, output and the largest draft need together.
+            copies: of the prefix, for batches of up to so many rows (see `forward_rows`).
         """
-        if self._compiled is not None and capacity <= self._compiled.cache.capacity:
+        if self._compiled is not None and self._compiled.holds(capacity, copies):
             self.cache, self._steps = self._compiled.cache, self._compiled.steps  # they write into these very buffers
-            self.cache.length = 0
+            self.cache.restart(copies)
         else:
-            self.cache, self._steps = KVCache(self._layers, capacity), {}
+            self.cache, self._steps = KVCache(self._layers, capacity, copies), {}
         for begin in range(0, len(prompt) - 1, self.prefill_chunk):
             end = min(begin + self.prefill_chunk, len(prompt) - 1)
             chunk = torch.tensor(prompt[begin:end], device=self.device)
             self.forward(chunk, chain_tree(len(chunk) - 1), **self._no_logits)
+        self.cache.broadcast()
         return prompt[-1]
+
+    @staticmethod
+    def rows_of(prompt: int, capacity: int, copies: int) -> int:
+        """Rows of keys and values that `start` makes room for, all copies together, with a prompt of so many tokens."""
+        return capacity * copies
 
     def forward(self, tokens: Tensor, tree: Tree, **options: int) -> Tensor:
         """Append `tokens` [N+1], the first the root of `tree` and the others its nodes, behind the cached rows.
@@ -141,10 +170,14 @@ class Decoder:
             logits [N+1, V], or fewer rows where `options` ask for fewer.
         """
         prefix = self.cache.length
-        mask = self._mask(prefix, tree)
-        step = self._steps.get(len(tokens)) if self._steps and prefix and tree.is_chain and not options else None
-        if step is not None:
+        mask = self._masks.view(tree, prefix, self.cache.capacity)
+        step = None
+        if self._steps and prefix and not options:
+            step = self._steps.get(len(tokens)) or self._steps.get(_ANY)
+        if step is not None and tree.is_chain:
             return step(tokens, prefix, mask)
+        if isinstance(step, TracedStep):
+            return step(tokens, prefix, mask, tree.offsets.to(self.device))
         output = self.model(
             input_ids=tokens.unsqueeze(0),
             attention_mask=mask,
@@ -154,6 +187,32 @@ class Decoder:
             **options,
         )
         return output.logits[0]
+
+    def forward_rows(self, tokens: Tensor, tree: Tree) -> Tensor:
+        """Like `forward`, with every path from the root to a leaf in a row of its own, behind its own copy of the
+        prefix. More rows than copies take a larger cache, whose making is part of this call.
+
+        Returns:
+            logits [N+1, V], each node's from a row that holds it.
+        """
+        batch = row_batch(tree)
+        if len(batch) > self.cache.copies:
+            self.cache, self._steps = self.cache.grown(len(batch)), {}
+        prefix = self.cache.length
+        rows = tokens[batch.index.to(self.device)]
+        mask = self._masks.view(batch.chain, prefix, self.cache.capacity)
+        step = self._steps.get(_BATCH)
+        if prefix and isinstance(step, TracedStep):
+            logits = step(rows, prefix, mask)
+        else:
+            logits = self.model(
+                input_ids=rows,
+                attention_mask=mask,
+                position_ids=(batch.chain.offsets.to(self.device) + prefix).expand(len(batch), -1),
+                past_key_values=self.cache,
+                use_cache=True,
+            ).logits
+        return logits.flatten(0, 1)[batch.places.to(self.device)]
 
     def score(self, prompt: Sequence[int], text: Sequence[int], model: Any = None) -> Tensor:
         """Teacher-forced logits of `text` after `prompt`: [len(text) + 1, V], row i before token i.
@@ -170,34 +229,6 @@ class Decoder:
         head = self.model.get_output_embeddings()
         tied = head is not None and head.weight is embedding
         return 2.0 * (sum(weight.numel() for weight in self.model.parameters()) - (0 if tied else embedding.numel()))
-
-    def _mask(self, prefix: int, tree: Tree) -> Tensor | dict[str, Tensor]:
-        """Additive 4-D mask [1, 1, N+1, S + N+1]: every row sees the prefix, its ancestors and itself, within its
-        window. What a row sees depends on distances alone, so one mask per tree serves every prefix, as a view.
-        """
-        capacity = self.cache.capacity
-        masks = self._masks.get((tree, capacity))
-        if masks is None:
-            if len(self._masks) >= 64:
-                self._masks.clear()
-            masks = {kind: self._whole_mask(window, tree, capacity) for kind, window in self._windows.items()}
-            if len(tree) < 64:  # a prefill's square is not worth keeping
-                self._masks[tree, capacity] = masks
-        views = {kind: mask[:, :, :, capacity - prefix :] for kind, mask in masks.items()}
-        # One kind of layer takes a plain mask; models that mix kinds take one by the name of each.
-        return views if len(views) > 1 else next(iter(views.values()))
-
-    def _whole_mask(self, window: int | None, tree: Tree, capacity: int) -> Tensor:
-        """[1, 1, N+1, capacity + N+1] for a full cache: column j stands for the row `capacity - j` before the root."""
-        rows = len(tree) + 1
-        visible = torch.ones(rows, capacity + rows, dtype=torch.bool)
-        visible[:, capacity:] = tree.visible
-        if window is not None:
-            keys = torch.cat([torch.arange(-capacity, 0), tree.offsets])
-            visible &= tree.offsets[:, None] - keys < window
-        mask = torch.zeros(visible.shape, dtype=self.model.dtype)
-        mask.masked_fill_(~visible, torch.finfo(mask.dtype).min)
-        return mask[None, None].to(self.device)
 
 
 def end_tokens_of(model: Any) -> frozenset[int]:

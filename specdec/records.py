@@ -80,9 +80,11 @@ class Tree:
         size = len(self.parents) + 1
         if self.is_chain:
             return torch.ones(size, size, dtype=torch.bool).tril_()
-        visible = torch.eye(size, dtype=torch.bool)
-        for node, parent in enumerate(self.parents):
-            visible[node + 1] |= visible[parent + 1]
+        visible = torch.zeros(size, size, dtype=torch.bool)
+        seen, above = torch.arange(size), torch.tensor((0, *(parent + 1 for parent in self.parents)))
+        for _ in range(self.depth + 1):  # the root is above itself
+            visible.scatter_(1, seen.unsqueeze(1), True)
+            seen = above[seen]
         return visible
 
     @cached_property

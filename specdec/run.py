@@ -17,6 +17,11 @@ def task(values: Mapping[str, Any]) -> Mapping[str, float]:
         raise UsageError(f"No drafter: add +drafter=NAME, one of {', '.join(cli.options('drafter'))}.")
     config = validated(RunConfig, values, source="the configuration")
 
+    if config.study is not None:
+        from specdec.studies.run import run_study
+
+        return run_study(config, cli.output_dir()).metrics
+
     from specdec.measurement.experiment import run_experiment
 
     return run_experiment(config, cli.output_dir()).metrics

@@ -79,16 +79,19 @@ def one_hot(tokens: Tensor, size: int) -> Tensor:
 
 
 def sample(p: Tensor, generator: torch.Generator | None) -> Tensor:
-    """One token from each row of p [..., V] -> [...], by inverting the cumulative sum.
+    """One token from each row of p [..., V] -> [...]."""
+    return drawn(p, torch.rand((*p.shape[:-1], 1), generator=generator, device=p.device, dtype=torch.float64))
+
+
+def drawn(p: Tensor, uniform: Tensor) -> Tensor:
+    """The token of each row of p [..., V] at which the cumulative sum passes `uniform` [..., 1] in [0, 1) -> [...].
 
     In float64, so that the sum's rounding stays below that of p; several times faster than `torch.multinomial`, which
     draws one exponential per token of the vocabulary.
     """
     cumulative = p.cumsum(-1, dtype=torch.float64)
-    total = cumulative[..., -1:]
-    uniform = torch.rand(total.shape, generator=generator, device=p.device, dtype=torch.float64)
     # The first token whose sum exceeds u has p > 0; u just below the total may round up to it.
-    token = torch.searchsorted(cumulative, uniform * total, right=True).squeeze(-1)
+    token = torch.searchsorted(cumulative, uniform * cumulative[..., -1:], right=True).squeeze(-1)
     return token.clamp_max(p.shape[-1] - 1)
 
 

@@ -1,4 +1,4 @@
-"""A transformers encoder-decoder over our own cache: the interface of `decoder.Decoder`, for chains.
+"""A transformers encoder-decoder over our own cache: the interface of `decoder.Decoder`, for chains and rows.
 
 The prompt goes through the encoder once; what is decoded starts from the model's own start token. Knows neither
 sampling nor acceptance.
@@ -15,7 +15,9 @@ from transformers.cache_utils import EncoderDecoderCache
 from specdec.decoder import Decoder, end_tokens_of
 from specdec.errors import ModelLoadError
 from specdec.kv_cache import KVCache
+from specdec.masks import Masks
 from specdec.records import Tree, chain_tree
+from specdec.row_batch import row_batch
 
 # Keys and values of the cross-attention, under T5's names and under BART's.
 _OF_THE_PROMPT = re.compile(r"(EncDecAttention\.[kv]|encoder_attn\.[kv]_proj)$")
@@ -26,7 +28,7 @@ class Seq2SeqDecoder:
 
     The self-attention cache is ours and is rolled back like any other; the cross-attention's keys and values depend
     on the prompt alone and stay. T5 derives relative positions from the row numbers of the cache, so a row must stand
-    where its position is: chains only.
+    where its position is: a tree is evaluated as the batch of its paths, over copies of the self-attention cache alone.
 
     Attributes:
         model: the transformers model, unpatched.
@@ -52,9 +54,8 @@ class Seq2SeqDecoder:
         self._start_token = _start_token(model, name)
         self.cache = KVCache(self._layers, 1)
         self._caches = EncoderDecoderCache(self.cache, KVCache(self._layers, 1))
-        self._encoded: tuple[Tensor] = (torch.empty(0),)
-        self._masks: dict[int, Tensor] = {}
-        self._mask_capacity = 0
+        self._encoded = torch.empty(0)
+        self._masks = Masks({"full_attention": None}, model.dtype, self.device)
 
     @property
     def length(self) -> int:
@@ -65,22 +66,28 @@ class Seq2SeqDecoder:
     def length(self, value: int) -> None:
         self.cache.length = value
 
-    def start(self, prompt: Sequence[int], capacity: int) -> int:
+    def start(self, prompt: Sequence[int], capacity: int, copies: int = 1) -> int:
         """Begin a new text: encode all of the prompt, project it for every cross-attention, and return the decoder's
         start token, which is the root of round 1.
 
         Args:
             prompt: at least one token, for the encoder.
             capacity: rows that prompt, output and the largest draft need together; those of the prompt are not made.
+            copies: of the decoded text's rows, for batches of up to so many (see `forward_rows`).
         """
         ids = torch.tensor([list(prompt)], device=self.device)
-        self._encoded = (self.model.get_encoder()(input_ids=ids).last_hidden_state,)  # [1, S, D]
-        self.cache = KVCache(self._layers, capacity - len(prompt))
+        self._encoded = self.model.get_encoder()(input_ids=ids).last_hidden_state  # [1, S, D]
+        self.cache = KVCache(self._layers, capacity - len(prompt), copies)
         self._caches = EncoderDecoderCache(self.cache, KVCache(self._layers, len(prompt)))
         # Models project the prompt inside their first decoder call: it belongs to the prefill, not to round 1.
         self.forward(torch.tensor([self._start_token], device=self.device), chain_tree(0))
         self.length = 0
         return self._start_token
+
+    @staticmethod
+    def rows_of(prompt: int, capacity: int, copies: int) -> int:
+        """Rows of keys and values that `start` makes room for: those of the prompt once, the others in all copies."""
+        return prompt + (capacity - prompt) * copies
 
     def forward(self, tokens: Tensor, tree: Tree) -> Tensor:
         """Append `tokens` [N+1], the first the root of the chain `tree` and the others its nodes.
@@ -91,15 +98,28 @@ class Seq2SeqDecoder:
             ValueError: a draft that is no chain.
         """
         if not tree.is_chain:
-            raise ValueError("an encoder-decoder model evaluates chains only: its positions are cache rows")
-        output = self.model(
-            encoder_outputs=self._encoded,
-            decoder_input_ids=tokens.unsqueeze(0),
-            decoder_attention_mask=self._mask(len(tokens)),
+            raise ValueError("a row of an encoder-decoder model holds chains only: its positions are cache rows")
+        return self._logits(tokens.unsqueeze(0), tree)[0]
+
+    def forward_rows(self, tokens: Tensor, tree: Tree) -> Tensor:
+        """See `Decoder.forward_rows`. What belongs to the prompt is shared by all rows."""
+        batch = row_batch(tree)
+        if len(batch) > self.cache.copies:
+            self._caches.self_attention_cache = self.cache = self.cache.grown(len(batch))
+        logits = self._logits(tokens[batch.index.to(self.device)], batch.chain)
+        return logits.flatten(0, 1)[batch.places.to(self.device)]
+
+    def _logits(self, rows: Tensor, chain: Tree) -> Tensor:
+        """[B, L] tokens -> [B, L, V]."""
+        self._caches.cross_attention_cache.read_by(len(rows))
+        logits: Tensor = self.model(
+            encoder_outputs=(self._encoded.expand(len(rows), -1, -1),),
+            decoder_input_ids=rows,
+            decoder_attention_mask=self._masks.view(chain, self.length, self.cache.capacity),
             past_key_values=self._caches,
             use_cache=True,
-        )
-        return output.logits[0]
+        ).logits
+        return logits
 
     def score(self, prompt: Sequence[int], text: Sequence[int], model: Any = None) -> Tensor:
         """Teacher-forced logits of `text` after `prompt`: [len(text) + 1, V], row i before token i.
@@ -124,19 +144,6 @@ class Seq2SeqDecoder:
             if isinstance(module, nn.Linear) and not _OF_THE_PROMPT.search(name)
         ]
         return 2.0 * sum(weight.numel() for weight in (*matrices, self.model.get_output_embeddings().weight))
-
-    def _mask(self, rows: int) -> Tensor:
-        """Additive 4-D mask [1, 1, N+1, S + N+1]: every row sees the prefix, the rows before it and itself. A view
-        of one mask per number of rows, whose column j stands for the row `capacity - j` before the root.
-        """
-        if self._mask_capacity < self.cache.capacity:
-            self._masks, self._mask_capacity = {}, self.cache.capacity
-        capacity = self._mask_capacity
-        if rows not in self._masks:
-            shape, dtype = (1, 1, rows, capacity + rows), self.model.dtype
-            hidden = torch.full(shape, torch.finfo(dtype).min, dtype=dtype, device=self.device)
-            self._masks[rows] = hidden.triu(capacity + 1)
-        return self._masks[rows][:, :, :, capacity - self.length :]
 
 
 def decoder_of(model: Any, name: str, prefill_chunk: int) -> Decoder | Seq2SeqDecoder:

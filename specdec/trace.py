@@ -18,7 +18,7 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
-from specdec.records import Generation, Round
+from specdec.records import Generation, Round, Source
 
 REPLACEMENT = "\ufffd"
 WINDOW = 16  # tokens before a token that can still change how it reads: an unfinished character, a space
@@ -40,6 +40,7 @@ class Piece(NamedTuple):
     kind: Kind
     token: int
     text: str  # what the token adds to the text; never empty
+    source: Source | None = None  # of a draft token
 
 
 @dataclass(frozen=True)
@@ -105,17 +106,21 @@ def trace_lines(traced: TracedGeneration) -> Iterator[TraceLine]:
 
 def _pieces(round_: Round, before: Sequence[int], decode: Callable[[Sequence[int]], str] | None) -> Iterator[Piece]:
     context = list(before)
-    for token in round_.committed[: round_.accepted]:
-        yield Piece(Kind.ACCEPTED, token, piece_text(context, token, decode))
+    for node, token in zip(round_.acceptance.path, round_.committed[: round_.accepted], strict=False):
+        yield Piece(Kind.ACCEPTED, token, piece_text(context, token, decode), _source(round_, node))
         context.append(token)
     if round_.rejected:
         last = round_.acceptance.path[-1] if round_.acceptance.path else -1
         for node in round_.tree.children[last + 1]:
             token = round_.draft_tokens[node]
-            yield Piece(Kind.REJECTED, token, piece_text(context, token, decode))
+            yield Piece(Kind.REJECTED, token, piece_text(context, token, decode), _source(round_, node))
     own = Kind.CORRECTION if round_.rejected else Kind.BONUS if round_.draft_tokens else Kind.PLAIN
     for token in round_.committed[round_.accepted :]:
         yield Piece(own, token, piece_text(context, token, decode))
+
+
+def _source(round_: Round, node: int) -> Source | None:
+    return round_.source[node] if round_.source else None
 
 
 def piece_text(context: Sequence[int], token: int, decode: Callable[[Sequence[int]], str] | None) -> str:
@@ -335,6 +340,8 @@ def _section(traced: TracedGeneration, rounds: int) -> str:
         text = [_span("far", visible(line.so_far))] if line.so_far else []
         for piece in line.pieces:
             title = f"{piece.kind} · token {piece.token}"
+            if piece.source is not None:
+                title += f" · {piece.source.strategy}, choice {piece.source.rank + 1}"
             text.append(_span(_CLASSES[piece.kind], _visible_piece(piece.text), title))
         if line.unused:
             text.append(_span("unused", f"+{line.unused}", "drafted, not tested"))

@@ -222,7 +222,7 @@ def open_run(
         store = locate(config.uri, folder or Path.cwd())
         client, experiment_id = opened(store, config.experiment)
         all_tags = _own_tags() | {_accepted_name(key): str(value)[:5000] for key, value in tags.items()}
-        if all_tags["specdec.role"] == "main" and os.environ.get(PARENT_RUN):
+        if all_tags["specdec.role"] in ("main", "study") and os.environ.get(PARENT_RUN):
             all_tags["mlflow.parentRunId"] = os.environ[PARENT_RUN]
             all_tags["specdec.sweep_cell"] = os.environ.get(SWEEP_CELL, "")
         run_id = client.create_run(experiment_id, run_name=config.run_name or name, tags=all_tags).info.run_id

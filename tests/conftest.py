@@ -323,7 +323,7 @@ def _make_structure(name: str, gamma: int) -> Any:
     if name == "tree":  # two children of the root, then two of the first node of every level
         parents = [-1, -1, *(2 * level for level in range(gamma - 1) for _ in range(2))]
         return structures.build(
-            _group_values("structure", "tree", parents=parents, accuracy=None, nodes=len(parents), depth=gamma)
+            _group_values("structure", "tree", parents=parents, nodes=len(parents), depth=gamma)
         )
     changes = {"gamma": gamma} if name == "chain" else {"k": 3, "w": gamma}
     return structures.build(_group_values("structure", name, **changes))
@@ -416,6 +416,33 @@ def architecture(request: pytest.FixtureRequest) -> str:
     return request.param
 
 
+@pytest.fixture(scope="session")
+def tiny_llama() -> Callable[..., Any]:
+    """`tiny_llama(vocabulary, context=64, layers=2, seed=0)`: a random float64 Llama, a new one at every call."""
+
+    def make(vocabulary: int, context: int = 64, layers: int = 2, seed: int = 0) -> Any:
+        from transformers import LlamaConfig, LlamaForCausalLM
+
+        torch.manual_seed(seed)
+        config = LlamaConfig(
+            vocab_size=vocabulary,
+            hidden_size=16,
+            intermediate_size=16,
+            num_hidden_layers=layers,
+            num_attention_heads=2,
+            num_key_value_heads=2,
+            max_position_embeddings=context,
+            bos_token_id=None,
+            eos_token_id=None,
+        )
+        model = LlamaForCausalLM(config).double()
+        for weight in model.parameters():
+            weight.requires_grad_(False).mul_(12.0 if weight.dim() > 1 else 1.0)
+        return model
+
+    return make
+
+
 def _token_corpus(folder: Path, vocabulary: int) -> dict[str, Any]:
     """A corpus of token ids, 30 documents: every token is followed by a few others."""
     generator = torch.Generator().manual_seed(0)
@@ -478,6 +505,22 @@ def encoder_decoder(request: pytest.FixtureRequest) -> str:
     return request.param
 
 
+def _recorded_lengths(folder: Path, vocabulary: int) -> dict[str, Any]:
+    """Of prompts that tests with few states decode; others get no proposals. The text repeats the last token, as that
+    of the table which comes with specdec.
+    """
+    from specdec.streams import Stream, write_streams
+
+    prompts = [(0,), (1,), (2,), (0, 1), (1, 2), (2, 0), (0, 2), (1, 0), (0, 3, 1, 4, 0, 3, 1, 2, 0, 3)]
+    streams = [
+        Stream(str(number), "c", prompt, prompt[-1:] * 96, {"acc_x": (3, 1, 2, 6, 1, 4 + number) * 16})
+        for number, prompt in enumerate(prompts)
+        if max(prompt) < vocabulary
+    ]
+    write_streams(folder / "streams.jsonl", streams)
+    return {"path": str(folder / "streams.jsonl")}
+
+
 # What a drafter needs beyond its YAML to run beside a small target: (folder for files, vocabulary) -> changed keys.
 DRAFTER_CHANGES: dict[str, Callable[[Path, int], dict[str, Any]]] = {
     "adaptive": lambda folder, vocabulary: {
@@ -485,7 +528,17 @@ DRAFTER_CHANGES: dict[str, Callable[[Path, int], dict[str, Any]]] = {
         "threshold": 1.5 / vocabulary,  # crossed by some tokens of a flat law
     },
     "corpus_ngram": _token_corpus,
+    "mixed": lambda folder, vocabulary: {
+        "context": _group_values("drafter", "ngram"),
+        "bigram": _group_values("drafter", "model_bigram", cache_dir=None),
+    },
+    "model_bigram": lambda folder, vocabulary: {"cache_dir": str(folder)},
+    "model_unigram": lambda folder, vocabulary: (
+        _small_model(folder, vocabulary)
+        | {key: value for key, value in _token_corpus(folder, vocabulary).items() if key != "cache_dir"}
+    ),
     "oracle": lambda folder, vocabulary: {"alpha": 0.65},
+    "recorded": _recorded_lengths,
     "small_model": _small_model,
 }
 

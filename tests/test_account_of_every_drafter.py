@@ -20,6 +20,7 @@ from specdec.config import flattened
 from specdec.drafters import drafters
 
 CHAINS = [name for name in drafters.names() if "chain" in drafters.get(name).fills]
+CASES = [*((name, "chain") for name in CHAINS), ("ngram", "rows"), ("ngram", "tree")]
 QUICK = ("ngram", "oracle")  # seconds each; the others run with the slow tests
 STATES = 3  # of the table target
 TEXTS = "prompts.tokens=[[0],[1],[2],[0,1],[1,2],[2,0],[0,2],[1,0]]"
@@ -77,10 +78,10 @@ def closes(factors: dict[str, float], speedup: float, rounds: pd.DataFrame, gamm
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in CHAINS]
+    ("name", "shape"), [pytest.param(*case, marks=() if case[0] in QUICK else pytest.mark.slow) for case in CASES]
 )
-def test_the_account_closes(run_of, drafter_values, name):
-    made = run_of(name, TEXTS, *changes(name, drafter_values(name, STATES)))
+def test_the_account_closes(run_of, drafter_values, name, shape):
+    made = run_of(name, TEXTS, f"structure={shape}", *changes(name, drafter_values(name, STATES)))
     logged = made.account()
     for gamma, item in logged["gammas"].items():
         rebuilt = account_of(made, int(gamma))
@@ -99,7 +100,7 @@ def test_the_account_closes(run_of, drafter_values, name):
         for group, rows in table.groupby(by):
             values = dict(zip(rows["quantity"], rows["value"], strict=True))
             factors = {quantity: values[quantity] for quantity in rebuilt.factors}
-            closes(factors, values["speedup"], rounds[rounds[by] == group], int(made.params["structure.gamma"]))
+            closes(factors, values["speedup"], rounds[rounds[by] == group], made.primary_gamma)
 
 
 def test_oracle_dependence_and_drift_contain_one(run_of):

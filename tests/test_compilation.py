@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from specdec import compilation
-from specdec.compilation import StaticStep, mode_for
+from specdec.compilation import StaticStep, TracedStep, mode_for
 from specdec.decoder import Decoder
 from specdec.errors import UsageError
-from specdec.records import chain_tree
+from specdec.records import Tree, chain_tree
 
 TEXT = [5, 9, 33, 2, 60, 17, 9, 33, 41, 8, 5, 22, 7]
 EXACT = 1e-12
@@ -47,7 +47,7 @@ def test_it_gives_the_logits_of_the_eager_pass(tiny_model, mode, tolerance):
     model = tiny_model("llama")
     eager, compiled = Decoder(model, "llama", 512), Decoder(model, "llama", 512)
     compiled.compile({1, 3}, 64, mode)
-    assert compiled.compiled == (1, 3)
+    assert compiled.compiled == ((0, 1) if mode == "trace" else (1, 3))
     assert (walk(eager) - walk(compiled)).abs().max() < tolerance
     buffers = compiled.cache
     assert (walk(eager) - walk(compiled)).abs().max() < tolerance
@@ -56,6 +56,107 @@ def test_it_gives_the_logits_of_the_eager_pass(tiny_model, mode, tolerance):
     assert compiled.cache is not buffers
     assert (walk(eager) - walk(compiled)).abs().max() < tolerance
     assert compiled.cache is buffers, "the next short text is compiled again"
+
+
+@pytest.mark.slow
+@torch.inference_mode()
+def test_one_record_serves_every_number_of_rows(tiny_model, architecture):
+    """Beyond the number that it was made for, and beyond the size of a mask's buffer; bit for bit the eager pass."""
+    model = tiny_model(architecture)
+    eager, traced = Decoder(model, architecture, 512), Decoder(model, architecture, 512)
+    traced.compile({5}, 64, "trace")
+    assert traced.compiled == (0, 1)
+    for decoder in (eager, traced):
+        decoder.start(TEXT, 120)
+    graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    for rows in (5, 2, 3, 17, 1, 70, 4):
+        one, other = (decoder.forward(torch.arange(rows) % 61, chain_tree(rows - 1)) for decoder in (eager, traced))
+        assert torch.equal(one, other)
+        eager.length = traced.length = len(TEXT)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == graphs, "nothing is recorded twice"
+
+
+@pytest.mark.slow
+@torch.inference_mode()
+@pytest.mark.parametrize(
+    ("name", "mode", "tolerance"),
+    [("llama", "trace", EXACT), ("gemma3", "trace", EXACT), ("llama", "inductor", FUSED)],
+)
+def test_trees_take_the_pass_of_their_size_too(tiny_model, monkeypatch, name, mode, tolerance):
+    """Between chains of the same size, behind several prefixes, one tree and another; a batch has its own."""
+    model = tiny_model(name)
+    eager, compiled = Decoder(model, name, 512), Decoder(model, name, 512)
+    compiled.compile({1, 5}, 64, mode, copies=3)
+    used = []
+    call = TracedStep.__call__
+    monkeypatch.setattr(TracedStep, "__call__", lambda *given: used.append(len(given[1])) or call(*given))
+    trees = [
+        Tree((-1, -1, 0, 1)),
+        chain_tree(4),
+        Tree((-1, 0, 0, 2)),
+        Tree((-1, -1, 0, 1)),
+        chain_tree(0),
+        Tree((-1, -1)),
+    ]
+    for text, copies in ((TEXT, 1), (TEXT[:7], 3)):
+        logits = []
+        for decoder in (eager, compiled):
+            decoder.start(text, 64, copies)
+            for tree in trees:
+                tokens = torch.arange(len(tree) + 1) + 3
+                logits.append(decoder.forward(tokens, tree).clone())
+                decoder.length -= len(tree)
+            if copies > 1:
+                decoder.cache.broadcast()  # as a commit does
+                logits.append(decoder.forward_rows(torch.arange(3), trees[-1]))
+        for ours, plain in zip(logits[len(logits) // 2 :], logits[: len(logits) // 2], strict=True):
+            assert (ours - plain).abs().max() < tolerance
+        assert compiled.cache is compiled._compiled.cache
+    each = [5, 5, 5, 5, 1, 3] if mode == "trace" else [5, 5, 5, 5, 1]  # one record serves every number
+    assert used == [*each, *each, 2]
+
+
+@pytest.mark.slow
+@torch.inference_mode()
+@pytest.mark.parametrize("name", ["llama", "gemma3"])
+def test_one_record_serves_every_batch(tiny_model, name):
+    """Of as many rows as copies or fewer, wide or narrow; bit for bit the eager pass."""
+    model = tiny_model(name)
+    eager, traced = Decoder(model, name, 512), Decoder(model, name, 512)
+    traced.compile({1}, 64, "trace", copies=4)
+    assert traced.compiled == (-1, 0, 1)
+    trees = [(-1, -1), (-1, -1, 0, 0, 1), (-1, -1, -1), (-1, 0, 1, 2, 3, -1, 5), (-1, -1, -1, 0, -1), (-1, 0, 0, 1)]
+    graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    for copies in (4, 3):
+        for decoder in (eager, traced):
+            decoder.start(TEXT, 120, copies)
+        for tree in map(Tree, trees):
+            if len(tree.leaves) <= copies:
+                tokens = torch.arange(len(tree) + 1) + 3
+                assert torch.equal(*(decoder.forward_rows(tokens, tree) for decoder in (eager, traced)))
+                eager.length = traced.length = len(TEXT)
+        assert traced.cache is traced._compiled.cache
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == graphs, "nothing is recorded twice"
+
+
+@pytest.mark.slow
+@torch.inference_mode()
+def test_a_batch_too_large_for_the_compiled_cache_leaves_it_alone(tiny_model):
+    """A compiled pass writes into buffers of its own; the next text finds them where they were."""
+    model = tiny_model("llama")
+    eager, compiled = Decoder(model, "llama", 512), Decoder(model, "llama", 512)
+    compiled.compile({}, 64, "trace", copies=2)
+    buffers = compiled.cache
+    compiled.start(TEXT, 64, 2)
+    assert compiled.cache is buffers
+    eager.start(TEXT, 64, 3)
+    tokens, tree = torch.tensor([1, 2, 3, 4]), Tree((-1, -1, -1))
+    assert (compiled.forward_rows(tokens, tree) - eager.forward(tokens, tree)).abs().max() < EXACT
+    assert compiled.cache is not buffers and buffers.allocated == 2
+    compiled.start(TEXT, 64, 2)
+    assert compiled.cache is buffers
+    compiled.start(TEXT, 64, 3)
+    assert compiled.cache is not buffers, "copies that it has no room for are decoded in a cache of their own"
 
 
 def test_without_a_compiler_true_is_refused_and_auto_goes_on(monkeypatch, caplog):

@@ -65,7 +65,7 @@ def decoded(target, prompt, limit, drafter="none", gamma=4, verifier="speculativ
     )
 
 
-NGRAM = {"drafter": "ngram", "order_max": 4, "order_min": 1, "matches_max": 32}
+NGRAM = {"drafter": "ngram", "q": "auto", "order_max": 4, "order_min": 1, "matches_max": 32}
 
 
 @pytest.mark.parametrize("name", PARAMETERS)

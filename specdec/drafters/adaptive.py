@@ -1,8 +1,6 @@
 """Another drafter's chain, ended early where the drafts look likely to fail, or sized by how the last ones did."""
 
-import re
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -11,6 +9,7 @@ from torch import Tensor
 
 from specdec.config import AtLeastOne, Probability, typed
 from specdec.drafters.base import Drafter, drafters
+from specdec.drafters.nested import named_below
 from specdec.errors import UsageError
 from specdec.records import Draft
 from specdec.structures.base import Structure
@@ -32,7 +31,7 @@ class AdaptiveConfig:
     @classmethod
     def _of_is_a_drafter(cls, of: dict[str, Any]) -> dict[str, Any]:
         """Before any weight is read. Raises UsageError."""
-        with _named_as_nested():
+        with named_below("of"):
             drafters.config(of)
         return of
 
@@ -66,7 +65,7 @@ class Adaptive(Drafter):
             refused = "this drafter reports no confidence; use drafter.rule=heuristic"
         if refused:
             raise UsageError(f"Bad value drafter.of={config.of['name']} with drafter.rule={config.rule}: {refused}.")
-        with _named_as_nested():
+        with named_below("of"):
             self._init(drafters.build(config.of, target=target), config.rule, config.threshold, config.length)
 
     @classmethod
@@ -114,8 +113,10 @@ class Adaptive(Drafter):
         """Of the wrapped drafter: at every position a draft of one token is its own."""
         return self.drafter.laws(prompt, text)
 
-    def prepare(self, capacity: int) -> None:
-        self.drafter.prepare(capacity)
+    def prepare(self, capacity: int, structure: Structure) -> None:
+        assert isinstance(structure, Chain)
+        asked = structure.until(self._threshold) if self._rule == "confidence" else structure
+        self.drafter.prepare(capacity, asked)
 
     def describe(self) -> dict[str, Any]:
         return self.drafter.describe()
@@ -123,12 +124,3 @@ class Adaptive(Drafter):
     @property
     def flops_per_token(self) -> float:
         return self.drafter.flops_per_token
-
-
-@contextmanager
-def _named_as_nested() -> Iterator[None]:
-    """A wrapped drafter speaks of its keys as `drafter.model`; here they are `drafter.of.model`."""
-    try:
-        yield
-    except UsageError as error:
-        raise type(error)(re.sub(r"(?<![\w./-])drafter\.(?!of\.)", "drafter.of.", str(error))) from None

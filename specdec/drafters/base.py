@@ -38,8 +38,13 @@ class Drafter(ABC):
 
     vocab_size: int | None = None
 
-    def prepare(self, capacity: int) -> None:
-        """Compile what can be compiled where the target does (`Target.compilation`), before anything is timed."""
+    def prepare(self, capacity: int, structure: Structure) -> None:
+        """Compile what can be compiled where the target does (`Target.compilation`), before anything is timed.
+
+        Args:
+            capacity: the largest that `start` will be given.
+            structure: the primary one; drafts of others come too.
+        """
 
     def start(
         self,

@@ -3,6 +3,7 @@
 import hashlib
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -15,8 +16,9 @@ from specdec.config import typed
 from specdec.drafters.base import Drafter, drafters
 from specdec.drafters.ngram_corpus import Corpus, open_corpus, tokenize, tokenizer_digest
 from specdec.drafters.ngram_table import NgramTable
+from specdec.drafters.siblings import How, Siblings, grow
 from specdec.errors import UsageError
-from specdec.records import EMPTY, Draft, Source, chain_tree
+from specdec.records import EMPTY, Draft, Source, Tree, chain_tree
 from specdec.sampling import one_hot, probabilities, sample
 from specdec.structures.base import Structure
 
@@ -33,6 +35,7 @@ class CorpusNgramConfig:
     corpus: Annotated[str, Field(min_length=1)] | None
     field: Annotated[str, Field(min_length=1)] | None
     discount: Annotated[float, Field(gt=0.0, lt=1.0)]
+    siblings: Siblings
     cache_dir: Annotated[str, Field(min_length=1)] | None
 
 
@@ -41,19 +44,21 @@ class CorpusNgram(Drafter):
     """Draws from p(x | last order-1 tokens) of a corpus in the target's own tokens (Leviathan et al. 2211.17192, 4.1),
     smoothed by interpolated Kneser-Ney (`NgramTable`).
 
-    q is that law, standardised as the target's logits are; under greedy its argmax is proposed (a point mass). A draft
-    token costs a few binary searches and passes over the vocabulary, no arithmetic of a model. Needs a corpus and, for
-    text, the target's tokenizer. Fitted models are kept in `cache_dir`. A proposal depends on the text before it only:
-    replay is position-wise.
+    q is that law, standardised as the target's logits are; under greedy its argmax is proposed (a point mass). Children
+    in rows and trees are drawn from q as `siblings` says, under greedy ranked by likelihood (see `grow`). A draft token
+    costs a few binary searches and passes over the vocabulary, no arithmetic of a model. Needs a corpus and, for text,
+    the target's tokenizer. Fitted models are kept in `cache_dir`. A proposal depends on the text before it only: replay
+    is position-wise.
     """
 
-    fills = frozenset({"chain"})
+    fills = frozenset({"chain", "rows", "tree"})
     replay = "position"
 
     def __init__(self, config: CorpusNgramConfig, target: "Target") -> None:
         self._sampling, self._device = target.sampling, target.device
         self._table = _fitted(config, target)
         self.vocab_size = target.vocab_size
+        self._siblings: Siblings = config.siblings
         self._memory = config.order - 1  # tokens that a proposal depends on
         self._greedy: dict[tuple[int, ...], int] = {}
         self._context: tuple[int, ...] = ()
@@ -75,6 +80,8 @@ class CorpusNgram(Drafter):
         width = structure.gamma
         if width == 0:
             return EMPTY
+        if structure.name != "chain":
+            return self._branching(structure)
         context, tokens, rows = self._context, list[int](), list[Tensor]()
         for _ in range(width):
             if self._sampling.greedy:
@@ -90,6 +97,22 @@ class CorpusNgram(Drafter):
             q=torch.stack(rows).to(self._device) if rows else None,
             source=_SOURCE * width,
         )
+
+    def _branching(self, structure: Structure) -> Draft:
+        """Rows or a tree."""
+
+        def after(tokens: Tensor, tree: Tree, nodes: Sequence[int]) -> Tensor:
+            numbers: list[int] = tokens.tolist()
+            paths = [[numbers[ancestor] for ancestor in tree.path(node)] for node in nodes]
+            contexts = [self._last((*self._context, *path)) for path in paths]
+            if self._sampling.greedy:
+                return torch.from_numpy(np.stack([self._table.law(context) for context in contexts]))
+            return self._laws(contexts)
+
+        how: How = "ranked" if self._sampling.greedy else self._siblings
+        draft = grow(structure, after, how, "corpus_ngram", self._generator)
+        q = None if draft.q is None else draft.q.to(self._device)
+        return replace(draft, tokens=draft.tokens.to(self._device), q=q)
 
     def laws(self, prompt: Sequence[int], text: Sequence[int]) -> Tensor:
         tokens = (*prompt, *text)

@@ -1,8 +1,8 @@
 """What drafters that look tokens up have in common: proposals are made of plain numbers, and are point masses."""
 
 from abc import abstractmethod
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import torch
 
@@ -29,6 +29,8 @@ class Proposal(NamedTuple):
 
 
 NOTHING = Proposal((), chain_tree(0), ())
+
+Place = TypeVar("Place")
 
 
 class Lookup(Drafter):
@@ -63,3 +65,31 @@ def merged(rows: Iterable[tuple[Sequence[int], Source]]) -> Proposal:
                 source.append(origin)
             parent = node
     return Proposal(tuple(tokens), Tree(tuple(parents)), tuple(source)) if tokens else NOTHING
+
+
+def filled(tree: Tree, root: Place, best: Callable[[Place, int], Iterable[tuple[int, str, Place]]]) -> Proposal:
+    """A topology with the best candidates at every node; a node without one is left out, and all that is below it.
+
+    Args:
+        root: what `best` has to know about the root.
+        best: (place, count) -> at most `count` different tokens to follow there, best first, each with its strategy
+            and with the place that it leads to.
+    """
+    chosen: list[tuple[int, Source, Place] | None] = [None] * len(tree)
+    for node, children in enumerate(tree.children, -1):
+        parent = chosen[node] if node >= 0 else None
+        if not children or node >= 0 and parent is None:
+            continue
+        candidates = best(parent[2] if parent else root, len(children))
+        for rank, (child, (token, strategy, place)) in enumerate(zip(children, candidates, strict=False)):
+            chosen[child] = token, Source(strategy, rank), place
+    number = {-1: -1}  # of the nodes that are kept
+    for node, choice in enumerate(chosen):
+        if choice:
+            number[node] = len(number) - 1
+    kept = [choice for choice in chosen if choice]
+    if not kept:
+        return NOTHING
+    if len(kept) < len(tree):
+        tree = Tree(tuple(number[tree.parents[node]] for node in number if node >= 0))
+    return Proposal(tuple(token for token, _, _ in kept), tree, tuple(source for _, source, _ in kept))

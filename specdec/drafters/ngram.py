@@ -1,102 +1,120 @@
-"""Context n-grams, or prompt lookup: copy what followed the last time these tokens appeared."""
+"""Context n-grams, or prompt lookup: copy what followed when these tokens appeared before."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import torch
 from pydantic import Field
 
 from specdec.config import AtLeastOne, typed
-from specdec.drafters.base import Drafter, drafters
+from specdec.drafters.base import drafters
+from specdec.drafters.lookup import NOTHING, Lookup, Proposal, filled, merged
 from specdec.errors import UsageError
-from specdec.records import EMPTY, Draft, Source, chain_tree
+from specdec.records import Source, chain_tree
 from specdec.structures.base import Structure
+from specdec.structures.chain import Chain
+from specdec.structures.rows import Rows
 
 if TYPE_CHECKING:
     from specdec.targets.base import Target
+
+Matches = Sequence[Sequence[int]]
+"""For each match length, positions of the text that followed a match, latest first."""
 
 
 @typed
 class NgramConfig:
     name: Literal["ngram"]
+    q: Literal["auto", "longest", 1, 2, 3, 4, 5, 6, 7, 8]
     order_max: Annotated[int, Field(ge=1, le=16)]
     order_min: AtLeastOne
     matches_max: AtLeastOne
 
 
 class SuffixIndex:
-    """Where each run of n tokens was followed by something, for n = `order_min`..`order_max`, grown token by token.
+    """Where each run of n tokens was followed by something, for every n in `orders`, grown token by token.
 
     Memory is linear in the text: one link and at most one table entry per token and order. A lookup costs
-    O(orders + matches), whatever the length of the text.
+    O(matches), whatever the length of the text.
     """
 
-    def __init__(self, order_min: int, order_max: int) -> None:
-        self.orders = range(order_max, order_min - 1, -1)
+    def __init__(self, orders: Iterable[int]) -> None:
         self.text: list[int] = []
         self._pending = 0
         # For each order: n-gram -> the latest position after it; and, by position, the one before with the same n-gram.
-        self._latest: dict[int, dict[tuple[int, ...], int]] = {order: {} for order in self.orders}
-        self._earlier: dict[int, list[int]] = {order: [] for order in self.orders}
+        self._tables: dict[int, tuple[dict[int, int], list[int]]] = {order: ({}, []) for order in orders}
+        # The last n tokens as one number, 32 bits a token below a leading 1: cheaper to make and to hash than a tuple.
+        # Where the text is shorter than n the number is shorter too, like no other.
+        self._keys = [1] * (max(self._tables) + 1)
 
     def extend(self, tokens: Sequence[int]) -> None:
         """Append tokens; they are indexed at the next lookup, so that the cost is the draft's."""
         self.text.extend(tokens)
 
-    def matches(self, limit: int) -> list[int]:
-        """Positions that followed the longest indexed suffix of the text, latest first, at most `limit`."""
-        self._index()
-        for order in self.orders:
-            if order > len(self.text):
-                continue
-            position = self._latest[order].get(tuple(self.text[-order:]), -1)
-            if position < 0:
-                continue
-            earlier = self._earlier[order]
-            found: list[int] = []
-            while position >= 0 and len(found) < limit:
-                found.append(position)
-                position = earlier[position]
-            return found
-        return []
+    def matches(self, order: int, limit: int) -> list[int]:
+        """Positions that followed the last `order` tokens of the text where these occurred before, latest first, at
+        most `limit`.
+        """
+        if self._pending < len(self.text):
+            self._index()
+        latest, earlier = self._tables[order]
+        position = latest.get(self._keys[order], -1)
+        found: list[int] = []
+        while position >= 0 and len(found) < limit:
+            found.append(position)
+            position = earlier[position]
+        return found
 
     def _index(self) -> None:
-        text = self.text
-        for position in range(self._pending, len(text)):
-            for order in self.orders:
-                # The n-gram before `position` is now known to be followed by the token there.
-                if position < order:
-                    self._earlier[order].append(-1)
-                    continue
-                latest = self._latest[order]
-                key = tuple(text[position - order : position])
-                self._earlier[order].append(latest.get(key, -1))
+        keys, tables = self._keys, [(order, *table) for order, table in self._tables.items()]
+        longest_first = range(len(keys) - 1, 0, -1)
+        for position in range(self._pending, len(self.text)):
+            # The n-gram before `position` is now known to be followed by the token there.
+            for order, latest, earlier in tables:
+                key = keys[order]
+                earlier.append(latest.get(key, -1))
                 latest[key] = position
-        self._pending = len(text)
+            token = self.text[position]
+            for order in longest_first:
+                keys[order] = keys[order - 1] << 32 | token
+        self._pending = len(self.text)
 
 
 @drafters.register("ngram")
-class Ngram(Drafter):
-    """Longest match of the last `order_max`..`order_min` tokens in prompt and output; the next gamma tokens of each
-    match, ranked by count and then by recency (N-Grammys 2411.03786, section 4; prompt lookup, Saxena 2023).
+class Ngram(Lookup):
+    """The last q tokens matched against all of prompt and output; the next tokens of each match, ranked by count and
+    then by recency (N-Grammys 2411.03786, section 4; of a chain: prompt lookup, Saxena 2023).
+
+    Rows are the k best continuations of w tokens, a chain is the best one. In a tree, the node of rank j is the
+    (j+1)-th most common token among the matches that agree with the path to it.
+    Where q is "longest", the matches of `order_max` tokens come first, and those of fewer tokens, down to
+    `order_min`, have what is left of the rows and siblings; "auto" is longest for a chain and 1 otherwise.
 
     Of a suffix that occurred more often than `matches_max` times, the latest occurrences are counted. Deterministic
     (q is a point mass); one draft is a few dictionary lookups; needs nothing. Several tokens are copied at once, so
     its replay is the copying one.
     """
 
-    fills = frozenset({"chain"})
+    fills = frozenset({"chain", "rows", "tree"})
     replay = "copying"
 
     def __init__(self, config: NgramConfig, target: "Target") -> None:
+        super().__init__(target)
         if config.order_min > config.order_max:
             raise UsageError(
                 f"Bad value drafter.order_min={config.order_min}: it should be at most "
                 f"drafter.order_max={config.order_max}."
             )
-        self._config = config
-        self._device = target.device
-        self._index = SuffixIndex(config.order_min, config.order_max)
+        longest = tuple(range(config.order_max, config.order_min - 1, -1))
+        # Match lengths that a chain, and that rows and trees ask for, in the order in which they are asked for.
+        self._of_chain: tuple[int, ...] = longest if config.q in ("auto", "longest") else (int(config.q),)
+        self._of_several: tuple[int, ...] = (1,) if config.q == "auto" else self._of_chain
+        self._matches_max = config.matches_max
+        self._index = self._new_index()
+
+    def _new_index(self) -> SuffixIndex:
+        return SuffixIndex(dict.fromkeys(self._of_chain + self._of_several))
 
     def start(
         self,
@@ -105,31 +123,82 @@ class Ngram(Drafter):
         generator: torch.Generator | None = None,
         reference: Sequence[int] | None = None,
     ) -> None:
-        self._index = SuffixIndex(self._config.order_min, self._config.order_max)
+        self._index = self._new_index()
         self._index.extend(prompt)
-        self._index.matches(1)  # index the prompt now: it is part of the prefill, not of the first draft
+        self._index.matches(self._of_chain[0], 1)  # index the prompt now: it is part of the prefill
 
     def commit(self, tokens: Sequence[int]) -> None:
         self._index.extend(tokens)
 
-    def draft(self, structure: Structure) -> Draft:
+    def propose(self, structure: Structure) -> Proposal:
         width = structure.gamma
         if width == 0:
-            return EMPTY
+            return NOTHING
+        if isinstance(structure, Chain):
+            for row in self._continuations(1, width, self._of_chain):
+                return Proposal(row, chain_tree(len(row)), _FIRST * len(row))
+            return NOTHING
+        if isinstance(structure, Rows):
+            return merged((row, Source("ngram", rank)) for rank, row in enumerate(self.rows(structure.k, width)))
+        return filled(structure.tree, self.matches(), self._siblings)
+
+    def rows(self, k: int, w: int) -> list[tuple[int, ...]]:
+        """At most k continuations of the text, best first, none the beginning of another of its match length or of an
+        earlier one; of w tokens, or of fewer where the text ends before.
+        """
+        return self._continuations(k, w, self._of_several)
+
+    def _continuations(self, k: int, w: int, orders: Sequence[int]) -> list[tuple[int, ...]]:
+        rows: list[tuple[int, ...]] = []
+        for order in orders:
+            positions = self._index.matches(order, self._matches_max)
+            if not positions:
+                continue
+            ranked = self._ranked(positions, w)
+            rows += ranked if not rows else (row for row in ranked if not _begins_one(row, rows))
+            if len(rows) >= k:
+                return rows[:k]
+        return rows
+
+    def _ranked(self, positions: Sequence[int], w: int) -> list[tuple[int, ...]]:
+        """What followed these matches, by count and then by recency."""
         text = self._index.text
         counts: dict[tuple[int, ...], int] = {}
-        for position in self._index.matches(self._config.matches_max):
-            continuation = tuple(text[position : position + width])
-            counts[continuation] = counts.get(continuation, 0) + 1
-        if not counts:
-            return EMPTY
-        # Insertion order is recency and `max` keeps the first of equals: count first, then recency.
-        best = max(counts, key=counts.__getitem__)
-        return Draft(
-            tokens=torch.tensor(best, device=self._device),
-            tree=chain_tree(len(best)),
-            source=_SOURCE * len(best),
-        )
+        for position in positions:
+            row = tuple(text[position : position + w])
+            counts[row] = counts.get(row, 0) + 1
+        if positions[0] + w > len(text):  # the latest of them run into the end of the text
+            for row in [row for row in counts if len(row) < w]:
+                if _begins_one(row, (other for other in counts if other is not row)):
+                    del counts[row]
+        # Insertion order is recency, and sorting leaves equals as they are.
+        return sorted(counts, key=counts.__getitem__, reverse=True)
+
+    def matches(self) -> Matches:
+        """Where a tree begins: the matches of the text's end."""
+        return [self._index.matches(order, self._matches_max) for order in self._of_several]
+
+    def following(self, matches: Matches) -> dict[int, Matches]:
+        """The tokens that followed `matches`, best first, each with the matches that agree with it, one token later."""
+        text = self._index.text
+        of_orders: list[dict[int, list[int]]] = []
+        ranked: dict[int, None] = {}
+        for positions in matches:
+            of_tokens: dict[int, list[int]] = {}
+            for position in positions:
+                if position < len(text):
+                    of_tokens.setdefault(text[position], []).append(position + 1)
+            of_orders.append(of_tokens)
+            for token, _ in sorted(of_tokens.items(), key=lambda item: len(item[1]), reverse=True):
+                ranked[token] = None  # where it was ranked already, it keeps its place
+        return {token: [of_tokens.get(token, ()) for of_tokens in of_orders] for token in ranked}
+
+    def _siblings(self, matches: Matches, count: int) -> Iterator[tuple[int, str, Matches]]:
+        return ((token, "ngram", agreeing) for token, agreeing in islice(self.following(matches).items(), count))
 
 
-_SOURCE = (Source("ngram", 0),)
+_FIRST = (Source("ngram", 0),)
+
+
+def _begins_one(row: tuple[int, ...], others: Iterable[tuple[int, ...]]) -> bool:
+    return any(other[: len(row)] == row for other in others)

@@ -9,11 +9,14 @@ from torch.nn.functional import pad
 
 from specdec.config import AtLeastOne, typed
 from specdec.decoder import Decoder, check_rollback
+from specdec.draft_loop import Choice, StaticLoop, joined
 from specdec.drafters.base import Drafter, drafters
+from specdec.drafters.model_tree import draft_tree
+from specdec.drafters.siblings import How, Siblings
 from specdec.drafters.translation import Translation, check_same
 from specdec.errors import NumericsError, UsageError
 from specdec.records import EMPTY, Draft, Source, chain_tree
-from specdec.sampling import one_hot, probabilities, sample
+from specdec.sampling import drawn, one_hot, probabilities
 from specdec.seq2seq_decoder import decoder_of
 from specdec.structures.base import Structure
 from specdec.targets.loading import Dtype, describe_model, load_model, load_tokenizer, model_path, resolve_dtype
@@ -29,6 +32,7 @@ class SmallModelConfig:
     dtype: Dtype
     attention: Literal["auto", "sdpa", "eager"]
     drafts: Literal["sampled", "greedy"]
+    siblings: Siblings
     translate: bool
     prefill_chunk: AtLeastOne
 
@@ -41,11 +45,15 @@ class SmallModel(Drafter):
     from it; under a greedy target, or with `drafts=greedy`, the most likely token is a point mass. One draft is gamma
     calls of the model, the first on the one or two committed tokens that its cache lacks. Where the structure has a
     `threshold`, the model's own probability of what it drafted (softmax at temperature 1) is read after every token,
-    which waits for the device; otherwise the loop does not.
+    which waits for the device; otherwise the loop does not, and where the target is captured in CUDA graphs, so is a
+    whole draft of the primary gamma (see `StaticLoop`).
 
     Needs the target's tokenizer. Output matrices padded to different widths are made one: q is 0 beyond the narrower.
     With `translate` any tokenizer that shares pieces will do (see `Translation`); a round then begins by tokenising the
     whole text anew, so a proposal depends on where the round began and the replay is the copying one.
+
+    Rows and trees are grown level by level (see `draft_tree`): children drawn from q as `siblings` says, or ranked by
+    likelihood where they are point masses. Between decoder-only models of one tokenizer.
 
     Nothing is offered where the text is longer than the model's context; a draft that would pass it ends there.
 
@@ -54,7 +62,7 @@ class SmallModel(Drafter):
         translation: between the tokenizers, where they differ.
     """
 
-    fills = frozenset({"chain"})
+    fills = frozenset({"chain", "rows", "tree"})
     reports_confidence = True
     replay: Literal["position", "copying"] | None = "position"
 
@@ -67,7 +75,8 @@ class SmallModel(Drafter):
             attention=config.attention,
             kind="encoder_decoder" if _is_encoder_decoder(target) else "causal",
         )
-        self._init(model, load_tokenizer(self.name), target, config.drafts, config.translate, config.prefill_chunk)
+        tokenizer = load_tokenizer(self.name)
+        self._init(model, tokenizer, target, config.drafts, config.siblings, config.translate, config.prefill_chunk)
 
     @classmethod
     def from_model(
@@ -76,16 +85,25 @@ class SmallModel(Drafter):
         target: "Target",
         tokenizer: Any = None,
         drafts: Literal["sampled", "greedy"] = "sampled",
+        siblings: Siblings = "without_replacement",
         translate: bool = False,
     ) -> "SmallModel":
         """Around a model that is already in memory: tests and notebooks make small ones on the spot."""
         drafter = cls.__new__(cls)
         drafter.name = type(model).__name__
-        drafter._init(model.eval().requires_grad_(False), tokenizer, target, drafts, translate, prefill_chunk=512)
+        model.eval().requires_grad_(False)
+        drafter._init(model, tokenizer, target, drafts, siblings, translate, prefill_chunk=512)
         return drafter
 
     def _init(
-        self, model: Any, tokenizer: Any, target: "Target", drafts: str, translate: bool, prefill_chunk: int
+        self,
+        model: Any,
+        tokenizer: Any,
+        target: "Target",
+        drafts: str,
+        siblings: Siblings,
+        translate: bool,
+        prefill_chunk: int,
     ) -> None:
         _check_kind(self.name, model, target, translate)
         self.model, self.tokenizer, self._sampling = model, tokenizer, target.sampling
@@ -94,6 +112,8 @@ class SmallModel(Drafter):
         self._device, self._size = target.device, target.vocab_size
         self._compilation = target.compilation
         self._greedy = drafts == "greedy" or target.sampling.greedy
+        self._siblings: Siblings = siblings
+        self._loop: StaticLoop | None = None
         self.translation: Translation | None = None
         if translate:
             self.translation = Translation(self.name, tokenizer, self._decoder.vocab_size, target)
@@ -115,10 +135,21 @@ class SmallModel(Drafter):
         self._drafted: Tensor | None = None  # [N] the model's own tokens, since the last commit
         self._finite: Tensor | None = None
 
-    def prepare(self, capacity: int) -> None:
-        if self._compilation is not None and isinstance(self._decoder, Decoder):
-            # One row a token; two at the start of a draft whose predecessor was accepted whole.
-            self._decoder.compile({1, 2}, capacity, self._compilation)
+    @torch.inference_mode()
+    def prepare(self, capacity: int, structure: Structure) -> None:
+        if self._compilation is None or not isinstance(self._decoder, Decoder):
+            return
+        # One row a token; two at the start of a draft whose predecessor was accepted whole.
+        self._decoder.compile({1, 2}, capacity, self._compilation)
+        captures = self._compilation == "inductor" and self._device.type == "cuda" and self._decoder.compiled
+        if captures and structure.name == "chain" and structure.threshold == 0:
+            self._loop = self._static_loop(structure.gamma)
+            self._loop.capture()
+
+    def _static_loop(self, gamma: int) -> StaticLoop:
+        """Over the decoder's present cache."""
+        assert isinstance(self._decoder, Decoder)
+        return self._decoder.static_loop(gamma, lambda row, uniform: self._choose(self._align(row), uniform))
 
     def start(
         self,
@@ -155,32 +186,82 @@ class SmallModel(Drafter):
         gamma = min(structure.gamma, self._decoder.context_length + 1 - len(context))
         if gamma < 1 or not context:
             return EMPTY
-        rows = torch.tensor(self._pending(context, gamma), device=self._device)
-        tokens: list[Tensor] = []
-        read: list[Tensor] = []
-        laws: list[Tensor] = []
+        pending = self._pending(context, gamma)
+        if structure.name != "chain":
+            return self._branching(structure.clamped(gamma), pending)
+        # Drawn at once, and so alike by every way of drafting.
+        uniforms = None
+        if not self._greedy:
+            uniforms = torch.rand(gamma, generator=self._generator, device=self._device, dtype=torch.float64)
+        if self._loops(pending, context, gamma, structure.threshold):
+            assert self._loop is not None
+            drafted = self._loop(context[-2:], len(context) - 2, uniforms)
+        else:
+            drafted = self._step_by_step(pending, gamma, uniforms, structure.threshold)
+        self._drafted = drafted.read
+        self._finite = None if drafted.q is None else torch.isfinite(drafted.q).all()
+        size = len(drafted.tokens)
+        return Draft(drafted.tokens, chain_tree(size), drafted.q, _SOURCE * size)
+
+    def _branching(self, structure: Structure, pending: list[int]) -> Draft:
+        """Rows or a tree.
+
+        Raises:
+            UsageError: between tokenizers, or from an encoder-decoder.
+        """
+        decoder = self._decoder
+        if self.translation is not None or not isinstance(decoder, Decoder):
+            who = "with drafter.translate=true" if self.translation is not None else "as an encoder-decoder"
+            raise UsageError(
+                f"Bad value structure={structure.name}: {who} drafter small_model drafts chains only; "
+                "use structure=chain."
+            )
+
+        def laws(logits: Tensor) -> Tensor:
+            logits = self._align(logits)
+            return logits if self._greedy else probabilities(logits, self._sampling)
+
+        how: How = "ranked" if self._greedy else self._siblings
+        draft = draft_tree(decoder, pending, structure, how, laws, "small_model", self._generator)
+        self._drafted, self._finite = None, None if draft.q is None else torch.isfinite(draft.q).all()
+        return draft
+
+    def _loops(self, pending: list[int], context: list[int], gamma: int, threshold: float) -> bool:
+        """Whether the loop makes this very draft: of its length, in its cache, without a look in between."""
+        loop = self._loop
+        if loop is None or loop.gamma != gamma or threshold > 0 or loop.cache is not self._decoder.cache:
+            return False
+        return len(pending) <= 2 <= len(context)
+
+    def _step_by_step(self, pending: list[int], gamma: int, uniforms: Tensor | None, threshold: float) -> Choice:
+        """A call of the model for each token, until gamma or the threshold."""
+        rows = torch.tensor(pending, device=self._device)
+        choices: list[Choice] = []
         chance = 1.0
         while True:
             logits = self._align(self._decoder.forward(rows, chain_tree(len(rows) - 1))[-1:])  # [1, V]
-            if self._greedy:
-                tokens.append(logits.max(dim=-1).indices)
-            else:
-                laws.append(probabilities(logits, self._sampling))
-                tokens.append(sample(laws[-1], self._generator))
-            rows = tokens[-1] if self.translation is None else self.translation.to_drafter(tokens[-1])
-            read.append(rows)
-            if len(tokens) == gamma:
+            choices.append(self._choose(logits, None if uniforms is None else uniforms[len(choices)]))
+            if len(choices) == gamma:
                 break
-            if structure.threshold > 0:
+            if threshold > 0:
                 # Looked at after the draw and never undone: a token withdrawn for being unlikely would bias the output.
-                confidence = logits.softmax(-1, dtype=torch.float32).gather(-1, tokens[-1].unsqueeze(-1))
+                confidence = logits.softmax(-1, dtype=torch.float32).gather(-1, choices[-1].tokens.unsqueeze(-1))
                 chance *= float(confidence)
-                if chance < structure.threshold:
+                if chance < threshold:
                     break
-        self._drafted = torch.cat(read)
-        q = torch.cat(laws) if laws else None  # [N, V]
-        self._finite = None if q is None else torch.isfinite(q).all()
-        return Draft(torch.cat(tokens), chain_tree(len(tokens)), q, _SOURCE * len(tokens))
+            rows = choices[-1].read
+        return joined(choices)
+
+    def _choose(self, logits: Tensor, uniform: Tensor | None) -> Choice:
+        """The next token after logits [1, V] over the target's tokens; `uniform` [] is not used by greedy drafts."""
+        q = None
+        if self._greedy:
+            tokens = logits.max(dim=-1).indices
+        else:
+            assert uniform is not None
+            q = probabilities(logits, self._sampling)
+            tokens = drawn(q, uniform)
+        return Choice(tokens, tokens if self.translation is None else self.translation.to_drafter(tokens), q)
 
     def _pending(self, context: list[int], gamma: int) -> list[int]:
         """Roll the cache back to what it shares with the committed text; the tokens that it lacks, one at least."""

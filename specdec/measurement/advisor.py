@@ -101,10 +101,8 @@ def _check_replay(config: AdviseConfig, parts: Parts) -> None:
             f"Bad value sampling.temperature={config.sampling['temperature']}: drafter {name!r} can be replayed "
             f"along a text only under sampling=greedy; for other temperatures {instead}."
         )
-    if structure.nodes != structure.gamma:
-        raise UsageError(
-            f"Bad value structure={config.structure['name']}: only chains can be replayed along a text; {instead}."
-        )
+    if structure.branches > 1:
+        raise UsageError(f"Bad value structure={config.structure['name']}: only chains can be advised on; {instead}.")
     if not (greedy or verifier.token_by_token):
         raise UsageError(
             f"Bad value verifier={config.verifier['name']}: the replay knows the rule of speculative sampling only; "
@@ -203,7 +201,7 @@ class _Advisor:
                 self._drafter,
                 self._parts.primary.structure,
                 prompt.tokens,
-                rows=[gamma + 1 for gamma in self._gammas],
+                trees=[chain_tree(gamma) for gamma in self._gammas],
                 repeats=repeats,
                 clock=self._clock,
                 generator=generator,

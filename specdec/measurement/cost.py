@@ -11,7 +11,7 @@ import torch
 
 from specdec.drafters.base import Drafter
 from specdec.measurement.timers import Clock
-from specdec.records import Draft, chain_tree
+from specdec.records import Draft, Tree, chain_tree
 from specdec.structures.base import Structure
 from specdec.targets.base import Target
 
@@ -22,7 +22,7 @@ class Calibration:
 
     Attributes:
         context: tokens in the cache during the calls.
-        calls: rows n -> times of one verification of n rows, from draft tokens to standardised p.
+        calls: rows n (root and nodes) -> times of one verification of n rows, from draft tokens to standardised p.
         draft: times of one draft of one token (empty when the drafter proposed nothing).
         drafts: gamma -> times of one whole draft asked to be gamma deep (empty where nothing was proposed).
     """
@@ -52,40 +52,42 @@ def calibrate(
     drafter: Drafter,
     structure: Structure,
     prompt: Sequence[int],
-    rows: Sequence[int],
+    trees: Sequence[Tree],
     repeats: int,
     clock: Clock,
     generator: torch.Generator,
     gammas: Sequence[int] = (),
 ) -> Calibration:
-    """Time calls on chains of each size in `rows` (1 included), one drafter step and whole drafts of each depth in
-    `gammas`, interleaved, on one prompt's context.
+    """Time calls on the root alone and on drafts of each topology in `trees`, one drafter step and whole drafts of each
+    depth in `gammas`, interleaved, on one prompt's context.
 
     The first two of each warm up and are dropped.
     """
-    sizes = sorted({1, *rows})
+    by_depth = {tree.depth: tree for tree in (chain_tree(0), *trees)}
     depths = sorted({1, *gammas})
+    sizes = sorted(len(tree) + 1 for tree in by_depth.values())
     capacity = len(prompt) + max(*sizes, *depths) + 1
     # A drafter that reads a recorded text gets the prompt's own tokens: only the cost of a step matters here.
     drafter.start(prompt, capacity, generator, reference=prompt)
-    target.start(prompt, capacity)
+    target.start(prompt, capacity, max(1, *(len(tree.leaves) for tree in by_depth.values())))
     marks: dict[int, list[tuple[object, object]]] = {size: [] for size in sizes}
     draft_marks: dict[int, list[tuple[object, object]]] = {depth: [] for depth in depths}
     tokens = torch.randint(target.vocab_size, (max(*sizes, *depths),), generator=generator).to(target.device)
     shapes = {depth: structure.resized(depth) for depth in depths}
     for _ in range(repeats + 2):
         # In turn as in decoding: a draft meets the caches that a verification left, and the other way round.
-        for depth in sorted({*(size - 1 for size in sizes), *depths}):
+        for depth in sorted({*by_depth, *depths}):
             if depth in shapes:
                 start = clock.mark()
                 proposed = drafter.draft(shapes[depth])
                 if len(proposed):
                     draft_marks[depth].append((start, clock.mark()))
-            draft = Draft(tokens[:depth], chain_tree(depth))
+            tree = by_depth.get(depth, chain_tree(depth))
+            draft = Draft(tokens[: len(tree)], tree)
             start = clock.mark()
             target.verify(draft)
-            if depth + 1 in marks:
-                marks[depth + 1].append((start, clock.mark()))
+            if depth in by_depth:
+                marks[len(tree) + 1].append((start, clock.mark()))
             target.discard()
     clock.synchronize()
     drafts = {depth: [clock.seconds(*pair) for pair in pairs[2:]] for depth, pairs in draft_marks.items()}

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -11,11 +10,10 @@ from typing import Any
 import torch
 import yaml
 from rich import get_console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from specdec import __version__, tracking
 from specdec.config import MeasurementConfig, RunConfig, flattened, validated
-from specdec.drafters import drafters
+from specdec.drafters import Drafter, drafters
 from specdec.errors import SpecdecError, UsageError
 from specdec.measurement.advice import find_advice
 from specdec.measurement.cost import Calibration, calibrate, row_counts, time_calls
@@ -24,9 +22,12 @@ from specdec.measurement.peers import TransformersPeer, transformers_peers
 from specdec.measurement.report import Report, build_report
 from specdec.measurement.results import ResultsFolder
 from specdec.measurement.session import BASELINE, Arm, Session
+from specdec.measurement.simulated import priced
 from specdec.measurement.timers import Clock, clock_for
+from specdec.progress import progress_bar
 from specdec.prompts import Prompt, PromptSet, load_prompts
 from specdec.sampling import SamplingConfig, generator_for
+from specdec.streams import read_streams, write_streams
 from specdec.structures import Structure, structures
 from specdec.targets import Target, targets
 from specdec.targets.causal import Causal
@@ -38,6 +39,7 @@ class Parts:
     """Everything a session needs, built and found compatible."""
 
     target: Target
+    drafter: Drafter  # as configured; where time is simulated, that of the arms also moves the clock
     baseline: Arm
     arms: tuple[Arm, ...]
     primary: Arm
@@ -80,7 +82,7 @@ def build(config: RunConfig) -> Parts:
         gamma: Arm(
             config.drafter["name"],
             gamma,
-            drafter,
+            priced(drafter, target),
             structure if gamma == structure.gamma else structure.resized(gamma),
             verifier,
         )
@@ -90,6 +92,7 @@ def build(config: RunConfig) -> Parts:
     baseline = Arm(BASELINE, 0, none, structure.resized(0), verifier)
     return Parts(
         target=target,
+        drafter=drafter,
         baseline=baseline,
         arms=tuple(arms.values()),
         primary=arms[structure.gamma],
@@ -124,20 +127,27 @@ def _check_compatible(config: RunConfig, sampling: SamplingConfig, structure: St
         raise UsageError("Bad value measurement.peers: peers need target=causal; use measurement.peers=[].")
 
 
-def run_experiment(config: RunConfig, folder: Path) -> Report:
-    """Measure one cell and log it; returns what was reported.
+@dataclass(frozen=True)
+class Identity:
+    """What a run records about itself before it begins.
 
-    Raises:
-        SpecdecError: see `specdec.errors`; what was decoded before is on disk.
+    Attributes:
+        params: the resolved configuration, flat.
+        environment: versions, hardware, weights, prompts (`environment.json`).
+        cell: what makes two runs the same measurement.
+        tags: of the MLflow run.
     """
-    tracking.check_store(config.tracking, Path.cwd())
-    if config.measurement.threads is not None:
-        torch.set_num_threads(config.measurement.threads)
-    parts = build(config)
-    advice = find_advice(config, parts)
-    results = ResultsFolder(folder)
+
+    params: dict[str, Any]
+    environment: dict[str, Any]
+    cell: str
+    tags: dict[str, str]
+
+
+def identify(config: RunConfig, parts: Parts, results: ResultsFolder) -> Identity:
+    """Write `config.yaml` and `environment.json`."""
     plain = asdict(config)
-    (folder / "config.yaml").write_text(yaml.safe_dump(plain, sort_keys=False), encoding="utf-8")
+    (results.folder / "config.yaml").write_text(yaml.safe_dump(plain, sort_keys=False), encoding="utf-8")
     model, drafter = parts.target.describe(), parts.primary.drafter.describe()
     environment = {
         **capture(parts.target.device),
@@ -154,21 +164,39 @@ def run_experiment(config: RunConfig, folder: Path) -> Report:
     }
     results.write_json("environment.json", environment)
     cell = _cell(plain, model, drafter, parts.prompts.content_hash)
-    name = f"{parts.label} gamma {parts.primary.gamma}"
     tags = {
         "specdec.cell": cell,
         "specdec.version": __version__,
         "drafter": config.drafter["name"],
         "model": str(config.target.get("model", config.target["name"])),
         "dtype": str(model.get("dtype", "float64")),
+        "time": "measured" if parts.target.clock() is None else "simulated",
     }
-    with tracking.tracked_run(config.tracking, name=name, params=flattened(plain), tags=tags) as tracked:
+    return Identity(flattened(plain), environment, cell, tags)
+
+
+def run_experiment(config: RunConfig, folder: Path) -> Report:
+    """Measure one cell and log it; returns what was reported.
+
+    Raises:
+        SpecdecError: see `specdec.errors`; what was decoded before is on disk.
+    """
+    parts = open_parts(config)
+    advice = find_advice(config, parts)
+    results = ResultsFolder(folder)
+    identity = identify(config, parts, results)
+    name = f"{parts.label} {parts.primary.structure.label}"
+    with tracking.tracked_run(config.tracking, name=name, params=identity.params, tags=identity.tags) as tracked:
         try:
-            outcome, calibration, peer_rows, peer_notes = _measure(config, parts, cell, results, tracked.heartbeat)
+            outcome, calibration, peer_rows, peer_notes = _measure(
+                config, parts, identity.cell, results, tracked.heartbeat
+            )
         except SpecdecError:
             results.compact()  # what was decoded so far stays, in one piece
             tracked.artifacts(folder)
             raise
+        if config.measurement.record:
+            write_streams(folder / "streams.jsonl", read_streams(folder / "generations.jsonl"))
         report = build_report(
             results=results,
             outcome=outcome,
@@ -177,7 +205,7 @@ def run_experiment(config: RunConfig, folder: Path) -> Report:
             peer_notes=peer_notes,
             parts=parts,
             advice=advice,
-            environment=environment,
+            environment=identity.environment,
             replicates=config.measurement.bootstrap,
             seed=config.seed,
             print_traces=config.measurement.trace,
@@ -193,12 +221,24 @@ def run_experiment(config: RunConfig, folder: Path) -> Report:
     return report
 
 
+def open_parts(config: RunConfig) -> Parts:
+    """Everything that can be wrong before decoding, checked: the store, then every part.
+
+    Raises:
+        UsageError: the first thing that is wrong.
+    """
+    tracking.check_store(config.tracking, Path.cwd())
+    if config.measurement.threads is not None:
+        torch.set_num_threads(config.measurement.threads)
+    return build(config)
+
+
 def _measure(
     config: RunConfig, parts: Parts, cell: str, results: ResultsFolder, heartbeat: Callable[[], None]
 ) -> tuple[Any, Calibration, list[dict[str, Any]], list[str]]:
     """Warm up, calibrate, then every prompt by every method."""
     measurement, target = config.measurement, parts.target
-    clock = clock_for(target.device)
+    clock = target.clock() or clock_for(target.device)
     peers: list[TransformersPeer] = []
     if "transformers" in measurement.peers:
         assert isinstance(target, Causal)
@@ -238,7 +278,7 @@ def _measure(
         parts.primary.drafter,
         parts.primary.structure,
         longest.tokens,
-        rows=[arm.structure.nodes + 1 for arm in parts.arms],
+        trees=[arm.structure.tree for arm in parts.arms],
         repeats=measurement.calibration_calls,
         clock=clock,
         generator=generator_for(config.seed, longest.id, "calibration"),
@@ -256,17 +296,27 @@ def _measure(
 
 
 def prepare(parts: Parts, longest: Prompt, measurement: MeasurementConfig, grid_rows: Sequence[int] = ()) -> None:
-    """Have target and drafter compile, where they do, for all that is to be timed."""
+    """Have target and drafter compile, where they do, for all that is to be timed.
+
+    Raises:
+        UsageError: no memory for the key-value cache.
+    """
+    target, primary = parts.target, parts.primary.structure
     room = len(longest.tokens) + measurement.max_new_tokens
     if any(prompt.follow_ups for prompt in parts.prompts.prompts):
-        room = parts.target.context_length  # how long the later turns will be is not known yet
+        room = target.context_length  # how long the later turns will be is not known yet
     capacity = room + max(arm.structure.nodes for arm in parts.arms) + 1
-    rows = {1, parts.primary.structure.nodes + 1}
-    if parts.target.compilation == "inductor":
+    branches = max(arm.structure.branches for arm in parts.arms)
+    target.check_memory(len(longest.tokens), capacity, branches)
+    rows = {1}
+    # A pass made for one number of rows serves neither batches nor drafts whose nodes are merged.
+    if primary.branches == 1 or (target.evaluation == "packed" and (primary.fixed or target.compilation == "trace")):
+        rows.add(primary.nodes + 1)
+    if target.compilation == "inductor":
         rows |= set(grid_rows)
     deepest = max(measurement.cost_contexts) + max(grid_rows) + 1 if grid_rows else 0
-    parts.target.prepare(rows, max(capacity, min(deepest, parts.target.context_length)))
-    parts.primary.drafter.prepare(capacity)
+    target.prepare(rows, max(capacity, min(deepest, target.context_length)), branches)
+    parts.primary.drafter.prepare(capacity, primary)
 
 
 def _grid_rows(config: RunConfig, target: Target) -> list[int]:
@@ -314,19 +364,6 @@ def _decode_all(config: RunConfig, parts: Parts, session: Session, heartbeat: Ca
                     # A later turn continues the baseline's first answer, for every method and repeat alike.
                     answer = answers.setdefault(current.id, baseline.tokens)
                     current = parts.prompts.follow_up(current, answer)
-
-
-def progress_bar() -> Progress:
-    """On a terminal only."""
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-        console=get_console(),
-        disable=not sys.stderr.isatty() and not sys.stdout.isatty(),
-    )
 
 
 def _cell(config: Mapping[str, Any], model: Mapping[str, Any], drafter: Mapping[str, Any], prompts: str) -> str:

@@ -210,7 +210,9 @@ def transformers_peers(
             TransformersPeer("assisted", target, max_new_tokens, (name, gamma), tried, languages, assistant=small.model)
         )
     elif name == "ngram":
-        lookup = {"prompt_lookup_num_tokens": gamma, "max_matching_ngram_size": drafter_values["order_max"]}
+        q = drafter_values["q"]
+        longest = q if isinstance(q, int) else drafter_values["order_max"]
+        lookup = {"prompt_lookup_num_tokens": gamma, "max_matching_ngram_size": longest}
         peers.append(TransformersPeer("prompt_lookup", target, max_new_tokens, (name, gamma), tried, lookup))
     return peers
 

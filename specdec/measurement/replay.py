@@ -10,6 +10,7 @@ from torch import Tensor
 
 from specdec.drafters.base import Drafter
 from specdec.measurement.timers import Clock, CpuClock
+from specdec.records import Tree
 from specdec.sampling import probabilities
 from specdec.structures.base import Structure
 from specdec.targets.base import Target
@@ -18,12 +19,13 @@ from specdec.theory.dependence import replay_rounds
 
 @dataclass(frozen=True)
 class Agreement:
-    """Drafting one token before every position of a text.
+    """Drafting one token before every position of a text, or one level of a structure that branches.
 
     Attributes:
         proposed: [N] whether there was a proposal.
-        beta: [N] sum of min(p, q) there (0 without a proposal); its mean over proposals is `alpha.text`.
-        m: [N] chance that the token of the text was accepted, min(1, q/p) (0/1 when greedy).
+        beta: [N] chance that a proposed token was accepted there (0 without a proposal): sum of min(p, q) of a chain;
+            its mean over proposals is `alpha.text`.
+        m: [N] the same given the token of the text: min(1, q/p) of a chain, 0/1 when greedy.
     """
 
     proposed: tuple[bool, ...]
@@ -41,11 +43,17 @@ def agreement(
     generator: torch.Generator | None,
     reference: Sequence[int] | None,
 ) -> Agreement:
-    """One pass along the target's own text; under greedy the text itself is p, otherwise the target scores it once."""
+    """One pass along the target's own text; under greedy the text itself is p, otherwise the target scores it once.
+
+    Raises:
+        ValueError: a structure that branches, sampled: the chance depends on which siblings were drawn.
+    """
+    if structure.branches > 1 and not target.sampling.greedy:
+        raise ValueError("the acceptance of sampled siblings has no replay")
     p = None
     if not target.sampling.greedy:
         p = probabilities(target.score(prompt, text)[:-1], target.sampling)
-    laws = drafter.laws(prompt, text)
+    laws = drafter.laws(prompt, text) if structure.branches == 1 else None
     if laws is not None:
         return _agreement_of_laws(p, laws, torch.tensor(list(text), device=laws.device))
     drafter.start(prompt, len(prompt) + len(text) + structure.nodes + 1, generator, reference)
@@ -58,13 +66,13 @@ def agreement(
             beta.append(0.0)
             m.append(0.0)
         else:
-            guess = int(draft.tokens[0])
+            guesses: list[int] = draft.tokens.tolist()  # one, unless the structure branches
             if p is None:
-                beta.append(float(guess == token) if draft.q is None else float(draft.q[0, token]))
+                beta.append(float(token in guesses) if draft.q is None else float(draft.q[0, token]))
                 m.append(beta[-1])
             elif draft.q is None:
-                beta.append(float(p[index, guess]))
-                m.append(float(guess == token))  # q is 1 there, so min(1, q/p) is 1
+                beta.append(float(p[index, guesses[0]]))
+                m.append(float(token in guesses))  # q is 1 there, so min(1, q/p) is 1
             else:
                 beta.append(float(torch.minimum(p[index], draft.q[0]).sum()))
                 m.append(min(1.0, float(draft.q[0, token] / p[index, token])))
@@ -91,7 +99,7 @@ class Walk:
     """The rounds that writing one text takes.
 
     Attributes:
-        offered: tokens offered -> (expected) rounds that offer so many.
+        offered: depth offered -> (expected) rounds that offer so much.
         draft_s: seconds that all its drafts took; None where the rounds follow without drafting them.
     """
 
@@ -103,6 +111,7 @@ class Walk:
         return sum(self.offered.values())
 
 
+@torch.inference_mode()
 def rounds_along(
     drafter: Drafter,
     structure: Structure,
@@ -113,7 +122,7 @@ def rounds_along(
     reference: Sequence[int] | None,
     clock: Clock,
 ) -> Walk:
-    """Rounds that greedy decoding of `text` takes, drafting again from each round's start: exact for chains."""
+    """Rounds that greedy decoding of `text` takes, drafting again from each round's start: exact for any shape."""
     drafter.start(prompt, len(prompt) + len(text) + structure.nodes + 1, generator, reference)
     offered: defaultdict[int, float] = defaultdict(float)
     marks: list[tuple[object, object]] = []
@@ -122,16 +131,23 @@ def rounds_along(
         start = clock.mark()
         draft = drafter.draft(structure.clamped(max_new_tokens - position - 1))
         marks.append((start, clock.mark()))
-        tokens: list[int] = draft.tokens.tolist()
-        accepted = 0
-        while accepted < len(tokens) and text[position + accepted : position + accepted + 1] == (tokens[accepted],):
-            accepted += 1
-        committed = text[position : position + accepted + 1]
+        committed = text[position : position + _agreed(draft.tree, draft.tokens.tolist(), text[position:]) + 1]
         drafter.commit(committed)
         position += len(committed)
-        offered[len(tokens)] += 1
+        offered[draft.tree.depth] += 1
     clock.synchronize()
     return Walk(dict(offered), sum(clock.seconds(*pair) for pair in marks))
+
+
+def _agreed(tree: Tree, tokens: Sequence[int], text: Sequence[int]) -> int:
+    """How many tokens of the text the draft has, from the root down: siblings differ, so there is one way."""
+    node, depth = -1, 0
+    while depth < len(text):
+        child = next((child for child in tree.children[node + 1] if tokens[child] == text[depth]), None)
+        if child is None:
+            break
+        node, depth = child, depth + 1
+    return depth
 
 
 def expected_walk(along: Agreement, gamma: int, max_new_tokens: int) -> Walk:
@@ -176,11 +192,11 @@ def expected_rounds(
 
     Args:
         generator: a fresh generator in the state that decoding started with.
-        along: the agreement pass of the same text for a position-wise drafter, else None.
+        along: the agreement pass of the same text for a position-wise drafter of chains, else None.
     """
     if along is not None:
         return float(replay_rounds(along.m, structure.gamma))
-    if drafter.replay == "copying" and target.sampling.greedy:
+    if drafter.replay is not None and target.sampling.greedy:
         # On any clock: the times are not used here.
         walk = rounds_along(drafter, structure, prompt, tuple(text), max_new_tokens, generator, reference, CpuClock())
         return walk.rounds

@@ -183,13 +183,13 @@ def build_report(
         results.write_json("divergences.json", [vars(item) for item in outcome.divergences])
     _figures(results.folder / "figures", report, rounds, summary, parts, environment)
     if cost is not None:
-        figure = plots.cost_model(cost, title=_title(parts, environment))
+        figure = plots.cost_model(cost, title=run_title(parts, environment))
         style.save(figure, results.folder / "figures", "cost_model")
     _trace(results.folder, outcome, parts, print_traces)
     text = _markdown(report, summary, parts, environment)
     if cost is not None:
         text += "\n" + "\n".join(cost.markdown())
-    text += "\n" + _prediction(results.folder, rounds, _title(parts, environment), replicates, seed)
+    text += "\n" + _prediction(results.folder, rounds, run_title(parts, environment), replicates, seed)
     (results.folder / "report.md").write_text(text, encoding="utf-8")
     return report
 
@@ -386,6 +386,8 @@ def _account(summary: Summary) -> dict[str, Any]:
 
 def _notes(metrics: Mapping[str, float], outcome: Outcome, parts: "Parts") -> list[str]:
     notes = []
+    if parts.target.clock() is not None:
+        notes.append("Time is simulated by a cost model: no duration of this run was measured.")
     if parts.forced:
         notes.append("Forced: the recorded text was committed whatever the target said; nothing here is lossless.")
     elif outcome.compared:
@@ -425,7 +427,7 @@ def _figures(
     parts: "Parts",
     environment: Mapping[str, Any],
 ) -> None:
-    title = _title(parts, environment)
+    title = run_title(parts, environment)
     prompts = summary.arms[summary.primary_gamma].account.prompts
     for key, value, unit in (
         ("curve.tokens_per_round", "tokens_per_round", "tokens per round"),
@@ -463,8 +465,11 @@ def _figures(
     style.save(waterfall(account, title=f"From theory to the measured speedup\n{title}"), folder, "account")
 
 
-def _title(parts: "Parts", environment: Mapping[str, Any]) -> str:
+def run_title(parts: "Parts", environment: Mapping[str, Any]) -> str:
+    """Drafter, model, dtype and hardware, or that there was none: what every figure says of itself."""
     model = environment.get("model", {})
+    if parts.target.clock() is not None:
+        return f"{parts.label}, time simulated: {model['cost_model']}"
     hardware = environment.get("gpu", {}).get("name") or environment.get("cpu", {}).get("model", "")
     return f"{parts.label} ({model.get('dtype', 'float64')}), {hardware}"
 
@@ -491,7 +496,7 @@ def _markdown(report: Report, summary: Summary, parts: "Parts", environment: Map
     """The summary as Markdown, which MLflow renders."""
     heading = "| " + " | ".join(_HEADINGS) + " |"
     lines = [
-        f"# {_title(parts, environment)}",
+        f"# {run_title(parts, environment)}",
         "",
         f"Prompts: {parts.prompts.name}, {len(parts.prompts.prompts)} of them. alpha {summary.alpha:.4f} "
         f"(from {summary.alpha_source}). The primary gamma is starred; intervals are prompt-bootstrap 95%.",

@@ -167,7 +167,7 @@ class Session:
             verifier=arm.verifier,
             structure=arm.structure,
             prompt=prompt.tokens,
-            max_new_tokens=limit or self._limit,
+            max_new_tokens=self._target.limit(prompt.tokens, limit or self._limit),
             clock=self._clock,
             draft_generator=self._draft_generator(prompt, repeat),
             accept_generator=generator_for(
@@ -216,7 +216,7 @@ class Session:
     def _replay_baseline(self, prompt: Prompt, repeat: int, baseline: Generation) -> None:
         for arm in self._arms:
             self._replay(self.outcome.replayed.baseline, arm, prompt, repeat, baseline.tokens, baseline.tokens)
-        if not self._arms[0].verifier.lossless:
+        if not (self._arms[0].verifier.lossless and self._has_replay(self._arms[0])):
             return  # a lossy rule accepts more than sum min(p, q): its alpha is the measured one
         along = self._agreement(self._arms[0], prompt, repeat, baseline.tokens, baseline.tokens)
         self.outcome.replayed.alpha.append(
@@ -227,6 +227,12 @@ class Session:
                 "denominator": sum(along.proposed),
             }
         )
+
+    def _has_replay(self, arm: Arm) -> bool:
+        """Whether what a round accepts follows from the text: always under greedy, where all rules are one; with a
+        temperature for chains that are tested token by token.
+        """
+        return self._target.sampling.greedy or (arm.verifier.token_by_token and arm.structure.branches == 1)
 
     def _agreement(
         self, arm: Arm, prompt: Prompt, repeat: int, text: Sequence[int], reference: Sequence[int]
@@ -243,10 +249,10 @@ class Session:
         text: Sequence[int],
         reference: Sequence[int],
     ) -> None:
-        if arm.drafter.replay is None or not (arm.verifier.token_by_token or self._target.sampling.greedy):
+        if arm.drafter.replay is None or not self._has_replay(arm):
             return
         along = None
-        if arm.drafter.replay == "position":
+        if arm.drafter.replay == "position" and arm.structure.branches == 1:
             along = self._agreement(arm, prompt, repeat, text, reference)
         rounds = expected_rounds(
             arm.drafter,
@@ -254,7 +260,7 @@ class Session:
             arm.structure,
             prompt.tokens,
             text,
-            self._limit,
+            self._target.limit(prompt.tokens, self._limit),
             self._draft_generator(prompt, repeat),
             reference,
             along,

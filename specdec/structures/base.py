@@ -13,9 +13,13 @@ class Structure(ABC):
     Attributes:
         threshold: a drafter that reports its confidence drafts no further token once it puts the chance that all
             drafted so far are accepted below this; 0 always asks for the whole shape.
+
+    Class attributes:
+        fixed: a full draft has the topology `tree`; false where nodes are merged as their tokens have it.
     """
 
     name: ClassVar[str]
+    fixed: ClassVar[bool] = True
 
     threshold: float = 0.0
 
@@ -33,6 +37,11 @@ class Structure(ABC):
     def nodes(self) -> int:
         """The largest number of draft nodes in a round."""
         return len(self.tree)
+
+    @property
+    def label(self) -> str:
+        """Its size in words, for names of runs and titles."""
+        return f"{self.name} of {self.nodes} nodes, depth {self.gamma}"
 
     @property
     def branches(self) -> int:

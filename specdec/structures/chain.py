@@ -25,6 +25,10 @@ class Chain(Structure):
         return self._gamma
 
     @property
+    def label(self) -> str:
+        return f"gamma {self._gamma}"
+
+    @property
     def tree(self) -> Tree:
         return chain_tree(self._gamma)
 

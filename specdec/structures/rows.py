@@ -26,19 +26,24 @@ class Rows(Structure):
     """
 
     name = "rows"
+    fixed = False
 
     def __init__(self, config: RowsConfig) -> None:
         evaluated = config.k * (config.w + 1)
         if evaluated > config.budget:
             raise UsageError(
-                f"Bad value structure.k={config.k} structure.w={config.w}: k * (w + 1) = {evaluated} tokens to evaluate "
-                f"in a round, more than structure.budget={config.budget}; lower them or raise the budget."
+                f"Bad value structure.k={config.k} structure.w={config.w}: k * (w + 1) = {evaluated} tokens to "
+                f"evaluate in a round, more than structure.budget={config.budget}; lower them or raise the budget."
             )
         self.k, self._width = config.k, config.w
 
     @property
     def gamma(self) -> int:
         return self._width
+
+    @property
+    def label(self) -> str:
+        return f"{self.k} rows of {self._width}"
 
     @property
     def tree(self) -> Tree:

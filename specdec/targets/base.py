@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -11,6 +11,9 @@ from specdec.records import Draft
 from specdec.registry import Registry
 from specdec.sampling import SamplingConfig
 from specdec.theory.roofline import Product
+
+if TYPE_CHECKING:
+    from specdec.measurement.timers import Clock
 
 
 class Target(ABC):
@@ -33,15 +36,29 @@ class Target(ABC):
     """A transformers tokenizer, or None where the target has none (the table)."""
     sampling: SamplingConfig
 
+    evaluation: Literal["packed", "rows"] = "packed"
+    """How a draft that branches is evaluated. "packed": its nodes in one row under a tree mask, over one prefix.
+    "rows": each path from the root to a leaf in a row of a batch, over a copy of the prefix's cache for every row
+    (N-Grammys, 2411.03786). Both give the same p, and chains take one row either way."""
+
     compilation: Literal["trace", "inductor"] | None = None
     """What `prepare` does; drafters that are models follow it."""
 
-    def prepare(self, rows: Collection[int], capacity: int) -> None:
+    def prepare(self, rows: Collection[int], capacity: int, branches: int = 1) -> None:
         """Compile what can be compiled, before anything is timed; nothing where compilation was not asked for.
 
         Args:
             rows: numbers of rows of the calls to come: 1, and those of the primary draft with its root.
-            capacity: the largest that `start` will be given.
+            capacity, branches: the largest that `start` will be given.
+        """
+
+    def check_memory(self, prompt: int, capacity: int, branches: int = 1) -> None:
+        """Whether `start` with these arguments can have its key-value cache; to be asked before anything is decoded.
+
+        Args:
+            prompt: its number of tokens.
+        Raises:
+            UsageError: the bytes asked for are more than there are; says what to change.
         """
 
     @abstractmethod
@@ -81,6 +98,14 @@ class Target(ABC):
     def score_as_decoded(self, prompt: Sequence[int], text: Sequence[int]) -> Tensor:
         """Like `score`, in the arithmetic that the target decodes in: the difference is its rounding error."""
         return self.score(prompt, text)
+
+    def clock(self) -> "Clock | None":
+        """The clock of a target whose durations are simulated (a replay); None where they are measured."""
+        return None
+
+    def limit(self, prompt: Sequence[int], max_new_tokens: int) -> int:
+        """How many tokens may follow `prompt`: all of `max_new_tokens`, or what a recorded text has."""
+        return max_new_tokens
 
     @property
     def flops_per_token(self) -> float:

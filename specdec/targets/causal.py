@@ -1,4 +1,6 @@
-"""Any transformers decoder as a target: packed tree verification over our own cache, masks and positions explicit."""
+"""Any transformers decoder as a target: trees and batches of rows verified over our own cache, masks and positions
+explicit.
+"""
 
 from collections.abc import Collection, Sequence
 from copy import deepcopy
@@ -10,8 +12,10 @@ from torch import Tensor
 from specdec.compilation import mode_for
 from specdec.config import AtLeastOne, typed
 from specdec.decoder import Decoder, check_rollback
-from specdec.errors import NumericsError
-from specdec.records import Draft, Tree
+from specdec.errors import NumericsError, UsageError
+from specdec.memory import available_bytes
+from specdec.records import Draft, Tree, chain_tree
+from specdec.row_batch import row_batch
 from specdec.sampling import SamplingConfig, checked_probabilities
 from specdec.seq2seq_decoder import Seq2SeqDecoder
 from specdec.targets.base import Target, targets
@@ -38,13 +42,15 @@ class CausalConfig:
     device: str
     attention: Literal["auto", "sdpa", "eager"]
     compile: Literal[False, True, "trace", "auto"]
-    evaluation: Literal["packed"]
+    evaluation: Literal["packed", "rows"]
     prefill_chunk: AtLeastOne
 
 
 @targets.register("causal")
 class Causal(Target):
-    """A decoder-only transformers model. One call evaluates root and draft in one row with a tree mask."""
+    """A decoder-only transformers model. One call evaluates root and draft: in one row with a tree mask, or, with
+    `evaluation=rows`, every path in a row of a batch. A call on a batch is traced at most, whatever `compile` says.
+    """
 
     structures = frozenset({"chain", "rows", "tree"})
     _shape_hash = ""  # of random weights
@@ -61,6 +67,7 @@ class Causal(Target):
         else:
             model, tokenizer = load_model(self.name, kind="causal", **how), load_tokenizer(self.name)
         self._init(model, tokenizer, sampling, Decoder(model, self.name, config.prefill_chunk))
+        self.evaluation = config.evaluation
         self.compilation = mode_for(config.compile, self.device)
 
     @classmethod
@@ -80,18 +87,42 @@ class Causal(Target):
         self.end_tokens = self.decoder.end_tokens
         self._scorer: Any = None
         self._root = torch.zeros(1, dtype=torch.long, device=self.device)
+        self._tree = chain_tree(0)  # of the last draft verified
         check_rollback(decoder)
+        self._bytes_per_row = decoder.cache.nbytes() // decoder.cache.capacity
 
-    def prepare(self, rows: Collection[int], capacity: int) -> None:
+    def prepare(self, rows: Collection[int], capacity: int, branches: int = 1) -> None:
         if self.compilation is not None:
             assert isinstance(self.decoder, Decoder)
-            self.decoder.compile(rows, capacity, self.compilation)
+            self.decoder.compile(rows, capacity, self.compilation, self._copies(branches))
+
+    def _copies(self, branches: int) -> int:
+        return branches if self.evaluation == "rows" else 1
+
+    def check_memory(self, prompt: int, capacity: int, branches: int = 1) -> None:
+        copies = self._copies(branches)
+        asked = self.decoder.rows_of(prompt, capacity, copies) * self._bytes_per_row
+        free = available_bytes(self.device)
+        if free is None or asked <= free + self.cache_bytes:  # the present cache is given up for the next
+            return
+        fault = f"take {asked:,} bytes, and {free:,} are free on {self.device}"
+        if copies == 1:
+            raise UsageError(
+                f"Bad value measurement.max_new_tokens: {capacity:,} rows of key-value cache {fault}; lower it, or use "
+                "shorter prompts."
+            )
+        instead = ", or use target.evaluation=packed" if isinstance(self.decoder, Decoder) else ""
+        raise UsageError(
+            f"Bad value target.evaluation=rows: {copies} copies of a key-value cache of {capacity:,} rows {fault}; "
+            f"lower structure.k or measurement.max_new_tokens{instead}."
+        )
 
     def start(self, prompt: Sequence[int], capacity: int, branches: int = 1) -> None:
-        self._root = torch.tensor([self.decoder.start(prompt, capacity)], device=self.device)
+        root = self.decoder.start(prompt, capacity, self._copies(branches))
+        self._root = torch.tensor([root], device=self.device)
 
     def verify(self, draft: Draft) -> Tensor:
-        self._prefix = self.decoder.length
+        self._prefix, self._tree = self.decoder.length, draft.tree
         logits = self._forward(torch.cat([self._root, draft.tokens]) if len(draft) else self._root, draft.tree)
         p, self._finite = checked_probabilities(logits, self.sampling)
         if self.device.type == "cpu":
@@ -106,12 +137,19 @@ class Causal(Target):
             )
 
     def _forward(self, tokens: Tensor, tree: Tree) -> Tensor:
+        if self.evaluation == "rows" and not tree.is_chain:
+            return self.decoder.forward_rows(tokens, tree)
         return self.decoder.forward(tokens, tree)
 
     def commit(self, path: Sequence[int], next_token: int) -> None:
         if self.device.type != "cpu":
             self._check_finite()  # the acceptance has waited for the device: known by now
-        self.decoder.cache.commit(self._prefix + 1, [self._prefix + 1 + node for node in path])
+        if self.evaluation == "rows":
+            # The path stands in one piece, from the root on: in the only row, or in one of the batch.
+            row = 0 if self._tree.is_chain else row_batch(self._tree).row_of(path)
+            self.decoder.cache.commit(self._prefix, range(self._prefix, self._prefix + 1 + len(path)), row)
+        else:
+            self.decoder.cache.commit(self._prefix + 1, [self._prefix + 1 + node for node in path])
         self._root = torch.tensor([next_token], device=self.device)
 
     def discard(self) -> None:
@@ -141,4 +179,9 @@ class Causal(Target):
 
     def describe(self) -> dict[str, Any]:
         described = describe_model(self.model, self.name)
-        return {**described, "sha256": self._shape_hash or described["sha256"], "compilation": self.compilation}
+        return {
+            **described,
+            "sha256": self._shape_hash or described["sha256"],
+            "compilation": self.compilation,
+            "evaluation": self.evaluation,
+        }

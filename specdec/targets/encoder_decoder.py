@@ -1,5 +1,5 @@
 """Any transformers encoder-decoder (T5 and its kin) as a target: one pass of the encoder over the prompt, then chains
-verified over our own cache.
+and batches of rows verified over our own cache.
 """
 
 from typing import Any, Literal
@@ -20,17 +20,21 @@ class EncoderDecoderConfig:
     dtype: Dtype
     device: str
     attention: Literal["auto", "sdpa", "eager"]
+    evaluation: Literal["rows"]
 
 
 @targets.register("encoder_decoder")
 class EncoderDecoder(Causal):
     """An encoder-decoder transformers model: everything but the decoder underneath is that of `Causal`.
 
+    Drafts that branch are evaluated by rows: these models' positions are rows of the cache, which a packed tree would
+    need to have twice. The rows share one encoder output and one cross-attention cache.
+
     The whole prompt goes to the encoder, in the prefill, and the root of round 1 is the model's start token; drafters
     that copy see the prompt followed by the output, without it.
     """
 
-    structures = frozenset({"chain"})
+    evaluation = "rows"
 
     def __init__(self, config: EncoderDecoderConfig, sampling: SamplingConfig) -> None:
         self.name = model_path(config.model)

@@ -19,9 +19,9 @@ class Verifier(ABC):
             A rule that is not says by `law` what it emits instead.
         handles: names of structures.
         greedy_only: right only where p is one-hot; a run with a temperature is refused.
-        token_by_token: a draft token passes with min(1, p/q), whatever else is offered, so that a position-wise
-            replay counts rounds (THEORY 4.2). Other rules are replayed only where p is one-hot: all rules are one
-            there.
+        token_by_token: a token of a chain passes with min(1, p/q), whatever else is offered, so that a position-wise
+            replay counts rounds (THEORY 4.2); this says nothing of rows and trees. Other rules are replayed only where
+            p is one-hot: all rules are one there.
     """
 
     lossless: ClassVar[bool]

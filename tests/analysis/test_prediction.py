@@ -136,6 +136,16 @@ def test_quadrature_has_the_moments_of_the_beta_law():
         np.testing.assert_allclose((weight * nodes**power).sum(axis=1), expected, rtol=1e-6)
 
 
+def test_prompts_that_accept_all_or_nothing_are_two_types():
+    """A correlation of 1 between the tests of a prompt: the beta law has its mass at 0 and at 1."""
+    m, size = np.array([0.25, 1e-9]), 1e-9
+    nodes, weight = P.beta_quadrature(m * size, (1 - m) * size, 12)
+    assert np.isfinite(nodes).all() and np.isfinite(weight).all()
+    assert weight[0] @ nodes[0] == pytest.approx(0.25, abs=1e-6)
+    assert weight[0] @ (nodes[0] * (1 - nodes[0])) == pytest.approx(0, abs=1e-6)
+
+
+
 def test_few_prompts_have_errors_without_intervals():
     rounds = pd.concat([simulation.iid(2, 30, gamma, 0, 0.7) for gamma in (1, 3)])
     result = P.predict(rounds)

@@ -32,10 +32,12 @@ from specdec.verifiers import verifiers
 dtype, prompt_length, output, gamma = sys.argv[1], *map(int, sys.argv[2:])
 conf = Path(config_dir()) / "target"
 values = yaml.safe_load((conf / "causal.yaml").read_text()) | yaml.safe_load((conf / "random_110m.yaml").read_text())
-values = {key: value for key, value in values.items() if key != "defaults"} | {"dtype": dtype, "device": "cpu"}
+values = {key: value for key, value in values.items() if key != "defaults"}
+values |= {"dtype": dtype, "device": "cpu", "compile": False}
 sampling = SamplingConfig(name="greedy", temperature=0.0, top_k=None, top_p=None, min_p=None)
 target = targets.build(values, sampling=sampling)
-drafter = drafters.build({"name": "ngram", "order_max": 4, "order_min": 1, "matches_max": 32}, target=target)
+values = {"name": "ngram", "q": "auto", "order_max": 4, "order_min": 1, "matches_max": 32}
+drafter = drafters.build(values, target=target)
 prompt = [index * 7919 % target.vocab_size for index in range(prompt_length)]
 process, seen, done = psutil.Process(), [], threading.Event()
 

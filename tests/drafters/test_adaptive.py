@@ -79,27 +79,6 @@ def test_the_end_of_the_text_clamps_both_rules(tiny_model, sampling):
         assert drafter.draft(chain(4).clamped(0)) is EMPTY
 
 
-def tiny(vocabulary, seed=0):
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    torch.manual_seed(seed)
-    config = LlamaConfig(
-        vocab_size=vocabulary,
-        hidden_size=16,
-        intermediate_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        max_position_embeddings=64,
-        bos_token_id=None,
-        eos_token_id=None,
-    )
-    model = LlamaForCausalLM(config).double()
-    for weight in model.parameters():
-        weight.requires_grad_(False).mul_(12.0 if weight.dim() > 1 else 1.0)
-    return model
-
-
 def bias(enumeration, target, law, drafter, rule, gamma=2, length=3):
     """Largest error in the law of `length` tokens after token 1, and the lengths that were offered."""
     offered: set[int] = set()
@@ -131,19 +110,19 @@ def bias(enumeration, target, law, drafter, rule, gamma=2, length=3):
 
 
 @pytest.mark.parametrize("how", [{}, {"top_k": 2}])
-def test_stopping_by_confidence_is_lossless(enumeration, table, random_law, how):
+def test_stopping_by_confidence_is_lossless(enumeration, table, random_law, tiny_llama, how):
     """Temperature 1, every outcome: some first tokens stop the draft, others do not."""
     law = random_law(3, 5)
     target = table(law, temperature=1.0, **how)
-    drafter = Adaptive.from_drafter(SmallModel.from_model(tiny(3), target), "confidence", 0.4)
+    drafter = Adaptive.from_drafter(SmallModel.from_model(tiny_llama(3, layers=1), target), "confidence", 0.4)
     worst, offered = bias(enumeration, target, law, drafter, "speculative_sampling")
     assert offered == {1, 2} and worst < 1e-12
 
 
-def test_the_heuristic_is_lossless(enumeration, table, random_law):
+def test_the_heuristic_is_lossless(enumeration, table, random_law, tiny_llama):
     law = random_law(2, 5)
     target = table(law, temperature=1.0)
-    drafter = Adaptive.from_drafter(SmallModel.from_model(tiny(2), target), "heuristic", length=1)
+    drafter = Adaptive.from_drafter(SmallModel.from_model(tiny_llama(2, layers=1), target), "heuristic", length=1)
     worst, _ = bias(enumeration, target, law, drafter, "speculative_sampling", gamma=3, length=4)
     assert worst < 1e-12
 
@@ -204,9 +183,9 @@ def test_replay_counts_the_rounds_of_a_greedy_run(tiny_model, sampling, rule, th
     assert drafter.laws(PROMPT, generation.tokens).shape == (40, 61)
 
 
-def test_it_reports_what_it_wraps(tiny_model, sampling):
+def test_it_reports_what_it_wraps(tiny_model, tiny_llama, sampling):
     target = Causal.from_model(tiny_model("llama"), sampling(temperature=1.0))
-    wrapped = SmallModel.from_model(tiny(61), target)
+    wrapped = SmallModel.from_model(tiny_llama(61, layers=1), target)
     drafter = Adaptive.from_drafter(wrapped, "confidence")
     assert drafter.vocab_size == 61 and drafter.flops_per_token == wrapped.flops_per_token > 0
     drafter.start(PROMPT, 64, generator_for(0, "p", "draft"))
@@ -233,8 +212,8 @@ def test_ngrams_are_wrapped_by_the_heuristic_only(table, random_law, group_value
     [
         ({"name": "ngrm"}, "Did you mean ngram"),
         ({"order": 3}, r"Missing key drafter\.of\.name"),
-        ({"name": "ngram", "order_max": 4, "order_min": 1, "matches_max": 0}, r"drafter\.of\.matches_max=0"),
-        ({"name": "ngram", "order_max": 4, "order_min": 5, "matches_max": 8}, r"drafter\.of\.order_min=5"),
+        ({"name": "ngram", "q": 1, "order_max": 4, "order_min": 1, "matches_max": 0}, r"drafter\.of\.matches_max=0"),
+        ({"name": "ngram", "q": 1, "order_max": 4, "order_min": 5, "matches_max": 8}, r"drafter\.of\.order_min=5"),
         ({"name": "oracle", "alpha": 0.5, "step_ms": 0.0, "forced": False}, "by itself"),
         (
             {"name": "adaptive", "of": {"name": "none"}, "rule": "heuristic", "threshold": 0.5, "length": 1},

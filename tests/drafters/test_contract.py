@@ -46,10 +46,6 @@ def walk(drafter: Any, structure: Any, seed: int = 0) -> list[Draft]:
     return drafts
 
 
-def chain_like(name: str, gamma: int) -> Any:
-    return structures.build({"name": name, "gamma": gamma})
-
-
 def test_every_drafter_fills_something_registered():
     for name in drafters.names():
         assert drafters.get(name).fills & set(structures.names()), name
@@ -57,12 +53,15 @@ def test_every_drafter_fills_something_registered():
 
 @pytest.mark.parametrize("gamma", [1, 2, 5])
 @pytest.mark.parametrize(("name", "structure"), CASES)
-def test_drafts_are_well_formed(build, name, structure, gamma):
-    shape = chain_like(structure, gamma)
+def test_drafts_are_well_formed(build, make_structure, name, structure, gamma):
+    shape = make_structure(structure, gamma)
     for draft in walk(build(name), shape):
         assert draft.tokens.dtype == torch.int64 and draft.tokens.shape == (len(draft),)
         assert ((draft.tokens >= 0) & (draft.tokens < SIZE)).all()
         assert len(draft) <= shape.nodes and draft.tree.depth <= shape.gamma
+        assert len(draft.tree.leaves) <= shape.branches
+        for children in draft.tree.children:
+            assert len({int(draft.tokens[child]) for child in children}) == len(children), "siblings are told apart"
         assert len(draft.source) == len(draft), "one source entry for every node"
         assert all(entry.strategy and entry.rank >= 0 for entry in draft.source)
         if structure == "chain":
@@ -70,8 +69,17 @@ def test_drafts_are_well_formed(build, name, structure, gamma):
 
 
 @pytest.mark.parametrize(("name", "structure"), CASES)
-def test_q_is_a_law_that_can_have_given_the_token(build, name, structure):
-    for draft in walk(build(name), chain_like(structure, 4)):
+def test_draws_are_of_the_children(build, make_structure, name, structure):
+    """Every child was drawn, some of them again; a point mass only once."""
+    for draft in walk(build(name), make_structure(structure, 3)):
+        assert [set(drawn) for drawn in draft.tests] == [set(children) for children in draft.tree.children]
+        if draft.q is None:
+            assert draft.tests == draft.tree.children
+
+
+@pytest.mark.parametrize(("name", "structure"), CASES)
+def test_q_is_a_law_that_can_have_given_the_token(build, make_structure, name, structure):
+    for draft in walk(build(name), make_structure(structure, 4)):
         if draft.q is None or len(draft) == 0:
             continue
         assert draft.q.shape == (len(draft), SIZE)
@@ -81,22 +89,22 @@ def test_q_is_a_law_that_can_have_given_the_token(build, name, structure):
 
 
 @pytest.mark.parametrize(("name", "structure"), CASES)
-def test_the_same_generator_gives_the_same_drafts(build, name, structure):
+def test_the_same_generator_gives_the_same_drafts(build, make_structure, name, structure):
     drafter = build(name)
-    first, again = walk(drafter, chain_like(structure, 4)), walk(drafter, chain_like(structure, 4))
-    fresh = walk(build(name), chain_like(structure, 4))
+    first, again = walk(drafter, make_structure(structure, 4)), walk(drafter, make_structure(structure, 4))
+    fresh = walk(build(name), make_structure(structure, 4))
     for one, *others in zip(first, again, fresh, strict=True):
         assert all(torch.equal(one.tokens, other.tokens) and one.tree == other.tree for other in others)
 
 
 @pytest.mark.parametrize(("name", "structure"), CASES)
-def test_without_q_the_draft_is_a_function_of_its_state(build, name, structure):
+def test_without_q_the_draft_is_a_function_of_its_state(build, make_structure, name, structure):
     """A point mass is only true if nothing random happens between `start` and the draft: asked twice, told
     twice.
     """
     drafter = build(name)
     drafter.start(PROMPT, 1000, generator_for(0, "prompt", "draft"), REFERENCE if drafter.needs_reference else None)
-    shape = chain_like(structure, 3)
+    shape = make_structure(structure, 3)
     for step in range(4):
         one, two = drafter.draft(shape), drafter.draft(shape)
         if one.q is None:
@@ -105,27 +113,27 @@ def test_without_q_the_draft_is_a_function_of_its_state(build, name, structure):
 
 
 @pytest.mark.parametrize(("name", "structure"), CASES)
-def test_global_randomness_is_neither_read_nor_moved(build, name, structure):
+def test_global_randomness_is_neither_read_nor_moved(build, make_structure, name, structure):
     torch.manual_seed(1)
     before = torch.get_rng_state()
-    first = walk(build(name), chain_like(structure, 4))
+    first = walk(build(name), make_structure(structure, 4))
     assert torch.equal(before, torch.get_rng_state())
     torch.manual_seed(2)
-    for one, other in zip(first, walk(build(name), chain_like(structure, 4)), strict=True):
+    for one, other in zip(first, walk(build(name), make_structure(structure, 4)), strict=True):
         assert torch.equal(one.tokens, other.tokens)
 
 
 @pytest.mark.parametrize(("name", "structure"), CASES)
-def test_nothing_is_drafted_where_nothing_fits(build, name, structure):
+def test_nothing_is_drafted_where_nothing_fits(build, make_structure, name, structure):
     drafter = build(name)
     drafter.start(PROMPT, 1000, generator_for(0, "prompt", "draft"), REFERENCE if drafter.needs_reference else None)
-    empty = drafter.draft(chain_like(structure, 4).clamped(0))
+    empty = drafter.draft(make_structure(structure, 4).clamped(0))
     assert len(empty) == 0 and empty.tokens.shape == (0,) and empty.source == ()
 
 
 @pytest.mark.parametrize(("name", "structure"), CASES)
-def test_a_new_text_starts_from_nothing(build, name, structure):
-    used, shape = build(name), chain_like(structure, 4)
+def test_a_new_text_starts_from_nothing(build, make_structure, name, structure):
+    used, shape = build(name), make_structure(structure, 4)
     used.start(
         [4, 4, 4, 2, 2, 4, 4], 1000, generator_for(9, "other", "draft"), [2, 4, 4] if used.needs_reference else None
     )
@@ -146,7 +154,7 @@ def test_costs_and_declarations(build, name):
 
 
 @pytest.mark.parametrize("name", [name for name in drafters.names() if drafters.get(name).replay == "position"])
-def test_a_positional_replay_needs_proposals_that_depend_on_the_text_only(build, name):
+def test_a_positional_replay_needs_proposals_that_depend_on_the_text_only(build, make_structure, name):
     """THEORY 4.2: at a position the same token, or the same law, is proposed whatever gamma is and wherever the round
     began.
     """
@@ -157,7 +165,7 @@ def test_a_positional_replay_needs_proposals_that_depend_on_the_text_only(build,
     for gamma in (1, 2, 3, 5):
         drafter.start(PROMPT, 1000, generator_for(0, "prompt", "draft"), REFERENCE if drafter.needs_reference else None)
         for position in range(len(REFERENCE)):
-            draft = drafter.draft(chain_like("chain", gamma).clamped(len(REFERENCE) - position))
+            draft = drafter.draft(make_structure("chain", gamma).clamped(len(REFERENCE) - position))
             for offset, law in enumerate(draft.tokens if draft.q is None else draft.q):
                 if draft.tokens[:offset].tolist() == REFERENCE[position : position + offset]:
                     torch.testing.assert_close(seen.setdefault(position + offset, law), law)

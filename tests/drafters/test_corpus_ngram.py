@@ -153,6 +153,34 @@ def test_the_laws_along_a_text_are_those_of_its_drafts(build, order, temperature
         drafter.commit([token])
 
 
+@pytest.mark.parametrize("structure", ["rows", "tree"])
+@pytest.mark.parametrize("siblings", ["independent", "without_replacement", "greedy"])
+def test_every_node_of_a_branching_draft_follows_the_law_of_its_path(
+    build, sampling, make_structure, siblings, structure
+):
+    how = {"temperature": 0.0 if siblings == "greedy" else 0.7}
+    drafter = build(how=how, order=3, **({} if siblings == "greedy" else {"siblings": siblings}))
+    drafter.start([0, 1], 100, generator_for(0, "p", "draft"))
+    drafter.commit([3])
+    draft = drafter.draft(make_structure(structure, 3))
+    assert draft.tree.depth == 3 and (draft.q is None) == (siblings == "greedy")
+    for node in (-1, *range(len(draft))):
+        path = draft.tokens[list(draft.tree.path(node))].tolist()
+        law = torch.tensor(kneser_ney(documents(), 3, [0, 1, 3, *path]), dtype=torch.float64)
+        children = list(draft.tree.children[node + 1])
+        if siblings == "greedy":
+            assert (
+                draft.tokens[children].tolist()
+                == law.sort(descending=True, stable=True).indices[: len(children)].tolist()
+            )
+            continue
+        law = probabilities(law.log(), sampling(**how))
+        for child in children:
+            torch.testing.assert_close(draft.q[child], law / law.sum())
+            if siblings == "without_replacement":
+                law[draft.tokens[child]] = 0
+
+
 # ------------------------------------------------------------------------------------------------------------
 # Reading.
 

@@ -8,40 +8,82 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specdec.drafters.base import drafters
+from specdec.drafters.lookup import Proposal
 from specdec.drafters.ngram import Ngram, NgramConfig, SuffixIndex
 from specdec.errors import UsageError
-from specdec.structures.base import structures
+from specdec.records import Source, Tree
+from specdec.structures.base import Structure, structures
 
 
-def brute_force(text: list[int], gamma: int, order_min: int, order_max: int, matches_max: int) -> list[int]:
-    """Search the whole text for the longest suffix that came before; count what followed its latest
-    occurrences.
-    """
-    for order in range(order_max, order_min - 1, -1):
-        ends = [end for end in range(order, len(text)) if text[end - order : end] == text[len(text) - order :]]
-        if order > len(text) or not ends:
+def latest_ends(text: list[int], order: int, matches_max: int) -> list[int]:
+    """Where the last `order` tokens occurred before: the positions behind them."""
+    if order > len(text):
+        return []
+    ends = [end for end in range(order, len(text)) if text[end - order : end] == text[len(text) - order :]]
+    return ends[-matches_max:]
+
+
+def by_count_then_recency(followed: dict[int, object]) -> list:
+    """What follows at each position, the most common first, of equals the one whose last position is later."""
+    counts = Counter(followed.values())
+    last_seen = {what: max(end for end in followed if followed[end] == what) for what in counts}
+    return sorted(counts, key=lambda what: (counts[what], last_seen[what]), reverse=True)
+
+
+def begins(row, others) -> bool:
+    return any(other[: len(row)] == row for other in others)
+
+
+def brute_rows(text: list[int], k: int, w: int, orders: list[int], matches_max: int) -> list[tuple[int, ...]]:
+    """Search the whole text for each suffix, the longest first; rank what followed its latest occurrences."""
+    rows: list[tuple[int, ...]] = []
+    for order in orders:
+        ranked = by_count_then_recency(
+            {end: tuple(text[end : end + w]) for end in latest_ends(text, order, matches_max)}
+        )
+        ranked = [row for row in ranked if not begins(row, [other for other in ranked if other != row])]
+        rows += [row for row in ranked if not begins(row, rows)]
+    return rows[:k]
+
+
+def brute_tree(text: list[int], tree: Tree, orders: list[int], matches_max: int) -> dict[int, int]:
+    """Token of each node that has one: search the text again for every path."""
+    tokens: dict[int, int] = {}
+    for node, parent in enumerate(tree.parents):
+        above = tree.path(parent) if parent >= 0 else ()
+        if any(one not in tokens for one in above):
             continue
-        latest = ends[-matches_max:]
-        followed = {end: tuple(text[end : end + gamma]) for end in latest}
-        counts = Counter(followed.values())
-        last_seen = {continuation: max(e for e in latest if followed[e] == continuation) for continuation in counts}
-        return list(max(counts, key=lambda continuation: (counts[continuation], last_seen[continuation])))
-    return []
+        path = [tokens[one] for one in above]
+        ranked: list[int] = []
+        for order in orders:
+            ends = latest_ends(text, order, matches_max)
+            agreeing = [end + len(path) for end in ends if text[end : end + len(path)] == path]
+            ranked += by_count_then_recency({end: text[end] for end in agreeing if end < len(text)})
+        rank = tree.children[parent + 1].index(node)
+        distinct = list(dict.fromkeys(ranked))
+        if rank < len(distinct):
+            tokens[node] = distinct[rank]
+    return tokens
 
 
-@pytest.fixture
-def make(table, random_law):
-    target = table(random_law(4, 0))
+class Topology(Structure):
+    """Any tree."""
 
-    def build(order_max: int = 4, order_min: int = 1, matches_max: int = 32) -> Ngram:
-        values = {"name": "ngram", "order_max": order_max, "order_min": order_min, "matches_max": matches_max}
-        return drafters.build(values, target=target)
+    name = "tree"
 
-    return build
+    def __init__(self, parents: list[int]) -> None:
+        self._tree = Tree(tuple(parents))
 
+    @property
+    def gamma(self) -> int:
+        return self._tree.depth
 
-def proposed(drafter: Ngram, gamma: int) -> list[int]:
-    return drafter.draft(structures.build({"name": "chain", "gamma": gamma})).tokens.tolist()
+    @property
+    def tree(self) -> Tree:
+        return self._tree
+
+    def resized(self, gamma: int) -> Structure:
+        raise NotImplementedError
 
 
 class _Anywhere:
@@ -50,19 +92,80 @@ class _Anywhere:
     device = torch.device("cpu")
 
 
+def make(q="longest", order_max: int = 4, order_min: int = 1, matches_max: int = 32) -> Ngram:
+    config = NgramConfig(name="ngram", q=q, order_max=order_max, order_min=order_min, matches_max=matches_max)
+    return Ngram(config, _Anywhere())  # type: ignore[arg-type]
+
+
+def chain(gamma: int) -> Structure:
+    return structures.build({"name": "chain", "gamma": gamma})
+
+
+def rows(k: int, w: int) -> Structure:
+    return structures.build({"name": "rows", "k": k, "w": w, "budget": 1024})
+
+
+def proposed(drafter: Ngram, gamma: int) -> list[int]:
+    return drafter.draft(chain(gamma)).tokens.tolist()
+
+
+def rows_of(proposal: Proposal) -> list[tuple[int, ...]]:
+    """The paths to the leaves, in the order of the leaves."""
+    return [tuple(proposal.tokens[node] for node in proposal.tree.path(leaf)) for leaf in proposal.tree.leaves]
+
+
 # Few different tokens, so that suffixes of every order recur and counts tie.
 TEXTS = st.integers(1, 4).flatmap(lambda size: st.lists(st.integers(0, size), min_size=1, max_size=60))
+LONG_TEXTS = st.integers(2, 3).flatmap(lambda size: st.lists(st.integers(0, size), min_size=20, max_size=60))
 PARAMETERS = st.tuples(st.integers(1, 6), st.integers(1, 4), st.integers(0, 3), st.sampled_from([1, 2, 3, 8, 32]))
+TREES = st.integers(1, 12).flatmap(lambda nodes: st.tuples(*(st.integers(-1, node - 1) for node in range(nodes))))
 
 
 @given(TEXTS, PARAMETERS)
 @settings(max_examples=400)
-def test_proposal_is_the_brute_force_one(text, parameters):
+def test_a_chain_is_the_brute_force_one(text, parameters):
     gamma, order_min, more, matches_max = parameters
-    config = NgramConfig(name="ngram", order_max=order_min + more, order_min=order_min, matches_max=matches_max)
-    drafter = Ngram(config, _Anywhere())  # type: ignore[arg-type]
-    drafter.start(text, 1000)
-    assert proposed(drafter, gamma) == brute_force(text, gamma, order_min, order_min + more, matches_max)
+    for q, orders in (("longest", range(order_min + more, order_min - 1, -1)), (order_min, [order_min])):
+        drafter = make(q, order_min + more, order_min, matches_max)
+        drafter.start(text, 1000)
+        best = brute_rows(text, 1, gamma, list(orders), matches_max)
+        assert proposed(drafter, gamma) == (list(best[0]) if best else [])
+
+
+@given(LONG_TEXTS, PARAMETERS, st.integers(1, 12))
+@settings(max_examples=300)
+def test_rows_are_the_brute_force_ones(text, parameters, k):
+    w, order_min, more, matches_max = parameters
+    for q, orders in (("longest", range(order_min + more, order_min - 1, -1)), (order_min, [order_min])):
+        drafter = make(q, order_min + more, order_min, matches_max)
+        drafter.start(text, 1000)
+        expected = brute_rows(text, k, w, list(orders), matches_max)
+        assert drafter.rows(k, w) == expected
+        # A row that another one of fewer matched tokens continues ends inside it, and is no leaf.
+        leaves = [row for row in expected if sum(begins(row, [other]) for other in expected) == 1]
+        proposal = drafter.propose(rows(k, w))
+        assert sorted(rows_of(proposal)) == sorted(leaves)
+        origins = dict(zip(rows_of(proposal), (proposal.source[leaf] for leaf in proposal.tree.leaves), strict=True))
+        assert origins == {row: Source("ngram", expected.index(row)) for row in leaves}
+
+
+@given(LONG_TEXTS, PARAMETERS, TREES)
+@settings(max_examples=300)
+def test_trees_are_the_brute_force_ones(text, parameters, parents):
+    _, order_min, more, matches_max = parameters
+    shape = Topology(list(parents))
+    for q, orders in (("longest", range(order_min + more, order_min - 1, -1)), (order_min, [order_min])):
+        drafter = make(q, order_min + more, order_min, matches_max)
+        drafter.start(text, 1000)
+        expected = brute_tree(text, shape.tree, list(orders), matches_max)
+        proposal = drafter.propose(shape)
+        assert proposal.tokens == tuple(expected.values())
+        kept = {node: place for place, node in enumerate(expected)} | {-1: -1}
+        assert proposal.tree.parents == tuple(kept[shape.tree.parents[node]] for node in expected)
+        siblings = [shape.tree.children[shape.tree.parents[node] + 1] for node in expected]
+        assert proposal.source == tuple(
+            Source("ngram", group.index(node)) for group, node in zip(siblings, expected, strict=True)
+        )
 
 
 @given(
@@ -73,8 +176,7 @@ def test_proposal_is_the_brute_force_one(text, parameters):
 @settings(max_examples=300)
 def test_growing_an_index_is_building_it_anew(prompt, commits, parameters):
     gamma, order_min, more, matches_max = parameters
-    config = NgramConfig(name="ngram", order_max=order_min + more, order_min=order_min, matches_max=matches_max)
-    grown = Ngram(config, _Anywhere())  # type: ignore[arg-type]
+    grown = make("longest", order_min + more, order_min, matches_max)
     grown.start(prompt, 1000)
     text = list(prompt)
     for tokens, looked_up in commits:
@@ -82,17 +184,81 @@ def test_growing_an_index_is_building_it_anew(prompt, commits, parameters):
         text += tokens
         if looked_up:  # a lookup in between, or several commits in a row
             proposed(grown, gamma)
-    assert proposed(grown, gamma) == brute_force(text, gamma, order_min, order_min + more, matches_max)
+    orders = list(range(order_min + more, order_min - 1, -1))
+    assert grown.rows(5, gamma) == brute_rows(text, 5, gamma, orders, matches_max)
 
 
-def test_the_longest_suffix_wins_over_frequency(make):
+def test_rows_and_trees_match_one_token_unless_told_otherwise():
+    """The paper's q; a chain takes the longest match."""
+    text = [1, 2, 9, 2, 5, 2, 5, 2, 5, 1, 2]
+    auto, longest = make("auto", matches_max=4), make("longest", matches_max=4)
+    for drafter in (auto, longest):
+        drafter.start(text, 1000)
+        assert proposed(drafter, 1) == [9]
+    assert auto.propose(rows(2, 1)).tokens == (5, 9)
+    assert longest.propose(rows(2, 1)).tokens == (9, 5)
+    assert auto.propose(Topology([-1, -1])).tokens == (5, 9)
+    assert longest.propose(Topology([-1, -1])).tokens == (9, 5)
+    two = make(2)
+    two.start(text, 1000)
+    assert proposed(two, 1) == [9] and two.propose(rows(2, 1)).tokens == (9,)
+
+
+def test_rows_match_one_token_also_where_a_chain_may_not():
+    drafter = make("auto", order_max=4, order_min=2)
+    drafter.start([1, 2, 3, 1], 1000)
+    assert proposed(drafter, 2) == []
+    assert rows_of(drafter.propose(rows(3, 2))) == [(2, 3)]
+
+
+def test_the_first_row_is_the_chain():
+    drafter = make("longest")
+    drafter.start([1, 2, 3, 1, 2, 4, 2, 3, 5, 1, 2], 1000)
+    for w in range(1, 6):
+        assert drafter.propose(rows(1, w)) == drafter.propose(chain(w))
+
+
+def test_rows_that_begin_alike_share_their_nodes():
+    drafter = make(1)
+    drafter.start([7, 1, 2, 7, 1, 3, 7, 1, 2, 7], 1000)
+    #                 count 2: 1 2; count 1: 1 3
+    proposal = drafter.propose(rows(2, 2))
+    assert proposal.tokens == (1, 2, 3) and proposal.tree.parents == (-1, 0, 0)
+    assert proposal.source == (Source("ngram", 0), Source("ngram", 0), Source("ngram", 1))
+
+
+def test_a_continuation_cut_off_by_the_end_of_the_text_adds_nothing_to_its_longer_form():
+    drafter = make("longest")
+    drafter.start([5] * 6, 1000)
+    assert proposed(drafter, 2) == [5, 5], "not the latest match, which only one token follows"
+    assert drafter.rows(3, 2) == [(5, 5)]
+
+
+def test_siblings_are_by_count_then_recency_among_what_agrees_with_the_path():
+    drafter = make(1)
+    drafter.start([7, 1, 3, 7, 1, 3, 7, 1, 4, 7, 2, 7], 1000)
+    #              after 7: 1 three times, 2 once; after 7 1: 3 twice, 4 once, though later
+    proposal = drafter.propose(Topology([-1, -1, 0, 0, 1, 1]))
+    assert proposal.tokens == (1, 2, 3, 4, 7) and proposal.tree.parents == (-1, -1, 0, 0, 1)
+    assert [source.rank for source in proposal.source] == [0, 1, 0, 1, 0]
+
+
+def test_a_filled_tree_is_the_topology_itself():
+    """Its mask and its positions are then computed once for all rounds."""
+    drafter, shape = make(1), Topology([-1, -1, 0])
+    drafter.start([7, 1, 2, 7, 3, 7], 1000)
+    assert drafter.propose(shape).tree is shape.tree
+    assert drafter.propose(Topology([-1, -1, -1, 0])).tree == Tree((-1, -1, 0)), "there is no third token"
+
+
+def test_the_longest_suffix_wins_over_frequency():
     drafter = make()
     #               1 2 -> 9 once, 2 -> 5 three times
     drafter.start([1, 2, 9, 2, 5, 2, 5, 2, 5, 1, 2], 1000)
     assert proposed(drafter, 1) == [9]
 
 
-def test_count_decides_then_recency(make):
+def test_count_decides_then_recency():
     drafter = make(order_max=1)
     drafter.start([7, 1, 7, 2, 7, 1, 7, 3, 7], 1000)
     assert proposed(drafter, 1) == [1], "1 followed twice"
@@ -100,7 +266,7 @@ def test_count_decides_then_recency(make):
     assert proposed(drafter, 1) == [3], "all followed once: the latest"
 
 
-def test_only_the_latest_matches_are_counted(make):
+def test_only_the_latest_matches_are_counted():
     text = [7, 1, 7, 1, 7, 1, 7, 2, 7, 3, 7]
     unlimited, windowed = make(order_max=1), make(order_max=1, matches_max=2)
     unlimited.start(text, 1000)
@@ -109,13 +275,13 @@ def test_only_the_latest_matches_are_counted(make):
     assert proposed(windowed, 1) == [3]
 
 
-def test_a_continuation_stops_at_the_end_of_the_text(make):
+def test_a_continuation_stops_at_the_end_of_the_text():
     drafter = make()
     drafter.start([1, 2, 3, 1, 2], 1000)
     assert proposed(drafter, 8) == [3, 1, 2]
 
 
-def test_nothing_is_proposed_without_a_match(make):
+def test_nothing_is_proposed_without_a_match():
     drafter = make()
     for prompt in ([1], [1, 2, 3]):
         drafter.start(prompt, 1000)
@@ -123,7 +289,7 @@ def test_nothing_is_proposed_without_a_match(make):
     assert proposed(make(order_min=2), 4) == [], "nor before any text"
 
 
-def test_a_suffix_does_not_match_itself(make):
+def test_a_suffix_does_not_match_itself():
     drafter = make(order_max=2, order_min=2)
     drafter.start([5, 1, 2], 1000)
     assert proposed(drafter, 2) == []
@@ -131,15 +297,21 @@ def test_a_suffix_does_not_match_itself(make):
     assert proposed(drafter, 2) == [1, 2]
 
 
-def test_orders_must_not_cross(make):
+def test_orders_must_not_cross():
     with pytest.raises(UsageError, match=r"drafter\.order_min=5: it should be at most drafter\.order_max=4"):
         make(order_max=4, order_min=5)
 
 
+@pytest.mark.parametrize("q", [0, 9, "short", None])
+def test_q_is_a_number_of_tokens_or_a_way_to_find_it(group_values, q):
+    with pytest.raises(UsageError, match=r"drafter\.q=.*'auto', 'longest', 1, 2"):
+        drafters.config(group_values("drafter", "ngram", q=q))
+
+
 def test_memory_entries_are_linear_in_the_text():
     """One link per token and order, and at most one table entry."""
-    index = SuffixIndex(1, 3)
+    index = SuffixIndex([3, 2, 1])
     index.extend(range(1000))
-    index.matches(1)
-    assert sum(len(table) for table in index._latest.values()) <= 3 * 1000
-    assert sum(len(links) for links in index._earlier.values()) == 3 * 1000
+    index.matches(3, 1)
+    for latest, earlier in index._tables.values():
+        assert len(latest) <= 1000 and len(earlier) == 1000

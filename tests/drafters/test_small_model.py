@@ -23,27 +23,6 @@ def chain(gamma):
     return structures.build({"name": "chain", "gamma": gamma}) if gamma else chain(1).resized(0)
 
 
-def tiny_llama(vocabulary, context=64, seed=0):
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    torch.manual_seed(seed)
-    config = LlamaConfig(
-        vocab_size=vocabulary,
-        hidden_size=16,
-        intermediate_size=16,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        max_position_embeddings=context,
-        bos_token_id=None,
-        eos_token_id=None,
-    )
-    model = LlamaForCausalLM(config).double()
-    for weight in model.parameters():
-        weight.requires_grad_(False).mul_(12.0 if weight.dim() > 1 else 1.0)
-    return model
-
-
 def shaken(model, amount=0.07):
     """A copy that agrees with the model now and then."""
     torch.manual_seed(1)
@@ -192,7 +171,7 @@ def test_replay_takes_one_pass(target, tiny_model, temperature):
 
 @pytest.mark.parametrize("drafts", ["sampled", "greedy"])
 @pytest.mark.parametrize("cut", [{}, {"top_k": 2}])
-def test_sampling_is_lossless(enumeration, table, random_law, drafts, cut):
+def test_sampling_is_lossless(enumeration, table, random_law, tiny_llama, drafts, cut):
     """Every outcome of drafting, accepting and the loop, limit included; vocabulary 3, a model in float64."""
     law = random_law(3, 5)
     beside = table(law, temperature=1.0, **cut)
@@ -219,7 +198,7 @@ def test_sampling_is_lossless(enumeration, table, random_law, drafts, cut):
         assert found.get(tuple(tokens), 0.0) == pytest.approx(float(expected), abs=1e-12)
 
 
-def test_drafts_end_with_the_models_context(target):
+def test_drafts_end_with_the_models_context(target, tiny_llama):
     """A context of 10: a token is proposed as long as all of the text before it fits."""
     beside = target(temperature=0.0)
     drafter = SmallModel.from_model(tiny_llama(61, context=10), beside)
@@ -236,7 +215,7 @@ def test_drafts_end_with_the_models_context(target):
     assert along.proposed == (True, True, True, False, False)
 
 
-def test_a_short_context_leaves_the_output_alone(target):
+def test_a_short_context_leaves_the_output_alone(target, tiny_llama):
     beside = target(temperature=0.0)
     plain = generated(beside, drafters.build({"name": "none"}, target=beside), 4, 24)
     short = generated(beside, SmallModel.from_model(tiny_llama(61, context=16), beside), 4, 24)
@@ -255,7 +234,7 @@ class FakeTokenizer:
 
 
 @pytest.mark.parametrize(("own", "theirs"), [(70, 61), (50, 61)])
-def test_padding_of_the_output_matrix_may_differ(tiny_model, sampling, own, theirs):
+def test_padding_of_the_output_matrix_may_differ(tiny_model, tiny_llama, sampling, own, theirs):
     """The same tokenizer, matrices of different widths: q has the target's, and nothing beyond the narrower one."""
     tokenizer = FakeTokenizer("a", "b", "c")
     beside = Causal.from_model(tiny_model("llama"), sampling(temperature=1.0), tokenizer)
@@ -275,7 +254,7 @@ def test_padding_of_the_output_matrix_may_differ(tiny_model, sampling, own, thei
     drafter.draft(chain(2))
 
 
-def test_another_tokenizer_is_refused(tiny_model, sampling):
+def test_another_tokenizer_is_refused(tiny_model, tiny_llama, sampling):
     beside = Causal.from_model(tiny_model("llama"), sampling(), FakeTokenizer("a", "b", "c"))
     for other in (FakeTokenizer("a", "c", "b"), FakeTokenizer("a", "b", "c", "d")):
         with pytest.raises(UsageError, match=r"drafter\.model=.* drafter\.translate=true\.$") as raised:
@@ -283,7 +262,7 @@ def test_another_tokenizer_is_refused(tiny_model, sampling):
         assert raised.value.exit_code == 2 and "\n" not in str(raised.value)
 
 
-def test_without_tokenizers_the_sizes_are_what_a_run_compares(target):
+def test_without_tokenizers_the_sizes_are_what_a_run_compares(target, tiny_llama):
     assert SmallModel.from_model(tiny_llama(40), target()).vocab_size == 40
 
 

@@ -32,27 +32,6 @@ def tokenizer(pieces, merges=(), special=(), begin=None):
     return PreTrainedTokenizerFast(tokenizer_object=inner, extra_special_tokens=list(special), **extra)
 
 
-def llama(vocabulary, context=64, seed=0):
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    torch.manual_seed(seed)
-    config = LlamaConfig(
-        vocab_size=vocabulary,
-        hidden_size=16,
-        intermediate_size=16,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        max_position_embeddings=context,
-        bos_token_id=None,
-        eos_token_id=None,
-    )
-    model = LlamaForCausalLM(config).double()
-    for weight in model.parameters():
-        weight.requires_grad_(False).mul_(12.0 if weight.dim() > 1 else 1.0)
-    return model
-
-
 def chain(gamma):
     return structures.build({"name": "chain", "gamma": gamma})
 
@@ -73,12 +52,12 @@ def there():
 
 
 @pytest.fixture
-def pair(here, there, sampling):
+def pair(here, there, sampling, tiny_llama):
     """A target of 8 rows (7 tokens) and a drafter of 9, and how to build the drafter beside the target."""
 
     def make(**how):
-        target = Causal.from_model(llama(8, seed=3), sampling(**how), here)
-        return target, SmallModel.from_model(llama(9), target, there, translate=True)
+        target = Causal.from_model(tiny_llama(8, seed=3), sampling(**how), here)
+        return target, SmallModel.from_model(tiny_llama(9), target, there, translate=True)
 
     return make
 
@@ -93,8 +72,8 @@ def test_shared_tokens_are_spelled_alike(pair):
     assert aligned.tolist() == pytest.approx([-torch.inf, 4, 3, 2, -torch.inf, 6, 1, -torch.inf])
 
 
-def test_a_piece_that_is_special_on_one_side_only_is_not_shared(here, sampling):
-    target = Causal.from_model(llama(8), sampling(), here)
+def test_a_piece_that_is_special_on_one_side_only_is_not_shared(here, sampling, tiny_llama):
+    target = Causal.from_model(tiny_llama(8), sampling(), here)
     other = tokenizer(["a", "<t>", "</s>"], special=["</s>"])
     assert Translation("x", other, 3, target).shared == 2
 
@@ -177,12 +156,12 @@ def test_greedy_output_is_the_targets_own(pair, gamma):
 
 
 @pytest.mark.parametrize("how", [{}, {"top_k": 2}])
-def test_sampling_is_lossless(enumeration, table, random_law, how):
+def test_sampling_is_lossless(enumeration, table, random_law, tiny_llama, how):
     """By enumeration: a target of three tokens, one of which (ab) the drafter can read but not propose."""
     law = random_law(3, 5)
     target = table(law, temperature=1.0, **how)
     target.tokenizer = tokenizer(["a", "b", "ab"], [("a", "b")])
-    drafter = SmallModel.from_model(llama(3), target, tokenizer(["c", "b", "a"]), translate=True)
+    drafter = SmallModel.from_model(tiny_llama(3), target, tokenizer(["c", "b", "a"]), translate=True)
     assert drafter.translation.shared == 2
 
     def run():
@@ -205,10 +184,10 @@ def test_sampling_is_lossless(enumeration, table, random_law, how):
         assert found.get(tuple(tokens), 0.0) == pytest.approx(float(expected), abs=1e-12)
 
 
-def test_nothing_is_offered_beyond_the_drafters_context(here, there, sampling):
+def test_nothing_is_offered_beyond_the_drafters_context(here, there, sampling, tiny_llama):
     """Counted in the drafter's tokens: <s> a b takes three of its four rows where the target has one token."""
-    target = Causal.from_model(llama(8), sampling(temperature=0.0), here)
-    drafter = SmallModel.from_model(llama(9, context=4), target, there, translate=True)
+    target = Causal.from_model(tiny_llama(8), sampling(temperature=0.0), here)
+    drafter = SmallModel.from_model(tiny_llama(9, context=4), target, there, translate=True)
     drafter.start([AB], 32)
     assert len(drafter.draft(chain(4))) == 2
     drafter.commit([AB])
@@ -217,32 +196,32 @@ def test_nothing_is_offered_beyond_the_drafters_context(here, there, sampling):
     assert len(drafter.draft(chain(4))) == 0
 
 
-def test_a_text_without_tokens_has_no_draft(here, sampling):
+def test_a_text_without_tokens_has_no_draft(here, sampling, tiny_llama):
     """A prompt of markers only, for a drafter whose texts begin with nothing."""
-    target = Causal.from_model(llama(8), sampling(temperature=0.0), here)
-    drafter = SmallModel.from_model(llama(9), target, tokenizer(["a", "b", "d"]), translate=True)
+    target = Causal.from_model(tiny_llama(8), sampling(temperature=0.0), here)
+    drafter = SmallModel.from_model(tiny_llama(9), target, tokenizer(["a", "b", "d"]), translate=True)
     drafter.start([0], 32)
     assert len(drafter.draft(chain(2))) == 0
     drafter.commit([A])
     assert len(drafter.draft(chain(2))) == 2
 
 
-def test_what_cannot_be_translated_is_refused(here, sampling):
-    with_tokenizer = Causal.from_model(llama(8), sampling(), here)
-    without = Causal.from_model(llama(8), sampling())
+def test_what_cannot_be_translated_is_refused(here, sampling, tiny_llama):
+    with_tokenizer = Causal.from_model(tiny_llama(8), sampling(), here)
+    without = Causal.from_model(tiny_llama(8), sampling())
     for target, other, said in (
         (with_tokenizer, tokenizer(["x", "y"]), "spell no token alike"),
         (with_tokenizer, None, "drafter.model=.* has no tokenizer"),
         (without, here, "the target has no tokenizer"),
     ):
         with pytest.raises(UsageError, match=said) as raised:
-            SmallModel.from_model(llama(9), target, other, translate=True)
+            SmallModel.from_model(tiny_llama(9), target, other, translate=True)
         assert raised.value.exit_code == 2 and "\n" not in str(raised.value)
 
 
-def test_a_saved_pair_is_loaded_with_its_tokenizers(tmp_path, here, there, sampling, group_values):
-    target = Causal.from_model(llama(8, seed=3), sampling(temperature=0.0), here)
-    llama(9).save_pretrained(tmp_path)
+def test_a_saved_pair_is_loaded_with_its_tokenizers(tmp_path, here, there, sampling, tiny_llama, group_values):
+    target = Causal.from_model(tiny_llama(8, seed=3), sampling(temperature=0.0), here)
+    tiny_llama(9).save_pretrained(tmp_path)
     there.save_pretrained(tmp_path)
     values = group_values("drafter", "small_model", model=str(tmp_path))
     with pytest.raises(UsageError, match=r"drafter\.translate=true"):

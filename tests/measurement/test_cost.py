@@ -8,7 +8,7 @@ import torch
 from specdec.drafters import drafters
 from specdec.measurement.cost import calibrate, row_counts, time_calls
 from specdec.measurement.timers import CpuClock
-from specdec.records import EMPTY
+from specdec.records import EMPTY, chain_tree
 from specdec.sampling import generator_for
 from specdec.structures import structures
 from specdec.targets.causal import Causal
@@ -20,7 +20,8 @@ def test_sizes_repeats_and_an_untouched_cache(tiny_model, sampling, group_values
     drafter = drafters.build(group_values("drafter", "ngram"), target=target)
     chain = structures.build({"name": "chain", "gamma": 4})
     prompt = [5, 6, 7, 5, 6]
-    found = calibrate(target, drafter, chain, prompt, [3, 5], 4, CpuClock(), generator_for(0, "p", "calibration"))
+    trees = [chain_tree(2), chain_tree(4)]
+    found = calibrate(target, drafter, chain, prompt, trees, 4, CpuClock(), generator_for(0, "p", "calibration"))
     assert {rows: len(times) for rows, times in found.calls.items()} == {1: 4, 3: 4, 5: 4}
     assert found.context == 5 and len(found.draft) == 4
     assert min(time for times in found.calls.values() for time in times) > 0
@@ -35,7 +36,7 @@ def test_whole_drafts_by_depth(tiny_model, sampling, group_values):
     target = Causal.from_model(tiny_model("llama"), sampling(temperature=0.0))
     drafter = drafters.build(group_values("drafter", "ngram"), target=target)
     chain = structures.build({"name": "chain", "gamma": 4})
-    asked = dict(rows=[2], repeats=3, clock=CpuClock(), generator=generator_for(0, "p", "calibration"))
+    asked = dict(trees=[chain_tree(1)], repeats=3, clock=CpuClock(), generator=generator_for(0, "p", "calibration"))
     found = calibrate(target, drafter, chain, [5, 6, 7, 5, 6], gammas=(4, 2), **asked)
     assert {gamma: len(times) for gamma, times in found.drafts.items()} == {2: 3, 4: 3} and len(found.draft) == 3
     assert calibrate(target, drafter, chain, [5, 6, 7, 5, 6], **asked).drafts == {}

@@ -14,7 +14,12 @@ from specdec.theory.dependence import greedy_rounds, replay_rounds
 from specdec.verifiers import verifiers
 
 PROMPT = (3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5)
-REPLAYABLE = [name for name in drafters.names() if drafters.get(name).replay is not None]
+REPLAYABLE = [
+    (name, shape)
+    for name in drafters.names()
+    if drafters.get(name).replay is not None
+    for shape in sorted(drafters.get(name).fills)
+]
 
 
 @pytest.fixture
@@ -22,12 +27,12 @@ def target(tiny_model, sampling):
     return Causal.from_model(tiny_model("llama"), sampling(temperature=0.0))
 
 
-def decode(target, drafter, gamma, reference=None):
+def decode(target, drafter, structure, reference=None):
     return generate(
         target=target,
         drafter=drafter,
         verifier=verifiers.build({"name": "greedy"}),
-        structure=structures.build({"name": "chain", "gamma": gamma}),
+        structure=structure,
         prompt=PROMPT,
         max_new_tokens=80,
         clock=CpuClock(),
@@ -37,15 +42,15 @@ def decode(target, drafter, gamma, reference=None):
 
 
 @pytest.mark.parametrize("gamma", [1, 2, 5])
-@pytest.mark.parametrize("name", REPLAYABLE)
-def test_replay_gives_the_rounds_of_live_greedy_decoding(target, drafter_values, name, gamma):
+@pytest.mark.parametrize(("name", "shape"), REPLAYABLE)
+def test_replay_gives_the_rounds_of_live_greedy_decoding(target, drafter_values, make_structure, name, shape, gamma):
     drafter = drafters.build(drafter_values(name, target.vocab_size), target=target)
-    structure = structures.build({"name": "chain", "gamma": gamma})
-    text = decode(target, drafters.build({"name": "none"}, target=target), gamma).tokens
-    live = decode(target, drafter, gamma, reference=text)
+    structure = make_structure(shape, gamma)
+    text = decode(target, drafters.build({"name": "none"}, target=target), structure).tokens
+    live = decode(target, drafter, structure, reference=text)
     assert live.tokens == text
     along = None
-    if drafter.replay == "position":
+    if drafter.replay == "position" and structure.branches == 1:
         along = agreement(drafter, target, structure, PROMPT, text, generator_for(0, "p", "draft"), text)
     replayed = expected_rounds(
         drafter, target, structure, PROMPT, text, 80, generator_for(0, "p", "draft"), text, along
@@ -56,7 +61,7 @@ def test_replay_gives_the_rounds_of_live_greedy_decoding(target, drafter_values,
 def test_agreement_of_the_oracle_is_its_coins(target, group_values):
     drafter = drafters.build(group_values("drafter", "oracle", alpha=0.6), target=target)
     structure = structures.build({"name": "chain", "gamma": 3})
-    text = decode(target, drafters.build({"name": "none"}, target=target), 3).tokens
+    text = decode(target, drafters.build({"name": "none"}, target=target), structure).tokens
     along = agreement(drafter, target, structure, PROMPT, text, generator_for(0, "p", "draft"), text)
     coins = torch.rand(len(text), generator=generator_for(0, "p", "draft")) < 0.6
     assert along.beta == along.m == tuple(coins.double().tolist())

@@ -154,12 +154,12 @@ def test_the_cache_has_no_rows_for_the_prompt(target_of):
     assert target.decoder.cache.capacity == 7
 
 
-def test_what_is_no_chain_is_refused(target_of):
+def test_what_branches_does_not_go_into_one_row(target_of):
     target = target_of("t5")
     target.start(PROMPT, 40)
     with pytest.raises(ValueError, match="chains only"):
-        target.verify(Draft(torch.tensor([1, 2]), Tree((-1, -1))))
-    assert EncoderDecoder.structures == {"chain"}
+        target.decoder.forward(torch.tensor([0, 1, 2]), Tree((-1, -1)))
+    assert target.verify(Draft(torch.tensor([1, 2]), Tree((-1, -1)))).shape == (3, VOCABULARY)
 
 
 def test_logits_that_are_not_finite_name_the_position(target_of, monkeypatch):

@@ -4,6 +4,9 @@ Every random choice of the real `accept`, of the draft and of the loop is branch
 conftest), so the law is a finite sum and equals the target's to 1e-12, with no sampling error. A new lossless
 verifier or structure is picked up from the registries; a structure without a way to fill it here fails until
 it has one in `FILL`.
+
+Drafts that branch are filled by `grow`, in every way that it knows. They multiply what has to be enumerated, so they
+are kept to two or three tokens where they are two deep.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,37 +19,49 @@ from torch import Tensor
 
 from specdec.decode import generate
 from specdec.drafters.base import Drafter, drafters
+from specdec.drafters.siblings import grow
 from specdec.measurement.timers import CpuClock
-from specdec.records import Acceptance, Draft, chain_tree
+from specdec.records import Acceptance, Draft, Tree, chain_tree
 from specdec.sampling import residual, sample
 from specdec.structures.base import Structure, structures
+from specdec.theory import multi_draft
 from specdec.verifiers.base import Verifier, verifiers
 
 EXACT = 1e-12
 
 
-def fill_chain(structure: Structure, q: Tensor, root: int, generator: Any, sampled: bool) -> Draft:
+def fill_chain(structure: Structure, q: Tensor, root: int, generator: Any, way: str) -> Draft:
     """gamma tokens, each drawn from the row of the one before, or its most likely token."""
     tokens: list[int] = []
     rows: list[Tensor] = []
     for _ in range(structure.gamma):
         rows.append(q[tokens[-1] if tokens else root])
-        tokens.append(int(sample(rows[-1], generator)) if sampled else int(rows[-1].argmax()))
+        tokens.append(int(rows[-1].argmax()) if way == "ranked" else int(sample(rows[-1], generator)))
     return Draft(
         torch.tensor(tokens, dtype=torch.long),
         chain_tree(len(tokens)),
-        torch.stack(rows) if sampled and rows else None,
+        torch.stack(rows) if way != "ranked" and rows else None,
     )
 
 
-FILL: dict[str, Callable[..., Draft]] = {"chain": fill_chain}
+def fill_branches(structure: Structure, q: Tensor, root: int, generator: Any, way: str) -> Draft:
+    def laws(tokens: Tensor, tree: Tree, nodes: Sequence[int]) -> Tensor:
+        return q[[root if node < 0 else int(tokens[node]) for node in nodes]]
+
+    return grow(structure, laws, way, "table", generator)
+
+
+FILL: dict[str, Callable[..., Draft]] = {"chain": fill_chain, "rows": fill_branches, "tree": fill_branches}
+# How nodes get their tokens: with repeats, all different, or the most likely ones as point masses.
+WAYS = {name: ["independent", "without_replacement", "ranked"] for name in FILL} | {"chain": ["independent", "ranked"]}
+REFUSED = ("k_seq", "without_replacement")
 
 
 class TableDrafter(Drafter):
     """Fills any structure of `FILL` from a Markov law q [V, V]."""
 
-    def __init__(self, q: Tensor, sampled: bool) -> None:
-        self.q, self.sampled = q, sampled
+    def __init__(self, q: Tensor, way: str = "independent") -> None:
+        self.q, self.way = q, way
 
     def start(self, prompt: Sequence[int], capacity: int, generator: Any = None, reference: Any = None) -> None:
         self.root, self.generator = prompt[-1], generator
@@ -55,11 +70,18 @@ class TableDrafter(Drafter):
         self.root = tokens[-1]
 
     def draft(self, structure: Structure) -> Draft:
-        return FILL[structure.name](structure, self.q, self.root, self.generator, self.sampled)
+        return FILL[structure.name](structure, self.q, self.root, self.generator, self.way)
 
 
 def make_structure(name: str, gamma: int) -> Structure:
-    return structures.build({"name": name, "gamma": gamma})
+    """As the fixture, with two rows where they are long."""
+    if name == "chain":
+        return structures.build({"name": name, "gamma": gamma})
+    if name == "rows":
+        return structures.build({"name": name, "k": 3 if gamma == 1 else 2, "w": gamma, "budget": 100})
+    parents = [-1, -1, *(2 * level for level in range(gamma - 1) for _ in range(2))]
+    sizes = {"nodes": len(parents), "depth": gamma}
+    return structures.build({"name": name, "parents": parents, "file": None, "accuracy": None, **sizes})
 
 
 LOSSLESS = [
@@ -75,6 +97,14 @@ AT_TEMPERATURES = [
     for verifier, structure in LOSSLESS
     for temperature in TEMPERATURES
     if temperature == 0 or not verifiers.get(verifier).greedy_only
+    if structure == "chain" and (verifier != "k_seq" or temperature == 1)  # the same function as speculative sampling
+]
+BRANCHING = [
+    (verifier, structure, way)
+    for verifier, structure in LOSSLESS
+    if structure != "chain"
+    for way in WAYS.get(structure, ())
+    if (verifier, way) != REFUSED
 ]
 CUTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # how p and q are cut
     "uncut": ({}, {}),
@@ -134,12 +164,12 @@ def target_law(target: Any) -> np.ndarray:
     return np.stack(rows)
 
 
-def bias(enumeration, target, drafter, verifier, structure, rounds=1) -> float:
-    """Largest error of the joint law of a whole round's (or several rounds') tokens, over all roots."""
+def bias(enumeration, target, drafter, verifier, structure, rounds=1, roots=None) -> float:
+    """Largest error of the joint law of a whole round's (or several rounds') tokens, over all roots or the given."""
     p = target_law(target)
     length = rounds * (structure.gamma + 1)
     worst = 0.0
-    for root in range(target.vocab_size):
+    for root in range(target.vocab_size) if roots is None else roots:
         law = round_law(enumeration, target, drafter, verifier, structure, root, rounds)
         worst = max(worst, float(np.abs(completed(law, p, length) - continuation(p, root, length)).max()))
     return worst
@@ -163,23 +193,41 @@ def test_there_is_a_way_to_enumerate(verifier, structure):
 
 @pytest.mark.parametrize("cut", CUTS)
 @pytest.mark.parametrize("gamma", [1, 2, 3])
-@pytest.mark.parametrize("sampled", [True, False], ids=["sampled", "deterministic"])
+@pytest.mark.parametrize("way", WAYS["chain"])
 @pytest.mark.parametrize(("verifier", "structure", "temperature"), AT_TEMPERATURES)
 def test_a_whole_round_has_the_targets_law(
-    enumeration, table, random_law, verifier, structure, sampled, gamma, temperature, cut
+    enumeration, table, random_law, verifier, structure, way, gamma, temperature, cut
 ):
     rule = verifiers.build({"name": verifier})
     target, q = pair(table, random_law, 3 if gamma > 2 else 4, temperature, cut)
     shape = make_structure(structure, gamma)
-    assert bias(enumeration, target, TableDrafter(q, sampled), rule, shape) < EXACT
+    assert bias(enumeration, target, TableDrafter(q, way), rule, shape) < EXACT
+
+
+@pytest.mark.parametrize("cut", CUTS)
+@pytest.mark.parametrize(("verifier", "structure", "way"), BRANCHING)
+def test_siblings_leave_the_targets_law(enumeration, table, random_law, verifier, structure, way, cut):
+    rule = verifiers.build({"name": verifier})
+    target, q = pair(table, random_law, 4, 0.0 if rule.greedy_only else 1.0, cut)
+    shape = make_structure(structure, 1)
+    assert bias(enumeration, target, TableDrafter(q, way), rule, shape, roots=[3]) < EXACT
+
+
+@pytest.mark.parametrize(("size", "root", "cut"), [(2, 0, "uncut"), (2, 1, "uncut"), (3, 2, "top_k")])
+@pytest.mark.parametrize(("verifier", "structure", "way"), BRANCHING)
+def test_branches_leave_the_targets_law(enumeration, table, random_law, verifier, structure, way, size, root, cut):
+    rule = verifiers.build({"name": verifier})
+    target, q = pair(table, random_law, size, 0.0 if rule.greedy_only else 1.0, cut)
+    shape = make_structure(structure, 2)
+    assert bias(enumeration, target, TableDrafter(q, way), rule, shape, roots=[root]) < EXACT
 
 
 @pytest.mark.parametrize(("size", "gamma"), [(3, 1), (2, 2)])
-@pytest.mark.parametrize(("verifier", "structure"), LOSSLESS)
-def test_two_rounds_have_the_targets_law(enumeration, table, random_law, verifier, structure, size, gamma):
+@pytest.mark.parametrize("verifier", [verifier for verifier, structure in LOSSLESS if structure == "chain"])
+def test_two_rounds_have_the_targets_law(enumeration, table, random_law, verifier, size, gamma):
     rule = verifiers.build({"name": verifier})
     target, q = pair(table, random_law, size, 0.0 if rule.greedy_only else 1.0, "uncut")
-    assert bias(enumeration, target, TableDrafter(q, True), rule, make_structure(structure, gamma), rounds=2) < EXACT
+    assert bias(enumeration, target, TableDrafter(q), rule, make_structure("chain", gamma), rounds=2) < EXACT
 
 
 def test_supports_are_unequal_where_they_should_be(table, random_law):
@@ -214,20 +262,30 @@ def generated_law(enumeration, target, drafter, verifier, structure, prompt, len
     return total
 
 
-@pytest.mark.parametrize(("size", "gamma", "length"), [(3, 1, 3), (2, 2, 4), (2, 3, 3)])
-@pytest.mark.parametrize("sampled", [True, False], ids=["sampled", "deterministic"])
-@pytest.mark.parametrize(("verifier", "structure"), LOSSLESS)
-def test_the_loop_writes_the_targets_law(
-    enumeration, table, random_law, verifier, structure, sampled, size, gamma, length
-):
+LOOPS = [
+    (verifier, structure, way, *sizes)
+    for verifier, structure in LOSSLESS
+    for way in WAYS.get(structure, ())
+    for sizes in ([(3, 1, 3), (2, 2, 4), (2, 3, 3)] if structure == "chain" else [(2, 2, 3)])
+    if structure == "chain" or (verifier, way) != REFUSED
+]
+
+
+@pytest.mark.parametrize(("verifier", "structure", "way", "size", "gamma", "length"), LOOPS)
+def test_the_loop_writes_the_targets_law(enumeration, table, random_law, verifier, structure, way, size, gamma, length):
     rule = verifiers.build({"name": verifier})
     target, q = pair(table, random_law, size, 0.0 if rule.greedy_only else 1.0, "uncut")
     shape = make_structure(structure, gamma)
-    law = generated_law(enumeration, target, TableDrafter(q, sampled), rule, shape, [1], length)
+    law = generated_law(enumeration, target, TableDrafter(q, way), rule, shape, [1], length)
     assert np.abs(law - continuation(target_law(target), 1, length)).max() < EXACT
 
 
-LOOKS_UP = [name for name in drafters.names() if drafters.get(name).lossless and not drafters.get(name).needs_reference]
+LOOKS_UP = [
+    name
+    for name in drafters.names()
+    if drafters.get(name).lossless
+    if not drafters.get(name).needs_reference and name != "recorded"  # these are for greedy runs, tested elsewhere
+]
 
 
 @pytest.mark.parametrize("drafter", LOOKS_UP)
@@ -235,17 +293,20 @@ LOOKS_UP = [name for name in drafters.names() if drafters.get(name).lossless and
 def test_registered_drafters_leave_the_law_alone(
     enumeration, table, random_law, drafter_values, verifier, structure, drafter
 ):
-    """With a prompt that n-grams match; drafters that read a recorded text are for greedy runs, tested
-    elsewhere.
+    """With a prompt that n-grams match. Four tokens of a chain; three of a draft that branches, whose first round is
+    then two deep. Independent siblings are under test with the drafters that draw them.
     """
     if structure not in drafters.get(drafter).fills:
         pytest.skip(f"{drafter} does not fill {structure}")
     rule = verifiers.build({"name": verifier})
+    values = drafter_values(drafter, 3)
+    if verifier == "k_seq" and ("siblings" in values or structure == "chain"):
+        pytest.skip("draws are without replacement, or as in speculative sampling")
     target = table(random_law(3, 5), temperature=0.0 if rule.greedy_only else 1.0)
-    proposes = drafters.build(drafter_values(drafter, 3), target=target)
-    prompt = [0, 1, 2, 0, 1, 1, 0, 1]
-    law = generated_law(enumeration, target, proposes, rule, make_structure(structure, 2), prompt, 4)
-    assert np.abs(law - continuation(target_law(target), 1, 4)).max() < EXACT
+    proposes = drafters.build(values, target=target)
+    prompt, length = [0, 1, 2, 0, 1, 1, 0, 1], 4 if structure == "chain" else 3
+    law = generated_law(enumeration, target, proposes, rule, make_structure(structure, 2), prompt, length)
+    assert np.abs(law - continuation(target_law(target), 1, length)).max() < EXACT
 
 
 # The harness itself: it must see a bias, and the numbers it gives must be the known ones.
@@ -284,7 +345,7 @@ class Biased(Verifier):
 @pytest.mark.parametrize("mistake", ["residual_is_p", "wrong_q", "inverted", "lenient"])
 def test_a_biased_rule_is_caught(enumeration, table, random_law, mistake):
     target, q = pair(table, random_law, 3, 1.0, "uncut")
-    drafter, shape = TableDrafter(q, True), make_structure("chain", 2)
+    drafter, shape = TableDrafter(q), make_structure("chain", 2)
     assert bias(enumeration, target, drafter, Biased(""), shape) < EXACT
     assert bias(enumeration, target, drafter, Biased(mistake), shape) > 1e-3
 
@@ -299,7 +360,7 @@ def test_a_draft_that_reports_another_q_is_caught(enumeration, table, random_law
 
     target, q = pair(table, random_law, 3, 1.0, "uncut")
     rule = verifiers.build({"name": "speculative_sampling"})
-    assert bias(enumeration, target, Swapped(q, True), rule, make_structure("chain", 2)) > 1e-2
+    assert bias(enumeration, target, Swapped(q), rule, make_structure("chain", 2)) > 1e-2
 
 
 def test_randomness_outside_the_harness_is_caught(enumeration, table):
@@ -314,7 +375,7 @@ def test_randomness_outside_the_harness_is_caught(enumeration, table):
 
     target = table([[0.5, 0.5], [0.5, 0.5]], temperature=1.0)
     drafter, shape = (
-        TableDrafter(torch.tensor([[0.6, 0.4], [0.4, 0.6]]).double(), True),
+        TableDrafter(torch.tensor([[0.6, 0.4], [0.4, 0.6]]).double()),
         make_structure("chain", 1),
     )
     for rule in (Sneaky(""), Global("")):
@@ -326,7 +387,7 @@ def expected_accepted(enumeration, table, p, q, gamma, root) -> float:
     law = round_law(
         enumeration,
         table(p, temperature=1.0),
-        TableDrafter(torch.tensor(q, dtype=torch.float64), True),
+        TableDrafter(torch.tensor(q, dtype=torch.float64)),
         verifiers.build({"name": "speculative_sampling"}),
         make_structure("chain", gamma),
         root,
@@ -356,7 +417,7 @@ def test_the_law_of_one_rejection(enumeration, table):
     law = round_law(
         enumeration,
         table(p, temperature=1.0),
-        TableDrafter(q, True),
+        TableDrafter(q),
         verifiers.build({"name": "speculative_sampling"}),
         make_structure("chain", 1),
         0,
@@ -366,20 +427,85 @@ def test_the_law_of_one_rejection(enumeration, table):
     assert rejected == pytest.approx({0: 0.35 * 6 / 7, 2: 0.35 / 7}, abs=EXACT)
 
 
+P, Q = [0.5, 0.3, 0.15, 0.05], [0.2, 0.5, 0.1, 0.2]  # of THEORY 1's table
+RULES = [
+    ("speculative_sampling", "independent", multi_draft.multi_round, [0.755, 0.819]),
+    ("speculative_sampling", "without_replacement", multi_draft.without_replacement, [0.814821, 0.939048, 1.0]),
+    ("k_seq", "independent", multi_draft.k_seq, [0.788098, 0.858519]),
+]
+
+
+@pytest.mark.parametrize(("verifier", "way", "theory", "expected"), RULES, ids=[" ".join(case[:2]) for case in RULES])
+def test_the_chance_that_one_of_several_drafts_is_accepted(enumeration, table, verifier, way, theory, expected):
+    """THEORY 1's table, through the real rules; `specdec.theory` computes it another way."""
+    target, q = table([P] * 4, temperature=1.0), torch.tensor([Q] * 4, dtype=torch.float64)
+    for drafts, chance in enumerate(expected, start=2):
+        shape = structures.build({"name": "rows", "k": drafts, "w": 1, "budget": 8})
+        rule = verifiers.build({"name": verifier})
+        law = round_law(enumeration, target, TableDrafter(q, way), rule, shape, 0)
+        accepted = sum(weight for committed, weight in law.items() if len(committed) == 2)
+        assert accepted == pytest.approx(chance, abs=1e-6)
+        assert accepted == pytest.approx(theory(P, Q, drafts).acceptance, abs=1e-9)
+        first = [sum(weight for committed, weight in law.items() if committed[0] == token) for token in range(4)]
+        assert first == pytest.approx(P, abs=EXACT)
+
+
+def test_independent_tests_with_one_residual_are_caught(enumeration, table):
+    """THEORY 1: the tempting rule, which leaves p as it is between the tests, emits another law."""
+
+    class Naive(Verifier):
+        lossless, handles = True, frozenset({"rows"})
+
+        def __init__(self) -> None:
+            pass
+
+        def accept(self, draft: Draft, p: Tensor, generator: torch.Generator | None) -> Acceptance:
+            tokens = tuple(draft.tokens.tolist())
+            for child in draft.tests[0]:
+                if torch.rand((), generator=generator) * draft.q[child, tokens[child]] < p[0, tokens[child]]:
+                    return Acceptance((child,), int(sample(p[child + 1], generator)), False, tokens)
+            return Acceptance((), int(sample(residual(p[0], draft.q[0]), generator)), True, tokens)
+
+    target, q = table([P] * 4, temperature=1.0), torch.tensor([Q] * 4, dtype=torch.float64)
+    shape = structures.build({"name": "rows", "k": 2, "w": 1, "budget": 8})
+    law = round_law(enumeration, target, TableDrafter(q), Naive(), shape, 0)
+    first = [sum(weight for committed, weight in law.items() if committed[0] == token) for token in range(4)]
+    assert first == pytest.approx([0.375, 0.405, 0.1525, 0.0675], abs=EXACT)
+    assert bias(enumeration, target, TableDrafter(q), Naive(), shape) > 1e-2
+
+
+@pytest.mark.parametrize("way", ["independent", "without_replacement"])
+def test_a_sibling_that_reports_another_q_is_caught(enumeration, table, random_law, way):
+    """Drawn without replacement and told as if it were from the whole law, or the reverse."""
+
+    class Swapped(TableDrafter):
+        def draft(self, structure: Structure) -> Draft:
+            draft = super().draft(structure)
+            q = draft.q[:1].expand(len(draft), -1).clone()
+            if self.way == "independent":
+                q[1:, draft.tokens[0]] = 0.0
+            return Draft(draft.tokens, draft.tree, q / q.sum(-1, keepdim=True), draws=draft.draws)
+
+    target, q = pair(table, random_law, 4, 1.0, "uncut")
+    rule = verifiers.build({"name": "speculative_sampling"})
+    assert bias(enumeration, target, Swapped(q, way), rule, make_structure("tree", 1)) > 1e-3
+
+
 @pytest.mark.parametrize("verifier", [name for name in verifiers.names() if verifiers.get(name).lossless])
 def test_the_greedy_form_decides_as_the_rule_does_where_p_is_one_hot(table, random_law, group_values, verifier):
     """The run uses it at temperature 0; also for drafts whose q is not one-hot."""
     rule = verifiers.build(group_values("verifier", verifier))
     target, q = table(random_law(4, 5), temperature=0.0), random_law(4, 6)
     generator = torch.Generator().manual_seed(1)
-    accepted = set()
-    for root in range(4):
-        for sampled in (True, False):
-            for _ in range(8):
+    ways = [(structure, way) for name, structure in LOSSLESS if name == verifier for way in WAYS[structure]]
+    for structure, way in ways:
+        accepted = set()
+        for root in range(4):
+            for _ in range(0 if (verifier, way) == REFUSED and structure != "chain" else 8):
                 target.start([root], 0)
-                draft = fill_chain(make_structure("chain", 3), q, root, generator, sampled)
+                draft = FILL[structure](make_structure(structure, 3), q, root, generator, way)
                 p = target.verify(draft)
                 decision = rule.for_greedy().accept(draft, p, None)
                 assert decision == rule.accept(draft, p, generator)
                 accepted.add(len(decision.path))
-    assert len(accepted) > 1
+        assert len(accepted) > 1 or (verifier, way) == REFUSED

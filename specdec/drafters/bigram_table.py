@@ -1,0 +1,217 @@
+"""What a language model says after every single token: tabulated in one batched pass over the vocabulary, kept in a
+file. Knows neither configuration nor drafting.
+"""
+
+import hashlib
+import json
+import logging
+import os
+import zlib
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+from torch import Tensor
+
+from specdec.errors import ModelLoadError
+from specdec.progress import progress_bar
+
+logger = logging.getLogger(__name__)
+
+_FORMAT = "specdec bigram table 1"
+
+
+@dataclass(frozen=True)
+class Form:
+    """What a table holds, apart from the weights that it is made of.
+
+    Attributes:
+        dtype: that the model computes in.
+        begin: token in front of every x; None where x stands alone.
+        k: tokens ranked after each.
+        extended: of these k, how many are continued by greedy decoding; 0 for none.
+        width: tokens of a continuation, the first, y, included.
+    """
+
+    dtype: str
+    begin: int | None
+    k: int
+    extended: int
+    width: int
+
+
+@dataclass(frozen=True)
+class BigramTable:
+    """
+    Attributes:
+        first: [V, k] int32, the most likely tokens y after each x, best first, equals in the order of their numbers.
+        rest: [V, extended, width - 1] int32, what greedy decoding writes after x y.
+    """
+
+    first: np.ndarray
+    rest: np.ndarray
+
+    def save(self, path: Path, weights: str, form: Form) -> None:
+        """Write the table; a reader never sees half a file."""
+        arrays = vars(self)
+        checksums = {name: _checksum(array) for name, array in arrays.items()}
+        metadata = {"format": _FORMAT, "weights": weights, "form": _text(form), "checksums": json.dumps(checksums)}
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part = path.with_name(f"{path.name}.{os.getpid()}.part")
+        try:
+            save_file(arrays, part, metadata)
+            os.replace(part, path)
+        finally:
+            part.unlink(missing_ok=True)
+
+    @classmethod
+    def load(cls, path: Path, weights: str, form: Form) -> "BigramTable":
+        """Read what `save` wrote.
+
+        Raises:
+            ValueError: the file is damaged, or was made from other weights or in another form; says which.
+        """
+        try:
+            with safe_open(path, framework="numpy") as stored:
+                metadata = stored.metadata() or {}
+                arrays = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118
+        except SafetensorError as error:
+            raise ValueError(f"is damaged ({error})") from None
+        if metadata.get("format") != _FORMAT:
+            raise ValueError(f"is damaged (its format is not {_FORMAT!r})")
+        if metadata["weights"] != weights:
+            raise ValueError("was made from other weights")
+        if metadata["form"] != _text(form):
+            raise ValueError("was made in another form")
+        if {name: _checksum(array) for name, array in arrays.items()} != json.loads(metadata["checksums"]):
+            raise ValueError("is damaged (its checksums do not fit)")
+        return cls(**arrays)
+
+
+def kept_table(folder: Path, weights: str, form: Form, make: Callable[[], BigramTable]) -> BigramTable:
+    """The table from `folder`, where it is named by the hash of the weights and its form; made and kept where it is
+    not. One that does not fit is made again, which is said.
+
+    Raises:
+        OSError: it cannot be read or written.
+    """
+    name = hashlib.sha256(f"{_FORMAT}/{weights}/{_text(form)}".encode()).hexdigest()[:16]
+    path = folder / f"{name}.safetensors"
+    if path.exists():
+        try:
+            return BigramTable.load(path, weights, form)
+        except ValueError as error:
+            logger.warning("The bigram table %s %s: it is made again.", path, error)
+    table = make()
+    table.save(path, weights, form)
+    return table
+
+
+def weights_hash(model: Any) -> str:
+    """sha256 over names and values of the parameters in memory, for weights that no file or commit stands for."""
+    digest = hashlib.sha256()
+    for name, weight in model.named_parameters():
+        digest.update(f"{name}{tuple(weight.shape)}{weight.dtype}".encode())
+        digest.update(weight.detach().contiguous().view(-1).view(torch.uint8).cpu().numpy().data)
+    return digest.hexdigest()
+
+
+@torch.inference_mode()
+def tabulate(model: Any, name: str, form: Form, batch_size: int) -> BigramTable:
+    """One call of the model for each `batch_size` tokens of the vocabulary, positions from 0; where continuations are
+    asked for, `width` - 1 more calls for each `batch_size` pairs.
+
+    Raises:
+        ModelLoadError: logits that are not finite.
+    """
+    size: int = model.config.get_text_config().vocab_size
+    batches = torch.arange(size, device=model.device).split(batch_size)
+    begin = [] if form.begin is None else [torch.tensor(form.begin, device=model.device)]
+    k = min(form.k, size)
+
+    def inputs(*columns: Tensor) -> Tensor:
+        return torch.stack([*(token.expand_as(columns[0]) for token in begin), *columns], dim=-1)  # [B, S]
+
+    first: list[Tensor] = []
+    rest: list[Tensor] = []
+    with progress_bar() as progress:
+        bar = progress.add_task("model bigram", total=size)
+        for tokens in batches:
+            logits = model(input_ids=inputs(tokens), use_cache=False).logits[:, -1]  # [B, V]
+            if not torch.isfinite(logits.max(dim=-1).values).all():
+                raise ModelLoadError(
+                    f"No bigram table can be made of {name}: its logits are not finite; try another dtype, as float32."
+                )
+            first.append(top_tokens(logits, k))
+            progress.advance(bar, len(tokens))
+        ranked = torch.cat(first)  # [V, k]
+        extended = min(form.extended, k) if form.width > 1 else 0
+        if extended:
+            pairs = inputs(torch.arange(size, device=model.device).repeat_interleave(extended), _flat(ranked, extended))
+            bar = progress.add_task("its continuations", total=len(pairs))
+            for batch in pairs.split(batch_size):
+                rest.append(continued(model, batch, form.width - 1))
+                progress.advance(bar, len(batch))
+    continuations = torch.cat(rest) if rest else torch.empty(0, dtype=torch.long)
+    shape = (size, extended, form.width - 1 if extended else 0)
+    return BigramTable(_int32(ranked), _int32(continuations).reshape(shape))
+
+
+def tabulate_law(law: Callable[[list[int]], Tensor], size: int, form: Form) -> BigramTable:
+    """The same from any law, one context at a time; `law(tokens)` gives the logits [V] after them."""
+    first = top_tokens(torch.stack([law([token]) for token in range(size)]), min(form.k, size))
+    extended = min(form.extended, first.shape[1]) if form.width > 1 else 0
+    rest = np.zeros((size, extended, form.width - 1 if extended else 0), dtype=np.int32)
+    for token in range(size):
+        for rank in range(extended):
+            text = [token, int(first[token, rank])]
+            while len(text) < form.width + 1:
+                text.append(int(law(text).max(dim=-1).indices))
+            rest[token, rank] = text[2:]
+    return BigramTable(_int32(first), rest)
+
+
+def top_tokens(logits: Tensor, k: int) -> Tensor:
+    """The k largest of each row [B, V] -> [B, k], best first, equals in the order of their numbers.
+
+    `topk` picks among equals as it likes, and equals are common in 16-bit, so only its smallest value is used.
+    """
+    smallest = logits.topk(k, dim=-1).values[:, -1:]
+    above, tied = logits > smallest, logits == smallest
+    kept = above | (tied & (tied.cumsum(-1) <= k - above.sum(-1, keepdim=True)))
+    tokens = kept.nonzero()[:, 1].reshape(len(logits), k)
+    order = logits.gather(-1, tokens).sort(dim=-1, descending=True, stable=True).indices
+    return tokens.gather(-1, order)
+
+
+def continued(model: Any, tokens: Tensor, count: int) -> Tensor:
+    """Greedy decoding of `count` tokens after each row of `tokens` [B, S] -> [B, count]."""
+    written: list[Tensor] = []
+    cache = None
+    while True:
+        output = model(input_ids=tokens, past_key_values=cache, use_cache=True)
+        tokens, cache = output.logits[:, -1].max(dim=-1, keepdim=True).indices, output.past_key_values
+        written.append(tokens)
+        if len(written) == count:
+            return torch.cat(written, dim=-1)
+
+
+def _flat(ranked: Tensor, count: int) -> Tensor:
+    return ranked[:, :count].reshape(-1)
+
+
+def _int32(tokens: Tensor) -> np.ndarray:
+    return tokens.cpu().numpy().astype(np.int32)
+
+
+def _text(form: Form) -> str:
+    return json.dumps(asdict(form))
+
+
+def _checksum(array: np.ndarray) -> int:
+    return zlib.crc32(np.ascontiguousarray(array).data)

@@ -1,0 +1,147 @@
+"""Rows shared out between strategies: what the context offers first, then what the model's own bigram does."""
+
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
+
+import torch
+from pydantic import Field, field_validator
+
+from specdec.config import typed
+from specdec.drafters.base import drafters
+from specdec.drafters.lookup import NOTHING, Lookup, Proposal, filled, merged
+from specdec.drafters.model_tables import TokenLookup
+from specdec.drafters.nested import named_below
+from specdec.drafters.ngram import Matches, Ngram
+from specdec.errors import UsageError
+from specdec.records import Source
+from specdec.structures.base import Structure
+from specdec.structures.chain import Chain
+from specdec.structures.rows import Rows
+
+if TYPE_CHECKING:
+    from specdec.targets.base import Target
+
+
+def _checked(place: str, values: dict[str, Any], needed: type, what: str) -> dict[str, Any]:
+    with named_below(place):
+        drafters.config(values)
+    if not issubclass(drafters.get(values["name"]), needed):
+        raise UsageError(f"Bad value drafter.{place}.name={values['name']}: it should be {what}.")
+    return values
+
+
+@typed
+class MixedConfig:
+    name: Literal["mixed"]
+    context: dict[str, Any]
+    bigram: dict[str, Any]
+    context_rows: Annotated[int, Field(ge=0)] | None
+    fill: bool
+
+    # Both before any weight is read. Raises UsageError.
+    @field_validator("context")
+    @classmethod
+    def _context_matches(cls, context: dict[str, Any]) -> dict[str, Any]:
+        return _checked("context", context, Ngram, "ngram")
+
+    @field_validator("bigram")
+    @classmethod
+    def _bigram_ranks(cls, bigram: dict[str, Any]) -> dict[str, Any]:
+        return _checked("bigram", bigram, TokenLookup, "model_bigram or model_unigram")
+
+
+@drafters.register("mixed")
+class Mixed(Lookup):
+    """Context n-grams and the extended model bigram in one draft (N-Grammys 2411.03786, section 4).
+
+    Of k rows, the context has as many as it finds, at most `context_rows`; the bigram has the rest, so that the shares
+    vary from step to step. Without `fill` they are fixed: rows that the context leaves stay empty. A row that is
+    there already is dropped, and the next one takes its place. A chain is the first row. In a tree the siblings
+    are shared out in the same way: the tokens that followed the matches which agree with the path, then those that
+    the bigram ranks first after the parent.
+
+    The rank of a row is the one that its strategy gave it, of a tree's node its place among its siblings.
+    Deterministic (q is a point mass); costs and needs what its two parts do.
+    """
+
+    fills = frozenset({"chain", "rows", "tree"})
+    replay = "copying"
+
+    def __init__(self, config: MixedConfig, target: "Target") -> None:
+        super().__init__(target)
+        if config.context_rows is None and not config.fill:
+            raise UsageError(
+                "Bad value drafter.fill=false: fixed shares need a drafter.context_rows, how many are the context's."
+            )
+        self._context_rows, self._fill = config.context_rows, config.fill
+        with named_below("context"):
+            self.context = cast(Ngram, drafters.build(config.context, target=target))
+        with named_below("bigram"):
+            self.bigram = cast(TokenLookup, drafters.build(config.bigram, target=target))
+        self.vocab_size = self.bigram.vocab_size
+        self._last = 0
+
+    def start(
+        self,
+        prompt: Sequence[int],
+        capacity: int,
+        generator: torch.Generator | None = None,
+        reference: Sequence[int] | None = None,
+    ) -> None:
+        self.context.start(prompt, capacity)
+        self._last = prompt[-1]
+
+    def commit(self, tokens: Sequence[int]) -> None:
+        self.context.commit(tokens)
+        self._last = tokens[-1]
+
+    def propose(self, structure: Structure) -> Proposal:
+        if structure.gamma == 0:
+            return NOTHING
+        if isinstance(structure, Chain):
+            if self._share(1):
+                proposal = self.context.propose(structure)
+                if proposal.tokens or not self._fill:
+                    return proposal
+            return merged(self._bigram_rows(1, structure.gamma, ()))
+        if isinstance(structure, Rows):
+            return merged(self._rows(structure.k, structure.gamma))
+        return filled(structure.tree, (self._last, self.context.matches()), self._siblings)
+
+    def _share(self, count: int) -> int:
+        """How many of `count` rows, or siblings, the context may have."""
+        return count if self._context_rows is None else min(count, self._context_rows)
+
+    def _rest(self, count: int, found: int) -> int:
+        """How many the bigram may have, where the context has found so many."""
+        return count - (found if self._fill else self._share(count))
+
+    def _rows(self, k: int, w: int) -> Iterator[tuple[tuple[int, ...], Source]]:
+        rows = self.context.rows(self._share(k), w) if self._share(k) else []
+        for rank, row in enumerate(rows):
+            yield row, Source("ngram", rank)
+        yield from self._bigram_rows(self._rest(k, len(rows)), w, rows)
+
+    def _bigram_rows(
+        self, k: int, w: int, taken: Sequence[tuple[int, ...]]
+    ) -> Iterator[tuple[tuple[int, ...], Source]]:
+        if k:
+            ranked = enumerate(self.bigram.rows(self._last, k + len(taken), w))
+            fresh = ((row, Source(self.bigram.strategy, rank)) for rank, row in ranked if row not in taken)
+            yield from islice(fresh, k)
+
+    def _siblings(self, place: tuple[int, Matches], count: int) -> Iterator[tuple[int, str, tuple[int, Matches]]]:
+        parent, matches = place
+        following = self.context.following(matches)
+        taken = list(islice(following, self._share(count)))
+        for token in taken:
+            yield token, "ngram", (token, following[token])
+        rest = self._rest(count, len(taken))
+        if rest:
+            ranked = self.bigram.ranked(parent, rest + len(taken))
+            for token in islice((token for token in ranked if token not in taken), rest):
+                yield token, self.bigram.strategy, (token, following.get(token, ()))
+
+    def describe(self) -> dict[str, Any]:
+        return self.bigram.describe()

@@ -1,0 +1,150 @@
+"""The target's own bigram: what it says after each single token of its vocabulary, tabulated once."""
+
+import logging
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import Field
+
+from specdec.config import AtLeastOne, typed
+from specdec.drafters.base import drafters
+from specdec.drafters.bigram_table import BigramTable, Form, kept_table, tabulate, tabulate_law, weights_hash
+from specdec.drafters.model_tables import ModelOf, TokenLookup, model_of
+from specdec.errors import UsageError
+from specdec.targets.loading import Dtype
+
+if TYPE_CHECKING:
+    from specdec.targets.base import Target
+
+logger = logging.getLogger(__name__)
+
+_LARGEST_LAW = 4096  # tokens of a target without a model, which is asked token by token
+
+
+@typed
+class ModelBigramConfig:
+    name: Literal["model_bigram"]
+    model: Annotated[str, Field(min_length=1)] | None
+    dtype: Dtype
+    begin: bool
+    k: AtLeastOne
+    extend: Literal["chain", "greedy"]
+    extend_k: AtLeastOne
+    extend_w: AtLeastOne
+    batch_size: AtLeastOne
+    cache_dir: Annotated[str, Field(min_length=1)] | None
+
+
+@drafters.register("model_bigram")
+class ModelBigram(TokenLookup):
+    """The k most likely tokens of p(. | x), x the last token, as the target itself says (N-Grammys 2411.03786), x
+    alone in the model's context unless `begin` puts its begin token in front.
+
+    Deterministic: q is a point mass. Further tokens of a row follow the table from token to token (`extend=chain`), or
+    are what greedy decoding writes after the pair, tabulated for the first `extend_k` of every token and `extend_w`
+    tokens of a row (`extend=greedy`); rows and tokens beyond are chained. Nodes of a tree take the rank that they have
+    among their siblings, after their parent. A draft costs a few list look-ups and no arithmetic of a model.
+
+    Needs the target's model, or `drafter.model` for a target that has none; a target with an explicit law of few tokens
+    is asked for it. Tables of models are kept in `cache_dir`. A chained chain depends on the text before each token
+    only, so its replay is position-wise; what was decoded from a pair depends on where the round began: copying.
+    """
+
+    strategy = "model_bigram"
+    replay: Literal["position", "copying"] | None = "position"
+
+    def __init__(self, config: ModelBigramConfig, target: "Target") -> None:
+        if config.extend == "greedy" and config.extend_k > config.k:
+            raise UsageError(
+                f"Bad value drafter.extend_k={config.extend_k}: it should be at most drafter.k={config.k}."
+            )
+        super().__init__(target)
+        if config.extend == "greedy":
+            self.replay = "copying"
+        source = model_of(config.model, config.dtype, target)
+        if source is None:
+            table, self._described = _of_law(config, target), {}
+        else:
+            table, self._described = _of_model(config, source), source.described
+        self._described = {**self._described, "bigram_tokens": int(table.first.shape[1]), "extend": config.extend}
+        self._ranked, self._rest = table.first, table.rest
+        self._next: list[int] = table.first[:, 0].tolist()  # the most likely token after each
+
+    def ranked(self, token: int, count: int) -> Sequence[int]:
+        return self._ranked[token, :count].tolist()
+
+    def rows(self, token: int, k: int, w: int) -> list[tuple[int, ...]]:
+        following = self._next
+        decoded = self._rest[token, :k, : w - 1].tolist()
+        rows = []
+        for rank, last in enumerate(self.ranked(token, k)):
+            row = [last]
+            if rank < len(decoded) and decoded[rank]:
+                row += decoded[rank]
+                last = row[-1]
+            for _ in range(w - len(row)):
+                last = following[last]
+                row.append(last)
+            rows.append(tuple(row))
+        return rows
+
+    def describe(self) -> dict[str, Any]:
+        return dict(self._described)
+
+
+def _of_model(config: ModelBigramConfig, source: ModelOf) -> BigramTable:
+    form = _form(config, source.described["dtype"], _begin(source) if config.begin else None)
+    make = partial(_tabulated, source, form, config.batch_size)
+    if config.cache_dir is None:
+        return make()
+    described = source.described
+    weights = described.get("sha256") or described.get("commit") or weights_hash(source.model)
+    try:
+        return kept_table(Path(config.cache_dir).expanduser(), weights, form, make)
+    except OSError as error:
+        raise UsageError(
+            f"Bad value drafter.cache_dir={config.cache_dir}: the bigram table cannot be kept there "
+            f"({error.strerror}); give another folder, or null to keep none."
+        ) from None
+
+
+def _tabulated(source: ModelOf, form: Form, batch_size: int) -> BigramTable:
+    logger.info("Tabulating p(. | x) of %s for every token x", source.name)
+    return tabulate(source.model, source.name, form, batch_size)
+
+
+def _of_law(config: ModelBigramConfig, target: "Target") -> BigramTable:
+    """Of a target without a model, from its own law; nothing is kept.
+
+    Raises:
+        UsageError: a recorded stream, which has no law; too large a vocabulary.
+    """
+    if target.vocab_size > _LARGEST_LAW:
+        raise UsageError(
+            f"Bad value drafter.model=null: the target has no model, and asking it about {target.vocab_size} tokens "
+            "one by one would take too long; give a drafter.model with the same tokens."
+        )
+    if config.begin:
+        raise UsageError("Bad value drafter.begin=true: a target without a model has no begin token; use false.")
+    form = _form(config, "law", None)
+    try:
+        return tabulate_law(lambda text: target.score(text, [])[-1], target.vocab_size, form)
+    except UsageError:
+        raise UsageError(
+            "Bad value drafter.model=null: the target has no model, and cannot say what follows a token on its own; "
+            "give a drafter.model with the same tokens."
+        ) from None
+
+
+def _form(config: ModelBigramConfig, dtype: str, begin: int | None) -> Form:
+    greedy = config.extend == "greedy"
+    return Form(dtype, begin, config.k, config.extend_k if greedy else 0, config.extend_w if greedy else 1)
+
+
+def _begin(source: ModelOf) -> int:
+    token = source.model.config.get_text_config().bos_token_id
+    if token is None:
+        raise UsageError(f"Bad value drafter.begin=true: {source.name} has no begin token; use false.")
+    return int(token)

@@ -1,0 +1,149 @@
+"""The target's own unigram: which tokens its embeddings favour whatever the text."""
+
+import logging
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from specdec.config import AtLeastOne, typed
+from specdec.drafters.base import drafters
+from specdec.drafters.model_tables import ModelOf, TokenLookup, model_of
+from specdec.drafters.ngram_corpus import Block, Corpus, open_corpus, tokenize
+from specdec.errors import UsageError
+from specdec.targets.loading import Dtype
+
+if TYPE_CHECKING:
+    from specdec.targets.base import Target
+
+logger = logging.getLogger(__name__)
+
+_CHUNK = 8192  # rows of an embedding that are widened at once
+
+
+@typed
+class ModelUnigramConfig:
+    name: Literal["model_unigram"]
+    model: Annotated[str, Field(min_length=1)] | None
+    dtype: Dtype
+    k: AtLeastOne
+    corpus: Annotated[str, Field(min_length=1)] | None
+    field: Annotated[str, Field(min_length=1)] | None
+    calibration: AtLeastOne
+
+
+@drafters.register("model_unigram")
+class ModelUnigram(TokenLookup):
+    """The same k tokens in every context: those whose output embeddings lie at one end of the mean's direction
+    (N-Grammys 2411.03786; THEORY 9). Which end is empirical: the one whose k tokens make up more of a calibration text.
+
+    Deterministic: q is a point mass. Row j begins with the token of rank j; all that follows, and the only child of
+    anything deeper in a row, is the token of rank 0, by the same rule; children of a tree's node are the first ranks
+    whoever the parent is. A draft costs nothing but copying; making the table, two passes over the embeddings and as
+    much of the corpus as `calibration` says. A proposal depends on nothing: replay is position-wise.
+
+    Attributes:
+        sign: the end of the ranking that is used: "smallest" scores first, or "largest".
+        hits: share of the calibration text among the k tokens of either end.
+    """
+
+    strategy = "model_unigram"
+    replay = "position"
+
+    def __init__(self, config: ModelUnigramConfig, target: "Target") -> None:
+        super().__init__(target)
+        source = model_of(config.model, config.dtype, target)
+        if source is None:
+            raise UsageError(
+                "Bad value drafter.model=null: the target has no model whose embeddings could be ranked; give a "
+                "drafter.model with the same tokens."
+            )
+        corpus = _Head(open_corpus(config.corpus, config.field), config.calibration)
+        text = tokenize(corpus, source.tokenizer, target.vocab_size)
+        ends = _ends(_scores_of(source), config.k)
+        self.hits = {sign: float(np.isin(text[text >= 0], tokens).mean()) for sign, tokens in ends.items()}
+        self.sign = max(ends, key=self.hits.__getitem__)  # the paper's, "smallest", of equals
+        self._tokens: list[int] = ends[self.sign].tolist()
+        self._described = {**source.described, "sign": self.sign, "hits": self.hits}
+        logger.info(
+            "Model unigram of %s: the %d %s scores make up %.1f%% of %s, the other end's %.1f%%",
+            source.name,
+            len(self._tokens),
+            self.sign,
+            100 * self.hits[self.sign],
+            corpus.name,
+            100 * min(self.hits.values()),
+        )
+
+    def ranked(self, token: int, count: int) -> Sequence[int]:
+        return self._tokens[:count]
+
+    def rows(self, token: int, k: int, w: int) -> list[tuple[int, ...]]:
+        rest = (self._tokens[0],) * (w - 1)
+        return [(first, *rest) for first in self._tokens[:k]]
+
+    def describe(self) -> dict[str, Any]:
+        return dict(self._described)
+
+
+def unigram_scores(u: Tensor, v: Tensor) -> Tensor:
+    """The mean output embedding's product with each output embedding under the metric G = V^T V / |X|, so that it is
+    the mean over tokens x of (mean u . v_x)(u_i . v_x); THEORY 9.
+
+    Args:
+        u, v: output and input embeddings, [X, D] each, of any float type.
+    Returns:
+        [X] float64.
+    """
+    mean = sum((chunk.sum(0) for chunk in _widened(u)), torch.zeros(())) / len(u)
+    # G as such is D x D; this is V^T (V mean) / |X|.
+    direction = sum((chunk.T @ (chunk @ mean) for chunk in _widened(v)), torch.zeros(())) / len(v)
+    return torch.cat([chunk @ direction for chunk in _widened(u)])
+
+
+def _widened(embedding: Tensor) -> Iterator[Tensor]:
+    return (chunk.double() for chunk in embedding.split(_CHUNK))
+
+
+def _scores_of(source: ModelOf) -> np.ndarray:
+    head = source.model.get_output_embeddings()
+    if head is None:
+        raise UsageError(f"Model {source.name} has no output embeddings to rank: use another drafter, as model_bigram.")
+    size = source.model.config.get_text_config().vocab_size
+    u, v = head.weight[:size], source.model.get_input_embeddings().weight[:size]
+    if u.shape != v.shape:
+        raise UsageError(
+            f"Model {source.name} cannot be ranked by its embeddings: the output's have {u.shape[1]} dimensions and "
+            f"the input's {v.shape[1]}; use another drafter, as model_bigram."
+        )
+    return unigram_scores(u, v).cpu().numpy()
+
+
+def _ends(scores: np.ndarray, k: int) -> dict[str, np.ndarray]:
+    """The k tokens at either end of the ranking, best first, equals in the order of their numbers."""
+    return {
+        "smallest": np.argsort(scores, kind="stable")[:k],
+        "largest": np.argsort(-scores, kind="stable")[:k],
+    }
+
+
+class _Head(Corpus):
+    """The blocks of a corpus up to the one in which `length` characters, or token ids, are reached."""
+
+    def __init__(self, corpus: Corpus, length: int) -> None:
+        self._corpus, self._length = corpus, length
+        self.name, self.size = corpus.name, min(corpus.size, length)
+
+    def digest(self) -> str:
+        return f"{self._corpus.digest()}/{self._length}"
+
+    def blocks(self) -> Iterator[Block]:
+        left = self._length
+        for block in self._corpus.blocks():
+            yield block
+            left -= len(block.content)
+            if left <= 0:
+                return

@@ -1,0 +1,133 @@
+"""A drafter of which only the accepted lengths were recorded: EAGLE or any other, without its model."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import torch
+from pydantic import Field
+
+from specdec.config import typed
+from specdec.drafters.base import drafters
+from specdec.drafters.lookup import NOTHING, Lookup, Proposal
+from specdec.errors import UsageError
+from specdec.measurement.cost_model import DraftCost
+from specdec.records import Source, chain_tree
+from specdec.streams import Stream, read_streams
+from specdec.structures.base import Structure
+
+if TYPE_CHECKING:
+    from specdec.targets.base import Target
+
+
+@typed
+class RecordedConfig:
+    name: Literal["recorded"]
+    path: Annotated[str, Field(min_length=1)] | None
+    field: Annotated[str, Field(min_length=1)] | None
+    fixed_ms: Annotated[float, Field(ge=0.0)] | None
+    step_ms: Annotated[float, Field(ge=0.0)] | None
+
+
+@drafters.register("recorded")
+class RecordedLengths(Lookup):
+    """Proposes gamma tokens of which exactly min(length - 1, gamma) are the recorded text's, where `length` was
+    recorded for the position at which the round begins (the target's own token is counted, as public traces do), and
+    the others are wrong. So a replay takes the rounds that `analysis.import_accepted_lengths` walks.
+
+    Deterministic (q is a point mass). Lengths are those of the streams of target=replay, or of a file of its own. A
+    prompt that the file does not have gets no proposals. What was accepted depends on where the round began: the replay
+    is the copying one.
+
+    Attributes:
+        cost: of a draft where time is simulated; None leaves it to the cost model.
+    """
+
+    fills = frozenset({"chain"})
+    replay = "copying"
+
+    def __init__(self, config: RecordedConfig, target: "Target") -> None:
+        """
+        Raises:
+            UsageError: no streams with accepted lengths of that name.
+        """
+        super().__init__(target)
+        streams = _streams(config, target)
+        self._field = _chosen(streams, config.field)
+        self._by_prompt: dict[tuple[int, ...], Stream] = {}
+        for stream in streams:
+            self._by_prompt.setdefault(stream.prompt, stream)
+        self._size = target.vocab_size
+        self.cost = _cost(config)
+        self._text: tuple[int, ...] = ()
+        self._lengths: tuple[int, ...] = ()
+        self._position = 0
+
+    def start(
+        self,
+        prompt: Sequence[int],
+        capacity: int,
+        generator: torch.Generator | None = None,
+        reference: Sequence[int] | None = None,
+    ) -> None:
+        stream = self._by_prompt.get(tuple(prompt))
+        self._text = () if stream is None else stream.generated
+        self._lengths = () if stream is None else stream.accepted_lengths[self._field]
+        self._position = 0
+
+    def commit(self, tokens: Sequence[int]) -> None:
+        self._position += len(tokens)
+
+    def propose(self, structure: Structure) -> Proposal:
+        gamma = structure.gamma
+        if gamma == 0 or self._position >= len(self._text):
+            return NOTHING
+        right = min(self._lengths[self._position] - 1, gamma)
+        recorded = self._text[self._position : self._position + gamma]
+        # Shifted by one a token is always another one; beyond the record any will do.
+        wrong = tuple((token + 1) % self._size for token in recorded[right:])
+        tokens = recorded[:right] + wrong
+        tokens += (0,) * (gamma - len(tokens))
+        return Proposal(tokens, chain_tree(gamma), _source(self._field) * gamma)
+
+
+def _source(field: str) -> tuple[Source, ...]:
+    return (Source(field, 0),)
+
+
+def _streams(config: RecordedConfig, target: "Target") -> Sequence[Stream]:
+    from specdec.targets.replay import Replay
+
+    if config.path is not None:
+        return read_streams(config.path, target.vocab_size)
+    if not isinstance(target, Replay):
+        raise UsageError(
+            "Bad value drafter=recorded: it proposes what was recorded beside a text, so it needs the text; use "
+            "target=replay target.path=FILE."
+        )
+    return target.streams
+
+
+def _chosen(streams: Sequence[Stream], field: str | None) -> str:
+    """The name of the lengths that every stream has."""
+    names = sorted(set.intersection(*(set(stream.accepted_lengths) for stream in streams)))
+    if field in names:
+        return str(field)
+    said = f"those that every stream has are: {', '.join(names)}" if names else "not every stream has any"
+    if field is not None:
+        raise UsageError(f"Bad value drafter.field={field}: no accepted lengths of that name; {said}.")
+    if len(names) != 1:
+        raise UsageError(
+            f"Bad value drafter.field=null: it should say which accepted lengths to replay, such as acc_eagle in "
+            f'{{"acc_eagle": {{"acc_len": [...]}}}}; {said}.'
+        )
+    return names[0]
+
+
+def _cost(config: RecordedConfig) -> DraftCost | None:
+    if config.fixed_ms is None and config.step_ms is None:
+        return None
+    if config.fixed_ms is None or config.step_ms is None:
+        raise UsageError(
+            "Set both drafter.fixed_ms and drafter.step_ms, or neither: null takes both of the cost model."
+        )
+    return DraftCost(fixed_s=config.fixed_ms / 1000, step_s=config.step_ms / 1000)

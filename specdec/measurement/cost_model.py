@@ -1,0 +1,189 @@
+"""What a target call costs where nothing is run: the seconds of target=replay, by coefficients that were published
+(`conf/cost/`) or fitted by a run on some machine (`cost.json`, `calibration.json`). No torch.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from statistics import median
+from typing import Annotated, Any
+
+import yaml
+from pydantic import Field
+
+from specdec.config import AtLeastOne, typed, validated
+from specdec.errors import UsageError
+from specdec.registry import near_misses
+
+Seconds = Annotated[float, Field(ge=0.0)]
+
+
+@typed
+class DraftCost:
+    """Seconds of one draft: `fixed_s` once, and `step_s` for every token of depth."""
+
+    fixed_s: Seconds
+    step_s: Seconds
+
+    def seconds(self, depth: int) -> float:
+        return self.fixed_s + self.step_s * depth if depth else 0.0
+
+
+@typed
+class CostModel:
+    """t(rows, context, copies), seconds (THEORY 7, with the terms of `analysis.cost.CostModel`):
+
+        t = fixed_s + token_s x context + (reading, computing)
+        reading = weights_s + cached_s x context x copies
+        computing = rows' x (row_s + key_s x keys),  rows' = rows rounded up to whole tiles
+
+    `(reading, computing)` is the larger of the two where `overlap`, else their sum; keys are the tokens that a row
+    attends to, masked ones of its own batch row included.
+
+    Attributes:
+        name, source: what these coefficients are and where they come from.
+        lookup_s: of one draft of a drafter that looks tokens up.
+        draft: of a drafter that is a model.
+        overhead_s: accepting, committing and the rest, in every round of every method, the baseline's included.
+    """
+
+    name: str
+    source: str
+    fixed_s: Seconds
+    token_s: Seconds
+    weights_s: Seconds
+    cached_s: Seconds
+    row_s: Seconds
+    key_s: Seconds
+    tile: AtLeastOne
+    overlap: bool
+    lookup_s: Seconds
+    draft: DraftCost
+    overhead_s: Seconds
+
+    def seconds(self, rows: int, context: int, copies: int = 1) -> float:
+        """One call on `rows` rows in all, in `copies` batch rows that each read `context` cached tokens."""
+        reading = self.weights_s + self.cached_s * context * copies
+        computed = -(-rows // self.tile) * self.tile
+        computing = computed * (self.row_s + self.key_s * (context + computed / copies))
+        join = max(reading, computing) if self.overlap else reading + computing
+        return self.fixed_s + self.token_s * context + join
+
+
+def load_cost(name: str, folder: Path) -> CostModel:
+    """The cost model called `name`.
+
+    Args:
+        name: a YAML of `conf/cost/` without its ending; or a YAML of that form; or a run's output folder, or its
+            `cost.json` or `calibration.json`.
+        folder: of the cost models that come with specdec, `conf/cost`.
+    Raises:
+        UsageError: no such name or file, or what is wrong in it.
+    """
+    shipped = folder / f"{name}.yaml"
+    if shipped.is_file():
+        return _from_yaml(shipped)
+    path = Path(name).expanduser()
+    if path.is_dir():
+        return from_run(path)
+    if path.name in ("cost.json", "calibration.json"):
+        return from_run(path.parent)
+    if path.suffix in (".yaml", ".yml") and path.is_file():
+        return _from_yaml(path)
+    names = sorted(each.stem for each in folder.glob("*.yaml"))
+    raise UsageError(
+        f"Bad value target.cost={name}: no such cost model.{near_misses(name, names)} Give one of {', '.join(names)}, "
+        "a YAML file of that form, or the folder of a run."
+    )
+
+
+def from_run(folder: Path) -> CostModel:
+    """The cost model of the machine and model that a run measured, from what the run left in its output folder.
+
+    `cost.json` has the fitted t(n, context). Of a run without (measurement.cost_contexts=[]), t(n) is the straight line
+    through the median times of `calibration.json`, which knows one context only. Drafts: a line through the median
+    times of drafts of every depth there; rounds' overhead: what the run's rounds took beside draft and verification.
+
+    Raises:
+        UsageError: the folder has no calibration, or it cannot be read.
+    """
+    calibration = _json(folder / "calibration.json")
+    drafts = {int(depth): median(times) for depth, times in calibration["drafts"].items() if times}
+    draft_fixed, draft_step = _line(drafts)
+    source = f"measured by the run in {folder}"
+    rest = {
+        "name": folder.resolve().name,
+        "lookup_s": median(drafts.values()) if drafts else 0.0,
+        "draft": {"fixed_s": draft_fixed, "step_s": draft_step},
+        "overhead_s": _overhead(folder),
+    }
+    if (folder / "cost.json").is_file():
+        return validated(CostModel, {**_fitted(_json(folder / "cost.json")), **rest, "source": source}, where="cost")
+    fixed, row = _line({int(rows): median(times) for rows, times in calibration["calls"].items()})
+    line = {"fixed_s": fixed, "row_s": row, "token_s": 0.0, "weights_s": 0.0, "cached_s": 0.0, "key_s": 0.0}
+    source += f", at {calibration['context']} cached tokens only"
+    return validated(CostModel, {**line, "tile": 1, "overlap": False, **rest, "source": source}, where="cost")
+
+
+def _fitted(cost: Mapping[str, Any]) -> dict[str, Any]:
+    """The coefficients of `analysis.cost.CostModel` without its products: sums over weights, and over the cache."""
+    fit = cost["fit"]
+    values = {True: 0.0, False: 0.0}  # cached or not -> operands of a row
+    stored = {True: 0.0, False: 0.0}  # -> bytes, of the cache per token
+    for product in cost["products"]:
+        cached = product["inputs"] is None or product["outputs"] is None
+        size = (product["inputs"] or 1) * (product["outputs"] or 1) * product["matrices"]
+        stored[cached] += size * product["bytes_per_value"]
+        values[cached] += size * product["queries"]
+    return {
+        "fixed_s": fit["fixed"],
+        "token_s": fit["token_seconds"],
+        "weights_s": stored[False] / fit["bandwidth"],
+        "cached_s": stored[True] / fit["bandwidth"],
+        "row_s": 2 * values[False] * fit["flop_seconds"],
+        "key_s": 2 * values[True] * fit["flop_seconds"],
+        "tile": fit["tile"],
+        "overlap": fit["overlap"],
+    }
+
+
+def _line(times: Mapping[int, float]) -> tuple[float, float]:
+    """Intercept and slope, neither negative, of the least-squares line; a constant where there is one point."""
+    if len(times) < 2:
+        return next(iter(times.values()), 0.0), 0.0
+    x_mean, y_mean = sum(times) / len(times), sum(times.values()) / len(times)
+    slope = sum((x - x_mean) * (y - y_mean) for x, y in times.items()) / sum((x - x_mean) ** 2 for x in times)
+    slope = min(max(slope, 0.0), y_mean / x_mean)
+    return y_mean - slope * x_mean, slope
+
+
+def _overhead(folder: Path) -> float:
+    """Mean seconds of accept and commit, over all rounds; 0 where the run was stopped before there was one."""
+    import pandas as pd
+
+    path = folder / "rounds.parquet"
+    if not path.is_file():
+        return 0.0
+    rounds = pd.read_parquet(path, columns=["round_s", "draft_s", "verify_s"])
+    return max(0.0, float((rounds["round_s"] - rounds["draft_s"] - rounds["verify_s"]).mean()))
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UsageError(f"Bad value target.cost: {path} does not exist; give the output folder of a run.") from None
+    except (OSError, ValueError) as error:
+        raise UsageError(f"Bad value target.cost: {path} cannot be read ({error}).") from None
+    return values
+
+
+def _from_yaml(path: Path) -> CostModel:
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        reason = " ".join(str(error).split())
+        raise UsageError(f"Bad value target.cost: {path} cannot be read ({reason}).") from None
+    if not isinstance(values, dict):
+        raise UsageError(f"Bad value target.cost: {path} holds no keys.")
+    return validated(CostModel, values, where="cost", source=f"the cost model {path.name}")

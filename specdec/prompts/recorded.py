@@ -1,0 +1,27 @@
+"""The prompts of recorded streams: what target=replay decodes, or a live target, to compare it with the record."""
+
+from specdec.config import typed
+from specdec.prompts.base import Entry, PromptSource, SetConfig, Source, prompts
+from specdec.streams import Recording, open_recording
+
+
+@typed
+class RecordedConfig(SetConfig, Recording):
+    pass
+
+
+@prompts.register("recorded")
+class RecordedPrompts(PromptSource):
+    """One prompt per stream, as literal tokens; streams that repeat a prompt are counted and left out."""
+
+    def __init__(self, config: RecordedConfig) -> None:
+        self.config: RecordedConfig = config
+
+    def read(self) -> Source:
+        recorded = open_recording(self.config)
+        entries = [
+            Entry(f"{self.config.name}/{stream.id}", stream.category, tokens=stream.prompt)
+            for stream in recorded.streams
+        ]
+        absent = {"repeated_prompt": dict(recorded.repeated)} if recorded.repeated else {}
+        return Source(entries, {"path": str(self.config.path), "sha256": recorded.sha256}, absent)

@@ -1,0 +1,204 @@
+"""A static token tree: given, read from a small file, or the best one for given accuracies (THEORY 3)."""
+
+from collections.abc import Sequence
+from functools import lru_cache
+from itertools import count
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple
+
+import yaml
+from pydantic import Field
+
+from specdec.config import AtLeastOne, typed
+from specdec.errors import UsageError
+from specdec.records import Tree
+from specdec.structures.base import Structure, structures
+from specdec.theory.trees import best_tree
+
+Accuracy = tuple[float, ...] | tuple[tuple[float, ...], ...]
+
+
+@typed
+class TokenTreeConfig:
+    name: Literal["tree"]
+    file: Annotated[str, Field(min_length=1)] | None
+    parents: list[int] | None
+    accuracy: list[Any] | None  # a number for each rank, or such a list for each depth
+    nodes: AtLeastOne
+    depth: AtLeastOne
+
+
+class Topology(NamedTuple):
+    """A tree and the rank [N] of each node among its siblings: 0, 1, ... in the order of the nodes."""
+
+    tree: Tree
+    ranks: tuple[int, ...]
+
+
+@structures.register("tree")
+class TokenTree(Structure):
+    """A topology for every round; the node of rank j is for the drafter's (j+1)-th choice after the node's parent.
+
+    Attributes:
+        ranks: [N] rank of each node among its siblings, without a gap.
+    """
+
+    name = "tree"
+
+    def __init__(self, config: TokenTreeConfig) -> None:
+        if config.file is not None and config.parents is not None:
+            raise UsageError("structure.file and structure.parents each say what the tree is: set one of them to null.")
+        self._nodes = config.nodes
+        self._accuracy: Accuracy | None = None  # where the tree is built, and can be built deeper
+        if config.file is not None:
+            self._full = load_tree(config.file)
+            _check_limits(self._full.tree, config, config.file)
+        elif config.parents is not None:
+            self._full = _topology(config.parents, None, "structure.parents")
+            _check_limits(self._full.tree, config, "structure.parents")
+        elif config.accuracy is not None:
+            self._accuracy = _checked(config.accuracy)
+            self._full = _built(self._accuracy, config.nodes, config.depth)
+        else:
+            raise UsageError("structure=tree has no tree: set structure.accuracy, structure.parents or structure.file.")
+        self._topology = self._full
+
+    @property
+    def gamma(self) -> int:
+        return self.tree.depth
+
+    @property
+    def tree(self) -> Tree:
+        return self._topology.tree
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        return self._topology.ranks
+
+    def resized(self, gamma: int) -> "TokenTree":
+        """The configured tree without its nodes below depth `gamma`; 0 leaves none.
+
+        Deeper than configured, a tree of accuracies is built anew for that depth, with the same number of nodes; it may
+        stay shallower where more depth does not pay. A given tree stays as it is. So `gamma` of the result is at most
+        what was asked for, and the same whichever size it was asked of.
+        """
+        full = self._full
+        if gamma > full.tree.depth and self._accuracy is not None:
+            full = _built(self._accuracy, self._nodes, gamma)
+        shape = TokenTree.__new__(TokenTree)
+        shape._nodes, shape._accuracy, shape._full = self._nodes, self._accuracy, self._full
+        shape._topology = _pruned(full, gamma)
+        return shape
+
+
+def load_tree(path: str | Path) -> Topology:
+    """The tree of a YAML file with `parents` and, optionally, `ranks`: a list of numbers each, one for each node.
+
+    Raises:
+        UsageError: a file that is missing, unreadable, empty or no such YAML; parents that do not precede their
+            children; ranks of siblings other than 0, 1, ... in this order.
+    """
+    try:
+        values = yaml.safe_load(Path(path).expanduser().read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UsageError(f"Tree file structure.file={path} does not exist.") from None
+    except OSError as error:
+        raise UsageError(f"Tree file structure.file={path} cannot be read: {error.strerror}.") from None
+    except (yaml.YAMLError, ValueError, RecursionError):  # no UTF-8 and impossible dates are ValueErrors
+        raise UsageError(f"Tree file structure.file={path} is not YAML text: {_LAYOUT}.") from None
+    if values is None:
+        raise UsageError(f"Tree file structure.file={path} is empty: {_LAYOUT}.")
+    if not isinstance(values, dict) or "parents" not in values or not values.keys() <= {"parents", "ranks"}:
+        raise UsageError(f"Tree file structure.file={path} is not a tree: {_LAYOUT}.")
+    return _topology(values["parents"], values.get("ranks"), str(path))
+
+
+_LAYOUT = 'it should hold "parents: [-1, -1, 0, ...]" and may hold "ranks: [0, 1, 0, ...]", a number for each node'
+
+
+def save_tree(path: Path, parents: Sequence[int], ranks: Sequence[int]) -> None:
+    """Write a tree as the YAML file that `structure.file` reads, folders included.
+
+    Raises:
+        UsageError: as `load_tree`, before anything is written.
+    """
+    topology = _topology(list(parents), list(ranks), str(path))
+    values = {"parents": list(topology.tree.parents), "ranks": list(topology.ranks)}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(yaml.safe_dump(values, default_flow_style=None, sort_keys=False, width=120), encoding="utf-8")
+
+
+def _topology(parents: Any, ranks: Any, where: str) -> Topology:
+    if not _whole_numbers(parents) or not parents:
+        raise UsageError(f"Bad tree in {where}: parents should be a list of whole numbers, one for each node.")
+    try:
+        tree = _tree(tuple(parents))
+    except ValueError as error:
+        raise UsageError(f"Bad tree in {where}: {error} (-1 is the root, the first node is 0).") from None
+    seen = {parent: count() for parent in (-1, *parents)}
+    expected = tuple(next(seen[parent]) for parent in parents)
+    if ranks is None:
+        return Topology(tree, expected)
+    if not _whole_numbers(ranks) or len(ranks) != len(parents):
+        raise UsageError(f"Bad tree in {where}: ranks should be a list of {len(parents)} whole numbers, as parents is.")
+    for node, (rank, place) in enumerate(zip(ranks, expected, strict=True)):
+        if rank != place:
+            raise UsageError(
+                f"Bad tree in {where}: node {node} has rank {rank} where {place} is due: a drafter fills the children "
+                "of a node with its first choices, so their ranks are 0, 1, 2, ... in this order."
+            )
+    return Topology(tree, expected)
+
+
+def _whole_numbers(values: Any) -> bool:
+    return isinstance(values, list) and all(type(value) is int for value in values)
+
+
+def _check_limits(tree: Tree, config: TokenTreeConfig, where: str) -> None:
+    for key, size, limit in (("nodes", len(tree), config.nodes), ("depth", tree.depth, config.depth)):
+        if size > limit:
+            what = f"has {size} nodes" if key == "nodes" else f"is {size} deep"
+            raise UsageError(f"The tree of {where} {what}, more than structure.{key}={limit}: raise that limit.")
+
+
+def _checked(accuracy: list[Any]) -> Accuracy:
+    by_depth = bool(accuracy) and all(isinstance(item, list) for item in accuracy)
+    for depth, ranks in enumerate(accuracy if by_depth else [accuracy]):
+        key = f"structure.accuracy.{depth}" if by_depth else "structure.accuracy"
+        if not ranks or not all(type(chance) in (int, float) and 0 <= chance <= 1 for chance in ranks):
+            raise UsageError(
+                f"Bad value {key}={ranks}: it should list numbers from 0 to 1, the chance of each rank, or such a list "
+                "for each depth."
+            )
+        if sum(ranks) > 1 + 1e-6:
+            raise UsageError(
+                f"Bad value {key}={ranks}: the ranks sum to {sum(ranks):.4g}; give each rank's own chance (top-j minus "
+                "top-(j-1) accuracy), together at most 1."
+            )
+    return tuple(tuple(ranks) for ranks in accuracy) if by_depth else tuple(accuracy)
+
+
+@lru_cache(maxsize=64)
+def _built(accuracy: Accuracy, nodes: int, depth: int) -> Topology:
+    tree = best_tree(accuracy, nodes, depth)
+    if not tree.parents:
+        raise UsageError("structure.accuracy makes an empty tree: give the first rank a chance above 0.")
+    return Topology(_tree(tree.parents), tree.ranks)
+
+
+@lru_cache(maxsize=256)
+def _pruned(topology: Topology, depth: int) -> Topology:
+    """Kept, because the last rounds of every text ask for the same few."""
+    tree, ranks = topology
+    if depth >= tree.depth:
+        return topology
+    kept = [node for node, level in enumerate(tree.depths) if level <= depth]
+    number = {-1: -1} | {node: new for new, node in enumerate(kept)}
+    parents = tuple(number[tree.parents[node]] for node in kept)
+    return Topology(_tree(parents), tuple(ranks[node] for node in kept))
+
+
+@lru_cache(maxsize=256)
+def _tree(parents: tuple[int, ...]) -> Tree:
+    """One object for a topology, because it remembers its depths and its mask."""
+    return Tree(parents)

@@ -1,0 +1,34 @@
+"""Which strategy earns the tokens of a mixed draft: accepted lengths, ranks and rows by strategy (N-Grammys,
+2411.03786).
+"""
+
+from collections.abc import Mapping
+from typing import Literal
+
+import pandas as pd
+
+from specdec.config import typed
+from specdec.measurement.stream_replay import Cell
+from specdec.studies.base import Bench, Study, studies
+from specdec.studies.replayed import Strategy, check_rows, replay, skipped
+
+
+@typed
+class AblationConfig:
+    name: Literal["ablation"]
+
+
+@studies.register("ablation")
+class Ablation(Study):
+    """Tables: `replay` and `histograms`, as `replayed.replay` has them, of the run's drafter on the run's k rows of
+    width w, keys k and w; and `skipped`.
+    """
+
+    def __init__(self, config: AblationConfig) -> None:
+        pass
+
+    def run(self, bench: Bench) -> Mapping[str, pd.DataFrame]:
+        structure = check_rows(bench, "ablation")
+        strategy = Strategy({"k": structure["k"], "w": structure["w"]}, Cell(bench.config.drafter, structure))
+        table, histograms = replay(bench, [strategy], bench.texts())
+        return {"replay": table, "histograms": histograms, "skipped": skipped(bench.parts.prompts)}

@@ -1,0 +1,139 @@
+"""Tokens per call and speedup over blocks of k rows of width w (N-Grammys, 2411.03786): rounds by replay, seconds from
+what calls, drafts and commits were measured to take, and live runs at the corners to check both.
+"""
+
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal
+
+import pandas as pd
+from pydantic import Field
+
+from specdec.config import AtLeastOne, typed
+from specdec.measurement.block_times import Block, time_blocks, tokens_evaluated
+from specdec.measurement.stream_replay import Cell
+from specdec.sampling import generator_for
+from specdec.streams import Stream
+from specdec.structures import Structure, structures
+from specdec.studies.base import Bench, Study, studies
+from specdec.studies.live import LiveRuns
+from specdec.studies.replayed import Strategy, check_rows, replay, skipped
+from specdec.targets.replay import Replay
+
+PLAIN: Block = (1, 0)
+"""Plain decoding, as a block."""
+
+
+@typed
+class GridConfig:
+    name: Literal["grid"]
+    k: Annotated[list[AtLeastOne], Field(min_length=1)]
+    w: Annotated[list[AtLeastOne], Field(min_length=1)]
+    repeats: AtLeastOne
+    contexts: AtLeastOne
+    calls: AtLeastOne
+    seconds: Annotated[float, Field(gt=0)]
+    probe_tokens: AtLeastOne
+    live_prompts: AtLeastOne
+
+
+@studies.register("grid")
+class GridStudy(Study):
+    """Tables, all by k and w; a w of 0 is plain decoding:
+
+    `replay`: as `replayed.replay` has it.
+    `block_times`: as `time_blocks` has it, with `repeat`; blocks of random tokens at a few contexts that the texts pass
+        through, evenly spaced. Every block is timed: a pass costs less than decoding one prompt in every cell.
+    `host_times`: repeat, k, w, nodes (mean of a draft), draft_s, overhead_s (accept, commit and the rest), means over
+        the rounds of a short live run of the first prompt, in the corner cells, the middle one and plain decoding.
+    `live`: repeat, k, w, stream, tokens, rounds, seconds (prefill apart), identical (to the text that was replayed),
+        dtype: whole live runs of the last prompts in the corner cells, interleaved with plain decoding.
+    `skipped`: see `replayed.skipped`.
+
+    On a target without a model all times are the cost model's, and `live` is empty.
+    """
+
+    def __init__(self, config: GridConfig) -> None:
+        self._config = config
+        self._k, self._w = sorted(set(config.k)), sorted(set(config.w))
+
+    def run(self, bench: Bench) -> Mapping[str, pd.DataFrame]:
+        values = check_rows(bench, "grid")
+        blocks = list(itertools.product(self._k, self._w))
+        cells = {(k, w): {**values, "k": k, "w": w} for k, w in blocks}
+        shapes = {block: structures.build(cell) for block, cell in cells.items()}  # the budget, before decoding
+        streams = bench.texts()
+        strategies = [Strategy({"k": k, "w": w}, Cell(bench.config.drafter, cell)) for (k, w), cell in cells.items()]
+        table, _ = replay(bench, strategies, streams)
+        target = bench.parts.target
+        contexts = _spread(streams, self._config.contexts)
+        timed = [PLAIN, *blocks]
+        tables = (
+            _simulated(target, timed, contexts, [*self._corners(), PLAIN])
+            if isinstance(target, Replay)
+            else self._measured(bench, streams, shapes, contexts)
+        )
+        return {"replay": table, **tables, "skipped": skipped(bench.parts.prompts)}
+
+    def _corners(self) -> list[Block]:
+        ends = (self._k[0], self._k[-1]), (self._w[0], self._w[-1])
+        return sorted(set(itertools.product(*ends)))
+
+    def _middle(self) -> Block:
+        return self._k[len(self._k) // 2], self._w[len(self._w) // 2]
+
+    def _measured(
+        self, bench: Bench, streams: Sequence[Stream], shapes: Mapping[Block, Structure], contexts: Sequence[int]
+    ) -> dict[str, pd.DataFrame]:
+        config, target = self._config, bench.parts.target
+        live = LiveRuns(bench, shapes, streams, self._corners())
+        live.prepare(contexts[-1])
+        times = time_blocks(
+            target,
+            streams[0].prompt,
+            blocks=[PLAIN, *shapes],
+            contexts=contexts,
+            calls=config.repeats * config.calls,
+            clock=bench.clock,
+            generator=generator_for(bench.config.seed, "blocks", "cost"),
+            heartbeat=bench.heartbeat,
+            seconds=config.seconds,
+        )
+        times["repeat"] = times["call"] // config.calls
+        probed = sorted({*self._corners(), self._middle()})
+        return {
+            "block_times": times,
+            "host_times": live.host_times(streams[0], probed, config.repeats, config.probe_tokens),
+            "live": live.compared(streams[-config.live_prompts :], config.repeats),
+        }
+
+
+def _spread(streams: Sequence[Stream], count: int) -> list[int]:
+    """So many numbers of cached tokens between the shortest prompt and the end of the longest text."""
+    low = max(1, min(len(stream.prompt) for stream in streams) - 1)
+    high = max(len(stream.prompt) + len(stream.generated) for stream in streams)
+    if count == 1:
+        return [(low + high) // 2]
+    return sorted({round(low + (high - low) * step / (count - 1)) for step in range(count)})
+
+
+def _simulated(
+    target: Replay, blocks: Sequence[Block], contexts: Sequence[int], probed: Sequence[Block]
+) -> dict[str, pd.DataFrame]:
+    """The tables of times by the target's cost model; the same at every repeat, so that there is one."""
+    evaluation = target.evaluation
+    times: list[dict[str, Any]] = []
+    for context, (k, w) in itertools.product(contexts, blocks):
+        rows = tokens_evaluated(k, w, evaluation)
+        copies = k if evaluation == "rows" and w else 1
+        cell = {"k": k, "w": w, "context": context, "evaluation": evaluation, "rows_evaluated": rows}
+        seconds = target.cost.seconds(rows, context, copies)
+        times.append({**cell, "call": 0, "repeat": 0, "seconds": seconds, "missing": ""})
+    host = [
+        (0, k, w, float(k * w), target.cost.lookup_s if w else 0.0, target.cost.overhead_s) for k, w in sorted(probed)
+    ]
+    return {
+        "block_times": pd.DataFrame(times),
+        "host_times": pd.DataFrame(host, columns=list(LiveRuns.HOST)),
+        "live": pd.DataFrame(columns=list(LiveRuns.COMPARED)),
+    }

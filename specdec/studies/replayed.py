@@ -1,0 +1,121 @@
+"""What studies that replay texts share: strategies replayed on all cores with progress shown, tables by prompt."""
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+
+from specdec.drafters import drafters
+from specdec.drafters.lookup import Lookup
+from specdec.errors import UsageError
+from specdec.measurement.stream_replay import Cell, replay_grid
+from specdec.progress import progress_bar
+from specdec.prompts import PromptSet
+from specdec.streams import Stream
+from specdec.studies.base import Bench
+
+_TURN = re.compile(r"/turn\d+$")  # of a conversation's later turns
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """One way to draft.
+
+    Attributes:
+        keys: what tells it from the study's others, a column each.
+        cell: the drafter and the structure.
+    """
+
+    keys: Mapping[str, Any]
+    cell: Cell
+
+
+def check_lookup(drafter: str, study: str) -> None:
+    """
+    Raises:
+        UsageError: `drafter` looks no tokens up, so that it cannot be replayed without its model.
+    """
+    if not issubclass(drafters.get(drafter), Lookup):
+        able = [name for name in drafters.names() if issubclass(drafters.get(name), Lookup)]
+        raise UsageError(
+            f"Bad value drafter={drafter}: study {study!r} replays drafters that look tokens up, not models; use one "
+            f"of {', '.join(able)}."
+        )
+
+
+def check_rows(bench: Bench, study: str) -> dict[str, Any]:
+    """The run's structure, which has to be rows of a drafter that looks tokens up.
+
+    Raises:
+        UsageError: it is not.
+    """
+    config = bench.config
+    check_lookup(config.drafter["name"], study)
+    if config.structure["name"] != "rows":
+        raise UsageError(
+            f"Bad value structure={config.structure['name']}: study {study!r} is about k rows of width w; use "
+            "structure=rows."
+        )
+    return config.structure
+
+
+def replay(
+    bench: Bench, strategies: Sequence[Strategy], streams: Sequence[Stream]
+) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Replay every stream by every strategy.
+
+    Returns:
+        One row per strategy and stream: its keys, stream, prompt (the unit of the bootstrap: turns of a conversation
+        share one), category, context (mean number of cached tokens over the text's positions), paths (rows offered,
+        summed over rounds), and tokens to proposals as `replay_grid` has them; and its histograms, with keys and
+        prompt too.
+    """
+    workers = bench.config.measurement.workers or len(_cores())
+    with progress_bar() as progress:
+        bar = progress.add_task("replaying", total=None)
+
+        def advance(done: int, of: int) -> None:
+            progress.update(bar, completed=done, total=of)
+            bench.heartbeat()
+
+        grid = replay_grid(
+            [strategy.cell for strategy in strategies],
+            streams,
+            target=bench.parts.target,
+            max_new_tokens=bench.config.measurement.max_new_tokens,
+            workers=workers,
+            progress=advance,
+        )
+    keys = pd.DataFrame([dict(strategy.keys) for strategy in strategies])
+    histograms = keys.merge(grid.histograms, left_index=True, right_on="cell")
+    table = keys.merge(grid.table[_KEPT], left_index=True, right_on="cell")
+    length = {stream.id: len(stream.prompt) for stream in streams}
+    table["context"] = table["stream"].map(length) - 1 + (table["tokens"] + 1) / 2
+    rows = histograms[histograms["histogram"] == "allotment"]
+    paths = (rows["value"] * rows["count"]).groupby([rows["cell"], rows["stream"]]).sum().rename("paths")
+    table = table.join(paths, on=["cell", "stream"])
+    table["paths"] = table["paths"].fillna(0).astype(int)
+    for each in (table, histograms):
+        each["prompt"] = each["stream"].str.replace(_TURN, "", regex=True)
+    return table.drop(columns="cell").reset_index(drop=True), histograms.drop(columns="cell").reset_index(drop=True)
+
+
+_KEPT = ["cell", "stream", "category", "tokens", "rounds", "offered", "nodes", "accepted", "rejections", "proposals"]
+
+
+def skipped(prompts: PromptSet) -> pd.DataFrame:
+    """Prompts that were left out: reason, category, count."""
+    rows = [
+        (reason, category, count) for reason, counts in prompts.skipped.items() for category, count in counts.items()
+    ]
+    return pd.DataFrame(rows, columns=["reason", "category", "count"])
+
+
+def _cores() -> Sequence[int]:
+    """Those that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return sorted(os.sched_getaffinity(0))
+    return range(os.cpu_count() or 1)

@@ -1,0 +1,283 @@
+"""Token trees under positional acceptance (THEORY 3): what a tree is worth, and which tree is worth most.
+
+The child of rank j of an accepted node is accepted with chance a_j, or a_{d,j} at depth d, whatever happened before,
+and at most one child of a node is. So a node is worth the product along its path, and a round yields the sum over all
+nodes in tokens, the root counting 1 (Sequoia 2402.12374, 3.4; Medusa 2401.10774, 2.3.3).
+
+Conventions: rank 0 is the drafter's first choice; `nodes` never counts the root; children of the root have depth 1.
+`accuracy` is one vector a_j for every depth, or a list of vectors a_{d,j}, which also ends the tree where it ends.
+The children of a node have ranks 0, 1, ... without a gap, as drawing without replacement demands: a rank of low or no
+accuracy is left out with all that follow, or kept as a leaf where a later rank pays for both. ValueError for an
+accuracy outside [0, 1] and for counts that are not whole numbers.
+"""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from math import fsum
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from .arguments import FloatArray, Values, count, nonnegative, positive, probability
+
+Accuracy: TypeAlias = Sequence[float] | Sequence[Sequence[float]] | FloatArray
+
+
+@dataclass(frozen=True)
+class RankedTree:
+    """A topology in level order: by depth, then by parent, then by rank.
+
+    Attributes:
+        parents: [N] node before each node, -1 for the root.
+        ranks: [N] rank of each node in the drafter's order for its parent, 0 the first choice.
+        tokens: expected tokens of a round, the root's included.
+    """
+
+    parents: tuple[int, ...]
+    ranks: tuple[int, ...]
+    tokens: float
+
+    def __len__(self) -> int:
+        return len(self.parents)
+
+
+def expected_tokens(parents: Sequence[int], ranks: Sequence[int], accuracy: Accuracy) -> float:
+    """Sum of f(v) over the nodes [N] and the root, f the product of accuracies along the path.
+
+    ValueError for a parent that does not precede its child, and for a node whose depth or rank has no accuracy.
+    """
+    if len(parents) != len(ranks):
+        raise ValueError(f"parents and ranks differ in length: {len(parents)} and {len(ranks)}")
+    vectors = _by_depth(accuracy, len(parents))
+    depths: list[int] = []
+    worth: list[float] = []
+    for node, (parent, rank) in enumerate(zip(parents, ranks, strict=True)):
+        if not -1 <= parent < node:
+            raise ValueError(f"node {node} has parent {parent}: parents must precede their children")
+        depth = 1 if parent < 0 else depths[parent] + 1
+        if depth > len(vectors) or not 0 <= rank < len(vectors[depth - 1]):
+            raise ValueError(f"node {node} has rank {rank} at depth {depth}, for which accuracy holds no number")
+        depths.append(depth)
+        worth.append(float(vectors[depth - 1][rank]) * (1.0 if parent < 0 else worth[parent]))
+    return fsum([1.0, *worth])
+
+
+def best_tree(accuracy: Accuracy, nodes: int, depth: int | None = None) -> RankedTree:
+    """The tree worth most among those of at most `nodes` nodes and at most `depth` levels (None: no limit).
+
+    By the heap where accuracy never increases with rank, else by the dynamic program. Holds fewer nodes where more
+    would be worth nothing.
+    """
+    if _falls_with_rank(_limited(accuracy, nodes, depth)):
+        return tree_by_heap(accuracy, nodes, depth)
+    return tree_by_program(accuracy, nodes, depth)
+
+
+def tree_by_heap(accuracy: Accuracy, nodes: int, depth: int | None = None) -> RankedTree:
+    """The `nodes` largest f(v), each found after its parent and its earlier siblings; O(N log N).
+
+    The best tree where accuracy never increases with rank (for every vector of it), else only a tree.
+    """
+    return _level_order(*_largest(_limited(accuracy, nodes, depth), nodes))
+
+
+def tree_by_program(accuracy: Accuracy, nodes: int, depth: int | None = None) -> RankedTree:
+    """The best tree for any accuracy: T[n, b] = max_m T[n-m, b-1] + a_b max_j T[m, j] (Sequoia).
+
+    T[n, b] is the worth of a node with at most n nodes in its subtree, itself included, and children of the first b
+    ranks; one table per depth. O(D J N^2) for J ranks. Of equal trees one with few children is taken.
+    """
+    vectors = _limited(accuracy, nodes, depth)
+    tables = _tables(vectors, nodes)
+    parents: list[int] = []
+    ranks: list[int] = []
+    waiting = deque([(-1, 0, nodes + 1)])  # node, its depth, most nodes of its subtree
+    while waiting:
+        parent, level, size = waiting.popleft()
+        for rank, share in enumerate(tables[level].shares(size) if level < len(tables) else ()):
+            waiting.append((len(parents), level + 1, share))
+            parents.append(parent)
+            ranks.append(rank)
+    return RankedTree(tuple(parents), tuple(ranks), expected_tokens(parents, ranks, accuracy))
+
+
+def tokens_by_nodes(accuracy: Accuracy, nodes: int, depth: int | None = None) -> FloatArray:
+    """G(n, D), [nodes + 1]: expected tokens of the best tree of at most n = 0 ... `nodes` nodes and `depth` levels."""
+    vectors = _limited(accuracy, nodes, depth)
+    if not vectors:
+        return np.ones(nodes + 1)
+    if not _falls_with_rank(vectors):
+        return _tables(vectors, nodes)[0].worth[1:]
+    gains = np.zeros(nodes + 1)
+    worth = _largest(vectors, nodes)[2]
+    gains[1 : len(worth) + 1] = worth
+    return 1 + np.cumsum(gains)
+
+
+@dataclass(frozen=True)
+class ChosenTree:
+    """The tree with the most tokens per second; an empty one means that drafting does not pay.
+
+    Attributes:
+        seconds: expected time of a round, t(n) + D c.
+        at_limit: the search ended at its most nodes or levels, so a larger tree may be better still.
+    """
+
+    tree: RankedTree
+    depth: int
+    seconds: float
+    at_limit: bool
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.tree.tokens / self.seconds
+
+
+def choose_tree(
+    accuracy: Accuracy, seconds: Callable[[int], float], draft_seconds: float, nodes_max: int, depth_max: int
+) -> ChosenTree:
+    """Maximise G(n, D) / (t(n) + D c) over n <= `nodes_max` and D <= `depth_max` (hardware-aware Sequoia).
+
+    Args:
+        seconds: t, the time of a target call on so many rows; it is asked for 1 (the root alone) to nodes_max + 1.
+        draft_seconds: c, the time that the drafter takes per level.
+
+    Of equal rates the shallower tree wins, then the smaller one.
+    """
+    widest, deepest = int(count(nodes_max, "nodes_max")), int(count(depth_max, "depth_max"))
+    calls = positive([seconds(rows) for rows in range(1, widest + 2)], "seconds")
+    level = float(nonnegative(draft_seconds, "draft_seconds"))
+    best_rate, best_nodes, best_depth = 1 / float(calls[0]), 0, 0
+    for depth in range(1, deepest + 1):
+        tokens = tokens_by_nodes(accuracy, widest, depth)
+        # A node that adds nothing is left out of the tree, so its row would be paid for in name only.
+        rates = np.where(np.diff(tokens, prepend=0.0) > 0, tokens / (calls + depth * level), 0.0)
+        nodes = int(np.argmax(rates))
+        if rates[nodes] > best_rate:
+            best_rate, best_nodes, best_depth = float(rates[nodes]), nodes, depth
+    tree = best_tree(accuracy, best_nodes, best_depth)
+    cost = float(calls[best_nodes]) + best_depth * level
+    return ChosenTree(tree, best_depth, cost, best_nodes == widest or best_depth == deepest)
+
+
+def infinite_tree_tokens(accuracy: ArrayLike) -> float:
+    """Limit of the full tree of infinite depth over the ranks of one vector: 1 / (1 - sum_j a_j).
+
+    A chain is the tree of one rank. Infinite where the ranks sum to 1 or more.
+    """
+    missing = 1 - fsum(probability(accuracy, "accuracy").ravel())
+    return 1 / missing if missing > 0 else float("inf")
+
+
+def distinct_rows_tokens(hit_rate: ArrayLike, later: ArrayLike) -> Values:
+    """Tokens of a round with rows whose first tokens are distinct: 1 + P_k (1 + a_2 + a_2 a_3 + ...) (THEORY 2).
+
+    `hit_rate` [...] is P_k, the chance that one of the k first tokens is accepted: at most one row survives them.
+    `later` [..., w - 1] are the chances a_2 ... a_w along the row that survived.
+    """
+    survived = 1 + np.cumprod(probability(later, "later"), axis=-1).sum(axis=-1)
+    return (1 + probability(hit_rate, "hit_rate") * survived)[()]
+
+
+def _by_depth(accuracy: Accuracy, depth: int) -> list[FloatArray]:
+    """The vectors of depths 1, 2, ...: `depth` of them, or fewer where a list by depth ends before."""
+    kinds = {np.ndim(item) for item in accuracy}
+    if kinds == {0}:
+        return [probability(accuracy, "accuracy")] * depth
+    if kinds != {1} or any(len(vector) == 0 for vector in accuracy):  # type: ignore[arg-type]
+        raise ValueError(f"accuracy must be one vector over ranks, or a list of them by depth, got {accuracy!r}")
+    return [probability(vector, "accuracy") for vector in accuracy][:depth]
+
+
+def _limited(accuracy: Accuracy, nodes: int, depth: int | None) -> list[FloatArray]:
+    """The vectors of the depths that a tree of so many nodes and levels can have."""
+    most = int(count(nodes, "nodes"))
+    return _by_depth(accuracy, most if depth is None else min(most, int(count(depth, "depth"))))
+
+
+def _falls_with_rank(vectors: Sequence[FloatArray]) -> bool:
+    return all(bool(np.all(np.diff(vector) <= 0)) for vector in vectors)
+
+
+def _largest(vectors: Sequence[FloatArray], nodes: int) -> tuple[list[int], list[int], list[float]]:
+    """Parents, ranks and worths of the nodes with the largest worth, largest first; none that is worth nothing."""
+    parents: list[int] = []
+    ranks: list[int] = []
+    worth: list[float] = []
+    heap: list[tuple[float, int, int, int]] = []  # (-worth, depth, parent, rank): the shallower of equals first
+
+    def offer(depth: int, parent: int, rank: int) -> None:
+        if depth <= len(vectors) and rank < len(vectors[depth - 1]) and vectors[depth - 1][rank] > 0:
+            value = float(vectors[depth - 1][rank]) * (1.0 if parent < 0 else worth[parent])
+            heappush(heap, (-value, depth, parent, rank))
+
+    offer(1, -1, 0)
+    while heap and len(parents) < nodes:
+        negative, depth, parent, rank = heappop(heap)
+        parents.append(parent)
+        ranks.append(rank)
+        worth.append(-negative)
+        offer(depth + 1, len(parents) - 1, 0)
+        offer(depth, parent, rank + 1)
+    return parents, ranks, worth
+
+
+def _level_order(parents: list[int], ranks: list[int], worth: list[float]) -> RankedTree:
+    """Renumber nodes whose siblings stand in the order of their ranks."""
+    children: dict[int, list[int]] = {}
+    for node, parent in enumerate(parents):
+        children.setdefault(parent, []).append(node)
+    order: list[int] = []
+    level = children.get(-1, [])
+    while level:
+        order += level
+        level = [child for node in level for child in children.get(node, ())]
+    place = {-1: -1} | {node: new for new, node in enumerate(order)}
+    return RankedTree(
+        tuple(place[parents[node]] for node in order), tuple(ranks[node] for node in order), fsum([1.0, *worth])
+    )
+
+
+@dataclass(frozen=True)
+class _Table:
+    """The dynamic program at one depth. Sizes count the node itself; entry 0 is impossible.
+
+    Attributes:
+        worth: [N + 2] max_b T[n, b].
+        children: [N + 2] the first b that reaches it.
+        last: [J, N + 2] size of the subtree of child b in T[n, b], b = 1 ... J.
+    """
+
+    worth: FloatArray
+    children: NDArray[np.int64]
+    last: NDArray[np.int64]
+
+    def shares(self, size: int) -> list[int]:
+        """Sizes of the children's subtrees, in the order of their ranks."""
+        sizes: list[int] = []
+        for b in range(int(self.children[size]), 0, -1):
+            sizes.append(int(self.last[b - 1, size]))
+            size -= sizes[-1]
+        return sizes[::-1]
+
+
+def _tables(vectors: Sequence[FloatArray], nodes: int) -> list[_Table]:
+    """One table per depth 0 (the root) ... D - 1; a node at depth D has no children."""
+    below = np.append(-np.inf, np.ones(nodes + 1))
+    sizes = np.arange(nodes + 2)
+    rest = np.maximum(sizes[:, None] - sizes[None, :], 0)  # n - m [n, m]
+    tables: list[_Table] = []
+    for vector in reversed(vectors):
+        worth = [np.append(-np.inf, np.ones(nodes + 1))]  # T[n, 0]
+        last: list[NDArray[np.int64]] = []
+        for chance in vector:
+            gain = np.append(-np.inf, chance * below[1:])
+            scores = worth[-1][rest] + gain  # [n, m]
+            last.append(np.argmax(scores, axis=1))
+            worth.append(scores[sizes, last[-1]])
+        below = np.max(worth, axis=0)
+        tables.append(_Table(below, np.argmax(worth, axis=0), np.array(last)))
+    return tables[::-1]

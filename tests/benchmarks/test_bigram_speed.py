@@ -1,0 +1,108 @@
+"""What a model bigram costs: its table from the pocket target in under 60 s, from 110M parameters over 32,000 tokens in
+under 15 minutes; reading it again; a proposal at (10, 10) in under 50 us.
+
+Run by hand: `python -m pytest -n 0 -m benchmark tests/benchmarks/test_bigram_speed.py`. Figures with the machine, and
+its load, are logged in `analysis/results/bigram_speed.json`. The bounds asserted on tables are on the processor time of
+one thread, which a busy machine does not stretch as it does the clock's; a second core only shortens it.
+"""
+
+import os
+import statistics
+import time
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+from specdec.cli import config_dir
+from specdec.drafters.base import drafters
+from specdec.sampling import SamplingConfig
+from specdec.structures.base import structures
+from specdec.targets.base import targets
+
+pytestmark = pytest.mark.benchmark
+
+
+def values(group: str, *names: str) -> dict[str, Any]:
+    merged: dict[str, Any] = {}
+    for name in names:
+        with open(f"{config_dir()}/{group}/{name}.yaml") as stream:
+            merged |= yaml.safe_load(stream)
+    merged.pop("defaults", None)
+    return merged
+
+
+def target_of(*names: str) -> Any:
+    sampling = SamplingConfig(name="greedy", temperature=0.0, top_k=None, top_p=None, min_p=None)
+    return targets.build(values("target", *names) | {"device": "cpu"}, sampling=sampling)
+
+
+@pytest.fixture
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(
+    ("names", "extend", "bound"),
+    [
+        (("causal",), "chain", 60),
+        (("causal", "random_110m"), "chain", 15 * 60),
+        (("causal",), "greedy", None),
+    ],
+    ids=["pocket", "random_110m", "pocket_greedy"],
+)
+@pytest.mark.timeout(3600)
+def test_time_of_a_table(names, extend, bound, tmp_path, one_thread, log_figure):
+    target = target_of(*names)
+    drafter = values("drafter", "model_bigram") | {"extend": extend, "cache_dir": str(tmp_path)}
+    times = []
+    for _ in ("made", "read"):
+        began, spent = time.perf_counter(), time.process_time()
+        drafters.build(drafter, target=target)
+        times.append((time.perf_counter() - began, time.process_time() - spent))
+    (made, processor), (read, _) = times
+    described = target.describe()
+    log_figure(
+        what="a table of p(. | x), and reading it again",
+        model=names[-1] if len(names) > 1 else "pocket",
+        parameters=described["parameters"],
+        dtype=described["dtype"],
+        vocabulary=target.vocab_size,
+        extend=extend,
+        **{key: drafter[key] for key in ("k", "batch_size", *(("extend_k", "extend_w") if extend == "greedy" else ()))},
+        threads=1,
+        made_s=round(made, 2),
+        processor_s=round(processor, 2),
+        read_s=round(read, 3),
+        file_mb=round(sum(file.stat().st_size for file in tmp_path.iterdir()) / 1e6, 2),
+        load_average=round(os.getloadavg()[0], 1),
+    )
+    assert bound is None or processor < bound
+    assert read < made
+
+
+SHAPES = [
+    {"name": "chain", "gamma": 4},
+    {"name": "rows", "k": 10, "w": 10, "budget": 1024},
+    {"name": "rows", "k": 25, "w": 14, "budget": 1024},
+]
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=["chain", "rows_10_10", "rows_25_14"])
+def test_time_of_a_proposal(shape, tmp_path, log_figure):
+    """After every token of the pocket target's vocabulary."""
+    target = target_of("causal")
+    drafter = drafters.build(values("drafter", "model_bigram") | {"cache_dir": str(tmp_path)}, target=target)
+    structure, times = structures.build(shape), []
+    for token in range(target.vocab_size):
+        drafter.start([token], 0)
+        began = time.perf_counter()
+        drafter.propose(structure)
+        times.append((time.perf_counter() - began) * 1e6)
+    median = statistics.median(times)
+    log_figure(what="a proposal", **{key: shape[key] for key in shape if key != "budget"}, us=round(median, 1))
+    assert median < 100  # 50 at (10, 10) on an idle machine

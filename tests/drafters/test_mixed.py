@@ -1,0 +1,236 @@
+"""Rows shared out between context and bigram, against lists made by hand from each of the two on its own."""
+
+import pytest
+from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from omegaconf import OmegaConf
+
+from specdec.cli import config_dir
+from specdec.config import RunConfig, validated
+from specdec.decode import generate
+from specdec.drafters.base import drafters
+from specdec.drafters.lookup import Proposal
+from specdec.errors import UsageError
+from specdec.measurement.timers import CpuClock
+from specdec.records import Source
+from specdec.structures.base import structures
+from specdec.targets.causal import Causal
+from specdec.verifiers.base import verifiers
+
+SIZE = 6
+
+
+@pytest.fixture(scope="module")
+def target(table, random_law):
+    return table(random_law(SIZE, 3))
+
+
+@pytest.fixture(scope="module")
+def make(drafter_values, target):
+    """`make(context_rows=2, fill=False)`: a mixed drafter of the table target."""
+
+    def build(context_rows=None, fill=True, **ngram):
+        values = drafter_values("mixed", SIZE)
+        changes = {"context_rows": context_rows, "fill": fill, "context": values["context"] | ngram}
+        return drafters.build(values | changes, target=target)
+
+    return build
+
+
+@pytest.fixture(scope="module")
+def parts(group_values, target):
+    """The two strategies on their own."""
+    return (
+        drafters.build(group_values("drafter", "ngram"), target=target),
+        drafters.build(group_values("drafter", "model_bigram", cache_dir=None), target=target),
+    )
+
+
+def chain(gamma):
+    return structures.build({"name": "chain", "gamma": gamma})
+
+
+def rows(k, w):
+    return structures.build({"name": "rows", "k": k, "w": w, "budget": 1024})
+
+
+def rows_of(proposal: Proposal) -> dict[tuple[int, ...], Source]:
+    """Each path to a leaf, with the source of its last node."""
+    leaves = proposal.tree.leaves
+    return {tuple(proposal.tokens[node] for node in proposal.tree.path(leaf)): proposal.source[leaf] for leaf in leaves}
+
+
+def started(drafter, text):
+    drafter.start(text, 1000)
+    return drafter
+
+
+TEXTS = st.lists(st.integers(0, SIZE - 1), min_size=1, max_size=40)
+
+
+@given(TEXTS, st.integers(1, 12), st.integers(1, 4), st.sampled_from([None, 0, 1, 2, 5]), st.booleans())
+@settings(max_examples=300)
+def test_rows_are_shared_out(make, parts, text, k, w, context_rows, fill):
+    fill = fill or context_rows is None
+    context, bigram = (started(part, text) for part in parts)
+    share = k if context_rows is None else min(k, context_rows)
+    expected = [(row, Source("ngram", rank)) for rank, row in enumerate(context.rows(k, w)[:share])]
+    most = k if fill else len(expected) + k - share
+    for rank, row in enumerate(bigram.rows(text[-1], SIZE, w)):
+        if len(expected) < most and row not in [other for other, _ in expected]:
+            expected.append((row, Source("model_bigram", rank)))
+    leaves = {
+        row: source
+        for row, source in expected
+        if not any(other != row and other[: len(row)] == row for other, _ in expected)
+    }
+    assert rows_of(started(make(context_rows, fill), text).propose(rows(k, w))) == leaves
+
+
+@given(TEXTS, st.integers(1, 4), st.sampled_from([None, 0, 1]))
+@settings(max_examples=100)
+def test_a_chain_is_the_context_s_or_else_the_bigram_s(make, parts, text, gamma, context_rows):
+    context, bigram = (started(part, text).propose(chain(gamma)) for part in parts)
+    expected = context if context.tokens and context_rows != 0 else bigram
+    assert started(make(context_rows), text).propose(chain(gamma)) == expected
+
+
+def test_shares_vary_from_step_to_step(make):
+    drafter = started(make(), [0, 1, 0, 2, 0, 3, 0])
+    shares = []
+    for token in (1, 4, 5, 0):
+        proposal = drafter.propose(rows(4, 1))
+        assert len(proposal.tokens) == 4, "all rows are used"
+        shares.append([source.strategy for source in proposal.source].count("ngram"))
+        drafter.commit([token])
+    assert shares == [3, 1, 0, 0]
+
+
+def test_fixed_shares_stay_empty(make):
+    drafter = started(make(context_rows=3, fill=False), [0, 1, 0])
+    assert [source.strategy for source in drafter.propose(rows(5, 1)).source] == ["ngram", *["model_bigram"] * 2]
+
+
+def test_a_row_that_is_there_is_replaced_by_the_next(make, parts):
+    _, bigram = parts
+    first, second = bigram.ranked(0, 2)
+    drafter = started(make(), [0, first, 0])
+    proposal = drafter.propose(rows(2, 1))
+    assert proposal.tokens == (first, second)
+    assert proposal.source == (Source("ngram", 0), Source("model_bigram", 1))
+
+
+@given(TEXTS, st.sampled_from([None, 0, 1, 2]), st.booleans())
+@settings(max_examples=200)
+def test_siblings_of_a_tree_are_shared_out(make, parts, make_structure, text, context_rows, fill):
+    """Two children a level: at every node what followed the same path after the last token, then the bigram."""
+    fill = fill or context_rows is None
+    shape = make_structure("tree", 3)
+    proposal = started(make(context_rows, fill), text).propose(shape)
+    _, bigram = parts
+    share = 2 if context_rows is None else min(2, context_rows)
+    matches = [position for position in range(1, len(text)) if text[position - 1] == text[-1]][-32:]
+    for node, children in enumerate(proposal.tree.children, -1):
+        if node >= 0 and not children:
+            continue
+        path = [proposal.tokens[one] for one in (proposal.tree.path(node) if node >= 0 else ())]
+        nexts = [
+            text[at + len(path)] for at in matches if text[at : at + len(path)] == path and at + len(path) < len(text)
+        ]
+        ranked = sorted(dict.fromkeys(reversed(nexts)), key=nexts.count, reverse=True)[:share]
+        sources = ["ngram"] * len(ranked)
+        for token in bigram.ranked(path[-1] if path else text[-1], SIZE):
+            if token not in ranked and len(ranked) < (2 if fill else sources.count("ngram") + 2 - share):
+                ranked.append(token)
+                sources.append("model_bigram")
+        assert [proposal.tokens[child] for child in children] == ranked
+        assert [proposal.source[child] for child in children] == [
+            Source(strategy, rank) for rank, strategy in enumerate(sources)
+        ]
+
+
+def test_the_context_s_match_length_is_a_parameter(make):
+    text = [4, 0, 1, 5, 0, 2, 4, 0]
+    one, two = (started(make(q=q), text).propose(rows(3, 1)) for q in (1, 2))
+    assert [source.strategy for source in one.source].count("ngram") == 2
+    assert [source.strategy for source in two.source].count("ngram") == 1
+
+
+@pytest.mark.parametrize("shape", ["rows", "tree"])
+def test_both_evaluations_give_the_same_rounds(tiny_model, sampling, group_values, make_structure, shape):
+    """Every round offers and keeps the same, and both strategies have a part in it."""
+    target = Causal.from_model(tiny_model("llama"), sampling(temperature=0.0))
+    changes = {
+        "context": group_values("drafter", "ngram"),
+        "bigram": group_values("drafter", "model_bigram", cache_dir=None),
+    }
+    drafter = drafters.build(group_values("drafter", "mixed", **changes), target=target)
+    rounds = []
+    for target.evaluation in ("packed", "rows"):
+        generation = generate(
+            target=target,
+            drafter=drafter,
+            verifier=verifiers.build({"name": "greedy"}),
+            structure=make_structure(shape, 3),
+            prompt=[7, 3, 19, 44, 3, 19, 52, 7, 3, 19, 44, 8, 3, 19],
+            max_new_tokens=40,
+            clock=CpuClock(),
+        )
+        rounds.append(
+            [(row.draft_tokens, row.tree, row.source, row.acceptance, row.committed) for row in generation.rounds]
+        )
+    assert rounds[0] == rounds[1]
+    accepted = {source[node].strategy for _, _, source, acceptance, _ in rounds[0] for node in acceptance.path}
+    assert accepted == {"ngram", "model_bigram"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"fill": False}, r"drafter\.fill=false: fixed shares need a drafter\.context_rows"),
+        ({"context_rows": -1}, r"drafter\.context_rows=-1"),
+        (
+            {"context": {"name": "oracle", "alpha": 0.5, "step_ms": 0.0, "forced": False}},
+            r"drafter\.context\.name=oracle",
+        ),
+        ({"bigram": {"name": "none"}}, r"drafter\.bigram\.name=none: it should be model_bigram or model_unigram"),
+        ({"context.order_min": 9}, r"drafter\.context\.order_min=9: .* drafter\.context\.order_max=4"),
+        ({"context.q": 0}, r"drafter\.context\.q=0"),
+        ({"context.p": 0}, r"Unknown key drafter\.context\.p: drafter 'ngram' has the keys q, order_max"),
+        ({"bigram.begin": True}, r"drafter\.bigram\.begin=true"),
+    ],
+)
+def test_what_is_wrong_is_named_where_it_stands(drafter_values, target, changes, sentence):
+    values = {
+        key: dict(value) if isinstance(value, dict) else value for key, value in drafter_values("mixed", SIZE).items()
+    }
+    for key, value in changes.items():
+        part, _, leaf = key.rpartition(".")
+        (values[part] if part else values)[leaf] = value
+    with pytest.raises(UsageError, match=sentence):
+        drafters.build(values, target=target)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "structure", "drafter"),
+    [
+        ([], {"name": "rows", "k": 10, "w": 10}, {"fill": True}),
+        (["structure=chain"], {"name": "chain"}, {}),
+        (["structure.k=3", "drafter.context_rows=2"], {"name": "rows", "k": 3}, {"context_rows": 2}),
+        (["drafter.context.q=3"], {"name": "rows"}, {"context": {"name": "ngram", "q": 3}}),
+        (["drafter.bigram.model=pocket"], {"name": "rows"}, {"bigram": {"name": "model_bigram", "model": "pocket"}}),
+        (["drafter@drafter.bigram=model_unigram"], {"name": "rows"}, {"bigram": {"name": "model_unigram"}}),
+    ],
+)
+def test_it_composes_from_the_command_line(arguments, structure, drafter):
+    GlobalHydra.instance().clear()
+    with initialize_config_dir(config_dir(), version_base="1.3"):
+        values = OmegaConf.to_container(compose("config", ["+drafter=mixed", *arguments]), resolve=True)
+    config = validated(RunConfig, values)
+    drafters.config(config.drafter)
+    structures.config(config.structure)
+    assert config.structure.items() >= structure.items()
+    for key, value in drafter.items():
+        assert config.drafter[key].items() >= value.items() if isinstance(value, dict) else config.drafter[key] == value

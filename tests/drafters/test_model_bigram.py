@@ -1,0 +1,413 @@
+"""The model bigram: its table against the target asked token by token, continuations against explicit decoding, what
+is kept in files, proposals, and bad input.
+"""
+
+import logging
+import pickle
+from copy import deepcopy
+
+import numpy as np
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.numpy import load_file, save_file
+
+from specdec.drafters import bigram_table
+from specdec.drafters.base import drafters
+from specdec.drafters.bigram_table import top_tokens, weights_hash
+from specdec.errors import ModelLoadError, UsageError
+from specdec.records import EMPTY, Source
+from specdec.structures.base import structures
+from specdec.targets.causal import Causal
+from specdec.targets.encoder_decoder import EncoderDecoder
+from specdec.verifiers import verifiers
+
+MODELS = ["llama", "gpt2", "opt", "mistral_window", "gemma3"]
+
+
+@pytest.fixture
+def target_of(tiny_model, sampling):
+    return lambda name: Causal.from_model(tiny_model(name), sampling(temperature=0.7))
+
+
+@pytest.fixture
+def build(group_values):
+    """`build(target, extend="greedy", ...)`: the YAML with some keys changed, nothing kept."""
+
+    def make(target, **keys):
+        defaults = {"cache_dir": None, "k": 7, "extend_k": 4, "extend_w": 5, "batch_size": 16}
+        return drafters.build(group_values("drafter", "model_bigram", **defaults | keys), target=target)
+
+    return make
+
+
+def asked(target, text):
+    """The tokens after `text` by their chance, as the target decodes: through our own cache and masks."""
+    target.start(text, len(text) + 1)
+    return target.verify(EMPTY)[-1].sort(descending=True, stable=True).indices.tolist()
+
+
+def written(target, text, count):
+    """What greedy decoding writes after `text`."""
+    tokens = list(text)
+    for _ in range(count):
+        tokens.append(asked(target, tokens)[0])
+    return tuple(tokens[len(text) :])
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_table_is_what_the_model_says_after_every_token_alone(target_of, build, name):
+    target = target_of(name)
+    drafter = build(target)
+    for token in range(target.vocab_size):
+        assert drafter.ranked(token, 7) == asked(target, [token])[:7]
+        assert drafter.ranked(token, 2) == drafter.ranked(token, 7)[:2]
+
+
+@pytest.mark.parametrize("batch_size", [1, 60, 1000])
+def test_batches_change_nothing(target_of, build, batch_size):
+    target = target_of("llama")
+    one, other = (build(target, extend="greedy", batch_size=size) for size in (16, batch_size))
+    for token in range(target.vocab_size):
+        assert one.rows(token, 7, 6) == other.rows(token, 7, 6)
+
+
+def test_a_begin_token_goes_in_front(tiny_model, sampling, build):
+    model = deepcopy(tiny_model("llama"))
+    model.config.bos_token_id = 5
+    target = Causal.from_model(model, sampling(temperature=0.7))
+    drafter, alone = build(target, begin=True, extend="greedy"), build(target)
+    for token in range(0, target.vocab_size, 7):
+        assert drafter.ranked(token, 7) == asked(target, [5, token])[:7]
+        first, *rest = drafter.rows(token, 4, 5)[3]
+        assert tuple(rest) == written(target, [5, token, first], 4)
+    assert any(drafter.ranked(token, 7) != alone.ranked(token, 7) for token in range(target.vocab_size))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_greedy_continuations_are_what_decoding_writes(target_of, build, name):
+    target = target_of(name)
+    drafter = build(target, extend="greedy")
+    for token in range(0, target.vocab_size, 11):
+        for first, *rest in drafter.rows(token, 4, 5):
+            assert tuple(rest) == written(target, [token, first], 4)
+
+
+def test_beyond_what_is_decoded_rows_are_chained(target_of, build):
+    target = target_of("llama")
+    greedy, chained = build(target, extend="greedy"), build(target)
+    for token in range(target.vocab_size):
+        rows = greedy.rows(token, 7, 8)
+        assert rows[4:] == chained.rows(token, 7, 8)[4:]
+        for row, short in zip(rows[:4], greedy.rows(token, 4, 5), strict=True):
+            assert row[:5] == short
+            for last, following in zip(row[4:], row[5:], strict=False):
+                assert following == greedy.ranked(last, 1)[0]
+    assert greedy.rows(3, 4, 1) == [(first,) for first in greedy.ranked(3, 4)]
+    assert greedy.rows(3, 4, 3) == [row[:3] for row in greedy.rows(3, 4, 5)]
+
+
+def test_chained_rows_follow_the_table(target_of, build):
+    target = target_of("gpt2")
+    drafter = build(target)
+    rows = drafter.rows(9, 3, 4)
+    assert [row[0] for row in rows] == asked(target, [9])[:3]
+    for row in rows:
+        for last, following in zip(row, row[1:], strict=False):
+            assert following == asked(target, [last])[0]
+
+
+def test_a_law_without_a_model_is_asked(table, random_law, build):
+    law = random_law(6, 3)
+    for temperature in (0.0, 1.0):  # the law, not its standardised form, is ranked
+        drafter = build(table(law, temperature=temperature), extend="greedy", extend_k=2, extend_w=3)
+        best = law.argmax(-1).tolist()
+        for token in range(6):
+            order = law[token].argsort(descending=True).tolist()
+            assert drafter.ranked(token, 9) == order
+            assert drafter.rows(token, 2, 3) == [(y, best[y], best[best[y]]) for y in order[:2]]
+
+
+def test_equals_stand_in_the_order_of_their_numbers():
+    logits = torch.tensor(
+        [[1.0, 3.0, 1.0, 1.0, 3.0], [0.0, 0.0, 0.0, 0.0, 0.0], [-torch.inf, 2.0, -torch.inf, 1.0, 3.0]]
+    )
+    assert top_tokens(logits, 3).tolist() == [[1, 4, 0], [0, 1, 2], [4, 1, 3]]
+    assert top_tokens(logits.bfloat16(), 4).tolist() == [[1, 4, 0, 2], [0, 1, 2, 3], [4, 1, 3, 0]]
+    many = torch.randint(0, 5, (40, 90), generator=torch.Generator().manual_seed(0)).bfloat16()
+    assert torch.equal(top_tokens(many, 30), many.sort(dim=-1, descending=True, stable=True).indices[:, :30])
+
+
+# ------------------------------------------------------------------------------------------------------------
+# Proposals.
+
+
+def test_a_chain_follows_the_last_token(target_of, build, make_structure):
+    drafter = build(target_of("llama"))
+    drafter.start([3, 8], 100)
+    assert drafter.propose(make_structure("chain", 3)).tokens == drafter.rows(8, 1, 3)[0]
+    drafter.commit([1, 2])
+    draft = drafter.draft(make_structure("chain", 3))
+    assert tuple(draft.tokens.tolist()) == drafter.rows(2, 1, 3)[0] and draft.q is None
+    assert draft.source == (Source("model_bigram", 0),) * 3 and draft.tree.is_chain
+
+
+@pytest.mark.parametrize("extend", ["chain", "greedy"])
+def test_rows_are_rows(target_of, build, make_structure, extend):
+    drafter, structure = build(target_of("llama"), extend=extend), make_structure("rows", 4)
+    drafter.start([8], 100)
+    proposal = drafter.propose(structure)
+    assert proposal.tree == structure.tree
+    for rank, (row, leaf) in enumerate(zip(drafter.rows(8, 3, 4), proposal.tree.leaves, strict=True)):
+        path = proposal.tree.path(leaf)
+        assert tuple(proposal.tokens[node] for node in path) == row
+        assert {proposal.source[node] for node in path} == {Source("model_bigram", rank)}
+
+
+def test_fewer_rows_where_fewer_are_tabulated(target_of, build, make_structure):
+    drafter = build(target_of("llama"), k=2)
+    drafter.start([8], 100)
+    proposal = drafter.propose(make_structure("rows", 4))
+    assert len(proposal.tree.leaves) == 2 and len(proposal.tokens) == 8
+    assert [proposal.tokens[0], proposal.tokens[4]] == drafter.ranked(8, 9)
+
+
+@pytest.fixture
+def tree_of(group_values):
+    def make(parents):
+        values = group_values("structure", "tree", parents=parents, accuracy=None)
+        return structures.build(values)
+
+    return make
+
+
+def test_a_node_of_a_tree_has_its_rank_after_its_parent(target_of, build, tree_of):
+    drafter, parents = build(target_of("llama")), [-1, -1, 0, 0, 1, 2, 0, -1]
+    drafter.start([8], 100)
+    tokens, tree, source = drafter.propose(tree_of(parents))
+    assert tree.parents == tuple(parents)
+    ranks = [0, 1, 0, 1, 0, 0, 2, 2]
+    for node, (parent, rank) in enumerate(zip(parents, ranks, strict=True)):
+        assert tokens[node] == drafter.ranked(8 if parent < 0 else tokens[parent], rank + 1)[rank]
+        assert source[node] == Source("model_bigram", rank)
+
+
+def test_a_tree_without_enough_ranks_loses_what_hangs_on_them(target_of, build, tree_of):
+    drafter = build(target_of("llama"), k=2)
+    drafter.start([8], 100)
+    tokens, tree, source = drafter.propose(tree_of([-1, -1, -1, 2, 3, 1]))
+    assert tree.parents == (-1, -1, 1)
+    assert tokens == (*drafter.ranked(8, 2), drafter.ranked(drafter.ranked(8, 2)[1], 1)[0])
+    assert [entry.rank for entry in source] == [0, 1, 0]
+
+
+def test_replay_is_copying_where_pairs_are_decoded_from(target_of, build):
+    target = target_of("llama")
+    assert (build(target).replay, build(target, extend="greedy").replay) == ("position", "copying")
+    assert build(target, extend="greedy").laws([1], [2, 3]) is None
+
+
+def test_the_laws_along_a_text_are_those_of_its_drafts(target_of, build, make_structure):
+    target = target_of("llama")
+    drafter, text = build(target), [4, 4, 19, 60]
+    laws = drafter.laws([0, 3], text)
+    assert laws.shape == (4, target.vocab_size) and torch.equal(laws.sum(-1), torch.ones(4))
+    drafter.start([0, 3], 100)
+    for law, token in zip(laws, text, strict=True):
+        assert int(law.argmax()) == drafter.propose(make_structure("chain", 1)).tokens[0]
+        drafter.commit([token])
+
+
+def test_it_can_be_sent_to_another_process(target_of, build, make_structure):
+    target = target_of("llama")
+    drafter = build(target, extend="greedy")
+    drafter.start([8], 100)
+    sent = pickle.dumps(drafter)
+    assert len(sent) < 61 * (7 + 4 * 4 + 20) * 4, "the model must not travel with it"
+    assert pickle.loads(sent).propose(make_structure("rows", 4)) == drafter.propose(make_structure("rows", 4))
+
+
+def test_it_costs_no_arithmetic_and_says_which_model_it_is_of(target_of, build):
+    target = target_of("llama")
+    drafter = build(target)
+    assert drafter.flops_per_token == 0 and drafter.vocab_size == target.vocab_size
+    assert drafter.describe() == target.describe() | {"bigram_tokens": 7, "extend": "chain"}
+
+
+# ------------------------------------------------------------------------------------------------------------
+# Files.
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """How often a table was made."""
+    made = []
+    real = bigram_table.tabulate
+    monkeypatch.setattr("specdec.drafters.model_bigram.tabulate", lambda *a: made.append(a) or real(*a))
+    return made
+
+
+def the_file(folder):
+    (path,) = folder.iterdir()
+    return path
+
+
+def test_a_table_is_made_once(target_of, build, calls, tmp_path):
+    target, keys = target_of("llama"), {"cache_dir": str(tmp_path / "new" / "folder"), "extend": "greedy"}
+    first = build(target, **keys)
+    again = build(target, **keys, batch_size=3)  # not part of what a table is
+    assert len(calls) == 1
+    assert all(first.rows(token, 7, 6) == again.rows(token, 7, 6) for token in range(target.vocab_size))
+    with safe_open(the_file(tmp_path / "new" / "folder"), framework="numpy") as stored:
+        assert stored.metadata()["weights"] == weights_hash(target.model)
+
+
+def test_other_keys_weights_or_types_are_other_tables(target_of, build, calls, tmp_path):
+    target, keys = target_of("llama"), {"cache_dir": str(tmp_path)}
+    other = Causal.from_model(deepcopy(target.model), target.sampling)
+    other.model.lm_head.weight[0, 0] += 1e-6
+    narrow = Causal.from_model(deepcopy(target.model).float(), target.sampling)
+    build(target, **keys)
+    build(target, **keys, extend_k=2)  # says nothing where nothing is decoded
+    assert len(calls) == 1
+    changes = [(target, {"k": 6}), (target, {"extend": "greedy"}), (other, {}), (narrow, {})]
+    for number, (model, change) in enumerate(changes, start=2):
+        build(model, **keys, **change)
+        assert len(calls) == number == len(list(tmp_path.iterdir()))
+
+
+def rewritten(path, weights=None, arrays=None):
+    with safe_open(path, framework="numpy") as stored:
+        metadata = stored.metadata()
+    save_file(arrays or load_file(path), path, metadata | ({"weights": weights} if weights else {}))
+
+
+def cut(path):
+    path.write_bytes(path.read_bytes()[:-5])
+
+
+def other_weights(path):
+    rewritten(path, weights="0" * 64)
+
+
+def other_numbers(path):
+    rewritten(path, arrays={name: np.zeros_like(array) for name, array in load_file(path).items()})
+
+
+def other_file(path):
+    save_file({"first": np.zeros((61, 7), dtype=np.int32)}, path)
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (cut, "is damaged"),
+        (other_weights, "was made from other weights"),
+        (other_numbers, "is damaged (its checksums do not fit)"),
+        (other_file, "is damaged (its format"),
+    ],
+)
+def test_a_table_that_does_not_fit_is_made_again_and_said_so(target_of, build, calls, tmp_path, caplog, change, why):
+    target, keys = target_of("llama"), {"cache_dir": str(tmp_path)}
+    first = build(target, **keys)
+    change(the_file(tmp_path))
+    with caplog.at_level(logging.WARNING):
+        again = build(target, **keys)
+    assert why in caplog.text and "it is made again" in caplog.text and len(calls) == 2
+    assert again.rows(5, 7, 3) == first.rows(5, 7, 3)
+    caplog.clear()
+    build(target, **keys)
+    assert not caplog.text and len(calls) == 2
+
+
+def test_a_folder_that_cannot_be_written(target_of, build, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageError, match=r"drafter\.cache_dir=.*null to keep none"):
+        build(target_of("llama"), cache_dir=str(tmp_path / "file"))
+
+
+# ------------------------------------------------------------------------------------------------------------
+# A model of its own, and bad input.
+
+
+@pytest.fixture
+def saved(tiny_model, tmp_path):
+    tiny_model("llama").save_pretrained(tmp_path / "llama")
+    return str(tmp_path / "llama")
+
+
+def test_another_model_for_a_target_without_one(target_of, build, saved, table, random_law):
+    own = build(target_of("llama"))
+    drafter = build(table(random_law(61, 0)), model=saved)
+    assert all(drafter.ranked(token, 7) == own.ranked(token, 7) for token in range(61))
+    assert drafter.describe()["sha256"] and drafter.describe()["dtype"] == "float64"
+    assert build(table(random_law(61, 0)), model=saved, dtype="float32").describe()["dtype"] == "float32"
+
+
+def test_a_model_with_another_vocabulary(build, saved, table, random_law):
+    with pytest.raises(UsageError, match=r"drafter\.model=.*61 tokens and the target's 5"):
+        build(table(random_law(5, 0)), model=saved)
+
+
+def test_encoder_decoders_are_refused(tiny_encoder_decoder, sampling, build, tmp_path, table, random_law):
+    model = tiny_encoder_decoder("t5")
+    with pytest.raises(UsageError, match="the target is an encoder-decoder"):
+        build(EncoderDecoder.from_model(model, sampling(temperature=0.0)))
+    model.save_pretrained(tmp_path)
+    with pytest.raises(UsageError, match="it is an encoder-decoder"):
+        build(table(random_law(61, 0)), model=str(tmp_path))
+
+
+def test_keys_that_do_not_go_together(target_of, build, table, random_law):
+    with pytest.raises(UsageError, match=r"drafter\.extend_k=8: it should be at most drafter\.k=7"):
+        build(target_of("llama"), extend="greedy", extend_k=8)
+    with pytest.raises(UsageError, match=r"drafter\.dtype=float32: it is of drafter\.model"):
+        build(target_of("llama"), dtype="float32")
+    with pytest.raises(UsageError, match=r"drafter\.begin=true: the target has no begin token"):
+        build(target_of("llama"), begin=True)
+    with pytest.raises(UsageError, match=r"drafter\.begin=true: a target without a model"):
+        build(table(random_law(5, 0)), begin=True)
+
+
+def test_a_recorded_stream_has_no_law(build):
+    class Recorded:
+        """As target=replay: it scores its own prompts only."""
+
+        vocab_size, device = 5, torch.device("cpu")
+
+        def score(self, prompt, text):
+            raise UsageError("No stream has this prompt.")
+
+    with pytest.raises(UsageError, match=r"drafter\.model=null: .* cannot say what follows.*give a drafter\.model"):
+        build(Recorded())
+
+
+def test_a_large_target_without_a_model_is_not_asked(build, table, random_law, monkeypatch):
+    monkeypatch.setattr("specdec.drafters.model_bigram._LARGEST_LAW", 4)
+    with pytest.raises(UsageError, match=r"asking it about 5 tokens.*give a drafter\.model"):
+        build(table(random_law(5, 0)))
+
+
+def test_logits_that_are_not_finite(tiny_model, sampling, build):
+    target = Causal.from_model(deepcopy(tiny_model("llama")), sampling(temperature=0.0))
+    target.model.lm_head.weight[0, 0] = torch.nan
+    with pytest.raises(ModelLoadError, match="its logits are not finite"):
+        build(target)
+
+
+def test_its_tokens_are_accepted_where_the_text_follows_the_bigram(table, random_law, build, make_structure):
+    """On a Markov law greedy text is the chained bigram: every draft is accepted whole."""
+    from specdec.decode import generate
+    from specdec.measurement.timers import CpuClock
+
+    target = table(random_law(6, 3))
+    generation = generate(
+        target=target,
+        drafter=build(target),
+        verifier=verifiers.build({"name": "greedy"}),
+        structure=structures.build({"name": "chain", "gamma": 4}),
+        prompt=[2],
+        max_new_tokens=20,
+        clock=CpuClock(),
+    )
+    assert [row.accepted for row in generation.rounds] == [4, 4, 4, 4]

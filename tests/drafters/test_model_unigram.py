@@ -1,0 +1,158 @@
+"""The model unigram: THEORY 9's values, scores against the definition, the choice of the sign, proposals, bad input."""
+
+import json
+import logging
+import pickle
+from copy import deepcopy
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from specdec.drafters import model_unigram
+from specdec.drafters.base import drafters
+from specdec.drafters.model_unigram import unigram_scores
+from specdec.errors import UsageError
+from specdec.records import Source
+from specdec.structures.base import structures
+from specdec.targets.causal import Causal
+from specdec.targets.encoder_decoder import EncoderDecoder
+
+V = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0], [-1.0, 0.5]])
+U = torch.tensor([[0.5, 0.2], [-0.3, 0.4], [0.1, -0.6], [1.0, 1.0]])
+
+
+def test_the_values_of_the_theory():
+    scores = unigram_scores(U, V)
+    assert scores.dtype == torch.float64
+    assert scores.tolist() == pytest.approx([0.17375, -0.01, -0.08125, 0.45625], abs=1e-7)
+    assert scores.argsort().tolist() == [2, 1, 0, 3]
+
+
+def test_the_metric_is_a_mean_over_all_tokens(monkeypatch):
+    """Written out: the mean over x of (mean u . v_x)(u_i . v_x); and in chunks."""
+    generator = torch.Generator().manual_seed(0)
+    u, v = (torch.randn(23, 5, generator=generator, dtype=torch.float64) for _ in range(2))
+    mean = u.mean(0)
+    expected = [sum(float(mean @ x) * float(row @ x) for x in v) / 23 for row in u]
+    assert unigram_scores(u, v).tolist() == pytest.approx(expected)
+    assert unigram_scores(u, u).tolist() != pytest.approx(expected), "input and output embeddings are told apart"
+    monkeypatch.setattr(model_unigram, "_CHUNK", 4)
+    assert unigram_scores(u, v).tolist() == pytest.approx(expected)
+
+
+def explicit_order(model):
+    u, v = (part.weight.double().numpy() for part in (model.get_output_embeddings(), model.get_input_embeddings()))
+    return np.argsort(u @ (v.T @ v / len(v)) @ u.mean(0), kind="stable").tolist()
+
+
+@pytest.fixture
+def target_of(tiny_model, sampling):
+    return lambda name: Causal.from_model(tiny_model(name), sampling(temperature=0.0))
+
+
+@pytest.fixture
+def build(group_values, tmp_path):
+    """`build(target, text, k=...)`: calibrated on lists of token ids."""
+
+    def make(target, texts=((0, 1, 2),), **keys):
+        path = tmp_path / "calibration.jsonl"
+        path.write_text("".join(json.dumps({"ids": list(text)}) + "\n" for text in texts))
+        defaults = {"corpus": str(path), "field": "ids", "k": 6}
+        return drafters.build(group_values("drafter", "model_unigram", **defaults | keys), target=target)
+
+    return make
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "gpt_neox", "gemma2"])  # tied and not
+def test_the_end_that_the_text_favours_is_used(target_of, build, name, caplog):
+    target = target_of(name)
+    order = explicit_order(target.model)
+    with caplog.at_level(logging.INFO):
+        low = build(target, [[*order[:6], order[30], order[-1]]])
+        high = build(target, [[*order[-6:], order[30], order[0]]])
+    assert low.sign == "smallest" and low.ranked(3, 6) == order[:6]
+    assert high.sign == "largest" and high.ranked(3, 6) == order[:-7:-1]
+    assert low.hits == {"smallest": 6 / 8, "largest": 1 / 8}
+    assert low.describe() == target.describe() | {"sign": "smallest", "hits": low.hits}
+    assert "the 6 smallest scores make up 75.0%" in caplog.text and "the other end's 12.5%" in caplog.text
+
+
+def test_a_tie_goes_to_the_papers_sign(target_of, build):
+    target = target_of("llama")
+    order = explicit_order(target.model)
+    assert build(target, [[order[0], order[-1]]]).sign == "smallest"
+    assert build(target, [[order[30]]]).sign == "smallest"
+
+
+def test_no_more_of_the_corpus_is_read_than_asked_for(target_of, build):
+    target = target_of("llama")
+    order = explicit_order(target.model)
+    texts = [[order[0]] * 5, [order[1]] * 5, *[[order[-1]] * 50] * 3]
+    assert build(target, texts, calibration=6).hits == {"smallest": 1.0, "largest": 0.0}
+    assert build(target, texts, calibration=11).sign == "largest"
+
+
+def test_proposals_are_the_same_in_any_context(target_of, build, make_structure):
+    drafter = build(target_of("llama"))
+    a, b, c = drafter.ranked(0, 3)
+    for prompt, more in (([3, 8], [1]), ([60], [2, 2])):
+        drafter.start(prompt, 100)
+        drafter.commit(more)
+        assert drafter.propose(make_structure("chain", 3)).tokens == (a, a, a)
+        tokens, tree, source = drafter.propose(make_structure("rows", 3))
+        assert tokens == (a, a, a, b, a, a, c, a, a) and tree == make_structure("rows", 3).tree
+        assert source == tuple(Source("model_unigram", node // 3) for node in range(9))
+
+
+def test_children_of_a_tree_are_the_first_ranks(target_of, build, group_values):
+    parents = [-1, -1, 0, 0, 1, 2, 0]
+    values = group_values("structure", "tree", parents=parents, accuracy=None, nodes=len(parents), depth=3)
+    drafter = build(target_of("llama"))
+    a, b, c = drafter.ranked(0, 3)
+    drafter.start([8], 100)
+    tokens, tree, source = drafter.propose(structures.build(values))
+    assert tokens == (a, b, a, b, a, a, c) and tree.parents == tuple(parents)
+    assert [entry.rank for entry in source] == [0, 1, 0, 1, 0, 0, 2]
+
+
+def test_the_laws_along_a_text_are_one_token(target_of, build):
+    drafter = build(target_of("llama"))
+    laws = drafter.laws([0, 3], [4, 4, 19])
+    assert laws.shape == (3, 61) and (laws.argmax(-1) == drafter.ranked(0, 1)[0]).all() and laws.sum() == 3
+    assert drafter.laws([0], []).shape == (0, 61)
+
+
+def test_it_can_be_sent_to_another_process(target_of, build):
+    sent = pickle.dumps(build(target_of("llama")))
+    assert len(sent) < 2000
+    assert pickle.loads(sent).rows(1, 2, 2) == build(target_of("llama")).rows(1, 2, 2)
+
+
+def test_another_model_for_a_target_without_one(tiny_model, build, tmp_path, table, random_law):
+    tiny_model("llama").save_pretrained(tmp_path / "llama")
+    order = explicit_order(tiny_model("llama"))
+    drafter = build(table(random_law(61, 0)), [order[:2]], model=str(tmp_path / "llama"))
+    assert drafter.ranked(0, 6) == order[:6]
+
+
+def test_what_it_cannot_rank(build, target_of, table, random_law, tiny_encoder_decoder, sampling):
+    with pytest.raises(UsageError, match=r"drafter\.model=null: the target has no model"):
+        build(table(random_law(5, 0)))
+    with pytest.raises(UsageError, match="the target is an encoder-decoder"):
+        build(EncoderDecoder.from_model(tiny_encoder_decoder("t5"), sampling(temperature=0.0)))
+    with pytest.raises(UsageError, match="text, and the target has no tokenizer"):
+        build(target_of("llama"), corpus=__file__, field=None)
+    with pytest.raises(UsageError, match="token 61 is not among the target's 61 tokens"):
+        build(target_of("llama"), [[61]])
+
+
+def test_embeddings_of_different_sizes(tiny_model, sampling, build):
+    target = Causal.from_model(deepcopy(tiny_model("llama")), sampling(temperature=0.0))
+    target.model.lm_head = nn.Linear(8, 61, bias=False)
+    with pytest.raises(UsageError, match="the output's have 8 dimensions and the input's 32"):
+        build(target)
+    target.model.lm_head = None
+    with pytest.raises(UsageError, match="no output embeddings"):
+        build(target)

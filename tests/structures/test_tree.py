@@ -1,0 +1,193 @@
+"""The tree structure: what it is made of, its sizes, and what is said about a bad one."""
+
+import pytest
+import yaml
+
+from specdec.errors import UsageError
+from specdec.records import Tree
+from specdec.structures import structures
+from specdec.structures.tree import TokenTree, load_tree, save_tree
+from specdec.theory.trees import best_tree, expected_tokens
+
+FALLING = [0.6, 0.2, 0.1, 0.05]
+COMB = [-1, -1, 0, 0, 2, 2]  # two children of the root, then two of each level's first node
+
+
+@pytest.fixture
+def build(group_values):
+    """`build(nodes=4)`: the tree of its YAML with some values changed."""
+
+    def make(**changes) -> TokenTree:
+        return structures.build(group_values("structure", "tree", **changes))
+
+    return make
+
+
+def error(build, **changes) -> str:
+    with pytest.raises(UsageError) as caught:
+        build(**changes)
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+def test_the_yaml_builds_the_best_tree_for_its_accuracy(build, group_values):
+    values, tree = group_values("structure", "tree"), build()
+    best = best_tree(values["accuracy"], values["nodes"], values["depth"])
+    assert (tree.tree.parents, tree.ranks) == (best.parents, best.ranks)
+    assert (tree.nodes, tree.gamma) == (values["nodes"], values["depth"])
+    assert tree.branches == len(tree.tree.leaves) > 1
+
+
+def test_accuracy_may_differ_by_depth_and_rise_with_rank(build):
+    heads = [[0.5, 0.2], [0.3], [0.2]]
+    tree = build(accuracy=heads, nodes=20)
+    assert tree.tree.parents == (-1, -1, 0, 1, 2, 3) and tree.gamma == 3  # all that these heads can fill
+    rising = build(accuracy=[0.1, 0.5, 0.0, 0.4], nodes=5)
+    assert rising.tree.parents == (-1, -1, -1, -1, 1) and rising.ranks == (0, 1, 2, 3, 0)
+
+
+def test_nodes_and_depth_limit_a_built_tree(build):
+    assert build(accuracy=FALLING, nodes=7, depth=9).nodes == 7
+    flat = build(accuracy=FALLING, nodes=7, depth=2)
+    assert flat.gamma == 2 and expected_tokens(flat.tree.parents, flat.ranks, FALLING) == pytest.approx(2.56)
+
+
+def test_given_parents_and_a_file_are_the_same_tree(build, tmp_path):
+    given = build(parents=COMB)
+    assert given.tree.parents == tuple(COMB) and given.ranks == (0, 1, 0, 1, 0, 1) and given.gamma == 3
+    file = tmp_path / "kept" / "comb.yaml"
+    save_tree(file, given.tree.parents, given.ranks)
+    read = build(file=str(file))
+    assert (read.tree, read.ranks) == (given.tree, given.ranks)
+    file.write_text(yaml.safe_dump({"parents": COMB}))  # ranks are the order of siblings
+    assert load_tree(file).ranks == given.ranks
+
+
+def test_a_built_tree_survives_its_file(build, tmp_path):
+    built = build()
+    save_tree(tmp_path / "tree.yaml", built.tree.parents, built.ranks)
+    assert (tmp_path / "tree.yaml").read_text().count("\n") < 12  # lists in lines, not a line a number
+    read = load_tree(tmp_path / "tree.yaml")
+    assert read == (built.tree, built.ranks)
+
+
+@pytest.mark.parametrize("depth", range(4))
+def test_resized_drops_what_is_deeper(build, depth):
+    for tree in (build(parents=COMB), build(accuracy=FALLING, nodes=20, depth=6)):
+        small = tree.resized(depth)
+        kept = [node for node, level in enumerate(tree.tree.depths) if level <= depth]
+        assert small.gamma == depth and small.nodes == len(kept)
+        assert small.tree.parents == tuple(tree.tree.parents[node] for node in kept)  # level order: no renumbering
+        assert small.ranks == tuple(tree.ranks[node] for node in kept)
+
+
+def test_resized_renumbers_where_levels_are_mixed(build):
+    small = build(parents=[-1, 0, 1, 0, -1, 4, 5]).resized(2)  # depth first: 0 1 2 | 3 | 4 5 6
+    assert small.tree.parents == (-1, 0, 0, -1, 3) and small.ranks == (0, 0, 1, 1, 0)
+
+
+def test_nothing_is_left_at_depth_zero(build):
+    empty = build().resized(0)
+    assert (empty.gamma, empty.nodes, empty.branches, empty.ranks) == (0, 0, 1, ())
+    assert build().clamped(0).nodes == 0
+
+
+def test_a_built_tree_can_be_deeper_with_the_same_nodes(build):
+    tree = build(accuracy=FALLING, nodes=12, depth=2)
+    deep = tree.resized(4)
+    best = best_tree(FALLING, 12, 4)
+    assert (deep.tree.parents, deep.gamma, deep.nodes) == (best.parents, 4, 12)
+    assert tree.resized(50).gamma == Tree(best_tree(FALLING, 12).parents).depth < 12  # more depth does not pay
+    assert build(accuracy=[[0.5, 0.1], [0.4]], nodes=12, depth=1).resized(9).gamma == 2  # no accuracy below
+
+
+def test_a_given_tree_is_never_deeper(build):
+    tree = build(parents=COMB)
+    assert tree.resized(8).tree == tree.tree and tree.resized(8).gamma == 3
+
+
+def test_sizes_do_not_depend_on_the_way_there(build):
+    tree = build(accuracy=FALLING, nodes=12, depth=3)
+    for depth in range(8):
+        for between in (0, 2, 6):
+            assert tree.resized(between).resized(depth).tree is tree.resized(depth).tree
+    assert tree.clamped(3) is tree and tree.clamped(2).gamma == 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"parents": [-1, 0], "file": "x.yaml"}, "structure.file and structure.parents each say"),
+        ({"accuracy": None}, "has no tree: set structure.accuracy, structure.parents or structure.file"),
+        ({"parents": []}, "structure.parents: parents should be a list of whole numbers"),
+        ({"parents": [-1, 1, 0]}, "structure.parents: node 1 has parent 1: parents must precede"),
+        ({"parents": [-1, -2]}, "node 1 has parent -2"),
+        ({"parents": [-1, "a"]}, "structure.parents.1"),
+        ({"parents": COMB, "nodes": 5}, "has 6 nodes, more than structure.nodes=5"),
+        ({"parents": COMB, "depth": 2}, "is 3 deep, more than structure.depth=2"),
+        ({"accuracy": [0.5, 1.2]}, "Bad value structure.accuracy=[0.5, 1.2]: it should list numbers from 0 to 1"),
+        ({"accuracy": [0.5, -0.1]}, "numbers from 0 to 1"),
+        ({"accuracy": [0.5, "a"]}, "numbers from 0 to 1"),
+        ({"accuracy": [True]}, "numbers from 0 to 1"),
+        ({"accuracy": []}, "numbers from 0 to 1"),
+        ({"accuracy": [[0.5], [0.4, 2]]}, "Bad value structure.accuracy.1=[0.4, 2]"),
+        ({"accuracy": [[0.5], []]}, "Bad value structure.accuracy.1=[]"),
+        ({"accuracy": [[0.5], 0.4]}, "or such a list for each depth"),
+        ({"accuracy": [0.6, 0.8, 0.9]}, "the ranks sum to 2.3; give each rank's own chance"),
+        ({"accuracy": [0.0, 0.0]}, "structure.accuracy makes an empty tree"),
+        ({"nodes": 0}, "structure.nodes=0"),
+        ({"depth": 0}, "structure.depth=0"),
+        ({"gamma": 4}, "Unknown key structure.gamma"),
+    ],
+)
+def test_bad_values_are_answered_with_their_key(build, changes, sentence):
+    assert sentence in error(build, **changes)
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("", "is empty"),
+        ("# nothing\n", "is empty"),
+        ("parents: [-1, 0", "is not YAML text"),
+        ("parents: 2001-99-99", "is not YAML text"),
+        ("[-1, 0]", "is not a tree: it should hold"),
+        ("ranks: [0]", "is not a tree: it should hold"),
+        ("parents: [-1]\nnodes: 3", "is not a tree: it should hold"),
+        ("parents: 3", "parents should be a list of whole numbers"),
+        ("parents: []", "parents should be a list of whole numbers"),
+        ("parents: [-1, 0.0]", "parents should be a list of whole numbers"),
+        ("parents: [-1, 2, 0]", "node 1 has parent 2: parents must precede their children"),
+        ("parents: [-1, -1]\nranks: [0]", "ranks should be a list of 2 whole numbers"),
+        ("parents: [-1, -1]\nranks: [0, 2]", "node 1 has rank 2 where 1 is due"),
+        ("parents: [-1, -1]\nranks: [1, 0]", "node 0 has rank 1 where 0 is due"),
+    ],
+)
+def test_bad_files_are_answered_with_their_name(build, tmp_path, text, sentence):
+    file = tmp_path / "tree.yaml"
+    file.write_text(text)
+    message = error(build, file=str(file))
+    assert sentence in message and str(file) in message
+
+
+def test_files_that_cannot_be_read(build, tmp_path):
+    assert "nowhere.yaml does not exist" in error(build, file=str(tmp_path / "nowhere.yaml"))
+    assert "cannot be read: Is a directory" in error(build, file=str(tmp_path))
+    (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00\x81")
+    assert "is not YAML text" in error(build, file=str(tmp_path / "binary.yaml"))
+    (tmp_path / "deep.yaml").write_text("[" * 5000)
+    assert "is not YAML text" in error(build, file=str(tmp_path / "deep.yaml"))
+
+
+def test_a_file_is_held_to_the_limits(build, tmp_path):
+    save_tree(tmp_path / "comb.yaml", COMB, (0, 1, 0, 1, 0, 1))
+    assert "comb.yaml has 6 nodes, more than structure.nodes=4" in error(
+        build, file=str(tmp_path / "comb.yaml"), nodes=4
+    )
+
+
+def test_no_bad_tree_is_saved(tmp_path):
+    with pytest.raises(UsageError, match="node 0 has parent 0"):
+        save_tree(tmp_path / "tree.yaml", [0], [0])
+    assert not (tmp_path / "tree.yaml").exists()

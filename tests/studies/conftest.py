@@ -1,0 +1,50 @@
+"""Studies in this process, from an overlay and overrides, without a store: on an explicit law or a tiny model."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from omegaconf import OmegaConf
+
+from specdec.analysis.findings import Findings, open_study
+from specdec.cli import config_dir
+from specdec.config import RunConfig, validated
+from specdec.studies.run import run_study
+
+Tables = dict[str, pd.DataFrame]
+
+
+@pytest.fixture
+def study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Findings, Tables]]:
+    """`study("ngrammys_grid", "study.k=[1]", ...)`: its findings and its tables, in one process, and a check that the
+    findings can be had again from the folder."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(experiment: str, *overrides: str) -> tuple[Findings, Tables]:
+        GlobalHydra.instance().clear()
+        small = ("+debug=tiny", "measurement.workers=1", "tracking.enabled=false")
+        with initialize_config_dir(config_dir(), version_base="1.3"):
+            composed = compose("config", [f"+experiment={experiment}", *small, *overrides])
+        values = OmegaConf.to_container(composed, resolve=True, throw_on_missing=True)
+        assert isinstance(values, dict)
+        folder = tmp_path / "out"
+        folder.mkdir(exist_ok=True)
+        found = run_study(validated(RunConfig, values), folder)
+        again = open_study(folder)
+        assert again.metrics == found.metrics and again.curves == found.curves
+        return found, {path.stem: pd.read_parquet(path) for path in folder.glob("*.parquet")}
+
+    return run
+
+
+@pytest.fixture
+def tiny_target(tiny_llama, tmp_path: Path) -> tuple[str, ...]:
+    """Overrides that decode a random float64 Llama of 12 tokens, whose greedy texts wander."""
+    folder = tmp_path / "llama"
+    tiny_llama(12, context=256).save_pretrained(folder)
+    prompts = "[[1,2,3,1,2,3,1],[4,5,6,4,5],[7,8,9,10,7,8],[3,1,4,1,5,9,2,6,5]]"
+    model = ("target=causal", f"target.model={folder}", "target.dtype=float64", "target.compile=false")
+    return (*model, f"prompts.tokens={prompts}", "measurement.max_new_tokens=40", "drafter.bigram.cache_dir=null")

@@ -1,0 +1,57 @@
+"""Study `ablation`: its histograms add up to the rounds, rows and tokens of the replay, and bad input."""
+
+import pytest
+
+from specdec.errors import UsageError
+
+SMALL = ("structure.k=4", "structure.w=3")
+
+
+def test_histograms_add_up(study, tiny_target):
+    found, tables = study("ngrammys_ablation", *tiny_target, *SMALL)
+    replay, histograms = tables["replay"], tables["histograms"]
+    by_stream = replay.set_index("stream").sort_index()
+    rounds = by_stream["rounds"]
+    accepted = histograms[histograms["histogram"] == "accepted"]
+    assert (accepted.groupby("stream")["count"].sum() == rounds).all()
+    tokens = (accepted["value"] * accepted["count"]).groupby(accepted["stream"]).sum()
+    assert (tokens == by_stream["accepted"]).all()
+    won = accepted[accepted["strategy"] != ""].groupby(["stream", "strategy"])["count"].sum()
+    ranks = histograms[histograms["histogram"] == "rank"].groupby(["stream", "strategy"])["count"].sum()
+    assert (won == ranks).all() and len(won) == len(ranks) > 0
+    rows = histograms[histograms["histogram"] == "allotment"]
+    assert (rows["value"] * rows["count"]).sum() == replay["paths"].sum() <= 4 * rounds.sum()
+    parts = {name.split(".")[1] for name in found.metrics if name.count(".") == 2}
+    assert parts == {"ngram", "model_bigram"}
+    for share in ("of_rows", "of_wins", "tokens"):
+        assert sum(found.metrics[f"ablation.{name}.{share}"] for name in parts) == pytest.approx(1)
+    assert found.metrics["ablation.tokens_per_call"] == pytest.approx(replay["tokens"].sum() / rounds.sum())
+    for name in parts:
+        assert sum(found.curves[f"curve.ablation.allotment.{name}"].values()) == pytest.approx(1)
+        assert min(found.curves[f"curve.ablation.rank.{name}"]) >= 1
+
+
+def test_a_single_strategy_has_everything(study):
+    found, _ = study("ngrammys_ablation", "drafter=ngram", "structure=rows", *SMALL)
+    assert found.metrics["ablation.ngram.of_rows"] == found.metrics["ablation.ngram.tokens"] == 1
+
+
+def test_texts_too_short_for_any_draft(study):
+    found, _ = study("ngrammys_ablation", *SMALL, "measurement.max_new_tokens=1")
+    assert "proposed nothing" in found.sections[0].text[0] and found.metrics == {}
+
+
+@pytest.mark.parametrize(
+    ("overrides", "says"),
+    [
+        (("structure.k=0",), "structure.k=0"),
+        (("structure=chain",), "structure=rows"),
+        (("drafter=small_model", "structure=rows"), "look tokens up"),
+        (("+study.k=3",), "study.k"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+)
+def test_bad_input_is_one_sentence(study, overrides, says):
+    with pytest.raises(UsageError) as raised:
+        study("ngrammys_ablation", *overrides)
+    assert says in str(raised.value) and "\n" not in str(raised.value)

@@ -1,0 +1,88 @@
+"""Study `grid`: replayed rounds are those of live decoding, times are those that were measured, and bad input."""
+
+import json
+
+import pytest
+
+from specdec.errors import UsageError
+from specdec.streams import Stream, write_streams
+
+SMALL = ("study.k=[1,4]", "study.w=[1,3]", "study.repeats=2", "study.calls=1", "study.probe_tokens=8")
+BLOCKS = {(1, 1), (1, 3), (4, 1), (4, 3)}
+
+
+@pytest.mark.parametrize("evaluation", ["packed", "rows"])
+def test_replayed_rounds_are_the_live_ones(study, tiny_target, evaluation):
+    found, tables = study("ngrammys_grid", *tiny_target, *SMALL, f"target.evaluation={evaluation}")
+    replay, live = tables["replay"], tables["live"]
+    assert set(zip(replay["k"], replay["w"], strict=True)) == BLOCKS
+    assert replay["tokens"].eq(40).all() and replay["rounds"].lt(40).any()  # something is accepted
+    runs = live[live["w"] > 0].merge(replay, on=["k", "w", "stream"], suffixes=("", "_replayed"))
+    assert len(runs) == len(BLOCKS) * 3 * 2  # 3 prompts, 2 repeats
+    assert runs["identical"].all() and (runs["rounds"] == runs["rounds_replayed"]).all()
+    plain = live[live["w"] == 0]
+    assert (plain["rounds"] == plain["tokens"]).all()
+    assert found.metrics["grid.live.same_rounds"] == 1
+    totals = replay.groupby(["k", "w"])[["tokens", "rounds"]].sum()
+    per_call = totals["tokens"] / totals["rounds"]
+    assert found.metrics["grid.best_tokens_per_call"] == pytest.approx(per_call.max())
+    assert found.curves["curve.grid.tokens_per_call.k4"] == pytest.approx(per_call.loc[4].to_dict())
+    assert all(0 < found.curves["curve.grid.speedup.k1"][w] < 40 for w in (1, 3))
+
+
+def test_rows_are_counted_after_what_they_share_is_merged(study, tiny_target):
+    _, tables = study("ngrammys_grid", *tiny_target, *SMALL)
+    replay = tables["replay"]
+    assert (replay["paths"] <= replay["k"] * replay["rounds"]).all()
+    assert (replay["nodes"] <= replay["paths"] * replay["w"]).all()
+    single = replay[(replay["k"] == 1) & (replay["w"] == 1)]
+    assert (single["nodes"] == single["paths"]).all()
+    assert (replay["context"] > 5).all() and (replay["context"] < 9 + 40).all()
+
+
+def test_every_repeat_is_timed(study):
+    _, tables = study("ngrammys_grid", *SMALL, "study.contexts=2")
+    times, host = tables["block_times"], tables["host_times"]
+    assert times["seconds"].gt(0).all() and set(times["repeat"]) == {0, 1}
+    assert set(zip(times["k"], times["w"], strict=True)) == BLOCKS | {(1, 0)}
+    assert times["context"].nunique() == 2
+    assert set(zip(host["k"], host["w"], strict=True)) == BLOCKS | {(1, 0)}
+    assert host.loc[host["w"] == 0, "nodes"].eq(0).all() and host["overhead_s"].gt(0).all()
+
+
+def recording(folder):
+    texts = [[1, 2, 3, 4] * 10, [5, 6, 7, 5, 6, 8] * 6]
+    write_streams(folder / "s.jsonl", [Stream(f"s{i}", "c", tuple(t[:5]), tuple(t[5:])) for i, t in enumerate(texts)])
+    target = ("drafter=ngram", "structure=rows", "target=replay", f"target.path={folder / 's.jsonl'}")
+    return *target, "prompts=recorded", "measurement.max_new_tokens=30"
+
+
+def test_a_recording_has_simulated_times_and_no_live_run(study, tmp_path):
+    found, tables = study("ngrammys_grid", *recording(tmp_path), *SMALL)
+    assert tables["live"].empty and not [name for name in found.metrics if "live" in name]
+    assert "simulated" in found.sections[1].title.lower() and "cost model" in " ".join(found.sections[1].text)
+    assert json.loads((tmp_path / "out" / "study.json").read_text())["simulated"] is True
+    # One row of (1, 1): every second is that of the published coefficients.
+    times = tables["block_times"].set_index(["k", "w"])["seconds"]
+    assert times.loc[4, 3].iloc[0] - times.loc[1, 0].iloc[0] == pytest.approx(12 * 2.10103129e-5)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "says"),
+    [
+        (("study.k=[]",), "study.k"),
+        (("study.k=[0,2]",), "study.k"),
+        (("study.w=[2,-1]",), "study.w"),
+        (("study.w=[0]",), "study.w"),
+        (("structure=chain",), "structure=rows"),
+        (("drafter=oracle", "structure=rows"), "rows"),
+        (("drafter=small_model", "structure=rows"), "look tokens up"),
+        (("study.k=[200]", "study.w=[14]"), "structure.budget"),
+        (("sampling=temperature",), "sampling=greedy"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+)
+def test_bad_input_is_one_sentence(study, overrides, says):
+    with pytest.raises(UsageError) as raised:
+        study("ngrammys_grid", *overrides)
+    assert says in str(raised.value) and "\n" not in str(raised.value)

@@ -1,0 +1,60 @@
+"""Study `topk`: a cell is what replaying its drafter gives, and bad input."""
+
+import pytest
+
+from specdec.drafters import drafters
+from specdec.errors import UsageError
+from specdec.measurement.stream_replay import replay_stream
+from specdec.streams import read_streams
+from specdec.structures import structures
+
+ONE = ("~study.drafters.model_unigram", "study.drafters.model_bigram.cache_dir=null")  # a law has no embeddings
+
+
+def test_a_cell_is_the_replay_of_its_drafter(study, table, random_law, group_values, tmp_path):
+    law = random_law(6, 3)
+    prompts = "[[0,1,2],[3,4],[5,1]]"
+    found, tables = study(
+        "ngrammys_topk",
+        *ONE,
+        f"target.law={law.tolist() if hasattr(law, 'tolist') else law}",
+        f"prompts.tokens={prompts}",
+        "study.k=[1,3,6]",
+        "study.w=[1,2]",
+    )
+    streams = read_streams(tmp_path / "out" / "streams.jsonl")
+    assert len(streams) == 3 and all(len(each.generated) == 24 for each in streams)
+    drafter = drafters.build(group_values("drafter", "model_bigram", cache_dir=None), target=table(law))
+    for k in (1, 3, 6):
+        for w in (1, 2):
+            rows = structures.build({"name": "rows", "k": k, "w": w, "budget": 100})
+            rounds = sum(len(replay_stream(drafter, rows, each, 24)) for each in streams)
+            assert found.curves[f"curve.topk.model_bigram.w{w}"][k] == pytest.approx(3 * 24 / rounds)
+    # With every token among the rows the first draft token of a round is always accepted.
+    assert found.curves["curve.topk.model_bigram.w1"][6] == pytest.approx(2)
+    assert set(tables["topk"]["drafter"]) == {"model_bigram"}
+
+
+@pytest.mark.parametrize(
+    ("overrides", "says"),
+    [
+        (("study.k=[]",), "study.k"),
+        (("study.k=[0]",), "study.k"),
+        (("study.w=[]",), "study.w"),
+        (("study.k=[33]",), "study.drafters.model_bigram.k=32"),
+        (("~study.drafters.model_bigram",), "study.drafters"),
+        (("study.drafters.model_bigram.extend=upwards",), "study.drafters.model_bigram.extend"),
+        (("+drafter@study.drafters.x=small_model",), "look tokens up"),
+        (("+drafter@study.drafters.x=unigram", "study.drafters.x.corpus=none.txt"), "study.drafters.x"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+)
+def test_bad_input_is_one_sentence(study, overrides, says):
+    with pytest.raises(UsageError) as raised:
+        study("ngrammys_topk", *ONE, *overrides)
+    assert says in str(raised.value) and "\n" not in str(raised.value)
+
+
+def test_an_unigram_without_embeddings_says_where_a_model_can_be_given(study):
+    with pytest.raises(UsageError, match=r"study\.drafters\.model_unigram\.model=null"):
+        study("ngrammys_topk")

@@ -1,0 +1,100 @@
+"""The study end to end: the command leaves tables, report, figures and metrics, from which it can be opened again."""
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pandas as pd
+import pytest
+from hydra.core.global_hydra import GlobalHydra
+
+from specdec import run
+from specdec.analysis.findings import open_study
+from specdec.errors import UsageError
+from specdec.studies import studies
+
+SMALL = ("study.k=[1,3]", "study.w=[0,1,2]", "study.contexts=[8,24]", "study.calls=2")
+
+
+@pytest.fixture
+def command(monkeypatch, tmp_path, capsys):
+    """Run `python -m specdec.run ...` in this process, in an empty folder; gives exit code and what it printed."""
+    monkeypatch.chdir(tmp_path)
+
+    def call(*arguments: str) -> tuple[int, str]:
+        monkeypatch.setattr("sys.argv", ["specdec.run", "+experiment=phase_transition", *arguments])
+        GlobalHydra.instance().clear()
+        try:
+            run.main()
+            code = 0
+        except SystemExit as end:
+            code = int(end.code or 0)
+        finally:
+            GlobalHydra.instance().clear()
+        streams = capsys.readouterr()
+        return code, streams.out + streams.err
+
+    return call
+
+
+def output(folder: Path) -> Path:
+    (found,) = folder.glob("outputs/*/*")
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("evaluation", ["packed", "rows"])
+def test_the_command_on_the_pocket_target(command, tmp_path, evaluation):
+    code, printed = command("+debug=pocket", f"target.evaluation={evaluation}", *SMALL)
+    assert code == 0, printed
+    assert "How much longer a call takes: With 24 tokens in the cache a call costs at most" in printed.replace(
+        "\n", " "
+    )
+    folder = output(tmp_path)
+    times, intensity = pd.read_parquet(folder / "block_times.parquet"), pd.read_parquet(folder / "intensity.parquet")
+    assert set(times[["k", "w"]].itertuples(index=False, name=None)) == {(1, 0), (1, 1), (1, 2), (3, 1), (3, 2)}
+    assert set(times.groupby(["k", "w", "context"]).size()) == {2} and (times["seconds"] > 0).all()
+    assert set(times["context"]) == {8, 24}
+    # Every product of every block; a plain step does two operations for each stored value it reads.
+    assert len(intensity) == 5 * 2 * intensity["product"].nunique()
+    weights = intensity[(intensity["inputs"] > 0) & (intensity["outputs"] > 0)]
+    step = weights[(weights["k"] == 1) & (weights["w"] == 0)]
+    assert (step["flops"] == step["bytes"]).all()  # of 2 bytes each
+    assert (weights["flops"] == weights["rows_evaluated"] * weights["bytes"]).all()
+    cache = intensity[intensity["product"] == "attention scores"].set_index(["context", "k", "w"])["bytes"]
+    assert cache[24, 3, 2] == cache[24, 1, 0] * (3 if evaluation == "rows" else 1)
+    for name in ("slowdown", "slowdown_by_tokens"):
+        assert (folder / "figures" / f"{name}.png").stat().st_size > 0
+    assert "phase_transition" in (folder / "report.html").read_text()
+    opened = open_study(folder)
+    metrics = opened.metrics
+    assert metrics["transition.context"] == 24 and metrics["transition.t11_ms.8"] > 0
+    assert metrics["transition.ridge.roofline"] > 0 and metrics["transition.tokens_within_50pct"] >= 1
+    assert opened.curves["curve.slowdown.8"][2] == pytest.approx(1)
+
+    import mlflow
+
+    client = mlflow.MlflowClient(tracking_uri=f"sqlite:///{tmp_path}/mlflow.db")
+    (logged,) = client.search_runs([client.get_experiment_by_name("specdec").experiment_id])
+    assert logged.data.tags["specdec.study"] == "phase_transition"
+    assert logged.data.metrics["transition.tokens_within_10pct"] == metrics["transition.tokens_within_10pct"]
+
+
+def test_a_target_without_products_has_times_alone(command, tmp_path):
+    code, printed = command("+debug=tiny", *SMALL)
+    assert code == 0, printed
+    assert pd.read_parquet(output(tmp_path) / "intensity.parquet").empty
+    assert "transition.ridge.roofline" not in open_study(output(tmp_path)).metrics
+
+
+@pytest.mark.parametrize("override", ["study.k=[0,1]", "study.w=[-1]", "study.k=[]", "study.calls=0", "+study.x=1"])
+def test_bad_values_are_one_sentence_before_anything_is_built(command, tmp_path, override):
+    code, printed = command("+debug=tiny", override)
+    key = override.lstrip("+").partition("=")[0]
+    assert code == 2 and key in printed and "Traceback" not in printed
+    assert not (tmp_path / "mlflow.db").exists()
+
+
+def test_recorded_streams_have_no_calls_to_time(group_values):
+    study = studies.build(group_values("study", "phase_transition"))
+    with pytest.raises(UsageError, match="use target=causal"):
+        study.run(SimpleNamespace(simulated=True, parts=SimpleNamespace(target=None)))

@@ -1,0 +1,328 @@
+"""Drafts evaluated as batches of rows: the same p as packed and as plain forward passes, the same cache, in float64."""
+
+from copy import deepcopy
+from functools import cache
+
+import pytest
+import torch
+
+from specdec.decode import generate
+from specdec.drafters.base import Drafter
+from specdec.errors import UsageError
+from specdec.measurement.timers import CpuClock
+from specdec.records import EMPTY, Draft, Source, Tree, chain_tree
+from specdec.row_batch import row_batch
+from specdec.sampling import generator_for
+from specdec.structures.base import structures
+from specdec.targets import causal
+from specdec.targets.base import targets
+from specdec.targets.causal import Causal
+from specdec.targets.encoder_decoder import EncoderDecoder
+from specdec.verifiers.base import verifiers
+
+VOCABULARY = 61
+PROMPT = [5, 9, 33, 2, 60, 17, 9, 33, 41, 8, 5]
+EXACT = 1e-12
+# Gemma-2's eager attention takes its softmax in float32 whatever the model's type.
+TOLERANCE = {"Gemma2ForCausalLM": 1e-7}
+CAPACITY, BRANCHES = 64, 8
+
+
+@pytest.fixture(scope="module")
+def target_of(tiny_model, tiny_encoder_decoder, sampling):
+    """`target_of("llama", "rows")`: temperature 1, so that every logit shows in p. Each is an object of its own."""
+
+    @cache
+    def make(name: str, evaluation: str) -> Causal:
+        if name.startswith("t5"):
+            return EncoderDecoder.from_model(tiny_encoder_decoder(name), sampling(temperature=1.0))
+        target = Causal.from_model(tiny_model(name), sampling(temperature=1.0))
+        target.evaluation = evaluation
+        return target
+
+    return make
+
+
+@torch.inference_mode()
+def plain(target, prompt, text):
+    """The law after `text` by a forward pass of the model alone."""
+    if isinstance(target, EncoderDecoder):
+        decoded = torch.tensor([[target.model.config.decoder_start_token_id, *text]])
+        output = target.model(input_ids=torch.tensor([prompt]), decoder_input_ids=decoded, use_cache=False)
+    else:
+        output = target.model(input_ids=torch.tensor([[*prompt, *text]]), use_cache=False)
+    return output.logits[0, -1].softmax(-1)
+
+
+def assert_like_plain(target, text, draft, tolerance=EXACT):
+    p = target.verify(draft)
+    assert p.shape == (len(draft) + 1, VOCABULARY)
+    for node in range(-1, len(draft)):
+        tokens = draft.tokens[list(draft.tree.path(node))].tolist()
+        assert (p[node + 1] - plain(target, PROMPT, [*text, *tokens])).abs().max() < tolerance, f"node {node}"
+    return p
+
+
+def uneven(seed):
+    """Rows of 1, 4, 2 and 3 tokens, the last two of which begin alike."""
+    generator = torch.Generator().manual_seed(seed)
+    return Draft(torch.randint(VOCABULARY, (9,), generator=generator), Tree((-1, -1, 1, 2, 3, -1, 5, 5, 7)))
+
+
+def drafts(random_draft):
+    """What rounds bring: trees, rows of unequal length, chains, nothing."""
+    chain = Draft(torch.tensor([3, 14, 15]), chain_tree(3))
+    return [random_draft(4, VOCABULARY, 0), EMPTY, uneven(1), chain, random_draft(9, VOCABULARY, 2), uneven(3), EMPTY]
+
+
+def assert_rounds_agree(rows, packed, random_draft, tolerance):
+    """Rounds that accept nothing, a first child, all of the deepest path, a late branch: p by p, copy by copy."""
+    text: list[int] = []
+    for number, draft in enumerate(drafts(random_draft)):
+        p = assert_like_plain(rows, text, draft, tolerance)
+        if packed is not None:
+            assert (p - packed.verify(draft)).abs().max() < tolerance
+        deepest = draft.tree.depths.index(draft.tree.depth) if len(draft) else -1
+        path = draft.tree.path((deepest, -1, len(draft) - 1, deepest, 0, deepest, -1)[number])
+        token = (11 * number + 1) % VOCABULARY
+        for target in (rows, packed):
+            if target is not None:
+                target.commit(path, token)
+        text += [*draft.tokens[list(path)].tolist(), token]
+    return text
+
+
+def assert_copies_are(used, fresh, copies, tolerance):
+    assert used.length == fresh.length and used.copies == copies
+    for ours, single in zip(used.layers, fresh.layers, strict=True):
+        kept = slice(0, used.length)
+        for copy in range(copies):
+            assert (ours.keys[copy, :, kept] - single.keys[0, :, kept]).abs().max() < tolerance
+            assert (ours.values[copy, :, kept] - single.values[0, :, kept]).abs().max() < tolerance
+
+
+def test_rows_give_the_p_of_packed_trees_and_of_plain_passes(architecture, target_of, random_draft):
+    rows, packed = target_of(architecture, "rows"), target_of(architecture, "packed")
+    tolerance = TOLERANCE.get(type(rows.model).__name__, EXACT)
+    rows.start(PROMPT, CAPACITY, BRANCHES)
+    packed.start(PROMPT, CAPACITY, BRANCHES)
+    buffers = [layer.keys.data_ptr() for layer in rows.decoder.cache.layers]
+    text = assert_rounds_agree(rows, packed, random_draft, tolerance)
+    used, single = rows.decoder.cache, packed.decoder.cache
+    assert [layer.keys.data_ptr() for layer in used.layers] == buffers, "no round makes a cache"
+    assert single.copies == 1 and rows.cache_bytes == BRANCHES * packed.cache_bytes
+    # Afterwards every copy is what a fresh prefill of the text would write.
+    packed.start([*PROMPT, *text], CAPACITY + len(text))
+    assert_copies_are(used, packed.decoder.cache, BRANCHES, 100 * tolerance)
+
+
+def test_rows_of_an_encoder_decoder_are_its_paths(encoder_decoder, target_of, random_draft):
+    """One encoder output and one cross-attention cache serve all rows, whose number changes from round to round."""
+    target = target_of(encoder_decoder, "rows")
+    target.start(PROMPT, len(PROMPT) + CAPACITY, BRANCHES)
+    cross = target.decoder._caches.cross_attention_cache.layers[0]
+    size = cross.keys.untyped_storage().nbytes()
+    text = assert_rounds_agree(target, None, random_draft, EXACT)
+    assert cross.keys.untyped_storage().nbytes() == size, "views"
+    used = target.decoder.cache
+    target.start(PROMPT, len(PROMPT) + CAPACITY)
+    target.verify(Draft(torch.tensor(text[:-1]), chain_tree(len(text) - 1)))
+    assert_copies_are(used, target.decoder.cache, BRANCHES, 100 * EXACT)
+
+
+@pytest.mark.parametrize("name", ["gemma3", "t5"])
+def test_a_verification_can_be_discarded(target_of, random_draft, name):
+    target = target_of(name, "rows")
+    target.start(PROMPT, CAPACITY, BRANCHES)
+    for draft in (uneven(0), random_draft(8, VOCABULARY, 0), EMPTY):
+        target.verify(draft)
+        target.discard()
+    assert_like_plain(target, [], uneven(5))
+
+
+@pytest.mark.parametrize("name", ["llama", "t5"])
+def test_more_rows_than_were_announced_are_evaluated_too(target_of, random_draft, name):
+    target = target_of(name, "rows")
+    target.start(PROMPT, CAPACITY, 2)
+    assert target.decoder.cache.copies == 2
+    text = assert_rounds_agree(target, None, random_draft, EXACT)
+    assert target.decoder.cache.copies > 2
+    assert_like_plain(target, text, uneven(9))
+
+
+def test_a_prompt_of_one_token_needs_no_prefill(target_of):
+    target = target_of("llama", "rows")
+    target.start([4], CAPACITY, BRANCHES)
+    first, second = uneven(0), uneven(1)
+    for draft, text in ((first, []), (second, [int(first.tokens[0]), 7])):
+        p = target.verify(draft)
+        for node in range(-1, len(draft)):
+            tokens = draft.tokens[list(draft.tree.path(node))].tolist()
+            assert (p[node + 1] - plain(target, [4, *text], tokens)).abs().max() < EXACT
+        target.commit([0], 7)
+
+
+def test_a_chain_takes_one_row(target_of, monkeypatch):
+    """And so does the baseline, through compiled passes where there are any."""
+    target = target_of("llama", "rows")
+    monkeypatch.setattr(target.decoder, "forward_rows", lambda *_: pytest.fail("a batch"))
+    target.start(PROMPT, CAPACITY, BRANCHES)
+    for draft in (EMPTY, Draft(torch.tensor([1, 2]), chain_tree(2))):
+        assert_like_plain(target, [], draft)
+        target.discard()
+
+
+class Rows(Drafter):
+    """Rows out of the text that the target is about to write, each gone wrong somewhere: the best after 0, 1, 2, ...
+    tokens in turn, and it is now one row, now another.
+    """
+
+    fills = frozenset({"rows", "tree"})
+
+    def __init__(self, text: list[int]) -> None:
+        self._text = text
+
+    def start(self, prompt, capacity, generator=None, reference=None) -> None:
+        self._done = self._round = 0
+
+    def draft(self, structure) -> Draft:
+        parents, tokens, w = [], [], structure.gamma
+        for row in range(structure.k if w else 0):
+            coming = self._text[self._done : self._done + w]
+            if len(coming) < w:
+                return EMPTY
+            best = self._round % (w + 1)
+            wrong = (best - row - self._round) % (best + 1)
+            line = [token if place < wrong else (token + row + 1) % VOCABULARY for place, token in enumerate(coming)]
+            first = len(tokens)
+            parents += [-1, *range(first, first + w - 1)]
+            tokens += line
+        # Rows that begin alike are merged by the tree below, as drafters do.
+        return _merged(parents, tokens) if tokens else EMPTY
+
+    def commit(self, tokens) -> None:
+        self._done, self._round = self._done + len(tokens), self._round + 1
+
+
+def _merged(parents: list[int], tokens: list[int]) -> Draft:
+    kept: dict[tuple[int, int], int] = {}
+    where: list[int] = []
+    for parent, token in zip(parents, tokens, strict=True):
+        key = (where[parent] if parent >= 0 else -1, token)
+        where.append(kept.setdefault(key, len(kept)))
+    tree = Tree(tuple(parent for parent, _ in kept))
+    return Draft(torch.tensor([token for _, token in kept]), tree, source=(Source("rows", 0),) * len(kept))
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("name", ["llama", "gemma3", "t5"])
+def test_whole_texts_have_the_same_rounds(name, temperature, tiny_model, tiny_encoder_decoder, sampling):
+    how = sampling(temperature=temperature)
+    verifier = "speculative_sampling" if temperature else "greedy"
+
+    def decoded(target, drafter, structure):
+        return generate(
+            target=target,
+            drafter=drafter,
+            verifier=verifiers.build({"name": verifier}),
+            structure=structure,
+            prompt=PROMPT,
+            max_new_tokens=24,
+            clock=CpuClock(),
+            accept_generator=generator_for(0, "prompt", "accept"),
+        )
+
+    if name == "t5":
+        rows = EncoderDecoder.from_model(tiny_encoder_decoder(name), how)
+        packed = None
+    else:
+        rows, packed = (Causal.from_model(tiny_model(name), how) for _ in range(2))
+        rows.evaluation = "rows"
+    chain = structures.build({"name": "chain", "gamma": 3})
+    own = decoded(rows, Rows([]), chain.resized(0)).tokens
+    shape = structures.build({"name": "rows", "k": 4, "w": 3, "budget": 64})
+    generation = decoded(rows, Rows(list(own)), shape)
+    assert any(not row.tree.is_chain and row.accepted for row in generation.rounds)
+    if temperature == 0:
+        assert generation.tokens == own
+        assert {row.accepted for row in generation.rounds} == {0, 1, 2, 3}
+        taken = [row_batch(row.tree).row_of(row.acceptance.path) for row in generation.rounds]
+        assert len(set(taken)) > 1
+    if packed is not None:
+        other = decoded(packed, Rows(list(own)), shape)
+        assert other.tokens == generation.tokens
+        for ours, theirs in zip(generation.rounds, other.rounds, strict=True):
+            assert (ours.tree, ours.draft_tokens, ours.acceptance) == (
+                theirs.tree,
+                theirs.draft_tokens,
+                theirs.acceptance,
+            )
+            assert ours.committed == theirs.committed
+
+
+def test_16_bit_rows_are_finite_and_near(tiny_model, sampling):
+    """One prefix per copy in bfloat16, and the attention that takes a lone row twice."""
+    model = deepcopy(tiny_model("llama")).bfloat16()
+    rows, packed = (Causal.from_model(model, sampling(temperature=1.0)) for _ in range(2))
+    rows.evaluation = "rows"
+    p = []
+    for target in (rows, packed):
+        target.start(PROMPT, CAPACITY, BRANCHES)
+        target.verify(EMPTY)
+        target.commit([], 3)
+        p.append(target.verify(uneven(0)))
+    assert (p[0] - p[1]).abs().max() < 0.1
+
+
+def test_the_evaluation_comes_from_the_configuration(
+    tiny_model, tiny_encoder_decoder, tmp_path, group_values, sampling
+):
+    tiny_model("llama").save_pretrained(tmp_path / "causal")
+    tiny_encoder_decoder("t5").save_pretrained(tmp_path / "t5")
+    for evaluation in ("packed", "rows"):
+        values = group_values("target", "causal", model=str(tmp_path / "causal"), device="cpu", evaluation=evaluation)
+        target = targets.build(values, sampling=sampling())
+        assert target.evaluation == target.describe()["evaluation"] == evaluation
+    values = group_values("target", "encoder_decoder", model=str(tmp_path / "t5"), device="cpu")
+    assert targets.build(values, sampling=sampling()).evaluation == "rows"
+    with pytest.raises(UsageError, match=r"target\.evaluation='packed'.*'rows'"):
+        targets.build({**values, "evaluation": "packed"}, sampling=sampling())
+
+
+def test_copies_that_do_not_fit_are_refused_with_the_bytes(target_of, monkeypatch):
+    rows, packed, t5 = target_of("llama", "rows"), target_of("llama", "packed"), target_of("t5", "rows")
+    for target in (rows, packed, t5):
+        target.start(PROMPT, 12)
+        target.verify(EMPTY)
+    row = packed.cache_bytes // 12
+    assert row == 2 * 2 * 2 * 8 * 8  # keys and values, layers, heads, head size, bytes
+    monkeypatch.setattr(causal, "available_bytes", lambda device: 100 * row - packed.cache_bytes)
+    packed.check_memory(len(PROMPT), 100, 25)
+    rows.check_memory(len(PROMPT), 100)
+    rows.check_memory(len(PROMPT), 50, 2)
+    with pytest.raises(UsageError) as refused:
+        rows.check_memory(len(PROMPT), 1000, 25)
+    sentence = str(refused.value)
+    assert f"25 copies of a key-value cache of 1,000 rows take {25_000 * row:,} bytes" in sentence
+    assert f"{88 * row:,} are free" in sentence and "\n" not in sentence and refused.value.exit_code == 2
+    assert all(remedy in sentence for remedy in ("structure.k", "max_new_tokens", "target.evaluation=packed"))
+    with pytest.raises(UsageError, match=r"measurement\.max_new_tokens: 101 rows"):
+        packed.check_memory(len(PROMPT), 101, 25)
+    with pytest.raises(UsageError) as refused:
+        t5.check_memory(len(PROMPT), 1000, 25)
+    assert "packed" not in str(refused.value)
+    monkeypatch.setattr(causal, "available_bytes", lambda device: None)
+    rows.check_memory(len(PROMPT), 10**9, 25)
+
+
+def test_the_bytes_asked_for_are_those_that_the_caches_take(target_of, monkeypatch):
+    for name in ("llama", "t5"):
+        target = target_of(name, "rows")
+        monkeypatch.setattr(causal, "available_bytes", lambda device: -(10**12))
+        with pytest.raises(UsageError) as refused:
+            target.check_memory(len(PROMPT), CAPACITY, 3)
+        target.start(PROMPT, CAPACITY, 3)
+        taken = target.cache_bytes
+        if name == "t5":
+            taken += target.decoder._caches.cross_attention_cache.nbytes()
+        assert f"take {taken:,} bytes" in str(refused.value)

@@ -1,0 +1,223 @@
+"""Rules for several drafts: check values of THEORY 1, losslessness, and each optimum found another way."""
+
+from itertools import chain, combinations, permutations, product
+
+import numpy as np
+import pytest
+
+from specdec.theory import acceptance
+from specdec.theory.multi_draft import (
+    k_seq,
+    k_seq_residual,
+    k_seq_rho,
+    multi_round,
+    optimum_iid,
+    optimum_without_replacement,
+    without_replacement,
+)
+
+P = np.array([0.5, 0.3, 0.15, 0.05])
+Q = np.array([0.2, 0.5, 0.1, 0.2])
+RULES = [multi_round, without_replacement, k_seq]
+
+
+def close(value):
+    return pytest.approx(value, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("rule", "values"),
+    [
+        (multi_round, {1: 0.65, 2: 0.755, 3: 0.819}),
+        (without_replacement, {1: 0.65, 2: 0.814821, 3: 0.939048, 4: 1}),
+        (k_seq, {1: 0.65, 2: 0.788098, 3: 0.858519}),
+    ],
+)
+def test_check_values_of_the_rules(rule, values):
+    for drafts, value in values.items():
+        assert rule(P, Q, drafts).acceptance == close(value)
+
+
+def test_check_values_of_k_seq():
+    assert k_seq_rho(P, Q, 2) == close(1.460328) and k_seq_rho(P, Q, 3) == close(1.792593)
+    assert np.minimum(P / k_seq_rho(P, Q, 2), Q).sum() == close(0.539672)
+
+
+def test_check_values_of_the_optima():
+    assert [optimum_iid(P, Q, drafts) for drafts in (1, 2, 3)] == [close(0.65), close(0.86), close(0.988)]
+    assert [optimum_without_replacement(P, Q, drafts) for drafts in (1, 2, 3)] == [
+        close(0.65),
+        close(0.972222),
+        close(1),
+    ]
+
+
+def laws(seed, vocabulary, zeros):
+    """A pair of random laws with some entries at zero, apart in p and q."""
+    generator = np.random.default_rng(seed)
+    pair = generator.dirichlet(np.full(vocabulary, 0.7), size=2)
+    for row in pair:
+        row[generator.permutation(vocabulary)[:zeros]] = 0
+    return pair / pair.sum(axis=1, keepdims=True)
+
+
+PAIRS = [
+    (P, Q),
+    *(laws(seed, vocabulary, zeros) for seed, (vocabulary, zeros) in enumerate(product((3, 5), (0, 1, 2)))),
+]
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("drafts", [1, 2, 3])
+def test_every_rule_emits_exactly_p(rule, drafts):
+    for p, q in PAIRS:
+        found = rule(p, q, drafts)
+        np.testing.assert_allclose(found.emitted, p, atol=1e-12)
+        assert -1e-12 <= found.acceptance <= 1 + 1e-12
+
+
+@pytest.mark.parametrize("drafts", [1, 2, 3])
+def test_no_rule_beats_its_optimum_and_one_draft_is_speculative_sampling(drafts):
+    for p, q in PAIRS:
+        iid, distinct = optimum_iid(p, q, drafts), optimum_without_replacement(p, q, drafts)
+        assert multi_round(p, q, drafts).acceptance <= iid + 1e-12
+        assert k_seq(p, q, drafts).acceptance <= iid + 1e-12
+        assert without_replacement(p, q, drafts).acceptance <= distinct + 1e-9
+        if drafts == 1:
+            found = [rule(p, q, 1).acceptance for rule in RULES] + [iid, distinct]
+            np.testing.assert_allclose(found, acceptance.beta(p, q), atol=1e-9)
+
+
+def by_hand(p, q, path):
+    """Chance that a given sequence of distinct drafts is drawn and tested in vain up to its last, which passes."""
+    p, q, chance = list(p), list(q), 1.0
+    for step, x in enumerate(path):
+        drawn = q[x]
+        accepted = min(1.0, p[x] / drawn) if drawn > 0 else 0.0
+        if step == len(path) - 1:
+            return chance * drawn * accepted
+        chance *= drawn * (1 - accepted)
+        left = [max(a - b, 0.0) for a, b in zip(p, q, strict=True)]
+        if chance == 0 or sum(left) == 0:
+            return 0.0
+        p = [value / sum(left) for value in left]
+        q[x] = 0.0
+        untried = [float(y not in path[: step + 1]) for y in range(len(q))]
+        q = [value / sum(q) for value in q] if sum(q) > 0 else [value / sum(untried) for value in untried]
+    raise AssertionError
+
+
+@pytest.mark.parametrize("drafts", [2, 3])
+def test_without_replacement_is_the_sum_over_every_sequence_of_drafts(drafts):
+    for p, q in PAIRS:
+        paths = chain.from_iterable(permutations(range(len(p)), size) for size in range(1, drafts + 1))
+        assert without_replacement(p, q, drafts).acceptance == pytest.approx(sum(by_hand(p, q, path) for path in paths))
+
+
+def test_once_q_is_empty_drafts_are_uniform_over_untried_tokens():
+    p, q = np.array([0.25, 0.25, 0.5]), np.array([1.0, 0.0, 0.0])
+    # 0 is accepted with 1/4; then p is (0, 1/3, 2/3) and q is (0, 1/2, 1/2): 5/6 of the rest.
+    assert without_replacement(p, q, 2).acceptance == pytest.approx(0.25 + 0.75 * 5 / 6)
+    assert multi_round(p, q, 2).acceptance == pytest.approx(0.25)
+
+
+def token_sets(vocabulary):
+    return chain.from_iterable(combinations(range(vocabulary), size) for size in range(vocabulary + 1))
+
+
+@pytest.mark.parametrize("drafts", [1, 2, 3])
+def test_the_optimum_of_independent_drafts_is_the_least_cut_over_all_sets(drafts):
+    for p, q in PAIRS:
+        cuts = [p[list(chosen)].sum() - q[list(chosen)].sum() ** drafts for chosen in token_sets(len(p))]
+        assert optimum_iid(p, q, drafts) == pytest.approx(1 + min(cuts))
+
+
+@pytest.mark.parametrize("drafts", [1, 2, 3])
+def test_the_program_of_distinct_drafts_is_the_least_cut_over_all_sets(drafts):
+    """Max-flow = min-cut: 1 + min_H [p(H) - P(all drafts in H)]."""
+    for p, q in PAIRS:
+        inside = dict.fromkeys(token_sets(len(p)), 0.0)
+        for path in permutations(range(len(p)), drafts):
+            chance, left = 1.0, q.copy()
+            for x in path:
+                if left.sum() == 0:
+                    left = np.array([float(y not in path[: path.index(x)]) for y in range(len(p))])
+                chance *= left[x] / left.sum()
+                left[x] = 0
+            for chosen in inside:
+                inside[chosen] += chance * set(path).issubset(chosen)
+        cuts = [p[list(chosen)].sum() - mass for chosen, mass in inside.items()]
+        assert optimum_without_replacement(p, q, drafts) == pytest.approx(1 + min(cuts))
+
+
+@pytest.mark.parametrize("drafts", [2, 3, 8])
+def test_rho_solves_its_equation_and_is_the_least_that_leaves_a_residual(drafts):
+    for p, q in PAIRS:
+        rho = k_seq_rho(p, q, drafts)
+        b = np.minimum(p / rho, q).sum()
+        if b == 0:
+            assert rho == drafts  # no token in common: no rho accepts anything
+            continue
+        assert 1 <= rho <= drafts
+        assert 1 - (1 - b) ** drafts == pytest.approx(rho * b, rel=1e-9)
+        least = rho * 0.98
+        b = np.minimum(p / least, q).sum()
+        given_out = np.minimum(q, p / least) * (1 - (1 - b) ** drafts) / b
+        assert least < 1 or (p - given_out).min() < 0
+
+
+def test_k_seq_of_equal_and_of_disjoint_laws():
+    assert k_seq_rho(P, P, 3) == pytest.approx(1) and k_seq(P, P, 3).acceptance == pytest.approx(1)
+    with pytest.raises(ValueError, match="no residual"):
+        k_seq_residual([1.0, 0.0], [1.0, 0.0], 3)
+    apart = k_seq([1.0, 0.0], [0.0, 1.0], 3)
+    assert apart.acceptance == 0
+    np.testing.assert_array_equal(apart.emitted, [1, 0])
+    np.testing.assert_array_equal(k_seq_residual([1.0, 0.0], [0.0, 1.0], 3), [1, 0])
+
+
+def test_the_residual_of_k_seq_is_a_law_that_completes_p():
+    residual = k_seq_residual(P, Q, 2)
+    rho = k_seq_rho(P, Q, 2)
+    accepted = np.minimum(Q, P / rho) * 0.788098 / 0.539672
+    np.testing.assert_allclose(accepted + (1 - 0.788098) * residual, P, atol=2e-6)
+    np.testing.assert_allclose(k_seq_residual(P, Q, 1), acceptance.residual(P, Q), atol=1e-12)
+
+
+def test_rare_tokens_keep_their_digits():
+    """b near 1e-9: 1 - (1 - b)^K and rho b agree in all but the last digits, and rho stays in its range."""
+    p, q = np.array([1 - 1e-9, 1e-9]), np.array([1e-9, 1 - 1e-9])
+    assert 1 <= k_seq_rho(p, q, 4) <= 4
+    np.testing.assert_allclose(k_seq(p, q, 4).emitted, p, rtol=1e-6)
+
+
+def test_a_large_vocabulary_is_no_obstacle_to_what_is_not_enumerated():
+    p, q = np.random.default_rng(0).dirichlet(np.full(20_000, 0.1), size=2)
+    for found in (multi_round(p, q, 4), k_seq(p, q, 4)):
+        np.testing.assert_allclose(found.emitted, p, atol=1e-12)
+        assert acceptance.beta(p, q) < found.acceptance < optimum_iid(p, q, 4)
+
+
+def test_one_residual_for_several_drafts_is_biased():
+    """The counterexample of THEORY 1: two drafts accepted with min(1, p/q) each, one residual norm((p - q)_+)."""
+    accepted = np.minimum(P, Q)
+    beta = accepted.sum()
+    emitted = accepted * (1 + (1 - beta)) + (1 - beta) ** 2 * acceptance.residual(P, Q)
+    np.testing.assert_allclose(emitted, [0.375, 0.405, 0.1525, 0.0675], atol=1e-9)
+    assert np.abs(emitted - P).max() > 0.1
+    np.testing.assert_allclose(multi_round(P, Q, 2).emitted, P, atol=1e-12)
+
+
+def test_out_of_range_arguments_are_refused():
+    for rule in (*RULES, k_seq_rho, k_seq_residual, optimum_iid, optimum_without_replacement):
+        with pytest.raises(ValueError, match="drafts must be a whole number of at least 1"):
+            rule(P, Q, 0)
+        with pytest.raises(ValueError, match="sum to 1"):
+            rule(P * 0.9, Q, 2)
+        with pytest.raises(ValueError, match="rows of the same length"):
+            rule(P, [0.5, 0.5], 2)
+    for rule in (without_replacement, optimum_without_replacement):
+        with pytest.raises(ValueError, match="at most the 4 tokens"):
+            rule(P, Q, 5)
+        with pytest.raises(ValueError, match="too many"):
+            rule(np.full(200, 1 / 200), np.full(200, 1 / 200), 5)

@@ -1,0 +1,233 @@
+"""Token trees: check values of THEORY 3, heap against dynamic program, both against every tree there is."""
+
+from functools import cache
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from specdec.theory.dependence import product_identity
+from specdec.theory.trees import (
+    best_tree,
+    choose_tree,
+    distinct_rows_tokens,
+    expected_tokens,
+    infinite_tree_tokens,
+    tokens_by_nodes,
+    tree_by_heap,
+    tree_by_program,
+)
+
+FLAT = (0.6, 0.2, 0.1, 0.05)
+HEADS = [(0.56, 0.11, 0.06, 0.03, 0.02), (0.32, 0.11, 0.06, 0.04, 0.03), (0.20, 0.09, 0.06, 0.04, 0.03)]
+HEAPED = [(2, 1.6), (3, 1.96), (4, 2.176), (5, 2.376), (8, 2.7456), (16, 3.30936)]
+BUILDERS = [best_tree, tree_by_heap, tree_by_program]
+
+
+@pytest.mark.parametrize("build", BUILDERS)
+@pytest.mark.parametrize(("rows", "tokens"), HEAPED)
+def test_check_values_of_one_vector(build, rows, tokens):
+    tree = build(FLAT, rows - 1)
+    assert len(tree) == rows - 1
+    assert tree.tokens == pytest.approx(tokens, abs=5e-7)
+    assert expected_tokens(tree.parents, tree.ranks, FLAT) == pytest.approx(tokens, abs=5e-7)
+
+
+@pytest.mark.parametrize("build", BUILDERS)
+@pytest.mark.parametrize(("rows", "tokens"), [(8, 2.56), (16, 2.82)])
+def test_check_values_of_depth_two(build, rows, tokens):
+    tree = build(FLAT, rows - 1, depth=2)
+    assert tree.tokens == pytest.approx(tokens, abs=5e-7)
+    assert set(tree.parents) <= {-1, 0, 1, 2, 3}  # children of the root come first, then theirs
+
+
+@pytest.mark.parametrize("build", BUILDERS)
+@pytest.mark.parametrize(("nodes", "tokens"), [(1, 1.56), (4, 1.9108), (8, 2.07544), (16, 2.224388), (32, 2.319564)])
+def test_check_values_of_heads(build, nodes, tokens):
+    assert build(HEADS, nodes).tokens == pytest.approx(tokens, abs=5e-7)
+
+
+def test_limits_of_endless_trees():
+    assert infinite_tree_tokens(FLAT[:1]) == pytest.approx(2.5)
+    assert infinite_tree_tokens(FLAT[:2]) == pytest.approx(5)
+    assert infinite_tree_tokens((0.5, 0.5)) == np.inf
+    assert best_tree(FLAT[:1], 60).tokens == pytest.approx(2.5)
+    assert best_tree((0.4, 0.2), 20_000).tokens == pytest.approx(infinite_tree_tokens((0.4, 0.2)), rel=2e-3)
+
+
+FALLING = st.lists(st.floats(0, 0.6), min_size=1, max_size=4).map(lambda values: sorted(values, reverse=True))
+
+
+@given(st.one_of(FALLING, st.lists(FALLING, min_size=1, max_size=4)), st.integers(0, 12), st.integers(0, 5))
+@settings(max_examples=100)
+def test_the_program_equals_the_heap_where_accuracy_falls_with_rank(accuracy, nodes, depth):
+    heap, program = tree_by_heap(accuracy, nodes, depth), tree_by_program(accuracy, nodes, depth)
+    assert program.tokens == pytest.approx(heap.tokens, rel=1e-12)
+    np.testing.assert_allclose(
+        tokens_by_nodes(accuracy, nodes, depth),
+        [tree_by_program(accuracy, n, depth).tokens for n in range(nodes + 1)],
+        rtol=1e-12,
+    )
+
+
+@cache
+def shapes(nodes: int, depth: int, ranks: int) -> frozenset[tuple]:
+    """Every tree of exactly so many nodes below its top, at most so deep, as nested tuples of children."""
+    if nodes == 0:
+        return frozenset({()})
+    if depth == 0 or ranks == 0:
+        return frozenset()
+    return frozenset(
+        (*earlier, last)  # children of ranks 0, 1, ..., the last of which takes `size` nodes
+        for size in range(1, nodes + 1)
+        for last in every_shape(size - 1, depth - 1)
+        for earlier in shapes(nodes - size, depth, ranks - 1)
+    )
+
+
+RANKS = 3
+
+
+def every_shape(nodes: int, depth: int) -> frozenset[tuple]:
+    return shapes(nodes, depth, RANKS)
+
+
+def worth(children: tuple, vectors: list[tuple[float, ...]], depth: int = 0) -> float:
+    return 1 + sum(vectors[depth][rank] * worth(child, vectors, depth + 1) for rank, child in enumerate(children))
+
+
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("depth", [2, 3, 6])
+def test_the_program_finds_the_best_of_all_trees(seed, depth):
+    generator = np.random.default_rng(seed)
+    vectors = [tuple(row) for row in generator.uniform(0, 0.6, size=(6, RANKS))]
+    if seed % 2:
+        vectors = vectors[:1] * 6
+    for nodes in range(7):
+        most = max(worth(shape, vectors) for n in range(nodes + 1) for shape in every_shape(n, depth))
+        accuracy = vectors[0] if seed % 2 else vectors
+        tree = best_tree(accuracy, nodes, depth)
+        assert tree.tokens == pytest.approx(most, rel=1e-12)
+        assert expected_tokens(tree.parents, tree.ranks, accuracy) == pytest.approx(most, rel=1e-12)
+
+
+def test_brute_force_sees_every_tree():
+    assert len(every_shape(3, 3)) == 5 and len(every_shape(3, 9)) == 5  # a Catalan number
+    assert len(every_shape(4, 2)) == 7  # of 2^3 with two levels; one has four siblings
+    assert worth(((), ()), [(0.5, 0.25)]) == 1.75
+
+
+def test_the_program_beats_the_heap_where_a_later_rank_is_better():
+    accuracy = (0.1, 0.5, 0.0, 0.4)
+    heap, program = tree_by_heap(accuracy, 5), tree_by_program(accuracy, 5)
+    assert (heap.tokens, program.tokens) == (pytest.approx(1.925), pytest.approx(2.05))
+    assert best_tree(accuracy, 5) == program
+
+
+def test_ranks_are_those_of_the_drafter_and_have_no_gap():
+    tree = best_tree((0.1, 0.5, 0.0, 0.4), 5)
+    assert tree.parents == (-1, -1, -1, -1, 1)  # rank 2 is worth nothing, but rank 3 pays for both
+    assert tree.ranks == (0, 1, 2, 3, 0)
+    assert best_tree((0.1, 0.5, 0.0, 0.05), 3).ranks == (0, 1, 0)  # and here it does not
+
+
+def test_nodes_that_are_worth_nothing_are_left_out():
+    for build in BUILDERS:
+        assert build((0.5, 0.0, 0.0), 10, depth=3).parents == (-1, 0, 1)
+        assert len(build((0.0, 0.0), 10)) == 0
+        assert len(build(HEADS, 200)) == 5 + 5**2 + 5**3  # all there are
+
+
+@pytest.mark.parametrize("accuracy", [FLAT, HEADS, (0.1, 0.5, 0.0, 0.4)])
+def test_trees_come_in_level_order(accuracy):
+    tree = best_tree(accuracy, 20, depth=4)
+    depths: list[int] = []
+    for node, parent in enumerate(tree.parents):
+        assert parent < node
+        depths.append(1 if parent < 0 else depths[parent] + 1)
+    keys = list(zip(depths, tree.parents, tree.ranks, strict=True))
+    assert keys == sorted(keys)
+    for parent in set(tree.parents):
+        siblings = [rank for node, rank in enumerate(tree.ranks) if tree.parents[node] == parent]
+        assert siblings == list(range(len(siblings)))
+
+
+def test_a_chain_and_rows_are_trees():
+    assert expected_tokens((-1, 0, 1), (0, 0, 0), [(0.6,), (0.5,), (0.4,)]) == pytest.approx(
+        product_identity([0.6, 0.5, 0.4])
+    )
+    rows = expected_tokens((-1, -1, 0, 1, 2, 3), (0, 1, 0, 0, 0, 0), [(0.5, 0.2), (0.6,), (0.5,)])
+    assert rows == pytest.approx(distinct_rows_tokens(0.7, [0.6, 0.5]))
+    assert distinct_rows_tokens(0.7, []) == pytest.approx(1.7)
+    np.testing.assert_allclose(distinct_rows_tokens([0.5, 0.7], [0.6, 0.5]), 1 + np.array([0.5, 0.7]) * 1.9)
+
+
+def test_expected_tokens_is_the_mean_of_simulated_rounds():
+    """The chance of a false alarm is below 1e-6 (five standard errors)."""
+    tree, generator = best_tree(FLAT, 15), np.random.default_rng(0)
+    chances = np.append(FLAT, 1 - sum(FLAT))
+    children = {(parent, rank): node for node, (parent, rank) in enumerate(zip(tree.parents, tree.ranks, strict=True))}
+    tokens = np.ones(4_000)
+    for i in range(len(tokens)):
+        node = -1
+        while (node := children.get((node, int(generator.choice(5, p=chances))))) is not None:
+            tokens[i] += 1
+    assert abs(tokens.mean() - tree.tokens) < 5 * tokens.std() / len(tokens) ** 0.5
+
+
+@pytest.mark.parametrize("accuracy", [FLAT, HEADS, (0.1, 0.5, 0.05, 0.3)])
+@pytest.mark.parametrize("draft_seconds", [0.0, 0.05, 0.3])
+def test_the_chosen_tree_has_the_highest_rate(accuracy, draft_seconds):
+    def seconds(rows: int) -> float:
+        return 1.0 + 0.02 * rows + 0.5 * (rows > 8)  # a step, as of tiles
+
+    chosen = choose_tree(accuracy, seconds, draft_seconds, nodes_max=14, depth_max=5)
+    rates = {
+        (n, depth): best_tree(accuracy, n, depth).tokens / (seconds(n + 1) + depth * draft_seconds)
+        for n in range(15)
+        for depth in range(6)
+        if n == 0 or depth > 0
+    }
+    assert chosen.tokens_per_second == pytest.approx(max(rates.values()))
+    assert chosen.tokens_per_second == pytest.approx(rates[len(chosen.tree), chosen.depth])
+    assert chosen.seconds == pytest.approx(seconds(len(chosen.tree) + 1) + chosen.depth * draft_seconds)
+
+
+def test_the_choice_stops_at_the_step_and_says_when_it_met_its_limits():
+    step = choose_tree(FLAT, lambda rows: 1.0 if rows <= 8 else 2.0, 0.0, nodes_max=20, depth_max=6)
+    assert len(step.tree) == 7 and not step.at_limit
+    free = choose_tree(FLAT, lambda rows: 1.0, 0.0, nodes_max=20, depth_max=30)
+    assert len(free.tree) == 20 and free.at_limit
+    assert choose_tree(FLAT, lambda rows: 1.0, 0.0, nodes_max=100, depth_max=2).at_limit
+    dear = choose_tree(FLAT, lambda rows: 1.0 * rows, 0.5, nodes_max=20, depth_max=6)
+    assert len(dear.tree) == 0 and dear.depth == 0 and dear.tokens_per_second == 1 and not dear.at_limit
+
+
+def test_a_call_that_is_cheaper_with_more_rows_is_not_paid_for_rows_that_are_not_there():
+    """Only three nodes are worth something; t of five rows would be a bargain."""
+    chosen = choose_tree((0.5, 0.0), lambda rows: 1.0 if rows <= 4 else 0.1, 0.0, nodes_max=6, depth_max=3)
+    assert len(chosen.tree) == 3 and chosen.seconds == 1.0
+
+
+def test_out_of_range_arguments_are_refused():
+    for build in BUILDERS:
+        with pytest.raises(ValueError, match="between 0 and 1"):
+            build((0.5, 1.1), 4)
+        with pytest.raises(ValueError, match="nodes must be a whole number of at least 0"):
+            build(FLAT, -1)
+        with pytest.raises(ValueError, match="depth must be a whole number"):
+            build(FLAT, 3, depth=-1)
+    for accuracy in ([], [[]], [0.5, [0.1]], [[[0.5]]]):
+        with pytest.raises(ValueError, match="one vector over ranks, or a list"):
+            best_tree(accuracy, 3)
+    with pytest.raises(ValueError, match="node 1 has parent 1"):
+        expected_tokens((-1, 1), (0, 0), FLAT)
+    with pytest.raises(ValueError, match="differ in length"):
+        expected_tokens((-1, 0), (0,), FLAT)
+    with pytest.raises(ValueError, match="rank 4 at depth 1"):
+        expected_tokens((-1,), (4,), FLAT)
+    with pytest.raises(ValueError, match="rank 0 at depth 4"):
+        expected_tokens((-1, 0, 1, 2), (0, 0, 0, 0), HEADS)
+    with pytest.raises(ValueError, match="seconds must be above 0"):
+        choose_tree(FLAT, lambda rows: 0.0, 0.0, 3, 3)
