@@ -138,7 +138,7 @@ def _percent(row: Mapping[str, float] | pd.Series, key: str, digits: int = 0) ->
 
 def _caption(replay: pd.DataFrame, about: About) -> str:
     prompts, rounds = replay["prompt"].nunique(), int(replay["rounds"].sum())
-    bars = "bars: 95% prompt-bootstrap intervals" if prompts > 1 else "no intervals"
+    bars = "whiskers: 95% prompt-bootstrap intervals" if prompts > 1 else "no intervals"
     return f"{counted(prompts, 'prompt')} of {about.prompts}, {counted(rounds, 'round')}, replayed; {bars}."
 
 
@@ -212,8 +212,7 @@ def _allotment(
         xlabel="rows that the strategy has in a round",
         ylabel="share of all rounds",
         title=f"Allotment of {block[0]} rows of {block[1]} to strategies\n{about.title}",
-        caption=_caption(replay, about)
-        + " Rows of different strategies that begin alike are counted for each as far as they end apart.",
+        caption=_caption(replay, about) + " A row that a second strategy offers too counts for the first.",
     )
     text = (f"Of {block[0]} rows a round has on average: {'; '.join(listed)}.",)
     return _section("Allotment of rows", text, "rows in a round", tables, ("allotment", figure), 0)

@@ -45,15 +45,14 @@ def maps(
 
 def _map(axes: Axes, grid: pd.DataFrame, decimals: int) -> None:
     values = np.ma.masked_invalid(grid.to_numpy(dtype=float))
-    colours = colormaps["cividis"].copy()
-    colours.set_bad(style.LIGHT)
+    colours = colormaps["cividis"].with_extremes(bad=style.LIGHT)
     low, high = (float(values.min()), float(values.max())) if values.count() else (0.0, 1.0)
     scale = Normalize(low, high if high > low else low + 1)
     axes.imshow(values, cmap=colours, norm=scale, aspect="auto", origin="lower")
     for row, line in enumerate(values):
         for column, value in enumerate(line):
             if value is not np.ma.masked:
-                dark = scale(value) > 0.55
+                dark = scale(value) > 0.47
                 text = f"{value:.{decimals}f}"
                 text = text.removeprefix("0") if decimals == 3 else text
                 axes.text(column, row, text, ha="center", va="center", fontsize=9.5,

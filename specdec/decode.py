@@ -51,9 +51,9 @@ def generate(
     """
     end_tokens = target.end_tokens
     began = clock.mark()
-    capacity = len(prompt) + max_new_tokens + structure.nodes + 1
-    target.start(prompt, capacity, structure.branches)
-    drafter.start(prompt, capacity, draft_generator, reference)
+    length = len(prompt) + max_new_tokens
+    target.start(prompt, length + target.room(structure.tree), structure.branches)
+    drafter.start(prompt, length + structure.nodes + 1, draft_generator, reference)
     prefilled = clock.mark()
     tokens: list[int] = []
     rounds: list[Round] = []
@@ -95,6 +95,7 @@ def generate(
                 committed,
                 finish,
                 marks,
+                chain=structure.branches == 1 and draft.tree.is_chain,
             )
         )
     return Generation(tuple(prompt), tuple(tokens), tuple(rounds), (began, prefilled), finish)
@@ -109,8 +110,13 @@ def _record(
     committed: tuple[int, ...],
     finish: str,
     marks: Marks,
+    chain: bool,
 ) -> Round:
-    """What is kept of a round (THEORY 5): a cut inside the accepted tokens hides the rejection behind it."""
+    """What is kept of a round (THEORY 5): a cut inside the accepted tokens hides the rejection behind it.
+
+    Args:
+        chain: one candidate for each position, and not by chance: only then has a position a law of its own.
+    """
     accepted = min(len(acceptance.path), len(committed))
     rejected = acceptance.rejected and len(committed) == len(acceptance.path) + 1
     return Round(
@@ -123,9 +129,9 @@ def _record(
         accepted=accepted,
         rejected=rejected,
         truncation=finish,
-        beta=_beta(draft, p, accepted + rejected) if draft.tree.is_chain else (),
+        beta=_beta(draft, p, accepted + rejected) if chain else (),
         marks=marks,
-        tv=() if verifier.lossless or not draft.tree.is_chain else _tv(verifier, draft, p, accepted + rejected),
+        tv=() if verifier.lossless or not chain else _tv(verifier, draft, p, accepted + rejected),
     )
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.fx.experimental.symbolic_shapes import ConstraintViolationError
 
 from specdec.attention import use_two_rows
 from specdec.compilation import Mode, StaticStep, Step, TracedStep
@@ -85,7 +86,7 @@ class Decoder:
         """
         try:
             self._compile(rows, capacity, mode, copies)
-        except torch._dynamo.exc.TorchDynamoException as error:
+        except (torch._dynamo.exc.TorchDynamoException, ConstraintViolationError) as error:
             self._steps, self._compiled = {}, None
             reason = str(error).strip().splitlines()[0]
             logger.warning("%s cannot be traced, so its calls stay eager: %s", self.name, reason)
@@ -98,7 +99,8 @@ class Decoder:
         made = self._compiled
         if made is not None and wanted <= set(made.steps) and made.holds(capacity, copies):
             return
-        self.cache = KVCache(self._layers, -(-capacity // _BUCKET) * _BUCKET, copies)
+        # The record of batches is made with two rows, and must not take that for the number of all copies.
+        self.cache = KVCache(self._layers, -(-capacity // _BUCKET) * _BUCKET, 3 if copies == 2 else copies)
         self._steps = {}
         self.forward(torch.zeros(2, dtype=torch.long, device=self.device), chain_tree(1))  # makes the buffers
         for count in sorted(wanted - {_BATCH}):
@@ -177,11 +179,11 @@ class Decoder:
         if step is not None and tree.is_chain:
             return step(tokens, prefix, mask)
         if isinstance(step, TracedStep):
-            return step(tokens, prefix, mask, tree.offsets.to(self.device))
+            return step(tokens, prefix, mask, tree.offsets.to(self.device, non_blocking=True))
         output = self.model(
             input_ids=tokens.unsqueeze(0),
             attention_mask=mask,
-            position_ids=(tree.offsets.to(self.device) + prefix).unsqueeze(0),
+            position_ids=(tree.offsets.to(self.device, non_blocking=True) + prefix).unsqueeze(0),
             past_key_values=self.cache,
             use_cache=True,
             **options,
@@ -199,7 +201,7 @@ class Decoder:
         if len(batch) > self.cache.copies:
             self.cache, self._steps = self.cache.grown(len(batch)), {}
         prefix = self.cache.length
-        rows = tokens[batch.index.to(self.device)]
+        rows = tokens[batch.index.to(self.device, non_blocking=True)]
         mask = self._masks.view(batch.chain, prefix, self.cache.capacity)
         step = self._steps.get(_BATCH)
         if prefix and isinstance(step, TracedStep):
@@ -208,11 +210,11 @@ class Decoder:
             logits = self.model(
                 input_ids=rows,
                 attention_mask=mask,
-                position_ids=(batch.chain.offsets.to(self.device) + prefix).expand(len(batch), -1),
+                position_ids=(batch.chain.offsets.to(self.device, non_blocking=True) + prefix).expand(len(batch), -1),
                 past_key_values=self.cache,
                 use_cache=True,
             ).logits
-        return logits.flatten(0, 1)[batch.places.to(self.device)]
+        return logits.flatten(0, 1)[batch.places.to(self.device, non_blocking=True)]
 
     def score(self, prompt: Sequence[int], text: Sequence[int], model: Any = None) -> Tensor:
         """Teacher-forced logits of `text` after `prompt`: [len(text) + 1, V], row i before token i.

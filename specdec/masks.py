@@ -84,5 +84,5 @@ class _Buffer:
             within = tree.offsets[:, None] - keys < self._window
             within[:, self._columns :] &= visible
             visible = within
-        block.fill_(self._hidden).masked_fill_(visible.to(self._mask.device), 0.0)
+        block.fill_(self._hidden).masked_fill_(visible.to(self._mask.device, non_blocking=True), 0.0)
         self._tree = tree

@@ -106,8 +106,8 @@ class Seq2SeqDecoder:
         batch = row_batch(tree)
         if len(batch) > self.cache.copies:
             self._caches.self_attention_cache = self.cache = self.cache.grown(len(batch))
-        logits = self._logits(tokens[batch.index.to(self.device)], batch.chain)
-        return logits.flatten(0, 1)[batch.places.to(self.device)]
+        logits = self._logits(tokens[batch.index.to(self.device, non_blocking=True)], batch.chain)
+        return logits.flatten(0, 1)[batch.places.to(self.device, non_blocking=True)]
 
     def _logits(self, rows: Tensor, chain: Tree) -> Tensor:
         """[B, L] tokens -> [B, L, V]."""

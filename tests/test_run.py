@@ -11,6 +11,7 @@ from hydra.core.global_hydra import GlobalHydra
 
 from specdec import cli, run
 from specdec.analysis.alpha_table import alpha_table
+from specdec.analysis.findings import open_study
 from specdec.analysis.load import load_runs, open_folder
 from specdec.drafters.none import NoDrafter
 from specdec.errors import NumericsError
@@ -245,7 +246,18 @@ OF_ENCODER_DECODERS = {
     "leviathan_ende": {"translation": {"en": "def translated(text):", "de": ""}},
     "leviathan_cnndm": {"article": "import this " * 300, "highlights": "", "id": "a"},
 }
-ELSEWHERE = {*OF_RANDOM_WEIGHTS, *OF_ENCODER_DECODERS, "leviathan_alpha"}
+# Studies, and what makes toys of them: they leave tables of their own, and no rounds.
+STUDIES = {
+    "equal_budget": ("study.budgets=[4]", "study.depths=[4]", "study.contexts=[8]", "study.calls=1"),
+    "ngrammys_ablation": ("structure.k=3", "structure.w=2"),
+    "ngrammys_grid": (
+        *("study.k=[1,3]", "study.w=[1,2]", "study.repeats=2", "study.contexts=2", "study.calls=1"),
+        *("study.probe_tokens=4", "study.live_prompts=1", "target.dtype=float32"),
+    ),
+    "ngrammys_topk": ("study.k=[1,3]", "study.w=[1]"),
+    "phase_transition": ("study.k=[1,3]", "study.w=[0,1]", "study.contexts=[8]", "study.calls=1"),
+}
+ELSEWHERE = {*OF_RANDOM_WEIGHTS, *OF_ENCODER_DECODERS, *STUDIES, "leviathan_alpha"}
 EXPERIMENTS = sorted(
     path.stem for path in Path(cli.config_dir(), "experiment").glob("*.yaml") if path.stem not in ELSEWHERE
 )
@@ -273,6 +285,22 @@ def test_every_experiment_runs_in_debug_on_the_pocket_target(command, tmp_path, 
         greedy = float(run_.params["sampling.temperature"]) == 0
         assert run_.metrics["lossless.unexplained"] == 0 if greedy else "lossless.unexplained" not in run_.metrics
         assert run_.metrics["speedup"] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", STUDIES)
+def test_every_study_runs_in_debug_on_the_pocket_target(command, tmp_path, name):
+    toy = ("+debug=pocket", "measurement.workers=1", "target.compile=false", *STUDIES[name])
+    code, error = command(f"+experiment={name}", *toy)
+    assert code == 0, error
+    folder = output(tmp_path)
+    found = open_study(folder)
+    assert found.metrics == json.loads((folder / "study.json").read_text())["metrics"] and found.metrics
+    figures = {name for section in found.sections for name, _ in section.figures}
+    assert figures and {f"{name}.{kind}" for name in figures for kind in ("png", "svg")} <= {
+        path.name for path in (folder / "figures").iterdir()
+    }
+    assert runs_in(tmp_path / "mlflow.db") == 1
 
 
 @pytest.mark.slow

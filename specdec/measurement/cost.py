@@ -66,10 +66,11 @@ def calibrate(
     by_depth = {tree.depth: tree for tree in (chain_tree(0), *trees)}
     depths = sorted({1, *gammas})
     sizes = sorted(len(tree) + 1 for tree in by_depth.values())
-    capacity = len(prompt) + max(*sizes, *depths) + 1
     # A drafter that reads a recorded text gets the prompt's own tokens: only the cost of a step matters here.
-    drafter.start(prompt, capacity, generator, reference=prompt)
-    target.start(prompt, capacity, max(1, *(len(tree.leaves) for tree in by_depth.values())))
+    drafter.start(prompt, len(prompt) + max(*sizes, *depths) + 1, generator, reference=prompt)
+    trees = [*by_depth.values(), chain_tree(depths[-1])]
+    room, branches = max(map(target.room, trees)), max(1, *(len(tree.leaves) for tree in trees))
+    target.start(prompt, len(prompt) + room, branches)
     marks: dict[int, list[tuple[object, object]]] = {size: [] for size in sizes}
     draft_marks: dict[int, list[tuple[object, object]]] = {depth: [] for depth in depths}
     tokens = torch.randint(target.vocab_size, (max(*sizes, *depths),), generator=generator).to(target.device)

@@ -302,10 +302,10 @@ def prepare(parts: Parts, longest: Prompt, measurement: MeasurementConfig, grid_
         UsageError: no memory for the key-value cache.
     """
     target, primary = parts.target, parts.primary.structure
-    room = len(longest.tokens) + measurement.max_new_tokens
+    length = len(longest.tokens) + measurement.max_new_tokens
     if any(prompt.follow_ups for prompt in parts.prompts.prompts):
-        room = target.context_length  # how long the later turns will be is not known yet
-    capacity = room + max(arm.structure.nodes for arm in parts.arms) + 1
+        length = target.context_length  # how long the later turns will be is not known yet
+    capacity = length + max(target.room(arm.structure.tree) for arm in parts.arms)
     branches = max(arm.structure.branches for arm in parts.arms)
     target.check_memory(len(longest.tokens), capacity, branches)
     rows = {1}
@@ -316,7 +316,7 @@ def prepare(parts: Parts, longest: Prompt, measurement: MeasurementConfig, grid_
         rows |= set(grid_rows)
     deepest = max(measurement.cost_contexts) + max(grid_rows) + 1 if grid_rows else 0
     target.prepare(rows, max(capacity, min(deepest, target.context_length)), branches)
-    parts.primary.drafter.prepare(capacity, primary)
+    parts.primary.drafter.prepare(length + max(arm.structure.nodes for arm in parts.arms) + 1, primary)
 
 
 def _grid_rows(config: RunConfig, target: Target) -> list[int]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from specdec.records import Draft
+from specdec.records import Draft, Tree
 from specdec.registry import Registry
 from specdec.sampling import SamplingConfig
 from specdec.theory.roofline import Product
@@ -43,6 +43,10 @@ class Target(ABC):
 
     compilation: Literal["trace", "inductor"] | None = None
     """What `prepare` does; drafters that are models follow it."""
+
+    def room(self, tree: Tree) -> int:
+        """Rows of the cache that the root and a draft take: for all nodes, or in each copy for the longest path."""
+        return 1 + (tree.depth if self.evaluation == "rows" else len(tree))
 
     def prepare(self, rows: Collection[int], capacity: int, branches: int = 1) -> None:
         """Compile what can be compiled, before anything is timed; nothing where compilation was not asked for.

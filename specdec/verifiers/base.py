@@ -73,9 +73,14 @@ def correction(draft: Draft, p: Tensor, accepted: Tensor, scaled: Tensor | None 
         scaled: [N, V] what the residual takes for p (block verification), else p itself.
         kept: share of q that the residual takes off (lenience).
     """
-    last = accepted.clamp_max(len(draft) - 1)
-    q = one_hot(draft.tokens[last], p.shape[-1]) if draft.q is None else draft.q[last]
-    rejected = residual((p if scaled is None else scaled)[last], kept * q.to(p.dtype))
+    # Not an index: reading a number off a GPU for one would wait for it.
+    last = accepted.clamp_max(len(draft) - 1).reshape(1)
+
+    def of_last(rows: Tensor) -> Tensor:
+        return rows.index_select(0, last)[0]
+
+    q = one_hot(of_last(draft.tokens), p.shape[-1]) if draft.q is None else of_last(draft.q)
+    rejected = residual(of_last(p if scaled is None else scaled), kept * q.to(p.dtype))
     return torch.where(accepted < len(draft), rejected, p[-1])
 
 

@@ -45,8 +45,8 @@ def test_texts_too_short_for_any_draft(study):
     ("overrides", "says"),
     [
         (("structure.k=0",), "structure.k=0"),
-        (("structure=chain",), "structure=rows"),
-        (("drafter=small_model", "structure=rows"), "look tokens up"),
+        (("structure=chain", "~structure.k", "~structure.w"), "structure=rows"),
+        (("drafter=none", "structure=rows"), "look tokens up"),
         (("+study.k=3",), "study.k"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",

@@ -76,7 +76,7 @@ def test_a_recording_has_simulated_times_and_no_live_run(study, tmp_path):
         (("study.w=[0]",), "study.w"),
         (("structure=chain",), "structure=rows"),
         (("drafter=oracle", "structure=rows"), "rows"),
-        (("drafter=small_model", "structure=rows"), "look tokens up"),
+        (("drafter=none", "structure=rows"), "look tokens up"),
         (("study.k=[200]", "study.w=[14]"), "structure.budget"),
         (("sampling=temperature",), "sampling=greedy"),
     ],
