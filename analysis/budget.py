@@ -2,7 +2,6 @@
 differences. No torch.
 """
 
-import json
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -70,9 +69,7 @@ class Budgets:
         """[C] number of the chain of the same drafter and budget."""
         cells = self.sums.cells
         number = {
-            (row.drafter, row.budget): place
-            for place, row in enumerate(cells.itertuples())
-            if row.shape == REFERENCE
+            (row.drafter, row.budget): place for place, row in enumerate(cells.itertuples()) if row.shape == REFERENCE
         }
         return np.array([number[row.drafter, row.budget] for row in cells.itertuples()])
 
@@ -82,18 +79,6 @@ class Budgets:
         """
         joined = self.choices.groupby(KEYS)["variant"].agg(lambda names: ", ".join(dict.fromkeys(names)))
         return joined.rename("variant").reset_index()
-
-    def nodes(self) -> pd.Series:
-        """Nodes of the chosen structures, the larger of the two; by drafter, shape, budget."""
-        sizes = self.choices.assign(size=self.choices["structure"].map(_size))
-        return sizes.groupby(KEYS)["size"].max()
-
-
-def _size(structure: str) -> int:
-    values = json.loads(structure)
-    return {"chain": lambda: values["gamma"], "rows": lambda: values["k"] * values["w"]}.get(
-        values["name"], lambda: values["nodes"]
-    )()
 
 
 def budgets(

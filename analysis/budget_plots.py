@@ -18,9 +18,8 @@ def over_budget(cells: pd.DataFrame, name: str, *, label: str, title: str, capti
 
     cells: of `Budgets`, of one drafter. name: "tokens" or "speedup".
     """
-    figure, whole = style.new_figure(title, caption, height=6.4)
-    whole.remove()
-    values, leads = figure.subplots(2, 1, sharex=True, height_ratios=[3, 2])
+    figure, panels = style.new_panels(title, caption, 6.4, rows=2, sharex=True, height_ratios=[3, 2])
+    values, leads = panels[:, 0]
     for axes, column, level in ((values, name, 1.0), (leads, f"{name}_lead", 0.0)):
         axes.axhline(level, color=style.GREY, linewidth=1.6, linestyle=(0, (1, 1.5)))
         for shape, part in cells.groupby("shape", sort=True):

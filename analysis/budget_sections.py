@@ -74,7 +74,7 @@ def _tokens(
 ) -> Section:
     text = (
         f"At the same number of draft nodes, {drafter}: {'; '.join(_against_chain(cells, 'tokens'))}.",
-        _most(cells),
+        _most(cells, found),
         _merged(cells),
         "The shape of rows and the tree are chosen by the prompts of one half and judged on the other, both ways "
         "round, so that taking the best of many flatters neither; a tree is the best one (THEORY 3) for the accuracy "
@@ -88,7 +88,7 @@ def _tokens(
         label="tokens per call",
         title=f"Tokens per call at equal budgets, drafter {drafter}\n{about.title}",
         caption=f"{counted(prompts, 'prompt')} of {about.prompts}, greedy texts replayed, exact for these; "
-        f"{_bars(cells, 'tokens')}. Differences to the chain are paired: surer than what intervals above show.",
+        f"{_bars(cells, 'tokens')}. Below: paired differences, surer than the intervals above suggest.",
     )
     return Section(
         f"Tokens per call of chain, rows and tree: {drafter}",
@@ -111,11 +111,13 @@ def _against_chain(cells: pd.DataFrame, name: str) -> list[str]:
         worse = int((part[f"{name}_lead_high"] < 0).sum())
         verbs = "beats" if shape == "tree" else "beat", "loses" if shape == "tree" else "lose"
         words = f"{_NAMES[str(shape)]} {verbs[0]} the chain beyond chance at {better} of {counted(len(part), 'budget')}"
+        if 0 < better < len(part):
+            words += f" ({', '.join(str(n) for n in part.loc[part[f'{name}_lead_low'] > 0, 'budget'])} nodes)"
         if worse:
             words += f" and {verbs[1]} to it at {worse}"
         ends = part.sort_values(f"{name}_lead").iloc[[0, -1]]
         listed = [_lead(row, name) for _, row in ends.drop_duplicates("budget").iterrows()]
-        said.append(f"{words} ({' to '.join(listed)})")
+        said.append(f"{words}; the difference goes from {' to '.join(listed)}")
     return said
 
 
@@ -124,18 +126,25 @@ def _lead(row: pd.Series, name: str) -> str:
     return f"{row[f'{name}_lead']:+.2f}{interval} at {row['budget']} nodes"
 
 
-def _most(cells: pd.DataFrame) -> str:
+def _most(cells: pd.DataFrame, found: Budgets) -> str:
+    """The best of all; and, since chains end where their n-gram does, the best that verifies no more than they do."""
     best = cells.loc[cells["tokens"].idxmax()]
     chain = cells[cells["shape"] == REFERENCE]
     own = chain.loc[chain["tokens"].idxmax()]
     sentence = f"Most tokens per call: {_value(best, 'tokens')} by {_NAMES[best['shape']]} of {best['budget']} nodes"
     if best["shape"] == REFERENCE:
         return sentence + "."
-    matched = cells[(cells["shape"] == best["shape"]) & (cells["tokens"] >= own["tokens"])]
-    fewest = matched.loc[matched["budget"].idxmin()]
+    sentence += f"; the best chain, of {own['budget']}, has {_value(own, 'tokens')}"
+    others = cells[(cells["shape"] != REFERENCE) & (cells["verified"] <= own["verified"])]
+    if others.empty:
+        return sentence + "."
+    equal = others.loc[others["tokens"].idxmax()]
+    difference = found.tokens[:, [equal.name]] - found.tokens[:, [own.name]]
+    low, high = (float(end[0]) for end in found.sums.interval(difference))
     return (
-        f"{sentence}; the best chain, of {own['budget']}, has {_value(own, 'tokens')}, which {_NAMES[best['shape']]} "
-        f"of {fewest['budget']} nodes {'reaches' if best['shape'] == 'tree' else 'reach'}."
+        f"{sentence} with {own['verified']:.1f} nodes verified in the mean round. Of shapes that verify no more, "
+        f"{_NAMES[equal['shape']]} of {equal['budget']} ({equal['verified']:.1f}) has most: {_value(equal, 'tokens')}, "
+        f"a difference of {difference[0, 0]:+.2f}{bracket(low, high)} (paired)."
     )
 
 
@@ -202,8 +211,8 @@ def _speed(drafter: str, cells: pd.DataFrame, found: Budgets, times: pd.DataFram
         text,
         tables=(
             (
-                f"{kind.capitalize()}, with the paired difference to the chain; price of a draft node in plain calls, and "
-                "the price at which calls alone would take all that the accepted tokens give",
+                f"{kind.capitalize()}, with the paired difference to the chain; price of a draft node in plain calls, "
+                "and the one at which calls alone would take all that the accepted tokens give",
                 _speed_table(cells, kind),
             ),
         ),

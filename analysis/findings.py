@@ -5,11 +5,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
 from specdec.errors import UsageError
 
+from .load import study_files
 from .sections import Section
 
 MODULES = {
@@ -19,6 +21,14 @@ MODULES = {
     "phase_transition": "transition_sections",
     "topk": "topk_sections",
 }
+OVERLAYS = {
+    "ablation": "ngrammys_ablation",
+    "equal_budget": "equal_budget",
+    "grid": "ngrammys_grid",
+    "phase_transition": "phase_transition",
+    "topk": "ngrammys_topk",
+}
+"""Of conf/experiment, one that makes each study."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +84,21 @@ def open_study(folder: Path | str) -> Findings:
         raise UsageError(
             f"{folder} holds no study (study.json): `python -m specdec.run +experiment=ngrammys_grid` makes one."
         ) from None
-    name = described["study"]
-    about = About(**{key: described[key] for key in About.__dataclass_fields__})
     tables = {path.stem: pd.read_parquet(path) for path in sorted(folder.glob("*.parquet"))}
-    return findings(name, tables, about)
+    return _described(described, tables)
+
+
+def latest_study(tracking_uri: str, experiment: str, study: str) -> Findings:
+    """The findings of the newest finished run of a study that MLflow has.
+
+    Raises:
+        UsageError: no such store, or no such run in it.
+    """
+    files = study_files(tracking_uri, experiment, study, OVERLAYS[study])
+    described = json.loads(files.pop("study.json").read_text(encoding="utf-8"))
+    return _described(described, {Path(name).stem: pd.read_parquet(path) for name, path in files.items()})
+
+
+def _described(described: Mapping[str, Any], tables: Mapping[str, pd.DataFrame]) -> Findings:
+    about = About(**{key: described[key] for key in About.__dataclass_fields__})
+    return findings(described["study"], tables, about)

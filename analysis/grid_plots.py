@@ -28,10 +28,10 @@ def maps(
     """
     rows = [len(values.index.unique(level="k")) for values in panels.values()]
     height = 1.5 + sum(0.75 + 0.42 * max(2, count) for count in rows)
-    figure, whole = style.new_figure(title, caption, height=height)
-    whole.remove()
-    axes = figure.subplots(len(panels), 1, squeeze=False, height_ratios=[max(2, count) for count in rows])[:, 0]
-    for each, (name, values) in zip(axes, panels.items(), strict=True):
+    figure, axes = style.new_panels(
+        title, caption, height, rows=len(panels), height_ratios=[max(2, count) for count in rows]
+    )
+    for each, (name, values) in zip(axes[:, 0], panels.items(), strict=True):
         grid = values.unstack("w").sort_index()
         _map(each, grid, decimals=3 if grid.max().max() < 0.5 else 2)
         each.set_title(name, fontsize=11, loc="left")
@@ -39,7 +39,7 @@ def maps(
             if block is not None and block[0] in grid.index and block[1] in grid.columns:
                 _frame(each, grid, block, dash)
         each.set_ylabel("k, rows")
-    axes[-1].set_xlabel("w, draft tokens in a row")
+    axes[-1, 0].set_xlabel("w, draft tokens in a row")
     return figure
 
 

@@ -178,6 +178,11 @@ def _speed(found: Grid, times: pd.DataFrame, about: About) -> Section:
         + ".",
         _how(times, about, repeats),
     ]
+    if repeats > 1:
+        text.append(
+            "The intervals say how far other prompts would move a speedup, the standard deviation over repeats "
+            f"({found.value('deviation', fastest):.2f} for the fastest block) how far timing again would."
+        )
     missing = found.blocks["speedup"].isna().sum()
     if missing:
         text.append(f"{counted(int(missing), 'block')} could not be timed and have no speedup (grey).")
@@ -256,10 +261,10 @@ def _live(check: pd.DataFrame, live: pd.DataFrame, about: About) -> Section:
     shown = pd.DataFrame(
         {
             "block": [f"({row.k}, {row.w})" for row in check.itertuples()],
-            "tokens per call, replayed": check["tokens_predicted"].map("{:.3f}".format),
-            "live": check["tokens_measured"].map("{:.3f}".format),
-            "speedup, predicted": check["speedup_predicted"].map("{:.2f}".format),
-            "live ": [
+            "tokens per call: replayed": check["tokens_predicted"].map("{:.3f}".format),
+            "tokens per call: live": check["tokens_measured"].map("{:.3f}".format),
+            "speedup: predicted": check["speedup_predicted"].map("{:.2f}".format),
+            "speedup: live": [
                 f"{row.speedup_measured:.2f}" + ("" if np.isnan(row.deviation) else f" ± {row.deviation:.2f}")
                 for row in check.itertuples()
             ],

@@ -226,6 +226,34 @@ def latest_run(tracking_uri: str, experiment: str, drafter: str | None = None) -
     return open_run(tracking_uri, str(table.index[0]))
 
 
+def study_files(tracking_uri: str, experiment: str, study: str, overlay: str) -> dict[str, Path]:
+    """`study.json` and the tables of the newest finished run of a study, by file name.
+
+    UsageError for a store that is not there, or without such a run, which `overlay` would make.
+    """
+    client, uri = _client(tracking_uri)
+    found = _asked(uri, client.get_experiment_by_name, experiment)
+    runs = []
+    if found is not None:
+        runs = _asked(
+            uri,
+            client.search_runs,
+            [found.experiment_id],
+            filter_string=f"tags.`specdec.study` = '{study}' and attributes.status = 'FINISHED'",
+            order_by=["attributes.start_time DESC"],
+            max_results=1,
+        )
+    if not runs:
+        raise UsageError(
+            f"The experiment {experiment!r} has no finished study {study!r}: "
+            f"`python -m specdec.run +experiment={overlay}` makes one."
+        )
+    run_id = runs[0].info.run_id
+    names = [item.path for item in _asked(uri, client.list_artifacts, run_id)]
+    kept = [name for name in names if name == "study.json" or name.endswith(".parquet")]
+    return {name: Path(_asked(uri, client.download_artifacts, run_id, name)) for name in kept}
+
+
 def open_run(tracking_uri: str, run_id: str) -> Run:
     """One run with its curves; artifacts are fetched when asked for. UsageError if the store lacks it."""
     client, uri = _client(tracking_uri)

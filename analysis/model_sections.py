@@ -426,7 +426,7 @@ def prediction_figure(prediction: Prediction, *, title: str) -> Figure:
             elinewidth=1.5,
             zorder=4 if strong else 3,
         )
-    axes.set(xlabel="γ, draft tokens offered per round", ylabel="predicted over measured, less 1")
+    axes.set(xlabel="γ, depth of a draft in tokens", ylabel="predicted over measured, less 1")
     axes.set_xticks(gammas if len(gammas) <= 12 else gammas[:: len(gammas) // 12 + 1])
     axes.yaxis.set_major_formatter(PercentFormatter(1))
     axes.legend(

@@ -4,12 +4,14 @@ from collections.abc import Sequence
 
 from specdec.errors import UsageError
 
+from .findings import latest_study
 from .html import markdown_table
 from .load import Run, load_runs, open_run
 from .sections import Section
+from .shape_account import shape_section
 
 OVERLAY = "notebooks"
-COMMAND = f"python -m specdec.run +experiment={OVERLAY}"
+SHAPES_OVERLAY = "chain_rows_tree"
 
 
 def show(*sections: Section, heading: str = "") -> None:
@@ -26,17 +28,36 @@ def show(*sections: Section, heading: str = "") -> None:
             display(figure)
 
 
-def overlay_runs(tracking_uri: str, experiment: str, overlay: str = OVERLAY) -> list[Run]:
-    """The newest finished run of each drafter that an overlay has left, oldest first. UsageError if there is none."""
+def overlay_runs(tracking_uri: str, experiment: str, overlay: str = OVERLAY, each: str = "drafter.name") -> list[Run]:
+    """The newest finished run that an overlay has left of each drafter, or of each value of another parameter, oldest
+    first. UsageError if there is none.
+    """
     table = load_runs(tracking_uri, experiment)
     named = table["params.experiment_name"] == overlay if "params.experiment_name" in table else table["status"] == ""
     chosen = table[named & (table["status"] == "FINISHED")]
     if chosen.empty:
         raise UsageError(
-            f"The experiment {experiment!r} has no finished run of the overlay {overlay}: `{COMMAND}` makes them."
+            f"The experiment {experiment!r} has no finished run of the overlay {overlay}: "
+            f"`python -m specdec.run +experiment={overlay}` makes them."
         )
-    newest = chosen.drop_duplicates("params.drafter.name")
+    newest = chosen.drop_duplicates(f"params.{each}")
     return [open_run(tracking_uri, str(run_id)) for run_id in reversed(newest.index)]
+
+
+def study(tracking_uri: str, experiment: str, name: str) -> tuple[Section, ...]:
+    """What the newest finished run of a study found; where there is none, a section that says what makes one."""
+    try:
+        return latest_study(tracking_uri, experiment, name).sections
+    except UsageError as error:
+        return (Section(name, (str(error),)),)
+
+
+def live_shapes(tracking_uri: str, experiment: str) -> tuple[Section, ...]:
+    """Chain, rows and tree as the overlay `chain_rows_tree` decoded them live; or what makes these runs."""
+    try:
+        return (shape_section(overlay_runs(tracking_uri, experiment, SHAPES_OVERLAY, each="structure.name")),)
+    except UsageError as error:
+        return (Section(SHAPES_OVERLAY, (str(error),)),)
 
 
 def answers(runs: Sequence[Run], sections: Sequence[Section]) -> str:
@@ -44,3 +65,8 @@ def answers(runs: Sequence[Run], sections: Sequence[Section]) -> str:
     return "\n".join(
         f"- **{run.params['drafter.name']}**: {section.text[0]}" for run, section in zip(runs, sections, strict=True)
     )
+
+
+def firsts(*sections: Section) -> str:
+    """The first sentence of each section, under its title: Markdown."""
+    return "\n".join(f"- **{section.title}**: {section.text[0]}" for section in sections)

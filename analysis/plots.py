@@ -127,7 +127,7 @@ def curve(
         axes.plot(gammas, [values[g] for g in gammas], color=colour, linestyle=dash, marker=marker, label=label)
     _points(axes, measured, primary_gamma)
     gammas = sorted({*measured["gamma"].astype(int), *(int(g) for values in lines.values() for g in values)})
-    axes.set(xlabel="γ, draft tokens offered per round", ylabel=ylabel)
+    axes.set(xlabel="γ, depth of a draft in tokens", ylabel=ylabel)
     axes.set_xticks(gammas if len(gammas) <= 12 else gammas[:: len(gammas) // 12 + 1])
     low, high = axes.get_ylim()
     axes.set_ylim(min(low, 0.9), high + 0.04 * (high - low))

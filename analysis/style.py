@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 import matplotlib
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
@@ -102,6 +103,15 @@ def new_figure(title: str, caption: str, height: float = HEIGHT) -> tuple[Figure
         text = wrapped(caption, CAPTION_CHARACTERS)
         figure.supxlabel(text, x=0.015, ha="left", fontsize=10, color=GREY, linespacing=1.3)
     return figure, axes
+
+
+def new_panels(
+    title: str, caption: str, height: float, rows: int, columns: int = 1, **grid: Any
+) -> tuple[Figure, np.ndarray]:
+    """As `new_figure`, with axes [rows, columns]; `grid` goes to `Figure.subplots`."""
+    figure, whole = new_figure(title, caption, height)
+    whole.remove()
+    return figure, figure.subplots(rows, columns, squeeze=False, **grid)
 
 
 def legend_above(axes: Axes, columns: int) -> None:

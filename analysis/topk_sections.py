@@ -99,7 +99,7 @@ def figure(cells: pd.DataFrame, about: About) -> Figure:
     prompts = int(cells["prompts"].iloc[0])
     bands = "bands: 95% prompt-bootstrap intervals" if np.isfinite(cells["low"]).any() else "no intervals"
     caption = f"{prompts:,} prompts of {about.prompts}, greedy texts replayed; {bands}. w: tokens of each row."
-    title = about.title.removeprefix("none on ")  # the run's own drafter has no part in it
+    title = about.title
     figure, axes = style.new_figure(f"Tokens per call against top-k\n{title}", caption)
     names, widths = sorted(set(cells["drafter"])), sorted(set(cells["w"]))
     for index, name in enumerate(names):

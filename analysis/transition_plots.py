@@ -27,9 +27,7 @@ def heat_maps(cells: pd.DataFrame, *, title: str, caption: str) -> Figure:
     contexts = sorted(int(context) for context in cells["context"].unique())
     columns = min(2, len(contexts))
     lines = -(-len(contexts) // columns)
-    figure, whole = style.new_figure(title, caption, height=1.6 + 3.1 * lines)
-    whole.remove()
-    panels = figure.subplots(lines, columns, squeeze=False, sharex=True, sharey=True)
+    figure, panels = style.new_panels(title, caption, 1.6 + 3.1 * lines, lines, columns, sharex=True, sharey=True)
     top = max(2.0, float(cells["slowdown"].max()))
     colours = colormaps["cividis"].with_extremes(bad=style.LIGHT)
     mesh = None
@@ -100,12 +98,13 @@ def transition(
     products: as from `transition.product_lines`; without rows the lower part is left out. largest: tokens shown.
     """
     both = len(products) > 0
-    figure, upper = style.new_figure(title, caption, height=8.2 if both else style.HEIGHT)
-    end = largest or max(growth.largest for growth in grown.values())
-    lower = None
     if both:
-        upper.remove()
-        upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=(1.15, 1))
+        figure, panels = style.new_panels(title, caption, 8.2, rows=2, sharex=True, height_ratios=(1.15, 1))
+        upper, lower = panels[:, 0]
+    else:
+        figure, upper = style.new_figure(title, caption)
+        lower = None
+    end = largest or max(growth.largest for growth in grown.values())
     for index, (cached, growth) in enumerate(grown.items()):
         colour, marker = _LINES[index % len(_LINES)]
         shown = growth.tokens <= end

@@ -48,14 +48,14 @@ class TracedGeneration:
     """A generation to be shown, and what its header says.
 
     Attributes:
-        gamma: draft tokens asked for per round.
+        structure: the draft asked for in every round, in words: "gamma 4", "10 rows of 10".
         lossless: what the verifier declares; None where it is not known.
         decode: token ids to text, special tokens kept; None shows the ids.
     """
 
     prompt_id: str
     drafter: str
-    gamma: int
+    structure: str
     lossless: bool | None
     generation: Generation
     decode: Callable[[Sequence[int]], str] | None = None
@@ -67,7 +67,7 @@ class TracedGeneration:
         rate = f"{tokens / rounds:.2f}" if rounds else "no"
         counts = f"{rate} tokens per round ({tokens} tokens, {rounds} rounds)"
         law = {True: "lossless", False: "not lossless", None: "lossless or not: unknown"}[self.lossless]
-        return f"drafter {self.drafter} · gamma {self.gamma} · {counts} · {law}"
+        return f"drafter {self.drafter} · {self.structure} · {counts} · {law}"
 
 
 @dataclass(frozen=True)

@@ -160,12 +160,15 @@ BAD = [
     (("+drafter=ngram", "advice.text=bad.jsonl"), "bad.jsonl:1: token id 3"),
     (("+drafter=ngram", "sampling=temperature", SAMPLED), "only under sampling=greedy"),
     (("+drafter=oracle", "sampling=temperature"), "sampling=greedy"),
+    (("+drafter=ngram", "structure=rows"), "only chains can be advised on"),
+    (("+drafter=ngram", "target=replay", "target.path=recorded.jsonl"), "target=replay: its time is simulated"),
 ]
 
 
 @pytest.mark.parametrize("arguments, says", BAD, ids=[" ".join(arguments) or "nothing" for arguments, _ in BAD])
 def test_bad_input_is_one_sentence_and_code_2(command, tmp_path, arguments, says):
     (tmp_path / "bad.jsonl").write_text('{"prompt_token_ids": [0], "generated_token_ids": [3]}')
+    (tmp_path / "recorded.jsonl").write_text('{"prompt_token_ids": [0], "generated_token_ids": [1, 2, 0, 1]}')
     code, _, error = command(advise, *arguments, *TINY)
     assert code == 2, error
     lines = [line for line in error.splitlines() if line.strip()]

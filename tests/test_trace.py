@@ -55,7 +55,7 @@ def traced(*rounds, prompt=(0,), decode=decode, **fields):
     tokens = tuple(token for item in rounds for token in item.committed)
     generation = Generation(tuple(prompt), tokens, tuple(rounds), (0.0, 0.0), "limit")
     return TracedGeneration(
-        **{"prompt_id": "p/1", "drafter": "ngram", "gamma": 3, "lossless": True} | fields,
+        **{"prompt_id": "p/1", "drafter": "ngram", "structure": "gamma 3", "lossless": True} | fields,
         generation=generation,
         decode=decode,
     )

@@ -94,6 +94,11 @@ def _check_replay(config: AdviseConfig, parts: Parts) -> None:
     drafter, verifier, structure = parts.primary.drafter, parts.primary.verifier, parts.primary.structure
     name, greedy = config.drafter["name"], parts.target.sampling.greedy
     instead = "measure it with python -m specdec.run"
+    if parts.target.clock() is not None:
+        raise UsageError(
+            f"Bad value target={config.target['name']}: its time is simulated, and advice rests on measured time; give "
+            "the model as the target and the recorded text as advice.text, or replay it with python -m specdec.run."
+        )
     if drafter.replay is None:
         raise UsageError(f"Bad value drafter={name}: it cannot be replayed along a text, so {instead}.")
     if drafter.replay == "copying" and not greedy:

@@ -98,7 +98,8 @@ def build(config: RunConfig) -> Parts:
         primary=arms[structure.gamma],
         prompts=prompts,
         forced=bool(config.drafter.get("forced", False)),
-        label=f"{config.drafter['name']} on {config.target.get('model', config.target['name'])}",
+        label=("" if drafter_config.name == "none" else f"{drafter_config.name} on ")
+        + str(config.target.get("model", config.target["name"])),
     )
 
 
@@ -246,7 +247,7 @@ def _measure(
             config.drafter,
             parts.primary.drafter,
             target,
-            parts.primary.gamma,
+            parts.primary.structure,
             measurement.max_new_tokens,
             baseline=BASELINE,
             mode=target.compilation,
@@ -292,6 +293,9 @@ def _measure(
             described = {"peers": [peer.describe() for peer in peers], "generations": session.peer_rows}
             results.write_json("peers.json", described)
     peer_notes = [note for note in (peer.note() for peer in peers) if note is not None]
+    shape = parts.primary.structure.name
+    if peers and shape != "chain":
+        peer_notes.append(f"transformers drafts chains only: structure={shape} has no peer but plain generate.")
     return session.outcome, calibration, session.peer_rows, peer_notes
 
 
@@ -299,9 +303,11 @@ def prepare(parts: Parts, longest: Prompt, measurement: MeasurementConfig, grid_
     """Have target and drafter compile, where they do, for all that is to be timed.
 
     Raises:
-        UsageError: no memory for the key-value cache.
+        UsageError: no memory for the key-value cache, or for a call on a full draft.
     """
     target, primary = parts.target, parts.primary.structure
+    for arm in parts.arms:
+        target.check_draft(arm.structure)
     length = len(longest.tokens) + measurement.max_new_tokens
     if any(prompt.follow_ups for prompt in parts.prompts.prompts):
         length = target.context_length  # how long the later turns will be is not known yet

@@ -18,6 +18,7 @@ from specdec.decode import cut
 from specdec.drafters.base import Drafter
 from specdec.drafters.small_model import SmallModel
 from specdec.prompts import Prompt
+from specdec.structures import Structure
 from specdec.targets.causal import Causal
 
 _TIMED_CALLS = 3  # of each setting, after the one that compiles
@@ -186,7 +187,7 @@ def transformers_peers(
     drafter_values: Mapping[str, Any],
     drafter: Drafter,
     target: Causal,
-    gamma: int,
+    structure: Structure,
     max_new_tokens: int,
     baseline: str,
     mode: Mode | None,
@@ -195,12 +196,16 @@ def transformers_peers(
 
     Args:
         drafter_values: the drafter's configuration.
+        structure: the primary one; transformers drafts chains, so rows and trees have plain generation only.
         baseline: the name of the baseline's method.
         mode: what is done to our own passes.
     """
     name = drafter_values["name"]
     tried = settings(target.device, mode)
     peers = [TransformersPeer("generate", target, max_new_tokens, (baseline, 0), tried)]
+    if structure.name != "chain":
+        return peers
+    gamma = structure.gamma
     if name == "small_model":
         small = cast(SmallModel, drafter)
         languages: dict[str, Any] = {}

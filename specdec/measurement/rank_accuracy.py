@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 from specdec.drafters.lookup import Lookup, Proposal
 from specdec.streams import Stream
@@ -36,6 +37,14 @@ class RankCounts:
         )
         return (first,) + (later,) * (depth - 1)
 
+    def rows(self) -> list[dict[str, Any]]:
+        """One for each level and rank: level ("first" or "later"), rank, tested, hits."""
+        return [
+            {"level": level, "rank": rank, "tested": tested, "hits": count}
+            for level, tested, hits in zip(("first", "later"), self.tested, self.hits, strict=True)
+            for rank, count in enumerate(hits)
+        ]
+
 
 def rank_counts(drafter: Lookup, streams: Sequence[Stream], max_new_tokens: int, ranks: int, depth: int) -> RankCounts:
     """The rounds that greedy decoding of `streams` takes with the full tree of `ranks` children a node and `depth`
@@ -45,13 +54,14 @@ def rank_counts(drafter: Lookup, streams: Sequence[Stream], max_new_tokens: int,
     """
     tested, hits = [0, 0], [[0] * ranks, [0] * ranks]
     for stream in streams:
-        text = stream.generated[: stream.limit(max_new_tokens)]
-        drafter.start(stream.prompt, len(stream.prompt) + len(text) + ranks * depth + 1, None, text)
+        limit = stream.limit(max_new_tokens)
+        text = stream.generated[:limit]
+        drafter.start(stream.prompt, len(stream.prompt) + limit + ranks * depth + 1, None, text)
         position = 0
         while position < len(text):
             path: tuple[int, ...] = ()
-            # Nothing is offered for the last token, which the target gives for free.
-            while len(path) < min(depth, len(text) - position - 1):
+            # As in `generate`: nothing is offered beyond the last token that may be written.
+            while len(path) < min(depth, limit - position - 1, len(text) - position):
                 proposal = drafter.propose(_along(path, ranks))
                 rank = _rank(proposal, text[position : position + len(path) + 1])
                 tested[bool(path)] += 1

@@ -60,6 +60,7 @@ class Report:
     curves: Curves
     alpha_source: str
     table: list[dict[str, Any]]
+    depth_name: str
     notes: list[str] = field(default_factory=list)
 
     def lines(self, key: str) -> Curves:
@@ -75,7 +76,7 @@ class Report:
             title="Measured against the capped-geometric theory",
             caption=f"95% prompt-bootstrap intervals; theory at alpha {alpha:.3f} ({self.alpha_source}); * primary",
         )
-        for heading in _HEADINGS:
+        for heading in (self.depth_name, *_HEADINGS):
             table.add_column(heading, justify="right")
         for row in self.table:
             table.add_row(*_cells(row))
@@ -88,7 +89,7 @@ class Report:
                 console.print(f"{name + ':':<8} {link}", markup=False, highlight=False, soft_wrap=True)
 
 
-_HEADINGS = ("gamma", "tokens/round", "theory", "speedup", "theory", "alpha")
+_HEADINGS = ("tokens/round", "theory", "speedup", "theory", "alpha")
 
 
 def _number(values: Mapping[str, Any], name: str) -> str:
@@ -103,7 +104,6 @@ def _measured(values: Mapping[str, Any], name: str) -> str:
 
 
 def _cells(row: Mapping[str, Any]) -> list[str]:
-
     return [
         f"{row['gamma']}{'*' if row['primary'] else ''}",
         _measured(row, "tokens_per_round"),
@@ -176,20 +176,20 @@ def build_report(
         for gamma, item in summary.arms.items()
     ]
     notes = [verdict(arm.account), *_notes(metrics, outcome, parts), *peer_notes]
-    report = Report(metrics, curves, summary.alpha_source, table, notes)
+    report = Report(metrics, curves, summary.alpha_source, table, parts.primary.structure.depth_name, notes)
     results.write_json("account.json", _account(summary))
     results.write_json("summary.json", {"metrics": metrics, "curves": curves, "arms": table, "notes": notes})
     if outcome.divergences:
         results.write_json("divergences.json", [vars(item) for item in outcome.divergences])
     _figures(results.folder / "figures", report, rounds, summary, parts, environment)
     if cost is not None:
-        figure = plots.cost_model(cost, title=run_title(parts, environment))
+        figure = plots.cost_model(cost, title=run_title(parts, environment, shape=True))
         style.save(figure, results.folder / "figures", "cost_model")
     _trace(results.folder, outcome, parts, print_traces)
     text = _markdown(report, summary, parts, environment)
     if cost is not None:
         text += "\n" + "\n".join(cost.markdown())
-    text += "\n" + _prediction(results.folder, rounds, run_title(parts, environment), replicates, seed)
+    text += "\n" + _prediction(results.folder, rounds, run_title(parts, environment, shape=True), replicates, seed)
     (results.folder / "report.md").write_text(text, encoding="utf-8")
     return report
 
@@ -427,7 +427,7 @@ def _figures(
     parts: "Parts",
     environment: Mapping[str, Any],
 ) -> None:
-    title = run_title(parts, environment)
+    title = run_title(parts, environment, shape=True)
     prompts = summary.arms[summary.primary_gamma].account.prompts
     for key, value, unit in (
         ("curve.tokens_per_round", "tokens_per_round", "tokens per round"),
@@ -465,13 +465,18 @@ def _figures(
     style.save(waterfall(account, title=f"From theory to the measured speedup\n{title}"), folder, "account")
 
 
-def run_title(parts: "Parts", environment: Mapping[str, Any]) -> str:
-    """Drafter, model, dtype and hardware, or that there was none: what every figure says of itself."""
-    model = environment.get("model", {})
+def run_title(parts: "Parts", environment: Mapping[str, Any], *, shape: bool) -> str:
+    """Drafter, model, dtype and hardware, or that there was none: what every figure says of itself.
+
+    Args:
+        shape: also that of the drafts, where they are no chains; a study has many.
+    """
+    model, structure = environment.get("model", {}), parts.primary.structure
+    about = f"{parts.label}, {structure.label}" if shape and structure.name != "chain" else parts.label
     if parts.target.clock() is not None:
-        return f"{parts.label}, time simulated: {model['cost_model']}"
+        return f"{about}, time simulated: {model['cost_model']}"
     hardware = environment.get("gpu", {}).get("name") or environment.get("cpu", {}).get("model", "")
-    return f"{parts.label} ({model.get('dtype', 'float64')}), {hardware}"
+    return f"{about} ({model.get('dtype', 'float64')}), {hardware}"
 
 
 def _trace(folder: Path, outcome: Outcome, parts: "Parts", terminal: bool) -> None:
@@ -480,7 +485,7 @@ def _trace(folder: Path, outcome: Outcome, parts: "Parts", terminal: bool) -> No
         TracedGeneration(
             prompt_id=prompt.id,
             drafter=arm.method,
-            gamma=arm.gamma,
+            structure=arm.structure.label,
             lossless=arm.verifier.lossless and not parts.forced,
             generation=generation,
             decode=None if tokenizer is None else tokenizer.decode,
@@ -494,18 +499,20 @@ def _trace(folder: Path, outcome: Outcome, parts: "Parts", terminal: bool) -> No
 
 def _markdown(report: Report, summary: Summary, parts: "Parts", environment: Mapping[str, Any]) -> str:
     """The summary as Markdown, which MLflow renders."""
-    heading = "| " + " | ".join(_HEADINGS) + " |"
+    headings = (report.depth_name, *_HEADINGS)
+    heading = "| " + " | ".join(headings) + " |"
     lines = [
-        f"# {run_title(parts, environment)}",
+        f"# {run_title(parts, environment, shape=True)}",
         "",
         f"Prompts: {parts.prompts.name}, {len(parts.prompts.prompts)} of them. alpha {summary.alpha:.4f} "
-        f"(from {summary.alpha_source}). The primary gamma is starred; intervals are prompt-bootstrap 95%.",
+        f"(from {summary.alpha_source}). The primary {report.depth_name} is starred; intervals are prompt-bootstrap "
+        "95%.",
         "",
         heading,
-        "|" + " ---: |" * len(_HEADINGS),
+        "|" + " ---: |" * len(headings),
         *("| " + " | ".join(_cells(row)) + " |" for row in report.table),
         "",
-        "## Account of the primary gamma",
+        f"## Account of the primary {report.depth_name}",
         "",
         verdict(summary.arms[summary.primary_gamma].account),
         "",

@@ -1,5 +1,6 @@
 """The contract of a prompt source, and what the loader makes of it. Knows no tokenizer: sources give text."""
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -83,6 +84,19 @@ class PromptSet:
     def follow_up(self, prompt: Prompt, answer: Sequence[int]) -> Prompt | None:
         """The next turn, asked after the baseline's `answer`; None when there is none or it is too long."""
         return self.renderer.follow_up(prompt, answer)
+
+
+_TURN = re.compile(r"/turn\d+$")
+
+
+def turn_id(first: str, number: int) -> str:
+    """The id of a conversation's later turn."""
+    return f"{first}/turn{number}"
+
+
+def first_turn(id: str) -> str:
+    """The id of the turn that a conversation began with: what intervals over prompts resample."""
+    return _TURN.sub("", id)
 
 
 prompts: Registry[PromptSource] = Registry("prompts", "prompts")

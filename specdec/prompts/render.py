@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from specdec.errors import UsageError
-from specdec.prompts.base import Entry, Prompt
+from specdec.prompts.base import Entry, Prompt, first_turn, turn_id
 
 BETWEEN_TURNS = "\n\n"  # of a conversation without a chat template
 
@@ -43,9 +43,8 @@ class Renderer:
         tokens = self._tokens(text)
         if len(tokens) > self.room:
             return None
-        first = prompt.id if len(prompt.turns) == 1 else prompt.id.rpartition("/")[0]
-        number = len(turns) // 2 + 1
-        return Prompt(f"{first}/turn{number}", prompt.category, text, tokens, prompt.follow_ups[1:], turns)
+        name = turn_id(first_turn(prompt.id), len(turns) // 2 + 1)
+        return Prompt(name, prompt.category, text, tokens, prompt.follow_ups[1:], turns)
 
     def _conversation(self, turns: Sequence[str]) -> str:
         messages = [

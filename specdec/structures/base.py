@@ -16,10 +16,14 @@ class Structure(ABC):
 
     Class attributes:
         fixed: a full draft has the topology `tree`; false where nodes are merged as their tokens have it.
+        depth_name: what the depth is called in tables: a key of its config, or a word.
+        sized_by: the keys that make it smaller, for who asked for too much.
     """
 
     name: ClassVar[str]
     fixed: ClassVar[bool] = True
+    depth_name: ClassVar[str] = "depth"
+    sized_by: ClassVar[str] = "the size of the structure"
 
     threshold: float = 0.0
 

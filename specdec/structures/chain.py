@@ -16,6 +16,7 @@ class ChainConfig:
 @structures.register("chain")
 class Chain(Structure):
     name = "chain"
+    depth_name, sized_by = "gamma", "structure.gamma"
 
     def __init__(self, config: ChainConfig) -> None:
         self._gamma = config.gamma

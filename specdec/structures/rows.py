@@ -27,6 +27,7 @@ class Rows(Structure):
 
     name = "rows"
     fixed = False
+    depth_name, sized_by = "w", "structure.k or structure.w"
 
     def __init__(self, config: RowsConfig) -> None:
         evaluated = config.k * (config.w + 1)
@@ -44,6 +45,14 @@ class Rows(Structure):
     @property
     def label(self) -> str:
         return f"{self.k} rows of {self._width}"
+
+    @property
+    def nodes(self) -> int:
+        return self.k * self._width  # not by the tree, which `Target.check_draft` has not allowed yet
+
+    @property
+    def branches(self) -> int:
+        return self.k if self._width else 1
 
     @property
     def tree(self) -> Tree:

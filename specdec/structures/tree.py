@@ -44,6 +44,7 @@ class TokenTree(Structure):
     """
 
     name = "tree"
+    sized_by = "structure.nodes"
 
     def __init__(self, config: TokenTreeConfig) -> None:
         if config.file is not None and config.parents is not None:

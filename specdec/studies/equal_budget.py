@@ -7,7 +7,6 @@ ways round, so that taking the best of many flatters neither.
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from statistics import median
 from typing import Annotated, Any, Literal
 
@@ -21,20 +20,18 @@ from specdec.drafters.lookup import Lookup
 from specdec.errors import UsageError
 from specdec.measurement.block_times import Block, time_blocks, tokens_evaluated
 from specdec.measurement.cost import row_counts
-from specdec.measurement.rank_accuracy import rank_counts
+from specdec.measurement.rank_accuracy import RankCounts, rank_counts
 from specdec.measurement.stream_replay import Cell
 from specdec.progress import progress_bar
+from specdec.prompts import first_turn
 from specdec.sampling import generator_for
 from specdec.streams import Stream
 from specdec.structures import Structure, structures
 from specdec.studies.base import Bench, Study, studies
+from specdec.studies.candidates import SHAPES, Candidate, choose, halves_of, plain_shapes, trees
 from specdec.studies.replayed import Strategy, check_lookup, replay, skipped
 from specdec.targets.replay import Replay
-from specdec.theory.trees import best_tree
 
-SHAPES = ("chain", "rows", "tree")
-EITHER = -1
-"""In place of a half of the prompts: the candidate was made without looking at any."""
 _WARM = 4  # tokens
 
 
@@ -49,23 +46,6 @@ class EqualBudgetConfig:
     calls: AtLeastOne
     seconds: Annotated[float, Field(gt=0)]
     probe_tokens: AtLeastOne
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """A structure that a shape can take at a budget.
-
-    Attributes:
-        variant: its size in words.
-        half: of the prompts that it was made for, or EITHER.
-        structure: its config values.
-    """
-
-    shape: str
-    budget: int
-    variant: str
-    half: int
-    structure: Mapping[str, Any]
 
 
 @studies.register("equal_budget")
@@ -93,12 +73,15 @@ class EqualBudget(Study):
     def run(self, bench: Bench) -> Mapping[str, pd.DataFrame]:
         built = self._checked(bench)
         streams = bench.texts()
-        halves = _halves(streams)
+        halves = halves_of(streams)
         candidates: dict[str, list[Candidate]] = {}
         counted: list[dict[str, Any]] = []
         for label, drafter in built.items():
-            trees = self._trees(label, drafter, bench, streams, halves, counted)
-            candidates[label] = [*self._plain_shapes(), *trees]
+            candidates[label] = plain_shapes(self._budgets)
+            for half in (0, 1):
+                counts = self._counts(drafter, bench, [each for each in streams if halves[first_turn(each.id)] == half])
+                candidates[label] += trees(counts, half, self._budgets, self._config.depths)
+                counted += [{"drafter": label, "half": half, **row} for row in counts.rows()]
         strategies = [
             Strategy(
                 {
@@ -115,7 +98,7 @@ class EqualBudget(Study):
         ]
         table, _ = replay(bench, strategies, streams)
         table["half"] = table["prompt"].map(halves)
-        choices = _choose(table, candidates)
+        choices = choose(table, candidates)
         times = self._simulated(bench, choices) if bench.simulated else self._measured(bench, built, choices, streams)
         return {
             "replay": table,
@@ -156,53 +139,11 @@ class EqualBudget(Study):
             built[label] = drafter
         return built
 
-    def _plain_shapes(self) -> list[Candidate]:
-        """The chain and all rows of each budget."""
-        found = []
-        for n in self._budgets:
-            found.append(Candidate("chain", n, f"gamma {n}", EITHER, {"name": "chain", "gamma": n}))
-            for k in range(2, n + 1):  # one row is the chain
-                if n % k == 0:
-                    values = {"name": "rows", "k": k, "w": n // k, "budget": n + k}
-                    found.append(Candidate("rows", n, f"{k} x {n // k}", EITHER, values))
-        return found
-
-    def _trees(
-        self,
-        label: str,
-        drafter: Lookup,
-        bench: Bench,
-        streams: Sequence[Stream],
-        halves: Mapping[str, int],
-        counted: list[dict[str, Any]],
-    ) -> list[Candidate]:
-        """For each half and budget the best trees within each depth, by accuracies measured on that half, which are
-        added to `counted`.
-        """
-        config, found = self._config, []
-        limit = bench.config.measurement.max_new_tokens
-        depth = min(max(config.depths), self._budgets[-1])
-        for half in (0, 1):
-            mine = [stream for stream in streams if halves[_prompt_of(stream)] == half]
-            counts = rank_counts(drafter, mine, limit, config.ranks, depth)
-            bench.heartbeat()
-            for place, level in enumerate(("first", "later")):
-                for rank, hits in enumerate(counts.hits[place]):
-                    row = {"drafter": label, "half": half, "level": level, "rank": rank}
-                    counted.append({**row, "tested": counts.tested[place], "hits": hits})
-            for n in self._budgets:
-                seen: set[tuple[int, ...]] = set()
-                for deepest in sorted({min(each, n) for each in config.depths}):
-                    parents = best_tree(counts.accuracy(deepest), n, deepest).parents
-                    if parents not in seen:
-                        seen.add(parents)
-                        values = {"name": "tree", "file": None, "parents": list(parents), "accuracy": None}
-                        shape: Structure = structures.build({**values, "nodes": n, "depth": deepest})
-                        name = f"depth {shape.gamma}"
-                        found.append(
-                            Candidate("tree", n, name, half, {**values, "nodes": len(parents), "depth": shape.gamma})
-                        )
-        return found
+    def _counts(self, drafter: Lookup, bench: Bench, streams: Sequence[Stream]) -> RankCounts:
+        depth = min(max(self._config.depths), self._budgets[-1])
+        counts = rank_counts(drafter, streams, bench.config.measurement.max_new_tokens, self._config.ranks, depth)
+        bench.heartbeat()
+        return counts
 
     def _sizes(self) -> list[Block]:
         """Plain steps and chains, so many that t(n) can be read off between them; all budgets among them."""
@@ -294,33 +235,3 @@ class EqualBudget(Study):
 
 
 _HOST = ["repeat", "drafter", "shape", "budget", "nodes", "draft_s", "overhead_s"]
-
-
-def _prompt_of(stream: Stream) -> str:
-    """Turns of a conversation share one, and so are in one half."""
-    return re.sub(r"/turn\d+$", "", stream.id)
-
-
-def _halves(streams: Sequence[Stream]) -> dict[str, int]:
-    """0 and 1 by turns, which also splits categories that stand together."""
-    prompts = dict.fromkeys(_prompt_of(stream) for stream in streams)
-    return {prompt: number % 2 for number, prompt in enumerate(prompts)}
-
-
-def _choose(table: pd.DataFrame, candidates: Mapping[str, Sequence[Candidate]]) -> pd.DataFrame:
-    """The table `choices`; of equally good candidates the one with fewer rows, or less depth."""
-    keys = ["drafter", "shape", "budget"]
-    structure = {
-        (label, each.shape, each.budget, each.variant, each.half): json.dumps(dict(each.structure))
-        for label, several in candidates.items()
-        for each in several
-    }
-    chosen = []
-    for half in (0, 1):
-        mine = table[(table["half"] == half) & table["made_on"].isin([EITHER, half])]
-        totals = mine.groupby([*keys, "variant", "made_on"], sort=False)[["tokens", "rounds"]].sum()
-        value = totals["tokens"] / totals["rounds"]
-        for best in value.groupby(keys, sort=False).idxmax():
-            row = dict(zip([*keys, "variant", "made_on"], best, strict=True))
-            chosen.append({**row, "half": half, "structure": structure[best]})
-    return pd.DataFrame(chosen)

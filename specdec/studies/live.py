@@ -35,12 +35,20 @@ class LiveRuns:
         self._blocks = [(1, 0), *corners]
 
     def prepare(self, context: int) -> None:
-        """Have the target compile, where it does, for all blocks behind `context` tokens, plain steps included."""
-        target = self._bench.parts.target
-        largest = max(shape.nodes for shape in self._shapes.values())
-        rows = {1} if target.evaluation == "rows" else {1, *(shape.nodes + 1 for shape in self._shapes.values())}
-        longest = max(len(stream.prompt) for stream in self._streams) + self._bench.config.measurement.max_new_tokens
-        target.prepare(rows, max(longest, context + 1) + largest + 2)
+        """Have the target compile, where it does, for all blocks behind `context` tokens, plain steps included.
+
+        Raises:
+            UsageError: no memory for the key-value cache of the largest.
+        """
+        target, shapes = self._bench.parts.target, self._shapes.values()
+        packed = target.evaluation == "packed"
+        prompt = max(len(stream.prompt) for stream in self._streams)
+        longest = max(prompt + self._bench.config.measurement.max_new_tokens, context + 1)
+        capacity = longest + max(target.room(shape.tree) for shape in shapes) + 1
+        branches = max(shape.branches for shape in shapes)
+        target.check_memory(prompt, capacity, branches)
+        rows = {shape.nodes + 1 for shape in shapes if packed or shape.branches == 1}
+        target.prepare({1, *rows}, capacity, branches)
 
     def host_times(self, stream: Stream, blocks: Sequence[Block], repeats: int, tokens: int) -> pd.DataFrame:
         """`HOST`: mean seconds of drafting, and of all but draft and call, per round of a run of `tokens`."""

@@ -1,7 +1,6 @@
 """What studies that replay texts share: strategies replayed on all cores with progress shown, tables by prompt."""
 
 import os
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,11 +12,9 @@ from specdec.drafters.lookup import Lookup
 from specdec.errors import UsageError
 from specdec.measurement.stream_replay import Cell, replay_grid
 from specdec.progress import progress_bar
-from specdec.prompts import PromptSet
+from specdec.prompts import PromptSet, first_turn
 from specdec.streams import Stream
 from specdec.studies.base import Bench
-
-_TURN = re.compile(r"/turn\d+$")  # of a conversation's later turns
 
 
 @dataclass(frozen=True)
@@ -99,7 +96,7 @@ def replay(
     table = table.join(paths, on=["cell", "stream"])
     table["paths"] = table["paths"].fillna(0).astype(int)
     for each in (table, histograms):
-        each["prompt"] = each["stream"].str.replace(_TURN, "", regex=True)
+        each["prompt"] = each["stream"].map(first_turn)
     return table.drop(columns="cell").reset_index(drop=True), histograms.drop(columns="cell").reset_index(drop=True)
 
 

@@ -35,7 +35,7 @@ def run_study(config: RunConfig, folder: Path) -> Findings:
         )
     results = ResultsFolder(folder)
     identity = identify(config, parts, results)
-    title = run_title(parts, identity.environment)
+    title = run_title(parts, identity.environment, shape=False)
     tags = identity.tags | {"specdec.role": "study", "specdec.study": name}
     run_name = f"{name}: {parts.label}, {parts.prompts.name}"
     with tracking.tracked_run(config.tracking, name=run_name, params=identity.params, tags=tags) as tracked:

@@ -7,13 +7,18 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
+from specdec.errors import UsageError
+from specdec.memory import available_bytes
 from specdec.records import Draft, Tree
 from specdec.registry import Registry
 from specdec.sampling import SamplingConfig
+from specdec.structures.base import Structure
 from specdec.theory.roofline import Product
 
 if TYPE_CHECKING:
     from specdec.measurement.timers import Clock
+
+_LAW_BYTES = 4  # of each chance in p, at least: float32
 
 
 class Target(ABC):
@@ -64,6 +69,24 @@ class Target(ABC):
         Raises:
             UsageError: the bytes asked for are more than there are; says what to change.
         """
+
+    def check_draft(self, structure: Structure) -> None:
+        """Whether a call on a full draft can have its p and its mask; to be asked before a tree of that size is made.
+
+        Raises:
+            UsageError: the bytes asked for are more than there are.
+        """
+        batch = self.evaluation == "rows" and structure.branches > 1
+        rows = structure.branches * (structure.gamma + 1) if batch else structure.nodes + 1
+        asked = rows * self.vocab_size * _LAW_BYTES
+        if structure.branches > 1 and not batch:
+            asked += rows * rows  # who sees whom, a byte each
+        free = available_bytes(self.device)
+        if free is not None and asked > free:
+            raise UsageError(
+                f"Bad value structure={structure.name}: a call on a full draft ({structure.label}) takes at least "
+                f"{asked:,} bytes, and {free:,} are free on {self.device}; lower {structure.sized_by}."
+            )
 
     @abstractmethod
     def start(self, prompt: Sequence[int], capacity: int, branches: int = 1) -> None:

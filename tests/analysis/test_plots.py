@@ -84,7 +84,7 @@ def test_curve_draws_models_as_lines_and_the_measurement_with_intervals():
     assert caption(figure) == (
         "40 prompts, 1,234 rounds; measured points with 95% prompt-bootstrap intervals; theory at α = 0.600."
     )
-    assert axes.get_xlabel() == "γ, draft tokens offered per round"
+    assert axes.get_xlabel() == "γ, depth of a draft in tokens"
     assert axes.get_ylabel() == "tokens per round"
     assert axes.get_xticks().tolist() == [1, 2, 4]
 

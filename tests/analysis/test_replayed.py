@@ -41,7 +41,7 @@ def test_a_missing_value_stays_missing():
 def test_what_the_study_of_top_k_says():
     rows = table()
     rows["rounds"] = [40 - 2 * row.k - (5 if row.drafter == "b" else 0) + 3 * (row.w == 2) for row in rows.itertuples()]
-    about = About("none on pocket (bfloat16), a machine", "humaneval", False, 200, 0)
+    about = About("pocket (bfloat16), a machine", "humaneval", False, 200, 0)
     skips = pd.DataFrame([("exceeds the context", "humaneval", 4)], columns=["reason", "category", "count"])
     said = findings("topk", {"topk": rows, "skipped": skips}, about)
     (section,) = said.sections

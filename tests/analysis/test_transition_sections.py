@@ -10,7 +10,7 @@ from specdec.analysis.findings import About, findings
 from specdec.analysis.transition import crossing, growth, product_lines, roofline_ridge, shape_effect, slowdowns
 from specdec.theory.roofline import Product, call_bytes, call_flops, ridge_rows, threshold
 
-ABOUT = About("none on model, machine", "prompts", simulated=False, replicates=10, seed=0)
+ABOUT = About("model, machine", "prompts", simulated=False, replicates=10, seed=0)
 RIDGE = 40
 PRODUCTS = (
     Product("q_proj", 64, 64, 8, 2),

@@ -37,10 +37,13 @@ def ours(target):
     ).tokens
 
 
-def made(target, name, model=None, mode=None, order_max=3):
-    values = {"name": name, "order_max": order_max}
+CHAIN = {"name": "chain", "gamma": GAMMA}
+
+
+def made(target, name, model=None, mode=None, order_max=3, structure=CHAIN):
+    values = {"name": name, "q": "auto", "order_max": order_max}
     drafter = SimpleNamespace(model=model, translation=None)
-    return transformers_peers(values, drafter, target, GAMMA, LIMIT, "baseline", mode)
+    return transformers_peers(values, drafter, target, structures.build(structure), LIMIT, "baseline", mode)
 
 
 def small(tiny_model):
@@ -65,6 +68,12 @@ def test_every_peer_writes_our_greedy_text(target, tiny_model, name, expected):
         assert not peer.failure and row["seconds"] > 0
         assert (row["generated_token_ids"], row["tokens"]) == (list(text), len(text) == LIMIT and LIMIT)
         assert peer.describe()["setting"] == "dynamic cache, eager" and peer.note() is None
+
+
+@pytest.mark.parametrize("name", ["ngram", "small_model"])
+def test_rows_are_not_set_against_the_chains_of_transformers(target, tiny_model, name):
+    rows = {"name": "rows", "k": 2, "w": GAMMA, "budget": 100}
+    assert [peer.name for peer in made(target, name, small(tiny_model), structure=rows)] == ["generate"]
 
 
 def test_the_end_token_counts_and_nothing_after_it(target):

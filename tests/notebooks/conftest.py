@@ -1,4 +1,4 @@
-"""A store with real runs that the notebooks can read: those of the overlay `notebooks`, on the table target."""
+"""A store with real runs that the notebooks can read, on the table target."""
 
 import json
 import subprocess
@@ -49,6 +49,20 @@ def run_store(tmp_path_factory: pytest.TempPathFactory) -> RunStore:
         "measurement.max_new_tokens=64",
         PROMPTS,
     ]
-    for arguments in (alphas, overlay):
+    studies = [
+        "-m",
+        "+study=grid,phase_transition,equal_budget",
+        "+drafter=ngram",
+        "structure=rows",
+        "structure.k=2",
+        "structure.w=2",
+        "+debug=tiny",
+        "++study.calls=1",
+        "measurement.gammas=[]",
+        "measurement.workers=1",
+    ]
+    live = ["+experiment=chain_rows_tree", "+debug=tiny", "~target.dtype", "drafter.bigram.cache_dir=null"]
+    # The oracle's stays the newest run.
+    for arguments in (alphas, studies, live, overlay):
         subprocess.run([sys.executable, "-m", "specdec.run", *arguments], cwd=folder, check=True, timeout=600)
     return RunStore(f"sqlite:///{folder / 'mlflow.db'}", "specdec")

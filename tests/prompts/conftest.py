@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
+from omegaconf import OmegaConf
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 DATA = Path(os.environ.get("SPECDEC_SHARED", REPOSITORY.parent / "shared")) / "data" / "prompts"
@@ -51,7 +51,7 @@ def values() -> Callable[..., dict[str, Any]]:
 
     def read(yaml_name: str, real: bool = False, **overrides: Any) -> dict[str, Any]:
         file = REPOSITORY / "conf/prompts" / f"{yaml_name}.yaml"
-        config = yaml.safe_load(file.read_text(encoding="utf-8"))
+        config = OmegaConf.to_container(OmegaConf.load(file), resolve=True)
         if real:
             path = DATA / FILES[yaml_name]
             if not path.is_file():

@@ -50,19 +50,24 @@ def test_every_repeat_is_timed(study):
     assert host.loc[host["w"] == 0, "nodes"].eq(0).all() and host["overhead_s"].gt(0).all()
 
 
+NAMES = ("s", "s/turn2")
+
+
 def recording(folder):
+    """Two turns of one conversation."""
     texts = [[1, 2, 3, 4] * 10, [5, 6, 7, 5, 6, 8] * 6]
-    write_streams(folder / "s.jsonl", [Stream(f"s{i}", "c", tuple(t[:5]), tuple(t[5:])) for i, t in enumerate(texts)])
+    write_streams(folder / "s.jsonl", [Stream(NAMES[i], "c", tuple(t[:5]), tuple(t[5:])) for i, t in enumerate(texts)])
     target = ("drafter=ngram", "structure=rows", "target=replay", f"target.path={folder / 's.jsonl'}")
     return *target, "prompts=recorded", "measurement.max_new_tokens=30"
 
 
 def test_a_recording_has_simulated_times_and_no_live_run(study, tmp_path):
     found, tables = study("ngrammys_grid", *recording(tmp_path), *SMALL)
+    assert set(tables["replay"]["stream"]) == set(NAMES) and set(tables["replay"]["prompt"]) == {"s"}
     assert tables["live"].empty and not [name for name in found.metrics if "live" in name]
     assert "simulated" in found.sections[1].title.lower() and "cost model" in " ".join(found.sections[1].text)
     assert json.loads((tmp_path / "out" / "study.json").read_text())["simulated"] is True
-    # One row of (1, 1): every second is that of the published coefficients.
+    # 12 tokens more, by the published coefficient of each.
     times = tables["block_times"].set_index(["k", "w"])["seconds"]
     assert times.loc[4, 3].iloc[0] - times.loc[1, 0].iloc[0] == pytest.approx(12 * 2.10103129e-5)
 

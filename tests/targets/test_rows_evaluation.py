@@ -14,7 +14,7 @@ from specdec.records import EMPTY, Draft, Source, Tree, chain_tree
 from specdec.row_batch import row_batch
 from specdec.sampling import generator_for
 from specdec.structures.base import structures
-from specdec.targets import causal
+from specdec.targets import base, causal
 from specdec.targets.base import targets
 from specdec.targets.causal import Causal
 from specdec.targets.encoder_decoder import EncoderDecoder
@@ -313,6 +313,21 @@ def test_copies_that_do_not_fit_are_refused_with_the_bytes(target_of, monkeypatc
     assert "packed" not in str(refused.value)
     monkeypatch.setattr(causal, "available_bytes", lambda device: None)
     rows.check_memory(len(PROMPT), 10**9, 25)
+
+
+def test_a_draft_too_large_for_a_call_is_refused_before_its_tree_is_made(target_of, monkeypatch):
+    rows = structures.build({"name": "rows", "k": 10**7, "w": 10**3, "budget": 10**12})
+    monkeypatch.setattr(type(rows), "tree", property(lambda self: pytest.fail("made ten thousand million nodes")))
+    monkeypatch.setattr(base, "available_bytes", lambda device: 10**9)
+    for evaluation, evaluated, mask in (("packed", 10**10 + 1, (10**10 + 1) ** 2), ("rows", 10**7 * 1001, 0)):
+        with pytest.raises(UsageError) as refused:
+            target_of("llama", evaluation).check_draft(rows)
+        sentence = str(refused.value)
+        assert f"{evaluated * VOCABULARY * 4 + mask:,} bytes, and 1,000,000,000 are free" in sentence
+        assert "structure=rows" in sentence and "lower structure.k or structure.w." in sentence
+        target_of("llama", evaluation).check_draft(structures.build({"name": "rows", "k": 10, "w": 10, "budget": 999}))
+    monkeypatch.setattr(base, "available_bytes", lambda device: None)
+    target_of("llama", "packed").check_draft(rows)
 
 
 def test_the_bytes_asked_for_are_those_that_the_caches_take(target_of, monkeypatch):

@@ -1,0 +1,145 @@
+"""The study end to end on the table target: candidates, choices on one half, and what may be wrong."""
+
+import json
+from types import SimpleNamespace
+
+import pandas as pd
+import pytest
+from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from omegaconf import OmegaConf
+
+from specdec import run
+from specdec.analysis import notebook
+from specdec.analysis.findings import latest_study, open_study
+from specdec.cli import config_dir
+from specdec.errors import UsageError
+from specdec.streams import Stream, write_streams
+from specdec.structures import structures
+from specdec.studies import studies
+
+SMALL = ("~study.drafters.mixed", "study.budgets=[2,6]", "study.depths=[2,4]", "study.calls=1")
+SERIAL = ("measurement.workers=1", "study.probe_tokens=8")
+
+
+@pytest.fixture
+def command(monkeypatch, tmp_path, capsys):
+    """Run `python -m specdec.run ...` in this process, in an empty folder; gives exit code and what it printed."""
+    monkeypatch.chdir(tmp_path)
+
+    def call(*arguments: str) -> tuple[int, str]:
+        monkeypatch.setattr("sys.argv", ["specdec.run", "+experiment=equal_budget", *SERIAL, *arguments])
+        GlobalHydra.instance().clear()
+        try:
+            run.main()
+            code = 0
+        except SystemExit as end:
+            code = int(end.code or 0)
+        finally:
+            GlobalHydra.instance().clear()
+        streams = capsys.readouterr()
+        return code, streams.out + streams.err
+
+    return call
+
+
+@pytest.fixture
+def recording(tmp_path):
+    """Texts with a motif that comes again and again, and something else between."""
+    path = tmp_path / "recorded.jsonl"
+    motif = (1, 2, 3, 4, 5, 6)
+    texts = [
+        Stream(f"s{n}", "", (15 - n, *motif), sum(((*motif, 7 + (n + i) % 5) for i in range(6)), ()), ended=False)
+        for n in range(5)
+    ]
+    write_streams(path, texts)
+    return path
+
+
+def tables_of(tmp_path):
+    (folder,) = tmp_path.glob("outputs/*/*")
+    return folder, {path.stem: pd.read_parquet(path) for path in folder.glob("*.parquet")}
+
+
+@pytest.mark.slow
+def test_recorded_streams_in_simulated_time(command, tmp_path, recording):
+    code, printed = command(
+        "+debug=tiny", "target=replay", f"target.path={recording}", "prompts=recorded", "target.vocab_size=16", *SMALL
+    )
+    assert code == 0, printed
+    folder, tables = tables_of(tmp_path)
+    replay, choices = tables["replay"], tables["choices"]
+    # Every shape with exactly the budget's nodes, and both halves' trees.
+    rows = replay[(replay["shape"] == "rows") & (replay["budget"] == 6)]
+    assert set(rows["variant"]) == {"2 x 3", "3 x 2", "6 x 1"}
+    for row in choices.itertuples():
+        shape = structures.build(json.loads(row.structure))
+        assert shape.nodes == row.budget and shape.name == row.shape
+    assert set(replay[replay["shape"] == "tree"]["made_on"]) == {0, 1}
+    # Halves by turns, and what was chosen is the best on its own half.
+    assert replay.groupby("prompt")["half"].first().to_dict() == {f"s{n}": n % 2 for n in range(5)}
+    for row in choices.itertuples():
+        mine = replay[
+            (replay["shape"] == row.shape)
+            & (replay["budget"] == row.budget)
+            & (replay["half"] == row.half)
+            & replay["made_on"].isin([-1, row.half])
+        ]
+        totals = mine.groupby("variant")[["tokens", "rounds"]].sum()
+        value = totals["tokens"] / totals["rounds"]
+        assert value[row.variant] == value.max()
+    opened = open_study(folder)
+    assert "simulated speedup" in opened.sections[1].text[0]
+    chain = replay[(replay["shape"] == "chain") & (replay["budget"] == 6)]
+    assert opened.metrics["budget.ngram.chain.tokens_per_call.6"] == pytest.approx(
+        chain["tokens"].sum() / chain["rounds"].sum()
+    )
+    again = latest_study(f"sqlite:///{tmp_path / 'mlflow.db'}", "specdec", "equal_budget")
+    assert again.metrics == opened.metrics
+    (missing,) = notebook.study(f"sqlite:///{tmp_path / 'mlflow.db'}", "specdec", "grid")
+    assert "no finished study 'grid'" in missing.text[0] and "+experiment=ngrammys_grid" in missing.text[0]
+
+
+@pytest.mark.slow
+def test_the_table_target_has_measured_times(command, tmp_path):
+    code, printed = command("+debug=tiny", *SMALL)
+    assert code == 0, printed
+    folder, tables = tables_of(tmp_path)
+    host, times = tables["host_times"], tables["block_times"]
+    assert set(host["shape"]) == {"plain", "chain", "rows", "tree"}
+    assert (host["overhead_s"] > 0).all() and host.loc[host["shape"] == "plain", "nodes"].tolist() == [0.0]
+    assert set(times["rows_evaluated"]) >= {1, 3, 7}
+    assert (folder / "figures" / "tokens_per_call_ngram.png").stat().st_size > 0
+    assert open_study(folder).metrics["budget.ngram.tree.speedup.6"] > 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("study.budgets=[1]",), "study.budgets"),
+        (("prompts.tokens=[[0]]",), "at least 2 prompts"),
+        (("+drafter@study.drafters.exact=oracle",), "study.drafters.exact"),
+        (("study.drafters.ngram.order_max=99",), "study.drafters.ngram.order_max"),
+    ],
+)
+def test_mistakes_are_one_sentence_before_decoding(command, tmp_path, arguments, words):
+    code, printed = command("+debug=tiny", "tracking.enabled=false", *SMALL, *arguments)
+    assert code == 2 and words in " ".join(printed.split()) and "Traceback" not in printed
+    assert not list(tmp_path.glob("outputs/*/*/streams.jsonl"))
+
+
+def test_the_live_overlay_compares_equal_budgets():
+    with initialize_config_dir(version_base="1.3", config_dir=str(config_dir())):
+        sweep = compose("config", ["+experiment=chain_rows_tree"], return_hydra_config=True).hydra.sweeper.params
+        names = sweep["structure"].split(",")
+        cells = [compose("config", ["+experiment=chain_rows_tree", f"structure={name}"]) for name in names]
+    shapes = [structures.build(OmegaConf.to_container(cell.structure)) for cell in cells]
+    assert [shape.name for shape in shapes] == ["chain", "rows", "tree"]
+    assert {shape.nodes for shape in shapes} == {32}
+    assert {cell.drafter.context.q for cell in cells} == {"longest"}
+
+
+def test_batches_of_rows_are_refused(group_values):
+    study = studies.build(group_values("study", "equal_budget"))
+    with pytest.raises(UsageError, match="use target.evaluation=packed"):
+        study.run(SimpleNamespace(parts=SimpleNamespace(target=SimpleNamespace(evaluation="rows"))))
