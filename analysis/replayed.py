@@ -81,7 +81,7 @@ def origin(table: pd.DataFrame, skipped: pd.DataFrame, title: str, prompts: str)
         f"{prompts}, {int(texts['tokens'].sum()):,} tokens; intervals are 95% prompt-bootstrap intervals."
     )
     sentences = [sentence]
-    if " on pocket" in title and prompts not in _OWN_KIND:
+    if (" on pocket" in title or title.startswith("pocket")) and prompts not in _OWN_KIND:
         sentences.append(
             f"A protocol check: the pocket target is a small code model, and what it writes after prompts of {prompts} "
             "says little about models that are made for them."

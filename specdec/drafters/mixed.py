@@ -82,6 +82,15 @@ class Mixed(Lookup):
         self.vocab_size = self.bigram.vocab_size
         self._last = 0
 
+    def prepare(self, capacity: int, structure: Structure) -> None:
+        """
+        Raises:
+            UsageError: more rows or siblings than the bigram could have alone, where it fills what the context leaves.
+        """
+        if self._fill:
+            with named_below("bigram"):
+                self.bigram.prepare(capacity, structure)
+
     def start(
         self,
         prompt: Sequence[int],

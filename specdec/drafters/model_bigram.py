@@ -60,7 +60,7 @@ class ModelBigram(TokenLookup):
             raise UsageError(
                 f"Bad value drafter.extend_k={config.extend_k}: it should be at most drafter.k={config.k}."
             )
-        super().__init__(target)
+        super().__init__(target, config.k)
         if config.extend == "greedy":
             self.replay = "copying"
         source = model_of(config.model, config.dtype, target)

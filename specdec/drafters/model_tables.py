@@ -35,10 +35,27 @@ class TokenLookup(Lookup):
     fills = frozenset({"chain", "rows", "tree"})
     strategy: ClassVar[str]
 
-    def __init__(self, target: "Target") -> None:
+    def __init__(self, target: "Target", k: int) -> None:
+        """
+        Args:
+            k: tokens ranked after each, or all of the vocabulary where that has fewer.
+        """
         super().__init__(target)
+        self._k = k
         self.vocab_size = target.vocab_size
         self._last = 0
+
+    def prepare(self, capacity: int, structure: Structure) -> None:
+        """
+        Raises:
+            UsageError: a structure with more siblings than tokens are ranked; rows of it would stay empty.
+        """
+        widest = max(map(len, structure.tree.children))
+        if widest > self._k:
+            raise UsageError(
+                f"Bad value drafter.k={self._k}: structure={structure.name} asks for {widest} tokens to follow one; "
+                "raise drafter.k to as many."
+            )
 
     @abstractmethod
     def ranked(self, token: int, count: int) -> Sequence[int]:

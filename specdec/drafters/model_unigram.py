@@ -54,7 +54,7 @@ class ModelUnigram(TokenLookup):
     replay = "position"
 
     def __init__(self, config: ModelUnigramConfig, target: "Target") -> None:
-        super().__init__(target)
+        super().__init__(target, config.k)
         source = model_of(config.model, config.dtype, target)
         if source is None:
             raise UsageError(

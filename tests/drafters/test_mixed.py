@@ -234,3 +234,12 @@ def test_it_composes_from_the_command_line(arguments, structure, drafter):
     assert config.structure.items() >= structure.items()
     for key, value in drafter.items():
         assert config.drafter[key].items() >= value.items() if isinstance(value, dict) else config.drafter[key] == value
+
+
+def test_more_rows_than_the_bigram_ranks_are_refused_before_decoding(make, parts):
+    make().prepare(100, rows(32, 2))
+    make(context_rows=3, fill=False).prepare(100, rows(33, 2))
+    with pytest.raises(UsageError, match=r"drafter\.bigram\.k=32: structure=rows asks for 33"):
+        make().prepare(100, rows(33, 2))
+    with pytest.raises(UsageError, match=r"drafter\.k=32: .* raise drafter\.k"):
+        parts[1].prepare(100, rows(33, 2))
