@@ -30,7 +30,9 @@ def near_misses(name: str, names: Iterable[str]) -> str:
 
 def _config_type(cls: type) -> type:
     """Not `get_type_hints`: other arguments may name types that only a type checker imports."""
-    annotation = vars(cls)["__init__"].__annotations__["config"]
+    annotation = getattr(vars(cls).get("__init__"), "__annotations__", {}).get("config")
+    if annotation is None:
+        raise TypeError(f"{cls.__qualname__} needs a constructor with `config: ITS_CONFIG`, a class made by `typed`")
     return getattr(sys.modules[cls.__module__], annotation) if isinstance(annotation, str) else annotation
 
 

@@ -265,3 +265,12 @@ def test_a_choice_names_the_options():
         sentence_of(validated, Choice, {"kind": "c"}, where="thing")
         == "Bad value thing.kind='c': it should be 'a' or 'b'."
     )
+
+
+def test_a_class_that_does_not_say_what_configures_it_is_named(things):
+    @things.register("bare")
+    class Bare(Thing):
+        pass
+
+    with pytest.raises(TypeError, match="Bare needs a constructor with `config: ITS_CONFIG`"):
+        things.build({"name": "bare"})
