@@ -155,7 +155,7 @@ class KVCache(Cache):
             for layer in self.layers:
                 if layer.is_initialized:
                     if index is None:
-                        index = torch.tensor(tuple(rows), device=layer.keys.device)
+                        index = torch.tensor(tuple(rows)).to(layer.keys.device, non_blocking=True)
                     layer.move(copy, index, prefix, self.copies)
         self.length = length
 

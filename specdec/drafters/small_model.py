@@ -198,8 +198,8 @@ class SmallModel(Drafter):
             drafted = self._loop(context[-2:], len(context) - 2, uniforms)
         else:
             drafted = self._step_by_step(pending, gamma, uniforms, structure.threshold)
-        self._drafted = drafted.read
-        self._finite = None if drafted.q is None else torch.isfinite(drafted.q).all()
+        self._drafted = drafted.read.to("cpu", non_blocking=True)
+        self._finite = _finite(drafted.q)
         size = len(drafted.tokens)
         return Draft(drafted.tokens, chain_tree(size), drafted.q, _SOURCE * size)
 
@@ -223,7 +223,7 @@ class SmallModel(Drafter):
 
         how: How = "ranked" if self._greedy else self._siblings
         draft = draft_tree(decoder, pending, structure, how, laws, "small_model", self._generator)
-        self._drafted, self._finite = None, None if draft.q is None else torch.isfinite(draft.q).all()
+        self._drafted, self._finite = None, _finite(draft.q)
         return draft
 
     def _loops(self, pending: list[int], context: list[int], gamma: int, threshold: float) -> bool:
@@ -235,7 +235,7 @@ class SmallModel(Drafter):
 
     def _step_by_step(self, pending: list[int], gamma: int, uniforms: Tensor | None, threshold: float) -> Choice:
         """A call of the model for each token, until gamma or the threshold."""
-        rows = torch.tensor(pending, device=self._device)
+        rows = torch.tensor(pending).to(self._device, non_blocking=True)
         choices: list[Choice] = []
         chance = 1.0
         while True:
@@ -333,6 +333,11 @@ _SOURCE = (Source("small_model", 0),)
 _NOT_FINITE = (
     "The drafter's logits are not finite: the run stops here. Try drafter.dtype=float32, or check drafter.model."
 )
+
+
+def _finite(q: Tensor | None) -> Tensor | None:
+    """Whether q is, to be read on the host once it has waited for something later."""
+    return None if q is None else torch.isfinite(q).all().to("cpu", non_blocking=True)
 
 
 def _on_device(generator: torch.Generator | None, device: torch.device) -> torch.Generator | None:

@@ -124,7 +124,9 @@ class Causal(Target):
     def verify(self, draft: Draft) -> Tensor:
         self._prefix, self._tree = self.decoder.length, draft.tree
         logits = self._forward(torch.cat([self._root, draft.tokens]) if len(draft) else self._root, draft.tree)
-        p, self._finite = checked_probabilities(logits, self.sampling)
+        p, finite = checked_probabilities(logits, self.sampling)
+        # Arrives while the host waits for the acceptance, which is decided later.
+        self._finite = finite.to("cpu", non_blocking=True)
         if self.device.type == "cpu":
             self._check_finite()
         return p
@@ -150,7 +152,7 @@ class Causal(Target):
             self.decoder.cache.commit(self._prefix, range(self._prefix, self._prefix + 1 + len(path)), row)
         else:
             self.decoder.cache.commit(self._prefix + 1, [self._prefix + 1 + node for node in path])
-        self._root = torch.tensor([next_token], device=self.device)
+        self._root = torch.full((1,), next_token, device=self.device)  # written there: copying would wait for it
 
     def discard(self) -> None:
         self.decoder.length = self._prefix
