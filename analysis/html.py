@@ -139,7 +139,7 @@ figure svg { display: block; width: 100%; height: auto; }
 }
 """
 # The browser itself is told to load nothing.
-POLICY = "default-src 'none'; style-src 'unsafe-inline'"
+POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"  # heat maps are images within the SVG
 
 
 def _html(title: str, chapters: Sequence[Chapter], drawn: dict[int, _Drawn]) -> str:

@@ -143,3 +143,15 @@ def test_cells(value, text):
 def test_numbers_stand_to_the_right():
     lines = markdown_table(pd.DataFrame({"a": ["x"], "b": [1.5]})).splitlines()
     assert lines == ["| a | b |", "| --- | ---: |", "| x | 1.5 |"]
+
+
+def test_heat_maps_are_let_through(tmp_path):
+    """They are images inside the SVG: the page's own policy must not keep a browser from showing them."""
+    with style.styled():
+        drawn, axes = style.new_figure("Map", "")
+        axes.imshow(np.eye(3))
+    (html, _) = write_report(tmp_path, "Title", [Chapter("One", (Section("Map", figures=(("map", drawn),)),))])
+    text = html.read_text("utf-8")
+    assert 'href="data:image/png;base64,' in text
+    policy = re.search(r'http-equiv="Content-Security-Policy" content="([^"]*)"', text)[1]
+    assert "img-src data:" in policy and "script" not in policy and policy.startswith("default-src 'none'")
