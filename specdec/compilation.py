@@ -9,7 +9,7 @@ write into one cache whose buffers stay where they are, made for one capacity.
 import logging
 from collections.abc import Callable, Mapping
 from types import FunctionType
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -24,16 +24,39 @@ Mode = Literal["trace", "inductor"]
 Result = TypeVar("Result")
 
 
+class Pass(NamedTuple):
+    """What a forward pass gives for its rows.
+
+    Attributes:
+        logits: [..., N, V].
+        states: [..., N, D] of the layer that was asked for, or None.
+    """
+
+    logits: Tensor
+    states: Tensor | None
+
+
+def run_model(model: Any, offset: int | None, **inputs: Any) -> Pass:
+    """A transformers decoder on a batch.
+
+    Args:
+        offset: the layer whose hidden states are wanted, counted down from the last (0 is what the output head reads);
+            None for no states.
+    """
+    output = model(**inputs, use_cache=True, output_hidden_states=offset is not None)
+    return Pass(output.logits, None if offset is None else output.hidden_states[-1 - offset])
+
+
 class Step(Protocol):
     """One forward pass over the rows behind the first `prefix` of the cache; sets the cache's length."""
 
-    def __call__(self, tokens: Tensor, prefix: int, mask: Masks) -> Tensor:
+    def __call__(self, tokens: Tensor, prefix: int, mask: Masks) -> Pass:
         """
         Args:
             tokens: [N] a chain; a `TracedStep` takes trees too.
             mask: what the rows see, for the steps that do not make it themselves.
         Returns:
-            logits [N, V]; on a GPU the next call overwrites them.
+            On a GPU the next call overwrites it.
         """
         ...
 
@@ -83,24 +106,25 @@ class TracedStep:
     graph (it decides by the numbers that it computes) is an error when the step is made.
     """
 
-    def __init__(self, model: Any, cache: KVCache, rows: int | None, mode: Mode) -> None:
+    def __init__(self, model: Any, cache: KVCache, rows: int | None, mode: Mode, offset: int | None = None) -> None:
         """
         Args:
             rows: of every call; None for any number from 2 on, and then in batches of any size from 2 on if the first
                 call is one.
+            offset: of the layer whose states are wanted (see `run_model`).
         """
 
-        def step(tokens: Tensor, positions: Tensor, mask: Masks) -> Tensor:
+        def step(tokens: Tensor, positions: Tensor, mask: Masks) -> Pass:
             some = mask if isinstance(mask, Tensor) else next(iter(mask.values()))
             cache.length = some.shape[-1] - tokens.shape[-1]
-            logits: Tensor = model(
+            return run_model(
+                model,
+                offset,
                 input_ids=tokens,
                 attention_mask=mask,
                 position_ids=positions,
                 past_key_values=cache,
-                use_cache=True,
-            ).logits
-            return logits
+            )
 
         self._step = torch.compile(
             _with_own_code(step),
@@ -112,17 +136,17 @@ class TracedStep:
         self._any = rows is None
         self._made = False
 
-    def __call__(self, tokens: Tensor, prefix: int, mask: Masks, offsets: Tensor | None = None) -> Tensor:
-        """`tokens` may be a batch of chains too [B, N], and the result then is [B, N, V]. `offsets` [N] are the
-        distances of a tree's root and nodes from its root; None for chains.
+    def __call__(self, tokens: Tensor, prefix: int, mask: Masks, offsets: Tensor | None = None) -> Pass:
+        """`tokens` may be a batch of chains too [B, N], and logits are then [B, N, V]. `offsets` [N] are the distances
+        of a tree's root and nodes from its root; None for chains.
         """
         offsets = self._offsets[: tokens.shape[-1]] if offsets is None else offsets
         step = self._step if self._made else self._make
         batch = tokens if tokens.dim() == 2 else tokens.unsqueeze(0)
-        logits: Tensor = step(batch, (offsets + prefix).expand(len(batch), -1), mask)
-        return logits if tokens.dim() == 2 else logits[0]
+        result: Pass = step(batch, (offsets + prefix).expand(len(batch), -1), mask)
+        return result if tokens.dim() == 2 else only_row(result)
 
-    def _make(self, tokens: Tensor, positions: Tensor, mask: Masks) -> Tensor:
+    def _make(self, tokens: Tensor, positions: Tensor, mask: Masks) -> Pass:
         from torch._inductor import config
 
         for view in [mask] if isinstance(mask, Tensor) else mask.values():
@@ -133,7 +157,7 @@ class TracedStep:
         self._made = True
         # Not an option of `torch.compile`: Dynamo itself must know, to keep the weights out of the inputs.
         with config.patch(freezing=True):
-            result: Tensor = self._step(tokens, positions, mask)
+            result: Pass = self._step(tokens, positions, mask)
         return result
 
 
@@ -142,71 +166,83 @@ class StaticStep:
     masked; nothing but the tokens and the prefix length goes in.
     """
 
-    def __init__(self, model: Any, cache: KVCache, rows: int, windows: Mapping[str, int | None]) -> None:
+    def __init__(
+        self, model: Any, cache: KVCache, rows: int, windows: Mapping[str, int | None], offset: int | None = None
+    ) -> None:
         self._tokens = torch.zeros(1, rows, dtype=torch.long, device=model.device)
         self._prefix = torch.zeros(1, dtype=torch.long, device=model.device)
         self._rows, self._cache = rows, cache
-        forward = static_pass(model, cache, windows)
+        forward = static_pass(model, cache, windows, offset)
         offsets = torch.arange(rows, device=model.device)
 
-        def step(tokens: Tensor, prefix: Tensor) -> Tensor:
+        def step(tokens: Tensor, prefix: Tensor) -> Pass:
             return forward(tokens[0], prefix + offsets)
 
-        self._step: Callable[[Tensor, Tensor], Tensor] = step
+        self._step: Callable[[Tensor, Tensor], Pass] = step
         self._graph: Any = None
-        self._logits: Tensor | None = None
+        self._result: Pass | None = None
 
     def capture(self) -> None:
         """Compile the step and record it as a CUDA graph; call while no text is in the cache."""
         step = compiled(self._step)
-        self._graph, self._logits = captured(lambda: step(self._tokens, self._prefix))
+        self._graph, self._result = captured(lambda: step(self._tokens, self._prefix))
 
-    def __call__(self, tokens: Tensor, prefix: int, mask: Masks) -> Tensor:
+    def __call__(self, tokens: Tensor, prefix: int, mask: Masks) -> Pass:
         self._tokens[0].copy_(tokens)
         self._prefix.fill_(prefix)
         if self._graph is None:
-            self._logits = self._step(self._tokens, self._prefix)
+            self._result = self._step(self._tokens, self._prefix)
         else:
             self._graph.replay()
         self._cache.length = prefix + self._rows
-        assert self._logits is not None
-        return self._logits
+        assert self._result is not None
+        return self._result
 
 
-def static_pass(model: Any, cache: KVCache, windows: Mapping[str, int | None]) -> Callable[[Tensor, Tensor], Tensor]:
+def static_pass(
+    model: Any, cache: KVCache, windows: Mapping[str, int | None], offset: int | None = None
+) -> Callable[[Tensor, Tensor], Pass]:
     """A forward pass with the same shapes at every call: it attends to all of the cache's capacity, masked.
 
     Args:
         windows: kinds of attention layers, and how far each sees.
+        offset: of the layer whose states are wanted (see `run_model`).
     Returns:
-        (tokens [N], places [N]) -> logits [N, V], for a chain of rows written to these places of the cache, whose
-        length stays as it is.
+        (tokens [N], places [N]) -> logits [N, V] and states, for a chain of rows written to these places of the cache,
+        whose length stays as it is.
     """
     columns = torch.arange(cache.capacity, device=model.device)
     hidden = torch.full((), torch.finfo(model.dtype).min, dtype=model.dtype, device=model.device)
 
-    def forward(tokens: Tensor, places: Tensor) -> Tensor:
+    def forward(tokens: Tensor, places: Tensor) -> Pass:
         behind = places[:, None] - columns  # [N, capacity]
         masks = {}
         for kind, window in windows.items():
             seen = behind >= 0 if window is None else (behind >= 0) & (behind < window)
             masks[kind] = torch.where(seen, hidden.new_zeros(()), hidden)[None, None]
         with cache.writing_to(places):
-            logits: Tensor = model(
-                input_ids=tokens.unsqueeze(0),
-                attention_mask=masks if len(masks) > 1 else next(iter(masks.values())),
-                position_ids=places.unsqueeze(0),
-                past_key_values=cache,
-                use_cache=True,
-            ).logits
-        return logits[0]
+            return only_row(
+                run_model(
+                    model,
+                    offset,
+                    input_ids=tokens.unsqueeze(0),
+                    attention_mask=masks if len(masks) > 1 else next(iter(masks.values())),
+                    position_ids=places.unsqueeze(0),
+                    past_key_values=cache,
+                )
+            )
 
     return forward
 
 
-def compiled(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+def only_row(batch: Pass) -> Pass:
+    """Of a batch of one."""
+    return Pass(batch.logits[0], None if batch.states is None else batch.states[0])
+
+
+def compiled(function: Callable[..., Result]) -> Callable[..., Result]:
     """Compiled for the shapes of its first call, which all later ones must have: nothing checks them."""
-    result: Callable[..., Tensor] = torch.compile(
+    result: Callable[..., Result] = torch.compile(
         _with_own_code(function), fullgraph=True, options={"guard_filter_fn": _shapes_only}
     )
     return result
@@ -226,7 +262,7 @@ def captured(run: Callable[[], Result]) -> tuple[Any, Result]:
     return graph, result
 
 
-def _with_own_code(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+def _with_own_code(function: Callable[..., Result]) -> Callable[..., Result]:
     """A copy with a code object of its own: Dynamo files its records by code object, and without guards on the cache
     it could not tell two of them apart.
     """

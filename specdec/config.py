@@ -131,5 +131,7 @@ def _sentence(error: ValidationError, config_type: type, where: str, source: str
         return f"Unknown key {key}: {subject} has the keys {known or '(none)'}."
     if fault["type"] in ("missing", "missing_argument"):
         return f"Missing key {key}: {subject} needs a value for it."
+    if fault["type"] == "value_error":  # of a whole group: what does not fit together, in our own words
+        return f"Bad values in {key or subject}: {fault['ctx']['error']}."
     message = fault["msg"].replace("Input should be", "it should be")
     return f"Bad value {key}={fault['input']!r}: {message}."

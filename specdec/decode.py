@@ -54,6 +54,8 @@ def generate(
     length = len(prompt) + max_new_tokens
     target.start(prompt, length + target.room(structure.tree), structure.branches)
     drafter.start(prompt, length + structure.nodes + 1, draft_generator, reference)
+    if drafter.reads_states:
+        drafter.read(target.kept_states())
     prefilled = clock.mark()
     tokens: list[int] = []
     rounds: list[Round] = []
@@ -76,6 +78,8 @@ def generate(
             committed = cut(path_tokens, acceptance.next_token, room, end_tokens)
             target.commit(acceptance.path, acceptance.next_token)
             drafter.commit(committed)
+            if drafter.reads_states:
+                drafter.read(target.kept_states())
         except NumericsError as error:
             error.partial = Generation(tuple(prompt), tuple(tokens), tuple(rounds), (began, prefilled), "failed")
             raise

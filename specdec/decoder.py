@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.fx.experimental.symbolic_shapes import ConstraintViolationError
 
 from specdec.attention import use_two_rows
-from specdec.compilation import Mode, StaticStep, Step, TracedStep
+from specdec.compilation import Mode, StaticStep, Step, TracedStep, only_row, run_model
 from specdec.draft_loop import Choice, StaticLoop
 from specdec.errors import ModelLoadError
 from specdec.kv_cache import KVCache
@@ -52,7 +52,12 @@ class Decoder:
     Attributes:
         model: the transformers model, unpatched.
         vocab_size, context_length, end_tokens: of the model.
+        depth: its number of layers.
+        states: hidden states [N+1, D] of the rows of the last call, where `keep_states` asked for them.
     """
+
+    states: Tensor | None = None
+    _offset: int | None = None  # of the layer whose states are kept
 
     def __init__(self, model: Any, name: str, prefill_chunk: int) -> None:
         """
@@ -66,15 +71,24 @@ class Decoder:
         self.vocab_size: int = config.vocab_size
         self.context_length: int = getattr(config, "max_position_embeddings", None) or 1 << 30
         self.end_tokens = end_tokens_of(model)
-        self._layers: int = config.num_hidden_layers
+        self.depth: int = config.num_hidden_layers
         self._windows = _windows(config, name)
         # The prefill needs no logits; models that can, compute one row instead of a vocabulary for each prompt token.
         lean = "logits_to_keep" in signature(model.forward).parameters
         self._no_logits: dict[str, int] = {"logits_to_keep": 1} if lean else {}
-        self.cache = KVCache(self._layers, 1)
+        self.cache = KVCache(self.depth, 1)
         self._masks = Masks(self._windows, model.dtype, self.device)
         self._steps: dict[int, Step] = {}
         self._compiled: Compiled | None = None
+
+    def keep_states(self, offset: int) -> None:
+        """From now on every call leaves the hidden states of a layer in `states`.
+
+        Args:
+            offset: layers below the last, 0 to `depth`: 0 is what the output head reads, `depth` the embeddings.
+        """
+        self._offset = offset
+        self._steps, self._compiled = {}, None  # their passes were made without
 
     @torch.inference_mode()
     def compile(self, rows: Collection[int], capacity: int, mode: Mode, copies: int = 1) -> None:
@@ -100,22 +114,23 @@ class Decoder:
         if made is not None and wanted <= set(made.steps) and made.holds(capacity, copies):
             return
         # The record of batches is made with two rows, and must not take that for the number of all copies.
-        self.cache = KVCache(self._layers, -(-capacity // _BUCKET) * _BUCKET, 3 if copies == 2 else copies)
+        self.cache = KVCache(self.depth, -(-capacity // _BUCKET) * _BUCKET, 3 if copies == 2 else copies)
         self._steps = {}
         self.forward(torch.zeros(2, dtype=torch.long, device=self.device), chain_tree(1))  # makes the buffers
         for count in sorted(wanted - {_BATCH}):
             if self.device.type == "cuda" and mode == "inductor":
-                graph = StaticStep(self.model, self.cache, count, self._windows)
+                graph = StaticStep(self.model, self.cache, count, self._windows, self._offset)
                 graph.capture()
                 self._steps[count] = graph
             else:
-                self._steps[count] = TracedStep(self.model, self.cache, None if count == _ANY else count, mode)
+                any_or_count = None if count == _ANY else count
+                self._steps[count] = TracedStep(self.model, self.cache, any_or_count, mode, self._offset)
             size = 3 if count == _ANY else count  # of 2, a mask fills its buffer, and the record would rely on that
             for prefix in (2, 3):  # the first call compiles, the second is the first of many
                 self.cache.length = prefix
                 self.forward(torch.zeros(size, dtype=torch.long, device=self.device), chain_tree(size - 1))
         if copies > 1:
-            self._steps[_BATCH] = TracedStep(self.model, self.cache, None, "trace")
+            self._steps[_BATCH] = TracedStep(self.model, self.cache, None, "trace", self._offset)
             for prefix, batch in ((7, 2), (8, 2), (9, copies)):  # all sizes differ: equal ones would be taken for one
                 self.cache.length = prefix
                 tree = Tree((-1, 0, *[-1] * (batch - 1)))
@@ -143,6 +158,8 @@ class Decoder:
     def start(self, prompt: Sequence[int], capacity: int, copies: int = 1) -> int:
         """Begin a new text and prefill all of the prompt but its last token, which is returned: the root of round 1.
 
+        `states` are then those of all that was prefilled [len(prompt) - 1, D], where they are kept.
+
         Args:
             prompt: at least one token.
             capacity: rows that prompt, output and the largest draft need together.
@@ -152,11 +169,17 @@ class Decoder:
             self.cache, self._steps = self._compiled.cache, self._compiled.steps  # they write into these very buffers
             self.cache.restart(copies)
         else:
-            self.cache, self._steps = KVCache(self._layers, capacity, copies), {}
+            self.cache, self._steps = KVCache(self.depth, capacity, copies), {}
+        found: list[Tensor] = []
         for begin in range(0, len(prompt) - 1, self.prefill_chunk):
             end = min(begin + self.prefill_chunk, len(prompt) - 1)
             chunk = torch.tensor(prompt[begin:end], device=self.device)
             self.forward(chunk, chain_tree(len(chunk) - 1), **self._no_logits)
+            if self.states is not None:
+                found.append(self.states)
+        if self._offset is not None:
+            embedding = self.model.get_input_embeddings().weight
+            self.states = torch.cat(found) if found else embedding.new_empty(0, embedding.shape[1])
         self.cache.broadcast()
         return prompt[-1]
 
@@ -177,18 +200,23 @@ class Decoder:
         if self._steps and prefix and not options:
             step = self._steps.get(len(tokens)) or self._steps.get(_ANY)
         if step is not None and tree.is_chain:
-            return step(tokens, prefix, mask)
-        if isinstance(step, TracedStep):
-            return step(tokens, prefix, mask, tree.offsets.to(self.device, non_blocking=True))
-        output = self.model(
-            input_ids=tokens.unsqueeze(0),
-            attention_mask=mask,
-            position_ids=(tree.offsets.to(self.device, non_blocking=True) + prefix).unsqueeze(0),
-            past_key_values=self.cache,
-            use_cache=True,
-            **options,
-        )
-        return output.logits[0]
+            result = step(tokens, prefix, mask)
+        elif isinstance(step, TracedStep):
+            result = step(tokens, prefix, mask, tree.offsets.to(self.device, non_blocking=True))
+        else:
+            result = only_row(
+                run_model(
+                    self.model,
+                    self._offset,
+                    input_ids=tokens.unsqueeze(0),
+                    attention_mask=mask,
+                    position_ids=(tree.offsets.to(self.device, non_blocking=True) + prefix).unsqueeze(0),
+                    past_key_values=self.cache,
+                    **options,
+                )
+            )
+        self.states = result.states
+        return result.logits
 
     def forward_rows(self, tokens: Tensor, tree: Tree) -> Tensor:
         """Like `forward`, with every path from the root to a leaf in a row of its own, behind its own copy of the
@@ -205,16 +233,19 @@ class Decoder:
         mask = self._masks.view(batch.chain, prefix, self.cache.capacity)
         step = self._steps.get(_BATCH)
         if prefix and isinstance(step, TracedStep):
-            logits = step(rows, prefix, mask)
+            result = step(rows, prefix, mask)
         else:
-            logits = self.model(
+            result = run_model(
+                self.model,
+                self._offset,
                 input_ids=rows,
                 attention_mask=mask,
                 position_ids=(batch.chain.offsets.to(self.device, non_blocking=True) + prefix).expand(len(batch), -1),
                 past_key_values=self.cache,
-                use_cache=True,
-            ).logits
-        return logits.flatten(0, 1)[batch.places.to(self.device, non_blocking=True)]
+            )
+        places = batch.places.to(self.device, non_blocking=True)
+        self.states = None if result.states is None else result.states.flatten(0, 1)[places]
+        return result.logits.flatten(0, 1)[places]
 
     def score(self, prompt: Sequence[int], text: Sequence[int], model: Any = None) -> Tensor:
         """Teacher-forced logits of `text` after `prompt`: [len(text) + 1, V], row i before token i.

@@ -106,9 +106,9 @@ class StaticLoop:
 
     def _run(self) -> Choice:
         places = torch.cat([self._place, self._place + 1])
-        choices = [self._choose(self._first(self._last, places)[-1:], self._uniforms[0])]
+        choices = [self._choose(self._first(self._last, places).logits[-1:], self._uniforms[0])]
         place = places[1:]
         for uniform in self._uniforms[1:]:
             place = place + 1
-            choices.append(self._choose(self._next(choices[-1].read, place), uniform))
+            choices.append(self._choose(self._next(choices[-1].read, place).logits, uniform))
         return joined(choices)

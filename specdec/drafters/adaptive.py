@@ -83,6 +83,7 @@ class Adaptive(Drafter):
         if drafter.replay is None:
             self.replay = None
         self._length, self._offered, self._most = length, 0, length
+        vars(self)["reads_states"] = drafter.reads_states  # declared by classes: here it is the wrapped drafter's
 
     def start(
         self,
@@ -108,6 +109,9 @@ class Adaptive(Drafter):
             step = 2 if len(tokens) > self._offered else -1
             self._length = max(1, min(self._most, min(self._most, self._length) + step))
         self.drafter.commit(tokens)
+
+    def read(self, states: Tensor) -> None:
+        self.drafter.read(states)
 
     def laws(self, prompt: Sequence[int], text: Sequence[int]) -> Tensor | None:
         """Of the wrapped drafter: at every position a draft of one token is its own."""

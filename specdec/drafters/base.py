@@ -19,6 +19,7 @@ class Drafter(ABC):
         fills: names of the structures that it can fill.
         lossless: false only for a drafter that makes the output depart from the target's by declaration.
         needs_reference: reads the recorded baseline text of the same prompt (greedy runs only).
+        reads_states: reads the target's hidden states; it calls `Target.keep_states` when it is made.
         reports_confidence: ends a draft where the structure's `threshold` asks for it.
         replay: how the target's own text gives expected rounds without decoding (DESIGN 3): "position" when a
             proposal depends only on the text before it, "copying" when it must be drafted again from each round's
@@ -32,6 +33,7 @@ class Drafter(ABC):
     fills: ClassVar[frozenset[str]]
     lossless: ClassVar[bool] = True
     needs_reference: ClassVar[bool] = False
+    reads_states: ClassVar[bool] = False
     reports_confidence: ClassVar[bool] = False
     # A drafter whose configuration decides it sets its own; the class then says what its YAML gives.
     replay: Literal["position", "copying"] | None = None
@@ -68,6 +70,11 @@ class Drafter(ABC):
 
     def commit(self, tokens: Sequence[int]) -> None:
         """Take note of the tokens appended to the text in this round."""
+
+    def read(self, states: Tensor) -> None:
+        """Take note of the target's hidden states [M, D], for a drafter that declares `reads_states`: after `start` of
+        all of the prompt but its last token, after every `commit` of the round's root and accepted nodes.
+        """
 
     def laws(self, prompt: Sequence[int], text: Sequence[int]) -> Tensor | None:
         """q before every token of `text`, in one teacher-forced pass: [len(text), V].

@@ -71,6 +71,8 @@ def calibrate(
     trees = [*by_depth.values(), chain_tree(depths[-1])]
     room, branches = max(map(target.room, trees)), max(1, *(len(tree.leaves) for tree in trees))
     target.start(prompt, len(prompt) + room, branches)
+    if drafter.reads_states:
+        drafter.read(target.kept_states())
     marks: dict[int, list[tuple[object, object]]] = {size: [] for size in sizes}
     draft_marks: dict[int, list[tuple[object, object]]] = {depth: [] for depth in depths}
     tokens = torch.randint(target.vocab_size, (max(*sizes, *depths),), generator=generator).to(target.device)

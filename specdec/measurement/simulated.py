@@ -38,7 +38,7 @@ class Priced(Drafter):
         self.drafter, self._clock, self._cost = drafter, clock, cost
         self.replay, self.vocab_size = drafter.replay, drafter.vocab_size
         # What a class declares, an object of this one has from its drafter.
-        declared = ("fills", "lossless", "needs_reference", "reports_confidence")
+        declared = ("fills", "lossless", "needs_reference", "reads_states", "reports_confidence")
         vars(self).update({name: getattr(drafter, name) for name in declared})
 
     def prepare(self, capacity: int, structure: Structure) -> None:
@@ -60,6 +60,9 @@ class Priced(Drafter):
 
     def commit(self, tokens: Sequence[int]) -> None:
         self.drafter.commit(tokens)
+
+    def read(self, states: Tensor) -> None:
+        self.drafter.read(states)
 
     def laws(self, prompt: Sequence[int], text: Sequence[int]) -> Tensor | None:
         return self.drafter.laws(prompt, text)

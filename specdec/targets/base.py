@@ -49,6 +49,10 @@ class Target(ABC):
     compilation: Literal["trace", "inductor"] | None = None
     """What `prepare` does; drafters that are models follow it."""
 
+    states: Tensor | None = None
+    """Hidden states, where `keep_states` asked for them: after `start` those of `prompt[:-1]`, [S-1, D]; after `commit`
+    those of the root and the accepted nodes, [A+1, D]. So the last one is h_t of the next round (see `heads`)."""
+
     def room(self, tree: Tree) -> int:
         """Rows of the cache that the root and a draft take: for all nodes, or in each copy for the longest path."""
         return 1 + (tree.depth if self.evaluation == "rows" else len(tree))
@@ -133,6 +137,61 @@ class Target(ABC):
     def limit(self, prompt: Sequence[int], max_new_tokens: int) -> int:
         """How many tokens may follow `prompt`: all of `max_new_tokens`, or what a recorded text has."""
         return max_new_tokens
+
+    def keep_states(self, offset: int) -> None:
+        """From now on `start` and `commit` leave hidden states in `states`; asked for before anything is compiled.
+
+        Args:
+            offset: layers below the last: 0 is what the output head reads, 1 the last layer's input, ..., `depth` the
+                input embeddings.
+        Raises:
+            UsageError: this target has none, or has fewer layers.
+        """
+        raise UsageError(
+            f"Target {type(self).__name__} gives no hidden states, which this drafter reads: use target=causal."
+        )
+
+    def sequence_states(self, tokens: Tensor, offset: int) -> tuple[Tensor, Tensor]:
+        """Teacher-forced, without the cache: hidden states [B, S, D] and logits [B, S, V] of tokens [B, S].
+
+        Raises:
+            UsageError: as `keep_states`.
+        """
+        raise UsageError(f"Target {type(self).__name__} gives no hidden states: use target=causal.")
+
+    def kept_states(self) -> Tensor:
+        """`states`, where something asked for them."""
+        if self.states is None:
+            raise RuntimeError("nothing asked the target for its hidden states: a drafter that reads them must")
+        return self.states
+
+    @property
+    def depth(self) -> int:
+        """Layers; 0 where there is no model."""
+        return 0
+
+    @property
+    def embedding(self) -> Tensor:
+        """[V, D] the input embeddings, for drafters that read them.
+
+        Raises:
+            UsageError: this target has none.
+        """
+        raise UsageError(f"Target {type(self).__name__} has no embeddings: use target=causal.")
+
+    @property
+    def output_layer(self) -> Tensor:
+        """[V, D] from the last layer's states to logits.
+
+        Raises:
+            UsageError: this target has none.
+        """
+        raise UsageError(f"Target {type(self).__name__} has no output layer: use target=causal.")
+
+    @property
+    def identity(self) -> str:
+        """Hash of the weights (a hub model's commit): what was trained on them belongs to no others."""
+        return ""
 
     @property
     def flops_per_token(self) -> float:

@@ -2,8 +2,10 @@
 explicit.
 """
 
+import hashlib
 from collections.abc import Collection, Sequence
 from copy import deepcopy
+from functools import cached_property
 from typing import Any, Literal
 
 import torch
@@ -90,6 +92,7 @@ class Causal(Target):
         self._tree = chain_tree(0)  # of the last draft verified
         check_rollback(decoder)
         self._bytes_per_row = decoder.cache.nbytes() // decoder.cache.capacity
+        self._keeps_states = False
 
     def prepare(self, rows: Collection[int], capacity: int, branches: int = 1) -> None:
         if self.compilation is not None:
@@ -120,6 +123,9 @@ class Causal(Target):
     def start(self, prompt: Sequence[int], capacity: int, branches: int = 1) -> None:
         root = self.decoder.start(prompt, capacity, self._copies(branches))
         self._root = torch.tensor([root], device=self.device)
+        if self._keeps_states:
+            assert isinstance(self.decoder, Decoder)
+            self.states = self.decoder.states
 
     def verify(self, draft: Draft) -> Tensor:
         self._prefix, self._tree = self.decoder.length, draft.tree
@@ -152,6 +158,10 @@ class Causal(Target):
             self.decoder.cache.commit(self._prefix, range(self._prefix, self._prefix + 1 + len(path)), row)
         else:
             self.decoder.cache.commit(self._prefix + 1, [self._prefix + 1 + node for node in path])
+        if self._keeps_states:
+            assert isinstance(self.decoder, Decoder) and self.decoder.states is not None
+            kept = torch.tensor([0, *(node + 1 for node in path)])
+            self.states = self.decoder.states.index_select(0, kept.to(self.device, non_blocking=True))
         self._root = torch.full((1,), next_token, device=self.device)  # written there: copying would wait for it
 
     def discard(self) -> None:
@@ -167,6 +177,54 @@ class Causal(Target):
     @torch.inference_mode()
     def score_as_decoded(self, prompt: Sequence[int], text: Sequence[int]) -> Tensor:
         return self.decoder.score(prompt, text)
+
+    def keep_states(self, offset: int) -> None:
+        self._check_offset(offset)
+        assert isinstance(self.decoder, Decoder)
+        self.decoder.keep_states(offset)
+        self._keeps_states = True
+
+    def _check_offset(self, offset: int) -> None:
+        if not isinstance(self.decoder, Decoder):
+            raise UsageError("An encoder-decoder gives no hidden states to heads: use target=causal.")
+        if not 0 <= offset <= self.depth:
+            raise UsageError(
+                f"Bad value heads.offset={offset}: the target has {self.depth} layers; count down from the last, 0 to "
+                f"{self.depth}."
+            )
+
+    @torch.inference_mode()
+    def sequence_states(self, tokens: Tensor, offset: int) -> tuple[Tensor, Tensor]:
+        self._check_offset(offset)
+        output = self.model(input_ids=tokens, use_cache=False, output_hidden_states=True)
+        return output.hidden_states[-1 - offset], output.logits
+
+    @property
+    def depth(self) -> int:
+        return self.decoder.depth if isinstance(self.decoder, Decoder) else 0
+
+    @property
+    def embedding(self) -> Tensor:
+        weight: Tensor = self.model.get_input_embeddings().weight
+        return weight
+
+    @property
+    def output_layer(self) -> Tensor:
+        weight: Tensor = self.model.get_output_embeddings().weight
+        return weight
+
+    @property
+    def identity(self) -> str:
+        described = self.describe()
+        return str(described["sha256"] or described["commit"] or self._weights_hash)
+
+    @cached_property
+    def _weights_hash(self) -> str:
+        """Of a model made in memory, which has neither file nor commit."""
+        digest = hashlib.sha256()
+        for name, weight in sorted(self.model.state_dict().items()):
+            digest.update(name.encode() + weight.detach().cpu().double().numpy().tobytes())
+        return digest.hexdigest()
 
     @property
     def flops_per_token(self) -> float:

@@ -30,6 +30,7 @@ class Forced(Target):
 
     def start(self, prompt: Sequence[int], capacity: int, branches: int = 1) -> None:
         self._target.start(prompt, capacity, branches)
+        self.states = self._target.states
         self._position = 0
 
     def verify(self, draft: Draft) -> Tensor:
@@ -39,6 +40,7 @@ class Forced(Target):
 
     def commit(self, path: Sequence[int], next_token: int) -> None:
         self._target.commit(path, next_token)
+        self.states = self._target.states
         self._position += len(path) + 1
 
     def discard(self) -> None:

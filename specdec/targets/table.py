@@ -1,5 +1,6 @@
 """An explicit Markov law over a handful of tokens: exact tests, and decoding without any model."""
 
+import hashlib
 from collections.abc import Sequence
 from typing import Annotated, Literal
 
@@ -42,19 +43,39 @@ class Table(Target):
         self.sampling = sampling
         self._logits = torch.tensor(config.law, dtype=torch.float64).log()
         self._p = probabilities(self._logits, sampling)
-        self._root = 0
+        self._rows = torch.zeros(1, dtype=torch.long)  # of the table: root and draft
 
     def start(self, prompt: Sequence[int], capacity: int, branches: int = 1) -> None:
-        self._root = prompt[-1]
+        self._rows = torch.tensor([prompt[-1]])
+        self.states = self.embedding[torch.tensor(prompt[:-1], dtype=torch.long)]
 
     def verify(self, draft: Draft) -> Tensor:
-        return self._p[torch.cat([torch.tensor([self._root]), draft.tokens])]
+        self._rows = torch.cat([self._rows[:1], draft.tokens])
+        return self._p[self._rows]
 
     def commit(self, path: Sequence[int], next_token: int) -> None:
-        self._root = next_token
+        self.states = self.embedding[self._rows[[0, *(node + 1 for node in path)]]]
+        self._rows = torch.tensor([next_token])
 
     def discard(self) -> None:
         pass  # verifying changes nothing here
+
+    def keep_states(self, offset: int) -> None:
+        if offset:
+            raise UsageError(f"Bad value heads.offset={offset}: a table has no layers; use 0.")
+
+    @property
+    def embedding(self) -> Tensor:
+        """One-hot: the state of a table is its last token."""
+        return torch.eye(self.vocab_size, dtype=torch.float64)
+
+    @property
+    def output_layer(self) -> Tensor:
+        return self._logits.clamp_min(torch.finfo(torch.float64).min).T
+
+    @property
+    def identity(self) -> str:
+        return hashlib.sha256(self._logits.numpy().tobytes()).hexdigest()
 
     def score(self, prompt: Sequence[int], text: Sequence[int]) -> Tensor:
         return self._logits[torch.tensor([prompt[-1], *text])]
