@@ -31,6 +31,18 @@ def read_file(name: str, line_field: str | None) -> Records:
     Raises:
         UsageError: missing, unreadable or empty file; while iterating, a line that is no UTF-8 or no object.
     """
+    content, digest = read_content(name, "Prompt file prompts.path")
+    return Records(_lines(name, content, line_field), {"path": name, "sha256": digest})
+
+
+def read_content(name: str, what: str) -> tuple[bytes, str]:
+    """A local file, unpacked where it is gzip, and the sha256 of the file as it is.
+
+    Args:
+        what: what messages call it: a noun and the key that names the file.
+    Raises:
+        UsageError: missing, unreadable, damaged or empty.
+    """
     path = Path(name).expanduser()
     try:
         content = path.read_bytes()
@@ -38,14 +50,14 @@ def read_file(name: str, line_field: str | None) -> Records:
         if content.startswith(GZIP):
             content = gzip.decompress(content)
     except FileNotFoundError:
-        raise UsageError(f"Prompt file prompts.path={name} does not exist.") from None
+        raise UsageError(f"{what}={name} does not exist.") from None
     except (EOFError, zlib.error, gzip.BadGzipFile):
-        raise UsageError(f"Prompt file prompts.path={name} is a damaged gzip file: fetch it again.") from None
+        raise UsageError(f"{what}={name} is a damaged gzip file: fetch it again.") from None
     except OSError as error:
-        raise UsageError(f"Prompt file prompts.path={name} cannot be read: {error.strerror}.") from None
+        raise UsageError(f"{what}={name} cannot be read: {error.strerror}.") from None
     if not content.strip():
-        raise UsageError(f"Prompt file prompts.path={name} is empty: give one with a prompt per line.")
-    return Records(_lines(name, content, line_field), {"path": name, "sha256": digest})
+        raise UsageError(f"{what}={name} is empty: give one with a record in it.")
+    return content, digest
 
 
 def _lines(name: str, content: bytes, line_field: str | None) -> Iterator[tuple[str, int, Mapping[str, Any]]]:

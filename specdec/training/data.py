@@ -143,10 +143,12 @@ def encode(tokenizer: PreTrainedTokenizerFast, documents: list[Document]) -> lis
     return [ids for batch in batched(documents, 256) for ids in encode_texts(tokenizer, [d.text for d in batch])]
 
 
-def encode_texts(tokenizer: PreTrainedTokenizerFast, texts: Sequence[str]) -> list[np.ndarray]:
-    """Token ids of texts that are held in memory together, uint16."""
+def encode_texts(
+    tokenizer: PreTrainedTokenizerFast, texts: Sequence[str], dtype: type[np.unsignedinteger] = np.uint16
+) -> list[np.ndarray]:
+    """Token ids of texts that are held in memory together; uint16 holds those of the recipes' vocabularies."""
     encoded = tokenizer.backend_tokenizer.encode_batch(list(texts), add_special_tokens=False)
-    return [np.array(e.ids, dtype=np.uint16) for e in encoded]
+    return [np.array(e.ids, dtype=dtype) for e in encoded]
 
 
 def batched(items: Iterable[Item], size: int) -> Iterator[list[Item]]:

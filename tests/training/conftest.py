@@ -1,7 +1,9 @@
 """A tiny tokenized corpus and a tiny recipe: training takes seconds."""
 
 import keyword
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,6 +12,7 @@ from pydantic import TypeAdapter
 from specdec.config import validated
 from specdec.training.corpus import STDLIB, Document
 from specdec.training.data import TokenizedCorpus, encode, with_end_of_text
+from specdec.training.head_data_config import HeadDataConfig
 from specdec.training.recipe import CorpusConfig, TrainConfig
 from specdec.training.tokenizer import train_tokenizer
 
@@ -114,3 +117,42 @@ def tiny_corpus() -> TokenizedCorpus:
         manifest={"sha256": "0" * 64, "sources": {}},
         folder=Path("."),
     )
+
+
+@pytest.fixture(scope="session")
+def text_target(tiny_corpus: TokenizedCorpus, tiny_llama: Callable[..., Any], sampling: Callable[..., Any]) -> Any:
+    """A random float64 Llama of 256 tokens context with the tokenizer of `tiny_corpus`, whose end token it knows."""
+    from specdec.targets.causal import Causal
+
+    tokenizer = tiny_corpus.tokenizer
+    target = Causal.from_model(tiny_llama(len(tokenizer), context=256), sampling(temperature=0.0), tokenizer)
+    target.end_tokens = frozenset({tokenizer.eos_token_id})
+    return target
+
+
+@pytest.fixture
+def text_file(tmp_path: Path) -> Path:
+    """A text of 60 lines, each another one."""
+    path = tmp_path / "text.txt"
+    rng = np.random.default_rng(1)
+    path.write_text("\n".join(f"{i} " + " ".join(rng.choice(keyword.kwlist, 9)) for i in range(60)), encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def head_data(tmp_path: Path, text_file: Path, group_values: Callable[..., dict[str, Any]]) -> Callable[..., Any]:
+    """`head_data(source={...}, states={...}, **changes)`: tiny data for heads, of `text_file` if not said otherwise."""
+
+    def make(source: dict[str, Any] | None = None, states: dict[str, Any] | None = None, **changes: Any) -> Any:
+        values = group_values("head_data", "python_sources")
+        text = group_values("corpus", "text", path=str(text_file), heldout_every=10)
+        own = {"cache": "none", "folder": str(tmp_path / "kept"), "batch": 3, "shard_mib": 1}
+        return validated(HeadDataConfig, values | {
+            "source": text if source is None else source,
+            "sequence_length": 16, "batch": 4, "sequences": None, "passes": 2, "heldout": 5,
+            "folder": str(tmp_path / "kept"),
+            "states": values["states"] | own | (states or {}),
+            **changes,
+        })  # fmt: skip
+
+    return make
