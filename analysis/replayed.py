@@ -80,7 +80,12 @@ def origin(table: pd.DataFrame, skipped: pd.DataFrame, title: str, prompts: str)
         f"Replayed: {len(texts):,} greedy text{'s' * (len(texts) != 1)} of {texts['prompt'].nunique():,} prompts of "
         f"{prompts}, {int(texts['tokens'].sum()):,} tokens; intervals are 95% prompt-bootstrap intervals."
     )
-    sentences = [sentence]
+    return (sentence, *caveats(skipped, title, prompts))
+
+
+def caveats(skipped: pd.DataFrame, title: str, prompts: str) -> tuple[str, ...]:
+    """What to bear in mind about the prompts, and which of them are missing; arguments as of `origin`."""
+    sentences = []
     if (" on pocket" in title or title.startswith("pocket")) and prompts not in _OWN_KIND:
         sentences.append(
             f"A protocol check: the pocket target is a small code model, and what it writes after prompts of {prompts} "

@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 PARENT_RUN = "SPECDEC_PARENT_RUN"  # environment: id of the sweep's parent run, empty when it has none
 SWEEP_CELL = "SPECDEC_SWEEP_CELL"  # environment: number of the sweep's cell that this process is at
-ARTIFACTS = ("*.parquet", "*.jsonl", "*.json", "*.csv", "*.html", "*.md", "config.yaml", "figures/**/*")
+ARTIFACTS = ("*.parquet", "*.jsonl", "*.json", "*.csv", "*.html", "*.md", "config.yaml", "figures/**/*", "trees/*.yaml")
 CHART_VIEW = "#/experiments/{}/runs?workflowType=machine_learning&compareRunsMode=CHART"
 BATCH = 1000  # metrics in one request: MLflow's own limit
 HEARTBEAT_SECONDS = 30.0

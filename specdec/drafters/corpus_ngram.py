@@ -51,7 +51,7 @@ class CorpusNgram(Drafter):
     is position-wise.
     """
 
-    fills = frozenset({"chain", "rows", "tree"})
+    fills = frozenset({"chain", "rows", "tree", "dynamic"})
     replay = "position"
 
     def __init__(self, config: CorpusNgramConfig, target: "Target") -> None:
@@ -105,11 +105,13 @@ class CorpusNgram(Drafter):
             numbers: list[int] = tokens.tolist()
             paths = [[numbers[ancestor] for ancestor in tree.path(node)] for node in nodes]
             contexts = [self._last((*self._context, *path)) for path in paths]
-            if self._sampling.greedy:
-                return torch.from_numpy(np.stack([self._table.law(context) for context in contexts]))
-            return self._laws(contexts)
+            if not ranked:
+                return self._laws(contexts)
+            law = torch.from_numpy(np.stack([self._table.law(context) for context in contexts]))
+            return law.log_() if structure.ranked else law
 
-        how: How = "ranked" if self._sampling.greedy else self._siblings
+        ranked = self._sampling.greedy or structure.ranked
+        how: How = "ranked" if ranked else self._siblings
         draft = grow(structure, after, how, "corpus_ngram", self._generator)
         q = None if draft.q is None else draft.q.to(self._device)
         return replace(draft, tokens=draft.tokens.to(self._device), q=q)

@@ -20,7 +20,7 @@ class NoneConfig:
 class NoDrafter(Drafter):
     """Every draft is empty; one token a round; costs nothing."""
 
-    fills = frozenset({"chain", "rows", "tree"})
+    fills = frozenset({"chain", "rows", "tree", "dynamic"})
     replay = "copying"
 
     def __init__(self, config: NoneConfig, target: "Target") -> None:

@@ -5,6 +5,7 @@ Knows laws and topologies; where a law comes from is the drafter's business.
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache
+from math import inf
 from typing import Literal, NamedTuple
 
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor
 from specdec.records import EMPTY, Draft, Source, Tree
 from specdec.sampling import sample
 from specdec.structures.base import Structure
+from specdec.structures.dynamic import Dynamic
 
 Siblings = Literal["independent", "without_replacement"]
 """How a drafter that samples draws the children of one node."""
@@ -22,7 +24,7 @@ How = Siblings | Literal["ranked"]
 
 Laws = Callable[[Tensor, Tree, Sequence[int]], Tensor]
 """`laws(tokens, tree, nodes)`: given the draft so far, tokens [N] over `tree`, the laws [M, V] after M of its nodes (-1
-is the root). Children that are ranked take any scores in place of laws."""
+is the root). Children that are ranked take any scores in place of laws; where `structure.ranked`, logits."""
 
 
 class Drawn(NamedTuple):
@@ -49,6 +51,8 @@ def without_replacement(q: Tensor, counts: Sequence[int], generator: torch.Gener
 
     After each token q(x) <- 0, renormalised; the law is uniform over the untried tokens once nothing of q is left.
     """
+    if max(counts) == 1:
+        return independent(q, counts, generator)
 
     def draw(laws: Tensor, tried: Tensor) -> tuple[Tensor, Tensor]:
         left = laws.masked_fill(tried, 0.0)
@@ -111,8 +115,15 @@ def grow(
     with more children than there are tokens.
 
     A source's rank is the row's for rows, otherwise that among siblings, in the order drawn.
+
+    Raises:
+        ValueError: a structure whose nodes have to be ranked, filled in another way.
     """
-    topology, ranks = structure.tree, _ranks(structure.tree, structure.name == "rows")
+    if isinstance(structure, Dynamic):
+        if how != "ranked":
+            raise ValueError(f"a dynamic tree is made of ranked tokens, not of {how} draws")
+        return _by_confidence(structure, laws, strategy)
+    topology, ranks = structure.tree, sibling_ranks(structure.tree, structure.name == "rows")
     tokens, rows = EMPTY.tokens, list[Tensor]()
     parents, source, tests = list[int](), list[Source](), [list[int]()]
     level: list[tuple[int, list[int]]] = [(-1, [-1])]  # nodes, and the places of the topology that each stands for
@@ -158,6 +169,57 @@ def grow(
     return Draft(tokens, _tree(tuple(parents)), torch.cat(rows) if rows else None, tuple(source), draws)
 
 
+def _by_confidence(structure: Dynamic, laws: Laws, strategy: str) -> Draft:
+    """The draft of a `Dynamic` structure: expansion, then selection (EAGLE-2 2406.16858, 4.1 and 4.2).
+
+    Confidences are log-probabilities of float32 laws. Of equal ones the node drafted first counts as more confident; a
+    child is never more confident than its parent, so the ancestors of every node that is kept are kept. Tokens without
+    a chance are left out. The host reads the confidences once a level.
+
+    A node that enough others beat can no longer be offered, nor can what would follow it: it is dropped at once, and
+    `laws` sees the ancestors of what it is asked for alone, so never more nodes than the structure has.
+    """
+    tokens, tree = EMPTY.tokens, EMPTY.tree
+    ranks, confidence = list[int](), list[float]()
+    level = [-1]  # to be expanded
+    for _ in range(structure.gamma):
+        above = sorted({ancestor for node in level for ancestor in tree.path(node)})
+        asked = [above.index(node) if node >= 0 else -1 for node in level]
+        law = laws(_taken(tokens, above), _subtree(tree.parents, above), asked)  # [M, V]
+        best = law.float().log_softmax(-1).topk(min(structure.branching, law.shape[-1]), dim=-1)
+        parents = list(tree.parents)
+        for parent, chances in zip(level, best.values.tolist(), strict=True):
+            confidence += [(confidence[parent] if parent >= 0 else 0.0) + chance for chance in chances]
+            ranks += range(len(chances))
+            parents += [parent] * len(chances)
+        # Not above -inf is NaN too: a law that is not finite offers nothing.
+        able = [node for node, chance in enumerate(confidence) if chance > -inf]
+        kept = _most_confident(able, confidence, structure.nodes)
+        tokens = _taken(torch.cat([tokens.to(law.device), best.indices.flatten()]), kept)
+        fresh = [place for place, node in enumerate(kept) if node >= len(tree)]
+        tree = _subtree(parents, kept)
+        ranks, confidence = [ranks[node] for node in kept], [confidence[node] for node in kept]
+        level = _most_confident(fresh, confidence, structure.beam)
+        if not level:
+            break
+    return Draft(tokens, tree, None, tuple(Source(strategy, rank) for rank in ranks)) if len(tree) else EMPTY
+
+
+def _most_confident(nodes: Sequence[int], confidence: Sequence[float], most: int) -> list[int]:
+    """At most so many of `nodes`, in their order."""
+    return sorted(sorted(nodes, key=lambda node: -confidence[node])[:most])
+
+
+def _subtree(parents: Sequence[int], nodes: Sequence[int]) -> Tree:
+    """Of nodes that come with their ancestors. Not kept, as `_tree` does: it is another in every round."""
+    number = {-1: -1} | {node: place for place, node in enumerate(nodes)}
+    return Tree(tuple(number[parents[node]] for node in nodes))
+
+
+def _taken(tokens: Tensor, nodes: Sequence[int]) -> Tensor:
+    return tokens[torch.tensor(nodes, dtype=torch.long).to(tokens.device, non_blocking=True)]
+
+
 @lru_cache(maxsize=256)
 def _tree(parents: tuple[int, ...]) -> Tree:
     """Most rounds have the topology of the round before, and a tree knows its depths and its mask."""
@@ -165,6 +227,7 @@ def _tree(parents: tuple[int, ...]) -> Tree:
 
 
 @lru_cache(maxsize=64)
-def _ranks(topology: Tree, of_rows: bool) -> tuple[int, ...]:
+def sibling_ranks(topology: Tree, of_rows: bool = False) -> tuple[int, ...]:
+    """The rank [N] of each node among its siblings, or of the row that it is in."""
     among = {child: rank for children in topology.children for rank, child in enumerate(children)}
     return tuple(among[topology.path(node)[0] if of_rows else node] for node in range(len(topology)))

@@ -16,7 +16,7 @@ from specdec.drafters.siblings import How, Siblings
 from specdec.drafters.translation import Translation, check_same
 from specdec.errors import NumericsError, UsageError
 from specdec.records import EMPTY, Draft, Source, chain_tree
-from specdec.sampling import drawn, one_hot, probabilities
+from specdec.sampling import all_finite, drawn, generator_on, one_hot, probabilities
 from specdec.seq2seq_decoder import decoder_of
 from specdec.structures.base import Structure
 from specdec.targets.loading import Dtype, describe_model, load_model, load_tokenizer, model_path, resolve_dtype
@@ -62,7 +62,7 @@ class SmallModel(Drafter):
         translation: between the tokenizers, where they differ.
     """
 
-    fills = frozenset({"chain", "rows", "tree"})
+    fills = frozenset({"chain", "rows", "tree", "dynamic"})
     reports_confidence = True
     replay: Literal["position", "copying"] | None = "position"
 
@@ -126,7 +126,7 @@ class SmallModel(Drafter):
         self._reset(None)
 
     def _reset(self, generator: torch.Generator | None) -> None:
-        self._generator = _on_device(generator, self._device)
+        self._generator = generator_on(generator, self._device)
         # The text so far: the target's tokens to translate them, from the root on where an encoder has the rest.
         self._text: list[int] = []
         self._rows: list[int] = []  # the model's own token behind each row of its cache
@@ -199,7 +199,7 @@ class SmallModel(Drafter):
         else:
             drafted = self._step_by_step(pending, gamma, uniforms, structure.threshold)
         self._drafted = drafted.read.to("cpu", non_blocking=True)
-        self._finite = _finite(drafted.q)
+        self._finite = all_finite(drafted.q)
         size = len(drafted.tokens)
         return Draft(drafted.tokens, chain_tree(size), drafted.q, _SOURCE * size)
 
@@ -217,13 +217,15 @@ class SmallModel(Drafter):
                 "use structure=chain."
             )
 
+        ranked = self._greedy or structure.ranked
+
         def laws(logits: Tensor) -> Tensor:
             logits = self._align(logits)
-            return logits if self._greedy else probabilities(logits, self._sampling)
+            return logits if ranked else probabilities(logits, self._sampling)
 
-        how: How = "ranked" if self._greedy else self._siblings
+        how: How = "ranked" if ranked else self._siblings
         draft = draft_tree(decoder, pending, structure, how, laws, "small_model", self._generator)
-        self._drafted, self._finite = None, _finite(draft.q)
+        self._drafted, self._finite = None, all_finite(draft.q)
         return draft
 
     def _loops(self, pending: list[int], context: list[int], gamma: int, threshold: float) -> bool:
@@ -333,19 +335,6 @@ _SOURCE = (Source("small_model", 0),)
 _NOT_FINITE = (
     "The drafter's logits are not finite: the run stops here. Try drafter.dtype=float32, or check drafter.model."
 )
-
-
-def _finite(q: Tensor | None) -> Tensor | None:
-    """Whether q is, to be read on the host once it has waited for something later."""
-    return None if q is None else torch.isfinite(q).all().to("cpu", non_blocking=True)
-
-
-def _on_device(generator: torch.Generator | None, device: torch.device) -> torch.Generator | None:
-    """The run's generators live on the host; drawing on a GPU takes one that lives there."""
-    if generator is None or generator.device.type == device.type:
-        return generator
-    seed = int(torch.randint(1 << 62, (), generator=generator, device=generator.device))
-    return torch.Generator(device=device).manual_seed(seed)
 
 
 def _is_encoder_decoder(target: "Target") -> bool:

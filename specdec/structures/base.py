@@ -15,13 +15,16 @@ class Structure(ABC):
             drafted so far are accepted below this; 0 always asks for the whole shape.
 
     Class attributes:
-        fixed: a full draft has the topology `tree`; false where nodes are merged as their tokens have it.
+        fixed: a full draft has the topology `tree`; false where it follows the tokens: nodes are merged, or chosen.
+        ranked: nodes are the drafter's most likely tokens, point masses however it usually drafts: which of them are
+            offered depends on what they are, so they are no draws from a law.
         depth_name: what the depth is called in tables: a key of its config, or a word.
         sized_by: the keys that make it smaller, for who asked for too much.
     """
 
     name: ClassVar[str]
     fixed: ClassVar[bool] = True
+    ranked: ClassVar[bool] = False
     depth_name: ClassVar[str] = "depth"
     sized_by: ClassVar[str] = "the size of the structure"
 

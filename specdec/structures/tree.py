@@ -92,6 +92,12 @@ class TokenTree(Structure):
         return shape
 
 
+def given(parents: Sequence[int]) -> dict[str, Any]:
+    """The config values of `parents`, with no room to spare."""
+    values = {"name": "tree", "file": None, "parents": list(parents), "accuracy": None}
+    return values | {"nodes": len(parents), "depth": Tree(tuple(parents)).depth}
+
+
 def load_tree(path: str | Path) -> Topology:
     """The tree of a YAML file with `parents` and, optionally, `ranks`: a list of numbers each, one for each node.
 

@@ -11,6 +11,7 @@ from specdec.measurement.rank_accuracy import RankCounts
 from specdec.prompts import first_turn
 from specdec.streams import Stream
 from specdec.structures import structures
+from specdec.structures.tree import given
 from specdec.theory.trees import best_tree
 
 SHAPES = ("chain", "rows", "tree")
@@ -53,9 +54,7 @@ def trees(counts: RankCounts, half: int, budgets: Sequence[int], depths: Sequenc
     for n in budgets:
         seen: set[int] = set()
         for deepest in sorted({min(each, n) for each in depths}):
-            parents = best_tree(counts.accuracy(deepest), n, deepest).parents
-            values: dict[str, Any] = {"name": "tree", "file": None, "parents": list(parents), "accuracy": None}
-            values |= {"nodes": len(parents), "depth": deepest}
+            values = given(best_tree(counts.accuracy(deepest), n, deepest).parents)
             depth = structures.build(values).gamma
             if depth not in seen:  # a limit that does not bind changes nothing
                 seen.add(depth)

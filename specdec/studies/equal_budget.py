@@ -56,7 +56,7 @@ class EqualBudget(Study):
         made_on (the half that a tree was made for, else EITHER); and the text's own half.
     `choices`: drafter, shape, budget, half, variant, made_on, structure (JSON): the candidate with most tokens per call
         on that half, to be judged on the other.
-    `accuracy`: drafter, half, level ("first", "later"), rank, tested, hits: what trees are built from.
+    `accuracy`: drafter, half, level (1, and 2 for all later ones), rank, tested, hits: what trees are built from.
     `block_times`: as `time_blocks` has it, with `repeat`; chains stand for all shapes, since packed calls on equally
         many tokens cost the same.
     `host_times`: repeat, drafter, shape, budget, nodes (mean of a draft), draft_s, overhead_s (accept, commit and the

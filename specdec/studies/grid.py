@@ -46,8 +46,8 @@ class GridStudy(Study):
         through, evenly spaced. Every block is timed: a pass costs less than decoding one prompt in every cell.
     `host_times`: repeat, k, w, nodes (mean of a draft), draft_s, overhead_s (accept, commit and the rest), means over
         the rounds of a short live run of the first prompt, in the corner cells, the middle one and plain decoding.
-    `live`: repeat, k, w, stream, tokens, rounds, seconds (prefill apart), identical (to the text that was replayed),
-        dtype: whole live runs of the last prompts in the corner cells, interleaved with plain decoding.
+    `live`: repeat, k, w, stream, tokens, rounds, nodes (drafted), seconds (prefill apart), identical (to the text that
+        was replayed), dtype: whole live runs of the last prompts in the corner cells, interleaved with plain decoding.
     `skipped`: see `replayed.skipped`.
 
     On a target without a model all times are the cost model's, and `live` is empty.
@@ -86,7 +86,7 @@ class GridStudy(Study):
         self, bench: Bench, streams: Sequence[Stream], shapes: Mapping[Block, Structure], contexts: Sequence[int]
     ) -> dict[str, pd.DataFrame]:
         config, target = self._config, bench.parts.target
-        live = LiveRuns(bench, shapes, streams, self._corners())
+        live = LiveRuns(bench, ("k", "w"), PLAIN, shapes, streams)
         live.prepare(contexts[-1])
         times = time_blocks(
             target,
@@ -104,7 +104,7 @@ class GridStudy(Study):
         return {
             "block_times": times,
             "host_times": live.host_times(streams[0], probed, config.repeats, config.probe_tokens),
-            "live": live.compared(streams[-config.live_prompts :], config.repeats),
+            "live": live.compared(streams[-config.live_prompts :], self._corners(), config.repeats),
         }
 
 
@@ -134,6 +134,6 @@ def _simulated(
     ]
     return {
         "block_times": pd.DataFrame(times),
-        "host_times": pd.DataFrame(host, columns=list(LiveRuns.HOST)),
-        "live": pd.DataFrame(columns=list(LiveRuns.COMPARED)),
+        "host_times": pd.DataFrame(host, columns=["repeat", "k", "w", *LiveRuns.HOST]),
+        "live": pd.DataFrame(columns=["repeat", "k", "w", *LiveRuns.COMPARED]),
     }

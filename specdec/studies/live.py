@@ -1,4 +1,4 @@
-"""Live decoding in some blocks, beside plain decoding: what a round takes besides the target's call, and whole runs."""
+"""Live decoding in some shapes, beside plain decoding: what a round takes besides the target's call, and whole runs."""
 
 import random
 from collections.abc import Mapping, Sequence
@@ -8,34 +8,42 @@ from typing import Any, ClassVar
 import pandas as pd
 
 from specdec.decode import generate
-from specdec.measurement.block_times import Block
 from specdec.progress import progress_bar
 from specdec.records import Generation
 from specdec.streams import Stream
 from specdec.structures import Structure
 from specdec.studies.base import Bench
 
+Key = tuple[Any, ...]
+"""A value for each column that tells shapes apart."""
+
 _WARM = 4  # tokens
 
 
 class LiveRuns:
-    """Runs of the bench's drafter in `shapes` and, as (1, 0), without one."""
+    """Runs of the bench's drafter in `shapes` and, as `plain`, without one."""
 
-    HOST: ClassVar = ("repeat", "k", "w", "nodes", "draft_s", "overhead_s")
-    COMPARED: ClassVar = ("repeat", "k", "w", "stream", "tokens", "rounds", "seconds", "identical", "dtype")
+    HOST: ClassVar = ("nodes", "draft_s", "overhead_s")
+    COMPARED: ClassVar = ("stream", "tokens", "rounds", "nodes", "seconds", "identical", "dtype")
 
     def __init__(
         self,
         bench: Bench,
-        shapes: Mapping[Block, Structure],
+        names: Sequence[str],
+        plain: Key,
+        shapes: Mapping[Key, Structure],
         streams: Sequence[Stream],
-        corners: Sequence[Block],
     ) -> None:
-        self._bench, self._shapes, self._streams = bench, shapes, streams
-        self._blocks = [(1, 0), *corners]
+        """
+        Args:
+            names: the columns of a key.
+            streams: the longest prompt that will be decoded is among them.
+        """
+        self._bench, self._names, self._plain = bench, tuple(names), plain
+        self._shapes, self._streams = shapes, streams
 
     def prepare(self, context: int) -> None:
-        """Have the target compile, where it does, for all blocks behind `context` tokens, plain steps included.
+        """Have the target compile, where it does, for all shapes behind `context` tokens, plain steps included.
 
         Raises:
             UsageError: no memory for the key-value cache of the largest.
@@ -50,55 +58,60 @@ class LiveRuns:
         rows = {shape.nodes + 1 for shape in shapes if packed or shape.branches == 1}
         target.prepare({1, *rows}, capacity, branches)
 
-    def host_times(self, stream: Stream, blocks: Sequence[Block], repeats: int, tokens: int) -> pd.DataFrame:
-        """`HOST`: mean seconds of drafting, and of all but draft and call, per round of a run of `tokens`."""
+    def host_times(self, stream: Stream, keys: Sequence[Key], repeats: int, tokens: int) -> pd.DataFrame:
+        """repeat, the names, and `HOST`: mean nodes of a draft, mean seconds of drafting, and of all but draft and
+        call, per round of a run of `tokens`; of `keys` and of plain decoding.
+        """
         clock = self._bench.clock
-        for block in blocks:
-            self._decode(stream, block, _WARM)
+        for key in keys:
+            self._decode(stream, key, _WARM)
         rows: list[tuple[Any, ...]] = []
         for repeat in range(repeats):
-            for block in [(1, 0), *blocks]:
-                rounds = self._decode(stream, block, tokens).rounds
+            for key in [self._plain, *keys]:
+                rounds = self._decode(stream, key, tokens).rounds
                 clock.synchronize()
                 marks = [each.marks for each in rounds]
                 drafts = [clock.seconds(each.start, each.drafted) for each in marks]
                 rest = [clock.seconds(each.verified, each.committed) for each in marks]
                 nodes = mean(len(each.draft_tokens) for each in rounds)
-                rows.append((repeat, *block, nodes, mean(drafts), mean(rest)))
-        return pd.DataFrame(rows, columns=list(self.HOST))
+                rows.append((repeat, *key, nodes, mean(drafts), mean(rest)))
+        return pd.DataFrame(rows, columns=["repeat", *self._names, *self.HOST])
 
-    def compared(self, streams: Sequence[Stream], repeats: int) -> pd.DataFrame:
-        """`COMPARED`: whole runs in the corners, interleaved with plain decoding in random order."""
+    def compared(self, streams: Sequence[Stream], keys: Sequence[Key], repeats: int) -> pd.DataFrame:
+        """repeat, the names, and `COMPARED`: whole runs of `keys`, interleaved with plain decoding in random order.
+        nodes are those of all drafts, seconds those of all rounds.
+        """
         bench = self._bench
         limit, dtype = bench.config.measurement.max_new_tokens, bench.parts.target.describe().get("dtype", "float64")
         rows: list[tuple[Any, ...]] = []
         with progress_bar() as progress:
-            bar = progress.add_task("live runs", total=repeats * len(streams) * len(self._blocks))
+            bar = progress.add_task("live runs", total=repeats * len(streams) * (1 + len(keys)))
             for repeat in range(repeats):
                 for stream in streams:
-                    order = list(self._blocks)
+                    order = [self._plain, *keys]
                     random.Random(f"{bench.config.seed}/{repeat}/{stream.id}").shuffle(order)
-                    for block in order:
-                        output = self._decode(stream, block, limit)
+                    for key in order:
+                        output = self._decode(stream, key, limit)
                         bench.clock.synchronize()
                         seconds = sum(
                             bench.clock.seconds(each.marks.start, each.marks.committed) for each in output.rounds
                         )
-                        counts = len(output.tokens), len(output.rounds)
+                        nodes = sum(len(each.draft_tokens) for each in output.rounds)
+                        counts = len(output.tokens), len(output.rounds), nodes
                         same = output.tokens == stream.generated
-                        rows.append((repeat, *block, stream.id, *counts, seconds, same, dtype))
+                        rows.append((repeat, *key, stream.id, *counts, seconds, same, dtype))
                         progress.advance(bar)
                     bench.heartbeat()
-        return pd.DataFrame(rows, columns=list(self.COMPARED))
+        return pd.DataFrame(rows, columns=["repeat", *self._names, *self.COMPARED])
 
-    def _decode(self, stream: Stream, block: Block, tokens: int) -> Generation:
+    def _decode(self, stream: Stream, key: Key, tokens: int) -> Generation:
         parts = self._bench.parts
-        plain = block == (1, 0)
+        plain = key == self._plain
         return generate(
             target=parts.target,
             drafter=parts.baseline.drafter if plain else parts.primary.drafter,
             verifier=parts.baseline.verifier if plain else parts.primary.verifier,
-            structure=parts.baseline.structure if plain else self._shapes[block],
+            structure=parts.baseline.structure if plain else self._shapes[key],
             prompt=stream.prompt,
             max_new_tokens=tokens,
             clock=self._bench.clock,

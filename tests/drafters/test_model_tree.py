@@ -76,6 +76,25 @@ def test_greedy_drafts_are_the_most_likely_tokens(target, tiny_model, make_struc
         assert torch.equal(draft.tokens[children], best)
 
 
+@pytest.mark.parametrize("drafts", ["greedy", "sampled"])
+def test_a_dynamic_tree_follows_the_models_confidence(target, tiny_model, group_values, drafts):
+    """Whatever `drafts` says: nodes that were chosen for their tokens are point masses."""
+    drafter = SmallModel.from_model(shaken(tiny_model("llama")), target(temperature=1.0), drafts=drafts)
+    drafter.start(PROMPT, 64, generator_for(0, "p", "draft"))
+    shape = structures.build(group_values("structure", "dynamic", nodes=9, depth=2, branching=61, beam=61))
+    drafter.draft(shape)
+    draft = drafter.draft(shape)  # asked twice, the cache is that of the text
+    # Nothing is out of the search's sight, so that its nodes are the likeliest of all paths.
+    texts = torch.tensor([[*PROMPT, token] for token in range(61)])
+    first = drafter.model(texts[:1, :-1]).logits[0, -1].log_softmax(-1)
+    second = first.unsqueeze(1) + drafter.model(texts).logits[:, -1].log_softmax(-1)
+    chances = {(token,): float(first[token]) for token in range(61)}
+    chances |= {(token, other): float(second[token, other]) for token in range(61) for other in range(61)}
+    likeliest = sorted(chances, key=chances.__getitem__, reverse=True)[:9]
+    offered = [tuple(draft.tokens[list(draft.tree.path(node))].tolist()) for node in range(len(draft))]
+    assert draft.q is None and sorted(offered) == sorted(likeliest) and draft.tree.depth == 2
+
+
 @pytest.mark.parametrize("siblings", WAYS)
 @pytest.mark.parametrize("accepted", [0, 1, 3])
 def test_the_cache_after_a_round_is_that_of_a_fresh_start(target, tiny_model, make_structure, siblings, accepted):

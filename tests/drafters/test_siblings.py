@@ -130,3 +130,62 @@ def test_a_single_path_is_a_chain():
     draft = grow(rows(1, 3), after(2), "independent", "test", torch.Generator().manual_seed(0))
     assert draft.tree.is_chain and draft.draws is None and len(draft) == 3
     assert len(grow(rows(2, 1).resized(0), after(2), "independent", "test")) == 0
+
+
+def dynamic(nodes, depth, branching, beam):
+    return structures.build({"name": "dynamic"} | dict(nodes=nodes, depth=depth, branching=branching, beam=beam))
+
+
+def searched(law, root, shape):
+    """The same search over paths as tuples of tokens: confidence by path, of the nodes that are offered."""
+    drafted, beam = {}, [(root,)]
+    for _ in range(shape.gamma):
+        level = {}
+        for path in beam:
+            for token in law[path[-1]].argsort(descending=True)[: shape.branching].tolist():
+                level[(*path, token)] = drafted.get(path, 1.0) * float(law[path[-1], token])
+        drafted |= level
+        beam = sorted(level, key=level.get, reverse=True)[: shape.beam]
+    best = sorted(drafted, key=drafted.get, reverse=True)[: shape.nodes]
+    return {path[1:]: drafted[path] for path in best}
+
+
+@pytest.mark.parametrize("sizes", [(6, 3, 2, 2), (4, 3, 3, 2), (9, 2, 3, 3), (5, 4, 3, 1), (3, 3, 1, 1), (30, 3, 4, 3)])
+@pytest.mark.parametrize("root", range(7))
+def test_a_dynamic_tree_keeps_the_most_confident_paths(random_law, sizes, root):
+    law = random_law(7, 3)
+    shape = dynamic(*sizes)
+    expected = searched(law, root, shape)
+
+    def logits(tokens, tree, nodes):
+        rows = law[[root if node < 0 else int(tokens[node]) for node in nodes]]
+        return rows.log() + torch.arange(len(rows)).unsqueeze(1)  # a constant in each row changes nothing
+
+    draft = grow(shape, logits, "ranked", "s")
+    assert draft.q is None and draft.draws is None
+    paths = {tuple(draft.tokens[list(draft.tree.path(node))].tolist()): node for node in range(len(draft))}
+    assert set(paths) == set(expected) and len(paths) == len(draft) == shape.nodes
+    for path, node in paths.items():
+        assert draft.source[node] == ("s", int((law[(root, *path)[-2]] > law[(root, *path)[-2], path[-1]]).sum()))
+    assert len(draft.tree.leaves) <= shape.branches and draft.tree.depth <= shape.gamma
+
+
+def test_of_equal_confidence_the_node_drafted_first_stays():
+    shape = dynamic(3, 2, 2, 2)
+    sure = torch.full((3, 3), -torch.inf, dtype=torch.float64).fill_diagonal_(0.0)  # every token follows itself
+    one = grow(shape, lambda tokens, tree, nodes: sure[[1 if node < 0 else int(tokens[node]) for node in nodes]],
+               "ranked", "s")  # fmt: skip
+    assert one.tokens.tolist() == [1, 1] and one.tree.parents == (-1, 0), "what has no chance is left out"
+    even = grow(shape, lambda tokens, tree, nodes: torch.zeros(len(nodes), 2), "ranked", "s")
+    assert even.tree.parents == (-1, -1, 0)
+
+
+def test_a_law_that_is_not_finite_offers_nothing():
+    nan = grow(dynamic(4, 2, 2, 2), lambda tokens, tree, nodes: torch.full((len(nodes), 3), torch.nan), "ranked", "s")
+    assert len(nan) == 0
+
+
+@pytest.mark.parametrize("how", ["independent", "without_replacement"])
+def test_a_dynamic_tree_is_not_drawn(how):
+    with pytest.raises(ValueError, match="ranked"):
+        grow(dynamic(4, 2, 2, 2), after(0), how, "s", torch.Generator())

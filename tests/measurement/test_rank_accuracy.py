@@ -3,12 +3,15 @@
 import random
 
 import pytest
+import torch
 
-from specdec.drafters import drafters
-from specdec.measurement.rank_accuracy import RankCounts, rank_counts
+from specdec.drafters import Drafter, drafters
+from specdec.measurement.rank_accuracy import Fed, RankCounts, rank_counts, total
 from specdec.measurement.stream_replay import replay_stream
+from specdec.records import Draft, Source
 from specdec.streams import Stream
 from specdec.structures import structures
+from specdec.targets.causal import Causal
 from specdec.theory.trees import best_tree
 
 
@@ -81,3 +84,69 @@ def test_accuracies_are_chances_even_where_nothing_was_seen():
     assert first == pytest.approx(((2 + 1 / 3) / 4, (1 / 3) / 4))
     assert second == third == pytest.approx((1 / 3, 1 / 3))
     assert len(best_tree(counts.accuracy(3), 6, 3)) == 6
+
+
+def test_levels_are_counted_apart(ngram):
+    texts = streams()
+    two, three = (rank_counts(ngram, texts, 1000, 2, 3, levels) for levels in (2, 3))
+    assert three.tested[0] == two.tested[0] and sum(three.tested[1:]) == two.tested[1]
+    assert three.hits[0] == two.hits[0]
+    assert tuple(map(sum, zip(*three.hits[1:], strict=True))) == two.hits[1]
+    # What comes to a level is what was right at the level above, but where the text's limit is in the way.
+    assert three.tested[2] <= sum(three.hits[1]) and three.tested[1] <= sum(three.hits[0])
+    assert three.accuracy(5)[2:] == three.accuracy(3)[2:] * 3
+    assert [row["level"] for row in three.rows()] == [1, 1, 2, 2, 3, 3]
+
+
+def test_counts_of_texts_add_up(ngram):
+    texts = streams()
+    apart = [rank_counts(ngram, [text], 1000, 2, 3) for text in texts]
+    assert total(apart) == rank_counts(ngram, texts, 1000, 2, 3)
+    assert total(apart[:1]) == apart[0]
+
+
+class Oblivious(Drafter):
+    """Reads states, proposes the tokens after the last one in a cycle, the right one with luck."""
+
+    fills = frozenset({"tree"})
+    reads_states = True
+
+    def __init__(self):
+        self.texts = []
+
+    def start(self, prompt, capacity, generator=None, reference=None):
+        self.texts.append((list(prompt), []))
+
+    def read(self, states):
+        self.texts[-1][1].append(states.clone())
+
+    def commit(self, tokens):
+        self.texts[-1][0].extend(tokens)
+
+    def draft(self, structure):
+        last, tree = self.texts[-1][0][-1], structure.tree
+        tokens = []
+        for parent in tree.parents:
+            rank = sum(other == parent for other in tree.parents[: len(tokens)])
+            tokens.append(((tokens[parent] if parent >= 0 else last) + 1 + rank) % 4)
+        return Draft(torch.tensor(tokens), tree, source=(Source("oblivious", 0),) * len(tree))
+
+
+def test_a_drafter_that_is_fed_reads_the_states_of_the_text(tiny_llama, sampling):
+    target = Causal.from_model(tiny_llama(4, context=128), sampling(temperature=0.0))
+    target.keep_states(1)
+    drafter, texts = Oblivious(), streams(count=2)
+    counts = rank_counts(Fed(drafter, target), texts, 1000, 2, 3, 3)
+    assert counts.tested[0] > counts.tested[1] > counts.tested[2] > 0
+    for text, (tokens, states) in zip(texts, drafter.texts, strict=True):
+        assert tokens == [*text.prompt, *text.generated]
+        read = torch.cat(states)
+        own, _ = target.sequence_states(torch.tensor([tokens]), 1)
+        assert len(read) == len(tokens) - 1, "of the last token, the root of a round to come, nothing is known"
+        torch.testing.assert_close(read, own[0, :-1], atol=1e-12, rtol=1e-9)
+
+
+def test_feeding_a_look_up_changes_nothing(ngram, tiny_llama, sampling):
+    target = Causal.from_model(tiny_llama(4), sampling(temperature=0.0))
+    texts = streams(count=3)
+    assert rank_counts(Fed(ngram, target), texts, 1000, 3, 3) == rank_counts(ngram, texts, 1000, 3, 3)

@@ -1,0 +1,266 @@
+"""Which token tree to run: built from how often each choice of a drafter is right, chosen against what calls cost, and
+decoded live beside chains, larger trees and dynamic ones.
+
+Trees are built on one half of the prompts and judged on the other.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from math import nan
+from pathlib import Path
+from statistics import fmean
+from typing import Annotated, Any, Literal
+
+import pandas as pd
+from pydantic import Field
+
+from specdec.analysis.tree_search import CHOSEN, PLAIN, RoundSeconds, round_seconds
+from specdec.config import AtLeastOne, typed
+from specdec.errors import UsageError
+from specdec.measurement.block_times import time_blocks
+from specdec.measurement.cost import row_counts
+from specdec.measurement.draft_times import time_drafts
+from specdec.measurement.rank_accuracy import Fed, RankCounts, along, rank_counts, total
+from specdec.progress import progress_bar
+from specdec.prompts import first_turn
+from specdec.records import Tree
+from specdec.sampling import generator_for
+from specdec.streams import Stream
+from specdec.structures import Structure, structures
+from specdec.structures.tree import TokenTree, given, save_tree
+from specdec.studies.base import Bench, Study, studies
+from specdec.studies.candidates import halves_of
+from specdec.studies.live import LiveRuns
+from specdec.studies.replayed import skipped
+from specdec.theory.trees import RankedTree, best_tree, choose_tree, expected_tokens
+
+
+@typed
+class TreeSearchConfig:
+    name: Literal["tree_search"]
+    budgets: Annotated[list[AtLeastOne], Field(min_length=1)]
+    depth: AtLeastOne
+    ranks: AtLeastOne
+    branching: AtLeastOne
+    beam: AtLeastOne
+    contexts: Annotated[list[AtLeastOne], Field(min_length=1)]
+    calls: AtLeastOne
+    seconds: Annotated[float, Field(gt=0)]
+    probe_tokens: AtLeastOne
+    repeats: AtLeastOne
+
+
+@studies.register("tree_search")
+class TreeSearch(Study):
+    """Tables:
+
+    `accuracy`: prompt, level (from 1), rank, tested, hits: on the first half of the prompts, how often the drafter's
+        choice of that rank was the target's next token, in rounds whose choices above were right, whatever their ranks.
+    `block_times`: t(n), as `time_blocks` has it, with `repeat`; chains stand for all shapes, since packed calls on
+        equally many tokens cost the same.
+    `draft_times`: shape ("tree", "chain") and what `time_drafts` has, of the best trees of each budget within each
+        depth and of all chains.
+    `host_times`: repeat, arm, nodes, draft_s, overhead_s as `LiveRuns.host_times` has it, plainly and with the largest
+        tree.
+    `arms`: arm, shape (plain, chain, tree, dynamic, chosen), budget, nodes, depth, tokens and seconds (of a round as
+        predicted; NaN for dynamic trees, whose topology is not known beforehand), structure (JSON). A tree is the one
+        with most predicted tokens per second of its budget; the chosen one has the most of all (THEORY 3) and is
+        missing where plain decoding has more.
+    `live`: repeat, arm, stream, prompt and what else `LiveRuns.compared` has: whole runs of the second half.
+    `skipped`: see `replayed.skipped`.
+
+    Each tree is kept in `trees/`, as `structure.file` reads it. The run's own structure is not used.
+    """
+
+    def __init__(self, config: TreeSearchConfig) -> None:
+        self._config = config
+        self._budgets = sorted(set(config.budgets))
+
+    def run(self, bench: Bench) -> Mapping[str, pd.DataFrame]:
+        config = self._config
+        self._check(bench)
+        streams = bench.texts()
+        halves = halves_of(streams)
+        fitted, others = ([each for each in streams if halves[first_turn(each.id)] == half] for half in (0, 1))
+        counts, counted = self._counts(bench, fitted)
+        accuracy = counts.accuracy(config.depth)
+        trees = self._trees(accuracy)
+        largest = trees[self._budgets[-1], config.depth]
+        live = LiveRuns(bench, ("arm",), (PLAIN,), {("largest",): _structure(largest)}, streams)
+        live.prepare(max(config.contexts))
+        times = self._times(bench, trees, live, fitted[0])
+        seconds = round_seconds(**times, context=_context(fitted))
+        arms = self._arms(bench, accuracy, trees, seconds)
+        self._keep(bench.folder / "trees", arms)
+        shapes = {
+            (row.arm,): structures.build(json.loads(str(row.structure)))
+            for row in arms.itertuples()
+            if row.shape != PLAIN
+        }
+        compared = LiveRuns(bench, ("arm",), (PLAIN,), shapes, streams)
+        compared.prepare(max(config.contexts))
+        table = compared.compared(others, list(shapes), config.repeats)
+        table["prompt"] = table["stream"].map(first_turn)
+        return {
+            "accuracy": pd.DataFrame(counted),
+            **times,
+            "arms": arms,
+            "live": table,
+            "skipped": skipped(bench.parts.prompts),
+        }
+
+    def _check(self, bench: Bench) -> None:
+        """What can be wrong, before decoding, which takes a while."""
+        parts, config = bench.parts, self._config
+        if bench.simulated:
+            raise UsageError(
+                "Bad value target.name=replay: study 'tree_search' times calls and decodes live; use target=causal."
+            )
+        if parts.target.evaluation != "packed":
+            raise UsageError(
+                f"Bad value target.evaluation={parts.target.evaluation}: study 'tree_search' times packed calls; use "
+                "target.evaluation=packed."
+            )
+        if "tree" not in parts.drafter.fills:
+            raise UsageError(
+                f"Bad value drafter={bench.config.drafter['name']}: study 'tree_search' needs a drafter that fills "
+                "trees; use another."
+            )
+        if "tree" not in parts.primary.verifier.handles:
+            raise UsageError(
+                f"Bad value verifier={bench.config.verifier['name']}: it handles no trees; use "
+                "verifier=speculative_sampling."
+            )
+        if len(parts.prompts.prompts) < 2:
+            raise UsageError(
+                "Study 'tree_search' builds trees on one half of the prompts and judges them on the other: it needs at "
+                "least 2 prompts."
+            )
+        deepest = parts.drafter.deepest
+        if deepest is not None and deepest < config.depth:
+            raise UsageError(
+                f"Bad value study.depth={config.depth}: drafter {bench.config.drafter['name']!r} drafts {deepest} "
+                f"levels at most; use study.depth={deepest} or less."
+            )
+        # A drafter that ranks fewer tokens than `study.ranks` says so here.
+        longest = max(len(prompt.tokens) for prompt in parts.prompts.prompts) + bench.config.measurement.max_new_tokens
+        widest = along((0,) * (config.depth - 1), config.ranks)
+        parts.primary.drafter.prepare(longest + max(self._budgets[-1], widest.nodes) + 1, widest)
+
+    def _counts(self, bench: Bench, streams: Sequence[Stream]) -> tuple[RankCounts, list[dict[str, Any]]]:
+        """All counts together, and by prompt."""
+        config, parts = self._config, bench.parts
+        drafter, limit = Fed(parts.primary.drafter, parts.target), bench.config.measurement.max_new_tokens
+        counts: list[RankCounts] = []
+        rows: list[dict[str, Any]] = []
+        with progress_bar() as progress:
+            bar = progress.add_task("measuring accuracy by rank", total=len(streams))
+            for stream in streams:
+                counts.append(rank_counts(drafter, [stream], limit, config.ranks, config.depth, config.depth))
+                rows += [{"prompt": first_turn(stream.id), **row} for row in counts[-1].rows()]
+                progress.advance(bar)
+                bench.heartbeat()
+        return total(counts), rows
+
+    def _trees(self, accuracy: Sequence[Sequence[float]]) -> dict[tuple[int, int], RankedTree]:
+        """The best tree of each budget within each depth."""
+        depths = range(1, self._config.depth + 1)
+        return {(n, deepest): best_tree(accuracy, n, deepest) for n in self._budgets for deepest in depths}
+
+    def _times(
+        self, bench: Bench, trees: Mapping[tuple[int, int], RankedTree], live: LiveRuns, stream: Stream
+    ) -> dict[str, pd.DataFrame]:
+        config, parts = self._config, bench.parts
+        blocks = time_blocks(
+            parts.target,
+            stream.prompt,
+            # A plain step and chains, so many that t(n) can be read off between them; all budgets among them.
+            blocks=[(1, n) for n in sorted({0, *self._budgets, *row_counts(self._budgets[-1], 4)})],
+            contexts=config.contexts,
+            calls=config.calls,
+            clock=bench.clock,
+            generator=generator_for(bench.config.seed, "blocks", "cost"),
+            heartbeat=bench.heartbeat,
+            seconds=config.seconds,
+        )
+        shapes = [
+            *(_structure(tree) for tree in dict.fromkeys(trees.values())),
+            *(structures.build(_chain(gamma)) for gamma in range(1, config.depth + 1)),
+        ]
+        drafts = time_drafts(
+            parts.target,
+            parts.primary.drafter,
+            shapes,
+            stream.prompt,
+            calls=config.calls,
+            clock=bench.clock,
+            generator=generator_for(bench.config.seed, "drafts", "cost"),
+            heartbeat=bench.heartbeat,
+        )
+        drafts["shape"] = drafts["structure"].map(lambda place: shapes[place].name)
+        host = live.host_times(stream, [("largest",)], 1, config.probe_tokens)
+        return {"block_times": blocks.assign(repeat=0), "draft_times": drafts, "host_times": host}
+
+    def _arms(
+        self,
+        bench: Bench,
+        accuracy: Sequence[Sequence[float]],
+        trees: Mapping[tuple[int, int], RankedTree],
+        seconds: RoundSeconds,
+    ) -> pd.DataFrame:
+        config = self._config
+        rows: list[tuple[Any, ...]] = [(PLAIN, PLAIN, 0, 0, 0, 1.0, seconds.outside(0), "{}")]
+        for gamma in range(1, config.depth + 1):
+            tokens = expected_tokens(range(-1, gamma - 1), [0] * gamma, accuracy)
+            size = (gamma, gamma, gamma)
+            rows.append((f"chain {gamma}", "chain", *size, tokens, seconds.chain(gamma), json.dumps(_chain(gamma))))
+        for n in self._budgets:
+            within = [trees[n, deepest] for deepest in range(1, config.depth + 1)]
+            fastest = max(within, key=lambda tree: tree.tokens / seconds.tree(len(tree), _depth(tree)))
+            rows.append(_tree_row(f"tree {n}", "tree", n, fastest, seconds))
+        chosen = choose_tree(
+            accuracy, lambda rows: seconds.outside(rows - 1), seconds.level, self._budgets[-1], config.depth
+        ).tree
+        if len(chosen):
+            rows.append(_tree_row(CHOSEN, CHOSEN, len(chosen), chosen, seconds))
+        if "dynamic" in bench.parts.drafter.fills & bench.parts.primary.verifier.handles:
+            for n in self._budgets:
+                values = {"name": "dynamic", "nodes": n, "depth": config.depth}
+                values |= {"branching": config.branching, "beam": config.beam}
+                shape = structures.build(values)
+                size = (n, shape.nodes, shape.gamma)
+                rows.append((f"dynamic {n}", "dynamic", *size, nan, nan, json.dumps(values)))
+        return pd.DataFrame(rows, columns=_ARMS)
+
+    def _keep(self, folder: Path, arms: pd.DataFrame) -> None:
+        for row in arms[arms["shape"].isin(["tree", CHOSEN])].itertuples():
+            shape = structures.build(json.loads(str(row.structure)))
+            assert isinstance(shape, TokenTree)
+            save_tree(folder / f"{str(row.arm).replace(' ', '_')}.yaml", shape.tree.parents, shape.ranks)
+
+
+_ARMS = ["arm", "shape", "budget", "nodes", "depth", "tokens", "seconds", "structure"]
+
+
+def _tree_row(arm: str, shape: str, budget: int, tree: RankedTree, seconds: RoundSeconds) -> tuple[Any, ...]:
+    nodes, depth = len(tree), _depth(tree)
+    values = json.dumps(given(tree.parents))
+    return arm, shape, budget, nodes, depth, tree.tokens, seconds.tree(nodes, depth), values
+
+
+def _structure(tree: RankedTree) -> Structure:
+    return structures.build(given(tree.parents))
+
+
+def _chain(gamma: int) -> dict[str, Any]:
+    return {"name": "chain", "gamma": gamma}
+
+
+def _depth(tree: RankedTree) -> int:
+    return Tree(tree.parents).depth
+
+
+def _context(streams: Sequence[Stream]) -> float:
+    """Mean number of cached tokens over the positions of the texts."""
+    positions = [len(stream.prompt) + place for stream in streams for place in range(len(stream.generated))]
+    return fmean(positions) if positions else 1.0

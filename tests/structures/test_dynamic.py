@@ -1,0 +1,76 @@
+"""The room that a dynamic tree asks for: no draft of its search is larger, deeper or wider."""
+
+from itertools import product
+
+import pytest
+
+from specdec.errors import UsageError
+from specdec.structures import structures
+
+
+@pytest.fixture
+def build(group_values):
+    return lambda **changes: structures.build(group_values("structure", "dynamic", **changes))
+
+
+def most_leaves(nodes, depth, branching, beam):
+    """By trying all ways of sharing `nodes` out among the levels."""
+    if depth == 0 or nodes == 0:
+        return max(1, nodes)
+    found = 1
+    for sizes in product(range(nodes + 1), repeat=depth):
+        inner = [1, *(min(beam, size) for size in sizes)]
+        if sum(sizes) == nodes and all(
+            size <= branching * above for size, above in zip(sizes, inner[:-1], strict=True)
+        ):
+            expanded = [-(-size // branching) for size in sizes[1:]] + [0]
+            found = max(found, sum(size - below for size, below in zip(sizes, expanded, strict=True)))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("sizes", "nodes", "gamma"),
+    [
+        ({"nodes": 6, "depth": 3, "branching": 2, "beam": 2}, 6, 3),
+        ({"nodes": 50, "depth": 3, "branching": 2, "beam": 2}, 2 + 4 + 4, 3),  # all that is drafted
+        ({"nodes": 50, "depth": 2, "branching": 3, "beam": 9}, 3 + 9, 2),
+        ({"nodes": 2, "depth": 5, "branching": 4, "beam": 1}, 2, 2),  # no deeper than there are nodes
+        ({"nodes": 4, "depth": 4, "branching": 1, "beam": 3}, 4, 4),  # a chain
+    ],
+)
+def test_the_tree_has_the_most_nodes_and_the_deepest_level(build, sizes, nodes, gamma):
+    shape = build(**sizes)
+    assert (shape.nodes, shape.gamma) == (nodes, gamma) == (len(shape.tree), shape.tree.depth)
+    assert max(map(len, shape.tree.children)) <= sizes["branching"]
+    for level in range(1, gamma):
+        expanded = {shape.tree.parents[node] for node, depth in enumerate(shape.tree.depths) if depth == level + 1}
+        assert len(expanded) <= sizes["beam"]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "depth", "branching", "beam"), [(5, 3, 2, 2), (7, 2, 3, 2), (6, 4, 4, 1), (3, 3, 1, 1)]
+)
+def test_there_are_rows_for_every_leaf(build, nodes, depth, branching, beam):
+    shape = build(nodes=nodes, depth=depth, branching=branching, beam=beam)
+    assert shape.branches >= most_leaves(shape.nodes, shape.gamma, branching, beam) >= len(shape.tree.leaves)
+    assert shape.branches <= shape.nodes
+
+
+def test_resized_changes_the_depth_alone(build):
+    shape = build(nodes=12, depth=4, branching=3, beam=2)
+    assert (shape.resized(2).gamma, shape.resized(2).nodes) == (2, 3 + 6)
+    assert shape.resized(6).gamma == 6 and shape.resized(2).resized(4).tree == shape.tree
+    assert shape.resized(0).nodes == 0 and len(shape.resized(0).tree) == 0 and shape.resized(0).branches == 1
+    assert shape.clamped(4) is shape and shape.label == "dynamic of 12 nodes, depth 4"
+
+
+@pytest.mark.parametrize("key", ["nodes", "depth", "branching", "beam"])
+@pytest.mark.parametrize("value", [0, -3, 1.5, "many", None])
+def test_sizes_below_one_and_other_things_are_refused(build, key, value):
+    with pytest.raises(UsageError, match=rf"^Bad value structure\.{key}="):
+        build(**{key: value})
+
+
+def test_a_key_of_another_structure_is_answered_with_its_own(build):
+    with pytest.raises(UsageError, match=r"structure\.gamma.*has the keys nodes, depth, branching, beam"):
+        build(gamma=4)

@@ -1,0 +1,121 @@
+"""Study `tree_search`: accuracies are those of live rounds, trees are kept and decoded as predicted, and bad input."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from specdec.errors import UsageError
+from specdec.streams import Stream, read_streams, write_streams
+from specdec.structures import structures
+from specdec.structures.tree import load_tree
+from specdec.theory.trees import best_tree, expected_tokens
+
+SMALL = (
+    *("study.budgets=[2,6]", "study.depth=3", "study.ranks=4", "study.branching=3", "study.beam=3"),
+    *("study.calls=2", "study.contexts=[8]", "study.probe_tokens=8", "study.repeats=2"),
+)
+
+
+@pytest.fixture
+def shaken(tiny_target, tmp_path):
+    """Overrides: the tiny target, drafted for by itself with other weights here and there."""
+    theirs, own = tmp_path / "llama", tmp_path / "drafter"
+    own.mkdir()
+    for file in theirs.iterdir():
+        (own / file.name).write_bytes(file.read_bytes())
+    weights = load_file(own / "model.safetensors")
+    torch.manual_seed(3)
+    for weight in weights.values():
+        weight.add_(torch.randn_like(weight), alpha=0.05 * float(weight.std()) if weight.dim() > 1 else 0.0)
+    save_file(weights, own / "model.safetensors", {"format": "pt"})
+    overrides = [override for override in tiny_target if not override.startswith("drafter.bigram")]
+    return (*overrides, "drafter=small_model", f"drafter.model={own}")
+
+
+def test_trees_are_built_chosen_kept_and_decoded(study, shaken, tmp_path):
+    found, tables = study("tree_search", *shaken, *SMALL)
+    accuracy, arms, live = tables["accuracy"], tables["arms"].set_index("arm"), tables["live"]
+    # Trees are the best ones for the accuracies of the first half, and are on disk.
+    streams = list(read_streams(tmp_path / "out" / "streams.jsonl"))
+    assert set(accuracy["prompt"]) == {stream.id for stream in streams[::2]}
+    assert set(live["prompt"]) == {stream.id for stream in streams[1::2]}
+    counts = accuracy.groupby(["level", "rank"])[["tested", "hits"]].sum()
+    assert counts.loc[(1, 0), "hits"] > 0 and (counts["hits"] < counts["tested"]).all()
+    chances = [
+        [(counts.loc[(level, rank), "hits"] + 1 / 5) / (counts.loc[(level, rank), "tested"] + 1) for rank in range(4)]
+        for level in (1, 2, 3)
+    ]
+    for n in (2, 6):
+        kept = load_tree(tmp_path / "out" / "trees" / f"tree_{n}.yaml")
+        row = arms.loc[f"tree {n}"]
+        assert row["tokens"] == pytest.approx(expected_tokens(kept.tree.parents, kept.ranks, chances))
+        assert kept.tree.parents == best_tree(chances, n, kept.tree.depth).parents  # of 4 nodes where it is flat
+        assert len(kept.tree) == row["nodes"] <= n and kept.tree.depth == row["depth"]
+    assert arms.loc["chain 3", "tokens"] == pytest.approx(1 + chances[0][0] * (1 + chances[1][0] * (1 + chances[2][0])))
+    rates = arms["tokens"] / arms["seconds"]
+    best = rates["chosen"] if "chosen" in rates else rates["plain"]
+    rates = rates[arms["shape"] != "chain"]  # drafted in another way, at another price
+    assert best == pytest.approx(rates.max()) and (tmp_path / "out" / "trees" / "chosen.yaml").exists() == (
+        "chosen" in rates
+    )
+    # Decoded live: what a structure offers at most, and the same texts.
+    assert set(live["arm"]) == set(arms.index) and live.groupby("arm").size().eq(2 * 2).all()
+    assert live["identical"].all() and live["seconds"].gt(0).all()
+    for arm, row in arms[arms["shape"] != "plain"].iterrows():
+        runs = live[live["arm"] == arm]
+        assert (runs["nodes"] <= row["nodes"] * runs["rounds"]).all()
+        assert structures.build(json.loads(row["structure"])).nodes == row["nodes"]
+        tokens = runs["tokens"].sum() / runs["rounds"].sum()
+        assert 1 < tokens < 1 + row["depth"]
+    assert live.loc[live["arm"] == "plain", "rounds"].eq(live.loc[live["arm"] == "plain", "tokens"]).all()
+    runs = live[live["arm"] == "dynamic 6"]
+    assert found.metrics["tree_search.dynamic.tokens_per_round.6"] == pytest.approx(
+        runs["tokens"].sum() / runs["rounds"].sum()
+    )
+
+
+def test_a_drafter_without_confidence_has_no_dynamic_trees(study):
+    _, tables = study("tree_search", "drafter=ngram", *SMALL)
+    assert set(tables["arms"]["shape"]) - {"chosen"} == {"plain", "chain", "tree"}
+    assert tables["draft_times"]["seconds"].gt(0).all() and tables["host_times"]["overhead_s"].gt(0).all()
+    drafts = tables["draft_times"]
+    trees = drafts[drafts["shape"] == "tree"]
+    assert set(zip(trees["nodes"], trees["depth"], strict=True)) >= {(2, 1), (6, 3)}
+    assert set(drafts.loc[drafts["shape"] == "chain", "depth"]) == {1, 2, 3}
+    assert tables["block_times"]["rows_evaluated"].max() == 7
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (("drafter=oracle",), "needs a drafter that fills trees"),
+        (("drafter=ngram", "prompts.tokens=[[0]]"), "at least 2 prompts"),
+        (
+            ("drafter=ngram", "verifier=blockwise", "verifier.minimum_block=2"),
+            "verifier=blockwise: it handles no trees",
+        ),
+        (("drafter=ngram", "study.budgets=[]"), "study.budgets"),
+        (("drafter=ngram", "study.depth=0"), "study.depth"),
+        (("drafter=ngram", "sampling=temperature"), "replays greedy texts"),
+    ],
+)
+def test_mistakes_are_said_before_decoding(study, tmp_path, overrides, words):
+    with pytest.raises(UsageError, match=words) as caught:
+        study("tree_search", *SMALL, *overrides)
+    assert "\n" not in str(caught.value) and not (tmp_path / "out" / "streams.jsonl").exists()
+
+
+def test_batches_of_rows_are_refused(study, tiny_target):
+    model = [override for override in tiny_target if not override.startswith("drafter.bigram")]
+    with pytest.raises(UsageError, match="use target.evaluation=packed"):
+        study("tree_search", *model, "drafter=ngram", "target.evaluation=rows", *SMALL)
+
+
+def test_simulated_time_is_refused(study, tmp_path):
+    path = tmp_path / "texts.jsonl"
+    write_streams(path, [Stream(name, "", (1, 2, 3), (1, 2, 3) * 4) for name in "ab"])
+    target = ("target=replay", f"target.path={path}", "prompts=recorded", "target.vocab_size=16")
+    with pytest.raises(UsageError, match="target=causal"):
+        study("tree_search", "drafter=ngram", *target, *SMALL)
