@@ -20,6 +20,8 @@ MODULES = {
     "grid": "grid_sections",
     "phase_transition": "transition_sections",
     "topk": "topk_sections",
+    "tree_search": "tree_search_sections",
+    "typical_acceptance": "typical_sections",
 }
 OVERLAYS = {
     "ablation": "ngrammys_ablation",
@@ -27,6 +29,8 @@ OVERLAYS = {
     "grid": "ngrammys_grid",
     "phase_transition": "phase_transition",
     "topk": "ngrammys_topk",
+    "tree_search": "tree_search",
+    "typical_acceptance": "typical_acceptance",
 }
 """Of conf/experiment, one that makes each study."""
 

@@ -20,7 +20,7 @@ from specdec.errors import UsageError
 from . import style
 from .bootstrap import Interval, percentile_bounds, resampled_sums
 from .load import Run
-from .rounds import BASELINE, prompt_sums, shared_work
+from .rounds import BASELINE, drafted, prompt_sums, shared_work
 
 QUANTITIES = {  # quantity: what an axis calls it
     "speedup": "speedup over the baseline",
@@ -57,7 +57,7 @@ def open_arms(run: Run) -> dict[int, Arm]:
         rounds = shared_work(rounds)
     except ValueError as error:
         raise UsageError(f"{run.source}: {error}; let the run finish, or run it again.") from None
-    speculative = rounds[rounds["method"] != BASELINE]
+    speculative = drafted(rounds)
     if speculative.empty:
         raise UsageError(f"{run.source} has only the baseline's rounds: run it with +drafter=NAME.")
     own = [name for name in SUMS if not name.startswith("baseline_")]

@@ -22,13 +22,14 @@ from specdec.registry import near_misses
 from specdec.tracking_store import check_schema, locate, quieten, reason, schema_of
 
 from .bootstrap import Columns, bootstrap
-from .rounds import BASELINE, GENERATION, check_rounds, prompt_sums, shared_work
+from .rounds import BASELINE, GENERATION, check_rounds, drafted, prompt_sums, shared_work
 
 COMMAND = "python -m specdec.run +drafter=ngram"
 WRITTEN_BY = {  # what makes an artifact, where a run can lack it
     "rounds.parquet": "every run that decoded at least one prompt",
     "generations.jsonl": "every run that decoded at least one prompt",
     "account.json": "every run that finished",
+    "quality.parquet": "every run that finished with a rule that is not lossless or with measurement.original",
     "replay.parquet": "every run that finished with this version of specdec",
     "alpha.parquet": "every run that finished with this version of specdec",
     "summary.json": "every run that finished",
@@ -96,6 +97,10 @@ class Run:
         Along the baseline's texts. Empty under a lossy verifier, whose alpha is the measured one.
         """
         return pd.read_parquet(self.fetch("alpha.parquet"))
+
+    def quality(self) -> pd.DataFrame:
+        """One row per output (`analysis.quality.OUTPUTS`), of a run whose outputs were judged."""
+        return pd.read_parquet(self.fetch("quality.parquet"))
 
     def account(self) -> dict[str, Any]:
         """The gap account of every gamma."""
@@ -411,7 +416,7 @@ def measured_curve(
     shared = shared_work(rounds)
     baseline = prompt_sums(shared[shared["method"] == BASELINE]).add_prefix("baseline_")
     rows = []
-    for gamma, arm in shared[shared["method"] != BASELINE].groupby("gamma", sort=True):
+    for gamma, arm in drafted(shared).groupby("gamma", sort=True):
         table = prompt_sums(arm).join(baseline).fillna(0.0)
         interval = bootstrap(table, _VALUES[quantity], replicates, seed, level)["value"]
         rows.append(

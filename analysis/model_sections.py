@@ -20,7 +20,7 @@ from .load import Run
 from .models import beta_geometric, compare_models, followers
 from .plots import counted
 from .prediction import LABELS, Prediction, Undetermined, predict, prediction_in_words, unpredictable
-from .rounds import BASELINE, distinct_generations, shared_work
+from .rounds import distinct_generations, drafted, shared_work
 from .sections import Section
 
 SIGNIFICANT = 0.05
@@ -68,7 +68,7 @@ def model_sections(run: Run, replicates: int = 2000, refits: int = 200, seed: in
     A part that the run's data cannot give is a sentence that says why and what would give it.
     """
     rounds = run.rounds()
-    speculative = rounds[rounds["method"] != BASELINE]
+    speculative = drafted(rounds)
     tested = (speculative["accepted"] + speculative["rejected"]).groupby(speculative["gamma"]).sum()
     if not tested.all() or tested.empty:
         where = ", ".join(str(gamma) for gamma in tested.index[tested == 0])
@@ -79,7 +79,7 @@ def model_sections(run: Run, replicates: int = 2000, refits: int = 200, seed: in
     replay, lacking_replay = _optional(run.replay)
     alpha_sums, lacking_alpha = _optional(run.alpha_sums)
     shared = shared_work(rounds)
-    arms = distinct_generations(shared[shared["method"] != BASELINE])
+    arms = distinct_generations(drafted(shared))
     primary = run.primary_gamma
     gamma = primary if primary is not None and (arms["gamma"] == primary).any() else int(arms["gamma"].max())
     own = None if replay is None else replay[(replay["kind"] == "own") & (replay["gamma"] == gamma)]
@@ -131,7 +131,7 @@ def tests_section(
     if tests["same_alpha"].p_value >= 0:
         sizes["same_alpha"] = effects.alpha_difference(arms, replicates, seed)
     if own_replay is not None and len(own_replay):
-        done = all_rounds[(all_rounds["gamma"] == gamma) & (all_rounds["method"] != BASELINE)]
+        done = drafted(all_rounds[all_rounds["gamma"] == gamma])
         here = own_replay[own_replay["prompt"].isin(done["prompt"])]
         tests["implementation"] = implementation(done, here, replicates, seed)
         sizes["implementation"] = effects.replay_ratio(done, here, replicates, seed)

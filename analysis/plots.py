@@ -19,7 +19,7 @@ from . import style
 from .bootstrap import Columns, bootstrap
 from .cost_report import CostReport
 from .fit import estimate_alpha
-from .rounds import BASELINE
+from .rounds import BASELINE, ORIGINAL, drafted
 from .style import save as save
 
 
@@ -244,7 +244,7 @@ def accepted_lengths(
     rounds: of one drafter; the baseline's and other gammas' rows are ignored. ValueError for several gammas
     when none is chosen, or if no round has a proposal.
     """
-    speculative = rounds[rounds["method"] != BASELINE]
+    speculative = drafted(rounds)
     if gamma is not None:
         speculative = speculative[speculative["gamma"] == gamma]
     elif speculative["gamma"].nunique() > 1:
@@ -323,7 +323,7 @@ def time_split(rounds: pd.DataFrame, t1_s: float | None = None, *, title: str) -
     """
     t1 = float(rounds.loc[rounds["method"] == BASELINE, "verify_s"].mean()) if t1_s is None else t1_s
     table = time_split_table(rounds, t1)
-    order = sorted(table.index, key=lambda key: (key[0] != BASELINE, key[1]))
+    order = sorted(table.index, key=lambda key: (key[0] != BASELINE, key[1]))  # no draft first
     table = table.loc[order]
     prompts = rounds["prompt"].nunique()
     caption = (
@@ -333,7 +333,7 @@ def time_split(rounds: pd.DataFrame, t1_s: float | None = None, *, title: str) -
         "Beside a bar: the whole round, and the share outside draft and verify."
     )
     figure, axes = style.new_figure(title, caption, height=2.5 + 0.42 * len(table))
-    labels = [BASELINE if method == BASELINE else f"γ = {gamma}" for method, gamma in order]
+    labels = [method if method in (BASELINE, ORIGINAL) else f"γ = {gamma}" for method, gamma in order]
     left = np.zeros(len(table))
     longest = float(table.sum(axis=1).max())
     for name, colour, hatch, ink in VERBS.values():

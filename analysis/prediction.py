@@ -18,7 +18,7 @@ import pandas as pd
 
 from .bootstrap import Interval, bootstrap, percentile_bounds
 from .models import fit_beta
-from .rounds import BASELINE, GENERATION, distinct_generations, in_order, shared_work
+from .rounds import GENERATION, distinct_generations, drafted, in_order, shared_work
 
 LABELS = {
     "capped_geometric.text": "capped geometric, alpha of the text",
@@ -157,7 +157,7 @@ def predict(
 
 def unpredictable(rounds: pd.DataFrame) -> str:
     """Why `predict` cannot work on these rounds, as a clause; empty if it can."""
-    speculative = rounds[rounds["method"] != BASELINE]
+    speculative = drafted(rounds)
     if speculative.empty:
         return "there is no round of a drafter"
     if speculative["method"].nunique() != 1 or speculative["cell"].nunique() != 1:
@@ -175,7 +175,7 @@ def unpredictable(rounds: pd.DataFrame) -> str:
 def _arms(rounds: pd.DataFrame) -> dict[int, pd.DataFrame]:
     """The drafter's rounds by gamma, over the work that all methods and gammas have done."""
     shared = shared_work(rounds)
-    speculative = shared[shared["method"] != BASELINE]
+    speculative = drafted(shared)
     return {int(gamma): arm for gamma, arm in speculative.groupby("gamma", sort=True)}
 
 

@@ -24,6 +24,7 @@ from .run_sections import (
     environment_section,
     lengths_section,
     missing_section,
+    papers_section,
     reproduce_section,
     summary_section,
 )
@@ -36,6 +37,7 @@ OF_A_RUN: tuple[tuple[str, Callable[..., Section | list[Section]]], ...] = (
     ("Tests and models", model_sections),
     ("Rounds: what is accepted, where the time goes", lengths_section),
     ("By category", category_section),
+    ("As the papers define it", papers_section),
     ("Cost of a call", cost_section),
     ("Environment", environment_section),
     ("How to reproduce", reproduce_section),

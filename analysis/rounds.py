@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 
 BASELINE = "baseline"
+ORIGINAL = "original"  # plain decoding with the model that the target was before it was trained
 GENERATION = ["cell", "method", "gamma", "repeat", "prompt"]
 COLUMNS = (
     *GENERATION,
@@ -49,6 +50,11 @@ def check_rounds(rounds: pd.DataFrame) -> None:
         if rows.any():
             row = rounds.loc[rows.idxmax(), [*GENERATION, "round"]]
             raise ValueError(f"round {row['round']} of prompt {row['prompt']!r} (gamma {row['gamma']}) {fault}")
+
+
+def drafted(table: pd.DataFrame) -> pd.DataFrame:
+    """The rows with a drafter, of rounds or of generations: without plain decoding by the target or its original."""
+    return table[~table["method"].isin([BASELINE, ORIGINAL])]
 
 
 def in_order(rounds: pd.DataFrame) -> pd.DataFrame:

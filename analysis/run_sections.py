@@ -16,16 +16,18 @@ from specdec.theory.roofline import Product
 from . import plots
 from .cost_report import CostReport, cost_report, intensity_table
 from .load import Run
-from .rounds import BASELINE
+from .paper_metrics import AGAINST_ORIGINAL, MULTI_TURN, RATES
+from .rounds import drafted
 from .sections import Section
-from .summary import BY_CATEGORY
+from .summary import BY_CATEGORY, OURS
 
 LEVEL = "95%"
 ENDS = ("", ".ci_low", ".ci_high")  # of a metric and its interval
-MADE_OF = ("model", "drafter", "prompts", "seed")  # parts of environment.json, after hardware and versions
+MADE_OF = ("model", "drafter", "original", "prompts", "seed")  # parts of environment.json, after hardware and versions
 HEADLINES = (  # metric, what it is called, digits
     ("speedup", "speedup over the baseline, prefill apart", 3),
     ("speedup.end_to_end", "speedup with prefill", 3),
+    ("speedup.original", "speedup over the model that the target was before it was trained", 3),
     ("speedup.capped_geometric", "speedup by the capped-geometric theory", 3),
     ("tokens_per_round", "tokens per round", 3),
     ("tokens_per_round.capped_geometric", "tokens per round by the theory", 3),
@@ -36,6 +38,13 @@ HEADLINES = (  # metric, what it is called, digits
     ("accepted_per_offered", "accepted over offered (not alpha)", 4),
     ("proposals.share", "rounds with a proposal", 4),
     ("repetition.share", "prompts with a repetitive output", 4),
+    ("quality.log_likelihood", "log-likelihood of a token under the original target, nats", 4),
+    ("quality.baseline_log_likelihood", "that of the baseline's text", 4),
+    ("quality.tv", "total variation of a token's law from the target's", 4),
+    ("quality.baseline_tv", "that of the baseline", 4),
+    ("quality.decided_otherwise", "rounds in which a lossless rule would have decided otherwise", 4),
+    ("quality.gsm8k_exact_match", "right answers", 4),
+    ("quality.baseline_gsm8k_exact_match", "right answers of the baseline", 4),
     ("throughput.tokens_per_s", "tokens per second", 1),
     ("throughput.baseline_tokens_per_s", "tokens per second of the baseline", 1),
     ("memory.peak_mb", "peak memory, MiB", 1),
@@ -146,14 +155,14 @@ def _curve_columns() -> list[str]:
 
 def _size(run: Run) -> tuple[int, int]:
     rounds = run.rounds()
-    speculative = rounds[rounds["method"] != BASELINE]
+    speculative = drafted(rounds)
     return int(speculative["prompt"].nunique()), len(speculative)
 
 
 def lengths_section(run: Run) -> Section:
     """Accepted tokens per round against the capped-geometric law, and where a round's time goes."""
     rounds = run.rounds()
-    speculative = rounds[rounds["method"] != BASELINE]
+    speculative = drafted(rounds)
     words, figures = [], []
     try:
         figure = plots.accepted_lengths(
@@ -171,19 +180,12 @@ def lengths_section(run: Run) -> Section:
 
 def category_section(run: Run) -> Section:
     """The headline figures of each category, where the prompts have more than one."""
-    prefix = "category."
-    suffixes = sorted((f".{metric}" for metric in BY_CATEGORY), key=len, reverse=True)
-    found: dict[str, dict[str, float]] = {}
-    for key in run.metrics:
-        suffix = next((end for end in suffixes if key.startswith(prefix) and key.endswith(end)), None)
-        if suffix is not None:
-            values = {f"{suffix[1:]}{end}": _float(run.metrics.get(key + end)) for end in ENDS}
-            found.setdefault(key.removeprefix(prefix).removesuffix(suffix), {}).update(values)
+    found = _by_category(run.metrics)
     if not found:
         return Section("By category", ("The prompts of this run are of one category.",))
     table = pd.DataFrame(
         [
-            {"category": name, **{metric: interval_words(values, metric) for metric in BY_CATEGORY}}
+            {"category": name, **{metric: interval_words(values, metric) for metric in OURS}}
             for name, values in sorted(found.items())
         ]
     )
@@ -197,6 +199,61 @@ def category_section(run: Run) -> Section:
             f"({interval_words(found[worst], 'speedup')}).",
         )
     return Section("By category", words, ((f"At the primary gamma, with {LEVEL} prompt-bootstrap intervals", table),))
+
+
+def _by_category(metrics: Mapping[str, Any]) -> dict[str, dict[str, float]]:
+    """The metrics of BY_CATEGORY with their intervals, by category."""
+    prefix = "category."
+    suffixes = sorted((f".{metric}" for metric in BY_CATEGORY), key=len, reverse=True)
+    found: dict[str, dict[str, float]] = {}
+    for key in metrics:
+        suffix = next((end for end in suffixes if key.startswith(prefix) and key.endswith(end)), None)
+        if suffix is not None:
+            values = {f"{suffix[1:]}{end}": _float(metrics.get(key + end)) for end in ENDS}
+            found.setdefault(key.removeprefix(prefix).removesuffix(suffix), {}).update(values)
+    return found
+
+
+def papers_section(run: Run) -> Section:
+    """Rate, overhead, speedup, compression ratio and throughput as the papers define them, by category."""
+    return papers_of(run.metrics)
+
+
+def papers_of(metrics: Mapping[str, Any]) -> Section:
+    """`papers_section` of a run's metrics; KeyError if they are of a version that did not log them."""
+    caption = f"At the primary gamma, prefill apart, with {LEVEL} prompt-bootstrap intervals"
+    return Section("As the papers define it", _papers_in_words(metrics), ((caption, paper_table(metrics)),))
+
+
+def paper_table(metrics: Mapping[str, Any]) -> pd.DataFrame:
+    """A row per category, and last one for all prompts; cells are text. Columns: see `paper_metrics`."""
+    columns = {name: words for name, words in {**RATES, **AGAINST_ORIGINAL}.items() if name in metrics}
+    found = _by_category(metrics)
+    names = sorted(found, key=lambda name: (name == MULTI_TURN, name))  # what pools others stands behind them
+    rows = {**{name: found[name] for name in names}, "overall": metrics}
+    return pd.DataFrame(
+        [
+            {"category": name, **{words: interval_words(values, metric) for metric, words in columns.items()}}
+            for name, values in rows.items()
+        ]
+    )
+
+
+def _papers_in_words(metrics: Mapping[str, Any]) -> tuple[str, ...]:
+    """How the columns of `paper_table` hang together, and what the original model changes where it was decoded."""
+    rate, overhead = metrics["acceleration_rate"], metrics["step_overhead"]
+    words = [
+        f"Acceleration rate {rate:.3f} over overhead {overhead:.3f} is the speedup, {rate / overhead:.3f} (Medusa). "
+        "The compression ratio is tokens over calls of the target: one call a round, so it is the rate again."
+    ]
+    if "speedup.original" in metrics:
+        words.append(
+            "Against the model that the target was before it was trained, decoded on the same prompts between the "
+            f"other methods, the speedup is {interval_words(metrics, 'speedup.original')} and the overhead "
+            f"{interval_words(metrics, 'step_overhead.original')}; against the target's own baseline "
+            f"{interval_words(metrics, 'speedup')} and {interval_words(metrics, 'step_overhead')}."
+        )
+    return tuple(words)
 
 
 # Cost of a call -----------------------------------------------------------------------------------

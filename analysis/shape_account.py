@@ -13,7 +13,7 @@ from . import style
 from .load import Run
 from .replayed import Sums, bracket
 from .replayed import prompt_sums as sums_by_shape
-from .rounds import BASELINE, prompt_sums, shared_work
+from .rounds import BASELINE, drafted, prompt_sums, shared_work
 from .run_account import account_of
 from .sections import Section
 
@@ -84,8 +84,8 @@ def _table(run: Run) -> pd.DataFrame:
     """Sums by prompt of the run's primary arm and of its baseline."""
     rounds = shared_work(run.rounds())
     baseline = prompt_sums(rounds[rounds["method"] == BASELINE])
-    gamma = rounds.loc[rounds["method"] != BASELINE, "gamma"].max() if run.primary_gamma is None else run.primary_gamma
-    arm = prompt_sums(rounds[(rounds["method"] != BASELINE) & (rounds["gamma"] == gamma)])
+    gamma = drafted(rounds)["gamma"].max() if run.primary_gamma is None else run.primary_gamma
+    arm = prompt_sums(drafted(rounds[rounds["gamma"] == gamma]))
     rest = arm["round_s"] - arm["draft_s"] - arm["verify_s"]
     plain = baseline.rename(columns={"round_s": "plain_s", "tokens": "plain_tokens"})[["plain_s", "plain_tokens"]]
     return arm[["tokens", "rounds", "nodes", "draft_s", "verify_s"]].assign(rest_s=rest).join(plain)

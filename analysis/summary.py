@@ -19,10 +19,12 @@ from .account import Account, gap_account, shared_alpha
 from .bootstrap import Columns, bootstrap
 from .fit import hazards, position_tokens
 from .iid import IidTest, iid_tests
-from .rounds import BASELINE, check_rounds, distinct_generations, prompt_sums, shared_work
+from .paper_metrics import PAPERS, category_members, paper_values
+from .rounds import BASELINE, ORIGINAL, check_rounds, distinct_generations, drafted, prompt_sums, shared_work
 
-WITH_INTERVAL = ("speedup", "tokens_per_round", "alpha.mle")
-BY_CATEGORY = ("speedup", "tokens_per_round", "alpha.mle", "accepted_per_offered")
+OURS = ("speedup", "tokens_per_round", "alpha.mle", "accepted_per_offered")
+WITH_INTERVAL = ("tokens_per_round", "alpha.mle", *PAPERS)
+BY_CATEGORY = tuple(dict.fromkeys((*OURS, *PAPERS)))
 
 
 @dataclass(frozen=True)
@@ -58,7 +60,7 @@ def summarise(
     permutations: int = 1999,
     seed: int = 0,
 ) -> Summary:
-    """Summary of the rounds of one cell: a baseline and one drafter at one or more gammas.
+    """Summary of the rounds of one cell: a baseline, one drafter at one or more gammas, maybe the original model.
 
     calibration: `t1_s`, the target's single-token call in seconds; optionally `c`, a drafter step over it
     (else cost.c is the measured draft time over gamma t1). alpha_text: mean of sum min(p, q) over the text's
@@ -93,7 +95,7 @@ def summarise(
             seed,
         )
         tests = iid_tests(acceptance[gamma], permutations, seed)
-        table = _table(arm, acceptance[gamma], baseline, generations)
+        table = _table(arm, acceptance[gamma], rounds, generations)
         category = arm.groupby("prompt")["category"].first()
         flagged = _flagged(generations, arm)
         metrics = {
@@ -114,7 +116,7 @@ def summarise(
 
 def arms_by_gamma(rounds: pd.DataFrame, primary_gamma: int) -> dict[int, pd.DataFrame]:
     """The drafter's rounds at each gamma. ValueError for several drafters or cells, no baseline, or no such gamma."""
-    speculative = rounds[rounds["method"] != BASELINE]
+    speculative = drafted(rounds)
     methods = sorted(speculative["method"].unique())
     if len(methods) != 1 or len(speculative) == len(rounds) or rounds["cell"].nunique() != 1:
         raise ValueError(f"one cell with a baseline and one drafter is expected, got the drafters {methods}")
@@ -124,19 +126,20 @@ def arms_by_gamma(rounds: pd.DataFrame, primary_gamma: int) -> dict[int, pd.Data
     return arms
 
 
-def _table(
-    arm: pd.DataFrame, distinct: pd.DataFrame, baseline: pd.DataFrame, generations: pd.DataFrame
-) -> pd.DataFrame:
-    """Sums per prompt (index): the arm's, its distinct repeats', the baseline's, prefill."""
+def _table(arm: pd.DataFrame, distinct: pd.DataFrame, rounds: pd.DataFrame, generations: pd.DataFrame) -> pd.DataFrame:
+    """Sums per prompt (index): the arm's, its distinct repeats', the baseline's, the original model's if any, prefill.
+
+    rounds: of all methods, over the work that they share.
+    """
     work = pd.MultiIndex.from_frame(arm[["prompt", "repeat"]])
     done = generations[pd.MultiIndex.from_frame(generations[["prompt", "repeat"]]).isin(work)]
     ours = (done["method"] == arm["method"].iloc[0]) & (done["gamma"] == arm["gamma"].iloc[0])
     theirs = done["method"] == BASELINE
+    table = prompt_sums(arm).join(prompt_sums(distinct)[["accepted", "tested"]].add_prefix("distinct_"))
+    for method, plain in rounds[rounds["method"].isin([BASELINE, ORIGINAL])].groupby("method"):
+        table = table.join(prompt_sums(plain)[["tokens", "round_s"]].add_prefix(f"{method}_"))
     return (
-        prompt_sums(arm)
-        .join(prompt_sums(distinct)[["accepted", "tested"]].add_prefix("distinct_"))
-        .join(prompt_sums(baseline)[["tokens", "round_s"]].add_prefix("baseline_"))
-        .join(done[ours].groupby("prompt")["prefill_s"].sum())
+        table.join(done[ours].groupby("prompt")["prefill_s"].sum())
         .join(done[theirs].groupby("prompt")["prefill_s"].sum().rename("baseline_prefill_s"))
         .fillna(0.0)
     )
@@ -156,8 +159,7 @@ def headline_values(sums: Columns) -> dict[str, np.ndarray]:
         "accepted_per_offered": sums["accepted"] / sums["offered"],
         "nodes_per_round": sums["nodes"] / sums["rounds"],
         "proposals.share": sums["proposals"] / sums["rounds"],
-        "throughput.tokens_per_s": sums["tokens"] / sums["round_s"],
-        "throughput.baseline_tokens_per_s": 1 / per_token,
+        **paper_values(sums),
     }
 
 
@@ -214,15 +216,12 @@ def _unflagged(table: pd.DataFrame, flagged: Collection[str], replicates: int, s
 def _by_category(table: pd.DataFrame, category: pd.Series, replicates: int, seed: int) -> dict[str, float]:
     """category.<name>.<metric> where the prompts have more than one category."""
     metrics: dict[str, float] = {}
-    names = category.reindex(table.index)
-    if names.nunique() < 2:
-        return metrics
-    for name, part in table.groupby(names):
-        headline = _headline(part, replicates, seed)
+    for name, members in category_members(category.reindex(table.index)).items():
+        headline = _headline(table[members], replicates, seed)
         for metric in BY_CATEGORY:
             for suffix in ("", ".ci_low", ".ci_high"):
                 if metric + suffix in headline:
-                    metrics[f"category.{name or 'none'}.{metric}{suffix}"] = headline[metric + suffix]
+                    metrics[f"category.{name}.{metric}{suffix}"] = headline[metric + suffix]
     return metrics
 
 

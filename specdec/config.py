@@ -42,10 +42,12 @@ class MeasurementConfig:
     cost_calls: AtLeastOne
     cost_seconds: Annotated[float, Field(gt=0)]
     bootstrap: AtLeastOne
+    original: Annotated[str, Field(min_length=1)] | None
     peers: list[Literal["transformers"]]
     trace: bool
     traced: AtLeastOne
     record: bool
+    lossless: bool
     workers: AtLeastOne | None
     threads: AtLeastOne | None
     repetition_period: AtLeastOne

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from specdec.drafters.base import Drafter
 from specdec.errors import NumericsError
+from specdec.measurement.quality import chain_laws, departure
 from specdec.measurement.timers import Clock
 from specdec.records import Acceptance, Draft, Generation, Marks, Round
-from specdec.sampling import one_hot
 from specdec.structures.base import Structure
 from specdec.targets.base import Target
 from specdec.verifiers.base import Verifier
@@ -123,6 +123,7 @@ def _record(
     """
     accepted = min(len(acceptance.path), len(committed))
     rejected = acceptance.rejected and len(committed) == len(acceptance.path) + 1
+    lossy = not verifier.lossless
     return Round(
         context=context,
         draft_tokens=acceptance.tokens,
@@ -135,7 +136,8 @@ def _record(
         truncation=finish,
         beta=_beta(draft, p, accepted + rejected) if chain else (),
         marks=marks,
-        tv=() if verifier.lossless or not chain else _tv(verifier, draft, p, accepted + rejected),
+        tv=_tv(verifier, draft, p, accepted + rejected) if lossy and chain else (),
+        departure=departure(verifier, draft, p, acceptance.path, committed, rejected, chain) if lossy else None,
     )
 
 
@@ -149,6 +151,6 @@ def _beta(draft: Draft, p: Tensor, tested: int) -> tuple[float, ...]:
 
 
 def _tv(verifier: Verifier, draft: Draft, p: Tensor, tested: int) -> tuple[float, ...]:
-    """Total variation of a lossy rule from the target at each tested position of a chain."""
-    q = one_hot(draft.tokens[:tested], p.shape[-1]) if draft.q is None else draft.q[:tested]
-    return tuple(verifier.total_variation(p[:tested], q).tolist())
+    """Total variation of a lossy rule from its own text without a draft at each tested position of a chain."""
+    depth = torch.arange(1, tested + 1, device=p.device)
+    return tuple(verifier.total_variation(p[:tested], chain_laws(draft, tested, p), depth).tolist())

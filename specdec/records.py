@@ -164,6 +164,19 @@ class Marks:
 
 
 @dataclass(frozen=True)
+class Departure:
+    """How far a round of a rule that is not lossless went from what the target alone would do (`measurement.quality`).
+
+    Attributes:
+        tv: at each committed position, total variation between what is emitted there and the target's law.
+        otherwise: chance that a lossless rule would have decided otherwise on this draft; None for an empty one.
+    """
+
+    tv: tuple[float, ...]
+    otherwise: float | None
+
+
+@dataclass(frozen=True)
 class Round:
     """One draft-verify-accept-commit cycle, as it happened; plain numbers, so that it can be kept for every round.
 
@@ -177,8 +190,9 @@ class Round:
         truncation: "end_token" or "limit" when that ended the text in this round, else "".
         beta: sum over tokens of min(p, q) at each tested position of a chain, root's child first.
         marks: clock readings.
-        tv: where the verifier is not lossless, total variation between what it emits and the target's law at each of
-            those positions.
+        tv: where the verifier is not lossless, total variation between what it emits there and what it emits without
+            a draft, at each of those positions.
+        departure: of a verifier that is not lossless; None where it is, and where that is not known.
     """
 
     context: int
@@ -193,6 +207,7 @@ class Round:
     beta: tuple[float, ...]
     marks: Marks
     tv: tuple[float, ...] = ()
+    departure: Departure | None = None
 
 
 @dataclass(frozen=True)

@@ -42,12 +42,7 @@ def probabilities(logits: Tensor, sampling: SamplingConfig) -> Tensor:
         return one_hot(logits.max(dim=-1).indices, logits.shape[-1])
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32)) / sampling.temperature
     if sampling.top_k is not None and sampling.top_k < logits.shape[-1]:
-        # Exactly k tokens survive, ties broken by order, so that target and drafter cut alike.
-        # `topk` picks among equals as it likes, so only its smallest value is used.
-        smallest = logits.topk(sampling.top_k, dim=-1).values[..., -1:]
-        above, tied = logits > smallest, logits == smallest
-        kept = above | (tied & (tied.cumsum(-1) <= sampling.top_k - above.sum(-1, keepdim=True)))
-        logits = logits.masked_fill(~kept, -torch.inf)
+        logits = logits.masked_fill(~among_largest(logits, sampling.top_k), -torch.inf)
     p = logits.softmax(dim=-1)
     if sampling.top_p is not None and sampling.top_p < 1.0:
         ordered, order = p.sort(dim=-1, descending=True, stable=True)
@@ -58,6 +53,16 @@ def probabilities(logits: Tensor, sampling: SamplingConfig) -> Tensor:
     if sampling.min_p is not None:
         p = p.masked_fill(p < sampling.min_p * p.amax(dim=-1, keepdim=True), 0.0)
     return p / p.sum(dim=-1, keepdim=True)
+
+
+def among_largest(values: Tensor, k: int) -> Tensor:
+    """Which of each row of values [..., V] are its k largest, k at most V: exactly k, ties broken by order, so that
+    target and drafter cut alike.
+    """
+    # `topk` picks among equals as it likes, so only its smallest value is used.
+    smallest = values.topk(k, dim=-1).values[..., -1:]
+    above, tied = values > smallest, values == smallest
+    return above | (tied & (tied.cumsum(-1) <= k - above.sum(-1, keepdim=True)))
 
 
 def checked_probabilities(logits: Tensor, sampling: SamplingConfig) -> tuple[Tensor, Tensor]:
@@ -110,3 +115,16 @@ def generator_for(seed: int, prompt: str, purpose: str, device: torch.device | s
     """A generator of its own per (prompt, purpose), so that order, resumption and sharding change no output."""
     digest = hashlib.sha256(f"{seed}/{purpose}/{prompt}".encode()).digest()
     return torch.Generator(device=device).manual_seed(int.from_bytes(digest[:8], "big") >> 1)
+
+
+def generator_on(generator: torch.Generator | None, device: torch.device) -> torch.Generator | None:
+    """A run's generators live on the host; drawing on a GPU takes one that lives there."""
+    if generator is None or generator.device.type == device.type:
+        return generator
+    seed = int(torch.randint(1 << 62, (), generator=generator, device=generator.device))
+    return torch.Generator(device=device).manual_seed(seed)
+
+
+def all_finite(q: Tensor | None) -> Tensor | None:
+    """Whether the laws of a draft are, a boolean [] to be read on the host once it has waited for something later."""
+    return None if q is None else torch.isfinite(q).all().to("cpu", non_blocking=True)

@@ -256,6 +256,8 @@ STUDIES = {
     ),
     "ngrammys_topk": ("study.k=[1,3]", "study.w=[1]"),
     "phase_transition": ("study.k=[1,3]", "study.w=[0,1]", "study.contexts=[8]", "study.calls=1"),
+    "tree_search": ("study.budgets=[2,4]", "study.depth=2", "study.contexts=[8]", "study.calls=1"),
+    "typical_acceptance": ("study.temperatures=[0.5]", "study.epsilons=[0.3]", "study.epsilon_temperature=0.5"),
 }
 ELSEWHERE = {*OF_RANDOM_WEIGHTS, *OF_ENCODER_DECODERS, *STUDIES, "leviathan_alpha"}
 EXPERIMENTS = sorted(

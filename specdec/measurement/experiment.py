@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from specdec.measurement.environment import capture
 from specdec.measurement.peers import TransformersPeer, transformers_peers
 from specdec.measurement.report import Report, build_report
 from specdec.measurement.results import ResultsFolder
-from specdec.measurement.session import BASELINE, Arm, Session
+from specdec.measurement.session import BASELINE, ORIGINAL, Arm, Session
 from specdec.measurement.simulated import priced
 from specdec.measurement.timers import Clock, clock_for
 from specdec.progress import progress_bar
@@ -46,6 +46,13 @@ class Parts:
     prompts: PromptSet
     forced: bool
     label: str  # drafter on model, for titles
+    original: Target | None = None  # the model that the target was before it was trained: a second baseline, and judge
+    left_out: tuple[int, ...] = ()  # of measurement.gammas: deeper than the drafter drafts
+
+    @property
+    def judge(self) -> Target | None:
+        """The model under whose law outputs are judged: none where they are the target's own by the rules."""
+        return self.original or (None if self.primary.verifier.lossless or self.forced else self.target)
 
 
 def build(config: RunConfig) -> Parts:
@@ -70,12 +77,19 @@ def build(config: RunConfig) -> Parts:
         max_new_tokens=config.measurement.max_new_tokens,
         vocab_size=target.vocab_size,
     )
+    original = _open_original(config, target)
     # One drafter serves every gamma: arms never decode at the same time.
     drafter = drafters.construct(drafter_config, target=target)
     if drafter.vocab_size not in (None, target.vocab_size):
         raise UsageError(
             f"Bad value drafter={config.drafter['name']}: it was made for a vocabulary of {drafter.vocab_size} tokens, "
             f"the target has {target.vocab_size}; use a drafter with the target's own tokenizer."
+        )
+    deepest = drafter.deepest or max(structure.gamma, *config.measurement.gammas, 0)
+    if structure.gamma > deepest:
+        raise UsageError(
+            f"Bad value structure={config.structure['name']}: it is {structure.gamma} deep, and drafter "
+            f"{config.drafter['name']} drafts {deepest} levels at most; lower the structure's depth."
         )
     gammas = sorted({*config.measurement.gammas, structure.gamma})
     arms = {
@@ -87,6 +101,7 @@ def build(config: RunConfig) -> Parts:
             verifier,
         )
         for gamma in gammas
+        if gamma <= deepest
     }
     none = drafters.build({"name": "none"}, target=target)
     baseline = Arm(BASELINE, 0, none, structure.resized(0), verifier)
@@ -100,7 +115,38 @@ def build(config: RunConfig) -> Parts:
         forced=bool(config.drafter.get("forced", False)),
         label=("" if drafter_config.name == "none" else f"{drafter_config.name} on ")
         + str(config.target.get("model", config.target["name"])),
+        original=original,
+        left_out=tuple(gamma for gamma in gammas if gamma > deepest),
     )
+
+
+def _open_original(config: RunConfig, target: Target) -> Causal | None:
+    """The model of `measurement.original`, loaded and run exactly as the target is; None where none is named.
+
+    Raises:
+        UsageError: it does not read and write the target's tokens, or holds fewer of them.
+    """
+    name = config.measurement.original
+    if name is None:
+        return None
+    assert isinstance(target, Causal)  # checked before anything was loaded
+    dtype = str(target.model.dtype).removeprefix("torch.")  # a checkpoint's own may be another
+    original = targets.build({**config.target, "model": name, "shape": None, "dtype": dtype}, sampling=target.sampling)
+    assert isinstance(original, Causal)
+    known = None not in (original.tokenizer, target.tokenizer)
+    for differs, what in (
+        (original.vocab_size != target.vocab_size, f"has {original.vocab_size} tokens, the target {target.vocab_size}"),
+        (known and original.tokenizer.get_vocab() != target.tokenizer.get_vocab(), "has another tokenizer"),
+        (
+            original.context_length < target.context_length,
+            f"holds {original.context_length} tokens of context, the target {target.context_length}",
+        ),
+    ):
+        if differs:
+            raise UsageError(
+                f"Bad value measurement.original={name}: it {what}; give the model that the target was trained from."
+            )
+    return original
 
 
 def _check_compatible(config: RunConfig, sampling: SamplingConfig, structure: Structure, verifier: Verifier) -> None:
@@ -114,6 +160,13 @@ def _check_compatible(config: RunConfig, sampling: SamplingConfig, structure: St
     ):
         if shape not in fits:
             raise UsageError(f"Bad value structure={shape}: {who} {what} only {', '.join(sorted(fits))}.")
+    if config.measurement.lossless:
+        _check_lossless(config, verifier)
+    if config.target["name"] == "replay" and not verifier.for_greedy().lossless:
+        raise UsageError(
+            f"Bad value verifier={config.verifier['name']}: target 'replay' knows recorded tokens only, and this rule "
+            "commits others; use verifier=speculative_sampling."
+        )
     if verifier.greedy_only and not sampling.greedy:
         raise UsageError(
             f"Bad value sampling.temperature={sampling.temperature}: verifier {config.verifier['name']!r} is right "
@@ -126,6 +179,25 @@ def _check_compatible(config: RunConfig, sampling: SamplingConfig, structure: St
         )
     if config.measurement.peers and config.target["name"] != "causal":
         raise UsageError("Bad value measurement.peers: peers need target=causal; use measurement.peers=[].")
+    if config.measurement.original is not None and config.target["name"] != "causal":
+        raise UsageError(
+            f"Bad value measurement.original={config.measurement.original}: a second baseline needs target=causal; use "
+            "measurement.original=null."
+        )
+
+
+def _check_lossless(config: RunConfig, verifier: Verifier) -> None:
+    """Whether all parts claim to leave the target's law as it is; a temperature at which they happen to is no claim."""
+    for claims, key, instead in (
+        (verifier.lossless, f"verifier={config.verifier['name']}", "verifier=speculative_sampling"),
+        (drafters.get(config.drafter["name"]).lossless, f"drafter={config.drafter['name']}", "another drafter"),
+        (not config.drafter.get("forced", False), "drafter.forced=true", "drafter.forced=false"),
+    ):
+        if not claims:
+            raise UsageError(
+                f"Bad value {key}: it does not claim to be lossless as configured, and measurement.lossless=true asks "
+                f"for that; use {instead}, or measurement.lossless=false."
+            )
 
 
 @dataclass(frozen=True)
@@ -154,6 +226,7 @@ def identify(config: RunConfig, parts: Parts, results: ResultsFolder) -> Identit
         **capture(parts.target.device),
         "model": model,
         "drafter": drafter,
+        **({} if parts.original is None else {"original": parts.original.describe()}),
         "prompts": {
             "name": parts.prompts.name,
             "sha256": parts.prompts.content_hash,
@@ -164,7 +237,7 @@ def identify(config: RunConfig, parts: Parts, results: ResultsFolder) -> Identit
         "seed": config.seed,
     }
     results.write_json("environment.json", environment)
-    cell = _cell(plain, model, drafter, parts.prompts.content_hash)
+    cell = _cell(plain, model, drafter, environment.get("original", {}), parts.prompts.content_hash)
     tags = {
         "specdec.cell": cell,
         "specdec.version": __version__,
@@ -265,6 +338,8 @@ def _measure(
         forced=parts.forced,
         trace=(parts.primary.gamma, measurement.traced),
         peers=peers,
+        judge=parts.judge,
+        original=None if parts.original is None else replace(parts.baseline, method=ORIGINAL, target=parts.original),
     )
     prompts = list(parts.prompts.prompts)
     longest = max(prompts, key=lambda prompt: len(prompt.tokens))
@@ -314,6 +389,10 @@ def prepare(parts: Parts, longest: Prompt, measurement: MeasurementConfig, grid_
     capacity = length + max(target.room(arm.structure.tree) for arm in parts.arms)
     branches = max(arm.structure.branches for arm in parts.arms)
     target.check_memory(len(longest.tokens), capacity, branches)
+    if parts.original is not None:
+        plain = length + parts.original.room(parts.baseline.structure.tree)
+        parts.original.check_memory(len(longest.tokens), plain)
+        parts.original.prepare({1}, plain)
     rows = {1}
     # A pass made for one number of rows serves neither batches nor drafts whose nodes are merged.
     if primary.branches == 1 or (target.evaluation == "packed" and (primary.fixed or target.compilation == "trace")):
@@ -372,10 +451,18 @@ def _decode_all(config: RunConfig, parts: Parts, session: Session, heartbeat: Ca
                     current = parts.prompts.follow_up(current, answer)
 
 
-def _cell(config: Mapping[str, Any], model: Mapping[str, Any], drafter: Mapping[str, Any], prompts: str) -> str:
+def _cell(
+    config: Mapping[str, Any],
+    model: Mapping[str, Any],
+    drafter: Mapping[str, Any],
+    original: Mapping[str, Any],
+    prompts: str,
+) -> str:
     """What makes two runs the same measurement: the resolved config, the weights, the prompts, the version."""
     keep = {key: value for key, value in config.items() if key not in ("tracking", "experiment_name", "advice_dir")}
     text = json.dumps(
-        [keep, model.get("sha256"), drafter.get("sha256"), prompts, __version__], sort_keys=True, default=str
+        [keep, *(weights.get("sha256") for weights in (model, drafter, original)), prompts, __version__],
+        sort_keys=True,
+        default=str,
     )
     return hashlib.sha256(text.encode()).hexdigest()[:16]

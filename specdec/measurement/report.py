@@ -5,7 +5,7 @@ summary table. Everything here could be rebuilt from the artifacts alone.
 import json
 import resource
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +24,10 @@ from specdec.analysis.cost_report import CostReport, cost_report
 from specdec.analysis.fit import hazards, position_tokens
 from specdec.analysis.html import markdown_table
 from specdec.analysis.model_sections import prediction_section
-from specdec.analysis.rounds import BASELINE, distinct_generations, shared_work
+from specdec.analysis.quality import OUTPUTS, quality_metrics
+from specdec.analysis.rounds import BASELINE, distinct_generations, drafted, shared_work
+from specdec.analysis.run_sections import interval_words, papers_of
+from specdec.analysis.sections import Section
 from specdec.analysis.summary import Summary, summarise
 from specdec.analysis.waterfall import waterfall
 from specdec.measurement.advice import Advice
@@ -154,6 +157,7 @@ def build_report(
         **_operations(summary, rounds, parts),
         **_lossless(outcome),
         **_total_variation(rounds, parts, replicates, seed),
+        **_quality(results.folder, rounds, outcome, parts.primary.gamma, replicates, seed),
         **_limit(summary),
         **_peers(peer_rows, generations, parts.target.sampling.greedy, replicates, seed),
         **_memory(outcome, environment, parts.target.device),
@@ -186,7 +190,7 @@ def build_report(
         figure = plots.cost_model(cost, title=run_title(parts, environment, shape=True))
         style.save(figure, results.folder / "figures", "cost_model")
     _trace(results.folder, outcome, parts, print_traces)
-    text = _markdown(report, summary, parts, environment)
+    text = _markdown(report, summary, parts, environment) + "\n" + _section(papers_of(metrics))
     if cost is not None:
         text += "\n" + "\n".join(cost.markdown())
     text += "\n" + _prediction(results.folder, rounds, run_title(parts, environment, shape=True), replicates, seed)
@@ -218,8 +222,13 @@ def _prediction(folder: Path, rounds: pd.DataFrame, title: str, replicates: int,
     section = prediction_section(rounds, alpha, along_baseline, [], title, replicates, refits, seed)
     for name, figure in section.figures:
         style.save(figure, folder / "figures", name)
-    tables = [markdown_table(table) for _, table in section.tables[:1]]
-    return "\n\n".join(["## Prediction", *section.text, *tables]) + "\n"
+    return _section(replace(section, title="Prediction", tables=section.tables[:1]))
+
+
+def _section(section: Section) -> str:
+    """A section as Markdown, without its figures."""
+    tables = [markdown_table(table) for _, table in section.tables]
+    return "\n\n".join([f"## {section.title}", *section.text, *tables]) + "\n"
 
 
 def _operations(summary: Summary, rounds: pd.DataFrame, parts: "Parts") -> dict[str, float]:
@@ -228,7 +237,7 @@ def _operations(summary: Summary, rounds: pd.DataFrame, parts: "Parts") -> dict[
     if target_flops == 0:
         return {}
     c_ops = parts.primary.drafter.flops_per_token / target_flops
-    arm = rounds[(rounds["method"] != BASELINE) & (rounds["gamma"] == summary.primary_gamma)]
+    arm = drafted(rounds[rounds["gamma"] == summary.primary_gamma])
     evaluated = (arm["offered_nodes"] * (1 + c_ops) + 1).sum() / arm["committed"].sum()
     return {
         "cost.c_ops": c_ops,
@@ -248,15 +257,26 @@ def _lossless(outcome: Outcome) -> dict[str, float]:
 
 
 def _total_variation(rounds: pd.DataFrame, parts: "Parts", replicates: int, seed: int) -> dict[str, float]:
-    """Of a lossy rule: the mean over tested positions of its distance from the target's law; prompt bootstrap."""
+    """Of a lossy rule: mean distance of its law from that without a draft, over tested positions; prompt bootstrap."""
     if parts.primary.verifier.lossless or parts.forced:
         return {}
-    arm = rounds[(rounds["method"] != BASELINE) & (rounds["gamma"] == parts.primary.gamma)]
+    arm = drafted(rounds[rounds["gamma"] == parts.primary.gamma])
     sums = pd.DataFrame({"prompt": arm["prompt"], "tv": arm["tv"].map(sum), "tested": arm["tv"].map(len)})
     table = sums.groupby("prompt").sum().astype(float)
     tv = bootstrap(table, lambda s: {"tv": s["tv"] / s["tested"]}, replicates, seed)["tv"]
     values = {"lossless.tv": tv.estimate, "lossless.tv.ci_low": tv.low, "lossless.tv.ci_high": tv.high}
     return {name: value for name, value in values.items() if np.isfinite(value)}
+
+
+def _quality(
+    folder: Path, rounds: pd.DataFrame, outcome: Outcome, gamma: int, replicates: int, seed: int
+) -> dict[str, float]:
+    """`quality.*` where outputs were judged; writes `quality.parquet`."""
+    if not outcome.quality:
+        return {}
+    outputs = pd.DataFrame(outcome.quality, columns=list(OUTPUTS))
+    outputs.to_parquet(folder / "quality.parquet", index=False)
+    return quality_metrics(rounds, outputs, gamma, replicates, seed)
 
 
 def _limit(summary: Summary) -> dict[str, float]:
@@ -342,7 +362,7 @@ def _peak_mb(device: torch.device) -> float:
 def _curves(summary: Summary, rounds: pd.DataFrame, outcome: Outcome) -> Curves:
     """Tokens per round and speedup over gamma; a model's speedup has its tokens over 1 + gamma c, as in theory."""
     rounds = shared_work(rounds)
-    speculative = rounds[rounds["method"] != BASELINE]
+    speculative = drafted(rounds)
     largest = max(summary.arms)
     # Hazards at the largest gamma reach every depth that a shorter chain does.
     table = hazards(distinct_generations(speculative[speculative["gamma"] == largest]))
@@ -398,9 +418,10 @@ def _notes(metrics: Mapping[str, float], outcome: Outcome, parts: "Parts") -> li
         )
     if "lossless.tv" in metrics:
         notes.append(
-            "Not lossless by its rule: at a tested position the law of the output differs from the target's by "
+            "Not lossless by its rule: at a tested position the law of the output differs from the baseline's by "
             f"{_measured(metrics, 'lossless.tv')} in total variation, on average."
         )
+    notes += _quality_notes(metrics, parts)
     if "speedup.predicted" in metrics:
         predicted, measured = metrics["speedup.predicted"], metrics["speedup"]
         notes.append(
@@ -416,6 +437,30 @@ def _notes(metrics: Mapping[str, float], outcome: Outcome, parts: "Parts") -> li
         notes.append("Skipped prompts: " + ", ".join(f"{count} {reason}" for reason, count in skipped.items()) + ".")
     if len(parts.prompts.prompts) == 1:
         notes.append("One prompt only: no bootstrap, so no intervals.")
+    if parts.left_out:
+        left_out = ", ".join(map(str, parts.left_out))
+        notes.append(f"Left out of measurement.gammas: {left_out}; this drafter is {parts.drafter.deepest} deep.")
+    return notes
+
+
+def _quality_notes(metrics: Mapping[str, float], parts: "Parts") -> list[str]:
+    """What the text lost, where it was judged."""
+    if parts.judge is None:
+        return []
+    model = "the target" if parts.original is None else "the original target"
+    likelihood = "quality.log_likelihood"
+    notes = []
+    if likelihood not in metrics:
+        notes.append(f"Quality: {model} gives some token no chance, so there is no mean log-likelihood.")
+    for name, sentence in (
+        (likelihood, f"Quality under {model} at temperature 1: {{}} nats per token, the baseline's text {{}}."),
+        ("quality.tv", "A token's law is {} from the target's in total variation, the baseline's {}."),
+        ("quality.decided_otherwise", "A lossless rule would have decided otherwise in {} of the rounds that offered."),
+        ("quality.gsm8k_exact_match", "Right answers: {} of the outputs, the baseline's {}."),
+    ):
+        if name in metrics:
+            of_baseline = name.replace("quality.", "quality.baseline_")
+            notes.append(sentence.format(interval_words(metrics, name), interval_words(metrics, of_baseline)))
     return notes
 
 
@@ -456,7 +501,7 @@ def _figures(
             alpha=summary.alpha,
         )
         style.save(figure, folder, key.replace(".", "_"))
-    speculative = rounds[rounds["method"] != BASELINE]
+    speculative = drafted(rounds)
     if (speculative["offered"] > 0).any():
         figure = plots.accepted_lengths(speculative, summary.alpha, summary.primary_gamma, title=title)
         style.save(figure, folder, "accepted_lengths")

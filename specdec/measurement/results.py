@@ -6,6 +6,7 @@ A kill loses at most the prompt being decoded. Knows the columns of the rounds t
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from math import nan
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ def round_rows(cell: Cell, generation: Generation, clock: Clock) -> list[dict[st
     rows, left = [], len(generation.tokens)
     for index, item in enumerate(generation.rounds):
         marks = item.marks
+        otherwise = None if item.departure is None else item.departure.otherwise
         rows.append(
             {
                 **vars(cell),
@@ -46,6 +48,8 @@ def round_rows(cell: Cell, generation: Generation, clock: Clock) -> list[dict[st
                 "rank": _accepted_source(item).rank if item.source else 0,
                 "beta": list(item.beta),
                 "tv": list(item.tv),
+                "departure": [] if item.departure is None else list(item.departure.tv),
+                "otherwise": nan if otherwise is None else otherwise,
                 "draft_s": clock.seconds(marks.start, marks.drafted),
                 "verify_s": clock.seconds(marks.drafted, marks.verified),
                 "accept_s": clock.seconds(marks.verified, marks.accepted),

@@ -14,6 +14,7 @@ from specdec.decode import generate
 from specdec.drafters.base import Drafter
 from specdec.errors import NumericsError
 from specdec.measurement.divergence import Divergence, explain
+from specdec.measurement.quality import answers, log_likelihood
 from specdec.measurement.repetition import repeated_share
 from specdec.measurement.replay import Agreement, agreement, expected_rounds
 from specdec.measurement.results import Cell, ResultsFolder, generation_row, round_rows
@@ -27,17 +28,23 @@ from specdec.targets.forced import Forced
 from specdec.verifiers.base import Verifier
 
 BASELINE = "baseline"
+ORIGINAL = "original"
 
 
 @dataclass(frozen=True)
 class Arm:
-    """One method of the comparison: a drafter filling one structure under one acceptance rule."""
+    """One method of the comparison: a drafter filling one structure under one acceptance rule.
+
+    Attributes:
+        target: None is the session's; another one is plain decoding that outputs are not compared with.
+    """
 
     method: str
     gamma: int
     drafter: Drafter
     structure: Structure
     verifier: Verifier
+    target: Target | None = None
 
 
 @dataclass
@@ -61,6 +68,8 @@ class Outcome:
 
     Attributes:
         cache_bytes: of the target's largest key-value cache.
+        quality: where outputs are judged, a row for each: which generation, tokens, log_likelihood under the original
+            target's law at temperature 1 (nats, of the whole output), correct (None without a reference answer).
     """
 
     replayed: Replayed = field(default_factory=Replayed)
@@ -68,6 +77,7 @@ class Outcome:
     compared: int = 0
     identical: int = 0
     cache_bytes: int = 0
+    quality: list[dict[str, Any]] = field(default_factory=list)
     traced: list[tuple[Prompt, Arm, Generation]] = field(default_factory=list)
 
 
@@ -89,25 +99,30 @@ class Session:
         forced: bool,
         trace: tuple[int, int],
         peers: Sequence[Callable[[Prompt], Mapping[str, Any] | None]] = (),
+        judge: Target | None = None,
+        original: Arm | None = None,
     ) -> None:
         """
         Args:
             repetition: longest period in tokens, and the share of an output from which it is flagged.
             trace: the gamma to trace, and how many generations of it.
             peers: other engines, called once per prompt and repeat between our own methods; None is a failure.
+            original: plain decoding by the model that the target was before it was trained, if that is to be timed.
+            judge: the target under whose law outputs are judged; None where they are the target's own by the rules.
         """
         self._cell, self._target, self._clock, self._results = cell, target, clock, results
         self._baseline, self._arms = baseline, list(arms)
+        self._plain = [baseline] if original is None else [baseline, original]
         self._seed, self._limit = seed, max_new_tokens
         self._repetition, self._forced, self._trace = repetition, forced, trace
-        self._peers = list(peers)
+        self._peers, self._judge = list(peers), judge
         self.peer_rows: list[dict[str, Any]] = []
         self.outcome = Outcome()
 
     def warm_up(self, prompt: Prompt, tokens: int) -> None:
         """Decode a little with every method of ours, untimed; peers warm up when they are tuned."""
         first = self._decode(self._baseline, prompt, 0, None, limit=tokens)
-        for arm in self._arms:
+        for arm in (*self._plain[1:], *self._arms):
             self._decode(arm, prompt, 0, first.tokens, limit=len(first.tokens))
         self._clock.synchronize()
 
@@ -117,7 +132,7 @@ class Session:
         Raises:
             NumericsError: after the rounds so far are on disk.
         """
-        order = [self._baseline, *self._arms]
+        order = [*self._plain, *self._arms]
         dice = random.Random(f"{self._seed}/{repeat}/{prompt.id}")
         dice.shuffle(order)
         peers_first = dice.random() < 0.5  # neither side always meets the warmer caches
@@ -157,8 +172,8 @@ class Session:
     def _decode(
         self, arm: Arm, prompt: Prompt, repeat: int, reference: tuple[int, ...] | None, limit: int | None = None
     ) -> Generation:
-        target = self._target
-        if self._forced and arm is not self._baseline:
+        target = arm.target or self._target
+        if self._forced and not any(arm is plain for plain in self._plain):
             assert reference is not None
             target = Forced(target, reference)
         return generate(
@@ -185,7 +200,7 @@ class Session:
         rounds: list[dict[str, Any]] = []
         lines: list[dict[str, Any]] = []
         period, share = self._repetition
-        for arm in (self._baseline, *self._arms):
+        for arm in (*self._plain, *self._arms):
             generation = done.get(id(arm))
             if generation is None:
                 continue
@@ -193,7 +208,18 @@ class Session:
             rounds += round_rows(cell, generation, self._clock)
             flagged = repeated_share(generation.tokens, period) >= share
             lines.append(generation_row(cell, generation, self._clock, self._text(generation), flagged))
+            if self._judge is not None:
+                self.outcome.quality.append(self._judged(self._judge, cell, prompt, generation))
         self._results.append(rounds, lines)
+
+    def _judged(self, judge: Target, cell: Cell, prompt: Prompt, generation: Generation) -> dict[str, Any]:
+        right = None if prompt.reference is None else answers(self._text(generation), prompt.reference)
+        return {
+            **vars(cell),
+            "tokens": len(generation.tokens),
+            "log_likelihood": log_likelihood(judge, generation.prompt, generation.tokens),
+            "correct": right,
+        }
 
     def _text(self, generation: Generation) -> str:
         tokenizer = self._target.tokenizer
@@ -229,10 +255,12 @@ class Session:
         )
 
     def _has_replay(self, arm: Arm) -> bool:
-        """Whether what a round accepts follows from the text: always under greedy, where all rules are one; with a
+        """Whether what a round accepts follows from the text: under greedy, where all lossless rules are one; with a
         temperature for chains that are tested token by token.
         """
-        return self._target.sampling.greedy or (arm.verifier.token_by_token and arm.structure.branches == 1)
+        return (self._target.sampling.greedy and arm.verifier.lossless) or (
+            arm.verifier.token_by_token and arm.structure.branches == 1
+        )
 
     def _agreement(
         self, arm: Arm, prompt: Prompt, repeat: int, text: Sequence[int], reference: Sequence[int]

@@ -36,7 +36,7 @@ class Priced(Drafter):
 
     def __init__(self, drafter: Drafter, clock: SimulatedClock, cost: DraftCost) -> None:
         self.drafter, self._clock, self._cost = drafter, clock, cost
-        self.replay, self.vocab_size = drafter.replay, drafter.vocab_size
+        self.replay, self.vocab_size, self.deepest = drafter.replay, drafter.vocab_size, drafter.deepest
         # What a class declares, an object of this one has from its drafter.
         declared = ("fills", "lossless", "needs_reference", "reads_states", "reports_confidence")
         vars(self).update({name: getattr(drafter, name) for name in declared})

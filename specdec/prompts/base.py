@@ -33,6 +33,7 @@ class Entry:
     category: str
     turns: tuple[str, ...] = ()
     tokens: tuple[int, ...] = ()
+    reference: str | None = None  # the answer to the first turn, where the source has one
 
 
 @dataclass(frozen=True)
@@ -68,6 +69,7 @@ class Prompt:
     tokens: tuple[int, ...]
     follow_ups: tuple[str, ...] = ()  # later turns, built on the baseline's answer to the one before
     turns: tuple[str, ...] = ()
+    reference: str | None = None  # the right answer, to judge outputs by
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,9 @@ class FileConfig(SetConfig):
     max_characters: AtLeastOne | None  # of the field: a longer text ends with the last word that fits; null: whole
     category_field: Key | None  # null: all prompts are of one category, named as the set
     id_field: Key | None  # null: the number of the line
+    reference_field: (
+        Key | None
+    )  # the right answer, in the records that have it; null: outputs are not compared with any
     strip_end: bool  # white space at the end would stop most tokenizers inside a token
 
 
@@ -81,7 +84,9 @@ class FileSet(PromptSource):
         if config.id_field is not None:
             name = _lookup(record, config.id_field, where, "prompts.id_field")
         texts = tuple(self._rendered(turn, record, where) for turn in turns)
-        return Entry(f"{config.name}/{name}", str(category or config.name), texts)
+        answer = None if config.reference_field is None else record.get(config.reference_field)
+        reference = None if answer is None else str(answer)
+        return Entry(f"{config.name}/{name}", str(category or config.name), texts, reference=reference)
 
     def _rendered(self, turn: Any, record: Mapping[str, Any], where: str) -> str:
         if not (turn is None or isinstance(turn, str | int | float)):

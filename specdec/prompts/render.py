@@ -27,10 +27,10 @@ class Renderer:
         """
         if entry.tokens:
             self._check_vocabulary(entry)
-            return Prompt(entry.id, entry.category, "", entry.tokens)
+            return Prompt(entry.id, entry.category, "", entry.tokens, reference=entry.reference)
         turns = entry.turns[:1]
         text = self._conversation(turns) if self.chat else turns[0]
-        return Prompt(entry.id, entry.category, text, self._tokens(text), entry.turns[1:], turns)
+        return Prompt(entry.id, entry.category, text, self._tokens(text), entry.turns[1:], turns, entry.reference)
 
     def follow_up(self, prompt: Prompt, answer: Sequence[int]) -> Prompt | None:
         if not prompt.follow_ups or not prompt.follow_ups[0].strip():

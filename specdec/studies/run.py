@@ -43,9 +43,7 @@ def run_study(config: RunConfig, folder: Path) -> Findings:
         tables = study.run(Bench(config, parts, clock, folder, tracked.heartbeat))
         results.compact()
         _write(folder, tables)
-        about = About(
-            title, parts.prompts.name, tags["time"] == "simulated", config.measurement.bootstrap, config.seed
-        )
+        about = About(title, parts.prompts.name, tags["time"] == "simulated", config.measurement.bootstrap, config.seed)
         found = findings(name, tables, about)
         results.write_json("study.json", {"study": name, **vars(about), "metrics": found.metrics})
         for section in found.sections:

@@ -116,6 +116,12 @@ class Target(ABC):
     def commit(self, path: Sequence[int], next_token: int) -> None:
         """Keep root and the accepted nodes `path`; `next_token` becomes the root."""
 
+    def standardise(self, sampling: SamplingConfig) -> None:
+        """Give p at another temperature from the next `verify` on. What a drafter took from the last one stays there:
+        it has to be made again.
+        """
+        self.sampling = sampling
+
     @abstractmethod
     def discard(self) -> None:
         """Forget the last `verify` without committing: the root stays where it was."""

@@ -54,7 +54,7 @@ class Causal(Target):
     `evaluation=rows`, every path in a row of a batch. A call on a batch is traced at most, whatever `compile` says.
     """
 
-    structures = frozenset({"chain", "rows", "tree"})
+    structures = frozenset({"chain", "rows", "tree", "dynamic"})
     _shape_hash = ""  # of random weights
 
     def __init__(self, config: CausalConfig, sampling: SamplingConfig) -> None:

@@ -43,7 +43,7 @@ class Replay(Target):
         cost: the cost model.
     """
 
-    structures = frozenset({"chain", "rows", "tree"})
+    structures = frozenset({"chain", "rows", "tree", "dynamic"})
 
     def __init__(self, config: ReplayConfig, sampling: SamplingConfig) -> None:
         """

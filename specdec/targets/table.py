@@ -27,7 +27,7 @@ class TableConfig:
 class Table(Target):
     """p(next | last) is row `last` of a square stochastic matrix; standardised like any model's logits."""
 
-    structures = frozenset({"chain", "rows", "tree"})
+    structures = frozenset({"chain", "rows", "tree", "dynamic"})
 
     def __init__(self, config: TableConfig, sampling: SamplingConfig) -> None:
         size = len(config.law)
@@ -40,9 +40,8 @@ class Table(Target):
         self.context_length = config.context_length
         self.end_tokens = frozenset() if config.end_token is None else frozenset({config.end_token})
         self.device = torch.device("cpu")
-        self.sampling = sampling
         self._logits = torch.tensor(config.law, dtype=torch.float64).log()
-        self._p = probabilities(self._logits, sampling)
+        self.standardise(sampling)
         self._rows = torch.zeros(1, dtype=torch.long)  # of the table: root and draft
 
     def start(self, prompt: Sequence[int], capacity: int, branches: int = 1) -> None:
@@ -56,6 +55,10 @@ class Table(Target):
     def commit(self, path: Sequence[int], next_token: int) -> None:
         self.states = self.embedding[self._rows[[0, *(node + 1 for node in path)]]]
         self._rows = torch.tensor([next_token])
+
+    def standardise(self, sampling: SamplingConfig) -> None:
+        super().standardise(sampling)
+        self._p = probabilities(self._logits, sampling)
 
     def discard(self) -> None:
         pass  # verifying changes nothing here

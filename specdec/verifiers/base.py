@@ -14,19 +14,23 @@ from specdec.sampling import one_hot, residual
 class Verifier(ABC):
     """Decides how much of a draft becomes text. Sees probabilities only, never a temperature or logits.
 
-    Class attributes:
+    Attributes; where the configuration decides one, the class says what holds for some of its configurations only:
         lossless: the output law is exactly the target's; such a rule is under test for every structure it handles.
             A rule that is not says by `law` what it emits instead.
-        handles: names of structures.
         greedy_only: right only where p is one-hot; a run with a temperature is refused.
+        deterministic: the decision follows from p and the draft's tokens, without randomness.
+
+    Class attributes:
+        handles: names of structures.
         token_by_token: a token of a chain passes with min(1, p/q), whatever else is offered, so that a position-wise
             replay counts rounds (THEORY 4.2); this says nothing of rows and trees. Other rules are replayed only where
-            p is one-hot: all rules are one there.
+            p is one-hot: all lossless rules are one there.
     """
 
-    lossless: ClassVar[bool]
+    lossless: bool
+    greedy_only: bool = False
+    deterministic: bool = False
     handles: ClassVar[frozenset[str]]
-    greedy_only: ClassVar[bool] = False
     token_by_token: ClassVar[bool] = True
 
     @abstractmethod
@@ -43,12 +47,13 @@ class Verifier(ABC):
         """The rule that decides exactly as this one does wherever p is one-hot, in the fewest steps."""
         return self
 
-    def law(self, p: Tensor, q: Tensor) -> Tensor:
+    def law(self, p: Tensor, q: Tensor, depth: int | Tensor = 1) -> Tensor:
         """Exact law of the token emitted at a tested position of a chain, accepted or corrected.
 
         Args:
             p: [..., V] the target's law there.
             q: [..., V] the drafter's, one-hot for a deterministic draft.
+            depth: [...] of the position in its draft, 1 after the root: some rules treat the first ones differently.
         Raises:
             NotImplementedError: a rule that is not lossless has not said it.
         """
@@ -60,9 +65,33 @@ class Verifier(ABC):
         """What the rule emits [..., V] where nothing is drafted: the law that `law` is held against."""
         return p
 
-    def total_variation(self, p: Tensor, q: Tensor) -> Tensor:
-        """Distance [...] of the emitted law from the target's own, sum |law - reference| / 2, in [0, 1]."""
-        return (self.law(p, q) - self.reference(p)).abs().sum(-1) / 2
+    def total_variation(self, p: Tensor, q: Tensor, depth: int | Tensor = 1) -> Tensor:
+        """Distance [...] of the emitted law from what is emitted without a draft, sum |law - reference| / 2."""
+        return (self.law(p, q, depth) - self.reference(p)).abs().sum(-1) / 2
+
+    def acceptance(self, p: Tensor, q: Tensor) -> Tensor:
+        """Chance [...] that a rule which tests token by token lets a token of a chain pass.
+
+        Args:
+            p, q: [...] the chances of that token.
+        Raises:
+            NotImplementedError: a rule that is not lossless has not said it; one that is `deterministic` need not.
+        """
+        if not self.lossless:
+            raise NotImplementedError(f"{type(self).__name__} is not lossless and does not say when a token passes")
+        return (p / q).clamp_max(1.0)
+
+
+def passed_or_corrected(passed: Tensor, corrected: Tensor) -> Tensor:
+    """The law [..., V] of a token that is accepted with `passed` [..., V], which adds up to 1 at most, and otherwise
+    drawn from `corrected` [..., V].
+    """
+    return passed + (1 - passed.sum(-1, keepdim=True)).clamp_min(0.0) * corrected
+
+
+def most_likely(p: Tensor) -> Tensor:
+    """All on the target's first choice [..., V]: what a rule for greedy text emits without a draft."""
+    return one_hot(p.argmax(-1), p.shape[-1]).to(p.dtype)
 
 
 def correction(draft: Draft, p: Tensor, accepted: Tensor, scaled: Tensor | None = None, kept: float = 1.0) -> Tensor:

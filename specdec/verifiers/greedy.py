@@ -20,8 +20,9 @@ class Greedy(Verifier):
     """Follows the target's argmax down the tree for as long as a child carries it; no randomness."""
 
     lossless = True
-    handles = frozenset({"chain", "rows", "tree"})
+    handles = frozenset({"chain", "rows", "tree", "dynamic"})
     greedy_only = True
+    deterministic = True
 
     def __init__(self, config: GreedyConfig) -> None:
         pass

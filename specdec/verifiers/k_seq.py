@@ -33,7 +33,7 @@ class KSeq(Verifier):
     """
 
     lossless = True
-    handles = frozenset({"chain", "rows", "tree"})
+    handles = frozenset({"chain", "rows", "tree", "dynamic"})
 
     def __init__(self, config: KSeqConfig) -> None:
         pass

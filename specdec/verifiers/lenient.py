@@ -8,8 +8,16 @@ from torch import Tensor
 
 from specdec.config import typed
 from specdec.records import Acceptance, Draft
-from specdec.sampling import one_hot, residual, sample
-from specdec.verifiers.base import Verifier, chain_acceptance, correction, verifiers
+from specdec.sampling import residual, sample
+from specdec.verifiers.base import (
+    Verifier,
+    chain_acceptance,
+    correction,
+    most_likely,
+    passed_or_corrected,
+    verifiers,
+)
+from specdec.verifiers.greedy import Greedy, GreedyConfig
 
 
 @typed
@@ -40,8 +48,12 @@ class Lenient(Verifier):
     token_by_token = False
 
     def __init__(self, config: LenientConfig) -> None:
-        self._lenience, self._greedy = config.lenience, config.form == "greedy"
+        self._lenience = config.lenience
+        self._greedy = self.deterministic = config.form == "greedy"
         self._kept = config.lenience if config.residual == "lenient" else 1.0  # share of q taken off p in the residual
+
+    def for_greedy(self) -> Verifier:
+        return Greedy(GreedyConfig(name="greedy"))
 
     def accept(self, draft: Draft, p: Tensor, generator: torch.Generator | None) -> Acceptance:
         offered = len(draft)
@@ -63,15 +75,14 @@ class Lenient(Verifier):
             next_token = sample(correction(draft, p, accepted, kept=self._kept), generator)
         return chain_acceptance(draft, accepted, next_token)
 
-    def law(self, p: Tensor, q: Tensor) -> Tensor:
+    def law(self, p: Tensor, q: Tensor, depth: int | Tensor = 1) -> Tensor:
         q = q.to(p.dtype)
         if self._greedy:
-            accepted = q * (p >= self._lenience * p.amax(-1, keepdim=True))
-            corrected = self.reference(p)
-        else:
-            accepted = torch.minimum(q, p / self._lenience)
-            corrected = residual(p, self._kept * q)
-        return accepted + (1 - accepted.sum(-1, keepdim=True)).clamp_min(0.0) * corrected
+            return passed_or_corrected(q * (p >= self._lenience * p.amax(-1, keepdim=True)), self.reference(p))
+        return passed_or_corrected(torch.minimum(q, p / self._lenience), residual(p, self._kept * q))
 
     def reference(self, p: Tensor) -> Tensor:
-        return one_hot(p.argmax(-1), p.shape[-1]).to(p.dtype) if self._greedy else p
+        return most_likely(p) if self._greedy else p
+
+    def acceptance(self, p: Tensor, q: Tensor) -> Tensor:
+        return (p / (self._lenience * q)).clamp_max(1.0)

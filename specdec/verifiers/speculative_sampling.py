@@ -31,7 +31,7 @@ class SpeculativeSampling(Verifier):
     """
 
     lossless = True
-    handles = frozenset({"chain", "rows", "tree"})
+    handles = frozenset({"chain", "rows", "tree", "dynamic"})
 
     def __init__(self, config: SpeculativeSamplingConfig) -> None:
         pass

@@ -19,7 +19,15 @@ ALWAYS = {
     "tokens_per_round.capped_geometric", "tokens_per_round.position",
     "tokens_per_round.unflagged", "tokens_per_round.unflagged.ci_low", "tokens_per_round.unflagged.ci_high",
     "alpha.mle", "alpha.mle.ci_low", "alpha.mle.ci_high", "accepted_per_offered", "nodes_per_round",
-    "proposals.share", "repetition.share", "throughput.tokens_per_s", "throughput.baseline_tokens_per_s",
+    "proposals.share", "repetition.share",
+    *(
+        f"{name}{end}"
+        for name in (
+            "acceleration_rate", "step_overhead", "compression_ratio",
+            "throughput.tokens_per_s", "throughput.baseline_tokens_per_s",
+        )
+        for end in ("", ".ci_low", ".ci_high")
+    ),
     "cost.t1_ms", "cost.t_ar_ms", "cost.c", "cost.g", "cost.v", "cost.o",
     "account.alpha", "account.omega", "account.offered", "account.dependence", "account.draft",
     "account.verify", "account.overhead", "account.baseline",

@@ -37,6 +37,27 @@ def test_every_yaml_builds_under_its_own_name(values, path):
     assert prompts.config(config).name == path.stem
 
 
+def test_reference_answers_come_with_the_first_turn(load, tmp_path):
+    path = tmp_path / "q.jsonl"
+    path.write_text(
+        '{"question": "1+1?", "answer": "two\\n#### 2"}\n{"question": "2+2?"}\n{"question": "3?", "answer": 3}\n'
+    )
+    loaded = load("gsm8k", path=str(path))
+    assert [prompt.reference for prompt in loaded.prompts] == ["two\n#### 2", None, "3"]
+    assert all(prompt.reference is None for prompt in load("jsonl", path=str(path), field="question",
+                                                           template="{question}").prompts)  # fmt: skip
+    turns = tmp_path / "turns.jsonl"
+    turns.write_text('{"text": ["Hi", "And?"], "good": "Ho"}\n')
+    chat = load("jsonl", path=str(turns), reference_field="good")
+    assert chat.prompts[0].reference == "Ho" and chat.follow_up(chat.prompts[0], [72, 111]).reference is None
+
+
+def test_gsm8k_has_an_answer_to_every_question(load):
+    references = [prompt.reference for prompt in load("gsm8k", real=True).prompts]
+    assert all("\n#### " in reference for reference in references)
+    assert references[0].endswith("#### 18")
+
+
 def test_spec_bench_keeps_its_thirteen_categories(load):
     counts = Counter(prompt.category for prompt in load("spec_bench", real=True).prompts)
     assert counts == {name: 80 for name in CATEGORIES["spec_bench"]} | {n: 10 for n in CATEGORIES["mt_bench"]}

@@ -134,6 +134,16 @@ def test_a_target_is_reused_for_the_next_text(tiny_model, target_of, random_draf
         target.commit([0, 1], 5)
 
 
+def test_p_is_standardised_as_was_last_asked_for(tiny_model, sampling):
+    target = Causal.from_model(tiny_model("llama"), sampling(temperature=1.0))
+    target.start(PROMPT, 32)
+    warm = target.verify(EMPTY)[0]
+    target.discard()
+    target.standardise(sampling(temperature=0.5))
+    cool = target.verify(EMPTY)[0]
+    assert (cool - warm**2 / (warm**2).sum()).abs().max() < EXACT
+
+
 def test_scores_are_plain_logits(tiny_model, target_of):
     logits = target_of("llama").score(PROMPT[:4], PROMPT[4:])
     assert logits.shape == (len(PROMPT) - 3, VOCABULARY)

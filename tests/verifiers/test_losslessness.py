@@ -51,9 +51,19 @@ def fill_branches(structure: Structure, q: Tensor, root: int, generator: Any, wa
     return grow(structure, laws, way, "table", generator)
 
 
-FILL: dict[str, Callable[..., Draft]] = {"chain": fill_chain, "rows": fill_branches, "tree": fill_branches}
+def fill_by_confidence(structure: Structure, q: Tensor, root: int, generator: Any, way: str) -> Draft:
+    return fill_branches(structure, q.log(), root, generator, way)  # confidences are of logits
+
+
+FILL: dict[str, Callable[..., Draft]] = {
+    "chain": fill_chain,
+    "rows": fill_branches,
+    "tree": fill_branches,
+    "dynamic": fill_by_confidence,
+}
 # How nodes get their tokens: with repeats, all different, or the most likely ones as point masses.
-WAYS = {name: ["independent", "without_replacement", "ranked"] for name in FILL} | {"chain": ["independent", "ranked"]}
+WAYS = {name: ["independent", "without_replacement", "ranked"] for name in FILL}
+WAYS |= {"chain": ["independent", "ranked"], "dynamic": ["ranked"]}
 REFUSED = ("k_seq", "without_replacement")
 
 
@@ -79,6 +89,8 @@ def make_structure(name: str, gamma: int) -> Structure:
         return structures.build({"name": name, "gamma": gamma})
     if name == "rows":
         return structures.build({"name": name, "k": 3 if gamma == 1 else 2, "w": gamma, "budget": 100})
+    if name == "dynamic":
+        return structures.build({"name": name, "nodes": gamma + 2, "depth": gamma, "branching": 3, "beam": 2})
     parents = [-1, -1, *(2 * level for level in range(gamma - 1) for _ in range(2))]
     sizes = {"nodes": len(parents), "depth": gamma}
     return structures.build({"name": name, "parents": parents, "file": None, "accuracy": None, **sizes})
@@ -294,15 +306,17 @@ def test_registered_drafters_leave_the_law_alone(
     enumeration, table, random_law, drafter_values, verifier, structure, drafter
 ):
     """With a prompt that n-grams match. Four tokens of a chain; three of a draft that branches, whose first round is
-    then two deep. Independent siblings are under test with the drafters that draw them.
+    then two deep. Heads, which draft any token, are cut to two, and so is the target: not to the same. Independent
+    siblings are under test with the drafters that draw them.
     """
     if structure not in drafters.get(drafter).fills:
         pytest.skip(f"{drafter} does not fill {structure}")
     rule = verifiers.build({"name": verifier})
-    values = drafter_values(drafter, 3)
+    top_k = 2 if drafters.get(drafter).reads_states else None
+    target = table(random_law(3, 5), temperature=0.0 if rule.greedy_only else 1.0, top_k=top_k)
+    values = drafter_values(drafter, 3, target)
     if verifier == "k_seq" and ("siblings" in values or structure == "chain"):
         pytest.skip("draws are without replacement, or as in speculative sampling")
-    target = table(random_law(3, 5), temperature=0.0 if rule.greedy_only else 1.0)
     proposes = drafters.build(values, target=target)
     prompt, length = [0, 1, 2, 0, 1, 1, 0, 1], 4 if structure == "chain" else 3
     law = generated_law(enumeration, target, proposes, rule, make_structure(structure, 2), prompt, length)

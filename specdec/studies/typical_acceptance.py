@@ -1,0 +1,203 @@
+"""Greedy, lossless rejection and typical acceptance on one draft, decoded live: how many tokens a call yields as the
+temperature rises, and what the text loses (Medusa, 2401.10774, 2.3.1).
+"""
+
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, Literal
+
+import pandas as pd
+from pydantic import Field
+
+from specdec.config import AtLeastOne, typed
+from specdec.decode import generate
+from specdec.drafters import Drafter, drafters
+from specdec.errors import UsageError
+from specdec.measurement.quality import log_likelihood
+from specdec.progress import progress_bar
+from specdec.prompts import first_turn
+from specdec.records import Generation
+from specdec.sampling import generator_for
+from specdec.streams import Stream
+from specdec.studies.base import Bench, Study, studies
+from specdec.studies.replayed import skipped
+from specdec.verifiers import Verifier, verifiers
+from specdec.verifiers.typical import Typical, TypicalConfig
+
+_WARM = 4  # tokens
+NO_EPSILON = 0.0
+"""In place of epsilon, of rules that have none."""
+
+Positive = Annotated[float, Field(gt=0.0)]
+
+
+@typed
+class TypicalAcceptanceConfig:
+    name: Literal["typical_acceptance"]
+    typical: TypicalConfig
+    temperatures: Annotated[list[Positive], Field(min_length=1)]
+    epsilons: list[Annotated[float, Field(gt=0.0, lt=1.0)]]
+    epsilon_temperature: Positive
+    repeats: AtLeastOne
+
+
+@dataclass(frozen=True)
+class _Arm:
+    """One rule at one temperature; `plain` drafts nothing."""
+
+    rule: str
+    epsilon: float
+    verifier: Verifier
+
+
+@studies.register("typical_acceptance")
+class TypicalAcceptance(Study):
+    """Tables:
+
+    `outputs`: one row for every text: rule ("plain", "greedy", "rejection", "typical"), temperature, epsilon
+        (NO_EPSILON but for typical), repeat, stream, prompt, category, tokens, rounds, seconds (prefill apart),
+        log_likelihood (nats, of the whole text, under the target at temperature 1), tv (total variation of the emitted
+        law from the target's at that temperature, summed over tokens), otherwise (chance of a decision that a lossless
+        rule would not have made, summed over rounds) and offers (rounds with a proposal); tv and otherwise are missing
+        where they are not known (see `measurement.quality`).
+    `settings`: epsilon and delta of typical acceptance as the temperature rises, and the temperature of the sweep.
+    `skipped`: see `replayed.skipped`.
+
+    Greedy text has temperature 0, where the three rules are one; there is one arm for it. All arms of a temperature
+    alternate on a prompt, in random order. The run's verifier is the lossless rule.
+    """
+
+    def __init__(self, config: TypicalAcceptanceConfig) -> None:
+        self._config = config
+
+    def run(self, bench: Bench) -> Mapping[str, pd.DataFrame]:
+        arms = self._arms(bench)
+        streams = bench.texts()
+        rows: list[dict[str, Any]] = []
+        with progress_bar() as progress:
+            each = len(streams) * self._config.repeats
+            bar = progress.add_task("decoding", total=each * sum(len(several) for several in arms.values()))
+            for temperature, several in arms.items():
+                drafter = self._at(bench, temperature)
+                for arm in several:
+                    self._decode(bench, arm, drafter, streams[0], temperature, 0, _WARM)
+                for repeat in range(self._config.repeats):
+                    for stream in streams:
+                        order = list(several)
+                        random.Random(f"{bench.config.seed}/{repeat}/{stream.id}").shuffle(order)
+                        for arm in order:
+                            rows.append(self._row(bench, arm, drafter, stream, temperature, repeat))
+                            progress.advance(bar)
+                        bench.heartbeat()
+        settings = {
+            "epsilon": self._config.typical.epsilon,
+            "delta": self._config.typical.delta,
+            "epsilon_temperature": self._config.epsilon_temperature,
+        }
+        return {
+            "outputs": pd.DataFrame(rows).astype({"tv": float, "otherwise": float}),
+            "settings": pd.DataFrame([settings], dtype=float),
+            "skipped": skipped(bench.parts.prompts),
+        }
+
+    def _arms(self, bench: Bench) -> dict[float, list[_Arm]]:
+        """By temperature, and with them all that can be wrong, before anything is decoded."""
+        config, study = bench.config, "study 'typical_acceptance'"
+        strict, typical = verifiers.build(config.verifier), Typical(self._config.typical)
+        shape = config.structure["name"]
+        if bench.simulated:
+            raise UsageError(
+                f"Bad value target=replay: {study} decodes at several temperatures, which recorded texts do not have; "
+                "use a model."
+            )
+        if not strict.lossless or strict.greedy_only:
+            raise UsageError(
+                f"Bad value verifier={config.verifier['name']}: {study} compares with a rule that is lossless at all "
+                "temperatures; use verifier=speculative_sampling."
+            )
+        if shape not in typical.handles:
+            raise UsageError(
+                f"Bad value structure={shape}: study.typical handles {', '.join(sorted(typical.handles))}."
+            )
+        if drafters.get(config.drafter["name"]).needs_reference or config.drafter["name"] == "none":
+            raise UsageError(
+                f"Bad value drafter={config.drafter['name']}: {study} needs one that proposes at any temperature; use "
+                "another."
+            )
+        lowest = [_Arm("plain", NO_EPSILON, strict.for_greedy()), _Arm("greedy", NO_EPSILON, strict.for_greedy())]
+        arms: dict[float, list[_Arm]] = {0.0: lowest}
+        usual = self._config.typical.epsilon
+        for temperature in sorted({*self._config.temperatures, self._config.epsilon_temperature}):
+            arms[temperature] = [
+                _Arm("plain", NO_EPSILON, strict),
+                _Arm("rejection", NO_EPSILON, strict),
+                _Arm("typical", usual, typical),
+            ]
+        for epsilon in sorted({*self._config.epsilons} - {usual}):
+            rule = Typical(replace(self._config.typical, epsilon=epsilon, delta=None))
+            arms[self._config.epsilon_temperature].append(_Arm("typical", epsilon, rule))
+        return arms
+
+    def _at(self, bench: Bench, temperature: float) -> Drafter:
+        """The run's drafter, made again for a temperature, at which the target is then."""
+        target = bench.parts.target
+        target.standardise(replace(target.sampling, temperature=temperature))
+        drafter = drafters.build(bench.config.drafter, target=target)
+        structure = bench.parts.primary.structure
+        longest = max(len(prompt.tokens) for prompt in bench.parts.prompts.prompts)
+        drafter.prepare(longest + bench.config.measurement.max_new_tokens + structure.nodes + 1, structure)
+        return drafter
+
+    def _row(
+        self, bench: Bench, arm: _Arm, drafter: Drafter, stream: Stream, temperature: float, repeat: int
+    ) -> dict[str, Any]:
+        target, clock = bench.parts.target, bench.clock
+        limit = target.limit(stream.prompt, bench.config.measurement.max_new_tokens)
+        output = self._decode(bench, arm, drafter, stream, temperature, repeat, limit)
+        clock.synchronize()
+        tv, otherwise = _departures(output, arm.verifier)
+        return {
+            "rule": arm.rule,
+            "temperature": temperature,
+            "epsilon": arm.epsilon,
+            "repeat": repeat,
+            "stream": stream.id,
+            "prompt": first_turn(stream.id),
+            "category": stream.category,
+            "tokens": len(output.tokens),
+            "rounds": len(output.rounds),
+            "seconds": sum(clock.seconds(each.marks.start, each.marks.committed) for each in output.rounds),
+            "log_likelihood": log_likelihood(target, stream.prompt, output.tokens),
+            "tv": tv,
+            "otherwise": otherwise,
+            "offers": sum(bool(each.draft_tokens) for each in output.rounds),
+        }
+
+    def _decode(
+        self, bench: Bench, arm: _Arm, drafter: Drafter, stream: Stream, temperature: float, repeat: int, tokens: int
+    ) -> Generation:
+        parts, seed = bench.parts, bench.config.seed
+        plain = arm.rule == "plain"
+        purpose = f"{arm.rule}/{arm.epsilon}/{temperature}/{repeat}"
+        return generate(
+            target=parts.target,
+            drafter=parts.baseline.drafter if plain else drafter,
+            verifier=arm.verifier,
+            structure=parts.baseline.structure if plain else parts.primary.structure,
+            prompt=stream.prompt,
+            max_new_tokens=tokens,
+            clock=bench.clock,
+            draft_generator=generator_for(seed, stream.id, f"draft/{temperature}/{repeat}"),
+            accept_generator=generator_for(seed, stream.id, f"accept/{purpose}", parts.target.device),
+        )
+
+
+def _departures(output: Generation, verifier: Verifier) -> tuple[float | None, float | None]:
+    """Sums over a text of total variation and of the chance to decide otherwise; nothing where they are not known."""
+    if verifier.lossless:
+        return 0.0, 0.0
+    known = [each.departure for each in output.rounds if each.departure is not None]
+    if len(known) < len(output.rounds):
+        return None, None
+    return sum(sum(each.tv) for each in known), sum(each.otherwise or 0.0 for each in known)

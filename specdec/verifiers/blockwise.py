@@ -1,0 +1,78 @@
+"""Blockwise parallel decoding (Stern et al. 1811.03115): exact match, and what section 5 puts in its place."""
+
+from typing import Annotated, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from specdec.config import AtLeastOne, typed
+from specdec.records import Acceptance, Draft
+from specdec.sampling import among_largest
+from specdec.verifiers.base import Verifier, chain_acceptance, most_likely, passed_or_corrected, verifiers
+from specdec.verifiers.greedy import Greedy, GreedyConfig
+
+
+@typed
+class BlockwiseConfig:
+    name: Literal["blockwise"]
+    acceptance: Literal["exact", "top_k", "score"]
+    top_k: AtLeastOne
+    threshold: Annotated[float, Field(ge=0.0, lt=1.0)]
+    minimum_block: AtLeastOne
+
+
+@verifiers.register("blockwise")
+class Blockwise(Verifier):
+    """Accept a chain's tokens for as long as they pass; the next is argmax p, as is a round's only token without a
+    draft. No randomness; the baseline is greedy text.
+
+    acceptance=exact: the token is argmax p (section 3). top_k: it is among the k likeliest (5.1). score: p(x) >= max p
+    - threshold; the paper keeps an ordinal output, the intensity of a pixel, that lies within a distance of the argmax
+    (5.2), and as tokens of text have no order the distance here is between their probabilities.
+
+    minimum_block is the paper's l (5.3): every round commits at least l tokens, so the first l - 1 drafted ones, fewer
+    if there are no more, are accepted whatever they are. The paper's block holds the base model's own next token, and
+    so does what our round commits: 1 forces nothing.
+
+    exact with minimum_block 1 is the rule `greedy`: lossless, and for temperature 0 only. All others are lossy. top_k
+    and score need more of p than its argmax, so a run has sampling=temperature; at temperature 0 p is one-hot and both
+    are exact match.
+    """
+
+    lossless = False
+    deterministic = True
+    handles = frozenset({"chain"})
+    token_by_token = False
+
+    def __init__(self, config: BlockwiseConfig) -> None:
+        self._acceptance, self._top_k, self._threshold = config.acceptance, config.top_k, config.threshold
+        self._forced = config.minimum_block - 1
+        self.lossless = self.greedy_only = config.acceptance == "exact" and self._forced == 0
+
+    def for_greedy(self) -> Verifier:
+        return self if self._forced else Greedy(GreedyConfig(name="greedy"))
+
+    def accept(self, draft: Draft, p: Tensor, generator: torch.Generator | None) -> Acceptance:
+        chosen, offered = p.argmax(-1), len(draft)
+        if offered == 0:
+            return chain_acceptance(draft, None, chosen[0])
+        depth = torch.arange(1, offered + 1, device=p.device)
+        passed = self._passing(p[:offered], depth).gather(-1, draft.tokens.unsqueeze(-1)).squeeze(-1)
+        accepted = passed.cumprod(0).sum()
+        return chain_acceptance(draft, accepted, chosen.index_select(0, accepted.reshape(1))[0])
+
+    def law(self, p: Tensor, q: Tensor, depth: int | Tensor = 1) -> Tensor:
+        return passed_or_corrected(q.to(p.dtype) * self._passing(p, depth), self.reference(p))
+
+    def reference(self, p: Tensor) -> Tensor:
+        return most_likely(p)
+
+    def _passing(self, p: Tensor, depth: int | Tensor) -> Tensor:
+        """Which tokens [..., V] pass under p [..., V] at depth [...] of the draft."""
+        forced = torch.as_tensor(depth, device=p.device).unsqueeze(-1) <= self._forced
+        if self._acceptance == "score":
+            return forced | (p >= p.amax(-1, keepdim=True) - self._threshold)
+        likeliest = among_largest(p, 1 if self._acceptance == "exact" else min(self._top_k, p.shape[-1]))
+        # A one-hot p has no second choice.
+        return forced | (likeliest & (p > 0))

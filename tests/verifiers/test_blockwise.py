@@ -1,0 +1,118 @@
+"""Blockwise acceptance against its definition token by token, and its exact laws by enumeration."""
+
+from collections import defaultdict
+
+import pytest
+import torch
+
+from specdec.errors import UsageError
+from specdec.records import Draft, chain_tree
+from specdec.sampling import one_hot
+from specdec.verifiers import verifiers
+
+KINDS = [("exact", {}), ("top_k", {"top_k": 2}), ("top_k", {"top_k": 9}), ("score", {"threshold": 0.15})]
+
+
+def blockwise(group_values, acceptance="exact", **changes):
+    return verifiers.build(group_values("verifier", "blockwise", acceptance=acceptance, **changes))
+
+
+def passes(p, token, acceptance, top_k=1, threshold=0.0):
+    """One token's test, written out: p a list of chances."""
+    if acceptance == "score":
+        return p[token] >= max(p) - threshold
+    ranking = sorted(range(len(p)), key=lambda other: -p[other])  # stable: the first of equals leads
+    return p[token] > 0 and ranking.index(token) < top_k
+
+
+@pytest.mark.parametrize("minimum", [1, 2, 3, 9])
+@pytest.mark.parametrize(("acceptance", "changes"), KINDS)
+def test_a_block_ends_at_the_first_token_that_fails(group_values, random_law, acceptance, changes, minimum):
+    rule = blockwise(group_values, acceptance, minimum_block=minimum, **changes)
+    generator, lengths = torch.Generator().manual_seed(0), set()
+    for seed in range(40):
+        p = random_law(5, seed)
+        tokens = torch.randint(5, (4,), generator=generator)
+        expected = 0
+        while expected < 4 and (
+            expected + 1 < minimum or passes(p[expected].tolist(), int(tokens[expected]), acceptance, **changes)
+        ):
+            expected += 1
+        decision = rule.accept(Draft(tokens, chain_tree(4)), p, None)
+        assert decision.path == tuple(range(expected)) and decision.rejected == (expected < 4)
+        assert decision.next_token == int(p[expected].argmax())
+        lengths.add(expected)
+    assert min(lengths) == min(minimum - 1, 4) or changes.get("top_k") == 9
+    assert len(lengths) > 1 or minimum == 9 or changes.get("top_k") == 9
+
+
+@pytest.mark.parametrize("minimum", [1, 3])
+@pytest.mark.parametrize(("acceptance", "changes"), KINDS)
+def test_every_position_has_the_law_that_the_rule_states(
+    chain_law, group_values, random_law, acceptance, changes, minimum
+):
+    """The joint law of a round, rebuilt from `law` at each depth and the chance that a round gets there."""
+    p, q, gamma, size = random_law(3, 7), random_law(3, 8), 3, 3
+    rule = blockwise(group_values, acceptance, minimum_block=minimum, **changes)
+    for root in range(size):
+        expected: dict[tuple[int, ...], float] = defaultdict(float)
+
+        def walk(committed, last, chance, expected=expected):
+            depth = len(committed) + 1
+            if depth > gamma:
+                expected[(*committed, int(rule.reference(p[last]).argmax()))] += chance
+                return
+            law = rule.law(p[last], q[last], depth)
+            assert float(law.sum()) == pytest.approx(1.0, abs=1e-12)
+            first = int(p[last].argmax())
+            for token in range(size):
+                passed = float(q[last, token]) * (
+                    depth < minimum or passes(p[last].tolist(), token, acceptance, **changes)
+                )
+                if token != first:
+                    assert float(law[token]) == pytest.approx(passed, abs=1e-12)
+                if passed:
+                    walk((*committed, token), token, chance * passed)
+            passed_at_all = float(law.sum() - law[first]) + float(q[last, first])
+            if passed_at_all < 1 - 1e-12:
+                expected[(*committed, first)] += chance * (1 - passed_at_all)
+
+        walk((), root, 1.0)
+        assert chain_law(rule, p, q, root, gamma) == pytest.approx(dict(expected), abs=1e-12)
+
+
+@pytest.mark.parametrize(("acceptance", "changes"), KINDS)
+def test_with_one_hot_p_every_kind_is_exact_match(group_values, acceptance, changes):
+    greedy, rule = verifiers.build({"name": "greedy"}), blockwise(group_values, acceptance, **changes)
+    assert rule.for_greedy().lossless
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(60):
+        p = one_hot(torch.randint(3, (4,), generator=generator), 3)
+        draft = Draft(torch.randint(3, (3,), generator=generator), chain_tree(3))
+        assert rule.accept(draft, p, None) == greedy.accept(draft, p, None)
+
+
+def test_only_exact_match_claims_to_be_lossless(group_values):
+    exact = blockwise(group_values)
+    assert exact.lossless and exact.greedy_only
+    for rule in (
+        blockwise(group_values, minimum_block=2),
+        blockwise(group_values, "top_k", top_k=1),
+        blockwise(group_values, "score"),
+    ):
+        assert not rule.lossless and not rule.greedy_only
+    # A minimum block departs from greedy text even where p is one-hot.
+    assert not blockwise(group_values, minimum_block=2).for_greedy().lossless
+    p = one_hot(torch.tensor([0, 0, 0]), 2)
+    forced = (
+        blockwise(group_values, minimum_block=2)
+        .for_greedy()
+        .accept(Draft(torch.tensor([1, 1]), chain_tree(2)), p, None)
+    )
+    assert forced.path == (0,) and forced.next_token == 0 and forced.rejected
+
+
+@pytest.mark.parametrize("change", [{"top_k": 0}, {"threshold": 1.0}, {"minimum_block": 0}, {"acceptance": "close"}])
+def test_values_out_of_bounds_are_refused(group_values, change):
+    with pytest.raises(UsageError, match=f"verifier.{next(iter(change))}"):
+        verifiers.build(group_values("verifier", "blockwise", **change))

@@ -1,0 +1,135 @@
+"""Typical acceptance against its definition in numpy, its exact law, and a search over every path of a tree."""
+
+import math
+from collections import defaultdict
+
+import numpy as np
+import pytest
+import torch
+
+from specdec.errors import UsageError
+from specdec.records import Draft, Tree, chain_tree
+from specdec.sampling import one_hot
+from specdec.theory.acceptance import typical_threshold
+from specdec.verifiers import verifiers
+
+SETTINGS = [(0.09, 0.3), (0.3, None), (0.02, 2.0), (0.6, 0.9)]
+
+
+def typical(epsilon=0.09, delta=0.3):
+    return verifiers.build({"name": "typical", "epsilon": epsilon, "delta": delta})
+
+
+def passing(p, epsilon, delta):
+    """Which tokens [..., V] pass, by theory's own formula."""
+    bound = typical_threshold(p, epsilon, math.sqrt(epsilon) if delta is None else delta)
+    return np.asarray(p) > np.asarray(bound)[..., None]
+
+
+def test_the_threshold_of_the_worked_example():
+    """THEORY 1: H = 1.279854, threshold 0.083423, so 0.1 passes; at epsilon 0.09 a delta of 0.37 stops it."""
+    p = torch.tensor([[0.4, 0.3, 0.2, 0.1]] * 2, dtype=torch.float64)
+    entropy = -sum(x * math.log(x) for x in (0.4, 0.3, 0.2, 0.1))
+    assert entropy == pytest.approx(1.279854, abs=1e-6)
+    assert 0.3 * math.exp(-entropy) == pytest.approx(0.083423, abs=1e-6)
+    assert typical()._threshold(p)[0].item() == pytest.approx(0.083423, abs=1e-6)
+    last = Draft(torch.tensor([3]), chain_tree(1))
+    assert typical().accept(last, p, None).path == (0,)
+    assert typical(0.5, 0.37).accept(last, p, None).path == ()  # 0.37 exp(-H) = 0.1029
+    assert typical(0.09, 0.37).accept(last, p, None).path == (0,)  # epsilon is the smaller again
+
+
+def test_delta_is_the_root_of_epsilon_unless_it_is_given(random_law):
+    p = random_law(6, 3)
+    torch.testing.assert_close(typical(0.16, None)._threshold(p), typical(0.16, 0.4)._threshold(p))
+
+
+@pytest.mark.parametrize(("epsilon", "delta"), SETTINGS)
+def test_the_first_token_has_the_law_that_the_rule_states(first_token, random_law, epsilon, delta):
+    rule = typical(epsilon, delta)
+    for p, q in zip(random_law(5, 1), random_law(5, 2), strict=True):
+        law, accepted = first_token(rule, p, q)
+        assert (law - rule.law(p, q)).abs().max() < 1e-12
+        assert accepted == pytest.approx(float(q[torch.tensor(passing(p.numpy(), epsilon, delta))].sum()), abs=1e-12)
+        for token in range(len(p)):
+            law, _ = first_token(rule, p, q, deterministic=token)
+            assert (law - rule.law(p, one_hot(torch.tensor(token), len(p)).double())).abs().max() < 1e-12
+
+
+@pytest.mark.parametrize(("epsilon", "delta"), SETTINGS)
+def test_a_whole_round_has_the_laws_that_its_definition_gives(chain_law, random_law, epsilon, delta):
+    p, q, gamma = random_law(3, 7), random_law(3, 8), 3
+    rule, passes = typical(epsilon, delta), passing(p.numpy(), epsilon, delta)
+    for root in range(3):
+        expected: dict[tuple[int, ...], float] = defaultdict(float)
+
+        def walk(committed, last, chance, expected=expected):
+            if len(committed) == gamma:
+                expected[(*committed, int(p[last].argmax()))] += chance
+                return
+            for token in range(3):
+                reached = chance * float(q[last, token])
+                if passes[last, token]:
+                    walk((*committed, token), token, reached)
+                else:
+                    expected[(*committed, int(p[last].argmax()))] += reached
+
+        walk((), root, 1.0)
+        assert chain_law(rule, p, q, root, gamma) == pytest.approx(dict(expected), abs=1e-12)
+
+
+def test_the_longest_accepted_path_of_a_tree_wins(random_draft, random_law, path_to):
+    lengths = set()
+    for seed in range(60):
+        p = random_law(6, seed)[torch.randint(6, (13,), generator=torch.Generator().manual_seed(seed))]
+        draft = random_draft(12, 6, seed)
+        passes = passing(p.numpy(), 0.3, None)
+        accepted = [
+            path
+            for path in (path_to(draft.tree, node) for node in range(12))
+            if all(passes[draft.tree.parents[node] + 1, draft.tokens[node]] for node in path)
+        ]
+        best = max(accepted, key=len, default=[])  # the first of equally long ones
+        decision = typical(0.3, None).accept(draft, p, None)
+        assert list(decision.path) == best
+        last = best[-1] if best else -1
+        assert decision.next_token == int(p[last + 1].argmax())
+        assert decision.rejected == (last in draft.tree.parents)
+        assert decision.tokens == tuple(draft.tokens.tolist())
+        lengths.add(len(best))
+    assert len(lengths) > 2
+
+
+def test_of_equally_long_paths_the_first_wins():
+    p = torch.full((5, 4), 0.25, dtype=torch.float64)  # threshold 0.075
+    draft = Draft(torch.tensor([3, 1, 2, 0]), Tree((-1, -1, 1, 0)))
+    assert typical().accept(draft, p, None).path == (1, 2)
+
+
+def test_without_a_draft_the_target_says_its_argmax():
+    p = torch.tensor([[0.2, 0.5, 0.3]])
+    decision = typical().accept(Draft(torch.empty(0, dtype=torch.long), chain_tree(0)), p, None)
+    assert (decision.path, decision.next_token, decision.rejected) == ((), 1, False)
+
+
+@pytest.mark.parametrize(("epsilon", "delta"), SETTINGS)
+def test_with_one_hot_p_it_is_exact_match(random_draft, epsilon, delta):
+    greedy, rule, generator = verifiers.build({"name": "greedy"}), typical(epsilon, delta), torch.Generator()
+    assert rule.for_greedy().lossless and not rule.lossless
+    accepted = set()
+    for seed in range(60):
+        generator.manual_seed(seed)
+        p = one_hot(torch.randint(3, (9,), generator=generator), 3)
+        draft = random_draft(8, 3, seed)
+        # Siblings that carry one token do not come from `structures`, which merge them.
+        siblings = [(parent, int(token)) for parent, token in zip(draft.tree.parents, draft.tokens, strict=True)]
+        if len(set(siblings)) == len(siblings):
+            assert rule.accept(draft, p, None) == greedy.accept(draft, p, None)
+            accepted.add(len(greedy.accept(draft, p, None).path))
+    assert len(accepted) > 1
+
+
+@pytest.mark.parametrize("change", [{"epsilon": 0.0}, {"epsilon": 1.0}, {"delta": 0.0}])
+def test_thresholds_that_make_no_sense_are_refused(change):
+    with pytest.raises(UsageError, match=f"verifier.{next(iter(change))}"):
+        typical(**change)
