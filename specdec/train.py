@@ -1,6 +1,6 @@
-"""`python -m specdec.train +recipe=NAME`: build the corpus, train, export, log.
+"""`python -m specdec.train +recipe=NAME` trains a whole model, `+heads=NAME` heads on a target's hidden states.
 
-Checks what can be checked before anything heavy is imported, then hands over to `training.session`.
+Checks what can be checked before anything heavy is imported, then hands over to `training.session` or `training.heads`.
 """
 
 from collections.abc import Mapping
@@ -12,12 +12,20 @@ from specdec.errors import UsageError
 
 def task(values: Mapping[str, Any]) -> None:
     """Train one recipe; raises SpecdecError, one sentence, for what the user can put right."""
-    if "recipe" not in values:
-        raise UsageError(f"No recipe: add +recipe=NAME, one of {', '.join(cli.options('recipe'))}.")
+    if ("recipe" in values) == ("heads" in values):
+        choices = (
+            f"+recipe=NAME, one of {', '.join(cli.options('recipe'))}, or +heads=NAME, one of "
+            f"{', '.join(cli.options('heads'))}."
+        )
+        raise UsageError(f"Two recipes: choose one, {choices}" if "recipe" in values else f"No recipe: add {choices}")
+    if "recipe" in values:
+        from specdec.training import session
 
-    from specdec.training.session import run
+        session.run(values)
+    else:
+        from specdec.training import heads
 
-    run(values)
+        heads.run(values)
 
 
 def main() -> None:

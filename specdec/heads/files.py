@@ -5,9 +5,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from pydantic import ValidationError
+import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor
 
 from specdec.config import validated
@@ -51,13 +51,15 @@ def save_heads(heads: Heads, path: Path, target: str, training: dict[str, Any]) 
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(path.name + ".part")
     weights = {name: weight.detach().cpu().contiguous() for name, weight in heads.state_dict().items()}
-    save_file(weights, part, metadata={_KEY: json.dumps(about, sort_keys=True)})
+    part.write_bytes(save(weights, metadata={_KEY: json.dumps(about, sort_keys=True)}))  # with the usual permissions
     part.replace(path)
 
 
-def read_heads(path: str | Path) -> Stored:
+def read_heads(path: str | Path, key: str = "drafter.model") -> Stored:
     """A file of `save_heads`, not yet held against any target.
 
+    Args:
+        key: what names the file in the configuration; messages say it.
     Raises:
         UsageError: no such file, or one of something else.
     """
@@ -69,12 +71,12 @@ def read_heads(path: str | Path) -> Stored:
         return Stored(config, str(about["target"]), dict(about["training"]), weights)
     except FileNotFoundError:
         raise UsageError(
-            f"Heads drafter.model={path} do not exist: give a file that specdec.train wrote, or pocket for those "
+            f"Heads {key}={path} do not exist: give a file that specdec.train wrote, or in a drafter pocket for those "
             "that come with specdec."
         ) from None
-    except (SafetensorError, OSError, KeyError, TypeError, ValueError, ValidationError):
+    except (SafetensorError, OSError, KeyError, TypeError, ValueError, UsageError):
         raise UsageError(
-            f"Heads drafter.model={path} is not a file of heads: give the heads.safetensors that specdec.train wrote."
+            f"Heads {key}={path} is not a file of heads: give the heads.safetensors that specdec.train wrote."
         ) from None
 
 
@@ -85,15 +87,17 @@ def load_heads(path: str | Path, target: "Target") -> Heads:
         UsageError: trained on other weights; both hashes are named. A target without hidden states, or not as deep.
     """
     stored = read_heads(path)
+    embedding, output = target.embedding, target.output_layer  # a target that has none has no hash either
     if stored.target != target.identity:
         raise UsageError(
             f"Heads drafter.model={path} were trained on a target whose weights have the hash {stored.target[:16]}; "
             f"this one's have {target.identity[:16]}: use the target that they were trained on, or train heads for "
             "this one with specdec.train."
         )
-    heads = Heads(stored.config, target.embedding, target.output_layer)
-    heads.load_state_dict(stored.weights)
-    return heads.to(target.device, target.output_layer.dtype).eval().requires_grad_(False)
+    with torch.device("meta"):  # nothing is drawn or copied for weights that are there
+        heads = Heads(stored.config, embedding, output)
+    heads.load_state_dict(stored.weights, assign=True)
+    return heads.to(target.device, output.dtype).eval().requires_grad_(False)
 
 
 def state_offset(config: HeadsConfig, target: "Target") -> int:

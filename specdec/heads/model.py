@@ -108,6 +108,9 @@ class Heads(nn.Module):
         self.vocab_size, size = output.shape
         self.hidden_size: int = size
         self._target = (embedding, output)  # in a tuple: theirs, and so no parameters of ours
+        # States that have not met the target's final norm need one: their scale would drown all that heads add.
+        raw = config.offset > 0 or config.state == "embeddings"
+        self.norm = nn.RMSNorm(size) if raw else None
         self.prefix = PrefixLayer(size) if config.prefix else None
         self.gru = nn.GRU(size, size, config.layers, batch_first=True) if config.mixer == "gru" else None
         self.heads = nn.ModuleList()
@@ -127,11 +130,14 @@ class Heads(nn.Module):
         self._target = (embedding, output)
 
     def contextual(self, states: Tensor, past: Past | None = None) -> tuple[Tensor, Past | None]:
-        """What the heads read for h: states [B, S, D] as they are, or behind the prefix layer.
+        """What the heads read for h: states [B, S, D] as they are, normalised if the target has not done it, or behind
+        the prefix layer.
 
         Args:
             past: what the call on the states before these returned.
         """
+        if self.norm is not None:
+            states = self.norm(states)
         if self.prefix is None:
             return states, None
         result: tuple[Tensor, Past] = self.prefix(states, past)

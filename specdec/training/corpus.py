@@ -273,5 +273,7 @@ def provenance(source: str) -> dict[str, str]:
     except importlib.metadata.PackageNotFoundError:
         return {"version": "unknown", "licence": "unknown"}
     classifiers = [c.split(" :: ")[-1] for c in about.get_all("Classifier", []) if c.startswith("License ::")]
-    stated = about["License-Expression"] or "; ".join(classifiers) or (about["License"] or "unknown")
+    # By get_all: what is not there is None in the standard library and a KeyError in the backport that replaces it.
+    expression, licence = (next(iter(about.get_all(key) or ()), "") for key in ("License-Expression", "License"))
+    stated = expression or "; ".join(classifiers) or licence or "unknown"
     return {"version": about["Version"], "licence": stated.strip().splitlines()[0][:80]}

@@ -1,20 +1,15 @@
-"""The training loop: batches in, bfloat16 safetensors out; resumable to the bit on a CPU.
+"""Training of whole models: batches in, bfloat16 safetensors out.
 
 It knows models and batches; not Hydra, not MLflow (it is handed a log), not where text comes from.
 """
 
 from __future__ import annotations
 
-import csv
-import io
 import json
-import os
-import platform
-import signal
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,36 +17,16 @@ import numpy as np
 import torch
 from torch import nn
 
-from specdec.errors import Interrupted, ModelLoadError, NumericsError, UsageError
+from specdec.errors import ModelLoadError, NumericsError, UsageError
 from specdec.training.data import Batches, TokenizedCorpus, write_atomically
 from specdec.training.optimizer import build_optimizers, schedule, set_learning_rates
 from specdec.training.recipe import ModelConfig, TrainConfig, training_fingerprint
+from specdec.training.resumable import Outcome, ResumableTraining, hardware
 from specdec.training.scoring import HeldOutLoss, evenly_spaced_slice, heldout_loss, token_losses
 from specdec.training.tokenizer import bytes_per_token
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
-
-CHECKPOINT = "checkpoint.pt"
-HISTORY = "history.csv"
-COLUMNS = ("step", "tokens", "train_loss", "heldout_nats_per_token", "heldout_bits_per_byte", "lr", "seconds")
-
-
-@dataclass
-class Progress:
-    """What a checkpoint holds besides tensors. `seconds` are of training, all sittings together."""
-
-    step: int = 0
-    seconds: float = 0.0
-    history: list[dict[str, float | None]] = field(default_factory=list)
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What `summary.json` keeps of a finished training."""
-
-    folder: Path
-    summary: dict[str, Any]
 
 
 def llama_config(config: ModelConfig, **tokens: int) -> PretrainedConfig:
@@ -135,22 +110,28 @@ def load_exported(folder: Path) -> PreTrainedModel:
     return model.eval()
 
 
-class Trainer:
-    """One training, from its last checkpoint when there is one, to an exported model and its summary."""
+class Trainer(ResumableTraining):
+    """One training of a whole model, to its export and its summary."""
+
+    origin = "another recipe, seed or corpus"
+    watched = "heldout.nats_per_token"
+    scores = ("heldout.nats_per_token", "heldout.bits_per_byte")
 
     def __init__(self, config: TrainConfig, corpus: TokenizedCorpus) -> None:
+        super().__init__(config.recipe.monitor)
         recipe = config.recipe
+        self.name = recipe.name
         self.config, self.recipe, self.corpus = config, recipe, corpus
         self.folder = Path(config.output_dir or f"models/{recipe.name}")
         self.tokenizer = corpus.tokenizer
         self.end_of_text = int(corpus.tokenizer.eos_token_id)
         self.token_bytes = bytes_per_token(corpus.tokenizer)
         self.batches = Batches(corpus, recipe.data, config.seed)
+        self.steps, self.step_tokens = self.batches.steps, recipe.data.batch_tokens
         self.device = training_device(config.device)
         model = build_model(recipe.model, len(corpus.tokenizer), self.end_of_text, config.seed)
         self.model = model.to(self.device)
         self.optimizers = build_optimizers(self.model, recipe.optimizer)
-        self.progress = Progress()
         self.fingerprint = training_fingerprint(config, corpus.manifest["sha256"])
         watched = next(iter(corpus.heldout.values()))
         self.heldout = evenly_spaced_slice(watched, recipe.monitor.heldout_tokens, recipe.monitor.heldout_window)
@@ -158,98 +139,29 @@ class Trainer:
 
     # --- checkpoints
 
-    def restore(self) -> bool:
-        """Go on from the folder's checkpoint. Raises UsageError when it belongs to another recipe."""
-        path = self.folder / CHECKPOINT
-        if not path.exists():
-            return False
-        state = torch.load(path, map_location="cpu", weights_only=True)
-        if state["fingerprint"] != self.fingerprint:
-            raise UsageError(
-                f"{path} was written by another recipe, seed or corpus "
-                f"({state['fingerprint'][:12]}, this is {self.fingerprint[:12]}): "
-                "choose another output_dir, or delete it to start again."
-            )
+    def state(self) -> dict[str, Any]:
+        return {
+            "model": self.model.state_dict(),
+            "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
+        }
+
+    def load_state(self, state: dict[str, Any]) -> None:
         self.model.load_state_dict(state["model"])
         for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
             optimizer.load_state_dict(saved)
-        torch.set_rng_state(state["rng"])
-        self.progress = Progress(**state["progress"])
-        return True
-
-    def save(self) -> None:
-        """Write the checkpoint and the history, each complete or not at all."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        state = {
-            "fingerprint": self.fingerprint,
-            "model": self.model.state_dict(),
-            "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
-            "rng": torch.get_rng_state(),
-            "progress": asdict(self.progress),
-        }
-        part = self.folder / (CHECKPOINT + ".part")
-        with part.open("wb") as file:
-            torch.save(state, file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(part, self.folder / CHECKPOINT)
-        write_atomically(self.folder / HISTORY, history_csv(self.progress.history))
 
     # --- steps
 
     def train(self, log: Callable[[dict[str, float], int], None], display: Callable[[dict[str, float]], None]) -> None:
-        """Take the remaining steps. A signal ends it after the step at hand, with a checkpoint (Interrupted).
-
-        Args:
-            log: takes metrics and their step, every `log_every_steps`.
-            display: takes the history's row of every step.
-        """
         if self.recipe.compile:
             if self.device.type == "cpu":
                 self.model.set_attn_implementation("eager")  # compiled, it beats the fused kernel there
             # Each stage's shape compiles once.
             self.loss_of = torch.compile(token_losses, dynamic=False)
-        monitor, steps = self.recipe.monitor, self.batches.steps
-        began, saved = time.perf_counter(), time.monotonic()
-        before = self.progress.seconds
-        pending: dict[str, float] = {}
-        with stop_requests() as stopped:
-            while self.progress.step < steps and not stopped:
-                loss, lr = self.take_step(self.progress.step)
-                self.progress.step += 1
-                step = self.progress.step
-                self.progress.seconds = before + time.perf_counter() - began
-                row: dict[str, float | None] = dict.fromkeys(COLUMNS)
-                tokens = step * self.recipe.data.batch_tokens
-                row |= {"step": step, "tokens": tokens, "train_loss": loss, "lr": lr}
-                if step % monitor.heldout_every_steps == 0 or step == steps:
-                    scored = self.score_slice()
-                    row["heldout_nats_per_token"] = scored.nats_per_token
-                    row["heldout_bits_per_byte"] = scored.bits_per_byte
-                    pending |= {"heldout.nats_per_token": scored.nats_per_token}
-                    pending |= {"heldout.bits_per_byte": scored.bits_per_byte}
-                row["seconds"] = round(self.progress.seconds, 2)
-                self.progress.history.append(row)
-                display({k: v for k, v in row.items() if v is not None})
-                if step % monitor.log_every_steps == 0 or step == steps:
-                    recent = [r["train_loss"] for r in self.progress.history[-monitor.log_every_steps :]]
-                    pending |= {"train.loss": float(np.mean([r for r in recent if r is not None]))}
-                    pending |= {"train.lr": lr, "train.tokens": float(tokens)}
-                    log(pending, step)
-                    pending = {}
-                if time.monotonic() - saved > monitor.checkpoint_seconds:
-                    self.save()
-                    saved = time.monotonic()
-        self.save()
-        if stopped:
-            raise Interrupted(
-                f"Stopped at step {self.progress.step} of {steps}; the checkpoint is in {self.folder} "
-                "and the same command goes on from there.",
-                128 + stopped[0],
-            )
+        super().train(log, display)
 
-    def take_step(self, step: int) -> tuple[float, float]:
-        """One optimizer step; returns the mean loss of its tokens in nats, and Muon's learning rate."""
+    def take_step(self, step: int) -> dict[str, float]:
+        """One optimizer step: the mean loss of its tokens, and Muon's learning rate."""
         sequences = torch.from_numpy(self.batches(step)).to(self.device)
         rows = max(1, self.recipe.data.micro_batch_tokens // (sequences.shape[1] - 1))
         count = sequences.shape[0] * (sequences.shape[1] - 1)
@@ -267,22 +179,23 @@ class Trainer:
         for optimizer in self.optimizers:
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
-        return total, self.recipe.optimizer.muon_lr * factor
+        return {"train_loss": total, "lr": self.recipe.optimizer.muon_lr * factor}
 
     def arithmetic(self) -> AbstractContextManager[Any]:
         """bfloat16 autocast where the recipe asks for it."""
         return torch.autocast(self.device.type, torch.bfloat16) if self.recipe.bfloat16 else nullcontext()
 
-    def score_slice(self) -> HeldOutLoss:
+    def score(self) -> dict[str, float]:
         """The held-out slice, in the arithmetic of training: a monitor, not the reported figure."""
         with self.arithmetic():
-            return heldout_loss(
+            scored = heldout_loss(
                 self.model,
                 self.heldout,
                 self.token_bytes,
                 self.end_of_text,
                 self.recipe.monitor.heldout_window,
             )
+        return dict(zip(self.scores, (scored.nats_per_token, scored.bits_per_byte), strict=True))
 
     # --- the end
 
@@ -316,47 +229,14 @@ class Trainer:
         write_atomically(self.folder / "summary.json", json.dumps(summary, indent=1) + "\n")
         corpus_json = json.dumps(self.corpus.manifest, indent=1) + "\n"
         write_atomically(self.folder / "corpus.json", corpus_json)
-        return Outcome(self.folder, summary)
-
-
-@contextmanager
-def stop_requests() -> Iterator[list[int]]:
-    """A list that SIGINT and SIGTERM append their number to, instead of interrupting the step."""
-    received: list[int] = []
-    previous = {}
-    for number in (signal.SIGINT, signal.SIGTERM):
-        previous[number] = signal.signal(number, lambda signum, frame: received.append(signum))
-    try:
-        yield received
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
-
-
-def history_csv(history: list[dict[str, float | None]]) -> str:
-    """One line per step; the held-out columns are empty where nothing was scored."""
-    text = io.StringIO()
-    writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
-    writer.writeheader()
-    for row in history:
-        writer.writerow({k: f"{v:.6g}" if isinstance(v, float) else v for k, v in row.items()})
-    return text.getvalue()
-
-
-def hardware(device: torch.device) -> dict[str, Any]:
-    """Processor, GPU where one was used, and versions; no host name."""
-    model = platform.processor() or platform.machine()
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-        model = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), model)
-    except OSError:
-        pass
-    gpu = {"gpu": torch.cuda.get_device_name(device)} if device.type == "cuda" else {}
-    return {
-        **gpu,
-        "cpu": model,
-        "cores": os.cpu_count(),
-        "threads": torch.get_num_threads(),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-    }
+        metrics = {
+            f"heldout.final.{part}.{unit}": float(getattr(score, unit))
+            for part, score in scores.items()
+            for unit in ("nats_per_token", "bits_per_byte")
+        }
+        loss = scores["all"]
+        sentence = (
+            f"held-out {loss.nats_per_token:.4f} nats per token, {loss.bits_per_byte:.4f} bits per byte; "
+            f"exported to {folder}"
+        )
+        return Outcome(self.folder, summary, metrics, sentence)

@@ -143,14 +143,20 @@ class OptimizerConfig:
 
 
 @dataclass(frozen=True, config=STRICT)
-class MonitorConfig:
-    """What is measured, logged and saved on the way; it changes no weight."""
+class PaceConfig:
+    """How often something is measured, logged and saved on the way; it changes no weight."""
 
-    heldout_tokens: PositiveInt  # size of the held-out slice scored on the way
-    heldout_window: PositiveInt  # tokens
     heldout_every_steps: PositiveInt
     log_every_steps: PositiveInt  # MLflow batches
     checkpoint_seconds: PositiveFloat
+
+
+@dataclass(frozen=True, config=STRICT)
+class MonitorConfig(PaceConfig):
+    """What is measured on the way, and how often."""
+
+    heldout_tokens: PositiveInt  # size of the held-out slice scored on the way
+    heldout_window: PositiveInt  # tokens
 
 
 @dataclass(frozen=True, config=STRICT)

@@ -1,4 +1,4 @@
-"""One sitting of training: corpus, trainer, progress bar and tracking wired together."""
+"""One sitting of any training: progress bar and tracking around its loop; and of a whole model's, its corpus."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from typing import Any
 import torch
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from specdec.config import flattened, validated
+from specdec.config import TrackingConfig, flattened, validated
 from specdec.tracking import TrackedRun, check_store, tracked_run
 from specdec.training.data import load_corpus
-from specdec.training.loop import Outcome, Trainer
+from specdec.training.loop import Trainer
 from specdec.training.recipe import TrainConfig
+from specdec.training.resumable import Outcome, ResumableTraining, column
 
 logger = logging.getLogger(__name__)
 
@@ -36,34 +37,46 @@ def run(values: Mapping[str, Any]) -> Outcome:
     logger.info("Reading the corpus")
     corpus = load_corpus(config.recipe.corpus, config.recipe.model.context, Path(config.corpus_dir))
     trainer = Trainer(config, corpus)
-    if trainer.restore():
-        logger.info("Going on from step %d of %d", trainer.progress.step, trainer.batches.steps)
-    params = flattened({"recipe": asdict(config.recipe), "seed": config.seed})
-    tags = {"specdec.role": "training", "specdec.fingerprint": trainer.fingerprint}
-    with tracked_run(config.tracking, name=config.recipe.name, params=params, tags=tags) as tracked:
-        log_earlier_sittings(tracked, trainer)
-        with progress_bar(trainer, tracked.heartbeat) as display:
-            trainer.train(tracked.metrics, display)
-        outcome = trainer.finish()
-        for part, score in outcome.summary["heldout"].items():
-            units = ("nats_per_token", "bits_per_byte")
-            tracked.metrics({f"heldout.final.{part}.{unit}": score[unit] for unit in units})
-        tracked.artifacts(outcome.folder)
-    loss = outcome.summary["heldout"]["all"]
-    logger.info(
-        "%s: held-out %.4f nats per token, %.4f bits per byte; exported to %s",
-        config.recipe.name, loss["nats_per_token"], loss["bits_per_byte"], outcome.folder / "model",
-    )  # fmt: skip
+    outcome = sit(trainer, config.tracking, {"recipe": asdict(config.recipe), "seed": config.seed})
+    assert outcome is not None  # one process trains a whole model
     return outcome
 
 
-def log_earlier_sittings(tracked: TrackedRun, trainer: Trainer) -> None:
+def sit(training: ResumableTraining, tracking: TrackingConfig, params: Mapping[str, Any]) -> Outcome | None:
+    """Go on with a training until it is finished, tracked as one run and with a progress bar.
+
+    Of several processes only the one that writes tracks and finishes it; the others return None.
+
+    Args:
+        params: what the run records about the training, nested.
+    """
+    if training.restore():
+        logger.info("Going on from step %d of %d", training.progress.step, training.steps)
+    if not training.writes:
+        training.train(lambda values, step: None, lambda row: None)
+        return None
+    tags = {"specdec.role": "training", "specdec.fingerprint": training.fingerprint}
+    with tracked_run(tracking, name=training.name, params=flattened(params), tags=tags) as tracked:
+        log_earlier_sittings(tracked, training)
+        with progress_bar(training, tracked.heartbeat) as display:
+            training.train(tracked.metrics, display)
+        outcome = training.finish()
+        tracked.metrics(outcome.metrics)
+        tracked.artifacts(outcome.folder)
+    logger.info("%s: %s", training.name, outcome.sentence)
+    return outcome
+
+
+def log_earlier_sittings(tracked: TrackedRun, training: ResumableTraining) -> None:
     """Repeat a resumed training's past, so that its new run shows the whole curve."""
-    every = trainer.recipe.monitor.log_every_steps
-    past = [row for row in trainer.progress.history if int(row["step"] or 0) % every == 0]
-    if past:
-        tracked.curves({"train.loss": {int(row["step"] or 0): row["train_loss"] for row in past}})
-        tracked.tags({"specdec.resumed_from_step": str(trainer.progress.step)})
+    every = training.pace.log_every_steps
+    history = {int(row["step"] or 0): row for row in training.progress.history}
+    if history:
+        curves = {"train.loss": {step: row["train_loss"] for step, row in history.items() if step % every == 0}}
+        for name in training.scores:
+            curves[name] = {step: row[column(name)] for step, row in history.items() if row[column(name)] is not None}
+        tracked.curves(curves)
+        tracked.tags({"specdec.resumed_from_step": str(training.progress.step)})
 
 
 def keep_freed_memory() -> None:
@@ -82,31 +95,33 @@ def keep_freed_memory() -> None:
 
 
 @contextmanager
-def progress_bar(trainer: Trainer, heartbeat: Callable[[], None]) -> Iterator[Callable[[dict[str, float]], None]]:
+def progress_bar(
+    training: ResumableTraining, heartbeat: Callable[[], None]
+) -> Iterator[Callable[[dict[str, float]], None]]:
     """A callable for each step's row; without a terminal it writes a log line a minute instead."""
     columns = (
         TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total}"),
-        TextColumn("loss {task.fields[loss]:.3f}  held-out {task.fields[heldout]:.3f}"),
+        TextColumn("loss {task.fields[loss]:.3f}  " + training.watched + " {task.fields[heldout]:.3f}"),
         TextColumn("{task.fields[speed]:,.0f} tokens/s"), TimeElapsedColumn(), TimeRemainingColumn(),
     )  # fmt: skip
     nan = float("nan")
-    first, began = trainer.progress.step, time.perf_counter()
+    first, began = training.progress.step, time.perf_counter()
     last = {"logged": began, "heldout": nan}
     with Progress(*columns) as progress:
         fields: dict[str, Any] = {"loss": nan, "heldout": nan, "speed": 0.0}
-        bar = progress.add_task(trainer.recipe.name, total=trainer.batches.steps, completed=first, **fields)
+        bar = progress.add_task(training.name, total=training.steps, completed=first, **fields)
 
         def display(row: dict[str, float]) -> None:
             now = time.perf_counter()
-            speed = (row["step"] - first) * trainer.recipe.data.batch_tokens / (now - began)
-            last["heldout"] = row.get("heldout_nats_per_token", last["heldout"])
+            speed = (row["step"] - first) * training.step_tokens / (now - began)
+            last["heldout"] = row.get(column(training.watched), last["heldout"])
             progress.update(bar, completed=row["step"], loss=row["train_loss"], heldout=last["heldout"], speed=speed)
             heartbeat()
             if not progress.console.is_terminal and now - last["logged"] > 60:
                 last["logged"] = now
                 logger.info(
-                    "step %d of %d, %.0f tokens/s, loss %.3f, held-out %.3f",
-                    row["step"], trainer.batches.steps, speed, row["train_loss"], last["heldout"],
+                    "step %d of %d, %.0f tokens/s, loss %.3f, %s %.3f",
+                    row["step"], training.steps, speed, row["train_loss"], training.watched, last["heldout"],
                 )  # fmt: skip
 
         yield display

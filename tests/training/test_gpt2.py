@@ -121,7 +121,7 @@ def test_trained_killed_resumed_exported_and_loaded(gpt_values: dict, tmp_path: 
     whole = session.run({**gpt_values, "output_dir": str(tmp_path / "whole")})
     original = Trainer.take_step
 
-    def interrupted(self: Trainer, step: int) -> tuple[float, float]:
+    def interrupted(self: Trainer, step: int) -> dict[str, float]:
         if step == 3:
             signal.raise_signal(signal.SIGTERM)
         return original(self, step)
@@ -156,9 +156,9 @@ def test_training_lowers_the_loss_on_real_text(gpt_values: dict, tmp_path: Path)
     recipe["data"]["tokens"] = 64 * 30
     config = validated(TrainConfig, gpt_values)
     trainer = Trainer(config, load_corpus(config.recipe.corpus, 32, tmp_path / "corpus"))
-    before = trainer.score_slice().nats_per_token
+    before = trainer.score()["heldout.nats_per_token"]
     trainer.train(lambda values, step: None, lambda row: None)
-    assert trainer.score_slice().nats_per_token < before - 0.5
+    assert trainer.score()["heldout.nats_per_token"] < before - 0.5
 
 
 def test_bad_values_name_the_key(gpt_values: dict) -> None:

@@ -10,7 +10,7 @@ import torch
 
 from specdec.errors import Interrupted, UsageError
 from specdec.training.data import TokenizedCorpus
-from specdec.training.loop import COLUMNS, Trainer, load_exported
+from specdec.training.loop import Trainer, load_exported
 from specdec.training.optimizer import schedule
 from specdec.training.recipe import TrainConfig
 from specdec.training.scoring import heldout_loss, token_losses
@@ -85,7 +85,7 @@ def test_training_lowers_the_loss_exports_and_scores(train_config: TrainConfig, 
     trainer = train(config, tiny_corpus)
     outcome = trainer.finish()
     rows = list(csv.DictReader((outcome.folder / "history.csv").open()))
-    assert tuple(rows[0]) == COLUMNS and len(rows) == 40
+    assert tuple(rows[0]) == trainer.columns and len(rows) == 40
     assert abs(float(rows[0]["train_loss"]) - math.log(300)) < 0.1
     assert float(rows[-1]["train_loss"]) < float(rows[0]["train_loss"]) - 1.0
     assert rows[3]["heldout_nats_per_token"] and not rows[4]["heldout_nats_per_token"]

@@ -33,7 +33,7 @@ def test_a_sitting_ends_killed_and_the_next_one_finishes(
     values = train_values
     original = session.Trainer.take_step
 
-    def interrupted(self: session.Trainer, step: int) -> tuple[float, float]:
+    def interrupted(self: session.Trainer, step: int) -> dict[str, float]:
         if step == 4:
             os.kill(os.getpid(), signal.SIGTERM)
         return original(self, step)

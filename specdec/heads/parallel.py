@@ -1,0 +1,54 @@
+"""Independent heads in one pass: each layer of all of them is one product in place of one for each head.
+
+On a CPU a product of one row takes as long as it takes to begin it, so four small ones cost four times as much as one.
+"""
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from specdec.heads.model import Block, Heads, MlpHead
+
+
+class _Layer(NamedTuple):
+    """One linear layer of all K heads: weights [K, in, out] and biases [K, 1, out]."""
+
+    weight: Tensor
+    bias: Tensor
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[k, 1, in] of the first k heads -> [k, 1, out]."""
+        return torch.baddbmm(self.bias[: len(x)], x, self.weight[: len(x)])
+
+
+class ParallelHeads:
+    """Heads that are not grounded, for drafting. Holds a second copy of their blocks, none of their output layers."""
+
+    def __init__(self, heads: Heads) -> None:
+        self._heads = heads
+        stacks = [head.blocks for head in heads.heads if isinstance(head, MlpHead)]
+        self._blocks = [_stacked(list(blocks)) for blocks in zip(*stacks, strict=True)]
+
+    def __call__(self, state: Tensor, count: int) -> Tensor:
+        """Logits [count, V] of the first `count` heads after h_t [D], contextual; the others cost nothing."""
+        x = state.expand(count, 1, -1)
+        for inner, outer in self._blocks:
+            hidden = F.silu(inner(x))
+            x = x + (hidden if outer is None else outer(hidden))
+        features = x.squeeze(1)
+        if self._heads.config.output == "own":
+            return torch.cat([self._heads.logits(k, features[k - 1 : k]) for k in range(1, count + 1)])
+        return self._heads.logits(1, features)
+
+
+def _stacked(blocks: list[Block]) -> tuple[_Layer, _Layer | None]:
+    """The same block of every head."""
+    outer = [block.outer for block in blocks if block.outer is not None]
+    return _layer([block.inner for block in blocks]), _layer(outer) if outer else None
+
+
+def _layer(layers: list[nn.Linear]) -> _Layer:
+    weight = torch.stack([layer.weight.detach().T for layer in layers])
+    return _Layer(weight, torch.stack([layer.bias.detach().unsqueeze(0) for layer in layers]))

@@ -1,0 +1,29 @@
+"""A float64 target of two layers, and heads of every make."""
+
+from typing import Any
+
+import pytest
+
+from specdec.targets.causal import Causal
+
+MAKES: dict[str, dict[str, Any]] = {
+    "medusa": {},
+    "medusa_deep": {"layers": 3, "output": "own"},
+    "medusa_wide": {"width": 24, "layers": 2, "output": "shared"},
+    "medusa_prefix": {"prefix": True},
+    "grounded": {"grounded": True},
+    "grounded_deep": {"grounded": True, "layers": 2, "width": 24, "output": "own"},
+    "grounded_prefix": {"grounded": True, "prefix": True},
+    "gru": {"grounded": True, "mixer": "gru", "layers": 2},
+    "gru_prefix": {"grounded": True, "mixer": "gru", "prefix": True},
+}
+
+
+@pytest.fixture
+def target(tiny_llama, sampling) -> Causal:
+    return Causal.from_model(tiny_llama(23), sampling(temperature=0.0))
+
+
+@pytest.fixture(params=MAKES)
+def make(request: pytest.FixtureRequest) -> dict[str, Any]:
+    return MAKES[request.param]

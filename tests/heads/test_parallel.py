@@ -1,0 +1,28 @@
+"""All independent heads in one pass are the heads one by one."""
+
+import pytest
+import torch
+
+from specdec.heads.parallel import ParallelHeads
+
+
+@pytest.mark.parametrize("output", ["tied", "shared", "own"])
+@pytest.mark.parametrize("blocks", [{}, {"layers": 3}, {"width": 24, "layers": 2}])
+def test_logits_are_those_of_the_heads(target, random_heads, output, blocks):
+    heads = random_heads(target, output=output, **blocks)
+    state = torch.randn(16, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    parallel, nothing = ParallelHeads(heads), torch.zeros(1, 0, dtype=torch.long)
+    for count in (1, 3, 5):
+        expected = [heads.logits(k, heads.draft_features(k, state, nothing)) for k in range(1, count + 1)]
+        torch.testing.assert_close(parallel(state, count), torch.cat(expected), rtol=1e-12, atol=1e-12)
+
+
+def test_the_others_are_not_computed(target, random_heads):
+    heads = random_heads(target, output="own")
+    state = torch.ones(16, dtype=torch.float64)
+    expected = ParallelHeads(heads)(state, 2)
+    for part in (heads.heads[2], heads.outputs[2:]):
+        for weight in part.parameters():
+            weight.fill_(torch.nan)
+    assert torch.equal(ParallelHeads(heads)(state, 2), expected) and torch.isfinite(expected).all()
+    assert torch.isnan(ParallelHeads(heads)(state, 3)).any()
