@@ -325,13 +325,15 @@ def _make_structure(name: str, gamma: int) -> Any:
         return structures.build(
             _group_values("structure", "tree", parents=parents, nodes=len(parents), depth=gamma)
         )
-    changes = {"gamma": gamma} if name == "chain" else {"k": 3, "w": gamma}
+    changes: dict[str, Any] = {"gamma": gamma} if name == "chain" else {"k": 3, "w": gamma}
+    if name == "dynamic":
+        changes = {"nodes": 2 * gamma, "depth": gamma, "branching": 2, "beam": 2}
     return structures.build(_group_values("structure", name, **changes))
 
 
 @pytest.fixture(scope="session")
 def make_structure() -> Callable[[str, int], Any]:
-    """`make_structure("rows", 2)`: a small structure of a kind, `gamma` deep; `rows` has 3, a `tree` two a level."""
+    """`make_structure("rows", 2)`: a small structure of a kind, `gamma` deep; `rows` has 3, trees two nodes a level."""
     return _make_structure
 
 
@@ -521,6 +523,35 @@ def _recorded_lengths(folder: Path, vocabulary: int) -> dict[str, Any]:
     return {"path": str(folder / "streams.jsonl")}
 
 
+def _random_heads(target: Any, seed: int = 0, **changes: Any) -> Any:
+    from specdec.heads.config import HeadsConfig
+    from specdec.heads.model import Heads
+
+    plain = dict(grounded=False, mixer="mlp", layers=1, width=None, state="hidden", offset=0, prefix=False)
+    config = HeadsConfig(**(dict(name="test", count=5, output="tied", **plain) | changes))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        heads = Heads(config, target.embedding, target.output_layer).double().eval().requires_grad_(False)
+        for weight in heads.parameters():
+            weight.add_(torch.randn_like(weight), alpha=0.3)
+    return heads
+
+
+@pytest.fixture(scope="session")
+def random_heads() -> Callable[..., Any]:
+    """`random_heads(target, seed=0, grounded=True)`: five float64 heads of a target, independent ones of one block with
+    the target's output layer where nothing else is said.
+    """
+    return _random_heads
+
+
+# Drafters over heads, and what theirs are made of: they belong to a target, not to a size of vocabulary.
+HEADS: dict[str, dict[str, Any]] = {
+    "blockwise": {"output": "own"},
+    "grounded": {"grounded": True, "prefix": True},
+    "medusa": {"layers": 2, "width": 12},
+}
+
 # What a drafter needs beyond its YAML to run beside a small target: (folder for files, vocabulary) -> changed keys.
 DRAFTER_CHANGES: dict[str, Callable[[Path, int], dict[str, Any]]] = {
     "adaptive": lambda folder, vocabulary: {
@@ -544,13 +575,27 @@ DRAFTER_CHANGES: dict[str, Callable[[Path, int], dict[str, Any]]] = {
 
 
 @pytest.fixture(scope="session")
-def drafter_values(group_values, tmp_path_factory) -> Callable[[str, int], dict[str, Any]]:
-    """`drafter_values("ngram", vocabulary)`: a registered drafter's YAML, made to fit a small target."""
+def drafter_values(group_values, tmp_path_factory) -> Callable[..., dict[str, Any]]:
+    """`drafter_values("ngram", vocabulary, target)`: a registered drafter's YAML, made to fit a small target; one over
+    heads needs to know which.
+    """
+    files = tmp_path_factory.mktemp("heads")
 
     @cache
-    def values(name: str, vocabulary: int) -> dict[str, Any]:
+    def by_size(name: str, vocabulary: int) -> dict[str, Any]:
         changes = DRAFTER_CHANGES.get(name, lambda folder, vocabulary: {})
         return group_values("drafter", name, **changes(tmp_path_factory.mktemp(name), vocabulary))
+
+    def values(name: str, vocabulary: int, target: Any = None) -> dict[str, Any]:
+        if name not in HEADS:
+            return by_size(name, vocabulary)
+        from specdec.heads.files import save_heads
+
+        assert target is not None, f"{name} drafts with heads: say for which target"
+        path = files / f"{name}-{target.identity}.safetensors"
+        if not path.exists():
+            save_heads(_random_heads(target, **HEADS[name]), path, target.identity, training={})
+        return group_values("drafter", name, model=str(path))
 
     return values
 

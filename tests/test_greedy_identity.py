@@ -134,7 +134,7 @@ def test_output_is_the_models_own(
     architecture, own_greedy, target_of, drafter_values, make_structure, drafter, verifier, shape, evaluation
 ):
     target, own = target_of(architecture, evaluation), own_greedy(architecture)
-    built = drafters.build(drafter_values(drafter, target.vocab_size), target=target)
+    built = drafters.build(drafter_values(drafter, target.vocab_size, target), target=target)
     reference = own if built.needs_reference else None
     for gamma in (1, 4) if shape == "chain" else (3,):
         generation = decoded(target, built, verifier, make_structure(shape, gamma), reference)

@@ -82,7 +82,7 @@ def drafter_of(group_values, drafter_values, shaken):
     """`drafter_of("ngram", target, "t5")`: a registered drafter; one that is a model gets a T5 of the target's kind."""
 
     def build(name: str, target: EncoderDecoder, kind: str):
-        values = drafter_values(name, target.vocab_size)
+        values = drafter_values(name, target.vocab_size, target)
         small = group_values("drafter", "small_model", model=shaken(kind))
         if "of" in values:
             values = {**values, "of": small}

@@ -79,7 +79,7 @@ class Adaptive(Drafter):
 
     def _init(self, drafter: Drafter, rule: str, threshold: float, length: int) -> None:
         self.drafter, self._rule, self._threshold, self._first = drafter, rule, threshold, length
-        self.vocab_size = drafter.vocab_size
+        self.vocab_size, self.deepest = drafter.vocab_size, drafter.deepest
         if drafter.replay is None:
             self.replay = None
         self._length, self._offered, self._most = length, 0, length

@@ -28,6 +28,7 @@ class Drafter(ABC):
     Attributes:
         vocab_size: tokens that it was made for; None when it takes whatever the target has. A run with a target of
             another size is refused.
+        deepest: levels that it can draft at most; None where any. A run refuses a deeper structure.
     """
 
     fills: ClassVar[frozenset[str]]
@@ -39,6 +40,7 @@ class Drafter(ABC):
     replay: Literal["position", "copying"] | None = None
 
     vocab_size: int | None = None
+    deepest: int | None = None
 
     def prepare(self, capacity: int, structure: Structure) -> None:
         """Compile what can be compiled where the target does (`Target.compilation`), before anything is timed.

@@ -2,6 +2,7 @@
 randomness.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 
 from specdec.drafters.base import drafters
 from specdec.records import Draft
-from specdec.sampling import generator_for
+from specdec.sampling import generator_for, one_hot
 from specdec.structures.base import structures
 
 PROMPT = [0, 3, 1, 4, 0, 3, 1, 2, 0, 3]
@@ -30,18 +31,30 @@ def target(table, random_law):
 
 @pytest.fixture
 def build(drafter_values, target):
-    return lambda name: drafters.build(drafter_values(name, SIZE), target=target)
+    return lambda name: drafters.build(drafter_values(name, SIZE, target), target=target)
+
+
+def begin(drafter: Any, prompt: Sequence[int] = PROMPT, reference: Sequence[int] = REFERENCE, seed: int = 0) -> None:
+    wanted = reference if drafter.needs_reference else None
+    drafter.start(prompt, 1000, generator_for(seed, "prompt", "draft"), wanted)
+    read(drafter, prompt[:-1])
+
+
+def read(drafter: Any, tokens: Sequence[int]) -> None:
+    """As the loop does; the states of a table target are its tokens, one-hot."""
+    if drafter.reads_states:
+        drafter.read(one_hot(torch.tensor(tokens, dtype=torch.long), SIZE).double())
 
 
 def walk(drafter: Any, structure: Any, seed: int = 0) -> list[Draft]:
     """Drafts along a text in which a round commits 1, 2, 3, 1, ... recorded tokens, down to the last one."""
-    reference = REFERENCE if drafter.needs_reference else None
-    drafter.start(PROMPT, 1000, generator_for(seed, "prompt", "draft"), reference)
+    begin(drafter, seed=seed)
     drafts, position = [], 0
     while position < len(REFERENCE):
         drafts.append(drafter.draft(structure.clamped(len(REFERENCE) - position - 1)))
         step = 1 + len(drafts) % 3
         drafter.commit(REFERENCE[position : position + step])
+        read(drafter, [*PROMPT[-1:], *REFERENCE][position : position + step])
         position += step
     return drafts
 
@@ -103,7 +116,7 @@ def test_without_q_the_draft_is_a_function_of_its_state(build, make_structure, n
     twice.
     """
     drafter = build(name)
-    drafter.start(PROMPT, 1000, generator_for(0, "prompt", "draft"), REFERENCE if drafter.needs_reference else None)
+    begin(drafter)
     shape = make_structure(structure, 3)
     for step in range(4):
         one, two = drafter.draft(shape), drafter.draft(shape)
@@ -126,7 +139,7 @@ def test_global_randomness_is_neither_read_nor_moved(build, make_structure, name
 @pytest.mark.parametrize(("name", "structure"), CASES)
 def test_nothing_is_drafted_where_nothing_fits(build, make_structure, name, structure):
     drafter = build(name)
-    drafter.start(PROMPT, 1000, generator_for(0, "prompt", "draft"), REFERENCE if drafter.needs_reference else None)
+    begin(drafter)
     empty = drafter.draft(make_structure(structure, 4).clamped(0))
     assert len(empty) == 0 and empty.tokens.shape == (0,) and empty.source == ()
 
@@ -134,9 +147,7 @@ def test_nothing_is_drafted_where_nothing_fits(build, make_structure, name, stru
 @pytest.mark.parametrize(("name", "structure"), CASES)
 def test_a_new_text_starts_from_nothing(build, make_structure, name, structure):
     used, shape = build(name), make_structure(structure, 4)
-    used.start(
-        [4, 4, 4, 2, 2, 4, 4], 1000, generator_for(9, "other", "draft"), [2, 4, 4] if used.needs_reference else None
-    )
+    begin(used, [4, 4, 4, 2, 2, 4, 4], [2, 4, 4], seed=9)
     used.draft(shape)
     used.commit([2, 4])
     for one, other in zip(walk(used, shape), walk(build(name), shape), strict=True):
@@ -163,7 +174,7 @@ def test_a_positional_replay_needs_proposals_that_depend_on_the_text_only(build,
     drafter = build(name)
     seen: dict[int, torch.Tensor] = {}
     for gamma in (1, 2, 3, 5):
-        drafter.start(PROMPT, 1000, generator_for(0, "prompt", "draft"), REFERENCE if drafter.needs_reference else None)
+        begin(drafter)
         for position in range(len(REFERENCE)):
             draft = drafter.draft(make_structure("chain", gamma).clamped(len(REFERENCE) - position))
             for offset, law in enumerate(draft.tokens if draft.q is None else draft.q):

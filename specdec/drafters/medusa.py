@@ -1,0 +1,33 @@
+"""Medusa heads (Cai et al. 2401.10774): each predicts one of the next tokens from h_t alone."""
+
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from pydantic import Field
+
+from specdec.config import typed
+from specdec.drafters.base import drafters
+from specdec.drafters.heads import Drafts, HeadsDrafter
+from specdec.drafters.siblings import Siblings
+
+if TYPE_CHECKING:
+    from specdec.targets.base import Target
+
+
+@typed
+class MedusaConfig:
+    name: Literal["medusa"]
+    model: Annotated[str, Field(min_length=1)]
+    drafts: Drafts
+    siblings: Siblings
+
+
+@drafters.register("medusa")
+class Medusa(HeadsDrafter):
+    """The Cartesian product of each head's choices, laid on the structure's topology (2401.10774, 2.1.2): all nodes of
+    a depth have one law, that of its head. One pass for all heads.
+    """
+
+    strategy, grounded, shipped = "medusa", False, "medusa"
+
+    def __init__(self, config: MedusaConfig, target: "Target") -> None:
+        super().__init__(config.model, config.drafts, config.siblings, target)

@@ -1,0 +1,387 @@
+"""Drafters over heads: they draft what the heads say of every path, from the states that the target really had."""
+
+import random
+from functools import cache
+
+import pytest
+import torch
+
+from specdec.config import RunConfig, validated
+from specdec.decode import generate
+from specdec.drafters.base import Drafter, drafters
+from specdec.drafters.blockwise import Blockwise
+from specdec.drafters.grounded import Grounded
+from specdec.drafters.heads import HeadsDrafter
+from specdec.drafters.medusa import Medusa
+from specdec.errors import NumericsError, UsageError
+from specdec.heads.files import save_heads
+from specdec.measurement.experiment import build
+from specdec.measurement.timers import CpuClock
+from specdec.records import Draft, Source, Tree
+from specdec.sampling import generator_for, probabilities
+from specdec.structures.base import structures
+from specdec.targets.causal import Causal
+from specdec.verifiers.base import verifiers
+
+PROMPT = [7, 3, 19, 44, 3, 19, 52, 7, 3, 19, 44, 8, 3, 19]
+KINDS = {
+    "medusa": (Medusa, {}),
+    "medusa_prefix": (Medusa, {"prefix": True, "output": "own"}),
+    "grounded": (Grounded, {"grounded": True}),
+    "grounded_embeddings": (Grounded, {"grounded": True, "state": "embeddings"}),
+    "gru": (Grounded, {"grounded": True, "mixer": "gru", "prefix": True}),
+}
+# Siblings at every level, in an order in which levels are not apart.
+BUSHY = [-1, 0, 0, -1, 3, 1, 3, 5, -1, 4, 9, 7]
+
+
+@pytest.fixture
+def target_at(tiny_model, sampling):
+    """`target_at(1.0, "rows")`: a target at a temperature, with a way to evaluate drafts."""
+
+    def make(temperature: float = 0.0, evaluation: str = "packed", architecture: str = "llama", **how) -> Causal:
+        target = Causal.from_model(tiny_model(architecture), sampling(temperature=temperature, **how))
+        target.evaluation = evaluation
+        return target
+
+    return make
+
+
+@pytest.fixture
+def tree_of(group_values):
+    return lambda parents: structures.build(
+        group_values("structure", "tree", parents=parents, nodes=len(parents), depth=Tree(tuple(parents)).depth)
+    )
+
+
+def begun(drafter: Drafter, target: Causal, prompt=PROMPT) -> Drafter:
+    """Before round 1."""
+    target.start(prompt, 100, 20)
+    drafter.start(prompt, 100, generator_for(0, "prompt", "draft"))
+    drafter.read(target.kept_states())
+    return drafter
+
+
+def taught(drafter: HeadsDrafter, target: Causal, path: list[int], prompt=PROMPT):
+    """The logits after `path` behind the prompt, as training computes them: teacher-forced over the whole text."""
+    heads, k = drafter.heads, len(path) + 1
+    text = torch.tensor([[*prompt, *path]])
+    offset = target.depth if heads.config.state == "embeddings" else heads.config.offset
+    states, _ = target.sequence_states(text, offset)
+    features = heads.features(states.clone(), text)[k - 1]
+    return heads.logits(k, features[0, len(prompt) - 2])  # h_t is before the root
+
+
+def paths(draft: Draft):
+    """(node, tokens above it)."""
+    for node in range(len(draft)):
+        yield node, draft.tokens[list(draft.tree.path(node)[:-1])].tolist()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("shape", ["chain", "rows", "tree", "bushy"])
+def test_a_node_of_rank_j_is_the_next_best_choice_of_its_depths_head(
+    target_at, random_heads, make_structure, tree_of, kind, shape
+):
+    cls, make = KINDS[kind]
+    target = target_at()
+    drafter = begun(cls.from_heads(random_heads(target, **make), target), target)
+    structure = tree_of(BUSHY) if shape == "bushy" else make_structure(shape, 5)
+    draft = drafter.draft(structure)
+    assert draft.tree == structure.tree and draft.q is None
+    for node, above in paths(draft):
+        siblings = draft.tree.children[draft.tree.parents[node] + 1]
+        best = taught(drafter, target, above).topk(len(siblings)).indices
+        assert draft.tokens[node] == best[siblings.index(node)]
+    if cls is Medusa:  # the Cartesian product
+        table = {(depth, rank): set() for depth in range(6) for rank in range(3)}
+        for node, depth in enumerate(draft.tree.depths):
+            rank = draft.tree.children[draft.tree.parents[node] + 1].index(node)
+            table[depth, rank].add(int(draft.tokens[node]))
+        assert max(map(len, table.values())) == 1
+    ranks = [source.rank for source in draft.source]
+    first = [draft.tree.path(node)[0] for node in range(len(draft))]
+    if shape == "rows":
+        assert ranks == [draft.tree.children[0].index(node) for node in first]
+    elif shape == "bushy":
+        assert ranks == [0, 0, 1, 1, 0, 0, 1, 0, 2, 0, 0, 0]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("siblings", ["independent", "without_replacement"])
+@pytest.mark.parametrize("shape", ["chain", "rows", "tree"])
+def test_q_is_the_heads_law_as_the_target_standardises(target_at, random_heads, make_structure, kind, siblings, shape):
+    cls, make = KINDS[kind]
+    target = target_at(0.7, top_k=9)
+    heads = random_heads(target, **make)
+    drafter = begun(cls.from_heads(heads, target, siblings=siblings), target)
+    text = list(PROMPT)
+    for next_token in (5, 40, 22):
+        draft = drafter.draft(make_structure(shape, 3))
+        for node, above in paths(draft):
+            law = probabilities(taught(drafter, target, above, text), target.sampling)
+            if siblings == "without_replacement":
+                children = draft.tree.children[draft.tree.parents[node] + 1]
+                law[draft.tokens[list(children[: children.index(node)])]] = 0.0
+            torch.testing.assert_close(draft.q[node], law / law.sum(), rtol=1e-9, atol=1e-12)
+        target.verify(draft)
+        target.commit([0], next_token)
+        committed = [int(draft.tokens[0]), next_token]
+        drafter.commit(committed)
+        drafter.read(target.kept_states())
+        text += committed
+
+
+@pytest.mark.parametrize("kind", ["medusa", "grounded"])
+def test_greedy_drafts_at_a_temperature_are_point_masses(target_at, random_heads, make_structure, kind):
+    cls, make = KINDS[kind]
+    drafts = []
+    for temperature, how in ((0.0, "sampled"), (1.0, "greedy"), (1.0, "sampled")):
+        target = target_at(temperature)
+        drafter = begun(cls.from_heads(random_heads(target, **make), target, drafts=how), target)
+        drafts.append(drafter.draft(make_structure("tree", 3)))
+    assert torch.equal(drafts[0].tokens, drafts[1].tokens) and drafts[1].q is None
+    assert drafts[2].q is not None
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_dynamic_tree_holds_the_most_confident_paths(target_at, random_heads, group_values, kind, temperature):
+    """Of all paths of choices among the four best, those with the largest products of chances."""
+    cls, make = KINDS[kind]
+    target = target_at(temperature)
+    drafter = begun(cls.from_heads(random_heads(target, **make), target), target)
+    shape = dict(nodes=9, depth=3, branching=4, beam=64)
+    draft = drafter.draft(structures.build(group_values("structure", "dynamic", **shape)))
+    chances: dict[tuple[int, ...], float] = {(): 0.0}
+    for depth in range(3):
+        for path in [path for path in chances if len(path) == depth]:
+            best = taught(drafter, target, list(path)).log_softmax(-1).topk(4)
+            for token, chance in zip(best.indices.tolist(), best.values.tolist(), strict=True):
+                chances[*path, token] = chances[path] + chance
+    expected = sorted(chances, key=lambda path: -chances[path])[1:10]
+    assert {(*above, int(draft.tokens[node])) for node, above in paths(draft)} == set(expected)
+
+
+def test_nodes_with_more_children_than_tokens_are_left_out(table, random_law, random_heads, make_structure):
+    target = table(random_law(2, 0))
+    target.start([0, 1], 0)
+    drafter = Medusa.from_heads(random_heads(target), target)
+    drafter.start([0, 1], 100)
+    drafter.read(target.kept_states())
+    draft = drafter.draft(make_structure("rows", 2))
+    assert len(draft.tree.children[0]) == 2 and sorted(draft.tokens[list(draft.tree.children[0])].tolist()) == [0, 1]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_heads_below_the_structure_are_not_computed(target_at, random_heads, make_structure, kind):
+    cls, make = KINDS[kind]
+    if make.get("mixer") == "gru":
+        pytest.skip("one GRU is all heads")
+    target = target_at(1.0)
+    heads = random_heads(target, **make)
+    for head in heads.heads[2:]:
+        for weight in head.parameters():
+            weight.fill_(torch.nan)
+    drafter = begun(cls.from_heads(heads, target), target)
+    assert torch.isfinite(drafter.draft(make_structure("tree", 2)).q).all()
+    assert torch.isnan(drafter.draft(make_structure("tree", 3)).q).any()
+    with pytest.raises(NumericsError, match=r"drafter\.model"):
+        drafter.commit([1])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_nothing_is_offered_before_the_first_state(target_at, random_heads, make_structure, kind):
+    """A prompt of one token is the root and nothing has been evaluated; from round 2 on there are states."""
+    cls, make = KINDS[kind]
+    target = target_at()
+    drafter = cls.from_heads(random_heads(target, **make), target)
+    generation = generate(
+        target=target,
+        drafter=drafter,
+        verifier=verifiers.build({"name": "greedy"}),
+        structure=make_structure("tree", 2),
+        prompt=[5],
+        max_new_tokens=9,
+        clock=CpuClock(),
+    )
+    offered = [len(row.tree) for row in generation.rounds]
+    assert offered[:2] == [0, 4]
+
+
+class Partly(Drafter):
+    """Puts the tokens of a known text on some path of a tree and wrong ones elsewhere; notes what it is told."""
+
+    fills, reads_states = frozenset({"tree"}), True
+
+    def __init__(self, text, target, offset):
+        target.keep_states(offset)
+        self.text, self.position, self.told, self.dice = text, 0, [], random.Random(1)
+
+    def read(self, states):
+        self.told.append(states)
+
+    def commit(self, tokens):
+        self.position += len(tokens)
+
+    def draft(self, structure):
+        tree, tokens = structure.tree, [0] * structure.nodes
+        right = self.dice.choice(tree.leaves) if tree.leaves else -1
+        for node, depth in enumerate(tree.depths):
+            truth = self.text[self.position + depth - 1]
+            tokens[node] = truth if node in tree.path(right) else (truth + 1 + node) % 61
+        return Draft(torch.tensor(tokens, dtype=torch.long), tree, source=(Source("partly", 0),) * len(tree))
+
+
+@pytest.mark.parametrize("evaluation", ["packed", "rows"])
+@pytest.mark.parametrize("place", ["last", "first_below", "embeddings"])
+@pytest.mark.parametrize("architecture", ["gemma3", "gpt2", "llama", "mistral_window", "opt"])
+def test_what_a_drafter_reads_is_what_a_plain_pass_computes(
+    target_at, tiny_model, tree_of, architecture, place, evaluation
+):
+    """Round by round, the states of the text from its first token on: prefill, then root and accepted nodes."""
+    target, model = target_at(0.0, evaluation, architecture), tiny_model(architecture)
+    offset = {"last": 0, "first_below": 1, "embeddings": target.depth}[place]
+
+    def decoded(drafter):
+        return generate(
+            target=target,
+            drafter=drafter,
+            verifier=verifiers.build({"name": "greedy"}),
+            structure=tree_of(BUSHY),
+            prompt=PROMPT,
+            max_new_tokens=24,
+            clock=CpuClock(),
+        )
+
+    own = decoded(drafters.build({"name": "none"}, target=target)).tokens
+    drafter = Partly(own, target, offset)
+    generation = decoded(drafter)
+    assert generation.tokens == own and len({row.accepted for row in generation.rounds}) > 2
+    text = torch.tensor([[*PROMPT, *own]])
+    plain = model(input_ids=text, use_cache=False, output_hidden_states=True).hidden_states[-1 - offset][0]
+    assert [len(states) for states in drafter.told] == [
+        len(PROMPT) - 1,
+        *(1 + len(row.acceptance.path) for row in generation.rounds),
+    ]
+    told = torch.cat(drafter.told)[: len(plain)]
+    assert (told - plain[: len(told)]).abs().max() < 1e-10 and len(told) >= len(plain) - 1
+    if place == "last":  # what the output head reads
+        logits = told @ model.get_output_embeddings().weight.T
+        assert (logits.argmax(-1)[len(PROMPT) - 1 :] == torch.tensor(own)[: len(told) - len(PROMPT) + 1]).all()
+
+
+@pytest.mark.parametrize("offset", [3, 7])
+def test_an_offset_beyond_the_depth_is_refused(target_at, random_heads, offset):
+    target = target_at()
+    heads = random_heads(target, offset=offset)
+    with pytest.raises(UsageError, match=f"heads.offset={offset}: the target has 2 layers"):
+        Medusa.from_heads(heads, target)
+
+
+@pytest.fixture
+def file_of(random_heads, tmp_path):
+    """`file_of(target, grounded=True)`"""
+
+    @cache
+    def save(target, **make) -> str:
+        path = tmp_path / f"{'-'.join(make)}.safetensors"
+        save_heads(random_heads(target, **make), path, target.identity, {})
+        return str(path)
+
+    return save
+
+
+@pytest.mark.parametrize(
+    ("name", "grounded", "sentence"),
+    [
+        ("medusa", True, r"these heads are grounded; use \+drafter=grounded"),
+        ("blockwise", True, r"these heads are grounded; use \+drafter=grounded"),
+        ("grounded", False, r"these heads are not grounded; use \+drafter=medusa"),
+    ],
+)
+def test_heads_of_the_other_kind_are_named(target_at, file_of, group_values, name, grounded, sentence):
+    target = target_at()
+    values = group_values("drafter", name, model=file_of(target, grounded=grounded))
+    with pytest.raises(UsageError, match=rf"drafter\.model=.*{sentence}"):
+        drafters.build(values, target=target)
+
+
+@pytest.mark.parametrize("name", ["medusa", "grounded", "blockwise"])
+def test_an_installation_without_pocket_heads_says_how_to_make_some(
+    target_at, group_values, monkeypatch, tmp_path, name
+):
+    monkeypatch.setattr("specdec.drafters.heads.shipped_heads", lambda kind: tmp_path / f"{kind}.safetensors")
+    with pytest.raises(UsageError, match=r"drafter\.model=pocket.*specdec\.train \+heads="):
+        drafters.build(group_values("drafter", name), target=target_at())
+
+
+def test_what_a_drafter_is_made_of_is_recorded(target_at, file_of, group_values):
+    target = target_at()
+    described = [
+        drafters.build(group_values("drafter", "medusa", model=file_of(target, **make)), target=target).describe()
+        for make in ({}, {"output": "own"})
+    ]
+    assert described[0]["parameters"] == 5 * (32 * 32 + 32) and described[0]["dtype"] == "float64"
+    assert described[1]["weight_bytes"] == 8 * (5 * (32 * 32 + 32) + 5 * 61 * 32)
+    assert described[0]["heads"]["count"] == 5
+    assert len({each["sha256"] for each in described}) == 2
+
+
+@pytest.mark.parametrize(
+    ("make", "weights"),
+    [
+        ({}, 32 * 32 + 32),
+        ({"grounded": True}, (1 + 3) * 32 * 32 + 32),  # three tokens on average
+        ({"grounded": True, "mixer": "gru"}, 3 * (6 * 32 * 32 + 6 * 32)),
+        ({"prefix": True}, 32 * 32 + 32),
+    ],
+)
+def test_operations_of_a_drafted_token(target_at, random_heads, make, weights):
+    target = target_at()
+    cls = Grounded if "grounded" in make else Medusa
+    assert cls.from_heads(random_heads(target, **make), target).flops_per_token == 2 * (weights + 61 * 32)
+
+
+@pytest.fixture
+def run_of(file_of, table, group_values):
+    """`run_of(drafter="medusa", structure={...}, gammas=[1, 2])`: what a run on the table target builds."""
+    law = group_values("target", "table")["law"]
+
+    def make(name: str, structure: dict, gammas: list[int]):
+        tiny = {"max_new_tokens": 8, "gammas": gammas, "bootstrap": 10}
+        config = dict(
+            target=group_values("target", "table"),
+            drafter=group_values("drafter", name, model=file_of(table(law), grounded=name == "grounded")),
+            verifier=group_values("verifier", "speculative_sampling"),
+            structure=structure,
+            prompts=group_values("prompts", "tokens"),
+            sampling=group_values("sampling", "greedy"),
+            measurement=group_values("measurement", "default", **tiny),
+            tracking=group_values("tracking", "mlflow"),
+        )
+        return build(validated(RunConfig, dict(config, study=None, seed=0, experiment_name=None, advice_dir="advice")))
+
+    return make
+
+
+@pytest.mark.parametrize("name", ["medusa", "grounded"])
+def test_a_structure_deeper_than_the_heads_is_refused_before_decoding(run_of, group_values, name):
+    six = group_values("structure", "tree", parents=[-1, 0, 1, 2, 3, 4])
+    with pytest.raises(UsageError, match=f"structure=tree: it is 6 deep, and drafter {name} drafts 5 levels at most"):
+        run_of(name, six, [1])
+
+
+def test_points_of_the_curve_beyond_the_heads_are_left_out(run_of, group_values):
+    parts = run_of("medusa", group_values("structure", "chain", gamma=4), [1, 5, 6, 8])
+    assert [arm.gamma for arm in parts.arms] == [1, 4, 5] and parts.left_out == (6, 8)
+    assert parts.primary.gamma == 4
+
+
+def test_blockwise_drafts_medusas_chain(target_at, random_heads, make_structure):
+    target = target_at()
+    heads = random_heads(target)
+    chain = make_structure("chain", 4)
+    one, other = (begun(cls.from_heads(heads, target), target).draft(chain) for cls in (Blockwise, Medusa))
+    assert torch.equal(one.tokens, other.tokens) and one.tree == other.tree
+    assert {source.strategy for source in one.source} == {"blockwise"}
