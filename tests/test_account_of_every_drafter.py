@@ -18,6 +18,7 @@ from specdec.analysis.run_account import account_by, account_of
 from specdec.cli import config_dir
 from specdec.config import flattened
 from specdec.drafters import drafters
+from specdec.targets import targets
 
 CHAINS = [name for name in drafters.names() if "chain" in drafters.get(name).fills]
 CASES = [*((name, "chain") for name in CHAINS), ("ngram", "rows"), ("ngram", "tree")]
@@ -80,8 +81,9 @@ def closes(factors: dict[str, float], speedup: float, rounds: pd.DataFrame, gamm
 @pytest.mark.parametrize(
     ("name", "shape"), [pytest.param(*case, marks=() if case[0] in QUICK else pytest.mark.slow) for case in CASES]
 )
-def test_the_account_closes(run_of, drafter_values, name, shape):
-    made = run_of(name, TEXTS, f"structure={shape}", *changes(name, drafter_values(name, STATES)))
+def test_the_account_closes(run_of, drafter_values, group_values, sampling, name, shape):
+    target = targets.build(group_values("target", "table"), sampling=sampling())
+    made = run_of(name, TEXTS, f"structure={shape}", *changes(name, drafter_values(name, STATES, target)))
     logged = made.account()
     for gamma, item in logged["gammas"].items():
         rebuilt = account_of(made, int(gamma))
