@@ -66,6 +66,11 @@ class StateSource:
         self._linear_output = offset == 0 and torch.allclose(
             F.linear(states, target.output_layer), logits, rtol=0, atol=error
         )
+        # The teacher's logits come from the last layer: where others are read from disk, that one is too, if unrounded.
+        self._last: StateSource | None = None
+        if teacher and offset and self.dtype == states.dtype:
+            last = StateSource(target, 0, sequences, config, teacher=True)
+            self._last = last if last._linear_output else None
         name = fingerprint(target.identity, offset, str(self.dtype), sequences.fingerprint, config.shard_mib)
         self.folder = Path(config.folder).expanduser() / name[:16]
         self._shard_rows = max(1, config.shard_mib * MIB // self._row_bytes)
@@ -81,6 +86,8 @@ class StateSource:
         """
         if self.config.cache == "none":
             return
+        if self._last is not None:
+            self._last.prepare()
         if self.bytes > self.config.limit_gib * GIB:
             logger.info(
                 "The hidden states would take %.1f GiB, more than data.states.limit_gib=%g: they are computed in every "
@@ -159,8 +166,8 @@ class StateSource:
     def states(self, batch: "Batch") -> tuple[Tensor, Tensor | None]:
         """States [B, S, D] on the target's device and, for a teacher, its logits [B, S, V]; neither needs a gradient.
 
-        The teacher's logits are made of these states where the output layer is all that comes behind them; otherwise
-        the target is called. How the states come about changes no number.
+        The teacher's logits are made of the last layer's states where the output layer is all that comes behind them;
+        otherwise the target is called. How the states come about changes no number.
 
         Raises:
             NumericsError: states that are not finite in their dtype.
@@ -168,7 +175,9 @@ class StateSource:
         if self.cached and (self._linear_output or not self.teacher):
             states, logits = self._read(batch), None
         elif self.cached:
-            states, logits = self._read(batch), self._call(batch)[1]
+            last = self._last
+            logits = self._call(batch)[1] if last is None or not last.cached else last.states(batch)[1]
+            states = self._read(batch)
         else:
             states, logits = self._call(batch)
         if not self.teacher:

@@ -52,6 +52,17 @@ def test_cached_and_streamed_are_the_same_and_the_models_own(opened, text_target
         torch.testing.assert_close(ta.double(), expected.logits, **close)
 
 
+def test_a_cache_of_an_inner_layer_asks_the_target_for_no_teacher(opened, text_target, monkeypatch) -> None:
+    source = small_shards(opened(1, cache="disk", teacher=True))
+    source.prepare()
+    batch = source.sequences.train(1)
+    expected = text_target.sequence_states(batch.tokens, 1)
+    monkeypatch.setattr(text_target, "sequence_states", None)
+    states, teacher = source.states(batch)
+    torch.testing.assert_close(states, expected[0].clone())
+    torch.testing.assert_close(teacher, expected[1].clone())
+
+
 def test_states_can_take_part_in_training(opened) -> None:
     for source in (opened(cache="none", teacher=True), opened(cache="disk", teacher=True)):
         source.prepare()
