@@ -1,17 +1,21 @@
 """What notebooks share: showing a section, and finding the runs that the overlay `notebooks` made."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from specdec.errors import UsageError
 
+from .compare import comparison_section
 from .findings import latest_study
 from .html import markdown_table
 from .load import Run, load_runs, open_run
+from .run_sections import papers_section
 from .sections import Section
 from .shape_account import shape_section
 
 OVERLAY = "notebooks"
 SHAPES_OVERLAY = "chain_rows_tree"
+HEADS_OVERLAY = "heads"
 
 
 def show(*sections: Section, heading: str = "") -> None:
@@ -58,6 +62,17 @@ def live_shapes(tracking_uri: str, experiment: str) -> tuple[Section, ...]:
         return (shape_section(overlay_runs(tracking_uri, experiment, SHAPES_OVERLAY, each="structure.name")),)
     except UsageError as error:
         return (Section(SHAPES_OVERLAY, (str(error),)),)
+
+
+def live_heads(tracking_uri: str, experiment: str) -> tuple[Section, ...]:
+    """Medusa and grounded heads as the overlay `heads` decoded them live, against each other, and of each the rates by
+    category as the papers define them; or what makes these runs.
+    """
+    try:
+        runs = overlay_runs(tracking_uri, experiment, HEADS_OVERLAY)
+    except UsageError as error:
+        return (Section(HEADS_OVERLAY, (str(error),)),)
+    return (comparison_section(runs), *(replace(papers_section(run), title=run.title) for run in runs))
 
 
 def answers(runs: Sequence[Run], sections: Sequence[Section]) -> str:

@@ -322,9 +322,7 @@ def _make_structure(name: str, gamma: int) -> Any:
 
     if name == "tree":  # two children of the root, then two of the first node of every level
         parents = [-1, -1, *(2 * level for level in range(gamma - 1) for _ in range(2))]
-        return structures.build(
-            _group_values("structure", "tree", parents=parents, nodes=len(parents), depth=gamma)
-        )
+        return structures.build(_group_values("structure", "tree", parents=parents, nodes=len(parents), depth=gamma))
     changes: dict[str, Any] = {"gamma": gamma} if name == "chain" else {"k": 3, "w": gamma}
     if name == "dynamic":
         changes = {"nodes": 2 * gamma, "depth": gamma, "branching": 2, "beam": 2}

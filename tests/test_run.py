@@ -259,7 +259,9 @@ STUDIES = {
     "tree_search": ("study.budgets=[2,4]", "study.depth=2", "study.contexts=[8]", "study.calls=1"),
     "typical_acceptance": ("study.temperatures=[0.5]", "study.epsilons=[0.3]", "study.epsilon_temperature=0.5"),
 }
-ELSEWHERE = {*OF_RANDOM_WEIGHTS, *OF_ENCODER_DECODERS, *STUDIES, "leviathan_alpha"}
+# Of heads that the user trains first: tests/heads/test_grounded_ablation.py.
+OF_TRAINED_HEADS = {"grounded_ablation"}
+ELSEWHERE = {*OF_RANDOM_WEIGHTS, *OF_ENCODER_DECODERS, *OF_TRAINED_HEADS, *STUDIES, "leviathan_alpha"}
 EXPERIMENTS = sorted(
     path.stem for path in Path(cli.config_dir(), "experiment").glob("*.yaml") if path.stem not in ELSEWHERE
 )

@@ -1,6 +1,7 @@
 """Heads on disk: one safetensors file that says what they are made of and which weights they were trained on."""
 
 import json
+import re
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from specdec.targets.base import Target
 
 _KEY = "specdec.heads"
+_USUAL_PLACE = re.compile(r"(?:^|/)models/heads/(.+)/heads\.safetensors$")  # where a training leaves those of a recipe
 
 
 class Stored(NamedTuple):
@@ -70,10 +72,13 @@ def read_heads(path: str | Path, key: str = "drafter.model") -> Stored:
         config = validated(HeadsConfig, about["config"], where="heads")
         return Stored(config, str(about["target"]), dict(about["training"]), weights)
     except FileNotFoundError:
-        raise UsageError(
-            f"Heads {key}={path} do not exist: give a file that specdec.train wrote, or in a drafter pocket for those "
-            "that come with specdec."
-        ) from None
+        recipe = _USUAL_PLACE.search(Path(path).as_posix())
+        remedy = (
+            f"python -m specdec.train +heads={recipe[1]} makes them"
+            if recipe
+            else "give a file that specdec.train wrote, or in a drafter pocket for those that come with specdec"
+        )
+        raise UsageError(f"Heads {key}={path} do not exist: {remedy}.") from None
     except (SafetensorError, OSError, KeyError, TypeError, ValueError, UsageError):
         raise UsageError(
             f"Heads {key}={path} is not a file of heads: give the heads.safetensors that specdec.train wrote."

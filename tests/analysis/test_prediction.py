@@ -145,7 +145,6 @@ def test_prompts_that_accept_all_or_nothing_are_two_types():
     assert weight[0] @ (nodes[0] * (1 - nodes[0])) == pytest.approx(0, abs=1e-6)
 
 
-
 def test_few_prompts_have_errors_without_intervals():
     rounds = pd.concat([simulation.iid(2, 30, gamma, 0, 0.7) for gamma in (1, 3)])
     result = P.predict(rounds)

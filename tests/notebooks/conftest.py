@@ -3,9 +3,17 @@
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
+
+from specdec.cli import config_dir
+from specdec.heads.files import save_heads
+from specdec.targets.base import targets
 
 
 @dataclass(frozen=True)
@@ -16,13 +24,16 @@ class RunStore:
     experiment: str
 
 
+HEADS = ("medusa", "grounded")
 PROMPTS = "prompts.tokens=[[0],[1],[2],[0,1],[0,2],[1,0],[1,2],[2,0],[2,1],[0,1,2],[1,2,0],[2,0,1]]"
 
 
 @pytest.fixture(scope="session")
-def run_store(tmp_path_factory: pytest.TempPathFactory) -> RunStore:
-    """The alpha table of two n-gram drafters; and of the overlay's drafters a context n-gram and, newest, the oracle,
-    whose acceptance is i.i.d.: the model holds by construction.
+def run_store(
+    tmp_path_factory: pytest.TempPathFactory, random_heads: Callable[..., Any], sampling: Callable[..., Any]
+) -> RunStore:
+    """The alpha table of two n-gram drafters; studies; random heads of both kinds; and of the overlay's drafters a
+    context n-gram and, newest, the oracle, whose acceptance is i.i.d.: the model holds by construction.
     """
     folder = tmp_path_factory.mktemp("store")
     corpus = folder / "corpus.jsonl"
@@ -62,7 +73,23 @@ def run_store(tmp_path_factory: pytest.TempPathFactory) -> RunStore:
         "measurement.workers=1",
     ]
     live = ["+experiment=chain_rows_tree", "+debug=tiny", "~target.dtype", "drafter.bigram.cache_dir=null"]
+    values = yaml.safe_load(Path(config_dir(), "target", "table.yaml").read_text(encoding="utf-8"))
+    target = targets.build(values, sampling=sampling(temperature=0.0))
+    for name in HEADS:
+        some = random_heads(target, count=4, grounded=name == "grounded", output="shared")
+        save_heads(some, folder / f"{name}.safetensors", target.identity, {})
+    heads = [
+        [
+            *("+experiment=heads", "+debug=tiny", "hydra.mode=RUN", "hydra.sweeper.params=null", "~target.dtype"),
+            *(f"+drafter={name}", f"drafter.model={name}.safetensors", PROMPTS),
+        ]
+        for name in HEADS
+    ]
+    of_heads = [
+        *("-m", "+study=typical_acceptance,tree_search", "+debug=tiny", "measurement.gammas=[]", PROMPTS),
+        *("+drafter=medusa", "++drafter.model=medusa.safetensors", "++drafter.drafts=greedy"),
+    ]
     # The oracle's stays the newest run.
-    for arguments in (alphas, studies, live, overlay):
+    for arguments in (alphas, studies, live, *heads, of_heads, overlay):
         subprocess.run([sys.executable, "-m", "specdec.run", *arguments], cwd=folder, check=True, timeout=600)
     return RunStore(f"sqlite:///{folder / 'mlflow.db'}", "specdec")

@@ -1,0 +1,97 @@
+# ---
+# jupyter:
+#   jupytext:
+#     formats: ipynb,py:percent
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#       format_version: '1.3'
+#       jupytext_version: 1.19.6
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # What do heads draft, and does grounding them pay?
+#
+# Heads predict several of the next tokens from one hidden state of the target: Medusa's (2401.10774) each for itself,
+# grounded ones ("Not So Speculative Decoding", later Hydra, 2402.05109) with what was drafted before. This notebook
+# shows how well they learn, what grounding is worth on one tree and the same prompts, which part of a grounded head
+# matters, whether typical acceptance holds its rate where rejection loses it, and how large a tree is worth verifying.
+# The paper found +0.43 tokens per step for Vicuna-7B; the pocket target is some hundred times smaller. The answer is
+# the last cell, written anew from the numbers each time. A part whose runs are missing says which command makes them.
+
+# %%
+from IPython.display import Markdown
+
+from specdec.analysis import heads_ablation, heads_sections, heads_training, notebook, published, published_heads
+
+# %% tags=["parameters"]
+tracking_uri = "sqlite:///../mlflow.db"  # where runs were logged, seen from this folder
+experiment = "specdec"
+ablations = heads_ablation.RESULT  # what the benchmark of ablations found
+published_csv = None  # a CSV of printed figures: columns as in specdec.analysis.published.COLUMNS
+
+# %% [markdown]
+# ## Accuracy over training
+#
+# From the histories beside the heads that come with specdec.
+
+# %%
+training = heads_training.training_section(heads_training.shipped_histories())
+notebook.show(training)
+
+# %% [markdown]
+# ## Grounded heads, and what matters in them
+#
+# Each variant trained on the same text with a small budget, and decoded on one tree and the same prompts. Accuracy is
+# that along the target's own text; differences are paired by prompt.
+
+# %%
+variants = heads_sections.ablation_sections(ablations)
+notebook.show(*variants)
+
+# %% [markdown]
+# ## The heads that come with specdec, decoded live
+#
+# Rate over overhead is the speedup, for every category.
+
+# %%
+live = notebook.live_heads(tracking_uri, experiment)
+notebook.show(*live)
+
+# %% [markdown]
+# ## Typical acceptance against rejection as the temperature rises
+#
+# Medusa's paper accepts what is typical instead of what rejection sampling would, because the latter accepts less at
+# higher temperatures. Text of typical acceptance is not the target's: the second part shows what it loses.
+
+# %%
+typical = notebook.study(tracking_uri, experiment, "typical_acceptance")
+notebook.show(*typical)
+
+# %% [markdown]
+# ## How large a tree?
+#
+# More nodes accept more, and cost more to verify.
+
+# %%
+trees = notebook.study(tracking_uri, experiment, "tree_search")
+notebook.show(*trees)
+
+# %% [markdown]
+# ## What was published
+#
+# Other models on other hardware: beside ours, never among them.
+
+# %%
+printed = None if published_csv is None else published.load_published(published_csv)
+notebook.show(published_heads.heads_section(printed))
+
+# %% [markdown]
+# ## Answer
+
+# %%
+Markdown(notebook.firsts(training, *variants, *live, *typical, *trees))

@@ -1,0 +1,68 @@
+"""The ablations: a recipe for every file that the overlay sweeps, and the sweep itself on heads of no training."""
+
+import csv
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf
+
+from specdec.analysis.load import open_folder
+from specdec.cli import config_dir
+from specdec.heads.files import save_heads
+from specdec.targets.base import targets
+
+CONF = Path(config_dir())
+MADE = ("grounded", "gru")  # of the variants, in a test of the sweep
+
+
+def swept() -> list[str]:
+    overlay = OmegaConf.load(CONF / "experiment" / "grounded_ablation.yaml")
+    return [path.strip() for path in overlay.hydra.sweeper.params["drafter.model"].split(",")]
+
+
+def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "specdec.run", "+experiment=grounded_ablation", *arguments],
+        cwd=folder, capture_output=True, text=True, timeout=600,
+    )  # fmt: skip
+
+
+def test_the_sweep_has_every_grounded_recipe_where_it_leaves_its_heads():
+    recipes = {path.stem for path in (CONF / "heads" / "ablation").glob("*.yaml")}
+    assert len(swept()) == len(set(swept()))
+    assert set(swept()) == {f"models/heads/ablation/{name}/heads.safetensors" for name in recipes - {"medusa"}}
+
+
+def test_heads_that_are_not_trained_yet_are_answered_with_what_trains_them(tmp_path):
+    (path,) = [path for path in swept() if "gru" in path]
+    model = ("hydra.mode=RUN", "hydra.sweeper.params=null", "+drafter=grounded", f"drafter.model={path}")
+    ended = run(tmp_path, *model, "structure=heads_ablation/tree")
+    (sentence,) = ended.stderr.strip().splitlines()
+    assert ended.returncode == 2
+    assert sentence == (
+        f"specdec: Heads drafter.model={path} do not exist: python -m specdec.train +heads=ablation/gru makes them."
+    )
+
+
+@pytest.mark.slow
+def test_the_sweep_compares_heads_on_one_tree_and_the_same_prompts(tmp_path, random_heads, sampling, group_values):
+    values = group_values("target", "causal", compile=False, device="cpu")
+    target = targets.build(values, sampling=sampling(temperature=0.0))
+    for name in MADE:
+        heads = random_heads(target, grounded=True, mixer="gru" if name == "gru" else "mlp")
+        save_heads(heads.bfloat16(), tmp_path / f"models/heads/ablation/{name}/heads.safetensors", target.identity, {})
+    files = [path for path in swept() if Path(path).parent.name in MADE]
+    params = {"+drafter": "grounded", "structure": "heads_ablation/tree", "drafter.model": f"'{','.join(files)}'"}
+    sweep = ",".join(f"{key}: {value}" for key, value in params.items())
+    ended = run(tmp_path, "+debug=pocket", "target.compile=false", f"hydra.sweeper.params={{{sweep}}}")
+    assert ended.returncode == 0, ended.stderr
+    runs = [open_folder(path.parent) for path in tmp_path.glob("multirun/**/summary.json")]
+    assert {run.params["drafter.model"] for run in runs} == set(files)
+    trees = [run.rounds()["offered_nodes"].max() for run in runs]
+    texts = [run.generations().set_index(["method", "gamma", "prompt"])["text"] for run in runs]
+    assert trees == [24, 24] and texts[0].equals(texts[1].reindex(texts[0].index))
+    (table,) = tmp_path.glob("multirun/**/sweep.csv")
+    with table.open(newline="", encoding="utf-8") as file:
+        assert [row["exit code"] for row in csv.DictReader(file)] == ["0", "0"]
