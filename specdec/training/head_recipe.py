@@ -142,4 +142,7 @@ def head_fingerprint(config: HeadTrainConfig, target: str, data: str) -> str:
     parts = asdict(config)
     del parts["heads"]["name"]
     keys = ("heads", "loss", "optimizer", "backbone", "lora", "init", "micro_batch", "bfloat16", "seed")
-    return fingerprint({key: parts[key] for key in keys}, parts["target"].get("dtype"), target, data)
+    # What a step reads; the number of steps also sets how rates and weights run.
+    read = {key: parts["data"][key] for key in ("batch", "sequences", "passes", "steps")}
+    rounded = parts["data"]["states"]["dtype"]
+    return fingerprint({key: parts[key] for key in keys}, read, rounded, parts["target"].get("dtype"), target, data)

@@ -382,7 +382,17 @@ def test_an_offset_beyond_the_depth_is_refused(values: dict, store: DocumentStor
 
 def test_a_checkpoint_of_another_recipe_is_refused(values: dict, store: DocumentStore) -> None:
     train(opened(changed(values), store))
-    for changes in ({"heads__count": 2}, {"seed": 4}, {"loss__decay": 0.7}, {"data__sequence_length": 8}):
+    others: tuple[dict[str, Any], ...] = (
+        {"heads__count": 2},
+        {"seed": 4},
+        {"loss__decay": 0.7},
+        {"data__sequence_length": 8},
+        {"data__batch": 2},
+        {"data__sequences": 5},
+        {"data__steps": 9},
+        {"data__states__dtype": "bfloat16"},
+    )
+    for changes in others:
         with pytest.raises(UsageError, match="another recipe, seed, target or data"):
             opened(changed(values, **changes), store).restore()
     assert opened(changed(values, monitor__log_every_steps=3), store).restore()
