@@ -449,7 +449,11 @@ def _quality_notes(metrics: Mapping[str, float], parts: "Parts") -> list[str]:
         return []
     model = "the target" if parts.original is None else "the original target"
     likelihood = "quality.log_likelihood"
-    notes = []
+    notes, verifier = [], parts.primary.verifier
+    if verifier.deterministic and not verifier.lossless and not parts.target.sampling.greedy:
+        notes.append(
+            "Without a draft this rule takes the target's likeliest token: the baseline's text is greedy, not sampled."
+        )
     if likelihood not in metrics:
         notes.append(f"Quality: {model} gives some token no chance, so there is no mean log-likelihood.")
     for name, sentence in (

@@ -238,6 +238,7 @@ def test_a_run_with_a_lossy_rule_says_what_it_lost(command, tmp_path):
     assert "quality.gsm8k_exact_match" not in metrics
     notes = " ".join(run.summary()["notes"])
     assert "Quality under the target" in notes and "decided otherwise" in notes
+    assert "the baseline's text is greedy" in notes
 
 
 @pytest.mark.parametrize(
