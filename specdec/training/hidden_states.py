@@ -90,7 +90,7 @@ class StateSource:
             self._last.prepare()
         if self.bytes > self.config.limit_gib * GIB:
             logger.info(
-                "The hidden states would take %.1f GiB, more than data.states.limit_gib=%g: they are computed in every "
+                "The hidden states would take %.5g GiB, more than data.states.limit_gib=%g: they are computed in every "
                 "step instead", self.bytes / GIB, self.config.limit_gib,
             )  # fmt: skip
             return
