@@ -86,15 +86,20 @@ class StateSource:
         """
         if self.config.cache == "none":
             return
-        if self._last is not None:
-            self._last.prepare()
-        if self.bytes > self.config.limit_gib * GIB:
+        kept = [self] if self._last is None else [self._last, self]
+        size = sum(source.bytes for source in kept)
+        if size > self.config.limit_gib * GIB:
             logger.info(
                 "The hidden states would take %.5g GiB, more than data.states.limit_gib=%g: they are computed in every "
-                "step instead", self.bytes / GIB, self.config.limit_gib,
+                "step instead", size / GIB, self.config.limit_gib,
             )  # fmt: skip
             return
-        check_space(self.config, sum(end - first for _, first, end in self._missing()) * self._row_bytes)
+        missing = (source._row_bytes * (end - first) for source in kept for _, first, end in source._missing())
+        check_space(self.config, sum(missing))
+        for source in kept:
+            source._fill()
+
+    def _fill(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
         with FileLock(self.folder / ".lock"):
             missing = self._missing()

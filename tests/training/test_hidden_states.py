@@ -143,6 +143,18 @@ def test_beyond_the_limit_states_are_streamed(opened) -> None:
     assert over.states(over.sequences.train(0))[0].shape == (4, 16, 16)
 
 
+def test_the_limit_is_on_both_layers_that_a_teacher_needs(opened) -> None:
+    needed = 2 * (12 + 5) * ROWS
+    for size, cached in ((needed, True), (needed - 1, False)):
+        source = opened(1, cache="disk", limit_gib=size / 2**30, teacher=True)
+        source.prepare()
+        assert source.cached == cached
+        for layer in (source, source._last):
+            assert bool(list(layer.folder.glob("*.bin"))) == cached, "checked before anything is written"
+            for file in layer.folder.glob("*"):
+                file.unlink()
+
+
 def test_too_little_space_is_said_before_anything_is_computed(opened, monkeypatch) -> None:
     usage = namedtuple("usage", "total used free")
     needed = 17 * ROWS
