@@ -11,7 +11,7 @@ import pandas as pd
 
 from specdec.errors import UsageError
 
-from .load import study_files
+from .read.runs import study_files
 from .sections import Section
 
 MODULES = {
@@ -71,7 +71,7 @@ class Findings:
 def findings(study: str, tables: Mapping[str, pd.DataFrame], about: About) -> Findings:
     """What `tables`, by name, of a study say."""
     read: Callable[[Mapping[str, pd.DataFrame], About], Findings]
-    read = import_module(f"specdec.analysis.{MODULES[study]}").findings
+    read = import_module(f"specdec.analysis.studies.{MODULES[study]}").findings
     return read(tables, about)
 
 

@@ -25,7 +25,9 @@
 # %%
 from IPython.display import Markdown
 
-from specdec.analysis import load, plots, published
+from specdec.analysis.figures import plots
+from specdec.analysis.papers import published
+from specdec.analysis.read import runs as load
 
 # %% tags=["parameters"]
 tracking_uri = "sqlite:///../mlflow.db"  # where runs were logged, seen from this folder

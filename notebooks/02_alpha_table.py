@@ -25,7 +25,7 @@
 # %%
 from IPython.display import Markdown, display
 
-from specdec.analysis import alpha_table, published
+from specdec.analysis.papers import alpha_table, published
 
 # %% tags=["parameters"]
 tracking_uri = "sqlite:///../mlflow.db"  # where runs were logged, seen from this folder

@@ -25,7 +25,7 @@
 # %%
 from IPython.display import Markdown
 
-from specdec.analysis import notebook
+from specdec.analysis.pages import notebook
 
 # %% tags=["parameters"]
 tracking_uri = "sqlite:///../mlflow.db"  # where runs were logged, seen from this folder

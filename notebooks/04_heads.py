@@ -26,13 +26,15 @@
 # %%
 from IPython.display import Markdown
 
-from specdec.analysis import heads_ablation, heads_sections, heads_training, notebook, published, published_heads
+from specdec.analysis.pages import notebook
+from specdec.analysis.papers import published, published_heads
+from specdec.analysis.studies import heads_ablation, heads_sections, heads_training
 
 # %% tags=["parameters"]
 tracking_uri = "sqlite:///../mlflow.db"  # where runs were logged, seen from this folder
 experiment = "specdec"
 ablations = heads_ablation.RESULT  # what the benchmark of ablations found
-published_csv = None  # a CSV of printed figures: columns as in specdec.analysis.published.COLUMNS
+published_csv = None  # a CSV of printed figures: columns as in specdec.analysis.papers.published.COLUMNS
 
 # %% [markdown]
 # ## Accuracy over training

@@ -24,8 +24,8 @@
 # %%
 from IPython.display import Markdown
 
-from specdec.analysis import notebook
-from specdec.analysis.account_sections import account_sections
+from specdec.analysis.account.account_sections import account_sections
+from specdec.analysis.pages import notebook
 
 # %% tags=["parameters"]
 tracking_uri = "sqlite:///../mlflow.db"  # where runs were logged, seen from this folder

@@ -25,9 +25,9 @@
 # %%
 from IPython.display import Markdown
 
-from specdec.analysis import notebook
-from specdec.analysis.gamma_choice import gamma_choice
-from specdec.analysis.model_sections import model_sections
+from specdec.analysis.acceptance.gamma_choice import gamma_choice
+from specdec.analysis.acceptance.model_sections import model_sections
+from specdec.analysis.pages import notebook
 
 # %% tags=["parameters"]
 tracking_uri = "sqlite:///../mlflow.db"  # where runs were logged, seen from this folder

@@ -25,10 +25,12 @@
 # %%
 from IPython.display import Markdown
 
-from specdec.analysis import notebook, paper_sections, plots, published
+from specdec.analysis.figures import plots
+from specdec.analysis.pages import notebook
+from specdec.analysis.papers import paper_sections, published
 
 # %% tags=["parameters"]
-published_csv = None  # a CSV of printed figures: columns as in specdec.analysis.published.COLUMNS
+published_csv = None  # a CSV of printed figures: columns as in specdec.analysis.papers.published.COLUMNS
 
 # %% [markdown]
 # ## The ceiling

@@ -1,12 +1,12 @@
 """`python -m specdec.advise +drafter=NAME`: would speculation pay, and at which gamma, without speculating once.
 
-Checks what can be checked before anything heavy is imported, then hands over to `measurement.advisor`.
+Checks what can be checked before anything heavy is imported, then hands over to `experiment.advisor`.
 """
 
 from collections.abc import Mapping
 from typing import Any
 
-from specdec import cli
+from specdec.commands import cli
 from specdec.config import AdviseConfig, validated
 from specdec.errors import UsageError
 
@@ -17,7 +17,7 @@ def task(values: Mapping[str, Any]) -> None:
         raise UsageError(f"No drafter: add +drafter=NAME, one of {', '.join(cli.options('drafter'))}.")
     config = validated(AdviseConfig, values, source="the configuration")
 
-    from specdec.measurement.advisor import advise
+    from specdec.experiment.advisor import advise
 
     advise(config, cli.output_dir())
 

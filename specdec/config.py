@@ -6,6 +6,7 @@ Values live in YAML, types and bounds here and beside each registered class. Imp
 import json
 from collections.abc import Mapping
 from dataclasses import fields
+from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, cast
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
@@ -95,6 +96,15 @@ class AdviseConfig(RunConfig):
     """The root of `python -m specdec.advise`: a run's, so that both take the same overrides."""
 
     advice: AdviceConfig
+
+
+def config_dir() -> str:
+    """Absolute folder of the YAML files: inside the package when installed, beside it in a checkout."""
+    package = Path(__file__).resolve().parent
+    for folder in (package / "conf", package.parent / "conf"):
+        if (folder / "config.yaml").is_file():
+            return str(folder)
+    raise UsageError(f"The configuration is missing: looked for conf/config.yaml in and beside {package}.")
 
 
 def validated(config_type: type[T], values: Mapping[str, Any], where: str = "", source: str = "") -> T:

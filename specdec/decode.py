@@ -8,10 +8,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from specdec.clock import Clock
 from specdec.drafters.base import Drafter
 from specdec.errors import NumericsError
-from specdec.measurement.quality import chain_laws, departure
-from specdec.measurement.timers import Clock
+from specdec.experiment.quality import chain_laws, departure
 from specdec.records import Acceptance, Draft, Generation, Marks, Round
 from specdec.structures.base import Structure
 from specdec.targets.base import Target

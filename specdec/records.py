@@ -154,7 +154,7 @@ class Acceptance:
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """Clock readings around the four verbs of a round, in the clock's own type (see `measurement.timers`)."""
+    """Clock readings around the four verbs of a round, in the clock's own type (see `clock`)."""
 
     start: object
     drafted: object
@@ -165,7 +165,7 @@ class Marks:
 
 @dataclass(frozen=True)
 class Departure:
-    """How far a round of a rule that is not lossless went from what the target alone would do (`measurement.quality`).
+    """How far a round of a rule that is not lossless went from what the target alone would do (`experiment.quality`).
 
     Attributes:
         tv: at each committed position, total variation between what is emitted there and the target's law.

@@ -63,17 +63,17 @@ def report(arguments: Sequence[str]) -> list[Path]:
     options = parser().parse_args(arguments)
     _check(options)
 
-    from specdec.analysis.find_runs import find_runs
-    from specdec.analysis.html import Chapter, write_report
-    from specdec.analysis.report_chapters import foreign_chapter, run_chapters
+    from specdec.analysis.pages.html import Chapter, write_report
+    from specdec.analysis.pages.report_chapters import foreign_chapter, run_chapters
+    from specdec.analysis.read.find_runs import find_runs
 
     chapters: list[Chapter] = []
     if options.runs:
         runs, notes = find_runs(options.runs, options.tracking_uri)
         chapters += run_chapters(runs, notes)
     if options.imports:
-        from specdec.analysis.import_spec_bench import spec_bench_times
-        from specdec.analysis.imported import importers
+        from specdec.analysis.read.foreign.imported import importers
+        from specdec.analysis.read.foreign.spec_bench import spec_bench_times
 
         baseline = None if options.baseline is None else spec_bench_times(options.baseline)
         for kind, file in options.imports:
@@ -113,7 +113,7 @@ def main() -> None:
         for path in report(sys.argv[1:]):
             print(path)
     except (Exception, KeyboardInterrupt) as error:
-        from specdec.cli import ending
+        from specdec.commands.cli import ending
 
         known = ending(error)
         if known is None:

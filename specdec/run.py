@@ -1,12 +1,12 @@
 """`python -m specdec.run +drafter=NAME`: decode, measure, compare with theory, log.
 
-Checks what can be checked before anything heavy is imported, then hands over to `measurement.experiment`.
+Checks what can be checked before anything heavy is imported, then hands over to `experiment.experiment`.
 """
 
 from collections.abc import Mapping
 from typing import Any
 
-from specdec import cli
+from specdec.commands import cli
 from specdec.config import RunConfig, validated
 from specdec.errors import UsageError
 
@@ -22,7 +22,7 @@ def task(values: Mapping[str, Any]) -> Mapping[str, float]:
 
         return run_study(config, cli.output_dir()).metrics
 
-    from specdec.measurement.experiment import run_experiment
+    from specdec.experiment.experiment import run_experiment
 
     return run_experiment(config, cli.output_dir()).metrics
 

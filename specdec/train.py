@@ -6,7 +6,7 @@ Checks what can be checked before anything heavy is imported, then hands over to
 from collections.abc import Mapping
 from typing import Any
 
-from specdec import cli
+from specdec.commands import cli
 from specdec.errors import UsageError
 
 
@@ -23,7 +23,7 @@ def task(values: Mapping[str, Any]) -> None:
 
         session.run(values)
     else:
-        from specdec.training import heads
+        from specdec.training.heads import head_training as heads
 
         heads.run(values)
 

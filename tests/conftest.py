@@ -18,7 +18,7 @@ import torch
 from omegaconf import OmegaConf
 from torch import Tensor
 
-from specdec.cli import config_dir
+from specdec.config import config_dir
 from specdec.records import Draft, Tree
 from specdec.sampling import SamplingConfig
 from specdec.targets.table import Table, TableConfig
@@ -509,7 +509,7 @@ def _recorded_lengths(folder: Path, vocabulary: int) -> dict[str, Any]:
     """Of prompts that tests with few states decode; others get no proposals. The text repeats the last token, as that
     of the table which comes with specdec.
     """
-    from specdec.streams import Stream, write_streams
+    from specdec.text.streams import Stream, write_streams
 
     prompts = [(0,), (1,), (2,), (0, 1), (1, 2), (2, 0), (0, 2), (1, 0), (0, 3, 1, 4, 0, 3, 1, 2, 0, 3)]
     streams = [

@@ -13,10 +13,9 @@ from hydra.core.global_hydra import GlobalHydra
 from omegaconf import OmegaConf
 
 from specdec import run
-from specdec.analysis.load import Run, open_folder
-from specdec.analysis.run_account import account_by, account_of
-from specdec.cli import config_dir
-from specdec.config import flattened
+from specdec.analysis.account.run_account import account_by, account_of
+from specdec.analysis.read.runs import Run, open_folder
+from specdec.config import config_dir, flattened
 from specdec.drafters import drafters
 from specdec.targets import targets
 

@@ -8,8 +8,7 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from specdec.cli import config_dir
-from specdec.config import RunConfig, validated
+from specdec.config import RunConfig, config_dir, validated
 from specdec.drafters.base import drafters
 from specdec.errors import UsageError
 from specdec.prompts import prompts

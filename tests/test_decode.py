@@ -9,9 +9,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from specdec.clock import CpuClock
 from specdec.decode import cut, generate
 from specdec.drafters.base import Drafter, drafters
-from specdec.measurement.timers import CpuClock
 from specdec.records import EMPTY, Draft, Source, Tree, chain_tree
 from specdec.sampling import generator_for
 from specdec.structures.base import Structure, structures

@@ -10,9 +10,9 @@ from functools import cache
 import pytest
 import torch
 
+from specdec.clock import CpuClock
 from specdec.decode import generate
 from specdec.drafters.base import Drafter, drafters
-from specdec.measurement.timers import CpuClock
 from specdec.records import Draft, Source
 from specdec.sampling import generator_for
 from specdec.structures.base import structures

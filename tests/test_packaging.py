@@ -25,7 +25,7 @@ def test_the_wheel_holds_everything_below_specdec(tmp_path):
         "specdec/conf/config.yaml",
         "specdec/conf/drafter/ngram.yaml",
         "specdec/conf/hydra/help/specdec.yaml",
-        "specdec/analysis/account.py",
+        "specdec/analysis/account/gap_account.py",
         "specdec/pocket/target/model.safetensors",
         "specdec/pocket/target/tokenizer.json",
         "specdec/pocket/drafter/model.safetensors",

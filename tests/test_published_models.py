@@ -9,10 +9,10 @@ from copy import deepcopy
 import pytest
 import torch
 
+from specdec.clock import CpuClock
 from specdec.decode import generate
 from specdec.drafters.base import drafters
 from specdec.drafters.small_model import SmallModel
-from specdec.measurement.timers import CpuClock
 from specdec.sampling import generator_for
 from specdec.structures.base import structures
 from specdec.targets.causal import Causal

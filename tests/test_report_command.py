@@ -9,8 +9,8 @@ import pytest
 from hydra.core.global_hydra import GlobalHydra
 
 from specdec import report, run
-from specdec.analysis.find_runs import find_runs
-from specdec.analysis.run_sections import reproduce_section
+from specdec.analysis.read.find_runs import find_runs
+from specdec.analysis.runs.run_sections import reproduce_section
 from specdec.errors import UsageError
 
 CELLS = ("+debug=tiny", "measurement.max_new_tokens=16", "tracking.enabled=false")

@@ -9,10 +9,11 @@ import pandas as pd
 import pytest
 from hydra.core.global_hydra import GlobalHydra
 
-from specdec import cli, run
-from specdec.analysis.alpha_table import alpha_table
+from specdec import run
 from specdec.analysis.findings import open_study
-from specdec.analysis.load import load_runs, open_folder
+from specdec.analysis.papers.alpha_table import alpha_table
+from specdec.analysis.read.runs import load_runs, open_folder
+from specdec.config import config_dir
 from specdec.drafters.none import NoDrafter
 from specdec.errors import NumericsError
 from specdec.targets.table import Table
@@ -263,7 +264,7 @@ STUDIES = {
 OF_TRAINED_HEADS = {"grounded_ablation"}
 ELSEWHERE = {*OF_RANDOM_WEIGHTS, *OF_ENCODER_DECODERS, *OF_TRAINED_HEADS, *STUDIES, "leviathan_alpha"}
 EXPERIMENTS = sorted(
-    path.stem for path in Path(cli.config_dir(), "experiment").glob("*.yaml") if path.stem not in ELSEWHERE
+    path.stem for path in Path(config_dir(), "experiment").glob("*.yaml") if path.stem not in ELSEWHERE
 )
 TOY = (
     "target.shape.hidden_size=32",
@@ -341,7 +342,7 @@ def test_peers_run_in_the_same_run(command, tmp_path):
 
 @pytest.mark.slow
 def test_a_peer_that_fails_does_not_end_the_run(command, tmp_path, monkeypatch):
-    from specdec.measurement.peers import TransformersPeer
+    from specdec.experiment.peers import TransformersPeer
 
     def broken(self, prompt, setting):
         raise RuntimeError("no luck")
@@ -391,7 +392,7 @@ def t5_folders(tmp_path_factory):
     from tokenizers.processors import TemplateProcessing
     from transformers import T5Config, T5ForConditionalGeneration
 
-    from specdec.training.tokenizer import train_tokenizer
+    from specdec.training.models.tokenizer import train_tokenizer
 
     tokenizer = train_tokenizer(["def f(x):\n    return x\n"] * 3, 268, 64)
     end = tokenizer.eos_token_id
@@ -457,7 +458,10 @@ def test_help_and_a_wrong_name_need_no_torch(tmp_path):
     import subprocess
     import sys
 
-    script = "import sys, specdec.run, specdec.cli; assert not {'torch', 'mlflow', 'transformers'} & set(sys.modules)"
+    script = (
+        "import sys, specdec.run, specdec.commands.cli; "
+        "assert not {'torch', 'mlflow', 'transformers'} & set(sys.modules)"
+    )
     subprocess.run([sys.executable, "-c", script], check=True, cwd=tmp_path, timeout=120)
 
 
@@ -474,4 +478,4 @@ def test_results_do_not_depend_on_prompt_order(command, tmp_path):
 
 
 def test_the_configuration_folder_is_found():
-    assert (Path(cli.config_dir()) / "config.yaml").is_file()
+    assert (Path(config_dir()) / "config.yaml").is_file()

@@ -10,11 +10,11 @@ from functools import cache
 import pytest
 import torch
 
+from specdec.clock import CpuClock
 from specdec.decode import generate
 from specdec.drafters.base import drafters
 from specdec.errors import UsageError
-from specdec.measurement.replay import agreement
-from specdec.measurement.timers import CpuClock
+from specdec.replay.expected_rounds import agreement
 from specdec.sampling import generator_for, probabilities
 from specdec.structures.base import structures
 from specdec.targets.causal import Causal

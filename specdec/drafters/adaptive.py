@@ -9,7 +9,7 @@ from torch import Tensor
 
 from specdec.config import AtLeastOne, Probability, typed
 from specdec.drafters.base import Drafter, drafters
-from specdec.drafters.nested import named_below
+from specdec.drafters.base.nested import named_below
 from specdec.errors import UsageError
 from specdec.records import Draft
 from specdec.structures.base import Structure

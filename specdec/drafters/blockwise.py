@@ -6,7 +6,7 @@ from pydantic import Field
 
 from specdec.config import typed
 from specdec.drafters.base import drafters
-from specdec.drafters.heads import Drafts, HeadsDrafter
+from specdec.drafters.base.heads import Drafts, HeadsDrafter
 
 if TYPE_CHECKING:
     from specdec.targets.base import Target

@@ -14,13 +14,13 @@ from torch import Tensor
 
 from specdec.config import typed
 from specdec.drafters.base import Drafter, drafters
-from specdec.drafters.ngram_corpus import Corpus, open_corpus, tokenize, tokenizer_digest
-from specdec.drafters.ngram_table import NgramTable
-from specdec.drafters.siblings import How, Siblings, grow
 from specdec.errors import UsageError
+from specdec.ngrams.corpus import Corpus, open_corpus, tokenize, tokenizer_digest
+from specdec.ngrams.kneser_ney import NgramTable
 from specdec.records import EMPTY, Draft, Source, Tree, chain_tree
 from specdec.sampling import one_hot, probabilities, sample
 from specdec.structures.base import Structure
+from specdec.tree_building.siblings import How, Siblings, grow
 
 if TYPE_CHECKING:
     from specdec.targets.base import Target

@@ -6,8 +6,8 @@ from pydantic import Field
 
 from specdec.config import typed
 from specdec.drafters.base import drafters
-from specdec.drafters.heads import Drafts, HeadsDrafter
-from specdec.drafters.siblings import Siblings
+from specdec.drafters.base.heads import Drafts, HeadsDrafter
+from specdec.tree_building.siblings import Siblings
 
 if TYPE_CHECKING:
     from specdec.targets.base import Target

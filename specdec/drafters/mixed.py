@@ -9,9 +9,9 @@ from pydantic import Field, field_validator
 
 from specdec.config import typed
 from specdec.drafters.base import drafters
-from specdec.drafters.lookup import NOTHING, Lookup, Proposal, filled, merged
-from specdec.drafters.model_tables import TokenLookup
-from specdec.drafters.nested import named_below
+from specdec.drafters.base.lookup import NOTHING, Lookup, Proposal, filled, merged
+from specdec.drafters.base.nested import named_below
+from specdec.drafters.base.token_lookup import TokenLookup
 from specdec.drafters.ngram import Matches, Ngram
 from specdec.errors import UsageError
 from specdec.records import Source

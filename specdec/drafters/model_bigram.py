@@ -10,10 +10,10 @@ from pydantic import Field
 
 from specdec.config import AtLeastOne, typed
 from specdec.drafters.base import drafters
-from specdec.drafters.bigram_table import BigramTable, Form, kept_table, tabulate, tabulate_law, weights_hash
-from specdec.drafters.model_tables import ModelOf, TokenLookup, model_of
+from specdec.drafters.base.token_lookup import ModelOf, TokenLookup, model_of
 from specdec.errors import UsageError
-from specdec.targets.loading import Dtype
+from specdec.models.load import Dtype
+from specdec.ngrams.bigram_table import BigramTable, Form, kept_table, tabulate, tabulate_law, weights_hash
 
 if TYPE_CHECKING:
     from specdec.targets.base import Target

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from specdec.config import AtLeastOne, typed
 from specdec.drafters.base import drafters
-from specdec.drafters.model_tables import ModelOf, TokenLookup, model_of
-from specdec.drafters.ngram_corpus import Block, Corpus, open_corpus, tokenize
+from specdec.drafters.base.token_lookup import ModelOf, TokenLookup, model_of
 from specdec.errors import UsageError
-from specdec.targets.loading import Dtype
+from specdec.models.load import Dtype
+from specdec.ngrams.corpus import Block, Corpus, open_corpus, tokenize
 
 if TYPE_CHECKING:
     from specdec.targets.base import Target

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from specdec.config import AtLeastOne, typed
 from specdec.drafters.base import drafters
-from specdec.drafters.lookup import NOTHING, Lookup, Proposal, filled, merged
+from specdec.drafters.base.lookup import NOTHING, Lookup, Proposal, filled, merged
 from specdec.errors import UsageError
 from specdec.records import Source, chain_tree
 from specdec.structures.base import Structure

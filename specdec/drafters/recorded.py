@@ -7,13 +7,13 @@ import torch
 from pydantic import Field
 
 from specdec.config import typed
+from specdec.cost_model import DraftCost
 from specdec.drafters.base import drafters
-from specdec.drafters.lookup import NOTHING, Lookup, Proposal
+from specdec.drafters.base.lookup import NOTHING, Lookup, Proposal
 from specdec.errors import UsageError
-from specdec.measurement.cost_model import DraftCost
 from specdec.records import Source, chain_tree
-from specdec.streams import Stream, read_streams
 from specdec.structures.base import Structure
+from specdec.text.streams import Stream, read_streams
 
 if TYPE_CHECKING:
     from specdec.targets.base import Target

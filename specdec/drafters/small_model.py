@@ -8,18 +8,18 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from specdec.config import AtLeastOne, typed
-from specdec.decoder import Decoder, check_rollback
-from specdec.draft_loop import Choice, StaticLoop, joined
 from specdec.drafters.base import Drafter, drafters
-from specdec.drafters.model_tree import draft_tree
-from specdec.drafters.siblings import How, Siblings
-from specdec.drafters.translation import Translation, check_same
 from specdec.errors import NumericsError, UsageError
+from specdec.models.decoder import Decoder, check_rollback
+from specdec.models.draft_loop import Choice, StaticLoop, joined
+from specdec.models.load import Dtype, describe_model, load_model, load_tokenizer, model_path, resolve_dtype
+from specdec.models.seq2seq import decoder_of
 from specdec.records import EMPTY, Draft, Source, chain_tree
 from specdec.sampling import all_finite, drawn, generator_on, one_hot, probabilities
-from specdec.seq2seq_decoder import decoder_of
 from specdec.structures.base import Structure
-from specdec.targets.loading import Dtype, describe_model, load_model, load_tokenizer, model_path, resolve_dtype
+from specdec.tree_building.model_tree import draft_tree
+from specdec.tree_building.siblings import How, Siblings
+from specdec.tree_building.translation import Translation, check_same
 
 if TYPE_CHECKING:
     from specdec.targets.base import Target

@@ -8,8 +8,8 @@ from pydantic import Field
 
 from specdec.config import AtLeastOne, typed
 from specdec.errors import UsageError
-from specdec.prompts.base import Entry, PromptSource, SetConfig, Source, prompts
-from specdec.prompts.records import Records, read_file, read_hub
+from specdec.prompts.base.contract import Entry, PromptSource, SetConfig, Source, prompts
+from specdec.text.sources import Records, read_file, read_hub
 
 Key = Annotated[str, Field(min_length=1)]
 

@@ -3,7 +3,7 @@
 import random
 
 from specdec.config import AtLeastOne, typed
-from specdec.prompts.base import Entry, PromptSource, SetConfig, Source, prompts
+from specdec.prompts.base.contract import Entry, PromptSource, SetConfig, Source, prompts
 
 
 @typed

@@ -1,8 +1,8 @@
 """The prompts of recorded streams: what target=replay decodes, or a live target, to compare it with the record."""
 
 from specdec.config import typed
-from specdec.prompts.base import Entry, PromptSource, SetConfig, Source, prompts
-from specdec.streams import Recording, open_recording
+from specdec.prompts.base.contract import Entry, PromptSource, SetConfig, Source, prompts
+from specdec.text.streams import Recording, open_recording
 
 
 @typed

@@ -1,6 +1,6 @@
 """Prompts that every Python installation carries: held-out standard-library modules and topics.
 
-The pocket models never saw these texts (`specdec.training.corpus`). Nothing is imported to be read.
+The pocket models never saw these texts (`specdec.text.python_sources`). Nothing is imported to be read.
 """
 
 import ast
@@ -11,8 +11,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from specdec.config import AtLeastOne, typed
-from specdec.prompts.base import Entry, PromptSource, SetConfig, Source, prompts
-from specdec.training.corpus import held_out_modules, held_out_topics, installed_topics
+from specdec.prompts.base.contract import Entry, PromptSource, SetConfig, Source, prompts
+from specdec.text.python_sources import held_out_modules, held_out_topics, installed_topics
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 

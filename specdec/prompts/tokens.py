@@ -6,7 +6,7 @@ from typing import Annotated
 from pydantic import Field
 
 from specdec.config import typed
-from specdec.prompts.base import Entry, PromptSource, SetConfig, Source, prompts
+from specdec.prompts.base.contract import Entry, PromptSource, SetConfig, Source, prompts
 
 
 @typed

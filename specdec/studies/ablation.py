@@ -8,7 +8,7 @@ from typing import Literal
 import pandas as pd
 
 from specdec.config import typed
-from specdec.measurement.stream_replay import Cell
+from specdec.replay.walk import Cell
 from specdec.studies.base import Bench, Study, studies
 from specdec.studies.replayed import Strategy, check_rows, replay, skipped
 

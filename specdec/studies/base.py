@@ -7,16 +7,16 @@ from pathlib import Path
 
 import pandas as pd
 
+from specdec.clock import Clock
 from specdec.config import RunConfig
 from specdec.decode import generate
-from specdec.measurement.experiment import Parts, prepare
-from specdec.measurement.timers import Clock
+from specdec.experiment.experiment import Parts, prepare
 from specdec.progress import progress_bar
 from specdec.prompts import Prompt
 from specdec.records import Generation
 from specdec.registry import Registry
-from specdec.streams import Stream, write_streams
 from specdec.targets.replay import Replay
+from specdec.text.streams import Stream, write_streams
 
 
 @dataclass(frozen=True)

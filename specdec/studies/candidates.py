@@ -7,11 +7,11 @@ from typing import Any
 
 import pandas as pd
 
-from specdec.measurement.rank_accuracy import RankCounts
 from specdec.prompts import first_turn
-from specdec.streams import Stream
+from specdec.replay.rank_accuracy import RankCounts
 from specdec.structures import structures
 from specdec.structures.tree import given
+from specdec.text.streams import Stream
 from specdec.theory.trees import best_tree
 
 SHAPES = ("chain", "rows", "tree")

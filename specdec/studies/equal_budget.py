@@ -16,21 +16,21 @@ from pydantic import Field
 from specdec.config import AtLeastOne, typed
 from specdec.decode import generate
 from specdec.drafters import Drafter, drafters
-from specdec.drafters.lookup import Lookup
+from specdec.drafters.base.lookup import Lookup
 from specdec.errors import UsageError
-from specdec.measurement.block_times import Block, time_blocks, tokens_evaluated
-from specdec.measurement.cost import row_counts
-from specdec.measurement.rank_accuracy import RankCounts, rank_counts
-from specdec.measurement.stream_replay import Cell
 from specdec.progress import progress_bar
 from specdec.prompts import first_turn
+from specdec.replay.rank_accuracy import RankCounts, rank_counts
+from specdec.replay.walk import Cell
 from specdec.sampling import generator_for
-from specdec.streams import Stream
 from specdec.structures import Structure, structures
 from specdec.studies.base import Bench, Study, studies
 from specdec.studies.candidates import SHAPES, Candidate, choose, halves_of, plain_shapes, trees
 from specdec.studies.replayed import Strategy, check_lookup, replay, skipped
 from specdec.targets.replay import Replay
+from specdec.text.streams import Stream
+from specdec.timing.blocks import Block, time_blocks, tokens_evaluated
+from specdec.timing.calls import row_counts
 
 _WARM = 4  # tokens
 

@@ -10,15 +10,15 @@ import pandas as pd
 from pydantic import Field
 
 from specdec.config import AtLeastOne, typed
-from specdec.measurement.block_times import Block, time_blocks, tokens_evaluated
-from specdec.measurement.stream_replay import Cell
+from specdec.replay.walk import Cell
 from specdec.sampling import generator_for
-from specdec.streams import Stream
 from specdec.structures import Structure, structures
 from specdec.studies.base import Bench, Study, studies
 from specdec.studies.live import LiveRuns
 from specdec.studies.replayed import Strategy, check_rows, replay, skipped
 from specdec.targets.replay import Replay
+from specdec.text.streams import Stream
+from specdec.timing.blocks import Block, time_blocks, tokens_evaluated
 
 PLAIN: Block = (1, 0)
 """Plain decoding, as a block."""

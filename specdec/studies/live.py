@@ -10,9 +10,9 @@ import pandas as pd
 from specdec.decode import generate
 from specdec.progress import progress_bar
 from specdec.records import Generation
-from specdec.streams import Stream
 from specdec.structures import Structure
 from specdec.studies.base import Bench
+from specdec.text.streams import Stream
 
 Key = tuple[Any, ...]
 """A value for each column that tells shapes apart."""

@@ -11,11 +11,11 @@ from pydantic import Field
 
 from specdec.config import AtLeastOne, typed
 from specdec.errors import UsageError
-from specdec.measurement.block_times import Block, time_blocks, tokens_evaluated
-from specdec.measurement.machine import Machine, measure_machine
 from specdec.sampling import generator_for
 from specdec.studies.base import Bench, Study, studies
 from specdec.theory.roofline import Product, threshold
+from specdec.timing.blocks import Block, time_blocks, tokens_evaluated
+from specdec.timing.machine import Machine, measure_machine
 
 
 @typed

@@ -8,13 +8,13 @@ from typing import Any
 import pandas as pd
 
 from specdec.drafters import drafters
-from specdec.drafters.lookup import Lookup
+from specdec.drafters.base.lookup import Lookup
 from specdec.errors import UsageError
-from specdec.measurement.stream_replay import Cell, replay_grid
 from specdec.progress import progress_bar
 from specdec.prompts import PromptSet, first_turn
-from specdec.streams import Stream
+from specdec.replay.walk import Cell, replay_grid
 from specdec.studies.base import Bench
+from specdec.text.streams import Stream
 
 
 @dataclass(frozen=True)

@@ -6,17 +6,17 @@ from pathlib import Path
 import pandas as pd
 from rich import get_console
 
-from specdec import tracking
-from specdec.analysis import style
+from specdec.analysis.figures import style
 from specdec.analysis.findings import About, Findings, findings
-from specdec.analysis.html import Chapter, write_report
+from specdec.analysis.pages.html import Chapter, write_report
+from specdec.clock import clock_for
 from specdec.config import RunConfig
 from specdec.errors import UsageError
-from specdec.measurement.experiment import identify, open_parts
-from specdec.measurement.report import run_title
-from specdec.measurement.results import ResultsFolder
-from specdec.measurement.timers import clock_for
+from specdec.experiment.experiment import identify, open_parts
+from specdec.experiment.results import ResultsFolder
+from specdec.experiment.run_report import run_title
 from specdec.studies.base import Bench, studies
+from specdec.tracking import writer as tracking
 
 
 def run_study(config: RunConfig, folder: Path) -> Findings:

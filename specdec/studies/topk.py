@@ -10,7 +10,7 @@ from pydantic import Field
 from specdec.config import AtLeastOne, typed
 from specdec.drafters import drafters
 from specdec.errors import UsageError
-from specdec.measurement.stream_replay import Cell
+from specdec.replay.walk import Cell
 from specdec.studies.base import Bench, Study, studies
 from specdec.studies.replayed import Strategy, check_lookup, replay, skipped
 from specdec.targets import Target

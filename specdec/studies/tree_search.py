@@ -14,25 +14,25 @@ from typing import Annotated, Any, Literal
 import pandas as pd
 from pydantic import Field
 
-from specdec.analysis.tree_search import CHOSEN, PLAIN, RoundSeconds, round_seconds
+from specdec.analysis.studies.tree_search import CHOSEN, PLAIN, RoundSeconds, round_seconds
 from specdec.config import AtLeastOne, typed
 from specdec.errors import UsageError
-from specdec.measurement.block_times import time_blocks
-from specdec.measurement.cost import row_counts
-from specdec.measurement.draft_times import time_drafts
-from specdec.measurement.rank_accuracy import Fed, RankCounts, along, rank_counts, total
 from specdec.progress import progress_bar
 from specdec.prompts import first_turn
 from specdec.records import Tree
+from specdec.replay.rank_accuracy import Fed, RankCounts, along, rank_counts, total
 from specdec.sampling import generator_for
-from specdec.streams import Stream
 from specdec.structures import Structure, structures
 from specdec.structures.tree import TokenTree, given, save_tree
 from specdec.studies.base import Bench, Study, studies
 from specdec.studies.candidates import halves_of
 from specdec.studies.live import LiveRuns
 from specdec.studies.replayed import skipped
+from specdec.text.streams import Stream
 from specdec.theory.trees import RankedTree, best_tree, choose_tree, expected_tokens
+from specdec.timing.blocks import time_blocks
+from specdec.timing.calls import row_counts
+from specdec.timing.drafts import time_drafts
 
 
 @typed

@@ -14,14 +14,14 @@ from specdec.config import AtLeastOne, typed
 from specdec.decode import generate
 from specdec.drafters import Drafter, drafters
 from specdec.errors import UsageError
-from specdec.measurement.quality import log_likelihood
+from specdec.experiment.quality import log_likelihood
 from specdec.progress import progress_bar
 from specdec.prompts import first_turn
 from specdec.records import Generation
 from specdec.sampling import generator_for
-from specdec.streams import Stream
 from specdec.studies.base import Bench, Study, studies
 from specdec.studies.replayed import skipped
+from specdec.text.streams import Stream
 from specdec.verifiers import Verifier, verifiers
 from specdec.verifiers.typical import Typical, TypicalConfig
 
@@ -60,7 +60,7 @@ class TypicalAcceptance(Study):
         log_likelihood (nats, of the whole text, under the target at temperature 1), tv (total variation of the emitted
         law from the target's at that temperature, summed over tokens), otherwise (chance of a decision that a lossless
         rule would not have made, summed over rounds) and offers (rounds with a proposal); tv and otherwise are missing
-        where they are not known (see `measurement.quality`).
+        where they are not known (see `experiment.quality`).
     `settings`: epsilon and delta of typical acceptance as the temperature rises, and the temperature of the sweep.
     `skipped`: see `replayed.skipped`.
 

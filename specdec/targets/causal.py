@@ -11,17 +11,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from specdec.compilation import mode_for
 from specdec.config import AtLeastOne, typed
-from specdec.decoder import Decoder, check_rollback
 from specdec.errors import NumericsError, UsageError
-from specdec.memory import available_bytes
-from specdec.records import Draft, Tree, chain_tree
-from specdec.row_batch import row_batch
-from specdec.sampling import SamplingConfig, checked_probabilities
-from specdec.seq2seq_decoder import Seq2SeqDecoder
-from specdec.targets.base import Target, targets
-from specdec.targets.loading import (
+from specdec.models.compile import mode_for
+from specdec.models.decoder import Decoder, check_rollback
+from specdec.models.load import (
     Dtype,
     describe_model,
     load_model,
@@ -30,8 +24,14 @@ from specdec.targets.loading import (
     resolve_device,
     resolve_dtype,
 )
-from specdec.targets.products import matrix_products
-from specdec.targets.random_weights import check_shape, random_model, shape_hash
+from specdec.models.memory import available_bytes
+from specdec.models.path_batch import row_batch
+from specdec.models.products import matrix_products
+from specdec.models.random_weights import check_shape, random_model, shape_hash
+from specdec.models.seq2seq import Seq2SeqDecoder
+from specdec.records import Draft, Tree, chain_tree
+from specdec.sampling import SamplingConfig, checked_probabilities
+from specdec.targets.base import Target, targets
 from specdec.theory.roofline import Product
 
 

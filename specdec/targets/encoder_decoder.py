@@ -5,11 +5,11 @@ and batches of rows verified over our own cache.
 from typing import Any, Literal
 
 from specdec.config import typed
+from specdec.models.load import Dtype, load_model, load_tokenizer, model_path, resolve_device, resolve_dtype
+from specdec.models.seq2seq import Seq2SeqDecoder
 from specdec.sampling import SamplingConfig
-from specdec.seq2seq_decoder import Seq2SeqDecoder
 from specdec.targets.base import targets
 from specdec.targets.causal import Causal
-from specdec.targets.loading import Dtype, load_model, load_tokenizer, model_path, resolve_device, resolve_dtype
 from specdec.theory.roofline import Product
 
 

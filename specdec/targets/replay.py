@@ -8,15 +8,14 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from specdec.cli import config_dir
-from specdec.config import AtLeastOne, typed
+from specdec.clock import SimulatedClock
+from specdec.config import AtLeastOne, config_dir, typed
+from specdec.cost_model import load_cost
 from specdec.errors import UsageError
-from specdec.measurement.cost_model import load_cost
-from specdec.measurement.timers import SimulatedClock
 from specdec.records import Draft
 from specdec.sampling import SamplingConfig, one_hot
-from specdec.streams import Recording, Stream, open_recording
 from specdec.targets.base import Target, targets
+from specdec.text.streams import Recording, Stream, open_recording
 
 _UNBOUNDED = 1 << 30  # tokens of context: there is no model to hold them
 
@@ -48,7 +47,7 @@ class Replay(Target):
     def __init__(self, config: ReplayConfig, sampling: SamplingConfig) -> None:
         """
         Raises:
-            UsageError: a temperature; see `specdec.streams.open_recording` and `load_cost`.
+            UsageError: a temperature; see `specdec.text.streams.open_recording` and `load_cost`.
         """
         if not sampling.greedy:
             raise UsageError(

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
-from .arguments import FloatArray, Values, count, law, positive
+from specdec.theory.arguments import FloatArray, Values, count, law, positive
 
 MAX_PATHS = 5_000_000  # enumeration holds a few float arrays of this size
 

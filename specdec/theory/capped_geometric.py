@@ -8,7 +8,7 @@ gamma and alpha^gamma at gamma (Leviathan et al. 2211.17192, eq. 1). Arguments b
 import numpy as np
 from numpy.typing import ArrayLike
 
-from .arguments import FloatArray, Values, count, probability
+from specdec.theory.arguments import FloatArray, Values, count, probability
 
 
 def accepted_pmf(alpha: float, gamma: int) -> FloatArray:

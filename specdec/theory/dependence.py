@@ -5,8 +5,8 @@ chain.
 import numpy as np
 from numpy.typing import ArrayLike
 
-from .arguments import Values, count, probability
-from .capped_geometric import tokens_per_round
+from specdec.theory.arguments import Values, count, probability
+from specdec.theory.capped_geometric import tokens_per_round
 
 
 def product_identity(hazards: ArrayLike) -> Values:

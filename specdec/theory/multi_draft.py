@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike
 from scipy.optimize import brentq, linprog
 from scipy.sparse import csr_array
 
-from .arguments import FloatArray, count, law
+from specdec.theory.arguments import FloatArray, count, law
 
 MAX_VALUES = 5_000_000  # laws after every order of rejected tokens: enumeration holds a few arrays of this size
 MAX_COUPLINGS = 50_000  # variables of the linear program: seconds

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
-from .arguments import Values, count, nonnegative, positive
+from specdec.theory.arguments import Values, count, nonnegative, positive
 
 
 @dataclass(frozen=True)

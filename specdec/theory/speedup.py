@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
-from .arguments import Values, count, nonnegative, positive, probability
-from .capped_geometric import tokens_per_round
+from specdec.theory.arguments import Values, count, nonnegative, positive, probability
+from specdec.theory.capped_geometric import tokens_per_round
 
 
 def speedup(alpha: ArrayLike, gamma: ArrayLike, c: ArrayLike, v: ArrayLike = 1.0) -> Values:

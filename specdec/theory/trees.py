@@ -21,7 +21,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from .arguments import FloatArray, Values, count, nonnegative, positive, probability
+from specdec.theory.arguments import FloatArray, Values, count, nonnegative, positive, probability
 
 Accuracy: TypeAlias = Sequence[float] | Sequence[Sequence[float]] | FloatArray
 

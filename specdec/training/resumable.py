@@ -22,8 +22,8 @@ import numpy as np
 import torch
 
 from specdec.errors import Interrupted, UsageError
-from specdec.training.data import write_atomically
-from specdec.training.recipe import PaceConfig
+from specdec.training.batches import write_atomically
+from specdec.training.models.recipe import PaceConfig
 
 CHECKPOINT = "checkpoint.pt"
 HISTORY = "history.csv"

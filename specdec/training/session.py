@@ -15,10 +15,10 @@ import torch
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from specdec.config import TrackingConfig, flattened, validated
-from specdec.tracking import TrackedRun, check_store, tracked_run
-from specdec.training.data import load_corpus
-from specdec.training.loop import Trainer
-from specdec.training.recipe import TrainConfig
+from specdec.tracking.writer import TrackedRun, check_store, tracked_run
+from specdec.training.batches import load_corpus
+from specdec.training.models.loop import Trainer
+from specdec.training.models.recipe import TrainConfig
 from specdec.training.resumable import Outcome, ResumableTraining, column
 
 logger = logging.getLogger(__name__)

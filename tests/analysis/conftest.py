@@ -10,9 +10,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from specdec.analysis.account import Account
-from specdec.analysis.bootstrap import Interval
-from specdec.analysis.load import Run, _in_folder
+from specdec.analysis.account.gap_account import Account
+from specdec.analysis.intervals import Interval
+from specdec.analysis.read.runs import Run, _in_folder
 
 DURATIONS = {"draft_s": 0.003, "verify_s": 0.0225, "accept_s": 0.0004, "commit_s": 0.0005, "round_s": 0.0274}
 

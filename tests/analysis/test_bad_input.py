@@ -9,13 +9,13 @@ from math import isfinite, isnan
 import pandas as pd
 import pytest
 
-from specdec.analysis import load
-from specdec.analysis.compare import comparison_section
-from specdec.analysis.iid import iid_tests
-from specdec.analysis.load import Run, measured_curve
-from specdec.analysis.models import compare_models
-from specdec.analysis.plots import accepted_length_table, accepted_lengths, curve, curve_in_words, time_split
-from specdec.analysis.summary import Summary, summarise
+from specdec.analysis.acceptance.iid import iid_tests
+from specdec.analysis.acceptance.models import compare_models
+from specdec.analysis.figures.plots import accepted_length_table, accepted_lengths, curve, curve_in_words, time_split
+from specdec.analysis.read import runs as load
+from specdec.analysis.read.runs import Run, measured_curve
+from specdec.analysis.runs.compare import comparison_section
+from specdec.analysis.runs.summary import Summary, summarise
 from specdec.errors import UsageError
 
 PLAIN = {"draft_s": 0.0, "verify_s": 0.02, "accept_s": 0.0, "commit_s": 0.0, "round_s": 0.02}

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from specdec.measurement.environment import cpu, versions
+from specdec.experiment.environment import cpu, versions
 
 RESULTS = Path(__file__).resolve().parents[2] / "analysis" / "results"
 

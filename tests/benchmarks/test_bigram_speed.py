@@ -15,7 +15,7 @@ import pytest
 import torch
 import yaml
 
-from specdec.cli import config_dir
+from specdec.config import config_dir
 from specdec.drafters.base import drafters
 from specdec.sampling import SamplingConfig
 from specdec.structures.base import structures

@@ -16,10 +16,10 @@ import pytest
 import torch
 
 from specdec.drafters.base import drafters
-from specdec.drafters.ngram_corpus import StandardLibrary
+from specdec.models.load import load_tokenizer, model_path
+from specdec.ngrams.corpus import StandardLibrary
 from specdec.sampling import SamplingConfig, generator_for
 from specdec.structures.base import structures
-from specdec.targets.loading import load_tokenizer, model_path
 
 pytestmark = pytest.mark.benchmark
 MEGABYTES = 100

@@ -20,14 +20,14 @@ import pandas as pd
 import pytest
 import torch
 
-from specdec.analysis import heads_ablation
-from specdec.analysis.load import Run, open_folder
+from specdec.analysis.read.runs import Run, open_folder
 from specdec.analysis.rounds import BASELINE, drafted, prompt_sums
-from specdec.cli import config_dir
+from specdec.analysis.studies import heads_ablation
+from specdec.config import config_dir
+from specdec.experiment.environment import cpu, versions
 from specdec.heads.files import load_heads, read_heads, state_offset
-from specdec.measurement.environment import cpu, versions
-from specdec.training.head_loss import HeadAccuracy
-from specdec.training.heads import load_target
+from specdec.training.heads.head_loss import HeadAccuracy
+from specdec.training.heads.head_training import load_target
 
 pytestmark = pytest.mark.benchmark
 

@@ -10,8 +10,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from specdec.analysis import iid, simulation
-from specdec.analysis.bootstrap import bootstrap
+from specdec.analysis.acceptance import iid, simulation
+from specdec.analysis.intervals import bootstrap
 from specdec.analysis.rounds import prompt_sums
 from specdec.theory.dependence import replay_rounds
 

@@ -20,10 +20,10 @@ SCRIPT = """
 import gc, json, sys, threading, time
 from pathlib import Path
 import psutil, yaml
-from specdec.cli import config_dir
+from specdec.config import config_dir
 from specdec.decode import generate
 from specdec.drafters import drafters
-from specdec.measurement.timers import CpuClock
+from specdec.clock import CpuClock
 from specdec.sampling import SamplingConfig, generator_for
 from specdec.structures import structures
 from specdec.targets.base import targets

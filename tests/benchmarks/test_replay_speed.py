@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from specdec.drafters import drafters
-from specdec.measurement.stream_replay import replay_stream
-from specdec.streams import Stream
+from specdec.replay.walk import replay_stream
 from specdec.structures import structures
+from specdec.text.streams import Stream
 
 pytestmark = pytest.mark.benchmark
 VOCABULARY, PROMPT, LENGTH, STREAMS = 4_096, 300, 512, 40

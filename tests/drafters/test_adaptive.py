@@ -5,15 +5,15 @@ from copy import deepcopy
 import pytest
 import torch
 
+from specdec.clock import CpuClock
 from specdec.config import RunConfig, validated
 from specdec.decode import generate
 from specdec.drafters.adaptive import Adaptive
 from specdec.drafters.base import Drafter, drafters
 from specdec.drafters.small_model import SmallModel
 from specdec.errors import UsageError
-from specdec.measurement.replay import expected_rounds
-from specdec.measurement.timers import CpuClock
 from specdec.records import EMPTY, Draft, Source, chain_tree
+from specdec.replay.expected_rounds import expected_rounds
 from specdec.sampling import generator_for, probabilities, sample
 from specdec.structures.base import structures
 from specdec.targets.causal import Causal
@@ -240,7 +240,7 @@ def test_the_wrapped_drafter_is_chosen_on_the_command_line(overrides, of):
     from hydra import compose, initialize_config_dir
     from omegaconf import OmegaConf
 
-    from specdec.cli import config_dir
+    from specdec.config import config_dir
 
     with initialize_config_dir(config_dir(), version_base="1.3"):
         values = OmegaConf.to_container(compose("config", ["+drafter=adaptive", *overrides]), resolve=True)

@@ -10,15 +10,16 @@ import numpy as np
 import pytest
 import torch
 
-from specdec.drafters import ngram_corpus, ngram_table
 from specdec.drafters.base import drafters
-from specdec.drafters.ngram_corpus import BOUNDARY, StandardLibrary, open_corpus, tokenize
-from specdec.drafters.ngram_table import NgramTable
 from specdec.errors import UsageError
+from specdec.models.load import load_tokenizer, model_path
+from specdec.ngrams import corpus as ngram_corpus
+from specdec.ngrams import kneser_ney as ngram_table
+from specdec.ngrams.corpus import BOUNDARY, StandardLibrary, open_corpus, tokenize
+from specdec.ngrams.kneser_ney import NgramTable
 from specdec.sampling import generator_for, probabilities
 from specdec.structures.base import structures
-from specdec.targets.loading import load_tokenizer, model_path
-from specdec.training.corpus import held_out_modules
+from specdec.text.python_sources import held_out_modules
 
 SIZE, DISCOUNT = 5, 0.75
 

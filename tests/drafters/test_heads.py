@@ -6,17 +6,17 @@ from functools import cache
 import pytest
 import torch
 
+from specdec.clock import CpuClock
 from specdec.config import RunConfig, validated
 from specdec.decode import generate
 from specdec.drafters.base import Drafter, drafters
+from specdec.drafters.base.heads import HeadsDrafter
 from specdec.drafters.blockwise import Blockwise
 from specdec.drafters.grounded import Grounded
-from specdec.drafters.heads import HeadsDrafter
 from specdec.drafters.medusa import Medusa
 from specdec.errors import NumericsError, UsageError
+from specdec.experiment.experiment import build
 from specdec.heads.files import save_heads
-from specdec.measurement.experiment import build
-from specdec.measurement.timers import CpuClock
 from specdec.records import Draft, Source, Tree
 from specdec.sampling import generator_for, probabilities
 from specdec.structures.base import structures
@@ -311,7 +311,7 @@ def test_heads_of_the_other_kind_are_named(target_at, file_of, group_values, nam
 def test_an_installation_without_pocket_heads_says_how_to_make_some(
     target_at, group_values, monkeypatch, tmp_path, name
 ):
-    monkeypatch.setattr("specdec.drafters.heads.shipped_heads", lambda kind: tmp_path / f"{kind}.safetensors")
+    monkeypatch.setattr("specdec.drafters.base.heads.shipped_heads", lambda kind: tmp_path / f"{kind}.safetensors")
     with pytest.raises(UsageError, match=r"drafter\.model=pocket.*specdec\.train \+heads="):
         drafters.build(group_values("drafter", name), target=target_at())
 

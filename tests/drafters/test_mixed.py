@@ -7,13 +7,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
-from specdec.cli import config_dir
-from specdec.config import RunConfig, validated
+from specdec.clock import CpuClock
+from specdec.config import RunConfig, config_dir, validated
 from specdec.decode import generate
 from specdec.drafters.base import drafters
-from specdec.drafters.lookup import Proposal
+from specdec.drafters.base.lookup import Proposal
 from specdec.errors import UsageError
-from specdec.measurement.timers import CpuClock
 from specdec.records import Source
 from specdec.structures.base import structures
 from specdec.targets.causal import Causal

@@ -12,10 +12,10 @@ import torch
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
-from specdec.drafters import bigram_table
 from specdec.drafters.base import drafters
-from specdec.drafters.bigram_table import top_tokens, weights_hash
 from specdec.errors import ModelLoadError, UsageError
+from specdec.ngrams import bigram_table
+from specdec.ngrams.bigram_table import top_tokens, weights_hash
 from specdec.records import EMPTY, Source
 from specdec.structures.base import structures
 from specdec.targets.causal import Causal
@@ -397,8 +397,8 @@ def test_logits_that_are_not_finite(tiny_model, sampling, build):
 
 def test_its_tokens_are_accepted_where_the_text_follows_the_bigram(table, random_law, build, make_structure):
     """On a Markov law greedy text is the chained bigram: every draft is accepted whole."""
+    from specdec.clock import CpuClock
     from specdec.decode import generate
-    from specdec.measurement.timers import CpuClock
 
     target = table(random_law(6, 3))
     generation = generate(

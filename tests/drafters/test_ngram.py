@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specdec.drafters.base import drafters
-from specdec.drafters.lookup import Proposal
+from specdec.drafters.base.lookup import Proposal
 from specdec.drafters.ngram import Ngram, NgramConfig, SuffixIndex
 from specdec.errors import UsageError
 from specdec.records import Source, Tree

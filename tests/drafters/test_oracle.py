@@ -8,12 +8,12 @@ import time
 import pytest
 import torch
 
+from specdec.clock import CpuClock
 from specdec.decode import generate
 from specdec.drafters.base import drafters
-from specdec.measurement.timers import CpuClock
+from specdec.experiment.forced import Forced
 from specdec.sampling import generator_for
 from specdec.structures.base import structures
-from specdec.targets.forced import Forced
 from specdec.theory import capped_geometric
 from specdec.verifiers.base import verifiers
 

@@ -4,14 +4,14 @@ import random
 
 import pytest
 
-from specdec.analysis.import_accepted_lengths import walk
+from specdec.analysis.read.foreign.accepted_lengths import walk
 from specdec.drafters import drafters
 from specdec.errors import UsageError
-from specdec.measurement.simulated import priced
-from specdec.measurement.stream_replay import replay_stream
-from specdec.streams import Stream, write_streams
+from specdec.replay.walk import replay_stream
 from specdec.structures import structures
 from specdec.targets import targets
+from specdec.text.streams import Stream, write_streams
+from specdec.timing.simulated import priced
 
 
 def made(seed, size=200, **more):

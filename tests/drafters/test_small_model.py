@@ -5,12 +5,12 @@ from copy import deepcopy
 import pytest
 import torch
 
+from specdec.clock import CpuClock
 from specdec.decode import generate
 from specdec.drafters.base import drafters
 from specdec.drafters.small_model import SmallModel
 from specdec.errors import ModelLoadError, NumericsError, UsageError
-from specdec.measurement.replay import agreement
-from specdec.measurement.timers import CpuClock
+from specdec.replay.expected_rounds import agreement
 from specdec.sampling import generator_for, one_hot, probabilities
 from specdec.structures.base import structures
 from specdec.targets.causal import Causal

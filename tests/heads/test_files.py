@@ -69,8 +69,8 @@ def test_what_is_no_file_of_heads_is_named(target, tmp_path, content):
 
 
 def test_a_target_without_a_model_has_none(group_values, random_heads, target, sampling, path):
-    from specdec.streams import Stream, write_streams
     from specdec.targets.base import targets
+    from specdec.text.streams import Stream, write_streams
 
     save_heads(random_heads(target), path, target.identity, {})
     write_streams(path.with_name("s.jsonl"), [Stream("0", "c", (1, 2), (3, 4))])

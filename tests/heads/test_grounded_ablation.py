@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from specdec.analysis.load import open_folder
-from specdec.cli import config_dir
+from specdec.analysis.read.runs import open_folder
+from specdec.config import config_dir
 from specdec.heads.files import save_heads
 from specdec.targets.base import targets
 

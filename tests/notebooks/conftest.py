@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from specdec.cli import config_dir
+from specdec.config import config_dir
 from specdec.heads.files import save_heads
 from specdec.targets.base import targets
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from specdec.analysis.published import COLUMNS
+from specdec.analysis.papers.published import COLUMNS
 
 jupytext = pytest.importorskip("jupytext")
 nbclient = pytest.importorskip("nbclient")

@@ -4,7 +4,7 @@ import pytest
 
 from specdec.errors import UsageError
 from specdec.prompts import load_prompts
-from specdec.streams import Stream, write_streams
+from specdec.text.streams import Stream, write_streams
 
 STREAMS = [
     Stream("a", "math", (1, 2), (3, 4)),

@@ -9,7 +9,7 @@ from functools import cache
 import pytest
 
 from specdec.prompts import stdlib
-from specdec.training.corpus import (
+from specdec.text.python_sources import (
     STDLIB,
     Document,
     held_out_modules,

@@ -10,8 +10,7 @@ from hydra.core.global_hydra import GlobalHydra
 from omegaconf import OmegaConf
 
 from specdec.analysis.findings import Findings, open_study
-from specdec.cli import config_dir
-from specdec.config import RunConfig, validated
+from specdec.config import RunConfig, config_dir, validated
 from specdec.studies.run import run_study
 
 Tables = dict[str, pd.DataFrame]

@@ -10,13 +10,13 @@ from hydra.core.global_hydra import GlobalHydra
 from omegaconf import OmegaConf
 
 from specdec import run
-from specdec.analysis import notebook
 from specdec.analysis.findings import latest_study, open_study
-from specdec.cli import config_dir
+from specdec.analysis.pages import notebook
+from specdec.config import config_dir
 from specdec.errors import UsageError
-from specdec.streams import Stream, write_streams
 from specdec.structures import structures
 from specdec.studies import studies
+from specdec.text.streams import Stream, write_streams
 
 SMALL = ("~study.drafters.mixed", "study.budgets=[2,6]", "study.depths=[2,4]", "study.calls=1")
 SERIAL = ("measurement.workers=1", "study.probe_tokens=8")

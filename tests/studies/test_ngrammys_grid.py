@@ -5,7 +5,7 @@ import json
 import pytest
 
 from specdec.errors import UsageError
-from specdec.streams import Stream, write_streams
+from specdec.text.streams import Stream, write_streams
 
 SMALL = ("study.k=[1,4]", "study.w=[1,3]", "study.repeats=2", "study.calls=1", "study.probe_tokens=8")
 BLOCKS = {(1, 1), (1, 3), (4, 1), (4, 3)}

@@ -4,9 +4,9 @@ import pytest
 
 from specdec.drafters import drafters
 from specdec.errors import UsageError
-from specdec.measurement.stream_replay import replay_stream
-from specdec.streams import read_streams
+from specdec.replay.walk import replay_stream
 from specdec.structures import structures
+from specdec.text.streams import read_streams
 
 ONE = ("~study.drafters.model_unigram", "study.drafters.model_bigram.cache_dir=null")  # a law has no embeddings
 

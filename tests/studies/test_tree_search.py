@@ -7,9 +7,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from specdec.errors import UsageError
-from specdec.streams import Stream, read_streams, write_streams
 from specdec.structures import structures
 from specdec.structures.tree import load_tree
+from specdec.text.streams import Stream, read_streams, write_streams
 from specdec.theory.trees import best_tree, expected_tokens
 
 SMALL = (

@@ -7,17 +7,17 @@ from pathlib import Path
 import pytest
 import torch
 
+from specdec.clock import CpuClock
 from specdec.decode import generate
 from specdec.drafters import drafters
 from specdec.errors import UsageError
-from specdec.measurement.simulated import priced
-from specdec.measurement.stream_replay import replay_stream
-from specdec.measurement.timers import CpuClock
 from specdec.records import Draft, Tree, chain_tree
-from specdec.streams import Stream, write_streams
+from specdec.replay.walk import replay_stream
 from specdec.structures import structures
 from specdec.targets import targets
 from specdec.targets.causal import Causal
+from specdec.text.streams import Stream, write_streams
+from specdec.timing.simulated import priced
 from specdec.verifiers import verifiers
 
 # Lookup drafters of every structure that they fill; others are added by the registry.

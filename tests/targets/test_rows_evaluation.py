@@ -6,15 +6,16 @@ from functools import cache
 import pytest
 import torch
 
+from specdec.clock import CpuClock
 from specdec.decode import generate
 from specdec.drafters.base import Drafter
 from specdec.errors import UsageError
-from specdec.measurement.timers import CpuClock
+from specdec.models.path_batch import row_batch
 from specdec.records import EMPTY, Draft, Source, Tree, chain_tree
-from specdec.row_batch import row_batch
 from specdec.sampling import generator_for
 from specdec.structures.base import structures
-from specdec.targets import base, causal
+from specdec.targets import causal
+from specdec.targets.base import contract as base
 from specdec.targets.base import targets
 from specdec.targets.causal import Causal
 from specdec.targets.encoder_decoder import EncoderDecoder

@@ -10,11 +10,11 @@ import pytest
 from pydantic import TypeAdapter
 
 from specdec.config import validated
-from specdec.training.corpus import STDLIB, Document
-from specdec.training.data import TokenizedCorpus, encode, with_end_of_text
-from specdec.training.head_data_config import HeadDataConfig
-from specdec.training.recipe import CorpusConfig, TrainConfig
-from specdec.training.tokenizer import train_tokenizer
+from specdec.text.python_sources import STDLIB, Document
+from specdec.training.batches import TokenizedCorpus, encode, with_end_of_text
+from specdec.training.heads.head_data_config import HeadDataConfig
+from specdec.training.models.recipe import CorpusConfig, TrainConfig
+from specdec.training.models.tokenizer import train_tokenizer
 
 TINY_CORPUS = {
     "packages": {},

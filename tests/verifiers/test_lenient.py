@@ -8,9 +8,9 @@ import torch
 from hydra.core.global_hydra import GlobalHydra
 
 from specdec import run
+from specdec.clock import CpuClock
 from specdec.decode import generate
 from specdec.drafters.base import Drafter
-from specdec.measurement.timers import CpuClock
 from specdec.records import Draft, chain_tree
 from specdec.sampling import generator_for, one_hot, sample
 from specdec.structures.base import structures

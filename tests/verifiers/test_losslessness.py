@@ -17,14 +17,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from specdec.clock import CpuClock
 from specdec.decode import generate
 from specdec.drafters.base import Drafter, drafters
-from specdec.drafters.siblings import grow
-from specdec.measurement.timers import CpuClock
 from specdec.records import Acceptance, Draft, Tree, chain_tree
 from specdec.sampling import residual, sample
 from specdec.structures.base import Structure, structures
 from specdec.theory import multi_draft
+from specdec.tree_building.siblings import grow
 from specdec.verifiers.base import Verifier, verifiers
 
 EXACT = 1e-12

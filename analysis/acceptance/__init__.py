@@ -1,0 +1,1 @@
+"""Estimates, tests and models of acceptance, and what they predict."""

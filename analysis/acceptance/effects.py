@@ -1,0 +1,149 @@
+"""How large is what the tests of `iid` detect: one parameter each, with its prompt-bootstrap interval (THEORY 6).
+
+Rounds of one prompt are dependent, so a p-value that takes rounds as the unit is read beside these. All but the two
+correlations rho are ratios of sums; the correlations are refitted in a few hundred replicates.
+"""
+
+from collections.abc import Mapping
+
+import numpy as np
+import pandas as pd
+
+from ..intervals import Columns, Interval, bootstrap, percentile_bounds
+from ..rounds import prompt_sums
+from .iid import accepted_sequences
+from .models import exceeding, fit_beta, followers
+
+MEANING = {
+    "depth": "acceptance at depth 2 and beyond, less that at depth 1",
+    "trend": "change of acceptance per depth",
+    "mixing": "correlation rho within a round (beta-geometric)",
+    "prompts": "design effect: variance of alpha over that of independent tests",
+    "prompts_beta": "correlation rho within a prompt (prompt beta)",
+    "memory": "correlation of neighbouring rounds of a prompt",
+    "previous_round": "alpha after a full round, less alpha after another",
+    "same_alpha": "alpha at the largest gamma, less that at the smallest",
+    "implementation": "tokens per round over the replay's",
+}
+
+
+def ratio_effects(
+    rounds: pd.DataFrame, replicates: int = 2000, seed: int = 0, level: float = 0.95
+) -> dict[str, Interval]:
+    """The effects that are ratios of sums, of one gamma's rounds: depth, trend, prompts, memory, previous_round.
+
+    Where a denominator is 0 the estimate is NaN.
+    """
+    table = prompt_sums(rounds)[["accepted", "tested"]]
+    prompt = rounds["prompt"]
+    s, d = rounds["accepted"].to_numpy(dtype=np.int64), rounds["rejected"].to_numpy(dtype=np.int64)
+    depths = np.arange(1, int(rounds["offered"].max()) + 1)
+    counts = {f"n_{k}": s + d >= k for k in depths} | {f"r_{k}": (s == k - 1) & (d == 1) for k in depths}
+    by_depth = pd.DataFrame(counts, index=prompt).groupby(level=0).sum()
+    later = followers(rounds)
+    kind = later["after_full"].map({True: "full", False: "other"})
+    previous = {
+        f"{name}_{column}": part[column].groupby(part["prompt"]).sum()
+        for name, part in later.assign(tested=later["accepted"] + later["rejected"]).groupby(kind)
+        for column in ("accepted", "tested")
+    }
+    table = table.assign(
+        kk=table["accepted"] ** 2, kn=table["accepted"] * table["tested"], nn=table["tested"] ** 2, one=1.0
+    ).join(by_depth)
+    table = table.join(_lag_sums(rounds)).join(pd.DataFrame(previous)).fillna(0.0)
+
+    def values(sums: Columns) -> Mapping[str, np.ndarray]:
+        alpha = sums["accepted"] / sums["tested"]
+        nothing = np.full(np.shape(alpha), np.nan)
+        first, deeper_n = 1 - sums["r_1"] / sums["n_1"], sums["tested"] - sums["n_1"]
+        deeper = 1 - (sums["tested"] - sums["accepted"] - sums["r_1"]) / deeper_n
+        n, k_n = sum(sums[f"n_{k}"] for k in depths), sum(k * sums[f"n_{k}"] for k in depths)
+        score = sum(k * (sums[f"n_{k}"] * (1 - alpha) - sums[f"r_{k}"]) for k in depths)
+        spread = sum(k**2 * sums[f"n_{k}"] for k in depths) - k_n**2 / n
+        residual = sums["kk"] - 2 * alpha * sums["kn"] + alpha**2 * sums["nn"]
+        robust = sums["one"] / (sums["one"] - 1) * residual / sums["tested"] ** 2
+        return {
+            "depth": deeper - first,
+            "trend": score / spread,
+            "prompts": robust / (alpha * (1 - alpha) / sums["tested"]),
+            "memory": (sums["lag"] - sums["lag_mean"]) / sums["squares"],
+            "previous_round": sums["full_accepted"] / sums["full_tested"]
+            - sums["other_accepted"] / sums["other_tested"]
+            if {"full_tested", "other_tested"} <= set(table.columns)
+            else nothing,
+        }
+
+    return bootstrap(table.astype(float), values, replicates, seed, level)
+
+
+def _lag_sums(rounds: pd.DataFrame) -> pd.DataFrame:
+    """Per prompt: lag-1 products of accepted counts, their mean over permutations, and squares (THEORY 6)."""
+    rows = []
+    for prompt, accepted in accepted_sequences(rounds):
+        if len(accepted) > 1:
+            deviation = accepted - accepted.mean()
+            squares = float(deviation @ deviation)
+            rows.append((prompt, float(deviation[1:] @ deviation[:-1]), -squares / len(accepted), squares))
+    table = pd.DataFrame(rows, columns=["prompt", "lag", "lag_mean", "squares"])
+    return table.groupby("prompt").sum()
+
+
+def correlations(rounds: pd.DataFrame, refits: int = 200, seed: int = 0, level: float = 0.95) -> dict[str, Interval]:
+    """rho of the beta-geometric model (mixing) and of the prompt beta (prompts_beta), refitted to resampled prompts."""
+    s, d = rounds["accepted"].to_numpy(dtype=np.int64), rounds["rejected"].to_numpy(dtype=np.int64)
+    sums = prompt_sums(rounds)
+    by_prompt = rounds.groupby("prompt", sort=True).indices
+    of_rounds = [(s[rows], d[rows]) for rows in by_prompt.values()]
+    k, r = sums["accepted"].to_numpy(dtype=np.int64), sums["rejected"].to_numpy(dtype=np.int64)
+    of_prompts = [(k[i : i + 1], r[i : i + 1]) for i in range(len(sums))]
+    return {
+        "mixing": _correlation(of_rounds, refits, seed, level),
+        "prompts_beta": _correlation(of_prompts, refits, seed, level),
+    }
+
+
+def _correlation(units: list[tuple[np.ndarray, np.ndarray]], refits: int, seed: int, level: float) -> Interval:
+    """rho of units (accepted, rejected) listed by prompt: sums of `exceeding` over prompts are all that a fit needs."""
+    prompts = len(units)
+    tables = []
+    for pick in (lambda a, b: a, lambda a, b: b, lambda a, b: a + b):
+        counts = [exceeding(pick(*unit)) for unit in units]
+        table = np.zeros((prompts, max(map(len, counts))))
+        for row, count in enumerate(counts):
+            table[row, : len(count)] = count
+        tables.append(table)
+    m, rho, _ = fit_beta(*(table.sum(axis=0) for table in tables))
+    if prompts < 2 or not 0 < m < 1:
+        return Interval(rho if 0 < m < 1 else np.nan, np.nan, np.nan, level, prompts)
+    weights = np.random.default_rng(seed).multinomial(prompts, np.full(prompts, 1 / prompts), refits).astype(float)
+    start = (m, max(rho, 1e-3))
+    rhos = [fit_beta(k, r, n, start)[1] for k, r, n in zip(*(weights @ table for table in tables), strict=True)]
+    return Interval(rho, *percentile_bounds(np.array(rhos), level), level, prompts)
+
+
+def alpha_difference(rounds: pd.DataFrame, replicates: int = 2000, seed: int = 0, level: float = 0.95) -> Interval:
+    """Alpha at the largest gamma less that at the smallest, over the prompts that all have (`iid.same_alpha`)."""
+    arms = {
+        gamma: prompt_sums(arm)[["accepted", "tested"]].add_suffix(f"_{gamma}")
+        for gamma, arm in rounds.groupby("gamma", sort=True)
+    }
+    table = pd.concat(list(arms.values()), axis=1, join="inner")
+
+    def difference(sums: Columns) -> Mapping[str, np.ndarray]:
+        alphas = [sums[f"accepted_{gamma}"] / sums[f"tested_{gamma}"] for gamma in (max(arms), min(arms))]
+        return {"difference": alphas[0] - alphas[1]}
+
+    return bootstrap(table, difference, replicates, seed, level)["difference"]
+
+
+def replay_ratio(
+    rounds: pd.DataFrame, replay: pd.DataFrame, replicates: int = 2000, seed: int = 0, level: float = 0.95
+) -> Interval:
+    """Measured tokens per round over the replay's, same texts (`iid.implementation`)."""
+    table = prompt_sums(rounds)[["tokens", "rounds"]]
+    table = table.join(replay.groupby("prompt")[["tokens", "rounds"]].sum().add_prefix("replay_"))
+
+    def ratio(sums: Columns) -> Mapping[str, np.ndarray]:
+        return {"ratio": sums["tokens"] / sums["rounds"] / (sums["replay_tokens"] / sums["replay_rounds"])}
+
+    return bootstrap(table, ratio, replicates, seed, level)["ratio"]

@@ -1,0 +1,69 @@
+"""Which gamma would have been chosen before serving, by each model's speedup, and what that choice was worth."""
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+
+from ..figures import plots
+from ..read.runs import Run, measured_curve
+from ..sections import Section
+
+NAMES = {  # lines that need no speculative round; the position model is fitted to them
+    "capped_geometric": "capped geometric",
+    "replay": "replay",
+    "predicted": "advice, before the run",
+}
+
+
+def gamma_choice(run: Run) -> Section:
+    """Measured speedup by gamma beside what could be known before: models on the target's own text, and advice."""
+    measured = measured_curve(run.rounds(), "speedup")
+    lines = {name: values for name, values in run.lines("speedup").items() if name in NAMES}
+    table = measured.set_index("gamma")[["value", "ci_low", "ci_high"]].rename(columns={"value": "measured"})
+    for name, values in lines.items():
+        table[NAMES[name]] = pd.Series(values, dtype=float)
+    caption = "Speedup by gamma: measured with 95% prompt-bootstrap intervals, and foretold"
+    figure = _figure(run, measured, lines)
+    tables = ((caption, table.reset_index().round(3)),)
+    return Section(run.title, (choice_in_words(table),), tables, (("gamma_choice", figure),))
+
+
+def choice_in_words(table: pd.DataFrame) -> str:
+    """Best gamma as measured, and by each other column, with the measured speedup that its choice gives.
+
+    table: index gamma; measured, ci_low, ci_high, a column per model.
+    """
+    best = int(table["measured"].idxmax())
+    speedup = float(table.at[best, "measured"])
+    measured = f"gamma {best} is fastest as measured (speedup {speedup:.3f})"
+    if speedup < 1:
+        measured += ", and slower than no drafter at all"
+    choices = []
+    for name in table.columns.drop(["measured", "ci_low", "ci_high"]):
+        foretold = table[name].dropna()
+        if foretold.empty:
+            continue
+        chosen = int(foretold.idxmax())
+        promise = f"promises {foretold[chosen]:.3f}"
+        got = float(table.at[chosen, "measured"])
+        if chosen == best:
+            choices.append(f"{name} chooses it too ({promise})")
+        else:
+            choices.append(f"{name} chooses gamma {chosen} ({promise}, gives {got:.3f}, {got / speedup - 1:+.1%})")
+    advice = NAMES["predicted"]
+    lacking = "" if advice in table and table[advice].notna().any() else " No advice was asked for before this run."
+    return f"{'; '.join([measured, *choices])}.{lacking}"
+
+
+def _figure(run: Run, measured: pd.DataFrame, lines: dict[str, dict[int, float]]) -> Figure:
+    alpha = run.metrics.get("account.alpha", np.nan)
+    return plots.curve(
+        measured,
+        lines,
+        title=run.title,
+        ylabel="speedup over the baseline",
+        prompts=int(measured["prompts"].max()),
+        rounds=int(measured["rounds"].sum()),
+        primary_gamma=run.primary_gamma,
+        alpha=alpha,
+    )

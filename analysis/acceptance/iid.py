@@ -1,0 +1,244 @@
+"""Tests of the i.i.d. capped-geometric model (THEORY 6), one behind each iid.* metric.
+
+They take rounds as the unit. Real rounds of one prompt are dependent, and differences between prompts alone
+make the depth and mixing tests reject; read them together with the prompt and memory tests. Repeats that are
+copies must be removed first (`rounds.distinct_generations`). A test that does not apply has p_value NaN and
+says why.
+"""
+
+from dataclasses import dataclass
+from math import nan
+
+import numpy as np
+import pandas as pd
+from scipy import stats
+
+from ..intervals import resampled_sums
+from ..rounds import GENERATION, in_order, prompt_sums
+from .estimates import estimate_alpha, hazards
+from .models import ModelFit, beta_geometric, capped_geometric, followers, markov_of, position, prompt_beta
+
+
+@dataclass(frozen=True)
+class IidTest:
+    """Outcome of one test; n counts what the test is over (positions, rounds, prompts or pairs of rounds)."""
+
+    statistic: float
+    p_value: float
+    n: int
+    reason: str = ""  # why the test does not apply, else empty
+
+
+def _not_applicable(n: int, reason: str) -> IidTest:
+    return IidTest(nan, nan, n, reason)
+
+
+def depth(rounds: pd.DataFrame) -> IidTest:
+    """Does acceptance vary with depth in any way? 2 (l_pos - l_0), chi-squared with (tested depths - 1)
+    degrees.
+    """
+    tested, reason = _tested(rounds)
+    fit = position(rounds)
+    if reason or len(fit.parameters) < 2:
+        return _not_applicable(tested, reason or "only one depth was tested")
+    ratio = _likelihood_ratio(fit, rounds)
+    return IidTest(ratio, float(stats.chi2.sf(ratio, len(fit.parameters) - 1)), tested)
+
+
+def trend(rounds: pd.DataFrame) -> IidTest:
+    """Does acceptance rise or fall with depth? Score test, N(0, 1), two-sided; positive if it rises."""
+    tested, reason = _tested(rounds)
+    table = hazards(rounds)
+    if reason or (table["at_risk"] > 0).sum() < 2:
+        return _not_applicable(tested, reason or "only one depth was tested")
+    k, n = table.index.to_numpy(dtype=float), table["at_risk"].to_numpy(dtype=float)
+    alpha = estimate_alpha(rounds).alpha
+    score = (k * (n - table["rejected"].to_numpy() - n * alpha)).sum()
+    spread = (n * k**2).sum() - (n * k).sum() ** 2 / n.sum()
+    z = float(score / np.sqrt(alpha * (1 - alpha) * spread))
+    return IidTest(z, float(2 * stats.norm.sf(abs(z))), tested)
+
+
+def mixing(rounds: pd.DataFrame) -> IidTest:
+    """Do rounds differ in alpha? 2 (l_bg - l_0); half chi-squared with 1 degree, half 0. Cannot tell it from
+    depth.
+    """
+    n = int((rounds["offered"] > 0).sum())
+    _, reason = _tested(rounds)
+    if reason or rounds["offered"].max() < 2:
+        return _not_applicable(n, reason or "no round offered two tokens")
+    return _boundary_test(_likelihood_ratio(beta_geometric(rounds), rounds), n)
+
+
+def prompts(rounds: pd.DataFrame) -> IidTest:
+    """Do prompts differ in alpha? sum_p (K_p - alpha N_p)^2 / (N_p alpha (1 - alpha)), chi-squared with P -
+    1.
+    """
+    sums = prompt_sums(rounds)
+    sums = sums[sums["tested"] > 0]
+    _, reason = _tested(rounds)
+    if reason or len(sums) < 2:
+        return _not_applicable(len(sums), reason or "only one prompt has tested positions")
+    alpha = estimate_alpha(rounds).alpha
+    excess = (sums["accepted"] - alpha * sums["tested"]) ** 2 / (sums["tested"] * alpha * (1 - alpha))
+    statistic = float(excess.sum())
+    return IidTest(statistic, float(stats.chi2.sf(statistic, len(sums) - 1)), len(sums))
+
+
+def prompts_beta(rounds: pd.DataFrame) -> IidTest:
+    """The same question by the likelihood ratio of the prompt-beta model; half chi-squared with 1 degree,
+    half 0.
+    """
+    sums = prompt_sums(rounds)
+    n = int((sums["tested"] > 0).sum())
+    _, reason = _tested(rounds)
+    if reason or n < 2:
+        return _not_applicable(n, reason or "only one prompt has tested positions")
+    return _boundary_test(_likelihood_ratio(prompt_beta(rounds), rounds), n)
+
+
+def previous_round(rounds: pd.DataFrame) -> IidTest:
+    """Does alpha depend on whether the previous round was full? 2 (l_Markov - l_0), chi-squared with 1
+    degree.
+
+    Both over the rounds that follow another. Differences between prompts make it reject as well.
+    """
+    later = followers(rounds)
+    tested, reason = _tested(later)
+    fit = markov_of(later)
+    if reason or any(np.isnan(alpha) for alpha in fit.parameters.values()):
+        return _not_applicable(tested, reason or "no round follows a full round, or all of them do")
+    ratio = _likelihood_ratio(fit, later)
+    return IidTest(ratio, float(stats.chi2.sf(ratio, 1)), tested)
+
+
+def memory(rounds: pd.DataFrame, permutations: int = 1999, seed: int = 0) -> IidTest:
+    """Do neighbouring rounds resemble each other? Lag-1 products, rounds permuted within their generation.
+
+    Statistic: sum over generations of sum_i (s_i - mean)(s_{i+1} - mean), two-sided around its exact
+    permutation mean -sum SS / n; n counts the pairs. A generation's last round is left out if it was cut, and
+    so are rounds without a proposal, which would show the memory of the drafter's silence and not of
+    acceptance.
+    """
+    pairs, observed, mean, constant = 0, 0.0, 0.0, True
+    generator = np.random.default_rng(seed)
+    permuted = np.zeros(permutations)
+    for _, accepted in accepted_sequences(rounds):
+        deviation = accepted - accepted.mean()
+        if len(deviation) < 2:
+            continue
+        pairs += len(deviation) - 1
+        observed += float(deviation[1:] @ deviation[:-1])
+        mean -= float(deviation @ deviation) / len(deviation)
+        constant = constant and not deviation.any()
+        shuffled = generator.permuted(np.tile(deviation, (permutations, 1)), axis=1)
+        permuted += (shuffled[:, 1:] * shuffled[:, :-1]).sum(axis=1)
+    if constant:
+        return _not_applicable(pairs, "no generation has two rounds that differ in accepted tokens")
+    distance = abs(observed - mean) - 1e-9  # equal statistics may differ by rounding
+    extreme = int((np.abs(permuted - mean) >= distance).sum())
+    return IidTest(observed, (1 + extreme) / (1 + permutations), pairs)
+
+
+def memory_mean(rounds: pd.DataFrame) -> float:
+    """Mean of the memory statistic over all permutations: -sum over generations of SS / n."""
+    return -float(sum(((s - s.mean()) ** 2).mean() for _, s in accepted_sequences(rounds) if len(s) > 1))
+
+
+def accepted_sequences(rounds: pd.DataFrame) -> list[tuple[str, np.ndarray]]:
+    """Prompt and accepted counts of each generation, in order: rounds with a proposal, without a cut last round."""
+    ordered = in_order(rounds)
+    ordered = ordered[(ordered["offered"] > 0) & (ordered["truncation"] == "")]
+    accepted = ordered["accepted"].to_numpy(dtype=float)
+    generations = ordered.groupby(GENERATION, sort=True).indices
+    return [(key[-1], accepted[rows]) for key, rows in generations.items()]
+
+
+def same_alpha(rounds: pd.DataFrame, replicates: int = 2000, seed: int = 0) -> IidTest:
+    """Do gammas have the same alpha on the same prompts? Largest less smallest alpha_gamma; prompt bootstrap.
+
+    The null law is that of the resampled deviations from the estimates: gammas share prompts, often texts, and so are
+    anything but independent. Acceptance that varies with depth makes it reject, and so do differences between prompts,
+    which weigh differently at each gamma. Only prompts that every gamma has count; n is their number.
+    """
+    sums = {gamma: prompt_sums(arm)[["accepted", "tested"]] for gamma, arm in rounds.groupby("gamma", sort=True)}
+    table = pd.concat(sums, axis=1, join="inner")
+    n = len(table)
+    accepted, tested = (table.xs(name, axis=1, level=1).to_numpy() for name in ("accepted", "tested"))
+    if len(sums) < 2 or n < 2:
+        return _not_applicable(
+            n, "there is one gamma only" if len(sums) < 2 else "fewer than two prompts have all gammas"
+        )
+    if not tested.any(axis=0).all():
+        return _not_applicable(n, "no position was tested at one of the gammas")
+    alphas = accepted.sum(axis=0) / tested.sum(axis=0)
+    drawn = resampled_sums(np.concatenate([accepted, tested], axis=1), replicates, seed)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        deviation = drawn[:, : len(sums)] / drawn[:, len(sums) :] - alphas
+    return _bootstrap_test(float(np.ptp(alphas)), np.ptp(deviation, axis=1), n)
+
+
+def implementation(rounds: pd.DataFrame, replay: pd.DataFrame, replicates: int = 2000, seed: int = 0) -> IidTest:
+    """Does a run take the rounds that its replay expects? Measured tokens per round over replay's (THEORY 4.2).
+
+    rounds: one gamma; replay: prompt, tokens, rounds (V_1) along the same texts. Prompt bootstrap of the logarithm's
+    deviation around 0. The statistic is the ratio; n counts prompts. ValueError if the replay lacks a prompt.
+    Few prompts make it a little too eager: at 5% it rejects 6.4% under its null with 40 prompts, 5.1% with 100.
+    """
+    measured = prompt_sums(rounds)[["tokens", "rounds"]]
+    expected = replay.groupby("prompt")[["tokens", "rounds"]].sum().reindex(measured.index)
+    if expected.isna().to_numpy().any():
+        raise ValueError(f"the replay lacks prompts, the first is {expected.index[expected.isna().any(axis=1)][0]!r}")
+    n = len(measured)
+    if n < 2:
+        return _not_applicable(n, "one prompt cannot be resampled")
+    table = np.concatenate([measured.to_numpy(), expected.to_numpy()], axis=1)
+
+    def log_ratio(sums: np.ndarray) -> np.ndarray:
+        return np.log(sums[..., 0] / sums[..., 1] / (sums[..., 2] / sums[..., 3]))
+
+    observed = float(log_ratio(table.sum(axis=0)))
+    deviation = np.abs(log_ratio(resampled_sums(table, replicates, seed)) - observed)
+    return IidTest(float(np.exp(observed)), _bootstrap_test(abs(observed), deviation, n).p_value, n)
+
+
+def _bootstrap_test(observed: float, null: np.ndarray, n: int) -> IidTest:
+    """Share of replicates as extreme as the observation, which counts as one; equal values differ by rounding."""
+    defined = null[np.isfinite(null)]
+    extreme = int((defined >= observed - 1e-9).sum())
+    return IidTest(observed, (1 + extreme) / (1 + len(defined)), n)
+
+
+def iid_tests(rounds: pd.DataFrame, permutations: int = 1999, seed: int = 0) -> dict[str, IidTest]:
+    """The tests behind iid.depth_p, iid.trend_p, iid.mixing_p, iid.prompts_p and iid.memory_p."""
+    return {
+        "depth": depth(rounds),
+        "trend": trend(rounds),
+        "mixing": mixing(rounds),
+        "prompts": prompts(rounds),
+        "memory": memory(rounds, permutations, seed),
+    }
+
+
+def _tested(rounds: pd.DataFrame) -> tuple[int, str]:
+    """Tested positions, and why alpha is not inside (0, 1), if so."""
+    estimate = estimate_alpha(rounds)
+    tested = estimate.accepted + estimate.rejected
+    if tested == 0:
+        return tested, "no position was tested"
+    if estimate.rejected == 0:
+        return tested, "no rejection was observed"
+    if estimate.accepted == 0:
+        return tested, "no draft token was accepted"
+    return tested, ""
+
+
+def _likelihood_ratio(fit: ModelFit, rounds: pd.DataFrame) -> float:
+    return max(0.0, 2 * (fit.log_likelihood - capped_geometric(rounds).log_likelihood))
+
+
+def _boundary_test(ratio: float, n: int) -> IidTest:
+    """The parameter lies on its boundary under the null: half the null law is 0, half chi-squared with 1
+    degree.
+    """
+    return IidTest(ratio, 0.5 * float(stats.chi2.sf(ratio, 1)) if ratio > 0 else 1.0, n)

@@ -1,0 +1,163 @@
+"""Models of the accepted counts, fitted by maximum likelihood and compared by AIC (THEORY 5).
+
+All use the accepted counts s and the observed rejections d alone; log-likelihoods are in nats and comparable.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+from scipy import optimize
+from scipy.special import xlog1py, xlogy
+
+from ..rounds import GENERATION, in_order, prompt_sums
+from .estimates import estimate_alpha, hazards
+
+
+@dataclass(frozen=True)
+class ModelFit:
+    """A fitted model: its parameters by name and its log-likelihood in nats."""
+
+    model: str
+    parameters: dict[str, float]
+    log_likelihood: float
+
+    @property
+    def aic(self) -> float:
+        """2k - 2 log-likelihood."""
+        return 2 * len(self.parameters) - 2 * self.log_likelihood
+
+
+def capped_geometric(rounds: pd.DataFrame) -> ModelFit:
+    """One alpha for every tested position."""
+    estimate = estimate_alpha(rounds)
+    return ModelFit("capped_geometric", {"alpha": estimate.alpha}, _bernoulli(estimate.accepted, estimate.rejected))
+
+
+def position(rounds: pd.DataFrame) -> ModelFit:
+    """A free acceptance h_k at every depth that was tested."""
+    table = hazards(rounds)
+    table = table[table["at_risk"] > 0]
+    log_likelihood = _bernoulli(table["at_risk"] - table["rejected"], table["rejected"])
+    parameters = {f"h_{depth}": float(h) for depth, h in table["acceptance"].items()}
+    return ModelFit("position", parameters, log_likelihood)
+
+
+def beta_geometric(rounds: pd.DataFrame) -> ModelFit:
+    """Each round draws its own alpha from a beta law of mean m and correlation rho."""
+    counts = rounds["accepted"].to_numpy(dtype=np.int64), rounds["rejected"].to_numpy(dtype=np.int64)
+    return _beta_mixture("beta_geometric", *counts)
+
+
+def prompt_beta(rounds: pd.DataFrame) -> ModelFit:
+    """Each prompt draws its own alpha from a beta law of mean m and correlation rho."""
+    sums = prompt_sums(rounds)
+    return _beta_mixture("prompt_beta", sums["accepted"].to_numpy(int), sums["rejected"].to_numpy(int))
+
+
+def markov(rounds: pd.DataFrame) -> ModelFit:
+    """alpha_1 in rounds that follow a full round of the same generation, alpha_0 in those that follow
+    another.
+
+    Conditional on the first round of each generation, which follows none: compare it on `followers`.
+    """
+    return markov_of(followers(rounds))
+
+
+def markov_of(later: pd.DataFrame) -> ModelFit:
+    """`markov` from the table of `followers`."""
+    after_full = later["after_full"].to_numpy(dtype=bool)
+    after, other = estimate_alpha(later[after_full]), estimate_alpha(later[~after_full])
+    log_likelihood = _bernoulli([other.accepted, after.accepted], [other.rejected, after.rejected])
+    return ModelFit("markov", {"alpha_0": other.alpha, "alpha_1": after.alpha}, log_likelihood)
+
+
+def followers(rounds: pd.DataFrame) -> pd.DataFrame:
+    """The rounds that follow another of their generation, with `after_full`: that one accepted all it
+    offered.
+    """
+    ordered = in_order(rounds)
+    full = (ordered["offered"] > 0) & (ordered["accepted"] == ordered["offered"])
+    generation = [ordered[key] for key in GENERATION]
+    after_full = full.groupby(generation).shift(1, fill_value=False)
+    return ordered.assign(after_full=after_full)[ordered.groupby(GENERATION).cumcount() > 0]
+
+
+def compare_models(rounds: pd.DataFrame) -> pd.DataFrame:
+    """All five fits, best AIC first: columns parameters (their number), log_likelihood, aic; index model.
+
+    All on the rounds that follow another, the only ones that the Markov model describes, so that the
+    likelihoods are of the same data.
+    """
+    later = followers(rounds)
+    fits = [fit(later) for fit in (capped_geometric, position, beta_geometric, prompt_beta)]
+    rows = {f.model: (len(f.parameters), f.log_likelihood, f.aic) for f in [*fits, markov(rounds)]}
+    table = pd.DataFrame.from_dict(rows, orient="index", columns=["parameters", "log_likelihood", "aic"])
+    return table.rename_axis("model").sort_values("aic")
+
+
+def _bernoulli(accepted: object, rejected: object) -> float:
+    """Maximised log-likelihood of independent groups with the given counts; a group without counts adds
+    nothing.
+    """
+    k, r = np.asarray(accepted, dtype=float), np.asarray(rejected, dtype=float)
+    share = np.divide(k, k + r, out=np.zeros_like(k), where=k + r > 0)
+    return float((xlogy(k, share) + xlog1py(r, -share)).sum())
+
+
+def _beta_mixture(model: str, accepted: np.ndarray, rejected: np.ndarray) -> ModelFit:
+    """Fit of units (rounds or prompts) [U] that draw their own alpha from a beta law, mean m, correlation rho."""
+    terms = (exceeding(accepted), exceeding(rejected), exceeding(accepted + rejected))
+    m, rho, log_likelihood = fit_beta(*terms)
+    return ModelFit(model, {"m": m, "rho": rho}, log_likelihood)
+
+
+def fit_beta(
+    accepted: np.ndarray, rejected: np.ndarray, tested: np.ndarray, start: tuple[float, float] | None = None
+) -> tuple[float, float, float]:
+    """Maximum likelihood (m, rho, log-likelihood) from the number of units whose count exceeds j = 0, 1, ...
+
+    The likelihood of a unit is prod_{j<s}[m(1-rho)+j rho] prod_{j<d}[(1-m)(1-rho)+j rho] / prod_{j<s+d}[1-rho+j rho].
+    This product keeps its digits as rho -> 0, where differences of log beta functions lose all of them. The three
+    arrays are `exceeding` of accepted, rejected and tested counts; they add up over units, so a bootstrap replicate is
+    fitted from weighted sums. `start`: an (m, rho) nearby, such as the estimate that a replicate varies; it spares the
+    search from several.
+    """
+
+    def negative(parameters: np.ndarray) -> tuple[float, np.ndarray]:
+        m, rho = parameters
+        value, slope_m, slope_rho = 0.0, 0.0, 0.0
+        for terms, mean, mean_slope, sign in (
+            (accepted, m, 1.0, 1),
+            (rejected, 1 - m, -1.0, 1),
+            (tested, 1.0, 0.0, -1),
+        ):
+            j = np.arange(len(terms))
+            factor = mean * (1 - rho) + j * rho
+            value += sign * float(terms @ np.log(factor))
+            slope_m += sign * float((terms / factor).sum()) * mean_slope * (1 - rho)
+            slope_rho += sign * float((terms * (j - mean) / factor).sum())
+        return -value, -np.array([slope_m, slope_rho])
+
+    k, r = float(accepted.sum()), float(rejected.sum())
+    mean = k / (k + r) if k + r else float("nan")
+    independent = _bernoulli(k, r)
+    if k == 0 or r == 0:  # m is 0 or 1, and rho has no meaning
+        return mean, 0.0, independent
+    bounds = [(1e-9, 1 - 1e-9), (0.0, 1 - 1e-6)]
+    starts = [start] if start is not None else [(mean, rho) for rho in (0.01, 0.2, 0.6)]
+    options = {"ftol": 1e-15, "gtol": 1e-10, "xtol": 1e-12, "maxfun": 2000}
+    if start is not None:  # a replicate's spread is far wider than the last digits
+        options = {"ftol": 1e-9, "gtol": 1e-6, "xtol": 1e-7, "maxfun": 100}
+    fits = [
+        optimize.minimize(negative, start, jac=True, method="TNC", bounds=bounds, options=options) for start in starts
+    ]
+    best = min(fits, key=lambda fit: float(fit.fun))
+    if -best.fun <= independent + 1e-9:  # the maximum lies on the boundary rho = 0
+        return mean, 0.0, independent
+    return float(best.x[0]), float(best.x[1]), float(-best.fun)
+
+
+def exceeding(counts: np.ndarray) -> np.ndarray:
+    """#{units with count > j} for j = 0 ... max count - 1."""
+    return np.bincount(counts)[::-1].cumsum()[::-1][1:].astype(float) if len(counts) else np.zeros(0)

@@ -1,0 +1,1 @@
+"""The gap account: why a speedup is not what the formula says."""

@@ -1,0 +1,199 @@
+"""The gap account (THEORY 8): eight factors from the capped-geometric theory to the measured speedup.
+
+Their product is the measured speedup for any data, because every factor is a ratio of neighbouring
+quantities. Decode phase only, prefill apart; seconds are those of the rounds table. The order of the factors
+is a convention; the additive split of a round's time, v + g + o, does not depend on it.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import nan, prod
+
+import numpy as np
+import pandas as pd
+
+from specdec.theory.capped_geometric import tokens_per_round
+
+from ..intervals import Columns, Interval, bootstrap
+from ..rounds import prompt_sums
+
+FACTORS = ("omega", "offered", "dependence", "drift", "draft", "verify", "overhead", "baseline")
+
+
+@dataclass(frozen=True)
+class Account:
+    """The factors in order (drift only with a replay), what they are made of, and an interval for each.
+
+    `intervals` has the factors, `speedup` and the terms of `time`, from the same replicates. g, v, o are the
+    draft, the verification and the rest of a round over t1: their sum is the round's time.
+    """
+
+    alpha: float
+    gamma: int
+    prompts: int
+    speedup: float  # baseline seconds per token over speculative seconds per token
+    factors: dict[str, float]
+    tokens_per_round: float
+    omega_bar: float  # mean theory at what each round offered and had left
+    replay_tokens_per_round: float | None
+    t1_s: float
+    t_ar_s: float
+    time: dict[str, float]  # g, v, o
+    intervals: dict[str, Interval]
+
+    @property
+    def product(self) -> float:
+        """Product of the factors: equal to `speedup` up to rounding."""
+        return prod(self.factors.values())
+
+
+def shared_alpha(rounds: pd.DataFrame, text_sums: pd.DataFrame | None) -> tuple[float, pd.DataFrame | None]:
+    """`account.alpha`, the one alpha behind every theory number of a run, and its sums per prompt.
+
+    From `text_sums` (prompt, numerator, denominator) where the text gave any, else the MLE of `rounds`, the distinct
+    generations at the primary gamma. 0 and None if no proposal was ever tested: nothing is expected to be accepted.
+    """
+    sums = text_sums
+    if sums is None:
+        mle = prompt_sums(rounds)[["accepted", "tested"]].reset_index()
+        sums = mle.rename(columns={"accepted": "numerator", "tested": "denominator"})
+    tested = float(sums["denominator"].sum())
+    return (0.0, None) if tested == 0 else (float(sums["numerator"].sum()) / tested, sums)
+
+
+def account_table(
+    speculative: pd.DataFrame,
+    baseline: pd.DataFrame,
+    gamma: int,
+    replay: pd.DataFrame | None = None,
+    alpha_sums: pd.DataFrame | None = None,
+) -> pd.DataFrame:
+    """Everything the account needs, as sums per prompt (index): resampling its rows resamples the account.
+
+    cap_0 ... cap_gamma count the rounds by min(gamma_i, n_i - 1), the drafts that could have counted.
+    `replay` has columns prompt, tokens, rounds (N_p, V_1 of THEORY 4.2); `alpha_sums` prompt, numerator,
+    denominator. ValueError if the tables differ in their prompts or a round offered more than gamma.
+    """
+    if len(speculative) and speculative["offered"].max() > gamma:
+        raise ValueError(f"a round offered {speculative['offered'].max()} tokens, more than gamma {gamma}")
+    cap = np.minimum(speculative["offered"], speculative["tokens_left"] - 1)
+    caps = pd.crosstab(speculative["prompt"], cap).reindex(columns=range(gamma + 1), fill_value=0).add_prefix("cap_")
+    table = prompt_sums(speculative)[["tokens", "rounds", "draft_s", "verify_s", "round_s"]].join(caps)
+    parts = {"baseline": prompt_sums(baseline)[["tokens", "round_s"]].add_prefix("baseline_")}
+    if replay is not None:
+        parts["replay"] = replay.groupby("prompt")[["tokens", "rounds"]].sum().add_prefix("replay_")
+    if alpha_sums is not None:
+        totals = alpha_sums.groupby("prompt")[["numerator", "denominator"]].sum().add_prefix("alpha_")
+        table = table.join(totals).fillna(0.0)  # a prompt without a proposal has no positions to sum over
+    for name, part in parts.items():
+        lacking = table.index.difference(part.index)
+        if len(lacking):
+            raise ValueError(f"the {name} figures lack {len(lacking)} prompts, the first is {lacking[0]!r}")
+        table = table.join(part)
+    if set(table.index) != set(parts["baseline"].index):
+        raise ValueError("the baseline covers prompts that the speculative rounds do not")
+    return table.astype(float)
+
+
+def account_values(sums: Columns, alpha: float, gamma: int, t1_s: float) -> dict[str, np.ndarray]:
+    """All quantities of the account from sums: of the data (scalars), or of the replicates ([B]).
+
+    alpha is taken from the columns alpha_numerator and alpha_denominator where the table has them.
+    """
+    chance = np.asarray(alpha)
+    if "alpha_numerator" in sums:
+        chance = np.clip(sums["alpha_numerator"] / sums["alpha_denominator"], 0, 1)  # rounding may pass 1
+    # A replicate of prompts that gave no position has no alpha, and no theory.
+    known = np.where(np.isfinite(chance), 1.0, nan)
+    chance = np.nan_to_num(chance)
+    omega = tokens_per_round(chance, gamma) * known
+    per_cap = [sums[f"cap_{cap}"] * tokens_per_round(chance, cap) for cap in range(gamma + 1)]
+    omega_bar = np.sum(per_cap, axis=0) / sums["rounds"] * known
+    tau = sums["tokens"] / sums["rounds"]
+    g = sums["draft_s"] / sums["rounds"] / t1_s
+    v = sums["verify_s"] / sums["rounds"] / t1_s
+    o = sums["round_s"] / sums["rounds"] / t1_s - g - v
+    t_ar_s = sums["baseline_round_s"] / sums["baseline_tokens"]
+    if "replay_tokens" in sums:
+        replayed = sums["replay_tokens"] / sums["replay_rounds"]
+        acceptance = {"dependence": replayed / omega_bar, "drift": tau / replayed, "replay": replayed}
+    else:
+        acceptance = {"dependence": tau / omega_bar}
+    return {
+        "omega": omega,
+        "offered": omega_bar / omega,
+        **acceptance,
+        "draft": 1 / (1 + g),
+        "verify": (1 + g) / (v + g),
+        "overhead": (v + g) / (v + g + o),
+        "baseline": t_ar_s / t1_s,
+        "speedup": t_ar_s * sums["tokens"] / sums["round_s"],
+        "tokens_per_round": tau,
+        "omega_bar": omega_bar,
+        "t_ar_s": t_ar_s,
+        "g": g,
+        "v": v,
+        "o": o,
+    }
+
+
+def gap_account(
+    alpha: float,
+    gamma: int,
+    speculative: pd.DataFrame,
+    baseline: pd.DataFrame,
+    t1_s: float,
+    replay: pd.DataFrame | None = None,
+    alpha_sums: pd.DataFrame | None = None,
+    replicates: int = 10_000,
+    seed: int = 0,
+) -> Account:
+    """The account of one gamma arm: `speculative` and `baseline` are its rounds and the baseline's, same
+    prompts.
+
+    `t1_s` is the target's single-token call in seconds. Without a `replay`, dependence is tau over omega_bar
+    and drift is absent. With `alpha_sums`, alpha is resampled with the prompts, else it is held fixed in the
+    intervals. ValueError if alpha_sums do not total to alpha, or times are not positive.
+    """
+    table = account_table(speculative, baseline, gamma, replay, alpha_sums)
+    if alpha_sums is not None:
+        total = float(table["alpha_numerator"].sum() / table["alpha_denominator"].sum())
+        if not abs(total - alpha) <= 1e-9:
+            raise ValueError(f"alpha is {alpha} but its sums over the account's prompts give {total}")
+    return account_from_sums(table, alpha, gamma, t1_s, replicates, seed)
+
+
+def account_from_sums(
+    table: pd.DataFrame, alpha: float, gamma: int, t1_s: float, replicates: int = 10_000, seed: int = 0
+) -> Account:
+    """The account of the prompts in `table`, rows of an `account_table`: of a run, or of a part of its prompts.
+
+    `alpha` is the value of the table's alpha sums, or what holds where it has none. ValueError if times are not
+    positive.
+    """
+    if not (t1_s > 0 and table["verify_s"].sum() > 0 and table["baseline_round_s"].sum() > 0):
+        raise ValueError("the account needs positive times: t1, verification, and the baseline's rounds")
+
+    def statistic(sums: Columns) -> Mapping[str, np.ndarray]:
+        values = account_values(sums, alpha, gamma, t1_s)
+        # Without sums omega does not vary between replicates, yet it has one value in each.
+        values["omega"] = np.broadcast_to(values["omega"], np.shape(values["speedup"]))
+        return values
+
+    intervals = bootstrap(table, statistic, replicates, seed)
+    values = {name: interval.estimate for name, interval in intervals.items()}
+    factors = {name: values[name] for name in FACTORS if name in values}
+    return Account(
+        alpha=alpha,
+        gamma=gamma,
+        prompts=len(table),
+        speedup=values["speedup"],
+        factors=factors,
+        tokens_per_round=values["tokens_per_round"],
+        omega_bar=values["omega_bar"],
+        replay_tokens_per_round=values.get("replay"),
+        t1_s=t1_s,
+        t_ar_s=values["t_ar_s"],
+        time={name: values[name] for name in ("g", "v", "o")},
+        intervals={name: intervals[name] for name in (*factors, "speedup", "g", "v", "o")},
+    )

@@ -1,0 +1,150 @@
+"""The account of a logged run, of its categories and of its prompts (THEORY 8), rebuilt from the artifacts alone.
+
+A group's account is the same account over the group's prompts, so its factors multiply to the group's speedup.
+alpha is the group's own: omega then says what these texts are worth, and dependence only what happens within
+them; under the run's alpha, all differences between groups would be called dependence. A group without a tested
+proposal has no alpha and takes the run's, so that `offered` says what is missing. t1 is the group's own too, the
+mean call of its baseline: at the same contexts and in the same minutes as what it is compared with.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import pandas as pd
+
+from specdec.errors import UsageError
+
+from ..read.runs import Run
+from ..rounds import BASELINE, distinct_generations, prompt_sums, shared_work
+from ..runs.summary import arms_by_gamma
+from .gap_account import Account, account_from_sums, account_table, shared_alpha
+
+By = Literal["category", "prompt"]
+
+
+@dataclass(frozen=True)
+class GroupAccount:
+    """The account of the prompts called `name`; `own_alpha` is false where they gave none."""
+
+    name: str
+    account: Account
+    own_alpha: bool
+
+
+@dataclass(frozen=True)
+class AccountSums:
+    """What the account of one gamma is made of: sums per prompt, and what all prompts share."""
+
+    table: pd.DataFrame  # account_table: a row per prompt (index)
+    baseline_calls: pd.DataFrame  # by prompt: rounds and verify_s of the baseline
+    categories: pd.Series  # by prompt
+    alpha: float
+    gamma: int
+    t1_s: float
+    replicates: int
+    seed: int
+
+    def account(self) -> Account:
+        """The account of the whole run."""
+        return account_from_sums(self.table, self.alpha, self.gamma, self.t1_s, self.replicates, self.seed)
+
+    def by(self, by: By) -> list[GroupAccount]:
+        """The account of each category or prompt, in the order of names."""
+        if by not in ("category", "prompt"):
+            raise ValueError(f"by must be category or prompt, got {by!r}")
+        names = self.categories.reindex(self.table.index) if by == "category" else self.table.index.to_series()
+        return [self._group(str(name) or "none", part) for name, part in self.table.groupby(names, sort=True)]
+
+    def _group(self, name: str, part: pd.DataFrame) -> GroupAccount:
+        alpha, own = self.alpha, False
+        if "alpha_numerator" in part:
+            own = bool(part["alpha_denominator"].sum() > 0)
+            if own:
+                alpha = float(part["alpha_numerator"].sum() / part["alpha_denominator"].sum())
+            else:
+                part = part.drop(columns=["alpha_numerator", "alpha_denominator"])
+        calls = self.baseline_calls.loc[part.index].sum()
+        t1_s = float(calls["verify_s"] / calls["rounds"])
+        account = account_from_sums(part, alpha, self.gamma, t1_s, self.replicates, self.seed)
+        return GroupAccount(name, account, own)
+
+
+def account_sums(run: Run, gamma: int | None = None) -> AccountSums:
+    """The sums of the account at `gamma` (None: the primary one).
+
+    UsageError if the run lacks an artifact, did not measure that gamma, or has tables that contradict themselves.
+    """
+    rounds, replay, text = run.rounds(), run.replay(), run.alpha_sums()
+    primary = run.primary_gamma if run.primary_gamma is not None else int(run.account()["primary_gamma"])
+    chosen = primary if gamma is None else gamma
+    try:
+        t1_s = float(rounds.loc[rounds["method"] == BASELINE, "verify_s"].mean())
+        rounds = shared_work(rounds)
+        arms = arms_by_gamma(rounds, primary)
+        if chosen not in arms:
+            measured = ", ".join(map(str, sorted(arms)))
+            raise UsageError(f"{run.source} did not measure gamma {chosen}, only {measured}.")
+        text = text[text["prompt"].isin(rounds["prompt"])]
+        has_alpha = len(text) > 0 and text["denominator"].sum() > 0
+        alpha, sums = shared_alpha(distinct_generations(arms[primary]), text if has_alpha else None)
+        own = replay[(replay["gamma"] == chosen) & (replay["kind"] == "own")]
+        baseline = rounds[rounds["method"] == BASELINE]
+        table = account_table(arms[chosen], baseline, chosen, own if len(own) else None, sums)
+    except ValueError as error:
+        raise UsageError(f"{run.source} has no account: {error}.") from error
+    return AccountSums(
+        table=table,
+        baseline_calls=prompt_sums(baseline)[["rounds", "verify_s"]],
+        categories=arms[chosen].groupby("prompt")["category"].first(),
+        alpha=alpha,
+        gamma=chosen,
+        t1_s=t1_s,
+        replicates=_setting(run, "measurement.bootstrap"),
+        seed=_setting(run, "seed"),
+    )
+
+
+def account_of(run: Run, gamma: int | None = None) -> Account:
+    """The account that the run logged, at `gamma` (None: the primary one). Raises as `account_sums` does."""
+    return account_sums(run, gamma).account()
+
+
+def account_by(run: Run, by: By, gamma: int | None = None) -> pd.DataFrame:
+    """The account of each category or prompt as a tidy table. Raises as `account_sums` does."""
+    return tidy(account_sums(run, gamma).by(by), by)
+
+
+def tidy(groups: list[GroupAccount], by: By) -> pd.DataFrame:
+    """One row per group and quantity: the factors in order, `speedup`, and g, v, o.
+
+    Columns: `by`, gamma, prompts, t1_s, alpha, alpha_of ("group" or "run"), quantity, value, ci_low, ci_high (NaN for a
+    single prompt).
+    """
+    rows = []
+    for group in groups:
+        account = group.account
+        values = {**account.factors, "speedup": account.speedup, **account.time}
+        for quantity, value in values.items():
+            interval = account.intervals[quantity]
+            rows.append(
+                {
+                    by: group.name,
+                    "gamma": account.gamma,
+                    "prompts": account.prompts,
+                    "t1_s": account.t1_s,
+                    "alpha": account.alpha,
+                    "alpha_of": "group" if group.own_alpha else "run",
+                    "quantity": quantity,
+                    "value": value,
+                    "ci_low": interval.low,
+                    "ci_high": interval.high,
+                }
+            )
+    return pd.DataFrame(rows)
+
+
+def _setting(run: Run, key: str) -> int:
+    value = run.params.get(key, "")
+    if not value.isdigit():
+        raise UsageError(f"{run.source} does not record {key}, which the intervals of an account need: run it again.")
+    return int(value)

@@ -1,0 +1,1 @@
+"""What calls and rounds cost, from measured times."""

@@ -1,0 +1,183 @@
+"""What a run says about the cost of a target call: fit, error, ridge, share of the bandwidth, operations per byte.
+
+`cost_report` takes what `calibration.json` and `cost.json` hold. No torch.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import pandas as pd
+
+from specdec.theory.roofline import Product, call_bytes, call_flops, ridge_rows
+
+from .call_cost import CostModel, PredictionError, call_table, fit_cost, held_out
+
+
+def intensity_table(
+    products: Sequence[Product], context: int, rows: Sequence[int] = (1, 2, 4, 8, 16, 32, 64)
+) -> pd.DataFrame:
+    """Operations per byte of each matrix product, one column per number of rows; indexed by name and size."""
+    index = pd.MultiIndex.from_tuples([(each.name, _size(each)) for each in products], names=["product", "size"])
+    values = {n: [float(product.intensity(n, context)) for product in products] for n in rows}
+    return pd.DataFrame(values, index=index)
+
+
+def _size(product: Product) -> str:
+    return " x ".join("cache" if side is None else str(side) for side in (product.inputs, product.outputs))
+
+
+def _scaled(value: float, unit: str) -> str:
+    """Such as "26.2 MB"."""
+    for power, prefix in ((12, "T"), (9, "G"), (6, "M"), (3, "k")):
+        if value >= 10**power:
+            return f"{value / 10**power:.3g} {prefix}{unit}"
+    return f"{value:.3g} {unit}"
+
+
+@dataclass(frozen=True)
+class CostReport:
+    """Everything said about the cost of a call: what `cost.json` holds.
+
+    Attributes:
+        table: as from `call_table`.
+        context: the middle one of the measured contexts, at which single figures are given.
+        by_rows, by_context: prediction errors on held-out rows and contexts, where there are enough.
+        machine: as `measurement.machine.Machine.as_dict` has it.
+        complete: see `measurement.cost.CallTimes`.
+    """
+
+    model: CostModel
+    table: pd.DataFrame
+    context: int
+    by_rows: PredictionError | None
+    by_context: PredictionError | None
+    machine: Mapping[str, Any]
+    complete: bool
+
+    @property
+    def t1(self) -> float:
+        """Measured t(1) at `context`, seconds."""
+        return float(self.table.set_index(["rows", "context"])["seconds"].loc[1, self.context])
+
+    @property
+    def read_bytes(self) -> float:
+        """Weights and cache that a call reads at `context`."""
+        return float(call_bytes(self.model.products, self.context))
+
+    @property
+    def flops_per_row(self) -> float:
+        return float(call_flops(self.model.products, 1, self.context))
+
+    @property
+    def machine_ridge(self) -> float:
+        """n* from the machine's best rates: where a call without any overhead turns to arithmetic."""
+        best = self.machine["bytes_per_second"], self.machine["flops_per_second"]
+        return float(ridge_rows(self.read_bytes, self.flops_per_row, *best))
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """`cost.fit_error` (median relative, on held-out rows), `cost.ridge_n` (of the fit, at `context`),
+        `cost.bandwidth_share` (bytes over t(1), over the machine's bandwidth); absent where they do not exist.
+        """
+        values = {
+            "cost.fit_error": None if self.by_rows is None else self.by_rows.median,
+            "cost.ridge_n": self.model.ridge(self.context),
+            "cost.bandwidth_share": self.read_bytes / self.t1 / self.machine["bytes_per_second"],
+        }
+        return {name: value for name, value in values.items() if value is not None}
+
+    def as_dict(self) -> dict[str, Any]:
+        model, products = self.model, self.model.products
+        contexts = sorted(int(context) for context in self.table["context"].unique())
+        return {
+            "metrics": self.metrics,
+            "context": self.context,
+            "fit": {
+                **{key: value for key, value in vars(model).items() if key != "products"},
+                "error_rows": None if self.by_rows is None else asdict(self.by_rows),
+                "error_contexts": None if self.by_context is None else asdict(self.by_context),
+                "complete": self.complete,
+            },
+            "machine": {**self.machine, "ridge_n": self.machine_ridge},
+            "products": [asdict(product) for product in products],
+            "contexts": {
+                context: {
+                    "bytes": float(call_bytes(products, context)),
+                    "flops_per_row": float(call_flops(products, 1, context)),
+                    "ridge_n": model.ridge(context),
+                    "operations_per_byte": intensity_table(products, context).reset_index().to_dict(orient="records"),
+                }
+                for context in contexts
+            },
+        }
+
+    def markdown(self) -> list[str]:
+        """The section of `report.md`: the fit, its error, the ridge, operations per byte of every product."""
+        return ["## Cost of a call", "", self._fit(), "", self._roofline(), "", *self._operations(), ""]
+
+    def _fit(self) -> str:
+        model, ridge = self.model, self.model.ridge(self.context)
+        errors = [
+            f"{item.median:.1%} (worst {item.worst:.1%}) on held-out {name}"
+            for name, item in (("rows", self.by_rows), ("contexts", self.by_context))
+            if item is not None
+        ]
+        sentences = [
+            f"Fit of {len(self.table)} cells (rows by context), the median of {self.table['calls'].max()} calls each"
+            + ("." if self.complete else "; time ran out before all of the cells asked for were measured."),
+            f"At {self.context} cached tokens: overhead {1e3 * model.overhead(self.context):.3g} ms, reading "
+            f"{1e3 * model.reading(self.context):.3g} ms, arithmetic "
+            f"{1e3 * model.flop_seconds * self.flops_per_row:.3g} ms a row in tiles of {model.tile}; reading and "
+            f"arithmetic {'overlap' if model.overlap else 'take turns'}.",
+            "The data show no cost of arithmetic." if ridge is None else "",
+            "" if ridge is None else f"Arithmetic takes longer than reading from n = {ridge:.3g}.",
+            f"Median prediction error: {', '.join(errors)}." if errors else "",
+        ]
+        return " ".join(sentence for sentence in sentences if sentence)
+
+    def _roofline(self) -> str:
+        machine = self.machine
+        return (
+            f"This machine reads {_scaled(machine['bytes_per_second'], 'B/s')} and computes "
+            f"{_scaled(machine['flops_per_second'], 'flop/s')} in {machine['dtype']}, at best. A call on one row reads "
+            f"{_scaled(self.read_bytes, 'B')} and does {_scaled(self.flops_per_row, 'flop')} in t(1) = "
+            f"{1e3 * self.t1:.3g} ms: {self.metrics['cost.bandwidth_share']:.1%} of the bandwidth. A call without any "
+            f"overhead, at the machine's best, would leave the memory-bound region at n = {self.machine_ridge:.3g}."
+        )
+
+    def _operations(self) -> list[str]:
+        threshold = self.machine["threshold"]
+        table = intensity_table(self.model.products, self.context)
+        lines = [
+            f"Operations per byte over n, at {self.context} cached tokens; **bold** is bound by arithmetic (at least "
+            f"{threshold:.3g}):",
+            "",
+            "| product | size | " + " | ".join(f"n = {n}" for n in table) + " |",
+            "| --- | --- |" + " ---: |" * table.shape[1],
+        ]
+        # Products of one size do the same operations per byte: one line for all of them.
+        alike = table.reset_index().groupby(["size", *table.columns], sort=False)["product"].agg(", ".join)
+        for (size, *values), names in alike.items():
+            cells = (f"**{value:.3g}**" if value >= threshold else f"{value:.3g}" for value in values)
+            lines.append(f"| {names} | {size} | " + " | ".join(cells) + " |")
+        return lines
+
+
+def cost_report(calls: Mapping[str, Any], products: Sequence[Product], machine: Mapping[str, Any]) -> CostReport:
+    """From `grid` of `calibration.json` (cells, complete), the products of the target and the machine's rates."""
+    table = call_table(calls["cells"])
+
+    def fit(part: pd.DataFrame) -> CostModel:
+        return fit_cost(part, products, machine["bytes_per_second"])
+
+    contexts = sorted(int(context) for context in table["context"].unique())
+    return CostReport(
+        model=fit(table),
+        table=table,
+        context=contexts[len(contexts) // 2],
+        by_rows=held_out(table, fit, "rows"),
+        by_context=held_out(table, fit, "context"),
+        machine=machine,
+        complete=bool(calls["complete"]),
+    )

@@ -1,0 +1,1 @@
+"""Renders findings as a report page, as Markdown and in notebooks."""

@@ -1,0 +1,278 @@
+"""Writes sections as one HTML file that needs nothing else, and as Markdown with its figures beside it.
+
+The HTML holds its style and its figures (inline SVG); it has no script and asks for nothing over the network. All
+text is escaped: names may hold anything. Knows nothing of runs.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from html import escape
+from io import StringIO
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from matplotlib.backends.backend_svg import FigureCanvasSVG
+from matplotlib.figure import Figure
+
+from ..figures import style
+from ..sections import Section
+
+FIGURES = "report_figures"  # folder beside report.md
+EMPTY = "–"  # a cell without a value
+_UNFOLDED = 4  # chapters whose sections the contents list openly
+CODE = "```"
+
+
+@dataclass(frozen=True)
+class Chapter:
+    """Sections under one heading of a report."""
+
+    title: str
+    sections: tuple[Section, ...]
+
+
+@dataclass(frozen=True)
+class _Drawn:
+    """A figure as SVG text, by the name of its file."""
+
+    name: str
+    svg: str
+
+
+def write_report(folder: Path, title: str, chapters: Sequence[Chapter]) -> tuple[Path, Path]:
+    """Write `report.html` and `report.md` (figures in `report_figures/`) into `folder`; each figure is drawn once.
+
+    Figures of an earlier report there are removed. OSError if the folder cannot be written.
+    """
+    drawn = _draw(chapters)
+    figures = folder / FIGURES
+    figures.mkdir(parents=True, exist_ok=True)
+    for old in figures.glob("*.svg"):
+        old.unlink()
+    for each in drawn.values():
+        (figures / f"{each.name}.svg").write_text(each.svg, encoding="utf-8")
+    html, markdown = folder / "report.html", folder / "report.md"
+    html.write_text(_html(title, chapters, drawn), encoding="utf-8")
+    markdown.write_text(_markdown(title, chapters, drawn), encoding="utf-8")
+    return html, markdown
+
+
+def _draw(chapters: Sequence[Chapter]) -> dict[int, _Drawn]:
+    """Every figure by its identity, named after its chapter and section: unique, and safe as a file name."""
+    drawn: dict[int, _Drawn] = {}
+    for number, chapter in enumerate(chapters, 1):
+        for place, section in enumerate(chapter.sections, 1):
+            for name, figure in section.figures:
+                stem = f"{number:02}-{place:02}-{re.sub('[^A-Za-z0-9_-]+', '_', name)}"
+                taken = sum(each.name.startswith(stem) for each in drawn.values())
+                drawn[id(figure)] = _Drawn(stem + (f"_{taken + 1}" if taken else ""), svg(figure))
+    return drawn
+
+
+def svg(figure: Figure) -> str:
+    """The figure as SVG, without a date and without the name of a program.
+
+    `savefig` would draw everything twice, once to measure it; the layout here is found while drawing.
+    """
+    stream, canvas = StringIO(), figure.canvas
+    nothing = {"Creator": None, "Date": None, "Format": None, "Type": None}
+    with style.styled():
+        FigureCanvasSVG(figure).print_svg(stream, metadata=nothing)
+    figure.set_canvas(canvas)
+    return stream.getvalue()
+
+
+def cell(value: object) -> str:
+    """A table's value as text: four significant digits, thousands with commas, nothing for NaN and None."""
+    if value is None or value is pd.NA or (isinstance(value, float) and value != value):
+        return EMPTY
+    if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
+        return str(value)
+    number = float(value)
+    if isinstance(value, (int, np.integer)) or number.is_integer() and abs(number) >= 1000:
+        return f"{int(value):,}"
+    return f"{number:.4g}" if abs(number) < 1000 else f"{number:,.1f}"
+
+
+# HTML ---------------------------------------------------------------------------------------------
+
+STYLE = """
+:root { color-scheme: light dark; --ink: #1b1b1b; --paper: #fff; --faint: #595959; --line: #d9d9d9; --tint: #f4f5f7;
+  --link: #0063a0; }
+@media (prefers-color-scheme: dark) {
+  :root { --ink: #e6e6e6; --paper: #16181c; --faint: #a8adb5; --line: #3a3f47; --tint: #22262c; --link: #6cb8ee; }
+}
+* { box-sizing: border-box; }
+body { margin: 0 auto; padding: 1.5rem 1.25rem 4rem; max-width: 60rem; background: var(--paper); color: var(--ink);
+  font: 16px/1.55 system-ui, -apple-system, "Segoe UI", Roboto, "DejaVu Sans", sans-serif; }
+h1 { font-size: 1.7rem; line-height: 1.25; overflow-wrap: anywhere; }
+h2 { font-size: 1.35rem; margin-top: 3rem; padding-top: .75rem; border-top: 2px solid var(--line);
+  overflow-wrap: anywhere; }
+h3 { font-size: 1.1rem; margin-top: 2rem; }
+p, li { max-width: 48rem; overflow-wrap: anywhere; }
+a { color: var(--link); text-decoration: none; }
+a:hover { text-decoration: underline; }
+code, pre { font-family: ui-monospace, "DejaVu Sans Mono", monospace; font-size: .88em; background: var(--tint);
+  border-radius: 4px; }
+code { padding: .1em .3em; }
+pre { padding: .75rem 1rem; overflow-x: auto; white-space: pre-wrap; overflow-wrap: anywhere; }
+nav { background: var(--tint); border-radius: 8px; padding: .5rem 1rem; font-size: .93rem; }
+nav ul { margin: .3rem 0; padding-left: 1.2rem; }
+nav ul ul { columns: 2; }
+nav details { display: inline; }
+nav summary { display: inline; cursor: pointer; opacity: .7; margin-left: .5rem; }
+.table { overflow-x: auto; margin: 1.25rem 0; }
+table { border-collapse: collapse; font-size: .88rem; font-variant-numeric: tabular-nums; }
+caption { text-align: left; color: var(--faint); padding-bottom: .35rem; font-size: .95em; }
+th, td { padding: .3rem .7rem; border-bottom: 1px solid var(--line); text-align: left; vertical-align: top; }
+thead th { border-bottom: 2px solid var(--line); white-space: nowrap; }
+.number { text-align: right; white-space: nowrap; }
+figure { margin: 1.25rem 0; max-width: 42rem; background: #fff; border-radius: 8px; padding: .25rem; }
+figure svg { display: block; width: 100%; height: auto; }
+@media print {
+  body { max-width: none; padding: 0; font-size: 10.5pt; }
+  figure, tr, pre { break-inside: avoid; }
+  h2, h3, caption { break-after: avoid; }
+  .table { overflow: visible; }
+}
+"""
+# The browser itself is told to load nothing.
+POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"  # heat maps are images within the SVG
+
+
+def _html(title: str, chapters: Sequence[Chapter], drawn: dict[int, _Drawn]) -> str:
+    parts = [
+        "<!doctype html>",
+        '<html lang="en">',
+        "<head>",
+        '<meta charset="utf-8">',
+        '<meta name="viewport" content="width=device-width, initial-scale=1">',
+        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">',
+        f"<title>{escape(title)}</title>",
+        f"<style>{STYLE}</style>",
+        "</head>",
+        "<body>",
+        f"<h1>{escape(title)}</h1>",
+        *_contents(chapters),
+    ]
+    for number, chapter in enumerate(chapters, 1):
+        parts.append(f'<h2 id="c{number}">{escape(chapter.title)}</h2>')
+        for place, section in enumerate(chapter.sections, 1):
+            parts.append(f'<section>\n<h3 id="c{number}s{place}">{escape(section.title)}</h3>')
+            parts += [_paragraph(text) for text in section.text]
+            parts += [_table(caption, table) for caption, table in section.tables]
+            for _, figure in section.figures:
+                each = drawn[id(figure)]
+                parts.append(f"<figure>{_inline(each)}</figure>")
+            parts.append("</section>")
+    return "\n".join([*parts, "</body>", "</html>", ""])
+
+
+def _contents(chapters: Sequence[Chapter]) -> Iterator[str]:
+    """Every chapter with its sections; folded where that would be a page of its own."""
+    folded = len(chapters) > _UNFOLDED
+    yield '<nav aria-label="Contents"><ul>'
+    for number, chapter in enumerate(chapters, 1):
+        yield f'<li><a href="#c{number}">{escape(chapter.title)}</a>'
+        yield "<details><summary>sections</summary><ul>" if folded else "<ul>"
+        for place, section in enumerate(chapter.sections, 1):
+            yield f'<li><a href="#c{number}s{place}">{escape(section.title)}</a></li>'
+        yield "</ul></details></li>" if folded else "</ul></li>"
+    yield "</ul></nav>"
+
+
+def _paragraph(text: str) -> str:
+    """A paragraph of a section: a fenced block, a list if every line is an item, else running text."""
+    if text.startswith(CODE):
+        return f"<pre>{escape(_unfenced(text))}</pre>"
+    lines = text.splitlines()
+    if lines and all(line.startswith("- ") for line in lines):
+        return "<ul>" + "".join(f"<li>{_marked(line[2:])}</li>" for line in lines) + "</ul>"
+    return f"<p>{_marked(text)}</p>"
+
+
+def _unfenced(text: str) -> str:
+    body = text.removeprefix(CODE).removesuffix(CODE)
+    return body.partition("\n")[2].rstrip("\n")
+
+
+def _marked(text: str) -> str:
+    """Escaped text with **bold** and `code`; what stands in code stays as it is."""
+    parts = re.split(r"(`[^`]+`)", text)
+    return "".join(
+        f"<code>{escape(part[1:-1])}</code>"
+        if len(part) > 2 and part.startswith("`") and part.endswith("`")
+        else re.sub(r"\*\*(.+?)\*\*", r"<strong>\1</strong>", escape(part))
+        for part in parts
+    )
+
+
+def _table(caption: str, table: pd.DataFrame) -> str:
+    numeric = [pd.api.types.is_numeric_dtype(table.dtypes.iloc[i]) for i in range(table.shape[1])]
+    attribute = [' class="number"' if number else "" for number in numeric]
+    head = "".join(f"<th{kind}>{escape(str(name))}</th>" for name, kind in zip(table.columns, attribute, strict=True))
+    rows = (
+        "<tr>" + "".join(f"<td{kind}>{escape(cell(value))}</td>" for value, kind in zip(row, attribute, strict=True))
+        for row in table.itertuples(index=False, name=None)
+    )
+    body = "".join(f"{row}</tr>\n" for row in rows)
+    return (
+        f'<div class="table"><table><caption>{_marked(caption)}</caption>\n'
+        f"<thead><tr>{head}</tr></thead>\n<tbody>\n{body}</tbody></table></div>"
+    )
+
+
+def _inline(drawn: _Drawn) -> str:
+    """The SVG element alone; ids are made its own, because all figures of a page share one space of names."""
+    element = drawn.svg[drawn.svg.index("<svg") :]
+    element = re.sub(r' xmlns(:\w+)?="[^"]*"', "", element)  # an HTML parser knows them
+    element = re.sub(r"<metadata>.*?</metadata>", "", element, flags=re.DOTALL)
+    prefix = f"{drawn.name}-"
+    element = re.sub(r'\bid="', f'id="{prefix}', element)
+    element = re.sub(r'href="#', f'href="#{prefix}', element)
+    element = re.sub(r"url\(#", f"url(#{prefix}", element)
+    return element.replace("<svg", '<svg role="img"', 1)
+
+
+# Markdown -----------------------------------------------------------------------------------------
+
+
+def _markdown(title: str, chapters: Sequence[Chapter], drawn: dict[int, _Drawn]) -> str:
+    blocks = [f"# {_plain(title)}"]
+    for chapter in chapters:
+        blocks.append(f"## {_plain(chapter.title)}")
+        for section in chapter.sections:
+            blocks.append(f"### {_plain(section.title)}")
+            blocks += [text if text.startswith(CODE) else _without_tags(text) for text in section.text]
+            for caption, table in section.tables:
+                blocks += [_without_tags(caption), markdown_table(table)]
+            for name, figure in section.figures:
+                blocks.append(f"![{_plain(name.replace('_', ' '))}]({FIGURES}/{drawn[id(figure)].name}.svg)")
+    return "\n\n".join(blocks) + "\n"
+
+
+def markdown_table(table: pd.DataFrame) -> str:
+    """A pipe table whose cells cannot break out of it."""
+    numeric = [pd.api.types.is_numeric_dtype(table.dtypes.iloc[i]) for i in range(table.shape[1])]
+    lines = [
+        "| " + " | ".join(_plain(str(name)) for name in table.columns) + " |",
+        "|" + "".join(" ---: |" if number else " --- |" for number in numeric),
+        *(
+            "| " + " | ".join(_plain(cell(value)) for value in row) + " |"
+            for row in table.itertuples(index=False, name=None)
+        ),
+    ]
+    return "\n".join(lines)
+
+
+def _plain(text: str) -> str:
+    """`text` as itself: Markdown's and HTML's characters escaped, one line."""
+    return re.sub(r"([\\`*_\[\]<>|#])", r"\\\1", " ".join(text.split()))
+
+
+def _without_tags(text: str) -> str:
+    """A paragraph that is Markdown already: it may be bold, it may not open an HTML element."""
+    parts = re.split(r"(`[^`]+`)", text)
+    return "".join(part if part.startswith("`") else part.replace("<", "&lt;") for part in parts)

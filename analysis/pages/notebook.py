@@ -1,0 +1,87 @@
+"""What notebooks share: showing a section, and finding the runs that the overlay `notebooks` made."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from specdec.errors import UsageError
+
+from ..account.shape_account import shape_section
+from ..findings import latest_study
+from ..read.runs import Run, load_runs, open_run
+from ..runs.compare import comparison_section
+from ..runs.run_sections import papers_section
+from ..sections import Section
+from .html import markdown_table
+
+OVERLAY = "notebooks"
+SHAPES_OVERLAY = "chain_rows_tree"
+HEADS_OVERLAY = "heads"
+
+
+def show(*sections: Section, heading: str = "") -> None:
+    """Display sections in a notebook: title, sentences, tables, figures, in the order of a report."""
+    from IPython.display import Markdown, display
+
+    if heading:
+        display(Markdown(f"## {heading}"))
+    for section in sections:
+        display(Markdown("\n\n".join((f"### {section.title}", *section.text))))
+        for caption, table in section.tables:
+            display(Markdown(f"{caption}\n\n{markdown_table(table)}"))
+        for _, figure in section.figures:
+            display(figure)
+
+
+def overlay_runs(tracking_uri: str, experiment: str, overlay: str = OVERLAY, each: str = "drafter.name") -> list[Run]:
+    """The newest finished run that an overlay has left of each drafter, or of each value of another parameter, oldest
+    first. UsageError if there is none.
+    """
+    table = load_runs(tracking_uri, experiment)
+    named = table["params.experiment_name"] == overlay if "params.experiment_name" in table else table["status"] == ""
+    chosen = table[named & (table["status"] == "FINISHED")]
+    if chosen.empty:
+        raise UsageError(
+            f"The experiment {experiment!r} has no finished run of the overlay {overlay}: "
+            f"`python -m specdec.run +experiment={overlay}` makes them."
+        )
+    newest = chosen.drop_duplicates(f"params.{each}")
+    return [open_run(tracking_uri, str(run_id)) for run_id in reversed(newest.index)]
+
+
+def study(tracking_uri: str, experiment: str, name: str) -> tuple[Section, ...]:
+    """What the newest finished run of a study found; where there is none, a section that says what makes one."""
+    try:
+        return latest_study(tracking_uri, experiment, name).sections
+    except UsageError as error:
+        return (Section(name, (str(error),)),)
+
+
+def live_shapes(tracking_uri: str, experiment: str) -> tuple[Section, ...]:
+    """Chain, rows and tree as the overlay `chain_rows_tree` decoded them live; or what makes these runs."""
+    try:
+        return (shape_section(overlay_runs(tracking_uri, experiment, SHAPES_OVERLAY, each="structure.name")),)
+    except UsageError as error:
+        return (Section(SHAPES_OVERLAY, (str(error),)),)
+
+
+def live_heads(tracking_uri: str, experiment: str) -> tuple[Section, ...]:
+    """Medusa and grounded heads as the overlay `heads` decoded them live, against each other, and of each the rates by
+    category as the papers define them; or what makes these runs.
+    """
+    try:
+        runs = overlay_runs(tracking_uri, experiment, HEADS_OVERLAY)
+    except UsageError as error:
+        return (Section(HEADS_OVERLAY, (str(error),)),)
+    return (comparison_section(runs), *(replace(papers_section(run), title=run.title) for run in runs))
+
+
+def answers(runs: Sequence[Run], sections: Sequence[Section]) -> str:
+    """The first sentence of a section for each run, under its drafter's name: Markdown."""
+    return "\n".join(
+        f"- **{run.params['drafter.name']}**: {section.text[0]}" for run, section in zip(runs, sections, strict=True)
+    )
+
+
+def firsts(*sections: Section) -> str:
+    """The first sentence of each section, under its title: Markdown."""
+    return "\n".join(f"- **{section.title}**: {section.text[0]}" for section in sections)

@@ -1,0 +1,97 @@
+"""The chapters of a report: what is shown of runs and of imported results, in which order.
+
+A section that a run cannot have becomes a sentence that says what is missing; the rest of the report stands.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import pandas as pd
+
+from specdec.errors import UsageError
+
+from ..acceptance.model_sections import model_sections
+from ..account.account_sections import account_sections
+from ..read.foreign.imported import Imported
+from ..read.runs import Run
+from ..runs.compare import comparison_section
+from ..runs.foreign_sections import foreign_sections
+from ..runs.run_sections import (
+    category_section,
+    cost_section,
+    curves_section,
+    environment_section,
+    lengths_section,
+    missing_section,
+    papers_section,
+    reproduce_section,
+    summary_section,
+)
+from ..sections import Section
+from .html import Chapter
+
+OF_A_RUN: tuple[tuple[str, Callable[..., Section | list[Section]]], ...] = (
+    ("Summary", summary_section),
+    ("Curves over gamma", curves_section),
+    ("The gap, explained", account_sections),
+    ("Tests and models", model_sections),
+    ("Rounds: what is accepted, where the time goes", lengths_section),
+    ("By category", category_section),
+    ("As the papers define it", papers_section),
+    ("Cost of a call", cost_section),
+    ("Environment", environment_section),
+    ("How to reproduce", reproduce_section),
+)
+
+
+MANY = 6  # runs beyond which models are refitted less often, so that a sweep's report takes seconds
+REFITS: dict[bool, dict[str, int]] = {
+    False: {},
+    True: {"replicates": 500, "refits": 40},
+}  # of model_sections, by whether runs are many
+FEWER = (
+    f"More than {MANY} runs: the intervals of tests and predictions rest on {REFITS[True]['replicates']} bootstrap "
+    f"replicates and {REFITS[True]['refits']} refits; a report on one run takes more."
+)
+
+
+def run_chapters(runs: Sequence[Run], notes: Sequence[str] = ()) -> list[Chapter]:
+    """One chapter per run, after a comparison where there are several."""
+    many = len(runs) > MANY
+    chapters = [Chapter(_heading(run), tuple(_sections(run, many))) for run in runs]
+    remarks = [*notes, *([FEWER] if many else [])]
+    left_out = [Section("About this report", ("\n".join(f"- {note}" for note in remarks),))] if remarks else []
+    if len(runs) > 1:
+        compared = _guarded("Comparison of runs", partial(comparison_section, runs))
+        return [Chapter("Comparison", (*left_out, *compared)), *chapters]
+    return [Chapter(chapter.title, (*left_out, *chapter.sections)) for chapter in chapters]
+
+
+def foreign_chapter(source: Imported, baseline: pd.DataFrame | None, replicates: int) -> Chapter:
+    """All that an imported file can say. UsageError if it and its baseline share no timed prompt."""
+    title = f"Foreign results: {source.source} ({source.kind}, gamma {source.gamma})"
+    return Chapter(title, tuple(foreign_sections(source, baseline, replicates)))
+
+
+def _heading(run: Run) -> str:
+    gamma = run.primary_gamma
+    at = f", gamma {gamma}" if gamma is not None else ""
+    unfinished = "" if run.status == "FINISHED" else f" ({run.status.lower()})"
+    return f"{run.title}{at} [{run.name}]{unfinished}"
+
+
+def _sections(run: Run, many: bool) -> list[Section]:
+    sections: list[Section] = []
+    for title, make in OF_A_RUN:
+        choices = REFITS[many] if make is model_sections else {}
+        sections += _guarded(title, partial(make, run, **choices))
+    return sections
+
+
+def _guarded(title: str, make: Callable[[], Section | list[Section]]) -> list[Section]:
+    """What `make` gives, or what keeps it from giving it: an artifact, a key of one, or tables that allow no answer."""
+    try:
+        made = make()
+    except (UsageError, ValueError, KeyError) as error:
+        return [missing_section(title, error)]
+    return made if isinstance(made, list) else [made]

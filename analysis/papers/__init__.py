@@ -1,0 +1,1 @@
+"""Published figures, and what they imply."""

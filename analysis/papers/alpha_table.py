@@ -1,0 +1,236 @@
+"""The alpha table of Leviathan et al. (2211.17192, Table 3) from runs of the overlay `leviathan_alpha`.
+
+alpha is the mean of sum_x min(p, q) over the positions of the target's own text that had a proposal
+(`alpha.text`). Runs and printed rows never share a table or a figure: models, text and tokenizers differ.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from itertools import combinations
+from math import isnan, nan
+
+import pandas as pd
+from matplotlib.figure import Figure
+
+from specdec.errors import UsageError
+
+from ..figures import style
+from ..figures.plots import counted
+from ..read.runs import Run, load_runs, open_run
+from ..rounds import BASELINE
+from .published import ROUNDING
+
+OVERLAY = "leviathan_alpha"
+SHORT = "notebooks"  # the overlay whose shorter runs stand in where OVERLAY has left none
+OF_THE_PAPER = ("corpus_ngram", "small_model")  # its kinds of drafters
+COLUMNS = ("setting", "drafter", "temperature", "alpha", "ci_low", "ci_high", "tokens", "prompts")
+NGRAMS = {1: "unigram", 2: "bigram"}
+ORDERS = {name: order for order, name in NGRAMS.items()}
+MODELS = 99  # rank of whatever is no n-gram of a corpus
+COLOURS = ((style.BLUE, "o"), (style.ORANGE, "s"), (style.GREEN, "^"), (style.PURPLE, "D"))
+
+
+def alpha_runs(tracking_uri: str, experiment: str, overlay: str = OVERLAY) -> list[Run]:
+    """The finished runs of the overlay, newest first, then those of the overlay `notebooks` with the paper's kinds of
+    drafters, which are shorter. UsageError if there is none.
+    """
+    table = load_runs(tracking_uri, experiment)
+    table = table[table["status"] == "FINISHED"]
+    nothing = pd.Series(index=table.index, dtype=object)
+    name = table.get("params.experiment_name", nothing)
+    short = table[(name == SHORT) & table.get("params.drafter.name", nothing).isin(OF_THE_PAPER)]
+    chosen = pd.concat([table[name == overlay], short])
+    if chosen.empty:
+        raise UsageError(
+            f"The experiment {experiment!r} has no finished run of the overlay {overlay}: "
+            f"`python -m specdec.run +experiment={overlay}` makes them."
+        )
+    return [open_run(tracking_uri, str(run_id)) for run_id in chosen.index]
+
+
+def alpha_table(runs: Iterable[Run]) -> pd.DataFrame:
+    """One row per setting, drafter and temperature, the first run of each (COLUMNS), in the paper's order.
+
+    setting: model, dtype, prompts and hardware; rows of different settings must not be compared. The interval is the
+    prompt bootstrap; NaN where there is a single prompt. Runs without any proposal have no alpha and are left out.
+    """
+    rows: dict[tuple[str, str, float], dict[str, object]] = {}
+    for run in runs:
+        key = (_setting(run), drafter_name(run.params), float(run.params.get("sampling.temperature", nan)))
+        if key not in rows and "alpha.text" in run.metrics:
+            rows[key] = dict(zip(COLUMNS, (*key, *_alpha(run), *_size(run)), strict=True))
+    table = pd.DataFrame(list(rows.values()), columns=list(COLUMNS))
+    order = (
+        table.assign(rank=table["drafter"].map(_rank)).sort_values(["setting", "rank", "drafter", "temperature"]).index
+    )
+    return table.loc[order].reset_index(drop=True)
+
+
+def drafter_name(params: Mapping[str, str]) -> str:
+    """`unigram`, `bigram`, `3-gram`, `small_model pocket`, or the drafter's own name."""
+    name = params.get("drafter.name", "unknown drafter")
+    if name == "corpus_ngram":
+        order = int(params["drafter.order"])
+        return NGRAMS.get(order, f"{order}-gram")
+    model = params.get("drafter.model")
+    return f"{name} {model}" if model else name
+
+
+def _rank(drafter: str) -> int:
+    """Place in the paper's order: n-grams by their order, then everything else."""
+    numbered = re.fullmatch(r"(\d+)-gram", drafter)
+    return int(numbered[1]) if numbered else ORDERS.get(drafter, MODELS)
+
+
+def _setting(run: Run) -> str:
+    """Such as "pocket (float32) on stdlib_code, EPYC": the run's setting and its prompts."""
+    model, _, hardware = run.setting.partition(", ")
+    return f"{model} on {run.params.get('prompts.name', 'unknown prompts')}, {hardware}"
+
+
+def _alpha(run: Run) -> tuple[float, float, float]:
+    """alpha.text and its prompt-bootstrap interval; NaN bounds for one prompt, and for runs that logged none."""
+    low, high = (run.metrics.get(f"alpha.text.{end}", nan) for end in ("ci_low", "ci_high"))
+    return run.metrics["alpha.text"], low, high
+
+
+def _size(run: Run) -> tuple[int, int]:
+    """Tokens and prompts of the target's own text."""
+    generations = run.generations()
+    own = generations[generations["method"] == BASELINE]
+    return int(own["tokens"].sum()), int(own["prompt"].nunique())
+
+
+@style.in_style
+def alpha_figure(table: pd.DataFrame, title: str, caption: str = "") -> Figure:
+    """Points of one setting's alphas with their intervals where it has any; a line per drafter, a marker per
+    temperature.
+
+    table: drafter, temperature, alpha, and ci_low, ci_high for measured rows. ValueError for an empty table.
+    """
+    if table.empty:
+        raise ValueError("there is no alpha to draw")
+    drafters = list(dict.fromkeys(table["drafter"]))
+    figure, axes = style.new_figure(title, caption, height=2.3 + 0.45 * len(drafters))
+    temperatures = sorted(table["temperature"].unique())
+    for index, temperature in enumerate(temperatures):
+        part = table[table["temperature"] == temperature]
+        colour, marker = COLOURS[index % len(COLOURS)]
+        offset = 0.16 * (index - (len(temperatures) - 1) / 2)
+        height = [drafters.index(name) + offset for name in part["drafter"]]
+        if "ci_low" in part:
+            axes.hlines(height, part["ci_low"], part["ci_high"], color=colour, linewidth=2)
+        axes.plot(part["alpha"], height, marker, color=colour, label=f"temperature {temperature:g}")
+    axes.set(xlabel="α, mean of Σ min(p, q) over the target's own text", xlim=(-0.02, 1.02))
+    axes.set_yticks(range(len(drafters)), drafters)
+    axes.set_ylim(len(drafters) - 0.5, -0.5)
+    style.legend_above(axes, len(temperatures))
+    return figure
+
+
+def measured_figures(table: pd.DataFrame) -> list[Figure]:
+    """A figure per setting of `alpha_table`'s result, titled with model and hardware."""
+    figures = []
+    for setting, part in table.groupby("setting", sort=False):
+        size = f"{counted(int(part['prompts'].max()), 'prompt')}, up to {part['tokens'].max():,} tokens of the target"
+        level = "95% prompt-bootstrap intervals" if part["ci_low"].notna().any() else "no intervals"
+        figures.append(alpha_figure(part, str(setting), f"{size}; {level}."))
+    return figures
+
+
+def printed_figures(printed: pd.DataFrame) -> list[Figure]:
+    """A figure per target of `published.leviathan_table_3`'s result."""
+    return [
+        alpha_figure(part, f"Leviathan et al., Table 3: {target}, {part['task'].iloc[0]}", "As printed; no intervals.")
+        for target, part in printed.groupby("target", sort=False)
+    ]
+
+
+# Words --------------------------------------------------------------------------------------------
+
+
+def alpha_in_words(table: pd.DataFrame) -> str:
+    """What the measured table says, setting by setting: values, order of the drafters, effect of the temperature."""
+    if table.empty:
+        return "No run of the overlay had a proposal, so there is no alpha."
+    return "\n\n".join(_setting_in_words(str(name), part) for name, part in table.groupby("setting", sort=False))
+
+
+def _setting_in_words(setting: str, part: pd.DataFrame) -> str:
+    sentences = [f"**{setting}.**"]
+    for temperature, rows in part.groupby("temperature"):
+        values = ", ".join(f"{row.drafter} {_value(row.alpha, row.ci_low, row.ci_high)}" for row in rows.itertuples())
+        sentences.append(f"Temperature {temperature:g}: {values}. {_order_in_words(rows)}")
+    sentences.append(temperature_in_words(part))
+    short = int((part["tokens"] < 10_000).sum())
+    if short:
+        fewest = counted(int(part["tokens"].min()), "token")
+        sentences.append(
+            f"{short} of {len(part)} rows rest on fewer than the protocol's 10,000 tokens, down to {fewest}."
+        )
+    return " ".join(sentence for sentence in sentences if sentence)
+
+
+def _value(alpha: float, low: float, high: float) -> str:
+    return f"{alpha:.3f}" + ("" if isnan(low) or isnan(high) else f" ({low:.3f} to {high:.3f})")
+
+
+def _order_in_words(rows: pd.DataFrame) -> str:
+    """Whether alpha rises with the rank, as in the paper from unigram to bigram to models, and how surely."""
+    pairs = [pair for pair in combinations(rows.itertuples(), 2) if _rank(pair[0].drafter) < _rank(pair[1].drafter)]
+    if not pairs:
+        return ""
+    falls = [f"{after.drafter} is not above {before.drafter}" for before, after in pairs if after.alpha <= before.alpha]
+    if falls:
+        return f"The order is not the paper's: {' and '.join(falls)}."
+    apart = sum(after.ci_low > before.ci_high for before, after in pairs)
+    return f"It rises in the paper's order; {apart} of {len(pairs)} pairs have intervals apart."
+
+
+def temperature_in_words(table: pd.DataFrame) -> str:
+    """For how many drafters alpha is higher at temperature 0 than at 1."""
+    index = [name for name in ("target", "drafter") if name in table]
+    wide = table.pivot_table(index=index, columns="temperature", values="alpha", sort=False)
+    if not {0.0, 1.0} <= set(wide.columns):
+        return "Only one of the temperatures 0 and 1 was run."
+    both = wide[[0.0, 1.0]].dropna()
+    higher = int((both[0.0] > both[1.0]).sum())
+    return f"alpha is higher at temperature 0 than at 1 for {higher} of {counted(len(both), 'drafter')}."
+
+
+def printed_in_words(printed: pd.DataFrame | None) -> str:
+    """The paper's rows (`published.leviathan_table_3`), or that there are none."""
+    if printed is None:
+        return "No file of printed values was given, so the paper's rows are not shown."
+    if printed.empty:
+        return "The file of published figures has no row of Leviathan's Table 3."
+    ngrams = printed["drafter"].map(_rank) < MODELS
+    parts = [
+        f"{name} drafters {part['alpha'].min():.2f} to {part['alpha'].max():.2f}"
+        for name, part in (("n-gram", printed[ngrams]), ("model", printed[~ngrams]))
+        if len(part)
+    ]
+    return (
+        f"**Printed, {counted(len(printed), 'row')} of Table 3** (targets {', '.join(printed['target'].unique())}; no "
+        f"interval, no hardware stated): {'; '.join(parts)}. {temperature_in_words(printed)}"
+    )
+
+
+def comparison_in_words(table: pd.DataFrame, printed: pd.DataFrame | None) -> str:
+    """Whether the measured alphas lie within the range printed for their kind, which is all that can be compared."""
+    if printed is None or printed.empty or table.empty:
+        return ""
+    ours_ngram, theirs_ngram = (rows["drafter"].map(_rank) < MODELS for rows in (table, printed))
+    ours_model = table["drafter"].str.startswith("small_model")
+    sentences = []
+    for kind, ours, theirs in (
+        ("n-gram", table[ours_ngram]["alpha"], printed[theirs_ngram]["alpha"]),
+        ("model", table[ours_model]["alpha"], printed[~theirs_ngram]["alpha"]),
+    ):
+        if len(ours) and len(theirs):
+            inside = int(ours.between(theirs.min() - ROUNDING, theirs.max() + ROUNDING).sum())
+            lie = f"{inside} of {counted(len(ours), 'row')} of {kind} drafters lie"
+            sentences.append(f"{lie} within the range that the paper prints for its own")
+    if not sentences:
+        return ""
+    return f"{'; '.join(sentences)}. Models, text and tokenizers differ, so no row here should equal a row there."

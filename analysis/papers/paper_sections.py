@@ -1,0 +1,293 @@
+"""Do published figures agree with their own theory? The checks of `paper_tables` in words, tables and pictures."""
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+from matplotlib.ticker import PercentFormatter
+
+from ..figures import style
+from ..figures.plots import counted
+from ..sections import Section
+from .paper_tables import CHECKS, INPUTS, KEY, NO, YES, coverage, printed_figures
+from .published import leviathan_table_1, table_1_in_words
+
+NO_FILE = (
+    "No file of printed values was given, so there is nothing to set theory against but theory: a CSV with the columns "
+    "of `specdec.analysis.papers.published.COLUMNS`, named in the cell of parameters, fills this notebook."
+)
+SETTING = ["source", "target", "drafter", "task", "temperature", "gamma"]
+
+
+def paper_sections(published: pd.DataFrame | None) -> list[Section]:
+    """One section per question, and which printed tables were used; without a table only what needs none.
+
+    published: from `published.load_published`, or None.
+    """
+    if published is None:
+        return [Section("Table 1 of Leviathan et al., recomputed", (NO_FILE,), (("", leviathan_table_1().round(3)),))]
+    figures = printed_figures(published)
+    checks = {name: check(figures) for name, check in CHECKS.items()}
+    makers = (
+        ("ceilings", _ceilings),
+        ("predictions", _predictions),
+        ("round times", _round_times),
+        ("identities", _identities),
+        ("lengths", _lengths),
+        ("positions", _positions),
+        ("starts", _starts),
+        ("lenience", _lenience),
+        ("several drafts", _several),
+    )
+    sections = [make(checks[name]) for name, make in makers if len(checks[name])]
+    return [*sections, _coverage(published, checks)]
+
+
+def paper_answer(published: pd.DataFrame | None) -> str:
+    """All of the sections' first sentences, as a list in Markdown."""
+    if published is None:
+        return NO_FILE
+    points = [table_1_in_words(leviathan_table_1(published)), *(each.text[0] for each in paper_sections(published))]
+    return "\n".join(f"- {point}" for point in points)
+
+
+def _shown(table: pd.DataFrame, keep: str = "") -> pd.DataFrame:
+    """The table without columns that say nothing here, sources by their first words, figures of three decimals."""
+    short = table.assign(source=table["source"].map(_short))
+    settings = [name for name in (*SETTING, "variant") if short[name].astype(str).nunique() > 1 or name == keep]
+    result = short[[*settings, *(name for name in table if name not in KEY)]]
+    return result.replace({"gamma": {0: ""}}).round(3)
+
+
+def _short(source: object) -> str:
+    """Such as "Leviathan et al. 2023": up to the first comma or bracket."""
+    return str(source).partition("(")[0].partition(",")[0].strip()
+
+
+def _name(row: pd.Series) -> str:
+    """Such as "T5-small (77M), CNN/DM, T 0, γ 5"."""
+    parts = [
+        str(row["drafter"]).partition(" (")[0],
+        row["task"],
+        f"T {row['temperature']:g}" if row["temperature"] != "" else "",
+    ]
+    return ", ".join([part for part in parts if part] + ([f"γ {row['gamma']}"] if row["gamma"] else []))
+
+
+def _listed(table: pd.DataFrame, *columns: str) -> str:
+    """The rows by name, each with its figures in brackets."""
+    rows = []
+    for _, row in table.iterrows():
+        values = ", ".join(f"{row[column]:.3f}".rstrip("0").rstrip(".") for column in columns)
+        rows.append(f"{row['target']} with {_name(row)} ({values})")
+    return "; ".join(rows)
+
+
+def _ceilings(table: pd.DataFrame) -> Section:
+    over = table[table["exceeds"] != ""]
+    beyond, sure = table[table["exceeds"] == "limit"], int(table["surely"].sum())
+    first = (
+        f"{len(over)} of {counted(len(table), 'measured speedup')} exceed Ω(α, γ) at the α printed beside them, "
+        f"{len(beyond)} of these even 1/(1-α), which no draft length can pass; {sure} do so whatever was rounded."
+    )
+    if over.empty:
+        first = f"None of {counted(len(table), 'measured speedup')} exceeds Ω(α, γ) at its printed α."
+    second = "" if over.empty else f"Speedup, Ω and 1/(1-α): {_listed(over, 'speedup', 'omega', 'limit')}."
+    third = (
+        "A drafter that costs something cannot reach Ω under i.i.d. acceptance; where the measurement does, acceptance "
+        "was higher in the timed runs than where α was measured, or the baseline was slower than a bare call."
+    )
+    texts = tuple(text for text in (first, second, third if len(over) else "") if text)
+    caption = "Measured speedups and their ceilings; alpha_needed: the α that Theorem 3.8 needs for them"
+    return Section(
+        "Which speedups exceed their own ceiling?", texts, ((caption, _shown(table)),), (("ceilings", _drawn(table)),)
+    )
+
+
+@style.in_style
+def _drawn(table: pd.DataFrame) -> Figure:
+    """A bar from Omega to 1 / (1 - alpha) per row, the measured speedup on it, with a shape of its own if beyond."""
+    sources = ", ".join(dict.fromkeys(map(_short, table["source"])))
+    caption = f"{counted(len(table), 'printed row')}: {sources}; no intervals were printed. Blue: what only a free "
+    figure, axes = style.new_figure(
+        "Measured speedups and what their own α allows",
+        caption + "draft longer than γ could reach; beyond it nothing could, if acceptance is i.i.d.",
+        height=2.4 + 0.34 * len(table),
+    )
+    places = np.arange(len(table))
+    axes.barh(places, table["limit"] - table["omega"], left=table["omega"], height=0.6, color=style.SKY)
+    axes.barh(places, table["omega"], height=0.6, color=style.LIGHT)
+    for kind, colour, marker, label in (
+        ("", style.BLACK, "o", "measured"),
+        ("omega", style.ORANGE, "D", "measured, beyond Ω(α, γ)"),
+        ("limit", style.PURPLE, "X", "measured, beyond 1/(1-α)"),
+    ):
+        part = (table["exceeds"] == kind).to_numpy()
+        if part.any():
+            axes.plot(table["speedup"][part], places[part], marker, color=colour, markersize=9, label=label)
+    axes.set_yticks(places, [_name(row) for _, row in table.iterrows()])
+    axes.invert_yaxis()
+    axes.set(xlabel="speedup; bars: tokens per round")
+    axes.grid(axis="y", visible=False)
+    style.legend_above(axes, 1)
+    return figure
+
+
+def _predictions(table: pd.DataFrame) -> Section:
+    number = table["agrees"].value_counts()
+    off = table[table["agrees"] == NO]
+    text = (
+        f"{number.get(YES, 0)} of {counted(len(table), 'printed prediction')} are Theorem 3.8 at the printed α, γ and "
+        f"c to the last digit, {number.get(INPUTS, 0)} within the rounding of these inputs, {len(off)} not at all"
+        + (f": {_listed(off, 'printed', 'formula')}, printed and best over γ." if len(off) else ".")
+    )
+    caption = "Printed predictions and the formula; low and high: over all inputs that are printed alike"
+    return Section("Are printed predictions what their formula gives?", (text,), ((caption, _shown(table)),))
+
+
+def _round_times(table: pd.DataFrame) -> Section:
+    off = table[table["possible"] == NO]
+    text = (
+        f"{len(off)} of {counted(len(table), 'pair')} of speedup and tokens per round "
+        f"{'needs' if len(off) == 1 else 'need'} a round faster than one token of the baseline"
+        + (f": {_listed(off, 'speedup', 'tokens_per_round')}." if len(off) else ".")
+    )
+    by_source = table.groupby(["source", "table"], sort=False)["round_time"].describe()[["count", "min", "50%", "max"]]
+    shown = by_source.rename(columns={"50%": "median"}).reset_index().round(3)
+    caption = "Tokens per round over speedup: what a round costs, in tokens of the baseline"
+    return Section("What does a round cost?", (text,), ((caption, shown),), (("round_times", _strip(table)),))
+
+
+@style.in_style
+def _strip(table: pd.DataFrame) -> Figure:
+    """A point per pair, a line per source; 1 is a round that costs no more than a token of the baseline."""
+    groups = table.groupby(["source", "table"], sort=False)
+    figure, axes = style.new_figure(
+        "What a round costs, by published tables",
+        f"{counted(len(table), 'pair')} of printed tokens per round and speedup; their ratio is the time of a round "
+        "over the baseline's time per token. No intervals were printed. Left of the line: faster than a single token.",
+        height=2.4 + 0.36 * len(groups),
+    )
+    generator = np.random.default_rng(0)  # spreads points that would hide each other
+    for place, (_, part) in enumerate(groups):
+        height = place + generator.uniform(-0.22, 0.22, len(part))
+        wrong = (part["possible"] == NO).to_numpy()
+        axes.plot(part["round_time"][~wrong], height[~wrong], "o", color=style.BLUE, markersize=5, alpha=0.7)
+        axes.plot(part["round_time"][wrong], height[wrong], "X", color=style.ORANGE, markersize=10)
+    axes.axvline(1, color=style.BLACK, linewidth=1.6, linestyle=":")
+    names = [f"{_short(source)}, {name}".replace(" leaderboard", "") for source, name in groups.groups]
+    axes.set_yticks(range(len(groups)), [style.wrapped(name, 28) for name in names])
+    axes.invert_yaxis()
+    axes.set(xlabel="time of a round, in baseline tokens")
+    axes.grid(axis="y", visible=False)
+    return figure
+
+
+def _identities(table: pd.DataFrame) -> Section:
+    off = table[table["agrees"] == NO]
+    text = f"{len(table) - len(off)} of {len(table)} figures that others of their row determine are what these give" + (
+        f"; {len(off)} are not, whatever was rounded: {_listed(off, 'printed', 'computed')}." if len(off) else "."
+    )
+    caption = "Printed figures and what the others of their row give"
+    return Section("Do rates, overheads and speedups multiply out?", (text,), ((caption, _shown(table)),))
+
+
+def _lengths(table: pd.DataFrame) -> Section:
+    off = table[~table["agree"].astype(bool)]
+    more, less = off[off["error"] > 0], off[off["error"] < 0]
+    parts = [
+        f"too many in {len(part)} ({', '.join(dict.fromkeys(part['drafter']))}; up to {worst:+.1%})"
+        for part, worst in ((more, more["error"].max()), (less, less["error"].min()))
+        if len(part)
+    ]
+    text = (
+        f"In {len(off)} of {counted(len(table), 'pair')} of draft lengths no one α gives both printed tokens per round"
+        + (f": at the longer draft, the α of the shorter promises {' and too few, '.join(parts)}." if parts else ".")
+    )
+    text = text.replace("too few, too many", "too few")
+    chance = "Rounding is allowed for; chance is not, since no intervals were printed."
+    caption = (
+        "α solved from tokens per round at two lengths (gamma, longer), and what the first predicts for the second"
+    )
+    return Section("Which alphas disagree between lengths?", (text, chance), ((caption, _shown(table, "gamma")),))
+
+
+def _positions(table: pd.DataFrame) -> Section:
+    known = table[table["printed"].notna()]
+    falling = int((table["last"] < table["first"]).sum())
+    text = f"Acceptance at the last printed position is below the first in {falling} of {counted(len(table), 'row')}."
+    if len(known):
+        text += (
+            f" The product of the positions' rates gives tokens per round within "
+            f"{known['product_error'].abs().max():.1%} of what is printed in all {len(known)} rows of chains that "
+            f"print it; one α, that of the first position, is off by {known['one_alpha_error'].min():+.1%} to "
+            f"{known['one_alpha_error'].max():+.1%}."
+        )
+    note = (
+        "A position's rate is among rounds that reach it. Prompt n-grams: the first counts rounds without a proposal "
+        "as rejections, so one α that starts from it is far too low."
+    )
+    caption = "Acceptance by position, and tokens per round from it"
+    return Section("Does one alpha stand for all positions?", (text, note), ((caption, _shown(table)),))
+
+
+def _starts(table: pd.DataFrame) -> Section:
+    text = (
+        f"Averaged over every position as a start, tokens per round are {table['position_error'].min():+.1%} to "
+        f"{table['position_error'].max():+.1%} off those of real rounds, and Ω at the α of every position is "
+        f"{table['omega_error'].min():+.1%} to {table['omega_error'].max():+.1%} off ({counted(len(table), 'trace')}): "
+        "rounds begin where the draft has just failed."
+    )
+    caption = "Tokens per round: i.i.d. theory, every position as a start, rounds where they begin"
+    figure = _errors(table)
+    return Section("Does it matter where rounds begin?", (text,), ((caption, _shown(table)),), (("starts", figure),))
+
+
+@style.in_style
+def _errors(table: pd.DataFrame) -> Figure:
+    """Two errors per trace, of i.i.d. theory and of averaging over positions."""
+    ordered = table.sort_values(["drafter", "task", "gamma"])
+    figure, axes = style.new_figure(
+        "How far averages are above what real rounds yield",
+        f"{counted(len(table), 'trace')}: {', '.join(dict.fromkeys(map(_short, table['source'])))}; "
+        f"{', '.join(dict.fromkeys(table['target']))}; no intervals were printed.",
+        height=2.4 + 0.3 * len(table),
+    )
+    places = np.arange(len(ordered))
+    axes.plot(ordered["omega_error"], places, "o", color=style.BLUE, label="Ω at the α of every position")
+    axes.plot(ordered["position_error"], places, "D", color=style.ORANGE, label="mean over every position")
+    axes.axvline(0, color=style.BLACK, linewidth=1.6, linestyle=":")
+    axes.set_yticks(places, [f"{row.drafter}, {row.task}, γ {row.gamma}" for row in ordered.itertuples()])
+    axes.invert_yaxis()
+    axes.xaxis.set_major_formatter(PercentFormatter(1, decimals=0))
+    axes.set(xlabel="over tokens per round of real rounds, less 1")
+    axes.grid(axis="y", visible=False)
+    style.legend_above(axes, 1)
+    return figure
+
+
+def _lenience(table: pd.DataFrame) -> Section:
+    inside = int(table["within"].sum())
+    text = f"{inside} of {len(table)} lenient alphas lie between α and α/l, where the lenient rule keeps them."
+    return Section("Do lenient alphas keep their bounds?", (text,), (("Lenience l and its bound", _shown(table)),))
+
+
+def _several(table: pd.DataFrame) -> Section:
+    text = (
+        f"Drafts of one position are not independent: K independent rows would give {table['error'].min():+.1%} to "
+        f"{table['error'].max():+.1%} more tokens per round than are printed ({counted(len(table), 'row')}), so what "
+        "one draft misses the others mostly miss too."
+        if (table["error"] > 0).all()
+        else f"{int((table['error'] <= 0).sum())} of {len(table)} rows print at least what K independent rows give."
+    )
+    caption = "K drafts: printed, and K independent rows at the α of one draft"
+    return Section("Are several drafts worth as many chances?", (text,), ((caption, _shown(table)),))
+
+
+def _coverage(published: pd.DataFrame, checks: dict[str, pd.DataFrame]) -> Section:
+    table = coverage(published, checks)
+    used = table[table["checked by"] != ""]
+    text = (
+        f"{len(used)} of {counted(len(table), 'printed table')} hold figures that theory ties together; the other "
+        f"{len(table) - len(used)} print speedups, rates or quality alone."
+    )
+    return Section("What could be checked?", (text,), (("Printed tables and the checks that used them", table),))

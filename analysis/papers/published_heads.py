@@ -1,0 +1,135 @@
+"""Published figures of heads (Medusa, Hydra and its preprint on grounded heads, blockwise decoding), to stand beside
+measurements of others, never among them: each table is of one source, model and hardware, and says so.
+
+Takes the table of `published.load_published`; whether rate over overhead is the speedup is `paper_tables.identities`.
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+import pandas as pd
+
+from ..sections import Section
+from .paper_tables import KEY, NO, identities, printed_figures
+
+SYSTEMS = {  # by the drafter's name; Medusa's Table 3 says what each of its rows adds
+    "Medusa": r"medusa|^plus ",
+    "Hydra": r"hydra|grounded",
+    "blockwise": r"blockwise",
+}
+HARDWARE = r"\b(A100|H100|A6000|A10G?|V100|3090|4090|TPU[ -]?v\d)\b"  # in a table's name or a note
+UNKNOWN = "hardware not in the file"
+NO_FILE = (
+    "No file of printed values was given, so there are no published figures to show: a CSV with the columns of "
+    "`specdec.analysis.papers.published.COLUMNS`, named in the cell of parameters, shows them."
+)
+METRICS = {  # as the file calls them: as the tables do
+    "tokens_per_round": "rate",
+    "round_time_over_baseline": "overhead",
+    "speedup_measured": "speedup",
+    "tokens_per_round_gain_over_medusa": "gain",
+}
+COLUMNS = (
+    "system",
+    "table",
+    "drafter",
+    "task",
+    "temperature",
+    "rate",
+    "overhead",
+    "implied",
+    "speedup",
+    "gain",
+    "agrees",
+)
+
+
+def heads_tables(published: pd.DataFrame) -> dict[str, pd.DataFrame]:
+    """The printed rows of heads by title, "SOURCE: MODEL, HARDWARE", in the file's order; empty where it has none.
+
+    Columns: COLUMNS. rate: tokens per step (acceleration rate, average acceptance length). overhead: as printed;
+    implied: rate over speedup, what a step must have cost. speedup: measured. gain: in rate, over Medusa's heads. NaN
+    where not printed. agrees: whether rate over overhead is the speedup ("yes", "within the rounding of its inputs",
+    "no"), "" without all three.
+    """
+    mine = _with_system(published)
+    if mine.empty:
+        return {}
+    every = printed_figures(mine)
+    figures = every.reindex(columns=list(METRICS)).dropna(how="all").rename(columns=METRICS)
+    checked = identities(every)
+    checked = checked[checked["identity"] == "tokens per round / round time"].set_index(KEY)["agrees"]
+    table = figures.assign(agrees=checked.reindex(figures.index).fillna("")).reset_index()
+    table["implied"] = table["rate"] / table["speedup"]
+    table["system"] = _systems(table["drafter"])
+    short = table["source"].str.partition("(")[0].str.strip()
+    table["title"] = short + ": " + table["target"] + ", " + _hardware(table, mine)
+    order = {key: place for place, key in enumerate(zip(mine["source"], mine["table"], strict=True))}
+    place = pd.Series([order[key] for key in zip(table["source"], table["table"], strict=True)], index=table.index)
+    table = table.loc[place.sort_values(kind="stable").index]
+    return {
+        str(title): part[list(COLUMNS)].rename_axis(columns=None).reset_index(drop=True)
+        for title, part in table.groupby("title", sort=False)
+    }
+
+
+def heads_section(published: pd.DataFrame | None) -> Section:
+    """`heads_tables` in words and tables; a sentence that says why where there is nothing to show."""
+    title = "What was published about heads"
+    if published is None:
+        return Section(title, (NO_FILE,))
+    tables = heads_tables(published)
+    if not tables:
+        return Section(title, ("The file of published figures has no row of Medusa, Hydra or blockwise decoding.",))
+    return Section(title, tuple(_sentences(pd.concat(tables.values()))), tuple(_shown(tables)))
+
+
+def _with_system(published: pd.DataFrame) -> pd.DataFrame:
+    return published[_systems(published["model_draft"]) != ""]
+
+
+def _systems(drafters: pd.Series) -> pd.Series:
+    """The key of SYSTEMS that each name belongs to, or ""."""
+    names = drafters.fillna("").astype(str)
+    choices = [names.str.contains(pattern, case=False, regex=True) for pattern in SYSTEMS.values()]
+    # "grounded Medusa heads" are Hydra's: the later system is asked first.
+    return pd.Series(np.select(choices[::-1], list(SYSTEMS)[::-1], ""), index=drafters.index)
+
+
+def _hardware(table: pd.DataFrame, published: pd.DataFrame) -> pd.Series:
+    """Of each row: what the name of its table or a note in it says, else UNKNOWN."""
+    said = published["table"].astype(str) + " " + published["note"].astype(object).fillna("").astype(str)
+    named = said.str.extract(HARDWARE, expand=False)
+    by_table = named.groupby([published["source"], published["table"]]).first().dropna().to_dict()
+    keys = zip(table["source"], table["table"], strict=True)
+    return pd.Series([by_table.get(key, UNKNOWN) for key in keys], index=table.index)
+
+
+def _sentences(table: pd.DataFrame) -> Iterator[str]:
+    checked = table[table["agrees"] != ""]
+    off = checked[checked["agrees"] == NO]
+    if len(checked):
+        named = "; ".join(f"{row.rate:g} / {row.overhead:g} against {row.speedup:g}" for row in off.itertuples())
+        yield (
+            f"In {len(checked) - len(off)} of {len(checked)} rows that print rate, overhead and speedup, rate over "
+            f"overhead is the speedup within rounding{f', not in {len(off)} ({named})' if len(off) else ''}."
+        )
+    for system, part in table[table["overhead"].isna()].groupby("system", sort=False):
+        implied = part["implied"].dropna()
+        if len(implied):
+            yield (
+                f"{system}: where no overhead is printed, rate over speedup says that a step took "
+                f"{implied.min():.2f} to {implied.max():.2f} tokens of plain decoding ({len(implied)} rows)."
+            )
+    for row in table[table["gain"].notna()].itertuples():
+        yield f"{row.drafter} on {row.task}: {row.gain:+g} tokens per step over Medusa's heads."
+    missing = [system for system in SYSTEMS if system not in set(table["system"])]
+    if missing:
+        yield f"The file has no row of {' or '.join(missing)}."
+
+
+def _shown(tables: dict[str, pd.DataFrame]) -> Iterator[tuple[str, pd.DataFrame]]:
+    for title, table in tables.items():
+        kept = table.dropna(axis=1, how="all")
+        blank = [name for name in ("temperature", "agrees") if (kept[name].astype(str) == "").all()]
+        yield f"Published, {title}", kept.drop(columns=blank).round(3)

@@ -1,0 +1,1 @@
+"""Reads runs, studies and foreign results from disk and from MLflow."""

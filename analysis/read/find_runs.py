@@ -1,0 +1,75 @@
+"""From what a user names (output folders, a sweep's folder, MLflow run ids, an experiment) to runs."""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from specdec.errors import UsageError
+
+from .runs import COMMAND, Run, load_runs, open_folder, open_run
+
+RUN_ID = re.compile(r"[0-9a-f]{32}")
+ROUNDS = ("rounds.parquet", "rounds")  # of a run that ended, of one that was killed
+
+
+def find_runs(names: Sequence[str], tracking_uri: str) -> tuple[list[Run], list[str]]:
+    """The runs of all names in order, each once, and sentences about what was left out.
+
+    A folder is taken before a run id, a run id before an experiment's name. UsageError, naming it, for a name that is
+    none of these, or that has no run.
+    """
+    runs: dict[str, Run] = {}
+    notes: list[str] = []
+    for name in names:
+        if Path(name).is_dir():
+            found, remarks = _in_folder(Path(name))
+        elif Path(name).exists():
+            raise UsageError(f"{name} is a file: name a run's output folder, or import foreign results with --import.")
+        elif RUN_ID.fullmatch(name):
+            found, remarks = [open_run(tracking_uri, name)], []
+        elif "/" in name or "\\" in name:
+            raise UsageError(f"There is no folder {name}: name a run's output folder, a run id or an experiment.")
+        else:
+            found, remarks = _in_experiment(name, tracking_uri)
+        runs |= {run.source: run for run in found if run.source not in runs}
+        notes += remarks
+    return list(runs.values()), notes
+
+
+def _in_folder(folder: Path) -> tuple[list[Run], list[str]]:
+    """The folder's own run, or those of all cells below it."""
+    own = folder / "config.yaml"
+    if own.is_file():
+        return [open_folder(folder)], []
+    below = sorted((path.parent for path in folder.rglob("config.yaml") if ".hydra" not in path.parts), key=_natural)
+    decoded = [path for path in below if any((path / name).exists() for name in ROUNDS)]
+    if not decoded:
+        raise UsageError(f"There is no run with rounds in or below {folder}: `{COMMAND}` makes one.")
+    runs = [open_folder(path) for path in decoded]
+    unfinished = sum(run.status != "FINISHED" for run in runs)
+    notes = [f"{unfinished} of {len(runs)} runs below {folder} did not finish."] if unfinished else []
+    if len(decoded) < len(below):
+        notes.append(
+            f"{len(below) - len(decoded)} of {len(below)} runs below {folder} left no round and are not shown."
+        )
+    return runs, notes
+
+
+def _natural(path: Path) -> list[tuple[int, str]]:
+    """Cell 10 after cell 9."""
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in path.parts]
+
+
+def _in_experiment(name: str, tracking_uri: str) -> tuple[list[Run], list[str]]:
+    """The finished main runs of an experiment, oldest first."""
+    table = load_runs(tracking_uri, name)
+    finished = table[table["status"] == "FINISHED"]
+    if finished.empty:
+        raise UsageError(
+            f"The experiment {name!r} has no finished run: `{COMMAND} tracking.experiment={name}` makes one."
+        )
+    left = len(table) - len(finished)
+    notes = (
+        [f"{left} of {len(table)} runs of the experiment {name!r} did not finish and are not shown."] if left else []
+    )
+    return [open_run(tracking_uri, str(run_id)) for run_id in finished.index[::-1]], notes

@@ -1,0 +1,1 @@
+"""The metrics and sections of a run, and runs side by side."""

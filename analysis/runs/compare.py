@@ -1,0 +1,307 @@
+"""Runs against each other: paired by prompt, differences and ratios with intervals, ranks, the best gamma, in words.
+
+Figures of different models, dtypes or machines are not set against each other (DESIGN 6): every such setting is
+compared within itself. Whatever else differs between runs is named.
+"""
+
+from collections.abc import Sequence
+from itertools import combinations
+
+import pandas as pd
+from matplotlib.figure import Figure
+
+from specdec.errors import UsageError
+
+from ..papers.alpha_table import drafter_name
+from ..read.runs import Run
+from ..rounds import BASELINE
+from ..sections import Section
+from .leaderboard import (
+    Arm,
+    Scores,
+    categories,
+    leaderboard,
+    leaderboard_figure,
+    open_arms,
+    rank_table,
+    rank_text,
+    score,
+    shown,
+)
+
+NAMED = (  # what does not forbid a comparison, but changes what it says
+    *("sampling.temperature", "sampling.top_k", "sampling.top_p", "sampling.min_p"),
+    *("verifier.name", "structure.name", "measurement.max_new_tokens", "measurement.threads", "seed"),
+    *("target.compile", "target.evaluation", "target.attention", "prompts.chat"),
+)
+OF_A_DRAFTER = ("drafter.", "structure.", "verifier.", "sampling.")  # keys that tell two runs of a drafter apart
+ALL_PAIRS = 4  # runs up to which every pair has its row; beyond, each run against the best
+
+
+def comparison_section(
+    runs: Sequence[Run], gamma: int | None = None, replicates: int = 10_000, seed: int = 0
+) -> Section:
+    """Which run is faster, by how much, and how sure; per setting (model, dtype, hardware).
+
+    At `gamma`, or each run at its own primary gamma. ValueError without runs.
+
+    Raises:
+        UsageError: a run lacks rounds, or the gamma asked for.
+    """
+    if not runs:
+        raise ValueError("there is no run to compare")
+    groups: dict[tuple[str, str], list[Run]] = {}
+    for run in runs:
+        groups.setdefault((run.setting, _weights(run)), []).append(run)
+    text: list[str] = []
+    tables: list[tuple[str, pd.DataFrame]] = []
+    figures: list[tuple[str, Figure]] = []
+    if len(groups) > 1:
+        text.append(
+            f"{len(groups)} settings, each compared within itself, because figures of different models, dtypes or "
+            f"machines are not comparable: {'; '.join(_heading(key, groups) for key in groups)}."
+        )
+    for number, (key, members) in enumerate(groups.items(), 1):
+        part = _compared(_heading(key, groups), members, gamma, replicates, seed)
+        text += [f"**{_heading(key, groups)}.** {part.text[0]}", *part.text[1:]] if len(groups) > 1 else part.text
+        tables += part.tables
+        figures += [(f"{name}_{number}" if len(groups) > 1 else name, figure) for name, figure in part.figures]
+    return Section("Comparison of runs", tuple(text), tuple(tables), tuple(figures))
+
+
+def _weights(run: Run) -> str:
+    """The start of the hash of the model's content, where the run recorded one."""
+    try:
+        return str((run.environment().get("model") or {}).get("sha256") or "")[:8]
+    except UsageError:
+        return ""
+
+
+def _heading(key: tuple[str, str], groups: dict[tuple[str, str], list[Run]]) -> str:
+    """The setting; with the weights' hash where two models of that name differ."""
+    setting, weights = key
+    return f"{setting} [weights {weights}]" if sum(other[0] == setting for other in groups) > 1 else setting
+
+
+def _compared(heading: str, runs: Sequence[Run], gamma: int | None, replicates: int, seed: int) -> Section:
+    """One setting."""
+    opened = [open_arms(run) for run in runs]
+    arms = [_chosen(run, each, gamma) for run, each in zip(runs, opened, strict=True)]
+    labels = arm_labels(arms)
+    prompts, pairing = common_prompts(arms)
+    at = f"At gamma {gamma}. " if gamma is not None else "Each run at its own primary gamma. "
+    named = differences_in_words(runs, labels)
+    gammas = [best_gamma_in_words(each, label, replicates, seed) for each, label in _sweeps(opened, runs)]
+    notes = [sentence for sentence in (at + pairing, named, *gammas) if sentence]
+    if len(arms) == 1:
+        alone = score(arms, labels, prompts, replicates, seed)
+        value = f"speedup {shown(alone.interval('speedup', 0))}, " if alone.known("speedup") else ""
+        tokens = shown(alone.interval("tokens_per_round", 0))
+        return Section(
+            "", (f"One run, nothing to set it against: {labels[0]}, {value}{tokens} tokens per round.", *notes)
+        )
+    if not prompts:
+        return Section("", tuple(notes))
+    scores = score(arms, labels, prompts, replicates, seed)
+    quantity = "speedup" if scores.known("speedup") else "tokens_per_round"
+    missing = "" if quantity == "speedup" else "Not every run has times and a baseline, so tokens per round are ranked."
+    pairs = _pairs(scores, quantity)
+    text = [
+        leaderboard_in_words(scores, quantity),
+        *([missing] if missing else []),
+        " ".join(f"{pair_in_words(scores, quantity, *pair)}." for pair in pairs),
+        *notes,
+    ]
+    category = ", each category with its number of prompts" if categories(arms, prompts) else ""
+    name = quantity.replace("_", " ")
+    caption = f"{heading}: {name} on {len(prompts)} shared prompts{category}; g, v, o: draft, verify and other time of"
+    tables = [
+        (f"{caption} a round over t(1)", leaderboard(arms, labels, prompts, replicates, seed, quantity)),
+        ("Pairs: difference and ratio, same prompts resampled for both", pair_table(scores, pairs)),
+    ]
+    if scores.has_bootstrap:
+        tables.append(
+            (f"Share of replicates in which a run holds a rank by {name}", rank_text(rank_table(scores, quantity)))
+        )
+    kinds = ["speedup", "tokens_per_round"] if quantity == "speedup" else ["tokens_per_round"]
+    figures = [(f"leaderboard_{kind}", leaderboard_figure(scores, kind, title=heading)) for kind in kinds]
+    return Section("", tuple(text), tuple(tables), tuple(figures))
+
+
+def _chosen(run: Run, arms: dict[int, Arm], gamma: int | None) -> Arm:
+    """The arm at `gamma`, else at the run's primary gamma."""
+    wanted = gamma
+    if wanted is None:
+        wanted = next(iter(arms)) if len(arms) == 1 else run.primary_gamma
+    if wanted is None:  # structures without a gamma of their own
+        wanted = int(run.account()["primary_gamma"])
+    if wanted not in arms:
+        raise UsageError(
+            f"{run.source} has no rounds at gamma {wanted}, only at {', '.join(map(str, arms))}: choose one of these, "
+            f"or run it with measurement.gammas=[{wanted}]."
+        )
+    return arms[wanted]
+
+
+def arm_labels(arms: Sequence[Arm]) -> list[str]:
+    """A name per arm that tells it from the others: drafter, differing keys, gamma where they differ, else a number."""
+    names = [drafter_name(arm.run.params) for arm in arms]
+    labels = []
+    for name, arm in zip(names, arms, strict=True):
+        alike = [other.run.params for other, its in zip(arms, names, strict=True) if its == name]
+        keys = [key for key in arm.run.params if key.startswith(OF_A_DRAFTER) and key != "structure.gamma"]
+        differing = [key for key in keys if len({params.get(key) for params in alike}) > 1]
+        parts = [f"{key.rpartition('.')[2]} {arm.run.params[key]}" for key in differing]
+        gamma = [f"γ {arm.gamma}"] if len({other.gamma for other in arms}) > 1 else []
+        labels.append(", ".join([name, *parts, *gamma]))
+    seen: dict[str, int] = {}
+    for index, label in enumerate(labels):
+        seen[label] = seen.get(label, 0) + 1
+        if labels.count(label) > 1 or seen[label] > 1:
+            labels[index] = f"{label} #{seen[label]}"
+    return labels
+
+
+def common_prompts(arms: Sequence[Arm]) -> tuple[list[str], str]:
+    """The prompts that all arms have, in order, and a sentence on how they pair.
+
+    Where the prompt sets differ, a name that stands for different texts is no common prompt.
+    """
+    names = sorted(set.intersection(*(set(arm.sums.index) for arm in arms)))
+    sizes = [len(arm.sums) for arm in arms]
+    if len(arms) == 1:
+        return names, f"{len(names)} prompt{'s' * (len(names) != 1)}."
+    hashes = {_prompts_hash(arm.run) for arm in arms}
+    renamed: set[str] = set()
+    if names and (len(hashes) > 1 or None in hashes):
+        texts = [_prompt_tokens(arm.run) for arm in arms]
+        renamed = {name for name in names if len({text.get(name) for text in texts}) > 1}
+    common = [name for name in names if name not in renamed]
+    dropped = f" {len(renamed)} with the same name and another text are left out." if renamed else ""
+    if not common:
+        return [], f"The runs share no prompt, so nothing can be paired: run them with the same prompts.{dropped}"
+    alone = " One prompt: no bootstrap, so no intervals and no ranks with probabilities." if len(common) == 1 else ""
+    if len(set(sizes)) == 1 and len(common) == sizes[0]:
+        return common, f"Paired on the same {len(common)} prompt{'s' * (len(common) != 1)}.{alone}"
+    have = ", ".join(str(size) for size in sizes)
+    return common, f"Paired on the {len(common)} prompts that all runs share (they have {have}).{dropped}{alone}"
+
+
+def _prompts_hash(run: Run) -> str | None:
+    try:
+        return (run.environment().get("prompts") or {}).get("sha256")
+    except UsageError:
+        return None
+
+
+def _prompt_tokens(run: Run) -> dict[str, tuple[int, ...]]:
+    """The baseline's prompts, as token ids; empty where the run kept none."""
+    try:
+        table = run.generations()
+    except UsageError:
+        return {}
+    if "prompt_token_ids" not in table:
+        return {}
+    own = table[table["method"] == BASELINE].drop_duplicates("prompt")
+    return {str(row.prompt): tuple(row.prompt_token_ids) for row in own.itertuples()}
+
+
+# Words --------------------------------------------------------------------------------------------
+
+
+def pair_in_words(scores: Scores, quantity: str, first: int, second: int) -> str:
+    """Such as "A is faster than B by 12% (4% to 21%)", or that the two cannot be told apart."""
+    if scores.values[quantity][first] < scores.values[quantity][second]:
+        first, second = second, first
+    ratio = scores.ratio(quantity, first, second)
+    a, b = scores.labels[first], scores.labels[second]
+    verb = f"{a} is faster than {b}" if quantity == "speedup" else f"{a} commits more tokens per round than {b}"
+    name = quantity.replace("_", " ")
+    if not scores.has_bootstrap:
+        return f"{a} over {b} in {name}: {ratio.estimate:.2f}, on one prompt and without an interval"
+    if not scores.apart(quantity, first, second):
+        return f"{a} and {b} cannot be told apart in {name}: ratio {shown(ratio)}"
+    by, low, high = (f"{end - 1:.0%}" for end in (ratio.estimate, ratio.low, ratio.high))
+    return f"{verb} by {by} ({low} to {high})"
+
+
+def leaderboard_in_words(scores: Scores, quantity: str) -> str:
+    """Who is first, how firmly, and who cannot be told from it."""
+    order, name = scores.order(quantity), quantity.replace("_", " ")
+    best = order[0]
+    first = f"{scores.labels[best]} has the highest {name}, {shown(scores.interval(quantity, best))}"
+    if not scores.has_bootstrap:
+        return f"{first}; with one prompt nothing says how firmly."
+    share = scores.rank_shares(quantity)[best, 0]
+    close = [scores.labels[arm] for arm in order[1:] if not scores.apart(quantity, best, arm)]
+    told = f"It cannot be told from {_listed(close)}." if close else "Every other run is told apart from it."
+    pairs = list(combinations(range(len(order)), 2))
+    unclear = sum(not scores.apart(quantity, *pair) for pair in pairs)
+    whole = f" Of {len(pairs)} pairs, {unclear} cannot be told apart." if len(pairs) > 1 else ""
+    level = f"{scores.level:.0%} prompt-bootstrap intervals, each pair for itself: of many pairs some part by chance."
+    return f"{first}; it is first in {share:.0%} of the replicates. {told}{whole} {level}"
+
+
+def _listed(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def differences_in_words(runs: Sequence[Run], labels: Sequence[str]) -> str:
+    """The settings in NAMED that are not the same everywhere; empty if all are."""
+    parts = []
+    for key in NAMED:
+        values = [run.params.get(key, "not recorded") for run in runs]
+        if len(set(values)) > 1:
+            by_value = {
+                value: [label for label, its in zip(labels, values, strict=True) if its == value] for value in values
+            }
+            parts.append(f"{key} ({'; '.join(f'{value}: {_listed(names)}' for value, names in by_value.items())})")
+    return f"The runs also differ in {', '.join(parts)}: a difference may come from there." if parts else ""
+
+
+def best_gamma_in_words(arms: dict[int, Arm], label: str, replicates: int = 10_000, seed: int = 0) -> str:
+    """Which of the gammas is fastest, with its probability under the bootstrap, and which cannot be told from it."""
+    gammas = list(arms)
+    prompts, _ = common_prompts(list(arms.values()))
+    scores = score(list(arms.values()), [f"γ {gamma}" for gamma in gammas], prompts, replicates, seed)
+    quantity = "speedup" if scores.known("speedup") else "tokens_per_round"
+    best = scores.order(quantity)[0]
+    answer = (
+        f"Best gamma of {label}: {gammas[best]}, {quantity.replace('_', ' ')} {shown(scores.interval(quantity, best))}"
+    )
+    if not scores.has_bootstrap:
+        return f"{answer}, of {', '.join(map(str, gammas))}; one prompt, so no probability."
+    shares = scores.rank_shares(quantity)[:, 0]
+    held = ", ".join(f"γ {gamma} {share:.0%}" for gamma, share in zip(gammas, shares, strict=True) if share >= 0.005)
+    close = [str(gammas[arm]) for arm in scores.order(quantity)[1:] if not scores.apart(quantity, best, arm)]
+    told = f"not told apart from {_listed(close)}" if close else "told apart from every other"
+    return f"{answer}; {told}. Best in the replicates: {held}."
+
+
+def _sweeps(opened: Sequence[dict[int, Arm]], runs: Sequence[Run]) -> list[tuple[dict[int, Arm], str]]:
+    """The runs with several gammas, each with a name for it."""
+    labels = arm_labels([next(iter(arms.values())) for arms in opened])
+    names = [label.partition(", γ ")[0] for label in labels]
+    return [(arms, name) for arms, name in zip(opened, names, strict=True) if len(arms) > 1]
+
+
+# Pairs --------------------------------------------------------------------------------------------
+
+
+def _pairs(scores: Scores, quantity: str) -> list[tuple[int, int]]:
+    """All pairs of a few arms, better first; of many, the best with each other."""
+    order = scores.order(quantity)
+    return list(combinations(order, 2)) if len(order) <= ALL_PAIRS else [(order[0], arm) for arm in order[1:]]
+
+
+def pair_table(scores: Scores, pairs: Sequence[tuple[int, int]]) -> pd.DataFrame:
+    """Difference and ratio of speedup and tokens per round, first against second, with paired intervals, as text."""
+    rows = []
+    for first, second in pairs:
+        row = {"first": scores.labels[first], "second": scores.labels[second]}
+        for quantity in ("speedup", "tokens_per_round"):
+            name = quantity.replace("_", " ")
+            row[f"{name}, difference"] = shown(scores.difference(quantity, first, second))
+            row[f"{name}, ratio"] = shown(scores.ratio(quantity, first, second))
+        rows.append(row)
+    return pd.DataFrame(rows)

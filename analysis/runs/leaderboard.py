@@ -1,0 +1,269 @@
+"""Drafters side by side on the same prompts: speedup by category, tokens per round beside cost per round, and how
+firmly each rank is held when the prompts are drawn again.
+
+Every arm is resampled with the same prompts, so a difference between arms keeps what they have in common: long and
+short texts, easy and hard ones.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import nan
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+from scipy.stats import rankdata
+
+from specdec.errors import UsageError
+
+from ..figures import style
+from ..intervals import Interval, percentile_bounds, resampled_sums
+from ..read.runs import Run
+from ..rounds import BASELINE, drafted, prompt_sums, shared_work
+
+QUANTITIES = {  # quantity: what an axis calls it
+    "speedup": "speedup over the baseline",
+    "tokens_per_round": "tokens per round",
+    "g": "draft time per round over t(1)",
+    "v": "verify time per round over t(1)",
+    "o": "other time per round over t(1)",
+}
+MOST_CATEGORIES = 13  # Spec-Bench's, its eight of MT-Bench apart
+SUMS = (
+    *("tokens", "rounds", "draft_s", "verify_s", "round_s"),
+    *("baseline_tokens", "baseline_rounds", "baseline_verify_s", "baseline_round_s"),
+)
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One gamma of one run: SUMS per prompt (index), and each prompt's category."""
+
+    run: Run
+    gamma: int
+    sums: pd.DataFrame
+    category: pd.Series
+
+
+def open_arms(run: Run) -> dict[int, Arm]:
+    """The run's gammas, over the work that all of them have done.
+
+    Raises:
+        UsageError: the run has no rounds, only the baseline's, or no prompt that the baseline and every gamma did.
+    """
+    rounds = run.rounds()
+    try:
+        rounds = shared_work(rounds)
+    except ValueError as error:
+        raise UsageError(f"{run.source}: {error}; let the run finish, or run it again.") from None
+    speculative = drafted(rounds)
+    if speculative.empty:
+        raise UsageError(f"{run.source} has only the baseline's rounds: run it with +drafter=NAME.")
+    own = [name for name in SUMS if not name.startswith("baseline_")]
+    # Imported rounds may come without a baseline: no speedup then, but tokens per round.
+    baseline = prompt_sums(rounds[rounds["method"] == BASELINE])[["tokens", "rounds", "verify_s", "round_s"]]
+    category = rounds.groupby("prompt")["category"].first()
+    return {
+        int(gamma): Arm(
+            run, int(gamma), prompt_sums(arm)[own].join(baseline.add_prefix("baseline_")).fillna(0.0), category
+        )
+        for gamma, arm in speculative.groupby("gamma", sort=True)
+    }
+
+
+def arm_values(sums: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The QUANTITIES from sums. t(1) is the mean verification of the baseline's rounds, as in a run's account."""
+    t1 = sums["baseline_verify_s"] / sums["baseline_rounds"]
+    g, v, whole = (sums[name] / sums["rounds"] / t1 for name in ("draft_s", "verify_s", "round_s"))
+    per_token = sums["baseline_round_s"] / sums["baseline_tokens"]
+    return {
+        "speedup": per_token * sums["tokens"] / sums["round_s"],
+        "tokens_per_round": sums["tokens"] / sums["rounds"],
+        "g": g,
+        "v": v,
+        "o": whole - g - v,
+    }
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Arms on the same prompts, in the data and in the same bootstrap replicates.
+
+    Attributes:
+        labels: of the A arms.
+        prompts: how many.
+        values: [A] by quantity.
+        drawn: [B, A] by quantity; NaN throughout for a single prompt, which has no bootstrap.
+    """
+
+    labels: tuple[str, ...]
+    prompts: int
+    values: Mapping[str, np.ndarray]
+    drawn: Mapping[str, np.ndarray]
+    level: float
+
+    def interval(self, quantity: str, arm: int) -> Interval:
+        return self._interval(self.values[quantity][arm], self.drawn[quantity][:, arm])
+
+    def difference(self, quantity: str, first: int, second: int) -> Interval:
+        """First minus second, paired."""
+        values, drawn = self.values[quantity], self.drawn[quantity]
+        return self._interval(values[first] - values[second], drawn[:, first] - drawn[:, second])
+
+    def ratio(self, quantity: str, first: int, second: int) -> Interval:
+        """First over second, paired."""
+        values, drawn = self.values[quantity], self.drawn[quantity]
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return self._interval(values[first] / values[second], drawn[:, first] / drawn[:, second])
+
+    def _interval(self, estimate: float, drawn: np.ndarray) -> Interval:
+        return Interval(float(estimate), *percentile_bounds(drawn, self.level), self.level, self.prompts)
+
+    def known(self, quantity: str) -> bool:
+        """Whether every arm has a value."""
+        return bool(np.isfinite(self.values[quantity]).all())
+
+    def order(self, quantity: str) -> list[int]:
+        """The arms, best first; equal ones as they came."""
+        return [int(arm) for arm in np.argsort(-self.values[quantity], kind="stable")]
+
+    def apart(self, quantity: str, first: int, second: int) -> bool:
+        """Whether the paired interval of their ratio leaves out 1."""
+        ratio = self.ratio(quantity, first, second)
+        return ratio.low > 1 or ratio.high < 1
+
+    @cached_property
+    def has_bootstrap(self) -> bool:
+        return self.prompts > 1
+
+    def rank_shares(self, quantity: str) -> np.ndarray:
+        """[A, A] share of the replicates in which an arm (row) holds a rank (column, best first); NaN for one prompt.
+
+        Arms that tie share the ranks that they take up, so that rows and columns add up to 1.
+        """
+        drawn = self.drawn[quantity]
+        arms = len(self.labels)
+        if not self.has_bootstrap:
+            return np.full((arms, arms), nan)
+        drawn = drawn[np.isfinite(drawn).all(axis=1)]
+        best, worst = (rankdata(-drawn, method=method, axis=1) for method in ("min", "max"))  # [B, A]
+        held = [((best <= rank) & (rank <= worst)) / (worst - best + 1) for rank in range(1, arms + 1)]
+        return np.stack([share.mean(axis=0) for share in held], axis=1)
+
+
+def score(
+    arms: Sequence[Arm],
+    labels: Sequence[str],
+    prompts: Sequence[str],
+    replicates: int = 10_000,
+    seed: int = 0,
+    level: float = 0.95,
+) -> Scores:
+    """The arms over `prompts`, which all of them have; ValueError if there is no arm or no prompt."""
+    if not arms or not prompts:
+        raise ValueError("a comparison needs at least one arm and one prompt")
+    tables = np.stack([arm.sums.loc[list(prompts), list(SUMS)].to_numpy() for arm in arms], axis=1)  # [P, A, S]
+    flat = tables.reshape(len(prompts), -1)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        values = arm_values(_by_name(flat.sum(axis=0, keepdims=True), len(arms)))
+        if len(prompts) == 1:
+            drawn = {name: np.full((1, len(arms)), nan) for name in values}
+        else:
+            drawn = dict(arm_values(_by_name(resampled_sums(flat, replicates, seed), len(arms))))
+    return Scores(tuple(labels), len(prompts), {name: value[0] for name, value in values.items()}, drawn, level)
+
+
+def _by_name(flat: np.ndarray, arms: int) -> dict[str, np.ndarray]:
+    """[B, A] by name of the sum, from [B, A S]."""
+    return dict(zip(SUMS, np.moveaxis(flat.reshape(len(flat), arms, len(SUMS)), 2, 0), strict=True))
+
+
+# Tables -------------------------------------------------------------------------------------------
+
+
+def shown(interval: Interval) -> str:
+    """Such as "1.52 (1.40 to 1.65)", without what is not known."""
+    if not np.isfinite(interval.estimate):
+        return "-"
+    bounds = f" ({interval.low:.2f} to {interval.high:.2f})" if np.isfinite(interval.low) else ""
+    return f"{interval.estimate:.2f}{bounds}"
+
+
+def categories(arms: Sequence[Arm], prompts: Sequence[str]) -> dict[str, list[str]]:
+    """The prompts by category; empty for one category, for more than a table holds, or where each has one prompt."""
+    category = arms[0].category.loc[list(prompts)]
+    members = {str(name): list(part.index) for name, part in category.groupby(category, sort=True)}
+    return members if 1 < len(members) <= MOST_CATEGORIES and len(members) < len(prompts) else {}
+
+
+def leaderboard(
+    arms: Sequence[Arm],
+    labels: Sequence[str],
+    prompts: Sequence[str],
+    replicates: int = 10_000,
+    seed: int = 0,
+    quantity: str = "speedup",
+) -> pd.DataFrame:
+    """One row per arm, best overall first: `quantity` by category and overall, then tokens per round and its cost.
+
+    Cells are text with 95% intervals; a category of one prompt has none. Columns are the `categories`.
+    """
+    whole = score(arms, labels, prompts, replicates, seed)
+    columns: dict[str, list[str]] = {"run": list(labels), "gamma": [str(arm.gamma) for arm in arms]}
+    for name, members in categories(arms, prompts).items():
+        part = score(arms, labels, members, replicates, seed)
+        columns[f"{name or 'none'} ({len(members)})"] = [shown(part.interval(quantity, a)) for a in range(len(arms))]
+    columns["overall"] = [shown(whole.interval(quantity, arm)) for arm in range(len(arms))]
+    beside = [name for name in QUANTITIES if name != quantity and np.isfinite(whole.values[name]).any()]
+    for name in beside:
+        heading = name.replace("_", " ")
+        columns[heading] = [shown(whole.interval(name, arm)) for arm in range(len(arms))]
+    table = pd.DataFrame(columns).iloc[whole.order(quantity)].reset_index(drop=True)
+    table.insert(0, "rank", range(1, len(table) + 1))
+    return table
+
+
+def rank_table(scores: Scores, quantity: str = "speedup") -> pd.DataFrame:
+    """One row per arm, best first: the share of the replicates in which it holds each rank; `best` is the first."""
+    order = scores.order(quantity)
+    shares = scores.rank_shares(quantity)[order]
+    ranks = {"best" if rank == 0 else f"rank {rank + 1}": shares[:, rank] for rank in range(len(order))}
+    return pd.DataFrame({"run": [scores.labels[arm] for arm in order], **ranks})
+
+
+def rank_text(table: pd.DataFrame) -> pd.DataFrame:
+    """`rank_table` in whole per cents, for reading."""
+    return table.assign(
+        **{name: table[name].map(lambda share: f"{share:.0%}") for name in table.columns if name != "run"}
+    )
+
+
+# Figure -------------------------------------------------------------------------------------------
+
+
+@style.in_style
+def leaderboard_figure(scores: Scores, quantity: str = "speedup", *, title: str) -> Figure:
+    """A dot with its interval per arm, best on top. Filled: cannot be told apart from the best.
+
+    ValueError for a quantity that an arm lacks.
+    """
+    if not scores.known(quantity):
+        raise ValueError(f"not every run has a {quantity.replace('_', ' ')}")
+    order = scores.order(quantity)
+    intervals = [scores.interval(quantity, arm) for arm in order]
+    level = f"{scores.level:.0%} prompt-bootstrap intervals" if scores.has_bootstrap else "no intervals (one prompt)"
+    prompts = f"{scores.prompts:,} prompt{'s' * (scores.prompts != 1)} that all runs share"
+    filled = "Filled: the best, and what its paired interval cannot tell from it." if scores.has_bootstrap else ""
+    figure, axes = style.new_figure(title, f"{prompts}; {level}. {filled}".strip(), height=2.1 + 0.42 * len(order))
+    for row, (arm, interval) in enumerate(zip(order, intervals, strict=True)):
+        close = arm == order[0] or (scores.has_bootstrap and not scores.apart(quantity, order[0], arm))
+        if np.isfinite(interval.low):
+            axes.hlines(row, interval.low, interval.high, color=style.BLUE, linewidth=2.2, zorder=2)
+        face = style.BLUE if close else "white"
+        axes.plot(interval.estimate, row, "o", color=style.BLUE, markerfacecolor=face, markersize=9, zorder=3)
+    axes.axvline(1, color=style.BLACK, linewidth=1.6, linestyle=(0, (1, 1.5)), zorder=1)
+    axes.set(xlabel=f"{QUANTITIES[quantity]} (dotted: no drafter)", ylim=(len(order) - 0.5, -0.5))
+    axes.set_yticks(range(len(order)), [style.wrapped(scores.labels[arm], 26) for arm in order])
+    axes.grid(axis="y", visible=False)
+    return figure

@@ -1,0 +1,372 @@
+"""What every run has to show besides its account and its models: headline figures, curves over gamma, categories,
+the cost of a call, the environment, and how to run it again. From the artifacts alone.
+"""
+
+import shlex
+from collections.abc import Mapping
+from math import isnan, nan
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from specdec.errors import UsageError
+from specdec.theory.roofline import Product
+
+from ..cost.cost_report import CostReport, cost_report, intensity_table
+from ..figures import plots
+from ..read.runs import Run
+from ..rounds import drafted
+from ..sections import Section
+from .paper_metrics import AGAINST_ORIGINAL, MULTI_TURN, RATES
+from .summary import BY_CATEGORY, OURS
+
+LEVEL = "95%"
+ENDS = ("", ".ci_low", ".ci_high")  # of a metric and its interval
+MADE_OF = ("model", "drafter", "original", "prompts", "seed")  # parts of environment.json, after hardware and versions
+HEADLINES = (  # metric, what it is called, digits
+    ("speedup", "speedup over the baseline, prefill apart", 3),
+    ("speedup.end_to_end", "speedup with prefill", 3),
+    ("speedup.original", "speedup over the model that the target was before it was trained", 3),
+    ("speedup.capped_geometric", "speedup by the capped-geometric theory", 3),
+    ("tokens_per_round", "tokens per round", 3),
+    ("tokens_per_round.capped_geometric", "tokens per round by the theory", 3),
+    ("tokens_per_round.position", "tokens per round by the position model", 3),
+    ("tokens_per_round.replay", "tokens per round by replay", 3),
+    ("account.alpha", "alpha behind the theory", 4),
+    ("alpha.mle", "alpha by maximum likelihood", 4),
+    ("accepted_per_offered", "accepted over offered (not alpha)", 4),
+    ("proposals.share", "rounds with a proposal", 4),
+    ("repetition.share", "prompts with a repetitive output", 4),
+    ("quality.log_likelihood", "log-likelihood of a token under the original target, nats", 4),
+    ("quality.baseline_log_likelihood", "that of the baseline's text", 4),
+    ("quality.tv", "total variation of a token's law from the target's", 4),
+    ("quality.baseline_tv", "that of the baseline", 4),
+    ("quality.decided_otherwise", "rounds in which a lossless rule would have decided otherwise", 4),
+    ("quality.gsm8k_exact_match", "right answers", 4),
+    ("quality.baseline_gsm8k_exact_match", "right answers of the baseline", 4),
+    ("throughput.tokens_per_s", "tokens per second", 1),
+    ("throughput.baseline_tokens_per_s", "tokens per second of the baseline", 1),
+    ("memory.peak_mb", "peak memory, MiB", 1),
+)
+
+
+def interval_words(values: Mapping[str, Any], name: str, digits: int = 3) -> str:
+    """Such as "1.304 (1.251 to 1.360)"; only the value where there is no interval, a dash where there is no value."""
+    value, low, high = (_float(values.get(name + suffix)) for suffix in ENDS)
+    if isnan(value):
+        return "–"
+    bounds = "" if isnan(low) or isnan(high) else f" ({low:,.{digits}f} to {high:,.{digits}f})"
+    return f"{value:,.{digits}f}{bounds}"
+
+
+def _float(value: Any) -> float:
+    return nan if value is None else float(value)
+
+
+# Summary ------------------------------------------------------------------------------------------
+
+
+def summary_section(run: Run) -> Section:
+    """The speedup in one sentence, the run's notes, the headline figures, and a row per gamma."""
+    summary = run.summary()
+    metrics = run.metrics
+    rows = [
+        {"figure": label, "value": interval_words(metrics, name, digits), "metric": name}
+        for name, label, digits in HEADLINES
+        if name in metrics
+    ]
+    arms = pd.DataFrame(
+        [
+            {
+                "gamma": f"{arm['gamma']}{'*' if arm['primary'] else ''}",
+                "tokens per round": interval_words(arm, "tokens_per_round"),
+                "by theory": interval_words(arm, "tokens_per_round.capped_geometric"),
+                "speedup": interval_words(arm, "speedup"),
+                "speedup by theory": interval_words(arm, "speedup.capped_geometric"),
+                "alpha (MLE)": interval_words(arm, "alpha.mle"),
+            }
+            for arm in summary["arms"]
+        ]
+    )
+    notes = tuple("\n".join(f"- {note}" for note in part) for part in (summary["notes"],) if part)
+    return Section(
+        "Summary",
+        (_speedup_in_words(run), *notes),
+        (
+            (f"Headline figures at the primary gamma, with {LEVEL} prompt-bootstrap intervals", pd.DataFrame(rows)),
+            (f"Every gamma (* is the primary one), with {LEVEL} prompt-bootstrap intervals", arms),
+        ),
+    )
+
+
+def _speedup_in_words(run: Run) -> str:
+    metrics = run.metrics
+    value, low, high = (_float(metrics.get(f"speedup{suffix}")) for suffix in ENDS)
+    if isnan(value):
+        return "This run has no speedup."
+    shown = interval_words(metrics, "speedup")
+    if isnan(low) or isnan(high):
+        return f"**Speedup {shown}** without an interval: nothing can be said about whether it differs from 1."
+    if low > 1:
+        verdict = "faster than the baseline"
+    elif high < 1:
+        verdict = "slower than the baseline"
+    else:
+        verdict = "not told apart from the baseline: the interval contains 1"
+    return f"**Speedup {shown}**: {verdict} at gamma {run.primary_gamma}."
+
+
+# Curves -------------------------------------------------------------------------------------------
+
+
+def curves_section(run: Run) -> Section:
+    """Tokens per round and speedup over gamma, measured and by each model; in words where they part."""
+    measured = pd.DataFrame(
+        [
+            {"gamma": arm["gamma"], **{name: _float(arm.get(name)) for name in _curve_columns()}}
+            for arm in run.summary()["arms"]
+        ]
+    )
+    prompts, rounds = _size(run)
+    words, figures = [], []
+    for quantity, label in (("tokens_per_round", "tokens per round"), ("speedup", "speedup over the baseline")):
+        names = {quantity: "value", f"{quantity}.ci_low": "ci_low", f"{quantity}.ci_high": "ci_high"}
+        table = measured.rename(columns=names)[["gamma", *names.values()]]
+        lines = run.lines(quantity)
+        figure = plots.curve(
+            table,
+            lines,
+            title=run.title,
+            ylabel=label,
+            prompts=prompts,
+            rounds=rounds,
+            primary_gamma=run.primary_gamma,
+            alpha=run.metrics.get("account.alpha"),
+        )
+        words.append(plots.curve_in_words(table, lines, label))
+        figures.append((f"curve_{quantity}", figure))
+    return Section("Curves over gamma", tuple(words), figures=tuple(figures))
+
+
+def _curve_columns() -> list[str]:
+    return [f"{name}{suffix}" for name in ("tokens_per_round", "speedup") for suffix in ENDS]
+
+
+def _size(run: Run) -> tuple[int, int]:
+    rounds = run.rounds()
+    speculative = drafted(rounds)
+    return int(speculative["prompt"].nunique()), len(speculative)
+
+
+def lengths_section(run: Run) -> Section:
+    """Accepted tokens per round against the capped-geometric law, and where a round's time goes."""
+    rounds = run.rounds()
+    speculative = drafted(rounds)
+    words, figures = [], []
+    try:
+        figure = plots.accepted_lengths(
+            speculative, run.metrics.get("account.alpha"), run.primary_gamma, title=run.title
+        )
+        figures.append(("accepted_lengths", figure))
+    except ValueError as error:  # no proposal at all, or every round cut: there is no length to show
+        words.append(f"Accepted lengths are not shown: {error}.")
+    figures.append(("time_split", plots.time_split(rounds, title=run.title)))
+    return Section("Rounds: what is accepted, where the time goes", tuple(words), figures=tuple(figures))
+
+
+# Categories ---------------------------------------------------------------------------------------
+
+
+def category_section(run: Run) -> Section:
+    """The headline figures of each category, where the prompts have more than one."""
+    found = _by_category(run.metrics)
+    if not found:
+        return Section("By category", ("The prompts of this run are of one category.",))
+    table = pd.DataFrame(
+        [
+            {"category": name, **{metric: interval_words(values, metric) for metric in OURS}}
+            for name, values in sorted(found.items())
+        ]
+    )
+    speedups = {name: values["speedup"] for name, values in found.items() if "speedup" in values}
+    words: tuple[str, ...] = ()
+    if speedups:
+        best, worst = max(speedups, key=speedups.__getitem__), min(speedups, key=speedups.__getitem__)
+        words = (
+            f"Of {len(found)} categories the speedup is largest in "
+            f"{best} ({interval_words(found[best], 'speedup')}) and smallest in {worst} "
+            f"({interval_words(found[worst], 'speedup')}).",
+        )
+    return Section("By category", words, ((f"At the primary gamma, with {LEVEL} prompt-bootstrap intervals", table),))
+
+
+def _by_category(metrics: Mapping[str, Any]) -> dict[str, dict[str, float]]:
+    """The metrics of BY_CATEGORY with their intervals, by category."""
+    prefix = "category."
+    suffixes = sorted((f".{metric}" for metric in BY_CATEGORY), key=len, reverse=True)
+    found: dict[str, dict[str, float]] = {}
+    for key in metrics:
+        suffix = next((end for end in suffixes if key.startswith(prefix) and key.endswith(end)), None)
+        if suffix is not None:
+            values = {f"{suffix[1:]}{end}": _float(metrics.get(key + end)) for end in ENDS}
+            found.setdefault(key.removeprefix(prefix).removesuffix(suffix), {}).update(values)
+    return found
+
+
+def papers_section(run: Run) -> Section:
+    """Rate, overhead, speedup, compression ratio and throughput as the papers define them, by category."""
+    return papers_of(run.metrics)
+
+
+def papers_of(metrics: Mapping[str, Any]) -> Section:
+    """`papers_section` of a run's metrics; KeyError if they are of a version that did not log them."""
+    caption = f"At the primary gamma, prefill apart, with {LEVEL} prompt-bootstrap intervals"
+    return Section("As the papers define it", _papers_in_words(metrics), ((caption, paper_table(metrics)),))
+
+
+def paper_table(metrics: Mapping[str, Any]) -> pd.DataFrame:
+    """A row per category, and last one for all prompts; cells are text. Columns: see `paper_metrics`."""
+    columns = {name: words for name, words in {**RATES, **AGAINST_ORIGINAL}.items() if name in metrics}
+    found = _by_category(metrics)
+    names = sorted(found, key=lambda name: (name == MULTI_TURN, name))  # what pools others stands behind them
+    rows = {**{name: found[name] for name in names}, "overall": metrics}
+    return pd.DataFrame(
+        [
+            {"category": name, **{words: interval_words(values, metric) for metric, words in columns.items()}}
+            for name, values in rows.items()
+        ]
+    )
+
+
+def _papers_in_words(metrics: Mapping[str, Any]) -> tuple[str, ...]:
+    """How the columns of `paper_table` hang together, and what the original model changes where it was decoded."""
+    rate, overhead = metrics["acceleration_rate"], metrics["step_overhead"]
+    words = [
+        f"Acceleration rate {rate:.3f} over overhead {overhead:.3f} is the speedup, {rate / overhead:.3f} (Medusa). "
+        "The compression ratio is tokens over calls of the target: one call a round, so it is the rate again."
+    ]
+    if "speedup.original" in metrics:
+        words.append(
+            "Against the model that the target was before it was trained, decoded on the same prompts between the "
+            f"other methods, the speedup is {interval_words(metrics, 'speedup.original')} and the overhead "
+            f"{interval_words(metrics, 'step_overhead.original')}; against the target's own baseline "
+            f"{interval_words(metrics, 'speedup')} and {interval_words(metrics, 'step_overhead')}."
+        )
+    return tuple(words)
+
+
+# Cost of a call -----------------------------------------------------------------------------------
+
+
+def cost_section(run: Run) -> Section:
+    """t(1), the drafter's step and t(n); with a grid of calls also the fitted model of their cost and its figure."""
+    calibration = run.calibration()
+    t1 = float(calibration["t1_s"])
+    rows = [
+        {"rows n": int(rows), "ms": 1e3 * float(item["median_s"]), "t(n) / t(1)": float(item["ratio"])}
+        for rows, item in calibration["t_n"].items()
+    ]
+    step = float(calibration["draft_step_s"])
+    words = [
+        f"One call of the target on one token takes t(1) = {1e3 * t1:.4g} ms in the median, a step of the drafter "
+        f"{1e3 * step:.4g} ms: c = {step / t1:.4g} when calibrated alone."
+    ]
+    tables = [("Calls on n rows, calibrated before decoding (medians; no intervals)", pd.DataFrame(rows))]
+    report = fitted_cost(run, calibration)
+    if report is None:
+        words.append(
+            "There is no model of the cost of a call: this run measured no grid of calls, which "
+            "measurement.cost_contexts asks for (a target that does arithmetic, at least one context)."
+        )
+        return Section("Cost of a call", tuple(words), tuple(tables))
+    words += [line for line in report.markdown() if line and not line.startswith(("#", "|", "Operations per byte"))]
+    bound = f"at {report.context} cached tokens; bound by arithmetic from {report.machine['threshold']:.3g}"
+    tables.append((f"Operations per byte over n, {bound}", _operations(report)))
+    return Section(
+        "Cost of a call", tuple(words), tuple(tables), (("cost_model", plots.cost_model(report, title=run.title)),)
+    )
+
+
+def fitted_cost(run: Run, calibration: Mapping[str, Any]) -> CostReport | None:
+    """The cost model of the run's grid of calls; None if it has none. UsageError if `cost.json` is missing then."""
+    if not calibration.get("grid"):
+        return None
+    cost = run.cost()
+    return cost_report(calibration["grid"], [Product(**item) for item in cost["products"]], cost["machine"])
+
+
+def _operations(report: CostReport) -> pd.DataFrame:
+    table = intensity_table(report.model.products, report.context).reset_index()
+    return table.rename(columns={n: f"n = {n}" for n in table.columns if isinstance(n, int)})
+
+
+# Where and how ------------------------------------------------------------------------------------
+
+
+def environment_section(run: Run) -> Section:
+    """Hardware, versions, code and the content hashes of models and prompts, as recorded."""
+    environment = run.environment()
+    rows = [
+        {"item": key, "value": value}
+        for part in ("captured", "platform", "device", "cpu", "gpu", "memory_gib", "versions", "code", *MADE_OF)
+        for key, value in _flat(part, environment.get(part))
+    ]
+    notes = environment.get("notes") or []
+    return Section(
+        "Environment",
+        tuple(str(note) for note in notes),
+        (("As recorded by the run", pd.DataFrame(rows, columns=["item", "value"])),),
+    )
+
+
+def _flat(name: str, value: Any) -> list[tuple[str, str]]:
+    """(dotted name, text) of every leaf; empty ones are left out, lists are joined."""
+    if isinstance(value, Mapping):
+        return [pair for key, item in value.items() for pair in _flat(f"{name}.{key}", item)]
+    if value is None or value == [] or value == "":
+        return []
+    return [(name, ", ".join(map(str, value)) if isinstance(value, list) else str(value))]
+
+
+def reproduce_section(run: Run) -> Section:
+    """The command that made the run, and one that runs its resolved configuration again."""
+    environment, config = run.environment(), run.fetch("config.yaml")
+    program, *arguments = environment["argv"]
+    module = "specdec." + str(program).replace("\\", "/").rpartition("/")[2].removesuffix(".py").removeprefix(
+        "specdec-"
+    )
+    given = f"python -m {module} {shlex.join(arguments)}".rstrip()
+    sweep = any(argument in ("-m", "--multirun") for argument in arguments)
+    code = environment.get("code") or {}
+    commit = code.get("commit")
+    state = " with changes that were not committed" if code.get("dirty") else ""
+    where = f"at commit `{commit}`{state}" if commit else "of a version that recorded no commit"
+    # What MLflow gives is a copy that is gone when this process ends.
+    kept = Path(run.source).is_dir()
+    folder = shlex.quote(str(config.parent.resolve())) if kept else '"$PWD/FOLDER"'
+    again = f"python -m specdec.run --config-path {folder} --config-name config"
+    saved = "" if kept else f" (an artifact of {run.source}; save it in FOLDER)"
+    return Section(
+        "How to reproduce",
+        (
+            f"The run was made {where} by this command{', one cell of its sweep' if sweep else ''}:",
+            f"```\n{given}\n```",
+            f"The resolved configuration, `config.yaml` of the run{saved}, runs {'this cell' if sweep else 'it'} again "
+            "whatever the defaults have become:",
+            f"```\n{again}\n```",
+            f"Texts depend on the seed ({run.params.get('seed', 'not recorded')}) and not on timing; times depend on "
+            "the machine.",
+        ),
+    )
+
+
+def missing_section(title: str, error: Exception) -> Section:
+    """In place of a section that a run cannot have: what is missing, and what would log it."""
+    if isinstance(error, KeyError):
+        why = f"The key {error.args[0]!r} is missing from an artifact, which another version wrote: run it again."
+    elif isinstance(error, UsageError):
+        why = str(error)
+    else:
+        why = f"{str(error)[:1].upper()}{str(error)[1:].rstrip('.')}."
+    return Section(title, (f"Not available for this run. {why}",))

@@ -1,0 +1,245 @@
+"""The headline metrics of a run, one set per gamma, named as they are logged (DESIGN 5).
+
+Repeats are pooled. A metric that the data cannot give (one prompt has no interval, gamma 1 no depth test) is
+absent; `ArmSummary.iid` and the intervals say why. The run's other metrics (lossless, memory, peers) come
+from elsewhere.
+"""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from math import isnan
+
+import numpy as np
+import pandas as pd
+
+from specdec.theory.capped_geometric import tokens_per_round
+from specdec.theory.speedup import speedup as theoretical_speedup
+
+from ..acceptance.estimates import hazards, position_tokens
+from ..acceptance.iid import IidTest, iid_tests
+from ..account.gap_account import Account, gap_account, shared_alpha
+from ..intervals import Columns, bootstrap
+from ..rounds import BASELINE, ORIGINAL, check_rounds, distinct_generations, drafted, prompt_sums, shared_work
+from .paper_metrics import PAPERS, category_members, paper_values
+
+OURS = ("speedup", "tokens_per_round", "alpha.mle", "accepted_per_offered")
+WITH_INTERVAL = ("tokens_per_round", "alpha.mle", *PAPERS)
+BY_CATEGORY = tuple(dict.fromkeys((*OURS, *PAPERS)))
+
+
+@dataclass(frozen=True)
+class ArmSummary:
+    """One gamma of the drafter against the baseline: metrics by name, and the objects behind them."""
+
+    method: str
+    gamma: int
+    metrics: dict[str, float]
+    account: Account
+    iid: dict[str, IidTest]
+
+
+@dataclass(frozen=True)
+class Summary:
+    """All arms of a run by gamma, under the one alpha that stands behind every theory number."""
+
+    arms: dict[int, ArmSummary]
+    primary_gamma: int
+    alpha: float  # account.alpha
+    alpha_source: str  # "text" or "mle"
+
+
+def summarise(
+    rounds: pd.DataFrame,
+    generations: pd.DataFrame,
+    calibration: Mapping[str, float],
+    primary_gamma: int,
+    alpha_text: float | None = None,
+    alpha_text_sums: pd.DataFrame | None = None,
+    replay: Mapping[int, pd.DataFrame] | None = None,
+    replicates: int = 10_000,
+    permutations: int = 1999,
+    seed: int = 0,
+) -> Summary:
+    """Summary of the rounds of one cell: a baseline, one drafter at one or more gammas, maybe the original model.
+
+    calibration: `t1_s`, the target's single-token call in seconds; optionally `c`, a drafter step over it
+    (else cost.c is the measured draft time over gamma t1). alpha_text: mean of sum min(p, q) over the text's
+    positions with a proposal; alpha_text_sums: the same as prompt, numerator, denominator, so that it is
+    resampled. Without either, alpha is the MLE at the primary gamma. replay: per gamma a table prompt,
+    tokens, rounds (V_1). Only work that every arm has done counts. ValueError for tables that contradict
+    themselves, a missing baseline, several drafters or cells, or no rounds at the primary gamma.
+    """
+    check_rounds(rounds)
+    rounds = shared_work(rounds)
+    arms = arms_by_gamma(rounds, primary_gamma)
+    baseline = rounds[rounds["method"] == BASELINE]
+    acceptance = {gamma: distinct_generations(arm) for gamma, arm in arms.items()}
+    alpha, alpha_sums = alpha_text, None
+    if alpha_text_sums is not None:
+        alpha_text_sums = alpha_text_sums[alpha_text_sums["prompt"].isin(rounds["prompt"])]
+    if alpha is None or alpha_text_sums is not None:
+        alpha, alpha_sums = shared_alpha(acceptance[primary_gamma], alpha_text_sums)
+
+    of_text = _alpha_text(alpha_text_sums, sorted(set(rounds["prompt"])), replicates, seed)
+    summaries = {}
+    for gamma, arm in arms.items():
+        account = gap_account(
+            alpha,
+            gamma,
+            arm,
+            baseline,
+            calibration["t1_s"],
+            (replay or {}).get(gamma),
+            alpha_sums,
+            replicates,
+            seed,
+        )
+        tests = iid_tests(acceptance[gamma], permutations, seed)
+        table = _table(arm, acceptance[gamma], rounds, generations)
+        category = arm.groupby("prompt")["category"].first()
+        flagged = _flagged(generations, arm)
+        metrics = {
+            **_headline(table, replicates, seed),
+            **_unflagged(table, flagged, replicates, seed),
+            **_by_category(table, category, replicates, seed),
+            **_theory(account, arm, acceptance[gamma], calibration),
+            **{f"account.{name}": value for name, value in account.factors.items()},
+            **{f"iid.{name}_p": test.p_value for name, test in tests.items()},
+            "account.alpha": alpha,
+            **of_text,
+        }
+        defined = {name: float(value) for name, value in metrics.items() if not isnan(value)}
+        summaries[gamma] = ArmSummary(str(arm["method"].iloc[0]), gamma, defined, account, tests)
+    from_text = alpha_text is not None or alpha_text_sums is not None
+    return Summary(summaries, primary_gamma, alpha, "text" if from_text else "mle")
+
+
+def arms_by_gamma(rounds: pd.DataFrame, primary_gamma: int) -> dict[int, pd.DataFrame]:
+    """The drafter's rounds at each gamma. ValueError for several drafters or cells, no baseline, or no such gamma."""
+    speculative = drafted(rounds)
+    methods = sorted(speculative["method"].unique())
+    if len(methods) != 1 or len(speculative) == len(rounds) or rounds["cell"].nunique() != 1:
+        raise ValueError(f"one cell with a baseline and one drafter is expected, got the drafters {methods}")
+    arms = {int(gamma): arm for gamma, arm in speculative.groupby("gamma", sort=True)}
+    if primary_gamma not in arms:
+        raise ValueError(f"no rounds at the primary gamma {primary_gamma}, only at {sorted(arms)}")
+    return arms
+
+
+def _table(arm: pd.DataFrame, distinct: pd.DataFrame, rounds: pd.DataFrame, generations: pd.DataFrame) -> pd.DataFrame:
+    """Sums per prompt (index): the arm's, its distinct repeats', the baseline's, the original model's if any, prefill.
+
+    rounds: of all methods, over the work that they share.
+    """
+    work = pd.MultiIndex.from_frame(arm[["prompt", "repeat"]])
+    done = generations[pd.MultiIndex.from_frame(generations[["prompt", "repeat"]]).isin(work)]
+    ours = (done["method"] == arm["method"].iloc[0]) & (done["gamma"] == arm["gamma"].iloc[0])
+    theirs = done["method"] == BASELINE
+    table = prompt_sums(arm).join(prompt_sums(distinct)[["accepted", "tested"]].add_prefix("distinct_"))
+    for method, plain in rounds[rounds["method"].isin([BASELINE, ORIGINAL])].groupby("method"):
+        table = table.join(prompt_sums(plain)[["tokens", "round_s"]].add_prefix(f"{method}_"))
+    return (
+        table.join(done[ours].groupby("prompt")["prefill_s"].sum())
+        .join(done[theirs].groupby("prompt")["prefill_s"].sum().rename("baseline_prefill_s"))
+        .fillna(0.0)
+    )
+
+
+def headline_values(sums: Columns) -> dict[str, np.ndarray]:
+    """The headline figures from sums: of the whole run, of each prompt [P], or of the replicates [B]."""
+    baseline_s, baseline_tokens = sums["baseline_round_s"], sums["baseline_tokens"]
+    baseline_total_s, total_s = baseline_s + sums["baseline_prefill_s"], sums["round_s"] + sums["prefill_s"]
+    per_token = baseline_s / baseline_tokens
+    return {
+        "speedup": per_token * sums["tokens"] / sums["round_s"],
+        "speedup.end_to_end": baseline_total_s / baseline_tokens * sums["tokens"] / total_s,
+        "cost.prefill_share": sums["baseline_prefill_s"] / baseline_total_s,
+        "tokens_per_round": sums["tokens"] / sums["rounds"],
+        "alpha.mle": sums["distinct_accepted"] / sums["distinct_tested"],
+        "accepted_per_offered": sums["accepted"] / sums["offered"],
+        "nodes_per_round": sums["nodes"] / sums["rounds"],
+        "proposals.share": sums["proposals"] / sums["rounds"],
+        **paper_values(sums),
+    }
+
+
+def _headline(table: pd.DataFrame, replicates: int, seed: int) -> dict[str, float]:
+    metrics: dict[str, float] = {}
+    for name, interval in bootstrap(table, headline_values, replicates, seed).items():
+        metrics[name] = interval.estimate
+        if name in WITH_INTERVAL:
+            metrics[f"{name}.ci_low"], metrics[f"{name}.ci_high"] = interval.low, interval.high
+    with np.errstate(divide="ignore", invalid="ignore"):  # a prompt without a proposal has no alpha
+        per_prompt = headline_values({name: table[name].to_numpy() for name in table})["speedup"]
+    metrics["speedup.prompt_mean"] = float(per_prompt.mean())
+    metrics["speedup.prompt_median"] = float(np.median(per_prompt))
+    return metrics
+
+
+def _flagged(generations: pd.DataFrame, arm: pd.DataFrame) -> set[str]:
+    """Prompts whose output fell into repetition, with the baseline or in this arm."""
+    method, gamma = arm["method"].iloc[0], arm["gamma"].iloc[0]
+    here = (generations["method"] == BASELINE) | ((generations["method"] == method) & (generations["gamma"] == gamma))
+    return set(generations.loc[here & generations["flagged"].astype(bool), "prompt"])
+
+
+def _alpha_text(sums: pd.DataFrame | None, prompts: Collection[str], replicates: int, seed: int) -> dict[str, float]:
+    """alpha.text and its prompt bootstrap, from the replicates of the account; nothing without a proposal on the text.
+
+    `sums`: prompt, numerator, denominator. `prompts` are the run's: one without a proposal has sums of 0.
+    """
+    if sums is None or not sums["denominator"].sum() > 0:
+        return {}
+    table = sums.groupby("prompt")[["numerator", "denominator"]].sum().reindex(list(prompts), fill_value=0.0)
+
+    def mean(s: Columns) -> dict[str, np.ndarray]:
+        return {"alpha": np.clip(s["numerator"] / s["denominator"], 0, 1)}  # rounding may pass 1
+
+    alpha = bootstrap(table, mean, replicates, seed)["alpha"]
+    return {"alpha.text": alpha.estimate, "alpha.text.ci_low": alpha.low, "alpha.text.ci_high": alpha.high}
+
+
+def _unflagged(table: pd.DataFrame, flagged: Collection[str], replicates: int, seed: int) -> dict[str, float]:
+    """Speedup and tokens per round over the prompts that no method's output made repetitive."""
+    kept = table[~table.index.isin(list(flagged))]
+    metrics = {"repetition.share": 1 - len(kept) / len(table)}
+    if len(kept) == 0:
+        return metrics
+    headline = _headline(kept, replicates, seed)
+    for name in ("speedup", "tokens_per_round"):
+        metrics[f"{name}.unflagged"] = headline[name]
+        metrics[f"{name}.unflagged.ci_low"] = headline[f"{name}.ci_low"]
+        metrics[f"{name}.unflagged.ci_high"] = headline[f"{name}.ci_high"]
+    return metrics
+
+
+def _by_category(table: pd.DataFrame, category: pd.Series, replicates: int, seed: int) -> dict[str, float]:
+    """category.<name>.<metric> where the prompts have more than one category."""
+    metrics: dict[str, float] = {}
+    for name, members in category_members(category.reindex(table.index)).items():
+        headline = _headline(table[members], replicates, seed)
+        for metric in BY_CATEGORY:
+            for suffix in ("", ".ci_low", ".ci_high"):
+                if metric + suffix in headline:
+                    metrics[f"category.{name}.{metric}{suffix}"] = headline[metric + suffix]
+    return metrics
+
+
+def _theory(
+    account: Account, arm: pd.DataFrame, distinct: pd.DataFrame, calibration: Mapping[str, float]
+) -> dict[str, float]:
+    """What each model expects, and the time side."""
+    gamma, g = account.gamma, account.time["g"]
+    c = calibration.get("c", g / gamma)
+    metrics = {
+        "tokens_per_round.capped_geometric": float(tokens_per_round(account.alpha, gamma)),
+        "tokens_per_round.position": position_tokens(arm, hazards(distinct)),
+        "speedup.capped_geometric": float(theoretical_speedup(account.alpha, gamma, c)),
+        "cost.t1_ms": 1e3 * account.t1_s,
+        "cost.t_ar_ms": 1e3 * account.t_ar_s,
+        "cost.c": c,
+        **{f"cost.{name}": value for name, value in account.time.items()},
+    }
+    if account.replay_tokens_per_round is not None:
+        metrics["tokens_per_round.replay"] = account.replay_tokens_per_round
+    return metrics

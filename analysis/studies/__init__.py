@@ -1,0 +1,1 @@
+"""What each study found: its numbers and its words."""

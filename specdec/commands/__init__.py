@@ -1,0 +1,1 @@
+"""How a command starts, fails and sweeps: the Hydra edge, and nothing of decoding."""

@@ -1,0 +1,248 @@
+"""A sweep (`-m`): one MLflow parent run made before fan-out, one outcome file per cell, one table at the end.
+
+A cell that fails says so in its folder instead of raising, so that the others run under any launcher. Knows
+Hydra and files; nothing of decoding. Imports stay light.
+"""
+
+import csv
+import json
+import logging
+import os
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hydra.experimental.callback import Callback
+from omegaconf import DictConfig, OmegaConf
+
+from specdec.config import TrackingConfig, validated
+from specdec.errors import Interrupted, SpecdecError
+
+logger = logging.getLogger(__name__)
+
+OUTCOME = "cell.json"
+HEADLINE = ("speedup", "tokens_per_round")
+FAILED_CELLS = 3
+_GAMMA = "structure.gamma="
+USAGE = 2
+
+Ending = Callable[[BaseException], tuple[str, int] | None]
+
+
+class Stopped(BaseException):
+    """Carries an error past Hydra, which would only warn of an Exception in a callback."""
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How one cell ended; `results` is what the task returned."""
+
+    cell: int
+    overrides: list[str]
+    exit_code: int
+    sentence: str
+    results: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """The sweep that this process launched."""
+
+    folder: Path
+    run: Any
+
+
+class SweepParent(Callback):
+    """The Hydra callback that `conf/config.yaml` registers. Holds no state: launchers pickle it."""
+
+    def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
+        """Ready the store and open the parent run; a fault ends the command before any cell starts."""
+        from specdec.tracking.writer import PARENT_RUN, check_store, open_run
+
+        global _launched
+        try:
+            plain = OmegaConf.to_container(config.tracking, resolve=True)
+            assert isinstance(plain, dict)
+            tracking = validated(TrackingConfig, {str(k): v for k, v in plain.items()}, where="tracking")
+            here = Path.cwd()
+            check_store(tracking, here)
+            overrides = " ".join(config.hydra.overrides.task)
+            run = open_run(
+                tracking,
+                name=f"sweep {overrides}"[:200],
+                params={},
+                tags={"specdec.role": "sweep", "specdec.overrides": overrides},
+                folder=here,
+            )
+        except SpecdecError as error:
+            raise Stopped(error) from None
+        os.environ[PARENT_RUN] = run.run_id
+        _launched = Sweep(here / str(config.hydra.sweep.dir), run)
+
+
+_launched: Sweep | None = None
+
+
+def in_cell() -> bool:
+    """Whether the task now running is a cell of a sweep that `SweepParent` watches."""
+    from hydra.core.hydra_config import HydraConfig
+    from hydra.types import RunMode
+
+    from specdec.tracking.writer import PARENT_RUN
+
+    return HydraConfig.get().mode == RunMode.MULTIRUN and PARENT_RUN in os.environ
+
+
+def run_cell(task: Callable[[], Mapping[str, float] | None], ending: Ending) -> None:
+    """Run a cell and write its outcome. Only a signal ends the sweep, by raising Stopped."""
+    from hydra.core.hydra_config import HydraConfig
+
+    from specdec.tracking.writer import SWEEP_CELL
+
+    hydra = HydraConfig.get()
+    cell, overrides = int(hydra.job.num), [str(override) for override in hydra.overrides.task]
+    path = Path(hydra.runtime.output_dir) / OUTCOME
+    os.environ[SWEEP_CELL] = str(cell)
+    try:
+        results = {name: float(value) for name, value in (task() or {}).items() if value is not None}
+    except (Interrupted, KeyboardInterrupt) as error:
+        sentence, code = ending(error) or ("Interrupted.", 130)
+        _write(path, Outcome(cell, overrides, code, sentence))
+        raise Stopped(error) from None
+    except Exception as error:
+        known = ending(error)
+        if known is None:
+            logger.exception("Cell %d failed by a fault in specdec or in a library.", cell)
+        sentence, code = known or (f"{type(error).__name__}: {error}", 1)
+        print(f"specdec: cell {cell}: {sentence}", file=sys.stderr)
+        _write(path, Outcome(cell, overrides, code, sentence))
+    except SystemExit as error:
+        code = error.code if isinstance(error.code, int) else 1
+        _write(path, Outcome(cell, overrides, code, f"The cell ended itself with exit code {code}."))
+    else:
+        _write(path, Outcome(cell, overrides, 0, "", results))
+    finally:
+        os.environ.pop(SWEEP_CELL, None)
+
+
+def _write(path: Path, outcome: Outcome) -> None:
+    part = path.with_suffix(".part")
+    part.write_text(json.dumps(asdict(outcome), indent=2), encoding="utf-8")
+    part.replace(path)
+
+
+def conclude(error: BaseException | None) -> int:
+    """Write the sweep's table, close its parent run, return the sweep's exit code; 0 when there was no sweep.
+
+    Args:
+        error: what ended the sweep early. When no cell got past its configuration, the parent run is deleted.
+    Raises:
+        EnvironmentFault: tracking is required and the store fails.
+    """
+    from specdec.tracking.writer import PARENT_RUN
+
+    global _launched
+    sweep, _launched = _launched, None
+    if sweep is None:
+        return 0
+    os.environ.pop(PARENT_RUN, None)
+    outcomes = read_outcomes(sweep.folder)
+    if all(outcome.exit_code == USAGE for outcome in outcomes):
+        sweep.run.discard()
+        return USAGE
+    failed = sum(outcome.exit_code != 0 for outcome in outcomes)
+    status = "FINISHED" if error is None and not failed else "FAILED"
+    if isinstance(error, (Interrupted, KeyboardInterrupt)):
+        status = "KILLED"
+    try:
+        _summarise(sweep, outcomes)
+    finally:
+        sweep.run.end(status)
+    if failed and error is None:
+        print(f"specdec: {failed} of {len(outcomes)} cells failed; the table says why.", file=sys.stderr)
+    return 0 if status == "FINISHED" else FAILED_CELLS
+
+
+def read_outcomes(folder: Path) -> list[Outcome]:
+    """Outcomes of the cells that began below a sweep's folder, in order; a cell that left none died."""
+    outcomes = []
+    for settings in folder.rglob(".hydra/hydra.yaml"):
+        path = settings.parent.parent / OUTCOME
+        if path.is_file():
+            outcomes.append(Outcome(**json.loads(path.read_text(encoding="utf-8"))))
+        else:
+            hydra = OmegaConf.load(settings).hydra
+            overrides = [str(override) for override in hydra.overrides.task]
+            outcomes.append(Outcome(int(hydra.job.num), overrides, 1, "The cell's process died."))
+    return sorted(outcomes, key=lambda outcome: outcome.cell)
+
+
+def _summarise(sweep: Sweep, outcomes: list[Outcome]) -> None:
+    """`sweep.csv` and `sweep.md` in the sweep's folder and on the parent run; the table on the terminal."""
+    header = ["cell", "overrides", *HEADLINE, "exit code", "fault"]
+    rows = [
+        [str(cell.cell), " ".join(_varied(cell, outcomes)), *(_figure(cell, name) for name in HEADLINE)]
+        + [str(cell.exit_code), cell.sentence]
+        for cell in outcomes
+    ]
+    with (sweep.folder / "sweep.csv").open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows([header, *rows])
+    lines = [header, ["---"] * len(header), *([cell.replace("|", "\\|") for cell in row] for row in rows)]
+    text = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    (sweep.folder / "sweep.md").write_text(text + "\n", encoding="utf-8")
+    sweep.run.artifacts(sweep.folder)
+    for name in HEADLINE:
+        drawn = _lines(outcomes, name)
+        # On the parent for the collapsed list, and a child a line, so that one chart overlays them.
+        sweep.run.curves({f"sweep.{name}.{label}": points for label, points in drawn.items()})
+        sweep.run.curve_children(f"sweep.{name}", drawn)
+    _print(header, rows)
+    if sweep.run.link:
+        print(sweep.run.link)
+    if overlay := sweep.run.overlay(f"sweep.{HEADLINE[0]}"):
+        print(f"overlay: {overlay}")
+
+
+def _lines(outcomes: list[Outcome], name: str) -> dict[str, dict[int, float]]:
+    """A result over the swept gamma, a line for each combination of the other overrides; over the number of the cell
+    where gamma was not swept.
+    """
+    lines: dict[str, dict[int, float]] = {}
+    for outcome in outcomes:
+        varied = _varied(outcome, outcomes)
+        gammas = [override.removeprefix(_GAMMA) for override in varied if override.startswith(_GAMMA)]
+        others = [override.removeprefix("+drafter=") for override in varied if not override.startswith(_GAMMA)]
+        if name in outcome.results:
+            step = int(gammas[0]) if gammas and gammas[0].isdigit() else outcome.cell
+            lines.setdefault(" ".join(others) or "all", {})[step] = outcome.results[name]
+    return lines
+
+
+def _varied(outcome: Outcome, outcomes: list[Outcome]) -> list[str]:
+    """The overrides that not all cells share."""
+    shared = set.intersection(*(set(o.overrides) for o in outcomes)) if len(outcomes) > 1 else set()
+    return [override for override in outcome.overrides if override not in shared]
+
+
+def _figure(outcome: Outcome, name: str) -> str:
+    value = outcome.results.get(name)
+    return "" if value is None else f"{value:.3f}"
+
+
+def _print(header: list[str], rows: list[list[str]]) -> None:
+    from rich import get_console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table()
+    for name in header:
+        table.add_column(name.replace("_", " "), overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(cell) for cell in row))
+    get_console().print(table)

@@ -1,0 +1,192 @@
+"""What drafters over heads share: heads from a file, h_t round by round, and the draft of any structure."""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from specdec.drafters.base import Drafter
+from specdec.errors import NumericsError, UsageError
+from specdec.heads.choices import choices_of
+from specdec.heads.files import load_heads, shipped_heads, state_offset
+from specdec.heads.model import Heads
+from specdec.records import EMPTY, Draft, Source, Tree
+from specdec.sampling import all_finite, generator_on, probabilities
+from specdec.structures.base import Structure
+from specdec.tree_building.siblings import How, Siblings, grow, sibling_ranks
+
+if TYPE_CHECKING:
+    from specdec.targets.base import Target
+
+Drafts = Literal["sampled", "greedy"]
+
+
+class HeadsDrafter(Drafter):
+    """Head k drafts the tokens at depth k from h_t, the state of the last token that the target evaluated.
+
+    Under a greedy target, or with `drafts=greedy`, and in a dynamic tree, nodes are the most likely tokens, point
+    masses; otherwise they are drawn from the heads' laws, standardised by the target's own sampling, siblings as
+    `siblings` says. Heads that a structure has no level for are not computed. Nothing is offered before the first
+    state: after a prompt of one token.
+
+    What a draft costs is a few products of one row or of few: there is nothing to compile.
+
+    Class attributes:
+        strategy: its registry name, which `Source` gets.
+        grounded: whether its heads read the drafted tokens.
+        shipped: the heads that `drafter.model=pocket` stands for.
+
+    Attributes:
+        heads: in the target's dtype, on its device.
+    """
+
+    fills = frozenset({"chain", "rows", "tree", "dynamic"})
+    reads_states = True
+    strategy: ClassVar[str]
+    grounded: ClassVar[bool]
+    shipped: ClassVar[str]
+
+    def __init__(self, model: str, drafts: Drafts, siblings: Siblings, target: "Target") -> None:
+        """
+        Args:
+            model: `pocket` or a file that `specdec.train` wrote.
+        Raises:
+            UsageError: no such file, heads of another kind or of other weights, a target without hidden states.
+        """
+        path = shipped_heads(self.shipped) if model == "pocket" else Path(model).expanduser()
+        if model == "pocket" and not path.is_file():
+            raise UsageError(
+                f"Bad value drafter.model=pocket: this installation has no heads {self.shipped!r}; train some with "
+                f"python -m specdec.train +heads={self.shipped} and give their file."
+            )
+        heads = load_heads(path, target)
+        if heads.config.grounded != self.grounded:
+            kind, other = ("grounded", "grounded") if heads.config.grounded else ("not grounded", "medusa")
+            raise UsageError(f"Bad value drafter.model={model}: these heads are {kind}; use +drafter={other}.")
+        self._init(heads, drafts, siblings, target, _file_hash(path))
+
+    @classmethod
+    def from_heads(
+        cls,
+        heads: Heads,
+        target: "Target",
+        drafts: Drafts = "sampled",
+        siblings: Siblings = "without_replacement",
+    ) -> "HeadsDrafter":
+        """Around heads that are already in memory: tests and notebooks make small ones on the spot."""
+        drafter = cls.__new__(cls)
+        drafter._init(heads, drafts, siblings, target, "")
+        return drafter
+
+    def _init(self, heads: Heads, drafts: Drafts, siblings: Siblings, target: "Target", sha256: str) -> None:
+        target.keep_states(state_offset(heads.config, target))
+        self.heads, self._sha256 = heads, sha256
+        self._choices = choices_of(heads)
+        self._sampling, self._device = target.sampling, target.device
+        self._greedy = drafts == "greedy" or target.sampling.greedy
+        self._siblings: Siblings = siblings
+        self.vocab_size, self.deepest = heads.vocab_size, heads.config.count
+        self._reset(None, 0)
+
+    def _reset(self, generator: torch.Generator | None, root: int) -> None:
+        self._generator, self._root = generator, root
+        self._state: Tensor | None = None  # [D] h_t
+        self._past: tuple[Tensor, Tensor] | None = None  # of the prefix layer
+        self._finite: Tensor | None = None
+
+    def start(
+        self,
+        prompt: Sequence[int],
+        capacity: int,
+        generator: torch.Generator | None = None,
+        reference: Sequence[int] | None = None,
+    ) -> None:
+        self._reset(generator_on(generator, self._device), prompt[-1])
+
+    def read(self, states: Tensor) -> None:
+        if len(states):
+            contextual, self._past = self.heads.contextual(states.unsqueeze(0), self._past)
+            self._state = contextual[0, -1]
+
+    def draft(self, structure: Structure) -> Draft:
+        shape = structure.clamped(len(self.heads))
+        if self._state is None or shape.gamma == 0:
+            return EMPTY
+        root = torch.full((1,), self._root, device=self._device)  # written there: copying would wait for it
+        if (self._greedy or shape.ranked) and self._has_topology(shape):
+            tokens = self._choices.first(self._state, root, shape.tree)
+            return Draft(tokens, shape.tree, source=self._sources(shape))
+        return self._grown(shape, self._state, root)
+
+    def _has_topology(self, shape: Structure) -> bool:
+        """Whether a draft of ranked tokens has the structure's own: where it follows no confidence, and no node has
+        more children than there are tokens.
+        """
+        return not shape.ranked and max(map(len, shape.tree.children)) <= self.heads.vocab_size
+
+    def _sources(self, shape: Structure) -> tuple[Source, ...]:
+        return tuple(Source(self.strategy, rank) for rank in sibling_ranks(shape.tree, shape.name == "rows"))
+
+    def _grown(self, shape: Structure, state: Tensor, root: Tensor) -> Draft:
+        """Level by level, by what the level before drew."""
+        ranked = self._greedy or shape.ranked
+        after = self._choices.laws(state, shape.gamma, (lambda logits: logits) if ranked else self._standardised)
+
+        def laws(tokens: Tensor, tree: Tree, nodes: Sequence[int]) -> Tensor:
+            paths = torch.tensor([tree.path(node) for node in nodes], dtype=torch.long)  # [M, k - 1]: of one depth
+            # Before the first level there are no tokens, and what there is of them is on the host.
+            drafted = tokens.to(root.device)[paths.to(root.device, non_blocking=True)]
+            return after(torch.cat([root.expand(len(nodes), 1), drafted], 1))
+
+        how: How = "ranked" if ranked else self._siblings
+        draft = grow(shape, laws, how, self.strategy, self._generator)
+        self._finite = all_finite(draft.q)
+        return draft
+
+    def _standardised(self, logits: Tensor) -> Tensor:
+        return probabilities(logits, self._sampling)
+
+    def commit(self, tokens: Sequence[int]) -> None:
+        """Take note of the tokens appended to the text in this round.
+
+        Raises:
+            NumericsError: the q of the round's draft was not finite. Seen here, not while drafting, because here the
+                device has been waited for already.
+        """
+        if self._finite is not None and not self._finite:
+            raise NumericsError(
+                "The heads' logits are not finite: the run stops here. Try target.dtype=float32, or check "
+                "drafter.model."
+            )
+        self._finite, self._root = None, tokens[-1]
+
+    def describe(self) -> dict[str, Any]:
+        weights = list(self.heads.parameters())
+        return {
+            "class": type(self.heads).__name__,
+            "heads": asdict(self.heads.config),
+            "parameters": sum(weight.numel() for weight in weights),
+            "weight_bytes": sum(weight.numel() * weight.element_size() for weight in weights),
+            "dtype": str(weights[0].dtype).removeprefix("torch."),
+            "sha256": self._sha256,
+        }
+
+    @property
+    def flops_per_token(self) -> float:
+        """Of a head and its way to the vocabulary, the mean over the heads. A prefix layer is left out: it runs once
+        for a token of the text, however many are drafted.
+        """
+        heads, count = self.heads, len(self.heads)
+        mixed = sum(weight.numel() for weight in heads.heads.parameters()) / count
+        if heads.gru is not None:  # head k takes k steps of it
+            mixed = sum(weight.numel() for weight in heads.gru.parameters()) * (count + 1) / 2
+        return 2.0 * (mixed + heads.vocab_size * heads.hidden_size)
+
+
+def _file_hash(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

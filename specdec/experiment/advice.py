@@ -1,0 +1,266 @@
+"""What `specdec.advise` says: predictions for every gamma, what it would take to pay, a verdict; and where it is kept.
+
+Arithmetic and files only: the costs and the rounds come from `experiment.advisor`. Times are in units of t1, the
+target's own one-token call, as in the gap account (THEORY 8).
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from pydantic import TypeAdapter, ValidationError
+
+from specdec import __version__
+from specdec.config import RunConfig
+from specdec.errors import UsageError
+from specdec.models.load import POCKET, content_hash, model_path
+from specdec.theory.capped_geometric import tokens_per_round
+
+if TYPE_CHECKING:
+    from specdec.experiment.experiment import Parts
+
+_REMEDIES = {
+    "acceptance": "if every round offered gamma tokens and all were accepted",
+    "draft cost": "if drafting were free",
+    "verification cost": "if verifying cost one plain call",
+    "overhead": "without the overhead",
+}
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A value with its 95% prompt-bootstrap interval; None where there is one prompt."""
+
+    value: float
+    low: float | None
+    high: float | None
+
+    def __str__(self) -> str:
+        return f"{self.value:.3f}" + ("" if self.low is None else f" ({self.low:.2f}-{self.high:.2f})")
+
+
+@dataclass(frozen=True)
+class RoundCost:
+    """The mean round and the baseline, over t1 (THEORY 8).
+
+    Attributes:
+        draft, verify, overhead: g, v and o; their sum is the round.
+        full_verify: v of a round that offers all gamma tokens.
+        baseline: t_AR, the baseline's time per token.
+    """
+
+    draft: float
+    verify: float
+    overhead: float
+    full_verify: float
+    baseline: float
+
+    @property
+    def round(self) -> float:
+        return self.draft + self.verify + self.overhead
+
+    def speedup(self, tokens_per_round: float) -> float:
+        """t_AR over the time of a round per token of it."""
+        return tokens_per_round * self.baseline / self.round
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """One gamma, without having speculated once.
+
+    Attributes:
+        offered: tokens offered -> share of the rounds that offer so many.
+        pays_from_tokens: tokens per round from which speculation at this gamma is faster than the baseline.
+        pays_from_alpha: the i.i.d. alpha that gives these, for these offers; None where no alpha does.
+        pays_below_c: the largest cost c of a drafter step over t1 that still pays at the predicted tokens per round;
+            None where not even a free drafter pays.
+    """
+
+    gamma: int
+    tokens_per_round: Estimate
+    speedup: Estimate
+    cost: RoundCost
+    offered: dict[int, float]
+    pays_from_tokens: float
+    pays_from_alpha: float | None
+    pays_below_c: float | None
+
+
+@dataclass(frozen=True)
+class Advice:
+    """`advice.json`.
+
+    Attributes:
+        key: hash of `keyed`; a run with the same key finds this advice.
+        replay: "position" or "copying" (DESIGN 3).
+        source: where the text came from: "baseline" or the recorded file.
+        alpha: mean of sum min(p, q) over positions of the text with a proposal; None without any.
+        t1_ms: the target's one-token call, milliseconds.
+        blame: when the best gamma does not pay, the term whose ideal would gain most, else None.
+    """
+
+    key: str
+    keyed: dict[str, Any]
+    label: str
+    replay: str
+    source: str
+    prompts: int
+    tokens: int
+    alpha: float | None
+    t1_ms: float
+    best_gamma: int
+    blame: str | None
+    verdict: str
+    predictions: list[Prediction]
+    notes: list[str]
+
+    @property
+    def best(self) -> Prediction:
+        return self.at(self.best_gamma)  # type: ignore[return-value]
+
+    def at(self, gamma: int) -> Prediction | None:
+        """The prediction for one gamma, if it was asked for."""
+        return next((item for item in self.predictions if item.gamma == gamma), None)
+
+    def save(self, *paths: Path) -> None:
+        """Write to each path, whole or not at all."""
+        text = json.dumps(asdict(self), indent=1) + "\n"
+        for path in paths:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            part = path.with_suffix(".part")
+            part.write_text(text, encoding="utf-8")
+            part.replace(path)
+
+
+def predict(gamma: int, tau: Estimate, speedup: Estimate, cost: RoundCost, offered: Mapping[int, float]) -> Prediction:
+    """The prediction for one gamma and what it would take to break even there."""
+    needed = cost.round / cost.baseline
+    total = sum(offered.values())
+    shares = {size: rounds / total for size, rounds in sorted(offered.items())}
+    c = (tau.value * cost.baseline - cost.verify - cost.overhead) / gamma
+    return Prediction(
+        gamma, tau, speedup, cost, shares, needed, break_even_alpha(needed, shares), c if c >= 0 else None
+    )
+
+
+def break_even_alpha(needed: float, offered: Mapping[int, float]) -> float | None:
+    """The smallest alpha at which rounds that offer these shares yield `needed` tokens: the mean of
+    Omega(alpha, offered), which grows with alpha, is solved by bisection. None where alpha = 1 is not enough.
+    """
+
+    def tokens(alpha: float) -> float:
+        return sum(share * float(tokens_per_round(alpha, size)) for size, share in offered.items())
+
+    low, high = 0.0, 1.0
+    if tokens(high) < needed:
+        return None
+    if tokens(low) >= needed:
+        return 0.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if tokens(middle) < needed else (low, middle)
+    return high
+
+
+def ideals(prediction: Prediction) -> dict[str, float]:
+    """The speedup with one term at its ideal and the others as they are."""
+    cost, tau = prediction.cost, prediction.tokens_per_round.value
+    return {
+        "acceptance": replace(cost, verify=cost.full_verify).speedup(prediction.gamma + 1),
+        "draft cost": replace(cost, draft=0.0).speedup(tau),
+        "verification cost": replace(cost, verify=1.0).speedup(tau),
+        "overhead": replace(cost, overhead=0.0).speedup(tau),
+    }
+
+
+def judge(predictions: list[Prediction], label: str) -> tuple[Prediction, str | None, str]:
+    """The best prediction, the term to blame when it does not pay, and the verdict in one sentence."""
+    best = max(predictions, key=lambda item: item.speedup.value)
+    what = f"{label} at gamma {best.gamma}"
+    if best.speedup.value > 1:
+        rest = (
+            f"{best.speedup} times as fast, with {best.tokens_per_round.value:.2f} tokens per round where "
+            f"{best.pays_from_tokens:.2f} break even"
+        )
+        if best.speedup.low is not None and best.speedup.low <= 1:
+            return best, None, f"It may pay: {what} is predicted to be {rest}, but the interval includes 1."
+        return best, None, f"Speculate: {what} is predicted to be {rest}."
+    gains = ideals(best)
+    blame = max(gains, key=gains.__getitem__)
+    verdict = f"Do not speculate: the best, {what}, is predicted to be {best.speedup} times as fast"
+    if gains[blame] > 1:
+        verdict += f", and {blame} is to blame: it would be {gains[blame]:.2f} {_REMEDIES[blame]}."
+    else:
+        verdict += f", and no term alone is to blame: even {_REMEDIES[blame]} it would be {gains[blame]:.2f}."
+    return best, blame, verdict
+
+
+def keyed_by(config: RunConfig, parts: "Parts", prompts: str | None = None) -> dict[str, Any]:
+    """Everything that a prediction depends on, besides the machine's mood: contents, not names of files.
+
+    Args:
+        prompts: hash of other texts than the configured prompts.
+    """
+    described = parts.target.describe()
+    # What `describe` resolves (auto, a folder, a hub id) would give one model several keys.
+    resolved = ("model", "dtype", "device", "attention", "prefill_chunk") if described else ()
+    target = {key: value for key, value in config.target.items() if key not in resolved} | described
+    if described and not described.get("sha256"):
+        target["model"] = config.target["model"]  # a hub id: its commit is in `described`
+    return {
+        "target": target,
+        "drafter": _content(config.drafter),
+        "verifier": config.verifier,
+        "structure": config.structure["name"],
+        "prompts": prompts or parts.prompts.content_hash,
+        "sampling": config.sampling,
+        "max_new_tokens": config.measurement.max_new_tokens,
+        "device": str(parts.target.device),
+        "threads": torch.get_num_threads(),
+        "version": __version__,
+    }
+
+
+def _content(value: Any) -> Any:
+    """The hash of a file or model folder in place of its name; anything else as it is."""
+    if isinstance(value, Mapping):
+        return {key: item if key == "name" else _content(item) for key, item in value.items()}
+    if value == POCKET:
+        value = model_path(value, "drafter")
+    path = Path(value) if isinstance(value, str) and value else None
+    if path is not None and path.is_dir():
+        return content_hash(value) or value
+    if path is not None and path.is_file():
+        with path.open("rb") as stream:
+            return hashlib.file_digest(stream, "sha256").hexdigest()
+    return value
+
+
+def key_of(keyed: Mapping[str, Any]) -> str:
+    """sha256 of the canonical JSON."""
+    text = json.dumps(keyed, sort_keys=True, separators=(",", ":"), default=str)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def kept_at(folder: str, key: str) -> Path:
+    """Where advice is kept for later runs: `folder` counts from the working directory."""
+    return Path.cwd() / folder / f"{key}.json"
+
+
+def find_advice(config: RunConfig, parts: "Parts") -> Advice | None:
+    """The advice given beforehand for this very run, if it was asked for.
+
+    Raises:
+        UsageError: a file that is there and is no advice.
+    """
+    path = kept_at(config.advice_dir, key_of(keyed_by(config, parts)))
+    if not path.is_file():
+        return None
+    try:
+        return TypeAdapter(Advice).validate_json(path.read_bytes())
+    except ValidationError:
+        raise UsageError(f"{path} is not what specdec.advise writes: delete it, or ask for advice again.") from None

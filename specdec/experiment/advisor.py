@@ -1,0 +1,396 @@
+"""One session of `specdec.advise`: calibrate, decode plain text only, replay the drafter along it, predict.
+
+Nothing is ever drafted and verified together. Files only: no tracking run.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from math import isnan
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+import yaml
+from rich import get_console
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from specdec.analysis.intervals import Columns, Interval, bootstrap
+from specdec.clock import Clock, clock_for
+from specdec.config import AdviseConfig
+from specdec.decode import generate
+from specdec.errors import UsageError
+from specdec.experiment.advice import Advice, Estimate, RoundCost, judge, kept_at, key_of, keyed_by, predict
+from specdec.experiment.experiment import Parts, build, prepare, progress_bar
+from specdec.experiment.recorded_texts import Text, read_texts
+from specdec.experiment.results import Cell, ResultsFolder, generation_row, round_rows
+from specdec.experiment.session import BASELINE
+from specdec.prompts import Prompt
+from specdec.records import Draft, Generation, chain_tree
+from specdec.replay.expected_rounds import Walk, agreement, expected_walk, rounds_along
+from specdec.sampling import generator_for
+from specdec.timing.calls import Calibration, calibrate
+
+_CALIBRATIONS = 8  # spread over the prompts, so that contexts and the machine's moods are averaged
+
+
+@dataclass(frozen=True)
+class Costs:
+    """What a round costs over t1, by tokens offered; sizes in between are interpolated.
+
+    Attributes:
+        verify, draft, accept: offered -> t(offered + 1), a whole draft, accepting beyond what the baseline's takes.
+    """
+
+    verify: dict[int, float]
+    draft: dict[int, float]
+    accept: dict[int, float]
+
+    @staticmethod
+    def of(table: Mapping[int, float], offered: int) -> float:
+        sizes = sorted(table)
+        return float(np.interp(offered, sizes, [table[size] for size in sizes]))
+
+
+def advise(config: AdviseConfig, folder: Path) -> Advice:
+    """Predict every gamma of `measurement.gammas`, print and keep the advice.
+
+    Raises:
+        SpecdecError: see `specdec.errors`; UsageError also for drafters and verifiers that cannot be replayed.
+    """
+    if config.measurement.threads is not None:
+        torch.set_num_threads(config.measurement.threads)
+    parts = build(config)
+    _check_replay(config, parts)
+    recorded = None
+    if config.advice.text is not None:
+        target = parts.target
+        limit = config.measurement.max_new_tokens
+        recorded = read_texts(Path(config.advice.text), target.vocab_size, target.context_length, limit)
+    keyed = keyed_by(config, parts, _foreign_prompts(recorded, parts))
+    (folder / "config.yaml").write_text(yaml.safe_dump(asdict(config), sort_keys=False), encoding="utf-8")
+    advisor = _Advisor(config, parts, folder)
+    advisor.measure(recorded)
+    advice = advisor.conclude(keyed, recorded)
+    advice.save(folder / "advice.json", kept_at(config.advice_dir, advice.key))
+    show(advice, get_console(), folder)
+    return advice
+
+
+def _check_replay(config: AdviseConfig, parts: Parts) -> None:
+    drafter, verifier, structure = parts.primary.drafter, parts.primary.verifier, parts.primary.structure
+    name, greedy = config.drafter["name"], parts.target.sampling.greedy
+    instead = "measure it with python -m specdec.run"
+    if parts.target.clock() is not None:
+        raise UsageError(
+            f"Bad value target={config.target['name']}: its time is simulated, and advice rests on measured time; give "
+            "the model as the target and the recorded text as advice.text, or replay it with python -m specdec.run."
+        )
+    if drafter.replay is None:
+        raise UsageError(f"Bad value drafter={name}: it cannot be replayed along a text, so {instead}.")
+    if drafter.replay == "copying" and not greedy:
+        raise UsageError(
+            f"Bad value sampling.temperature={config.sampling['temperature']}: drafter {name!r} can be replayed "
+            f"along a text only under sampling=greedy; for other temperatures {instead}."
+        )
+    if structure.branches > 1:
+        raise UsageError(f"Bad value structure={config.structure['name']}: only chains can be advised on; {instead}.")
+    if not (greedy or verifier.token_by_token):
+        raise UsageError(
+            f"Bad value verifier={config.verifier['name']}: the replay knows the rule of speculative sampling only; "
+            f"use verifier=speculative_sampling, or {instead}."
+        )
+
+
+def _foreign_prompts(recorded: Sequence[Text] | None, parts: Parts) -> str | None:
+    """A hash of the recorded prompts where they are not the configured ones, which no run decodes under this key."""
+    if recorded is None:
+        return None
+    found = {text.prompt_tokens for text in recorded}
+    if found == {prompt.tokens for prompt in parts.prompts.prompts}:
+        return None
+    return key_of({"recorded": sorted(found)})
+
+
+class _Advisor:
+    """Collects what the prediction needs: baseline rounds, calibrations, one row of sums per text."""
+
+    def __init__(self, config: AdviseConfig, parts: Parts, folder: Path) -> None:
+        self._config, self._parts = config, parts
+        self._target, self._drafter = parts.target, parts.primary.drafter
+        self._gammas = [arm.gamma for arm in parts.arms]
+        self._clock: Clock = clock_for(self._target.device)
+        self._results = ResultsFolder(folder)
+        self._calibrations: list[Calibration] = []
+        self._accepts: list[dict[int, float]] = []
+        self._walks: list[tuple[Text, dict[int, Walk]]] = []
+        self._alpha = [0.0, 0.0]  # sum of beta, positions with a proposal
+
+    def measure(self, recorded: Sequence[Text] | None) -> None:
+        """Calibrations, plain decoding and replays, prompt by prompt."""
+        prompts = list(self._parts.prompts.prompts)
+        if recorded is not None:
+            texts = [Prompt(text.prompt, "", "", text.prompt_tokens) for text in recorded]
+            # Nothing is decoded but the longest, which says what a token of the baseline costs.
+            prompts = [max(texts, key=lambda prompt: len(prompt.tokens))]
+        longest = max(prompts, key=lambda prompt: len(prompt.tokens))
+        prepare(self._parts, longest, self._config.measurement)
+        if self._config.measurement.warmup_tokens:
+            self._decode(longest, 0, self._config.measurement.warmup_tokens)
+        every = -(-len(prompts) // _CALIBRATIONS)
+        decoded: list[Text] = []
+        with progress_bar() as progress:
+            bar = progress.add_task("advising", total=len(prompts) + len(recorded or ()))
+            for index, prompt in enumerate(prompts):
+                if index % every == 0:
+                    self._calibrate(prompt)
+                for text in self._baseline(prompt):
+                    decoded.append(text)
+                    if recorded is None:
+                        self._replay(text)
+                progress.advance(bar)
+            self._calibrate(prompts[-1])
+            for text in recorded or ():
+                self._replay(text)
+                progress.advance(bar)
+
+    def _baseline(self, prompt: Prompt) -> Iterator[Text]:
+        """Plain decoding of a prompt, its later turns and its repeats, exactly as a run does it."""
+        for repeat in range(self._config.measurement.repeats):
+            current: Prompt | None = prompt
+            while current is not None:
+                done = self._decode(current, repeat, self._config.measurement.max_new_tokens)
+                self._clock.synchronize()
+                cell = Cell("advise", BASELINE, 0, repeat, current.id, current.category)
+                tokenizer = self._target.tokenizer
+                words = "" if tokenizer is None else tokenizer.decode(done.tokens)
+                row = generation_row(cell, done, self._clock, words, flagged=False)
+                self._results.append(round_rows(cell, done, self._clock), [row])
+                limit = self._config.measurement.max_new_tokens
+                yield Text(current.id, repeat, current.tokens, done.tokens, limit)
+                current = self._parts.prompts.follow_up(current, done.tokens)
+
+    def _decode(self, prompt: Prompt, repeat: int, limit: int) -> Generation:
+        arm = self._parts.baseline
+        purpose = f"accept/{arm.method}/{arm.gamma}/{repeat}"  # a run's own, so that sampled texts are its texts
+        return generate(
+            target=self._target,
+            drafter=arm.drafter,
+            verifier=arm.verifier,
+            structure=arm.structure,
+            prompt=prompt.tokens,
+            max_new_tokens=limit,
+            clock=self._clock,
+            accept_generator=generator_for(self._config.seed, prompt.id, purpose, self._target.device),
+        )
+
+    def _calibrate(self, prompt: Prompt) -> None:
+        generator = generator_for(self._config.seed, prompt.id, "calibration")
+        repeats = self._config.measurement.calibration_calls
+        self._calibrations.append(
+            calibrate(
+                self._target,
+                self._drafter,
+                self._parts.primary.structure,
+                prompt.tokens,
+                trees=[chain_tree(gamma) for gamma in self._gammas],
+                repeats=repeats,
+                clock=self._clock,
+                generator=generator,
+                gammas=self._gammas,
+            )
+        )
+        self._accepts.append(self._accept_seconds(prompt, repeats))
+
+    @torch.inference_mode()
+    def _accept_seconds(self, prompt: Prompt, repeats: int) -> dict[int, float]:
+        """Median seconds of the verifier's decision, by tokens offered (random ones)."""
+        sizes = (0, *self._gammas)
+        device, purpose = self._target.device, "calibration/accept"
+        generator = generator_for(self._config.seed, prompt.id, purpose, device)
+        self._target.start(prompt.tokens, len(prompt.tokens) + max(sizes) + 1)
+        marks: dict[int, list[tuple[object, object]]] = {size: [] for size in sizes}
+        for size in sizes:
+            tokens = torch.randint(self._target.vocab_size, (size,), generator=generator, device=device)
+            draft = Draft(tokens, chain_tree(size))
+            p = self._target.verify(draft)
+            for _ in range(repeats + 2):
+                start = self._clock.mark()
+                self._parts.primary.verifier.accept(draft, p, generator)
+                marks[size].append((start, self._clock.mark()))
+            self._target.discard()
+        self._clock.synchronize()
+        return {size: median(self._clock.seconds(*pair) for pair in pairs[2:]) for size, pairs in marks.items()}
+
+    def _replay(self, text: Text) -> None:
+        """The rounds that this text takes at every gamma (DESIGN 3)."""
+
+        def fresh() -> torch.Generator:
+            return generator_for(self._config.seed, text.prompt, f"draft/{text.repeat}")
+
+        structure = self._parts.primary.structure
+        along = agreement(self._drafter, self._target, structure, text.prompt_tokens, text.tokens, fresh(), text.tokens)
+        self._alpha[0] += sum(along.beta)
+        self._alpha[1] += sum(along.proposed)
+        walks = {}
+        for gamma in self._gammas:
+            if self._drafter.replay == "position":
+                walks[gamma] = expected_walk(along, gamma, text.limit)
+            else:
+                shape = structure.resized(gamma)
+                tokens, reference = text.prompt_tokens, text.tokens
+                walks[gamma] = rounds_along(
+                    self._drafter, shape, tokens, text.tokens, text.limit, fresh(), reference, self._clock
+                )
+        self._walks.append((text, walks))
+
+    def conclude(self, keyed: dict[str, Any], recorded: Sequence[Text] | None) -> Advice:
+        """From sums to advice."""
+        rounds = self._results.compact()
+        t1_s = float(rounds["verify_s"].mean())
+        costs = self._costs()
+        self._results.write_json(
+            "calibration.json",
+            {
+                "calibrations": [item.as_dict() for item in self._calibrations],
+                "accept_s": self._accepts,
+                "over_t1": asdict(costs),
+            },
+        )
+        base = rounds.groupby("prompt")[["committed", "verify_s", "round_s"]].sum()
+        per_token = base.sum() / base["committed"].sum()
+        predictions = []
+        for gamma in self._gammas:
+            table = self._table(gamma, costs, t1_s)
+            if recorded is None:
+                table = table.join(base)
+            else:  # timed on one text: the others are taken to cost the same per token
+                table = table.assign(**{name: table["tokens"] * per for name, per in per_token.items()})
+            measurement = self._config.measurement
+            intervals = bootstrap(table, _statistic, measurement.bootstrap, self._config.seed)
+            value = {name: interval.estimate for name, interval in intervals.items()}
+            cost = RoundCost(
+                draft=value["g"],
+                verify=value["v"],
+                overhead=value["o"],
+                full_verify=costs.of(costs.verify, gamma),
+                baseline=value["baseline"],
+            )
+            offered: dict[int, float] = {}
+            for _, walks in self._walks:
+                for size, count in walks[gamma].offered.items():
+                    offered[size] = offered.get(size, 0.0) + count
+            tau, speedup = _estimate(intervals["tokens_per_round"]), _estimate(intervals["speedup"])
+            predictions.append(predict(gamma, tau, speedup, cost, offered))
+        best, blame, verdict = judge(predictions, self._parts.label)
+        prompts = len({text.prompt for text, _ in self._walks})
+        notes = []
+        if best.gamma == max(self._gammas) and len(self._gammas) > 1 and blame is None:
+            notes.append("The best gamma is the largest of measurement.gammas: a longer one may be better still.")
+        if prompts == 1:
+            notes.append("One prompt only: no bootstrap, so no intervals.")
+        if recorded is not None and keyed["prompts"] != self._parts.prompts.content_hash:
+            notes.append("The recorded prompts are not those of the configuration: no run will find this advice.")
+        return Advice(
+            key=key_of(keyed),
+            keyed=keyed,
+            label=self._parts.label,
+            replay=str(self._drafter.replay),
+            source="baseline" if recorded is None else str(self._config.advice.text),
+            prompts=prompts,
+            tokens=sum(len(text.tokens) for text, _ in self._walks),
+            alpha=self._alpha[0] / self._alpha[1] if self._alpha[1] else None,
+            t1_ms=1e3 * t1_s,
+            best_gamma=best.gamma,
+            blame=blame,
+            verdict=verdict,
+            predictions=predictions,
+            notes=notes,
+        )
+
+    def _costs(self) -> Costs:
+        """Over t(1) of the same calibration, so that a machine that changes its speed changes no ratio."""
+
+        def mean(ratio: Callable[[Calibration, dict[int, float]], float]) -> float:
+            return fmean(ratio(*pair) for pair in zip(self._calibrations, self._accepts, strict=True))
+
+        verify = {n - 1: mean(lambda c, _, n=n: c.t(n) / c.t(1)) for n in self._calibrations[0].calls}  # type: ignore[misc]
+        draft = {0: 0.0}
+        for gamma in self._gammas:
+            seen = [c for c in self._calibrations if c.drafts[gamma]]
+            if seen:
+                draft[gamma] = fmean(median(c.drafts[gamma]) / c.t(1) for c in seen)
+        accept = {n: mean(lambda c, a, n=n: (a[n] - a[0]) / c.t(1)) for n in self._accepts[0]}  # type: ignore[misc]
+        return Costs(verify, draft, accept)
+
+    def _table(self, gamma: int, costs: Costs, t1_s: float) -> pd.DataFrame:
+        """Sums per prompt (index): tokens, rounds, and the three costs of all its rounds over t1."""
+        rows = []
+        for text, walks in self._walks:
+            walk = walks[gamma]
+            sums = {
+                name: sum(count * costs.of(table, size) for size, count in walk.offered.items())
+                for name, table in asdict(costs).items()
+            }
+            if walk.draft_s is not None:
+                sums["draft"] = walk.draft_s / t1_s
+            rows.append({"prompt": text.prompt, "tokens": len(text.tokens), "rounds": walk.rounds, **sums})
+        return pd.DataFrame(rows).groupby("prompt").sum()
+
+
+def _statistic(sums: Columns) -> dict[str, np.ndarray]:
+    """The account's quantities (THEORY 8) from sums over prompts."""
+    t1, t_ar = sums["verify_s"] / sums["committed"], sums["round_s"] / sums["committed"]
+    tau, baseline = sums["tokens"] / sums["rounds"], t_ar / t1
+    g, v = sums["draft"] / sums["rounds"], sums["verify"] / sums["rounds"]
+    # What a round takes beside draft and verification: the baseline's own, and accepting more than nothing.
+    o = baseline - 1 + sums["accept"] / sums["rounds"]
+    return {
+        "tokens_per_round": tau,
+        "speedup": tau * baseline / (g + v + o),
+        "g": g,
+        "v": v,
+        "o": o,
+        "baseline": baseline,
+    }
+
+
+def _estimate(interval: Interval) -> Estimate:
+    if isnan(interval.low):
+        return Estimate(interval.estimate, None, None)
+    return Estimate(interval.estimate, interval.low, interval.high)
+
+
+def show(advice: Advice, console: Console, folder: Path) -> None:
+    """Print the table, the verdict, the notes and where the advice is."""
+    alpha = "" if advice.alpha is None else f"alpha {advice.alpha:.3f}; "
+    table = Table(
+        box=SIMPLE_HEAD,
+        title=f"Predicted for {advice.label}, {advice.prompts} prompts, {advice.tokens} tokens of plain text",
+        caption=f"{alpha}g, v, o: draft, verification and overhead of a round in calls of t1 = {advice.t1_ms:.2f} ms; "
+        "it pays from these tokens per round, from this alpha, up to this cost c of a drafter step; "
+        "95% prompt-bootstrap intervals; * best",
+        padding=0,
+    )
+    for heading in ("gamma", "tokens/round", "speedup", "g", "v", "o", "from", "alpha", "c"):
+        table.add_column(heading, justify="right")
+    for item in advice.predictions:
+        table.add_row(
+            f"{item.gamma}{'*' if item.gamma == advice.best_gamma else ''}",
+            str(item.tokens_per_round),
+            str(item.speedup),
+            f"{item.cost.draft:.3f}",
+            f"{item.cost.verify:.3f}",
+            f"{item.cost.overhead:.3f}",
+            f"{item.pays_from_tokens:.2f}",
+            "-" if item.pays_from_alpha is None else f"{item.pays_from_alpha:.3f}",
+            "-" if item.pays_below_c is None else f"{item.pays_below_c:.3f}",
+        )
+    console.print(table)
+    for sentence in (advice.verdict, *advice.notes):
+        console.print(sentence, markup=False, highlight=False)
+    console.print(f"results: {folder}", markup=False, highlight=False, soft_wrap=True)

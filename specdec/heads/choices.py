@@ -1,0 +1,142 @@
+"""What heads choose after h_t: first choices for a topology, and laws for a draft that grows from draws.
+
+Knows heads, tokens and topologies; neither targets nor how a law is standardised.
+"""
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from specdec.heads.model import Heads
+from specdec.heads.parallel import ParallelHeads
+from specdec.records import Tree
+from specdec.tree_building.siblings import index_on, sibling_ranks
+
+Standardise = Callable[[Tensor], Tensor]
+"""Logits [..., V] to laws, or to scores for ranked children."""
+
+After = Callable[[Tensor], Tensor]
+"""`after(drafted)`: the laws [M, V] of head k behind M paths of tokens [M, k], which begin with the root."""
+
+
+class Choices(Protocol):
+    """Proposals of one round, from h_t [D], contextual; `root` is a token [1]."""
+
+    def first(self, state: Tensor, root: Tensor, tree: Tree) -> Tensor:
+        """Tokens [N]: the node of rank j among its siblings has the (j+1)-th choice after its parent.
+
+        Args:
+            tree: no deeper than there are heads, and no node with more children than there are tokens.
+        """
+        ...
+
+    def laws(self, state: Tensor, depth: int, standardise: Standardise) -> After:
+        """What follows paths in a draft at most `depth` deep."""
+        ...
+
+
+class IndependentChoices:
+    """Of heads that read h_t alone (Medusa 2401.10774, 2.1): one pass gives all depths, and the nodes of a depth offer
+    the same tokens, so a tree holds the Cartesian product of the heads' first choices.
+    """
+
+    def __init__(self, heads: Heads) -> None:
+        self._logits = ParallelHeads(heads)
+
+    def first(self, state: Tensor, root: Tensor, tree: Tree) -> Tensor:
+        width, places = _by_depth(tree)
+        best = self._logits(state, tree.depth).topk(width, dim=-1).indices  # [depth, width]
+        return best.flatten().index_select(0, index_on(best.device, places))
+
+    def laws(self, state: Tensor, depth: int, standardise: Standardise) -> After:
+        rows = standardise(self._logits(state, depth))
+        return lambda drafted: rows[drafted.shape[1] - 1].expand(len(drafted), -1)
+
+
+class SequentialChoices:
+    """Of grounded heads (Hydra 2402.05109, section 3), which read the tokens of the path too: one pass for each level,
+    over all nodes that have children there.
+    """
+
+    def __init__(self, heads: Heads) -> None:
+        self._heads = heads
+
+    def first(self, state: Tensor, root: Tensor, tree: Tree) -> Tensor:
+        levels, order = _by_level(tree)
+        drafted = root.unsqueeze(0)  # [M, k] the paths to nodes with children
+        found: list[Tensor] = []
+        for k, level in enumerate(levels, 1):
+            if k > 1:
+                above, inner = index_on(root.device, level.above), index_on(root.device, level.inner)
+                drafted = torch.cat([drafted.index_select(0, above), found[-1].index_select(0, inner).unsqueeze(1)], 1)
+            best = self._after(state, drafted).topk(level.width, dim=-1).indices  # [M, width]
+            found.append(best.flatten().index_select(0, index_on(root.device, level.places)))
+        return torch.cat(found).index_select(0, index_on(root.device, order))
+
+    def laws(self, state: Tensor, depth: int, standardise: Standardise) -> After:
+        return lambda drafted: standardise(self._after(state, drafted))
+
+    def _after(self, state: Tensor, drafted: Tensor) -> Tensor:
+        """[M, k] -> [M, V]."""
+        k = drafted.shape[1]
+        return self._heads.logits(k, self._heads.draft_features(k, state, drafted))
+
+
+def choices_of(heads: Heads) -> Choices:
+    """The way in which these heads choose."""
+    return SequentialChoices(heads) if heads.config.grounded else IndependentChoices(heads)
+
+
+@lru_cache(maxsize=256)
+def _by_depth(tree: Tree) -> tuple[int, tuple[int, ...]]:
+    """The most siblings, W, and the place [N] of every node's token in a table [depth, W] of each head's choices."""
+    width = max(map(len, tree.children))
+    return width, tuple(
+        (depth - 1) * width + rank for depth, rank in zip(tree.depths, sibling_ranks(tree), strict=True)
+    )
+
+
+class _Level(NamedTuple):
+    """The nodes of one depth, in the order of their parents, and then of the tree.
+
+    Attributes:
+        inner: [M] the parents, among the nodes of the level above.
+        above: [M] the parents' parents, among those of the level above.
+        width: the most children that one of them has, W.
+        places: [n] of every node's token in a table [M, W] of choices after each parent.
+    """
+
+    inner: tuple[int, ...]
+    above: tuple[int, ...]
+    width: int
+    places: tuple[int, ...]
+
+
+@lru_cache(maxsize=256)
+def _by_level(tree: Tree) -> tuple[tuple[_Level, ...], tuple[int, ...]]:
+    """The levels, and where each node of the tree stands among their nodes, all levels in one row."""
+    levels: list[_Level] = []
+    order, nodes, grandparents = list[int](), [-1], {-1: 0}
+    while True:
+        parents = [node for node in nodes if tree.children[node + 1]]
+        if not parents:
+            break
+        families = [tree.children[parent + 1] for parent in parents]
+        width = max(map(len, families))
+        levels.append(
+            _Level(
+                inner=tuple(nodes.index(parent) for parent in parents),
+                above=tuple(grandparents[parent] for parent in parents),
+                width=width,
+                places=tuple(
+                    place * width + rank for place, family in enumerate(families) for rank in range(len(family))
+                ),
+            )
+        )
+        nodes = [child for family in families for child in family]
+        grandparents = {child: place for place, family in enumerate(families) for child in family}
+        order += nodes
+    return tuple(levels), tuple(sorted(range(len(order)), key=order.__getitem__))

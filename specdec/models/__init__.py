@@ -1,0 +1,1 @@
+"""A transformers model over our own cache: loading, forward passes, masks, compilation."""

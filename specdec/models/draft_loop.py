@@ -1,0 +1,114 @@
+"""All gamma steps of a model that drafts, unrolled over buffers that stay where they are: one CUDA graph can hold them.
+
+Knows the cache and the order of the steps. How a token is chosen from logits, and what the model reads of it, it is
+told.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from specdec.models.cache import KVCache
+from specdec.models.compile import captured, compiled, static_pass
+
+
+class Choice(NamedTuple):
+    """Drafted tokens: one of them, or all of a draft.
+
+    Attributes:
+        tokens: [N] as the target knows them.
+        read: [N] as the model itself reads them next.
+        q: [N, V] the laws that they were drawn from; None for point masses.
+    """
+
+    tokens: Tensor
+    read: Tensor
+    q: Tensor | None
+
+
+def joined(choices: Sequence[Choice]) -> Choice:
+    """One draft of the tokens of its steps."""
+    laws = [choice.q for choice in choices if choice.q is not None]
+    return Choice(
+        torch.cat([choice.tokens for choice in choices]),
+        torch.cat([choice.read for choice in choices]),
+        torch.cat(laws) if laws else None,
+    )
+
+
+class StaticLoop:
+    """A draft of exactly gamma tokens without a look from the host: what the host knows beforehand goes in, the draft
+    comes out, and in between only the device decides.
+
+    The first step always reads the last two committed tokens. The cache lacks one of them, or both after a draft that
+    was accepted whole; a row that it has is written again, so that one graph serves both cases.
+
+    On a CPU nothing is captured, and the same steps run one by one; that is how the tests run them. `capture` is
+    written after torch's documentation and has not been run on a GPU.
+
+    Attributes:
+        gamma: tokens of a draft.
+        cache: what it reads and writes; useless for a text that is kept in another one.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        cache: KVCache,
+        windows: Mapping[str, int | None],
+        gamma: int,
+        choose: Callable[[Tensor, Tensor], Choice],
+    ) -> None:
+        """
+        Args:
+            windows: kinds of attention layers, and how far each sees.
+            choose: (the model's logits [1, D], a uniform number []) -> the next token; must not wait for the device.
+        """
+        self.gamma, self.cache = gamma, cache
+        self._choose = choose
+        self._last = torch.zeros(2, dtype=torch.long, device=model.device)
+        self._place = torch.zeros(1, dtype=torch.long, device=model.device)
+        self._uniforms = torch.zeros(gamma, dtype=torch.float64, device=model.device)
+        self._forward = static_pass(model, cache, windows)
+        self._first, self._next = self._forward, self._forward
+        self._graph: Any = None
+        self._choice: Choice | None = None
+
+    def capture(self) -> None:
+        """Compile the passes on two rows and on one, and record the loop; call while no text is in the cache."""
+        self._first, self._next = compiled(self._forward), compiled(self._forward)
+        self._graph, self._choice = captured(self._run)
+
+    def __call__(self, last: Sequence[int], place: int, uniforms: Tensor | None) -> Choice:
+        """
+        Args:
+            last: the last two committed tokens.
+            place: the row of the first of them; the cache holds all rows before.
+            uniforms: [gamma] float64 in [0, 1), where `choose` draws.
+        """
+        # Filled: numbers travel with the launch of the kernel, where a copy from the host would wait for the device.
+        for slot, token in zip(self._last, last, strict=True):
+            slot.fill_(token)
+        self._place.fill_(place)
+        if uniforms is not None:
+            self._uniforms.copy_(uniforms)
+        if self._graph is None:
+            self._choice = self._run()
+        else:
+            self._graph.replay()
+        self.cache.length = place + self.gamma + 1
+        assert self._choice is not None
+        # Copies: the next draft writes over these.
+        tokens, read, q = self._choice
+        return Choice(tokens.clone(), read.clone(), None if q is None else q.clone())
+
+    def _run(self) -> Choice:
+        places = torch.cat([self._place, self._place + 1])
+        choices = [self._choose(self._first(self._last, places).logits[-1:], self._uniforms[0])]
+        place = places[1:]
+        for uniform in self._uniforms[1:]:
+            place = place + 1
+            choices.append(self._choose(self._next(choices[-1].read, place).logits, uniform))
+        return joined(choices)

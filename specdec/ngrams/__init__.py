@@ -1,0 +1,1 @@
+"""Tables and indexes of n-grams that drafters look tokens up in."""

@@ -1,0 +1,109 @@
+"""From a prompt set's configuration to prompts that the target can decode."""
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
+from typing import Any
+
+from specdec.errors import UsageError
+from specdec.prompts.base.contract import Counts, Entry, Prompt, PromptSet, SetConfig, prompts
+from specdec.prompts.base.rendering import Renderer
+
+TOO_LONG, EMPTY = "too_long", "empty"
+
+
+def load_prompts(
+    values: Mapping[str, Any],
+    *,
+    tokenizer: Any,
+    context_length: int,
+    max_new_tokens: int,
+    vocab_size: int | None = None,
+) -> PromptSet:
+    """The prompts that `values` (the config group `prompts`) describes.
+
+    A limit counts usable prompts: where one is too long or empty, the next of its category takes its place.
+    Skipped prompts are counted among those looked at, which without a limit are all.
+
+    Args:
+        tokenizer: the target's; None for targets without one, which take literal tokens only.
+        context_length: of the target; a prompt may be at most `max_new_tokens` shorter.
+        vocab_size: the target's, against which literal tokens are checked.
+    Raises:
+        UsageError: an unknown set or key, a bad value, an unusable file, no usable prompt.
+    """
+    source = prompts.build(values)
+    config = source.config
+    room = context_length - max_new_tokens
+    if room < 1:
+        raise UsageError(
+            f"Bad value measurement.max_new_tokens={max_new_tokens}: it should be less than the target's "
+            f"context of {context_length} tokens, to leave room for a prompt."
+        )
+    chat = config.chat == "auto" and getattr(tokenizer, "chat_template", None) is not None
+    renderer = Renderer(tokenizer, chat, room, vocab_size)
+    content = source.read()
+    if tokenizer is None and any(entry.turns for entry in content.entries):
+        raise UsageError(f"Prompt set {config.name!r} is text, and the target has no tokenizer: use prompts=tokens.")
+    skipped: Counts = {reason: dict(counts) for reason, counts in content.absent.items()}
+    chosen = list(islice(_usable_in_turn(content.entries, config, renderer, skipped), config.limit))
+    if not chosen:
+        raise UsageError(_nothing_usable(config.name, skipped, context_length, max_new_tokens))
+    return PromptSet(
+        name=config.name,
+        prompts=tuple(prompt for _, prompt in chosen),
+        content_hash=_content_hash(entry for entry, _ in chosen),
+        skipped=skipped,
+        provenance={**content.provenance, "chat_template": "applied" if chat else "none"},
+        renderer=renderer,
+    )
+
+
+def _usable_in_turn(
+    entries: Iterable[Entry], config: SetConfig, renderer: Renderer, skipped: Counts
+) -> Iterator[tuple[Entry, Prompt]]:
+    """Usable entries in the source's order, or by category in turn when a limit is to be balanced."""
+    groups: dict[str, list[Entry]] = {}
+    for entry in entries:
+        groups.setdefault(entry.category if config.balance and config.limit else "", []).append(entry)
+    waiting = [_usable(group, renderer, skipped) for group in groups.values()]
+    while waiting:
+        for group in list(waiting):
+            pair = next(group, None)
+            if pair is None:
+                waiting.remove(group)
+            else:
+                yield pair
+
+
+def _usable(entries: Iterable[Entry], renderer: Renderer, skipped: Counts) -> Iterator[tuple[Entry, Prompt]]:
+    for entry in entries:
+        # Looked at before rendering: a chat template or a begin token makes something of nothing.
+        empty = not entry.tokens and not (entry.turns and entry.turns[0].strip())
+        prompt = None if empty else renderer.prompt(entry)
+        if prompt is None or not prompt.tokens or len(prompt.tokens) > renderer.room:
+            counts = skipped.setdefault(TOO_LONG if prompt and prompt.tokens else EMPTY, {})
+            counts[entry.category] = counts.get(entry.category, 0) + 1
+        else:
+            yield entry, prompt
+
+
+def _content_hash(entries: Iterable[Entry]) -> str:
+    digest = hashlib.sha256()
+    for entry in entries:
+        digest.update(json.dumps([entry.category, entry.turns, entry.tokens]).encode() + b"\n")
+    return digest.hexdigest()
+
+
+def _nothing_usable(name: str, skipped: Counts, context_length: int, max_new_tokens: int) -> str:
+    counts = {reason: sum(by_category.values()) for reason, by_category in skipped.items()}
+    said = ", ".join(f"{count} {reason.replace('_', ' ')}" for reason, count in counts.items())
+    sentence = f"Prompt set {name!r} has no usable prompt ({said or 'it holds none'})"
+    if TOO_LONG not in skipped:
+        return sentence + ": give another file or set."
+    categories = ", ".join(f"{category} {count}" for category, count in skipped[TOO_LONG].items())
+    return (
+        f"{sentence}: a prompt may have {context_length - max_new_tokens} tokens, the target's context of "
+        f"{context_length} less measurement.max_new_tokens={max_new_tokens} (by category: {categories})."
+    )

@@ -1,0 +1,76 @@
+"""From the turns of a conversation to tokens: by chat template or as plain text."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from specdec.errors import UsageError
+from specdec.prompts.base.contract import Entry, Prompt, first_turn, turn_id
+
+BETWEEN_TURNS = "\n\n"  # of a conversation without a chat template
+
+
+@dataclass(frozen=True)
+class Renderer:
+    """Renders for one tokenizer (None: literal tokens only); `room` is the context less the new tokens."""
+
+    tokenizer: Any
+    chat: bool
+    room: int
+    vocab_size: int | None
+
+    def prompt(self, entry: Entry) -> Prompt:
+        """The first turn, or the literal tokens.
+
+        Raises:
+            UsageError: text without a tokenizer, a chat template that fails, a token outside the vocabulary.
+        """
+        if entry.tokens:
+            self._check_vocabulary(entry)
+            return Prompt(entry.id, entry.category, "", entry.tokens, reference=entry.reference)
+        turns = entry.turns[:1]
+        text = self._conversation(turns) if self.chat else turns[0]
+        return Prompt(entry.id, entry.category, text, self._tokens(text), entry.turns[1:], turns, entry.reference)
+
+    def follow_up(self, prompt: Prompt, answer: Sequence[int]) -> Prompt | None:
+        if not prompt.follow_ups or not prompt.follow_ups[0].strip():
+            return None
+        # Decoded together and then parted: some tokenizers drop the space before a text's first word.
+        whole, before = self._decoded([*prompt.tokens, *answer]), self._decoded(prompt.tokens)
+        said, turn = whole[len(before) :], prompt.follow_ups[0]
+        turns = (*prompt.turns, said, turn)
+        text = self._conversation(turns) if self.chat else prompt.text + said + BETWEEN_TURNS + turn
+        tokens = self._tokens(text)
+        if len(tokens) > self.room:
+            return None
+        name = turn_id(first_turn(prompt.id), len(turns) // 2 + 1)
+        return Prompt(name, prompt.category, text, tokens, prompt.follow_ups[1:], turns)
+
+    def _conversation(self, turns: Sequence[str]) -> str:
+        messages = [
+            {"role": "assistant", "content": turn.strip()} if odd % 2 else {"role": "user", "content": turn}
+            for odd, turn in enumerate(turns)
+        ]
+        try:
+            text: str = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        except Exception as error:  # a template is a program of its own and raises what it likes
+            reason = " ".join(str(error).split())[:200]
+            raise UsageError(
+                f"The tokenizer's chat template fails ({reason}): set prompts.chat=never for plain text."
+            ) from None
+        return text
+
+    def _tokens(self, text: str) -> tuple[int, ...]:
+        # A chat template writes its special tokens itself; to plain text the tokenizer adds its own, if any.
+        return tuple(self.tokenizer(text, add_special_tokens=not self.chat, verbose=False)["input_ids"])
+
+    def _decoded(self, tokens: Sequence[int]) -> str:
+        text: str = self.tokenizer.decode(list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        return text
+
+    def _check_vocabulary(self, entry: Entry) -> None:
+        if self.vocab_size is not None and max(entry.tokens) >= self.vocab_size:
+            raise UsageError(
+                f"Bad value in prompts: {entry.id} holds token {max(entry.tokens)}, and the target's "
+                f"vocabulary ends at {self.vocab_size - 1}."
+            )

@@ -1,0 +1,1 @@
+"""Drafting again along a recorded text: rounds without decoding."""

@@ -1,0 +1,165 @@
+"""How often a drafter's first, second, ... choice is the next token: what token trees are built from (THEORY 3)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Protocol
+
+import torch
+
+from specdec.drafters.base import Drafter
+from specdec.drafters.base.lookup import Proposal
+from specdec.records import Draft, chain_tree
+from specdec.structures import Structure, structures
+from specdec.structures.tree import given
+from specdec.targets.base import Target
+from specdec.text.streams import Stream
+
+Vector = tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class RankCounts:
+    """Counts by level of drafts; the last entry is for that level and all deeper ones together.
+
+    Attributes:
+        tested: drafts that came to the level: whose nodes above it agreed with the text.
+        hits: [ranks] those whose choice of each rank agreed at the level too.
+    """
+
+    tested: tuple[int, ...]
+    hits: tuple[tuple[int, ...], ...]
+
+    def accuracy(self, depth: int) -> tuple[Vector, ...]:
+        """a_{d,j} for d = 1 ... `depth`, for `theory.trees.best_tree`.
+
+        One more draft than was seen, shared out evenly between the ranks and none of them, keeps every chance between
+        0 and 1: how rare a rank is after few drafts is not known.
+        """
+        levels = tuple(
+            tuple((count + 1 / (len(hits) + 1)) / (tested + 1) for count in hits)
+            for tested, hits in zip(self.tested, self.hits, strict=True)
+        )
+        return (levels + levels[-1:] * depth)[:depth]
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One for each level and rank: level (from 1), rank, tested, hits."""
+        return [
+            {"level": level, "rank": rank, "tested": tested, "hits": count}
+            for level, (tested, hits) in enumerate(zip(self.tested, self.hits, strict=True), 1)
+            for rank, count in enumerate(hits)
+        ]
+
+
+def total(counts: Sequence[RankCounts]) -> RankCounts:
+    """Of counts with the same levels and ranks, at least one."""
+    tested = tuple(sum(level) for level in zip(*(each.tested for each in counts), strict=True))
+    levels = zip(*(each.hits for each in counts), strict=True)
+    return RankCounts(tested, tuple(tuple(sum(rank) for rank in zip(*level, strict=True)) for level in levels))
+
+
+class Proposer(Protocol):
+    """What proposes along a text: a `Lookup`, or any other drafter as `Fed`."""
+
+    def start(
+        self,
+        prompt: Sequence[int],
+        capacity: int,
+        generator: torch.Generator | None = None,
+        reference: Sequence[int] | None = None,
+    ) -> None: ...
+
+    def propose(self, structure: Structure) -> Proposal: ...
+
+    def commit(self, tokens: Sequence[int]) -> None: ...
+
+
+class Fed:
+    """A drafter that is fed with a text. For one that reads hidden states its target evaluates the text in the same
+    rounds, as in decoding.
+    """
+
+    def __init__(self, drafter: Drafter, target: Target) -> None:
+        self._drafter, self._target = drafter, target
+
+    def start(
+        self,
+        prompt: Sequence[int],
+        capacity: int,
+        generator: torch.Generator | None = None,
+        reference: Sequence[int] | None = None,
+    ) -> None:
+        self._drafter.start(prompt, capacity, generator, reference)
+        if self._drafter.reads_states:
+            self._target.start(prompt, capacity)
+            self._drafter.read(self._target.kept_states())
+
+    def propose(self, structure: Structure) -> Proposal:
+        draft = self._drafter.draft(structure)
+        return Proposal(tuple(draft.tokens.tolist()), draft.tree, draft.source)
+
+    def commit(self, tokens: Sequence[int]) -> None:
+        if self._drafter.reads_states:
+            # All but the last were accepted, the last is the next round's root.
+            accepted = torch.tensor(tokens[:-1], dtype=torch.long, device=self._target.device)
+            self._target.verify(Draft(accepted, chain_tree(len(accepted))))
+            self._target.commit(range(len(accepted)), tokens[-1])
+            self._drafter.read(self._target.kept_states())
+        self._drafter.commit(tokens)
+
+
+@torch.inference_mode()
+def rank_counts(
+    drafter: Proposer, streams: Sequence[Stream], max_new_tokens: int, ranks: int, depth: int, levels: int = 2
+) -> RankCounts:
+    """The rounds that greedy decoding of `streams` takes with the full tree of `ranks` children a node and `depth`
+    levels, of which only the path that agrees with the text is drafted.
+
+    Rounds and not positions: a draft begins right after a rejection, where the next token is hard (THEORY 4.7).
+
+    Args:
+        levels: counted apart; the last one with all that are deeper.
+    """
+    tested, hits = [0] * levels, [[0] * ranks for _ in range(levels)]
+    for stream in streams:
+        limit = stream.limit(max_new_tokens)
+        text = stream.generated[:limit]
+        drafter.start(stream.prompt, len(stream.prompt) + limit + ranks * depth + 1, None, text)
+        position = 0
+        while position < len(text):
+            path: tuple[int, ...] = ()
+            # As in `generate`: nothing is offered beyond the last token that may be written.
+            while len(path) < min(depth, limit - position - 1, len(text) - position):
+                proposal = drafter.propose(along(path, ranks))
+                rank = _rank(proposal, text[position : position + len(path) + 1])
+                level = min(len(path), levels - 1)
+                tested[level] += 1
+                if rank is None:
+                    break
+                hits[level][rank] += 1
+                path += (rank,)
+            begin, position = position, position + len(path) + 1
+            drafter.commit(text[begin:position])
+    return RankCounts(tuple(tested), tuple(map(tuple, hits)))
+
+
+def _rank(proposal: Proposal, text: Sequence[int]) -> int | None:
+    """Rank of the last token of `text` among the siblings that follow the tokens before it; None if it is not there."""
+    tokens, children = proposal.tokens, proposal.tree.children
+    node, rank = -1, None
+    for token in text:
+        siblings = children[node + 1]
+        rank = next((place for place, child in enumerate(siblings) if tokens[child] == token), None)
+        if rank is None:
+            return None
+        node = siblings[rank]
+    return rank
+
+
+@lru_cache(maxsize=256)
+def along(path: tuple[int, ...], ranks: int) -> Structure:
+    """`ranks` siblings at each level, where only the node whose rank `path` has goes on."""
+    parents = [-1] * ranks
+    for level, rank in enumerate(path):
+        parents += [level * ranks + rank] * ranks
+    return structures.build(given(parents))

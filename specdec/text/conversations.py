@@ -1,0 +1,216 @@
+"""Conversations as training text: ShareGPT's records, rendered by the tokenizer's chat template, the assistant's tokens
+marked. Knows no model.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from specdec.errors import UsageError
+from specdec.text.sources import read_content, read_hub
+from specdec.training.batches import batched
+from specdec.training.heads.document_store import Encoded, Part
+from specdec.training.heads.head_data_config import ConversationsConfig
+
+SPEAKERS = {
+    "system": "system", "human": "user", "user": "user",
+    "gpt": "assistant", "chatgpt": "assistant", "assistant": "assistant", "bard": "assistant", "bing": "assistant",
+}  # fmt: skip
+RENDERED_AT_ONCE = 256
+Messages = list[dict[str, str]]  # of a chat template: role and content
+
+
+class Conversations:
+    """Opened conversations.
+
+    Attributes:
+        provenance: what tells one content from another, without naming a folder.
+        left_out: how many conversations were not used, or not to their end, and why; complete after `encoded`.
+    """
+
+    def __init__(self, config: ConversationsConfig) -> None:
+        """
+        Raises:
+            UsageError: no source or two of them; a file that is missing, empty or no JSON.
+        """
+        if (config.path is None) == (config.hub_id is None):
+            raise UsageError(
+                "Conversations need one source: set either data.source.path (a JSON file) or "
+                "data.source.hub_id (a data set), and leave the other null."
+            )
+        self.config = config
+        self.left_out: Counter[str] = Counter()
+        if config.path is not None:
+            content, digest = read_content(config.path, "File of conversations data.source.path")
+            self._records = _records_of(config.path, content)
+            self.provenance = {"file_sha256": digest}
+        else:
+            records = read_hub(str(config.hub_id), config.hub_config, config.split, config.revision)
+            self._records = ((where, record) for where, _, record in records.rows)
+            self.provenance = records.provenance
+
+    def encoded(self, tokenizer: Any) -> Iterator[tuple[Part, Encoded]]:
+        """The conversations in order, in tokens; to be called once.
+
+        Raises:
+            UsageError: a record of another form; file and number of the record are named.
+        """
+        template = Template(tokenizer, self.config.chat_template)
+        for batch in batched(self._rendered(template), RENDERED_AT_ONCE):
+            documents = template.encode([text for _, text, _ in batch], [spans for _, _, spans in batch])
+            yield from zip((part for part, _, _ in batch), documents, strict=True)
+
+    def _rendered(self, template: "Template") -> Iterator[tuple[Part, str, "Spans"]]:
+        for number, (where, record) in enumerate(self._records, 1):
+            if self.config.max_conversations is not None and number > self.config.max_conversations:
+                return
+            messages = self._messages(where, record)
+            if messages is None:
+                continue
+            try:
+                text, spans = template.render(messages)
+            except TemplateFault as fault:
+                self.left_out[f"refused by the chat template: {fault}"] += 1
+                continue
+            yield "train" if number % self.config.heldout_every else "heldout", text, spans
+
+    def _messages(self, where: str, record: Any) -> Messages | None:
+        """From a system's or the user's first turn to the last of the assistant; None where there is no such thing.
+
+        Users and assistant take turns; what comes after two turns of one, or after an empty turn, is left out.
+        """
+        messages: Messages = []
+        expected = "user"
+        for role, content in _turns(where, record):
+            if role == "system" and not messages:
+                messages.append({"role": role, "content": content})
+                continue
+            if role == "assistant" and expected == "user" and not _said(messages):
+                continue  # ShareGPT keeps the end of some long conversations only: it begins with an answer
+            if role != expected or not content:
+                self.left_out["cut at an empty turn or at two turns of one speaker"] += 1
+                break
+            messages.append({"role": role, "content": content})
+            expected = "assistant" if role == "user" else "user"
+        while messages and messages[-1]["role"] != "assistant":
+            messages.pop()
+        if not messages:
+            self.left_out["without an answer"] += 1
+            return None
+        return messages
+
+
+def _said(messages: Messages) -> bool:
+    return any(message["role"] != "system" for message in messages)
+
+
+def _turns(where: str, record: Any) -> Iterator[tuple[str, str]]:
+    """(role, text without white space around it) of a record's turns."""
+    turns = record.get("conversations") if isinstance(record, Mapping) else None
+    if not isinstance(turns, list):
+        raise UsageError(
+            f"{where}: no list 'conversations'; data.source needs records of the form "
+            '{"conversations": [{"from": "human", "value": "..."}, {"from": "gpt", "value": "..."}]}.'
+        )
+    for turn in turns:
+        speaker = turn.get("from") if isinstance(turn, Mapping) else None
+        if not isinstance(speaker, str) or not isinstance(turn.get("value"), str):
+            raise UsageError(f"{where}: a turn without the texts 'from' and 'value' (data.source).")
+        if speaker not in SPEAKERS:
+            raise UsageError(
+                f"{where}: a turn from {speaker!r}; data.source knows {', '.join(SPEAKERS)}: rename it or leave "
+                "the record out."
+            )
+        yield SPEAKERS[speaker], turn["value"].strip()
+
+
+def _records_of(name: str, content: bytes) -> Iterator[tuple[str, Any]]:
+    """("file: record number", record) of a JSON list or of JSON lines."""
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise UsageError(
+            f"File of conversations data.source.path={name} is not UTF-8 text (byte {error.start}): convert it."
+        ) from None
+    if text.lstrip().startswith("["):
+        return ((f"{name}: record {i}", record) for i, record in enumerate(_parsed(name, text, 1), 1))
+    # Split at newlines only: `str.splitlines` also splits at characters that may stand inside a text.
+    lines = ((number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip())
+    return ((f"{name}: record {i}", _parsed(name, line, number)) for i, (number, line) in enumerate(lines, 1))
+
+
+def _parsed(name: str, text: str, first_line: int) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        line = first_line + getattr(error, "lineno", 1) - 1
+        raise UsageError(
+            f"{name}:{line}: not JSON ({getattr(error, 'msg', error)}); data.source.path needs one list of "
+            "conversations, or one conversation per line."
+        ) from None
+
+
+# ------------------------------------------------------------------------------------------------------------
+
+Spans = list[tuple[int, int]]  # of characters that the assistant wrote
+
+
+class TemplateFault(Exception):
+    """A chat template that refuses a conversation, or that changes what was said in it."""
+
+
+class Template:
+    """A tokenizer's chat template, or the one given where it has none."""
+
+    def __init__(self, tokenizer: Any, instead: str) -> None:
+        self.tokenizer = tokenizer
+        self.template = getattr(tokenizer, "chat_template", None) or instead
+        added = getattr(tokenizer, "added_tokens_decoder", {})
+        self.special = {*tokenizer.all_special_ids, *(number for number, token in added.items() if token.special)}
+
+    def render(self, messages: Messages) -> tuple[str, Spans]:
+        """The text, and where the assistant's answers stand in it, with what the template puts before them itself.
+
+        Raises:
+            TemplateFault: see there.
+        """
+        text = self._applied(messages, asking=False)
+        spans = []
+        for number, message in enumerate(messages):
+            if message["role"] != "assistant":
+                continue
+            before = self._applied(messages[:number], asking=True)
+            place = text.find(message["content"], len(before)) if text.startswith(before) else -1
+            if place < 0:
+                raise TemplateFault("it rewrites earlier turns")
+            spans.append((len(before), place + len(message["content"])))
+        return text, spans
+
+    def _applied(self, messages: Messages, asking: bool) -> str:
+        try:
+            text: str = self.tokenizer.apply_chat_template(
+                messages, tokenize=False, add_generation_prompt=asking, chat_template=self.template
+            )
+        except Exception as error:  # a template is a program of its own and raises what it likes
+            raise TemplateFault(" ".join(str(error).split())[:200]) from None
+        return text
+
+    def encode(self, texts: list[str], answers: list[Spans]) -> list[Encoded]:
+        """Tokens; scored are those of the answers, and the special token that ends each."""
+        # A chat template writes its special tokens itself.
+        encoded = self.tokenizer(texts, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+        documents = []
+        for ids, offsets, spans in zip(encoded["input_ids"], encoded["offset_mapping"], answers, strict=True):
+            tokens = np.array(ids, dtype=np.uint32)
+            start, end = np.array(offsets, dtype=np.int64).reshape(-1, 2).T
+            scored = np.zeros(len(tokens), dtype=bool)
+            for first, last in spans:
+                scored |= (start < last) & (end > first)
+                after = int(np.searchsorted(start, last))
+                if after < len(tokens) and int(tokens[after]) in self.special:
+                    scored[after] = True
+            documents.append(Encoded(tokens, scored))
+        return documents

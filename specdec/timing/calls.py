@@ -1,0 +1,205 @@
+"""What one target call on n rows costs, t(n), and what one drafter step costs, measured apart from decoding."""
+
+import random
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from statistics import median
+from typing import Any
+
+import torch
+
+from specdec.clock import Clock
+from specdec.drafters.base import Drafter
+from specdec.records import Draft, Tree, chain_tree
+from specdec.structures.base import Structure
+from specdec.targets.base import Target
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Raw times of single calls, seconds.
+
+    Attributes:
+        context: tokens in the cache during the calls.
+        calls: rows n (root and nodes) -> times of one verification of n rows, from draft tokens to standardised p.
+        draft: times of one draft of one token (empty when the drafter proposed nothing).
+        drafts: gamma -> times of one whole draft asked to be gamma deep (empty where nothing was proposed).
+    """
+
+    context: int
+    calls: dict[int, list[float]]
+    draft: list[float]
+    drafts: dict[int, list[float]] = field(default_factory=dict)
+
+    def t(self, rows: int) -> float:
+        """Median time of a call on `rows` rows, seconds."""
+        return median(self.calls[rows])
+
+    @property
+    def draft_step(self) -> float:
+        """Median time of one drafter step, seconds; 0 when none was seen."""
+        return median(self.draft) if self.draft else 0.0
+
+    def as_dict(self) -> dict[str, Any]:
+        summary = {rows: {"median_s": self.t(rows), "ratio": self.t(rows) / self.t(1)} for rows in self.calls}
+        return {**asdict(self), "t1_s": self.t(1), "draft_step_s": self.draft_step, "t_n": summary}
+
+
+@torch.inference_mode()
+def calibrate(
+    target: Target,
+    drafter: Drafter,
+    structure: Structure,
+    prompt: Sequence[int],
+    trees: Sequence[Tree],
+    repeats: int,
+    clock: Clock,
+    generator: torch.Generator,
+    gammas: Sequence[int] = (),
+) -> Calibration:
+    """Time calls on the root alone and on drafts of each topology in `trees`, one drafter step and whole drafts of each
+    depth in `gammas`, interleaved, on one prompt's context.
+
+    The first two of each warm up and are dropped.
+    """
+    by_depth = {tree.depth: tree for tree in (chain_tree(0), *trees)}
+    depths = sorted({1, *gammas})
+    sizes = sorted(len(tree) + 1 for tree in by_depth.values())
+    # A drafter that reads a recorded text gets the prompt's own tokens: only the cost of a step matters here.
+    drafter.start(prompt, len(prompt) + max(*sizes, *depths) + 1, generator, reference=prompt)
+    trees = [*by_depth.values(), chain_tree(depths[-1])]
+    room, branches = max(map(target.room, trees)), max(1, *(len(tree.leaves) for tree in trees))
+    target.start(prompt, len(prompt) + room, branches)
+    if drafter.reads_states:
+        drafter.read(target.kept_states())
+    marks: dict[int, list[tuple[object, object]]] = {size: [] for size in sizes}
+    draft_marks: dict[int, list[tuple[object, object]]] = {depth: [] for depth in depths}
+    tokens = torch.randint(target.vocab_size, (max(*sizes, *depths),), generator=generator).to(target.device)
+    shapes = {depth: structure.resized(depth) for depth in depths}
+    for _ in range(repeats + 2):
+        # In turn as in decoding: a draft meets the caches that a verification left, and the other way round.
+        for depth in sorted({*by_depth, *depths}):
+            if depth in shapes:
+                start = clock.mark()
+                proposed = drafter.draft(shapes[depth])
+                if len(proposed):
+                    draft_marks[depth].append((start, clock.mark()))
+            tree = by_depth.get(depth, chain_tree(depth))
+            draft = Draft(tokens[: len(tree)], tree)
+            start = clock.mark()
+            target.verify(draft)
+            if depth in by_depth:
+                marks[len(tree) + 1].append((start, clock.mark()))
+            target.discard()
+    clock.synchronize()
+    drafts = {depth: [clock.seconds(*pair) for pair in pairs[2:]] for depth, pairs in draft_marks.items()}
+    return Calibration(
+        context=len(prompt),
+        calls={size: [clock.seconds(*pair) for pair in pairs[2:]] for size, pairs in marks.items()},
+        draft=drafts[1],
+        drafts={depth: drafts[depth] for depth in sorted(set(gammas))},
+    )
+
+
+@dataclass(frozen=True)
+class CallTimes:
+    """Raw times of single calls over rows and contexts, for the cost model.
+
+    Attributes:
+        cells: (rows, tokens in the cache) -> times of one call in seconds, from draft tokens to standardised p.
+        complete: every cell asked for was measured as often as asked for; false when time ran out.
+    """
+
+    cells: dict[tuple[int, int], list[float]]
+    complete: bool
+
+    def as_dict(self) -> dict[str, Any]:
+        cells = sorted(self.cells.items(), key=lambda item: (item[0][1], item[0][0]))
+        return {
+            "cells": [{"rows": n, "context": context, "seconds": times} for (n, context), times in cells],
+            "complete": self.complete,
+        }
+
+
+def row_counts(largest: int, dense: int) -> list[int]:
+    """Every n up to `dense`, then steps of a quarter of the last power of two, up to `largest`; powers of two are
+    always among them. (64, 16) gives 1, 2, ... 16, 20, ... 32, 40, ... 64; a dense of 1 gives powers of two alone.
+    """
+    found = {largest, *(1 << power for power in range(largest.bit_length()))}
+    found |= set(range(1, min(dense, largest) + 1))
+    rows = dense
+    while 1 < rows < largest:
+        rows += max(1, (1 << rows.bit_length() - 1) // 4)
+        found.add(min(rows, largest))
+    return sorted(found)
+
+
+@torch.inference_mode()
+def time_calls(
+    target: Target,
+    tokens: Sequence[int],
+    rows: Sequence[int],
+    contexts: Sequence[int],
+    calls: int,
+    seconds: float,
+    clock: Clock,
+    generator: torch.Generator,
+) -> CallTimes:
+    """Time calls on chains of each size in `rows` behind each number of cached tokens, interleaved in random order.
+
+    Args:
+        tokens: text for the cache, repeated to the length needed.
+        rows: those that the target cannot hold twice are left out.
+        contexts: tokens in the cache; cut to what the target can hold beside the rows.
+        calls: of each cell, after one that warms up.
+        seconds: no new pass over the cells begins after this. The first pass is always made; where it alone would
+            take longer, only powers of two stay among the rows.
+    """
+    sizes = [n for n in sorted({1, *rows}) if n <= max(1, target.context_length // 2)]
+    largest = max(sizes)
+    depths = sorted({min(context, target.context_length - largest - 1) for context in contexts})
+    text = [tokens[index % len(tokens)] for index in range(max(depths) + 1)]
+    offered = torch.randint(target.vocab_size, (largest,), generator=generator).to(target.device)
+    drafts = {n: Draft(offered[: n - 1], chain_tree(n - 1)) for n in sizes}
+    dice = random.Random(generator.initial_seed())
+
+    def call(n: int) -> tuple[object, object]:
+        start = clock.mark()
+        target.verify(drafts[n])
+        end = clock.mark()
+        target.discard()
+        return start, end
+
+    def prefill(context: int) -> None:
+        target.start(text[: context + 1], context + 1 + largest)
+
+    # What a call costs, and whether the first pass can afford every size.
+    coarse = [n for n in sizes if n & (n - 1) == 0]
+    prefill(depths[-1])
+    for n in coarse:
+        call(n)
+    clock.synchronize()
+    begin = time.perf_counter()
+    for n in coarse:
+        call(n)
+    clock.synchronize()
+    first_pass = 2 * len(sizes) * len(depths) * (time.perf_counter() - begin) / len(coarse)
+    thinned = first_pass > seconds and coarse != sizes
+    if thinned:
+        sizes = coarse
+    marks: dict[tuple[int, int], list[tuple[object, object]]] = {(n, depth): [] for depth in depths for n in sizes}
+    begin = time.perf_counter()
+    done = 0
+    while done < calls and (done == 0 or time.perf_counter() - begin < seconds):
+        for depth in depths:
+            prefill(depth)
+            call(sizes[0])  # the processor's caches are as the prefill left them
+            for n in dice.sample(sizes, len(sizes)):
+                if done == 0:
+                    call(n)
+                marks[n, depth].append(call(n))
+            clock.synchronize()
+        done += 1
+    cells = {cell: [clock.seconds(*pair) for pair in pairs] for cell, pairs in marks.items()}
+    return CallTimes(cells, complete=done == calls and not thinned)

@@ -1,0 +1,289 @@
+"""Writes runs to MLflow, and is the only file that does. Knows names, values, folders; nothing of decoding.
+
+Results are on disk before anything here is called, so a store that fails costs a warning and no measurement,
+unless `tracking.required` says otherwise. MLflow is imported inside functions: it takes over a second.
+"""
+
+import json
+import logging
+import math
+import os
+import posixpath
+import re
+import shlex
+import socket
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from specdec.config import TrackingConfig
+from specdec.errors import EnvironmentFault, Interrupted
+from specdec.tracking.store import Store, locate, locked, opened, reap, reason, reraise_interruption
+from specdec.tracking.store import without_password as redacted
+
+logger = logging.getLogger(__name__)
+
+PARENT_RUN = "SPECDEC_PARENT_RUN"  # environment: id of the sweep's parent run, empty when it has none
+SWEEP_CELL = "SPECDEC_SWEEP_CELL"  # environment: number of the sweep's cell that this process is at
+ARTIFACTS = ("*.parquet", "*.jsonl", "*.json", "*.csv", "*.html", "*.md", "config.yaml", "figures/**/*", "trees/*.yaml")
+CHART_VIEW = "#/experiments/{}/runs?workflowType=machine_learning&compareRunsMode=CHART"
+BATCH = 1000  # metrics in one request: MLflow's own limit
+HEARTBEAT_SECONDS = 30.0
+
+
+class TrackedRun:
+    """One MLflow run, or nothing at all when tracking is off: then every method returns at once.
+
+    When the store fails, methods raise EnvironmentFault if tracking is required; otherwise the first fault is
+    said once and nothing more is written.
+    """
+
+    def __init__(self, client: Any, run_id: str, experiment_id: str, link: str, required: bool) -> None:
+        self.run_id, self.link = run_id, link
+        self._client, self._experiment_id, self._required = client, experiment_id, required
+        self._children: dict[str, str] = {}
+        self._beaten = time.monotonic()
+
+    def metrics(self, values: Mapping[str, float | None], step: int | None = None) -> None:
+        """NaN is kept; None and infinities, which MLflow would turn into 1.8e308, are left out."""
+        self._log({name: {step or 0: value} for name, value in values.items()}, self.run_id)
+
+    def curves(self, curves: Mapping[str, Mapping[int, float | None]]) -> None:
+        """Log each key's {step: value} on this run."""
+        self._log(curves, self.run_id)
+
+    def curve_children(self, key: str, lines: Mapping[str, Mapping[int, float | None]]) -> None:
+        """Log every line under the same `key` on a child run of its own: MLflow's chart then overlays them.
+
+        A line that was logged before, under another key, keeps its child.
+        """
+        for line, points in lines.items():
+            if line not in self._children:
+                self._write("making a curve's run", partial(self._add_child, line))
+            if line in self._children:
+                self._log({key: points}, self._children[line])
+
+    def overlay(self, key: str) -> str:
+        """Address of one chart with every line that was logged under `key`; "" when there is none."""
+        if not self._children:
+            return ""
+        view = {
+            "runs": json.dumps(list(self._children.values())),
+            "metric": json.dumps(key),
+            "experiments": json.dumps([self._experiment_id]),
+            "plot_metric_keys": json.dumps([key]),
+            "plot_layout": "{}",
+            "x_axis": "step",
+            "show_point": "true",
+        }
+        page = self.link.rpartition("\n")[2].partition("#/")[0]
+        return f"{page}#/metric?" + "&".join(f"{name}={quote(value)}" for name, value in view.items())
+
+    def artifacts(self, folder: Path) -> None:
+        """Upload a run's output folder (`ARTIFACTS`), without the part files that only serve resumption."""
+        files = {path for pattern in ARTIFACTS for path in folder.glob(pattern) if path.is_file()}
+        for path in sorted(files):
+            if not re.search(r"\bpart", path.name):
+                self._write(f"uploading {path.name}", partial(self._upload, path, folder))
+
+    def tags(self, values: Mapping[str, str]) -> None:
+        self._write("writing tags", partial(self._set_tags, values))
+
+    def heartbeat(self) -> None:
+        """Say that the process lives, at most twice a minute; call it between prompts, outside timing."""
+        if time.monotonic() - self._beaten >= HEARTBEAT_SECONDS:
+            self._beaten = time.monotonic()
+            self.tags({"specdec.heartbeat": _now()})
+
+    def end(self, status: str) -> None:
+        """FINISHED, FAILED or KILLED; only FINISHED insists on a store that is required."""
+        self._required = self._required and status == "FINISHED"
+        self._write("ending the run", lambda: self._client.set_terminated(self.run_id, status))
+
+    def discard(self) -> None:
+        """Delete the run: what it was made for never began."""
+        self._required = False
+        self._write("deleting the run", lambda: self._client.delete_run(self.run_id))
+
+    def _log(self, curves: Mapping[str, Mapping[int, float | None]], run_id: str) -> None:
+        if self._client is None:
+            return
+        from mlflow.entities import Metric
+
+        now = int(time.time() * 1000)
+        batch = [
+            Metric(_accepted_name(name), float(value), now, int(step))
+            for name, points in curves.items()
+            for step, value in points.items()
+            if value is not None and not math.isinf(value)
+        ]
+        for start in range(0, len(batch), BATCH):
+            part = batch[start : start + BATCH]
+            self._write("logging metrics", partial(self._client.log_batch, run_id, metrics=part))
+            if self._client is None:
+                return
+
+    def _add_child(self, line: str) -> None:
+        tags = {"specdec.role": "curve", "specdec.line": line, "mlflow.parentRunId": self.run_id}
+        child = self._client.create_run(self._experiment_id, run_name=line, tags=tags).info.run_id
+        self._client.set_terminated(child, "FINISHED")  # at once: a run can be logged to after its end
+        self._children[line] = child
+
+    def _upload(self, path: Path, folder: Path) -> None:
+        inside = path.parent.relative_to(folder).as_posix()
+        self._client.log_artifact(self.run_id, str(path), None if inside == "." else inside)
+
+    def _set_tags(self, values: Mapping[str, str]) -> None:
+        from mlflow.entities import RunTag
+
+        tags = [RunTag(_accepted_name(name), str(value)[:5000]) for name, value in values.items()]
+        self._client.log_batch(self.run_id, tags=tags)
+
+    def _write(self, doing: str, action: Callable[[], Any]) -> None:
+        if self._client is None:
+            return
+        try:
+            action()
+        except Exception as error:  # whatever a store can raise
+            reraise_interruption(error)
+            client, self._client = self._client, None
+            _last_words(client, self.run_id)
+            if self._required:
+                sentence = f"Tracking is required and failed while {doing}: {reason(error)}."
+                raise EnvironmentFault(sentence) from error
+            logger.warning(
+                "Tracking failed while %s and is off for the rest of this run; the results stay on disk. %s.",
+                doing, reason(error),
+            )  # fmt: skip
+
+
+def check_store(config: TrackingConfig, folder: Path) -> None:
+    """Make the store ready before any decoding, and close runs that dead processes left open.
+
+    Raises UsageError for a file that is no MLflow database or of another schema, a deleted experiment, a
+    server that does not answer, a folder that cannot be written.
+    """
+    if config.enabled:
+        store = locate(config.uri, folder)
+        with locked(store):
+            reap(*opened(store, config.experiment))
+
+
+@contextmanager
+def tracked_run(
+    config: TrackingConfig,
+    *,
+    name: str,
+    params: Mapping[str, Any],
+    tags: Mapping[str, str],
+    folder: Path | None = None,
+) -> Iterator[TrackedRun]:
+    """A run that ends FINISHED, FAILED (with the tag `specdec.failure`) or, after a signal, KILLED.
+
+    Args:
+        params: flat, dotted keys.
+        tags: added to role, host, process and heartbeat; `specdec.cell` identifies what was run.
+        folder: where the command runs; None for the working directory.
+    Raises:
+        EnvironmentFault: tracking is required and the store fails.
+    """
+    run = open_run(config, name=name, params=params, tags=tags, folder=folder)
+    status = "FAILED"
+    try:
+        yield run
+        status = "FINISHED"
+    except (Interrupted, KeyboardInterrupt):
+        status = "KILLED"
+        raise
+    except Exception as error:
+        run._required = False  # this error is the one to report
+        run.tags({"specdec.failure": f"{type(error).__name__}: {reason(error)}"})
+        raise
+    finally:
+        run.end(status)
+
+
+def open_run(
+    config: TrackingConfig,
+    *,
+    name: str,
+    params: Mapping[str, Any],
+    tags: Mapping[str, str],
+    folder: Path | None = None,
+) -> TrackedRun:
+    """A run that somebody must `end`: a sweep's parent. Everything else uses `tracked_run`, and see there."""
+    if not config.enabled:
+        return TrackedRun(None, "", "", "", False)
+    try:
+        store = locate(config.uri, folder or Path.cwd())
+        client, experiment_id = opened(store, config.experiment)
+        all_tags = _own_tags() | {_accepted_name(key): str(value)[:5000] for key, value in tags.items()}
+        if all_tags["specdec.role"] in ("main", "study") and os.environ.get(PARENT_RUN):
+            all_tags["mlflow.parentRunId"] = os.environ[PARENT_RUN]
+            all_tags["specdec.sweep_cell"] = os.environ.get(SWEEP_CELL, "")
+        run_id = client.create_run(experiment_id, run_name=config.run_name or name, tags=all_tags).info.run_id
+    except Exception as error:
+        reraise_interruption(error)
+        if config.required:
+            sentence = f"Tracking is required and no run could be opened: {reason(error)}."
+            raise EnvironmentFault(sentence) from error
+        logger.warning("Tracking is off for this run; the results stay on disk. %s.", reason(error))
+        return TrackedRun(None, "", "", "", False)
+    run = TrackedRun(client, run_id, experiment_id, _link(store, experiment_id), config.required)
+    run._write("logging parameters", lambda: _log_params(client, run_id, params))
+    return run
+
+
+def _own_tags() -> dict[str, str]:
+    import psutil
+
+    process = psutil.Process()
+    return {
+        "specdec.role": "main",
+        "specdec.host": socket.gethostname(),
+        "specdec.process": f"{process.pid}:{process.create_time():.0f}",
+        "specdec.heartbeat": _now(),
+        "mlflow.source.name": "specdec",
+        "mlflow.source.type": "LOCAL",
+    }
+
+
+def _log_params(client: Any, run_id: str, params: Mapping[str, Any]) -> None:
+    from mlflow.entities import Param
+
+    batch = [Param(_accepted_name(key), redacted(str(value))[:6000]) for key, value in params.items()]
+    for start in range(0, len(batch), 100):
+        client.log_batch(run_id, params=batch[start : start + 100])
+
+
+def _link(store: Store, experiment_id: str) -> str:
+    """What opens the chart view: an address, and before it the command that serves a database."""
+    view = CHART_VIEW.format(experiment_id)
+    if store.is_server:
+        return f"{store.shown}/{view}"
+    return f"mlflow ui --backend-store-uri {shlex.quote(store.shown)}\nhttp://127.0.0.1:5000/{view}"
+
+
+def _accepted_name(name: str) -> str:
+    """MLflow refuses most punctuation and anything that is no plain path."""
+    name = re.sub(r"[^\w.\-/ :]", "_", name)[:250] or "_"
+    if posixpath.normpath(name) != name or name.startswith(("/", "..")) or name == ".":
+        name = name.replace("/", "_").strip(".") or "_"
+    return name
+
+
+def _last_words(client: Any, run_id: str) -> None:
+    """One try to say on the run that it is incomplete: a fault of one call need not be one of the store."""
+    try:
+        client.set_tag(run_id, "specdec.tracking.writer", "incomplete")
+        client.set_terminated(run_id, "FAILED")
+    except Exception as error:
+        reraise_interruption(error)
+
+
+def _now() -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())

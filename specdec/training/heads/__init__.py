@@ -1,0 +1,1 @@
+"""Training of heads on the hidden states of a target."""

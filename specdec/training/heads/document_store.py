@@ -1,0 +1,113 @@
+"""Tokenised documents on disk: training and held-out ones apart, each with which of its tokens are to be predicted.
+
+Written once in one pass, read through memory maps, so that neither text nor tokens need fit into memory. Knows neither
+tokenizers nor models.
+"""
+
+import json
+from collections.abc import Iterable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from specdec.training.batches import write_atomically
+
+MANIFEST = "documents.json"
+Part = Literal["train", "heldout"]
+PARTS: tuple[Part, ...] = ("train", "heldout")
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """One document in tokens.
+
+    Attributes:
+        tokens: [T] uint32.
+        scored: [T] bool: whether the token is one to be predicted; in a conversation only the assistant's are.
+    """
+
+    tokens: np.ndarray
+    scored: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+
+class Documents:
+    """The documents of one part, mapped from disk."""
+
+    def __init__(self, folder: Path, part: Part) -> None:
+        self.ends = np.load(folder / f"{part}_ends.npy")  # [documents] int64
+        size = int(self.ends[-1]) if len(self.ends) else 0
+        self.tokens = _mapped(folder / f"{part}_tokens.bin", np.uint32, size)
+        self.scored = _mapped(folder / f"{part}_scored.bin", np.bool_, size)
+        self.starts = np.concatenate([[0], self.ends])[:-1]
+
+    def __len__(self) -> int:
+        return len(self.ends)
+
+    def __getitem__(self, number: int) -> Encoded:
+        """The document of a number from 0 on."""
+        return self.slice(int(self.starts[number]), int(self.ends[number]))
+
+    def slice(self, start: int, end: int) -> Encoded:
+        """Tokens of the part, counted through all of its documents."""
+        return Encoded(self.tokens[start:end], self.scored[start:end])
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """[documents] tokens of each."""
+        return self.ends - self.starts
+
+
+@dataclass(frozen=True)
+class DocumentStore:
+    """What `write_documents` wrote.
+
+    Attributes:
+        manifest: where the documents come from and how many there are; of what was left out, how many and why.
+    """
+
+    train: Documents
+    heldout: Documents
+    manifest: dict[str, Any]
+
+
+def read_documents(folder: Path) -> DocumentStore | None:
+    """The documents of a folder; None where they were not, or not all, written."""
+    if not (folder / MANIFEST).exists():
+        return None
+    manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+    return DocumentStore(Documents(folder, "train"), Documents(folder, "heldout"), manifest)
+
+
+def write_documents(folder: Path, documents: Iterable[tuple[Part, Encoded]], manifest: dict[str, Any]) -> DocumentStore:
+    """Write documents as they come, then the manifest: its presence says done.
+
+    Args:
+        manifest: filled in further by whoever yields the documents, until the last one.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    ends: dict[Part, list[int]] = {part: [] for part in PARTS}
+    with ExitStack() as files:
+        tokens = {part: files.enter_context((folder / f"{part}_tokens.bin").open("wb")) for part in PARTS}
+        scored = {part: files.enter_context((folder / f"{part}_scored.bin").open("wb")) for part in PARTS}
+        for part, document in documents:
+            tokens[part].write(document.tokens.astype(np.uint32).tobytes())
+            scored[part].write(document.scored.astype(np.bool_).tobytes())
+            ends[part].append((ends[part][-1] if ends[part] else 0) + len(document))
+    for part in PARTS:
+        np.save(folder / f"{part}_ends.npy", np.array(ends[part], dtype=np.int64))
+    counts = {part: {"documents": len(ends[part]), "tokens": ends[part][-1] if ends[part] else 0} for part in PARTS}
+    write_atomically(folder / MANIFEST, json.dumps({**manifest, **counts}, indent=1) + "\n")
+    written = read_documents(folder)
+    assert written is not None
+    return written
+
+
+def _mapped(path: Path, kind: type, size: int) -> np.ndarray:
+    """Read-only; an empty file cannot be mapped."""
+    return np.memmap(path, dtype=kind, mode="r", shape=(size,)) if size else np.zeros(0, dtype=kind)

@@ -1,0 +1,148 @@
+"""Typed recipes of `python -m specdec.train +heads=NAME` (`conf/heads/`): types and bounds, no values and no torch."""
+
+from dataclasses import asdict
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+from pydantic.dataclasses import dataclass
+
+from specdec.config import AtLeastOne, TrackingConfig, typed
+from specdec.heads.config import HeadsConfig
+from specdec.training.heads.head_data_config import HeadDataConfig
+from specdec.training.models.recipe import STRICT, PaceConfig, PositiveInt, fingerprint
+from specdec.training.schedules import NonNegative, RateConfig, Share, Weight
+
+Positive = Annotated[float, Field(gt=0.0)]
+
+
+@typed
+class HeadLossConfig:
+    """L = w_heads sum_k decay^k CE_k + w_backbone CE_0 (Medusa 2401.10774, section 2.2), both weights over the steps.
+
+    Attributes:
+        heads: weight of the heads' loss; a number, or a ramp.
+        backbone: weight of the backbone's own; while it is 0, the backbone stands still. So heads first, then both
+            (two-stage) is a ramp that starts late, and the gradual strategy one that starts at 0.
+        decay: head k weighs decay^k.
+        teacher: share of the heads' loss that is against the original target's law instead of the text's token.
+        self_distillation: the same share of the backbone's loss.
+    """
+
+    heads: Weight
+    backbone: Weight
+    decay: Annotated[float, Field(gt=0.0, le=1.0)]
+    teacher: Share
+    self_distillation: Share
+
+
+@typed
+class HeadOptimizerConfig:
+    """Adam, or with decoupled weight decay AdamW.
+
+    Attributes:
+        learning_rate: of the backbone; that of the heads is `heads_multiplier` times it.
+        grad_clip: norm of the whole gradient.
+    """
+
+    name: Literal["adam", "adamw"]
+    learning_rate: Positive
+    heads_multiplier: Positive
+    beta1: Share
+    beta2: Share
+    weight_decay: NonNegative
+    grad_clip: Positive
+    rate: RateConfig
+
+
+@typed
+class LoraConfig:
+    """Low-rank adapters (peft) on the backbone, instead of all of its weights.
+
+    Attributes:
+        targets: names of the layers that get one, or "all-linear".
+    """
+
+    rank: AtLeastOne
+    alpha: AtLeastOne
+    dropout: Annotated[float, Field(ge=0.0, lt=1.0)]
+    targets: list[str] | Literal["all-linear"]
+
+
+@dataclass(frozen=True, config=STRICT)
+class HeadMonitorConfig(PaceConfig):
+    """What is measured on the way, and how often."""
+
+    heldout_batches: PositiveInt  # of the held-out text, at most; the end scores all of it
+
+
+@typed
+class HeadTrainConfig:
+    """The root of `conf/train.yaml` with a recipe of `conf/heads/`.
+
+    Attributes:
+        target: as in `conf/target/`; checked by the target that it names.
+        backbone: frozen (Medusa-1), or trained together with the heads (Medusa-2).
+        init: heads to go on from, a file of an earlier training.
+        micro_batch: sequences of one forward pass on one device; gradients accumulate over those of `data.batch`.
+        bfloat16: forward and backward passes in bfloat16 over float32 weights.
+        save_dtype: of the heads' file.
+    """
+
+    heads: HeadsConfig
+    target: dict[str, Any]
+    data: HeadDataConfig
+    loss: HeadLossConfig
+    optimizer: HeadOptimizerConfig
+    backbone: Literal["frozen", "joint"]
+    lora: LoraConfig | None
+    init: Annotated[str, Field(min_length=1)] | None
+    micro_batch: AtLeastOne
+    bfloat16: bool
+    save_dtype: Literal["float32", "bfloat16", "float16"]
+    monitor: HeadMonitorConfig
+    output_dir: Annotated[str, Field(min_length=1)] | None
+    corpus_dir: Annotated[str, Field(min_length=1)]
+    tracking: TrackingConfig
+    seed: Annotated[int, Field(ge=0, lt=2**31)]
+    device: Literal["auto", "cpu", "cuda"]
+    threads: AtLeastOne | None
+
+    @model_validator(mode="after")
+    def _fits(self) -> "HeadTrainConfig":
+        trained = max(self.loss.backbone.first, self.loss.backbone.last) > 0
+        if self.backbone == "frozen" and trained:
+            raise ValueError("loss.backbone weighs a backbone that is frozen: set it to 0, or backbone=joint")
+        if self.backbone == "joint" and not trained:
+            raise ValueError("loss.backbone is 0, so backbone=joint trains nothing: raise it, or set backbone=frozen")
+        if max(self.loss.heads.first, self.loss.heads.last) == 0:
+            raise ValueError("loss.heads is 0, so no head is trained: raise it")
+        if self.lora is not None and self.backbone == "frozen":
+            raise ValueError("lora adapts a backbone that is frozen: set lora to null, or backbone=joint")
+        if self.loss.self_distillation and self.lora is None:
+            raise ValueError(
+                "loss.self_distillation needs the original beside the trained backbone, which adapters keep: set lora"
+            )
+        if self.loss.teacher and self.backbone == "joint" and self.lora is None:
+            raise ValueError(
+                "loss.teacher needs the original beside the trained backbone, which adapters keep: set lora, or the "
+                "share to 0"
+            )
+        if self.data.batch % self.micro_batch:
+            raise ValueError(f"data.batch={self.data.batch} is no multiple of micro_batch={self.micro_batch}")
+        return self
+
+
+def head_fingerprint(config: HeadTrainConfig, target: str, data: str) -> str:
+    """What must not change when a run is resumed: all that touches the weights, not logging or paths.
+
+    Args:
+        target: `Target.identity`.
+        data: `Sequences.fingerprint`.
+    """
+    parts = asdict(config)
+    del parts["heads"]["name"]
+    keys = ("heads", "loss", "optimizer", "backbone", "lora", "init", "micro_batch", "bfloat16", "seed")
+    # What a step reads; the number of steps also sets how rates and weights run.
+    read = {key: parts["data"][key] for key in ("batch", "sequences", "passes", "steps")}
+    rounded = parts["data"]["states"]["dtype"]
+    return fingerprint({key: parts[key] for key in keys}, read, rounded, parts["target"].get("dtype"), target, data)

@@ -1,0 +1,233 @@
+"""What heads read: the target's hidden states of sequences, from a cache on disk or computed on the way.
+
+Either way the same numbers, rounded to the same dtype. Knows neither heads nor where text comes from.
+"""
+
+import json
+import logging
+import os
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from filelock import FileLock
+from torch import Tensor
+
+from specdec.errors import NumericsError, UsageError
+from specdec.progress import progress_bar
+from specdec.training.batches import write_atomically
+from specdec.training.heads.document_store import PARTS, Part
+from specdec.training.heads.head_data_config import StatesConfig
+from specdec.training.models.recipe import fingerprint
+
+if TYPE_CHECKING:
+    from specdec.targets.base import Target
+    from specdec.training.heads.head_data import Batch, Sequences
+
+logger = logging.getLogger(__name__)
+
+MANIFEST = "states.json"
+GIB, MIB = 2**30, 2**20
+_PROBE = 4  # tokens
+
+
+class StateSource:
+    """States, and the target's own logits where a teacher is asked for, of any batch of some sequences.
+
+    Attributes:
+        bytes: what all states take.
+        cached: they are read from disk: after `prepare`, where they are kept.
+    """
+
+    cached = False
+
+    def __init__(
+        self, target: "Target", offset: int, sequences: "Sequences", config: StatesConfig, teacher: bool
+    ) -> None:
+        """
+        Args:
+            offset: layer, counted down from the last (`Target.keep_states`).
+            teacher: whether `states` returns logits.
+        Raises:
+            UsageError: a target without states, or without that layer.
+        """
+        self.target, self.offset, self.sequences, self.config, self.teacher = target, offset, sequences, config, teacher
+        # A look at a few tokens shows the states' form.
+        probe = sequences.batch("heldout", np.arange(1)).tokens[:, :_PROBE].to(target.device)
+        states, logits = target.sequence_states(probe, offset)
+        self.dtype, self.size = states_dtype(config, states.dtype), states.shape[-1]
+        self._row_bytes = sequences.length * self.size * self.dtype.itemsize
+        self.bytes = sum(sequences.counts.values()) * self._row_bytes
+        # Some models do more than one product behind their last states (a bias, a cap on the logits).
+        error = torch.finfo(logits.dtype).eps * float(logits.abs().max())
+        self._linear_output = offset == 0 and torch.allclose(
+            F.linear(states, target.output_layer), logits, rtol=0, atol=error
+        )
+        # The teacher's logits come from the last layer: where others are read from disk, that one is too, if unrounded.
+        self._last: StateSource | None = None
+        if teacher and offset and self.dtype == states.dtype:
+            last = StateSource(target, 0, sequences, config, teacher=True)
+            self._last = last if last._linear_output else None
+        name = fingerprint(target.identity, offset, str(self.dtype), sequences.fingerprint, config.shard_mib)
+        self.folder = Path(config.folder).expanduser() / name[:16]
+        self._shard_rows = max(1, config.shard_mib * MIB // self._row_bytes)
+        self._shards: dict[str, Tensor] = {}
+
+    # --- the cache
+
+    def prepare(self) -> None:
+        """Fill the cache, where there is one: what an interrupted run or another training left is kept.
+
+        Raises:
+            UsageError: too little space on the disk, before anything is computed.
+        """
+        if self.config.cache == "none":
+            return
+        kept = [self] if self._last is None else [self._last, self]
+        size = sum(source.bytes for source in kept)
+        if size > self.config.limit_gib * GIB:
+            logger.info(
+                "The hidden states would take %.5g GiB, more than data.states.limit_gib=%g: they are computed in every "
+                "step instead", size / GIB, self.config.limit_gib,
+            )  # fmt: skip
+            return
+        missing = (source._row_bytes * (end - first) for source in kept for _, first, end in source._missing())
+        check_space(self.config, sum(missing))
+        for source in kept:
+            source._fill()
+
+    def _fill(self) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with FileLock(self.folder / ".lock"):
+            missing = self._missing()
+            if missing:
+                logger.info("Computing hidden states: %d files to %s", len(missing), self.folder)
+                self._write(missing)
+        self.cached = True
+
+    def _write(self, missing: list[tuple[Part, int, int]]) -> None:
+        total = sum(self.sequences.counts.values())
+        with progress_bar() as progress:
+            bar = progress.add_task("hidden states", total=total)
+            progress.advance(bar, total - sum(end - first for _, first, end in missing))
+            done = self._complete()
+            for part, first, end in missing:
+                self._write_shard(part, first, end)
+                done.add(_shard(part, first, end))
+                write_atomically(self.folder / MANIFEST, json.dumps({"complete": sorted(done)}, indent=1) + "\n")
+                progress.advance(bar, end - first)
+
+    def _ranges(self) -> list[tuple[Part, int, int]]:
+        """(part, first row, row after the last) of each shard."""
+        return [
+            (part, first, min(first + self._shard_rows, self.sequences.counts[part]))
+            for part in PARTS
+            for first in range(0, self.sequences.counts[part], self._shard_rows)
+        ]
+
+    def _complete(self) -> set[str]:
+        path = self.folder / MANIFEST
+        return set(json.loads(path.read_text(encoding="utf-8"))["complete"]) if path.exists() else set()
+
+    def _missing(self) -> list[tuple[Part, int, int]]:
+        done = self._complete()
+        return [
+            (part, first, end)
+            for part, first, end in self._ranges()
+            if _shard(part, first, end) not in done or not (self.folder / _shard(part, first, end)).exists()
+        ]
+
+    def _write_shard(self, part: Part, first: int, end: int) -> None:
+        path = self.folder / _shard(part, first, end)
+        temporary = path.with_name(path.name + ".part")
+        with temporary.open("wb") as file:
+            for row in range(first, end, self.config.batch):
+                batch = self.sequences.batch(part, np.arange(row, min(row + self.config.batch, end)))
+                states, _ = self._call(batch)
+                states.cpu().contiguous().view(torch.uint8).numpy().tofile(file)
+        os.replace(temporary, path)
+
+    def _read(self, batch: "Batch") -> Tensor:
+        rows = []
+        for row in map(int, batch.rows):
+            first = row // self._shard_rows * self._shard_rows
+            end = min(first + self._shard_rows, self.sequences.counts[batch.part])
+            rows.append(self._mapped(_shard(batch.part, first, end), end - first)[row - first])
+        return torch.stack(rows).to(self.target.device)
+
+    def _mapped(self, name: str, rows: int) -> Tensor:
+        """A shard as [rows, S, D] without reading it."""
+        if name not in self._shards:
+            shape = (rows, self.sequences.length, self.size)
+            flat = torch.from_file(str(self.folder / name), shared=False, size=int(np.prod(shape)), dtype=self.dtype)
+            self._shards[name] = flat.view(shape)
+        return self._shards[name]
+
+    # --- batches
+
+    def states(self, batch: "Batch") -> tuple[Tensor, Tensor | None]:
+        """States [B, S, D] on the target's device and, for a teacher, its logits [B, S, V]; neither needs a gradient.
+
+        The teacher's logits are made of the last layer's states where the output layer is all that comes behind them;
+        otherwise the target is called. How the states come about changes no number.
+
+        Raises:
+            NumericsError: states that are not finite in their dtype.
+        """
+        if self.cached and (self._linear_output or not self.teacher):
+            states, logits = self._read(batch), None
+        elif self.cached:
+            last = self._last
+            logits = self._call(batch)[1] if last is None or not last.cached else last.states(batch)[1]
+            states = self._read(batch)
+        else:
+            states, logits = self._call(batch)
+        if not self.teacher:
+            return states, None
+        if self._linear_output:
+            output = self.target.output_layer
+            return states, F.linear(states.to(output.dtype), output)
+        assert logits is not None
+        return states, logits.clone()  # what inference mode returns cannot take part in training
+
+    def _call(self, batch: "Batch") -> tuple[Tensor, Tensor]:
+        """Rounded states, and the logits as they are, of a call of the target."""
+        found, logits = self.target.sequence_states(batch.tokens.to(self.target.device), self.offset)
+        states = found.to(self.dtype, copy=True)  # see `clone` above
+        if not bool(states.isfinite().all()):
+            raise NumericsError(
+                f"Hidden states of {batch.part} sequences from {int(batch.rows[0])} on are not finite in {self.dtype}: "
+                "set data.states.dtype to bfloat16 or float32, or check the model."
+            )
+        return states, logits
+
+
+def _shard(part: Part, first: int, end: int) -> str:
+    """A file's name; the number of rows is in it, so that a longer training's last shard is another one."""
+    return f"{part}_{first:07}_{end:07}.bin"
+
+
+def states_dtype(config: StatesConfig, own: torch.dtype) -> torch.dtype:
+    """The dtype that states are rounded to; `own` is the target's."""
+    chosen: torch.dtype = own if config.dtype == "auto" else getattr(torch, config.dtype)
+    return chosen
+
+
+def check_space(config: StatesConfig, needed: int) -> None:
+    """Whether the disk has room for so many bytes of states.
+
+    Raises:
+        UsageError: it has not; says how much there is, and what to change.
+    """
+    folder = Path(config.folder).expanduser().absolute()
+    place = next(place for place in (folder, *folder.parents) if place.exists())
+    free = shutil.disk_usage(place).free
+    if needed > free:
+        raise UsageError(
+            f"The cache data.states.folder={config.folder} needs {needed:,} bytes for hidden states, and {free:,} are "
+            "free there: choose another folder, read fewer data.sequences, or set data.states.cache=none to compute "
+            "them in every step."
+        )

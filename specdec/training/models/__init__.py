@@ -1,0 +1,1 @@
+"""Training of whole models: the pocket models and their recipes."""

@@ -1,0 +1,56 @@
+"""Muon for the hidden matrices, AdamW for the rest, and one trapezoidal schedule for both."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import torch
+from torch import nn
+
+from specdec.training.models.recipe import OptimizerConfig
+
+
+def build_optimizers(model: nn.Module, config: OptimizerConfig) -> list[torch.optim.Optimizer]:
+    """Muon over every 2-D parameter of the decoder layers; AdamW over embeddings and norms."""
+    matrices: dict[float, list[nn.Parameter]] = defaultdict(list)  # by factor on the learning rate
+    others: list[nn.Parameter] = []
+    for name, parameter in model.named_parameters():
+        if parameter.ndim == 2 and (".layers." in name or ".h." in name):
+            matrices[muon_factor(name, parameter)].append(parameter)
+        else:
+            others.append(parameter)
+    muon = torch.optim.Muon(
+        [{"params": group, "lr": config.muon_lr * factor} for factor, group in matrices.items()],
+        lr=config.muon_lr,
+        momentum=config.muon_momentum,
+        weight_decay=config.weight_decay,
+        adjust_lr_fn="original",
+    )
+    adamw = torch.optim.AdamW(
+        others, lr=config.adam_lr, betas=(config.adam_beta1, config.adam_beta2), weight_decay=0.0, fused=True
+    )
+    for optimizer in (muon, adamw):
+        for group in optimizer.param_groups:
+            group["base_lr"] = group["lr"]
+    return [muon, adamw]
+
+
+def muon_factor(name: str, weight: nn.Parameter) -> float:
+    """What makes up for GPT-2's weights lying transposed, [in, out].
+
+    Muon's own factor max(1, rows/columns)^0.5 is meant for [out, in]; sqrt(out/in) more turns one into the other.
+    """
+    return (weight.shape[1] / weight.shape[0]) ** 0.5 if ".h." in name else 1.0
+
+
+def schedule(step: int, steps: int, config: OptimizerConfig) -> float:
+    """The factor on every learning rate at step 0..steps-1: linear warm-up, flat, linear to zero."""
+    warmup = max(config.warmup_share * steps, 1.0)
+    decay = max(config.decay_share * steps, 1.0)
+    return min(1.0, (step + 1) / warmup, (steps - step) / decay)
+
+
+def set_learning_rates(optimizers: list[torch.optim.Optimizer], factor: float) -> None:
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            group["lr"] = group["base_lr"] * factor

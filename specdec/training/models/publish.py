@@ -1,0 +1,174 @@
+"""Put finished trainings where the package ships them, and write the model card from their summaries.
+
+    python -m specdec.training.models.publish models/pocket_target models/pocket_drafter specdec/pocket
+
+Every figure of the card comes from `summary.json` and `corpus.json`; none is typed by hand.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+from specdec.errors import UsageError
+
+CARD = """\
+# Pocket models
+
+A target and a drafter small enough to ship, so that specdec's first command needs no download.
+**They demonstrate the tool and are evidence of nothing else**: speedups and acceptance measured with them
+say nothing about any real model. They continue Python source text and do not follow instructions.
+
+| | target | drafter |
+|---|---|---|
+{rows}
+
+Held-out text: {modules} files of the standard-library modules named in `holdout.json`, read from Python
+{python}, and {topics} topics of `pydoc_data`. Scored are the shipped bfloat16 weights, in float32, in windows
+of {context} tokens that do not overlap; the end-of-text token is not counted. Bits per byte divide by the
+UTF-8 bytes of the scored tokens and can be compared across tokenizers; nats per token cannot.
+
+## Recipe
+
+`python -m specdec.train +recipe=pocket_target`, then `python -m specdec.train +recipe=pocket_drafter`, on one
+corpus with one tokenizer. Muon (`torch.optim.Muon`) for the matrices of the layers, AdamW for embeddings and
+norms; learning rates warm up, stay, and fall linearly to zero. Arithmetic: {arithmetic}. The tokenizer is a
+byte-level BPE of {vocabulary:,} pieces, trained on the training part only; `<|endoftext|>` stands between
+documents.
+
+```json
+{recipe}
+```
+
+`history_target.csv` and `history_drafter.csv` have one line per step; their held-out columns score a fixed
+slice of the held-out code in the arithmetic of training and in shorter windows, unlike the table's. Seconds
+are of training alone, all sittings together; the machine did other work at the same time.
+
+## Hardware
+
+{hardware}
+
+## Corpus
+
+{corpus_bytes:,} bytes in {corpus_files:,} files, {corpus_tokens:,} tokens; content hash
+`{corpus_sha256}`.
+The standard library and the language reference were read {passes} times, a seeded random part
+of the packages once. `corpus.json` has hashes per source, and what was dropped and why: tests, vendored and
+generated files, repetitions, and everything that repeats a held-out module (its tests by name, copies by shared lines).
+
+| source | version | licence as stated by the distribution | files | bytes | sha256 |
+|---|---|---|---|---|---|
+{sources}
+
+## Licence
+
+The weights and the tokenizer come under specdec's licence (Apache-2.0). They were trained on sources under
+the licences listed above: PSF-2.0 for the standard library and its reference; BSD, MIT, Apache and similar
+permissive licences for the packages, whose authors hold the rights in those texts. A model of this kind can
+repeat passages of its training text; what it writes is a demonstration, not code to reuse.
+"""
+
+
+def publish(target: Path, drafter: Path, destination: Path) -> None:
+    """Copy both models, histories and the corpus manifest, and write `MODEL_CARD.md`.
+
+    Raises UsageError when a training is not finished or the two read different corpora.
+    """
+    summaries = {}
+    for role, folder in (("target", target), ("drafter", drafter)):
+        if not (folder / "summary.json").exists():
+            raise UsageError(f"{folder} has no summary.json: the training is not finished.")
+        summaries[role] = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+        rows = list(csv.DictReader((folder / "history.csv").read_text(encoding="utf-8").splitlines()))
+        summaries[role]["monitor"] = float(rows[-1]["heldout_nats_per_token"])
+    if summaries["target"]["corpus_sha256"] != summaries["drafter"]["corpus_sha256"]:
+        raise UsageError("The target and the drafter were trained on different corpora.")
+    corpus = json.loads((target / "corpus.json").read_text(encoding="utf-8"))
+    for role, folder in (("target", target), ("drafter", drafter)):
+        shutil.rmtree(destination / role, ignore_errors=True)
+        shutil.copytree(folder / "model", destination / role)
+        for file in (destination / role).iterdir():
+            file.chmod(0o644)  # safetensors writes for its owner alone
+        shutil.copyfile(folder / "history.csv", destination / f"history_{role}.csv")
+        shutil.copyfile(folder / "summary.json", destination / f"summary_{role}.json")
+    shutil.copyfile(target / "corpus.json", destination / "corpus.json")
+    (destination / "MODEL_CARD.md").write_text(model_card(summaries, corpus), encoding="utf-8")
+
+
+def model_card(summaries: dict[str, dict[str, Any]], corpus: dict[str, Any]) -> str:
+    """The card's text, from the two `summary.json` and the `corpus.json`."""
+    target, drafter = summaries["target"], summaries["drafter"]
+    sources = corpus["sources"]
+    recipe = {role: {key: s["recipe"][key] for key in ("model", "data", "optimizer")} for role, s in summaries.items()}
+    machines = {role: hardware_line(s["hardware"]) for role, s in summaries.items()}
+    same = machines["target"] == machines["drafter"]
+    return CARD.format(
+        rows="\n".join(f"| {label} | {show(target)} | {show(drafter)} |" for label, show in card_rows().items()),
+        modules=sum(name.startswith("stdlib:") for name in corpus["held_out"]),
+        topics=sum(name.startswith("pydoc_data:") for name in corpus["held_out"]),
+        python=corpus["python"],
+        context=target["recipe"]["model"]["context"],
+        vocabulary=target["recipe"]["corpus"]["vocabulary"],
+        arithmetic="bfloat16 autocast over float32 weights" if target["recipe"]["bfloat16"] else "float32",
+        recipe=json.dumps(recipe, indent=1),
+        hardware=machines["target"] if same else "\n".join(f"- {r}: {m}" for r, m in machines.items()),
+        corpus_bytes=sum(s["bytes"] for s in sources.values()),
+        corpus_files=sum(s["files"] for s in sources.values()),
+        corpus_tokens=sum(s["tokens"] for s in sources.values()),
+        corpus_sha256=corpus["sha256"],
+        passes=" and ".join(f"{s['recipe']['data']['stdlib_passes']:g} ({r})" for r, s in summaries.items()),
+        sources="\n".join(source_row(name, source) for name, source in sources.items()),
+    )
+
+
+def source_row(name: str, source: dict[str, Any]) -> str:
+    cells = (name, source["version"], source["licence"], source["files"], f"{source['bytes']:,}")
+    return "| " + " | ".join(map(str, cells)) + f" | `{source['sha256'][:16]}` |"
+
+
+def card_rows() -> dict[str, Any]:
+    """Label -> how a summary shows it."""
+
+    def loss(part: str, unit: str) -> Any:
+        return lambda s: f"{s['heldout'][part][unit]:.3f}"
+
+    def shape(s: dict[str, Any]) -> str:
+        m = s["recipe"]["model"]
+        return f"{m['layers']} layers of {m['hidden_size']}, {m['heads']} heads, MLP {m['mlp_size']}"
+
+    return {
+        "architecture": lambda s: "Llama, tied embeddings",
+        "shape": shape,
+        "parameters": lambda s: f"{s['parameters']:,}",
+        "context (tokens)": lambda s: f"{s['recipe']['model']['context']:,}",
+        "files (bytes)": lambda s: f"{s['bytes']:,}",
+        "tokens trained on": lambda s: f"{s['tokens']:,}",
+        "steps": lambda s: f"{s['steps']:,}",
+        "training (seconds)": lambda s: f"{s['seconds']:,.0f}",
+        "date": lambda s: s["date"],
+        "**held-out, nats per token**": loss("all", "nats_per_token"),
+        "**held-out, bits per byte**": loss("all", "bits_per_byte"),
+        "held-out code, nats per token": loss("code", "nats_per_token"),
+        "held-out code, bits per byte": loss("code", "bits_per_byte"),
+        "held-out reference, nats per token": loss("docs", "nats_per_token"),
+        "held-out reference, bits per byte": loss("docs", "bits_per_byte"),
+        "held-out code, nats per token in short windows": lambda s: (
+            f"{s['monitor']:.3f} ({s['recipe']['monitor']['heldout_window']} tokens, the history's slice)"
+        ),
+        "scored tokens": lambda s: f"{s['heldout']['all']['tokens']:,}",
+    }
+
+
+def hardware_line(hardware: dict[str, Any]) -> str:
+    return (
+        f"{hardware['cpu']}, {hardware['cores']} cores, {hardware['threads']} threads; "
+        f"Python {hardware['python']}, torch {hardware['torch']}."
+    )
+
+
+if __name__ == "__main__":
+    publish(Path(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[3]))

@@ -1,0 +1,1 @@
+"""How proposals become a token tree, and how rules walk down it."""

@@ -1,0 +1,64 @@
+"""The sizes behind the tests: by hand on D4, and on traces whose effect is known."""
+
+from math import isnan
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from specdec.analysis.acceptance import effects, simulation
+from specdec.analysis.acceptance.estimates import estimate_alpha, robust_error
+from specdec.analysis.acceptance.models import markov, prompt_beta
+from specdec.theory.dependence import replay_rounds
+
+
+def test_sizes_of_d4_are_those_of_the_estimators(d4):
+    sizes = effects.ratio_effects(d4, replicates=200)
+    assert sizes["prompts"].estimate == pytest.approx(4.823406, abs=5e-7)
+    parameters = markov(d4).parameters
+    assert sizes["previous_round"].estimate == pytest.approx(parameters["alpha_1"] - parameters["alpha_0"])
+    squares = sum(((s - s.mean()) ** 2).sum() for _, s in d4.groupby("prompt")["accepted"])
+    assert sizes["memory"].estimate == pytest.approx((-24.90625 + 6.96875) / squares)
+    first = (d4["accepted"] > 0).mean()
+    deeper = d4[d4["accepted"] > 0]
+    beyond = (deeper["accepted"] - 1).sum() / (deeper["accepted"] - 1 + deeper["rejected"]).sum()
+    assert sizes["depth"].estimate == pytest.approx(beyond - first)
+    rho = effects.correlations(d4, refits=20)["prompts_beta"]
+    assert rho.estimate == pytest.approx(0.149504, abs=2e-6) == prompt_beta(d4).parameters["rho"]
+
+
+def test_intervals_hold_known_effects():
+    """200 prompts: Beta(6, 2) between them (rho 1/9), or acceptance that falls by a factor per depth."""
+    differing = simulation.heterogeneous(200, 30, 4, 0, 6, 2)
+    between = effects.correlations(differing, refits=60)["prompts_beta"]
+    assert between.low < 1 / 9 < between.high and between.high - between.low < 0.1
+    sizes = effects.ratio_effects(differing, replicates=500)
+    design = robust_error(differing).design_effect
+    assert sizes["prompts"].estimate == pytest.approx(design) and sizes["prompts"].low > 1.5
+    assert sizes["memory"].low < 0 < sizes["memory"].high
+    mixing = effects.correlations(simulation.mixing(200, 30, 4, 0, 0.7, 0.2), refits=60)["mixing"]
+    assert mixing.low < 0.2 < mixing.high
+    falling = effects.ratio_effects(simulation.falling(200, 30, 4, 0, 8e5, 2e5, 0.9), replicates=500)
+    assert falling["trend"].high < 0 and falling["depth"].high < 0
+
+
+def test_differences_between_gammas_and_from_the_replay():
+    rounds = pd.concat([simulation.falling(50, 30, gamma, 0, 60, 20, 0.8) for gamma in (1, 4)])
+    difference = effects.alpha_difference(rounds, replicates=500)
+    alphas = [estimate_alpha(rounds[rounds["gamma"] == gamma]).alpha for gamma in (1, 4)]
+    assert difference.estimate == pytest.approx(alphas[1] - alphas[0]) and difference.high < 0
+    m = np.random.default_rng(0).beta(2, 1, size=(30, 40))
+    table = simulation.along_texts(m, 3, 0)
+    names = sorted(table["prompt"].unique())
+    replay = pd.DataFrame({"prompt": names, "tokens": 40, "rounds": [replay_rounds(each, 3) for each in m]})
+    ratio = effects.replay_ratio(table, replay, replicates=500)
+    assert ratio.low < 1 < ratio.high
+
+
+def test_what_the_rounds_cannot_give_is_nan(make_rounds):
+    short = effects.ratio_effects(make_rounds({"a": [1, 0], "b": [1, 1]}, 1), replicates=50)
+    assert isnan(short["depth"].estimate) and isnan(short["trend"].estimate)
+    one = make_rounds({"a": [2, 0, 1]}, 3)
+    assert isnan(effects.correlations(one)["mixing"].low)
+    full = effects.correlations(make_rounds({"a": [2, 2], "b": [2]}, 2))
+    assert isnan(full["mixing"].estimate) and isnan(full["prompts_beta"].estimate)

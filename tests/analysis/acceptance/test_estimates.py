@@ -1,0 +1,130 @@
+"""Estimators against the data sets D1 to D6 of THEORY 5, and against simulation."""
+
+from math import isnan, sqrt
+
+import numpy as np
+import pytest
+
+from specdec.analysis.acceptance import estimates as fit
+from specdec.theory.capped_geometric import tokens_per_round
+
+D1 = (40, 25, 15, 8, 12)
+D5 = (50, 15, 10, 8, 17)
+D6 = (20, 22, 20, 18, 20)
+CENSORED = (1,) * 4 + (2,) * 3 + (3,) * 3
+
+
+def test_check_values_of_d1(from_counts):
+    rounds = from_counts(D1)
+    estimate = fit.estimate_alpha(rounds)
+    assert (estimate.accepted, estimate.rejected) == (127, 88)
+    assert estimate.alpha == pytest.approx(0.590698, abs=5e-7)
+    assert estimate.se == pytest.approx(0.033534, abs=5e-7)
+    assert (estimate.ci_low, estimate.ci_high) == pytest.approx((0.523940, 0.654271), abs=5e-7)
+    table = fit.hazards(rounds)
+    np.testing.assert_allclose(table["acceptance"], [0.6, 0.583333, 0.571429, 0.6], atol=5e-7)
+    assert fit.kaplan_meier_tokens(table) == pytest.approx(2.27, abs=1e-9)
+    assert tokens_per_round(estimate.alpha, 4) == pytest.approx(2.267478, abs=5e-7)
+    assert fit.omega_error(estimate, 4) == pytest.approx(0.135900, abs=5e-7)
+    assert 2.27 / tokens_per_round(estimate.alpha, 4) == pytest.approx(1.001112, abs=5e-7)
+
+
+def test_check_values_of_d2_with_censoring(from_counts):
+    rounds = from_counts(D1, CENSORED)
+    estimate = fit.estimate_alpha(rounds)
+    assert (estimate.accepted, estimate.accepted + estimate.rejected) == (146, 234)
+    assert estimate.alpha == pytest.approx(0.623932, abs=5e-7)
+    assert fit.kaplan_meier_tokens(fit.hazards(rounds)) == pytest.approx(2.414514, abs=5e-7)
+    wrong = rounds.assign(rejected=rounds["rejected"] | (rounds["truncation"] != ""))
+    assert fit.estimate_alpha(wrong).alpha == pytest.approx(0.598361, abs=5e-7)
+
+
+@pytest.mark.parametrize(
+    ("counts", "alpha", "hazards", "ratio"),
+    [
+        (D5, 0.604762, (0.5, 0.7, 0.714286, 0.68), 0.976157),
+        (D6, 0.710145, (0.8, 0.725, 0.655172, 0.526316), 1.047081),
+    ],
+)
+def test_check_values_of_d5_and_d6(from_counts, counts, alpha, hazards, ratio):
+    rounds = from_counts(counts)
+    estimate, table = fit.estimate_alpha(rounds), fit.hazards(rounds)
+    assert estimate.alpha == pytest.approx(alpha, abs=5e-7)
+    np.testing.assert_allclose(table["acceptance"], hazards, atol=5e-7)
+    measured = rounds["committed"].mean()
+    assert fit.kaplan_meier_tokens(table) == pytest.approx(measured)  # the product identity, without censoring
+    assert measured / tokens_per_round(estimate.alpha, 4) == pytest.approx(ratio, abs=5e-7)
+
+
+def test_check_values_of_d4_with_clusters(d4):
+    estimate, robust = fit.estimate_alpha(d4), fit.robust_error(d4)
+    assert estimate.alpha == pytest.approx(0.725, abs=1e-12)
+    assert estimate.se == pytest.approx(0.049922, abs=5e-7)
+    assert robust.se == pytest.approx(0.109640, abs=5e-7)
+    assert robust.design_effect == pytest.approx(4.823406, abs=5e-7)
+    assert robust.prompts == 4
+    assert d4["committed"].mean() == 2.8125
+
+
+def test_hazards_count_who_was_at_risk(make_rounds):
+    rounds = make_rounds({"p": [2, 0, 1]}, 3, censored={"p": [1]}, offered={"p": [2, 3, 3, 3]})
+    table = fit.hazards(rounds)  # a full round of 2, rejections at 1 and 2, a cut after 1
+    assert table["at_risk"].tolist() == [4, 2, 0]
+    assert table["rejected"].tolist() == [1, 1, 0]
+    assert isnan(table.loc[3, "acceptance"])
+    assert fit.kaplan_meier_tokens(table) == pytest.approx(1 + 0.75 + 0.75 * 0.5)
+
+
+def test_rounds_without_a_proposal_say_nothing_about_alpha(make_rounds):
+    silent = make_rounds({"p": [0, 2, 0]}, 3, offered={"p": [0, 3, 0]})
+    estimate = fit.estimate_alpha(silent)
+    assert (estimate.accepted, estimate.rejected) == (2, 1)
+    table = fit.hazards(silent)
+    assert table["at_risk"].tolist() == [1, 1, 1]
+    assert fit.position_tokens(silent, table) == pytest.approx((1 + 3 + 1) / 3)
+
+
+def test_position_tokens_adjust_for_what_was_offered(make_rounds):
+    rounds = make_rounds({"p": [2, 0, 1, 1]}, 2, offered={"p": [2, 2, 2, 1]})
+    h1, h2 = 3 / 4, 1 / 2
+    expected = (3 * (1 + h1 + h1 * h2) + (1 + h1)) / 4
+    assert fit.position_tokens(rounds, fit.hazards(rounds)) == pytest.approx(expected)
+
+
+def test_nothing_tested_gives_nan_and_all_accepted_gives_a_one_sided_interval(make_rounds):
+    nothing = make_rounds({"p": [0, 0]}, 3, offered={"p": [0, 0]})
+    assert isnan(fit.estimate_alpha(nothing).alpha) and len(fit.hazards(nothing)) == 0
+    full = fit.estimate_alpha(make_rounds({"p": [3] * 10}, 3))
+    assert full.alpha == full.ci_high == 1 and 0.8 < full.ci_low < 1
+    one = fit.robust_error(make_rounds({"p": [1, 0]}, 3))
+    assert isnan(one.se) and one.prompts == 1
+
+
+def test_estimate_is_right_under_caps_and_cuts(simulate):
+    """40,000 rounds at 0.7 with mixed caps, a third cut after one token: within 5 se (false alarm 6e-7)."""
+    generator = np.random.default_rng(0)
+    rounds = simulate(np.full(4, 0.7), 10_000, 5, generator)
+    cut = (generator.random(len(rounds)) < 1 / 3) & (rounds["accepted"] >= 1)
+    rounds.loc[cut, ["accepted", "rejected", "truncation"]] = [1, False, "end_token"]
+    estimate = fit.estimate_alpha(rounds)
+    assert abs(estimate.alpha - 0.7) < 5 * estimate.se
+    expected = tokens_per_round(0.7, 5)
+    assert abs(fit.kaplan_meier_tokens(fit.hazards(rounds)) - expected) < 5 * fit.omega_error(estimate, 5)
+    naive = rounds["accepted"].sum() / len(rounds) / 5
+    assert abs(naive - 0.7) > 0.2  # accepted over offered is another quantity
+
+
+def test_robust_error_meets_the_spread_of_the_estimate(simulate):
+    """300 runs of 40 prompts with their own alpha: mean robust se within 15% of the spread, 1.4 times the
+    naive.
+    """
+    generator = np.random.default_rng(1)
+    estimates, robust, naive = [], [], []
+    for _ in range(300):
+        rounds = simulate(generator.beta(6, 2, size=40), 15, 4, generator)
+        estimates.append(fit.estimate_alpha(rounds).alpha)
+        naive.append(fit.estimate_alpha(rounds).se)
+        robust.append(fit.robust_error(rounds).se)
+    spread = np.std(estimates)  # its own relative error is 1 / sqrt(600) = 4%: 15% is more than 3.5 of it
+    assert sqrt(np.mean(np.square(robust))) == pytest.approx(spread, rel=0.15)
+    assert spread > 1.4 * np.mean(naive)

@@ -1,0 +1,46 @@
+"""What a choice of gamma before serving was worth, and which runs a notebook reads."""
+
+import pandas as pd
+import pytest
+
+from specdec.analysis.acceptance.gamma_choice import NAMES, choice_in_words
+from specdec.analysis.pages import notebook
+from specdec.errors import UsageError
+
+
+def choices(**columns: list[float]) -> pd.DataFrame:
+    index = pd.Index([1, 2, 4], name="gamma")
+    bounds = {"ci_low": [0.0] * 3, "ci_high": [9.0] * 3}
+    return pd.DataFrame({"measured": [1.2, 1.5, 1.0], **bounds, **columns}, index=index)
+
+
+def test_a_right_and_a_wrong_choice():
+    """Gamma 4 gives 1.0 where gamma 2 gives 1.5: a third less."""
+    words = choice_in_words(choices(replay=[1.3, 1.6, 1.5], **{"capped geometric": [1.3, 1.7, 2.0]}))
+    assert words.startswith("gamma 2 is fastest as measured (speedup 1.500)")
+    assert "replay chooses it too (promises 1.600)" in words
+    assert "capped geometric chooses gamma 4 (promises 2.000, gives 1.000, -33.3%)" in words
+    assert words.endswith("No advice was asked for before this run.")
+
+
+def test_advice_counts_and_a_loss_is_called_one():
+    table = choices(**{NAMES["predicted"]: [0.9, 0.8, 0.7]}).assign(measured=[0.9, 0.8, 0.7])
+    words = choice_in_words(table)
+    assert "slower than no drafter at all; advice, before the run chooses it too" in words
+    assert "No advice" not in words
+
+
+def test_only_the_newest_finished_run_of_each_drafter_is_read(monkeypatch):
+    frame = pd.DataFrame(
+        [("FINISHED", "notebooks", "ngram"), ("FAILED", "notebooks", "oracle"), ("FINISHED", "other", "oracle"),
+         ("FINISHED", "notebooks", "oracle"), ("FINISHED", "notebooks", "ngram")],
+        index=list("edcba"),  # newest first
+        columns=["status", "params.experiment_name", "params.drafter.name"],
+    )  # fmt: skip
+    monkeypatch.setattr(notebook, "load_runs", lambda uri, experiment: frame)
+    monkeypatch.setattr(notebook, "open_run", lambda uri, run_id: run_id)
+    assert notebook.overlay_runs("sqlite:///x.db", "specdec") == ["b", "e"]
+    for lacking in (frame[frame["status"] == "FAILED"], frame.drop(columns="params.experiment_name")):
+        monkeypatch.setattr(notebook, "load_runs", lambda uri, experiment, lacking=lacking: lacking)
+        with pytest.raises(UsageError, match=r"\+experiment=notebooks"):
+            notebook.overlay_runs("sqlite:///x.db", "specdec")

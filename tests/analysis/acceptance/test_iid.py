@@ -1,0 +1,234 @@
+"""The i.i.d. tests: check values of THEORY 6, their size when the model is true, what each one sees."""
+
+from itertools import permutations
+from math import isnan
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from specdec.analysis.acceptance import iid, simulation
+from specdec.analysis.acceptance.estimates import estimate_alpha
+from specdec.theory.capped_geometric import accepted_pmf
+from specdec.theory.dependence import replay_rounds
+
+D1 = (40, 25, 15, 8, 12)
+D5 = (50, 15, 10, 8, 17)
+D6 = (20, 22, 20, 18, 20)
+
+
+def test_check_values_of_d1(from_counts):
+    rounds = from_counts(D1)
+    assert iid.depth(rounds).statistic == pytest.approx(0.109993, abs=2e-6)
+    assert iid.trend(rounds).statistic == pytest.approx(-0.172123, abs=5e-7)
+    mixing = iid.mixing(rounds)
+    assert (mixing.statistic, mixing.p_value) == (0, 1)
+
+
+def test_check_values_of_d5(from_counts):
+    rounds = from_counts(D5)
+    depth, mixing = iid.depth(rounds), iid.mixing(rounds)
+    assert depth.statistic == pytest.approx(8.895892, abs=2e-6)
+    assert depth.p_value == pytest.approx(0.030708, abs=5e-7)
+    assert iid.trend(rounds).statistic == pytest.approx(2.416736, abs=5e-7)
+    assert mixing.statistic == pytest.approx(7.133015, abs=2e-6)
+    assert mixing.p_value == pytest.approx(0.003784, abs=5e-7)
+
+
+def test_check_values_of_d6(from_counts):
+    rounds = from_counts(D6)
+    assert iid.depth(rounds).statistic == pytest.approx(10.829157, abs=2e-6)
+    assert iid.trend(rounds).statistic == pytest.approx(-3.295312, abs=5e-7)
+    assert iid.mixing(rounds).statistic == 0
+
+
+@pytest.mark.parametrize(("counts", "chi_squared"), [(D1, 0.110324), (D5, 8.510374)])
+def test_depth_is_the_g_test_of_the_counts_without_censoring(from_counts, counts, chi_squared):
+    """Counts of A against the fitted law: G equals the statistic, and Pearson's sum is THEORY's."""
+    observed = np.array(counts)
+    expected = observed.sum() * accepted_pmf(estimate_alpha(from_counts(counts)).alpha, 4)
+    g = 2 * (observed * np.log(observed / expected)).sum()
+    assert iid.depth(from_counts(counts)).statistic == pytest.approx(g)
+    assert ((observed - expected) ** 2 / expected).sum() == pytest.approx(chi_squared, abs=5e-7)
+
+
+def test_check_values_of_d4(d4):
+    beta = iid.prompts_beta(d4)
+    assert beta.statistic == pytest.approx(6.448755, abs=2e-6)
+    assert beta.p_value == pytest.approx(0.005552, abs=5e-7)
+    assert iid.previous_round(d4).statistic == pytest.approx(0.288118, abs=2e-6)
+    memory = iid.memory(d4, permutations=4_000)
+    assert memory.statistic == pytest.approx(-24.90625, abs=1e-9)
+    assert iid.memory_mean(d4) == pytest.approx(-6.96875, abs=1e-9)
+    assert memory.n == 28
+
+
+def test_prompts_statistic_by_hand(d4):
+    k, n = np.array([25, 4, 20, 9]), np.array([28, 12, 24, 16])
+    expected = ((k - 0.725 * n) ** 2 / (n * 0.725 * 0.275)).sum()
+    result = iid.prompts(d4)
+    assert result.statistic == pytest.approx(expected) and result.n == 4
+    assert result.p_value < 1e-3
+
+
+def test_memory_permutations_have_the_stated_mean(d4):
+    """Mean over all orders of one short generation, by brute force."""
+    one = d4[d4["prompt"] == "a"].head(6)
+    s = one["accepted"].to_numpy() - one["accepted"].mean()
+    orders = np.array(list(permutations(s)))
+    assert (orders[:, 1:] * orders[:, :-1]).sum(axis=1).mean() == pytest.approx(iid.memory_mean(one))
+
+
+def test_memory_p_value_against_all_orders(make_rounds):
+    """5 rounds have 120 orders: the sampled p-value lies within 5 standard errors of the exact one (6e-7)."""
+    rounds = make_rounds({"p": [3, 3, 2, 0, 0]}, 3)
+    s = rounds["accepted"].to_numpy() - rounds["accepted"].mean()
+    orders = np.array(list(permutations(s)))
+    statistics = (orders[:, 1:] * orders[:, :-1]).sum(axis=1)
+    observed = (s[1:] * s[:-1]).sum()
+    exact = np.mean(np.abs(statistics - statistics.mean()) >= abs(observed - statistics.mean()) - 1e-9)
+    result = iid.memory(rounds, permutations=4_000)
+    assert abs(result.p_value - exact) < 5 * np.sqrt(exact * (1 - exact) / 4_000) + 1 / 4_000
+    assert result == iid.memory(rounds, permutations=4_000)  # the seed decides
+    assert result.p_value != iid.memory(rounds, permutations=4_000, seed=1).p_value
+
+
+def test_memory_leaves_out_cut_rounds_and_silent_ones(make_rounds):
+    plain = make_rounds({"p": [3, 3, 2, 0, 0, 1]}, 3)
+    disturbed = make_rounds(
+        {"p": [3, 0, 3, 2, 0, 0, 0, 1]}, 3, censored={"p": [2]}, offered={"p": [3, 0, 3, 3, 3, 0, 3, 3, 3]}
+    )
+    assert iid.memory(disturbed) == iid.memory(plain)
+
+
+@pytest.mark.slow
+def test_sizes_when_the_model_is_true(simulate):
+    """200 runs, 20 prompts of 12 rounds, alpha 0.7, gamma 4: each test at 5% rejects about 10 times.
+
+    More than 25 has probability 9e-6 for a test of true size 5%, and none at all 4e-5: no test is deaf.
+    """
+    generator = np.random.default_rng(0)
+    rejected = dict.fromkeys(["depth", "trend", "mixing", "prompts", "memory", "prompts_beta", "previous"], 0)
+    for run in range(200):
+        rounds = simulate(np.full(20, 0.7), 12, 4, generator)
+        results = iid.iid_tests(rounds, permutations=99, seed=run)
+        results |= {"prompts_beta": iid.prompts_beta(rounds), "previous": iid.previous_round(rounds)}
+        for name, result in results.items():
+            rejected[name] += result.p_value < 0.05
+    assert 1 <= min(rejected.values()) and max(rejected.values()) <= 25, rejected
+
+
+def test_prompt_differences_deceive_the_depth_test_and_not_the_memory_test(simulate):
+    """THEORY 6: Beta(6, 2) per prompt, no depth effect: depth rejects in 89%, prompts nearly always, memory
+    in 4%.
+
+    60 runs; fewer than 40 depth rejections (at 89%) and more than 12 memory rejections (at 5%) both below
+    3e-5.
+    """
+    generator = np.random.default_rng(1)
+    depth = prompts = memory = 0
+    for run in range(60):
+        rounds = simulate(generator.beta(6, 2, size=40), 30, 5, generator)
+        depth += iid.depth(rounds).p_value < 0.05
+        prompts += iid.prompts(rounds).p_value < 0.05
+        memory += iid.memory(rounds, permutations=99, seed=run).p_value < 0.05
+    assert depth >= 40 and prompts >= 58 and memory <= 12
+
+
+def test_each_test_sees_its_own_effect(simulate, make_rounds):
+    generator = np.random.default_rng(2)
+    falling = simulate(np.tile([0.9, 0.7, 0.5], (10, 1)), 60, 3, generator)
+    assert iid.depth(falling).p_value < 1e-4
+    assert iid.trend(falling).statistic < -5
+    rising = simulate(np.tile([0.5, 0.7, 0.9], (10, 1)), 60, 3, generator)
+    assert iid.trend(rising).statistic > 5 and iid.mixing(rising).p_value < 1e-4
+    sticky = make_rounds({f"p{i}": [3] * 10 + [0] * 10 for i in range(4)}, 3)
+    memory = iid.memory(sticky)
+    assert memory.p_value == 1 / 2000 and memory.statistic > 0
+    assert iid.previous_round(sticky).p_value < 1e-4
+
+
+@pytest.mark.parametrize(
+    ("outputs", "gamma", "offered", "reasons"),
+    [
+        (
+            {"a": [1, 0, 1], "b": [0, 1]},
+            1,
+            None,
+            {"depth": "one depth", "trend": "one depth", "mixing": "two tokens"},
+        ),
+        ({"a": [2, 0, 1, 2]}, 2, None, {"prompts": "only one prompt"}),
+        (
+            {"a": [2, 2], "b": [2, 2]},
+            2,
+            None,
+            {name: "no rejection" for name in ("depth", "trend", "mixing", "prompts")} | {"memory": "differ"},
+        ),
+        (
+            {"a": [0, 0], "b": [0]},
+            2,
+            None,
+            {name: "no draft token" for name in ("depth", "mixing", "prompts")},
+        ),
+        (
+            {"a": [0, 0]},
+            2,
+            {"a": [0, 0]},
+            {name: "no position" for name in ("depth", "trend", "mixing", "prompts")} | {"memory": "differ"},
+        ),
+    ],
+)
+def test_tests_that_do_not_apply_say_why(make_rounds, outputs, gamma, offered, reasons):
+    results = iid.iid_tests(make_rounds(outputs, gamma, offered=offered))
+    for name, reason in reasons.items():
+        assert isnan(results[name].p_value) and reason in results[name].reason, name
+    for name in set(results) - set(reasons):
+        assert isnan(results[name].p_value) == bool(results[name].reason)
+
+
+def test_variants_that_do_not_apply_say_why(make_rounds):
+    one = make_rounds({"a": [0, 1, 0]}, 2)
+    assert "one prompt" in iid.prompts_beta(one).reason
+    assert "follows a full round" in iid.previous_round(one).reason
+
+
+def test_same_alpha_sees_depth_and_pairs_the_prompts(make_rounds):
+    same = pd.concat([simulation.iid(40, 30, gamma, 0, 0.7) for gamma in (1, 2, 6)])
+    result = iid.same_alpha(same, replicates=499)
+    assert result.p_value > 0.05 and result.n == 40
+    falling = pd.concat([simulation.falling(40, 30, gamma, 0, 60, 20, 0.8) for gamma in (1, 2, 6)])
+    alphas = [estimate_alpha(falling[falling["gamma"] == gamma]).alpha for gamma in (1, 2, 6)]
+    result = iid.same_alpha(falling, replicates=499)
+    assert result.p_value == 1 / 500 and result.statistic == pytest.approx(max(alphas) - min(alphas))
+    # The same texts at both gammas and nothing but differences between prompts: the pairs agree exactly.
+    outputs = {"a": [1, 0], "b": [0, 0], "c": [1, 1]}
+    paired = pd.concat([make_rounds(outputs, 2), make_rounds(outputs, 3)])
+    assert iid.same_alpha(paired, replicates=99).p_value == 1
+
+
+def test_same_alpha_that_does_not_apply_says_why(make_rounds):
+    one = make_rounds({"a": [1, 0], "b": [1, 1]}, 2)
+    assert "one gamma" in iid.same_alpha(one).reason
+    apart = pd.concat([one, make_rounds({"a": [1, 0], "c": [1, 1]}, 3)])
+    assert "fewer than two prompts" in iid.same_alpha(apart).reason
+    silent = pd.concat([one, make_rounds({"a": [0], "b": [0]}, 3, offered={"a": [0], "b": [0]})])
+    assert "no position was tested" in iid.same_alpha(silent).reason
+
+
+def test_implementation_agrees_with_its_replay_and_sees_drift():
+    m = np.random.default_rng(3).beta(2, 1, size=(40, 60))
+    rounds = simulation.along_texts(m, 4, 0)
+    names = sorted(rounds["prompt"].unique())
+    replay = pd.DataFrame({"prompt": names, "tokens": 60, "rounds": [replay_rounds(each, 4) for each in m]})
+    result = iid.implementation(rounds, replay, replicates=499)
+    assert result.p_value > 0.05 and result.n == 40
+    assert result.statistic == pytest.approx(2400 / len(rounds) * replay["rounds"].sum() / 2400)
+    drifting = simulation.along_texts(0.9 * m, 4, 0)
+    result = iid.implementation(drifting, replay, replicates=499)
+    assert result.p_value == 1 / 500 and result.statistic < 0.95
+    exact = rounds.groupby("prompt")["committed"].agg(tokens="sum", rounds="size").reset_index()
+    assert iid.implementation(rounds, exact, replicates=99) == iid.IidTest(1.0, 1.0, 40)
+    with pytest.raises(ValueError, match="the replay lacks prompts, the first is 'p00000'"):
+        iid.implementation(rounds, replay.iloc[1:])
+    first = rounds[rounds["prompt"] == names[0]]
+    assert "one prompt" in iid.implementation(first, replay).reason

@@ -1,0 +1,116 @@
+"""The sections on models: what they hold, that their words follow the numbers, and what is said without data."""
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from specdec.analysis.acceptance import simulation
+from specdec.analysis.acceptance.model_sections import model_sections
+from specdec.analysis.read.runs import Run
+from specdec.analysis.sections import Section
+from specdec.errors import UsageError
+from specdec.theory.dependence import replay_rounds
+
+
+def run_of(folder: Path, rounds: pd.DataFrame, **tables: pd.DataFrame) -> Run:
+    """A run with these artifacts: a baseline of one token per round is added to the rounds."""
+    first = rounds[rounds["gamma"] == rounds["gamma"].min()]
+    columns = {"method": "baseline", "gamma": 0, "offered": 0, "offered_nodes": 0, "accepted": 0, "rejected": False}
+    baseline = first.assign(**columns, committed=1)
+    pd.concat([baseline, rounds]).to_parquet(folder / "rounds.parquet")
+    for name, table in tables.items():
+        table.to_parquet(folder / f"{name}.parquet")
+
+    def fetch(name: str) -> Path:
+        if not (folder / name).is_file():
+            raise UsageError(f"The folder has no artifact {name}.")
+        return folder / name
+
+    params = {"structure.gamma": "4", "drafter.name": "simulated"}
+    return Run("run", "here", "FINISHED", params, {}, {}, fetch)
+
+
+@pytest.fixture(scope="module")
+def sections(tmp_path_factory) -> dict[str, Section]:
+    """A position-wise drafter on 40 prompts that differ, with its replay and alpha."""
+    generator = np.random.default_rng(0)
+    centre = generator.beta(6, 2, size=(40, 1))
+    m = generator.beta(20 * centre, 20 * (1 - centre), size=(40, 100))
+    rounds = pd.concat([simulation.along_texts(m, gamma, 0) for gamma in (1, 4)])
+    names = sorted(rounds["prompt"].unique())
+    replay = pd.DataFrame(
+        [
+            {"gamma": g, "kind": kind, "prompt": p, "repeat": 0, "tokens": 100, "rounds": replay_rounds(each, g)}
+            for kind in ("own", "baseline")
+            for g in (1, 4)
+            for p, each in zip(names, m, strict=True)
+        ]
+    )
+    alpha = pd.DataFrame({"prompt": names, "repeat": 0, "numerator": m.sum(axis=1), "denominator": 100.0})
+    run = run_of(tmp_path_factory.mktemp("run"), rounds, replay=replay, alpha=alpha)
+    return {section.title: section for section in model_sections(run, replicates=200, refits=20)}
+
+
+def test_there_are_tests_models_and_prediction(sections):
+    assert list(sections) == [
+        "Is acceptance independent and the same everywhere?",
+        "Which model describes the rounds?",
+        "What would each model have predicted?",
+    ]
+    names = [name for section in sections.values() for name, _ in section.figures]
+    assert names == ["acceptance_by_depth", "prediction_error"]
+
+
+def test_tests_are_read_in_words(sections):
+    section = sections["Is acceptance independent and the same everywhere?"]
+    ((caption, table),) = section.tables
+    assert "gamma 4" in caption and "40 prompts" in caption and "95% prompt-bootstrap" in caption
+    readings = dict(zip(table["question"], table["reading"], strict=True))
+    assert len(readings) == 9
+    assert readings["Do prompts differ (chi-squared)?"] == "some prompts are easier than others"
+    assert readings["Do neighbouring rounds resemble each other?"] == "no sign that they do"
+    assert readings["Does the run take the rounds that its replay expects?"].startswith("it does")
+    assert "prompts" in section.text[0] and section.text[1].startswith("Prompts differ.")
+
+
+def test_models_are_ranked_and_predictions_tabulated(sections):
+    (caption, ranking), *_ = sections["Which model describes the rounds?"].tables
+    assert ranking["behind"].iloc[0] == 0 and ranking["model"].iloc[0] == "prompts differ (prompt beta)"
+    section = sections["What would each model have predicted?"]
+    assert "fitted to the rounds of one half at gamma 4, the largest" in section.text[1]
+    (_, summary), (_, table) = section.tables
+    assert len(summary) == 8 and len(table) == 16
+    assert len(section.text) == 2  # nothing was left out
+
+
+def test_artifacts_that_a_run_lacks_are_named(tmp_path):
+    rounds = pd.concat([simulation.iid(12, 20, gamma, 0, 0.7) for gamma in (1, 4)])
+    tests, _, prediction = model_sections(run_of(tmp_path, rounds), replicates=50, refits=5)
+    assert any("no artifact replay.parquet" in text for text in prediction.text)
+    assert any("no artifact alpha.parquet" in text for text in prediction.text)
+    reading = tests.tables[0][1].set_index("question")["reading"]
+    last = reading["Does the run take the rounds that its replay expects?"]
+    assert last == "not tested: the run has no replay of its own texts"
+
+
+def test_one_prompt_has_no_intervals_and_no_prediction(tmp_path):
+    run = run_of(tmp_path, simulation.iid(1, 40, 4, 0, 0.6))
+    tests, models, prediction = model_sections(run, replicates=50, refits=5)
+    assert prediction.text == ("No prediction: one prompt cannot be split into two halves.",)
+    assert not prediction.tables and models.tables
+    assert not tests.tables[0][1]["estimate"].str.contains(" to ").any()
+
+
+def test_a_run_without_a_proposal_says_so(tmp_path):
+    rounds = simulation.iid(3, 10, 4, 0, 0.6).assign(offered=0, offered_nodes=0, accepted=0, rejected=False)
+    (section,) = model_sections(run_of(tmp_path, rounds.assign(committed=1)))
+    assert "at gamma 4: the drafter never made a proposal" in section.text[0] and not section.tables
+
+
+def test_rounds_that_are_all_censored_are_tested_for_nothing(tmp_path):
+    tests, models, prediction = model_sections(run_of(tmp_path, simulation.iid(6, 10, 4, 0, 1.0)), 50, 5)
+    readings = tests.tables[0][1]["reading"]
+    assert readings.str.startswith("not tested: no rejection was observed").sum() >= 5
+    assert prediction.tables and models.figures

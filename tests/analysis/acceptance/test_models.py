@@ -1,0 +1,99 @@
+"""Likelihood models against THEORY 6, against special cases, and against simulated parameters."""
+
+from math import comb, log
+
+import numpy as np
+import pytest
+from scipy.special import betaln
+
+from specdec.analysis.acceptance import models
+
+D1 = (40, 25, 15, 8, 12)
+D5 = (50, 15, 10, 8, 17)
+D6 = (20, 22, 20, 18, 20)
+
+
+def test_check_values_of_d1(from_counts):
+    rounds = from_counts(D1)
+    assert models.capped_geometric(rounds).log_likelihood == pytest.approx(-145.469776, abs=5e-7)
+    assert models.position(rounds).log_likelihood == pytest.approx(-145.414780, abs=5e-7)
+    mixture = models.beta_geometric(rounds)
+    assert mixture.parameters["rho"] == 0
+    assert mixture.log_likelihood == models.capped_geometric(rounds).log_likelihood
+
+
+def test_check_values_of_d5(from_counts):
+    rounds = from_counts(D5)
+    assert models.capped_geometric(rounds).log_likelihood == pytest.approx(-140.917051, abs=5e-7)
+    assert models.position(rounds).log_likelihood == pytest.approx(-136.469105, abs=5e-7)
+    mixture = models.beta_geometric(rounds)
+    assert mixture.parameters == pytest.approx({"m": 0.512748, "rho": 0.255143}, abs=2e-6)
+    assert mixture.log_likelihood == pytest.approx(-137.350543, abs=5e-7)
+
+
+def test_check_values_of_d6(from_counts):
+    assert models.beta_geometric(from_counts(D6)).parameters["rho"] == 0
+
+
+def test_check_values_of_d4(d4):
+    between = models.prompt_beta(d4)
+    assert between.parameters == pytest.approx({"m": 0.671349, "rho": 0.149504}, abs=2e-6)
+    memory = models.markov(d4)
+    assert memory.parameters == pytest.approx({"alpha_0": 0.688889, "alpha_1": 0.75}, abs=5e-7)
+
+
+def test_beta_geometric_is_the_beta_law_integrated(make_rounds):
+    """At the fitted parameters, the likelihood equals the one by beta functions (rho far from 0)."""
+    rounds = make_rounds({"p": [0] * 30 + [1] * 4 + [2] * 3 + [3] * 13}, 3)
+    fitted = models.beta_geometric(rounds)
+    m, rho = fitted.parameters["m"], fitted.parameters["rho"]
+    assert rho > 0.3
+    a, b = m * (1 - rho) / rho, (1 - m) * (1 - rho) / rho
+    s, d = rounds["accepted"], rounds["rejected"].astype(int)
+    assert fitted.log_likelihood == pytest.approx(float((betaln(a + s, b + d) - betaln(a, b)).sum()), abs=1e-8)
+    for nudged in ((m + 0.01, rho), (m - 0.01, rho), (m, rho + 0.02), (m, rho - 0.02)):
+        a, b = nudged[0] * (1 - nudged[1]) / nudged[1], (1 - nudged[0]) * (1 - nudged[1]) / nudged[1]
+        assert float((betaln(a + s, b + d) - betaln(a, b)).sum()) < fitted.log_likelihood
+
+
+def test_position_model_equals_the_multinomial_without_censoring(from_counts):
+    """Its likelihood is the multinomial's of the counts, up to the number of orders."""
+    counts = np.array([5, 3, 2])
+    share = counts / counts.sum()
+    orders = comb(10, 5) * comb(5, 3)
+    multinomial = log(orders) + float((counts * np.log(share)).sum())
+    assert models.position(from_counts(counts)).log_likelihood + log(orders) == pytest.approx(multinomial)
+
+
+def test_markov_starts_every_generation_afresh(make_rounds):
+    rounds = make_rounds({"a": [2, 1, 2, 0], "b": [0, 1]}, 2)
+    fitted = models.markov(rounds)  # rounds 1 and 3 of prompt a follow a full one, round 2 and round 1 of b do not
+    assert fitted.parameters == pytest.approx({"alpha_0": 3 / 4, "alpha_1": 1 / 3})
+
+
+def test_prompt_beta_recovers_simulated_parameters(simulate):
+    """400 prompts from Beta(6, 2) (m 0.75, rho 1/9), 40 rounds each: m and rho within 0.03 (4 se, 6e-5)."""
+    generator = np.random.default_rng(2)
+    fitted = models.prompt_beta(simulate(generator.beta(6, 2, size=400), 40, 4, generator))
+    assert fitted.parameters == pytest.approx({"m": 0.75, "rho": 1 / 9}, abs=0.03)
+
+
+def test_degenerate_rounds_have_a_fit_without_mixing(make_rounds):
+    full = models.beta_geometric(make_rounds({"p": [2, 2]}, 2))
+    assert full.parameters == {"m": 1.0, "rho": 0.0} and full.log_likelihood == 0
+    never = models.prompt_beta(make_rounds({"p": [0, 0]}, 2))
+    assert never.parameters == {"m": 0.0, "rho": 0.0} and never.log_likelihood == 0
+
+
+def test_comparison_ranks_by_aic(from_counts):
+    table = models.compare_models(from_counts(D5))
+    assert table["aic"].is_monotonic_increasing and table.index[0] == "beta_geometric"
+    np.testing.assert_allclose(table["aic"], 2 * table["parameters"] - 2 * table["log_likelihood"])
+    assert dict(table["parameters"]) == {
+        "capped_geometric": 1,
+        "position": 4,
+        "beta_geometric": 2,
+        "prompt_beta": 2,
+        "markov": 2,
+    }
+    assert models.compare_models(from_counts(D1)).index[0] == "capped_geometric"

@@ -1,0 +1,199 @@
+"""Prediction on held-out prompts: the recursion against theory, errors on simulated traces, what is said."""
+
+from math import isnan
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy.stats import beta as beta_law
+
+from specdec.analysis.acceptance import prediction as P
+from specdec.analysis.acceptance import simulation
+from specdec.theory.capped_geometric import expected_rounds, tokens_per_round
+from specdec.theory.dependence import markov_tokens_per_round, replay_rounds
+
+GAMMAS = (1, 5, 10, 15)
+
+
+def errors(prediction, model):
+    part = prediction.table[prediction.table["model"] == model]
+    return dict(zip(part["gamma"], part["error"], strict=True))
+
+
+@pytest.fixture(scope="module")
+def feature_drafter():
+    """500 prompts that differ, texts of 200 tokens, acceptance that falls with depth: 60 rounds each at gamma 15."""
+    rounds = pd.concat([simulation.falling(500, 200, gamma, 0, 12, 3, 0.93, tokens=200) for gamma in GAMMAS])
+    assert rounds[rounds["gamma"] == 15].groupby("prompt").size().mean() > 50
+    alphas = simulation.first_alphas(500, 0, 12, 3)
+    sums = pd.DataFrame({"prompt": sorted(rounds["prompt"].unique()), "numerator": 200 * alphas, "denominator": 200.0})
+    return P.predict(rounds, sums, replicates=100, refits=8)
+
+
+def test_the_capped_geometric_over_predicts_a_feature_drafter(feature_drafter):
+    for model in ("capped_geometric.text", "capped_geometric.short"):
+        by_gamma = errors(feature_drafter, model)
+        assert all(by_gamma[gamma] > 0.10 for gamma in (5, 10, 15))
+        assert by_gamma[15] > by_gamma[10] > by_gamma[5] > by_gamma[1] > -0.01
+    assert "5, 10, 15; its largest miss is +4" in P.prediction_in_words(feature_drafter)
+
+
+def test_the_position_model_stays_within_two_percent(feature_drafter):
+    by_gamma = errors(feature_drafter, "position")
+    assert all(abs(by_gamma[gamma]) < 0.02 for gamma in GAMMAS)
+    assert feature_drafter.models["model"].iloc[0] == "position"
+    assert feature_drafter.fit_gamma == 15 and feature_drafter.prompts == 500
+
+
+def test_replay_stays_within_one_percent():
+    """500 texts of 120 tokens with known m_t, prompts that differ: 50 rounds each at gamma 5."""
+    generator = np.random.default_rng(0)
+    centre = generator.beta(6, 3, size=(500, 1))
+    m = generator.beta(4 * centre, 4 * (1 - centre), size=(500, 120))
+    gammas = (1, 3, 5)
+    rounds = pd.concat([simulation.along_texts(m, gamma, 0) for gamma in gammas])
+    names = sorted(rounds["prompt"].unique())
+    replay = pd.concat(
+        pd.DataFrame({"gamma": gamma, "prompt": names, "tokens": 120, "rounds": [replay_rounds(t, gamma) for t in m]})
+        for gamma in gammas
+    )
+    result = P.predict(rounds, replay=replay, replicates=100, refits=0)
+    assert all(abs(error) < 0.01 for error in errors(result, "replay").values())
+    with pytest.raises(ValueError, match="replay at gamma 1 lacks prompts"):
+        P.predict(rounds, replay=replay[replay["prompt"] != names[0]], replicates=10, refits=0)
+
+
+def test_a_model_that_is_true_does_not_miss():
+    """I.i.d. acceptance, 100 prompts: every model contains it; 1% is several times the sampling error of the ratio."""
+    rounds = pd.concat([simulation.iid(100, 120, gamma, 1, 0.75, tokens=120) for gamma in (1, 4, 8)])
+    result = P.predict(rounds, replicates=100, refits=30)
+    for model in ("capped_geometric.mle", "position", "beta_geometric", "prompt_beta", "markov"):
+        assert all(abs(error) < 0.03 for error in errors(result, model).values()), model
+    interval = result.table[result.table["model"] == "capped_geometric.mle"]
+    assert ((interval["error_low"] < 0) & (interval["error_high"] > 0)).all()
+    assert "does not miss significantly at any gamma" in P.prediction_in_words(result)
+
+
+def test_each_model_predicts_best_where_it_is_true():
+    markov = pd.concat([simulation.markov(100, 300, gamma, 2, 0.4, 0.9) for gamma in (1, 4, 8)])
+    differing = pd.concat([simulation.heterogeneous(400, 120, g, 3, 2, 1, tokens=120) for g in (1, 2, 4, 8)])
+    for rounds, model in ((markov, "markov"), (differing, "prompt_beta")):
+        result = P.predict(rounds, replicates=50, refits=0)
+        assert result.models["model"].iloc[0] == model
+        assert result.models["mean_error"].iloc[0] < 0.02
+
+
+def test_halves_know_nothing_of_each_other():
+    """A prompt's own rounds play no part in its prediction: changing one half changes the other's prediction only."""
+    rounds = simulation.iid(20, 20, 3, 0, 0.6)
+    side = np.zeros(20, dtype=int)
+    side[np.random.default_rng(0).permutation(20)[:10]] = 1
+    names = sorted(rounds["prompt"].unique())
+    data = P._counts(rounds, rounds, None, names, 3)
+    first = {name: (P._weights(side, 0, 0) * (side != 0)) @ table for name, table in data.items()}
+    inside = rounds[rounds["prompt"].isin([name for name, half in zip(names, side, strict=True) if half == 1])]
+    assert first["at_risk"][0, 0] == (inside["accepted"] + inside["rejected"] >= 1).sum()
+    replicates = P._weights(side, 50, 0)
+    assert (replicates[:, side == 0].sum(axis=1) == 10).all() and (replicates[0] == 1).all()
+
+
+def test_recursion_is_theory_with_one_alpha():
+    law = P.Law(np.full((1, 1, 1, 5), 0.8), np.ones((1, 1)))
+    rounds = P.expected_rounds(law, np.ones((1, 6)), 5, 128)
+    np.testing.assert_allclose(rounds[0], expected_rounds(0.8, 5, 128))
+    assert rounds[0, [32, 128]].tolist() == pytest.approx([9.180389, 35.201539], abs=5e-7)
+
+
+def test_recursion_with_memory_reaches_the_long_run_value():
+    for a01, a11, expected in ((0.5, 0.9, 3.680727), (0.9, 0.7, 3.414625)):
+        law = P.markov_law(np.array([a01]), np.array([a11]), 5)
+        rounds = P.expected_rounds(law, np.ones((1, 6)), 5, 2000)  # beyond EXACT: continued by its slope
+        assert 1000 / (rounds[0, 2000] - rounds[0, 1000]) == pytest.approx(expected, abs=5e-6)
+        assert markov_tokens_per_round(a01, a11, 5) == pytest.approx(expected, abs=5e-7)
+
+
+def test_shorter_offers_are_part_of_a_round():
+    """Half of the rounds offer nothing, the others two tokens: 1 + (h1 + h1 h2) / 2 tokens per round."""
+    rejected, whole = P.round_law(np.array([0.8, 0.5]), np.array([1.0, 0.5, 0.5]), 2)
+    assert (rejected + whole).sum() == pytest.approx(1)
+    tokens = ((rejected + whole) * np.arange(1, 4)).sum()
+    assert tokens == pytest.approx(1 + (0.8 + 0.4) / 2)
+
+
+def test_offers_are_censored_by_the_end_of_the_text(make_rounds):
+    rounds = make_rounds({"p": [2, 0, 0, 1]}, 2, offered={"p": [2, 0, 2, 1]})  # the last had room for one only
+    sums = {name: table.sum(axis=0)[None] for name, table in P._counts(rounds, rounds, None, ["p"], 2).items()}
+    # Of four rounds with room for one token, three offered one; of the two of these with room for two, both did.
+    np.testing.assert_allclose(P._offers(sums), [[1, 0.75, 0.75]])
+
+
+def test_quadrature_has_the_moments_of_the_beta_law():
+    a, b = np.array([6.0, 0.4, 6e6, 1.0]), np.array([2.0, 0.3, 2e6, 1.0])
+    nodes, weight = P.beta_quadrature(a, b, 12)
+    np.testing.assert_allclose(weight.sum(axis=1), 1)
+    for power in (1, 2, 5, 20):
+        expected = [beta_law(*each).moment(power) for each in zip(a, b, strict=True)]
+        np.testing.assert_allclose((weight * nodes**power).sum(axis=1), expected, rtol=1e-6)
+
+
+def test_prompts_that_accept_all_or_nothing_are_two_types():
+    """A correlation of 1 between the tests of a prompt: the beta law has its mass at 0 and at 1."""
+    m, size = np.array([0.25, 1e-9]), 1e-9
+    nodes, weight = P.beta_quadrature(m * size, (1 - m) * size, 12)
+    assert np.isfinite(nodes).all() and np.isfinite(weight).all()
+    assert weight[0] @ nodes[0] == pytest.approx(0.25, abs=1e-6)
+    assert weight[0] @ (nodes[0] * (1 - nodes[0])) == pytest.approx(0, abs=1e-6)
+
+
+def test_few_prompts_have_errors_without_intervals():
+    rounds = pd.concat([simulation.iid(2, 30, gamma, 0, 0.7) for gamma in (1, 3)])
+    result = P.predict(rounds)
+    assert result.refits == 0 and result.table["error_low"].isna().all()
+    assert "without intervals no miss can be called real" in P.prediction_in_words(result)
+    assert set(result.left_out) == {"capped_geometric.text", "replay"}
+
+
+@pytest.mark.parametrize(
+    ("rounds", "reason"),
+    [
+        (simulation.iid(1, 5, 2, 0, 0.5), "one prompt cannot be split"),
+        (simulation.iid(3, 5, 2, 0, 0.5).assign(method="baseline"), "no round of a drafter"),
+        (simulation.iid(3, 5, 2, 0, 0.5).assign(offered=0, accepted=0, rejected=False), "no draft token was tested"),
+        (pd.concat([simulation.iid(3, 5, 2, 0, 0.5).assign(method=m) for m in "ab"]), "several drafters"),
+    ],
+)
+def test_rounds_that_allow_no_prediction_are_explained(rounds, reason):
+    assert reason in P.unpredictable(rounds)
+    with pytest.raises(ValueError, match=reason):
+        P.predict(rounds)
+
+
+def test_one_gamma_and_no_rejection_can_be_predicted():
+    result = P.predict(simulation.iid(6, 10, 3, 0, 1.0), refits=5)
+    assert "capped_geometric.short" in result.left_out and "markov" in result.left_out
+    part = result.table.set_index("model")
+    assert part.loc["position", "predicted"] == pytest.approx(tokens_per_round(1.0, 3))
+    assert not isnan(part.loc["prompt_beta", "predicted"])
+
+
+def test_a_model_that_half_of_the_prompts_does_not_determine_is_left_out():
+    """Every text all accepted or all rejected: no round follows another of its kind, and Markov has nothing to fit."""
+    rows = []
+    for prompt in range(6):
+        accepted = 2 if prompt % 2 else 0
+        for method, gamma in (("baseline", 0), ("ngram", 2)):
+            for index in range(3):
+                offered = gamma
+                taken = accepted if gamma else 0
+                rows.append(
+                    dict(
+                        cell="c", method=method, gamma=gamma, repeat=0, prompt=f"p{prompt}", category="x", round=index,
+                        context=10, offered_nodes=offered, offered=offered, accepted=taken, committed=taken + 1,
+                        rejected=bool(gamma) and taken < gamma, truncation="", tokens_left=(3 - index) * (taken + 1),
+                        source="", rank=0, draft_s=0.0, verify_s=1.0, accept_s=0.0, commit_s=0.0, round_s=1.0,
+                    )
+                )  # fmt: skip
+    prediction = P.predict(pd.DataFrame(rows), None, None, seed=0, replicates=50, refits=0)
+    assert len(prediction.table) and prediction.table["error"].notna().all()
+    assert set(prediction.models["model"]) == set(prediction.table["model"])
+    assert P.prediction_in_words(prediction)

@@ -1,0 +1,78 @@
+"""The account in words: the guilty factor, what is not significant, what one prompt cannot say; the tables."""
+
+from math import nan
+
+import numpy as np
+import pytest
+
+from specdec.analysis.account.account_sections import factor_table, time_split, time_table, verdict
+
+
+def test_worked_example_names_the_time_of_drafting(worked_example):
+    sentence = verdict(worked_example)
+    assert sentence.startswith("Speculation pays: speedup 2.529 (")
+    assert "theory promises 3.689 tokens per round at gamma 5 and alpha 0.800" in sentence
+    assert "what costs most is the time of drafting (`draft` 0.870" in sentence
+    assert "without it the speedup would be 2.909" in sentence
+    assert "what gains most is the baseline's time per token against the bare call (`baseline` 1.050" in sentence
+    assert sentence.endswith(".") and "not significant" not in sentence
+    assert "v = 1.125" in time_split(worked_example) and "1.370 times a bare call" in time_split(worked_example)
+    assert "t1 = 20 ms" in time_split(worked_example)
+
+
+@pytest.mark.parametrize(
+    "factors, says",
+    [
+        ({"omega": 2.0, "draft": 0.4, "verify": 0.9}, "without it speculation would pay, with 1.800"),
+        ({"omega": 1.1, "draft": 0.4, "verify": 0.6}, "even without it speculation would not pay, with 0.660"),
+        ({"omega": 2.0, "offered": 0.4}, "fewer tokens offered than gamma (`offered` 0.400"),
+        ({"omega": 2.0, "drift": 0.4, "dependence": 1.0}, "drift of the drafter, or chance (`drift` 0.400"),
+        ({"omega": 2.0, "dependence": 0.4}, "no replay tells them apart) (`dependence` 0.400"),
+        ({"omega": 2.0, "dependence": 0.4, "drift": 1.0}, "dependence between positions and differences between texts"),
+    ],
+)
+def test_a_loss_names_its_cause(make_account, factors, says):
+    sentence = verdict(make_account(factors))
+    assert sentence.startswith("Speculation does not pay: speedup 0.") and says in sentence
+
+
+def test_nothing_costs_anything(make_account):
+    sentence = verdict(make_account({"omega": 2.0, "offered": 1.0, "draft": 1 - 1e-12, "baseline": 1.2}))
+    assert "no factor costs anything" in sentence and "`baseline` 1.200" in sentence
+    assert "gains" not in verdict(make_account({"omega": 2.0, "offered": 1.0}))
+
+
+def test_what_is_not_significant_is_called_so(make_account):
+    factors = {"omega": 2.0, "dependence": 0.8, "draft": 0.9, "verify": 0.95}
+    sentence = verdict(make_account(factors, {"dependence": (0.6, 1.1)}))
+    assert "(`dependence` 0.800, 95% interval 0.600 to 1.100 and contains 1: not significant)" in sentence
+    assert "the largest significant loss is the time of drafting (`draft` 0.900" in sentence
+    unsure = {name: (0.5, 1.5) for name in factors}
+    assert "no loss is significant" in verdict(make_account(factors, unsure))
+    unsettled = verdict(make_account(factors, {"speedup": (0.9, 1.8)}))
+    assert unsettled.startswith("Whether speculation pays is not settled, the interval of its speedup contains 1")
+
+
+def test_one_prompt_gives_estimates_without_intervals(make_account):
+    factors = {"omega": 2.0, "draft": 0.9}
+    account = make_account(factors, dict.fromkeys([*factors, "speedup", "g", "v", "o"], (nan, nan)), prompts=1)
+    sentence = verdict(account)
+    assert sentence.startswith("Speculation pays: speedup 1.800 (no interval: one prompt)")
+    assert "nan" not in sentence + time_split(account) and "significant" not in sentence
+    assert list(factor_table(account)["effect"]) == ["theory", "costs (no interval)", ""]
+
+
+def test_factor_table_multiplies_up_to_the_speedup(worked_example):
+    table = factor_table(worked_example)
+    assert list(table["factor"]) == [*worked_example.factors, "speedup"]
+    np.testing.assert_allclose(table["product"][:-1], np.cumprod(list(worked_example.factors.values())))
+    assert table["product"].iloc[-1] == pytest.approx(table["value"].iloc[-1]) == pytest.approx(2.529197, abs=1e-6)
+    effects = dict(zip(table["factor"], table["effect"], strict=True))
+    assert effects["offered"] == "none" and effects["draft"] == "costs" and effects["baseline"] == "gains"
+
+
+def test_time_table_adds_up(worked_example):
+    table = time_table(worked_example).set_index("part")
+    assert table.loc[["verify", "draft", "rest"], "ms"].sum() == pytest.approx(27.4) == table.loc["round", "ms"]
+    assert table.loc["verify", "over t(1)"] == pytest.approx(1.125)
+    assert table["share"].sum() == pytest.approx(2)

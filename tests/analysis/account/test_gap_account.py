@@ -1,0 +1,183 @@
+"""The gap account: check values of THEORY 8, the product for arbitrary data, what each factor reacts to."""
+
+from math import log, prod
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy.optimize import brentq
+
+from specdec.analysis.account.gap_account import FACTORS, Account, account_table, gap_account
+from specdec.theory.capped_geometric import tokens_per_round
+from specdec.theory.dependence import replay_rounds
+
+ACCEPTED = [2, 3, 2, 3, 2, 2, 2, 3, 2, 2]  # 33 tokens in 10 rounds: 3.30 per round
+
+
+def long_text(rounds: pd.DataFrame) -> pd.DataFrame:
+    """The same rounds in the middle of a text, so that the end of the text cuts nothing."""
+    return rounds.assign(tokens_left=1_000)
+
+
+def baseline_of(make_rounds, tokens: int, seconds_per_token: float, prompts: tuple[str, ...] = ("p",)):
+    times = {"draft_s": 0.0, "verify_s": seconds_per_token, "accept_s": 0.0, "commit_s": 0.0}
+    durations = times | {"round_s": seconds_per_token}
+    return make_rounds({name: [0] * tokens for name in prompts}, 0, method="baseline", durations=durations)
+
+
+def six_factors(make_rounds, omega, gamma, tau_ratio, d, tv, to, t1, t_ar) -> Account:
+    """Account of a text with the given ratios: alpha from Omega, tokens per round scaled to tau."""
+    alpha = brentq(lambda a: tokens_per_round(a, gamma) - omega, 0, 1, xtol=1e-15)
+    durations = {"draft_s": d, "verify_s": tv, "accept_s": 0.0, "commit_s": 0.0, "round_s": d + tv + to}
+    rounds = long_text(make_rounds({"p": [0] * 10}, gamma, durations=durations))
+    rounds["committed"] = rounds["committed"].astype(float) * omega * tau_ratio
+    return gap_account(alpha, gamma, rounds, baseline_of(make_rounds, 10, t_ar), t1, replicates=10)
+
+
+def test_check_values_of_the_worked_example(make_rounds):
+    durations = {"draft_s": 3e-3, "verify_s": 22.5e-3, "accept_s": 1e-3, "commit_s": 5e-4, "round_s": 27.4e-3}
+    rounds = long_text(make_rounds({"p": ACCEPTED}, 5, durations=durations))
+    account = gap_account(0.8, 5, rounds, baseline_of(make_rounds, 33, 21e-3), t1_s=20e-3)
+    expected = {
+        "omega": 3.68928,
+        "offered": 1.0,
+        "dependence": 0.894483,
+        "draft": 0.869565,
+        "verify": 0.901961,
+        "overhead": 0.930657,
+        "baseline": 1.05,
+    }
+    assert account.factors == pytest.approx(expected, abs=5e-7)
+    assert account.speedup == pytest.approx(2.529197, abs=5e-7)
+    assert account.product == pytest.approx(account.speedup, abs=1e-12)
+    assert account.time == pytest.approx({"g": 0.15, "v": 1.125, "o": 0.095})
+    assert account.tokens_per_round == pytest.approx(3.3) and account.omega_bar == pytest.approx(3.68928)
+    assert account.replay_tokens_per_round is None
+    assert np.isnan(account.intervals["speedup"].low)  # one prompt
+
+
+def test_check_values_of_the_public_eagle_cost_fit(make_rounds):
+    """H100, LLaMA-3.1-8B, EAGLE-3, GSM8K, gamma 3: times over t1 that give the published factors."""
+    g = 1 / 0.734508 - 1
+    v = (1 + g) / 0.992239 - g
+    o = (v + g) / 0.870621 - v - g
+    account = six_factors(make_rounds, 2.594342, 3, 0.917090, g, v, o, 1.0, 1.203903)
+    values = [account.factors[name] for name in ("omega", "dependence", "draft", "verify", "overhead", "baseline")]
+    np.testing.assert_allclose(values, [2.594342, 0.917090, 0.734508, 0.992239, 0.870621, 1.203903], atol=1e-9)
+    assert account.speedup == pytest.approx(1.817491, abs=5e-6)  # the factors are published with six digits
+
+
+def test_check_value_of_the_public_rest_log(make_rounds):
+    """1.988752 tokens per round, 25.715685 ms per baseline token, 30.031037 ms per round."""
+    account = six_factors(make_rounds, 1.988752, 4, 1.0, 0.0, 30.031037, 0.0, 25.715685, 25.715685)
+    assert account.speedup == pytest.approx(1.702976, abs=1e-6)  # inputs are rounded
+    assert account.factors["baseline"] == 1 and account.factors["draft"] == 1
+    assert account.product == pytest.approx(account.speedup, abs=1e-12)
+
+
+def random_run(make_rounds, generator: np.random.Generator, prompts: int = 6, gamma: int = 4):
+    """Rounds of any shape: uneven offers, cuts, random times; a baseline; a replay."""
+    parts, baselines, replays = [], [], []
+    for i in range(prompts):
+        name, length = f"p{i}", int(generator.integers(3, 12))
+        offered = generator.integers(0, gamma + 1, size=length)
+        accepted = generator.binomial(offered, 0.7)
+        part = make_rounds({name: accepted.tolist()}, gamma, offered={name: offered.tolist()})
+        for column in ("draft_s", "verify_s", "accept_s", "commit_s"):
+            part[column] = generator.gamma(2, 0.01, size=length)
+        part["round_s"] = part[["draft_s", "verify_s", "accept_s", "commit_s"]].sum(axis=1) * 1.1
+        parts.append(part)
+        tokens = int(part["committed"].sum())
+        baselines.append(baseline_of(make_rounds, tokens, generator.uniform(0.01, 0.03), (name,)))
+        m = generator.random(tokens)
+        replays.append({"prompt": name, "tokens": tokens, "rounds": replay_rounds(m, gamma)})
+    return pd.concat(parts, ignore_index=True), pd.concat(baselines, ignore_index=True), pd.DataFrame(replays)
+
+
+@pytest.mark.parametrize("with_replay", [False, True])
+@pytest.mark.parametrize("seed", range(5))
+def test_the_product_is_the_measured_speedup_for_any_data(make_rounds, seed, with_replay):
+    generator = np.random.default_rng(seed)
+    rounds, baseline, replay = random_run(make_rounds, generator)
+    alpha, t1 = generator.uniform(0.2, 1), generator.uniform(0.005, 0.05)
+    account = gap_account(alpha, 4, rounds, baseline, t1, replay if with_replay else None, replicates=50)
+    measured = (baseline["round_s"].sum() / baseline["committed"].sum()) / (
+        rounds["round_s"].sum() / rounds["committed"].sum()
+    )
+    assert account.speedup == pytest.approx(measured, abs=1e-12)
+    assert abs(account.product - measured) < 1e-9
+    assert sum(log(factor) for factor in account.factors.values()) == pytest.approx(log(measured), abs=1e-9)
+    assert list(account.factors) == [name for name in FACTORS if with_replay or name != "drift"]
+    assert sum(account.time.values()) == pytest.approx(rounds["round_s"].mean() / t1)
+
+
+def test_replay_splits_dependence_from_drift(make_rounds):
+    rounds, baseline, replay = random_run(make_rounds, np.random.default_rng(7))
+    without = gap_account(0.6, 4, rounds, baseline, 0.02, replicates=10)
+    split = gap_account(0.6, 4, rounds, baseline, 0.02, replay, replicates=10)
+    assert split.replay_tokens_per_round == pytest.approx(replay["tokens"].sum() / replay["rounds"].sum())
+    assert split.factors["dependence"] * split.factors["drift"] == pytest.approx(without.factors["dependence"])
+    assert split.factors["drift"] != pytest.approx(1, abs=0.01)
+
+
+def test_offered_factor_counts_short_offers_silence_and_the_end_of_the_text(make_rounds):
+    """Rounds that offered 4, 2 and 0, and one that offered 4 with 2 tokens left: one can be a draft."""
+    rounds = make_rounds({"p": [4, 2, 0, 1]}, 4, offered={"p": [4, 2, 0, 4]})
+    rounds["tokens_left"] = [11, 6, 3, 2]
+    account = gap_account(0.5, 4, rounds, baseline_of(make_rounds, 11, 0.02), 0.02)
+    omega_bar = np.mean([1.9375, 1.75, 1.0, 1.5])  # Omega(.5, 4), (.5, 2), (.5, 0), (.5, 1)
+    assert account.omega_bar == pytest.approx(omega_bar)
+    assert account.factors["offered"] == pytest.approx(omega_bar / 1.9375)
+
+
+def test_intervals_come_from_the_same_replicates(make_rounds):
+    rounds, baseline, replay = random_run(make_rounds, np.random.default_rng(8), prompts=12)
+    sums = rounds.groupby("prompt")["accepted"].sum().rename("numerator").to_frame()
+    sums["denominator"] = sums["numerator"] + rounds.groupby("prompt")["rejected"].sum()
+    alpha = sums["numerator"].sum() / sums["denominator"].sum()
+    free = gap_account(alpha, 4, rounds, baseline, 0.02, replay, sums.reset_index(), replicates=500)
+    fixed = gap_account(alpha, 4, rounds, baseline, 0.02, replay, replicates=500)
+    assert free.factors == pytest.approx(fixed.factors)
+    for name in (*FACTORS, "speedup", "g", "v", "o"):
+        interval = free.intervals[name]
+        assert interval.low <= interval.estimate <= interval.high and interval.prompts == 12
+    assert fixed.intervals["omega"].low == fixed.intervals["omega"].high == fixed.factors["omega"]
+    assert free.intervals["omega"].low < free.intervals["omega"].high
+    assert free.intervals["speedup"] == fixed.intervals["speedup"]
+    widths = prod(free.intervals[name].high / free.intervals[name].low for name in FACTORS)
+    assert free.intervals["speedup"].high / free.intervals["speedup"].low < widths  # not intervals multiplied
+
+
+def test_replicates_of_prompts_without_a_position_have_no_theory(make_rounds):
+    """Two prompts, one of which gave no proposal: one replicate in four has no alpha, so theory has no interval."""
+    rounds = make_rounds({"p": [2, 3], "q": [0, 0]}, 4, offered={"p": [4, 4], "q": [0, 0]})
+    sums = pd.DataFrame({"prompt": ["p"], "numerator": [5.0], "denominator": [7.0]})
+    account = gap_account(5 / 7, 4, rounds, baseline_of(make_rounds, 9, 0.02, ("p", "q")), 0.02, None, sums, 200)
+    assert account.product == pytest.approx(account.speedup, abs=1e-12)
+    assert np.isnan([account.intervals["omega"].low, account.intervals["dependence"].low]).all()
+    assert account.intervals["speedup"].low < account.intervals["speedup"].high
+
+
+def test_oracle_rounds_give_factors_of_one(simulate, make_rounds):
+    """Acceptance i.i.d. at alpha, long texts: dependence within 5 standard errors of 1 (false alarm 6e-7)."""
+    rounds = long_text(simulate(np.full(20, 0.8), 200, 5, np.random.default_rng(9)))
+    names = tuple(rounds["prompt"].unique())
+    account = gap_account(0.8, 5, rounds, baseline_of(make_rounds, 10, 0.02, names), 0.02, replicates=200)
+    assert account.factors["offered"] == pytest.approx(1, abs=1e-12)
+    assert abs(account.factors["dependence"] - 1) < 5 * 1.9657 / 3.68928 / np.sqrt(4_000)
+
+
+def test_bad_input_is_refused(make_rounds):
+    rounds, baseline, replay = random_run(make_rounds, np.random.default_rng(10))
+    with pytest.raises(ValueError, match="positive times"):
+        gap_account(0.5, 4, rounds, baseline, 0.0)
+    with pytest.raises(ValueError, match="more than gamma 2"):
+        gap_account(0.5, 2, rounds, baseline, 0.02)
+    with pytest.raises(ValueError, match="replay figures lack 1 prompts, the first is 'p0'"):
+        gap_account(0.5, 4, rounds, baseline, 0.02, replay[replay["prompt"] != "p0"])
+    with pytest.raises(ValueError, match="baseline covers prompts"):
+        account_table(rounds[rounds["prompt"] != "p0"], baseline, 4)
+    # The other prompts have no positions with a proposal.
+    sums = pd.DataFrame({"prompt": ["p1", "p2"], "numerator": 1.0, "denominator": 2.0})
+    with pytest.raises(ValueError, match="alpha is 0.6 but its sums .* give 0.5"):
+        gap_account(0.6, 4, rounds, baseline, 0.02, alpha_sums=sums)

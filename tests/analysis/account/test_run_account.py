@@ -1,0 +1,152 @@
+"""The account of a logged run, rebuilt from its files: groups, what is missing, what contradicts itself."""
+
+from math import isnan, prod
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from specdec.analysis.account.account_sections import account_sections
+from specdec.analysis.account.run_account import account_by, account_of
+from specdec.analysis.read.runs import Run
+from specdec.errors import UsageError
+
+PARAMS = {"structure.gamma": "3", "measurement.bootstrap": "300", "seed": "0", "drafter.name": "ngram"}
+
+
+@pytest.fixture
+def store(tmp_path, make_rounds):
+    """A folder with the artifacts of a run of two categories, and the run; `change` rewrites one of them."""
+    generator = np.random.default_rng(0)
+    parts, baseline = [], []
+    for i in range(8):
+        name, category = f"p{i}", "code" if i < 5 else "prose"
+        accepted = {name: generator.integers(0, 4, size=20).tolist()}
+        offered = {name: [3] * 20}
+        if name == "p7":  # no proposal at all
+            accepted, offered = {name: [0] * 20}, {name: [0] * 20}
+        part = make_rounds(accepted, 3, offered=offered, category=category)
+        part["round_s"] *= generator.uniform(1.0, 1.5)
+        parts.append(part)
+        tokens = {name: [0] * int(part["committed"].sum())}
+        times = {"draft_s": 0.0, "verify_s": 0.02, "accept_s": 0.0, "commit_s": 0.0, "round_s": 0.021}
+        baseline.append(make_rounds(tokens, 0, method="baseline", category=category, durations=times))
+    rounds = pd.concat(parts + baseline, ignore_index=True)
+    arm = rounds[rounds["method"] == "ngram"]
+    sums = arm.groupby("prompt", as_index=False).agg(tokens=("committed", "sum"), rounds=("round", "size"))
+    replay = sums.assign(gamma=3, kind="own", repeat=0)
+    alpha = arm.groupby("prompt", as_index=False).agg(numerator=("accepted", "sum"), denominator=("offered", "sum"))
+    tables = {"rounds": rounds, "replay": replay, "alpha": alpha.assign(repeat=0)}
+    for name, table in tables.items():
+        table.to_parquet(tmp_path / f"{name}.parquet")
+
+    def fetch(name):
+        if not (tmp_path / name).exists():
+            raise UsageError(f"The folder x has no artifact {name}; every run that finished writes it.")
+        return tmp_path / name
+
+    return Run("x", "the folder x", "FINISHED", PARAMS, {}, {}, fetch), tmp_path
+
+
+def rewrite(folder, name, change):
+    path = folder / f"{name}.parquet"
+    change(pd.read_parquet(path)).to_parquet(path)
+
+
+def test_groups_have_their_own_alpha_and_close(store):
+    run, _ = store
+    table = account_by(run, "category")
+    rounds = run.rounds()
+    for category, rows in table.groupby("category"):
+        arm = rounds[(rounds["category"] == category) & (rounds["method"] == "ngram")]
+        assert rows["alpha"].iloc[0] == pytest.approx(arm["accepted"].sum() / arm["offered"].sum())
+        assert set(rows["alpha_of"]) == {"group"} and rows["ci_low"].notna().all()
+        factors = rows[~rows["quantity"].isin(["speedup", "g", "v", "o"])]
+        speedup = float(rows.loc[rows["quantity"] == "speedup", "value"].iloc[0])
+        assert prod(factors["value"]) == pytest.approx(speedup, abs=1e-9)
+        assert len(rows) == 8 + 4
+    assert dict(table.groupby("category")["prompts"].first()) == {"code": 5, "prose": 3}
+
+
+def test_a_prompt_without_a_proposal_is_reported_under_the_alpha_of_the_run(store):
+    run, _ = store
+    silent = account_by(run, "prompt").query("prompt == 'p7'").set_index("quantity")
+    assert set(silent["alpha_of"]) == {"run"} and silent["alpha"].iloc[0] == pytest.approx(account_of(run).alpha)
+    assert silent.loc["offered", "value"] == pytest.approx(1 / silent.loc["omega", "value"])
+    assert silent["ci_low"].isna().all()  # one prompt
+    texts = [text for section in account_sections(run) for text in section.text]
+    assert any("No proposal was ever tested for 1 of 8 (p7)" in text for text in texts)
+
+
+def test_sections_have_the_waterfall_and_the_worst_prompts(store):
+    run, _ = store
+    main, category, prompts = account_sections(run)
+    assert [name for name, _ in main.figures] == ["account"] and len(main.tables) == 2
+    assert "Speculation" in main.text[0] and "A round takes" in main.text[1]
+    assert list(category.tables[0][1]["category"]) == ["code", "prose"]
+    (_, slowest), (_, fastest) = prompts.tables
+    assert len(slowest) == len(fastest) == 4 and slowest["speedup"].is_monotonic_increasing
+    assert not set(slowest["prompt"]) & set(fastest["prompt"]) and slowest["prompt"].iloc[0] == "p7"
+
+
+def test_one_prompt_has_an_account_without_intervals(store):
+    run, folder = store
+    rewrite(folder, "rounds", lambda table: table[table["prompt"] == "p0"])
+    account = account_of(run)
+    assert account.prompts == 1 and isnan(account.intervals["speedup"].low)
+    (section,) = account_sections(run)
+    assert any("no intervals" in text for text in section.text)
+
+
+def test_no_proposal_anywhere_leaves_only_costs(store):
+    run, folder = store
+    rewrite(folder, "rounds", lambda table: table[table["prompt"] == "p7"])
+    account = account_of(run)
+    assert account.alpha == 0 and account.factors["omega"] == account.factors["offered"] == 1
+    assert account.product == pytest.approx(account.speedup, abs=1e-12)
+
+
+def test_rounds_that_are_all_censored_count_as_never_rejected(store):
+    """Nothing was rejected: the MLE of alpha is 1."""
+    run, folder = store
+
+    def censored(table):
+        arm = (table["method"] == "ngram") & (table["offered"] > 0)
+        table.loc[arm, "accepted"], table.loc[arm, "committed"], table.loc[arm, "rejected"] = 3, 4, False
+        return table.assign(tokens_left=1_000)
+
+    rewrite(folder, "rounds", censored)
+    for name in ("alpha", "replay"):
+        rewrite(folder, name, lambda table: table[:0])
+    account = account_of(run)
+    assert account.alpha == 1 and account.factors["omega"] == 4 and "drift" not in account.factors
+    assert account.product == pytest.approx(account.speedup, abs=1e-12)
+
+
+@pytest.mark.parametrize("name", ["rounds", "replay", "alpha"])
+def test_a_missing_artifact_is_named(store, name):
+    run, folder = store
+    (folder / f"{name}.parquet").unlink()
+    with pytest.raises(UsageError, match=f"no artifact {name}.parquet"):
+        account_of(run)
+
+
+def test_bad_input_is_one_sentence(store):
+    run, folder = store
+    with pytest.raises(UsageError, match=r"the folder x did not measure gamma 7, only 3\.$"):
+        account_of(run, 7)
+    with pytest.raises(ValueError, match="by must be category or prompt"):
+        account_by(run, "drafter")
+    rewrite(folder, "replay", lambda table: table[table["prompt"] != "p1"])
+    with pytest.raises(UsageError, match="the replay figures lack 1 prompts, the first is 'p1'"):
+        account_of(run)
+    rewrite(folder, "rounds", lambda table: table[table["method"] != "baseline"])
+    with pytest.raises(UsageError, match="the folder x has no account: one cell with a baseline"):
+        account_of(run)
+
+
+def test_a_round_that_offers_more_than_its_gamma_is_refused(store):
+    run, folder = store
+    rewrite(folder, "rounds", lambda table: table.assign(offered=np.where(table["offered"] > 0, 5, 0)))
+    with pytest.raises(UsageError, match="offers more than its gamma"):
+        account_of(run)

@@ -1,0 +1,102 @@
+"""Chain, rows and tree side by side, from runs with made-up rounds: who yields more, and what eats it."""
+
+import pandas as pd
+import pytest
+
+from specdec.analysis.account.shape_account import shape_section, sides
+from specdec.analysis.read.runs import Run
+from specdec.errors import UsageError
+
+SHAPES = {
+    "chain": {"structure.name": "chain", "structure.gamma": "4"},
+    "rows": {"structure.name": "rows", "structure.k": "2", "structure.w": "4"},
+    "tree": {"structure.name": "tree", "structure.nodes": "8"},
+}
+PROMPTS = 6
+PLAIN = {"draft_s": 0.0, "verify_s": 0.009, "accept_s": 0.0, "commit_s": 0.0, "round_s": 0.010}
+
+
+@pytest.fixture
+def make_run(tmp_path, make_rounds):
+    def build(shape, accepted, verify_s, draft_s=0.001, rest_s=0.001, prompts=PROMPTS, slow=1.0):
+        """A run whose rounds accept `accepted` of 4, or by turns of prompts, and take these seconds, all `slow` times
+        as long.
+        """
+        by_turns = [accepted] if isinstance(accepted, int) else accepted
+        durations = {
+            "draft_s": draft_s * slow,
+            "verify_s": verify_s * slow,
+            "accept_s": rest_s * slow,
+            "commit_s": 0.0,
+            "round_s": (draft_s + verify_s + rest_s) * slow,
+        }
+        outputs = {f"p{n}": [by_turns[n % len(by_turns)]] * (10 + n) for n in range(prompts)}
+        arm = make_rounds(outputs, 4, durations=durations)
+        plain = {name: [0] * sum(count + 1 for count in rounds) for name, rounds in outputs.items()}
+        times = {name: value * slow for name, value in PLAIN.items()}
+        baseline = make_rounds(plain, 0, method="baseline", durations=times)
+        folder = tmp_path / f"{shape}{prompts}"
+        folder.mkdir()
+        rounds = pd.concat([arm, baseline], ignore_index=True)
+        rounds.to_parquet(folder / "rounds.parquet")
+        sums = arm.groupby("prompt", as_index=False).agg(tokens=("committed", "sum"), rounds=("round", "size"))
+        sums.assign(gamma=4, kind="own", repeat=0).to_parquet(folder / "replay.parquet")
+        alpha = arm.groupby("prompt", as_index=False).agg(numerator=("accepted", "sum"), denominator=("offered", "sum"))
+        alpha.assign(repeat=0).to_parquet(folder / "alpha.parquet")
+
+        def fetch(name):
+            if name == "account.json":
+                (folder / name).write_text('{"primary_gamma": 4}')
+            if not (folder / name).exists():
+                raise UsageError(f"no artifact {name}")
+            return folder / name
+
+        params = SHAPES[shape] | {"measurement.bootstrap": "200", "seed": "0", "drafter.name": "mixed"}
+        return Run(shape, f"the {shape}", "FINISHED", params, {}, {}, fetch)
+
+    return build
+
+
+def test_what_rows_yield_is_eaten_by_verification(make_run):
+    # 3 against 2 tokens per call, in rounds of 24 ms against 12 ms.
+    runs = [make_run("rows", 2, 0.022), make_run("chain", 1, 0.010)]
+    section = shape_section(runs)
+    assert section.text[0] == (
+        "Rows 2 x 4 yield +50.0% [+50.0%, +50.0%] tokens per call against the chain of 4, in rounds that take +100.0% "
+        "time (verification +100.0%, drafting +0.0%, accepting, committing and the loop +0.0% of the chain's round): "
+        "-25.0% [-25.0%, -25.0%] tokens per second; longer rounds eat more than what was gained, verification most."
+    )
+    rounds = section.tables[0][1].set_index("shape")
+    assert rounds.loc["chain of 4", "speedup"].startswith("1.67") and rounds.loc["rows 2 x 4", "round"] == "2.400"
+    factors = section.tables[1][1].set_index("factor")
+    assert list(factors.columns) == ["chain of 4", "rows 2 x 4"]
+    assert factors.loc["speedup", "rows 2 x 4"] == "1.250"
+
+
+def test_a_gain_that_stays_and_a_slower_minute(make_run):
+    # The tree's run found the machine half as fast, baseline included: in plain steps that is no difference.
+    runs = [make_run("chain", 1, 0.010), make_run("tree", 3, 0.010, draft_s=0.004, slow=2.0)]
+    found = sides(runs)
+    assert found.tokens[0].tolist() == [2, 4]
+    assert found.round[0] == pytest.approx([1.2, 1.5])
+    text = shape_section(runs).text[0]
+    assert text.startswith("The tree of 8 yields +100.0%")
+    assert "+60.0% [+60.0%, +60.0%] tokens per second; longer rounds eat 32% of what was gained, drafting most." in text
+
+
+def test_a_difference_within_chance_is_called_that(make_run):
+    # On half of the prompts rows yield twice as much, on the others nothing more, in rounds of half as long again.
+    text = shape_section([make_run("chain", 1, 0.010), make_run("rows", (3, 1), 0.016)]).text[0]
+    assert text.endswith("within chance, longer rounds eat what was gained, verification most.")
+
+
+def test_only_shared_prompts_count(make_run):
+    found = sides([make_run("chain", 1, 0.01), make_run("rows", 2, 0.01), make_run("tree", 3, 0.01, prompts=2)])
+    assert found.sums.prompts == 2 and found.names == ("chain of 4", "rows 2 x 4", "tree of 8")
+
+
+def test_what_is_missing_is_said(make_run):
+    chain, rows = make_run("chain", 1, 0.01), make_run("rows", 2, 0.01)
+    for runs in ([], [chain], [rows], [chain, chain]):
+        with pytest.raises(UsageError, match="experiment=chain_rows_tree` makes them"):
+            shape_section(runs)

@@ -1,0 +1,85 @@
+"""The waterfall of an account: bars that join up, from 1 to Omega and on to the measured speedup."""
+
+from itertools import pairwise
+from math import nan, prod
+
+import pytest
+
+from specdec.analysis.account.gap_account import FACTORS
+from specdec.analysis.account.waterfall import WORDS, waterfall
+from specdec.analysis.figures import style
+
+
+def bars(figure) -> list[tuple[float, float]]:
+    """Where each bar begins and ends, top to bottom."""
+    axes = figure.axes[0]
+    return [(bar.get_x(), bar.get_x() + bar.get_width()) for bar in axes.patches]
+
+
+def words_in(figure) -> str:
+    axes = figure.axes[0]
+    texts = [*axes.texts, *axes.get_yticklabels(), figure._supxlabel, figure._suptitle]
+    return "\n".join(text.get_text() for text in texts).replace("\n", " ")
+
+
+def test_every_bar_begins_where_the_last_one_ended(worked_example):
+    figure = waterfall(worked_example, title="worked example")
+    drawn = bars(figure)
+    assert len(drawn) == len(worked_example.factors) + 1
+    assert drawn[0] == pytest.approx((1, worked_example.factors["omega"]))
+    for before, after in pairwise(drawn[:-1]):
+        assert after[0] == pytest.approx(before[1])
+    assert drawn[-2][1] == pytest.approx(worked_example.speedup)
+    assert drawn[-1] == pytest.approx((1, 2.529197), abs=1e-6)
+    axes = figure.axes[0]
+    assert axes.get_xscale() == "log"
+    low, high = axes.get_xlim()
+    assert low < 1 and high > worked_example.factors["omega"]
+    assert any(list(line.get_xdata()) == [1, 1] and line.get_linestyle() == ":" for line in axes.lines)
+
+
+def test_values_names_and_formulas_are_written(worked_example):
+    words = words_in(waterfall(worked_example, title="worked example"))
+    for text in ("3.69", "×0.894", "×0.870", "×1.050", "2.53", "20 prompts", "α\xa0=\xa00.800", "95%"):
+        assert text in words
+    assert "= 1.37 t(1) (verify, draft, rest)" in words
+    for factor in worked_example.factors:
+        if factor != "dependence":
+            assert WORDS[factor].name in words and WORDS[factor].symbol in words
+    assert "dependence, drift or chance" in words  # no replay: one factor for the three
+
+
+def test_all_eight_factors_have_a_bar_with_a_replay(make_account):
+    account = make_account(dict.fromkeys(FACTORS, 0.9) | {"omega": 3.0})
+    words = words_in(waterfall(account, title="t"))
+    assert "dependence between positions" in words and "drafter drift" in words
+    assert len(bars(waterfall(account, title="t"))) == 9
+
+
+def test_bars_whose_interval_contains_one_are_pale(make_account):
+    account = make_account({"omega": 2.0, "offered": 0.99, "draft": 0.5}, {"offered": (0.97, 1.01)})
+    first, unsure, sure, last = waterfall(account, title="t").axes[0].patches
+    assert unsure.get_alpha() < 0.6 and {bar.get_alpha() for bar in (first, sure, last)} == {1.0}
+
+
+def test_a_loss_ends_left_of_one(make_account):
+    account = make_account({"omega": 2.0, "draft": 0.02})
+    figure = waterfall(account, title="t")
+    start, end = bars(figure)[-1]
+    assert start == 1 and end == pytest.approx(prod(account.factors.values())) and end < 1
+    assert figure.axes[0].get_xlim()[0] < 0.04
+
+
+def test_one_prompt_has_no_whiskers_and_says_so(make_account):
+    factors = {"omega": 2.0, "draft": 0.8}
+    with_intervals = waterfall(make_account(factors), title="t")
+    without = waterfall(make_account(factors, dict.fromkeys((*factors, "speedup"), (nan, nan)), prompts=1), title="t")
+    # A whisker is a black line with a white one in it.
+    assert len(with_intervals.axes[0].lines) - len(without.axes[0].lines) == 2 * 3
+    assert "1 prompt," in words_in(without) and "no intervals" in words_in(without)
+
+
+def test_both_files_are_written(make_account, tmp_path):
+    account = make_account({"omega": 1.0, "offered": 1.0, "draft": 1e-4, "baseline": 1.0})
+    png, svg = style.save(waterfall(account, title="a $ in a name"), tmp_path, "account")
+    assert png.stat().st_size > 10_000 and "<svg" in svg.read_text()

@@ -1,0 +1,142 @@
+"""The cost model: what is put in comes out, by the tiles and overlap that made it, and the errors are honest."""
+
+import json
+import re
+
+import numpy as np
+import pytest
+
+from specdec.analysis.cost.call_cost import CostModel, call_table, fit_cost, held_out
+from specdec.analysis.cost.cost_report import cost_report, intensity_table
+from specdec.analysis.figures import plots
+from specdec.theory.roofline import Product
+
+PRODUCTS = (
+    Product("q_proj", 320, 320, 8, 2),
+    Product("k_proj", 320, 320, 8, 2),
+    Product("lm_head", 320, 4096, 1, 2),
+    Product("attention scores", 64, None, 40, 2),
+    Product("attention values", None, 64, 40, 2),
+)
+ROWS = (1, 2, 4, 6, 8, 16, 24, 48, 64)
+MACHINE = {"bytes_per_second": 1e9, "flops_per_second": 1e10, "threshold": 10.0, "dtype": "bfloat16"}
+
+
+def model(**changes):
+    values = dict(fixed=2e-3, token_seconds=1e-6, flop_seconds=1e-10, tile=1, overlap=True, bandwidth=1e9)
+    return CostModel(**{**values, **changes}, products=PRODUCTS)
+
+
+def cells(truth, contexts=(64, 512, 1024), noise=0.0, rows=ROWS):
+    generator = np.random.default_rng(0)
+    return [
+        {"rows": n, "context": s, "seconds": list(truth.seconds(n, s) * np.exp(noise * generator.standard_normal(3)))}
+        for s in contexts
+        for n in rows
+    ]
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize("tile", [1, 8])
+def test_recovers_the_model_that_made_the_times(tile, overlap):
+    truth = model(tile=tile, overlap=overlap)
+    # Sizes that fill no tile, on both sides of the ridge.
+    rows = (1, 2, 4, 6, 9, 12, 16, 20, 29, 36, 50, 64)
+    found = fit_cost(call_table(cells(truth, rows=rows)), PRODUCTS, 1e9)
+    assert (found.tile, found.overlap) == (tile, overlap)
+    for name in ("fixed", "token_seconds", "flop_seconds"):
+        assert getattr(found, name) == pytest.approx(getattr(truth, name), rel=1e-3), name
+    assert found.ridge(512) == pytest.approx(truth.ridge(512), rel=1e-3)
+
+
+def test_the_ridge_is_where_both_take_equally_long():
+    truth = model()
+    n = truth.ridge(512)
+    # Attention also covers the call's own rows, so arithmetic grows a little faster than by n.
+    assert truth.computing(round(n), 512) == pytest.approx(truth.reading(512), rel=0.06)
+    assert model(flop_seconds=0.0).ridge(512) is None
+
+
+def test_one_context_puts_its_share_into_the_fixed_cost():
+    truth = model()
+    found = fit_cost(call_table(cells(truth, contexts=(512,))), PRODUCTS, 1e9)
+    assert found.token_seconds == 0
+    assert found.fixed == pytest.approx(2e-3 + 512e-6, rel=1e-3)
+
+
+def test_times_that_do_not_grow_have_no_ridge_among_them():
+    flat = [{"rows": n, "context": 64, "seconds": [8e-3]} for n in ROWS]
+    found = fit_cost(call_table(flat), PRODUCTS, 1e9)
+    assert found.seconds(64, 64) == pytest.approx(8e-3, rel=1e-3)
+    assert found.ridge(64) is None or found.ridge(64) > 64
+
+
+def test_held_out_errors_show_noise_and_what_the_model_cannot_say():
+    def fit(table):
+        return fit_cost(table, PRODUCTS, 1e9)
+
+    assert held_out(call_table(cells(model())), fit).worst < 1e-2
+    noisy = held_out(call_table(cells(model(), noise=0.1)), fit)
+    assert 0.01 < noisy.median < 0.15 and noisy.cells == 27
+    # One size ten times as slow: whoever leaves it out cannot predict it.
+    odd = cells(model())
+    for cell in odd:
+        if cell["rows"] == 6:
+            cell["seconds"] = [10 * value for value in cell["seconds"]]
+    assert held_out(call_table(odd), fit).worst > 0.8
+    assert held_out(call_table(cells(model())), fit, "context").worst < 1e-2
+    assert held_out(call_table(cells(model(), contexts=(64, 512))), fit, "context") is None
+
+
+def test_too_few_rows():
+    with pytest.raises(ValueError, match="three numbers of rows"):
+        fit_cost(call_table(cells(model(), rows=(1, 2))), PRODUCTS, 1e9)
+
+
+def test_the_median_of_the_calls_counts():
+    table = call_table([{"rows": 1, "context": 8, "seconds": [1.0, 9.0, 2.0]}])
+    assert table.to_dict("records") == [{"rows": 1, "context": 8, "seconds": 2.0, "calls": 3}]
+
+
+@pytest.fixture(scope="module")
+def report():
+    return cost_report({"cells": cells(model(), noise=0.01), "complete": True}, PRODUCTS, MACHINE)
+
+
+def test_metrics_of_a_run(report):
+    assert set(report.metrics) == {"cost.fit_error", "cost.ridge_n", "cost.bandwidth_share"}
+    assert report.context == 512 and report.metrics["cost.fit_error"] < 0.03
+    weights = 2 * (2 * 8 * 320 * 320 + 320 * 4096)
+    read = weights + 512 * 2 * 40 * 64 * 2
+    assert report.metrics["cost.bandwidth_share"] == pytest.approx(read / report.t1 / 1e9)
+    # The machine is ten times as fast as this model's arithmetic only in the ratio that the threshold states.
+    assert report.machine_ridge == pytest.approx(read * 10 / (weights + 2 * 2 * 40 * 64 * 513), rel=1e-9)
+    json.dumps(report.as_dict(), allow_nan=False)
+
+
+def test_the_section_names_every_product_once_and_marks_what_arithmetic_binds(report):
+    text = "\n".join(report.markdown())
+    assert text.startswith("## Cost of a call")
+    assert "| q_proj, k_proj | 320 x 320 |" in text and "| attention values | cache x 64 |" in text
+    bold = [float(value) for value in re.findall(r"\*\*([\d.]+)\*\*", text)]
+    table = intensity_table(PRODUCTS[1:], 512)
+    assert bold and min(bold) >= 10 and len(bold) == int((table >= 10).to_numpy().sum())
+
+
+def test_the_figure_shows_every_cell_and_says_how_many(report):
+    figure = plots.cost_model(report, title="a model, a machine")
+    axes = figure.axes[0]
+    markers = [line for line in axes.lines if line.get_marker() not in ("None", None, "")]
+    assert [len(line.get_xdata()) for line in markers] == [len(ROWS)] * 3
+    assert all(line.get_ydata()[0] == 1 for line in markers)  # t(1)/t(1)
+    caption = figure.get_supxlabel().replace("\n", " ")
+    assert "median of 3 calls each" in caption and "9 values of n" in caption
+    assert any("n* =" in text.get_text() for text in axes.texts)
+
+
+def test_a_disturbed_call_does_not_flatten_the_figure():
+    stalled = cells(model(), noise=0.01)
+    stalled[5]["seconds"] = [100 * value for value in stalled[5]["seconds"]]
+    figure = plots.cost_model(cost_report({"cells": stalled, "complete": True}, PRODUCTS, MACHINE), title="stalled")
+    assert figure.axes[0].get_ylim()[1] < 20
+    assert "1 point above the top" in figure.get_supxlabel().replace("\n", " ")

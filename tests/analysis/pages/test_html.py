@@ -1,0 +1,157 @@
+"""The report as a file: nothing is fetched, nothing breaks out, numbers and words arrive as they were."""
+
+import re
+from html.parser import HTMLParser
+from math import nan
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from specdec.analysis.figures import style
+from specdec.analysis.pages.html import FIGURES, Chapter, cell, markdown_table, write_report
+from specdec.analysis.sections import Section
+
+EVIL = 'a <script>alert("x")</script> | `b` & <b>'
+
+
+def figure(name="measured"):
+    with style.styled():
+        drawn, axes = style.new_figure("Title $1", "caption")
+        axes.plot([1, 2], [3, 4], "o-", label=name)
+        axes.bar([1, 2], [1, 2], hatch="///")
+    return drawn
+
+
+def chapters():
+    table = pd.DataFrame({"name": [EVIL, "plain"], "value": [1234.5678, nan], "n": [12345, 1]})
+    section = Section(
+        "Section <1>",
+        ("**Bold** and `x <y>` & more.", "- one <i>\n- two", "```\npython -m specdec.run '+a=<b>'\n```"),
+        ((f"Caption {EVIL}", table),),
+        (("the figure", figure()), ("the figure", figure("other"))),
+    )
+    return [Chapter(f"Chapter {EVIL}", (section,)), Chapter("Second", (Section("Empty"),))]
+
+
+class Page(HTMLParser):
+    """Tags with their attributes, and whether they close in order."""
+
+    VOID = {"meta", "br", "path", "use", "rect"}
+
+    def __init__(self):
+        super().__init__(convert_charrefs=True)
+        self.tags, self.stack, self.text = [], [], []
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append((tag, dict(attributes)))
+        if tag not in self.VOID:
+            self.stack.append(tag)
+
+    def handle_startendtag(self, tag, attributes):
+        self.tags.append((tag, dict(attributes)))
+
+    def handle_endtag(self, tag):
+        if tag not in self.VOID:
+            assert self.stack.pop() == tag
+
+    def handle_data(self, data):
+        self.text.append(data)
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("report")
+    return folder, *(path.read_text(encoding="utf-8") for path in write_report(folder, "Report", chapters()))
+
+
+@pytest.fixture(scope="module")
+def page(written):
+    parsed = Page()
+    parsed.feed(written[1])
+    assert parsed.stack == []
+    return parsed
+
+
+def test_nothing_is_loaded_from_anywhere(written, page):
+    _, html, _ = written
+    assert not re.search(r"""(src|href|srcset|action|data)\s*=\s*["']?\s*(https?:)?//""", html, re.IGNORECASE)
+    assert not re.search(r"url\(\s*['\"]?(?!#)", html)
+    assert "@import" not in html and "http://" not in html and "https://" not in html
+    tags = {tag for tag, _ in page.tags}
+    assert not tags & {"script", "link", "img", "iframe", "object", "image"}
+    assert any(attributes.get("content", "").startswith("default-src 'none'") for _, attributes in page.tags)
+
+
+def test_every_link_and_reference_finds_its_one_target(written, page):
+    _, html, _ = written
+    ids = [attributes["id"] for _, attributes in page.tags if "id" in attributes]
+    assert len(ids) == len(set(ids))
+    links = [value[1:] for _, attributes in page.tags for key, value in attributes.items() if key.endswith("href")]
+    assert links and set(links) <= set(ids)
+    assert set(re.findall(r"url\(#([^)]+)\)", html)) <= set(ids)
+    contents = [attributes["href"] for tag, attributes in page.tags if tag == "a"]
+    assert contents == ["#c1", "#c1s1", "#c2", "#c2s1"]
+
+
+def test_names_may_hold_anything(written, page):
+    text = "".join(page.text)
+    assert text.count('<script>alert("x")</script>') == 4  # contents, chapter, caption and cell, as text
+    assert ("strong", {}) in page.tags and "x <y>" in text and "python -m specdec.run '+a=<b>'" in text
+
+
+def test_it_adapts_to_dark_pages_and_print(written):
+    _, html, _ = written
+    assert "prefers-color-scheme: dark" in html and "@media print" in html
+
+
+def test_markdown_has_the_same_and_its_figures_beside_it(written):
+    folder, _, markdown = written
+    assert re.search(r"^# Report$", markdown, re.MULTILINE)
+    figures = re.findall(r"!\[.*?\]\((.*?)\)", markdown)
+    assert len(figures) == len(set(figures)) == 2
+    assert all((folder / name).read_text(encoding="utf-8").startswith("<?xml") for name in figures)
+    assert "<script>" not in markdown.replace("\\<script\\>", "")
+    (row,) = [line for line in markdown.splitlines() if "1,234.6" in line]
+    assert len(re.findall(r"(?<!\\)\|", row)) == 4  # the cell's own bar is escaped
+
+
+def test_a_second_report_leaves_no_figure_of_the_first(tmp_path):
+    write_report(tmp_path, "Report", chapters())
+    write_report(tmp_path, "Report", [Chapter("None", (Section("Empty"),))])
+    assert list((tmp_path / FIGURES).iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "value, text",
+    [
+        (nan, "–"),
+        (None, "–"),
+        (0.123456, "0.1235"),
+        (12, "12"),
+        (np.int64(1234567), "1,234,567"),
+        (1234.56, "1,234.6"),
+        (True, "True"),
+        ("1e5", "1e5"),
+        (float("inf"), "inf"),
+    ],
+)
+def test_cells(value, text):
+    assert cell(value) == text
+
+
+def test_numbers_stand_to_the_right():
+    lines = markdown_table(pd.DataFrame({"a": ["x"], "b": [1.5]})).splitlines()
+    assert lines == ["| a | b |", "| --- | ---: |", "| x | 1.5 |"]
+
+
+def test_heat_maps_are_let_through(tmp_path):
+    """They are images inside the SVG: the page's own policy must not keep a browser from showing them."""
+    with style.styled():
+        drawn, axes = style.new_figure("Map", "")
+        axes.imshow(np.eye(3))
+    (html, _) = write_report(tmp_path, "Title", [Chapter("One", (Section("Map", figures=(("map", drawn),)),))])
+    text = html.read_text("utf-8")
+    assert 'href="data:image/png;base64,' in text
+    policy = re.search(r'http-equiv="Content-Security-Policy" content="([^"]*)"', text)[1]
+    assert "img-src data:" in policy and "script" not in policy and policy.startswith("default-src 'none'")

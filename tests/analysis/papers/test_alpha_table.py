@@ -1,0 +1,165 @@
+"""The alpha table from runs, its interval, and that its words stay true."""
+
+import json
+from collections.abc import Callable
+from math import isnan, nan
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from specdec.analysis.papers import alpha_table as table_of
+from specdec.analysis.papers.published import COLUMNS, leviathan_table_3
+from specdec.analysis.read.runs import Run
+from specdec.errors import UsageError
+
+RunMaker = Callable[..., Run]
+
+
+@pytest.fixture
+def make_run(tmp_path: Path) -> RunMaker:
+    def make(drafter: str, temperature: float, alpha: float | None, **given) -> Run:
+        """low, high (of alpha), order, prompts, hardware, tokens."""
+        about = {
+            "low": alpha,
+            "high": alpha,
+            "prompts": "code",
+            "hardware": "EPYC",
+            "tokens": 5000,
+            **given,
+        }
+        folder = tmp_path / str(len(list(tmp_path.iterdir())))
+        folder.mkdir()
+        (folder / "environment.json").write_text(
+            json.dumps({"cpu": {"model": about["hardware"]}, "model": {"dtype": "float32"}})
+        )
+        rows = [
+            {"method": method, "prompt": prompt, "tokens": about["tokens"]}
+            for method in ("baseline", drafter) for prompt in "ab"
+        ]  # fmt: skip
+        (folder / "generations.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        params = {"drafter.name": drafter, "sampling.temperature": str(temperature), "target.model": "pocket"}
+        params |= {"structure.gamma": "1", "prompts.name": about["prompts"]}
+        params |= {"drafter.order": str(given["order"])} if "order" in given else {}
+        params |= {"drafter.model": "small"} if drafter == "small_model" else {}
+        values = {"alpha.text": alpha, "alpha.text.ci_low": about["low"], "alpha.text.ci_high": about["high"]}
+        metrics = {name: value for name, value in values.items() if value is not None}
+        return Run("run", str(folder), "FINISHED", params, metrics, {}, lambda name: folder / name)
+
+    return make
+
+
+@pytest.fixture
+def runs(make_run: RunMaker) -> list[Run]:
+    values = {
+        ("corpus_ngram", 2): (0.20, 0.18), ("small_model", None): (0.75, 0.62), ("corpus_ngram", 1): (0.03, 0.05),
+    }  # fmt: skip
+    return [
+        make_run(
+            name, float(temperature), alpha, low=alpha - 0.01, high=alpha + 0.01, **({"order": order} if order else {})
+        )
+        for (name, order), pair in values.items()
+        for temperature, alpha in enumerate(pair)
+    ]
+
+
+def test_one_row_per_drafter_and_temperature_in_the_papers_order(runs: list[Run]) -> None:
+    table = table_of.alpha_table(runs)
+    assert tuple(table.columns) == table_of.COLUMNS
+    assert list(table["drafter"]) == ["unigram"] * 2 + ["bigram"] * 2 + ["small_model small"] * 2
+    assert list(table["temperature"]) == [0.0, 1.0] * 3
+    assert list(table["alpha"]) == [0.03, 0.05, 0.20, 0.18, 0.75, 0.62]
+    assert set(table["setting"]) == {"pocket (float32) on code, EPYC"}
+    assert set(table["tokens"]) == {10_000} and set(table["prompts"]) == {2}
+
+
+def test_the_interval_is_the_one_logged(make_run: RunMaker) -> None:
+    (row,) = table_of.alpha_table([make_run("ngram", 0, 0.6, low=0.5, high=0.7)]).itertuples()
+    assert (row.alpha, row.ci_low, row.ci_high) == (0.6, 0.5, 0.7)
+
+
+def test_no_interval_and_no_alpha(make_run: RunMaker) -> None:
+    one, none = make_run("ngram", 0, 0.5, low=None, high=None), make_run("oracle", 0, None)
+    (row,) = table_of.alpha_table([one, none]).itertuples()
+    assert row.drafter == "ngram" and isnan(row.ci_low) and isnan(row.ci_high)
+    assert table_of.alpha_table([none]).empty
+    assert "no alpha" in table_of.alpha_in_words(table_of.alpha_table([none]))
+
+
+def test_the_newest_run_counts_and_settings_stay_apart(make_run: RunMaker) -> None:
+    newest, older = make_run("ngram", 0, 0.5), make_run("ngram", 0, 0.1)
+    others = [make_run("ngram", 0, 0.2, hardware="Xeon"), make_run("ngram", 0, 0.3, prompts="docs")]
+    table = table_of.alpha_table([newest, older, *others])
+    assert sorted(table["alpha"]) == [0.2, 0.3, 0.5] and table["setting"].nunique() == 3
+    assert len(table_of.measured_figures(table)) == 3
+    assert table_of.alpha_in_words(table).count("**") == 6
+
+
+def test_figures_are_titled_with_model_and_hardware(runs: list[Run]) -> None:
+    (figure,) = table_of.measured_figures(table_of.alpha_table(runs))
+    assert figure.get_suptitle() == "pocket (float32) on code, EPYC"
+    (axes,) = figure.axes
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["unigram", "bigram", "small_model small"]
+    with pytest.raises(ValueError, match="no alpha"):
+        table_of.alpha_figure(table_of.alpha_table([]), "nothing")
+
+
+def test_words_on_order_temperature_and_length(runs: list[Run], make_run: RunMaker) -> None:
+    words = table_of.alpha_in_words(table_of.alpha_table(runs))
+    assert "Temperature 0: unigram 0.030 (0.020 to 0.040), bigram 0.200" in words
+    assert words.count("rises in the paper's order; 3 of 3 pairs have intervals apart") == 2
+    assert "higher at temperature 0 than at 1 for 2 of 3 drafters" in words
+    assert "fewer than" not in words
+    short = make_run("corpus_ngram", 1, 0.9, order=1, tokens=30)
+    words = table_of.alpha_in_words(table_of.alpha_table([short, *runs]))
+    assert "bigram is not above unigram and small_model small is not above unigram" in words
+    assert "1 of 6 rows rest on fewer than the protocol's 10,000 tokens, down to 60 tokens" in words
+    one = table_of.alpha_in_words(table_of.alpha_table([short]))
+    assert "Only one of the temperatures" in one and "order" not in one
+
+
+def printed(*rows: tuple[str, str, float, float]) -> pd.DataFrame:
+    values = [
+        ("x arXiv:2211.17192", "Table 3", target, drafter, "task", temperature, nan, "alpha", alpha, "prob", "")
+        for target, drafter, temperature, alpha in rows
+    ]
+    other = ("x arXiv:2211.17192", "Table 2", "t", "d", "task", 0, 5, "alpha", 0.99, "prob", "")
+    return pd.DataFrame([*values, other], columns=list(COLUMNS))
+
+
+def test_the_papers_rows_stand_apart(runs: list[Run]) -> None:
+    rows = leviathan_table_3(printed(("A", "unigram", 0, 0.03), ("A", "unigram", 1, 0.04), ("A", "T5", 0, 0.7)))
+    assert list(rows["alpha"]) == [0.03, 0.04, 0.7]
+    words = table_of.printed_in_words(rows)
+    assert "3 rows of Table 3" in words and "n-gram drafters 0.03 to 0.04; model drafters 0.70 to 0.70" in words
+    assert "for 0 of 1 drafter." in words
+    words = table_of.comparison_in_words(table_of.alpha_table(runs), rows)
+    assert "1 of 4 rows of n-gram drafters lie" in words and "0 of 2 rows of model drafters lie" in words
+    assert len(table_of.printed_figures(rows)) == 1
+
+
+def test_without_printed_values() -> None:
+    nothing = leviathan_table_3(printed())
+    assert "no row of Leviathan's Table 3" in table_of.printed_in_words(nothing)
+    assert "No file" in table_of.printed_in_words(None)
+    assert table_of.comparison_in_words(nothing, None) == ""
+
+
+def test_the_published_file(runs: list[Run]) -> None:
+    path = Path(__file__).resolve().parents[4] / "shared" / "reference" / "paper_results.csv"
+    if not path.is_file():
+        pytest.skip("the published figures are not here")
+    rows = leviathan_table_3(pd.read_csv(path))
+    assert len(rows) == 32 and rows["target"].nunique() == 4
+    gpt = rows[rows["target"].str.startswith("GPT-like")]
+    assert list(gpt[gpt["temperature"] == 1]["alpha"]) == [0.03, 0.05, 0.89]
+
+
+def test_an_experiment_without_the_overlay_is_one_sentence(monkeypatch) -> None:
+    frame = pd.DataFrame({"status": ["FINISHED", "FAILED"], "params.experiment_name": ["None", table_of.OVERLAY]})
+    monkeypatch.setattr(table_of, "load_runs", lambda uri, experiment: frame)
+    with pytest.raises(UsageError, match=r"\+experiment=leviathan_alpha"):
+        table_of.alpha_runs("sqlite:///x.db", "specdec")
+    frame.loc["later"] = ["FINISHED", table_of.OVERLAY]
+    monkeypatch.setattr(table_of, "open_run", lambda uri, run_id: run_id)
+    assert table_of.alpha_runs("sqlite:///x.db", "specdec") == ["later"]

@@ -1,0 +1,198 @@
+"""Checks of published figures: on rows whose answer is known, and on the file of printed figures where it is there."""
+
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from specdec.analysis.papers import paper_sections, paper_tables
+from specdec.analysis.papers.published import COLUMNS, load_published
+from specdec.theory.capped_geometric import tokens_per_round
+
+REFERENCE = Path(__file__).resolve().parents[4] / "shared" / "reference" / "paper_results.csv"
+LEVIATHAN = "Leviathan et al. 2023 (arXiv:2211.17192)"
+
+
+@pytest.fixture(scope="module")
+def printed() -> pd.DataFrame:
+    if not REFERENCE.is_file():
+        pytest.skip("the published figures are not here")
+    return load_published(REFERENCE)
+
+
+def figures_of(*rows: tuple[str, ...], source: str = LEVIATHAN, path: Path) -> pd.DataFrame:
+    """Rows of table, drafter, task, temperature, gamma, metric, value, note, by way of a file as a user has it."""
+    file = path / "printed.csv"
+    lines = [
+        ",".join((source, table, "T5", drafter, task, temperature, gamma, metric, value, "", note))
+        for table, drafter, task, temperature, gamma, metric, value, note in rows
+    ]
+    file.write_text("\n".join([",".join(COLUMNS), *lines]) + "\n", encoding="utf-8")
+    return paper_tables.printed_figures(load_published(file))
+
+
+def test_a_speedup_beyond_its_ceiling(tmp_path):
+    """0.65 at gamma 5 allows 2.642 and, without a cap, 1 / 0.35 = 2.857; 0.62 at gamma 7 allows 2.574, and 2.605 if it
+    was rounded down, so 2.6 passes it only as printed.
+    """
+    rows = []
+    for task, temperature, gamma, alpha, speedup in (
+        ("CNN/DM", "0", "5", "0.65", "3.1"), ("EnDe", "1", "7", "0.62", "2.6"), ("EnDe", "0", "7", "0.75", "3.4"),
+    ):  # fmt: skip
+        key = ("Table 2", "T5-small", task, temperature, gamma)
+        rows += [(*key, "alpha", alpha, ""), (*key, "speedup_measured", speedup, "")]
+        rows.append(("Table 4", *key[1:], "cost_coefficient_c", "0.02", ""))
+    table = paper_tables.ceilings(figures_of(*rows, path=tmp_path)).set_index(["task", "temperature"])
+    assert table["exceeds"].to_dict() == {("CNN/DM", 0): "limit", ("EnDe", 1): "omega", ("EnDe", 0): ""}
+    assert table["surely"].to_dict() == {("CNN/DM", 0): True, ("EnDe", 1): False, ("EnDe", 0): False}
+    assert table.loc[("CNN/DM", 0), "limit"] == pytest.approx(1 / 0.35)
+    assert table.loc[("EnDe", 1), "omega"] == pytest.approx(2.574121, abs=1e-6)
+    for key, row in table.iterrows():
+        needed = tokens_per_round(row["alpha_needed"], row["gamma"])
+        assert needed == pytest.approx(row["speedup"] * (1 + row["gamma"] * 0.02)), key
+
+
+def test_predictions_know_rounding_from_error(tmp_path):
+    """Theorem 3.8 gives 3.1575, 2.3467 and 2.2580; the last is printed as 2.9."""
+    rows = []
+    for task, gamma, alpha, c, value in (
+        ("a", "7", "0.75", "0.02", "3.2"), ("b", "5", "0.68", "0.04", "2.4"), ("c", "7", "0.62", "0.02", "2.9"),
+    ):  # fmt: skip
+        key = ("Table 2", "T5-small", task, "0", gamma)
+        rows += [
+            (*key, "alpha", alpha, ""),
+            (*key, "cost_coefficient_c", c, ""),
+            (*key, "speedup_predicted", value, ""),
+        ]
+    table = paper_tables.predictions(figures_of(*rows, path=tmp_path)).set_index("task")
+    assert list(table.loc[["a", "b", "c"], "agrees"]) == [paper_tables.YES, paper_tables.INPUTS, paper_tables.NO]
+    assert table.loc["a", "formula"] == pytest.approx(3.157499, abs=1e-6)
+
+
+def test_without_a_gamma_the_best_one_counts(tmp_path):
+    """alpha 0.8 and c 0.05: gamma 8 gives 3.092080 (THEORY 2); the cost stands in the note."""
+    key = ("Table 5", "T5-small", "EnDe", "1", "")
+    rows = [(*key, "alpha", "0.80", "lenience l=1"), (*key, "speedup_predicted", "3.1", "lenience l=1; c=0.05")]
+    (row,) = paper_tables.predictions(figures_of(*rows, path=tmp_path)).to_dict("records")
+    assert row["formula"] == pytest.approx(3.092080, abs=1e-6) and row["agrees"] == paper_tables.YES
+
+
+def test_rates_and_overheads_multiply_out(tmp_path):
+    """3.47 / 1.22 = 2.844 and the rounding of both allows 2.83; 3.51 / 1.23 = 2.854 does not."""
+    rows = []
+    for task, rate, overhead in (("a", "3.47", "1.22"), ("b", "3.51", "1.23")):
+        key = ("Table 1", "heads", task, "0", "")
+        rows += [(*key, "tokens_per_round", rate, ""), (*key, "round_time_over_baseline", overhead, "")]
+        rows.append((*key, "speedup_measured", "2.83", ""))
+    figures = figures_of(*rows, source="Medusa", path=tmp_path)
+    assert list(paper_tables.identities(figures)["agrees"]) == [paper_tables.INPUTS, paper_tables.NO]
+    assert list(paper_tables.round_times(figures)["round_time"]) == pytest.approx([3.47 / 2.83, 3.51 / 2.83])
+
+
+def test_a_round_faster_than_a_token_is_not_possible(tmp_path):
+    rows = []
+    for task, tokens, speedup in (("a", "3.33", "3.53"), ("b", "2.00", "2.01"), ("c", "2.0", "1.9")):
+        key = ("Table 1", "heads", task, "0", "")
+        rows += [(*key, "tokens_per_round", tokens, ""), (*key, "speedup_measured", speedup, "")]
+    table = paper_tables.round_times(figures_of(*rows, source="EAGLE", path=tmp_path))
+    assert list(table["possible"]) == [paper_tables.NO, paper_tables.INPUTS, paper_tables.YES]
+
+
+def test_one_alpha_at_two_lengths(tmp_path):
+    """Omega(0.7, 3) = 2.533 and Omega(0.7, 5) = 2.941 agree; 2.6 at gamma 5 does not."""
+    rows = []
+    for task, long in (("a", "2.941"), ("b", "2.600")):
+        rows.append(("Table 1", "chain", task, "0", "3", "tokens_per_round", "2.533", ""))
+        rows.append(("Table 1", "chain", task, "0", "5", "tokens_per_round", long, ""))
+    table = paper_tables.lengths(figures_of(*rows, source="x", path=tmp_path)).set_index("task")
+    assert table["agree"].to_dict() == {"a": True, "b": False}
+    assert table["alpha"].to_numpy() == pytest.approx(0.7, abs=1e-3)
+    assert table.loc["b", "error"] == pytest.approx(2.941 / 2.6 - 1, abs=1e-3)
+
+
+@pytest.mark.parametrize(("tokens", "gamma", "alpha"), [(3.68928, 5, 0.8), (1.0, 4, 0.0), (5.0, 4, 1.0)])
+def test_alpha_is_solved(tokens, gamma, alpha):
+    assert paper_tables.solved_alpha(tokens, gamma) == pytest.approx(alpha)
+    assert paper_tables.solved_alpha(gamma + 1.01, gamma) != paper_tables.solved_alpha(gamma + 1.01, gamma)  # NaN
+
+
+def test_positions_give_tokens_of_the_chain_alone(tmp_path):
+    """THEORY 4.1: h = (.79, .74, .72, .73, .67) gives 3.308646; the tree's own 3.94 is no chain's."""
+    key = ("Table 2", "E", "bench", "0", "")
+    rates = ("0.79", "0.74", "0.72", "0.73", "0.67")
+    rows = [(*key, f"alpha_position_{place}", rate, "") for place, rate in enumerate(rates, 1)]
+    rows.append((*key, "tokens_per_round", "3.94", ""))
+    (alone,) = paper_tables.positions(figures_of(*rows, source="E", path=tmp_path)).to_dict("records")
+    assert alone["product"] == pytest.approx(3.308646, abs=1e-6) and alone["printed"] != alone["printed"]
+    rows.append(("Table 5", "E chain", "bench", "0", "", "tokens_per_round", "3.20", ""))
+    (row,) = paper_tables.positions(figures_of(*rows, source="E", path=tmp_path)).to_dict("records")
+    assert row["product_error"] == pytest.approx(3.308646 / 3.2 - 1, abs=1e-6)
+    assert row["one_alpha"] == pytest.approx(tokens_per_round(0.79, 5))
+
+
+def test_lenient_alphas_and_several_drafts(tmp_path):
+    """alpha / l bounds a lenient alpha; K independent rows: THEORY 2, 3.428826 at alpha 0.6, w = 3, K = 4."""
+    rows = [("Table 5", "m", "EnDe", "1", "", "alpha", value, f"lenience l={lenience}")
+            for lenience, value in (("1", "0.19"), ("0.5", "0.23"), ("0.3", "0.90"))]  # fmt: skip
+    table = paper_tables.lenience(figures_of(*rows, path=tmp_path))
+    assert table.set_index("l")["within"].to_dict() == {0.5: True, 0.3: False}
+    single = f"{tokens_per_round(0.6, 3):.6f}"
+    rows = [("Table 1", "m", "LM", "1", "3", "tokens_per_round", value, f"K={k} drafts; x")
+            for k, value in ((1, single), (4, "3.0"))]  # fmt: skip
+    (row,) = paper_tables.several_drafts(figures_of(*rows, source="x", path=tmp_path)).to_dict("records")
+    assert row["expected"] == pytest.approx(3.428826, abs=1e-5)
+
+
+def test_text_is_no_figure_and_a_column_shares_its_last_digit(tmp_path):
+    rows = [("Table 1", "m", task, "0", "", "speedup_measured", value, "") for task, value in
+            (("a", "7-10"), ("b", "3"), ("c", "2.85"))]  # fmt: skip
+    figures = figures_of(*rows, source="x", path=tmp_path)
+    assert list(figures["speedup_measured"]) == [3, 2.85]
+    assert list(figures["speedup_measured.half"]) == pytest.approx([0.005, 0.005])
+
+
+def test_the_published_file(printed):
+    """Known from the papers: which rows pass their ceiling, and which figures do not multiply out."""
+    figures = paper_tables.printed_figures(printed)
+    over = paper_tables.ceilings(figures).query("exceeds != ''").set_index(["drafter", "task", "temperature"])
+    assert over["exceeds"].to_dict() == {
+        ("T5-small (77M)", "WMT EnDe", 1): "omega",
+        ("T5-base (250M)", "CNN/DM", 1): "omega",
+        ("T5-small (77M)", "CNN/DM", 0): "limit",
+        ("T5-small (77M)", "CNN/DM", 1): "limit",
+    }
+    (impossible,) = paper_tables.round_times(figures).query("possible == 'no'").to_dict("records")
+    assert (impossible["speedup"], impossible["tokens_per_round"]) == (3.53, 3.33)
+    off = paper_tables.identities(figures).query("agrees == 'no'")
+    assert set(zip(off["target"], off["task"], strict=True)) == {
+        ("Vicuna-13B", "MT-Bench"), ("Vicuna-33B", "MT-Bench"), ("Chinchilla (70B)", "XSum"),
+    }  # fmt: skip
+    predictions = paper_tables.predictions(figures)
+    assert predictions["agrees"].value_counts().to_dict() == {
+        paper_tables.YES: 13, paper_tables.INPUTS: 3, paper_tables.NO: 4,
+    }  # fmt: skip
+    at_5 = paper_tables.starts(figures).query("drafter == 'EAGLE-3' and gamma == 5")
+    assert at_5["omega_error"].between(0.12, 0.15).all() and len(at_5) == 4
+
+
+def test_every_section_and_the_answer(printed):
+    sections = paper_sections.paper_sections(printed)
+    assert len(sections) == len(paper_tables.CHECKS) + 1
+    assert all(section.text and section.tables for section in sections)
+    answer = paper_sections.paper_answer(printed)
+    assert "4 of 12 measured speedups exceed" in answer and "All 6 rows of Table 1 agree" in answer
+    assert sections[-1].tables[0][1]["figures"].sum() == len(printed)
+
+
+def test_without_a_file_theory_stands_alone():
+    (section,) = paper_sections.paper_sections(None)
+    assert section.text == (paper_sections.paper_answer(None),) and "No file of printed values" in section.text[0]
+    assert list(section.tables[0][1]["speedup"])[3] == pytest.approx(3.689, abs=1e-3)
+
+
+def test_a_file_without_anything_to_check(tmp_path):
+    rows = [("Table 1", "m", "a", "0", "", "quality", "6.2", "")]
+    file = figures_of(*rows, source="x", path=tmp_path)
+    assert all(check(file).empty for check in paper_tables.CHECKS.values())
+    (section,) = paper_sections.paper_sections(load_published(tmp_path / "printed.csv"))
+    assert section.text[0].startswith("0 of 1 printed table ")

@@ -1,0 +1,88 @@
+"""Published figures of heads: made-up rows whose answer is known, and the file of printed figures where it is there."""
+
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from specdec.analysis.papers.published import COLUMNS, load_published
+from specdec.analysis.papers.published_heads import heads_section, heads_tables
+
+REFERENCE = Path(__file__).resolve().parents[4] / "shared" / "reference" / "paper_results.csv"
+ROWS = (  # source, table, target, drafter, metric, value, note; 3 / 1.5 is 2, and 2.5 / 1.3 no 2.5 however rounded
+    ("A 2024, Heads (arXiv:1)", "Table 1", "7B", "Medusa-2 heads", "tokens_per_round", "3.00", ""),
+    ("A 2024, Heads (arXiv:1)", "Table 1", "7B", "Medusa-2 heads", "round_time_over_baseline", "1.50", ""),
+    ("A 2024, Heads (arXiv:1)", "Table 1", "7B", "Medusa-2 heads", "speedup_measured", "2.00", ""),
+    ("A 2024, Heads (arXiv:1)", "Table 1", "13B", "Medusa-2 heads", "tokens_per_round", "2.50", ""),
+    ("A 2024, Heads (arXiv:1)", "Table 1", "13B", "Medusa-2 heads", "round_time_over_baseline", "1.30", ""),
+    ("A 2024, Heads (arXiv:1)", "Table 1", "13B", "Medusa-2 heads", "speedup_measured", "2.50", ""),
+    ("A 2024, Heads (arXiv:1)", "Table 2", "7B", "a draft model", "speedup_measured", "1.10", ""),
+    ("B leaderboard", "A100", "7B", "Hydra", "tokens_per_round", "3.20", ""),
+    ("B leaderboard", "A100", "7B", "Hydra", "speedup_measured", "1.60", ""),
+    ("B leaderboard", "3090", "7B", "Hydra", "speedup_measured", "1.50", ""),
+    ("C 2023 (preprint)", "text", "7B", "grounded Medusa heads", "tokens_per_round_gain_over_medusa", "0.40", ""),
+    ("D 2018 (arXiv:2)", "text", "WMT", "blockwise heads", "tokens_per_round", "1.90", "one V100"),
+)
+
+
+def table_of(rows: tuple[tuple[str, ...], ...], folder: Path) -> pd.DataFrame:
+    lines = [
+        ",".join((f'"{source}"', table, target, drafter, "MT-Bench", "", "", metric, value, "", note))
+        for source, table, target, drafter, metric, value, note in rows
+    ]
+    (folder / "printed.csv").write_text("\n".join([",".join(COLUMNS), *lines]) + "\n", encoding="utf-8")
+    return load_published(folder / "printed.csv")
+
+
+def test_every_source_model_and_hardware_has_a_table_of_its_own(tmp_path):
+    tables = heads_tables(table_of(ROWS, tmp_path))
+    assert {title: len(table) for title, table in tables.items()} == {
+        "A 2024, Heads: 7B, hardware not in the file": 1,
+        "A 2024, Heads: 13B, hardware not in the file": 1,
+        "B leaderboard: 7B, A100": 1,
+        "B leaderboard: 7B, 3090": 1,
+        "C 2023: 7B, hardware not in the file": 1,
+        "D 2018: WMT, V100": 1,
+    }
+    rows = pd.concat(tables.values()).set_index("drafter")
+    assert rows["system"].to_dict() == {
+        "Medusa-2 heads": "Medusa",
+        "Hydra": "Hydra",
+        "grounded Medusa heads": "Hydra",
+        "blockwise heads": "blockwise",
+    }
+    assert list(rows["agrees"]).count("yes") == 1 and list(rows["agrees"]).count("no") == 1
+    assert tables["B leaderboard: 7B, A100"].at[0, "implied"] == pytest.approx(3.2 / 1.6)
+    assert rows.loc["grounded Medusa heads", "gain"] == 0.4
+
+
+def test_the_section_says_what_agrees_and_what_is_missing(tmp_path):
+    section = heads_section(table_of(ROWS, tmp_path))
+    text = " ".join(section.text)
+    assert "In 1 of 2 rows" in text and "2.5 / 1.3 against 2.5" in text and "2.00 to 2.00 tokens" in text
+    assert "+0.4 tokens per step over Medusa's" in text and "no row of" not in text
+    assert all(caption.startswith("Published, ") for caption, _ in section.tables) and len(section.tables) == 6
+    assert not [table for _, table in section.tables if table.isna().all().any()]
+    without = heads_section(table_of(ROWS[:6], tmp_path))
+    assert without.text[-1] == "The file has no row of Hydra or blockwise."
+
+
+def test_without_figures_a_sentence_says_why(tmp_path):
+    assert "No file of printed values was given" in heads_section(None).text[0]
+    nothing = table_of(ROWS[6:7], tmp_path)
+    assert heads_tables(nothing) == {} and "no row of Medusa" in heads_section(nothing).text[0]
+
+
+def test_the_printed_rows_of_medusa_and_hydra():
+    if not REFERENCE.is_file():
+        pytest.skip("the published figures are not here")
+    tables = heads_tables(load_published(REFERENCE))
+    rows = pd.concat(table.assign(title=title) for title, table in tables.items())
+    medusa = rows[rows["overhead"].notna()].set_index("title")
+    for _, row in medusa.iterrows():  # two decimals are printed of each
+        low, high = (row["rate"] - 0.005) / (row["overhead"] + 0.005), (row["rate"] + 0.005) / (row["overhead"] - 0.005)
+        assert (row["agrees"] != "no") == (low <= row["speedup"] + 0.005 and row["speedup"] - 0.005 <= high)
+    assert len(medusa) == 4 and (medusa["agrees"] != "").all()
+    hydra = rows[(rows["system"] == "Hydra") & (rows["drafter"] == "Hydra heads")]
+    assert hydra["implied"].between(1.2, 1.5).all() and len(hydra) == 3
+    assert rows["gain"].dropna().tolist() == [0.43]

@@ -1,0 +1,262 @@
+"""Foreign files into the rounds table: small ones made by hand, whose answers are known."""
+
+import json
+from math import isnan
+
+import numpy as np
+import pytest
+
+from specdec.analysis.acceptance.estimates import estimate_alpha, hazards
+from specdec.analysis.read.foreign.accepted_lengths import accepted_lengths, walk
+from specdec.analysis.read.foreign.imported import importers
+from specdec.analysis.read.foreign.spec_bench import spec_bench, spec_bench_times
+from specdec.analysis.read.foreign.vllm import vllm
+from specdec.analysis.rounds import COLUMNS
+from specdec.analysis.runs.foreign_sections import foreign_sections
+from specdec.errors import UsageError
+
+
+@pytest.fixture
+def write(tmp_path):
+    def lines(*values, name="trace.jsonl"):
+        path = tmp_path / name
+        path.write_text("".join((v if isinstance(v, str) else json.dumps(v)) + "\n" for v in values), encoding="utf-8")
+        return path
+
+    return lines
+
+
+def accepted_by_text(source):
+    rounds = source.rounds.sort_values(["prompt", "repeat", "round"])
+    return {key: part["accepted"].tolist() for key, part in rounds.groupby(["prompt", "repeat"])}
+
+
+def d1():
+    """THEORY 5, D1 at gamma 4: 40, 25, 15, 8, 12 rounds with 0 ... 4 accepted tokens."""
+    return np.repeat(range(5), [40, 25, 15, 8, 12]).tolist()
+
+
+# Accepted lengths per round -----------------------------------------------------------------------
+
+
+def test_lengths_per_round_give_theorys_estimates(write):
+    lengths = d1()
+    path = write({"accepted": lengths[::2], "id": "a"}, {"accepted": lengths[1::2], "id": "b"})
+    source = accepted_lengths(path, gamma=4)
+    estimate = estimate_alpha(source.rounds)
+    assert (estimate.accepted, estimate.rejected) == (127, 88)
+    assert estimate.alpha == pytest.approx(0.590698, abs=1e-6)
+    assert hazards(source.rounds)["acceptance"].tolist() == pytest.approx([0.6, 0.583333, 0.571429, 0.6], abs=1e-6)
+    assert set(COLUMNS) == set(source.rounds)
+    assert not source.has_times and source.ordered
+    assert source.rounds["round_s"].isna().all()
+    assert any("no times" in note for note in source.notes)
+
+
+def test_the_bonus_token_goes_by_the_fields_name_or_by_the_flag(write):
+    rounds = [2, 0, 4, 1]
+    plain = accepted_lengths(write({"accepted": rounds}), 4)
+    with_bonus = accepted_lengths(write({"accept_lengths": [n + 1 for n in rounds]}, name="b.jsonl"), 4)
+    bare = accepted_lengths(write([n + 1 for n in rounds], name="c.jsonl"), 4, bonus=True)
+    for source in (plain, with_bonus, bare):
+        assert source.rounds["accepted"].tolist() == rounds
+        assert source.rounds["committed"].tolist() == [3, 1, 5, 2]
+        assert source.rounds["rejected"].tolist() == [True, True, False, True]
+        assert source.rounds["tokens_left"].tolist() == [11, 8, 7, 2]
+
+
+# Accepted lengths per position (THEORY 4.7) -------------------------------------------------------
+
+AGREEMENT = [1, 1, 0, 1, 1, 1, 0, 0, 1, 1, 1, 1, 0]  # THEORY 4.3: 8, 6, 5, 4, 4 rounds at gamma 1, 2, 3, 5, 20
+
+
+def lengths_of(agreement, longest):
+    """acc_len by position: tokens that agree from there on, at most `longest`, and one more."""
+    runs = [next((i for i, bit in enumerate(agreement[t:]) if not bit), len(agreement) - t) for t in range(13)]
+    return [min(run, longest) + 1 for run in runs]
+
+
+@pytest.mark.parametrize("gamma, rounds", [(1, 8), (2, 6), (3, 5), (5, 4), (20, 4)])
+def test_the_walk_takes_the_rounds_that_theory_counts(write, gamma, rounds):
+    tokens = list(range(13))
+    line = {
+        "prompt_token_ids": [7, 7],
+        "generated_token_ids": tokens,
+        "acc_x": {"acc_len": lengths_of(AGREEMENT, 30)},
+    }
+    source = accepted_lengths(write(line), gamma)
+    assert len(source.rounds) == rounds
+    assert source.rounds["committed"].sum() == 13
+    assert source.rounds["context"].tolist()[0] == 2
+
+
+def test_only_positions_where_a_round_starts_count(write):
+    """Rounds begin at positions 0, 1, 2, 4 and 5: the long acceptance from position 3 on is never used."""
+    lengths = [1, 1, 2, 4, 1, 1]
+    source = accepted_lengths(write({"generated_token_ids": list(range(6)), "acc_x": {"acc_len": lengths}}), 3)
+    assert source.rounds["accepted"].tolist() == [0, 0, 1, 0, 0]
+    assert source.rounds["committed"].mean() == pytest.approx(6 / 5)  # against a mean over positions of 10 / 6
+
+
+def test_a_round_that_accepts_up_to_the_end_is_cut_and_censors():
+    assert walk([5, 5, 5], 4) == ([3], "limit", 3)  # three tokens left, all of them accepted: no token of the target
+    assert walk([3, 9, 9], 4) == ([2], "", 3)  # two accepted, and the target's own is the last
+    assert walk([1, 1], 4) == ([0, 0], "", 2)
+    assert walk([], 4) == ([], "", 0)
+
+
+def test_a_cut_round_is_no_rejection(write):
+    source = accepted_lengths(write({"generated_token_ids": [1, 2, 3], "acc_x": {"acc_len": [5, 5, 5]}}), 4)
+    (row,) = source.rounds.to_dict("records")
+    assert (row["accepted"], row["committed"], row["rejected"], row["truncation"]) == (3, 3, False, "limit")
+
+
+# vLLM ---------------------------------------------------------------------------------------------
+
+
+def test_vllm_steps_keep_their_order_and_what_each_offered(write):
+    metrics = {"per_step_accepted": [2, 0, 1], "per_step_drafted": [3, 3, 1], "num_spec_tokens": 3}
+    source = vllm(write({"request_id": "r", "spec_decode_metrics": metrics}), 3)
+    assert accepted_by_text(source) == {("r", 0): [2, 0, 1]}
+    assert source.rounds["offered"].tolist() == [3, 3, 1]
+    assert source.rounds["rejected"].tolist() == [True, True, False]  # the last draft was accepted whole
+    assert source.ordered
+
+
+@pytest.mark.parametrize(
+    "metrics",
+    [
+        {"acceptance_histogram": [4, 3, 2, 1], "num_draft_tokens": 30, "num_spec_tokens": 3},
+        {"histogram": [4, 3, 2, 1], "num_draft_tokens": 30},
+        {
+            "num_drafts": 10,
+            "num_draft_tokens": 30,
+            "num_accepted_tokens": 10,
+            "num_accepted_tokens_per_pos": [6, 3, 1],
+        },
+    ],
+    ids=["response", "object", "counters"],
+)
+def test_vllm_totals_are_counts_without_order(write, metrics):
+    source = vllm(write(metrics), 3)
+    assert source.rounds["accepted"].value_counts().to_dict() == {0: 4, 1: 3, 2: 2, 3: 1}
+    assert estimate_alpha(source.rounds).alpha == pytest.approx(10 / 19)  # K = 10, R = 9
+    assert not source.ordered
+    assert any("impossible" in note for note in source.notes)
+    tests = foreign_sections(source)[2].tables[0][1].set_index("question")
+    assert isnan(tests.loc["neighbouring rounds are alike", "p"])
+    assert tests.loc["neighbouring rounds are alike", "why not"] == "the source has no order of rounds"
+    assert "markov" not in set(foreign_sections(source)[3].tables[0][1]["model"])
+
+
+def test_vllm_shorter_drafts_and_silent_requests_are_said(write):
+    source = vllm(write({"histogram": [1, 1], "num_draft_tokens": 4}, {"histogram": [0, 0], "num_draft_tokens": 0}), 3)
+    assert len(source.rounds) == 2
+    assert any("2 draft tokens fewer" in note for note in source.notes)
+    assert any("1 requests without any draft" in note for note in source.notes)
+
+
+# Spec-Bench ---------------------------------------------------------------------------------------
+
+
+def answer(question, lengths, tokens, seconds, steps=None, category="writing"):
+    choice = {"index": 0, "turns": ["..."] * len(tokens), "new_tokens": tokens, "wall_time": seconds}
+    choice |= {"accept_lengths": lengths, "decoding_steps": steps or [0] * len(tokens)}
+    return {"question_id": question, "category": category, "choices": [choice]}
+
+
+@pytest.mark.parametrize("steps", [[3, 2], [2, 1], [9, 9]], ids=["from 1", "from 0", "by tokens"])
+def test_spec_bench_turns_are_texts_of_one_prompt(write, steps):
+    source = spec_bench(write(answer(81, [3, 1, 2, 5, 1], [6, 6], [0.5, 0.25], steps)), 4)
+    assert accepted_by_text(source) == {("81", 0): [2, 0, 1], ("81", 1): [4, 0]}
+    assert source.texts[["tokens", "seconds"]].to_numpy().tolist() == [[6, 0.5], [6, 0.25]]
+    assert source.has_times and set(source.rounds["category"]) == {"writing"}
+
+
+def test_spec_bench_turns_that_cannot_be_told_apart_are_joined_and_said(write):
+    source = spec_bench(write(answer(81, [3, 1, 2, 5, 1], [7, 7], [0.5, 0.25], [9, 9])), 4)
+    assert accepted_by_text(source) == {("81", 0): [2, 0, 1, 4, 0]}
+    assert any("1 answers" in note for note in source.notes)
+
+
+def test_spec_bench_speedup_is_the_ratio_of_totals(write):
+    path = write(answer(1, [3, 1, 2], [6], [1.0]), answer(2, [5, 5], [10], [1.0], category="qa"))
+    vanilla = write(answer(1, [], [8], [4.0]), answer(2, [], [12], [4.0]), name="vanilla.jsonl")
+    sections = foreign_sections(spec_bench(path, 4), spec_bench_times(vanilla))
+    assert [section.title for section in sections][-2:] == ["By category", "Speed"]
+    figures = sections[-1].tables[0][1].set_index("figure").iloc[:, 0]
+    assert figures["speedup, ratio of totals"].startswith("3.2000")  # (16 / 2) / (20 / 8)
+    assert figures["mean of the prompts' ratios"] == "3.1667"  # (6 / 2 + 10 / 3) / 2
+    assert figures["ratio of the prompts' mean speeds, as Spec-Bench prints it"] == "3.2000"  # 8 / 2.5
+
+
+def test_no_timed_prompt_in_common_is_said(write):
+    vanilla = write(answer(9, [], [8], [4.0]), name="vanilla.jsonl")
+    with pytest.raises(UsageError, match="no timed prompt in common"):
+        foreign_sections(spec_bench(write(answer(1, [3], [3], [1.0])), 4), spec_bench_times(vanilla))
+
+
+# What is wrong ------------------------------------------------------------------------------------
+
+BAD = [
+    ("accepted_lengths", ['{"accepted": [1'], r":1: not JSON"),
+    ("accepted_lengths", [{"accepted": [0]}, {"accepted": [1, -1]}], r":2: accepted\[1\] must be a whole number of 0"),
+    ("accepted_lengths", [{"accept_lengths": [0]}], r":1: accept_lengths\[0\] must be a whole number of 1 or more"),
+    ("accepted_lengths", [{"accepted": [9]}], r":1: a round accepted 9 draft tokens, more than gamma 4.*--gamma 9"),
+    ("accepted_lengths", [[1, 2]], r":1: a bare list .*--bonus included"),
+    ("accepted_lengths", [{"lengths": [1]}], r":1: one of the fields accepted, accept_lengths"),
+    ("accepted_lengths", [{"accepted": "1"}], r":1: accepted must be a list of whole numbers, found a str"),
+    ("accepted_lengths", [{"accepted": []}], r"has no round"),
+    ("accepted_lengths", [], r"is empty"),
+    (
+        "accepted_lengths",
+        [{"generated_token_ids": [1, 2], "acc_x": {"acc_len": [1]}}],
+        r":1: acc_x.acc_len has 1 entries for 2",
+    ),
+    (
+        "accepted_lengths",
+        [{"generated_token_ids": [1], "acc_x": {"acc_len": [1]}, "acc_y": {"acc_len": [1]}}],
+        r":1: one object with acc_len is expected, found acc_x, acc_y: choose with --field",
+    ),
+    ("accepted_lengths", [{"generated_token_ids": [1], "acc_x": {"acc_len": [1]}}, {"accepted": [1]}], r":2: .*mixed"),
+    ("vllm", [{"text": "hello"}], r":1: none of per_step_accepted, .* the line has text"),
+    ("vllm", [{"per_step_accepted": [1], "per_step_drafted": [1, 1]}], r":1: .* 1 entries and per_step_drafted 2"),
+    ("vllm", [{"per_step_accepted": [2], "per_step_drafted": [1]}], r":1: a step accepted more"),
+    ("vllm", [{"num_drafts": 2, "num_accepted_tokens_per_pos": [1, 2]}], r":1: .* must not rise"),
+    (
+        "vllm",
+        [{"num_drafts": 2, "num_accepted_tokens_per_pos": [1], "num_accepted_tokens": 5}],
+        r":1: num_accepted_tokens is 5, .* adds up to 1",
+    ),
+    ("vllm", [{"histogram": [1], "num_spec_tokens": 7}], r":1: num_spec_tokens is 7, but gamma is 4"),
+    ("vllm", [{"histogram": [0, 2], "num_draft_tokens": 1}], r":1: 2 tokens were accepted but only 1 drafted"),
+    ("spec_bench", [{"question_id": 1}], r":1: .* has category, choices"),
+    ("spec_bench", [answer(1, [1], [1], [])], r":1: new_tokens has 1 entries and wall_time 0"),
+    ("spec_bench", [answer(1, [1], [1], [0])], r":1: wall_time must be a list of seconds above 0"),
+    ("spec_bench", [answer(1, None, [1], [1.0])], r":1: accept_lengths must be a list"),
+]
+
+
+@pytest.mark.parametrize("kind, lines, says", BAD, ids=[f"{kind}-{number}" for number, (kind, _, _) in enumerate(BAD)])
+def test_bad_lines_are_one_sentence_with_file_and_line(write, kind, lines, says):
+    with pytest.raises(UsageError, match=says) as caught:
+        importers()[kind](write(*lines), 4)
+    assert "\n" not in str(caught.value) and "trace.jsonl" in str(caught.value)
+
+
+def test_a_file_that_is_not_there_is_said(tmp_path):
+    with pytest.raises(UsageError, match=r"gone\.jsonl does not exist"):
+        vllm(tmp_path / "gone.jsonl", 4)
+
+
+def test_one_prompt_has_no_interval_and_no_test_passes_silently(write):
+    sections = foreign_sections(accepted_lengths(write({"accepted": d1()}), 4))
+    text = " ".join(sections[1].text)
+    assert "one prompt has no interval" in text
+    assert sections[0].text[1].startswith("- ")
+
+
+@pytest.mark.parametrize("lengths", [[4, 4, 4], [0, 0, 0]], ids=["all full", "none accepted"])
+def test_data_without_a_spread_still_make_every_section(write, lengths):
+    sections = foreign_sections(accepted_lengths(write({"accepted": lengths}, {"accepted": lengths[:2]}), 4))
+    assert len(sections) == 4

@@ -1,0 +1,287 @@
+"""Reading runs back, from an MLflow store and an output folder; what is said when something is missing."""
+
+import json
+import sqlite3
+from dataclasses import dataclass
+from math import isnan
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import yaml
+
+from specdec.analysis.papers.published import COLUMNS, TABLE_1, leviathan_table_1, load_published, table_1_in_words
+from specdec.analysis.read import runs as load
+from specdec.errors import UsageError
+
+CURVES = {
+    "curve.measured": {1: 1.5, 4: 2.5},
+    "curve.capped_geometric": {1: 1.6, 4: 2.6},
+    "curve.speedup.measured": {1: 1.1, 4: 1.3},
+    "curve.speedup.replay": {1: 1.2},
+}
+
+
+def row(prompt: str, index: int, accepted: int, left: int) -> dict[str, object]:
+    """A round at gamma 4 that ended in a rejection or accepted everything."""
+    seconds = dict.fromkeys(["draft_s", "verify_s", "accept_s", "commit_s"], 0.01) | {"round_s": 0.05}
+    about = {"cell": "c", "method": "ngram", "gamma": 4, "repeat": 0, "prompt": prompt, "category": "", "round": index}
+    draft = {"context": 9, "offered_nodes": 4, "offered": 4, "accepted": accepted, "committed": accepted + 1}
+    end = {"rejected": accepted < 4, "truncation": "", "tokens_left": left, "source": "", "rank": 0, "beta": []}
+    return {**about, **draft, **end, **seconds}
+
+
+ROUNDS = pd.DataFrame([row("a", 0, 4, 7), row("a", 1, 1, 2), row("b", 0, 1, 2)])
+
+
+def write_folder(folder: Path) -> Path:
+    """An output folder as a finished run leaves it."""
+    folder.mkdir()
+    ROUNDS.to_parquet(folder / "rounds.parquet", index=False)
+    (folder / "generations.jsonl").write_text('{"prompt": "a", "tokens": 7}\n{"prompt": "b", "tokens": 2}\n')
+    config = {"drafter": {"name": "ngram"}, "structure": {"gamma": 4}, "target": {"model": "pocket"}}
+    (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    curves = {key: {str(gamma): value for gamma, value in points.items()} for key, points in CURVES.items()}
+    values = {
+        "account.json": {"alpha": 0.6},
+        "calibration.json": {"t1_s": 0.002},
+        "environment.json": {"cpu": {"model": "EPYC"}, "model": {"dtype": "bfloat16"}},
+        "summary.json": {"metrics": {"speedup": 1.3, "alpha.mle": None}, "curves": curves},
+    }
+    for name, value in values.items():
+        (folder / name).write_text(json.dumps(value))
+    return folder
+
+
+@dataclass(frozen=True)
+class Store:
+    uri: str
+    database: Path
+    main: str  # a finished run with everything
+    bare: str  # a newer one that failed and left nothing
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    """Made with MLflow itself, by the names of DESIGN 5."""
+    from mlflow.tracking import MlflowClient
+
+    folder = tmp_path_factory.mktemp("store")
+    uri = f"sqlite:///{folder / 'mlflow.db'}"
+    client = MlflowClient(tracking_uri=uri)
+    experiment = client.create_experiment("specdec", (folder / "artifacts").as_uri())
+    client.create_experiment("empty", (folder / "artifacts").as_uri())
+    client.delete_experiment(client.create_experiment("gone", (folder / "artifacts").as_uri()))
+
+    def run(name, role, start, **params):
+        made = client.create_run(experiment, start, tags={"specdec.role": role}, run_name=name).info.run_id
+        for key, value in params.items():
+            client.log_param(made, key.replace("_", "."), value)
+        return made
+
+    main = run("ngram gamma 4", "main", 1000, drafter_name="ngram", structure_gamma=4, target_model="pocket")
+    client.log_metric(main, "speedup", 1.3)
+    for key, points in CURVES.items():
+        for gamma, value in points.items():
+            client.log_metric(main, key, value - 1, step=gamma, timestamp=1)  # a resumed run logs twice
+            client.log_metric(main, key, value, step=gamma, timestamp=2)
+    client.log_artifacts(main, str(write_folder(folder / "run")))
+    client.set_terminated(main)
+    bare = run("oracle gamma 4", "main", 2000, drafter_name="oracle")
+    client.set_terminated(bare, "FAILED")
+    client.set_terminated(run("measured", "curve", 3000))
+    return Store(uri, folder / "mlflow.db", main, bare)
+
+
+def test_main_runs_come_newest_first_with_params_and_metrics(store):
+    table = load.load_runs(store.uri, "specdec")
+    assert table.index.tolist() == [store.bare, store.main]  # the curve's run is none
+    row = table.loc[store.main]
+    assert row["params.drafter.name"] == "ngram"
+    assert row["metrics.speedup"] == 1.3
+    assert row["status"] == "FINISHED"
+    assert table["start_time"].is_monotonic_decreasing
+
+
+def test_the_latest_run_is_the_newest_that_finished(store):
+    run = load.latest_run(store.uri, "specdec")
+    assert run.name == "ngram gamma 4"
+    assert store.main in run.source
+    assert run.primary_gamma == 4
+    assert run.title == "ngram on pocket (bfloat16), EPYC"
+    assert load.latest_run(store.uri, "specdec", drafter="ngram").name == run.name
+    with pytest.raises(UsageError, match=r"no finished run of drafter 'oracle': .*\+drafter=oracle"):
+        load.latest_run(store.uri, "specdec", drafter="oracle")
+
+
+@pytest.fixture(params=["store", "folder"])
+def run(request, store, tmp_path):
+    if request.param == "folder":
+        return load.open_folder(write_folder(tmp_path / "run"))
+    return load.open_run(store.uri, store.main)
+
+
+def test_a_run_has_curves_metrics_and_tables_wherever_it_was_read(run):
+    assert run.curves == CURVES
+    assert run.lines() == {"capped_geometric": CURVES["curve.capped_geometric"]}
+    assert run.lines("speedup") == {"replay": {1: 1.2}}
+    assert run.metrics["speedup"] == 1.3
+    assert not any(key.startswith("curve.") for key in run.metrics)
+    assert run.params["structure.gamma"] == "4"
+    assert run.primary_gamma == 4
+    assert run.title == "ngram on pocket (bfloat16), EPYC"
+    pd.testing.assert_frame_equal(run.rounds().drop(columns="beta"), ROUNDS.drop(columns="beta"))
+    assert run.generations()["tokens"].tolist() == [7, 2]
+    assert run.account() == {"alpha": 0.6}
+    assert run.calibration() == {"t1_s": 0.002}
+    assert run.environment()["cpu"]["model"] == "EPYC"
+    with pytest.raises(
+        UsageError, match=r"no artifact cost.json; every run with .* measurement.cost_contexts.* writes it"
+    ):
+        run.fetch("cost.json")
+    with pytest.raises(ValueError, match="quantity must be one of"):
+        run.lines("speed")
+
+
+def test_a_run_that_left_nothing_says_what_is_missing(store):
+    run = load.open_run(store.uri, store.bare)
+    with pytest.raises(UsageError, match=rf"Run {store.bare} in sqlite.* has no artifact rounds.parquet"):
+        run.rounds()
+    assert run.title == "oracle on unknown model, hardware not recorded"
+    assert run.primary_gamma is None
+
+
+@pytest.mark.parametrize(
+    ("experiment", "sentence"),
+    [
+        (
+            "specdek",
+            r"No experiment 'specdek' .* Did you mean specdec\? It has: .*empty.*tracking.experiment=specdek",
+        ),
+        (
+            "empty",
+            r"has no main run: `python -m specdec.run \+drafter=ngram tracking.experiment=empty` makes one",
+        ),
+        ("gone", r"was deleted: restore it with `mlflow experiments restore"),
+    ],
+)
+def test_experiments_without_runs_are_explained(store, experiment, sentence):
+    with pytest.raises(UsageError, match=sentence):
+        load.load_runs(store.uri, experiment)
+
+
+def test_stores_that_are_none_are_explained_and_not_made(tmp_path, store):
+    absent = tmp_path / "absent.db"
+    with pytest.raises(UsageError, match=r"no MLflow database .*absent.db: `python -m specdec.run"):
+        load.load_runs(f"sqlite:///{absent}", "specdec")
+    assert not absent.exists()
+    other = tmp_path / "other.db"
+    with sqlite3.connect(other) as connection:
+        connection.execute("CREATE TABLE t (x)")
+    connection.close()
+    with pytest.raises(UsageError, match="not an MLflow database"):
+        load.load_runs(f"sqlite:///{other}", "specdec")
+    with pytest.raises(UsageError, match="did not answer"):
+        load.open_run(store.uri, "0" * 32)
+
+
+def test_an_interrupted_folder_still_gives_its_rounds(tmp_path):
+    folder = write_folder(tmp_path / "run")
+    (folder / "summary.json").unlink()
+    (folder / "rounds").mkdir()
+    (folder / "rounds.parquet").rename(folder / "rounds" / "part-00000.parquet")
+    ROUNDS.replace({"prompt": {"a": "c", "b": "d"}}).to_parquet(folder / "rounds" / "part-00001.parquet", index=False)
+    run = load.open_folder(folder)
+    assert run.status == "UNFINISHED"
+    assert run.rounds()["prompt"].tolist() == ["a", "a", "b", "c", "c", "d"]
+    assert run.curves == {}
+
+
+def test_damaged_and_foreign_folders_are_explained(tmp_path):
+    with pytest.raises(UsageError, match=r"no run's output folder"):
+        load.open_folder(tmp_path)
+    folder = write_folder(tmp_path / "run")
+    with (folder / "generations.jsonl").open("a") as stream:
+        stream.write('{"prompt": ')
+    with pytest.raises(UsageError, match=r"generations.jsonl:3: not JSON"):
+        load.open_folder(folder).generations()
+    (folder / "account.json").write_text("[1]")
+    with pytest.raises(UsageError, match=r"account.json:1: an object was expected"):
+        load.open_folder(folder).account()
+    assert isnan(load.open_folder(folder).metrics["alpha.mle"])
+
+
+def test_the_measured_curve_is_ratios_of_sums_over_shared_work(make_rounds):
+    plain = {"draft_s": 0.0, "verify_s": 0.02, "accept_s": 0.0, "commit_s": 0.0, "round_s": 0.02}
+    drafted = plain | {"round_s": 0.03}
+    baseline = make_rounds({"a": [0] * 6, "b": [0] * 6}, 0, method="baseline", durations=plain)
+    two = make_rounds({"a": [2, 2], "b": [1, 1, 1]}, 2, durations=drafted)
+    one = make_rounds({"a": [1, 1, 1], "b": [0, 1, 1, 0]}, 1, durations=drafted)
+    extra = make_rounds({"c": [2, 2]}, 2, durations=drafted)  # not done by the others
+    table = load.measured_curve(pd.concat([baseline, two, one, extra]), replicates=200)
+    assert table["gamma"].tolist() == [1, 2]
+    assert table["value"].tolist() == pytest.approx([12 / 7, 12 / 5])
+    assert table["rounds"].tolist() == [7, 5]
+    assert table["prompts"].tolist() == [2, 2]
+    assert ((table["ci_low"] <= table["value"]) & (table["value"] <= table["ci_high"])).all()
+    speedups = load.measured_curve(pd.concat([baseline, two, one]), "speedup", replicates=200)
+    assert speedups["value"].tolist() == pytest.approx([0.02 / (7 * 0.03 / 12), 0.02 / (5 * 0.03 / 12)])
+    with pytest.raises(ValueError, match="only the baseline"):
+        load.measured_curve(baseline)
+
+
+def printed_csv(path: Path, changed: float = 0.0) -> Path:
+    """A file in the layout of published figures, printed with two decimals."""
+    rows = []
+    for alpha, gamma in TABLE_1:
+        omega = sum(alpha**k for k in range(gamma + 1))
+        for metric, value in (("operations_factor", (gamma + 1) / omega), ("speedup_ideal", omega + changed)):
+            row = dict.fromkeys(COLUMNS, "") | {
+                "source": "Leviathan et al. 2023 (arXiv:2211.17192)",
+                "table": "Table 1",
+                "gamma": gamma,
+                "metric": metric,
+                "value": f"{value:.2f}",
+                "note": f"alpha={alpha}; c=c_hat=0",
+            }
+            rows.append(row)
+    pd.DataFrame(rows).to_csv(path, index=False)
+    return path
+
+
+def test_table_1_is_recomputed_with_and_without_the_printed_values(tmp_path):
+    table = leviathan_table_1()
+    assert table["speedup"].tolist() == pytest.approx([1.96, 2.533, 2.44, 3.68928, 2.71, 6.861894])
+    assert table["operations"].iloc[[0, 1, 3, 5]].tolist() == pytest.approx(
+        [1.530612, 1.579155, 1.626334, 1.603056], abs=1e-6
+    )
+    assert table_1_in_words(table) == "No file of printed values was given, so Table 1 stands recomputed only."
+    beside = leviathan_table_1(load_published(printed_csv(tmp_path / "figures.csv")))
+    assert beside["agrees"].all()
+    assert beside["speedup_printed"].tolist() == [1.96, 2.53, 2.44, 3.69, 2.71, 6.86]
+    assert table_1_in_words(beside) == "All 6 rows of Table 1 agree with the formulas to the printed decimals."
+    off = leviathan_table_1(load_published(printed_csv(tmp_path / "off.csv", changed=0.02)))
+    assert table_1_in_words(off).startswith("0 of 6 rows of Table 1 agree")
+
+
+def test_files_of_published_figures_that_cannot_be_used(tmp_path):
+    with pytest.raises(UsageError, match="does not exist"):
+        load_published(tmp_path / "none.csv")
+    (tmp_path / "few.csv").write_text("source,table\nx,y\n")
+    with pytest.raises(UsageError, match="lacks the columns model_target"):
+        load_published(tmp_path / "few.csv")
+    (tmp_path / "nothing.csv").write_text("")
+    with pytest.raises(UsageError, match="cannot be read"):
+        load_published(tmp_path / "nothing.csv")
+    (tmp_path / "other.csv").write_text(",".join(COLUMNS) + "\n" + ",".join(["x"] * len(COLUMNS)) + "\n")
+    table = leviathan_table_1(load_published(tmp_path / "other.csv"))
+    assert table_1_in_words(table) == "The file of published figures has no row of Leviathan's Table 1."
+
+
+SHARED = Path(__file__).resolve().parents[4] / "shared" / "reference" / "paper_results.csv"
+
+
+@pytest.mark.skipif(not SHARED.is_file(), reason="the published figures are not beside the repository")
+def test_the_paper_agrees_with_its_own_formulas():
+    table = leviathan_table_1(load_published(SHARED))
+    assert table_1_in_words(table) == "All 6 rows of Table 1 agree with the formulas to the printed decimals."

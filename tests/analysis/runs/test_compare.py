@@ -1,0 +1,147 @@
+"""Comparisons of runs: pairing, what is named, what is never set side by side, and that the words stay true."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from specdec.analysis.runs import compare
+from specdec.analysis.runs.leaderboard import Scores, open_arms
+from specdec.errors import UsageError
+
+PLAIN = {"draft_s": 0.0, "verify_s": 0.02, "accept_s": 0.0, "commit_s": 0.0, "round_s": 0.02}
+DRAFTED = {"draft_s": 0.0, "verify_s": 0.02, "accept_s": 0.0, "commit_s": 0.0, "round_s": 0.02}
+PROMPTS = [f"p{number:02}" for number in range(12)]
+
+
+@pytest.fixture
+def decoded(make_rounds: Callable[..., pd.DataFrame]) -> Callable[..., pd.DataFrame]:
+    def build(
+        chance: float, gammas: tuple[int, ...] = (2,), prompts: list[str] = PROMPTS, seed: int = 0
+    ) -> pd.DataFrame:
+        generator = np.random.default_rng(seed)
+        parts = [
+            make_rounds(
+                {
+                    name: np.cumprod(generator.random((20, gamma)) < chance, axis=1).sum(axis=1).tolist()
+                    for name in prompts
+                },
+                gamma,
+                durations=DRAFTED,
+            )
+            for gamma in gammas
+        ]
+        plain = make_rounds({name: [0] * 30 for name in prompts}, 0, method="baseline", durations=PLAIN)
+        return pd.concat([*parts, plain], ignore_index=True)
+
+    return build
+
+
+def words(section: compare.Section) -> str:
+    return "\n".join(section.text)
+
+
+def test_the_faster_run_is_named_with_by_how_much(decoded, stored_run) -> None:
+    good, poor = stored_run(decoded(0.8), "small_model"), stored_run(decoded(0.2, seed=1), "ngram")
+    section = compare.comparison_section([poor, good], replicates=300)
+    text = words(section)
+    assert section.text[0].startswith("small_model has the highest speedup, ")
+    assert "it is first in 100% of the replicates. Every other run is told apart from it." in text
+    by = open_arms(good)[2].sums.sum(), open_arms(poor)[2].sums.sum()
+    ratio = by[0]["tokens"] / by[0]["rounds"] / (by[1]["tokens"] / by[1]["rounds"])  # equal times
+    assert f"small_model is faster than ngram by {ratio - 1:.0%} (" in text
+    assert "Paired on the same 12 prompts." in text
+    captions = [caption for caption, _ in section.tables]
+    assert len(captions) == 3 and captions[0].startswith("pocket (float32), EPYC: speedup on 12 shared prompts")
+    assert [name for name, _ in section.figures] == ["leaderboard_speedup", "leaderboard_tokens_per_round"]
+    pairs = section.tables[1][1]
+    assert pairs["first"].tolist() == ["small_model"] and pairs["speedup, ratio"][0].startswith(f"{ratio:.2f} (")
+
+
+def test_equal_drafters_cannot_be_told_apart(decoded, stored_run) -> None:
+    runs = [stored_run(decoded(0.5, seed=seed), name) for seed, name in enumerate(("ngram", "oracle"))]
+    text = words(compare.comparison_section(runs, replicates=300))
+    assert "cannot be told apart in speedup: ratio" in text and "It cannot be told from" in text
+    assert "faster" not in text
+
+
+@pytest.mark.parametrize(
+    ("ratio", "sentence"), [(1.12, "A is faster than B by 12% (11% to 13%)"), (1.0, "A and B cannot")]
+)
+def test_a_pair_in_words(ratio: float, sentence: str) -> None:
+    values = np.array([ratio, 1.0])
+    drawn = np.stack([np.linspace(ratio - 0.0105, ratio + 0.0105, 101), np.ones(101)], axis=1)
+    scores = Scores(("A", "B"), 9, {"speedup": values}, {"speedup": drawn}, 0.95)
+    assert compare.pair_in_words(scores, "speedup", 0, 1).startswith(sentence)
+    assert compare.pair_in_words(scores, "speedup", 1, 0).startswith(sentence.replace("A and B", "B and A"))
+
+
+def test_only_common_prompts_count_and_a_reused_name_is_none(decoded, stored_run) -> None:
+    first = stored_run(decoded(0.7), texts={"p00": [1, 2]}, prompts="p")
+    second = stored_run(decoded(0.7, prompts=PROMPTS[:9], seed=2), "oracle", texts={"p00": [3]}, prompts="q")
+    arms = [open_arms(run)[2] for run in (first, second)]
+    prompts, sentence = compare.common_prompts(arms)
+    assert prompts == PROMPTS[1:9]
+    assert sentence.startswith("Paired on the 8 prompts that all runs share (they have 12, 9). 1 with the same name")
+    other = stored_run(decoded(0.7, prompts=["q1", "q2"]), "oracle", prompts="q")
+    section = compare.comparison_section([first, other], replicates=50)
+    assert "The runs share no prompt, so nothing can be paired: run them with the same prompts." in words(section)
+    assert not section.tables and not section.figures
+
+
+def test_settings_are_never_mixed(decoded, stored_run) -> None:
+    here = [stored_run(decoded(chance), name) for chance, name in ((0.8, "oracle"), (0.3, "ngram"))]
+    there = [stored_run(decoded(0.9), "medusa", hardware="H200"), stored_run(decoded(0.9), "hydra", hardware="H200")]
+    weights = stored_run(decoded(0.9), "lookahead", model="ffff0000")
+    section = compare.comparison_section([*here, *there, weights], replicates=50)
+    assert section.text[0].startswith("3 settings, each compared within itself")
+    assert "pocket (float32), EPYC [weights 1234abcd]" in section.text[0]
+    for _, table in section.tables:
+        names = set(table.get("run", table.get("first"))) | set(table.get("second", []))
+        assert not {"oracle", "ngram"} & names or not {"medusa", "hydra", "lookahead"} & names
+    assert "One run, nothing to set it against: lookahead" in words(section)
+    assert len({name for name, _ in section.figures}) == 4
+
+
+def test_what_else_differs_is_named(decoded, stored_run) -> None:
+    cold = stored_run(decoded(0.6), sampling__temperature="0.0")
+    warm = stored_run(decoded(0.5), sampling__temperature="1.0")
+    text = words(compare.comparison_section([cold, warm], replicates=50))
+    assert "sampling.temperature (0.0: ngram, temperature 0.0; 1.0: ngram, temperature 1.0)" in text
+
+
+def test_labels_tell_every_arm_from_the_others(decoded, stored_run) -> None:
+    rounds = decoded(0.5, gammas=(1, 2))
+    same = [open_arms(stored_run(rounds))[gamma] for gamma in (1, 2, 2)]
+    assert compare.arm_labels(same) == ["ngram, γ 1", "ngram, γ 2 #1", "ngram, γ 2 #2"]
+
+
+def test_the_gamma_is_chosen_or_the_runs_own(decoded, stored_run) -> None:
+    runs = [stored_run(decoded(0.6, gammas=(1, 2)), name) for name in ("ngram", "oracle")]
+    own = compare.comparison_section(runs, replicates=50)
+    assert "Each run at its own primary gamma." in words(own) and set(own.tables[0][1]["gamma"]) == {"2"}
+    chosen = compare.comparison_section(runs, gamma=1, replicates=50)
+    assert "At gamma 1." in words(chosen) and set(chosen.tables[0][1]["gamma"]) == {"1"}
+    with pytest.raises(UsageError, match=r"no rounds at gamma 5, only at 1, 2: .* measurement.gammas=\[5\]"):
+        compare.comparison_section(runs, gamma=5)
+    with pytest.raises(ValueError, match="no run"):
+        compare.comparison_section([])
+
+
+def test_the_best_gamma_has_a_probability(decoded, stored_run) -> None:
+    arms = open_arms(stored_run(decoded(0.9, gammas=(1, 4))))
+    assert compare.best_gamma_in_words(arms, "ngram", 200).endswith(
+        "told apart from every other. Best in the replicates: γ 4 100%."
+    )
+    equal = open_arms(stored_run(decoded(0.02, gammas=(3, 4))))
+    assert "not told apart from" in compare.best_gamma_in_words(equal, "ngram", 200)
+
+
+def test_many_runs_are_each_set_against_the_best(decoded, stored_run) -> None:
+    runs = [stored_run(decoded(0.3 + 0.05 * n, seed=n), f"drafter{n}") for n in range(6)]
+    section = compare.comparison_section(runs, replicates=100)
+    pairs = section.tables[1][1]
+    assert len(pairs) == 5 and pairs["first"].nunique() == 1
+    assert "Of 15 pairs, " in section.text[0]
+    assert section.tables[2][1].shape == (6, 7)

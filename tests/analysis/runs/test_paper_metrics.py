@@ -1,0 +1,168 @@
+"""Rate, overhead, speedup and compression as the papers define them, from random tables with repeats; and what the
+original model of a trained target changes: figures of its own, and nothing else.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from specdec.analysis.acceptance.model_sections import model_sections
+from specdec.analysis.acceptance.prediction import unpredictable
+from specdec.analysis.account.run_account import account_of
+from specdec.analysis.figures.plots import time_split
+from specdec.analysis.read.runs import Run, measured_curve
+from specdec.analysis.runs.leaderboard import open_arms
+from specdec.analysis.runs.paper_metrics import AGAINST_ORIGINAL, MT_BENCH, PAPERS, category_members
+from specdec.analysis.runs.run_sections import category_section, paper_table, papers_of
+from specdec.analysis.runs.summary import summarise
+
+Tables = tuple[pd.DataFrame, pd.DataFrame]
+
+
+def plain_rounds(make_rounds, arm: pd.DataFrame, method: str, generator: np.random.Generator, extra: int = 0):
+    """One token a round, as many as the arm has committed and `extra` more, in times of its own."""
+    parts = []
+    for repeat, part in arm.groupby("repeat"):
+        tokens = part.groupby("prompt")["committed"].sum()
+        table = make_rounds({prompt: [0] * (int(n) + extra) for prompt, n in tokens.items()}, 0, method, int(repeat))
+        parts.append(table.assign(category=table["prompt"].map(part.groupby("prompt")["category"].first())))
+    rounds = pd.concat(parts, ignore_index=True)
+    return rounds.assign(round_s=rounds["verify_s"] + generator.uniform(0.001, 0.02, len(rounds)))
+
+
+@pytest.fixture
+def tables(simulate, make_rounds, make_generations) -> Callable[..., Tables]:
+    def build(names: tuple[str, ...] = ("code", "text", ""), seed: int = 0, original: bool = True) -> Tables:
+        generator = np.random.default_rng(seed)
+        arm = simulate(generator.beta(6, 2, size=12), 10, 3, generator)
+        arm["category"] = arm["prompt"].str[1:].astype(int).map(lambda number: names[number % len(names)])
+        arm = pd.concat([arm, arm.assign(repeat=1)], ignore_index=True)
+        arm["round_s"] += generator.uniform(0, 0.03, len(arm))
+        rounds = [arm, plain_rounds(make_rounds, arm, "baseline", generator)]
+        if original:
+            rounds.append(plain_rounds(make_rounds, arm, "original", generator, extra=3))
+        joined = pd.concat(rounds, ignore_index=True)
+        return joined, make_generations(joined)
+
+    return build
+
+
+def metrics_of(tables: Tables) -> dict[str, float]:
+    summary = summarise(*tables, {"t1_s": 0.02}, primary_gamma=3, replicates=100, permutations=19)
+    return summary.arms[3].metrics
+
+
+def direct(rounds: pd.DataFrame) -> dict[str, float]:
+    """Every figure from the raw rows of some prompts."""
+    sums = rounds.groupby("method").agg(
+        tokens=("committed", "sum"), seconds=("round_s", "sum"), calls=("round", "size")
+    )
+    ours = sums.loc["ngram"]
+    values = {"acceleration_rate": ours["tokens"] / ours["calls"], "compression_ratio": ours["tokens"] / ours["calls"]}
+    for method, end in (("baseline", ""), ("original", ".original")):
+        step = sums.loc[method, "seconds"] / sums.loc[method, "calls"]  # plain decoding: a token a step
+        values[f"step_overhead{end}"] = ours["seconds"] / ours["calls"] / step
+        values[f"speedup{end}"] = step * ours["tokens"] / ours["seconds"]
+        values[f"throughput.{method}_tokens_per_s"] = 1 / step
+    return values | {"throughput.tokens_per_s": ours["tokens"] / ours["seconds"]}
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_rate_over_overhead_is_the_speedup_in_every_category_and_overall(tables, seed):
+    metrics = metrics_of(tables(seed=seed))
+    for prefix in ("", "category.code.", "category.text.", "category.none."):
+        rate = metrics[f"{prefix}acceleration_rate"]
+        assert abs(rate / metrics[f"{prefix}step_overhead"] - metrics[f"{prefix}speedup"]) < 1e-9
+        assert abs(rate / metrics[f"{prefix}step_overhead.original"] - metrics[f"{prefix}speedup.original"]) < 1e-9
+        assert rate == metrics[f"{prefix}tokens_per_round"]
+
+
+def test_every_figure_is_a_ratio_of_sums_with_an_interval(tables):
+    rounds, generations = tables()
+    metrics = metrics_of((rounds, generations))
+    for prefix, part in (("", rounds), ("category.text.", rounds[rounds["category"] == "text"])):
+        expected = direct(part)
+        assert set(expected) == set(PAPERS)
+        for name, value in expected.items():
+            assert metrics[prefix + name] == pytest.approx(value, rel=1e-12), prefix + name
+            assert metrics[f"{prefix}{name}.ci_low"] < value < metrics[f"{prefix}{name}.ci_high"], prefix + name
+
+
+def test_the_original_model_adds_its_own_figures_and_changes_no_other(tables, stored_run):
+    both, without = tables(), tables(original=False)
+    metrics, plain = metrics_of(both), metrics_of(without)
+    added = {name for name in metrics if name not in plain}
+    assert {name for name in added if not name.startswith("category.")} == {
+        f"{name}{end}" for name in AGAINST_ORIGINAL for end in ("", ".ci_low", ".ci_high")
+    }
+    assert {name: metrics[name] for name in plain} == plain
+    assert unpredictable(both[0]) == ""
+    settings = {"structure__gamma": "3", "measurement__bootstrap": "50", "seed": "0"}
+    empty = {"replay": ("gamma", "kind", "prompt"), "alpha": ("prompt", "numerator", "denominator")}
+    runs = []
+    for rounds, _ in (both, without):
+        run: Run = stored_run(rounds, **settings)
+        for name, columns in empty.items():
+            pd.DataFrame(columns=columns).to_parquet(f"{run.source}/{name}.parquet")
+        runs.append(run)
+    (arm,), (other,) = (list(open_arms(run).values()) for run in runs)
+    pd.testing.assert_frame_equal(arm.sums, other.sums)
+    pd.testing.assert_frame_equal(*(measured_curve(run.rounds(), "speedup", 50) for run in runs))
+    assert account_of(runs[0]) == account_of(runs[1])
+    texts = [[section.text for section in model_sections(run, replicates=20, refits=5)] for run in runs]
+    assert texts[0] == texts[1]
+
+
+def test_the_original_model_has_a_bar_of_its_own(tables):
+    (axes,) = time_split(tables()[0], title="t").axes
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["baseline", "original", "γ = 3"]
+
+
+def test_only_work_that_the_original_model_has_done_counts(tables):
+    rounds, generations = tables()
+    cut = rounds[~((rounds["method"] == "original") & (rounds["prompt"] == "p003"))]
+    expected = direct(rounds[rounds["prompt"] != "p003"])
+    assert metrics_of((cut, generations))["speedup"] == pytest.approx(expected["speedup"])
+
+
+def test_spec_bench_pools_the_categories_of_mt_bench(tables):
+    rounds, generations = tables(("math", "qa", "writing", "rag"))
+    metrics = metrics_of((rounds, generations))
+    expected = direct(rounds[rounds["category"].isin(MT_BENCH)])
+    assert {name: metrics[f"category.mt_bench.{name}"] for name in expected} == pytest.approx(expected)
+    assert metrics["category.math.speedup"] != metrics["category.mt_bench.speedup"]
+    shown = paper_table(metrics)
+    assert list(shown["category"]) == ["math", "qa", "rag", "writing", "mt_bench", "overall"]
+
+
+@pytest.mark.parametrize(
+    "names",
+    [["math", "writing"], ["math", "qa"], ["math", "writing", "code"], ["qa", "rag"]],
+    ids=["MT-Bench alone", "one of MT-Bench", "another set", "none of MT-Bench"],
+)
+def test_other_sets_are_not_pooled(names):
+    prompts = pd.Series(names, index=[f"p{i}" for i in range(len(names))])
+    assert set(category_members(prompts)) == set(names)
+    assert category_members(prompts.iloc[:1]) == {}
+
+
+def test_the_table_has_a_row_per_category_and_the_original_model_only_where_it_ran(tables, stored_run):
+    metrics = metrics_of(tables())
+    section = papers_of(metrics)
+    table = section.tables[0][1]
+    assert list(table["category"]) == ["code", "none", "text", "overall"]
+    overall = table.iloc[-1]
+    assert overall["overhead"].startswith(f"{metrics['step_overhead']:.3f} ({metrics['step_overhead.ci_low']:.3f} to ")
+    assert overall["compression ratio"] == overall["acceleration rate"]
+    assert overall["speedup (original)"].startswith(f"{metrics['speedup.original']:.3f} ")
+    assert f"{metrics['acceleration_rate']:.3f} over overhead {metrics['step_overhead']:.3f}" in section.text[0]
+    assert len(section.text) == 2
+    plain = papers_of(metrics_of(tables(original=False)))
+    assert len(plain.text) == 1 and not [name for name in plain.tables[0][1] if "original" in name]
+    run = stored_run(None)
+    run = Run(run.name, run.source, run.status, run.params, metrics, {}, run.fetch)
+    shown = category_section(run).tables[0][1]
+    assert list(shown["category"]) == ["code", "none", "text"]
+    assert shown["speedup"].iloc[0].startswith(f"{metrics['category.code.speedup']:.3f} ")

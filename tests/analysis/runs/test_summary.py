@@ -1,0 +1,214 @@
+"""The summary of a run: names as logged, values against direct sums, what is absent and why."""
+
+from math import isfinite
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from specdec.analysis.runs.summary import Summary, summarise
+from specdec.theory.capped_geometric import tokens_per_round
+
+CALIBRATION = {"t1_s": 0.018}
+BASELINE_TIMES = {"draft_s": 0.0, "verify_s": 0.019, "accept_s": 0.0, "commit_s": 0.001, "round_s": 0.02}
+ALWAYS = {
+    "speedup", "speedup.ci_low", "speedup.ci_high", "speedup.prompt_mean", "speedup.prompt_median",
+    "speedup.end_to_end", "speedup.capped_geometric", "cost.prefill_share",
+    "speedup.unflagged", "speedup.unflagged.ci_low", "speedup.unflagged.ci_high",
+    "tokens_per_round", "tokens_per_round.ci_low", "tokens_per_round.ci_high",
+    "tokens_per_round.capped_geometric", "tokens_per_round.position",
+    "tokens_per_round.unflagged", "tokens_per_round.unflagged.ci_low", "tokens_per_round.unflagged.ci_high",
+    "alpha.mle", "alpha.mle.ci_low", "alpha.mle.ci_high", "accepted_per_offered", "nodes_per_round",
+    "proposals.share", "repetition.share",
+    *(
+        f"{name}{end}"
+        for name in (
+            "acceleration_rate", "step_overhead", "compression_ratio",
+            "throughput.tokens_per_s", "throughput.baseline_tokens_per_s",
+        )
+        for end in ("", ".ci_low", ".ci_high")
+    ),
+    "cost.t1_ms", "cost.t_ar_ms", "cost.c", "cost.g", "cost.v", "cost.o",
+    "account.alpha", "account.omega", "account.offered", "account.dependence", "account.draft",
+    "account.verify", "account.overhead", "account.baseline",
+    "iid.depth_p", "iid.trend_p", "iid.mixing_p", "iid.prompts_p", "iid.memory_p",
+}  # fmt: skip
+
+
+def baseline_rounds(make_rounds, arm: pd.DataFrame) -> pd.DataFrame:
+    tokens = arm.groupby("prompt")["committed"].sum()
+    outputs = {prompt: [0] * int(n) for prompt, n in tokens.items()}
+    table = make_rounds(outputs, 0, method="baseline", durations=BASELINE_TIMES)
+    return table.assign(category=table["prompt"].map(arm.groupby("prompt")["category"].first()))
+
+
+@pytest.fixture
+def run(simulate, make_rounds, make_generations) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """12 prompts of two categories, gamma 3 and 1, the baseline; prompt p000 repetitive."""
+    generator = np.random.default_rng(0)
+    alphas = generator.beta(6, 2, size=12)
+    arms = [simulate(alphas, 15, gamma, generator) for gamma in (3, 1)]
+    for arm in arms:
+        arm["category"] = np.where(arm["prompt"] < "p006", "code", "text")
+        arm["round_s"] *= generator.uniform(0.9, 1.4, size=len(arm))
+    rounds = pd.concat([*arms, baseline_rounds(make_rounds, arms[0])], ignore_index=True)
+    return rounds, make_generations(rounds, flagged=["p000"])
+
+
+def summary_of(run, **options) -> Summary:
+    return summarise(*run, CALIBRATION, primary_gamma=3, replicates=200, permutations=99, **options)
+
+
+def test_every_metric_has_its_name_and_is_finite(run):
+    metrics = summary_of(run).arms[3].metrics
+    by_category = {name for name in metrics if name.startswith("category.")}
+    assert set(metrics) - by_category == ALWAYS
+    assert all(isfinite(value) for value in metrics.values())
+    assert {
+        "category.code.speedup",
+        "category.text.tokens_per_round.ci_low",
+        "category.text.alpha.mle",
+    } < by_category
+
+
+def test_headline_values_are_ratios_of_sums(run):
+    rounds, generations = run
+    metrics = summary_of(run).arms[3].metrics
+    arm, baseline = rounds[rounds["gamma"] == 3], rounds[rounds["method"] == "baseline"]
+    n, seconds = arm["committed"].sum(), arm["round_s"].sum()
+    n0, seconds0 = baseline["committed"].sum(), baseline["round_s"].sum()
+    assert metrics["speedup"] == pytest.approx((seconds0 / n0) / (seconds / n))
+    assert metrics["speedup.end_to_end"] == pytest.approx(((seconds0 + 0.12) / n0) / ((seconds + 0.12) / n))
+    assert metrics["cost.prefill_share"] == pytest.approx(0.12 / (seconds0 + 0.12))
+    assert metrics["tokens_per_round"] == pytest.approx(n / len(arm))
+    assert metrics["accepted_per_offered"] == pytest.approx(arm["accepted"].sum() / arm["offered"].sum())
+    assert metrics["throughput.tokens_per_s"] == pytest.approx(n / seconds)
+    assert metrics["throughput.baseline_tokens_per_s"] == pytest.approx(50)
+    per_prompt = []
+    for prompt, part in arm.groupby("prompt"):
+        theirs = baseline[baseline["prompt"] == prompt]
+        ours_s = part["round_s"].sum() / part["committed"].sum()
+        per_prompt.append(theirs["round_s"].sum() / theirs["committed"].sum() / ours_s)
+    assert metrics["speedup.prompt_mean"] == pytest.approx(np.mean(per_prompt))
+    assert metrics["speedup.prompt_median"] == pytest.approx(np.median(per_prompt))
+    kept = arm[arm["prompt"] != "p000"]
+    assert metrics["tokens_per_round.unflagged"] == pytest.approx(kept["committed"].sum() / len(kept))
+    assert metrics["repetition.share"] == pytest.approx(1 / 12)
+    assert metrics["speedup.ci_low"] < metrics["speedup"] < metrics["speedup.ci_high"]
+
+
+def test_a_prompt_flagged_in_the_baseline_alone_is_dropped(run, make_generations):
+    rounds, _ = run
+    generations = make_generations(rounds)
+    generations.loc[(generations["method"] == "baseline") & (generations["prompt"] == "p004"), "flagged"] = True
+    assert summary_of((rounds, generations)).arms[3].metrics["repetition.share"] == pytest.approx(1 / 12)
+    generations["flagged"] = True
+    metrics = summary_of((rounds, generations)).arms[3].metrics
+    assert metrics["repetition.share"] == 1 and "speedup.unflagged" not in metrics
+
+
+def test_factors_multiply_to_the_speedup_in_every_arm(run):
+    for arm in summary_of(run).arms.values():
+        factors = [value for name, value in arm.metrics.items() if name.startswith("account.")]
+        product = np.prod(factors) / arm.metrics["account.alpha"]
+        assert abs(product - arm.metrics["speedup"]) < 1e-9
+
+
+def test_one_alpha_stands_behind_every_arm(run):
+    summary = summary_of(run)
+    assert summary.alpha_source == "mle"
+    assert summary.alpha == pytest.approx(summary.arms[3].metrics["alpha.mle"])
+    assert summary.arms[1].metrics["account.alpha"] == summary.alpha != summary.arms[1].metrics["alpha.mle"]
+    expected = tokens_per_round(summary.alpha, 1)
+    assert summary.arms[1].metrics["tokens_per_round.capped_geometric"] == pytest.approx(expected)
+    assert summary.arms[3].account.intervals["omega"].low < summary.arms[3].account.intervals["omega"].high
+
+
+def test_alpha_of_the_text_takes_precedence(run):
+    summary = summary_of(run, alpha_text=0.65)
+    assert (summary.alpha, summary.alpha_source) == (0.65, "text")
+    assert summary.arms[3].metrics["account.omega"] == pytest.approx(tokens_per_round(0.65, 3))
+    prompts = sorted(run[0]["prompt"].unique())
+    sums = pd.DataFrame({"prompt": prompts, "numerator": range(1, 13), "denominator": 20.0})
+    resampled = summary_of(run, alpha_text_sums=sums)
+    assert resampled.alpha == pytest.approx(78 / 240) and resampled.alpha_source == "text"
+    metrics, omega = resampled.arms[3].metrics, resampled.arms[3].account.intervals["omega"]
+    ends = [metrics["alpha.text.ci_low"], metrics["alpha.text.ci_high"]]
+    assert metrics["alpha.text"] == resampled.alpha and ends[0] < resampled.alpha < ends[1]
+    # The same replicates as the account's: Omega rises with alpha, so its percentiles are those of alpha.
+    assert tokens_per_round(np.array(ends), 3).tolist() == pytest.approx([omega.low, omega.high], rel=2e-3)
+    assert "alpha.text" not in summary_of(run).arms[3].metrics
+
+
+def test_replay_and_a_calibrated_c_are_taken_up(run):
+    prompts = sorted(run[0]["prompt"].unique())
+    replay = pd.DataFrame({"prompt": prompts, "tokens": 50, "rounds": 18.5})
+    rounds, generations = run
+    summary = summarise(
+        rounds, generations, {**CALIBRATION, "c": 0.04}, 3, replay={3: replay}, replicates=50, permutations=19
+    )
+    metrics = summary.arms[3].metrics
+    assert metrics["tokens_per_round.replay"] == pytest.approx(50 / 18.5) and "account.drift" in metrics
+    assert "account.drift" not in summary.arms[1].metrics
+    assert metrics["cost.c"] == 0.04
+    expected = metrics["tokens_per_round.capped_geometric"] / (1 + 3 * 0.04)
+    assert metrics["speedup.capped_geometric"] == pytest.approx(expected)
+    assert summary.arms[1].metrics["cost.g"] == pytest.approx(0.003 / 0.018)
+
+
+def test_copies_add_time_and_no_evidence(run, make_generations):
+    rounds, _ = run
+    copies = rounds.assign(repeat=1, round_s=rounds["round_s"] * 1.5)
+    once = summary_of(run)
+    twice_rounds = pd.concat([rounds, copies], ignore_index=True)
+    twice = summary_of((twice_rounds, make_generations(twice_rounds, flagged=["p000"])))
+    for name in (
+        "iid.depth_p",
+        "iid.prompts_p",
+        "iid.memory_p",
+        "alpha.mle",
+        "alpha.mle.ci_low",
+        "tokens_per_round",
+    ):
+        assert twice.arms[3].metrics[name] == pytest.approx(once.arms[3].metrics[name]), name
+    assert twice.arms[3].metrics["throughput.tokens_per_s"] == pytest.approx(
+        once.arms[3].metrics["throughput.tokens_per_s"] / 1.25
+    )
+
+
+def test_gamma_one_has_no_depth_test_and_one_prompt_no_interval(run, make_generations):
+    assert "iid.depth_p" not in summary_of(run).arms[1].metrics
+    rounds = run[0][run[0]["prompt"] == "p003"]
+    arm = summary_of((rounds, make_generations(rounds))).arms[3]
+    assert "speedup" in arm.metrics and "speedup.ci_low" not in arm.metrics
+    assert "iid.prompts_p" not in arm.metrics and "one prompt" in arm.iid["prompts"].reason
+    assert not any(name.startswith("category.") for name in arm.metrics)
+
+
+def test_a_drafter_that_never_proposes_is_described(make_rounds, make_generations):
+    arm = make_rounds({"a": [0, 0], "b": [0, 0, 0]}, 2, offered={"a": [0, 0], "b": [0, 0, 0]})
+    rounds = pd.concat([arm, baseline_rounds(make_rounds, arm)], ignore_index=True)
+    summary = summarise(rounds, make_generations(rounds), CALIBRATION, 2, replicates=50, permutations=19)
+    metrics = summary.arms[2].metrics
+    assert metrics["proposals.share"] == 0 and metrics["tokens_per_round"] == 1
+    assert metrics["account.offered"] == 1 and summary.alpha == 0
+    assert "alpha.mle" not in metrics and "accepted_per_offered" not in metrics
+
+
+def test_unfinished_work_is_left_out(run):
+    rounds, generations = run
+    unfinished = rounds[~((rounds["gamma"] == 1) & (rounds["prompt"] == "p011"))]
+    metrics = summary_of((unfinished, generations)).arms[3].metrics
+    arm = rounds[(rounds["gamma"] == 3) & (rounds["prompt"] != "p011")]
+    assert metrics["tokens_per_round"] == pytest.approx(arm["committed"].sum() / len(arm))
+
+
+def test_bad_input_is_refused(run):
+    rounds, generations = run
+    with pytest.raises(ValueError, match="primary gamma 5"):
+        summarise(rounds, generations, CALIBRATION, 5)
+    with pytest.raises(ValueError, match="a baseline and one drafter"):
+        summarise(rounds[rounds["method"] != "baseline"], generations, CALIBRATION, 3)
+    two = rounds.assign(method=rounds["method"].where(rounds["gamma"] != 1, "medusa"))
+    with pytest.raises(ValueError, match=r"\['medusa', 'ngram'\]"):
+        summarise(two, generations, CALIBRATION, 3)

@@ -1,0 +1,74 @@
+"""Distributions by strategy on histograms that can be counted by hand."""
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from specdec.analysis.findings import About, findings
+from specdec.analysis.studies.ablation import contributions, distribution, strategies
+
+# Two prompts, 10 rounds each, 2 rows: "x" has a row in all rounds, "y" one or two in some.
+COUNTS = [
+    ("one", "accepted", "x", 1, 4), ("one", "accepted", "x", 3, 2), ("one", "accepted", "y", 2, 1),
+    ("one", "accepted", "", 0, 3), ("one", "rank", "x", 0, 5), ("one", "rank", "x", 1, 1), ("one", "rank", "y", 0, 1),
+    ("one", "allotment", "x", 1, 10), ("one", "allotment", "y", 1, 6),
+    ("two", "accepted", "x", 3, 2), ("two", "accepted", "", 0, 8), ("two", "rank", "x", 0, 2),
+    ("two", "allotment", "x", 2, 10),
+]  # fmt: skip
+REPLAY = pd.DataFrame(
+    [(2, 3, name, name, "c", 50.0, 20, 10, 5.0) for name in ("one", "two")],
+    columns=["k", "w", "stream", "prompt", "category", "context", "tokens", "rounds", "accepted"],
+)
+
+
+def histograms():
+    names = ["prompt", "histogram", "strategy", "value", "count"]
+    return pd.DataFrame(COUNTS, columns=names).assign(stream=lambda table: table["prompt"], k=2, w=3)
+
+
+def shares(name, strategy):
+    found = distribution(histograms(), REPLAY, name, strategy, 300, 0)
+    # A strategy that wins in one of the prompts only has no interval: many replicates do not have that prompt.
+    bounded = found.dropna()
+    assert len(bounded) == (len(found) if (name, strategy) != ("accepted", "y") else 0)
+    assert ((bounded["share_low"] <= bounded["share"]) & (bounded["share"] <= bounded["share_high"])).all()
+    return dict(zip(found["value"], found["share"], strict=True))
+
+
+def test_shares_are_of_the_rounds_of_a_strategy():
+    assert strategies(histograms()) == ["x", "y"]
+    assert shares("accepted", "x") == pytest.approx({1: 4 / 8, 3: 4 / 8})
+    assert shares("accepted", "y") == {2: 1}
+    assert shares("rank", "x") == pytest.approx({0: 7 / 8, 1: 1 / 8})
+    assert shares("allotment", "x") == {0: 0, 1: 0.5, 2: 0.5}
+    assert shares("allotment", "y") == pytest.approx({0: 14 / 20, 1: 6 / 20})
+
+
+def test_contributions():
+    found = contributions(histograms(), REPLAY, ["x", "y"], 300, 0).set_index("strategy")
+    assert found.loc["x", "rows"] == pytest.approx(30 / 20) and found.loc["y", "rows"] == pytest.approx(6 / 20)
+    assert found["of_rows"].sum() == found["of_wins"].sum() == found["tokens"].sum() == pytest.approx(1)
+    assert found.loc["x", "wins"] == pytest.approx(8 / 20) and found.loc["x", "per_row"] == pytest.approx(8 / 30)
+    assert found.loc["x", "tokens"] == pytest.approx(16 / 18) and found.loc["y", "length"] == pytest.approx(2)
+    assert (found["wins_low"] <= found["wins"]).all() and (found["wins"] <= found["wins_high"]).all()
+
+
+def test_what_is_said():
+    about = About("mixed on pocket (float32), a machine", "stdlib_code", False, 300, 0)
+    skips = pd.DataFrame(columns=["reason", "category", "count"])
+    said = findings("ablation", {"replay": REPLAY, "histograms": histograms(), "skipped": skips}, about)
+    answer = said.sections[0].text[0]
+    assert answer.startswith("Of the accepted draft tokens 89% [") and "in 55% of 20 rounds no row" in answer
+    assert said.curves["curve.ablation.rank.x"] == pytest.approx({1: 7 / 8, 2: 1 / 8})
+    assert said.metrics["ablation.tokens_per_call"] == 2 and said.metrics["ablation.y.wins"] == pytest.approx(1 / 20)
+    assert [section.figures[0][0] for section in said.sections] == [
+        "contribution", "accepted_lengths", "ranks", "allotment"
+    ]  # fmt: skip
+    lengths = said.sections[1].tables[0][1].set_index("accepted tokens")
+    assert lengths.loc[2, "x"] == "–" and lengths.loc[3, "x"].startswith("50.0%")
+
+
+def test_one_prompt_has_shares_without_intervals():
+    one = histograms().query("prompt == 'one'"), REPLAY.query("prompt == 'one'")
+    found = distribution(*one, "accepted", "x", 100, 0)
+    assert found["share"].sum() == 1 and np.isnan(found["share_low"]).all()

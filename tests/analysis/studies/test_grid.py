@@ -1,0 +1,139 @@
+"""The grid's numbers and sentences on made-up tables whose best block is known."""
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from specdec.analysis.findings import About, findings
+from specdec.analysis.studies.grid import grid, live_check
+
+K, W = (1, 5, 10), (1, 4, 10)
+PROMPTS = 12
+ABOUT = About("mixed on pocket (float32), a machine", "stdlib_code", False, 500, 0)
+
+
+def replay(rounds=lambda k, w, prompt: 60 - 3 * min(k, 6) - 2 * min(w, 8) + prompt % 3):
+    """60 tokens by every block and prompt."""
+    return pd.DataFrame(
+        [
+            {"k": k, "w": w, "stream": f"p{p}", "prompt": f"p{p}", "category": f"c{p % 2}", "context": 100.0,
+             "tokens": 60, "rounds": rounds(k, w, p), "nodes": k * w * rounds(k, w, p), "paths": k * rounds(k, w, p)}
+            for k in K for w in W for p in range(PROMPTS)
+        ]
+    )  # fmt: skip
+
+
+def times(seconds=lambda tokens: 1.0 + 0.01 * tokens, scale=(1.0, 1.5)):
+    """Calls, and nothing for drafts and the rest; a repeat in which blocks, and they alone, are slower."""
+    calls = [
+        (r, k, w, 100, "packed", 1 + k * w, r, seconds(1 + k * w) * (s if w else 1.0), "")
+        for r, s in enumerate(scale)
+        for k, w in [(1, 0), *((k, w) for k in K for w in W)]
+    ]
+    names = ["repeat", "k", "w", "context", "evaluation", "rows_evaluated", "call", "seconds", "missing"]
+    host = [(r, 1, 0, 0.0, 0.0, 0.0) for r in range(len(scale))]
+    columns = ["repeat", "k", "w", "nodes", "draft_s", "overhead_s"]
+    return pd.DataFrame(calls, columns=names), pd.DataFrame(host, columns=columns)
+
+
+def live(rounds_more=0, factor=1.0, repeats=2):
+    """What the prediction says of the last two prompts in the corners, changed."""
+    found = grid(replay(), *times(), 10, 0)
+    rows = found.rows[found.rows["stream"].isin(["p10", "p11"])]
+    made = []
+    for repeat in range(repeats):
+        for row in rows[rows["k"].isin([1, 10]) & rows["w"].isin([1, 10])].to_dict("records"):
+            made.append((repeat, row["k"], row["w"], row["stream"], 60, row["rounds"] + rounds_more,
+                         row["seconds"] * factor, True, "float32"))  # fmt: skip
+        made += [(repeat, 1, 0, name, 60, 60, rows.loc[rows["stream"] == name, "plain_s"].iloc[0], True, "float32")
+                 for name in ("p10", "p11")]  # fmt: skip
+    names = ["repeat", "k", "w", "stream", "tokens", "rounds", "seconds", "identical", "dtype"]
+    return pd.DataFrame(made, columns=names)
+
+
+def test_the_best_blocks_are_found_with_their_intervals():
+    found = grid(replay(), *times(), 500, 0)
+    assert found.best("tokens") == (10, 10)  # as (10, 10), and no other, has both k > 6 and w > 8
+    expected = 60 * PROMPTS / sum(60 - 18 - 16 + p % 3 for p in range(PROMPTS))
+    assert found.value("tokens", (10, 10)) == pytest.approx(expected)
+    low, high = (found.value(f"tokens_{end}", (10, 10)) for end in ("low", "high"))
+    assert low < expected < high
+    # Per repeat: rounds of a block by its call, against 60 plain steps of 1.01.
+    by_hand = {}
+    for k in K:
+        for w in W:
+            rounds = sum(60 - 3 * min(k, 6) - 2 * min(w, 8) + p % 3 for p in range(PROMPTS))
+            by_hand[k, w] = [60 * PROMPTS * 1.01 / (rounds * (1.01 + 0.01 * k * w) * s) for s in (1.0, 1.5)]
+    best = max(by_hand, key=lambda block: by_hand[block][0])
+    assert found.best("speedup") == best != (10, 10)
+    # The mean over repeats is that of the seconds.
+    assert found.value("speedup", best) == pytest.approx(by_hand[best][0] / 1.25)
+    assert found.value("deviation", best) == pytest.approx(np.std(by_hand[best], ddof=1))
+
+
+def test_the_lead_is_paired():
+    """All blocks share the noise of the prompts: a difference that is the same for all has no width."""
+    found = grid(replay(lambda k, w, p: 30 if (k, w) == (5, 4) else 40), *times(), 500, 0)
+    lead = found.lead("tokens", (5, 4), (10, 10))
+    assert (lead.value, lead.low, lead.high) == pytest.approx((0.5, 0.5, 0.5))
+    assert found.steadiness("tokens", (5, 4)) == 1
+
+
+def test_a_block_that_was_not_timed_has_no_speedup_and_is_not_the_best():
+    calls, host = times()
+    calls.loc[calls["rows_evaluated"] > 51, ["seconds", "missing"]] = [np.nan, "memory"]
+    found = grid(replay(), calls, host, 100, 0)
+    blocks = found.blocks.set_index(["k", "w"])["speedup"]
+    assert np.isnan(blocks[10, 10]) and blocks.notna().sum() == 8
+    assert found.best("speedup") != (10, 10)
+    tables = {
+        "replay": replay(),
+        "block_times": calls,
+        "host_times": host,
+        "live": live().iloc[:0],
+        "skipped": NO_SKIPS,
+    }
+    said = findings("grid", tables, ABOUT)
+    assert "grid.speedup.10x10" not in said.metrics and "could not be timed" in " ".join(said.sections[1].text)
+
+
+NO_SKIPS = pd.DataFrame(columns=["reason", "category", "count"])
+
+
+def test_live_runs_are_compared_text_by_text():
+    found = grid(replay(), *times(), 10, 0)
+    check = live_check(found.rows, live())
+    assert list(zip(check["k"], check["w"], strict=True)) == [(1, 1), (1, 10), (10, 1), (10, 10)]
+    assert (check["same_rounds"] == 2).all() and check["error"].abs().max() < 1e-12
+    slower = live_check(found.rows, live(rounds_more=1, factor=1.25))
+    assert (slower["same_rounds"] == 0).all() and slower["error"].to_numpy() == pytest.approx(0.25)
+    assert (slower["tokens_measured"] < slower["tokens_predicted"]).all()
+
+
+def test_what_is_said():
+    calls, host = times()
+    skips = pd.DataFrame([("too long", "c0", 3)], columns=["reason", "category", "count"])
+    tables = {"replay": replay(), "block_times": calls, "host_times": host, "live": live(1, 1.25), "skipped": skips}
+    said = findings("grid", tables, ABOUT)
+    text = " ".join(sentence for section in said.sections for sentence in section.text)
+    assert [section.title for section in said.sections] == ["Tokens per call", "Speedup", "Live runs in the corners"]
+    assert "too long: 3 c0" in text and "a fault" in text and "+25.0%" in text and "protocol check" not in text
+    assert (said.metrics["grid.best_k"], said.metrics["grid.best_w"]) != (10, 10)
+    assert said.metrics["grid.speedup.lead"] == pytest.approx(
+        said.metrics["grid.speedup.best"] - said.metrics["grid.speedup.10x10"]
+    )
+    assert said.metrics["grid.live.worst_error"] == pytest.approx(0.25) and said.metrics["grid.live.same_rounds"] == 0
+    assert set(said.curves["curve.grid.speedup.k5"]) == set(W)
+    categories = [table for caption, table in said.sections[1].tables if "category" in caption]
+    assert len(categories) == 1 and list(categories[0]["category"]) == ["c0", "c1"]
+    simulated = findings("grid", tables | {"live": live().iloc[:0]}, About(ABOUT.title, "mt_bench", True, 100, 0))
+    text = " ".join(sentence for section in simulated.sections for sentence in section.text)
+    assert "simulated speedup" in text and "protocol check" in text and len(simulated.sections) == 2
+
+
+def test_one_prompt_has_no_interval():
+    tables = dict(zip(("block_times", "host_times"), times(), strict=True))
+    one = replay().query("prompt == 'p0'")
+    said = findings("grid", {**tables, "replay": one, "live": live().iloc[:0], "skipped": NO_SKIPS}, ABOUT)
+    assert "[" not in said.sections[0].text[0] and "grid.speedup.best.ci_low" not in said.metrics
+    assert not any(np.isnan(value) for value in said.metrics.values())

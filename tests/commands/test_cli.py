@@ -1,0 +1,159 @@
+"""What a user reads, and the exit code, when a command line cannot be used; and that help comes at once."""
+
+import errno
+import logging
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specdec.commands import cli
+from specdec.errors import EnvironmentFault, Interrupted, UsageError
+
+Task = Callable[[Mapping[str, Any]], Any]
+
+
+@pytest.fixture
+def command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Iterator[Callable[..., tuple[int, str]]]:
+    """`command(arguments, task)` runs in an empty folder and returns the exit code and what stderr got."""
+    monkeypatch.chdir(tmp_path)
+    root, handler = logging.getLogger(), signal.getsignal(signal.SIGTERM)
+    handlers, level = list(root.handlers), root.level
+
+    def command(arguments: str, task: Task = lambda values: None, config: str = "config") -> tuple[int, str]:
+        monkeypatch.setattr(sys, "argv", ["specdec", *arguments.split()])
+        try:
+            cli.main(config, task)
+        except SystemExit as end:
+            return int(end.code or 0), capsys.readouterr().err
+        return 0, capsys.readouterr().err
+
+    yield command
+    signal.signal(signal.SIGTERM, handler)
+    for extra in set(root.handlers) - set(handlers):
+        extra.close()
+    root.handlers[:] = handlers
+    root.setLevel(level)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ("+drafter=ngrm", "Unknown drafter 'ngrm'. Did you mean ngram? The options are: "),
+        (
+            "+drafter=ngram structure=chian",
+            "Unknown structure 'chian'. Did you mean chain? The options are: ",
+        ),
+        ("+drafter=ngram structure.k=4", "Unknown key structure.k: structure 'chain' has the keys gamma."),
+        ("-m +drafter=ngram structure.k=4", "Unknown key structure.k: structure 'chain' has the keys gamma."),
+        (
+            "+drafter=ngram drafter.order=4",
+            "Unknown key drafter.order: drafter 'ngram' has the keys q, order_max, order_min, matches_max.",
+        ),
+        (
+            "+drafter=ngram tracking.url=x",
+            "Unknown key tracking.url: tracking has the keys uri, experiment, ",
+        ),
+        ("+drafter=ngram sed=1", "Unknown key sed: the configuration has no such key. Did you mean seed?"),
+        (
+            "structure.gamma=1,2",
+            "structure.gamma has several values: add -m to sweep over them, or write [1,2] ",
+        ),
+        ("structure.gamma", "The argument 'structure.gamma' is not of the form KEY=VALUE: missing EQUAL at "),
+        ("+target=table", "target is chosen twice: if it has a default, write target=NAME without the plus."),
+    ],
+)
+def test_a_bad_command_line_is_one_sentence(
+    command: Callable[..., tuple[int, str]], tmp_path: Path, arguments: str, sentence: str
+) -> None:
+    code, error = command(arguments)
+    assert code == 2 and error.startswith(f"specdec: {sentence}") and error.count("\n") == 1
+    assert not (tmp_path / "mlflow.db").exists()
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "sentence"),
+    [
+        (UsageError("Put this right."), 2, "Put this right."),
+        (EnvironmentFault("Tracking is gone."), 4, "Tracking is gone."),
+        (OSError(errno.ENOSPC, "No space left on device", "x"), 4, "The disk is full: "),
+        (
+            RuntimeError("CUDA out of memory. Tried to allocate 2 GiB"),
+            4,
+            "Memory ran out: CUDA out of memory.",
+        ),
+        (
+            RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8000 bytes"),
+            4,
+            "Memory ran out: DefaultCPUAllocator: can't allocate memory: you tried to allocate 8000 bytes. "
+            "Try target.dtype=bfloat16, fewer measurement.max_new_tokens or a smaller model",
+        ),
+        (MemoryError(), 4, "Memory ran out: MemoryError."),
+        (KeyboardInterrupt(), 130, "Interrupted; what was finished is on disk."),
+        (Interrupted("Stopped by SIGTERM.", 143), 143, "Stopped by SIGTERM."),
+    ],
+)
+def test_what_ends_a_task_is_one_sentence(
+    command: Callable[..., tuple[int, str]], error: BaseException, code: int, sentence: str
+) -> None:
+    def task(values: Mapping[str, Any]) -> None:
+        raise error
+
+    ended, text = command("+drafter=ngram", task)
+    assert ended == code and text.startswith(f"specdec: {sentence}") and text.count("\n") == 1
+
+
+def test_a_bug_keeps_its_traceback(command: Callable[..., tuple[int, str]]) -> None:
+    def task(values: Mapping[str, Any]) -> None:
+        raise ZeroDivisionError("a bug")
+
+    with pytest.raises(ZeroDivisionError, match="a bug"):
+        command("+drafter=ngram", task)
+
+
+def test_sigterm_arrives_as_143(command: Callable[..., tuple[int, str]]) -> None:
+    def task(values: Mapping[str, Any]) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        signal.sigtimedwait([], 5)
+
+    assert command("+drafter=ngram", task) == (
+        143,
+        "specdec: Stopped by SIGTERM; what was finished is on disk.\n",
+    )
+
+
+def test_the_task_gets_plain_values_and_a_folder_of_its_own(
+    command: Callable[..., tuple[int, str]], tmp_path: Path
+) -> None:
+    seen: list[Any] = []
+
+    def task(values: Mapping[str, Any]) -> None:
+        logging.getLogger("specdec.test").info("a line with [brackets]")
+        seen.append((values["structure"], cli.output_dir(), Path.cwd()))
+
+    outcomes = [command("+drafter=ngram structure.gamma=7", task) for _ in range(2)]
+    assert outcomes == [(0, "a line with [brackets]\n")] * 2
+    (structure, first, here), (_, second, _) = seen
+    assert structure == {"name": "chain", "gamma": 7} and type(structure) is dict
+    assert here == tmp_path and first != second and first.is_dir() and tmp_path / "outputs" in first.parents
+    assert "INFO specdec.test: a line" in (first / "specdec.log").read_text()
+
+
+def test_help_shows_examples_and_groups_without_heavy_imports(tmp_path: Path) -> None:
+    code = (
+        "import sys; sys.argv = ['specdec', '--help']; from specdec import run\n"
+        "try: run.main()\n"
+        "finally: assert not {'torch', 'mlflow', 'transformers', 'pandas', 'matplotlib'} & set(sys.modules)"
+    )
+    shown = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert shown.stdout.count("python -m specdec.run ") == 3
+    for group in ("target: ", "drafter: ", "verifier: ", "structure: ", "prompts: ", "sampling: "):
+        assert f"\n{group}" in shown.stdout
+    assert list(tmp_path.iterdir()) == []

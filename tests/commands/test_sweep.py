@@ -1,0 +1,181 @@
+"""Sweeps: one parent run, cells that fail alone, the table, and the exit codes. The task is a stand-in."""
+
+import json
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specdec.commands import cli
+from specdec.config import TrackingConfig, validated
+from specdec.errors import Interrupted, UsageError
+from specdec.tracking.store import locate, opened
+from specdec.tracking.writer import check_store, tracked_run
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("sweeps")
+    values = {"uri": None, "experiment": "specdec", "enabled": True, "required": False, "run_name": None}
+    check_store(TrackingConfig(**values), folder)
+    return folder
+
+
+@pytest.fixture
+def runs(folder: Path) -> Callable[[], list[Any]]:
+    """The store's active runs, newest first; those of `curves` apart."""
+    client, experiment = opened(locate(None, folder), "specdec")
+    return lambda: [run for run in client.search_runs([experiment]) if run.data.tags.get("specdec.role") != "curve"]
+
+
+@pytest.fixture
+def curves(folder: Path) -> Callable[[str], dict[str, dict[int, float]]]:
+    """`curves(key)`: the lines that one chart overlays, by the name of their run."""
+    client, experiment = opened(locate(None, folder), "specdec")
+
+    def lines(key: str) -> dict[str, dict[int, float]]:
+        children = [run for run in client.search_runs([experiment]) if run.data.tags.get("specdec.role") == "curve"]
+        return {
+            run.info.run_name: {point.step: point.value for point in client.get_metric_history(run.info.run_id, key)}
+            for run in children
+        }
+
+    return lines
+
+
+def task(values: Mapping[str, Any]) -> dict[str, float]:
+    gamma = values["structure"]["gamma"]
+    if gamma == 0:
+        raise UsageError("Bad value structure.gamma=0: it should be at least 1.")
+    if gamma == 13:
+        raise ValueError("a bug | in one cell")
+    if gamma == 14:
+        raise Interrupted("Stopped by SIGTERM.", 143)
+    if gamma == 15:
+        sys.exit(7)
+    with tracked_run(validated(TrackingConfig, values["tracking"]), name=f"g{gamma}", params={}, tags={}) as run:
+        run.metrics({"speedup": 1 + gamma / 10})
+    return {"speedup": 1 + gamma / 10, "tokens_per_round": 2.0}
+
+
+@pytest.fixture
+def sweep(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Iterator[Callable[..., tuple[int, str, str]]]:
+    """`sweep("1,2", ...)` sweeps structure.gamma and returns the exit code, stdout and stderr."""
+    monkeypatch.chdir(folder)
+    root, handler = logging.getLogger(), signal.getsignal(signal.SIGTERM)
+    handlers, level = list(root.handlers), root.level
+
+    def sweep(gammas: str, *arguments: str) -> tuple[int, str, str]:
+        argv = ["specdec", "-m", "+drafter=ngram", f"structure.gamma={gammas}", *arguments]
+        monkeypatch.setattr(sys, "argv", argv)
+        code = 0
+        try:
+            cli.main("config", task)
+        except SystemExit as end:
+            code = int(end.code or 0)
+        assert "SPECDEC_PARENT_RUN" not in os.environ and "SPECDEC_SWEEP_CELL" not in os.environ
+        return code, *capsys.readouterr()
+
+    yield sweep
+    signal.signal(signal.SIGTERM, handler)
+    for extra in set(root.handlers) - set(handlers):
+        extra.close()
+    root.handlers[:] = handlers
+    root.setLevel(level)
+
+
+def last_folder(folder: Path) -> Path:
+    return max(folder.glob("multirun/*/*"))
+
+
+def test_cells_are_nested_in_one_parent(
+    sweep: Callable[..., tuple[int, str, str]], runs: Callable[[], list[Any]], folder: Path
+) -> None:
+    code, out, _ = sweep("1,2")
+    second, first, parent = runs()[:3]
+    assert code == 0 and parent.data.tags["specdec.role"] == "sweep"
+    assert [run.info.status for run in (parent, first, second)] == ["FINISHED"] * 3
+    assert [run.data.tags["specdec.sweep_cell"] for run in (first, second)] == ["0", "1"]
+    assert {run.data.tags["mlflow.parentRunId"] for run in (first, second)} == {parent.info.run_id}
+    assert "speedup" not in parent.data.metrics and first.data.metrics == {"speedup": 1.1}
+    assert (last_folder(folder) / "sweep.csv").read_text().splitlines() == [
+        "cell,overrides,speedup,tokens_per_round,exit code,fault",
+        "0,structure.gamma=1,1.100,2.000,0,",
+        "1,structure.gamma=2,1.200,2.000,0,",
+    ]
+    uploaded = Path(parent.info.artifact_uri.removeprefix("file://")) / "sweep.md"
+    assert "| 1 | structure.gamma=2 | 1.200 | 2.000 | 0 |  |" in uploaded.read_text()
+    assert "structure.gamma=2" in out and "#/experiments/" in out
+
+
+def test_the_sweep_is_one_chart(
+    sweep: Callable[..., tuple[int, str, str]], runs: Callable[[], list[Any]], curves: Callable[[str], Any]
+) -> None:
+    _, out, _ = sweep("1,2", "sampling=greedy,temperature")
+    parent = next(run for run in runs() if run.data.tags.get("specdec.role") == "sweep")
+    expected = {f"sampling={name}": {1: 1.1, 2: 1.2} for name in ("greedy", "temperature")}
+    assert expected.items() <= curves("sweep.speedup").items()
+    assert parent.data.metrics["sweep.speedup.sampling_greedy"] == 1.2 and "speedup" not in parent.data.metrics
+    assert "overlay: " in out
+
+
+def test_a_cell_fails_alone(
+    sweep: Callable[..., tuple[int, str, str]], runs: Callable[[], list[Any]], folder: Path
+) -> None:
+    code, _, error = sweep("13,0,15,1")
+    last, parent = runs()[:2]
+    assert (code, parent.info.status, last.info.status) == (3, "FAILED", "FINISHED")
+    assert "specdec: cell 1: Bad value structure.gamma=0" in error and "ValueError: a bug" in error
+    assert error.endswith("specdec: 3 of 4 cells failed; the table says why.\n")
+    cells = [json.loads((last_folder(folder) / str(cell) / "cell.json").read_text()) for cell in range(4)]
+    assert [cell["exit_code"] for cell in cells] == [1, 2, 7, 0]
+    assert "| 0 | structure.gamma=13 |  |  | 1 | ValueError: a bug \\| in one cell |" in (
+        last_folder(folder) / "sweep.md"
+    ).read_text()  # fmt: skip
+
+
+@pytest.mark.parametrize("gammas, more", [("0", ()), ("1,2", ("structure.k=3",)), ("1", ("+prompts=jsonl,jsnl",))])
+def test_a_sweep_that_never_began_leaves_no_run(
+    sweep: Callable[..., tuple[int, str, str]],
+    runs: Callable[[], list[Any]],
+    gammas: str,
+    more: tuple[str, ...],
+) -> None:
+    before = len(runs())
+    code, out, error = sweep(gammas, *more)
+    assert (code, out, len(runs())) == (2, "", before)
+    assert sum(line.startswith("specdec: ") for line in error.splitlines()) == 1
+
+
+def test_an_interrupted_sweep_ends_at_once_as_killed(
+    sweep: Callable[..., tuple[int, str, str]], runs: Callable[[], list[Any]], folder: Path
+) -> None:
+    code, _, error = sweep("1,14,2")
+    last, parent = runs()[:2]
+    assert (code, parent.info.status, last.info.run_name) == (143, "KILLED", "g1")
+    assert error.endswith("specdec: Stopped by SIGTERM.\n")
+    assert len((last_folder(folder) / "sweep.csv").read_text().splitlines()) == 3
+
+
+def test_a_store_that_cannot_be_used_is_said_before_any_cell(
+    sweep: Callable[..., tuple[int, str, str]],
+) -> None:
+    code, out, error = sweep("1,2", "tracking.uri=mlflow.db")
+    assert (code, out) == (2, "") and error.startswith("specdec: tracking.uri=mlflow.db is no store")
+    assert error.count("\n") == 1
+
+
+def test_a_sweep_without_tracking_still_has_its_table(
+    sweep: Callable[..., tuple[int, str, str]], runs: Callable[[], list[Any]], folder: Path
+) -> None:
+    before = len(runs())
+    code, out, _ = sweep("1,2", "tracking.enabled=false")
+    assert (code, len(runs())) == (0, before) and "#/experiments/" not in out
+    assert len((last_folder(folder) / "sweep.csv").read_text().splitlines()) == 3

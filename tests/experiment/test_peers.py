@@ -1,0 +1,235 @@
+"""Peers on tiny models: the same tokens as our baseline, no model left changed, failures told in a sentence."""
+
+from types import SimpleNamespace
+
+import pandas as pd
+import pytest
+import torch
+
+from specdec.clock import CpuClock
+from specdec.decode import generate
+from specdec.drafters import drafters
+from specdec.experiment.peers import Setting, TransformersPeer, settings, transformers_peers
+from specdec.experiment.run_report import _peers
+from specdec.prompts import Prompt
+from specdec.structures import structures
+from specdec.targets.causal import Causal
+from specdec.verifiers import verifiers
+
+PROMPT = Prompt("p/0", "p", "", (3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5))
+LIMIT, GAMMA = 40, 3
+
+
+@pytest.fixture
+def target(tiny_model, sampling):
+    return Causal.from_model(tiny_model("llama"), sampling(temperature=0.0))
+
+
+def ours(target):
+    return generate(
+        target=target,
+        drafter=drafters.build({"name": "none"}, target=target),
+        verifier=verifiers.build({"name": "greedy"}),
+        structure=structures.build({"name": "chain", "gamma": 1}).resized(0),
+        prompt=PROMPT.tokens,
+        max_new_tokens=LIMIT,
+        clock=CpuClock(),
+    ).tokens
+
+
+CHAIN = {"name": "chain", "gamma": GAMMA}
+
+
+def made(target, name, model=None, mode=None, order_max=3, structure=CHAIN):
+    values = {"name": name, "q": "auto", "order_max": order_max}
+    drafter = SimpleNamespace(model=model, translation=None)
+    return transformers_peers(values, drafter, target, structures.build(structure), LIMIT, "baseline", mode)
+
+
+def small(tiny_model):
+    return tiny_model("mistral_window")  # another model over the same vocabulary
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("none", {"generate": ("baseline", 0)}),
+        ("ngram", {"generate": ("baseline", 0), "prompt_lookup": ("ngram", GAMMA)}),
+        ("small_model", {"generate": ("baseline", 0), "assisted": ("small_model", GAMMA)}),
+    ],
+)
+def test_every_peer_writes_our_greedy_text(target, tiny_model, name, expected):
+    text = ours(target)
+    found = made(target, name, small(tiny_model))
+    assert {peer.name: peer.ours for peer in found} == expected
+    for peer in found:
+        peer.tune(PROMPT)
+        row = peer(PROMPT)
+        assert not peer.failure and row["seconds"] > 0
+        assert (row["generated_token_ids"], row["tokens"]) == (list(text), len(text) == LIMIT and LIMIT)
+        assert peer.describe()["setting"] == "dynamic cache, eager" and peer.note() is None
+
+
+@pytest.mark.parametrize("name", ["ngram", "small_model"])
+def test_rows_are_not_set_against_the_chains_of_transformers(target, tiny_model, name):
+    rows = {"name": "rows", "k": 2, "w": GAMMA, "budget": 100}
+    assert [peer.name for peer in made(target, name, small(tiny_model), structure=rows)] == ["generate"]
+
+
+def test_the_end_token_counts_and_nothing_after_it(target):
+    text = ours(target)
+    target.end_tokens = frozenset({text[4]})
+    for peer in made(target, "ngram"):
+        row = peer(PROMPT)
+        assert row["generated_token_ids"] == list(text[: text.index(text[4]) + 1])
+
+
+def test_assistant_offers_gamma_tokens_in_every_round(target, tiny_model, monkeypatch):
+    """Of the widths that the target sees after the prefill, none but the ends of the text is another than gamma + 1."""
+    widths = []
+    forward = target.model.forward
+
+    def watched(*args, **kwargs):
+        widths.append(kwargs["input_ids"].shape[1])
+        return forward(*args, **kwargs)
+
+    (_, peer) = made(target, "small_model", small(tiny_model))
+    monkeypatch.setattr(target.model, "forward", watched)
+    peer(PROMPT)
+    assert len(widths) > 5 and set(widths[1:-GAMMA]) == {GAMMA + 1}
+    assert widths[0] == len(PROMPT.tokens) + GAMMA
+
+
+def test_prompt_lookup_gets_gamma_and_match_length(target, monkeypatch):
+    seen = {}
+    monkeypatch.setattr(type(target.model), "generate", lambda self, ids, **how: seen.update(how) or ids.repeat(1, 2))
+    (_, peer) = made(target, "ngram", order_max=7)
+    peer(PROMPT)
+    assert (seen["prompt_lookup_num_tokens"], seen["max_matching_ngram_size"]) == (GAMMA, 7)
+    assert seen["do_sample"] is False
+
+
+def test_no_generation_config_is_left_changed(target, tiny_model):
+    """A checkpoint's own penalty is not applied to the peer, and comes back, after a failure too."""
+    assistant = small(tiny_model)
+    text = ours(target)
+    models = (target.model, assistant)
+    own = [(model.generation_config, model.generation_config.to_dict()) for model in models]
+    target.model.generation_config.repetition_penalty = 5.0
+    assistant.generation_config.num_assistant_tokens_schedule = "heuristic"
+    try:
+        for peer in made(target, "small_model", assistant):
+            assert peer(PROMPT)["generated_token_ids"] == list(text)
+        failing = TransformersPeer("x", target, LIMIT, ("baseline", 0), [Setting("s", {"num_beams": -1})])
+        assert failing(PROMPT) is None
+        assert target.model.generation_config.repetition_penalty == 5.0
+        assert assistant.generation_config.num_assistant_tokens is None
+    finally:
+        target.model.generation_config.repetition_penalty = None
+        assistant.generation_config.num_assistant_tokens_schedule = None
+    for model, (config, values) in zip(models, own, strict=True):
+        assert model.generation_config is config
+        after = config.to_dict()
+        assert {key: value for key, value in after.items() if value != values.get(key)} == {}
+
+
+def test_sampling_peers_get_our_temperature_and_cuts(tiny_model, sampling, monkeypatch):
+    target = Causal.from_model(tiny_model("llama"), sampling(temperature=0.5, top_k=3, top_p=0.9))
+    seen = {}
+    monkeypatch.setattr(type(target.model), "generate", lambda self, ids, **how: seen.update(how) or ids.repeat(1, 2))
+    made(target, "none")[0](PROMPT)
+    assert {"do_sample": True, "temperature": 0.5, "top_k": 3, "top_p": 0.9, "min_p": None}.items() <= seen.items()
+
+
+def test_the_fastest_setting_is_kept_and_both_times_are_told(target, monkeypatch):
+    slow, fast = Setting("slow", {"use_cache": False}), Setting("fast", {})
+    peer = TransformersPeer("generate", target, LIMIT, ("baseline", 0), [slow, fast])
+    seconds = {"slow": 2.0, "fast": 1.0}
+    monkeypatch.setattr(peer, "_generate", lambda prompt, setting: ((1,), seconds[setting.name]))
+    peer.tune(PROMPT)
+    assert peer.describe()["tried"] == [{"setting": "slow", "seconds": 2.0}, {"setting": "fast", "seconds": 1.0}]
+    assert peer.describe()["setting"] == "fast" and "slow 2.000 s, fast 1.000 s" in peer.note()
+
+
+def test_a_setting_that_fails_is_told_and_the_other_is_used(target, tiny_model):
+    """transformers refuses a static cache with assistants and lookups: its reason is kept."""
+    for name in ("small_model", "ngram"):
+        peer = made(target, name, small(tiny_model))[1]
+        peer._settings.append(Setting("static", {"cache_implementation": "static"}))
+        peer.tune(PROMPT)
+        assert not peer.failure and peer.describe()["setting"] == "dynamic cache, eager"
+        assert "not supported with Static cache" in peer.describe()["tried"][1]["failed"]
+        assert "static failed (ValueError: " in peer.note()
+
+
+def test_a_peer_that_fails_says_so_and_stops(target, monkeypatch):
+    peer = made(target, "none")[0]
+    peer.tune(PROMPT)
+    calls = []
+
+    def broken(self, *args, **kwargs):
+        calls.append(1)
+        raise RuntimeError("no\nluck")
+
+    monkeypatch.setattr(type(target.model), "generate", broken)
+    assert peer(PROMPT) is None and peer(PROMPT) is None and len(calls) == 1
+    assert peer.failure == "at prompt p/0: RuntimeError: no luck" and peer.failure in peer.note()
+    fresh = made(target, "none")[0]
+    fresh.tune(PROMPT)
+    assert fresh.failure == "RuntimeError: no luck" and fresh(PROMPT) is None
+
+
+def test_compiled_runs_try_a_static_cache_too():
+    assert len(settings(torch.device("cpu"), mode=None)) == 1
+    for device in ("cpu", "cuda"):
+        _, static = settings(torch.device(device), mode="inductor")
+        how = static.options["compile_config"]
+        assert static.options["cache_implementation"] == "static"
+        assert how.mode == ("reduce-overhead" if device == "cuda" else None)
+        assert bool(how._compile_all_devices) == (device == "cpu")
+
+
+@pytest.mark.slow
+def test_a_compiled_peer_writes_the_same_text(target):
+    """The compiler has to be there; on one without it the setting fails and says so."""
+    pytest.importorskip("torch._inductor")
+    text = ours(target)
+    peer = made(target, "none", mode="inductor")[0]
+    peer.tune(PROMPT)
+    assert peer(PROMPT)["generated_token_ids"] == list(text)
+    tried = peer.describe()["tried"]
+    if "failed" in tried[1]:
+        pytest.skip(f"no compiler here: {tried[1]['failed']}")
+    peer._chosen = peer._settings[1]
+    assert peer(PROMPT)["generated_token_ids"] == list(text)
+
+
+def test_ratios_are_over_the_arm_that_does_the_same():
+    """Two prompts; the peer takes 3 s for 10 tokens and 1 s for 10, our ngram arm 1 s each with prefill."""
+    generations = pd.DataFrame(
+        [
+            {
+                "method": method,
+                "gamma": gamma,
+                "repeat": 0,
+                "prompt": prompt,
+                "tokens": 10,
+                "prefill_s": 0.25,
+                "decode_s": decode_s,
+                "generated_token_ids": [prompt == "b"] * 10,
+            }
+            for method, gamma, decode_s in (("baseline", 0, 99.0), ("ngram", 4, 0.75), ("ngram", 2, 55.0))
+            for prompt in ("a", "b")
+        ]
+    )
+    row = {"peer": "prompt_lookup", "ours_method": "ngram", "ours_gamma": 4, "repeat": 0, "tokens": 10}
+    rows = [
+        {**row, "prompt": "a", "seconds": 3.0, "generated_token_ids": [False] * 10},
+        {**row, "prompt": "b", "seconds": 1.0, "generated_token_ids": [False] * 10},
+    ]
+    metrics = _peers(rows, generations, True, 500, 0)
+    assert metrics["peer.prompt_lookup.ratio"] == pytest.approx(2.0)
+    assert metrics["peer.prompt_lookup.ratio.ci_low"] <= 2.0 <= metrics["peer.prompt_lookup.ratio.ci_high"]
+    assert metrics["peer.prompt_lookup.identical"] == 0.5
+    assert "peer.prompt_lookup.identical" not in _peers(rows, generations, False, 500, 0)
+    assert _peers([], generations, True, 500, 0) == {}

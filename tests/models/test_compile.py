@@ -1,0 +1,190 @@
+"""Compiled passes against the eager one, on tiny models; the CUDA graph's step without its graph."""
+
+from copy import deepcopy
+
+import pytest
+import torch
+
+from specdec.errors import UsageError
+from specdec.models import compile as compilation
+from specdec.models.compile import StaticStep, TracedStep, mode_for
+from specdec.models.decoder import Decoder
+from specdec.records import Tree, chain_tree
+
+TEXT = [5, 9, 33, 2, 60, 17, 9, 33, 41, 8, 5, 22, 7]
+EXACT = 1e-12
+FUSED = 1e-4  # Llama's norms are float32 whatever the model's type, and fusion sums them in another order
+
+
+@torch.inference_mode()
+def walk(decoder: Decoder, capacity: int = 64) -> torch.Tensor:
+    """Logits of calls on 1, 3 and 2 rows behind a prefill, with rows taken back in between."""
+    decoder.start(TEXT, capacity)
+    calls = [([TEXT[-1]], 0), ([4, 9, 1], 2), ([30], 0), ([11, 12], 1), ([6, 2, 3], 3), ([8], 0)]
+    logits = []
+    for tokens, taken_back in calls:
+        logits.append(decoder.forward(torch.tensor(tokens), chain_tree(len(tokens) - 1)).clone())
+        decoder.length -= taken_back
+    return torch.cat(logits)
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral_window", "gemma3"])
+def test_static_shapes_give_the_logits_of_growing_ones(tiny_model, name):
+    model = tiny_model(name)
+    eager, static = Decoder(model, name, 512), Decoder(model, name, 512)
+    # As `compile` does on a GPU, less the capture.
+    static.compile({}, 64, "trace")
+    for rows in (1, 3):
+        static._steps[rows] = StaticStep(model, static.cache, rows, static._windows)
+    assert (walk(eager) - walk(static)).abs().max() < EXACT
+    assert static.cache.capacity == 512 and static.length == eager.length
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("mode", "tolerance"), [("trace", EXACT), ("inductor", FUSED)])
+def test_it_gives_the_logits_of_the_eager_pass(tiny_model, mode, tolerance):
+    """Two numbers of rows, several prefixes, a second text and one that is too long for the compiled cache."""
+    model = tiny_model("llama")
+    eager, compiled = Decoder(model, "llama", 512), Decoder(model, "llama", 512)
+    compiled.compile({1, 3}, 64, mode)
+    assert compiled.compiled == ((0, 1) if mode == "trace" else (1, 3))
+    assert (walk(eager) - walk(compiled)).abs().max() < tolerance
+    buffers = compiled.cache
+    assert (walk(eager) - walk(compiled)).abs().max() < tolerance
+    assert compiled.cache is buffers
+    assert (walk(eager, 600) - walk(compiled, 600)).abs().max() < tolerance
+    assert compiled.cache is not buffers
+    assert (walk(eager) - walk(compiled)).abs().max() < tolerance
+    assert compiled.cache is buffers, "the next short text is compiled again"
+
+
+@pytest.mark.slow
+@torch.inference_mode()
+def test_one_record_serves_every_number_of_rows(tiny_model, architecture):
+    """Beyond the number that it was made for, and beyond the size of a mask's buffer; bit for bit the eager pass."""
+    model = tiny_model(architecture)
+    eager, traced = Decoder(model, architecture, 512), Decoder(model, architecture, 512)
+    traced.compile({5}, 64, "trace")
+    assert traced.compiled == (0, 1)
+    for decoder in (eager, traced):
+        decoder.start(TEXT, 120)
+    graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    for rows in (5, 2, 3, 17, 1, 70, 4):
+        one, other = (decoder.forward(torch.arange(rows) % 61, chain_tree(rows - 1)) for decoder in (eager, traced))
+        assert torch.equal(one, other)
+        eager.length = traced.length = len(TEXT)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == graphs, "nothing is recorded twice"
+
+
+@pytest.mark.slow
+@torch.inference_mode()
+@pytest.mark.parametrize(
+    ("name", "mode", "tolerance"),
+    [("llama", "trace", EXACT), ("gemma3", "trace", EXACT), ("llama", "inductor", FUSED)],
+)
+def test_trees_take_the_pass_of_their_size_too(tiny_model, monkeypatch, name, mode, tolerance):
+    """Between chains of the same size, behind several prefixes, one tree and another; a batch has its own."""
+    model = tiny_model(name)
+    eager, compiled = Decoder(model, name, 512), Decoder(model, name, 512)
+    compiled.compile({1, 5}, 64, mode, copies=3)
+    used = []
+    call = TracedStep.__call__
+    monkeypatch.setattr(TracedStep, "__call__", lambda *given: used.append(len(given[1])) or call(*given))
+    trees = [
+        Tree((-1, -1, 0, 1)),
+        chain_tree(4),
+        Tree((-1, 0, 0, 2)),
+        Tree((-1, -1, 0, 1)),
+        chain_tree(0),
+        Tree((-1, -1)),
+    ]
+    for text, copies in ((TEXT, 1), (TEXT[:7], 3)):
+        logits = []
+        for decoder in (eager, compiled):
+            decoder.start(text, 64, copies)
+            for tree in trees:
+                tokens = torch.arange(len(tree) + 1) + 3
+                logits.append(decoder.forward(tokens, tree).clone())
+                decoder.length -= len(tree)
+            if copies > 1:
+                decoder.cache.broadcast()  # as a commit does
+                logits.append(decoder.forward_rows(torch.arange(3), trees[-1]))
+        for ours, plain in zip(logits[len(logits) // 2 :], logits[: len(logits) // 2], strict=True):
+            assert (ours - plain).abs().max() < tolerance
+        assert compiled.cache is compiled._compiled.cache
+    each = [5, 5, 5, 5, 1, 3] if mode == "trace" else [5, 5, 5, 5, 1]  # one record serves every number
+    assert used == [*each, *each, 2]
+
+
+@pytest.mark.slow
+@torch.inference_mode()
+@pytest.mark.parametrize(("name", "most"), [("llama", 4), ("gemma3", 4), ("llama", 2)])
+def test_one_record_serves_every_batch(tiny_model, name, most):
+    """Of as many rows as copies or fewer, wide or narrow; bit for bit the eager pass."""
+    model = tiny_model(name)
+    eager, traced = Decoder(model, name, 512), Decoder(model, name, 512)
+    traced.compile({1}, 64, "trace", copies=most)
+    assert traced.compiled == (-1, 0, 1)
+    trees = [(-1, -1), (-1, -1, 0, 0, 1), (-1, -1, -1), (-1, 0, 1, 2, 3, -1, 5), (-1, -1, -1, 0, -1), (-1, 0, 0, 1)]
+    graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    for copies in {most, most - 1} - {1}:
+        for decoder in (eager, traced):
+            decoder.start(TEXT, 120, copies)
+        for tree in map(Tree, trees):
+            if len(tree.leaves) <= copies:
+                tokens = torch.arange(len(tree) + 1) + 3
+                assert torch.equal(*(decoder.forward_rows(tokens, tree) for decoder in (eager, traced)))
+                eager.length = traced.length = len(TEXT)
+        assert traced.cache is traced._compiled.cache
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == graphs, "nothing is recorded twice"
+
+
+@pytest.mark.slow
+@torch.inference_mode()
+def test_a_batch_too_large_for_the_compiled_cache_leaves_it_alone(tiny_model):
+    """A compiled pass writes into buffers of its own; the next text finds them where they were."""
+    model = tiny_model("llama")
+    eager, compiled = Decoder(model, "llama", 512), Decoder(model, "llama", 512)
+    compiled.compile({}, 64, "trace", copies=3)
+    buffers = compiled.cache
+    compiled.start(TEXT, 64, 3)
+    assert compiled.cache is buffers
+    eager.start(TEXT, 64, 4)
+    tokens, tree = torch.tensor([1, 2, 3, 4, 5]), Tree((-1, -1, -1, -1))
+    assert (compiled.forward_rows(tokens, tree) - eager.forward(tokens, tree)).abs().max() < EXACT
+    assert compiled.cache is not buffers and buffers.allocated == 3
+    compiled.start(TEXT, 64, 3)
+    assert compiled.cache is buffers
+    compiled.start(TEXT, 64, 4)
+    assert compiled.cache is not buffers, "copies that it has no room for are decoded in a cache of their own"
+
+
+def test_without_a_compiler_true_is_refused_and_auto_goes_on(monkeypatch, caplog):
+    cpu = torch.device("cpu")
+    assert mode_for(True, cpu) == "inductor"
+    monkeypatch.setattr(compilation, "_missing_program", lambda device: "a C++ compiler (g++ or clang++)")
+    assert mode_for(False, cpu) is None and mode_for("trace", cpu) == "trace"
+    with pytest.raises(UsageError, match=r"target\.compile=true: .*g\+\+.*target\.compile=auto") as refused:
+        mode_for(True, cpu)
+    assert refused.value.exit_code == 2
+    assert mode_for("auto", cpu) == "trace"
+    assert "traced, not compiled" in caplog.text
+
+
+def test_the_compiler_is_looked_for(monkeypatch):
+    from torch._inductor import config
+
+    with config.patch({"cpp.cxx": ("no-such-compiler",)}):
+        assert compilation._missing_program(torch.device("cpu")) is not None
+    assert compilation._missing_program(torch.device("cuda")) is None
+
+
+def test_a_model_that_decides_by_its_numbers_stays_eager_and_says_so(tiny_model, monkeypatch, caplog):
+    """As models do that change their rotary frequencies beyond a length: one graph cannot hold both ways."""
+    model = deepcopy(tiny_model("llama"))
+    norm = model.model.norm.forward
+    monkeypatch.setattr(model.model.norm, "forward", lambda x: norm(x) if float(x.sum()) < 1e9 else x)
+    decoder = Decoder(model, "two-faced", 512)
+    decoder.compile({1, 3}, 64, "trace")
+    assert decoder.compiled == () and "two-faced cannot be traced" in caplog.text
+    assert (walk(Decoder(model, "eager", 512)) - walk(decoder)).abs().max() < EXACT

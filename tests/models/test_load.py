@@ -1,0 +1,248 @@
+"""Bad model folders: each is one sentence with the path, a ModelLoadError, exit code 2; and good ones load as
+they are.
+"""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from specdec.errors import ModelLoadError, UsageError
+from specdec.models.load import content_hash, load_model, load_tokenizer, model_path, resolve_device, resolve_dtype
+from specdec.targets.base import targets
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def folder(tiny_model, tmp_path):
+    path = tmp_path / "model"
+    tiny_model("llama").save_pretrained(path)
+    return path
+
+
+def load(path, **how):
+    how.setdefault("dtype", None)
+    return load_model(str(path), device=CPU, attention="auto", **how)
+
+
+def refusal(path) -> str:
+    with pytest.raises(ModelLoadError) as raised:
+        load(path)
+    sentence = str(raised.value)
+    assert raised.value.exit_code == 2 and isinstance(raised.value, UsageError)
+    assert str(path) in sentence and "\n" not in sentence and len(sentence) < 500
+    return sentence
+
+
+def weights(folder):
+    return folder / "model.safetensors"
+
+
+def rewritten(folder, change):
+    tensors = load_file(weights(folder))
+    change(tensors)
+    save_file(tensors, weights(folder), metadata={"format": "pt"})
+
+
+def configured(folder, **changes):
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def test_a_good_folder_loads_as_it_was_saved(folder, tiny_model):
+    model = load(folder)
+    assert model.dtype == torch.float64 and not model.training
+    assert not any(weight.requires_grad for weight in model.parameters())
+    ids = torch.tensor([[1, 2, 3, 4]])
+    assert torch.equal(model(ids).logits, tiny_model("llama")(ids).logits)
+    assert load(folder, dtype=torch.bfloat16).dtype == torch.bfloat16
+
+
+def test_a_missing_folder(tmp_path):
+    assert "does not exist" in refusal(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize("name", ["./nowhere", "a/b/c"])
+def test_a_name_that_can_only_be_a_folder_is_not_asked_for_on_the_hub(name):
+    with pytest.raises(ModelLoadError, match=f"Model folder {name} does not exist"):
+        load(name)
+
+
+def test_a_hub_id_that_cannot_be_had():
+    """HF_HUB_OFFLINE is set for all tests: nothing is asked, nothing is in the cache."""
+    with pytest.raises(ModelLoadError, match="nobody/nothing cannot be loaded") as raised:
+        load("nobody/nothing")
+    assert "\n" not in str(raised.value)
+
+
+def test_a_file_instead_of_a_folder(folder):
+    assert "no config.json" in refusal(weights(folder))
+
+
+def test_a_folder_without_config(folder):
+    (folder / "config.json").unlink()
+    assert "no config.json" in refusal(folder)
+
+
+def test_a_config_that_is_not_json(folder):
+    (folder / "config.json").write_text("{ not json")
+    refusal(folder)
+
+
+def test_an_unknown_model_type(folder):
+    configured(folder, model_type="no_such_model")
+    refusal(folder)
+
+
+def test_a_folder_without_safetensors(folder):
+    weights(folder).unlink()
+    assert "no safetensors file" in refusal(folder)
+
+
+def test_pickled_weights_are_not_loaded(folder):
+    torch.save(load_file(weights(folder)), folder / "pytorch_model.bin")
+    weights(folder).unlink()
+    assert "no safetensors file; pickled weights are not loaded" in refusal(folder)
+
+
+@pytest.mark.parametrize("keep", [0, 5, 0.5, -10])
+def test_truncated_safetensors(folder, keep):
+    data = weights(folder).read_bytes()
+    weights(folder).write_bytes(data[: int(len(data) * keep) if isinstance(keep, float) else keep])
+    assert "cannot be loaded" in refusal(folder)
+
+
+def test_garbage_instead_of_safetensors(folder):
+    weights(folder).write_bytes(b"\xff" * 5000)
+    refusal(folder)
+
+
+def test_missing_layers(folder):
+    rewritten(folder, lambda tensors: [tensors.pop(key) for key in list(tensors) if ".layers.1." in key])
+    sentence = refusal(folder)
+    assert "incomplete: 9 missing keys" in sentence and "model.layers.1." in sentence
+
+
+def test_one_missing_weight(folder):
+    rewritten(folder, lambda tensors: tensors.pop("model.norm.weight"))
+    assert "1 missing keys (model.norm.weight)" in refusal(folder)
+
+
+def test_a_missing_shard(tiny_model, tmp_path):
+    path = tmp_path / "sharded"
+    tiny_model("llama").save_pretrained(path, max_shard_size="60KB")
+    shards = sorted(path.glob("*.safetensors"))
+    assert len(shards) > 1
+    load(path)
+    shards[-1].unlink()
+    refusal(path)
+
+
+def test_mismatched_shapes(folder):
+    def widen(tensors):
+        tensors["model.norm.weight"] = torch.ones(40, dtype=torch.float64)
+
+    rewritten(folder, widen)
+    refusal(folder)
+
+
+def test_a_config_of_another_size(folder):
+    configured(folder, num_hidden_layers=3)
+    assert "missing keys" in refusal(folder)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+def test_weights_that_are_not_finite(folder, bad):
+    def spoil(tensors):
+        tensors["model.layers.1.mlp.up_proj.weight"][3, 4] = bad
+
+    rewritten(folder, spoil)
+    sentence = refusal(folder)
+    assert "damaged: model.layers.1.mlp.up_proj.weight holds NaN or infinite weights" in sentence
+
+
+def test_remote_code_is_not_run(folder, tmp_path):
+    marker = tmp_path / "was_run"
+    (folder / "modeling_evil.py").write_text(
+        f"open({str(marker)!r}, 'w').close()\nclass Evil: pass\nclass EvilConfig: pass\n"
+    )
+    configured(
+        folder,
+        model_type="evil",
+        architectures=["Evil"],
+        auto_map={"AutoConfig": "modeling_evil.EvilConfig", "AutoModelForCausalLM": "modeling_evil.Evil"},
+    )
+    refusal(folder)
+    assert not marker.exists()
+
+
+def test_remote_code_beside_a_known_type_is_ignored(folder, tmp_path):
+    marker = tmp_path / "was_run"
+    (folder / "modeling_evil.py").write_text(f"open({str(marker)!r}, 'w').close()\nclass Evil: pass\n")
+    configured(folder, auto_map={"AutoModelForCausalLM": "modeling_evil.Evil"})
+    assert type(load(folder)).__name__ == "LlamaForCausalLM"
+    assert not marker.exists()
+
+
+def test_a_kind_that_is_asked_for_is_the_only_one_loaded(tmp_path):
+    import transformers
+
+    sizes = dict(vocab_size=30, d_model=16, d_ff=16, num_layers=1, num_heads=2, d_kv=8)
+    path = tmp_path / "t5"
+    transformers.T5ForConditionalGeneration(transformers.T5Config(**sizes)).save_pretrained(path)
+    with pytest.raises(ModelLoadError, match="is an encoder-decoder model"):
+        load(path, kind="causal")
+    assert type(load(path)).__name__ == type(load(path, kind="encoder_decoder")).__name__
+
+
+def test_the_target_passes_the_refusal_on(folder, group_values, sampling):
+    weights(folder).unlink()
+    with pytest.raises(ModelLoadError, match="no safetensors file"):
+        targets.build(group_values("target", "causal", model=str(folder)), sampling=sampling())
+
+
+def test_a_folder_without_tokenizer_has_none(folder):
+    assert load_tokenizer(str(folder)) is None
+
+
+def test_a_broken_tokenizer_is_refused(folder):
+    (folder / "tokenizer.json").write_text("{ not json")
+    (folder / "tokenizer_config.json").write_text("{}")
+    with pytest.raises(ModelLoadError, match="tokenizer of .* cannot be loaded") as raised:
+        load_tokenizer(str(folder))
+    assert str(folder) in str(raised.value) and "\n" not in str(raised.value)
+
+
+def test_content_hash_is_that_of_the_weights(folder):
+    first = content_hash(str(folder))
+    assert len(first) == 64 and content_hash(str(folder)) == first
+    configured(folder, comment="no weight changed")
+    assert content_hash(str(folder)) == first
+    rewritten(folder, lambda tensors: tensors["model.norm.weight"].add_(1))
+    assert content_hash(str(folder)) != first
+    assert content_hash("some/hub-id") == ""
+
+
+def test_pocket_is_a_folder_of_the_package():
+    assert model_path("pocket").endswith("specdec/pocket/target")
+    assert model_path("pocket", "drafter").endswith("specdec/pocket/drafter")
+    assert model_path("some/folder") == "some/folder"
+
+
+def test_devices_and_types():
+    assert resolve_dtype("auto") is None and resolve_dtype("float16") is torch.float16
+    assert resolve_device("cpu").type == "cpu"
+    with pytest.raises(UsageError, match="target.device='abacus'"):
+        resolve_device("abacus")
+    if not torch.cuda.is_available():
+        assert resolve_device("auto").type == "cpu"
+        with pytest.raises(UsageError, match="no CUDA device is available"):
+            resolve_device("cuda")
+
+
+@pytest.mark.slow
+def test_gemma2_is_loaded_with_eager_attention(tiny_model, tmp_path):
+    tiny_model("gemma2").save_pretrained(tmp_path)
+    assert load(tmp_path).config._attn_implementation == "eager"

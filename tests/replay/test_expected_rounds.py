@@ -1,0 +1,83 @@
+"""Replay against live decoding: under greedy in float64 the rounds are the same, to the round."""
+
+import pytest
+import torch
+
+from specdec.clock import CpuClock
+from specdec.decode import generate
+from specdec.drafters import drafters
+from specdec.replay.expected_rounds import agreement, expected_rounds
+from specdec.sampling import generator_for
+from specdec.structures import structures
+from specdec.targets.causal import Causal
+from specdec.theory.dependence import greedy_rounds, replay_rounds
+from specdec.verifiers import verifiers
+
+PROMPT = (3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5)
+REPLAYABLE = [
+    (name, shape)
+    for name in drafters.names()
+    if drafters.get(name).replay is not None
+    for shape in sorted(drafters.get(name).fills)
+]
+
+
+@pytest.fixture
+def target(tiny_model, sampling):
+    return Causal.from_model(tiny_model("llama"), sampling(temperature=0.0))
+
+
+def decode(target, drafter, structure, reference=None):
+    return generate(
+        target=target,
+        drafter=drafter,
+        verifier=verifiers.build({"name": "greedy"}),
+        structure=structure,
+        prompt=PROMPT,
+        max_new_tokens=80,
+        clock=CpuClock(),
+        draft_generator=generator_for(0, "p", "draft"),
+        reference=reference,
+    )
+
+
+@pytest.mark.parametrize("gamma", [1, 2, 5])
+@pytest.mark.parametrize(("name", "shape"), REPLAYABLE)
+def test_replay_gives_the_rounds_of_live_greedy_decoding(target, drafter_values, make_structure, name, shape, gamma):
+    drafter = drafters.build(drafter_values(name, target.vocab_size), target=target)
+    structure = make_structure(shape, gamma)
+    text = decode(target, drafters.build({"name": "none"}, target=target), structure).tokens
+    live = decode(target, drafter, structure, reference=text)
+    assert live.tokens == text
+    along = None
+    if drafter.replay == "position" and structure.branches == 1:
+        along = agreement(drafter, target, structure, PROMPT, text, generator_for(0, "p", "draft"), text)
+    replayed = expected_rounds(
+        drafter, target, structure, PROMPT, text, 80, generator_for(0, "p", "draft"), text, along
+    )
+    assert replayed == pytest.approx(len(live.rounds), abs=1e-9)
+
+
+def test_agreement_of_the_oracle_is_its_coins(target, group_values):
+    drafter = drafters.build(group_values("drafter", "oracle", alpha=0.6), target=target)
+    structure = structures.build({"name": "chain", "gamma": 3})
+    text = decode(target, drafters.build({"name": "none"}, target=target), structure).tokens
+    along = agreement(drafter, target, structure, PROMPT, text, generator_for(0, "p", "draft"), text)
+    coins = torch.rand(len(text), generator=generator_for(0, "p", "draft")) < 0.6
+    assert along.beta == along.m == tuple(coins.double().tolist())
+    assert all(along.proposed)
+    # THEORY 4.3, another way to count the rounds of agreement bits
+    assert replay_rounds(along.m, 3) == pytest.approx(greedy_rounds(coins.numpy(), 3))
+
+
+def test_agreement_when_sampling_is_p_of_the_proposal(group_values, table):
+    law = [[0.1, 0.6, 0.3], [0.2, 0.2, 0.6], [0.5, 0.25, 0.25]]
+    target = table(law, temperature=1.0)
+    drafter = drafters.build(group_values("drafter", "ngram"), target=target)
+    structure = structures.build({"name": "chain", "gamma": 4})
+    prompt, text = (0, 1, 2, 0), (1, 2, 1, 0)
+    along = agreement(drafter, target, structure, prompt, text, None, None)
+    # Proposals: 1 (seen after 0), 2 (after 0 1), 0 (after 2), 2 (after 1); beta is p of the proposal after the text.
+    assert along.beta == pytest.approx((law[0][1], law[1][2], law[2][0], law[1][2]))
+    assert along.m == (1.0, 1.0, 0.0, 0.0)
+    assert expected_rounds(drafter, target, structure, prompt, text, 4, None, None, None) is None

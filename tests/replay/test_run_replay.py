@@ -1,0 +1,123 @@
+"""The command on recorded streams, end to end: every account exists, time is the cost model's, and what a run of ours
+left is replayed in the rounds that it took.
+"""
+
+import json
+import random
+import re
+
+import pandas as pd
+import pytest
+from hydra.core.global_hydra import GlobalHydra
+
+from specdec import run
+from specdec.text.streams import Stream, write_streams
+
+QUICK = ("measurement.bootstrap=50", "measurement.gammas=[2]", "tracking.enabled=false")
+
+
+@pytest.fixture
+def command(monkeypatch, tmp_path, capsys):
+    """Run `python -m specdec.run ...` in this process; gives exit code, standard error and the output folder."""
+    monkeypatch.chdir(tmp_path)
+
+    def call(name, *arguments):
+        folder = tmp_path / name
+        monkeypatch.setattr("sys.argv", ["specdec.run", *arguments, f"hydra.run.dir={folder}"])
+        GlobalHydra.instance().clear()
+        try:
+            run.main()
+            code = 0
+        except SystemExit as end:
+            code = int(end.code or 0)
+        finally:
+            GlobalHydra.instance().clear()
+        return code, capsys.readouterr().err, folder
+
+    return call
+
+
+@pytest.fixture
+def trace(tmp_path):
+    """Texts of phrases that come again, of different lengths, with foreign accepted lengths."""
+    streams = []
+    for number in range(4):
+        dice = random.Random(number)
+        book = [dice.choices(range(40), k=dice.randint(3, 9)) for _ in range(5)]
+        text = [token for _ in range(14) for token in dice.choice(book)][: 50 + 9 * number]
+        lengths = tuple(dice.choices(range(1, 5), k=len(text) - 20))
+        category = "code" if number % 2 else "math"
+        streams.append(Stream(str(number), category, tuple(text[:20]), tuple(text[20:]), {"acc_eagle": lengths}))
+    write_streams(tmp_path / "trace.jsonl.gz", streams)
+    return tmp_path / "trace.jsonl.gz", streams
+
+
+@pytest.mark.parametrize("drafter", ["ngram", "recorded"])
+def test_a_trace_is_accounted_for(command, trace, drafter):
+    path, streams = trace
+    code, error, folder = command("out", "target=replay", f"target.path={path}", f"+drafter={drafter}", *QUICK)
+    assert code == 0, error
+    rounds = pd.read_parquet(folder / "rounds.parquet")
+    written = rounds.groupby(["method", "gamma", "prompt"])["committed"].sum()
+    assert sorted(set(written)) == sorted(len(stream.generated) for stream in streams), "the record's own lengths"
+    assert set(rounds["category"]) == {"code", "math"}
+    # Published coefficients: a call on one row behind 20 tokens, and the overhead of every round.
+    first = rounds[(rounds["method"] == "baseline") & (rounds["round"] == 0)]
+    assert first["verify_s"].to_numpy() == pytest.approx(0.00588590713 + 2.10103129e-05 + 19 * 3.92645679e-08)
+    assert rounds["commit_s"].to_numpy() == pytest.approx(0.00120683946)
+    drafted = rounds[rounds["offered"] > 0]["draft_s"]
+    assert (drafted > 0.002).all() if drafter == "recorded" else (drafted == 0).all()
+    environment = json.loads((folder / "environment.json").read_text())
+    assert environment["model"]["time"] == "simulated" and environment["model"]["cost_model"] == "h100_llama31_8b"
+    assert (folder / "account.json").is_file()
+    assert "simulated" in (folder / "report.md").read_text()
+
+
+def test_a_run_is_replayed_from_its_own_folder(command):
+    """Texts, and the times of the machine that wrote them."""
+    table = ("+debug=tiny", "measurement.max_new_tokens=40", *QUICK)
+    code, error, live = command("live", "+drafter=ngram", *table)
+    assert code == 0, error
+    replayed = ("target=replay", f"target.path={live / 'generations.jsonl'}", f"target.cost={live}")
+    code, error, folder = command("again", "+drafter=ngram", *replayed, "measurement.max_new_tokens=40", *QUICK)
+    assert code == 0, error
+    kept = ["offered_nodes", "offered", "accepted", "committed", "rejected", "truncation", "source", "rank", "context"]
+    one, two = (pd.read_parquet(each / "rounds.parquet") for each in (live, folder))
+    for table in (one, two):
+        table["prompt"] = table["prompt"].str.removeprefix("recorded/")
+    one = one[one["gamma"].isin(two["gamma"].unique())]
+    keys = ["method", "gamma", "prompt", "round"]
+    one, two = (each.sort_values(keys).reset_index(drop=True)[keys + kept] for each in (one, two))
+    pd.testing.assert_frame_equal(one, two)
+
+
+def test_text_with_a_tokenizer_is_replayed(command, tmp_path):
+    (tmp_path / "code.py").write_text("def f(x):\n    return x + 1\n\ndef g(x):\n    return x + 2\n" * 4)
+    text = ("target.format=text", "target.tokenizer=pocket", "target.prompt_tokens=8", "target.unit=file")
+    path = f"target.path={tmp_path / 'code.py'}"
+    code, error, folder = command("out", "target=replay", path, *text, "+drafter=ngram", *QUICK)
+    assert code == 0, error
+    assert "return" in (folder / "trace.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ((), "Missing key target.path"),
+        (("target.path=nowhere.jsonl",), "the file nowhere.jsonl does not exist"),
+        (("target.path={path}", "sampling=temperature"), "target=replay .* is greedy only; use sampling=greedy"),
+        (("target.path={path}", "target.cost=h1000"), "target.cost=h1000: no such cost model"),
+        (
+            ("target.path={path}", "target.vocab_size=10"),
+            r"trace.jsonl.gz:1: token id \d+ in prompt_token_ids is beyond",
+        ),
+        (("target.path={path}", "+drafter.feld=x"), "feld"),
+    ],
+)
+def test_bad_input_is_one_sentence(command, trace, arguments, sentence):
+    path, _ = trace
+    filled = [argument.format(path=path) for argument in arguments]
+    code, error, _ = command("out", "target=replay", "+drafter=ngram", *filled, *QUICK)
+    assert code == 2
+    assert len(error.strip().splitlines()) == 1
+    assert re.search(sentence, error), error

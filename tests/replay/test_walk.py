@@ -1,0 +1,163 @@
+"""The fast replay takes exactly the rounds of `generate` on target=replay, and a grid is the sum of its streams."""
+
+import pickle
+import random
+
+import pandas as pd
+import pytest
+
+from specdec.decode import generate
+from specdec.drafters import drafters
+from specdec.drafters.base.lookup import Lookup
+from specdec.errors import UsageError
+from specdec.experiment.results import Cell as Key
+from specdec.experiment.results import round_rows
+from specdec.replay.walk import Cell, replay_grid, replay_stream
+from specdec.targets import targets
+from specdec.text.streams import Stream, write_streams
+from specdec.verifiers import verifiers
+
+SIZE = 12
+NAMES = [name for name in drafters.names() if issubclass(drafters.get(name), Lookup) and name != "recorded"]
+CASES = [(name, shape) for name in NAMES for shape in ("chain", "rows", "tree") if shape in drafters.get(name).fills]
+
+
+def stream(seed, length=150, **more):
+    """A text of phrases that come again, with noise: matches of every length, and wrong ones."""
+    dice = random.Random(seed)
+    book = [[dice.randrange(SIZE) for _ in range(dice.randint(2, 9))] for _ in range(6)]
+    text = []
+    while len(text) < length + 20:
+        text += [token if dice.random() < 0.93 else dice.randrange(SIZE) for token in dice.choice(book)]
+    return Stream(f"s{seed}", f"c{seed % 2}", tuple(text[:20]), tuple(text[20 : length + 20]), **more)
+
+
+STREAMS = [stream(0), stream(1), stream(2, 1), stream(3, 2)]
+
+
+@pytest.fixture
+def target(tmp_path, group_values, sampling):
+    write_streams(tmp_path / "s.jsonl", STREAMS)
+    values = group_values("target", "replay", path=str(tmp_path / "s.jsonl"), vocab_size=SIZE)
+    return targets.build(values, sampling=sampling(temperature=0.0))
+
+
+@pytest.fixture
+def live(table, random_law):
+    """What makes the tables of drafters that read a model."""
+    return table(random_law(SIZE, 0))
+
+
+@pytest.mark.parametrize(("name", "shape"), CASES)
+def test_rounds_are_those_of_the_loop(target, live, drafter_values, make_structure, name, shape):
+    drafter = drafters.build(drafter_values(name, SIZE), target=live)
+    for gamma in (1, 4):
+        structure = make_structure(shape, gamma)
+        for each in STREAMS:
+            for limit in (1000, 37):
+                loop = generate(
+                    target=target,
+                    drafter=drafter,
+                    verifier=verifiers.build({"name": "greedy"}),
+                    structure=structure,
+                    prompt=each.prompt,
+                    max_new_tokens=target.limit(each.prompt, limit),
+                    clock=target.clock(),
+                )
+                rows = pd.DataFrame(round_rows(Key("", name, gamma, 0, "", ""), loop, target.clock()))
+                fast = replay_stream(drafter, structure, each, limit, allotment=True)
+                assert fast.tokens == len(loop.tokens) and len(fast) == len(loop.rounds)
+                assert [at + len(each.prompt) for at in fast.position] == list(rows["context"])
+                assert fast.nodes == list(rows["offered_nodes"])
+                for column in ("offered", "accepted", "rejected", "rank"):
+                    assert getattr(fast, column) == list(rows[column]), column
+                assert fast.strategy == list(rows["source"])
+                for allotment, row in zip(fast.allotment, loop.rounds, strict=True):
+                    of = [row.source[leaf].strategy for leaf in row.tree.leaves]
+                    assert allotment == {strategy: of.count(strategy) for strategy in of}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_drafters_can_be_sent_to_a_process(live, drafter_values, make_structure, name):
+    drafter, chain = drafters.build(drafter_values(name, SIZE), target=live), make_structure("chain", 4)
+    sent = pickle.loads(pickle.dumps(drafter))
+    one, two = (replay_stream(each, chain, STREAMS[0], 100) for each in (drafter, sent))
+    assert one == two and len(one) > 10
+
+
+def test_text_after_the_end_token_is_offered_and_not_counted():
+    """Rounds by hand: the text 1 2 3 | 1 2 3 ends with its 3; a chain of 4 agrees to the end."""
+
+    class Ahead(Lookup):
+        fills = frozenset({"chain"})
+
+        def __init__(self):
+            pass
+
+        def propose(self, structure):
+            from specdec.drafters.base.lookup import Proposal
+            from specdec.records import Source, chain_tree
+
+            return Proposal((1, 2, 3, 9)[: structure.gamma], chain_tree(min(4, structure.gamma)), (Source("a", 0),) * 4)
+
+    from specdec.structures import structures
+
+    chain = structures.build({"name": "chain", "gamma": 4})
+    ended = replay_stream(Ahead(), chain, Stream("a", "c", (0,), (1, 2, 3), {}, ended=True), 100)
+    assert (ended.offered, ended.accepted, ended.rejected) == ([4], [3], [False])
+    cut = replay_stream(Ahead(), chain, Stream("a", "c", (0,), (1, 2, 3)), 100)
+    assert (cut.offered, cut.accepted, cut.rejected) == ([2], [2], [False])
+    wrong = replay_stream(Ahead(), chain, Stream("a", "c", (0,), (1, 5, 1, 2), {}, ended=True), 100)
+    assert (wrong.position, wrong.accepted, wrong.rejected) == ([0, 2], [1, 2], [True, False])
+
+
+def cells(group_values):
+    ngram = group_values("drafter", "ngram")
+    shapes = [group_values("structure", "chain", gamma=3), group_values("structure", "rows", k=3, w=4)]
+    return [Cell(ngram | {"matches_max": most}, shape) for most in (32, 1) for shape in shapes]
+
+
+def test_a_grid_is_the_sum_of_its_streams(target, group_values):
+    heard = []
+    chosen = cells(group_values)
+    grid = replay_grid(
+        chosen, STREAMS, target=target, max_new_tokens=100, workers=1, progress=lambda *now: heard.append(now)
+    )
+    assert len(grid.table) == len(chosen) * len(STREAMS)
+    assert heard[-1] == (len(chosen) * 203, len(chosen) * 203)
+    from specdec.structures import structures
+
+    for row in grid.table.itertuples():
+        (each,) = (each for each in STREAMS if each.id == row.stream)
+        cell = chosen[row.cell]
+        drafter = drafters.build(cell.drafter, target=target)
+        rounds = replay_stream(drafter, structures.build(cell.structure), each, 100, allotment=True)
+        assert (row.tokens, row.rounds, row.nodes) == (min(100, len(each.generated)), len(rounds), sum(rounds.nodes))
+        assert (row.offered, row.accepted) == (sum(rounds.offered), sum(rounds.accepted))
+        counts = grid.histograms[(grid.histograms["cell"] == row.cell) & (grid.histograms["stream"] == row.stream)]
+        lengths = counts[counts["histogram"] == "accepted"]
+        assert lengths["count"].sum() == row.rounds
+        assert (lengths["count"] * lengths["value"]).sum() == row.accepted
+        assert set(lengths[lengths["value"] == 0]["strategy"]) <= {""}
+        won = counts[counts["histogram"] == "rank"]["count"].sum()
+        assert won == sum(1 for accepted in rounds.accepted if accepted)
+        assert counts[counts["histogram"] == "allotment"]["count"].sum() == row.proposals
+    assert grid.table["accepted"].sum() > 0
+
+
+@pytest.mark.slow
+def test_processes_change_nothing(target, group_values):
+    chosen = cells(group_values)[:2]
+    one, two = (replay_grid(chosen, STREAMS, target=target, max_new_tokens=60, workers=workers) for workers in (1, 2))
+    pd.testing.assert_frame_equal(one.table, two.table)
+    pd.testing.assert_frame_equal(one.histograms, two.histograms)
+
+
+def test_what_a_grid_refuses(target, group_values):
+    chain, tree = group_values("structure", "chain"), {"name": "tree"}
+    with pytest.raises(UsageError, match="drafter=oracle: recorded text is replayed by drafters that look tokens up"):
+        replay_grid(
+            [Cell(group_values("drafter", "oracle"), chain)], STREAMS, target=target, max_new_tokens=9, workers=1
+        )
+    with pytest.raises(UsageError, match="structure"):
+        replay_grid([Cell(group_values("drafter", "ngram"), tree)], STREAMS, target=target, max_new_tokens=9, workers=1)

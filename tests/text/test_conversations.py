@@ -1,0 +1,217 @@
+"""Conversations: what of a record is used, how it is rendered, and which tokens are scored."""
+
+import gzip
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from specdec.errors import UsageError
+from specdec.text import conversations as module
+from specdec.text import sources as records
+from specdec.text.conversations import Template
+from specdec.training.heads.head_data import open_sequences
+
+BRACKETS = (
+    "{% for m in messages %}[{{ m.role }}]{{ m.content }}<|endoftext|>{% endfor %}"
+    "{% if add_generation_prompt %}[assistant]{% endif %}"
+)
+PLAIN = "{% for m in messages %}[{{ m.content }}]{% endfor %}"
+THINKING = (
+    "{% for m in messages %}[{{ m.role }}]{% if m.role == 'assistant' and loop.last %}<t></t>{% endif %}{{ m.content }}"
+    "<|endoftext|>{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}"
+)
+
+
+def record(*turns: str) -> dict:
+    """Turns of human and gpt one after the other; "speaker: text" names another."""
+    speakers = ("human", "gpt")
+    return {"conversations": [{"from": speakers[i % 2], "value": turn} for i, turn in enumerate(turns)]}
+
+
+@pytest.fixture
+def source(tmp_path: Path, group_values):
+    """`source(list of records or bytes)`: keys of a source of conversations in a file."""
+
+    def make(content, **changes) -> dict:
+        path = tmp_path / "chats.json"
+        path.write_bytes(content if isinstance(content, bytes) else json.dumps(content).encode())
+        values = group_values("head_data", "sharegpt")["source"]
+        return values | {"path": str(path), "hub_id": None, "heldout_every": 2, **changes}
+
+    return make
+
+
+@pytest.fixture
+def opened(source, head_data, text_target):
+    """`opened(content)`: all sequences of conversations, those of every second held out."""
+
+    def make(content, **changes):
+        how = {"packed": False, "batch": 1, "sequence_length": 256} | changes
+        return open_sequences(head_data(source=source(content), **how), text_target, seed=3)
+
+    return make
+
+
+def rendered(sequences, tokenizer, part: str) -> list[tuple[str, str]]:
+    """(text, its scored tokens) of every document."""
+    store = sequences._rows[part].documents
+    documents = [store[i] for i in range(len(store))]
+    return [(tokenizer.decode(d.tokens), tokenizer.decode(d.tokens[d.scored])) for d in documents]
+
+
+def test_vicunas_template_where_the_tokenizer_has_none(opened, text_target) -> None:
+    sequences = opened([record("if?", "while", "for?", "not"), record("a", "b")])
+    ((text, scored),) = rendered(sequences, text_target.tokenizer, "train")
+    asked = "A chat between a curious user and an artificial intelligence assistant. "
+    asked += "The assistant gives helpful, detailed, and polite answers to the user's questions. "
+    end = "<|endoftext|>"
+    assert text == f"{end}{asked}USER: if? ASSISTANT: while{end}USER: for? ASSISTANT: not{end}"
+    assert scored == f" while{end} not{end}"
+    assert len(rendered(sequences, text_target.tokenizer, "heldout")) == 1
+
+
+@pytest.mark.parametrize("template", [BRACKETS, THINKING])
+def test_the_tokenizers_own_template(tiny_corpus, template) -> None:
+    tokenizer = tiny_corpus.tokenizer
+    messages = [
+        {"role": "system", "content": "be brief"},
+        {"role": "user", "content": "if"},
+        {"role": "assistant", "content": "é while"},
+        {"role": "user", "content": "while"},
+        {"role": "assistant", "content": "北京 for"},
+    ]
+    found = Template(tokenizer, template)
+    text, spans = found.render(messages)
+    (document,) = found.encode([text], [spans])
+    end, thought = "<|endoftext|>", "<t></t>" if template == THINKING else ""
+    assert tokenizer.decode(document.tokens) == text
+    assert tokenizer.decode(document.tokens[document.scored]) == f"é while{end}{thought}北京 for{end}"
+
+
+def test_a_template_that_changes_what_was_said_is_counted(opened, text_target, monkeypatch) -> None:
+    monkeypatch.setattr(
+        text_target.tokenizer,
+        "chat_template",
+        "{% for m in messages %}{{ m.content | upper }}{% endfor %}",
+        raising=False,
+    )
+    with pytest.raises(UsageError, match="makes 0 sequences .*left out: 2 refused by the chat template"):
+        opened([record("if?", "while"), record("a", "b")])
+    monkeypatch.setattr(text_target.tokenizer, "chat_template", "{{ raise_exception('no system') }}")
+    with pytest.raises(UsageError, match="makes 0 sequences .*left out: 2 refused by the chat template"):
+        opened([record("if?", "while"), record("a", "b")])
+
+
+def test_what_of_a_record_is_used(opened, text_target, monkeypatch) -> None:
+    monkeypatch.setattr(
+        text_target.tokenizer, "chat_template", "{% for m in messages %}[{{ m.content }}]{% endfor %}", raising=False
+    )
+    held = record("h", "h")
+    odd = {"conversations": [
+        {"from": "system", "value": "s"}, {"from": "chatgpt", "value": "rest of an answer"},
+        {"from": "user", "value": " q "}, {"from": "bing", "value": "a"}, {"from": "human", "value": "never answered"},
+    ]}  # fmt: skip
+    twice = {"conversations": [*record("q", "a")["conversations"], {"from": "gpt", "value": "again"}]}
+    content = [
+        odd,
+        held,
+        record("q", "a", "", "b"),
+        held,
+        twice,
+        held,
+        record("no answer"),
+        held,
+        {"conversations": []},
+        held,
+    ]
+    sequences = opened(content)
+    assert [text for text, _ in rendered(sequences, text_target.tokenizer, "train")] == [
+        "[s][q][a]",
+        "[q][a]",
+        "[q][a]",
+    ]
+    assert len(rendered(sequences, text_target.tokenizer, "heldout")) == 5
+    assert sequences.manifest["left_out"] == {
+        "cut at an empty turn or at two turns of one speaker": 2,
+        "without an answer": 2,
+    }
+
+
+def test_a_conversation_without_a_scored_token_in_its_row_is_left_out(opened, text_target, monkeypatch) -> None:
+    monkeypatch.setattr(
+        text_target.tokenizer, "chat_template", "{% for m in messages %}[{{ m.content }}]{% endfor %}", raising=False
+    )
+    long = record("while " * 40, "not")
+    sequences = opened([record("q", "a"), record("h", "h"), long, record("h", "h")], sequence_length=12)
+    assert len(sequences._rows["train"].documents) == 2 and sequences.counts["train"] == 1
+
+
+@pytest.mark.parametrize("form", ["list", "lines", "gzip"])
+def test_a_list_lines_and_gzip_read_the_same(opened, text_target, form) -> None:
+    content = [record("if?", "while"), record("a", "b"), record("x", "y")]
+    plain = json.dumps(content).encode()
+    data = {"list": plain, "gzip": gzip.compress(plain, mtime=0), "lines": "\n".join(map(json.dumps, content)).encode()}
+    found = rendered(opened(data[form]), text_target.tokenizer, "train")
+    assert [scored for _, scored in found] == [" while<|endoftext|>", " y<|endoftext|>"]
+
+
+def test_at_most_so_many_conversations(source, head_data, text_target) -> None:
+    values = source([record("if?", "while"), record("a", "b"), record("x", "y")], max_conversations=2)
+    sequences = open_sequences(
+        head_data(source=values, packed=False, batch=1, sequence_length=256), text_target, seed=3
+    )
+    assert len(sequences._rows["train"].documents) == 1
+
+
+def test_records_of_the_hub(source, head_data, text_target, monkeypatch) -> None:
+    def hub(*arguments) -> records.Records:
+        assert arguments == ("a/b", None, "train", None)
+        rows = ((f"a/b:{i}", i, record("if?", f"while {i}")) for i in range(1, 5))
+        return records.Records(rows, {"hub_id": "a/b"})
+
+    monkeypatch.setattr(module, "read_hub", hub)
+    values = source([], path=None, hub_id="a/b")
+    sequences = open_sequences(
+        head_data(source=values, packed=False, batch=1, sequence_length=256), text_target, seed=3
+    )
+    assert [s for _, s in rendered(sequences, text_target.tokenizer, "train")] == [
+        f" while {i}<|endoftext|>" for i in (1, 3)
+    ]
+    assert sequences.manifest["source"]["hub_id"] == "a/b"
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"", "data.source.path=.*chats.json is empty"),
+        (b"\xff\xfe", "is not UTF-8 text"),
+        (b'[{"conversations": []},\n oops]', r"chats\.json:2: not JSON"),
+        (b'{"conversations": []}\n\nnull, 1', r"chats\.json:3: not JSON"),
+        ([{"text": "a"}], "chats.json: record 1: no list 'conversations'"),
+        ([record("a", "b"), 7], "chats.json: record 2: no list 'conversations'"),
+        ([record("a", "b"), {"conversations": [{"from": "human"}]}], "record 2: a turn without the texts"),
+        ([{"conversations": [{"from": "cat", "value": "x"}]}], "record 1: a turn from 'cat'; data.source knows system"),
+        ([record("a", "b")], "held-out text of data.source makes no sequence"),
+    ],
+)  # fmt: skip
+def test_bad_records_are_refused_by_file_and_number(opened, content, says) -> None:
+    with pytest.raises(UsageError, match=says) as refused:
+        opened(content)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(("path", "hub_id"), [(None, None), ("x", "a/b")])
+def test_one_source_is_needed(source, head_data, text_target, path, hub_id) -> None:
+    with pytest.raises(UsageError, match="need one source: set either data.source.path"):
+        open_sequences(head_data(source=source([], path=path, hub_id=hub_id)), text_target, seed=3)
+
+
+def test_scored_tokens_do_not_reach_into_the_question(opened, text_target) -> None:
+    """Counted another way: by the lengths of the parts, as the tokenizer cuts them alone."""
+    sequences = opened([record("if while", "not or and"), record("a", "b")])
+    document = sequences._rows["train"].documents[0]
+    answer = text_target.tokenizer(" not or and")["input_ids"]
+    assert np.flatnonzero(document.scored).tolist() == list(range(len(document) - len(answer) - 1, len(document)))
+    assert document.tokens[-1 - len(answer) : -1].tolist() == answer

@@ -1,0 +1,148 @@
+"""Any text as a corpus: what is held out, what is cached, and what is said of a bad one."""
+
+import gzip
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from specdec.errors import UsageError
+from specdec.text import sources as records
+from specdec.text.documents import open_text
+from specdec.training import batches as training_data
+from specdec.training.batches import Batches, load_corpus
+from specdec.training.models.recipe import TextCorpusConfig, TextDataConfig
+
+TEXT = [f"sentence {i} about the number {i * i} and the word {'abcdefghij'[i % 10] * 3}" for i in range(60)]
+
+
+def config(path: Path | None, **changes) -> TextCorpusConfig:
+    values = dict(
+        name="text", path=None if path is None else str(path), hub_id=None, hub_config=None, split="train",
+        revision=None, field="text", documents="lines", max_bytes=None, heldout_every=10, vocabulary=270,
+    )  # fmt: skip
+    return TextCorpusConfig(**{**values, **changes})
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "text.txt"
+    path.write_text("\n".join(TEXT) + "\n", encoding="utf-8")
+    return path
+
+
+def test_every_tenth_line_is_held_out(file: Path) -> None:
+    text = open_text(config(file))
+    assert list(text.heldout()) == TEXT[9::10]
+    assert sorted([*text.training(), *text.heldout()]) == sorted(TEXT)
+
+
+def test_paragraphs_gzip_line_ends_and_byte_order_mark(tmp_path: Path) -> None:
+    path = tmp_path / "text.gz"
+    path.write_bytes(gzip.compress(b"\xef\xbb\xbfone\r\nmore\r\n\r\n \r\ntwo\n\n\nthree", mtime=0))
+    text = open_text(config(path, documents="paragraphs", heldout_every=2))
+    assert list(text.documents()) == ["one\nmore", "two", "three"]
+    assert list(open_text(config(path, heldout_every=2)).documents()) == ["one", "more", "two", "three"]
+
+
+def test_max_bytes_takes_whole_documents_from_the_beginning(file: Path) -> None:
+    size = len("".join(TEXT[:30]).encode())
+    assert list(open_text(config(file, max_bytes=size)).documents()) == TEXT[:30]
+    assert list(open_text(config(file, max_bytes=size + 5)).documents()) == TEXT[:30]
+
+
+def test_tokens_come_back_as_the_text_and_are_cached(file: Path, tmp_path: Path, monkeypatch) -> None:
+    corpus = load_corpus(config(file), 32, tmp_path / "corpus")
+    starts = [0, *corpus.ends[:-1]]
+    texts = [corpus.tokenizer.decode(corpus.tokens[a:b]) for a, b in zip(starts, corpus.ends, strict=True)]
+    assert texts == [line for i, line in enumerate(TEXT, 1) if i % 10]
+    (heldout,) = corpus.heldout.values()
+    assert corpus.tokenizer.decode(heldout) == "".join(f"<|endoftext|>{line}" for line in [*TEXT[9::10], ""])
+    assert len(corpus.tokenizer) == 270 and not corpus.in_stdlib.any()
+    source, held = corpus.manifest["sources"]["text"], corpus.manifest["held_out"]
+    assert (source["documents"], source["tokens"]) == (54, len(corpus.tokens))
+    assert (held["documents"], held["bytes"]) == (6, len("".join(TEXT[9::10]).encode()))
+    assert str(tmp_path) not in str(corpus.manifest)
+
+    monkeypatch.setattr(training_data, "write_text", None)  # a second recipe finds it built: one tokenizer for both
+    assert load_corpus(config(file), 32, tmp_path / "corpus").folder == corpus.folder
+    monkeypatch.undo()
+    file.write_text("\n".join([*TEXT, "one line more"]), encoding="utf-8")  # another text under the same name
+    again = load_corpus(config(file), 32, tmp_path / "corpus")
+    assert again.folder != corpus.folder and again.manifest["sha256"] != corpus.manifest["sha256"]
+
+
+def test_passes_over_the_text_as_the_budget_asks(file: Path, tmp_path: Path) -> None:
+    corpus = load_corpus(config(file), 32, tmp_path / "corpus")
+    whole = len(corpus.tokens) + len(corpus.ends)
+    data = TextDataConfig(
+        tokens=whole * 5 // 2 // 32 * 32, batch_tokens=32, micro_batch_tokens=32,
+        stages=[{"share": 1.0, "sequence_length": 8}], shuffle_window=8, max_passes=3,
+    )  # fmt: skip
+    order = training_data.text_order(corpus, data, seed=1)
+    counts = np.bincount(order, minlength=len(corpus.ends))
+    assert set(counts) == {2, 3}  # two and a half passes, every document in each whole one
+    assert sorted(order[: len(counts)]) == list(range(len(counts)))
+    assert not np.array_equal(order[: len(counts)], order[len(counts) : 2 * len(counts)])
+    batches = Batches(corpus, data, seed=1)
+    assert batches(batches.steps - 1).shape == (4, 9)
+    with pytest.raises(UsageError, match="would read the text of .* 3 times and recipe.data.max_passes=2"):
+        Batches(corpus, replace(data, max_passes=2), seed=1)
+
+
+@pytest.mark.parametrize(
+    ("content", "changes", "says"),
+    [
+        (None, {}, "recipe.corpus.path=.*does not exist"),
+        (b"", {}, "is empty"),
+        (b"\n \n\n", {}, "is empty"),
+        (b"one\ntwo\nth\xffree\nfour\n", {"heldout_every": 2}, r"text\.txt:3: not UTF-8"),
+        (gzip.compress(b"one\n" * 5000, mtime=0)[:40], {}, "damaged gzip"),
+        (b"one\ntwo\n", {}, "heldout_every=10"),
+        (b"one\ntwo\n", {"max_bytes": 2}, "is empty"),
+        (b"one\ntwo\n", {"heldout_every": 2, "vocabulary": 8000}, "too small for corpus.vocabulary=8000"),
+        (b"one\ntwo\n", {"hub_id": "a/b"}, "one source"),
+    ],
+)
+def test_a_bad_text_is_refused_in_one_sentence(tmp_path: Path, content, changes, says) -> None:
+    path = tmp_path / "text.txt"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(UsageError, match=says) as refused:
+        load_corpus(config(path, **changes), 32, tmp_path / "corpus")
+    assert "\n" not in str(refused.value)
+    assert not list((tmp_path / "corpus").rglob("corpus.json"))
+
+
+def test_no_source_is_refused() -> None:
+    with pytest.raises(UsageError, match="set either recipe.corpus.path"):
+        open_text(config(None))
+
+
+def test_a_folder_is_no_text(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="cannot be read"):
+        open_text(config(tmp_path))
+
+
+def test_records_of_the_hub(monkeypatch) -> None:
+    rows = [{"text": line, "id": i} for i, line in enumerate(TEXT)]
+
+    def hub(*arguments) -> records.Records:
+        assert arguments == ("a/b", None, "train", None)
+        return records.Records(((f"a/b:{i}", i, row) for i, row in enumerate(rows)), {"hub_id": "a/b"})
+
+    monkeypatch.setattr(records, "read_hub", hub)
+    text = open_text(config(None, hub_id="a/b"))
+    assert list(text.heldout()) == TEXT[9::10]
+    with pytest.raises(UsageError, match="a/b:0: no text in the field 'id'.*recipe.corpus.field"):
+        open_text(config(None, hub_id="a/b", field="id"))
+
+
+def test_what_the_hub_refuses_names_the_corpus_key(monkeypatch) -> None:
+    def hub(*arguments) -> records.Records:
+        raise UsageError("Data set prompts.hub_id=a/b cannot be loaded.")
+
+    monkeypatch.setattr(records, "read_hub", hub)
+    with pytest.raises(UsageError, match=r"recipe\.corpus\.hub_id=a/b"):
+        open_text(config(None, hub_id="a/b"))

@@ -1,0 +1,144 @@
+"""Recorded streams: what is read is what was written, and every fault is named with file and line."""
+
+import gzip
+import json
+
+import pytest
+
+from specdec.errors import UsageError
+from specdec.text.streams import Recording, Stream, open_recording, read_streams, write_streams
+
+STREAMS = [
+    Stream("a", "math", (1, 2), (3, 4, 5), {"acc_eagle": (2, 1, 1), "acc_lookup": (1, 3, 1)}),
+    Stream("b", "code", (7,), (8, 9), {"acc_eagle": (1, 1), "acc_lookup": (1, 1)}, ended=True),
+]
+
+
+def lines(path, *records):
+    path.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
+    return path
+
+
+def record(prompt=(1, 2), generated=(3, 4), **more):
+    return {"prompt_token_ids": list(prompt), "generated_token_ids": list(generated), **more}
+
+
+def recording(path, **changes):
+    keys = {"format": "jsonl", "tokenizer": None, "unit": "paragraph", "prompt_tokens": 2, "continuation_tokens": None}
+    return Recording(path=str(path), **{**keys, **changes})
+
+
+@pytest.mark.parametrize("name", ["streams.jsonl", "streams.jsonl.gz"])
+def test_what_is_written_is_read(tmp_path, name):
+    write_streams(tmp_path / name, STREAMS)
+    assert read_streams(tmp_path / name) == STREAMS
+    assert (tmp_path / name).read_bytes().startswith(b"\x1f\x8b") == name.endswith(".gz")
+
+
+def test_a_public_trace_is_read(tmp_path):
+    """The form of SpecDecode-Bench: no method, no names of ours."""
+    path = lines(tmp_path / "trace.jsonl", record(acc_eagle={"acc_len": [2, 1]}), record((1, 3), question_id=81))
+    first, second = read_streams(path)
+    assert (first.id, first.category, first.ended) == ("line 1", "recorded", False)
+    assert first.accepted_lengths == {"acc_eagle": (2, 1)}
+    assert (second.id, second.accepted_lengths) == ("81", {})
+
+
+def test_of_a_run_the_baselines_first_texts_are_read(tmp_path):
+    def line(method, repeat, token, **more):
+        return record((1,), (token,), method=method, repeat=repeat, **more) | {"prompt": "set/1"}
+
+    path = lines(
+        tmp_path / "generations.jsonl",
+        line("ngram", 0, 5),
+        line("baseline", 0, 6, finish="end_token", category="code"),
+        line("baseline", 1, 7),
+    )
+    assert read_streams(path) == [Stream("set/1", "code", (1,), (6,), {}, ended=True)]
+
+
+def test_names_are_told_apart(tmp_path):
+    path = lines(tmp_path / "x.jsonl", record(id="a"), record((1, 3), id="a"), record((1, 4), id="b"))
+    assert [stream.id for stream in read_streams(path)] == ["a", "a#2", "b"]
+
+
+@pytest.mark.parametrize(
+    ("second", "sentence"),
+    [
+        ([1, 2], "a JSON list where an object with generated_token_ids is expected"),
+        ({"prompt_token_ids": [1]}, "generated_token_ids is not a list of token ids"),
+        (record(generated=()), "generated_token_ids is not a list of token ids .at least one"),
+        (record(generated=(3, 4.0)), "generated_token_ids is not a list of token ids"),
+        (record(generated=(3, True)), "generated_token_ids is not a list of token ids"),
+        (record(prompt=(-1,)), "prompt_token_ids holds -1, and no token id is negative"),
+        (record(prompt=(10,)), "token id 10 in prompt_token_ids is beyond the vocabulary of 10 tokens"),
+        (record(acc_x={"acc_len": [1]}), "acc_x.acc_len has 1 entries for 2 generated tokens"),
+        (record(acc_x={"acc_len": [1, 0]}), "acc_x.acc_len is not a list of whole numbers of 1 or more"),
+        (record(acc_x={"acc_len": "12"}), "acc_x.acc_len is not a list of whole numbers"),
+        (record(category=3), "category is 3, not a text"),
+    ],
+)
+def test_a_fault_is_named_with_its_line(tmp_path, second, sentence):
+    path = lines(tmp_path / "x.jsonl", record(), second)
+    with pytest.raises(UsageError, match=sentence) as fault:
+        read_streams(path, vocab_size=10)
+    assert str(fault.value).startswith(f"{path}:2: ")
+
+
+def test_files_that_are_none(tmp_path):
+    with pytest.raises(UsageError, match="nowhere.jsonl does not exist"):
+        read_streams(tmp_path / "nowhere.jsonl")
+    with pytest.raises(UsageError, match="cannot be read"):
+        read_streams(tmp_path)
+    empty = tmp_path / "empty.jsonl"
+    empty.write_text("\n \n")
+    with pytest.raises(UsageError, match="empty.jsonl is empty"):
+        read_streams(empty)
+    empty.write_text('{"prompt_token_ids"\n')
+    with pytest.raises(UsageError, match="empty.jsonl:1: not JSON"):
+        read_streams(empty)
+    empty.write_bytes(b'{"a": "\xff"}\n')
+    with pytest.raises(UsageError, match="empty.jsonl:1: not UTF-8"):
+        read_streams(empty)
+    empty.write_bytes(gzip.compress(b"{}" * 100)[:20])
+    with pytest.raises(UsageError, match="damaged gzip"):
+        read_streams(empty)
+    lines(empty, record(method="ngram"))
+    with pytest.raises(UsageError, match="holds no recorded stream"):
+        read_streams(empty)
+
+
+def test_of_equal_prompts_the_first_counts(tmp_path):
+    path = lines(tmp_path / "x.jsonl", record(category="m"), record(generated=(9,), category="m"), record((5,)))
+    recorded = open_recording(recording(path))
+    assert [stream.generated for stream in recorded.streams] == [(3, 4), (3, 4)]
+    assert (recorded.repeated, recorded.largest, recorded.tokenizer) == ({"m": 1}, 5, None)
+
+
+def test_text_becomes_prompt_and_continuation(tmp_path):
+    path = tmp_path / "book.txt"
+    path.write_text("for index in range(10):\n    print(index)\n\nx\n\n\nreturn self.value + 1\n", encoding="utf-8")
+    recorded = open_recording(recording(path, format="text", tokenizer="pocket"))
+    tokenizer = recorded.tokenizer
+    shown = [tokenizer.decode(stream.prompt + stream.generated) for stream in recorded.streams]
+    assert shown == ["for index in range(10):\n    print(index)", "return self.value + 1"]  # x alone is too short
+    assert all(len(stream.prompt) == 2 and not stream.ended for stream in recorded.streams)
+    assert len({stream.id for stream in recorded.streams}) == 2
+    (whole,) = open_recording(recording(path, format="text", tokenizer="pocket", unit="file")).streams
+    assert tokenizer.decode(whole.prompt + whole.generated) == path.read_text(encoding="utf-8").strip()
+    (cut, _) = open_recording(recording(path, format="text", tokenizer="pocket", continuation_tokens=3)).streams
+    assert cut.generated == recorded.streams[0].generated[:3]
+
+
+def test_text_that_cannot_be_cut(tmp_path):
+    path = tmp_path / "book.txt"
+    path.write_text("one two\n")
+    with pytest.raises(UsageError, match="Missing key target.tokenizer"):
+        open_recording(recording(path, format="text"))
+    with pytest.raises(UsageError, match="has no paragraph of more than target.prompt_tokens=50 tokens"):
+        open_recording(recording(path, format="text", tokenizer="pocket", prompt_tokens=50))
+    with pytest.raises(UsageError, match="there is no tokenizer in this folder"):
+        open_recording(recording(path, format="text", tokenizer=str(tmp_path)))
+    keys = {"format": "jsonl", "tokenizer": None, "unit": "file", "prompt_tokens": 1, "continuation_tokens": None}
+    with pytest.raises(UsageError, match="Missing key target.path"):
+        open_recording(Recording(path=None, **keys))

@@ -1,0 +1,134 @@
+"""Calibration leaves the target where it was, and measures the sizes asked for."""
+
+import json
+
+import pytest
+import torch
+
+from specdec.clock import CpuClock
+from specdec.drafters import drafters
+from specdec.models.products import matrix_products
+from specdec.records import EMPTY, chain_tree
+from specdec.sampling import generator_for
+from specdec.structures import structures
+from specdec.targets.causal import Causal
+from specdec.timing.calls import calibrate, row_counts, time_calls
+
+
+def test_sizes_repeats_and_an_untouched_cache(tiny_model, sampling, group_values):
+    target = Causal.from_model(tiny_model("llama"), sampling(temperature=0.0))
+    drafter = drafters.build(group_values("drafter", "ngram"), target=target)
+    chain = structures.build({"name": "chain", "gamma": 4})
+    prompt = [5, 6, 7, 5, 6]
+    trees = [chain_tree(2), chain_tree(4)]
+    found = calibrate(target, drafter, chain, prompt, trees, 4, CpuClock(), generator_for(0, "p", "calibration"))
+    assert {rows: len(times) for rows, times in found.calls.items()} == {1: 4, 3: 4, 5: 4}
+    assert found.context == 5 and len(found.draft) == 4
+    assert min(time for times in found.calls.values() for time in times) > 0
+    assert found.as_dict()["t_n"][1]["ratio"] == 1.0
+    with torch.inference_mode():
+        after = target.verify(EMPTY)
+        target.start(prompt, 8)
+        assert (after == target.verify(EMPTY)).all()
+
+
+def test_whole_drafts_by_depth(tiny_model, sampling, group_values):
+    target = Causal.from_model(tiny_model("llama"), sampling(temperature=0.0))
+    drafter = drafters.build(group_values("drafter", "ngram"), target=target)
+    chain = structures.build({"name": "chain", "gamma": 4})
+    asked = dict(trees=[chain_tree(1)], repeats=3, clock=CpuClock(), generator=generator_for(0, "p", "calibration"))
+    found = calibrate(target, drafter, chain, [5, 6, 7, 5, 6], gammas=(4, 2), **asked)
+    assert {gamma: len(times) for gamma, times in found.drafts.items()} == {2: 3, 4: 3} and len(found.draft) == 3
+    assert calibrate(target, drafter, chain, [5, 6, 7, 5, 6], **asked).drafts == {}
+    # A text without repetition gives an n-gram drafter nothing to propose, and so nothing to time.
+    assert calibrate(target, drafter, chain, [1, 2, 3], gammas=(2,), **asked).drafts == {2: []}
+
+
+@pytest.mark.parametrize(
+    ("largest", "dense", "expected"),
+    [
+        (64, 16, [*range(1, 17), 20, 24, 28, 32, 40, 48, 56, 64]),
+        (64, 64, [*range(1, 65)]),
+        (64, 1, [1, 2, 4, 8, 16, 32, 64]),
+        (12, 5, [1, 2, 3, 4, 5, 6, 7, 8, 10, 12]),
+        (6, 100, [1, 2, 3, 4, 5, 6]),
+    ],
+)
+def test_row_counts(largest, dense, expected):
+    assert row_counts(largest, dense) == expected
+
+
+def grid(target, **changes):
+    asked = dict(
+        tokens=[5, 6, 7],
+        rows=[1, 2, 3, 4],
+        contexts=[8, 40],
+        calls=2,
+        seconds=60.0,
+        clock=CpuClock(),
+        generator=generator_for(0, "p", "cost"),
+    )
+    return time_calls(target, **{**asked, **changes})
+
+
+def test_every_cell_of_the_grid_is_measured_at_its_context(tiny_model, sampling):
+    target = Causal.from_model(tiny_model("llama"), sampling(temperature=0.0))
+    seen = set()
+    verify = target.verify
+
+    def watched(draft):
+        seen.add((len(draft) + 1, target.decoder.length))
+        return verify(draft)
+
+    target.verify = watched
+    found = grid(target)
+    assert {cell: len(times) for cell, times in found.cells.items()} == {
+        (n, context): 2 for n in (1, 2, 3, 4) for context in (8, 40)
+    }
+    assert seen == set(found.cells)
+    assert found.complete and min(min(times) for times in found.cells.values()) > 0
+    stored = json.loads(json.dumps(found.as_dict()))
+    assert stored["cells"][0]["rows"] == 1 and stored["cells"][0]["context"] == 8 and len(stored["cells"]) == 8
+
+
+def test_a_spent_budget_leaves_one_pass_over_powers_of_two(tiny_model, sampling):
+    target = Causal.from_model(tiny_model("llama"), sampling(temperature=0.0))
+    found = grid(target, calls=5, seconds=1e-9)
+    assert {cell: len(times) for cell, times in found.cells.items()} == {
+        (n, context): 1 for n in (1, 2, 4) for context in (8, 40)
+    }
+    assert not found.complete
+
+
+def test_contexts_are_cut_to_what_the_target_holds(tiny_model, sampling):
+    target = Causal.from_model(tiny_model("llama"), sampling(temperature=0.0))
+    assert target.context_length == 256
+    found = grid(target, rows=[1, 64, 200], contexts=[8, 500, 1000], calls=1)
+    assert set(found.cells) == {(n, context) for n in (1, 64) for context in (8, 191)}
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "gpt_neox", "opt", "phi3", "gemma3", "qwen3"])
+def test_products_hold_the_weights_of_a_model(name, tiny_model, sampling):
+    model = tiny_model(name)
+    target = Causal.from_model(model, sampling(temperature=0.0))
+    products = target.products()
+    weights = sum(product.values(0) for product in products)
+    # All parameters but biases, norms and what is looked up; a tied head counts.
+    sizes = [weight.numel() for key, weight in model.named_parameters() if weight.dim() > 1 and "embed" not in key]
+    sizes = [size for size in sizes if size not in (61 * 32, 256 * 32, 258 * 32)]
+    assert weights == sum(sizes) + 61 * 32
+    scores = next(product for product in products if product.name == "attention scores")
+    keys = model.config.num_hidden_layers * (getattr(model.config, "num_key_value_heads", None) or 4) * 8
+    assert scores.values(10) == 10 * keys
+    assert scores.flops(1, 9) == 2 * 10 * model.config.num_hidden_layers * 32
+    assert all(product.bytes_per_value == 8 for product in products)
+
+
+def test_products_that_leave_most_weights_out_are_not_told(sampling, table, random_law):
+    from transformers import MixtralConfig, MixtralForCausalLM
+
+    torch.manual_seed(0)
+    sizes = dict(vocab_size=61, hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=4)
+    experts = MixtralForCausalLM(MixtralConfig(**sizes, num_key_value_heads=2, num_local_experts=4))
+    assert matrix_products(experts) == []
+    assert table(random_law(4, 0)).products() == []

@@ -1,0 +1,32 @@
+"""The machine's rates: consistent with each other, and of a plausible size."""
+
+import json
+
+import torch
+
+from specdec.timing import machine
+from specdec.timing.machine import buffer_bytes, measure_machine
+
+
+def test_rates_are_the_best_seen_and_wide_products_do_more(monkeypatch):
+    monkeypatch.setattr(machine, "buffer_bytes", lambda: 2**24)
+    found = measure_machine(torch.device("cpu"), torch.float32, rows=(1, 64), seconds=0.05)
+    facts = found.as_dict()
+    assert set(found.bandwidth) == {"read", "copy"} and set(found.throughput) == {1, 64}
+    assert facts["bytes_per_second"] == max(found.bandwidth.values()) > 1e8
+    assert facts["flops_per_second"] == max(found.throughput.values()) > 1e8
+    assert facts["threshold"] == facts["flops_per_second"] / facts["bytes_per_second"]
+    # One row reads the matrix for two operations a value, 64 rows for 128.
+    assert found.throughput[64] > found.throughput[1]
+    assert facts["dtype"] == "float32" and facts["buffer_bytes"] == 2**24
+    json.dumps(facts)
+
+
+def test_the_buffer_exceeds_the_caches(tmp_path):
+    assert buffer_bytes(tmp_path) == 2**28
+    for index, size in enumerate(("48K", "2048K", "32768K")):
+        (tmp_path / f"index{index}").mkdir()
+        (tmp_path / f"index{index}" / "size").write_text(size + "\n")
+    assert buffer_bytes(tmp_path) == 4 * 2**25
+    (tmp_path / "index2" / "size").write_text("2048M\n")
+    assert buffer_bytes(tmp_path) == 2**30

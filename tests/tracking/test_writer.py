@@ -1,0 +1,349 @@
+"""What a store receives, how runs end, and what is said when a store cannot be used."""
+
+import json
+import logging
+import math
+import shutil
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specdec.config import TrackingConfig
+from specdec.errors import EnvironmentFault, Interrupted, NumericsError, UsageError
+from specdec.tracking import writer as tracking
+from specdec.tracking.store import locate, opened
+from specdec.tracking.writer import check_store, tracked_run
+
+
+def config(**changes: Any) -> TrackingConfig:
+    values = {"uri": None, "experiment": "tests", "enabled": True, "required": False, "run_name": None}
+    return TrackingConfig(**(values | changes))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a store; making the schema takes over a second, so all tests share it."""
+    folder = tmp_path_factory.mktemp("a folder")
+    check_store(config(), folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def client(folder: Path) -> Any:
+    return opened(locate(None, folder), "tests")[0]
+
+
+@pytest.fixture(scope="module")
+def record(folder: Path, client: Any) -> Callable[..., Any]:
+    """`record(write)` opens a run, calls `write(run)`, and returns the run that MLflow then has."""
+
+    def record(write: Callable[[Any], None], params: Any = None, tags: Any = None, **changes: Any) -> Any:
+        settings = config(**changes)
+        with tracked_run(settings, name="a run", params=params or {}, tags=tags or {}, folder=folder) as run:
+            write(run)
+        return client.get_run(run.run_id)
+
+    return record
+
+
+def last_run(client: Any) -> Any:
+    experiment = client.get_experiment_by_name("tests").experiment_id
+    return client.search_runs([experiment], "tags.`specdec.role` = 'main'", max_results=1)[0]
+
+
+def test_importing_tracking_stays_light() -> None:
+    code = "import sys, specdec.tracking.writer; sys.exit(bool({'mlflow', 'torch'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("uri", "address", "artifacts"),
+    [
+        (None, "sqlite:////work/mlflow.db", "/work/mlartifacts"),
+        ("sqlite:///there/m.db", "sqlite:////work/there/m.db", "/work/there/mlartifacts"),
+        ("sqlite:////abs/m.db?timeout=5", "sqlite:////abs/m.db?timeout=5", "/abs/mlartifacts"),
+        ("http://host:5000/", "http://host:5000", None),
+        ("postgresql://me:secret@host/db", "postgresql://me:secret@host/db", "/work/mlartifacts"),
+    ],
+)
+def test_an_address_becomes_absolute(uri: str | None, address: str, artifacts: str | None) -> None:
+    store = locate(uri, Path("/work"))
+    assert (store.uri, store.artifacts) == (address, Path(artifacts) if artifacts else None)
+    assert "secret" not in store.shown
+
+
+@pytest.mark.parametrize("uri", ["mlflow.db", "./mlruns", "file:///tmp/mlruns", "sqlite:///:memory:", "sqlite:///"])
+def test_an_address_that_is_no_store_is_refused(uri: str) -> None:
+    with pytest.raises(UsageError, match="tracking.uri="):
+        locate(uri, Path("/work"))
+
+
+def test_everything_lies_in_the_folder(
+    folder: Path, record: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    elsewhere = tmp_path / "elsewhere"  # a checkout may hold the store of earlier runs
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    run = record(lambda run: None)
+    assert run.info.artifact_uri.startswith((folder / "mlartifacts").as_uri())
+    assert not list(elsewhere.iterdir())
+
+
+def test_values_arrive(record: Callable[..., Any]) -> None:
+    values = {
+        "speedup": 1.5,
+        "nan": math.nan,
+        "infinite": math.inf,
+        "absent": None,
+        "a[b]=c,d@e": 1,
+        "../x": 2,
+    }
+    params = {"structure.gamma": 4, "long": "x" * 7000, "tracking.uri": "http://me:secret@host"}
+    run = record(lambda run: run.metrics(values, step=3), params=params, tags={"specdec.cell": "abc"})
+    assert math.isnan(run.data.metrics.pop("nan"))
+    assert run.data.metrics == {"speedup": 1.5, "a_b__c_d_e": 1.0, "_x": 2.0}
+    assert run.data.params["structure.gamma"] == "4" and len(run.data.params["long"]) == 6000
+    assert run.data.params["tracking.uri"] == "http://***@host"
+    expected = {"specdec.role": "main", "specdec.cell": "abc", "mlflow.runName": "a run"}
+    assert expected.items() <= run.data.tags.items()
+    assert {"specdec.host", "specdec.process", "specdec.heartbeat"} <= run.data.tags.keys()
+
+
+def test_many_values_go_in_batches(client: Any, record: Callable[..., Any]) -> None:
+    curve = {step: float(step) for step in range(2500)}
+    run = record(lambda run: run.curves({"curve.measured": curve}))
+    history = client.get_metric_history(run.info.run_id, "curve.measured")
+    assert {point.step: point.value for point in history} == curve
+
+
+def test_curves_share_a_key_on_children_of_their_own(client: Any, record: Callable[..., Any]) -> None:
+    def write(run: Any) -> None:
+        run.curve_children("curve.tokens_per_round", {"measured": {1: 1.5, 2: 2.0}, "capped geometric": {1: 1.6}})
+        run.curve_children("curve.speedup", {"measured": {1: 1.2}})
+
+    run = record(write)
+    query = f"tags.`mlflow.parentRunId` = '{run.info.run_id}'"
+    children = {child.info.run_name: child for child in client.search_runs([run.info.experiment_id], query)}
+    assert {child.data.tags["specdec.role"] for child in children.values()} == {"curve"}
+    assert {child.info.status for child in children.values()} == {"FINISHED"}
+    assert children["measured"].data.metrics == {"curve.tokens_per_round": 2.0, "curve.speedup": 1.2}
+    assert children["capped geometric"].data.metrics == {"curve.tokens_per_round": 1.6}
+
+
+def test_a_runs_folder_is_uploaded_without_its_parts(tmp_path: Path, client: Any, record: Callable[..., Any]) -> None:
+    kept = ["rounds.parquet", "generations.jsonl", "account.json", "config.yaml", "trace.html", "report.md"]
+    for name in (
+        *kept,
+        "rounds.part-00.parquet",
+        "parts/rounds-1.parquet",
+        "specdec.log",
+        "figures/curve.png",
+    ):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("content")
+    identifier = record(lambda run: run.artifacts(tmp_path)).info.run_id
+    assert {file.path for file in client.list_artifacts(identifier)} == {*kept, "figures"}
+    assert [file.path for file in client.list_artifacts(identifier, "figures")] == ["figures/curve.png"]
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (None, "FINISHED"),
+        (NumericsError("NaN logits at position 7.\nmore"), "FAILED"),
+        (SystemExit(3), "FAILED"),
+        (Interrupted("Stopped.", 143), "KILLED"),
+        (KeyboardInterrupt(), "KILLED"),
+    ],
+)
+def test_a_run_ends_as_it_went(
+    client: Any, record: Callable[..., Any], error: BaseException | None, status: str
+) -> None:
+    def write(run: Any) -> None:
+        if error is not None:
+            raise error
+
+    if error is None:
+        record(write)
+    else:
+        with pytest.raises(type(error)):
+            record(write)
+    run = last_run(client)
+    assert run.info.status == status
+    failure = "NumericsError: NaN logits at position 7" if isinstance(error, NumericsError) else None
+    assert run.data.tags.get("specdec.failure") == failure
+
+
+def test_a_sweeps_cell_is_nested(monkeypatch: pytest.MonkeyPatch, record: Callable[..., Any]) -> None:
+    parent = record(lambda run: None, tags={"specdec.role": "sweep"}).info.run_id
+    monkeypatch.setenv(tracking.PARENT_RUN, parent)
+    monkeypatch.setenv(tracking.SWEEP_CELL, "5")
+    tags = record(lambda run: None).data.tags
+    assert (tags["mlflow.parentRunId"], tags["specdec.sweep_cell"]) == (parent, "5")
+
+
+def test_the_link_opens_the_chart_view(record: Callable[..., Any], folder: Path) -> None:
+    links = []
+    run = record(lambda run: links.append(run.link))
+    command, address = links[0].splitlines()
+    assert command == f"mlflow ui --backend-store-uri 'sqlite:///{folder}/mlflow.db'"
+    assert f"/#/experiments/{run.info.experiment_id}/runs?" in address and address.endswith("Mode=CHART")
+
+
+def test_disabled_tracking_does_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    check_store(config(enabled=False, uri="nonsense"), tmp_path)
+    with tracked_run(config(enabled=False), name="", params={"a": 1}, tags={}) as run:
+        run.metrics({"speedup": 1.0})
+        run.curves({"curve.measured": {1: 1.0}})
+        run.curve_children("curve.speedup", {"measured": {1: 1.0}})
+        run.artifacts(tmp_path)
+        run.heartbeat()
+    assert (run.run_id, run.link, list(tmp_path.iterdir())) == ("", "", [])
+
+
+def break_store(monkeypatch: pytest.MonkeyPatch, error: Exception) -> list[int]:
+    """Make `log_batch` raise; returns the list that grows with every call."""
+    from mlflow.tracking import MlflowClient
+
+    calls: list[int] = []
+
+    def log_batch(*_: Any, **__: Any) -> None:
+        calls.append(1)
+        raise error
+
+    monkeypatch.setattr(MlflowClient, "log_batch", log_batch)
+    return calls
+
+
+def test_a_store_that_goes_away_costs_one_warning(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, client: Any, record: Callable[..., Any]
+) -> None:
+    def write(run: Any) -> None:
+        calls = break_store(monkeypatch, OSError("gone\ndetails"))
+        for _ in range(3):
+            run.metrics({"speedup": 1.0})
+        assert len(calls) == 1
+
+    with caplog.at_level(logging.WARNING):
+        run = record(write)
+    assert [entry.message for entry in caplog.records if entry.name == "specdec.tracking.writer"] == [
+        "Tracking failed while logging metrics and is off for the rest of this run; the results stay on disk. gone."
+    ]
+    assert (run.info.status, run.data.tags["specdec.tracking.writer"]) == ("FAILED", "incomplete")
+
+
+def test_a_required_store_that_goes_away_ends_the_run(
+    monkeypatch: pytest.MonkeyPatch, client: Any, record: Callable[..., Any]
+) -> None:
+    def write(run: Any) -> None:
+        break_store(monkeypatch, OSError("gone"))
+        run.metrics({"speedup": 1.0})
+
+    with pytest.raises(EnvironmentFault, match="Tracking is required and failed while logging metrics: gone."):
+        record(write, required=True)
+    assert last_run(client).info.status == "FAILED"
+
+
+def test_a_signal_inside_mlflow_is_still_the_signal(
+    monkeypatch: pytest.MonkeyPatch, client: Any, record: Callable[..., Any]
+) -> None:
+    from mlflow.exceptions import MlflowException
+
+    def write(run: Any) -> None:
+        wrapped = MlflowException("Stopped by SIGTERM")
+        wrapped.__cause__ = Interrupted("Stopped by SIGTERM.", 143)
+        break_store(monkeypatch, wrapped)
+        run.metrics({"speedup": 1.0})
+
+    with pytest.raises(Interrupted):
+        record(write)
+    assert last_run(client).info.status == "KILLED"
+
+
+def test_runs_of_dead_processes_are_closed(folder: Path, client: Any, record: Callable[..., Any]) -> None:
+    def write(alive: Any) -> None:
+        own = client.get_run(alive.run_id)
+        tags = {"specdec.host": own.data.tags["specdec.host"], "specdec.process": "1:5"}
+        dead = client.create_run(own.info.experiment_id, tags=tags).info.run_id
+        other = client.create_run(own.info.experiment_id, tags=tags | {"specdec.host": "elsewhere"}).info.run_id
+        check_store(config(), folder)
+        statuses = [client.get_run(identifier).info.status for identifier in (dead, alive.run_id, other)]
+        assert statuses == ["KILLED", "RUNNING", "RUNNING"]
+        client.set_terminated(other, "KILLED")
+
+    record(write)
+
+
+def test_a_file_that_is_no_mlflow_database_is_refused_and_kept(tmp_path: Path) -> None:
+    garbage, foreign, torn = (tmp_path / name for name in ("garbage.db", "foreign.db", "torn.db"))
+    garbage.write_bytes(b"rounds, as text\n" * 100)
+    torn.write_bytes(b"SQLite format 3\0" + b"\x07" * 5000)
+    connection = sqlite3.connect(foreign)
+    connection.execute("CREATE TABLE alembic_version (version_num TEXT)")
+    connection.close()
+    for path in (garbage, foreign, torn, tmp_path):
+        before = path.read_bytes() if path.is_file() else None
+        with pytest.raises(UsageError, match="tracking.uri=sqlite:///FILE") as refusal:
+            check_store(config(uri=f"sqlite:///{path}"), tmp_path)
+        assert str(path) in str(refusal.value) and refusal.value.exit_code == 2
+        assert before is None or path.read_bytes() == before
+
+
+def test_a_database_of_another_mlflow_is_not_migrated_unasked(folder: Path, tmp_path: Path, client: Any) -> None:
+    other = shutil.copy(folder / "mlflow.db", tmp_path / "mlflow.db")
+    with sqlite3.connect(other) as connection:
+        connection.execute("UPDATE alembic_version SET version_num = 'cafe'")
+    connection.close()
+    before = Path(other).read_bytes()
+    with pytest.raises(UsageError, match=f"run `mlflow db upgrade sqlite:///{other}`"):
+        check_store(config(), tmp_path)
+    assert Path(other).read_bytes() == before
+
+
+def test_a_deleted_experiment_is_refused_with_both_ways_out(folder: Path, client: Any) -> None:
+    check_store(config(experiment="gone"), folder)
+    identifier = client.get_experiment_by_name("gone").experiment_id
+    client.delete_experiment(identifier)
+    with pytest.raises(UsageError) as refusal:
+        check_store(config(experiment="gone"), folder)
+    assert f"mlflow experiments restore --experiment-id {identifier}" in str(refusal.value)
+    assert "tracking.experiment=NAME" in str(refusal.value)
+
+
+def test_a_server_that_does_not_answer_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    with pytest.raises(UsageError, match="The tracking server http://127.0.0.1:9 cannot be used"):
+        check_store(config(uri="http://127.0.0.1:9"), tmp_path)
+
+
+def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageError, match="cannot be written"):
+        check_store(config(uri=f"sqlite:///{tmp_path}/file/mlflow.db"), tmp_path)
+
+
+@pytest.mark.slow
+def test_three_first_runs_at_once(tmp_path: Path) -> None:
+    settings = json.dumps({"uri": None, "experiment": "x", "enabled": True, "required": True, "run_name": None})
+    code = (
+        "import json, sys; from pathlib import Path; from specdec.config import TrackingConfig; "
+        "from specdec.tracking.writer import check_store, tracked_run; "
+        "config = TrackingConfig(**json.loads(sys.argv[1])); "
+        "check_store(config, Path.cwd())\n"
+        "with tracked_run(config, name='n', params={}, tags={}) as run: run.metrics({'speedup': 1.0})"
+    )
+    command = [sys.executable, "-c", code, settings]
+    processes = [
+        subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for _ in range(3)
+    ]
+    # Nothing on either stream: MLflow's and alembic's own messages are held back.
+    assert [(*process.communicate(), process.returncode) for process in processes] == [("", "", 0)] * 3
+    client, experiment = opened(locate(None, tmp_path), "x")
+    assert [run.info.status for run in client.search_runs([experiment])] == ["FINISHED"] * 3

@@ -1,0 +1,463 @@
+"""Heads of a tiny Llama, trained, stopped, resumed; its backbone trained with them, whole and by adapters."""
+
+import csv
+import json
+import os
+import signal
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState
+from omegaconf import OmegaConf
+
+from specdec.config import validated
+from specdec.errors import Interrupted, NumericsError, UsageError
+from specdec.heads.files import load_heads, read_heads, save_heads
+from specdec.heads.model import Heads
+from specdec.training.heads import head_training as heads_training
+from specdec.training.heads.document_store import DocumentStore, Encoded, write_documents
+from specdec.training.heads.head_data import Marks, Sequences
+from specdec.training.heads.head_loss import positions
+from specdec.training.heads.head_recipe import HeadTrainConfig
+from specdec.training.heads.head_training import HeadTraining, load_target, score_heads, target_score
+from specdec.training.heads.hidden_states import StateSource
+
+VOCABULARY = 61
+LENGTH = 16
+
+
+class Killed(Exception):
+    """Stands for SIGKILL: nothing is saved after it."""
+
+
+@pytest.fixture(autouse=True)
+def fresh_accelerate() -> None:
+    """It keeps the first Accelerator's settings for the whole process."""
+    AcceleratorState._reset_state(reset_partial_state=True)
+
+
+@pytest.fixture(scope="module")
+def target_folder(tiny_model: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny Llama as `from_pretrained` reads it, in float32."""
+    folder = tmp_path_factory.mktemp("target")
+    deepcopy(tiny_model("llama")).float().save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> DocumentStore:
+    """Texts that count upwards in steps of 1 to 3, so that there is something to learn."""
+    rng = np.random.default_rng(0)
+
+    def text() -> Encoded:
+        tokens = (rng.integers(VOCABULARY) + np.cumsum(rng.integers(1, 4, 40))) % VOCABULARY
+        return Encoded(tokens.astype(np.uint32), rng.random(40) < 0.9)
+
+    documents = [("train", text()) for _ in range(30)] + [("heldout", text()) for _ in range(6)]
+    return write_documents(tmp_path_factory.mktemp("documents"), iter(documents), {"source": "counting"})
+
+
+@pytest.fixture
+def values(group_values: Any, target_folder: Path, tmp_path: Path) -> dict[str, Any]:
+    """What YAML would give: the shipped recipe of Medusa heads, with 8 steps of 4 sequences."""
+    data = group_values("head_data", "python_sources") | {"source": group_values("corpus", "text", path="none")}
+    data |= {"sequence_length": LENGTH, "batch": 4, "sequences": None, "passes": None, "steps": 8, "heldout": 6}
+    data["states"] |= {"cache": "none"}
+    values = group_values("heads", "medusa") | {
+        "target": group_values("target", "causal", model=str(target_folder)),
+        "data": data,
+        "micro_batch": 2,
+        "bfloat16": False,
+        "save_dtype": "float32",
+        "output_dir": str(tmp_path / "heads"),
+        "corpus_dir": str(tmp_path / "corpus"),
+        "tracking": group_values("tracking", "mlflow") | {"experiment": "tiny"},
+        "seed": 3,
+        "device": "cpu",
+        "threads": None,
+    }
+    values["monitor"] = dict(heldout_batches=1, heldout_every_steps=4, log_every_steps=2, checkpoint_seconds=1e-9)
+    values["optimizer"] |= {"learning_rate": 0.001}
+    values["optimizer"]["rate"]["warmup_steps"] = 2
+    values["loss"]["teacher"] = 0.0
+    values["heads"]["output"] = "tied"
+    return OmegaConf.to_container(OmegaConf.create(values))
+
+
+def changed(values: dict[str, Any], **changes: Any) -> HeadTrainConfig:
+    """`changed(values, heads__count=2)`."""
+    values = deepcopy(values)
+    for key, value in changes.items():
+        *groups, leaf = key.split("__")
+        node = values
+        for group in groups:
+            node = node[group]
+        node[leaf] = value
+    return validated(HeadTrainConfig, values)
+
+
+def opened(config: HeadTrainConfig, store: DocumentStore, target: Any = None) -> HeadTraining:
+    target = target or load_target(config.target, torch.device("cpu"))
+    sequences = Sequences(store, config.data, config.seed, Marks((), (), 0), "counting")
+    source = StateSource(target, config.heads.offset, sequences, config.data.states, config.loss.teacher > 0)
+    precision = "bf16" if config.bfloat16 else "no"
+    return HeadTraining(config, Accelerator(cpu=True, mixed_precision=precision), target, sequences, source)
+
+
+def no_log(values: dict[str, float], step: int) -> None:
+    assert values
+
+
+def train(training: HeadTraining, display: Any = lambda row: None) -> HeadTraining:
+    training.restore()
+    training.train(no_log, display)
+    return training
+
+
+def stop_at(step: int, how: str) -> Any:
+    def display(row: dict[str, float]) -> None:
+        if row["step"] == step:
+            if how == "kill":
+                raise Killed
+            os.kill(os.getpid(), signal.SIGTERM if how == "term" else signal.SIGINT)
+
+    return display
+
+
+def weights(training: HeadTraining) -> dict[str, torch.Tensor]:
+    return {name: weight.detach().clone() for name, weight in training.student.state_dict().items()}
+
+
+LORA = {"rank": 2, "alpha": 4, "dropout": 0.3, "targets": ["q_proj", "v_proj"]}
+FROZEN: dict[str, Any] = {}
+GROUNDED = {"heads__grounded": True, "heads__output": "shared", "loss__teacher": 0.5, "bfloat16": True}
+JOINT = {"backbone": "joint", "loss__backbone": {"first": 0.0, "last": 1.0, "start": 0.25, "end": 0.75}}
+ADAPTED = {
+    "backbone": "joint",
+    "loss__backbone": 1.0,
+    "loss__self_distillation": 0.5,
+    "loss__teacher": 0.5,
+    "lora": LORA,
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "how", "code", "at"),
+    [
+        pytest.param(FROZEN, "kill", None, 5, id="frozen"),
+        pytest.param(GROUNDED, "kill", None, 5, id="grounded"),
+        pytest.param(JOINT, "kill", None, 5, id="joint"),
+        pytest.param(ADAPTED, "kill", None, 5, id="adapted"),
+        pytest.param(ADAPTED, "term", 143, 3, id="adapted-term"),
+        pytest.param(ADAPTED, "int", 130, 6, id="adapted-int"),
+    ],
+)
+def test_a_stopped_and_resumed_training_gives_the_same_weights(
+    values: dict, store: DocumentStore, tmp_path: Path, changes: dict, how: str, code: int | None, at: int
+) -> None:
+    whole = train(opened(changed(values, **changes, output_dir=str(tmp_path / "whole")), store))
+    config = changed(values, **changes)
+    with pytest.raises(Interrupted if code else Killed) as stopped:
+        train(opened(config, store), stop_at(at, how))
+    if code:
+        assert stopped.value.exit_code == code
+    resumed = opened(config, store)
+    torch.manual_seed(999)  # what happens to be in the generator must not matter
+    assert resumed.restore()
+    assert resumed.progress.step == (at - 1 if how == "kill" else at)
+    resumed.train(no_log, lambda row: None)
+    for (name, a), b in zip(weights(whole).items(), weights(resumed).values(), strict=True):
+        assert torch.equal(a, b), name
+    losses = [[row["train_loss"] for row in training.progress.history] for training in (whole, resumed)]
+    assert losses[0] == losses[1] and len(losses[0]) == 8
+
+
+@pytest.mark.parametrize(
+    "changes", [FROZEN, GROUNDED | {"bfloat16": False}, JOINT], ids=["frozen", "grounded", "joint"]
+)
+def test_how_a_step_is_cut_changes_nothing(values: dict, store: DocumentStore, tmp_path: Path, changes: dict) -> None:
+    trained = [
+        weights(
+            train(opened(changed(values, **changes, micro_batch=rows, output_dir=str(tmp_path / str(rows))), store))
+        )
+        for rows in (1, 4)
+    ]
+    for (name, a), b in zip(trained[0].items(), trained[1].values(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4, msg=name)
+
+
+def test_the_first_loss_is_the_targets_own_law_further_on(values: dict, store: DocumentStore) -> None:
+    """A fresh Medusa head says what the target says: cross entropy of the shifted tokens, by hand."""
+    training = opened(changed(values), store)
+    batch = training.sequences.train(0)
+    law = training.target.sequence_states(batch.tokens, 0)[1].double().log_softmax(-1)
+    expected = 0.0
+    for k in range(1, 5):
+        rows, columns = batch.scored[:, k + 1 :].nonzero(as_tuple=True)
+        chosen = law[rows, columns, batch.tokens[rows, columns + k + 1]]
+        expected -= 0.8**k * float(chosen.mean())
+    assert training.take_step(0)["train_loss"] == pytest.approx(expected, rel=1e-5)
+
+
+def test_training_lowers_the_loss_and_what_is_written_drafts(values: dict, store: DocumentStore) -> None:
+    training = train(
+        opened(changed(values, data__steps=60, optimizer__learning_rate=0.01, heads__output="shared"), store)
+    )
+    outcome = training.finish()
+    rows = list(csv.DictReader((outcome.folder / "history.csv").open()))
+    assert tuple(rows[0]) == training.columns and len(rows) == 60
+    assert float(rows[-1]["train_loss"]) < 0.7 * float(rows[0]["train_loss"])
+    assert rows[3]["heldout_head_1_top1"] and not rows[4]["heldout_head_1_top1"]
+    assert float(rows[-1]["heldout_head_4_top5"]) > float(rows[3]["heldout_head_4_top5"])
+
+    path = outcome.folder / "heads.safetensors"
+    target = load_target(training.config.target, torch.device("cpu"))
+    heads = load_heads(path, target)
+    again = score_heads(heads, target, training.sequences.heldout(), 3)
+    assert again == pytest.approx(outcome.summary["heldout"], nan_ok=True)
+    stored = read_heads(path)
+    assert stored.target == target.identity == outcome.summary["target"]
+    assert stored.training["tokens"] == 60 * 4 * LENGTH and stored.training["seed"] == 3
+    assert stored.training["heldout"] == pytest.approx(again, nan_ok=True)
+    assert json.loads((outcome.folder / "summary.json").read_text())["steps"] == 60
+    assert set(outcome.metrics) == {name.replace("heldout.", "heldout.final.", 1) for name in again}
+
+
+def test_the_targets_reference_is_its_own_on_the_same_text(values: dict, store: DocumentStore) -> None:
+    training = train(opened(changed(values), store))
+    score = target_score(training.target, [next(training.sequences.heldout())], 2).metrics("heldout")
+    last = training.progress.history[-1]
+    assert last["heldout_target_top1"] == score["heldout.target.top1"]
+    assert training.progress.history[3]["heldout_target_top1"] == last["heldout_target_top1"]
+
+
+def test_a_trained_backbone_is_saved_with_heads_that_carry_its_hash(values: dict, store: DocumentStore) -> None:
+    original = load_target(values["target"], torch.device("cpu"))
+    training = train(opened(changed(values, backbone="joint", loss__backbone=1.0, data__steps=30), store))
+    outcome = training.finish()
+    trained = load_target(values["target"] | {"model": str(outcome.folder / "backbone")}, torch.device("cpu"))
+    assert trained.identity != original.identity
+    heads = load_heads(outcome.folder / "heads.safetensors", trained)
+    with pytest.raises(UsageError, match=f"{trained.identity[:16]}.*{original.identity[:16]}"):
+        load_heads(outcome.folder / "heads.safetensors", original)
+    held = list(training.sequences.heldout())
+    before, after = (target_score(each, held, 3).metrics("heldout") for each in (original, trained))
+    name = "heldout.target.nats_per_token"
+    assert outcome.summary["heldout"]["heldout.before.target.nats_per_token"] == pytest.approx(before[name])
+    assert outcome.summary["heldout"][name] == pytest.approx(after[name])
+    assert after[name] < before[name]
+    assert outcome.summary["target_before"]["sha256"] == original.identity
+    assert score_heads(heads, trained, held, 2)["heldout.head_1.top1"] == pytest.approx(
+        outcome.summary["heldout"]["heldout.head_1.top1"]
+    )
+
+
+def test_the_backbone_stands_still_until_its_loss_weighs(values: dict, store: DocumentStore) -> None:
+    ramp = {"first": 1.0, "last": 1.0, "start": 0.5, "end": 0.5}
+    training = opened(changed(values, backbone="joint", loss__backbone=ramp), store)
+    first = weights(training)
+    seen = []
+
+    def display(row: dict[str, float]) -> None:
+        now = weights(training)
+        seen.append(all(torch.equal(now[name], first[name]) for name in now if name.startswith("backbone.")))
+        assert not all(torch.equal(now[name], first[name]) for name in now if name.startswith("heads."))
+        assert (row["train_backbone_loss"] > 0) == (row["step"] > 4)
+
+    train(training, display)
+    assert seen == [True] * 4 + [False] * 4
+    rates = {group["part"]: group["lr"] / group["base_lr"] for group in training.optimizer.param_groups}
+    assert rates["heads"] == rates["backbone"]  # both are warm by the end
+
+
+def test_heads_and_backbone_have_their_own_rates_and_warm_ups(values: dict, store: DocumentStore) -> None:
+    ramp = {"first": 1.0, "last": 1.0, "start": 0.5, "end": 0.5}
+    training = opened(
+        changed(values, backbone="joint", loss__backbone=ramp, optimizer__heads_multiplier=4.0,
+                optimizer__rate__schedule="constant"), store
+    )  # fmt: skip
+    rates = []
+    for step in range(8):
+        training._set_rates(step)
+        rates.append([group["lr"] for group in training.optimizer.param_groups])
+    lr = values["optimizer"]["learning_rate"]
+    assert [heads for heads, _ in rates] == pytest.approx([4 * lr * f for f in (1 / 3, 2 / 3, 1, 1, 1, 1, 1, 1)])
+    assert [backbone for _, backbone in rates[4:]] == pytest.approx([lr * f for f in (1 / 3, 2 / 3, 1, 1)])
+
+
+def test_adapters_keep_the_original_and_merge_into_the_saved_backbone(values: dict, store: DocumentStore) -> None:
+    config = changed(
+        values, **ADAPTED | {"lora": LORA | {"dropout": 0.0}}, data__steps=20, optimizer__learning_rate=0.01
+    )
+    original = load_target(values["target"], torch.device("cpu"))
+    training = train(opened(config, store))
+    tokens = next(training.sequences.heldout()).tokens
+    law = original.sequence_states(tokens, 0)[1]
+    backbone = training.student.backbone
+    assert backbone is not None
+    backbone.eval()
+    torch.testing.assert_close(backbone.original_logits(tokens), law)
+    with torch.no_grad():
+        adapted = backbone(tokens)[1]
+    assert not torch.allclose(adapted, law)
+    outcome = training.finish()
+    merged = load_target(values["target"] | {"model": str(outcome.folder / "backbone")}, torch.device("cpu"))
+    torch.testing.assert_close(merged.sequence_states(tokens, 0)[1], adapted, rtol=1e-4, atol=1e-4)
+    load_heads(outcome.folder / "heads.safetensors", merged)
+    files = {path.name for path in (outcome.folder / "backbone").iterdir()}
+    assert "model.safetensors" in files and not any("adapter" in name for name in files)
+
+
+def test_self_distillation_holds_the_backbone_at_the_original(values: dict, store: DocumentStore) -> None:
+    """The gradient of its loss is zero where nothing has been trained yet, whatever the text says."""
+    config = changed(values, **ADAPTED | {"lora": LORA | {"dropout": 0.0}, "loss__self_distillation": 1.0})
+    training = opened(config, store)
+    batch = training.sequences.train(0)
+    _, own = training.student(batch.tokens, batch.scored, [1.0, 0.0, 0.0, 0.0, 0.0], None, None)
+    where = positions(batch.tokens, batch.scored, 0)
+    states, logits = load_target(values["target"], torch.device("cpu")).sequence_states(batch.tokens, 0)
+    law = logits.flatten(0, 1)[where.laws].double().log_softmax(-1)
+    assert own.item() == pytest.approx(float(-(law.exp() * law).sum()), rel=1e-5)  # its entropy: the least possible
+    own.backward()
+    grads = [p.grad for p in training.student.backbone.parameters() if p.requires_grad and p.grad is not None]
+    assert grads and max(float(grad.abs().max()) for grad in grads) < 1e-3
+
+
+def test_heads_go_on_from_a_file(values: dict, store: DocumentStore, tmp_path: Path) -> None:
+    first = train(opened(changed(values, heads__output="shared"), store))
+    path = first.finish().folder / "heads.safetensors"
+    joint = {"backbone": "joint", "loss__backbone": 1.0, "output_dir": str(tmp_path / "second")}
+    config = changed(values, heads__output="shared", init=str(path), **joint)
+    second = opened(config, store)
+    begun, stored = second.student.heads.state_dict(), read_heads(path).weights
+    assert set(begun) == set(stored)
+    for name, weight in begun.items():
+        assert torch.equal(weight, stored[name]), name
+
+
+def test_heads_of_another_target_or_kind_are_no_beginning(values: dict, store: DocumentStore, tmp_path: Path) -> None:
+    config = changed(values)
+    target = load_target(config.target, torch.device("cpu"))
+    heads = Heads(config.heads, target.embedding, target.output_layer)
+    save_heads(heads, tmp_path / "other.safetensors", "f" * 64, {})
+    with pytest.raises(UsageError, match=f"init=.*other.*{'f' * 16}.*{target.identity[:16]}"):
+        opened(changed(values, init=str(tmp_path / "other.safetensors")), store)
+    save_heads(heads, tmp_path / "kind.safetensors", target.identity, {})
+    with pytest.raises(UsageError, match="have layers=1 and the recipe has heads.layers=2"):
+        opened(changed(values, init=str(tmp_path / "kind.safetensors"), heads__layers=2), store)
+    with pytest.raises(UsageError, match="Heads init=nowhere do not exist"):
+        opened(changed(values, init="nowhere"), store)
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"heads__count": 0}, "heads.count=0.*greater than or equal to 1"),
+        ({"heads__layers": 0}, "heads.layers"),
+        ({"loss__backbone": 1.0}, "loss.backbone weighs a backbone that is frozen"),
+        ({"backbone": "joint"}, "loss.backbone is 0, so backbone=joint trains nothing"),
+        ({"loss__heads": 0.0}, "loss.heads is 0"),
+        ({"lora": LORA}, "lora adapts a backbone that is frozen"),
+        ({"backbone": "joint", "loss__backbone": 1.0, "loss__teacher": 1.0}, "loss.teacher needs the original"),
+        ({"backbone": "joint", "loss__backbone": 1.0, "loss__self_distillation": 1.0}, "needs the original"),
+        ({"micro_batch": 3}, "data.batch=4 is no multiple of micro_batch=3"),
+        ({"heads__mixer": "gru"}, "needs grounded=true"),
+        ({"optimizer__beta1": 1.5}, "optimizer.beta1=1.5"),
+    ],
+)
+def test_bad_values_are_named(values: dict, changes: dict, sentence: str) -> None:
+    with pytest.raises(UsageError, match=sentence):
+        changed(values, **changes)
+
+
+def test_an_offset_beyond_the_depth_is_refused(values: dict, store: DocumentStore) -> None:
+    with pytest.raises(UsageError, match="heads.offset=3: the target has 2 layers"):
+        opened(changed(values, heads__offset=3), store)
+
+
+def test_a_checkpoint_of_another_recipe_is_refused(values: dict, store: DocumentStore) -> None:
+    train(opened(changed(values), store))
+    others: tuple[dict[str, Any], ...] = (
+        {"heads__count": 2},
+        {"seed": 4},
+        {"loss__decay": 0.7},
+        {"data__sequence_length": 8},
+        {"data__batch": 2},
+        {"data__sequences": 5},
+        {"data__steps": 9},
+        {"data__states__dtype": "bfloat16"},
+    )
+    for changes in others:
+        with pytest.raises(UsageError, match="another recipe, seed, target or data"):
+            opened(changed(values, **changes), store).restore()
+    assert opened(changed(values, monitor__log_every_steps=3), store).restore()
+
+
+def test_adapters_without_peft_and_on_unknown_layers(
+    values: dict, store: DocumentStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(UsageError, match=r"lora.targets=\['nowhere'\]"):
+        opened(changed(values, **ADAPTED | {"lora": LORA | {"targets": ["nowhere"]}}), store)
+    monkeypatch.setitem(__import__("sys").modules, "peft", None)
+    with pytest.raises(UsageError, match=r"pip install 'specdec-workbench\[lora\]'"):
+        opened(changed(values, **ADAPTED), store)
+
+
+def test_a_loss_that_is_not_finite_ends_the_training(
+    values: dict, store: DocumentStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    training = opened(changed(values), store)
+    with torch.no_grad():
+        next(iter(training.student.heads.parameters())).fill_(float("nan"))
+    with pytest.raises(NumericsError, match="at step 0"):
+        training.train(no_log, lambda row: None)
+
+
+def test_a_target_that_is_no_model_cannot_be_trained(values: dict, table: Any, store: DocumentStore) -> None:
+    law = torch.full((VOCABULARY, VOCABULARY), 1 / VOCABULARY, dtype=torch.float64)
+    config = changed(values, backbone="joint", loss__backbone=1.0)
+    with pytest.raises(UsageError, match="use target=causal"):
+        opened(config, store, table(law))
+
+
+def test_a_whole_run_is_tracked(
+    values: dict, store: DocumentStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from mlflow.tracking import MlflowClient
+
+    def sequences(config: Any, target: Any, seed: int) -> Sequences:
+        return Sequences(store, config, seed, Marks((), (), 0), "counting")
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(heads_training, "open_sequences", sequences)
+    outcome = heads_training.run(values)
+    assert outcome is not None
+    client = MlflowClient(f"sqlite:///{tmp_path / 'mlflow.db'}")
+    (run,) = client.search_runs([client.get_experiment_by_name("tiny").experiment_id])
+    assert run.info.status == "FINISHED" and run.data.params["heads.count"] == "4"
+    assert run.data.metrics["heldout.final.head_4.top5"] == outcome.summary["heldout"]["heldout.head_4.top5"]
+    for name, points in {"train.loss": 4, "heldout.head_1.top1": 2, "heldout.target.top1": 2}.items():
+        assert len(client.get_metric_history(run.info.run_id, name)) == points
+    assert not list(tmp_path.rglob("*.part"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ([], r"No recipe: add \+recipe=NAME, one of .*pocket_target.*or \+heads=NAME, one of .*medusa"),
+        (["recipe", "heads"], r"Two recipes: choose one, \+recipe=NAME"),
+    ],
+)
+def test_one_recipe_is_chosen(arguments: list[str], sentence: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from specdec.commands import cli
+    from specdec.train import task
+
+    names = {"recipe": ["pocket_target"], "heads": ["medusa", "grounded"]}
+    monkeypatch.setattr(cli, "options", lambda group: names[group])
+    with pytest.raises(UsageError, match=sentence):
+        task(dict.fromkeys(arguments, {}))

@@ -1,0 +1,71 @@
+"""The shipped heads are what their card says, and belong to the shipped target."""
+
+import csv
+import json
+import sysconfig
+from pathlib import Path
+
+import pytest
+import torch
+
+from specdec.heads.files import load_heads, read_heads, shipped_heads
+from specdec.targets import targets
+from specdec.targets.causal import Causal
+from specdec.text.python_sources import STDLIB, held_out_modules, is_held_out, read_python_files
+from specdec.training.heads.head_loss import HeadAccuracy
+from specdec.training.heads.publish_heads import heads_card
+
+NAMES = ("medusa", "grounded")
+FOLDER = shipped_heads("medusa").parent
+
+
+@pytest.fixture(scope="module")
+def target(group_values, sampling) -> Causal:
+    config = group_values("target", "causal", dtype="float32", compile=False)
+    return targets.build(config, sampling=sampling(temperature=0.0))
+
+
+def summary(name: str) -> dict:
+    return json.loads((FOLDER / f"summary_{name}.json").read_text(encoding="utf-8"))
+
+
+def test_together_at_most_12_megabytes() -> None:
+    assert {file.stem for file in FOLDER.glob("*.safetensors")} == set(NAMES)
+    assert sum(file.stat().st_size for file in FOLDER.iterdir()) <= 12e6
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_card_history_and_file_agree_with_the_summary(name: str) -> None:
+    told, stored = summary(name), read_heads(shipped_heads(name))
+    assert told["recipe"]["heads"]["name"] == stored.config.name == name
+    assert told["target"] == stored.target
+    assert told["bytes"] == shipped_heads(name).stat().st_size
+    assert told["seconds"] < 20 * 60, "a head is to be trained in under 20 minutes"
+    rows = list(csv.DictReader((FOLDER / f"history_{name}.csv").read_text(encoding="utf-8").splitlines()))
+    assert [int(row["step"]) for row in rows] == list(range(1, told["steps"] + 1))
+
+
+def test_card_is_made_of_the_summaries() -> None:
+    card = (FOLDER / "MODEL_CARD.md").read_text(encoding="utf-8")
+    assert card == heads_card({name: summary(name) for name in NAMES})
+
+
+def test_accuracies_are_those_of_the_card(target: Causal) -> None:
+    files = read_python_files(Path(sysconfig.get_path("stdlib")), STDLIB, ["site-packages", "test"])
+    held = [document.text for document in files if is_held_out(document, held_out_modules())]
+    rows = [target.tokenizer(text)["input_ids"][:256] for text in held]
+    tokens = torch.tensor([row for row in rows if len(row) == 256])
+    assert len(tokens) >= 8
+    states = target.sequence_states(tokens, 0)[0].clone()
+    first = {}
+    for name in NAMES:
+        heads = load_heads(shipped_heads(name), target)
+        counted = HeadAccuracy(len(heads))
+        counted.add(heads, states, tokens, torch.ones_like(tokens, dtype=torch.bool))
+        found = counted.metrics("heldout")
+        for head in range(1, len(heads) + 1):
+            key = f"heldout.head_{head}.top1"
+            # The beginnings of the files of another Python are not the whole text of the card's.
+            assert found[key] == pytest.approx(summary(name)["heldout"][key], abs=0.07), (name, key)
+        first[name] = found["heldout.head_1.top1"]
+    assert first["grounded"] > first["medusa"] + 0.03, "the token between makes a difference"

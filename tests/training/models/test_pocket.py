@@ -1,0 +1,104 @@
+"""The shipped pocket models are what their card says."""
+
+import csv
+import json
+import sysconfig
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+import specdec
+from specdec.text.python_sources import STDLIB, held_out_modules, is_held_out, read_python_files
+from specdec.training.batches import encode, with_end_of_text
+from specdec.training.models.loop import load_exported
+from specdec.training.models.scoring import heldout_loss
+from specdec.training.models.tokenizer import bytes_per_token
+
+POCKET = Path(specdec.__file__).parent / "pocket"
+ROLES = ("target", "drafter")
+
+
+@pytest.fixture(scope="module")
+def models() -> dict:
+    return {role: load_exported(POCKET / role) for role in ROLES}
+
+
+def summary(role: str) -> dict:
+    return json.loads((POCKET / f"summary_{role}.json").read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize(
+    ("role", "least", "most", "layers"), [("target", 10.0e6, 13e6, 8), ("drafter", 1.0e6, 1.3e6, 2)]
+)
+def test_shape_and_size(models: dict, role: str, least: float, most: float, layers: int) -> None:
+    model = models[role]
+    parameters = sum(p.numel() for p in model.parameters())
+    assert least <= parameters <= most and parameters == summary(role)["parameters"]
+    assert model.config.num_hidden_layers == layers
+    assert model.config.vocab_size == 4096 and model.config.max_position_embeddings == 2048
+    assert model.config.tie_word_embeddings
+    assert AutoModelForCausalLM.from_pretrained(POCKET / role, dtype="auto").dtype == torch.bfloat16
+
+
+def test_together_at_most_30_megabytes() -> None:
+    heads = POCKET / "heads"
+    files = [f for f in POCKET.rglob("*") if f.is_file() and heads not in f.parents]
+    assert sum(f.stat().st_size for f in files) <= 30e6
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_tokenizer(role: str) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(POCKET / role)
+    assert len(tokenizer) == 4096
+    assert tokenizer.eos_token == tokenizer.bos_token == "<|endoftext|>"
+    text = Path(__file__).read_text(encoding="utf-8") + "\t naïve 北京 🎉\r\n"
+    ids = tokenizer(text)["input_ids"]
+    assert tokenizer.decode(ids) == text
+    assert len(text.encode()) / len(ids) > 2.5
+    assert (POCKET / role / "tokenizer.json").read_bytes() == (POCKET / "target/tokenizer.json").read_bytes()
+
+
+def test_losses_are_those_of_the_card_and_the_target_is_clearly_better(models: dict) -> None:
+    library = Path(sysconfig.get_path("stdlib"))
+    files = read_python_files(library, STDLIB, ["site-packages", "test"])
+    held = [d for d in files if is_held_out(d, held_out_modules())]
+    tokenizer = AutoTokenizer.from_pretrained(POCKET / "target")
+    # One full window, as the card's: the drafter is much worse far from the beginning.
+    streams = [with_end_of_text([ids[:2047]], tokenizer.eos_token_id) for ids in encode(tokenizer, held[::3])]
+    sizes = bytes_per_token(tokenizer)
+    loss = {}
+    for role, model in models.items():
+        scores = [heldout_loss(model, s, sizes, tokenizer.eos_token_id, 2048) for s in streams]
+        loss[role] = sum(s.nats for s in scores) / sum(s.tokens for s in scores)
+        # The beginnings of the files of another Python are not the whole text of the card's.
+        assert loss[role] == pytest.approx(summary(role)["heldout"]["code"]["nats_per_token"], abs=0.4)
+    assert loss["target"] < loss["drafter"] - 0.15
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_card_and_history_agree_with_the_summary(role: str) -> None:
+    card, about = (POCKET / "MODEL_CARD.md").read_text(encoding="utf-8"), summary(role)
+    for part in ("all", "code", "docs"):
+        for unit in ("nats_per_token", "bits_per_byte"):
+            assert f"{about['heldout'][part][unit]:.3f}" in card
+    assert f"{about['tokens']:,}" in card and about["date"] in card
+    rows = list(csv.DictReader((POCKET / f"history_{role}.csv").open(encoding="utf-8")))
+    assert [int(r["step"]) for r in rows] == list(range(1, about["steps"] + 1))
+    assert np.isfinite([float(r["train_loss"]) for r in rows]).all()
+
+
+def test_the_target_read_what_was_promised() -> None:
+    assert summary("target")["tokens"] >= 20_000_000
+
+
+def test_the_manifest_names_no_machine_and_has_hashes() -> None:
+    corpus = json.loads((POCKET / "corpus.json").read_text(encoding="utf-8"))
+    assert corpus["sha256"] == summary("target")["corpus_sha256"] == summary("drafter")["corpus_sha256"]
+    assert all(len(s["sha256"]) == 64 for s in corpus["sources"].values())
+    for file in POCKET.rglob("*"):
+        if file.suffix in (".json", ".md", ".csv"):
+            text = file.read_text(encoding="utf-8")
+            assert "/root/" not in text and "/home/" not in text and "/work/" not in text, file.name

@@ -1,0 +1,104 @@
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from specdec.errors import Interrupted, UsageError
+from specdec.training import session
+from specdec.training.batches import TokenizedCorpus
+
+
+@pytest.fixture
+def in_tmp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny_corpus: TokenizedCorpus) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(session, "load_corpus", lambda *arguments: tiny_corpus)
+    return tmp_path
+
+
+def runs(folder: Path) -> list:
+    from mlflow.tracking import MlflowClient
+
+    client = MlflowClient(f"sqlite:///{folder / 'mlflow.db'}")
+    experiment = client.get_experiment_by_name("tiny")
+    return client.search_runs([experiment.experiment_id], order_by=["attributes.start_time"])
+
+
+def test_a_sitting_ends_killed_and_the_next_one_finishes(
+    in_tmp: Path, monkeypatch: pytest.MonkeyPatch, train_values: dict
+) -> None:
+    values = train_values
+    original = session.Trainer.take_step
+
+    def interrupted(self: session.Trainer, step: int) -> dict[str, float]:
+        if step == 4:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return original(self, step)
+
+    monkeypatch.setattr(session.Trainer, "take_step", interrupted)
+    with pytest.raises(Interrupted) as stopped:
+        session.run(values)
+    assert stopped.value.exit_code == 143
+    monkeypatch.setattr(session.Trainer, "take_step", original)
+    outcome = session.run(values)
+
+    first, second = runs(in_tmp)
+    assert (first.info.status, second.info.status) == ("KILLED", "FINISHED")
+    assert second.data.params["recipe.optimizer.muon_lr"] == "0.02"
+    assert second.data.tags["specdec.resumed_from_step"] == "5"
+    final = second.data.metrics["heldout.final.all.nats_per_token"]
+    assert final == pytest.approx(outcome.summary["heldout"]["all"]["nats_per_token"])
+    assert json.loads((in_tmp / "models" / "summary.json").read_text())["steps"] == 8
+    assert not list(in_tmp.rglob("*.part"))
+
+
+def test_bad_values_name_the_key(in_tmp: Path, train_values: dict) -> None:
+    values = train_values
+    values["recipe"]["data"]["tokens"] = 0
+    with pytest.raises(UsageError, match=r"recipe\.data\.tokens.*greater than 0"):
+        session.run(values)
+    values["recipe"]["data"]["tokens"] = 512
+    values["recipe"]["model"]["width"] = 3
+    with pytest.raises(UsageError, match=r"recipe\.model\.width"):
+        session.run(values)
+    del values["recipe"]["model"]["width"]
+    values["recipe"]["model"]["context"] = 16
+    with pytest.raises(UsageError, match="do not fit model.context=16"):
+        session.run(values)
+    assert not (in_tmp / "mlflow.db").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ([], "No recipe: add +recipe=NAME"),
+        (["+recipe=pocket_targt"], "pocket_target"),
+        (["+recipe=pocket_target", "recipe.data.token=3"], "recipe.data.token"),
+    ],
+)
+def test_the_command_refuses_in_one_sentence(tmp_path: Path, arguments: list[str], sentence: str) -> None:
+    command = [sys.executable, "-m", "specdec.train", *arguments]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 2, done.stderr
+    assert sentence in done.stderr and "Traceback" not in done.stderr
+
+
+def test_both_recipes_compose_and_help_imports_no_torch(tmp_path: Path) -> None:
+    script = (
+        "import sys, specdec.train\n"
+        "from hydra import compose, initialize_config_dir\n"
+        "from omegaconf import OmegaConf\n"
+        "from specdec.config import config_dir\n"
+        "from specdec.config import validated\n"
+        "from specdec.training.models.recipe import TrainConfig\n"
+        "with initialize_config_dir(config_dir(), version_base='1.3'):\n"
+        "    for name in ('pocket_target', 'pocket_drafter'):\n"
+        "        cfg = compose('train', [f'+recipe={name}'])\n"
+        "        config = validated(TrainConfig, OmegaConf.to_container(cfg, resolve=True))\n"
+        "        assert config.recipe.name == name\n"
+        "assert 'torch' not in sys.modules and 'mlflow' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", script], cwd=tmp_path, check=True)

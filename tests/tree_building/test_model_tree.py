@@ -1,0 +1,214 @@
+"""A model that drafts rows and trees: its laws against plain forward passes along every path, and its cache."""
+
+from copy import deepcopy
+
+import pytest
+import torch
+
+from specdec.clock import CpuClock
+from specdec.decode import generate
+from specdec.drafters.base import drafters
+from specdec.drafters.small_model import SmallModel
+from specdec.errors import NumericsError, UsageError
+from specdec.sampling import generator_for, probabilities
+from specdec.structures.base import structures
+from specdec.targets.causal import Causal
+from specdec.verifiers.base import verifiers
+
+PROMPT = [7, 3, 19, 44, 3, 19, 52, 7]
+WAYS = ["independent", "without_replacement"]
+
+
+def shaken(model):
+    """A copy that agrees with the model now and then."""
+    torch.manual_seed(1)
+    other = deepcopy(model)
+    for weight in other.parameters():
+        if weight.dim() > 1:
+            weight.add_(torch.randn_like(weight), alpha=0.07 * float(weight.std()))
+    return other
+
+
+def rows(k, w):
+    return structures.build({"name": "rows", "k": k, "w": w, "budget": 1000})
+
+
+@pytest.fixture
+def target(tiny_model, sampling):
+    return lambda **how: Causal.from_model(tiny_model("llama"), sampling(**how))
+
+
+def along(drafter, draft, node):
+    """The model's logits after a node, by a plain forward pass over the text and the node's path."""
+    path = [int(draft.tokens[ancestor]) for ancestor in draft.tree.path(node)]
+    return drafter.model(torch.tensor([[*PROMPT, *path]])).logits[0, -1]
+
+
+@pytest.mark.parametrize("structure", ["rows", "tree"])
+@pytest.mark.parametrize("siblings", WAYS)
+@pytest.mark.parametrize("family", ["llama", "mistral_window", "gpt2"])
+def test_q_is_what_each_node_was_drawn_from(tiny_model, sampling, make_structure, family, siblings, structure):
+    model = tiny_model(family)
+    how = sampling(temperature=1.5, top_k=7)
+    drafter = SmallModel.from_model(shaken(model), Causal.from_model(model, how), siblings=siblings)
+    drafter.start(PROMPT, 64, generator_for(0, "p", "draft"))
+    for _ in range(2):  # asked twice, the cache is that of the text
+        draft = drafter.draft(make_structure(structure, 3))
+        assert draft.tree.depth == 3
+        for node in (-1, *range(len(draft))):
+            law = probabilities(along(drafter, draft, node), how)
+            for child in draft.tree.children[node + 1]:
+                torch.testing.assert_close(draft.q[child], law / law.sum(), atol=1e-12, rtol=0)
+                if siblings == "without_replacement":
+                    law[draft.tokens[child]] = 0
+
+
+@pytest.mark.parametrize("structure", ["rows", "tree"])
+@pytest.mark.parametrize("how", [{"temperature": 0.0}, {"temperature": 1.0}])
+def test_greedy_drafts_are_the_most_likely_tokens(target, tiny_model, make_structure, how, structure):
+    drafter = SmallModel.from_model(shaken(tiny_model("llama")), target(**how), drafts="greedy")
+    drafter.start(PROMPT, 64)
+    draft = drafter.draft(make_structure(structure, 3))
+    assert draft.q is None and draft.tree == make_structure(structure, 3).tree or structure == "rows"
+    for node in (-1, *range(len(draft))):
+        children = list(draft.tree.children[node + 1])
+        best = along(drafter, draft, node).topk(len(children)).indices
+        assert torch.equal(draft.tokens[children], best)
+
+
+@pytest.mark.parametrize("drafts", ["greedy", "sampled"])
+def test_a_dynamic_tree_follows_the_models_confidence(target, tiny_model, group_values, drafts):
+    """Whatever `drafts` says: nodes that were chosen for their tokens are point masses."""
+    drafter = SmallModel.from_model(shaken(tiny_model("llama")), target(temperature=1.0), drafts=drafts)
+    drafter.start(PROMPT, 64, generator_for(0, "p", "draft"))
+    shape = structures.build(group_values("structure", "dynamic", nodes=9, depth=2, branching=61, beam=61))
+    drafter.draft(shape)
+    draft = drafter.draft(shape)  # asked twice, the cache is that of the text
+    # Nothing is out of the search's sight, so that its nodes are the likeliest of all paths.
+    texts = torch.tensor([[*PROMPT, token] for token in range(61)])
+    first = drafter.model(texts[:1, :-1]).logits[0, -1].log_softmax(-1)
+    second = first.unsqueeze(1) + drafter.model(texts).logits[:, -1].log_softmax(-1)
+    chances = {(token,): float(first[token]) for token in range(61)}
+    chances |= {(token, other): float(second[token, other]) for token in range(61) for other in range(61)}
+    likeliest = sorted(chances, key=chances.__getitem__, reverse=True)[:9]
+    offered = [tuple(draft.tokens[list(draft.tree.path(node))].tolist()) for node in range(len(draft))]
+    assert draft.q is None and sorted(offered) == sorted(likeliest) and draft.tree.depth == 2
+
+
+@pytest.mark.parametrize("siblings", WAYS)
+@pytest.mark.parametrize("accepted", [0, 1, 3])
+def test_the_cache_after_a_round_is_that_of_a_fresh_start(target, tiny_model, make_structure, siblings, accepted):
+    """After the last path of a tree, whose rows do not lie behind the prefix, or a part of it."""
+    drafter = SmallModel.from_model(shaken(tiny_model("llama")), target(temperature=1.0), siblings=siblings)
+    drafter.start(PROMPT, 64, generator_for(0, "p", "draft"))
+    first = drafter.draft(rows(3, 3))
+    path = first.tree.path(first.tree.leaves[-1])[:accepted]
+    committed = [*(int(first.tokens[node]) for node in path), 5]
+    drafter.commit(committed)
+    second = drafter.draft(structures.build({"name": "chain", "gamma": 3}))
+    laws = drafter.laws([*PROMPT, *committed], [*second.tokens.tolist(), 0])
+    torch.testing.assert_close(second.q, laws[:3], atol=1e-12, rtol=0)
+    # And a chain before a tree: what it left in the cache is used.
+    drafter.start(PROMPT, 64, generator_for(0, "p", "draft"))
+    chain = drafter.draft(structures.build({"name": "chain", "gamma": 3}))
+    drafter.commit([*chain.tokens.tolist(), 5])
+    third = drafter.draft(make_structure("tree", 2))
+    text = [*PROMPT, *chain.tokens.tolist(), 5]
+    torch.testing.assert_close(third.q[0], drafter.laws(text, [0])[0], atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize("siblings", WAYS)
+@pytest.mark.parametrize("structure", ["rows", "tree"])
+def test_an_equal_drafter_is_always_accepted(target, tiny_model, make_structure, siblings, structure):
+    """The first draw of every node passes where p is q, whatever is beside it."""
+    beside = target(temperature=0.8, top_k=9)
+    generation = generate(
+        target=beside,
+        drafter=SmallModel.from_model(tiny_model("llama"), beside, siblings=siblings),
+        verifier=verifiers.build({"name": "speculative_sampling"}),
+        structure=make_structure(structure, 3),
+        prompt=PROMPT,
+        max_new_tokens=16,
+        clock=CpuClock(),
+        draft_generator=generator_for(0, "p", "draft", "cpu"),
+        accept_generator=generator_for(0, "p", "accept", "cpu"),
+    )
+    assert [row.accepted for row in generation.rounds] == [3, 3, 3, 3]
+    assert all(source.strategy == "small_model" for row in generation.rounds for source in row.source)
+
+
+@pytest.mark.parametrize("verifier", ["speculative_sampling", "k_seq"])
+@pytest.mark.parametrize(("k", "w"), [(3, 1), (2, 2)])
+def test_independent_siblings_are_lossless(enumeration, table, random_law, tiny_llama, verifier, k, w):
+    """Every outcome of drafting, accepting and the loop, limit included; vocabulary 2, a model in float64."""
+    law = random_law(2, 5)
+    beside = table(law, temperature=1.0)
+    drafter = SmallModel.from_model(tiny_llama(2), beside, siblings="independent")
+
+    def run():
+        return generate(
+            target=beside,
+            drafter=drafter,
+            verifier=verifiers.build({"name": verifier}),
+            structure=rows(k, w),
+            prompt=[0, 1],
+            max_new_tokens=w + 1,
+            clock=CpuClock(),
+            draft_generator=enumeration.generator,
+            accept_generator=enumeration.generator,
+        ).tokens
+
+    found = enumeration.law(run)
+    for tokens in torch.cartesian_prod(*[torch.arange(2)] * (w + 1)).tolist():
+        expected = 1.0
+        for last, token in zip([1, *tokens], tokens, strict=False):
+            expected *= float(law[last, token])
+        assert found.get(tuple(tokens), 0.0) == pytest.approx(expected, abs=1e-12)
+
+
+def test_drafts_end_with_the_models_context(target, tiny_llama, make_structure):
+    drafter = SmallModel.from_model(tiny_llama(61, context=10), target(temperature=1.0))
+    drafter.start(PROMPT, 64, generator_for(0, "p", "draft"))
+    depths = []
+    for token in range(4):
+        depths.append(drafter.draft(make_structure("tree", 4)).tree.depth)
+        drafter.commit([token])
+    assert depths == [3, 2, 1, 0]
+
+
+def test_tokens_beyond_a_narrower_model_are_read_as_its_first(target, tiny_llama):
+    """Three rows of a vocabulary of two: the third sibling is none of the model's own tokens."""
+    drafter = SmallModel.from_model(tiny_llama(2), target(temperature=1.0))
+    drafter.start([0, 1, 1], 64, generator_for(0, "p", "draft"))
+    draft = drafter.draft(rows(3, 2))
+    assert draft.tokens[2] >= 2 and len(draft) == 6
+    assert not draft.q[3:, 2:].any() and not draft.q[:2, 2:].any()
+
+
+def test_branches_need_models_of_one_tokenizer_and_decoders_only(tiny_encoder_decoder, sampling):
+    from specdec.targets.encoder_decoder import EncoderDecoder
+
+    model = tiny_encoder_decoder("t5")
+    drafter = SmallModel.from_model(model, EncoderDecoder.from_model(model, sampling(temperature=0.0)))
+    drafter.start(PROMPT, 64)
+    with pytest.raises(UsageError, match=r"structure=rows: .*encoder-decoder.*structure=chain\.$"):
+        drafter.draft(rows(2, 2))
+    drafter = SmallModel.from_model(model, EncoderDecoder.from_model(model, sampling(temperature=0.0)))
+    drafter.translation = object()
+    with pytest.raises(UsageError, match=r"drafter\.translate=true"):
+        drafter._branching(rows(2, 2), [0])
+
+
+def test_logits_that_are_not_finite_end_the_run(target, tiny_model):
+    broken = deepcopy(tiny_model("llama"))
+    drafter = SmallModel.from_model(broken, target(temperature=1.0))
+    broken.lm_head.weight[3] = torch.nan
+    drafter.start(PROMPT, 64, generator_for(0, "p", "draft"))
+    drafter.draft(rows(2, 2))
+    with pytest.raises(NumericsError, match="drafter"):
+        drafter.commit([1])
+
+
+def test_the_way_of_drawing_is_one_of_two(target, group_values):
+    with pytest.raises(UsageError, match=r"drafter\.siblings"):
+        drafters.build(group_values("drafter", "small_model", siblings="with_replacement"), target=target())

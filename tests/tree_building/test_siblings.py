@@ -1,0 +1,191 @@
+"""Siblings: the law that each was really drawn from, and the trees that they grow into, by enumeration."""
+
+from collections import Counter
+from itertools import product
+
+import pytest
+import torch
+
+from specdec.structures.base import structures
+from specdec.tree_building.siblings import grow, independent, ranked, without_replacement
+
+LAW = torch.tensor([[0.6, 0.3, 0.1], [0.2, 0.2, 0.6], [0.1, 0.5, 0.4]], dtype=torch.float64)
+
+
+def rows(k, w):
+    return structures.build({"name": "rows", "k": k, "w": w, "budget": 1000})
+
+
+def tree(*parents):
+    sizes = {"nodes": len(parents), "depth": len(parents)}
+    return structures.build({"name": "tree", "parents": list(parents), "file": None, "accuracy": None, **sizes})
+
+
+def after(root):
+    """The laws of a Markov chain that `grow` asks for."""
+    return lambda tokens, tree, nodes: LAW[[root if node < 0 else int(tokens[node]) for node in nodes]]
+
+
+def test_without_replacement_the_law_loses_what_was_drawn(enumeration):
+    def run():
+        tokens, q = without_replacement(LAW[:1], [3], enumeration.generator)
+        expected = LAW[0].clone()
+        for token, law in zip(tokens.tolist(), q, strict=True):
+            torch.testing.assert_close(law, expected / expected.sum())
+            expected[token] = 0
+        return tuple(tokens.tolist())
+
+    law = enumeration.law(run)
+    assert len(law) == 6 and law[1, 0, 2] == pytest.approx(0.3 * 0.6 / 0.7)
+
+
+def test_when_nothing_of_the_law_is_left_untried_tokens_are_drawn_alike():
+    q = torch.tensor([[0.5, 0.5, 0.0, 0.0, 0.0]])
+    tokens, laws = without_replacement(q, [4], torch.Generator().manual_seed(0))
+    assert set(tokens[:2].tolist()) == {0, 1} and len(set(tokens.tolist())) == 4
+    torch.testing.assert_close(laws[2], torch.tensor([0, 0, 1, 1, 1]) / 3)
+    torch.testing.assert_close(laws[3], (1.0 - torch.nn.functional.one_hot(tokens[:3], 5).sum(0)) / 2)
+
+
+def test_a_law_that_is_not_finite_stays_so():
+    q = torch.full((1, 4), torch.nan)
+    assert without_replacement(q, [2], torch.Generator().manual_seed(0)).q.isnan().all()
+
+
+def test_children_of_several_parents_stand_side_by_side():
+    counts = [1, 3, 2]
+    tokens, laws = without_replacement(LAW, counts, torch.Generator().manual_seed(0))
+    assert len(tokens) == 6 and len(set(tokens[1:4].tolist())) == 3 and len(set(tokens[4:].tolist())) == 2
+    torch.testing.assert_close(laws[[0, 1, 4]], LAW)
+    torch.testing.assert_close(independent(LAW, counts, torch.Generator().manual_seed(0)).q, LAW[[0, 1, 1, 1, 2, 2]])
+    assert ranked(LAW, counts).tokens.tolist() == [0, 2, 0, 1, 1, 2]
+
+
+def test_ranks_break_ties_by_order_as_the_chain_does():
+    scores = torch.tensor([[1.0, 3.0, 3.0, 2.0, 3.0], [0.0, -torch.inf, -torch.inf, -torch.inf, -1.0]])
+    assert ranked(scores, [5, 5]).tokens.tolist() == [1, 2, 4, 3, 0, 0, 4, 1, 2, 3]
+    assert ranked(scores, [1, 1]).tokens.tolist() == scores.max(-1).indices.tolist()
+
+
+def continuations(draft):
+    """Tokens of each row, read off the draws: a node stands for as many rows as drew it."""
+    texts = []
+
+    def follow(node, text, times):
+        drawn = Counter(draft.tests[node + 1])
+        assert sum(drawn.values()) in (0, times)
+        for child, count in drawn.items():
+            follow(child, (*text, int(draft.tokens[child])), count)
+        if not drawn:
+            texts.extend([text] * times)
+
+    follow(-1, (), sum(map(len, draft.tests[:1])))
+    return tuple(sorted(texts))
+
+
+def test_independent_rows_are_independent_continuations(enumeration):
+    """The law of the unordered rows, against every pair of continuations."""
+    found = enumeration.law(
+        lambda: continuations(grow(rows(2, 2), after(1), "independent", "test", enumeration.generator))
+    )
+    expected = Counter()
+    for one in product(range(3), repeat=4):
+        chance = LAW[1, one[0]] * LAW[one[0], one[1]] * LAW[1, one[2]] * LAW[one[2], one[3]]
+        expected[tuple(sorted([one[:2], one[2:]]))] += float(chance)
+    assert found == pytest.approx(expected, abs=1e-12)
+
+
+def test_a_token_drawn_again_gets_the_children_of_both_places():
+    shape = tree(-1, -1, 0, 1, 1)  # one child below the first, two below the second
+    certain = torch.tensor([[0.0, 1.0, 0.0]]).double()
+    draft = grow(shape, lambda tokens, tree, nodes: certain.expand(len(nodes), -1), "independent", "test")
+    assert draft.tree.parents == (-1, 0) and draft.tokens.tolist() == [1, 1]
+    assert draft.draws == ((0, 0), (1, 1, 1), ())
+    torch.testing.assert_close(draft.q, certain.expand(2, -1))
+
+
+def test_siblings_that_differ_keep_the_topology():
+    shape = tree(-1, -1, 0, 0, 1, 2)
+    for how in ("without_replacement", "ranked"):
+        draft = grow(shape, after(0), how, "test", torch.Generator().manual_seed(3))
+        assert draft.tree.parents == (-1, -1, 0, 0, 1, 2) and draft.draws is None
+        assert [source.rank for source in draft.source] == [0, 1, 0, 1, 0, 0]
+        assert (draft.q is None) == (how == "ranked")
+    tokens = draft.tokens.tolist()
+    assert tokens[:2] == [0, 1] and tokens[2:4] == [0, 1] and tokens[4] == 2
+
+
+def test_a_source_of_rows_names_the_row():
+    draft = grow(rows(3, 2), after(0), "ranked", "test")
+    assert [source.rank for source in draft.source] == [0, 1, 2, 0, 1, 2]
+    assert draft.tree.parents == (-1, -1, -1, 0, 1, 2)
+
+
+def test_no_node_has_more_children_than_there_are_tokens():
+    draft = grow(rows(5, 2), after(2), "without_replacement", "test", torch.Generator().manual_seed(0))
+    assert draft.tree.parents == (-1, -1, -1, 0, 1, 2)
+
+
+def test_a_single_path_is_a_chain():
+    draft = grow(rows(1, 3), after(2), "independent", "test", torch.Generator().manual_seed(0))
+    assert draft.tree.is_chain and draft.draws is None and len(draft) == 3
+    assert len(grow(rows(2, 1).resized(0), after(2), "independent", "test")) == 0
+
+
+def dynamic(nodes, depth, branching, beam):
+    return structures.build({"name": "dynamic"} | dict(nodes=nodes, depth=depth, branching=branching, beam=beam))
+
+
+def searched(law, root, shape):
+    """The same search over paths as tuples of tokens: confidence by path, of the nodes that are offered."""
+    drafted, beam = {}, [(root,)]
+    for _ in range(shape.gamma):
+        level = {}
+        for path in beam:
+            for token in law[path[-1]].argsort(descending=True)[: shape.branching].tolist():
+                level[(*path, token)] = drafted.get(path, 1.0) * float(law[path[-1], token])
+        drafted |= level
+        beam = sorted(level, key=level.get, reverse=True)[: shape.beam]
+    best = sorted(drafted, key=drafted.get, reverse=True)[: shape.nodes]
+    return {path[1:]: drafted[path] for path in best}
+
+
+@pytest.mark.parametrize("sizes", [(6, 3, 2, 2), (4, 3, 3, 2), (9, 2, 3, 3), (5, 4, 3, 1), (3, 3, 1, 1), (30, 3, 4, 3)])
+@pytest.mark.parametrize("root", range(7))
+def test_a_dynamic_tree_keeps_the_most_confident_paths(random_law, sizes, root):
+    law = random_law(7, 3)
+    shape = dynamic(*sizes)
+    expected = searched(law, root, shape)
+
+    def logits(tokens, tree, nodes):
+        rows = law[[root if node < 0 else int(tokens[node]) for node in nodes]]
+        return rows.log() + torch.arange(len(rows)).unsqueeze(1)  # a constant in each row changes nothing
+
+    draft = grow(shape, logits, "ranked", "s")
+    assert draft.q is None and draft.draws is None
+    paths = {tuple(draft.tokens[list(draft.tree.path(node))].tolist()): node for node in range(len(draft))}
+    assert set(paths) == set(expected) and len(paths) == len(draft) == shape.nodes
+    for path, node in paths.items():
+        assert draft.source[node] == ("s", int((law[(root, *path)[-2]] > law[(root, *path)[-2], path[-1]]).sum()))
+    assert len(draft.tree.leaves) <= shape.branches and draft.tree.depth <= shape.gamma
+
+
+def test_of_equal_confidence_the_node_drafted_first_stays():
+    shape = dynamic(3, 2, 2, 2)
+    sure = torch.full((3, 3), -torch.inf, dtype=torch.float64).fill_diagonal_(0.0)  # every token follows itself
+    one = grow(shape, lambda tokens, tree, nodes: sure[[1 if node < 0 else int(tokens[node]) for node in nodes]],
+               "ranked", "s")  # fmt: skip
+    assert one.tokens.tolist() == [1, 1] and one.tree.parents == (-1, 0), "what has no chance is left out"
+    even = grow(shape, lambda tokens, tree, nodes: torch.zeros(len(nodes), 2), "ranked", "s")
+    assert even.tree.parents == (-1, -1, 0)
+
+
+def test_a_law_that_is_not_finite_offers_nothing():
+    nan = grow(dynamic(4, 2, 2, 2), lambda tokens, tree, nodes: torch.full((len(nodes), 3), torch.nan), "ranked", "s")
+    assert len(nan) == 0
+
+
+@pytest.mark.parametrize("how", ["independent", "without_replacement"])
+def test_a_dynamic_tree_is_not_drawn(how):
+    with pytest.raises(ValueError, match="ranked"):
+        grow(dynamic(4, 2, 2, 2), after(0), how, "s", torch.Generator())
