@@ -6,7 +6,7 @@ the same replicates, so differences and products of statistics keep their depend
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from math import nan
+from math import isfinite, nan
 
 import numpy as np
 import pandas as pd
@@ -20,13 +20,38 @@ MOST_UNDEFINED = 0.05  # share of replicates without a value (0 / 0) beyond whic
 
 @dataclass(frozen=True)
 class Interval:
-    """An estimate with its percentile interval; the bounds are NaN where the data cannot give any."""
+    """An estimate with its interval; the bounds are NaN where the data cannot give any.
+
+    This is the project's one interval, and formatting it is the one way to print it: `f"{interval:.3f}"` gives
+    "1.300 (1.184 to 1.441)", or "1.300" where there are no bounds. Any number format will do (`+.2f`, `.0%`, `,.1f`);
+    an empty one means `.3f`.
+
+    Attributes:
+        level: coverage that the interval aims at.
+        prompts: prompts that it rests on.
+    """
 
     estimate: float
-    low: float
-    high: float
-    level: float
-    prompts: int
+    low: float = nan
+    high: float = nan
+    level: float = 0.95
+    prompts: int = 0
+
+    @classmethod
+    def from_metrics(cls, metrics: Mapping[str, float], name: str) -> "Interval":
+        """Return metric `name` with its bounds `name.ci_low` and `name.ci_high`, NaN for what is missing."""
+        value, low, high = (metrics.get(f"{name}{end}") for end in ("", ".ci_low", ".ci_high"))
+        return cls(*(nan if number is None else float(number) for number in (value, low, high)))
+
+    @property
+    def known(self) -> bool:
+        """True where both bounds are finite."""
+        return isfinite(self.low) and isfinite(self.high)
+
+    def __format__(self, form: str) -> str:
+        form = form or ".3f"
+        shown = format(self.estimate, form)
+        return f"{shown} ({self.low:{form}} to {self.high:{form}})" if self.known else shown
 
 
 def resampled_sums(sums: np.ndarray, replicates: int, seed: int) -> np.ndarray:

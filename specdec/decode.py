@@ -15,7 +15,7 @@ from specdec.experiment.quality import chain_laws, departure
 from specdec.records import Acceptance, Draft, Generation, Marks, Round
 from specdec.structures.base import Structure
 from specdec.targets.base import Target
-from specdec.verifiers.base import Verifier
+from specdec.verifiers.base.contract import Verifier
 
 
 def cut(path_tokens: Sequence[int], next_token: int, room: int, end_tokens: frozenset[int]) -> tuple[int, ...]:

@@ -11,7 +11,7 @@ from hydra.core.global_hydra import GlobalHydra
 
 from specdec import advise, run
 from specdec.analysis.read.runs import load_runs
-from specdec.verifiers.base import Verifier
+from specdec.verifiers.base.contract import Verifier
 
 TINY = ("+debug=tiny", "measurement.max_new_tokens=40")
 SAMPLED = "target.law=[[0.4,0.35,0.25],[0.1,0.3,0.6],[0.55,0.2,0.25]]"

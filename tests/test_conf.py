@@ -15,7 +15,7 @@ from specdec.prompts import prompts
 from specdec.sampling import SamplingConfig
 from specdec.structures.base import structures
 from specdec.targets.base import targets
-from specdec.verifiers.base import verifiers
+from specdec.verifiers.base.contract import verifiers
 
 CONF = Path(config_dir())
 FAMILIES = {

@@ -15,7 +15,7 @@ from specdec.drafters.base import Drafter, drafters
 from specdec.records import EMPTY, Draft, Source, Tree, chain_tree
 from specdec.sampling import generator_for
 from specdec.structures.base import Structure, structures
-from specdec.verifiers.base import verifiers
+from specdec.verifiers.base.contract import verifiers
 
 SIZE = 7
 

@@ -17,7 +17,7 @@ from specdec.records import Draft, Source
 from specdec.sampling import generator_for
 from specdec.structures.base import structures
 from specdec.targets.causal import Causal
-from specdec.verifiers.base import verifiers
+from specdec.verifiers.base.contract import verifiers
 
 NEW_TOKENS = 28
 # Repetitive, so that n-grams match; longer than the windows of 6.

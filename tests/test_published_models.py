@@ -16,7 +16,7 @@ from specdec.drafters.small_model import SmallModel
 from specdec.sampling import generator_for
 from specdec.structures.base import structures
 from specdec.targets.causal import Causal
-from specdec.verifiers.base import verifiers
+from specdec.verifiers.base.contract import verifiers
 
 START = 1  # <s> begins a story, and a model that has finished one writes it again
 CONTINUATIONS = {

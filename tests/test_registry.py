@@ -16,7 +16,7 @@ from specdec.registry import Registry, near_misses
 from specdec.sampling import SamplingConfig
 from specdec.structures.base import structures
 from specdec.targets.base import targets
-from specdec.verifiers.base import verifiers
+from specdec.verifiers.base.contract import verifiers
 
 FAMILIES = [targets, drafters, verifiers, structures]
 

@@ -19,7 +19,7 @@ from specdec.sampling import generator_for, probabilities
 from specdec.structures.base import structures
 from specdec.targets.causal import Causal
 from specdec.targets.encoder_decoder import EncoderDecoder
-from specdec.verifiers.base import verifiers
+from specdec.verifiers.base.contract import verifiers
 
 LOSSLESS = [name for name in verifiers.names() if verifiers.get(name).lossless]
 CASES = [

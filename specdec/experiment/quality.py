@@ -16,7 +16,7 @@ from torch import Tensor
 from specdec.records import Departure, Draft
 from specdec.sampling import one_hot, residual
 from specdec.targets.base import Target
-from specdec.verifiers.base import Verifier
+from specdec.verifiers.base.contract import Verifier
 
 _NUMBER = re.compile(r"(?:(?<!\w)-)?(?:\d[\d,]*(?:\.\d+)?|\.\d+)")  # a minus between two numbers is no sign
 _REFERENCE = "####"  # before the answer in GSM8K

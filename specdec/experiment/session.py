@@ -25,7 +25,7 @@ from specdec.replay.expected_rounds import Agreement, agreement, expected_rounds
 from specdec.sampling import generator_for
 from specdec.structures.base import Structure
 from specdec.targets.base import Target
-from specdec.verifiers.base import Verifier
+from specdec.verifiers.base.contract import Verifier
 
 BASELINE = "baseline"
 ORIGINAL = "original"

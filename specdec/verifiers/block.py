@@ -8,7 +8,7 @@ from torch import Tensor
 from specdec.config import typed
 from specdec.records import Acceptance, Draft
 from specdec.sampling import one_hot, sample
-from specdec.verifiers.base import Verifier, chain_acceptance, correction, verifiers
+from specdec.verifiers.base.contract import Verifier, chain_acceptance, correction, verifiers
 from specdec.verifiers.greedy import Greedy, GreedyConfig
 
 

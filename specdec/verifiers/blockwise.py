@@ -9,7 +9,7 @@ from torch import Tensor
 from specdec.config import AtLeastOne, typed
 from specdec.records import Acceptance, Draft
 from specdec.sampling import among_largest
-from specdec.verifiers.base import Verifier, chain_acceptance, most_likely, passed_or_corrected, verifiers
+from specdec.verifiers.base.contract import Verifier, chain_acceptance, most_likely, passed_or_corrected, verifiers
 from specdec.verifiers.greedy import Greedy, GreedyConfig
 
 

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from specdec.config import typed
 from specdec.records import Acceptance, Draft
-from specdec.verifiers.base import Verifier, verifiers
+from specdec.verifiers.base.contract import Verifier, verifiers
 
 
 @typed

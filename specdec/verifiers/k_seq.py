@@ -9,8 +9,8 @@ from specdec.config import typed
 from specdec.errors import UsageError
 from specdec.records import Acceptance, Draft
 from specdec.sampling import residual
-from specdec.tree_building.descent import at, descend
-from specdec.verifiers.base import Verifier, verifiers
+from specdec.verifiers.base.contract import Verifier, verifiers
+from specdec.verifiers.base.descent import at, descend
 from specdec.verifiers.greedy import Greedy, GreedyConfig
 from specdec.verifiers.speculative_sampling import accept_chain
 

@@ -9,7 +9,14 @@ from torch import Tensor
 from specdec.config import typed
 from specdec.records import Acceptance, Draft
 from specdec.sampling import residual, sample
-from specdec.verifiers.base import Verifier, chain_acceptance, correction, most_likely, passed_or_corrected, verifiers
+from specdec.verifiers.base.contract import (
+    Verifier,
+    chain_acceptance,
+    correction,
+    most_likely,
+    passed_or_corrected,
+    verifiers,
+)
 from specdec.verifiers.greedy import Greedy, GreedyConfig
 
 

@@ -10,8 +10,8 @@ from torch import Tensor
 from specdec.config import typed
 from specdec.records import Acceptance, Draft
 from specdec.sampling import residual, sample
-from specdec.tree_building.descent import at, can_look, descend
-from specdec.verifiers.base import Verifier, chain_acceptance, correction, verifiers
+from specdec.verifiers.base.contract import Verifier, chain_acceptance, correction, verifiers
+from specdec.verifiers.base.descent import at, can_look, descend
 from specdec.verifiers.greedy import Greedy, GreedyConfig
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from specdec.config import typed
 from specdec.records import Acceptance, Draft
-from specdec.verifiers.base import Verifier, most_likely, passed_or_corrected, verifiers
+from specdec.verifiers.base.contract import Verifier, most_likely, passed_or_corrected, verifiers
 from specdec.verifiers.greedy import Greedy, GreedyConfig
 
 

@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 from scipy.stats import beta as beta_law
 
-from specdec.analysis.intervals import Columns, bootstrap, percentile_bounds, resampled_sums
+from specdec.analysis.intervals import Columns, Interval, bootstrap, percentile_bounds, resampled_sums
 from specdec.analysis.rounds import prompt_sums
 
 
@@ -106,3 +106,12 @@ def test_ten_thousand_replicates_of_500_prompts_take_seconds(simulate):
     interval = bootstrap(table, tokens_per_round, replicates=10_000)["tokens_per_round"]
     assert process_time() - start < 5
     assert interval.prompts == 500 and abs(interval.estimate - 3.68928) < 5 * 1.9657 / np.sqrt(25_000)
+
+
+def test_an_interval_prints_in_one_way():
+    interval = Interval(1.3, 1.184, 1.4412, 0.95, 20)
+    assert f"{interval}" == "1.300 (1.184 to 1.441)"
+    assert f"{interval:+.2f}" == "+1.30 (+1.18 to +1.44)"
+    assert f"{Interval(0.251):.0%}" == "25%"
+    assert f"{Interval.from_metrics({'x': 2.0, 'x.ci_low': 1.5, 'x.ci_high': 2.5}, 'x'):.1f}" == "2.0 (1.5 to 2.5)"
+    assert not Interval.from_metrics({"x": 2.0}, "x").known

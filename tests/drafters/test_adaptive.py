@@ -17,7 +17,7 @@ from specdec.replay.expected_rounds import expected_rounds
 from specdec.sampling import generator_for, probabilities, sample
 from specdec.structures.base import structures
 from specdec.targets.causal import Causal
-from specdec.verifiers.base import verifiers
+from specdec.verifiers.base.contract import verifiers
 
 PROMPT = [7, 3, 19, 44, 3, 19, 52, 7]
 

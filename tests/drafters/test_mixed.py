@@ -16,7 +16,7 @@ from specdec.errors import UsageError
 from specdec.records import Source
 from specdec.structures.base import structures
 from specdec.targets.causal import Causal
-from specdec.verifiers.base import verifiers
+from specdec.verifiers.base.contract import verifiers
 
 SIZE = 6
 

@@ -15,7 +15,7 @@ from specdec.experiment.forced import Forced
 from specdec.sampling import generator_for
 from specdec.structures.base import structures
 from specdec.theory import capped_geometric
-from specdec.verifiers.base import verifiers
+from specdec.verifiers.base.contract import verifiers
 
 SIZE = 7
 

@@ -15,7 +15,7 @@ from specdec.models.decoder import Decoder
 from specdec.models.draft_loop import StaticLoop
 from specdec.sampling import generator_for
 from specdec.targets.causal import Causal
-from specdec.verifiers.base import verifiers
+from specdec.verifiers.base.contract import verifiers
 
 PROMPT = [7, 3, 19, 44, 3, 19, 52, 7]
 GAMMA = 3

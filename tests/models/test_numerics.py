@@ -12,7 +12,7 @@ from specdec.errors import NumericsError
 from specdec.records import EMPTY, Draft, chain_tree
 from specdec.structures.base import structures
 from specdec.targets.causal import Causal
-from specdec.verifiers.base import verifiers
+from specdec.verifiers.base.contract import verifiers
 
 PROMPT = [7, 3, 19, 44, 3]
 

@@ -19,7 +19,7 @@ from specdec.targets.base import contract as base
 from specdec.targets.base import targets
 from specdec.targets.causal import Causal
 from specdec.targets.encoder_decoder import EncoderDecoder
-from specdec.verifiers.base import verifiers
+from specdec.verifiers.base.contract import verifiers
 
 VOCABULARY = 61
 PROMPT = [5, 9, 33, 2, 60, 17, 9, 33, 41, 8, 5]

@@ -13,7 +13,7 @@ from specdec.errors import NumericsError, UsageError
 from specdec.sampling import generator_for, probabilities
 from specdec.structures.base import structures
 from specdec.targets.causal import Causal
-from specdec.verifiers.base import verifiers
+from specdec.verifiers.base.contract import verifiers
 
 PROMPT = [7, 3, 19, 44, 3, 19, 52, 7]
 WAYS = ["independent", "without_replacement"]

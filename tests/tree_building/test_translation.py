@@ -14,7 +14,7 @@ from specdec.sampling import generator_for, probabilities
 from specdec.structures.base import structures
 from specdec.targets.causal import Causal
 from specdec.tree_building.translation import Translation
-from specdec.verifiers.base import verifiers
+from specdec.verifiers.base.contract import verifiers
 
 
 def tokenizer(pieces, merges=(), special=(), begin=None):

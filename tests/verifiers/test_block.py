@@ -11,7 +11,7 @@ import torch
 
 from specdec.records import Draft, chain_tree
 from specdec.theory.acceptance import block_weights, expected_accepted
-from specdec.verifiers.base import verifiers
+from specdec.verifiers.base.contract import verifiers
 
 BLOCK = verifiers.build({"name": "block"})
 TOKEN = verifiers.build({"name": "speculative_sampling"})

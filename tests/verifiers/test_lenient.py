@@ -14,7 +14,7 @@ from specdec.drafters.base import Drafter
 from specdec.records import Draft, chain_tree
 from specdec.sampling import generator_for, one_hot, sample
 from specdec.structures.base import structures
-from specdec.verifiers.base import Verifier, verifiers
+from specdec.verifiers.base.contract import Verifier, verifiers
 
 P = torch.tensor([0.5, 0.3, 0.15, 0.05], dtype=torch.float64)
 Q = torch.tensor([0.2, 0.5, 0.1, 0.2], dtype=torch.float64)

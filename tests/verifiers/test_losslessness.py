@@ -25,7 +25,7 @@ from specdec.sampling import residual, sample
 from specdec.structures.base import Structure, structures
 from specdec.theory import multi_draft
 from specdec.tree_building.siblings import grow
-from specdec.verifiers.base import Verifier, verifiers
+from specdec.verifiers.base.contract import Verifier, verifiers
 
 EXACT = 1e-12
 

@@ -10,7 +10,7 @@ from specdec.structures.base import structures
 from specdec.tree_building import descent
 from specdec.tree_building.siblings import grow
 from specdec.verifiers import speculative_sampling
-from specdec.verifiers.base import verifiers
+from specdec.verifiers.base.contract import verifiers
 
 PARENTS = [-1, -1, -1, 0, 0, 1, 3, 3, 6]
 

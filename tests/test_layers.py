@@ -1,0 +1,145 @@
+"""The architecture as a test: no import points upwards, none is hidden from the interpreter, and there is no circle."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+# From the ground up. A part may import parts on its own line or on lines above it, circles apart.
+LAYERS = (
+    ("specdec", "errors", "progress"),
+    ("config",),
+    ("registry",),
+    ("theory", "records", "sampling", "clock", "cost_model"),
+    ("tracking.store",),
+    ("tracking",),
+    ("analysis",),
+    ("structures", "verifiers", "models"),
+    ("text",),
+    ("targets",),
+    ("prompts", "ngrams"),
+    ("tree_building", "heads"),
+    ("drafters",),
+    ("observe",),
+    ("decode", "timing", "replay"),
+    ("experiment",),
+    ("studies", "training"),
+    ("commands",),
+    ("run", "train", "advise", "report"),
+)
+# What `analysis` may see of the package: it reads files, and has to work without torch.
+ANALYSIS_SEES = ("errors", "config", "registry", "theory", "tracking.store", "analysis")
+
+
+def _modules() -> dict[str, Path]:
+    found = {}
+    for base, prefix in ((ROOT / "specdec", "specdec"), (ROOT / "analysis", "specdec.analysis")):
+        for path in base.rglob("*.py"):
+            parts = path.relative_to(base).with_suffix("").parts
+            found[".".join((prefix, *(part for part in parts if part != "__init__")))] = path
+    return found
+
+
+MODULES = _modules()
+
+
+def _part(module: str) -> str:
+    """The part of the layers that a module belongs to: the longest name that it begins with."""
+    name = module.removeprefix("specdec.")
+    parts = [part for line in LAYERS for part in line if name == part or name.startswith(part + ".")]
+    return max(parts, key=len, default=name)
+
+
+def _level(module: str) -> int:
+    part = _part(module)
+    return next(level for level, line in enumerate(LAYERS) if part in line)
+
+
+def _imports(module: str, *, at_the_top: bool) -> set[str]:
+    """Modules of this project that `module` imports: those that run when it is loaded, or all of them."""
+    path = MODULES[module]
+    package = module if path.name == "__init__.py" else module.rpartition(".")[0]
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    inside = {
+        id(node)
+        for function in ast.walk(tree)
+        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef)
+        for node in ast.walk(function)
+    }
+    found = set()
+    for node in ast.walk(tree):
+        if at_the_top and id(node) in inside:
+            continue
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            above = package.split(".")
+            base = ".".join([*above[: len(above) - node.level + 1], *filter(None, [node.module])])
+            source = base if node.level else str(node.module)
+            found |= {
+                f"{source}.{alias.name}" if f"{source}.{alias.name}" in MODULES else source for alias in node.names
+            }
+    return {name for name in found if name in MODULES and name != module}
+
+
+def test_every_module_has_a_layer():
+    known = {part for line in LAYERS for part in line}
+    assert not sorted(module for module in MODULES if _part(module) not in known)
+
+
+@pytest.mark.parametrize("module", sorted(MODULES))
+def test_imports_point_down(module):
+    upwards = {other for other in _imports(module, at_the_top=False) if _level(other) > _level(module)}
+    assert not upwards, f"{module} imports {sorted(upwards)}, which stand above it"
+    if module.startswith("specdec.analysis"):
+        seen = {other for other in _imports(module, at_the_top=False) if _part(other) not in ANALYSIS_SEES}
+        assert seen <= {"specdec"}, f"{module} imports {sorted(seen)}, which analysis does not see"
+
+
+def test_no_import_is_hidden_behind_type_checking():
+    hidden = [module for module, path in MODULES.items() if "TYPE_CHECKING" in path.read_text(encoding="utf-8")]
+    assert not hidden
+
+
+def _circle(graph: dict[str, set[str]]) -> list[str]:
+    """Return some circle of the graph, the first module repeated at the end; empty where there is none."""
+    done: set[str] = set()
+
+    def follow(module: str, trail: list[str]) -> list[str]:
+        if module in trail:
+            return [*trail[trail.index(module) :], module]
+        if module in done:
+            return []
+        for other in sorted(graph.get(module, ())):
+            found = follow(other, [*trail, module])
+            if found:
+                return found
+        done.add(module)
+        return []
+
+    for module in sorted(graph):
+        found = follow(module, [])
+        if found:
+            return found
+    return []
+
+
+def test_no_circles_between_modules():
+    graph = {module: _imports(module, at_the_top=False) for module in MODULES}
+    assert not _circle(graph)
+
+
+def test_no_circles_between_rooms():
+    """A room is a folder of `specdec/` or `analysis/`: two that need each other are cut in the wrong place."""
+    graph: dict[str, set[str]] = {}
+    for module in MODULES:
+        room = _room(module)
+        graph.setdefault(room, set()).update(_room(other) for other in _imports(module, at_the_top=False))
+    assert not _circle({room: others - {room} for room, others in graph.items()})
+
+
+def _room(module: str) -> str:
+    names = module.removeprefix("specdec.").split(".")
+    return ".".join(names[:2]) if names[0] == "analysis" else _part(module)
