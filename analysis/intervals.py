@@ -6,7 +6,7 @@ the same replicates, so differences and products of statistics keep their depend
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from math import isfinite, nan
+from math import isfinite, isnan, nan
 
 import numpy as np
 import pandas as pd
@@ -23,8 +23,8 @@ class Interval:
     """An estimate with its interval; the bounds are NaN where the data cannot give any.
 
     This is the project's one interval, and formatting it is the one way to print it: `f"{interval:.3f}"` gives
-    "1.300 (1.184 to 1.441)", or "1.300" where there are no bounds. Any number format will do (`+.2f`, `.0%`, `,.1f`);
-    an empty one means `.3f`.
+    "1.300 (1.184 to 1.441)", "1.300" where there are no bounds, "–" where there is no estimate. Any number format will
+    do (`+.2f`, `.0%`, `,.1f`); an empty one means `.3f`.
 
     Attributes:
         level: coverage that the interval aims at.
@@ -50,6 +50,8 @@ class Interval:
 
     def __format__(self, form: str) -> str:
         form = form or ".3f"
+        if isnan(self.estimate):
+            return "–"
         shown = format(self.estimate, form)
         return f"{shown} ({self.low:{form}} to {self.high:{form}})" if self.known else shown
 

@@ -57,6 +57,18 @@ def drafted(table: pd.DataFrame) -> pd.DataFrame:
     return table[~table["method"].isin([BASELINE, ORIGINAL])]
 
 
+def arms_by_gamma(rounds: pd.DataFrame, primary_gamma: int) -> dict[int, pd.DataFrame]:
+    """Return the drafter's rounds by gamma. ValueError for several drafters or cells, no baseline, no such gamma."""
+    speculative = drafted(rounds)
+    methods = sorted(speculative["method"].unique())
+    if len(methods) != 1 or len(speculative) == len(rounds) or rounds["cell"].nunique() != 1:
+        raise ValueError(f"one cell with a baseline and one drafter is expected, got the drafters {methods}")
+    arms = {int(gamma): arm for gamma, arm in speculative.groupby("gamma", sort=True)}
+    if primary_gamma not in arms:
+        raise ValueError(f"no rounds at the primary gamma {primary_gamma}, only at {sorted(arms)}")
+    return arms
+
+
 def in_order(rounds: pd.DataFrame) -> pd.DataFrame:
     """The rows sorted by generation, then by round."""
     return rounds.sort_values([*GENERATION, "round"], kind="stable", ignore_index=True)

@@ -15,8 +15,7 @@ import pandas as pd
 from specdec.errors import UsageError
 
 from ..read.runs import Run
-from ..rounds import BASELINE, distinct_generations, prompt_sums, shared_work
-from ..runs.summary import arms_by_gamma
+from ..rounds import BASELINE, arms_by_gamma, distinct_generations, prompt_sums, shared_work
 from .gap_account import Account, account_from_sums, account_table, shared_alpha
 
 By = Literal["category", "prompt"]
@@ -99,8 +98,8 @@ def account_sums(run: Run, gamma: int | None = None) -> AccountSums:
         alpha=alpha,
         gamma=chosen,
         t1_s=t1_s,
-        replicates=_setting(run, "measurement.bootstrap"),
-        seed=_setting(run, "seed"),
+        replicates=run.whole_number("measurement.bootstrap"),
+        seed=run.whole_number("seed"),
     )
 
 
@@ -141,10 +140,3 @@ def tidy(groups: list[GroupAccount], by: By) -> pd.DataFrame:
                 }
             )
     return pd.DataFrame(rows)
-
-
-def _setting(run: Run, key: str) -> int:
-    value = run.params.get(key, "")
-    if not value.isdigit():
-        raise UsageError(f"{run.source} does not record {key}, which the intervals of an account need: run it again.")
-    return int(value)

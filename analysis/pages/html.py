@@ -244,13 +244,25 @@ def _markdown(title: str, chapters: Sequence[Chapter], drawn: dict[int, _Drawn])
     for chapter in chapters:
         blocks.append(f"## {_plain(chapter.title)}")
         for section in chapter.sections:
-            blocks.append(f"### {_plain(section.title)}")
-            blocks += [text if text.startswith(CODE) else _without_tags(text) for text in section.text]
-            for caption, table in section.tables:
-                blocks += [_without_tags(caption), markdown_table(table)]
-            for name, figure in section.figures:
-                blocks.append(f"![{_plain(name.replace('_', ' '))}]({FIGURES}/{drawn[id(figure)].name}.svg)")
+            files = [f"{FIGURES}/{drawn[id(figure)].name}.svg" for _, figure in section.figures]
+            blocks += section_blocks(section, "###", files)
     return "\n\n".join(blocks) + "\n"
+
+
+def section_blocks(section: Section, heading: str, files: Sequence[str]) -> list[str]:
+    """Write a section as blocks of Markdown.
+
+    Args:
+        heading: the signs that make its title a heading: "##" or "###".
+        files: where its figures are, beside the page.
+    """
+    blocks = [f"{heading} {_plain(section.title)}"]
+    blocks += [text if text.startswith(CODE) else _without_tags(text) for text in section.text]
+    for caption, table in section.tables:
+        blocks += [_without_tags(caption), markdown_table(table)]
+    for (name, _), file in zip(section.figures, files, strict=True):
+        blocks.append(f"![{_plain(name.replace('_', ' '))}]({file})")
+    return blocks
 
 
 def markdown_table(table: pd.DataFrame) -> str:

@@ -15,6 +15,7 @@ from specdec.theory.roofline import Product
 
 from ..cost.cost_report import CostReport, cost_report, intensity_table
 from ..figures import plots
+from ..intervals import Interval
 from ..read.runs import Run
 from ..rounds import drafted
 from ..sections import Section
@@ -22,9 +23,16 @@ from .paper_metrics import AGAINST_ORIGINAL, MULTI_TURN, RATES
 from .summary import BY_CATEGORY, OURS
 
 LEVEL = "95%"
+BY_GAMMA = {  # metric: what a table over gamma calls it
+    "tokens_per_round": "tokens per round",
+    "tokens_per_round.capped_geometric": "by theory",
+    "speedup": "speedup",
+    "speedup.capped_geometric": "speedup by theory",
+    "alpha.mle": "alpha (MLE)",
+}
 ENDS = ("", ".ci_low", ".ci_high")  # of a metric and its interval
 MADE_OF = ("model", "drafter", "original", "prompts", "seed")  # parts of environment.json, after hardware and versions
-HEADLINES = (  # metric, what it is called, digits
+HEADLINES = (  # metric, what it is called, digits after the point
     ("speedup", "speedup over the baseline, prefill apart", 3),
     ("speedup.end_to_end", "speedup with prefill", 3),
     ("speedup.original", "speedup over the model that the target was before it was trained", 3),
@@ -51,19 +59,6 @@ HEADLINES = (  # metric, what it is called, digits
 )
 
 
-def interval_words(values: Mapping[str, Any], name: str, digits: int = 3) -> str:
-    """Such as "1.304 (1.251 to 1.360)"; only the value where there is no interval, a dash where there is no value."""
-    value, low, high = (_float(values.get(name + suffix)) for suffix in ENDS)
-    if isnan(value):
-        return "–"
-    bounds = "" if isnan(low) or isnan(high) else f" ({low:,.{digits}f} to {high:,.{digits}f})"
-    return f"{value:,.{digits}f}{bounds}"
-
-
-def _float(value: Any) -> float:
-    return nan if value is None else float(value)
-
-
 # Summary ------------------------------------------------------------------------------------------
 
 
@@ -72,7 +67,7 @@ def summary_section(run: Run) -> Section:
     summary = run.summary()
     metrics = run.metrics
     rows = [
-        {"figure": label, "value": interval_words(metrics, name, digits), "metric": name}
+        {"figure": label, "value": f"{Interval.from_metrics(metrics, name):,.{digits}f}", "metric": name}
         for name, label, digits in HEADLINES
         if name in metrics
     ]
@@ -80,11 +75,7 @@ def summary_section(run: Run) -> Section:
         [
             {
                 "gamma": f"{arm['gamma']}{'*' if arm['primary'] else ''}",
-                "tokens per round": interval_words(arm, "tokens_per_round"),
-                "by theory": interval_words(arm, "tokens_per_round.capped_geometric"),
-                "speedup": interval_words(arm, "speedup"),
-                "speedup by theory": interval_words(arm, "speedup.capped_geometric"),
-                "alpha (MLE)": interval_words(arm, "alpha.mle"),
+                **{name: f"{Interval.from_metrics(arm, metric)}" for metric, name in BY_GAMMA.items()},
             }
             for arm in summary["arms"]
         ]
@@ -101,20 +92,18 @@ def summary_section(run: Run) -> Section:
 
 
 def _speedup_in_words(run: Run) -> str:
-    metrics = run.metrics
-    value, low, high = (_float(metrics.get(f"speedup{suffix}")) for suffix in ENDS)
-    if isnan(value):
+    speedup = Interval.from_metrics(run.metrics, "speedup")
+    if isnan(speedup.estimate):
         return "This run has no speedup."
-    shown = interval_words(metrics, "speedup")
-    if isnan(low) or isnan(high):
-        return f"**Speedup {shown}** without an interval: nothing can be said about whether it differs from 1."
-    if low > 1:
+    if not speedup.known:
+        return f"**Speedup {speedup}** without an interval: nothing can be said about whether it differs from 1."
+    if speedup.low > 1:
         verdict = "faster than the baseline"
-    elif high < 1:
+    elif speedup.high < 1:
         verdict = "slower than the baseline"
     else:
         verdict = "not told apart from the baseline: the interval contains 1"
-    return f"**Speedup {shown}**: {verdict} at gamma {run.primary_gamma}."
+    return f"**Speedup {speedup}**: {verdict} at gamma {run.primary_gamma}."
 
 
 # Curves -------------------------------------------------------------------------------------------
@@ -124,7 +113,7 @@ def curves_section(run: Run) -> Section:
     """Tokens per round and speedup over gamma, measured and by each model; in words where they part."""
     measured = pd.DataFrame(
         [
-            {"gamma": arm["gamma"], **{name: _float(arm.get(name)) for name in _curve_columns()}}
+            {"gamma": arm["gamma"], **{name: arm.get(name, nan) for name in _curve_columns()}}
             for arm in run.summary()["arms"]
         ]
     )
@@ -185,7 +174,7 @@ def category_section(run: Run) -> Section:
         return Section("By category", ("The prompts of this run are of one category.",))
     table = pd.DataFrame(
         [
-            {"category": name, **{metric: interval_words(values, metric) for metric in OURS}}
+            {"category": name, **{metric: f"{Interval.from_metrics(values, metric)}" for metric in OURS}}
             for name, values in sorted(found.items())
         ]
     )
@@ -195,8 +184,8 @@ def category_section(run: Run) -> Section:
         best, worst = max(speedups, key=speedups.__getitem__), min(speedups, key=speedups.__getitem__)
         words = (
             f"Of {len(found)} categories the speedup is largest in "
-            f"{best} ({interval_words(found[best], 'speedup')}) and smallest in {worst} "
-            f"({interval_words(found[worst], 'speedup')}).",
+            f"{best}, {Interval.from_metrics(found[best], 'speedup')}, and smallest in {worst}, "
+            f"{Interval.from_metrics(found[worst], 'speedup')}.",
         )
     return Section("By category", words, ((f"At the primary gamma, with {LEVEL} prompt-bootstrap intervals", table),))
 
@@ -209,20 +198,18 @@ def _by_category(metrics: Mapping[str, Any]) -> dict[str, dict[str, float]]:
     for key in metrics:
         suffix = next((end for end in suffixes if key.startswith(prefix) and key.endswith(end)), None)
         if suffix is not None:
-            values = {f"{suffix[1:]}{end}": _float(metrics.get(key + end)) for end in ENDS}
+            values = {f"{suffix[1:]}{end}": metrics[key + end] for end in ENDS if key + end in metrics}
             found.setdefault(key.removeprefix(prefix).removesuffix(suffix), {}).update(values)
     return found
 
 
 def papers_section(run: Run) -> Section:
-    """Rate, overhead, speedup, compression ratio and throughput as the papers define them, by category."""
-    return papers_of(run.metrics)
-
-
-def papers_of(metrics: Mapping[str, Any]) -> Section:
-    """`papers_section` of a run's metrics; KeyError if they are of a version that did not log them."""
+    """Rate, overhead, speedup, compression ratio and throughput as the papers define them, by category; KeyError for a
+    run of a version that did not log them.
+    """
     caption = f"At the primary gamma, prefill apart, with {LEVEL} prompt-bootstrap intervals"
-    return Section("As the papers define it", _papers_in_words(metrics), ((caption, paper_table(metrics)),))
+    text = _papers_in_words(run.metrics)
+    return Section("As the papers define it", text, ((caption, paper_table(run.metrics)),))
 
 
 def paper_table(metrics: Mapping[str, Any]) -> pd.DataFrame:
@@ -233,7 +220,10 @@ def paper_table(metrics: Mapping[str, Any]) -> pd.DataFrame:
     rows = {**{name: found[name] for name in names}, "overall": metrics}
     return pd.DataFrame(
         [
-            {"category": name, **{words: interval_words(values, metric) for metric, words in columns.items()}}
+            {
+                "category": name,
+                **{words: f"{Interval.from_metrics(values, metric):,.3f}" for metric, words in columns.items()},
+            }
             for name, values in rows.items()
         ]
     )
@@ -249,9 +239,9 @@ def _papers_in_words(metrics: Mapping[str, Any]) -> tuple[str, ...]:
     if "speedup.original" in metrics:
         words.append(
             "Against the model that the target was before it was trained, decoded on the same prompts between the "
-            f"other methods, the speedup is {interval_words(metrics, 'speedup.original')} and the overhead "
-            f"{interval_words(metrics, 'step_overhead.original')}; against the target's own baseline "
-            f"{interval_words(metrics, 'speedup')} and {interval_words(metrics, 'step_overhead')}."
+            f"other methods, the speedup is {Interval.from_metrics(metrics, 'speedup.original')} and the overhead "
+            f"{Interval.from_metrics(metrics, 'step_overhead.original')}; against the target's own baseline "
+            f"{Interval.from_metrics(metrics, 'speedup')} and {Interval.from_metrics(metrics, 'step_overhead')}."
         )
     return tuple(words)
 

@@ -6,7 +6,7 @@ from elsewhere.
 """
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import isnan
 
 import numpy as np
@@ -19,12 +19,29 @@ from ..acceptance.estimates import hazards, position_tokens
 from ..acceptance.iid import IidTest, iid_tests
 from ..account.gap_account import Account, gap_account, shared_alpha
 from ..intervals import Columns, bootstrap
-from ..rounds import BASELINE, ORIGINAL, check_rounds, distinct_generations, drafted, prompt_sums, shared_work
+from ..rounds import BASELINE, ORIGINAL, arms_by_gamma, check_rounds, distinct_generations, prompt_sums, shared_work
 from .paper_metrics import PAPERS, category_members, paper_values
 
 OURS = ("speedup", "tokens_per_round", "alpha.mle", "accepted_per_offered")
 WITH_INTERVAL = ("tokens_per_round", "alpha.mle", *PAPERS)
 BY_CATEGORY = tuple(dict.fromkeys((*OURS, *PAPERS)))
+
+
+@dataclass(frozen=True)
+class RunTables:
+    """The tables of one cell.
+
+    Attributes:
+        rounds, generations: a line per round, a line per generation.
+        alpha_sums: prompt, numerator and denominator of the mean of sum min(p, q) over the positions of the text with a
+            proposal; None where the text gave none.
+        replay: by gamma, the rounds V_1 that replays expect: prompt, tokens, rounds.
+    """
+
+    rounds: pd.DataFrame
+    generations: pd.DataFrame
+    alpha_sums: pd.DataFrame | None = None
+    replay: Mapping[int, pd.DataFrame] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -49,60 +66,42 @@ class Summary:
 
 
 def summarise(
-    rounds: pd.DataFrame,
-    generations: pd.DataFrame,
-    calibration: Mapping[str, float],
-    primary_gamma: int,
-    alpha_text: float | None = None,
-    alpha_text_sums: pd.DataFrame | None = None,
-    replay: Mapping[int, pd.DataFrame] | None = None,
-    replicates: int = 10_000,
-    permutations: int = 1999,
-    seed: int = 0,
+    tables: RunTables, primary_gamma: int, replicates: int = 10_000, permutations: int = 1999, seed: int = 0
 ) -> Summary:
-    """Summary of the rounds of one cell: a baseline, one drafter at one or more gammas, maybe the original model.
+    """Summarise one cell: a baseline, one drafter at one or more gammas, maybe the original model.
 
-    calibration: `t1_s`, the target's single-token call in seconds; optionally `c`, a drafter step over it
-    (else cost.c is the measured draft time over gamma t1). alpha_text: mean of sum min(p, q) over the text's
-    positions with a proposal; alpha_text_sums: the same as prompt, numerator, denominator, so that it is
-    resampled. Without either, alpha is the MLE at the primary gamma. replay: per gamma a table prompt,
-    tokens, rounds (V_1). Only work that every arm has done counts. ValueError for tables that contradict
-    themselves, a missing baseline, several drafters or cells, or no rounds at the primary gamma.
+    t(1) is the mean verification of the baseline: the bare call in the very harness that is explained, at the same
+    contexts. A drafter step costs its share of the measured draft time. Without sums of alpha along the text, alpha is
+    the maximum-likelihood estimate at the primary gamma. Only work that every arm has done counts.
+
+    Raises:
+        ValueError: tables that contradict themselves, a missing baseline, several drafters or cells, or no rounds at
+            the primary gamma.
     """
-    check_rounds(rounds)
-    rounds = shared_work(rounds)
+    check_rounds(tables.rounds)
+    t1_s = float(tables.rounds.loc[tables.rounds["method"] == BASELINE, "verify_s"].mean())
+    rounds = shared_work(tables.rounds)
     arms = arms_by_gamma(rounds, primary_gamma)
     baseline = rounds[rounds["method"] == BASELINE]
     acceptance = {gamma: distinct_generations(arm) for gamma, arm in arms.items()}
-    alpha, alpha_sums = alpha_text, None
-    if alpha_text_sums is not None:
-        alpha_text_sums = alpha_text_sums[alpha_text_sums["prompt"].isin(rounds["prompt"])]
-    if alpha is None or alpha_text_sums is not None:
-        alpha, alpha_sums = shared_alpha(acceptance[primary_gamma], alpha_text_sums)
+    text = tables.alpha_sums
+    if text is not None:
+        text = text[text["prompt"].isin(rounds["prompt"])]
+    alpha, alpha_sums = shared_alpha(acceptance[primary_gamma], text)
 
-    of_text = _alpha_text(alpha_text_sums, sorted(set(rounds["prompt"])), replicates, seed)
+    of_text = _alpha_text(text, sorted(set(rounds["prompt"])), replicates, seed)
     summaries = {}
     for gamma, arm in arms.items():
-        account = gap_account(
-            alpha,
-            gamma,
-            arm,
-            baseline,
-            calibration["t1_s"],
-            (replay or {}).get(gamma),
-            alpha_sums,
-            replicates,
-            seed,
-        )
+        account = gap_account(alpha, gamma, arm, baseline, t1_s, tables.replay.get(gamma), alpha_sums, replicates, seed)
         tests = iid_tests(acceptance[gamma], permutations, seed)
-        table = _table(arm, acceptance[gamma], rounds, generations)
+        table = _table(arm, acceptance[gamma], rounds, tables.generations)
         category = arm.groupby("prompt")["category"].first()
-        flagged = _flagged(generations, arm)
+        flagged = _flagged(tables.generations, arm)
         metrics = {
             **_headline(table, replicates, seed),
             **_unflagged(table, flagged, replicates, seed),
             **_by_category(table, category, replicates, seed),
-            **_theory(account, arm, acceptance[gamma], calibration),
+            **_theory(account, arm, acceptance[gamma]),
             **{f"account.{name}": value for name, value in account.factors.items()},
             **{f"iid.{name}_p": test.p_value for name, test in tests.items()},
             "account.alpha": alpha,
@@ -110,20 +109,7 @@ def summarise(
         }
         defined = {name: float(value) for name, value in metrics.items() if not isnan(value)}
         summaries[gamma] = ArmSummary(str(arm["method"].iloc[0]), gamma, defined, account, tests)
-    from_text = alpha_text is not None or alpha_text_sums is not None
-    return Summary(summaries, primary_gamma, alpha, "text" if from_text else "mle")
-
-
-def arms_by_gamma(rounds: pd.DataFrame, primary_gamma: int) -> dict[int, pd.DataFrame]:
-    """The drafter's rounds at each gamma. ValueError for several drafters or cells, no baseline, or no such gamma."""
-    speculative = drafted(rounds)
-    methods = sorted(speculative["method"].unique())
-    if len(methods) != 1 or len(speculative) == len(rounds) or rounds["cell"].nunique() != 1:
-        raise ValueError(f"one cell with a baseline and one drafter is expected, got the drafters {methods}")
-    arms = {int(gamma): arm for gamma, arm in speculative.groupby("gamma", sort=True)}
-    if primary_gamma not in arms:
-        raise ValueError(f"no rounds at the primary gamma {primary_gamma}, only at {sorted(arms)}")
-    return arms
+    return Summary(summaries, primary_gamma, alpha, "mle" if text is None else "text")
 
 
 def _table(arm: pd.DataFrame, distinct: pd.DataFrame, rounds: pd.DataFrame, generations: pd.DataFrame) -> pd.DataFrame:
@@ -225,12 +211,10 @@ def _by_category(table: pd.DataFrame, category: pd.Series, replicates: int, seed
     return metrics
 
 
-def _theory(
-    account: Account, arm: pd.DataFrame, distinct: pd.DataFrame, calibration: Mapping[str, float]
-) -> dict[str, float]:
-    """What each model expects, and the time side."""
-    gamma, g = account.gamma, account.time["g"]
-    c = calibration.get("c", g / gamma)
+def _theory(account: Account, arm: pd.DataFrame, distinct: pd.DataFrame) -> dict[str, float]:
+    """Return what each model expects, and what a round costs."""
+    gamma = account.gamma
+    c = account.time["g"] / gamma
     metrics = {
         "tokens_per_round.capped_geometric": float(tokens_per_round(account.alpha, gamma)),
         "tokens_per_round.position": position_tokens(arm, hazards(distinct)),

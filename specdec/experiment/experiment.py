@@ -12,16 +12,21 @@ import yaml
 from rich import get_console
 
 from specdec import __version__
+from specdec.analysis.cost.cost_report import cost_report
+from specdec.analysis.pages.run_page import write_run
+from specdec.analysis.pages.trace import read_traces
+from specdec.analysis.read.facts import RunFacts
+from specdec.analysis.runs.run_findings import RunFindings
 from specdec.clock import Clock, clock_for
 from specdec.config import MeasurementConfig, RunConfig, flattened, validated
 from specdec.drafters import Drafter, drafters
 from specdec.errors import SpecdecError, UsageError
-from specdec.experiment.advice import find_advice
+from specdec.experiment.advice import Advice, find_advice
 from specdec.experiment.environment import capture
 from specdec.experiment.peers import TransformersPeer, transformers_peers
 from specdec.experiment.results import ResultsFolder
-from specdec.experiment.run_report import Report, build_report
 from specdec.experiment.session import BASELINE, ORIGINAL, Arm, Session
+from specdec.experiment.terminal import print_trace, show_run
 from specdec.progress import progress_bar
 from specdec.prompts import Prompt, PromptSet, load_prompts
 from specdec.sampling import SamplingConfig, generator_for
@@ -29,10 +34,13 @@ from specdec.structures import Structure, structures
 from specdec.targets import Target, targets
 from specdec.targets.causal import Causal
 from specdec.text.streams import read_streams, write_streams
-from specdec.timing.calls import Calibration, calibrate, row_counts, time_calls
+from specdec.timing.calls import calibrate, row_counts, time_calls
+from specdec.timing.machine import measure_machine
 from specdec.timing.simulated import priced
 from specdec.tracking import writer as tracking
 from specdec.verifiers import Verifier, verifiers
+
+_TRACED_ROUNDS = 25  # of each generation in the terminal; trace.html has them all
 
 
 @dataclass(frozen=True)
@@ -250,7 +258,31 @@ def identify(config: RunConfig, parts: Parts, results: ResultsFolder) -> Identit
     return Identity(flattened(plain), environment, cell, tags)
 
 
-def run_experiment(config: RunConfig, folder: Path) -> Report:
+def run_facts(parts: Parts, advice: Advice | None = None) -> RunFacts:
+    """Say what is run, as far as the analysis needs to know it."""
+    primary, verifier = parts.primary.structure, parts.primary.verifier
+    judge = None if parts.judge is None else "target" if parts.original is None else "original"
+    return RunFacts(
+        label=parts.label,
+        structure=primary.name,
+        structure_label=primary.label,
+        depth_name=primary.depth_name,
+        primary_gamma=parts.primary.gamma,
+        left_out=parts.left_out,
+        deepest=parts.drafter.deepest,
+        lossless=verifier.lossless,
+        deterministic=verifier.deterministic,
+        greedy=parts.target.sampling.greedy,
+        forced=parts.forced,
+        simulated=parts.target.clock() is not None,
+        judge=judge,
+        target_flops=float(parts.target.flops_per_token),
+        drafter_flops=float(parts.primary.drafter.flops_per_token),
+        predicted={} if advice is None else {item.gamma: item.speedup.value for item in advice.predictions},
+    )
+
+
+def run_experiment(config: RunConfig, folder: Path) -> RunFindings:
     """Measure one cell and log it; returns what was reported.
 
     Raises:
@@ -260,40 +292,29 @@ def run_experiment(config: RunConfig, folder: Path) -> Report:
     advice = find_advice(config, parts)
     results = ResultsFolder(folder)
     identity = identify(config, parts, results)
+    results.write_json("run.json", run_facts(parts, advice).as_dict())
     name = f"{parts.label} {parts.primary.structure.label}"
     with tracking.tracked_run(config.tracking, name=name, params=identity.params, tags=identity.tags) as tracked:
         try:
-            outcome, calibration, peer_rows, peer_notes = _measure(
-                config, parts, identity.cell, results, tracked.heartbeat
-            )
+            _measure(config, parts, identity.cell, results, tracked.heartbeat)
         except SpecdecError:
             results.compact()  # what was decoded so far stays, in one piece
             tracked.artifacts(folder)
             raise
         if config.measurement.record:
             write_streams(folder / "streams.jsonl", read_streams(folder / "generations.jsonl"))
-        report = build_report(
-            results=results,
-            outcome=outcome,
-            calibration=calibration,
-            peer_rows=peer_rows,
-            peer_notes=peer_notes,
-            parts=parts,
-            advice=advice,
-            environment=identity.environment,
-            replicates=config.measurement.bootstrap,
-            seed=config.seed,
-            print_traces=config.measurement.trace,
-        )
-        tracked.metrics(report.metrics)
-        tracked.curves(report.curves)
-        tracked.tags({"alpha_source": report.alpha_source})
+        found = write_run(folder)
+        tracked.metrics(found.metrics)
+        tracked.curves(found.curves)
+        tracked.tags({"alpha_source": found.alpha_source})
         for key in ("curve.tokens_per_round", "curve.speedup"):
-            tracked.curve_children(key, report.lines(key))
+            tracked.curve_children(key, found.lines(key))
         tracked.artifacts(folder)
         links = {"browse": tracked.link, "overlay": tracked.overlay("curve.tokens_per_round")}
-    report.show(get_console(), folder, links)
-    return report
+    if config.measurement.trace:
+        print_trace(read_traces(folder / "traces.json"), get_console(), rounds=_TRACED_ROUNDS)
+    show_run(found, get_console(), folder, links)
+    return found
 
 
 def open_parts(config: RunConfig) -> Parts:
@@ -308,10 +329,8 @@ def open_parts(config: RunConfig) -> Parts:
     return build(config)
 
 
-def _measure(
-    config: RunConfig, parts: Parts, cell: str, results: ResultsFolder, heartbeat: Callable[[], None]
-) -> tuple[Any, Calibration, list[dict[str, Any]], list[str]]:
-    """Warm up, calibrate, then every prompt by every method."""
+def _measure(config: RunConfig, parts: Parts, cell: str, results: ResultsFolder, heartbeat: Callable[[], None]) -> None:
+    """Warm up, calibrate, then decode every prompt by every method; everything goes to disk."""
     measurement, target = config.measurement, parts.target
     clock = target.clock() or clock_for(target.device)
     peers: list[TransformersPeer] = []
@@ -368,11 +387,12 @@ def _measure(
         if peers:
             described = {"peers": [peer.describe() for peer in peers], "generations": session.peer_rows}
             results.write_json("peers.json", described)
-    peer_notes = [note for note in (peer.note() for peer in peers) if note is not None]
-    shape = parts.primary.structure.name
-    if peers and shape != "chain":
-        peer_notes.append(f"transformers drafts chains only: structure={shape} has no peer but plain generate.")
-    return session.outcome, calibration, session.peer_rows, peer_notes
+    session.finish()
+    results.compact()
+    if grid is not None:
+        # Here, after the peak of memory was read: the buffers of these measurements are no part of the run.
+        machine = measure_machine(target.device, getattr(torch, target.describe()["dtype"])).as_dict()
+        results.write_json("cost.json", cost_report(grid, target.products(), machine).as_dict())
 
 
 def prepare(parts: Parts, longest: Prompt, measurement: MeasurementConfig, grid_rows: Sequence[int] = ()) -> None:

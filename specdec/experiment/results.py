@@ -4,7 +4,7 @@ A kill loses at most the prompt being decoded. Knows the columns of the rounds t
 """
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import nan
 from pathlib import Path
@@ -117,12 +117,11 @@ class ResultsFolder:
         self._parts.rmdir()
         return table
 
-    def generations(self) -> Any:
-        """The lines of `generations.jsonl` as a table."""
+    def write_table(self, name: str, lines: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> None:
+        """Write `name`.parquet."""
         import pandas as pd
 
-        lines = (self.folder / "generations.jsonl").read_text(encoding="utf-8").splitlines()
-        return pd.DataFrame([json.loads(line) for line in lines])
+        pd.DataFrame(list(lines), columns=list(columns)).to_parquet(self.folder / f"{name}.parquet", index=False)
 
     def write_json(self, name: str, value: Any) -> None:
         path = self.folder / name

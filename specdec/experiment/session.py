@@ -4,12 +4,16 @@ Yields finished prompts; writes each to disk before the next begins. Knows no me
 """
 
 import random
+import resource
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
 
+from specdec.analysis.pages.trace import Trace
+from specdec.analysis.read.facts import SessionFacts
+from specdec.analysis.runs.quality import OUTPUTS
 from specdec.clock import Clock
 from specdec.decode import generate
 from specdec.drafters.base import Drafter
@@ -19,6 +23,7 @@ from specdec.experiment.forced import Forced
 from specdec.experiment.quality import answers, log_likelihood
 from specdec.experiment.repetition import repeated_share
 from specdec.experiment.results import Cell, ResultsFolder, generation_row, round_rows
+from specdec.experiment.tracing import trace
 from specdec.prompts import Prompt
 from specdec.records import Generation
 from specdec.replay.expected_rounds import Agreement, agreement, expected_rounds
@@ -78,7 +83,7 @@ class Outcome:
     identical: int = 0
     cache_bytes: int = 0
     quality: list[dict[str, Any]] = field(default_factory=list)
-    traced: list[tuple[Prompt, Arm, Generation]] = field(default_factory=list)
+    traced: list[Trace] = field(default_factory=list)
 
 
 class Session:
@@ -163,6 +168,33 @@ class Session:
         self._replay_baseline(prompt, repeat, baseline)
         return baseline
 
+    def finish(self) -> None:
+        """Write what was collected besides rounds and generations. Memory is read here, before anything that is no part
+        of the decoding allocates more.
+        """
+        outcome, results = self.outcome, self._results
+        facts = SessionFacts(
+            compared=outcome.compared,
+            identical=outcome.identical,
+            unexplained=sum(not item.explained for item in outcome.divergences),
+            cache_bytes=outcome.cache_bytes,
+            peak_mb=peak_mb(self._target.device),
+        )
+        results.write_json("session.json", asdict(facts))
+        results.write_json("traces.json", [asdict(item) for item in outcome.traced])
+        replays = [
+            {"gamma": gamma, "kind": kind, **line}
+            for kind, arms in (("own", outcome.replayed.own), ("baseline", outcome.replayed.baseline))
+            for gamma, lines in arms.items()
+            for line in lines
+        ]
+        results.write_table("replay", replays, ("gamma", "kind", "prompt", "repeat", "tokens", "rounds"))
+        results.write_table("alpha", outcome.replayed.alpha, ("prompt", "repeat", "numerator", "denominator"))
+        if outcome.quality:
+            results.write_table("quality", outcome.quality, OUTPUTS)
+        if outcome.divergences:
+            results.write_json("divergences.json", [vars(item) for item in outcome.divergences])
+
     def _run_peers(self, prompt: Prompt, repeat: int, dice: random.Random) -> None:
         for peer in dice.sample(self._peers, len(self._peers)):
             row = peer(prompt)
@@ -229,7 +261,17 @@ class Session:
         """Losslessness of a greedy run, the trace, and the replay along the arm's own text."""
         gamma, count = self._trace
         if arm.gamma == gamma and len(self.outcome.traced) < count:
-            self.outcome.traced.append((prompt, arm, output))
+            tokenizer = self._target.tokenizer
+            self.outcome.traced.append(
+                trace(
+                    output,
+                    None if tokenizer is None else tokenizer.decode,
+                    prompt=prompt.id,
+                    drafter=arm.method,
+                    structure=arm.structure.label,
+                    lossless=arm.verifier.lossless and not self._forced,
+                )
+            )
         if self._target.sampling.greedy and not self._forced and arm.verifier.lossless:
             self.outcome.compared += 1
             divergence = explain(self._target, (prompt.id, arm.gamma), baseline.prompt, baseline.tokens, output.tokens)
@@ -296,3 +338,10 @@ class Session:
         if rounds is not None:
             row = {"prompt": prompt.id, "repeat": repeat, "tokens": len(text), "rounds": rounds}
             table.setdefault(arm.gamma, []).append(row)
+
+
+def peak_mb(device: torch.device) -> float:
+    """Return the largest memory so far: the allocator's on a GPU, the process's resident set on a CPU."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 2**20
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
