@@ -143,18 +143,6 @@ class TransformersPeer:
             "failure": self.failure,
         }
 
-    def note(self) -> str | None:
-        """What a reader of the ratio must not miss, in one sentence; None when all was as usual."""
-        if self.failure:
-            return f"Peer {self.name} failed and is compared as far as it came: {self.failure}"
-        if len(self._tried) < 2:
-            return None
-        times = ", ".join(
-            f"{each['setting']} " + (f"{each['seconds']:.3f} s" if "seconds" in each else f"failed ({each['failed']})")
-            for each in self._tried
-        )
-        return f"Peer {self.name} ran with {self._chosen.name}, the fastest on the longest prompt: {times}."
-
     def _generate(self, prompt: Prompt, setting: Setting) -> tuple[tuple[int, ...], float]:
         """New tokens by our rule, and seconds."""
         target = self._target
