@@ -15,6 +15,7 @@ class RunFacts:
     Attributes:
         label: drafter on model, for titles.
         structure: registry name of the drafts' structure; `structure_label` gives its size in words.
+        single: drafts have one candidate for each position, as chains do.
         depth_name: what the depth of a draft is called in tables.
         primary_gamma: depth of the structure that was asked for, beside the other depths of the curves.
         left_out: values of `measurement.gammas` that are deeper than the drafter drafts.
@@ -31,6 +32,7 @@ class RunFacts:
     label: str
     structure: str
     structure_label: str
+    single: bool
     depth_name: str
     primary_gamma: int
     left_out: tuple[int, ...]
@@ -63,7 +65,7 @@ class RunFacts:
             shape: also name the shape of the drafts where they are not chains; a study has many shapes.
         """
         model = environment.get("model", {})
-        about = f"{self.label}, {self.structure_label}" if shape and self.structure != "chain" else self.label
+        about = f"{self.label}, {self.structure_label}" if shape and not self.single else self.label
         if self.simulated:
             return f"{about}, time simulated: {model['cost_model']}"
         hardware = environment.get("gpu", {}).get("name") or environment.get("cpu", {}).get("model", "")

@@ -110,8 +110,10 @@ def run_findings(run: Run) -> RunFindings:
     notes = [
         verdict(arm.account),
         *run_notes(metrics, facts, session, environment["prompts"]),
-        *peer_notes(peers["peers"], facts.structure),
+        *peer_notes(peers["peers"]),
     ]
+    if peers["peers"] and not facts.single:
+        notes.append(f"transformers drafts chains only: structure={facts.structure} has no peer but plain generate.")
     found = RunFindings(
         sections=(),
         metrics=metrics,

@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from specdec.config import BASELINE
 from specdec.theory.capped_geometric import tokens_per_round
 from specdec.theory.speedup import operations
 
 from ..intervals import bootstrap
 from ..read.facts import RunFacts, SessionFacts
-from ..rounds import BASELINE, drafted
+from ..rounds import drafted
 from .summary import Summary
 
 

@@ -80,17 +80,13 @@ def _quality_notes(metrics: Mapping[str, float], facts: RunFacts) -> list[str]:
     return notes
 
 
-def peer_notes(peers: Sequence[Mapping[str, Any]], structure: str) -> list[str]:
-    """Say which peers failed, which of their settings was the fastest, and which peers a structure rules out.
+def peer_notes(peers: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Say which peers failed and which of their settings was the fastest.
 
     Args:
         peers: the part `peers` of `peers.json`.
-        structure: registry name of the primary structure.
     """
-    notes = [note for note in map(_peer_note, peers) if note]
-    if peers and structure != "chain":
-        notes.append(f"transformers drafts chains only: structure={structure} has no peer but plain generate.")
-    return notes
+    return [note for note in map(_peer_note, peers) if note]
 
 
 def _peer_note(peer: Mapping[str, Any]) -> str:

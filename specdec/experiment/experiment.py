@@ -18,14 +18,15 @@ from specdec.analysis.pages.trace import read_traces
 from specdec.analysis.read.facts import RunFacts
 from specdec.analysis.runs.run_findings import RunFindings
 from specdec.clock import Clock, clock_for
-from specdec.config import MeasurementConfig, RunConfig, flattened, validated
+from specdec.config import BASELINE, ORIGINAL, MeasurementConfig, RunConfig, flattened, validated
 from specdec.drafters import Drafter, drafters
+from specdec.drafters.none import NoDrafter
 from specdec.errors import SpecdecError, UsageError
 from specdec.experiment.advice import Advice, find_advice
 from specdec.experiment.environment import capture
 from specdec.experiment.peers import TransformersPeer, transformers_peers
 from specdec.experiment.results import ResultsFolder
-from specdec.experiment.session import BASELINE, ORIGINAL, Arm, Session
+from specdec.experiment.session import Arm, Session
 from specdec.experiment.terminal import print_trace, show_run
 from specdec.progress import progress_bar
 from specdec.prompts import Prompt, PromptSet, load_prompts
@@ -61,7 +62,7 @@ class Parts:
     @property
     def judge(self) -> Target | None:
         """The model under whose law outputs are judged: none where they are the target's own by the rules."""
-        return self.original or (None if self.primary.verifier.lossless or self.forced else self.target)
+        return self.original or (None if self.primary.verifier.capabilities.lossless or self.forced else self.target)
 
 
 def build(config: RunConfig) -> Parts:
@@ -89,12 +90,13 @@ def build(config: RunConfig) -> Parts:
     original = _open_original(config, target)
     # One drafter serves every gamma: arms never decode at the same time.
     drafter = drafters.construct(drafter_config, target=target)
-    if drafter.vocab_size not in (None, target.vocab_size):
+    can = drafter.capabilities
+    if can.vocab_size not in (None, target.vocab_size):
         raise UsageError(
-            f"Bad value drafter={config.drafter['name']}: it was made for a vocabulary of {drafter.vocab_size} tokens, "
+            f"Bad value drafter={config.drafter['name']}: it was made for a vocabulary of {can.vocab_size} tokens, "
             f"the target has {target.vocab_size}; use a drafter with the target's own tokenizer."
         )
-    deepest = drafter.deepest or max(structure.gamma, *config.measurement.gammas, 0)
+    deepest = can.deepest or max(structure.gamma, *config.measurement.gammas, 0)
     if structure.gamma > deepest:
         raise UsageError(
             f"Bad value structure={config.structure['name']}: it is {structure.gamma} deep, and drafter "
@@ -112,8 +114,7 @@ def build(config: RunConfig) -> Parts:
         for gamma in gammas
         if gamma <= deepest
     }
-    none = drafters.build({"name": "none"}, target=target)
-    baseline = Arm(BASELINE, 0, none, structure.resized(0), verifier)
+    baseline = Arm(BASELINE, 0, NoDrafter(), structure.resized(0), verifier)
     return Parts(
         target=target,
         drafter=drafter,
@@ -159,24 +160,25 @@ def _open_original(config: RunConfig, target: Target) -> Causal | None:
 
 
 def _check_compatible(config: RunConfig, sampling: SamplingConfig, structure: Structure, verifier: Verifier) -> None:
-    drafter = drafters.get(config.drafter["name"])
-    target = targets.get(config.target["name"])
+    drafter = drafters.get(config.drafter["name"]).capabilities
+    target = targets.get(config.target["name"]).capabilities
+    rule = verifier.capabilities
     shape = config.structure["name"]
     for fits, who, what in (
         (drafter.fills, f"drafter {config.drafter['name']!r}", "fills"),
-        (verifier.handles, f"verifier {config.verifier['name']!r}", "handles"),
+        (rule.handles, f"verifier {config.verifier['name']!r}", "handles"),
         (target.structures, f"target {config.target['name']!r}", "evaluates"),
     ):
         if shape not in fits:
             raise UsageError(f"Bad value structure={shape}: {who} {what} only {', '.join(sorted(fits))}.")
     if config.measurement.lossless:
         _check_lossless(config, verifier)
-    if config.target["name"] == "replay" and not verifier.for_greedy().lossless:
+    if target.recorded and not verifier.for_greedy().capabilities.lossless:
         raise UsageError(
-            f"Bad value verifier={config.verifier['name']}: target 'replay' knows recorded tokens only, and this rule "
-            "commits others; use verifier=speculative_sampling."
+            f"Bad value verifier={config.verifier['name']}: target {config.target['name']!r} knows "
+            "recorded tokens only, and this rule commits others; use verifier=speculative_sampling."
         )
-    if verifier.greedy_only and not sampling.greedy:
+    if rule.greedy_only and not sampling.greedy:
         raise UsageError(
             f"Bad value sampling.temperature={sampling.temperature}: verifier {config.verifier['name']!r} is right "
             "only at 0; use verifier=speculative_sampling."
@@ -198,8 +200,12 @@ def _check_compatible(config: RunConfig, sampling: SamplingConfig, structure: St
 def _check_lossless(config: RunConfig, verifier: Verifier) -> None:
     """Whether all parts claim to leave the target's law as it is; a temperature at which they happen to is no claim."""
     for claims, key, instead in (
-        (verifier.lossless, f"verifier={config.verifier['name']}", "verifier=speculative_sampling"),
-        (drafters.get(config.drafter["name"]).lossless, f"drafter={config.drafter['name']}", "another drafter"),
+        (verifier.capabilities.lossless, f"verifier={config.verifier['name']}", "verifier=speculative_sampling"),
+        (
+            drafters.get(config.drafter["name"]).capabilities.lossless,
+            f"drafter={config.drafter['name']}",
+            "another drafter",
+        ),
         (not config.drafter.get("forced", False), "drafter.forced=true", "drafter.forced=false"),
     ):
         if not claims:
@@ -266,12 +272,13 @@ def run_facts(parts: Parts, advice: Advice | None = None) -> RunFacts:
         label=parts.label,
         structure=primary.name,
         structure_label=primary.label,
+        single=primary.single,
         depth_name=primary.depth_name,
         primary_gamma=parts.primary.gamma,
         left_out=parts.left_out,
-        deepest=parts.drafter.deepest,
-        lossless=verifier.lossless,
-        deterministic=verifier.deterministic,
+        deepest=parts.drafter.capabilities.deepest,
+        lossless=verifier.capabilities.lossless,
+        deterministic=verifier.capabilities.deterministic,
         greedy=parts.target.sampling.greedy,
         forced=parts.forced,
         simulated=parts.target.clock() is not None,
