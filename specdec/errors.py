@@ -1,6 +1,9 @@
 """What can go wrong for a user, and the exit code that says so (DESIGN 4). Anything else is a bug (1)."""
 
+import re
 from typing import Any
+
+_OUT_OF_MEMORY = re.compile(r"out of memory|can't allocate memory")  # torch raises RuntimeErrors
 
 
 class SpecdecError(Exception):
@@ -41,3 +44,8 @@ class Interrupted(SpecdecError):
     def __init__(self, message: str, exit_code: int) -> None:
         super().__init__(message)
         self.exit_code = exit_code
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return True if there was no memory, on the host or on a device."""
+    return isinstance(error, MemoryError) or isinstance(error, RuntimeError) and bool(_OUT_OF_MEMORY.search(str(error)))

@@ -15,7 +15,7 @@ from types import FrameType
 from typing import Any
 
 from specdec.config import config_dir
-from specdec.errors import EnvironmentFault, Interrupted, SpecdecError, UsageError
+from specdec.errors import EnvironmentFault, Interrupted, SpecdecError, UsageError, is_out_of_memory
 from specdec.registry import near_misses
 
 # Hydra's own handler would print its trace helper and always exit with 1; we want its exceptions as they are.
@@ -27,7 +27,6 @@ MEMORY_REMEDY = (
     "Try target.dtype=bfloat16, fewer measurement.max_new_tokens or a smaller model (in training: a smaller "
     "recipe.data.micro_batch_tokens)."
 )
-OUT_OF_MEMORY = re.compile(r"out of memory|can't allocate memory")  # torch raises RuntimeErrors
 
 
 def options(group: str) -> list[str]:
@@ -108,7 +107,7 @@ def ending(error: BaseException) -> tuple[str, int] | None:
         return f"A YAML file cannot be read: {_one_line(error)}", UsageError.exit_code
     if isinstance(error, OSError) and error.errno in DISK_FULL:
         return f"The disk is full: {_one_line(error)}", EnvironmentFault.exit_code
-    if isinstance(error, MemoryError) or isinstance(error, RuntimeError) and OUT_OF_MEMORY.search(str(error)):
+    if is_out_of_memory(error):
         return f"Memory ran out: {_one_line(error)} {MEMORY_REMEDY}", EnvironmentFault.exit_code
     return None
 

@@ -12,6 +12,7 @@ from typing import Any, cast
 
 import torch
 
+from specdec.config import BASELINE
 from specdec.decode import cut
 from specdec.drafters.base import Drafter
 from specdec.drafters.small_model import SmallModel
@@ -177,7 +178,6 @@ def transformers_peers(
     target: Causal,
     structure: Structure,
     max_new_tokens: int,
-    baseline: str,
     mode: Mode | None,
 ) -> list[TransformersPeer]:
     """Plain generation against our baseline, and what transformers has for our drafter, at the same gamma.
@@ -185,12 +185,11 @@ def transformers_peers(
     Args:
         drafter_values: the drafter's configuration.
         structure: the primary one; transformers drafts chains, so rows and trees have plain generation only.
-        baseline: the name of the baseline's method.
         mode: what is done to our own passes.
     """
     name = drafter_values["name"]
     tried = settings(target.device, mode)
-    peers = [TransformersPeer("generate", target, max_new_tokens, (baseline, 0), tried)]
+    peers = [TransformersPeer("generate", target, max_new_tokens, (BASELINE, 0), tried)]
     if not structure.single:
         return peers
     gamma = structure.gamma

@@ -12,7 +12,8 @@ from specdec.analysis.pages.html import Chapter, write_report
 from specdec.clock import clock_for
 from specdec.config import RunConfig
 from specdec.errors import UsageError
-from specdec.experiment.experiment import identify, open_parts, run_facts
+from specdec.experiment.identity import identify, run_facts
+from specdec.experiment.parts import open_parts
 from specdec.experiment.results import ResultsFolder
 from specdec.studies.base import Bench, studies
 from specdec.tracking import writer as tracking

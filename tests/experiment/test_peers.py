@@ -44,7 +44,7 @@ CHAIN = {"name": "chain", "gamma": GAMMA}
 def made(target, name, model=None, mode=None, order_max=3, structure=CHAIN):
     values = {"name": name, "q": "auto", "order_max": order_max}
     drafter = SimpleNamespace(model=model, translation=None)
-    return transformers_peers(values, drafter, target, structures.build(structure), LIMIT, "baseline", mode)
+    return transformers_peers(values, drafter, target, structures.build(structure), LIMIT, mode)
 
 
 def note(peer):
