@@ -17,6 +17,7 @@ from specdec.errors import UsageError
 
 T = TypeVar("T")
 
+BASELINE = "baseline"  # the method's name of plain decoding, in results and in recorded streams
 AtLeastOne = Annotated[int, Field(ge=1)]
 Probability = Annotated[float, Field(ge=0.0, le=1.0)]
 

@@ -98,7 +98,7 @@ def _streams(config: RecordedConfig, target: "Target") -> Sequence[Stream]:
     from specdec.targets.replay import Replay
 
     if config.path is not None:
-        return read_streams(config.path, target.vocab_size)
+        return read_streams(config.path, target.vocab_size, key="drafter.path")
     if not isinstance(target, Replay):
         raise UsageError(
             "Bad value drafter=recorded: it proposes what was recorded beside a text, so it needs the text; use "

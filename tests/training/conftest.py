@@ -10,10 +10,10 @@ import pytest
 from pydantic import TypeAdapter
 
 from specdec.config import validated
-from specdec.text.python_sources import STDLIB, Document
-from specdec.training.batches import TokenizedCorpus, encode, with_end_of_text
+from specdec.text.python_sources import STDLIB, Document, PythonCorpusConfig
 from specdec.training.heads.head_data_config import HeadDataConfig
-from specdec.training.models.recipe import CorpusConfig, TrainConfig
+from specdec.training.models.recipe import TrainConfig
+from specdec.training.models.tokenized_corpus import TokenizedCorpus, encode, with_end_of_text
 from specdec.training.models.tokenizer import train_tokenizer
 
 TINY_CORPUS = {
@@ -32,8 +32,8 @@ TINY_CORPUS = {
 
 
 @pytest.fixture
-def corpus_config() -> CorpusConfig:
-    return TypeAdapter(CorpusConfig).validate_python(TINY_CORPUS)
+def corpus_config() -> PythonCorpusConfig:
+    return TypeAdapter(PythonCorpusConfig).validate_python(TINY_CORPUS)
 
 
 @pytest.fixture
