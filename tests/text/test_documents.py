@@ -108,7 +108,7 @@ def test_passes_over_the_text_as_the_budget_asks(file: Path, tmp_path: Path) -> 
         (gzip.compress(b"one\n" * 5000, mtime=0)[:40], {}, "damaged gzip"),
         (b"one\ntwo\n", {}, "heldout_every=10"),
         (b"one\ntwo\n", {"max_bytes": 2}, "is empty"),
-        (b"one\ntwo\n", {"heldout_every": 2, "vocabulary": 8000}, "too small for corpus.vocabulary=8000"),
+        (b"one\ntwo\n", {"heldout_every": 2, "vocabulary": 8000}, "too small for recipe.corpus.vocabulary=8000"),
         (b"one\ntwo\n", {"hub_id": "a/b"}, "one source"),
     ],
 )

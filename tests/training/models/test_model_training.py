@@ -107,7 +107,7 @@ def test_held_out_loss_counts_every_token_once(train_config: TrainConfig, tiny_c
     trainer = ModelTraining(train_config, tiny_corpus)
     stream, end = tiny_corpus.heldout["code"], tiny_corpus.tokenizer.eos_token_id
     sizes = bytes_per_token(tiny_corpus.tokenizer)
-    score = heldout_loss(trainer.model, stream, sizes, end, window=16, rows=3)
+    score = heldout_loss(trainer.model, stream, sizes, end, window=16, at_once=3)
     ids = [int(i) for i in stream if i != end]
     assert score.tokens == len(ids)
     assert score.bytes == sum(sizes[i] for i in ids)

@@ -58,7 +58,7 @@ def test_a_sitting_ends_killed_and_the_next_one_finishes(
 def test_bad_values_name_the_key(in_tmp: Path, train_values: dict) -> None:
     values = train_values
     values["recipe"]["data"]["tokens"] = 0
-    with pytest.raises(UsageError, match=r"recipe\.data\.tokens.*greater than 0"):
+    with pytest.raises(UsageError, match=r"recipe\.data\.tokens=0: it should be greater than or equal to 1"):
         model_training.run(values)
     values["recipe"]["data"]["tokens"] = 512
     values["recipe"]["model"]["width"] = 3
