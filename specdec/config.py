@@ -17,7 +17,10 @@ from specdec.errors import UsageError
 
 T = TypeVar("T")
 
-BASELINE = "baseline"  # the method's name of plain decoding, in results and in recorded streams
+BASELINE = "baseline"
+ORIGINAL = "original"
+"""Names of two methods in every table: plain decoding by the target, and by the model that it was trained from."""
+
 AtLeastOne = Annotated[int, Field(ge=1)]
 Probability = Annotated[float, Field(ge=0.0, le=1.0)]
 

@@ -119,7 +119,7 @@ def target_score(target: Target, batches: Iterable[Batch], micro_batch: int) -> 
     for batch in batches:
         for part in batch.split(micro_batch):
             tokens, scored = part.tokens.to(target.device), part.scored.to(target.device)
-            score.add(target.sequence_states(tokens, 0)[1], tokens, scored)
+            score.add(target.hidden.sequence(tokens, 0)[1], tokens, scored)
     return score
 
 
@@ -129,7 +129,7 @@ def score_heads(heads: Heads, target: Target, batches: Iterable[Batch], micro_ba
     for batch in batches:
         for part in batch.split(micro_batch):
             tokens, scored = part.tokens.to(target.device), part.scored.to(target.device)
-            states, logits = target.sequence_states(tokens, state_offset(heads.config, target))
+            states, logits = target.hidden.sequence(tokens, state_offset(heads.config, target))
             accuracy.add(heads, states, tokens, scored)
             own.add(logits, tokens, scored)
     return accuracy.metrics() | own.metrics()

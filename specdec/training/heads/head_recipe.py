@@ -133,7 +133,7 @@ def head_fingerprint(config: HeadTrainConfig, target: str, data: str) -> str:
     """Hash what must not change when a training is resumed: all that touches the weights, not logging or paths.
 
     Args:
-        target: `Target.identity`.
+        target: `HiddenStates.identity`.
         data: `Sequences.fingerprint`.
     """
     parts = asdict(config)

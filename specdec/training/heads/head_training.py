@@ -70,7 +70,7 @@ class HeadTraining(ResumableTraining):
         self.folder = Path(config.output_dir or f"models/heads/{config.heads.name}")
         self.writes = accelerator.is_main_process
         self.steps, self.step_tokens = sequences.steps, sequences.batch_size * sequences.length
-        self.target_identity = target.identity
+        self.target_identity = target.hidden.identity
         self.fingerprint = head_fingerprint(config, self.target_identity, sequences.fingerprint)
         parts = sequences.batch_size // config.micro_batch
         if parts % accelerator.num_processes:
@@ -241,12 +241,12 @@ class HeadTraining(ResumableTraining):
             self.student.backbone.save(folder)
             target = load_target(self.config.target | {"model": str(folder)}, self.accelerator.device)
             summary["target_before"] = {"sha256": self.target_identity} | self.before
-        summary["target"] = target.identity
-        save_heads(heads, path, target.identity, summary)
+        summary["target"] = target.hidden.identity
+        save_heads(heads, path, target.hidden.identity, summary)
         metrics = score_heads(load_heads(path, target), target, self.sequences.heldout(), self.config.micro_batch)
         if self.before:
             metrics |= {name.replace("heldout.", "heldout.before."): value for name, value in self.before.items()}
-        save_heads(heads, path, target.identity, summary | {"heldout": metrics})
+        save_heads(heads, path, target.hidden.identity, summary | {"heldout": metrics})
         summary |= {"bytes": path.stat().st_size, "heldout": metrics}
         write_atomically(self.folder / "summary.json", json.dumps(summary, indent=1) + "\n")
         final = {name.replace("heldout.", "heldout.final.", 1): value for name, value in metrics.items()}

@@ -65,14 +65,14 @@ def first_heads(config: HeadTrainConfig, target: Target) -> Heads:
     """
     with torch.random.fork_rng():
         torch.manual_seed(config.seed)
-        heads = Heads(config.heads, target.embedding.detach(), target.output_layer.detach()).float()
+        heads = Heads(config.heads, target.hidden.embedding.detach(), target.hidden.output_layer.detach()).float()
     if config.init is None:
         return heads
     stored = read_heads(config.init, key="init")
-    if stored.target != target.identity:
+    if stored.target != target.hidden.identity:
         raise UsageError(
             f"The heads init={config.init} were trained on a target whose weights have the hash {stored.target[:16]}; "
-            f"this one's have {target.identity[:16]}: go on with the target that they were trained on."
+            f"this one's have {target.hidden.identity[:16]}: go on with the target that they were trained on."
         )
     mine, theirs = asdict(config.heads), asdict(stored.config)
     other = [key for key in mine if key != "name" and mine[key] != theirs[key]]
