@@ -10,7 +10,7 @@ import pytest
 from hydra.core.global_hydra import GlobalHydra
 
 from specdec import advise, run
-from specdec.analysis.read.runs import load_runs
+from specdec.analysis.read.mlflow_runs import load_runs
 from specdec.verifiers.base.contract import Verifier
 
 TINY = ("+debug=tiny", "measurement.max_new_tokens=40")
