@@ -23,8 +23,8 @@ MOST_UNDEFINED = 0.05  # share of replicates without a value (0 / 0) beyond whic
 class Interval:
     """An estimate with its interval; the bounds are NaN where the data cannot give any.
 
-    Formatting is the one way to print it: `f"{interval:.3f}"` gives "1.300 (1.184 to 1.441)", "1.300" where there are no
-    bounds, and "–" where there is no estimate. Any number format will do (`+.2f`, `.0%`, `,.1f`); an empty one means
+    Formatting is the one way to print it: `f"{interval:.3f}"` gives "1.300 (1.184 to 1.441)", "1.300" where there are
+    no bounds, and "–" where there is no estimate. Any number format will do (`+.2f`, `.0%`, `,.1f`); an empty one means
     `.3f`.
 
     Attributes:
@@ -41,8 +41,8 @@ class Interval:
     @classmethod
     def from_metrics(cls, metrics: Mapping[str, float], name: str) -> "Interval":
         """Return metric `name` with its bounds `name.ci_low` and `name.ci_high`, NaN for what is missing."""
-        value, low, high = (metrics.get(f"{name}{end}") for end in ("", ".ci_low", ".ci_high"))
-        return cls(*(nan if number is None else float(number) for number in (value, low, high)))
+        value, low, high = (float(metrics.get(f"{name}{end}", nan)) for end in ("", ".ci_low", ".ci_high"))
+        return cls(value, low, high)
 
     @property
     def known(self) -> bool:

@@ -23,8 +23,8 @@ from ..rounds import prompt_sums
 class AlphaEstimate:
     """The maximum-likelihood estimate of alpha from censored rounds under i.i.d. acceptance.
 
-    The Wilson interval on (K, K + R) and the standard error take all tested positions as independent; `robust_error` and
-    the prompt bootstrap do not.
+    The Wilson interval on (K, K + R) and the standard error take all tested positions as independent; `robust_error`
+    and the prompt bootstrap do not.
     """
 
     wilson: Interval
@@ -63,9 +63,9 @@ def omega_error(estimate: AlphaEstimate, gamma: int) -> float:
 
 
 def robust_error(rounds: pd.DataFrame) -> tuple[float, float]:
-    """Return alpha's standard error under any dependence within a prompt, and the design effect: the ratio of its square
-    to the square of the error under independence.
+    """Return alpha's standard error under any dependence within a prompt, and the design effect.
 
+    The design effect is the square of this error over the square of the error under independence.
     The variance is P / (P - 1) sum_p u_p^2 / (K + R)^2 with u_p = K_p - alpha (K_p + R_p) over P prompts with a tested
     position. NaN for fewer than two.
     """

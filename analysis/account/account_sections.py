@@ -101,7 +101,7 @@ def _explained(interval: Interval) -> str:
 
 
 def factor_table(account: Account) -> pd.DataFrame:
-    """Return a line per factor in order, and one for the speedup: its name, formula, value, product so far and effect."""
+    """Return a line per factor in order, and one for the speedup: name, formula, value, product so far, effect."""
     lines, product = [], 1.0
     for factor, value in account.factors.items():
         product *= value
@@ -201,7 +201,7 @@ def account_sections(run: Run) -> list[Section]:
             text=tuple(text),
             tables=(
                 (
-                    "Factors from theory to the wall clock, 95% prompt-bootstrap intervals; their product is the speedup",
+                    "Factors with 95% prompt-bootstrap intervals; their product is the speedup",
                     factor_table(account),
                 ),
                 ("A round's time, whatever the order of factors", time_table(account)),

@@ -72,7 +72,7 @@ def account_table(
     replay: pd.DataFrame | None = None,
     alpha_sums: pd.DataFrame | None = None,
 ) -> pd.DataFrame:
-    """Return everything the account needs as sums by prompt (index), so that resampling its lines resamples the account.
+    """Return all that the account needs as sums by prompt (index): resampling its lines resamples the account.
 
     cap_0 ... cap_gamma count rounds by the draft tokens that could have counted: those offered, but at most one less
     than the tokens left. `replay` has prompt, tokens and expected rounds along the same texts; `alpha_sums` has prompt,
@@ -102,8 +102,8 @@ def account_table(
 def account_values(sums: Columns, alpha: float, gamma: int, t1_s: float) -> dict[str, np.ndarray]:
     """Return all quantities of the account from sums: of the data (scalars), or of the replicates [B].
 
-    alpha is taken from the columns alpha_numerator and alpha_denominator where the table has them, so that it varies with
-    the prompts; else it is the argument.
+    alpha is taken from the columns alpha_numerator and alpha_denominator where the table has them, so that it varies
+    with the prompts; else it is the argument.
     """
     chance = np.asarray(alpha)
     if "alpha_numerator" in sums:

@@ -29,8 +29,9 @@ class Shapes:
 
     Attributes:
         names: of the shapes, with their size.
-        values: by shape: `tokens` per call, `nodes` per round, the `round` and its parts (`verify`, `draft`, `rest`) in
-            plain steps of the same run, `speedup`; and over the chain's, less 1: `gain` (tokens per call), `net` (speedup).
+        values: of each shape: `tokens` per call, `nodes` per round, the `round` and its parts (`verify`, `draft`,
+            `rest`) in plain steps of the same run, `speedup`; and its tokens per call (`gain`) and speedup (`net`) over
+            the chain's, less 1.
         prompts: number of prompts.
     """
 
@@ -70,7 +71,7 @@ def _values(sums: Columns) -> dict[str, np.ndarray]:
     """Return the values of `Shapes`, their names begun by the place of the shape. Times are in plain steps of the same
     run: runs need not have been made in the same minute.
     """
-    values = {}
+    values: dict[str, np.ndarray] = {}
     for place in range(len({name.partition("_")[0] for name in sums})):
         own = {name.partition("_")[2]: column for name, column in sums.items() if name.startswith(f"{place}_")}
         plain = own["plain_s"] / own["plain_tokens"]
@@ -109,7 +110,7 @@ def _name(run: Run) -> str:
 
 
 def shape_section(runs: Sequence[Run]) -> Section:
-    """Say what each shape accepts beyond the chain, which part of a round takes it away, and set the accounts side by side.
+    """Say what each shape accepts beyond the chain and what takes it away, with the accounts side by side.
 
     UsageError as in `compare_shapes`, or if a run lacks what an account needs.
     """

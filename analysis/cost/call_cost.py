@@ -36,7 +36,7 @@ def call_table(cells: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
 
 
 @dataclass(frozen=True)
-class CostModel:
+class CallCost:
     """A fitted t(n, context).
 
     Attributes:
@@ -85,7 +85,7 @@ class CostModel:
         return float(ridge_rows(read, per_row, self.bandwidth, 1 / self.flop_seconds))
 
 
-def fit_cost(table: pd.DataFrame, products: Sequence[Product], bandwidth: float) -> CostModel:
+def fit_cost(table: pd.DataFrame, products: Sequence[Product], bandwidth: float) -> CallCost:
     """Least squares of the relative residuals; parameters at least 0.
 
     table: as from `call_table`; ValueError for fewer than three numbers of rows. bandwidth: the machine's, bytes per
@@ -98,13 +98,13 @@ def fit_cost(table: pd.DataFrame, products: Sequence[Product], bandwidth: float)
     reading = call_bytes(products, context) / bandwidth
     # A single context makes its cost a part of the fixed one.
     along = [context.astype(float)] if table["context"].nunique() > 1 else []
-    best: tuple[float, CostModel] | None = None
+    best: tuple[float, CallCost] | None = None
     for tile in TILES:
         flops = call_flops(products, padded_rows(n, tile), context)
         for overlap in (False, True):
             misfit, (fixed, token, flop) = _least_squares(seconds, reading, flops, along, overlap)
             if best is None or misfit < best[0] * (1 - 1e-9):  # of equal fits the smaller tile
-                best = misfit, CostModel(fixed, token, flop, tile, overlap, bandwidth, tuple(products))
+                best = misfit, CallCost(fixed, token, flop, tile, overlap, bandwidth, tuple(products))
     assert best is not None
     return best[1]
 
@@ -150,7 +150,7 @@ class PredictionError:
 
 
 def held_out(
-    table: pd.DataFrame, fit: Callable[[pd.DataFrame], CostModel], column: str = "rows"
+    table: pd.DataFrame, fit: Callable[[pd.DataFrame], CallCost], column: str = "rows"
 ) -> PredictionError | None:
     """Leave out each value of `column` in turn (all its cells), fit the rest, tile and overlap included, and predict
     what was left out. None where too few values are left to fit: three rows, two contexts.

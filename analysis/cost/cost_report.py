@@ -11,7 +11,7 @@ import pandas as pd
 
 from specdec.theory.roofline import Product, call_bytes, call_flops, ridge_rows
 
-from .call_cost import CostModel, PredictionError, call_table, fit_cost, held_out
+from .call_cost import CallCost, PredictionError, call_table, fit_cost, held_out
 
 
 def intensity_table(
@@ -47,7 +47,7 @@ class CostReport:
         complete: see `measurement.cost.CallTimes`.
     """
 
-    model: CostModel
+    model: CallCost
     table: pd.DataFrame
     context: int
     by_rows: PredictionError | None
@@ -168,7 +168,7 @@ def cost_report(calls: Mapping[str, Any], products: Sequence[Product], machine: 
     """From `grid` of `calibration.json` (cells, complete), the products of the target and the machine's rates."""
     table = call_table(calls["cells"])
 
-    def fit(part: pd.DataFrame) -> CostModel:
+    def fit(part: pd.DataFrame) -> CallCost:
         return fit_cost(part, products, machine["bytes_per_second"])
 
     contexts = sorted(int(context) for context in table["context"].unique())

@@ -15,7 +15,7 @@ from typing import Any
 
 from specdec.errors import UsageError
 
-from .imported import Imported, Text, counts, imported, mapping, named, read_lines, within_gamma
+from .imported import Imported, ImportedText, counts, imported, mapping, named, read_lines, within_gamma
 
 KIND = "accepted_lengths"
 FIELDS = {"accepted": False, "accept_lengths": True}  # name: whether the target's own token is counted
@@ -36,7 +36,7 @@ def accepted_lengths(path: Path, gamma: int, bonus: bool | None = None, field: s
 
     UsageError with file and line for what is not of this form, both forms in one file, or a length beyond gamma.
     """
-    texts: list[Text] = []
+    texts: list[ImportedText] = []
     forms: set[str] = set()
     longest = 0
     for number, (where, value) in enumerate(read_lines(path), 1):
@@ -65,7 +65,7 @@ def accepted_lengths(path: Path, gamma: int, bonus: bool | None = None, field: s
     return imported(path, KIND, gamma, texts, notes)
 
 
-def _listed(where: str, value: Any, number: int, gamma: int, bonus: bool | None) -> Text:
+def _listed(where: str, value: Any, number: int, gamma: int, bonus: bool | None) -> ImportedText:
     name, category = f"line {number}", ""
     if isinstance(value, list):
         if bonus is None:
@@ -87,10 +87,10 @@ def _listed(where: str, value: Any, number: int, gamma: int, bonus: bool | None)
         name, category = named(values, number), str(values.get("category") or "")
     accepted = [length - counted for length in counts(where, label, lengths, least=int(counted))]
     within_gamma(where, accepted, gamma)
-    return Text(name, category, accepted, [gamma] * len(accepted))
+    return ImportedText(name, category, accepted, [gamma] * len(accepted))
 
 
-def _walked(where: str, value: Any, number: int, gamma: int, field: str | None) -> tuple[Text, int]:
+def _walked(where: str, value: Any, number: int, gamma: int, field: str | None) -> tuple[ImportedText, int]:
     """The text walked from round to round, and the most draft tokens that any of its positions accepts."""
     values = mapping(where, value)
     tokens = counts(where, "generated_token_ids", values["generated_token_ids"])
@@ -104,7 +104,7 @@ def _walked(where: str, value: Any, number: int, gamma: int, field: str | None) 
     prompt = counts(where, "prompt_token_ids", values.get("prompt_token_ids", []))
     accepted, cut, start = walk(lengths, gamma)
     assert start == len(tokens)
-    text = Text(
+    text = ImportedText(
         named(values, number),
         str(values.get("category") or ""),
         accepted,

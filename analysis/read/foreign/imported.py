@@ -43,7 +43,7 @@ class Imported:
 
 
 @dataclass(frozen=True)
-class Text:
+class ImportedText:
     """The rounds of one text before they become rows.
 
     Attributes:
@@ -66,7 +66,7 @@ class Text:
 
 
 def imported(
-    path: Path, kind: str, gamma: int, texts: Sequence[Text], notes: Sequence[str], ordered: bool = True
+    path: Path, kind: str, gamma: int, texts: Sequence[ImportedText], notes: Sequence[str], ordered: bool = True
 ) -> Imported:
     """The tables of `texts`. UsageError if there is no round at all."""
     rows = [row for text in texts for row in _rows(text, kind, gamma)]
@@ -92,7 +92,7 @@ def imported(
     return Imported(str(path), kind, gamma, rounds, tuple(notes), has_times, ordered, table)
 
 
-def _rows(text: Text, kind: str, gamma: int) -> Iterator[dict[str, Any]]:
+def _rows(text: ImportedText, kind: str, gamma: int) -> Iterator[dict[str, Any]]:
     last = len(text.accepted) - 1
     committed = [accepted + (not (text.cut and index == last)) for index, accepted in enumerate(text.accepted)]
     left, context = sum(committed), nan if text.context is None else float(text.context)

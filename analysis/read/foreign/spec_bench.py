@@ -14,7 +14,7 @@ import pandas as pd
 from specdec.errors import UsageError
 
 from .accepted_lengths import NO_OFFERS
-from .imported import Imported, Text, counts, imported, mapping, read_lines, within_gamma
+from .imported import Imported, ImportedText, counts, imported, mapping, read_lines, within_gamma
 
 KIND = "spec_bench"
 
@@ -24,7 +24,7 @@ def spec_bench(path: Path, gamma: int) -> Imported:
 
     gamma: draft tokens on the longest path (the depth, for trees). UsageError with file and line for another form.
     """
-    texts: list[Text] = []
+    texts: list[ImportedText] = []
     joined = 0
     for where, value in read_lines(path):
         question, category, choices = _answer(where, value)
@@ -39,7 +39,9 @@ def spec_bench(path: Path, gamma: int) -> Imported:
                 tokens, seconds = [sum(tokens)], [sum(seconds)]
             for part, written, time in zip(parts, tokens, seconds, strict=True):
                 offered = [gamma] * len(part)
-                texts.append(Text(question, category, part, offered, repeat=number, tokens=written, seconds=time))
+                texts.append(
+                    ImportedText(question, category, part, offered, repeat=number, tokens=written, seconds=time)
+                )
                 number += 1
     notes = [
         "Wall time is per turn, prefill included: speedup is end to end, and there is no t(1), so no account beyond "

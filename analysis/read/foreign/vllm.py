@@ -13,7 +13,7 @@ from typing import Any
 from specdec.errors import UsageError
 
 from .accepted_lengths import NO_ENDS, NO_TIMES
-from .imported import Imported, Text, count, counts, imported, mapping, named, read_lines, within_gamma
+from .imported import Imported, ImportedText, count, counts, imported, mapping, named, read_lines, within_gamma
 
 KIND = "vllm"
 BELOW = ("spec_decode_metrics", "speculative_decoding")
@@ -31,7 +31,7 @@ def vllm(path: Path, gamma: int) -> Imported:
 
     UsageError with file and line for another form, totals that contradict themselves, or a length beyond gamma.
     """
-    texts: list[Text] = []
+    texts: list[ImportedText] = []
     forms: set[str] = set()
     silent = short = 0
     for number, (where, value) in enumerate(read_lines(path), 1):
@@ -44,7 +44,7 @@ def vllm(path: Path, gamma: int) -> Imported:
             continue
         forms.add(form)
         short += missing
-        texts.append(Text(named(values, number), str(values.get("category") or ""), accepted, offered))
+        texts.append(ImportedText(named(values, number), str(values.get("category") or ""), accepted, offered))
     ordered = forms <= {"steps"}
     notes = [
         NO_TIMES,
