@@ -9,10 +9,10 @@ from collections.abc import Mapping
 import numpy as np
 import pandas as pd
 
+from specdec.config import BASELINE, ORIGINAL
+
 from .intervals import Columns, bootstrap
 
-BASELINE = "baseline"
-ORIGINAL = "original"  # plain decoding with the model that the target was before it was trained
 GENERATION = ["cell", "method", "gamma", "repeat", "prompt"]
 COLUMNS = (
     *GENERATION,

@@ -57,7 +57,7 @@ def _capped_short(sums: Sums) -> Law:
 
 
 def _position(sums: Sums) -> Law:
-    """A depth that no round reached is taken as never accepted."""
+    """Take acceptance by depth as estimated; a depth that no round reached counts as never accepted."""
     passed = sums["at_risk"] - sums["rejected"]
     h = np.divide(passed, sums["at_risk"], out=np.zeros_like(passed), where=sums["at_risk"] > 0)
     return Law(h[:, None, None, :], np.ones((len(h), 1)))

@@ -11,10 +11,11 @@ from typing import Literal
 
 import pandas as pd
 
+from specdec.config import BASELINE
 from specdec.errors import UsageError
 
 from ..read.runs import Run
-from ..rounds import BASELINE, arms_by_gamma, distinct_generations, prompt_sums, shared_work
+from ..rounds import arms_by_gamma, distinct_generations, prompt_sums, shared_work
 from .gap_account import Account, account_table, gap_account, shared_alpha
 
 By = Literal["category", "prompt"]

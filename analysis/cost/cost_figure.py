@@ -13,7 +13,7 @@ _CONTEXTS = ((style.BLUE, "o"), (style.ORANGE, "D"), (style.GREEN, "^"), (style.
 
 @style.in_style
 def cost_figure(report: CostReport, *, title: str) -> Figure:
-    """t(n)/t(1) over n: measured medians by context, the fit, what binds it at few and at many rows, the ridge.
+    """Draw t(n)/t(1) over n: measured medians by context, the fit, what binds it at small and at large n, the ridge.
 
     The two asymptotes and the ridge are those of the middle context, whose symbols are filled.
     """

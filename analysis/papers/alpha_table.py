@@ -12,6 +12,7 @@ from math import nan
 import pandas as pd
 from matplotlib.figure import Figure
 
+from specdec.config import BASELINE
 from specdec.errors import UsageError
 
 from ..figures import style
@@ -19,7 +20,6 @@ from ..figures.plots import counted
 from ..intervals import Interval
 from ..read.mlflow_runs import load_runs, open_run
 from ..read.runs import NGRAMS, Run
-from ..rounds import BASELINE
 from .published import ROUNDING
 
 OVERLAY = "leviathan_alpha"

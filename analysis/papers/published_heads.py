@@ -49,7 +49,8 @@ def heads_tables(published: pd.DataFrame) -> dict[str, pd.DataFrame]:
 
     Columns: COLUMNS. rate: tokens per step (acceleration rate, average acceptance length). overhead: as printed;
     implied: rate over speedup, what a step must have cost. speedup: measured. gain: in rate, over Medusa's heads. NaN
-    where not printed. agrees: rate over overhead is the speedup ("yes", "within the rounding of its inputs", "no"), "" without all three.
+    where not printed. agrees: rate over overhead is the speedup ("yes", "within the rounding of its
+    inputs", "no"); "" where one of the three is not printed.
     """
     mine = _with_system(published)
     if mine.empty:

@@ -45,7 +45,7 @@ NGRAMS = {"1": "unigram", "2": "bigram"}  # what papers call n-grams of a corpus
 
 @dataclass(frozen=True)
 class Run:
-    """One main run.
+    """One main run: what it logged, and its files, read when asked for.
 
     Attributes:
         source: folder or store that it was read from, for messages.

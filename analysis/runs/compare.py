@@ -10,10 +10,10 @@ from itertools import combinations
 import pandas as pd
 from matplotlib.figure import Figure
 
+from specdec.config import BASELINE
 from specdec.errors import UsageError
 
 from ..read.runs import Run
-from ..rounds import BASELINE
 from ..sections import Section
 from .leaderboard import (
     Arm,
