@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from hydra.core.global_hydra import GlobalHydra
 
 from specdec import run
 from specdec.analysis.findings import open_study
 from specdec.analysis.papers.alpha_table import alpha_table
-from specdec.analysis.read.runs import load_runs, open_folder
+from specdec.analysis.read.mlflow_runs import load_runs
+from specdec.analysis.read.runs import open_folder
 from specdec.config import config_dir
 from specdec.drafters.none import NoDrafter
 from specdec.errors import NumericsError
@@ -38,21 +38,12 @@ TARGET = "target.law=[[0.4,0.35,0.25],[0.1,0.3,0.6],[0.55,0.2,0.25]]"
 
 
 @pytest.fixture
-def command(monkeypatch, tmp_path, capsys):
-    """Run `python -m specdec.run ...` in this process, in an empty folder; gives exit code and standard error."""
-    monkeypatch.chdir(tmp_path)
+def command(in_process):
+    """`command("+drafter=ngram", ...)` runs specdec.run with a store; it gives exit code and standard error."""
 
     def call(*arguments: str) -> tuple[int, str]:
-        monkeypatch.setattr("sys.argv", ["specdec.run", *arguments])
-        GlobalHydra.instance().clear()
-        try:
-            run.main()
-            code = 0
-        except SystemExit as end:
-            code = int(end.code or 0)
-        finally:
-            GlobalHydra.instance().clear()
-        return code, capsys.readouterr().err
+        ended = in_process(run, *arguments)
+        return ended.code, ended.error
 
     return call
 

@@ -10,7 +10,7 @@ import pandas as pd
 from specdec.theory.capped_geometric import tokens_per_round
 
 from ..acceptance.estimates import hazards, position_tokens
-from ..acceptance.model_sections import prediction_section
+from ..acceptance.prediction_section import prediction_section
 from ..account.account_sections import account_section, verdict
 from ..findings import Findings
 from ..read.facts import RunFacts
@@ -138,7 +138,6 @@ def _sections(run: Run, found: RunFindings, summary: Summary, replicates: int, s
         run.rounds(),
         run.alpha_sums(),
         replay[replay["kind"] == "baseline"],
-        [],
         run.title,
         replicates,
         min(replicates // 10, REFITS),

@@ -18,7 +18,7 @@ from specdec.theory.speedup import speedup as theoretical_speedup
 
 from ..acceptance.estimates import hazards, position_tokens
 from ..acceptance.iid import IidTest, iid_tests
-from ..account.gap_account import Account, gap_account, shared_alpha
+from ..account.gap_account import Account, account_table, gap_account, shared_alpha
 from ..intervals import Columns, bootstrap
 from ..rounds import arms_by_gamma, check_rounds, distinct_generations, prompt_sums, shared_work
 from .paper_metrics import PAPERS, category_members, paper_values
@@ -93,7 +93,8 @@ def summarise(
     of_text = _alpha_text(text, sorted(set(rounds["prompt"])), replicates, seed)
     summaries = {}
     for gamma, arm in arms.items():
-        account = gap_account(alpha, gamma, arm, baseline, t1_s, tables.replay.get(gamma), alpha_sums, replicates, seed)
+        sums = account_table(arm, baseline, gamma, tables.replay.get(gamma), alpha_sums)
+        account = gap_account(sums, alpha, gamma, t1_s, replicates, seed)
         tests = iid_tests(acceptance[gamma], permutations, seed)
         table = _table(arm, acceptance[gamma], rounds, tables.generations)
         category = arm.groupby("prompt")["category"].first()

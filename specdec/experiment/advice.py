@@ -129,9 +129,7 @@ def predict(gamma: int, tau: Interval, speedup: Interval, cost: RoundCost, offer
     total = sum(offered.estimates())
     shares = {size: rounds / total for size, rounds in sorted(offered.items())}
     c = (tau.estimate * cost.baseline - cost.verify - cost.overhead) / gamma
-    return Forecast(
-        gamma, tau, speedup, cost, shares, needed, break_even_alpha(needed, shares), c if c >= 0 else None
-    )
+    return Forecast(gamma, tau, speedup, cost, shares, needed, break_even_alpha(needed, shares), c if c >= 0 else None)
 
 
 def break_even_alpha(needed: float, offered: Mapping[int, float]) -> float | None:

@@ -25,7 +25,6 @@ from specdec.config import BASELINE, AdviseConfig
 from specdec.errors import UsageError
 from specdec.experiment.advice import Advice, RoundCost, judge, kept_at, key_of, keyed_by, predict
 from specdec.experiment.parts import Parts, build, prepare
-from specdec.experiment.recorded_texts import Text, read_texts
 from specdec.experiment.results import GenerationKey, ResultsFolder, generation_line, round_lines
 from specdec.experiment.terminal import print_lines, print_links
 from specdec.progress import progress_bar
@@ -33,6 +32,7 @@ from specdec.prompts import Prompt
 from specdec.records import Draft, Generation, Request, TextStart, chain_tree
 from specdec.replay.expected_rounds import Walk, agreement, expected_walk, rounds_along
 from specdec.sampling import generator_for
+from specdec.text.streams import Stream, read_streams
 from specdec.timing.calls import Calibration, calibrate
 from specdec.timing.timer import Timer
 
@@ -70,8 +70,13 @@ def advise(config: AdviseConfig, folder: Path) -> Advice:
     recorded = None
     if config.advice.text is not None:
         target = parts.target
-        limit = config.measurement.max_new_tokens
-        recorded = read_texts(Path(config.advice.text), target.vocab_size, target.context_length, limit)
+        recorded = read_streams(
+            config.advice.text,
+            target.vocab_size,
+            key="advice.text",
+            repeats=True,
+            context_length=target.context_length,
+        )
     keyed = keyed_by(config, parts, _foreign_prompts(recorded, parts))
     (folder / "config.yaml").write_text(yaml.safe_dump(asdict(config), sort_keys=False), encoding="utf-8")
     advisor = _Advisor(config, parts, folder)
@@ -107,11 +112,11 @@ def _check_replay(config: AdviseConfig, parts: Parts) -> None:
         )
 
 
-def _foreign_prompts(recorded: Sequence[Text] | None, parts: Parts) -> str | None:
+def _foreign_prompts(recorded: Sequence[Stream] | None, parts: Parts) -> str | None:
     """Return a hash of the recorded prompts where they are not the configured ones, whose advice no run would find."""
     if recorded is None:
         return None
-    found = {text.prompt_tokens for text in recorded}
+    found = {text.prompt for text in recorded}
     if found == {prompt.tokens for prompt in parts.prompts.prompts}:
         return None
     return key_of({"recorded": sorted(found)})
@@ -128,14 +133,14 @@ class _Advisor:
         self._results = ResultsFolder(folder)
         self._calibrations: list[Calibration] = []
         self._accepts: list[dict[int, float]] = []
-        self._walks: list[tuple[Text, dict[int, Walk]]] = []
+        self._walks: list[tuple[Stream, dict[int, Walk]]] = []
         self._alpha = [0.0, 0.0]  # sum of beta, positions with a proposal
 
-    def measure(self, recorded: Sequence[Text] | None) -> None:
+    def measure(self, recorded: Sequence[Stream] | None) -> None:
         """Calibrate, decode plain text and replay along it, prompt by prompt."""
         prompts = list(self._parts.prompts.prompts)
         if recorded is not None:
-            texts = [Prompt(text.prompt, "", "", text.prompt_tokens) for text in recorded]
+            texts = [Prompt(text.id, "", "", text.prompt) for text in recorded]
             # Nothing is decoded but the longest, which says what a token of the baseline costs.
             prompts = [max(texts, key=lambda prompt: len(prompt.tokens))]
         longest = max(prompts, key=lambda prompt: len(prompt.tokens))
@@ -143,7 +148,7 @@ class _Advisor:
         if self._config.measurement.warmup_tokens:
             self._decode(longest, 0, self._config.measurement.warmup_tokens)
         every = -(-len(prompts) // _CALIBRATIONS)
-        decoded: list[Text] = []
+        decoded: list[Stream] = []
         with progress_bar() as progress:
             bar = progress.add_task("advising", total=len(prompts) + len(recorded or ()))
             for index, prompt in enumerate(prompts):
@@ -159,7 +164,7 @@ class _Advisor:
                 self._replay(text)
                 progress.advance(bar)
 
-    def _baseline(self, prompt: Prompt) -> Iterator[Text]:
+    def _baseline(self, prompt: Prompt) -> Iterator[Stream]:
         """Decode a prompt, its later turns and its repeats without a drafter, exactly as a run does it."""
         for repeat in range(self._config.measurement.repeats):
             current: Prompt | None = prompt
@@ -171,8 +176,7 @@ class _Advisor:
                 words = "" if tokenizer is None else tokenizer.decode(done.tokens)
                 line = generation_line(key, done, self._clock, words, flagged=False)
                 self._results.append(round_lines(key, done, self._clock), [line])
-                limit = self._config.measurement.max_new_tokens
-                yield Text(current.id, repeat, current.tokens, done.tokens, limit)
+                yield Stream(current.id, current.category, current.tokens, done.tokens, repeat=repeat)
                 current = self._parts.prompts.follow_up(current, done.tokens)
 
     def _decode(self, prompt: Prompt, repeat: int, limit: int) -> Generation:
@@ -215,27 +219,29 @@ class _Advisor:
                 timer.time(size, partial(self._parts.primary.verifier.accept, draft, p, generator))
         return {size: median(timer.seconds(size)) for size in sizes}
 
-    def _replay(self, text: Text) -> None:
+    def _replay(self, text: Stream) -> None:
         """Count the rounds that this text takes at every gamma."""
+        tokens = text.generated
+        limit = max(self._config.measurement.max_new_tokens, len(tokens))
 
         def request() -> Request:
-            generator = generator_for(self._config.seed, text.prompt, f"draft/{text.repeat}")
-            return Request(text.prompt_tokens, text.limit, draft_generator=generator, reference=text.tokens)
+            generator = generator_for(self._config.seed, text.id, f"draft/{text.repeat}")
+            return Request(text.prompt, limit, draft_generator=generator, reference=tokens)
 
         structure = self._parts.primary.structure
-        along = agreement(self._drafter, self._target, structure, text.tokens, request())
+        along = agreement(self._drafter, self._target, structure, tokens, request())
         self._alpha[0] += sum(along.beta)
         self._alpha[1] += sum(along.proposed)
         walks = {}
         for gamma in self._gammas:
             if self._drafter.capabilities.replay == "position":
-                walks[gamma] = expected_walk(along, gamma, text.limit)
+                walks[gamma] = expected_walk(along, gamma, limit)
             else:
                 shape = structure.resized(gamma)
-                walks[gamma] = rounds_along(self._drafter, shape, text.tokens, request(), self._clock)
+                walks[gamma] = rounds_along(self._drafter, shape, tokens, request(), self._clock)
         self._walks.append((text, walks))
 
-    def conclude(self, keyed: dict[str, Any], recorded: Sequence[Text] | None) -> Advice:
+    def conclude(self, keyed: dict[str, Any], recorded: Sequence[Stream] | None) -> Advice:
         """Turn what was measured into advice."""
         rounds = self._results.compact()
         t1_s = float(rounds["verify_s"].mean())
@@ -273,7 +279,7 @@ class _Advisor:
                     offered[size] = offered.get(size, 0.0) + count
             predictions.append(predict(gamma, intervals["tokens_per_round"], intervals["speedup"], cost, offered))
         best, blame, verdict = judge(predictions, self._parts.label)
-        prompts = len({text.prompt for text, _ in self._walks})
+        prompts = len({text.id for text, _ in self._walks})
         notes = []
         if best.gamma == max(self._gammas) and len(self._gammas) > 1 and blame is None:
             notes.append("The best gamma is the largest of measurement.gammas: a longer one may be better still.")
@@ -288,7 +294,7 @@ class _Advisor:
             replay=str(self._drafter.capabilities.replay),
             source="baseline" if recorded is None else str(self._config.advice.text),
             prompts=prompts,
-            tokens=sum(len(text.tokens) for text, _ in self._walks),
+            tokens=sum(len(text.generated) for text, _ in self._walks),
             alpha=self._alpha[0] / self._alpha[1] if self._alpha[1] else None,
             t1_ms=1e3 * t1_s,
             best_gamma=best.gamma,
@@ -324,7 +330,7 @@ class _Advisor:
             }
             if walk.draft_s is not None:
                 sums["draft"] = walk.draft_s / t1_s
-            rows.append({"prompt": text.prompt, "tokens": len(text.tokens), "rounds": walk.rounds, **sums})
+            rows.append({"prompt": text.id, "tokens": len(text.generated), "rounds": walk.rounds, **sums})
         return pd.DataFrame(rows).groupby("prompt").sum()
 
 

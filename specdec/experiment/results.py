@@ -66,7 +66,9 @@ def _accepted_source(item: Round) -> Any:
     return item.source[item.acceptance.path[-1] if item.acceptance.path else 0]
 
 
-def generation_line(key: GenerationKey, generation: Generation, clock: Clock, text: str, flagged: bool) -> dict[str, Any]:
+def generation_line(
+    key: GenerationKey, generation: Generation, clock: Clock, text: str, flagged: bool
+) -> dict[str, Any]:
     """Return one line of `generations.jsonl`; a replay target reads its token lists."""
     return {
         **vars(key),

@@ -163,9 +163,7 @@ class Session:
                 continue
             key = GenerationKey(self._cell, arm.method, arm.gamma, repeat, prompt.id, prompt.category)
             text = self._text(generation)
-            flagged = (
-                repeated_share(generation.tokens, measurement.repetition_period) >= measurement.repetition_share
-            )
+            flagged = repeated_share(generation.tokens, measurement.repetition_period) >= measurement.repetition_share
             rounds += round_lines(key, generation, self._clock)
             lines.append(generation_line(key, generation, self._clock, text, flagged))
             if judge is not None:

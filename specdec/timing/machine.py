@@ -87,7 +87,7 @@ def measure_machine(
 
 
 def buffer_bytes(caches: Path = Path("/sys/devices/system/cpu/cpu0/cache")) -> int:
-    """Return four times the largest cache that the system names, within 64 MiB and 1 GiB; 256 MiB where it names none."""
+    """Return four times the largest cache that the system names, from 64 MiB to 1 GiB; 256 MiB where it names none."""
     sizes = [re.match(r"(\d+)([KM])", path.read_text(encoding="ascii")) for path in caches.glob("index*/size")]
     largest = max((int(size[1]) << (20 if size[2] == "M" else 10) for size in sizes if size), default=2**26)
     return min(max(4 * largest, 2**26), 2**30)
