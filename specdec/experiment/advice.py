@@ -126,7 +126,7 @@ class Advice:
 def predict(gamma: int, tau: Interval, speedup: Interval, cost: RoundCost, offered: Mapping[int, float]) -> Forecast:
     """Return the forecast for one gamma, with what it would take to break even there."""
     needed = cost.round / cost.baseline
-    total = sum(offered.estimates())
+    total = sum(offered.values())
     shares = {size: rounds / total for size, rounds in sorted(offered.items())}
     c = (tau.estimate * cost.baseline - cost.verify - cost.overhead) / gamma
     return Forecast(gamma, tau, speedup, cost, shares, needed, break_even_alpha(needed, shares), c if c >= 0 else None)

@@ -110,8 +110,8 @@ class CallTimes:
 
 
 def row_counts(largest: int, dense: int) -> list[int]:
-    """Return every n up to `dense`, then steps of a quarter of the last power of two, up to `largest`, and all powers of
-    two. (64, 16) gives 1, 2, ... 16, 20, ... 32, 40, ... 64; a dense of 1 gives powers of two alone.
+    """Return every n up to `dense`, then steps of a quarter of the last power of two up to `largest`, and the powers
+    of two. (64, 16) gives 1, 2, ... 16, 20, ... 32, 40, ... 64; a dense of 1 gives powers of two alone.
     """
     found = {largest, *(1 << power for power in range(largest.bit_length()))}
     found |= set(range(1, min(dense, largest) + 1))
