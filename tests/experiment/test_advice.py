@@ -163,7 +163,8 @@ def test_offers_of_a_replay_are_those_of_live_decoding(tiny_model, sampling, gro
 
 
 def test_predictions_survive_json():
-    found = prediction(3.30, COST, offered={0: 1.0, 5: 3.0})
+    found = prediction(3.30, COST, low=2.0, offered={0: 1.0, 5: 3.0})
+    found = replace(found, tokens_per_round=Interval(3.30, 3.0, 3.5))
     from pydantic import TypeAdapter
 
     assert TypeAdapter(type(found)).validate_json(json.dumps(asdict(found))) == found

@@ -10,6 +10,7 @@ from specdec.clock import CpuClock
 from specdec.errors import UsageError
 from specdec.records import EMPTY, TextStart
 from specdec.sampling import generator_for
+from specdec.targets.base import TargetCapabilities
 from specdec.targets.causal import Causal
 from specdec.targets.encoder_decoder import EncoderDecoder
 from specdec.timing.shapes import time_shapes, tokens_evaluated
@@ -145,7 +146,7 @@ def test_rows_of_an_encoder_decoder(tiny_encoder_decoder, sampling):
 
 def test_a_target_without_rows_is_refused(table, random_law, monkeypatch):
     target = table(random_law(4, 0))
-    assert (timed(target, tokens=[1, 2], calls=1)["missing"] == "").all()
-    monkeypatch.setattr(type(target), "structures", frozenset({"chain"}))
+    assert (timed(target, calls=1)["missing"] == "").all()
+    monkeypatch.setattr(target, "capabilities", TargetCapabilities(structures=frozenset({"chain"})))
     with pytest.raises(UsageError, match="rows"):
         timed(target)
