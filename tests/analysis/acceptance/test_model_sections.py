@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from fixtures import simulated_rounds as simulation
 
-from specdec.analysis.acceptance import simulation
 from specdec.analysis.acceptance.model_sections import model_sections
 from specdec.analysis.read.runs import Run
 from specdec.analysis.sections import Section
