@@ -30,8 +30,8 @@ class DraftCost:
 
 
 @typed
-class CostModel:
-    """t(rows, context, copies), seconds (THEORY 7, with the terms of `analysis.cost.CostModel`):
+class SimulatedCost:
+    """t(rows, context, copies), seconds (THEORY 7, with the terms of `analysis.cost.call_cost.CostModel`):
 
         t = fixed_s + token_s x context + (reading, computing)
         reading = weights_s + cached_s x context x copies
@@ -70,7 +70,7 @@ class CostModel:
         return self.fixed_s + self.token_s * context + join
 
 
-def load_cost(name: str, folder: Path) -> CostModel:
+def load_cost(name: str, folder: Path) -> SimulatedCost:
     """The cost model called `name`.
 
     Args:
@@ -97,7 +97,7 @@ def load_cost(name: str, folder: Path) -> CostModel:
     )
 
 
-def from_run(folder: Path) -> CostModel:
+def from_run(folder: Path) -> SimulatedCost:
     """The cost model of the machine and model that a run measured, from what the run left in its output folder.
 
     `cost.json` has the fitted t(n, context). Of a run without (measurement.cost_contexts=[]), t(n) is the straight line
@@ -118,15 +118,19 @@ def from_run(folder: Path) -> CostModel:
         "overhead_s": _overhead(folder),
     }
     if (folder / "cost.json").is_file():
-        return validated(CostModel, {**_fitted(_json(folder / "cost.json")), **rest, "source": source}, where="cost")
+        return validated(
+            SimulatedCost, {**_fitted(_json(folder / "cost.json")), **rest, "source": source}, where="cost"
+        )
     fixed, row = _line({int(rows): median(times) for rows, times in calibration["calls"].items()})
     line = {"fixed_s": fixed, "row_s": row, "token_s": 0.0, "weights_s": 0.0, "cached_s": 0.0, "key_s": 0.0}
     source += f", at {calibration['context']} cached tokens only"
-    return validated(CostModel, {**line, "tile": 1, "overlap": False, **rest, "source": source}, where="cost")
+    return validated(SimulatedCost, {**line, "tile": 1, "overlap": False, **rest, "source": source}, where="cost")
 
 
 def _fitted(cost: Mapping[str, Any]) -> dict[str, Any]:
-    """The coefficients of `analysis.cost.CostModel` without its products: sums over weights, and over the cache."""
+    """The coefficients of `analysis.cost.call_cost.CostModel` without its products: sums over weights, and over the
+    cache.
+    """
     fit = cost["fit"]
     values = {True: 0.0, False: 0.0}  # cached or not -> operands of a row
     stored = {True: 0.0, False: 0.0}  # -> bytes, of the cache per token
@@ -178,7 +182,7 @@ def _json(path: Path) -> dict[str, Any]:
     return values
 
 
-def _from_yaml(path: Path) -> CostModel:
+def _from_yaml(path: Path) -> SimulatedCost:
     try:
         values = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
@@ -186,4 +190,4 @@ def _from_yaml(path: Path) -> CostModel:
         raise UsageError(f"Bad value target.cost: {path} cannot be read ({reason}).") from None
     if not isinstance(values, dict):
         raise UsageError(f"Bad value target.cost: {path} holds no keys.")
-    return validated(CostModel, values, where="cost", source=f"the cost model {path.name}")
+    return validated(SimulatedCost, values, where="cost", source=f"the cost model {path.name}")

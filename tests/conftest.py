@@ -522,7 +522,7 @@ def _recorded_lengths(folder: Path, vocabulary: int) -> dict[str, Any]:
 
 
 def _random_heads(target: Any, seed: int = 0, **changes: Any) -> Any:
-    from specdec.heads.config import HeadsConfig
+    from specdec.heads.heads_config import HeadsConfig
     from specdec.heads.model import Heads
 
     plain = dict(grounded=False, mixer="mlp", layers=1, width=None, state="hidden", offset=0, prefix=False)
@@ -587,7 +587,7 @@ def drafter_values(group_values, tmp_path_factory) -> Callable[..., dict[str, An
     def values(name: str, vocabulary: int, target: Any = None) -> dict[str, Any]:
         if name not in HEADS:
             return by_size(name, vocabulary)
-        from specdec.heads.files import save_heads
+        from specdec.heads.checkpoint import save_heads
 
         assert target is not None, f"{name} drafts with heads: say for which target"
         path = files / f"{name}-{target.identity}.safetensors"

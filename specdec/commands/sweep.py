@@ -40,7 +40,7 @@ class Stopped(BaseException):
 
 
 @dataclass(frozen=True)
-class Outcome:
+class CellOutcome:
     """How one cell ended; `results` is what the task returned."""
 
     cell: int
@@ -113,7 +113,7 @@ def run_cell(task: Callable[[], Mapping[str, float] | None], ending: Ending) -> 
         results = {name: float(value) for name, value in (task() or {}).items() if value is not None}
     except (Interrupted, KeyboardInterrupt) as error:
         sentence, code = ending(error) or ("Interrupted.", 130)
-        _write(path, Outcome(cell, overrides, code, sentence))
+        _write(path, CellOutcome(cell, overrides, code, sentence))
         raise Stopped(error) from None
     except Exception as error:
         known = ending(error)
@@ -121,17 +121,17 @@ def run_cell(task: Callable[[], Mapping[str, float] | None], ending: Ending) -> 
             logger.exception("Cell %d failed by a fault in specdec or in a library.", cell)
         sentence, code = known or (f"{type(error).__name__}: {error}", 1)
         print(f"specdec: cell {cell}: {sentence}", file=sys.stderr)
-        _write(path, Outcome(cell, overrides, code, sentence))
+        _write(path, CellOutcome(cell, overrides, code, sentence))
     except SystemExit as error:
         code = error.code if isinstance(error.code, int) else 1
-        _write(path, Outcome(cell, overrides, code, f"The cell ended itself with exit code {code}."))
+        _write(path, CellOutcome(cell, overrides, code, f"The cell ended itself with exit code {code}."))
     else:
-        _write(path, Outcome(cell, overrides, 0, "", results))
+        _write(path, CellOutcome(cell, overrides, 0, "", results))
     finally:
         os.environ.pop(SWEEP_CELL, None)
 
 
-def _write(path: Path, outcome: Outcome) -> None:
+def _write(path: Path, outcome: CellOutcome) -> None:
     part = path.with_suffix(".part")
     part.write_text(json.dumps(asdict(outcome), indent=2), encoding="utf-8")
     part.replace(path)
@@ -169,21 +169,21 @@ def conclude(error: BaseException | None) -> int:
     return 0 if status == "FINISHED" else FAILED_CELLS
 
 
-def read_outcomes(folder: Path) -> list[Outcome]:
+def read_outcomes(folder: Path) -> list[CellOutcome]:
     """Outcomes of the cells that began below a sweep's folder, in order; a cell that left none died."""
     outcomes = []
     for settings in folder.rglob(".hydra/hydra.yaml"):
         path = settings.parent.parent / OUTCOME
         if path.is_file():
-            outcomes.append(Outcome(**json.loads(path.read_text(encoding="utf-8"))))
+            outcomes.append(CellOutcome(**json.loads(path.read_text(encoding="utf-8"))))
         else:
             hydra = OmegaConf.load(settings).hydra
             overrides = [str(override) for override in hydra.overrides.task]
-            outcomes.append(Outcome(int(hydra.job.num), overrides, 1, "The cell's process died."))
+            outcomes.append(CellOutcome(int(hydra.job.num), overrides, 1, "The cell's process died."))
     return sorted(outcomes, key=lambda outcome: outcome.cell)
 
 
-def _summarise(sweep: Sweep, outcomes: list[Outcome]) -> None:
+def _summarise(sweep: Sweep, outcomes: list[CellOutcome]) -> None:
     """`sweep.csv` and `sweep.md` in the sweep's folder and on the parent run; the table on the terminal."""
     header = ["cell", "overrides", *HEADLINE, "exit code", "fault"]
     rows = [
@@ -209,7 +209,7 @@ def _summarise(sweep: Sweep, outcomes: list[Outcome]) -> None:
         print(f"overlay: {overlay}")
 
 
-def _lines(outcomes: list[Outcome], name: str) -> dict[str, dict[int, float]]:
+def _lines(outcomes: list[CellOutcome], name: str) -> dict[str, dict[int, float]]:
     """A result over the swept gamma, a line for each combination of the other overrides; over the number of the cell
     where gamma was not swept.
     """
@@ -224,13 +224,13 @@ def _lines(outcomes: list[Outcome], name: str) -> dict[str, dict[int, float]]:
     return lines
 
 
-def _varied(outcome: Outcome, outcomes: list[Outcome]) -> list[str]:
+def _varied(outcome: CellOutcome, outcomes: list[CellOutcome]) -> list[str]:
     """The overrides that not all cells share."""
     shared = set.intersection(*(set(o.overrides) for o in outcomes)) if len(outcomes) > 1 else set()
     return [override for override in outcome.overrides if override not in shared]
 
 
-def _figure(outcome: Outcome, name: str) -> str:
+def _figure(outcome: CellOutcome, name: str) -> str:
     value = outcome.results.get(name)
     return "" if value is None else f"{value:.3f}"
 

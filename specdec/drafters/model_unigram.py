@@ -14,7 +14,7 @@ from specdec.drafters.base import drafters
 from specdec.drafters.base.token_lookup import ModelOf, TokenLookup, model_of
 from specdec.errors import UsageError
 from specdec.models.load import Dtype
-from specdec.ngrams.corpus import Block, Corpus, open_corpus, tokenize
+from specdec.ngrams.corpus import CorpusPart, NgramCorpus, open_corpus, tokenize
 
 if TYPE_CHECKING:
     from specdec.targets.base import Target
@@ -130,17 +130,17 @@ def _ends(scores: np.ndarray, k: int) -> dict[str, np.ndarray]:
     }
 
 
-class _Head(Corpus):
+class _Head(NgramCorpus):
     """The blocks of a corpus up to the one in which `length` characters, or token ids, are reached."""
 
-    def __init__(self, corpus: Corpus, length: int) -> None:
+    def __init__(self, corpus: NgramCorpus, length: int) -> None:
         self._corpus, self._length = corpus, length
         self.name, self.size = corpus.name, min(corpus.size, length)
 
     def digest(self) -> str:
         return f"{self._corpus.digest()}/{self._length}"
 
-    def blocks(self) -> Iterator[Block]:
+    def blocks(self) -> Iterator[CorpusPart]:
         left = self._length
         for block in self._corpus.blocks():
             yield block

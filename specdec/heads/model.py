@@ -9,13 +9,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from specdec.heads.config import HeadsConfig
+from specdec.heads.heads_config import HeadsConfig
 
 Past = tuple[Tensor, Tensor]
 """Keys and values [B, H, P, D/H] of what came before."""
 
 
-class Block(nn.Module):
+class ResidualLayer(nn.Module):
     """x + SiLU(W [x; more]), or with a hidden layer of another width x + U SiLU(W [x; more])."""
 
     def __init__(self, size: int, more: int, width: int | None) -> None:
@@ -41,7 +41,9 @@ class MlpHead(nn.Module):
 
     def __init__(self, size: int, tokens: int, layers: int, width: int | None) -> None:
         super().__init__()
-        self.blocks = nn.ModuleList(Block(size, tokens * size if layer == 0 else 0, width) for layer in range(layers))
+        self.blocks = nn.ModuleList(
+            ResidualLayer(size, tokens * size if layer == 0 else 0, width) for layer in range(layers)
+        )
 
     def forward(self, state: Tensor, embedded: Tensor | None) -> Tensor:
         """state [..., D], embedded [..., tokens * D] or None -> [..., D]."""

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from specdec.heads.model import Block, Heads, MlpHead
+from specdec.heads.model import Heads, MlpHead, ResidualLayer
 
 
 class _Layer(NamedTuple):
@@ -43,7 +43,7 @@ class ParallelHeads:
         return self._heads.logits(1, features)
 
 
-def _stacked(blocks: list[Block]) -> tuple[_Layer, _Layer | None]:
+def _stacked(blocks: list[ResidualLayer]) -> tuple[_Layer, _Layer | None]:
     """The same block of every head."""
     outer = [block.outer for block in blocks if block.outer is not None]
     return _layer([block.inner for block in blocks]), _layer(outer) if outer else None

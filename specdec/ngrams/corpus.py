@@ -42,7 +42,7 @@ _SKIPPED = ("test", "tests", "idle_test", "site-packages", "dist-packages", "pyd
 
 
 @dataclass(frozen=True)
-class Block:
+class CorpusPart:
     """A stretch of a document.
 
     Attributes:
@@ -58,7 +58,7 @@ class Block:
     read: int
 
 
-class Corpus(ABC):
+class NgramCorpus(ABC):
     """Where the text comes from. `name` is for messages, `size` in bytes."""
 
     name: str
@@ -69,7 +69,7 @@ class Corpus(ABC):
         """A hash of what `blocks` gives."""
 
     @abstractmethod
-    def blocks(self) -> Iterator[Block]:
+    def blocks(self) -> Iterator[CorpusPart]:
         """The documents in order.
 
         Raises:
@@ -77,7 +77,7 @@ class Corpus(ABC):
         """
 
 
-class StandardLibrary(Corpus):
+class StandardLibraryCorpus(NgramCorpus):
     """The running interpreter's sources, without held-out modules, tests and generated tables: offline text that every
     installation has, and none of it in the prompts `stdlib_code`.
     """
@@ -95,14 +95,14 @@ class StandardLibrary(Corpus):
     def digest(self) -> str:
         return content_hash(self._documents)
 
-    def blocks(self) -> Iterator[Block]:
+    def blocks(self) -> Iterator[CorpusPart]:
         read = 0
         for item in self._documents:
             read += len(item.text)
-            yield Block(item.text, True, item.name, read)
+            yield CorpusPart(item.text, True, item.name, read)
 
 
-class File(Corpus):
+class FileCorpus(NgramCorpus):
     """A local file, gzip or not: plain text (one document), or JSON lines whose `field` is a text, a list of texts (a
     document each) or a list of token ids.
 
@@ -120,7 +120,7 @@ class File(Corpus):
         with self._path.open("rb") as stream:
             return hashlib.file_digest(stream, "sha256").hexdigest() + (f"/{self._field}" if self._field else "")
 
-    def blocks(self) -> Iterator[Block]:
+    def blocks(self) -> Iterator[CorpusPart]:
         with self._opened() as (stream, position):
             yield from self._text(stream, position) if self._field is None else self._records(stream, position)
 
@@ -139,7 +139,7 @@ class File(Corpus):
         except OSError as error:
             raise UsageError(f"Corpus file {self.name} cannot be read: {error.strerror}.") from None
 
-    def _text(self, stream: BinaryIO, position: Callable[[], int]) -> Iterator[Block]:
+    def _text(self, stream: BinaryIO, position: Callable[[], int]) -> Iterator[CorpusPart]:
         """Cut at the first newline after `_BLOCK` bytes, and in a longer line after as many again."""
         decoder = getincrementaldecoder("utf-8")()
         before, first = 0, True
@@ -156,17 +156,17 @@ class File(Corpus):
             if not content:
                 return
             before += len(content)
-            yield Block(text, first, self._file, position())
+            yield CorpusPart(text, first, self._file, position())
             first = False
 
-    def _records(self, stream: BinaryIO, position: Callable[[], int]) -> Iterator[Block]:
+    def _records(self, stream: BinaryIO, position: Callable[[], int]) -> Iterator[CorpusPart]:
         for number, raw in enumerate(stream, start=1):
             if raw.strip():
                 where = f"{self._file}:{number}"
                 value = self._value(raw, where)
                 texts = value if isinstance(value, list) and isinstance(next(iter(value), None), str) else [value]
                 for content in texts:
-                    yield Block(content, True, where, position())
+                    yield CorpusPart(content, True, where, position())
 
     def _value(self, raw: bytes, where: str) -> Any:
         try:
@@ -188,17 +188,17 @@ class File(Corpus):
 _LISTS: list[set[type]] = [set(), {str}, {int}]
 
 
-def open_corpus(path: str | None, field: str | None) -> Corpus:
+def open_corpus(path: str | None, field: str | None) -> NgramCorpus:
     """The corpus that `drafter.corpus` and `drafter.field` describe.
 
     Raises:
         UsageError: a file that is missing or unreadable, a field without a file.
     """
     if path is not None:
-        return File(path, field)
+        return FileCorpus(path, field)
     if field is not None:
         raise UsageError(f"Bad value drafter.field={field}: it needs drafter.corpus, a JSON-lines file.")
-    return StandardLibrary()
+    return StandardLibraryCorpus()
 
 
 def tokenizer_digest(tokenizer: Any) -> str:
@@ -209,13 +209,14 @@ def tokenizer_digest(tokenizer: Any) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def tokenize(corpus: Corpus, tokenizer: Any, vocab_size: int) -> np.ndarray:
+def tokenize(corpus: NgramCorpus, tokenizer: Any, vocab_size: int) -> np.ndarray:
     """The corpus in the target's tokens: [T] int32, a `BOUNDARY` before every document.
 
     Args:
         tokenizer: the target's; None where it has none, then the corpus has to hold token ids.
     Raises:
-        UsageError: an empty corpus, text without a tokenizer, tokens outside the vocabulary, and see `Corpus.blocks`.
+        UsageError: an empty corpus, text without a tokenizer, tokens outside the vocabulary, and see
+        `NgramCorpus.blocks`.
     """
     boundary = np.array([BOUNDARY], dtype=np.int32)
     parts: list[np.ndarray] = []
@@ -233,7 +234,7 @@ def tokenize(corpus: Corpus, tokenizer: Any, vocab_size: int) -> np.ndarray:
     return stream
 
 
-def _encoded(corpus: Corpus, tokenizer: Any) -> Iterator[tuple[Block, Sequence[int]]]:
+def _encoded(corpus: NgramCorpus, tokenizer: Any) -> Iterator[tuple[CorpusPart, Sequence[int]]]:
     encode = None
     with _progress(corpus.size) as progress:
         bar = progress.add_task("reading the n-gram corpus", total=corpus.size)
@@ -252,8 +253,8 @@ def _encoded(corpus: Corpus, tokenizer: Any) -> Iterator[tuple[Block, Sequence[i
             progress.update(bar, completed=batch[-1].read)
 
 
-def _batches(blocks: Iterable[Block]) -> Iterator[list[Block]]:
-    batch: list[Block] = []
+def _batches(blocks: Iterable[CorpusPart]) -> Iterator[list[CorpusPart]]:
+    batch: list[CorpusPart] = []
     length = 0
     for block in blocks:
         batch.append(block)

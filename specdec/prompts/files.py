@@ -8,7 +8,7 @@ from pydantic import Field
 
 from specdec.config import AtLeastOne, typed
 from specdec.errors import UsageError
-from specdec.prompts.base.contract import Entry, PromptSource, SetConfig, Source, prompts
+from specdec.prompts.base.contract import Entry, PromptSource, SetConfig, SourceContent, prompts
 from specdec.text.sources import Records, read_file, read_hub
 
 Key = Annotated[str, Field(min_length=1)]
@@ -48,7 +48,7 @@ class FileSet(PromptSource):
         self.config: FileConfig = config
         self._template = _parsed(config)
 
-    def read(self) -> Source:
+    def read(self) -> SourceContent:
         records = self._records()
         entries: dict[str, Entry] = {}
         for where, number, record in records.rows:
@@ -59,7 +59,7 @@ class FileSet(PromptSource):
                     "set prompts.id_field=null to number the prompts by line."
                 )
             entries[entry.id] = entry
-        return Source(list(entries.values()), records.provenance)
+        return SourceContent(list(entries.values()), records.provenance)
 
     def _records(self) -> Records:
         config = self.config

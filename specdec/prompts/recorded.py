@@ -1,12 +1,12 @@
 """The prompts of recorded streams: what target=replay decodes, or a live target, to compare it with the record."""
 
 from specdec.config import typed
-from specdec.prompts.base.contract import Entry, PromptSource, SetConfig, Source, prompts
+from specdec.prompts.base.contract import Entry, PromptSource, SetConfig, SourceContent, prompts
 from specdec.text.streams import Recording, open_recording
 
 
 @typed
-class RecordedConfig(SetConfig, Recording):
+class RecordedPromptsConfig(SetConfig, Recording):
     pass
 
 
@@ -14,14 +14,14 @@ class RecordedConfig(SetConfig, Recording):
 class RecordedPrompts(PromptSource):
     """One prompt per stream, as literal tokens; streams that repeat a prompt are counted and left out."""
 
-    def __init__(self, config: RecordedConfig) -> None:
-        self.config: RecordedConfig = config
+    def __init__(self, config: RecordedPromptsConfig) -> None:
+        self.config: RecordedPromptsConfig = config
 
-    def read(self) -> Source:
+    def read(self) -> SourceContent:
         recorded = open_recording(self.config)
         entries = [
             Entry(f"{self.config.name}/{stream.id}", stream.category, tokens=stream.prompt)
             for stream in recorded.streams
         ]
         absent = {"repeated_prompt": dict(recorded.repeated)} if recorded.repeated else {}
-        return Source(entries, {"path": str(self.config.path), "sha256": recorded.sha256}, absent)
+        return SourceContent(entries, {"path": str(self.config.path), "sha256": recorded.sha256}, absent)

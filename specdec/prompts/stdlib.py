@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from specdec.config import AtLeastOne, typed
-from specdec.prompts.base.contract import Entry, PromptSource, SetConfig, Source, prompts
+from specdec.prompts.base.contract import Entry, PromptSource, SetConfig, SourceContent, prompts
 from specdec.text.python_sources import held_out_modules, held_out_topics, installed_topics
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -41,7 +41,7 @@ class StdlibCode(PromptSource):
     def __init__(self, config: StdlibCodeConfig) -> None:
         self.config: StdlibCodeConfig = config
 
-    def read(self) -> Source:
+    def read(self) -> SourceContent:
         entries: list[Entry] = []
         absent: dict[str, int] = {}
         for module in held_out_modules():
@@ -56,7 +56,7 @@ class StdlibCode(PromptSource):
                     found.setdefault(name, cut)  # a property's setter has its getter's name: the first stands
             for name in sorted(found, key=lambda name: hashlib.sha256(name.encode()).digest()):
                 entries.append(Entry(f"{self.config.name}/{module}/{name}", module, (found[name],)))
-        return Source(entries, _provenance(), {"absent_module": absent} if absent else {})
+        return SourceContent(entries, _provenance(), {"absent_module": absent} if absent else {})
 
     def _cut(self, lines: Sequence[str], function: Function) -> str | None:
         """Context, signature, docstring and half of the body; None when too short or too long."""
@@ -82,7 +82,7 @@ class StdlibDocs(PromptSource):
     def __init__(self, config: StdlibDocsConfig) -> None:
         self.config: StdlibDocsConfig = config
 
-    def read(self) -> Source:
+    def read(self) -> SourceContent:
         try:
             topics = installed_topics()
         except ImportError:  # some distributions ship Python without its documentation
@@ -101,7 +101,7 @@ class StdlibDocs(PromptSource):
                 text = "\n".join(paragraphs_before(lines, cut, self.config.max_characters)).rstrip()
                 if len(text) >= self.config.min_characters:
                     entries.append(Entry(f"{self.config.name}/{topic}/{number}", topic, (text,)))
-        return Source(entries, _provenance(), {"absent_topic": absent} if absent else {})
+        return SourceContent(entries, _provenance(), {"absent_topic": absent} if absent else {})
 
 
 def module_source(module: str) -> str | None:

@@ -4,13 +4,10 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from specdec.config import AtLeastOne, typed
 from specdec.registry import Registry
-
-if TYPE_CHECKING:
-    from specdec.prompts.base.rendering import Renderer
 
 Counts = dict[str, dict[str, int]]  # reason -> category -> count
 
@@ -37,7 +34,7 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Source:
+class SourceContent:
     """What a source holds, in its own order; `absent` counts what this machine lacks."""
 
     entries: Sequence[Entry]
@@ -51,7 +48,7 @@ class PromptSource(ABC):
     config: SetConfig
 
     @abstractmethod
-    def read(self) -> Source:
+    def read(self) -> SourceContent:
         """All entries, the same at every call.
 
         Raises:
@@ -70,22 +67,6 @@ class Prompt:
     follow_ups: tuple[str, ...] = ()  # later turns, built on the baseline's answer to the one before
     turns: tuple[str, ...] = ()
     reference: str | None = None  # the right answer, to judge outputs by
-
-
-@dataclass(frozen=True)
-class PromptSet:
-    """The usable prompts of a set, and what was left out on the way to them."""
-
-    name: str
-    prompts: tuple[Prompt, ...]
-    content_hash: str  # of the chosen entries before rendering: the same for every tokenizer
-    skipped: Mapping[str, Mapping[str, int]]  # reason -> category -> count
-    provenance: Mapping[str, str]
-    renderer: "Renderer" = field(repr=False, compare=False)
-
-    def follow_up(self, prompt: Prompt, answer: Sequence[int]) -> Prompt | None:
-        """The next turn, asked after the baseline's `answer`; None when there is none or it is too long."""
-        return self.renderer.follow_up(prompt, answer)
 
 
 _TURN = re.compile(r"/turn\d+$")

@@ -2,15 +2,37 @@
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
 from specdec.errors import UsageError
-from specdec.prompts.base.contract import Counts, Entry, Prompt, PromptSet, SetConfig, prompts
+from specdec.prompts.base.contract import Counts, Entry, Prompt, SetConfig, prompts
 from specdec.prompts.base.rendering import Renderer
 
 TOO_LONG, EMPTY = "too_long", "empty"
+
+
+@dataclass(frozen=True)
+class PromptSet:
+    """The usable prompts of a set, and the entries that were left out.
+
+    Attributes:
+        content_hash: sha256 of the chosen entries before rendering: the same for every tokenizer.
+        skipped: reason -> category -> number of entries left out.
+    """
+
+    name: str
+    prompts: tuple[Prompt, ...]
+    content_hash: str
+    skipped: Mapping[str, Mapping[str, int]]
+    provenance: Mapping[str, str]
+    renderer: Renderer = field(repr=False, compare=False)
+
+    def follow_up(self, prompt: Prompt, answer: Sequence[int]) -> Prompt | None:
+        """Return the next turn, asked after the baseline's `answer`; None if there is none or it is too long."""
+        return self.renderer.follow_up(prompt, answer)
 
 
 def load_prompts(

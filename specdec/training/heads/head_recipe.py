@@ -7,7 +7,7 @@ from pydantic import Field, model_validator
 from pydantic.dataclasses import dataclass
 
 from specdec.config import AtLeastOne, TrackingConfig, typed
-from specdec.heads.config import HeadsConfig
+from specdec.heads.heads_config import HeadsConfig
 from specdec.training.heads.head_data_config import HeadDataConfig
 from specdec.training.models.recipe import STRICT, PaceConfig, PositiveInt, fingerprint
 from specdec.training.schedules import NonNegative, RateConfig, Share, Weight

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from specdec.config import validated
 from specdec.errors import NumericsError, UsageError
-from specdec.heads.files import load_heads, read_heads, save_heads, state_offset
+from specdec.heads.checkpoint import load_heads, read_heads, save_heads, state_offset
 from specdec.heads.model import Heads
 from specdec.sampling import SamplingConfig
 from specdec.targets.base import Target, targets

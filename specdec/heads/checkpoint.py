@@ -4,7 +4,7 @@ import json
 import re
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -13,11 +13,9 @@ from torch import Tensor
 
 from specdec.config import validated
 from specdec.errors import UsageError
-from specdec.heads.config import HeadsConfig
+from specdec.heads.heads_config import HeadsConfig
 from specdec.heads.model import Heads
-
-if TYPE_CHECKING:
-    from specdec.targets.base import Target
+from specdec.targets.base import Target
 
 _KEY = "specdec.heads"
 _USUAL_PLACE = re.compile(r"(?:^|/)models/heads/(.+)/heads\.safetensors$")  # where a training leaves those of a recipe
@@ -85,7 +83,7 @@ def read_heads(path: str | Path, key: str = "drafter.model") -> Stored:
         ) from None
 
 
-def load_heads(path: str | Path, target: "Target") -> Heads:
+def load_heads(path: str | Path, target: Target) -> Heads:
     """Heads for this very target, in its dtype and on its device, ready to draft.
 
     Raises:
@@ -105,6 +103,6 @@ def load_heads(path: str | Path, target: "Target") -> Heads:
     return heads.to(target.device, output.dtype).eval().requires_grad_(False)
 
 
-def state_offset(config: HeadsConfig, target: "Target") -> int:
+def state_offset(config: HeadsConfig, target: Target) -> int:
     """The layer whose states these heads read, counted down from the target's last (`Target.keep_states`)."""
     return target.depth if config.state == "embeddings" else config.offset
