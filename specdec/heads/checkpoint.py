@@ -25,7 +25,7 @@ class Stored(NamedTuple):
     """A file's contents.
 
     Attributes:
-        target: hash of the weights that the heads read (`Target.identity`).
+        target: hash of the weights that the heads read (`HiddenStates.identity`).
         training: how they were made, as the trainer recorded it.
     """
 
@@ -44,7 +44,7 @@ def save_heads(heads: Heads, path: Path, target: str, training: dict[str, Any]) 
     """Write the heads, folders included; a reader never sees half a file.
 
     Args:
-        target: `Target.identity` of the target that they read.
+        target: `HiddenStates.identity` of the target that they read.
         training: JSON values.
     """
     about = {"config": asdict(heads.config), "target": target, "training": training}
@@ -90,19 +90,19 @@ def load_heads(path: str | Path, target: Target) -> Heads:
         UsageError: trained on other weights; both hashes are named. A target without hidden states, or not as deep.
     """
     stored = read_heads(path)
-    embedding, output = target.embedding, target.output_layer  # a target that has none has no hash either
-    if stored.target != target.identity:
+    hidden = target.hidden
+    if stored.target != hidden.identity:
         raise UsageError(
             f"Heads drafter.model={path} were trained on a target whose weights have the hash {stored.target[:16]}; "
-            f"this one's have {target.identity[:16]}: use the target that they were trained on, or train heads for "
+            f"this one's have {hidden.identity[:16]}: use the target that they were trained on, or train heads for "
             "this one with specdec.train."
         )
     with torch.device("meta"):  # nothing is drawn or copied for weights that are there
-        heads = Heads(stored.config, embedding, output)
+        heads = Heads(stored.config, hidden.embedding, hidden.output_layer)
     heads.load_state_dict(stored.weights, assign=True)
-    return heads.to(target.device, output.dtype).eval().requires_grad_(False)
+    return heads.to(target.device, hidden.output_layer.dtype).eval().requires_grad_(False)
 
 
 def state_offset(config: HeadsConfig, target: Target) -> int:
-    """The layer whose states these heads read, counted down from the target's last (`Target.keep_states`)."""
-    return target.depth if config.state == "embeddings" else config.offset
+    """The layer whose states these heads read, counted down from the target's last (`HiddenStates`)."""
+    return target.hidden.layers if config.state == "embeddings" else config.offset
