@@ -16,7 +16,7 @@ class RandomTokensConfig(SetConfig):
 
 @prompts.register("random_tokens")
 class RandomTokens(PromptSource):
-    """`count` prompts of `length` tokens; each depends on the seed and its own number alone."""
+    """Draws `count` prompts of `length` tokens; each depends on the seed and its own number alone."""
 
     def __init__(self, config: RandomTokensConfig) -> None:
         self.config: RandomTokensConfig = config

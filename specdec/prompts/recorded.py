@@ -1,4 +1,4 @@
-"""The prompts of recorded streams: what target=replay decodes, or a live target, to compare it with the record."""
+"""The prompts of recorded streams, for target=replay, or for a live target that is compared with the record."""
 
 from specdec.config import typed
 from specdec.prompts.base.contract import Entry, PromptSource, SetConfig, SourceContent, prompts

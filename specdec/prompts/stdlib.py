@@ -33,9 +33,9 @@ class StdlibDocsConfig(SetConfig):
 
 @prompts.register("stdlib_code")
 class StdlibCode(PromptSource):
-    """Functions of held-out modules cut in mid-body, with what stands before them in the file.
+    """Functions of held-out modules, cut in the middle of the body, with the text before them in the file.
 
-    Within a module they go by the hash of their name: no favourites, and stable across Pythons.
+    Within a module they are ordered by the hash of their name: arbitrary, and the same in every Python version.
     """
 
     def __init__(self, config: StdlibCodeConfig) -> None:
@@ -59,7 +59,7 @@ class StdlibCode(PromptSource):
         return SourceContent(entries, _provenance(), {"absent_module": absent} if absent else {})
 
     def _cut(self, lines: Sequence[str], function: Function) -> str | None:
-        """Context, signature, docstring and half of the body; None when too short or too long."""
+        """Return context, signature, docstring and half of the body; None if that is too short or too long."""
         documented = ast.get_docstring(function, clean=False) is not None
         body = function.body[1:] if documented else function.body
         first = min(node.lineno for node in (function, *function.decorator_list)) - 1
@@ -105,7 +105,7 @@ class StdlibDocs(PromptSource):
 
 
 def module_source(module: str) -> str | None:
-    """A standard-library module's source, found by path, not by import; None when absent."""
+    """Return the source of a standard-library module, found without importing it; None if there is none."""
     path = Path(sysconfig.get_path("stdlib"), *module.split("."))
     for file in (path.with_name(path.name + ".py"), path / "__init__.py"):
         if file.is_file():
@@ -114,7 +114,7 @@ def module_source(module: str) -> str | None:
 
 
 def paragraphs_before(lines: Sequence[str], end: int, room: int) -> Sequence[str]:
-    """The whole lines before `end` that fit in `room` characters, if possible from a paragraph's start."""
+    """Return the whole lines before `end` that fit in `room` characters, if possible from a paragraph's start."""
     start = end
     while start > 0 and room > len(lines[start - 1]):
         start -= 1
@@ -124,7 +124,7 @@ def paragraphs_before(lines: Sequence[str], end: int, room: int) -> Sequence[str
 
 
 def _functions(body: Sequence[ast.stmt], prefix: str = "") -> Iterator[tuple[str, Function]]:
-    """Functions and methods with their qualified names; inner functions belong to the outer one."""
+    """Yield functions and methods with their qualified names; inner functions belong to the outer one."""
     for node in body:
         if isinstance(node, ast.ClassDef):
             yield from _functions(node.body, f"{prefix}{node.name}.")

@@ -52,7 +52,7 @@ def test_heads_of_other_weights_are_refused_and_both_are_named(target, random_he
 
 
 def test_the_same_weights_have_the_same_identity(target, tiny_llama, sampling):
-    assert Causal(tiny_llama(23), sampling(temperature=1.0)).identity == target.hidden.identity
+    assert Causal(tiny_llama(23), sampling(temperature=1.0)).hidden.identity == target.hidden.identity
 
 
 @pytest.mark.parametrize("content", [None, b"", b"not safetensors", "other tensors", "other config"])

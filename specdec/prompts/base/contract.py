@@ -1,4 +1,4 @@
-"""The contract of a prompt source, and what the loader makes of it. Knows no tokenizer: sources give text."""
+"""The contract of a prompt source, and the prompts that are made of it. Knows no tokenizer: sources give text."""
 
 import re
 from abc import ABC, abstractmethod
@@ -17,9 +17,9 @@ class SetConfig:
     """The keys that every prompt set has."""
 
     name: str
-    limit: AtLeastOne | None  # of usable prompts; null is all
+    limit: AtLeastOne | None  # number of usable prompts; null takes all
     balance: bool  # with a limit: true takes the categories in turn, false the first prompts of the source
-    chat: Literal["auto", "never"]  # auto applies the tokenizer's chat template where there is one
+    chat: Literal["auto", "never"]  # auto applies the tokenizer's chat template, if it has one
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class SourceContent:
-    """What a source holds, in its own order; `absent` counts what this machine lacks."""
+    """All that a source holds, in its own order; `absent` counts what this machine lacks."""
 
     entries: Sequence[Entry]
     provenance: Mapping[str, str]
@@ -49,16 +49,16 @@ class PromptSource(ABC):
 
     @abstractmethod
     def read(self) -> SourceContent:
-        """All entries, the same at every call.
+        """Return all entries, the same at every call.
 
         Raises:
-            UsageError: a file that is missing, empty or damaged, or a key that does not fit it.
+            UsageError: a file is missing, empty or damaged, or a key does not fit it.
         """
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """A rendered prompt. `turns` is the conversation that `text` renders: user, assistant, user, ..."""
+    """A rendered prompt. `turns` are the turns of the conversation that `text` renders: user, assistant, user, ..."""
 
     id: str  # stable and unique within the set, e.g. stdlib_code/textwrap/TextWrapper._split
     category: str
@@ -73,12 +73,12 @@ _TURN = re.compile(r"/turn\d+$")
 
 
 def turn_id(first: str, number: int) -> str:
-    """The id of a conversation's later turn."""
+    """Return the id of a later turn of a conversation."""
     return f"{first}/turn{number}"
 
 
 def first_turn(id: str) -> str:
-    """The id of the turn that a conversation began with: what intervals over prompts resample."""
+    """Return the id of the first turn of a conversation; intervals over prompts resample whole conversations."""
     return _TURN.sub("", id)
 
 
