@@ -31,7 +31,7 @@ class DraftCost:
 
 @typed
 class SimulatedCost:
-    """t(rows, context, copies), seconds (THEORY 7, with the terms of `analysis.cost.call_cost.CostModel`):
+    """t(rows, context, copies), seconds (THEORY 7, with the terms of `analysis.cost.call_cost.CallCost`):
 
         t = fixed_s + token_s x context + (reading, computing)
         reading = weights_s + cached_s x context x copies
@@ -128,9 +128,7 @@ def from_run(folder: Path) -> SimulatedCost:
 
 
 def _fitted(cost: Mapping[str, Any]) -> dict[str, Any]:
-    """The coefficients of `analysis.cost.call_cost.CostModel` without its products: sums over weights, and over the
-    cache.
-    """
+    """Turn a fitted `CallCost` (analysis) into these coefficients: its products become sums over weights and cache."""
     fit = cost["fit"]
     values = {True: 0.0, False: 0.0}  # cached or not -> operands of a row
     stored = {True: 0.0, False: 0.0}  # -> bytes, of the cache per token

@@ -12,13 +12,13 @@ class RecordedPromptsConfig(SetConfig, Recording):
 
 @prompts.register("recorded")
 class RecordedPrompts(PromptSource):
-    """One prompt per stream, as literal tokens; streams that repeat a prompt are counted and left out."""
+    """Gives one prompt per stream, as literal tokens; streams that repeat a prompt are counted and left out."""
 
     def __init__(self, config: RecordedPromptsConfig) -> None:
         self.config: RecordedPromptsConfig = config
 
     def read(self) -> SourceContent:
-        recorded = open_recording(self.config)
+        recorded = open_recording(self.config, "prompts")
         entries = [
             Entry(f"{self.config.name}/{stream.id}", stream.category, tokens=stream.prompt)
             for stream in recorded.streams
