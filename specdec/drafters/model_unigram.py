@@ -138,10 +138,10 @@ class _Head(NgramCorpus):
     def digest(self) -> str:
         return f"{self._corpus.digest()}/{self._length}"
 
-    def blocks(self) -> Iterator[CorpusPart]:
+    def parts(self) -> Iterator[CorpusPart]:
         left = self._length
-        for block in self._corpus.blocks():
-            yield block
-            left -= len(block.content)
+        for part in self._corpus.parts():
+            yield part
+            left -= len(part.content)
             if left <= 0:
                 return

@@ -51,7 +51,7 @@ def text(tmp_path_factory):
     ten times.
     """
     path = tmp_path_factory.mktemp("corpus") / "text.txt"
-    source = "\n".join(str(block.content) for block in StandardLibraryCorpus().blocks())
+    source = "\n".join(str(block.content) for block in StandardLibraryCorpus().parts())
     copy = written = 0
     with path.open("w", encoding="utf-8") as stream:
         while written < MEGABYTES * 10**6:

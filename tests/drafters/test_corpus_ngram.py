@@ -240,7 +240,7 @@ def test_a_tokenizer_that_truncates_is_not_obeyed(tmp_path, pocket):
 
 
 def test_the_default_corpus_has_nothing_of_the_held_out_prompts():
-    names = [block.where for block in StandardLibraryCorpus().blocks()]
+    names = [block.where for block in StandardLibraryCorpus().parts()]
     assert len(names) > 300 and "bisect.py" in names and "json/decoder.py" in names
     stems = {name.removesuffix(".py").removesuffix("/__init__").replace("/", ".") for name in names}
     assert not stems & set(held_out_modules())
