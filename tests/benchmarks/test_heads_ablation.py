@@ -25,7 +25,7 @@ from specdec.analysis.rounds import drafted, prompt_sums
 from specdec.analysis.studies import heads_ablation
 from specdec.config import BASELINE, config_dir
 from specdec.experiment.environment import cpu, versions
-from specdec.heads.files import load_heads, read_heads, state_offset
+from specdec.heads.checkpoint import load_heads, read_heads, state_offset
 from specdec.training.heads.head_accuracy import HeadAccuracy
 from specdec.training.heads.head_training import load_target
 

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from specdec.config import config_dir
-from specdec.heads.files import save_heads
+from specdec.heads.checkpoint import save_heads
 from specdec.targets.base import targets
 
 

@@ -1,4 +1,4 @@
-"""What a set of heads is made of: one typed config, in which every variant of the literature is a few values."""
+"""The typed config of a set of heads, in which every variant of the literature is a few values."""
 
 from typing import Annotated, Literal
 
@@ -12,16 +12,17 @@ class HeadsConfig:
     """K heads over h_t, the state of the last token that the target has evaluated; head k predicts x_{t+k+1}.
 
     Attributes:
-        name: what they are called in tables.
-        count: K.
+        name: name of the heads in tables.
+        count: number of heads, K.
         grounded: head k also reads the input embeddings of x_{t+1}, ..., x_{t+k}.
-        mixer: "mlp": residual SiLU blocks; "gru": a recurrence over those embeddings from h_t on (grounded only).
-        layers: blocks of a head, or layers of the GRU.
-        width: of the blocks' hidden layer; None is the target's hidden size, which saves their way back.
-        state: "hidden" or, to see what the states are worth, "embeddings": h_t is the input embedding of x_t.
+        mixer: "mlp": residual SiLU layers; "gru": a recurrence over those embeddings that begins with h_t (grounded
+            heads only).
+        layers: residual layers of a head, or layers of the GRU.
+        width: width inside a residual layer; None is the target's hidden size, which needs no second matrix.
+        state: "hidden", or "embeddings": h_t is then the input embedding of x_t, to see what the states are worth.
         offset: layer that h_t is taken from, counted down from the last; 0 is what the output head reads.
         prefix: a causal self-attention layer over the states of the whole prefix stands before the heads (Hydra++).
-        output: the layer to the vocabulary: "own" for each head, "shared" by them, or "tied", the target's own.
+        output: layer to the vocabulary: "own" for each head, "shared" by all heads, or "tied", the target's own.
     """
 
     name: Annotated[str, Field(min_length=1)]

@@ -5,7 +5,7 @@ import torch
 from safetensors.torch import save_file
 
 from specdec.errors import UsageError
-from specdec.heads.files import load_heads, read_heads, save_heads, state_offset
+from specdec.heads.checkpoint import load_heads, read_heads, save_heads, state_offset
 from specdec.targets.causal import Causal
 
 TRAINING = {"recipe": "test", "steps": 3, "accuracy": [0.5, 0.25]}

@@ -4,7 +4,7 @@ import pytest
 
 from specdec.config import validated
 from specdec.errors import UsageError
-from specdec.heads.config import HeadsConfig
+from specdec.heads.heads_config import HeadsConfig
 
 PLAIN = dict(
     name="x", count=4, grounded=False, mixer="mlp", layers=1, width=None, state="hidden", offset=0, prefix=False

@@ -1,4 +1,4 @@
-"""Heads on disk: one safetensors file that says what they are made of and which weights they were trained on."""
+"""Heads on disk: one safetensors file with their config and the hash of the weights that they were trained on."""
 
 import json
 import re
@@ -13,16 +13,16 @@ from torch import Tensor
 
 from specdec.config import validated
 from specdec.errors import UsageError
-from specdec.heads.config import HeadsConfig
+from specdec.heads.heads_config import HeadsConfig
 from specdec.heads.model import Heads
 from specdec.targets.base import Target
 
 _KEY = "specdec.heads"
-_USUAL_PLACE = re.compile(r"(?:^|/)models/heads/(.+)/heads\.safetensors$")  # where a training leaves those of a recipe
+_USUAL_PLACE = re.compile(r"(?:^|/)models/heads/(.+)/heads\.safetensors$")  # where a training writes the heads
 
 
 class Stored(NamedTuple):
-    """A file's contents.
+    """The contents of a file.
 
     Attributes:
         target: hash of the weights that the heads read (`HiddenStates.identity`).
@@ -36,7 +36,7 @@ class Stored(NamedTuple):
 
 
 def shipped_heads(name: str) -> Path:
-    """The file of heads that come with specdec, trained on the pocket target."""
+    """Return the file of heads that come with specdec, trained on the pocket target."""
     return Path(__file__).parents[1] / "pocket" / "heads" / f"{name}.safetensors"
 
 
@@ -56,12 +56,12 @@ def save_heads(heads: Heads, path: Path, target: str, training: dict[str, Any]) 
 
 
 def read_heads(path: str | Path, key: str = "drafter.model") -> Stored:
-    """A file of `save_heads`, not yet held against any target.
+    """Read a file of `save_heads`, without comparing it with any target.
 
     Args:
-        key: what names the file in the configuration; messages say it.
+        key: configuration key of the file, for messages.
     Raises:
-        UsageError: no such file, or one of something else.
+        UsageError: the file does not exist, or holds something else.
     """
     try:
         with safe_open(path, framework="pt") as file:
@@ -84,10 +84,10 @@ def read_heads(path: str | Path, key: str = "drafter.model") -> Stored:
 
 
 def load_heads(path: str | Path, target: Target) -> Heads:
-    """Heads for this very target, in its dtype and on its device, ready to draft.
+    """Load heads for the target that they were trained on, in its dtype and on its device.
 
     Raises:
-        UsageError: trained on other weights; both hashes are named. A target without hidden states, or not as deep.
+        UsageError: they were trained on other weights (both hashes are named), or the target has no hidden states.
     """
     stored = read_heads(path)
     hidden = target.hidden
@@ -98,12 +98,12 @@ def load_heads(path: str | Path, target: Target) -> Heads:
             "this one with specdec.train."
         )
     embedding, output = hidden.embedding, hidden.output_layer
-    with torch.device("meta"):  # nothing is drawn or copied for weights that are there
+    with torch.device("meta"):  # makes no weights, because those of the file are assigned
         heads = Heads(stored.config, embedding, output)
     heads.load_state_dict(stored.weights, assign=True)
     return heads.to(target.device, output.dtype).eval().requires_grad_(False)
 
 
 def state_offset(config: HeadsConfig, target: Target) -> int:
-    """The layer whose states these heads read, counted down from the target's last (`HiddenStates`)."""
+    """Return the layer whose states these heads read, counted down from the target's last (`HiddenStates`)."""
     return target.hidden.layers if config.state == "embeddings" else config.offset
