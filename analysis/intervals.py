@@ -24,7 +24,7 @@ class Interval:
 
     This is the project's one interval, and formatting it is the one way to print it: `f"{interval:.3f}"` gives
     "1.300 (1.184 to 1.441)", or "1.300" where there are no bounds. Any number format will do (`+.2f`, `.0%`, `,.1f`);
-    an empty one means `.3f`.
+    an empty one means `.3f`. An estimate that is not finite prints as "–".
 
     Attributes:
         level: coverage that the interval aims at.
@@ -49,6 +49,8 @@ class Interval:
         return isfinite(self.low) and isfinite(self.high)
 
     def __format__(self, form: str) -> str:
+        if not isfinite(self.estimate):
+            return "–"
         form = form or ".3f"
         shown = format(self.estimate, form)
         return f"{shown} ({self.low:{form}} to {self.high:{form}})" if self.known else shown

@@ -1,12 +1,11 @@
 """Which gamma would have been chosen before serving, by each model's speedup, and what that choice was worth."""
 
-import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from ..figures import plots
+from ..figures import run_figures
+from ..findings import Section
 from ..read.runs import Run, measured_curve
-from ..sections import Section
 
 NAMES = {  # lines that need no speculative round; the position model is fitted to them
     "capped_geometric": "capped geometric",
@@ -56,14 +55,12 @@ def choice_in_words(table: pd.DataFrame) -> str:
 
 
 def _figure(run: Run, measured: pd.DataFrame, lines: dict[str, dict[int, float]]) -> Figure:
-    alpha = run.metrics.get("account.alpha", np.nan)
-    return plots.curve(
+    prompts, rounds = int(measured["prompts"].max()), int(measured["rounds"].sum())
+    return run_figures.curve(
         measured,
         lines,
         title=run.title,
         ylabel="speedup over the baseline",
-        prompts=int(measured["prompts"].max()),
-        rounds=int(measured["rounds"].sum()),
+        basis=run_figures.Basis(prompts, rounds, run.metrics.get("account.alpha")),
         primary_gamma=run.primary_gamma,
-        alpha=alpha,
     )

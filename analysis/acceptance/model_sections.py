@@ -13,11 +13,10 @@ from matplotlib.ticker import PercentFormatter
 from specdec.errors import UsageError
 
 from ..figures import style
-from ..figures.plots import counted
+from ..findings import Section, counted
 from ..intervals import Columns, Interval, bootstrap
 from ..read.runs import Run
 from ..rounds import distinct_generations, drafted, shared_work
-from ..sections import Section
 from . import effects
 from .estimates import estimate_alpha, hazards
 from .iid import IidTest, iid_tests, implementation, previous_round, prompts_beta, same_alpha

@@ -10,11 +10,10 @@ from matplotlib.figure import Figure
 from specdec.errors import UsageError
 
 from ..figures import style
+from ..findings import Section
 from ..read.runs import Run
 from ..rounds import BASELINE, drafted, prompt_sums, shared_work
-from ..sections import Section
-from ..studies.replayed import Sums, bracket
-from ..studies.replayed import prompt_sums as sums_by_shape
+from ..sums import Sums, strategy_sums
 from .run_account import account_of
 
 CHAIN = "chain"
@@ -76,7 +75,7 @@ def sides(runs: Sequence[Run]) -> Sides:
     parts = [table.loc[common].assign(shape=place).reset_index() for place, table in enumerate(tables)]
     run = ordered[0]
     replicates, seed = int(run.params["measurement.bootstrap"]), int(run.params["seed"])
-    sums = sums_by_shape(pd.concat(parts), ["shape"], list(tables[0].columns), replicates, seed)
+    sums = strategy_sums(pd.concat(parts), ["shape"], list(tables[0].columns), replicates, seed)
     return Sides(tuple(ordered), tuple(_name(run) for run in ordered), sums)
 
 
@@ -123,8 +122,8 @@ def shape_section(runs: Sequence[Run]) -> Section:
 
 def _sentence(found: Sides, place: int) -> str:
     """What a shape accepts beyond the chain, and where it goes."""
-    gain = found.tokens[:, [place]] / found.tokens[:, [0]] - 1
-    net = found.speedup[:, [place]] / found.speedup[:, [0]] - 1
+    gain = found.sums.interval(found.tokens[:, place] / found.tokens[:, 0] - 1)
+    net = found.sums.interval(found.speedup[:, place] / found.speedup[:, 0] - 1)
     longer = {name: (found.part(name)[0, place] - found.part(name)[0, 0]) / found.round[0, 0] for name in _PARTS}
     more = found.round[0, place] / found.round[0, 0] - 1
     listed = ", ".join(f"{_PARTS[name]} {value:+.1%}" for name, value in longer.items())
@@ -132,26 +131,18 @@ def _sentence(found: Sides, place: int) -> str:
     rows = found.names[place].startswith("rows")
     said = (
         f"{'Rows' if rows else 'The tree'}{found.names[place][4:]} {'yield' if rows else 'yields'} "
-        f"{_percent(found, gain)} tokens per call against the {found.names[0]}, in rounds that take {more:+.1%} time "
-        f"({listed} of the chain's round): {_percent(found, net)} tokens per second"
+        f"{gain:+.1%} tokens per call against the {found.names[0]}, in rounds that take {more:+.1%} time "
+        f"({listed} of the chain's round): {net:+.1%} tokens per second"
     )
-    low, high = (float(end[0]) for end in found.sums.interval(net))
-    if longer[largest] > 0 and gain[0, 0] > 0:
-        if low <= 0 <= high:
+    if longer[largest] > 0 and gain.estimate > 0:
+        if net.low <= 0 <= net.high:
             said += "; within chance, longer rounds eat what was gained"
-        elif net[0, 0] < 0:
+        elif net.estimate < 0:
             said += "; longer rounds eat more than what was gained"
         else:
-            said += f"; longer rounds eat {np.log1p(more) / np.log1p(gain[0, 0]):.0%} of what was gained"
+            said += f"; longer rounds eat {np.log1p(more) / np.log1p(gain.estimate):.0%} of what was gained"
         said += f", {_PARTS[largest]} most"
     return said + "."
-
-
-def _percent(found: Sides, values: np.ndarray) -> str:
-    """A relative difference with its interval."""
-    low, high = (float(end[0]) for end in found.sums.interval(values))
-    interval = f" [{low:+.1%}, {high:+.1%}]" if np.isfinite(low) and np.isfinite(high) else ""
-    return f"{values[0, 0]:+.1%}{interval}"
 
 
 def _round_table(found: Sides) -> pd.DataFrame:
@@ -160,17 +151,12 @@ def _round_table(found: Sides) -> pd.DataFrame:
     for place, name in enumerate(found.names):
         row: dict[str, object] = {"shape": name}
         row["nodes verified"] = f"{values['nodes'][0, place] / values['rounds'][0, place]:.1f}"
-        row["tokens per call"] = _bounded(found, found.tokens, place)
+        row["tokens per call"] = f"{found.sums.interval(found.tokens[:, place]):.2f}"
         row |= {part: f"{found.part(part)[0, place]:.3f}" for part in _PARTS}
         row["round"] = f"{found.round[0, place]:.3f}"
-        row["speedup"] = _bounded(found, found.speedup, place)
+        row["speedup"] = f"{found.sums.interval(found.speedup[:, place]):.2f}"
         rows.append(row)
     return pd.DataFrame(rows)
-
-
-def _bounded(found: Sides, values: np.ndarray, place: int) -> str:
-    low, high = found.sums.interval(values[:, [place]])
-    return f"{values[0, place]:.2f}{bracket(low[0], high[0])}"
 
 
 def _factor_table(found: Sides) -> pd.DataFrame:

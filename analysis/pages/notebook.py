@@ -6,11 +6,10 @@ from dataclasses import replace
 from specdec.errors import UsageError
 
 from ..account.shape_account import shape_section
-from ..findings import latest_study
+from ..findings import Section, latest_study
 from ..read.runs import Run, load_runs, open_run
 from ..runs.compare import comparison_section
 from ..runs.run_sections import papers_section
-from ..sections import Section
 from .html import markdown_table
 
 OVERLAY = "notebooks"

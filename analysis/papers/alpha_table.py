@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from specdec.errors import UsageError
 
 from ..figures import style
-from ..figures.plots import counted
+from ..findings import counted
 from ..read.runs import Run, load_runs, open_run
 from ..rounds import BASELINE
 from .published import ROUNDING

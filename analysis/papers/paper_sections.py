@@ -6,8 +6,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
 from ..figures import style
-from ..figures.plots import counted
-from ..sections import Section
+from ..findings import Section, counted
 from .paper_tables import CHECKS, INPUTS, KEY, NO, YES, coverage, printed_figures
 from .published import leviathan_table_1, table_1_in_words
 

@@ -12,10 +12,10 @@ from matplotlib.figure import Figure
 
 from specdec.errors import UsageError
 
+from ..findings import Section
 from ..papers.alpha_table import drafter_name
 from ..read.runs import Run
 from ..rounds import BASELINE
-from ..sections import Section
 from .leaderboard import (
     Arm,
     Scores,

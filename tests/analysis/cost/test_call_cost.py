@@ -8,7 +8,7 @@ import pytest
 
 from specdec.analysis.cost.call_cost import CostModel, call_table, fit_cost, held_out
 from specdec.analysis.cost.cost_report import cost_report, intensity_table
-from specdec.analysis.figures import plots
+from specdec.analysis.figures import run_figures
 from specdec.theory.roofline import Product
 
 PRODUCTS = (
@@ -124,7 +124,7 @@ def test_the_section_names_every_product_once_and_marks_what_arithmetic_binds(re
 
 
 def test_the_figure_shows_every_cell_and_says_how_many(report):
-    figure = plots.cost_model(report, title="a model, a machine")
+    figure = run_figures.cost_model(report, title="a model, a machine")
     axes = figure.axes[0]
     markers = [line for line in axes.lines if line.get_marker() not in ("None", None, "")]
     assert [len(line.get_xdata()) for line in markers] == [len(ROWS)] * 3
@@ -137,6 +137,8 @@ def test_the_figure_shows_every_cell_and_says_how_many(report):
 def test_a_disturbed_call_does_not_flatten_the_figure():
     stalled = cells(model(), noise=0.01)
     stalled[5]["seconds"] = [100 * value for value in stalled[5]["seconds"]]
-    figure = plots.cost_model(cost_report({"cells": stalled, "complete": True}, PRODUCTS, MACHINE), title="stalled")
+    figure = run_figures.cost_model(
+        cost_report({"cells": stalled, "complete": True}, PRODUCTS, MACHINE), title="stalled"
+    )
     assert figure.axes[0].get_ylim()[1] < 20
     assert "1 point above the top" in figure.get_supxlabel().replace("\n", " ")

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from specdec.analysis.studies import heads_ablation, heads_sections
-from specdec.analysis.studies.heads_ablation import both, compared, deepest, difference, load_ablation, steepness
+from specdec.analysis.heads import heads_ablation
+from specdec.analysis.heads.heads_ablation import both, compared, deepest, difference, load_ablation, steepness
 from specdec.errors import UsageError
 
 Row = dict[str, Any]
@@ -124,30 +124,30 @@ def rows_of(row, gain=0.3, keeps=0.6, embeddings=1.4) -> list[Row]:
     ],
 )
 def test_the_verdict_follows_from_the_interval(row, gain, verdict):
-    text = heads_sections.grounding_section(rows_of(row, gain), FAST).text
+    text = heads_ablation.grounding_section(rows_of(row, gain), FAST).text
     assert verdict in text[0] and text[0].startswith("On the same tree of 24 nodes and 20 prompts")
 
 
 def test_the_fall_the_loops_the_chain_and_the_reason_are_said(row):
-    section = heads_sections.grounding_section(rows_of(row), FAST)
+    section = heads_ablation.grounding_section(rows_of(row), FAST)
     words = "\n".join(section.text)
     assert "Accuracy falls less steeply with position for grounded heads: the last of grounded heads keeps 81%" in words
     assert "On the 16 prompts whose text does not fall into repetition: +0.3" in words
     assert "In a chain of 5" in words and "+0.10" in words
     assert "cannot be told from what independent heads have" in words  # embeddings have their rate
     assert "more than independent heads have" in "\n".join(
-        heads_sections.grounding_section(rows_of(row, embeddings=1.6), FAST).text
+        heads_ablation.grounding_section(rows_of(row, embeddings=1.6), FAST).text
     )
     assert "less than independent heads have" in "\n".join(
-        heads_sections.grounding_section(rows_of(row, embeddings=1.2), FAST).text
+        heads_ablation.grounding_section(rows_of(row, embeddings=1.2), FAST).text
     )
-    steep = heads_sections.grounding_section(rows_of(row, keeps=0.99), FAST).text[1]
+    steep = heads_ablation.grounding_section(rows_of(row, keeps=0.99), FAST).text[1]
     assert steep.startswith("Accuracy falls more steeply with position for grounded heads")
     assert [name for name, _ in section.figures] == ["heads_by_position"]
 
 
 def test_variants_are_sorted_into_more_fewer_and_not_told_apart(row):
-    section = heads_sections.variants_section(rows_of(row), FAST)
+    section = heads_ablation.variants_section(rows_of(row), FAST)
     more, _, rest = section.text[0].partition(" Fewer: ")
     fewer, _, level = rest.partition(" Not told apart: ")
     assert "two blocks, +0.1" in more and "embeddings for states, -0.3" in fewer and level == "a GRU."
@@ -158,15 +158,15 @@ def test_variants_are_sorted_into_more_fewer_and_not_told_apart(row):
 
 def test_heads_that_add_tokens_are_named(row):
     rows = [row("grounded", rate, depth=depth) for depth, rate in enumerate((1.2, 1.4, 1.5, 1.5, 1.5), 1)]
-    section = heads_sections.count_section(rows, FAST)
+    section = heads_ablation.count_section(rows, FAST)
     assert section.text[0].startswith("Of the heads after the first, 2, 3 add tokens: head 2 +0.2")
     flat = [row("grounded", 1.5, depth=depth) for depth in (1, 2)]
-    assert heads_sections.count_section(flat, FAST).text[0].startswith("No head after the first adds tokens")
+    assert heads_ablation.count_section(flat, FAST).text[0].startswith("No head after the first adds tokens")
 
 
 def test_what_was_not_measured_is_said(row):
     rows = [row("medusa")]
-    for section in (heads_sections.grounding_section, heads_sections.variants_section, heads_sections.count_section):
+    for section in (heads_ablation.grounding_section, heads_ablation.variants_section, heads_ablation.count_section):
         found = section(rows, FAST)
         assert "test_heads_ablation.py" in found.text[0] and not found.figures
     assert deepest(rows, "gru", "tree") is None
@@ -182,12 +182,12 @@ def test_another_file_is_named(tmp_path: Path, content: str):
 
 def test_a_file_is_read_back_and_a_missing_one_says_what_makes_it(row, tmp_path: Path):
     path = tmp_path / "x.json"
-    (section,) = heads_sections.ablation_sections(path)
+    (section,) = heads_ablation.ablation_sections(path)
     assert "x.json do not exist" in section.text[0] and "-m benchmark" in section.text[0]
     rows = rows_of(row)
     path.write_text(json.dumps({"date": "2026-01-01", "figures": rows}))
     assert load_ablation(path) == rows
-    assert len(heads_sections.ablation_sections(path, FAST)) == 3
+    assert len(heads_ablation.ablation_sections(path, FAST)) == 3
 
 
 @pytest.mark.skipif(not heads_ablation.RESULT.is_file(), reason="the ablations have not been measured yet")

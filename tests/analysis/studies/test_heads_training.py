@@ -5,7 +5,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from specdec.analysis.studies.heads_training import final_accuracies, load_history, shipped_histories, training_section
+from specdec.analysis.heads.heads_training import final_accuracies, load_history, shipped_histories, training_section
 from specdec.errors import UsageError
 
 

@@ -4,6 +4,7 @@ A caption states how many prompts and rounds stand behind a figure, and the leve
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from math import inf, isfinite, nan
 
 import numpy as np
@@ -17,16 +18,10 @@ from specdec.theory.roofline import call_flops
 
 from ..acceptance.estimates import estimate_alpha
 from ..cost.cost_report import CostReport
+from ..findings import counted
 from ..intervals import Columns, bootstrap
 from ..rounds import BASELINE, ORIGINAL, drafted
 from . import style
-from .style import save as save
-
-
-def counted(number: int, name: str) -> str:
-    """Such as "1,234 rounds"."""
-    return f"{number:,} {name}{'s' * (number != 1)}"
-
 
 # Theory -------------------------------------------------------------------------------------------
 
@@ -92,6 +87,35 @@ LINES = {  # name of a model: what it is called, colour, dash, marker
 }
 
 
+@dataclass(frozen=True)
+class Basis:
+    """What stands behind the numbers of a figure; its caption states it.
+
+    Attributes:
+        prompts: number of prompts; 0 is not stated.
+        rounds: number of rounds; 0 is not stated.
+        alpha: the acceptance that theory was computed with; None or NaN is not stated.
+        level: coverage of the intervals.
+    """
+
+    prompts: int = 0
+    rounds: int = 0
+    alpha: float | None = None
+    level: float = 0.95
+
+    def caption(self, has_interval: bool) -> str:
+        """Return one sentence; `has_interval` says whether any point has bounds."""
+        notes = [
+            ", ".join(counted(n, name) for n, name in ((self.prompts, "prompt"), (self.rounds, "round")) if n),
+            f"measured points with {self.level:.0%} prompt-bootstrap intervals" if has_interval else "no intervals",
+            "" if self.alpha is None or not isfinite(self.alpha) else f"theory at α\u00a0=\u00a0{self.alpha:.3f}",
+        ]
+        return "; ".join(note for note in notes if note) + "."
+
+
+_UNSTATED = Basis()
+
+
 @style.in_style
 def curve(
     measured: pd.DataFrame,
@@ -99,27 +123,21 @@ def curve(
     *,
     title: str,
     ylabel: str = "tokens per round",
-    prompts: int = 0,
-    rounds: int = 0,
-    level: float = 0.95,
+    basis: Basis = _UNSTATED,
     primary_gamma: int | None = None,
-    alpha: float | None = None,
 ) -> Figure:
-    """Tokens per round or speedup over gamma: each model a line, the measurement points with intervals.
+    """Draw tokens per round or speedup over gamma: each model a line, the measurement points with intervals.
 
-    measured: columns gamma, value, ci_low, ci_high; NaN bounds draw no interval. lines: by model, value by
-    gamma; empty ones are left out. The primary gamma's point is larger. title: drafter, model, hardware.
-    prompts, rounds and alpha are stated in the caption where given.
+    Args:
+        measured: columns gamma, value, ci_low, ci_high; NaN bounds draw no interval.
+        lines: by model, value by gamma; empty ones are left out.
+        title: drafter, model, hardware.
+        primary_gamma: its point is larger.
     """
     has_interval = bool(len(measured)) and bool(measured[["ci_low", "ci_high"]].notna().all(axis=1).any())
-    notes = [
-        ", ".join(counted(n, name) for n, name in ((prompts, "prompt"), (rounds, "round")) if n),
-        f"measured points with {level:.0%} prompt-bootstrap intervals" if has_interval else "no intervals",
-        f"theory at α\u00a0=\u00a0{alpha:.3f}" if alpha is not None and isfinite(alpha) else "",
-    ]
-    figure, axes = style.new_figure(title, "; ".join(note for note in notes if note) + ".")
+    figure, axes = style.new_figure(title, basis.caption(has_interval))
     # Both quantities are 1 without a drafter, by definition.
-    axes.axhline(1, color=style.BLACK, linewidth=1.6, linestyle=(0, (1, 1.5)), label="no drafter")
+    axes.axhline(1, color=style.BLACK, linewidth=1.6, linestyle=style.DOTTED, label="no drafter")
     for index, (name, values) in enumerate(item for item in lines.items() if item[1]):
         spare = (style.PURPLE, style.ORANGE, style.GREY)[index % 3]
         label, colour, dash, marker = LINES.get(name, (name.replace("_", " "), spare, "-", "s"))
@@ -357,8 +375,6 @@ def time_split(rounds: pd.DataFrame, t1_s: float | None = None, *, title: str) -
 
 # Cost of a call -----------------------------------------------------------------------------------
 
-_CONTEXTS = ((style.BLUE, "o"), (style.ORANGE, "D"), (style.GREEN, "^"), (style.PURPLE, "v"))
-
 
 @style.in_style
 def cost_model(report: CostReport, *, title: str) -> Figure:
@@ -385,7 +401,7 @@ def cost_model(report: CostReport, *, title: str) -> Figure:
     beyond = int((ratios > top).sum())
     figure, axes = style.new_figure(title, caption + (f" {counted(beyond, 'point')} above the top." if beyond else ""))
     for index, (context, cells) in enumerate(table.groupby("context")):
-        colour, marker = _CONTEXTS[index % len(_CONTEXTS)]
+        colour, marker, *_ = style.look(index)
         t1 = float(t1s[context])
         axes.plot(
             cells["rows"],

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-from specdec.analysis.figures import plots, style
+from specdec.analysis.figures import run_figures, style
 
 MEASURED = pd.DataFrame(
     {
@@ -48,7 +48,7 @@ def points(line):
 
 
 def test_expected_tokens_has_a_labelled_line_per_gamma_and_the_baseline():
-    figure = plots.expected_tokens()
+    figure = run_figures.expected_tokens()
     lines = by_label(figure)
     assert list(lines) == ["γ = 1", "γ = 3", "γ = 5", "γ = 7", "γ = 10", "γ = ∞", "baseline"]
     assert set(texts(figure)) == {*list(lines)[:-1], "no drafter: 1"}
@@ -64,13 +64,13 @@ def test_expected_tokens_has_a_labelled_line_per_gamma_and_the_baseline():
 
 
 def test_expected_tokens_takes_other_gammas_and_alphas():
-    lines = by_label(plots.expected_tokens(np.linspace(0.5, 0.9, 5), gammas=(2, inf)))
+    lines = by_label(run_figures.expected_tokens(np.linspace(0.5, 0.9, 5), gammas=(2, inf)))
     assert list(lines) == ["γ = 2", "γ = ∞", "baseline"]
     assert lines["γ = 2"].get_xdata()[[0, -1]].tolist() == [0.5, 0.9]
 
 
 def test_curve_draws_models_as_lines_and_the_measurement_with_intervals():
-    figure = plots.curve(MEASURED, LINES, title="ngram on pocket, cpu", prompts=40, rounds=1234, alpha=0.6)
+    figure = run_figures.curve(MEASURED, LINES, title="ngram on pocket, cpu", basis=run_figures.Basis(40, 1234, 0.6))
     (axes,) = figure.axes
     labels = [text.get_text() for text in axes.get_legend().get_texts()]
     assert labels == ["no drafter", "capped geometric", "by position", "measured"]  # replay has no points
@@ -90,21 +90,21 @@ def test_curve_draws_models_as_lines_and_the_measurement_with_intervals():
 
 
 def test_curve_has_the_line_at_one_inside():
-    (axes,) = plots.curve(MEASURED, {}, title="t", ylabel="speedup over the baseline").axes
+    (axes,) = run_figures.curve(MEASURED, {}, title="t", ylabel="speedup over the baseline").axes
     assert axes.get_ylim()[0] < 1 < axes.get_ylim()[1]
     assert set(by_label(axes.figure)["no drafter"].get_ydata()) == {1}
 
 
 def test_curve_of_one_prompt_says_that_there_is_no_interval():
     alone = MEASURED.assign(ci_low=np.nan, ci_high=np.nan)
-    figure = plots.curve(alone, LINES, title="t", prompts=1)
+    figure = run_figures.curve(alone, LINES, title="t", basis=run_figures.Basis(prompts=1))
     assert caption(figure) == "1 prompt; no intervals."
     ((_, _, (bars,)),) = [container.lines for container in figure.axes[0].containers]
     assert all(np.ptp(segment[:, 1]) == 0 for segment in bars.get_segments())
 
 
 def test_curve_marks_the_primary_gamma_and_takes_models_of_any_name():
-    figure = plots.curve(MEASURED, {"prompt_beta": {1: 1.4}}, title="t", primary_gamma=2)
+    figure = run_figures.curve(MEASURED, {"prompt_beta": {1: 1.4}}, title="t", primary_gamma=2)
     large = [line for line in figure.axes[0].lines if line.get_markersize() > 10]
     assert [points(line) for line in large] == [{2: 2.0}]
     assert "prompt beta" in by_label(figure)
@@ -129,27 +129,27 @@ def test_curve_marks_the_primary_gamma_and_takes_models_of_any_name():
 )
 def test_the_curve_in_words(model, sentence):
     lines = LINES | {"capped_geometric": {1: 1.62, 2: 1.96, 4: 2.31}}
-    assert plots.curve_in_words(MEASURED, lines, model=model) == sentence
+    assert run_figures.curve_in_words(MEASURED, lines, model=model) == sentence
 
 
 def test_the_curve_in_words_says_when_it_cannot_tell():
     alone = MEASURED.assign(ci_low=np.nan, ci_high=np.nan)
-    assert plots.curve_in_words(alone, LINES, "speedup").startswith("Without intervals no difference")
+    assert run_figures.curve_in_words(alone, LINES, "speedup").startswith("Without intervals no difference")
     exact = MEASURED.assign(ci_low=MEASURED["value"], ci_high=MEASURED["value"])
     equal = {"replay": {g: v * (1 + 1e-15) for g, v in {1: 1.5, 2: 2.0, 4: 2.4}.items()}}
-    assert plots.curve_in_words(exact, equal, model="replay").startswith("At each of 3 gammas the replay")
+    assert run_figures.curve_in_words(exact, equal, model="replay").startswith("At each of 3 gammas the replay")
     both = {"capped_geometric": {1: 1.9, 2: 2.0, 4: 1.0}}
-    assert "lies off the capped geometric" in plots.curve_in_words(MEASURED, both)
+    assert "lies off the capped geometric" in run_figures.curve_in_words(MEASURED, both)
 
 
 def test_accepted_lengths_match_a_count_and_the_law(from_counts):
     rounds = from_counts([40, 25, 15, 8, 12], censored=[1, 2])  # D1 of THEORY 5, and two cut rounds
-    table = plots.accepted_length_table(rounds, alpha=0.5)
+    table = run_figures.accepted_length_table(rounds, alpha=0.5)
     assert table["rounds"].tolist() == [40, 25, 15, 8, 12]
     assert table["share"].tolist() == pytest.approx([0.4, 0.25, 0.15, 0.08, 0.12])
     assert table["expected"].tolist() == pytest.approx([0.5, 0.25, 0.125, 0.0625, 0.0625])
     assert table["ci_low"].isna().all()  # one prompt
-    figure = plots.accepted_lengths(rounds, 0.5, title="t")
+    figure = run_figures.accepted_lengths(rounds, 0.5, title="t")
     (axes,) = figure.axes
     assert [bar.get_height() for bar in axes.patches] == pytest.approx(table["share"].tolist())
     assert points(by_label(figure)["capped-geometric law"])[4] == 0.0625
@@ -164,13 +164,13 @@ def test_accepted_lengths_follow_what_was_offered(make_rounds):
     outputs = {"a": [0, 1, 2, 0], "b": [0, 1, 0, 2]}
     offered = {"a": [2, 1, 2, 0], "b": [2, 2, 2, 2]}  # one round without a proposal, one of a single token
     rounds = make_rounds(outputs, 2, offered=offered)
-    table = plots.accepted_length_table(rounds, alpha=0.5)
+    table = run_figures.accepted_length_table(rounds, alpha=0.5)
     assert table["rounds"].sum() == 7
     assert table["expected"].sum() == pytest.approx(1)
     assert table["expected"].iloc[2] == pytest.approx(6 / 7 * 0.25)
     assert (table["ci_low"] <= table["share"]).all()
     assert (table["share"] <= table["ci_high"]).all()
-    figure = plots.accepted_lengths(rounds, title="t")
+    figure = run_figures.accepted_lengths(rounds, title="t")
     assert "95% prompt-bootstrap intervals" in caption(figure)
     assert "1 round without a proposal" in caption(figure)
 
@@ -178,11 +178,11 @@ def test_accepted_lengths_follow_what_was_offered(make_rounds):
 def test_accepted_lengths_choose_one_gamma(make_rounds):
     rounds = pd.concat([make_rounds({"a": [0, 1]}, 2), make_rounds({"a": [3, 1]}, 3)])
     with pytest.raises(ValueError, match=r"choose one gamma of \[2, 3\]"):
-        plots.accepted_lengths(rounds, 0.5, title="t")
-    (axes,) = plots.accepted_lengths(rounds, 0.5, 3, title="t").axes
+        run_figures.accepted_lengths(rounds, 0.5, title="t")
+    (axes,) = run_figures.accepted_lengths(rounds, 0.5, 3, title="t").axes
     assert len(axes.patches) == 4
     with pytest.raises(ValueError, match="no round has a proposal"):
-        plots.accepted_lengths(make_rounds({"a": [0]}, 2, offered={"a": [0]}), 0.5, title="t")
+        run_figures.accepted_lengths(make_rounds({"a": [0]}, 2, offered={"a": [0]}), 0.5, title="t")
 
 
 @pytest.fixture
@@ -194,11 +194,11 @@ def timed(make_rounds):
 
 
 def test_time_split_adds_up_to_the_round(timed):
-    table = plots.time_split_table(timed, t1_s=0.02)
+    table = run_figures.time_split_table(timed, t1_s=0.02)
     row = table.loc[("ngram", 4)]
     assert row.to_dict() == pytest.approx({"draft": 0.5, "verify": 1.5, "accept": 0.1, "commit": 0.1, "rest": 0.3})
     assert row.sum() == pytest.approx(0.05 / 0.02)
-    figure = plots.time_split(timed, title="t")  # the baseline's verify is the unit
+    figure = run_figures.time_split(timed, title="t")  # the baseline's verify is the unit
     (axes,) = figure.axes
     assert [label.get_text() for label in axes.get_yticklabels()] == ["baseline", "γ = 4"]
     widths = np.array([[bar.get_width() for bar in group] for group in axes.containers])  # [verb, row]
@@ -206,22 +206,22 @@ def test_time_split_adds_up_to_the_round(timed):
     assert " 2.50 (20.0%)" in texts(figure)
     assert "t(1) = 20 ms" in caption(figure)
     with pytest.raises(ValueError, match="must be positive"):
-        plots.time_split_table(timed, 0.0)
+        run_figures.time_split_table(timed, 0.0)
 
 
 def every_figure(rounds):
     return {
-        "expected": plots.expected_tokens(),
-        "curve": plots.curve(MEASURED, LINES, title="a $ in a name_, not mathematics $"),
-        "lengths": plots.accepted_lengths(rounds, title="t", gamma=4),
-        "split": plots.time_split(rounds, title="t"),
+        "expected": run_figures.expected_tokens(),
+        "curve": run_figures.curve(MEASURED, LINES, title="a $ in a name_, not mathematics $"),
+        "lengths": run_figures.accepted_lengths(rounds, title="t", gamma=4),
+        "split": run_figures.time_split(rounds, title="t"),
     }
 
 
 def test_figures_are_written_as_png_and_svg_without_network_or_pyplot(timed, tmp_path):
     before = dict(matplotlib.rcParams)
     for name, figure in every_figure(timed).items():
-        png, svg = plots.save(figure, tmp_path / "figures", name)
+        png, svg = style.save(figure, tmp_path / "figures", name)
         assert (png.name, svg.name) == (f"{name}.png", f"{name}.svg")
         assert png.read_bytes().startswith(b"\x89PNG")
         text = svg.read_text(encoding="utf-8")
@@ -236,11 +236,11 @@ def test_figures_are_written_as_png_and_svg_without_network_or_pyplot(timed, tmp
 
 
 def test_equal_figures_give_equal_files(tmp_path):
-    first = [path.read_bytes() for path in plots.save(plots.expected_tokens(), tmp_path, "a")]
-    assert first == [path.read_bytes() for path in plots.save(plots.expected_tokens(), tmp_path, "b")]
+    first = [path.read_bytes() for path in style.save(run_figures.expected_tokens(), tmp_path, "a")]
+    assert first == [path.read_bytes() for path in style.save(run_figures.expected_tokens(), tmp_path, "b")]
 
 
 def test_a_figure_shows_itself_in_a_notebook():
-    data, options = plots.expected_tokens()._repr_png_()
+    data, options = run_figures.expected_tokens()._repr_png_()
     assert data.startswith(b"\x89PNG")
     assert options == {"width": 640}
