@@ -62,9 +62,9 @@ def test_what_rows_yield_is_eaten_by_verification(make_run):
     runs = [make_run("rows", 2, 0.022), make_run("chain", 1, 0.010)]
     section = shape_section(runs)
     assert section.text[0] == (
-        "Rows 2 x 4 yield +50.0% [+50.0%, +50.0%] tokens per call against the chain of 4, in rounds that take +100.0% "
+        "Rows 2 x 4 yield +50.0% (+50.0% to +50.0%) tokens per call against the chain of 4, in rounds that take +100.0% "
         "time (verification +100.0%, drafting +0.0%, accepting, committing and the loop +0.0% of the chain's round): "
-        "-25.0% [-25.0%, -25.0%] tokens per second; longer rounds eat more than what was gained, verification most."
+        "-25.0% (-25.0% to -25.0%) tokens per second; longer rounds eat more than what was gained, verification most."
     )
     rounds = section.tables[0][1].set_index("shape")
     assert rounds.loc["chain of 4", "speedup"].startswith("1.67") and rounds.loc["rows 2 x 4", "round"] == "2.400"

@@ -8,8 +8,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from specdec.analysis.cost.round_seconds import round_seconds
 from specdec.analysis.findings import About, findings
-from specdec.analysis.studies.tree_search import CHOSEN, PLAIN, rank_accuracy, round_seconds, tree_search
+from specdec.analysis.studies.tree_search import CHOSEN, PLAIN, rank_accuracy, tree_search
 
 ABOUT = About("model (float32), machine", "prompts", simulated=False, replicates=300, seed=0)
 STEP, PRICE, FIXED, LEVEL, NODE, REST = 1e-3, 0.1, 1e-4, 2e-4, 1e-5, 1e-4
@@ -127,13 +128,13 @@ def test_accuracy_is_of_all_prompts_together():
     found = rank_accuracy(tables()["accuracy"], 300, 0).set_index(["level", "rank"])
     assert found.loc[(1, 0), "share"] == pytest.approx(0.6) and found.loc[(2, 1), "tested"] == 50 + 60 + 70 + 80
     assert np.isnan(found.loc[(3, 0), "share"]) and found.loc[(3, 0), "tested"] == 0
-    assert found.loc[(1, 1), "low"] == pytest.approx(0.2) == found.loc[(1, 1), "high"]
+    assert found.loc[(1, 1), "share_low"] == pytest.approx(0.2) == found.loc[(1, 1), "share_high"]
 
 
 def test_the_answer_comes_first():
     choice, accuracy = findings("tree_search", tables(), ABOUT).sections
     assert choice.text[0].startswith(
-        "The tree with most predicted tokens per second has 4 nodes and depth 2: 2.25 [2.25"
+        "The tree with most predicted tokens per second has 4 nodes and depth 2: 2.25 (2.25"
     )
     assert "structure.file=trees/chosen.yaml structure.nodes=4 structure.depth=2" in choice.text[0]
     assert "the fastest dynamic, of 2, " in choice.text[1] and "the largest tree, of 16, " in choice.text[1]
@@ -144,7 +145,7 @@ def test_the_answer_comes_first():
     assert "All 112 texts are those of plain decoding." in choice.text[4]
     table = choice.tables[0][1].set_index("structure")
     assert list(table.index) == [PLAIN, CHOSEN, "tree 2", "tree 16", "chain 2", "dynamic 2", "dynamic 16"]
-    assert table.loc["dynamic 2", "predicted"] == "" and table.loc["tree 2", "predicted"] == "1.70"
+    assert table.loc["dynamic 2", "predicted"] == "–" and table.loc["tree 2", "predicted"] == "1.70"
     assert "60.0% at depth 1 and 50.0% at depth 2" in accuracy.text[0]
     assert "one of 2 choices is in 80.0% at depth 1 and 60.0% at depth 2" in accuracy.text[0]
     figures = [name for section in (choice, accuracy) for name, _ in section.figures]
@@ -174,5 +175,5 @@ def test_plain_decoding_may_be_what_is_chosen():
 
 def test_one_prompt_has_no_intervals_and_texts_that_differ_are_counted():
     choice, _ = findings("tree_search", tables(prompts=1, identical=False), ABOUT).sections
-    assert "[" not in choice.text[0] and "within the measured interval" not in choice.text[2]
+    assert "(" not in choice.text[0] and "within the measured interval" not in choice.text[2]
     assert "14 of 14 texts depart from plain decoding's" in choice.text[4]

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from specdec.analysis.findings import About, findings
-from specdec.analysis.studies.budget import budgets
+from specdec.analysis.studies.equal_budget import budgets
 
 ABOUT = About("model (float32), machine", "prompts", simulated=False, replicates=300, seed=0)
 STEP, PRICE, DRAFT, REST = 1e-3, 0.1, 1e-4, 1e-4
@@ -100,10 +100,7 @@ def tables():
 
 @pytest.fixture(scope="module")
 def cells():
-    made = tables()
-    found = budgets(
-        made["replay"], made["choices"], made["block_times"], made["host_times"], ABOUT.replicates, ABOUT.seed
-    )
+    found = budgets(tables(), ABOUT.replicates, ABOUT.seed)
     return found.cells.set_index(["shape", "budget"])
 
 
@@ -137,8 +134,8 @@ def test_the_answer_comes_first():
         "lose to it at 1;"
     )
     assert "the tree beats the chain beyond chance at 1 of 2 budgets (16 nodes); the difference goes" in tokens.text[0]
-    assert "Of shapes that verify no more, the tree of 16 (12.0) has most: 4.00" in tokens.text[1]
-    assert "+1.00 [1.00, 1.00] (paired)" in tokens.text[1]
+    assert "Of structures that verify no more, the tree of 16 (12.0) has most: 4.00" in tokens.text[1]
+    assert "+1.00 (+1.00 to +1.00) (paired)" in tokens.text[1]
     assert speed.text[0].startswith(
         "On the clock the tree of 16 nodes is fastest with ngram: a predicted speedup of 1.8"
     )
@@ -158,4 +155,4 @@ def test_two_prompts_have_no_words_on_chance_that_are_wrong():
     made = tables()
     made["replay"] = made["replay"][made["replay"]["prompt"].isin(["p0"])]
     tokens, _ = findings("equal_budget", made, ABOUT).sections
-    assert "[" not in tokens.text[0] and "at 0 of 2 budgets" in tokens.text[0]
+    assert " to +" not in tokens.text[0].partition("from")[0] and "at 0 of 2 budgets" in tokens.text[0]

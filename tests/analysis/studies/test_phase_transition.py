@@ -7,7 +7,14 @@ import pandas as pd
 import pytest
 
 from specdec.analysis.findings import About, findings
-from specdec.analysis.studies.transition import crossing, growth, product_lines, roofline_ridge, shape_effect, slowdowns
+from specdec.analysis.studies.phase_transition import (
+    crossing,
+    growth,
+    product_lines,
+    roofline_ridge,
+    shape_effect,
+    slowdowns,
+)
 from specdec.theory.roofline import Product, call_bytes, call_flops, ridge_rows, threshold
 
 ABOUT = About("model, machine", "prompts", simulated=False, replicates=10, seed=0)

@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 
 from specdec.analysis.findings import About, findings
-from specdec.analysis.studies.typical import rules
+from specdec.analysis.studies.typical_acceptance import rules
 
 ABOUT = About("mixed on pocket (float32), a computer", "stdlib_code", False, 300, 1)
 

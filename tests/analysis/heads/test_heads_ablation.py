@@ -117,7 +117,7 @@ def rows_of(row, gain=0.3, keeps=0.6, embeddings=1.4) -> list[Row]:
     ("gain", "verdict"),
     [
         (0.2, "Grounded heads are better, by less than the paper found, +0.43"),
-        (0.43, "Grounded heads are better, by what the paper found within the interval: +0.43"),
+        (0.43, "Grounded heads are better; what the paper found lies within the interval: +0.43"),
         (0.7, "Grounded heads are better, by more than the paper found"),
         (-0.1, "Grounded heads are worse, by less"),
         (0.0, "cannot be told from these prompts; the paper found +0.43"),
