@@ -529,7 +529,7 @@ def _random_heads(target: Any, seed: int = 0, **changes: Any) -> Any:
     config = HeadsConfig(**(dict(name="test", count=5, output="tied", **plain) | changes))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        heads = Heads(config, target.embedding, target.output_layer).double().eval().requires_grad_(False)
+        heads = Heads(config, target.hidden.embedding, target.hidden.output_layer).double().eval().requires_grad_(False)
         for weight in heads.parameters():
             weight.add_(torch.randn_like(weight), alpha=0.3)
     return heads
@@ -590,9 +590,9 @@ def drafter_values(group_values, tmp_path_factory) -> Callable[..., dict[str, An
         from specdec.heads.files import save_heads
 
         assert target is not None, f"{name} drafts with heads: say for which target"
-        path = files / f"{name}-{target.identity}.safetensors"
+        path = files / f"{name}-{target.hidden.identity}.safetensors"
         if not path.exists():
-            save_heads(_random_heads(target, **HEADS[name]), path, target.identity, training={})
+            save_heads(_random_heads(target, **HEADS[name]), path, target.hidden.identity, training={})
         return group_values("drafter", name, model=str(path))
 
     return values

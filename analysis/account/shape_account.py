@@ -7,12 +7,13 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
+from specdec.config import BASELINE
 from specdec.errors import UsageError
 
 from ..figures import style
 from ..findings import Section
 from ..read.runs import Run
-from ..rounds import BASELINE, drafted, prompt_sums, shared_work
+from ..rounds import drafted, prompt_sums, shared_work
 from ..sums import Sums, strategy_sums
 from .run_account import account_of
 

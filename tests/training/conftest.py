@@ -125,7 +125,7 @@ def text_target(tiny_corpus: TokenizedCorpus, tiny_llama: Callable[..., Any], sa
     from specdec.targets.causal import Causal
 
     tokenizer = tiny_corpus.tokenizer
-    target = Causal.from_model(tiny_llama(len(tokenizer), context=256), sampling(temperature=0.0), tokenizer)
+    target = Causal(tiny_llama(len(tokenizer), context=256), sampling(temperature=0.0), tokenizer)
     target.end_tokens = frozenset({tokenizer.eos_token_id})
     return target
 

@@ -81,7 +81,9 @@ def test_a_gain_that_stays_and_a_slower_minute(make_run):
     assert found.round[0] == pytest.approx([1.2, 1.5])
     text = shape_section(runs).text[0]
     assert text.startswith("The tree of 8 yields +100.0%")
-    assert "+60.0% (+60.0% to +60.0%) tokens per second; longer rounds eat 32% of what was gained, drafting most." in text
+    assert (
+        "+60.0% (+60.0% to +60.0%) tokens per second; longer rounds eat 32% of what was gained, drafting most." in text
+    )
 
 
 def test_a_difference_within_chance_is_called_that(make_run):
