@@ -1,6 +1,7 @@
-"""What studies that replay texts share: strategies replayed on all cores with progress shown, tables by prompt."""
+"""What studies that replay texts share: checks of drafters, and strategies replayed on all cores, by prompt."""
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,9 +12,9 @@ from specdec.drafters import drafters
 from specdec.drafters.base.lookup import Lookup
 from specdec.errors import UsageError
 from specdec.progress import progress_bar
-from specdec.prompts import PromptSet, first_turn
+from specdec.prompts import first_turn
 from specdec.replay.walk import Cell, replay_grid
-from specdec.studies.base import Bench
+from specdec.studies.base.contract import Bench
 from specdec.text.streams import Stream
 
 
@@ -22,7 +23,7 @@ class Strategy:
     """One way to draft.
 
     Attributes:
-        keys: what tells it from the study's others, a column each.
+        keys: what tells it from the study's other strategies, a column each.
         cell: the drafter and the structure.
     """
 
@@ -31,9 +32,10 @@ class Strategy:
 
 
 def check_lookup(drafter: str, study: str) -> None:
-    """
+    """Refuse a drafter that looks no tokens up, since it cannot be replayed without its model.
+
     Raises:
-        UsageError: `drafter` looks no tokens up, so that it cannot be replayed without its model.
+        UsageError: it is such a drafter.
     """
     if not issubclass(drafters.get(drafter), Lookup):
         able = [name for name in drafters.names() if issubclass(drafters.get(name), Lookup)]
@@ -43,8 +45,35 @@ def check_lookup(drafter: str, study: str) -> None:
         )
 
 
+def built_lookups(
+    bench: Bench, configs: Mapping[str, Mapping[str, Any]], study: str, fills: Sequence[str]
+) -> dict[str, Lookup]:
+    """Build the drafters of `study.drafters` before anything is decoded, which takes a while.
+
+    Raises:
+        UsageError: one of them is badly configured, looks no tokens up, or does not fill all structures of `fills`.
+    """
+    built: dict[str, Lookup] = {}
+    for label, values in configs.items():
+        place = f"study.drafters.{label}"
+        try:
+            drafters.config(values)
+            check_lookup(values["name"], study)
+            drafter = drafters.build(values, target=bench.parts.target)
+        except UsageError as error:
+            raise UsageError(re.sub(r"(?<![\w./-])drafter(?=[.=])", place, str(error))) from None
+        lacking = [name for name in fills if name not in drafter.capabilities.fills]
+        if lacking or not isinstance(drafter, Lookup):
+            raise UsageError(
+                f"Bad value {place}.name={values['name']}: this drafter fills no {' and no '.join(lacking)}; use "
+                "another."
+            )
+        built[label] = drafter
+    return built
+
+
 def check_rows(bench: Bench, study: str) -> dict[str, Any]:
-    """The run's structure, which has to be rows of a drafter that looks tokens up.
+    """Return the run's structure, which has to be rows of a drafter that looks tokens up.
 
     Raises:
         UsageError: it is not.
@@ -65,10 +94,10 @@ def replay(
     """Replay every stream by every strategy.
 
     Returns:
-        One row per strategy and stream: its keys, stream, prompt (the unit of the bootstrap: turns of a conversation
-        share one), category, context (mean number of cached tokens over the text's positions), paths (rows offered,
-        summed over rounds), and tokens to proposals as `replay_grid` has them; and its histograms, with keys and
-        prompt too.
+        A table with a line for each strategy and stream: its keys, stream, prompt (the unit of the bootstrap: turns of
+        a conversation share one), category, context (mean number of cached tokens over the text's positions), paths
+        (rows offered, summed over rounds), and tokens to proposals as `replay_grid` has them. And the histograms of
+        `replay_grid`, with keys and prompt too.
     """
     workers = bench.config.measurement.workers or len(_cores())
     with progress_bar() as progress:
@@ -103,16 +132,8 @@ def replay(
 _KEPT = ["cell", "stream", "category", "tokens", "rounds", "offered", "nodes", "accepted", "rejections", "proposals"]
 
 
-def skipped(prompts: PromptSet) -> pd.DataFrame:
-    """Prompts that were left out: reason, category, count."""
-    rows = [
-        (reason, category, count) for reason, counts in prompts.skipped.items() for category, count in counts.items()
-    ]
-    return pd.DataFrame(rows, columns=["reason", "category", "count"])
-
-
 def _cores() -> Sequence[int]:
-    """Those that this process may use."""
+    """Return the cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return sorted(os.sched_getaffinity(0))
     return range(os.cpu_count() or 1)

@@ -1,4 +1,4 @@
-"""What a number of draft nodes can be made into, and which of it one half of the prompts likes best."""
+"""Structures that a number of draft nodes can be made into, and the one that yields most on a half of the prompts."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -21,11 +21,12 @@ EITHER = -1
 
 @dataclass(frozen=True)
 class Candidate:
-    """A structure that a shape can take at a budget.
+    """A chain, rows or a tree of a budget.
 
     Attributes:
+        shape: the structure's name.
         variant: its size in words.
-        half: of the prompts that it was made for, or EITHER.
+        half: the half of the prompts that it was made for, or EITHER.
         structure: its config values.
     """
 
@@ -37,7 +38,7 @@ class Candidate:
 
 
 def plain_shapes(budgets: Sequence[int]) -> list[Candidate]:
-    """The chain and all rows of each budget."""
+    """Return the chain and all rows of each budget."""
     found = []
     for n in budgets:
         found.append(Candidate("chain", n, f"gamma {n}", EITHER, {"name": "chain", "gamma": n}))
@@ -49,7 +50,7 @@ def plain_shapes(budgets: Sequence[int]) -> list[Candidate]:
 
 
 def trees(counts: RankCounts, half: int, budgets: Sequence[int], depths: Sequence[int]) -> list[Candidate]:
-    """For each budget the best trees within each depth, by what was counted on a half of the prompts."""
+    """Return for each budget the best trees within each depth, by what was counted on a half of the prompts."""
     found = []
     for n in budgets:
         seen: set[int] = set()
@@ -63,13 +64,13 @@ def trees(counts: RankCounts, half: int, budgets: Sequence[int], depths: Sequenc
 
 
 def halves_of(streams: Sequence[Stream]) -> dict[str, int]:
-    """Half of each conversation by its id: 0 and 1 alternate, which also splits categories that stand together."""
+    """Return the half of each conversation by its id: 0 and 1 alternate, which also splits neighbouring categories."""
     prompts = dict.fromkeys(first_turn(stream.id) for stream in streams)
     return {prompt: number % 2 for number, prompt in enumerate(prompts)}
 
 
 def choose(table: pd.DataFrame, candidates: Mapping[str, Sequence[Candidate]]) -> pd.DataFrame:
-    """The table `choices`; of equally good candidates the one with fewer rows, or less depth."""
+    """Return the table `choices`: of equally good candidates the one with fewer rows, or less depth."""
     keys = ["drafter", "shape", "budget"]
     structure = {
         (label, each.shape, each.budget, each.variant, each.half): json.dumps(dict(each.structure))

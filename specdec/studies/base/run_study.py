@@ -1,4 +1,4 @@
-"""One study from a typed config: build, run it, write its tables, have `analysis` read them, log."""
+"""Run one study from a typed config: build the parts, write its tables, have `analysis` read them, log."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,12 +15,12 @@ from specdec.errors import UsageError
 from specdec.experiment.experiment import identify, open_parts
 from specdec.experiment.results import ResultsFolder
 from specdec.experiment.run_report import run_title
-from specdec.studies.base import Bench, studies
+from specdec.studies.base.contract import Bench, studies
 from specdec.tracking import writer as tracking
 
 
 def run_study(config: RunConfig, folder: Path) -> Findings:
-    """Run and log it; returns what was found.
+    """Run and log a study, and return what was found.
 
     Raises:
         SpecdecError: see `specdec.errors`.
