@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from hydra.core.global_hydra import GlobalHydra
 
 from specdec import advise, run
 from specdec.analysis.read.runs import load_runs
@@ -18,23 +17,14 @@ SAMPLED = "target.law=[[0.4,0.35,0.25],[0.1,0.3,0.6],[0.55,0.2,0.25]]"
 
 
 @pytest.fixture
-def command(monkeypatch, tmp_path, capsys):
-    """`command(module, *arguments)` in this process and an empty folder; gives exit code, folder and standard error."""
-    monkeypatch.chdir(tmp_path)
+def command(in_process, tmp_path):
+    """`command(module, ...)` runs a command; it gives exit code, the folder of its output and standard error."""
 
     def call(module, *arguments: str) -> tuple[int, Path | None, str]:
-        monkeypatch.setattr("sys.argv", [module.__name__, *arguments])
         before = set(tmp_path.glob("outputs/*/*"))
-        GlobalHydra.instance().clear()
-        try:
-            module.main()
-            code = 0
-        except SystemExit as end:
-            code = int(end.code or 0)
-        finally:
-            GlobalHydra.instance().clear()
+        ended = in_process(module, *arguments)
         new = set(tmp_path.glob("outputs/*/*")) - before
-        return code, max(new, default=None), capsys.readouterr().err
+        return ended.code, max(new, default=None), ended.error
 
     return call
 

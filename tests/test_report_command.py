@@ -36,18 +36,12 @@ def sweep(tmp_path_factory):
 
 
 @pytest.fixture
-def command(monkeypatch, tmp_path, capsys):
-    """Run `python -m specdec.report ...` in this process, in an empty folder; gives exit code and standard error."""
-    monkeypatch.chdir(tmp_path)
+def command(in_process):
+    """`command(folder, ...)` runs specdec.report; it gives exit code and standard error."""
 
     def call(*arguments):
-        monkeypatch.setattr("sys.argv", ["specdec.report", *map(str, arguments)])
-        try:
-            report.main()
-            code = 0
-        except SystemExit as end:
-            code = int(end.code or 0)
-        return code, capsys.readouterr().err
+        ended = in_process(report, *arguments)
+        return ended.code, ended.error
 
     return call
 

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from hydra.core.global_hydra import GlobalHydra
 
 from specdec import run
 from specdec.analysis.findings import open_study
@@ -38,21 +37,12 @@ TARGET = "target.law=[[0.4,0.35,0.25],[0.1,0.3,0.6],[0.55,0.2,0.25]]"
 
 
 @pytest.fixture
-def command(monkeypatch, tmp_path, capsys):
-    """Run `python -m specdec.run ...` in this process, in an empty folder; gives exit code and standard error."""
-    monkeypatch.chdir(tmp_path)
+def command(in_process):
+    """`command("+drafter=ngram", ...)` runs specdec.run with a store; it gives exit code and standard error."""
 
     def call(*arguments: str) -> tuple[int, str]:
-        monkeypatch.setattr("sys.argv", ["specdec.run", *arguments])
-        GlobalHydra.instance().clear()
-        try:
-            run.main()
-            code = 0
-        except SystemExit as end:
-            code = int(end.code or 0)
-        finally:
-            GlobalHydra.instance().clear()
-        return code, capsys.readouterr().err
+        ended = in_process(run, *arguments)
+        return ended.code, ended.error
 
     return call
 

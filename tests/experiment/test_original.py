@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from hydra.core.global_hydra import GlobalHydra
 
 from specdec import run
 from specdec.analysis.pages.report_chapters import run_chapters
@@ -32,22 +31,12 @@ def folders(tmp_path_factory, tiny_llama) -> dict[str, Path]:
 
 
 @pytest.fixture
-def command(monkeypatch, tmp_path, capsys):
-    """`python -m specdec.run +drafter=NAME ...` in an empty folder: exit code, standard error."""
-    monkeypatch.chdir(tmp_path)
+def command(in_process):
+    """`command(..., drafter="ngram")` runs specdec.run without a store; it gives exit code and standard error."""
 
     def call(*arguments: str, drafter: str = "ngram") -> tuple[int, str]:
-        fixed = (f"+drafter={drafter}", "+debug=pocket", "tracking.enabled=false")
-        monkeypatch.setattr("sys.argv", ["specdec.run", *fixed, *arguments])
-        GlobalHydra.instance().clear()
-        try:
-            run.main()
-            code = 0
-        except SystemExit as end:
-            code = int(end.code or 0)
-        finally:
-            GlobalHydra.instance().clear()
-        return code, capsys.readouterr().err
+        ended = in_process(run, f"+drafter={drafter}", "+debug=pocket", "tracking.enabled=false", *arguments)
+        return ended.code, ended.error
 
     return call
 

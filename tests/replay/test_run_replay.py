@@ -8,7 +8,6 @@ import re
 
 import pandas as pd
 import pytest
-from hydra.core.global_hydra import GlobalHydra
 
 from specdec import run
 from specdec.text.streams import Stream, write_streams
@@ -17,22 +16,12 @@ QUICK = ("measurement.bootstrap=50", "measurement.gammas=[2]", "tracking.enabled
 
 
 @pytest.fixture
-def command(monkeypatch, tmp_path, capsys):
-    """Run `python -m specdec.run ...` in this process; gives exit code, standard error and the output folder."""
-    monkeypatch.chdir(tmp_path)
+def command(in_process, tmp_path):
+    """`command(name, ...)` runs specdec.run into the folder `name`; it gives exit code, standard error and folder."""
 
     def call(name, *arguments):
-        folder = tmp_path / name
-        monkeypatch.setattr("sys.argv", ["specdec.run", *arguments, f"hydra.run.dir={folder}"])
-        GlobalHydra.instance().clear()
-        try:
-            run.main()
-            code = 0
-        except SystemExit as end:
-            code = int(end.code or 0)
-        finally:
-            GlobalHydra.instance().clear()
-        return code, capsys.readouterr().err, folder
+        ended = in_process(run, *arguments, f"hydra.run.dir={tmp_path / name}")
+        return ended.code, ended.error, tmp_path / name
 
     return call
 

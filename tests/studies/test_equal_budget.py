@@ -6,7 +6,6 @@ from types import SimpleNamespace
 import pandas as pd
 import pytest
 from hydra import compose, initialize_config_dir
-from hydra.core.global_hydra import GlobalHydra
 from omegaconf import OmegaConf
 
 from specdec import run
@@ -23,22 +22,12 @@ SERIAL = ("measurement.workers=1", "study.probe_tokens=8")
 
 
 @pytest.fixture
-def command(monkeypatch, tmp_path, capsys):
-    """Run `python -m specdec.run ...` in this process, in an empty folder; gives exit code and what it printed."""
-    monkeypatch.chdir(tmp_path)
+def command(in_process):
+    """`command(...)` runs the experiment; it gives the exit code and everything that was printed."""
 
     def call(*arguments: str) -> tuple[int, str]:
-        monkeypatch.setattr("sys.argv", ["specdec.run", "+experiment=equal_budget", *SERIAL, *arguments])
-        GlobalHydra.instance().clear()
-        try:
-            run.main()
-            code = 0
-        except SystemExit as end:
-            code = int(end.code or 0)
-        finally:
-            GlobalHydra.instance().clear()
-        streams = capsys.readouterr()
-        return code, streams.out + streams.err
+        ended = in_process(run, "+experiment=equal_budget", *SERIAL, *arguments)
+        return ended.code, ended.output + ended.error
 
     return call
 

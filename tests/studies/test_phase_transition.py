@@ -5,7 +5,6 @@ from types import SimpleNamespace
 
 import pandas as pd
 import pytest
-from hydra.core.global_hydra import GlobalHydra
 
 from specdec import run
 from specdec.analysis.findings import open_study
@@ -16,22 +15,12 @@ SMALL = ("study.k=[1,3]", "study.w=[0,1,2]", "study.contexts=[8,24]", "study.cal
 
 
 @pytest.fixture
-def command(monkeypatch, tmp_path, capsys):
-    """Run `python -m specdec.run ...` in this process, in an empty folder; gives exit code and what it printed."""
-    monkeypatch.chdir(tmp_path)
+def command(in_process):
+    """`command(...)` runs the experiment; it gives the exit code and everything that was printed."""
 
     def call(*arguments: str) -> tuple[int, str]:
-        monkeypatch.setattr("sys.argv", ["specdec.run", "+experiment=phase_transition", *arguments])
-        GlobalHydra.instance().clear()
-        try:
-            run.main()
-            code = 0
-        except SystemExit as end:
-            code = int(end.code or 0)
-        finally:
-            GlobalHydra.instance().clear()
-        streams = capsys.readouterr()
-        return code, streams.out + streams.err
+        ended = in_process(run, "+experiment=phase_transition", *arguments)
+        return ended.code, ended.output + ended.error
 
     return call
 

@@ -7,9 +7,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from specdec.records import Draft, Tree
 from specdec.sampling import one_hot
 from specdec.structures.base import structures
-from specdec.tree_building import descent
 from specdec.tree_building.siblings import grow
 from specdec.verifiers import speculative_sampling
+from specdec.verifiers.base import descent
 from specdec.verifiers.base.contract import verifiers
 
 PARENTS = [-1, -1, -1, 0, 0, 1, 3, 3, 6]

@@ -1,7 +1,7 @@
 """Exact output law of every lossless verifier x structure, by enumeration on a table target (STYLE 10).
 
-Every random choice of the real `accept`, of the draft and of the loop is branched on (`Enumeration` in
-conftest), so the law is a finite sum and equals the target's to 1e-12, with no sampling error. A new lossless
+Every random choice of the real `accept`, of the draft and of the loop is branched on (`Enumeration` of
+fixtures), so the law is a finite sum and equals the target's to 1e-12, with no sampling error. A new lossless
 verifier or structure is picked up from the registries; a structure without a way to fill it here fails until
 it has one in `FILL`.
 
