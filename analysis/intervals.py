@@ -41,7 +41,8 @@ class Interval:
     def from_metrics(cls, metrics: Mapping[str, float], name: str) -> "Interval":
         """Return metric `name` with its bounds `name.ci_low` and `name.ci_high`, NaN for what is missing."""
         value, low, high = (metrics.get(f"{name}{end}") for end in ("", ".ci_low", ".ci_high"))
-        return cls(*(nan if number is None else float(number) for number in (value, low, high)))
+        estimate, below, above = (nan if number is None else float(number) for number in (value, low, high))
+        return cls(estimate, below, above)
 
     @property
     def known(self) -> bool:

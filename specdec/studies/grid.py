@@ -1,5 +1,5 @@
-"""Tokens per call and speedup over shapes, k rows of width w (N-Grammys, 2411.03786): rounds by replay, seconds from what
-calls, drafts and commits were measured to take, and live runs at the corners to check both.
+"""Tokens per call and speedup over shapes, k rows of width w (N-Grammys, 2411.03786): rounds by replay, seconds from
+what calls, drafts and commits were measured to take, and live runs at the corners to check both.
 """
 
 import itertools

@@ -1,5 +1,5 @@
-"""Where verification stops being nearly free: t(k, w, context) of k rows of width w, and what each matrix product moves and
-computes for them beside what the machine can (N-Grammys, 2411.03786; THEORY 7).
+"""Where verification stops being nearly free: t(k, w, context) of k rows of width w, and what each matrix product moves
+and computes for them beside what the machine can (N-Grammys, 2411.03786; THEORY 7).
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -71,7 +71,7 @@ _COLUMNS = (
 def _intensity(
     products: Sequence[Product], cells: Iterable[tuple[int, int, int]], evaluation: str, machine: Machine | None
 ) -> pd.DataFrame:
-    """Return what a call reads and computes by product, and its operations per byte moved; sizes are 0 along the cache."""
+    """Return what a call reads and computes by product, and its operations per byte; sizes are 0 along the cache."""
     if machine is None:
         return pd.DataFrame(columns=list(_COLUMNS))
     bound = threshold(machine.bytes_per_second, machine.flops_per_second)

@@ -37,7 +37,8 @@ class TopK(Study):
             known, asked = values.get("k"), max(config.k)
             if known is not None and asked > known:
                 raise UsageError(
-                    f"Bad value study.k={asked}: {label} ranks study.drafters.{label}.k={known} tokens only; raise that."
+                    f"Bad value study.k={asked}: {label} ranks study.drafters.{label}.k={known} tokens only; raise "
+                    "that."
                 )
         strategies = [
             Strategy(

@@ -1,4 +1,4 @@
-"""Live decoding in some structures, beside plain decoding: what a round takes besides the target's call, and whole runs."""
+"""Live decoding in some structures beside plain decoding: what a round takes besides the call, and whole runs."""
 
 import random
 from collections.abc import Mapping, Sequence
@@ -80,8 +80,8 @@ class LiveRuns:
         lines: list[tuple[Any, ...]] = []
         for repeat in range(repeats):
             for key in [self.plain, *keys]:
-                found = host_seconds(self._decode(stream, key, tokens), self.bench.clock)
-                lines.append((repeat, *key, *map(mean, found)))
+                nodes, drafts, rest = host_seconds(self._decode(stream, key, tokens), self.bench.clock)
+                lines.append((repeat, *key, mean(nodes), mean(drafts), mean(rest)))
         return pd.DataFrame(lines, columns=["repeat", *self.names, *self.HOST])
 
     def compared(self, streams: Sequence[Stream], keys: Sequence[Key], repeats: int) -> pd.DataFrame:

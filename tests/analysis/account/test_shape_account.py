@@ -62,8 +62,8 @@ def test_what_rows_yield_is_eaten_by_verification(make_run):
     runs = [make_run("rows", 2, 0.022), make_run("chain", 1, 0.010)]
     section = shape_section(runs)
     assert section.text[0] == (
-        "Rows 2 x 4 yield +50.0% (+50.0% to +50.0%) tokens per call against the chain of 4, in rounds that take +100.0% "
-        "time (verification +100.0%, drafting +0.0%, accepting, committing and the loop +0.0% of the chain's round): "
+        "Rows 2 x 4 yield +50.0% (+50.0% to +50.0%) tokens per call against the chain of 4, in rounds that take "
+        "+100.0% time (verification +100.0%, drafting +0.0%, accepting, committing and the loop +0.0% of the chain's round): "
         "-25.0% (-25.0% to -25.0%) tokens per second; longer rounds eat more than what was gained, verification most."
     )
     rounds = section.tables[0][1].set_index("shape")
@@ -81,9 +81,8 @@ def test_a_gain_that_stays_and_a_slower_minute(make_run):
     assert found.round[0] == pytest.approx([1.2, 1.5])
     text = shape_section(runs).text[0]
     assert text.startswith("The tree of 8 yields +100.0%")
-    assert (
-        "+60.0% (+60.0% to +60.0%) tokens per second; longer rounds eat 32% of what was gained, drafting most." in text
-    )
+    assert "+60.0% (+60.0% to +60.0%) tokens per second; longer rounds eat 32% of what was gained" in text
+    assert text.endswith("drafting most.")
 
 
 def test_a_difference_within_chance_is_called_that(make_run):
