@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 from specdec.errors import UsageError
 from specdec.registry import near_misses
 
-from .read.runs import study_files
+from .read.mlflow_runs import study_files
 
 Tables = Mapping[str, pd.DataFrame]
 """The tables of a study by name."""

@@ -27,7 +27,8 @@ from IPython.display import Markdown
 
 from specdec.analysis.figures import run_figures
 from specdec.analysis.papers import published
-from specdec.analysis.read import runs as load
+from specdec.analysis.read.mlflow_runs import latest_run
+from specdec.analysis.rounds import measured_curve
 
 # %% tags=["parameters"]
 tracking_uri = "sqlite:///../mlflow.db"  # where runs were logged, seen from this folder
@@ -61,16 +62,16 @@ table_1.round(3)
 # knows, token by token, what would have been accepted.
 
 # %%
-run = load.latest_run(tracking_uri, experiment)
+run = latest_run(tracking_uri, experiment)
 rounds = run.rounds()
-tokens = load.measured_curve(rounds, "tokens_per_round")
+tokens = measured_curve(rounds, "tokens_per_round")
 alpha = run.metrics.get("account.alpha")
 basis = run_figures.Basis(int(tokens["prompts"].max()), int(tokens["rounds"].sum()), alpha)
 about = dict(title=run.title, basis=basis, primary_gamma=run.primary_gamma)
 run_figures.curve(tokens, run.lines("tokens_per_round"), **about)
 
 # %%
-speedups = load.measured_curve(rounds, "speedup")
+speedups = measured_curve(rounds, "speedup")
 run_figures.curve(speedups, run.lines("speedup"), ylabel="speedup over the baseline", **about)
 
 # %% [markdown]
