@@ -11,7 +11,7 @@ from omegaconf import OmegaConf
 
 from specdec.analysis.findings import Findings, open_study
 from specdec.config import RunConfig, config_dir, validated
-from specdec.studies.run import run_study
+from specdec.studies.base.run_study import run_study
 
 Tables = dict[str, pd.DataFrame]
 
