@@ -7,8 +7,8 @@ nothing here knows how.
 import numpy as np
 import pandas as pd
 
-BASELINE = "baseline"
-ORIGINAL = "original"  # plain decoding with the model that the target was before it was trained
+from specdec.config import BASELINE, ORIGINAL
+
 GENERATION = ["cell", "method", "gamma", "repeat", "prompt"]
 COLUMNS = (
     *GENERATION,

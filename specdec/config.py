@@ -17,6 +17,10 @@ from specdec.errors import UsageError
 
 T = TypeVar("T")
 
+BASELINE = "baseline"
+ORIGINAL = "original"
+"""Names of two methods in every table: plain decoding by the target, and by the model that it was trained from."""
+
 AtLeastOne = Annotated[int, Field(ge=1)]
 Probability = Annotated[float, Field(ge=0.0, le=1.0)]
 

@@ -1,9 +1,10 @@
-"""What passes between the parts: `Draft`, `Acceptance`, `Round`, `Generation`. Frozen, named fields, no behaviour
-that knows a method.
+"""What passes between the parts, from `TextStart` and `Draft` to `Round` and `Generation`. Frozen, named fields, no
+behaviour that knows a method.
 
 Shape letters, used in comments everywhere: B rows, S context, N draft nodes, V vocabulary, D hidden, H heads.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import NamedTuple
@@ -130,6 +131,43 @@ class Draft:
         return self.tree.children if self.draws is None else self.draws
 
 
+@dataclass(frozen=True)
+class TextStart:
+    """What a target and a drafter are told when a text begins.
+
+    Attributes:
+        prompt: all prompt tokens, at least one; the last is the root of round 1.
+        capacity: tokens that prompt, output and the largest draft need together.
+        branches: the most paths from the root to a leaf in a draft, for a target that evaluates each path apart.
+        generator: the source of all randomness of this text's drafts.
+        reference: the baseline's tokens after the prompt, for drafters that need them.
+    """
+
+    prompt: Sequence[int]
+    capacity: int
+    branches: int = 1
+    generator: torch.Generator | None = None
+    reference: Sequence[int] | None = None
+
+
+@dataclass(frozen=True)
+class Request:
+    """A text to decode.
+
+    Attributes:
+        prompt: at least one token.
+        max_new_tokens: the limit of the output, which an end token may end before.
+        draft_generator, accept_generator: the sources of randomness of drafts and of acceptance decisions.
+        reference: see `TextStart`.
+    """
+
+    prompt: Sequence[int]
+    max_new_tokens: int
+    draft_generator: torch.Generator | None = None
+    accept_generator: torch.Generator | None = None
+    reference: Sequence[int] | None = None
+
+
 EMPTY = Draft(tokens=torch.empty(0, dtype=torch.long), tree=chain_tree(0))
 
 
@@ -165,7 +203,7 @@ class Marks:
 
 @dataclass(frozen=True)
 class Departure:
-    """How far a round of a rule that is not lossless went from what the target alone would do (`experiment.quality`).
+    """How far a round of a rule that is not lossless went from what the target alone would do (`observe`).
 
     Attributes:
         tv: at each committed position, total variation between what is emitted there and the target's law.

@@ -1,6 +1,7 @@
 """Name -> class, one registry per family. `@drafters.register("ngram")` is all a new drafter needs.
 
-A class says what configures it through the annotation of its constructor's `config` argument.
+A class is made by its `from_config(config, ...)`, or by its constructor where that takes the config itself; the
+annotation of that `config` argument says what configures it.
 """
 
 import difflib
@@ -29,10 +30,13 @@ def near_misses(name: str, names: Iterable[str]) -> str:
 
 
 def _config_type(cls: type) -> type:
-    """Not `get_type_hints`: other arguments may name types that only a type checker imports."""
-    annotation = getattr(vars(cls).get("__init__"), "__annotations__", {}).get("config")
+    maker = getattr(vars(cls).get("from_config"), "__func__", None) or vars(cls).get("__init__")
+    annotation = getattr(maker, "__annotations__", {}).get("config")
     if annotation is None:
-        raise TypeError(f"{cls.__qualname__} needs a constructor with `config: ITS_CONFIG`, a class made by `typed`")
+        raise TypeError(
+            f"{cls.__qualname__} needs a classmethod `from_config`, or a constructor, with `config: ITS_CONFIG`, a "
+            "class made by `typed`"
+        )
     return getattr(sys.modules[cls.__module__], annotation) if isinstance(annotation, str) else annotation
 
 
@@ -82,9 +86,10 @@ class Registry(Generic[T]):
         return validated(_config_type(cls), values, where=self.group, source=f"{self.group} {values['name']!r}")
 
     def construct(self, config: Any, **context: Any) -> T:
-        """`cls(config, **context)` for the class that a typed config belongs to."""
-        cls: Callable[..., T] = self.get(config.name)
-        return cls(config, **context)
+        """`from_config(config, **context)`, or the constructor, of the class that a typed config belongs to."""
+        cls = self.get(config.name)
+        make: Callable[..., T] = getattr(cls, "from_config", cls)
+        return make(config, **context)
 
     def build(self, values: Mapping[str, Any], **context: Any) -> T:
         """Validate and construct in one go; raises UsageError."""

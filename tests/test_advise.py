@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -10,7 +11,6 @@ import pytest
 
 from specdec import advise, run
 from specdec.analysis.read.runs import load_runs
-from specdec.verifiers.base.contract import Verifier
 
 TINY = ("+debug=tiny", "measurement.max_new_tokens=40")
 SAMPLED = "target.law=[[0.4,0.35,0.25],[0.1,0.3,0.6],[0.55,0.2,0.25]]"
@@ -178,9 +178,11 @@ def test_rules_that_the_replay_does_not_know_are_refused_when_sampling(command, 
     from specdec.drafters.ngram import Ngram
     from specdec.verifiers.speculative_sampling import SpeculativeSampling
 
-    assert Verifier.token_by_token
-    monkeypatch.setattr(Ngram, "replay", "position")
-    monkeypatch.setattr(SpeculativeSampling, "token_by_token", False)
+    by_position = replace(Ngram.capabilities, replay="position")
+    monkeypatch.setattr(Ngram, "capabilities", by_position)
+    assert SpeculativeSampling.capabilities.token_by_token
+    as_a_whole = replace(SpeculativeSampling.capabilities, token_by_token=False)
+    monkeypatch.setattr(SpeculativeSampling, "capabilities", as_a_whole)
     code, _, error = command(advise, "+drafter=ngram", "sampling=temperature", *TINY)
     assert code == 2 and "verifier=speculative_sampling" in error and error.count("\n") == 1
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from specdec.clock import CpuClock
 from specdec.decode import cut, generate
-from specdec.drafters.base import Drafter, drafters
-from specdec.records import EMPTY, Draft, Source, Tree, chain_tree
+from specdec.drafters.base import Drafter, DrafterCapabilities, drafters
+from specdec.records import EMPTY, Draft, Request, Source, TextStart, Tree, chain_tree
 from specdec.sampling import generator_for
 from specdec.structures.base import Structure, structures
 from specdec.verifiers.base.contract import verifiers
@@ -23,7 +23,7 @@ SIZE = 7
 class Scripted(Drafter):
     """Offers the given tokens, round after round, and remembers what it was asked and told."""
 
-    fills = frozenset({"chain"})
+    capabilities = DrafterCapabilities(fills=frozenset({"chain"}))
 
     def __init__(self, *offers: Sequence[int], q: torch.Tensor | None = None, tree: Tree | None = None) -> None:
         self.offers, self.q, self.tree = list(offers), q, tree
@@ -41,7 +41,7 @@ class Scripted(Drafter):
         q = None if self.q is None else self.q[: len(tokens)]
         return Draft(torch.tensor(tokens), tree, q, (Source("scripted", 0),) * len(tokens))
 
-    def commit(self, tokens: Sequence[int]) -> None:
+    def commit(self, tokens: Sequence[int], states: torch.Tensor | None = None) -> None:
         self.told.append(tuple(tokens))
 
 
@@ -65,10 +65,8 @@ def run(target, drafter, gamma=4, limit=10, prompt=(0,), verifier="greedy"):
         drafter=drafter,
         verifier=verifiers.build({"name": verifier}),
         structure=structures.build({"name": "chain", "gamma": gamma}),
-        prompt=list(prompt),
-        max_new_tokens=limit,
+        request=Request(list(prompt), limit, accept_generator=generator_for(0, "prompt", "accept")),
         clock=CpuClock(),
-        accept_generator=generator_for(0, "prompt", "accept"),
     )
 
 
@@ -223,7 +221,7 @@ def test_beta_is_the_overlap_of_p_and_q(table, random_law):
     target = table(random_law(SIZE, 0), temperature=1.0)
     q = random_law(SIZE, 1)[:3]
     row = run(target, Scripted([3, 6, 2], q=q), gamma=3, limit=8, verifier="speculative_sampling").rounds[0]
-    target.start([0], 0)
+    target.start(TextStart([0], 0))
     p = target.verify(Draft(torch.tensor([3, 6, 2]), chain_tree(3)))
     expected = [1 - 0.5 * float((p[i] - q[i]).abs().sum()) for i in range(row.accepted + row.rejected)]
     assert row.beta == pytest.approx(expected, abs=1e-12) and len(row.beta) > 0

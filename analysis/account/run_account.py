@@ -12,10 +12,11 @@ from typing import Literal
 
 import pandas as pd
 
+from specdec.config import BASELINE
 from specdec.errors import UsageError
 
 from ..read.runs import Run
-from ..rounds import BASELINE, distinct_generations, prompt_sums, shared_work
+from ..rounds import distinct_generations, prompt_sums, shared_work
 from ..runs.summary import arms_by_gamma
 from .gap_account import Account, account_from_sums, account_table, shared_alpha
 

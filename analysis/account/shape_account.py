@@ -7,11 +7,12 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
+from specdec.config import BASELINE
 from specdec.errors import UsageError
 
 from ..figures import style
 from ..read.runs import Run
-from ..rounds import BASELINE, drafted, prompt_sums, shared_work
+from ..rounds import drafted, prompt_sums, shared_work
 from ..sections import Section
 from ..studies.replayed import Sums, bracket
 from ..studies.replayed import prompt_sums as sums_by_shape

@@ -12,13 +12,14 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
+from specdec.config import BASELINE, ORIGINAL
 from specdec.theory.capped_geometric import accepted_pmf, tokens_per_round
 from specdec.theory.roofline import call_flops
 
 from ..acceptance.estimates import estimate_alpha
 from ..cost.cost_report import CostReport
 from ..intervals import Columns, bootstrap
-from ..rounds import BASELINE, ORIGINAL, drafted
+from ..rounds import drafted
 from . import style
 from .style import save as save
 

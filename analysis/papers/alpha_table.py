@@ -12,12 +12,12 @@ from math import isnan, nan
 import pandas as pd
 from matplotlib.figure import Figure
 
+from specdec.config import BASELINE
 from specdec.errors import UsageError
 
 from ..figures import style
 from ..figures.plots import counted
 from ..read.runs import Run, load_runs, open_run
-from ..rounds import BASELINE
 from .published import ROUNDING
 
 OVERLAY = "leviathan_alpha"

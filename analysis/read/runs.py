@@ -16,13 +16,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from specdec.config import flattened
+from specdec.config import BASELINE, flattened
 from specdec.errors import SpecdecError, UsageError
 from specdec.registry import near_misses
 from specdec.tracking.store import check_schema, locate, quieten, reason, schema_of
 
 from ..intervals import Columns, bootstrap
-from ..rounds import BASELINE, GENERATION, check_rounds, drafted, prompt_sums, shared_work
+from ..rounds import GENERATION, check_rounds, drafted, prompt_sums, shared_work
 
 COMMAND = "python -m specdec.run +drafter=ngram"
 WRITTEN_BY = {  # what makes an artifact, where a run can lack it

@@ -10,11 +10,11 @@ from itertools import combinations
 import pandas as pd
 from matplotlib.figure import Figure
 
+from specdec.config import BASELINE
 from specdec.errors import UsageError
 
 from ..papers.alpha_table import drafter_name
 from ..read.runs import Run
-from ..rounds import BASELINE
 from ..sections import Section
 from .leaderboard import (
     Arm,

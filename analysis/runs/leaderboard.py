@@ -15,12 +15,13 @@ import pandas as pd
 from matplotlib.figure import Figure
 from scipy.stats import rankdata
 
+from specdec.config import BASELINE
 from specdec.errors import UsageError
 
 from ..figures import style
 from ..intervals import Interval, percentile_bounds, resampled_sums
 from ..read.runs import Run
-from ..rounds import BASELINE, drafted, prompt_sums, shared_work
+from ..rounds import drafted, prompt_sums, shared_work
 
 QUANTITIES = {  # quantity: what an axis calls it
     "speedup": "speedup over the baseline",

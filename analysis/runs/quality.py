@@ -7,8 +7,10 @@ From `rounds.parquet` (departure, otherwise) and `quality.parquet` (a row for ea
 import numpy as np
 import pandas as pd
 
+from specdec.config import BASELINE, ORIGINAL
+
 from ..intervals import Columns, bootstrap
-from ..rounds import BASELINE, ORIGINAL, drafted, shared_work
+from ..rounds import drafted, shared_work
 
 OUTPUTS = ("cell", "method", "gamma", "repeat", "prompt", "category", "tokens", "log_likelihood", "correct")
 """Columns of `quality.parquet`; correct is missing where no reference answer is known."""

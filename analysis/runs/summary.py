@@ -12,6 +12,7 @@ from math import isnan
 import numpy as np
 import pandas as pd
 
+from specdec.config import BASELINE, ORIGINAL
 from specdec.theory.capped_geometric import tokens_per_round
 from specdec.theory.speedup import speedup as theoretical_speedup
 
@@ -19,7 +20,7 @@ from ..acceptance.estimates import hazards, position_tokens
 from ..acceptance.iid import IidTest, iid_tests
 from ..account.gap_account import Account, gap_account, shared_alpha
 from ..intervals import Columns, bootstrap
-from ..rounds import BASELINE, ORIGINAL, check_rounds, distinct_generations, drafted, prompt_sums, shared_work
+from ..rounds import check_rounds, distinct_generations, drafted, prompt_sums, shared_work
 from .paper_metrics import PAPERS, category_members, paper_values
 
 OURS = ("speedup", "tokens_per_round", "alpha.mle", "accepted_per_offered")

@@ -1,29 +1,28 @@
 """Another drafter's chain, ended early where the drafts look likely to fail, or sized by how the last ones did."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from dataclasses import replace
+from typing import Any, Literal
 
-import torch
 from pydantic import field_validator
 from torch import Tensor
 
 from specdec.config import AtLeastOne, Probability, typed
-from specdec.drafters.base import Drafter, drafters
+from specdec.drafters.base import Drafter, DrafterCapabilities, drafters
 from specdec.drafters.base.nested import named_below
 from specdec.errors import UsageError
-from specdec.records import Draft
+from specdec.records import Draft, TextStart
 from specdec.structures.base import Structure
-from specdec.structures.chain import Chain
+from specdec.targets.base import Target
 
-if TYPE_CHECKING:
-    from specdec.targets.base import Target
+Rule = Literal["confidence", "heuristic"]
 
 
 @typed
 class AdaptiveConfig:
     name: Literal["adaptive"]
     of: dict[str, Any]
-    rule: Literal["confidence", "heuristic"]
+    rule: Rule
     threshold: Probability
     length: AtLeastOne
 
@@ -51,74 +50,57 @@ class Adaptive(Drafter):
     Both are functions of the text and of the drafts, so the replay is the copying one.
     """
 
-    fills = frozenset({"chain"})
-    replay: Literal["position", "copying"] | None = "copying"
+    capabilities = DrafterCapabilities(fills=frozenset({"chain"}), replay="copying")
 
-    def __init__(self, config: AdaptiveConfig, target: "Target") -> None:
-        wrapped = drafters.get(config.of["name"])
+    def __init__(self, drafter: Drafter, rule: Rule, threshold: float = 0.3, length: int = 5) -> None:
+        self.drafter, self._rule, self._threshold, self._first = drafter, rule, threshold, length
+        own, fills = drafter.capabilities, self.capabilities.fills
+        self.capabilities = replace(own, fills=fills, reports_confidence=False, replay=own.replay and "copying")
+        self._length, self._offered, self._most = length, 0, length
+
+    @classmethod
+    def from_config(cls, config: AdaptiveConfig, target: Target) -> "Adaptive":
+        """
+        Raises:
+            UsageError: a drafter that cannot be wrapped, or one that cannot be made.
+        """
+        name = config.of["name"]
+        wrapped = drafters.get(name).capabilities
         refused = ""
-        if "chain" not in wrapped.fills or wrapped is Adaptive:
+        if "chain" not in wrapped.fills or drafters.get(name) is cls:
             refused = "it needs a drafter of chains with a fixed length"
         elif wrapped.needs_reference or not wrapped.lossless:
             refused = "it needs a drafter that proposes by itself and leaves the output alone"
         elif config.rule == "confidence" and not wrapped.reports_confidence:
             refused = "this drafter reports no confidence; use drafter.rule=heuristic"
         if refused:
-            raise UsageError(f"Bad value drafter.of={config.of['name']} with drafter.rule={config.rule}: {refused}.")
+            raise UsageError(f"Bad value drafter.of={name} with drafter.rule={config.rule}: {refused}.")
         with named_below("of"):
-            self._init(drafters.build(config.of, target=target), config.rule, config.threshold, config.length)
+            return cls(drafters.build(config.of, target=target), config.rule, config.threshold, config.length)
 
-    @classmethod
-    def from_drafter(
-        cls, drafter: Drafter, rule: Literal["confidence", "heuristic"], threshold: float = 0.3, length: int = 5
-    ) -> "Adaptive":
-        """Around a drafter that is already there."""
-        adaptive = cls.__new__(cls)
-        adaptive._init(drafter, rule, threshold, length)
-        return adaptive
-
-    def _init(self, drafter: Drafter, rule: str, threshold: float, length: int) -> None:
-        self.drafter, self._rule, self._threshold, self._first = drafter, rule, threshold, length
-        self.vocab_size, self.deepest = drafter.vocab_size, drafter.deepest
-        if drafter.replay is None:
-            self.replay = None
-        self._length, self._offered, self._most = length, 0, length
-        vars(self)["reads_states"] = drafter.reads_states  # declared by classes: here it is the wrapped drafter's
-
-    def start(
-        self,
-        prompt: Sequence[int],
-        capacity: int,
-        generator: torch.Generator | None = None,
-        reference: Sequence[int] | None = None,
-    ) -> None:
+    def start(self, text: TextStart, states: Tensor | None = None) -> None:
         self._length, self._offered = self._first, 0
-        self.drafter.start(prompt, capacity, generator, reference)
+        self.drafter.start(text, states)
 
     def draft(self, structure: Structure) -> Draft:
-        assert isinstance(structure, Chain)
         if self._rule == "confidence":
             return self.drafter.draft(structure.until(self._threshold))
         draft = self.drafter.draft(structure.clamped(self._length))
         self._offered, self._most = len(draft), structure.gamma
         return draft
 
-    def commit(self, tokens: Sequence[int]) -> None:
+    def commit(self, tokens: Sequence[int], states: Tensor | None = None) -> None:
         if self._offered:  # a round without a proposal says nothing about the length
             # All accepted: the round commits one token more than it offered.
             step = 2 if len(tokens) > self._offered else -1
             self._length = max(1, min(self._most, min(self._most, self._length) + step))
-        self.drafter.commit(tokens)
-
-    def read(self, states: Tensor) -> None:
-        self.drafter.read(states)
+        self.drafter.commit(tokens, states)
 
     def laws(self, prompt: Sequence[int], text: Sequence[int]) -> Tensor | None:
         """Of the wrapped drafter: at every position a draft of one token is its own."""
         return self.drafter.laws(prompt, text)
 
     def prepare(self, capacity: int, structure: Structure) -> None:
-        assert isinstance(structure, Chain)
         asked = structure.until(self._threshold) if self._rule == "confidence" else structure
         self.drafter.prepare(capacity, asked)
 

@@ -5,7 +5,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
@@ -13,17 +13,15 @@ from pydantic import Field
 from torch import Tensor
 
 from specdec.config import typed
-from specdec.drafters.base import Drafter, drafters
+from specdec.drafters.base import EVERY_STRUCTURE, Drafter, DrafterCapabilities, drafters
 from specdec.errors import UsageError
 from specdec.ngrams.corpus import Corpus, open_corpus, tokenize, tokenizer_digest
 from specdec.ngrams.kneser_ney import NgramTable
-from specdec.records import EMPTY, Draft, Source, Tree, chain_tree
+from specdec.records import EMPTY, Draft, Source, TextStart, Tree, chain_tree
 from specdec.sampling import one_hot, probabilities, sample
 from specdec.structures.base import Structure
+from specdec.targets.base import Target
 from specdec.tree_building.siblings import How, Siblings, grow
-
-if TYPE_CHECKING:
-    from specdec.targets.base import Target
 
 logger = logging.getLogger(__name__)
 
@@ -51,36 +49,29 @@ class CorpusNgram(Drafter):
     is position-wise.
     """
 
-    fills = frozenset({"chain", "rows", "tree", "dynamic"})
-    replay = "position"
+    capabilities = DrafterCapabilities(fills=EVERY_STRUCTURE, replay="position")
 
-    def __init__(self, config: CorpusNgramConfig, target: "Target") -> None:
+    def __init__(self, config: CorpusNgramConfig, target: Target) -> None:
         self._sampling, self._device = target.sampling, target.device
         self._table = _fitted(config, target)
-        self.vocab_size = target.vocab_size
+        self.capabilities = replace(self.capabilities, vocab_size=target.vocab_size)
         self._siblings: Siblings = config.siblings
         self._memory = config.order - 1  # tokens that a proposal depends on
         self._greedy: dict[tuple[int, ...], int] = {}
         self._context: tuple[int, ...] = ()
         self._generator: torch.Generator | None = None
 
-    def start(
-        self,
-        prompt: Sequence[int],
-        capacity: int,
-        generator: torch.Generator | None = None,
-        reference: Sequence[int] | None = None,
-    ) -> None:
-        self._context, self._generator = self._last(tuple(prompt)), generator
+    def start(self, text: TextStart, states: Tensor | None = None) -> None:
+        self._context, self._generator = self._last(tuple(text.prompt)), text.generator
 
-    def commit(self, tokens: Sequence[int]) -> None:
+    def commit(self, tokens: Sequence[int], states: Tensor | None = None) -> None:
         self._context = self._last((*self._context, *tokens))
 
     def draft(self, structure: Structure) -> Draft:
         width = structure.gamma
         if width == 0:
             return EMPTY
-        if structure.name != "chain":
+        if not structure.single:
             return self._branching(structure)
         context, tokens, rows = self._context, list[int](), list[Tensor]()
         for _ in range(width):
@@ -108,9 +99,9 @@ class CorpusNgram(Drafter):
             if not ranked:
                 return self._laws(contexts)
             law = torch.from_numpy(np.stack([self._table.law(context) for context in contexts]))
-            return law.log_() if structure.ranked else law
+            return law if structure.beam is None else law.log_()
 
-        ranked = self._sampling.greedy or structure.ranked
+        ranked = self._sampling.greedy or structure.beam is not None
         how: How = "ranked" if ranked else self._siblings
         draft = grow(structure, after, how, "corpus_ngram", self._generator)
         q = None if draft.q is None else draft.q.to(self._device)
@@ -149,7 +140,7 @@ _SOURCE = (Source("corpus_ngram", 0),)
 _CHUNK = 256  # contexts whose laws are standardised at once
 
 
-def _fitted(config: CorpusNgramConfig, target: "Target") -> NgramTable:
+def _fitted(config: CorpusNgramConfig, target: Target) -> NgramTable:
     """The model of the configured corpus, from the cache where it is; a damaged file there is replaced.
 
     Raises:
@@ -176,7 +167,7 @@ def _fitted(config: CorpusNgramConfig, target: "Target") -> NgramTable:
     return table
 
 
-def _fit(config: CorpusNgramConfig, target: "Target", corpus: Corpus) -> NgramTable:
+def _fit(config: CorpusNgramConfig, target: Target, corpus: Corpus) -> NgramTable:
     logger.info("Fitting an n-gram model of order %d on %s", config.order, corpus.name)
     stream = tokenize(corpus, target.tokenizer, target.vocab_size)
     return NgramTable.fit(stream, target.vocab_size, config.order, config.discount)

@@ -1,16 +1,14 @@
 """Grounded heads ("Not So Speculative Decoding", later Hydra, 2402.05109): each also reads what was drafted before."""
 
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from specdec.config import typed
 from specdec.drafters.base import drafters
 from specdec.drafters.base.heads import Drafts, HeadsDrafter
+from specdec.targets.base import Target
 from specdec.tree_building.siblings import Siblings
-
-if TYPE_CHECKING:
-    from specdec.targets.base import Target
 
 
 @typed
@@ -29,5 +27,6 @@ class Grounded(HeadsDrafter):
 
     strategy, grounded, shipped = "grounded", True, "grounded"
 
-    def __init__(self, config: GroundedConfig, target: "Target") -> None:
-        super().__init__(config.model, config.drafts, config.siblings, target)
+    @classmethod
+    def from_config(cls, config: GroundedConfig, target: Target) -> "Grounded":
+        return cls.from_file(config.model, target, config.drafts, config.siblings)

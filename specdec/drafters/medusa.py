@@ -1,16 +1,14 @@
 """Medusa heads (Cai et al. 2401.10774): each predicts one of the next tokens from h_t alone."""
 
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from specdec.config import typed
 from specdec.drafters.base import drafters
 from specdec.drafters.base.heads import Drafts, HeadsDrafter
+from specdec.targets.base import Target
 from specdec.tree_building.siblings import Siblings
-
-if TYPE_CHECKING:
-    from specdec.targets.base import Target
 
 
 @typed
@@ -29,5 +27,6 @@ class Medusa(HeadsDrafter):
 
     strategy, grounded, shipped = "medusa", False, "medusa"
 
-    def __init__(self, config: MedusaConfig, target: "Target") -> None:
-        super().__init__(config.model, config.drafts, config.siblings, target)
+    @classmethod
+    def from_config(cls, config: MedusaConfig, target: Target) -> "Medusa":
+        return cls.from_file(config.model, target, config.drafts, config.siblings)

@@ -1,26 +1,24 @@
 """Rows shared out between strategies: what the context offers first, then what the model's own bigram does."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import islice
-from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
+from typing import Annotated, Any, Literal, cast
 
-import torch
 from pydantic import Field, field_validator
+from torch import Tensor
 
 from specdec.config import typed
-from specdec.drafters.base import drafters
-from specdec.drafters.base.lookup import NOTHING, Lookup, Proposal, filled, merged
+from specdec.drafters.base import DrafterCapabilities, drafters
+from specdec.drafters.base.lookup import Lookup
 from specdec.drafters.base.nested import named_below
 from specdec.drafters.base.token_lookup import TokenLookup
 from specdec.drafters.ngram import Matches, Ngram
 from specdec.errors import UsageError
-from specdec.records import Source
+from specdec.records import Source, TextStart
 from specdec.structures.base import Structure
-from specdec.structures.chain import Chain
-from specdec.structures.rows import Rows
-
-if TYPE_CHECKING:
-    from specdec.targets.base import Target
+from specdec.targets.base import Target
+from specdec.tree_building.lookup_filling import NOTHING, Proposal, filled, merged
 
 
 def _checked(place: str, values: dict[str, Any], needed: type, what: str) -> dict[str, Any]:
@@ -65,10 +63,9 @@ class Mixed(Lookup):
     Deterministic (q is a point mass); costs and needs what its two parts do.
     """
 
-    fills = frozenset({"chain", "rows", "tree"})
-    replay = "copying"
+    capabilities = DrafterCapabilities(fills=frozenset({"chain", "rows", "tree"}), replay="copying")
 
-    def __init__(self, config: MixedConfig, target: "Target") -> None:
+    def __init__(self, config: MixedConfig, target: Target) -> None:
         super().__init__(target)
         if config.context_rows is None and not config.fill:
             raise UsageError(
@@ -79,7 +76,8 @@ class Mixed(Lookup):
             self.context = cast(Ngram, drafters.build(config.context, target=target))
         with named_below("bigram"):
             self.bigram = cast(TokenLookup, drafters.build(config.bigram, target=target))
-        self.vocab_size = self.bigram.vocab_size
+        vocab_size = self.bigram.capabilities.vocab_size
+        self.capabilities = replace(self.capabilities, vocab_size=vocab_size)
         self._last = 0
 
     def prepare(self, capacity: int, structure: Structure) -> None:
@@ -91,31 +89,25 @@ class Mixed(Lookup):
             with named_below("bigram"):
                 self.bigram.prepare(capacity, structure)
 
-    def start(
-        self,
-        prompt: Sequence[int],
-        capacity: int,
-        generator: torch.Generator | None = None,
-        reference: Sequence[int] | None = None,
-    ) -> None:
-        self.context.start(prompt, capacity)
-        self._last = prompt[-1]
+    def start(self, text: TextStart, states: Tensor | None = None) -> None:
+        self.context.start(text)
+        self._last = text.prompt[-1]
 
-    def commit(self, tokens: Sequence[int]) -> None:
+    def commit(self, tokens: Sequence[int], states: Tensor | None = None) -> None:
         self.context.commit(tokens)
         self._last = tokens[-1]
 
     def propose(self, structure: Structure) -> Proposal:
         if structure.gamma == 0:
             return NOTHING
-        if isinstance(structure, Chain):
+        if structure.single:
             if self._share(1):
                 proposal = self.context.propose(structure)
                 if proposal.tokens or not self._fill:
                     return proposal
             return merged(self._bigram_rows(1, structure.gamma, ()))
-        if isinstance(structure, Rows):
-            return merged(self._rows(structure.k, structure.gamma))
+        if structure.rows is not None:
+            return merged(self._rows(structure.rows, structure.gamma))
         return filled(structure.tree, (self._last, self.context.matches()), self._siblings)
 
     def _share(self, count: int) -> int:

@@ -2,21 +2,21 @@
 
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from specdec.config import AtLeastOne, typed
 from specdec.drafters.base import drafters
-from specdec.drafters.base.token_lookup import ModelOf, TokenLookup, model_of
+from specdec.drafters.base.token_lookup import TokenLookup
 from specdec.errors import UsageError
 from specdec.models.load import Dtype
 from specdec.ngrams.bigram_table import BigramTable, Form, kept_table, tabulate, tabulate_law, weights_hash
-
-if TYPE_CHECKING:
-    from specdec.targets.base import Target
+from specdec.ngrams.source_model import SourceModel, source_model
+from specdec.targets.base import Target
 
 logger = logging.getLogger(__name__)
 
@@ -53,17 +53,16 @@ class ModelBigram(TokenLookup):
     """
 
     strategy = "model_bigram"
-    replay: Literal["position", "copying"] | None = "position"
 
-    def __init__(self, config: ModelBigramConfig, target: "Target") -> None:
+    def __init__(self, config: ModelBigramConfig, target: Target) -> None:
         if config.extend == "greedy" and config.extend_k > config.k:
             raise UsageError(
                 f"Bad value drafter.extend_k={config.extend_k}: it should be at most drafter.k={config.k}."
             )
         super().__init__(target, config.k)
         if config.extend == "greedy":
-            self.replay = "copying"
-        source = model_of(config.model, config.dtype, target)
+            self.capabilities = replace(self.capabilities, replay="copying")
+        source = source_model(config.model, config.dtype, target)
         if source is None:
             table, self._described = _of_law(config, target), {}
         else:
@@ -94,7 +93,7 @@ class ModelBigram(TokenLookup):
         return dict(self._described)
 
 
-def _of_model(config: ModelBigramConfig, source: ModelOf) -> BigramTable:
+def _of_model(config: ModelBigramConfig, source: SourceModel) -> BigramTable:
     form = _form(config, source.described["dtype"], _begin(source) if config.begin else None)
     make = partial(_tabulated, source, form, config.batch_size)
     if config.cache_dir is None:
@@ -110,12 +109,12 @@ def _of_model(config: ModelBigramConfig, source: ModelOf) -> BigramTable:
         ) from None
 
 
-def _tabulated(source: ModelOf, form: Form, batch_size: int) -> BigramTable:
+def _tabulated(source: SourceModel, form: Form, batch_size: int) -> BigramTable:
     logger.info("Tabulating p(. | x) of %s for every token x", source.name)
     return tabulate(source.model, source.name, form, batch_size)
 
 
-def _of_law(config: ModelBigramConfig, target: "Target") -> BigramTable:
+def _of_law(config: ModelBigramConfig, target: Target) -> BigramTable:
     """Of a target without a model, from its own law; nothing is kept.
 
     Raises:
@@ -143,7 +142,7 @@ def _form(config: ModelBigramConfig, dtype: str, begin: int | None) -> Form:
     return Form(dtype, begin, config.k, config.extend_k if greedy else 0, config.extend_w if greedy else 1)
 
 
-def _begin(source: ModelOf) -> int:
+def _begin(source: SourceModel) -> int:
     token = source.model.config.get_text_config().bos_token_id
     if token is None:
         raise UsageError(f"Bad value drafter.begin=true: {source.name} has no begin token; use false.")

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
@@ -11,13 +11,12 @@ from torch import Tensor
 
 from specdec.config import AtLeastOne, typed
 from specdec.drafters.base import drafters
-from specdec.drafters.base.token_lookup import ModelOf, TokenLookup, model_of
+from specdec.drafters.base.token_lookup import TokenLookup
 from specdec.errors import UsageError
 from specdec.models.load import Dtype
 from specdec.ngrams.corpus import Block, Corpus, open_corpus, tokenize
-
-if TYPE_CHECKING:
-    from specdec.targets.base import Target
+from specdec.ngrams.source_model import SourceModel, source_model
+from specdec.targets.base import Target
 
 logger = logging.getLogger(__name__)
 
@@ -51,11 +50,10 @@ class ModelUnigram(TokenLookup):
     """
 
     strategy = "model_unigram"
-    replay = "position"
 
-    def __init__(self, config: ModelUnigramConfig, target: "Target") -> None:
+    def __init__(self, config: ModelUnigramConfig, target: Target) -> None:
         super().__init__(target, config.k)
-        source = model_of(config.model, config.dtype, target)
+        source = source_model(config.model, config.dtype, target)
         if source is None:
             raise UsageError(
                 "Bad value drafter.model=null: the target has no model whose embeddings could be ranked; give a "
@@ -108,7 +106,7 @@ def _widened(embedding: Tensor) -> Iterator[Tensor]:
     return (chunk.double() for chunk in embedding.split(_CHUNK))
 
 
-def _scores_of(source: ModelOf) -> np.ndarray:
+def _scores_of(source: SourceModel) -> np.ndarray:
     head = source.model.get_output_embeddings()
     if head is None:
         raise UsageError(f"Model {source.name} has no output embeddings to rank: use another drafter, as model_bigram.")

@@ -2,22 +2,20 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
-import torch
 from pydantic import Field
+from torch import Tensor
 
 from specdec.config import AtLeastOne, typed
-from specdec.drafters.base import drafters
-from specdec.drafters.base.lookup import NOTHING, Lookup, Proposal, filled, merged
+from specdec.drafters.base import DrafterCapabilities, drafters
+from specdec.drafters.base.lookup import Lookup
 from specdec.errors import UsageError
-from specdec.records import Source, chain_tree
+from specdec.ngrams.suffix_index import SuffixIndex
+from specdec.records import Source, TextStart, chain_tree
 from specdec.structures.base import Structure
-from specdec.structures.chain import Chain
-from specdec.structures.rows import Rows
-
-if TYPE_CHECKING:
-    from specdec.targets.base import Target
+from specdec.targets.base import Target
+from specdec.tree_building.lookup_filling import NOTHING, Proposal, filled, merged
 
 Matches = Sequence[Sequence[int]]
 """For each match length, positions of the text that followed a match, latest first."""
@@ -30,55 +28,6 @@ class NgramConfig:
     order_max: Annotated[int, Field(ge=1, le=16)]
     order_min: AtLeastOne
     matches_max: AtLeastOne
-
-
-class SuffixIndex:
-    """Where each run of n tokens was followed by something, for every n in `orders`, grown token by token.
-
-    Memory is linear in the text: one link and at most one table entry per token and order. A lookup costs
-    O(matches), whatever the length of the text.
-    """
-
-    def __init__(self, orders: Iterable[int]) -> None:
-        self.text: list[int] = []
-        self._pending = 0
-        # For each order: n-gram -> the latest position after it; and, by position, the one before with the same n-gram.
-        self._tables: dict[int, tuple[dict[int, int], list[int]]] = {order: ({}, []) for order in orders}
-        # The last n tokens as one number, 32 bits a token below a leading 1: cheaper to make and to hash than a tuple.
-        # Where the text is shorter than n the number is shorter too, like no other.
-        self._keys = [1] * (max(self._tables) + 1)
-
-    def extend(self, tokens: Sequence[int]) -> None:
-        """Append tokens; they are indexed at the next lookup, so that the cost is the draft's."""
-        self.text.extend(tokens)
-
-    def matches(self, order: int, limit: int) -> list[int]:
-        """Positions that followed the last `order` tokens of the text where these occurred before, latest first, at
-        most `limit`.
-        """
-        if self._pending < len(self.text):
-            self._index()
-        latest, earlier = self._tables[order]
-        position = latest.get(self._keys[order], -1)
-        found: list[int] = []
-        while position >= 0 and len(found) < limit:
-            found.append(position)
-            position = earlier[position]
-        return found
-
-    def _index(self) -> None:
-        keys, tables = self._keys, [(order, *table) for order, table in self._tables.items()]
-        longest_first = range(len(keys) - 1, 0, -1)
-        for position in range(self._pending, len(self.text)):
-            # The n-gram before `position` is now known to be followed by the token there.
-            for order, latest, earlier in tables:
-                key = keys[order]
-                earlier.append(latest.get(key, -1))
-                latest[key] = position
-            token = self.text[position]
-            for order in longest_first:
-                keys[order] = keys[order - 1] << 32 | token
-        self._pending = len(self.text)
 
 
 @drafters.register("ngram")
@@ -96,10 +45,9 @@ class Ngram(Lookup):
     its replay is the copying one.
     """
 
-    fills = frozenset({"chain", "rows", "tree"})
-    replay = "copying"
+    capabilities = DrafterCapabilities(fills=frozenset({"chain", "rows", "tree"}), replay="copying")
 
-    def __init__(self, config: NgramConfig, target: "Target") -> None:
+    def __init__(self, config: NgramConfig, target: Target) -> None:
         super().__init__(target)
         if config.order_min > config.order_max:
             raise UsageError(
@@ -116,30 +64,24 @@ class Ngram(Lookup):
     def _new_index(self) -> SuffixIndex:
         return SuffixIndex(dict.fromkeys(self._of_chain + self._of_several))
 
-    def start(
-        self,
-        prompt: Sequence[int],
-        capacity: int,
-        generator: torch.Generator | None = None,
-        reference: Sequence[int] | None = None,
-    ) -> None:
+    def start(self, text: TextStart, states: Tensor | None = None) -> None:
         self._index = self._new_index()
-        self._index.extend(prompt)
+        self._index.extend(text.prompt)
         self._index.matches(self._of_chain[0], 1)  # index the prompt now: it is part of the prefill
 
-    def commit(self, tokens: Sequence[int]) -> None:
+    def commit(self, tokens: Sequence[int], states: Tensor | None = None) -> None:
         self._index.extend(tokens)
 
     def propose(self, structure: Structure) -> Proposal:
         width = structure.gamma
         if width == 0:
             return NOTHING
-        if isinstance(structure, Chain):
+        if structure.single:
             for row in self._continuations(1, width, self._of_chain):
                 return Proposal(row, chain_tree(len(row)), _FIRST * len(row))
             return NOTHING
-        if isinstance(structure, Rows):
-            return merged((row, Source("ngram", rank)) for rank, row in enumerate(self.rows(structure.k, width)))
+        if structure.rows is not None:
+            return merged((row, Source("ngram", rank)) for rank, row in enumerate(self.rows(structure.rows, width)))
         return filled(structure.tree, self.matches(), self._siblings)
 
     def rows(self, k: int, w: int) -> list[tuple[int, ...]]:

@@ -1,14 +1,12 @@
 """No drafter: plain autoregressive decoding through the same loop, the baseline of every run."""
 
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from specdec.config import typed
-from specdec.drafters.base import Drafter, drafters
+from specdec.drafters.base import EVERY_STRUCTURE, Drafter, DrafterCapabilities, drafters
 from specdec.records import EMPTY, Draft
 from specdec.structures.base import Structure
-
-if TYPE_CHECKING:
-    from specdec.targets.base import Target
+from specdec.targets.base import Target
 
 
 @typed
@@ -20,11 +18,11 @@ class NoneConfig:
 class NoDrafter(Drafter):
     """Every draft is empty; one token a round; costs nothing."""
 
-    fills = frozenset({"chain", "rows", "tree", "dynamic"})
-    replay = "copying"
+    capabilities = DrafterCapabilities(fills=EVERY_STRUCTURE, replay="copying")
 
-    def __init__(self, config: NoneConfig, target: "Target") -> None:
-        self._empty = EMPTY
+    @classmethod
+    def from_config(cls, config: NoneConfig, target: Target) -> "NoDrafter":
+        return cls()
 
     def draft(self, structure: Structure) -> Draft:
-        return self._empty
+        return EMPTY

@@ -2,18 +2,17 @@
 
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import torch
 from pydantic import Field
+from torch import Tensor
 
 from specdec.config import Probability, typed
-from specdec.drafters.base import Drafter, drafters
-from specdec.records import EMPTY, Draft, Source, chain_tree
+from specdec.drafters.base import Drafter, DrafterCapabilities, drafters
+from specdec.records import EMPTY, Draft, Source, TextStart, chain_tree
 from specdec.structures.base import Structure
-
-if TYPE_CHECKING:
-    from specdec.targets.base import Target
+from specdec.targets.base import Target
 
 
 @typed
@@ -30,38 +29,30 @@ class Oracle(Drafter):
 
     One coin per absolute position, drawn when the text starts, hence the same at every gamma; a corrupt token differs
     from the recorded one. Deterministic (q is a point mass). `step_ms` is an artificial cost per drafted token. With
-    `forced` the recorded tokens are committed whatever the target says (see `targets.forced`), which is for timing in
+    `forced` the recorded tokens are committed whatever the target says (see `experiment.forced`): this is for timing in
     16-bit arithmetic and says nothing about losslessness.
     """
 
-    fills = frozenset({"chain"})
-    needs_reference = True
-    replay = "position"
+    capabilities = DrafterCapabilities(fills=frozenset({"chain"}), needs_reference=True, replay="position")
 
-    def __init__(self, config: OracleConfig, target: "Target") -> None:
+    def __init__(self, config: OracleConfig, target: Target) -> None:
         self._config = config
         self._target = target
         self._proposals = torch.empty(0, dtype=torch.long)
         self._position = 0
 
-    def start(
-        self,
-        prompt: Sequence[int],
-        capacity: int,
-        generator: torch.Generator | None = None,
-        reference: Sequence[int] | None = None,
-    ) -> None:
-        if reference is None:
+    def start(self, text: TextStart, states: Tensor | None = None) -> None:
+        if text.reference is None:
             raise ValueError("the oracle needs the recorded baseline text as its reference")
         size = self._target.vocab_size
-        recorded = torch.tensor(list(reference), dtype=torch.long)
-        corrupt = torch.rand(len(recorded), generator=generator) >= self._config.alpha
+        recorded = torch.tensor(list(text.reference), dtype=torch.long)
+        corrupt = torch.rand(len(recorded), generator=text.generator) >= self._config.alpha
         # A shift by 1..V-1 is uniform over the other tokens and can never give the recorded one back.
-        shift = torch.randint(1, size, (len(recorded),), generator=generator)
+        shift = torch.randint(1, size, (len(recorded),), generator=text.generator)
         self._proposals = torch.where(corrupt, (recorded + shift) % size, recorded).to(self._target.device)
         self._position = 0
 
-    def commit(self, tokens: Sequence[int]) -> None:
+    def commit(self, tokens: Sequence[int], states: Tensor | None = None) -> None:
         self._position += len(tokens)
 
     def draft(self, structure: Structure) -> Draft:

@@ -1,26 +1,26 @@
 """A drafter of which only the accepted lengths were recorded: EAGLE or any other, without its model."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
-import torch
 from pydantic import Field
+from torch import Tensor
 
 from specdec.config import typed
 from specdec.cost_model import DraftCost
-from specdec.drafters.base import drafters
-from specdec.drafters.base.lookup import NOTHING, Lookup, Proposal
+from specdec.drafters.base import DrafterCapabilities, drafters
+from specdec.drafters.base.lookup import Lookup
 from specdec.errors import UsageError
-from specdec.records import Source, chain_tree
+from specdec.records import Source, TextStart, chain_tree
 from specdec.structures.base import Structure
+from specdec.targets.base import Target
+from specdec.targets.replay import Replay
 from specdec.text.streams import Stream, read_streams
-
-if TYPE_CHECKING:
-    from specdec.targets.base import Target
+from specdec.tree_building.lookup_filling import NOTHING, Proposal
 
 
 @typed
-class RecordedConfig:
+class RecordedLengthsConfig:
     name: Literal["recorded"]
     path: Annotated[str, Field(min_length=1)] | None
     field: Annotated[str, Field(min_length=1)] | None
@@ -42,10 +42,9 @@ class RecordedLengths(Lookup):
         cost: of a draft where time is simulated; None leaves it to the cost model.
     """
 
-    fills = frozenset({"chain"})
-    replay = "copying"
+    capabilities = DrafterCapabilities(fills=frozenset({"chain"}), replay="copying")
 
-    def __init__(self, config: RecordedConfig, target: "Target") -> None:
+    def __init__(self, config: RecordedLengthsConfig, target: Target) -> None:
         """
         Raises:
             UsageError: no streams with accepted lengths of that name.
@@ -62,19 +61,13 @@ class RecordedLengths(Lookup):
         self._lengths: tuple[int, ...] = ()
         self._position = 0
 
-    def start(
-        self,
-        prompt: Sequence[int],
-        capacity: int,
-        generator: torch.Generator | None = None,
-        reference: Sequence[int] | None = None,
-    ) -> None:
-        stream = self._by_prompt.get(tuple(prompt))
+    def start(self, text: TextStart, states: Tensor | None = None) -> None:
+        stream = self._by_prompt.get(tuple(text.prompt))
         self._text = () if stream is None else stream.generated
         self._lengths = () if stream is None else stream.accepted_lengths[self._field]
         self._position = 0
 
-    def commit(self, tokens: Sequence[int]) -> None:
+    def commit(self, tokens: Sequence[int], states: Tensor | None = None) -> None:
         self._position += len(tokens)
 
     def propose(self, structure: Structure) -> Proposal:
@@ -94,9 +87,7 @@ def _source(field: str) -> tuple[Source, ...]:
     return (Source(field, 0),)
 
 
-def _streams(config: RecordedConfig, target: "Target") -> Sequence[Stream]:
-    from specdec.targets.replay import Replay
-
+def _streams(config: RecordedLengthsConfig, target: Target) -> Sequence[Stream]:
     if config.path is not None:
         return read_streams(config.path, target.vocab_size)
     if not isinstance(target, Replay):
@@ -123,7 +114,7 @@ def _chosen(streams: Sequence[Stream], field: str | None) -> str:
     return names[0]
 
 
-def _cost(config: RecordedConfig) -> DraftCost | None:
+def _cost(config: RecordedLengthsConfig) -> DraftCost | None:
     if config.fixed_ms is None and config.step_ms is None:
         return None
     if config.fixed_ms is None or config.step_ms is None:

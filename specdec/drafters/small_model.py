@@ -1,28 +1,27 @@
 """A smaller language model drafts a chain, token by token, over a cache of its own."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from dataclasses import replace
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
 from specdec.config import AtLeastOne, typed
-from specdec.drafters.base import Drafter, drafters
+from specdec.drafters.base import EVERY_STRUCTURE, Drafter, DrafterCapabilities, drafters
 from specdec.errors import NumericsError, UsageError
 from specdec.models.decoder import Decoder, check_rollback
 from specdec.models.draft_loop import Choice, StaticLoop, joined
 from specdec.models.load import Dtype, describe_model, load_model, load_tokenizer, model_path, resolve_dtype
 from specdec.models.seq2seq import decoder_of
-from specdec.records import EMPTY, Draft, Source, chain_tree
+from specdec.records import EMPTY, Draft, Source, TextStart, chain_tree
 from specdec.sampling import all_finite, drawn, generator_on, one_hot, probabilities
 from specdec.structures.base import Structure
+from specdec.targets.base import Target
 from specdec.tree_building.model_tree import draft_tree
 from specdec.tree_building.siblings import How, Siblings
 from specdec.tree_building.translation import Translation, check_same
-
-if TYPE_CHECKING:
-    from specdec.targets.base import Target
 
 
 @typed
@@ -62,49 +61,26 @@ class SmallModel(Drafter):
         translation: between the tokenizers, where they differ.
     """
 
-    fills = frozenset({"chain", "rows", "tree", "dynamic"})
-    reports_confidence = True
-    replay: Literal["position", "copying"] | None = "position"
+    capabilities = DrafterCapabilities(fills=EVERY_STRUCTURE, reports_confidence=True, replay="position")
 
-    def __init__(self, config: SmallModelConfig, target: "Target") -> None:
-        self.name = model_path(config.model, "drafter")
-        model = load_model(
-            self.name,
-            dtype=resolve_dtype(config.dtype),
-            device=target.device,
-            attention=config.attention,
-            kind="encoder_decoder" if _is_encoder_decoder(target) else "causal",
-        )
-        tokenizer = load_tokenizer(self.name)
-        self._init(model, tokenizer, target, config.drafts, config.siblings, config.translate, config.prefill_chunk)
-
-    @classmethod
-    def from_model(
-        cls,
+    def __init__(
+        self,
         model: Any,
-        target: "Target",
+        target: Target,
         tokenizer: Any = None,
+        *,
         drafts: Literal["sampled", "greedy"] = "sampled",
         siblings: Siblings = "without_replacement",
         translate: bool = False,
-    ) -> "SmallModel":
-        """Around a model that is already in memory: tests and notebooks make small ones on the spot."""
-        drafter = cls.__new__(cls)
-        drafter.name = type(model).__name__
-        model.eval().requires_grad_(False)
-        drafter._init(model, tokenizer, target, drafts, siblings, translate, prefill_chunk=512)
-        return drafter
-
-    def _init(
-        self,
-        model: Any,
-        tokenizer: Any,
-        target: "Target",
-        drafts: str,
-        siblings: Siblings,
-        translate: bool,
-        prefill_chunk: int,
+        prefill_chunk: int = 512,
     ) -> None:
+        """
+        Raises:
+            UsageError: a model of another kind than the target's, or another tokenizer.
+            ModelLoadError: a model whose cache cannot be rolled back.
+        """
+        self.name = model.name_or_path or type(model).__name__  # of its folder, or made in memory
+        model.eval().requires_grad_(False)
         _check_kind(self.name, model, target, translate)
         self.model, self.tokenizer, self._sampling = model, tokenizer, target.sampling
         self._decoder = decoder_of(model, self.name, prefill_chunk)
@@ -115,15 +91,36 @@ class SmallModel(Drafter):
         self._siblings: Siblings = siblings
         self._loop: StaticLoop | None = None
         self.translation: Translation | None = None
+        vocab_size = target.vocab_size
         if translate:
             self.translation = Translation(self.name, tokenizer, self._decoder.vocab_size, target)
-            self.vocab_size, self.replay = target.vocab_size, "copying"
+            self.capabilities = replace(self.capabilities, replay="copying")
         elif tokenizer is not None and target.tokenizer is not None:
             check_same(self.name, tokenizer, target.tokenizer)
-            self.vocab_size = target.vocab_size
         else:
-            self.vocab_size = self._decoder.vocab_size
+            vocab_size = self._decoder.vocab_size
+        self.capabilities = replace(self.capabilities, vocab_size=vocab_size)
         self._reset(None)
+
+    @classmethod
+    def from_config(cls, config: SmallModelConfig, target: Target) -> "SmallModel":
+        name = model_path(config.model, "drafter")
+        model = load_model(
+            name,
+            dtype=resolve_dtype(config.dtype),
+            device=target.device,
+            attention=config.attention,
+            kind="encoder_decoder" if _is_encoder_decoder(target) else "causal",
+        )
+        return cls(
+            model,
+            target,
+            load_tokenizer(name),
+            drafts=config.drafts,
+            siblings=config.siblings,
+            translate=config.translate,
+            prefill_chunk=config.prefill_chunk,
+        )
 
     def _reset(self, generator: torch.Generator | None) -> None:
         self._generator = generator_on(generator, self._device)
@@ -142,7 +139,7 @@ class SmallModel(Drafter):
         # One row a token; two at the start of a draft whose predecessor was accepted whole.
         self._decoder.compile({1, 2}, capacity, self._compilation)
         captures = self._compilation == "inductor" and self._device.type == "cuda" and self._decoder.compiled
-        if captures and structure.name == "chain" and structure.threshold == 0:
+        if captures and structure.single and structure.threshold == 0:
             self._loop = self._static_loop(structure.gamma)
             self._loop.capture()
 
@@ -151,22 +148,16 @@ class SmallModel(Drafter):
         assert isinstance(self._decoder, Decoder)
         return self._decoder.static_loop(gamma, lambda row, uniform: self._choose(self._align(row), uniform))
 
-    def start(
-        self,
-        prompt: Sequence[int],
-        capacity: int,
-        generator: torch.Generator | None = None,
-        reference: Sequence[int] | None = None,
-    ) -> None:
-        self._reset(generator)
+    def start(self, text: TextStart, states: Tensor | None = None) -> None:
+        self._reset(text.generator)
         if self.translation is not None:
-            self._text = list(prompt)
-            context = self.translation.read(prompt)
-            self._prefill(context, max(capacity, 2 * len(context)))
+            self._text = list(text.prompt)
+            context = self.translation.read(text.prompt)
+            self._prefill(context, max(text.capacity, 2 * len(context)))
             return
-        self._text = self._known(prompt)
-        if len(prompt) <= self._decoder.context_length:
-            root = self._prefill(self._text, capacity)
+        self._text = self._known(text.prompt)
+        if len(self._text) <= self._decoder.context_length:
+            root = self._prefill(self._text, text.capacity)
             # An encoder-decoder's prompt is in its encoder, not in the rows: its own text begins at the root.
             self._text = [*self._rows, root]
 
@@ -187,7 +178,7 @@ class SmallModel(Drafter):
         if gamma < 1 or not context:
             return EMPTY
         pending = self._pending(context, gamma)
-        if structure.name != "chain":
+        if not structure.single:
             return self._branching(structure.clamped(gamma), pending)
         # Drawn at once, and so alike by every way of drafting.
         uniforms = None
@@ -217,7 +208,7 @@ class SmallModel(Drafter):
                 "use structure=chain."
             )
 
-        ranked = self._greedy or structure.ranked
+        ranked = self._greedy or structure.beam is not None
 
         def laws(logits: Tensor) -> Tensor:
             logits = self._align(logits)
@@ -280,7 +271,7 @@ class SmallModel(Drafter):
         self._sure = len(context) if self.translation is None else 0
         return context[shared:]
 
-    def commit(self, tokens: Sequence[int]) -> None:
+    def commit(self, tokens: Sequence[int], states: Tensor | None = None) -> None:
         """Take note of the tokens appended to the text in this round.
 
         Raises:
@@ -337,12 +328,11 @@ _NOT_FINITE = (
 )
 
 
-def _is_encoder_decoder(target: "Target") -> bool:
-    model = getattr(target, "model", None)  # a table has none
-    return model is not None and bool(model.config.is_encoder_decoder)
+def _is_encoder_decoder(target: Target) -> bool:
+    return target.model is not None and bool(target.model.config.is_encoder_decoder)
 
 
-def _check_kind(name: str, model: Any, target: "Target", translate: bool) -> None:
+def _check_kind(name: str, model: Any, target: Target, translate: bool) -> None:
     """Raises UsageError for a decoder-only drafter of an encoder-decoder target, and the reverse."""
     kinds = {False: "decoder-only", True: "encoder-decoder"}
     own, theirs = bool(model.config.is_encoder_decoder), _is_encoder_decoder(target)

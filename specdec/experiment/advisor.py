@@ -21,16 +21,15 @@ from rich.table import Table
 
 from specdec.analysis.intervals import Columns, Interval, bootstrap
 from specdec.clock import Clock, clock_for
-from specdec.config import AdviseConfig
+from specdec.config import BASELINE, AdviseConfig
 from specdec.decode import generate
 from specdec.errors import UsageError
 from specdec.experiment.advice import Advice, Estimate, RoundCost, judge, kept_at, key_of, keyed_by, predict
 from specdec.experiment.experiment import Parts, build, prepare, progress_bar
 from specdec.experiment.recorded_texts import Text, read_texts
 from specdec.experiment.results import Cell, ResultsFolder, generation_row, round_rows
-from specdec.experiment.session import BASELINE
 from specdec.prompts import Prompt
-from specdec.records import Draft, Generation, chain_tree
+from specdec.records import Draft, Generation, Request, TextStart, chain_tree
 from specdec.replay.expected_rounds import Walk, agreement, expected_walk, rounds_along
 from specdec.sampling import generator_for
 from specdec.timing.calls import Calibration, calibrate
@@ -90,16 +89,16 @@ def _check_replay(config: AdviseConfig, parts: Parts) -> None:
             f"Bad value target={config.target['name']}: its time is simulated, and advice rests on measured time; give "
             "the model as the target and the recorded text as advice.text, or replay it with python -m specdec.run."
         )
-    if drafter.replay is None:
+    if drafter.capabilities.replay is None:
         raise UsageError(f"Bad value drafter={name}: it cannot be replayed along a text, so {instead}.")
-    if drafter.replay == "copying" and not greedy:
+    if drafter.capabilities.replay == "copying" and not greedy:
         raise UsageError(
             f"Bad value sampling.temperature={config.sampling['temperature']}: drafter {name!r} can be replayed "
             f"along a text only under sampling=greedy; for other temperatures {instead}."
         )
     if structure.branches > 1:
         raise UsageError(f"Bad value structure={config.structure['name']}: only chains can be advised on; {instead}.")
-    if not (greedy or verifier.token_by_token):
+    if not (greedy or verifier.capabilities.token_by_token):
         raise UsageError(
             f"Bad value verifier={config.verifier['name']}: the replay knows the rule of speculative sampling only; "
             f"use verifier=speculative_sampling, or {instead}."
@@ -182,10 +181,12 @@ class _Advisor:
             drafter=arm.drafter,
             verifier=arm.verifier,
             structure=arm.structure,
-            prompt=prompt.tokens,
-            max_new_tokens=limit,
+            request=Request(
+                prompt.tokens,
+                limit,
+                accept_generator=generator_for(self._config.seed, prompt.id, purpose, self._target.device),
+            ),
             clock=self._clock,
-            accept_generator=generator_for(self._config.seed, prompt.id, purpose, self._target.device),
         )
 
     def _calibrate(self, prompt: Prompt) -> None:
@@ -212,7 +213,7 @@ class _Advisor:
         sizes = (0, *self._gammas)
         device, purpose = self._target.device, "calibration/accept"
         generator = generator_for(self._config.seed, prompt.id, purpose, device)
-        self._target.start(prompt.tokens, len(prompt.tokens) + max(sizes) + 1)
+        self._target.start(TextStart(prompt.tokens, len(prompt.tokens) + max(sizes) + 1))
         marks: dict[int, list[tuple[object, object]]] = {size: [] for size in sizes}
         for size in sizes:
             tokens = torch.randint(self._target.vocab_size, (size,), generator=generator, device=device)
@@ -238,7 +239,7 @@ class _Advisor:
         self._alpha[1] += sum(along.proposed)
         walks = {}
         for gamma in self._gammas:
-            if self._drafter.replay == "position":
+            if self._drafter.capabilities.replay == "position":
                 walks[gamma] = expected_walk(along, gamma, text.limit)
             else:
                 shape = structure.resized(gamma)
@@ -299,7 +300,7 @@ class _Advisor:
             key=key_of(keyed),
             keyed=keyed,
             label=self._parts.label,
-            replay=str(self._drafter.replay),
+            replay=str(self._drafter.capabilities.replay),
             source="baseline" if recorded is None else str(self._config.advice.text),
             prompts=prompts,
             tokens=sum(len(text.tokens) for text, _ in self._walks),

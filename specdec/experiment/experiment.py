@@ -13,15 +13,16 @@ from rich import get_console
 
 from specdec import __version__
 from specdec.clock import Clock, clock_for
-from specdec.config import MeasurementConfig, RunConfig, flattened, validated
+from specdec.config import BASELINE, ORIGINAL, MeasurementConfig, RunConfig, flattened, validated
 from specdec.drafters import Drafter, drafters
+from specdec.drafters.none import NoDrafter
 from specdec.errors import SpecdecError, UsageError
 from specdec.experiment.advice import find_advice
 from specdec.experiment.environment import capture
 from specdec.experiment.peers import TransformersPeer, transformers_peers
 from specdec.experiment.results import ResultsFolder
 from specdec.experiment.run_report import Report, build_report
-from specdec.experiment.session import BASELINE, ORIGINAL, Arm, Session
+from specdec.experiment.session import Arm, Session
 from specdec.progress import progress_bar
 from specdec.prompts import Prompt, PromptSet, load_prompts
 from specdec.sampling import SamplingConfig, generator_for
@@ -53,7 +54,7 @@ class Parts:
     @property
     def judge(self) -> Target | None:
         """The model under whose law outputs are judged: none where they are the target's own by the rules."""
-        return self.original or (None if self.primary.verifier.lossless or self.forced else self.target)
+        return self.original or (None if self.primary.verifier.capabilities.lossless or self.forced else self.target)
 
 
 def build(config: RunConfig) -> Parts:
@@ -81,12 +82,13 @@ def build(config: RunConfig) -> Parts:
     original = _open_original(config, target)
     # One drafter serves every gamma: arms never decode at the same time.
     drafter = drafters.construct(drafter_config, target=target)
-    if drafter.vocab_size not in (None, target.vocab_size):
+    can = drafter.capabilities
+    if can.vocab_size not in (None, target.vocab_size):
         raise UsageError(
-            f"Bad value drafter={config.drafter['name']}: it was made for a vocabulary of {drafter.vocab_size} tokens, "
+            f"Bad value drafter={config.drafter['name']}: it was made for a vocabulary of {can.vocab_size} tokens, "
             f"the target has {target.vocab_size}; use a drafter with the target's own tokenizer."
         )
-    deepest = drafter.deepest or max(structure.gamma, *config.measurement.gammas, 0)
+    deepest = can.deepest or max(structure.gamma, *config.measurement.gammas, 0)
     if structure.gamma > deepest:
         raise UsageError(
             f"Bad value structure={config.structure['name']}: it is {structure.gamma} deep, and drafter "
@@ -104,8 +106,7 @@ def build(config: RunConfig) -> Parts:
         for gamma in gammas
         if gamma <= deepest
     }
-    none = drafters.build({"name": "none"}, target=target)
-    baseline = Arm(BASELINE, 0, none, structure.resized(0), verifier)
+    baseline = Arm(BASELINE, 0, NoDrafter(), structure.resized(0), verifier)
     return Parts(
         target=target,
         drafter=drafter,
@@ -151,24 +152,25 @@ def _open_original(config: RunConfig, target: Target) -> Causal | None:
 
 
 def _check_compatible(config: RunConfig, sampling: SamplingConfig, structure: Structure, verifier: Verifier) -> None:
-    drafter = drafters.get(config.drafter["name"])
-    target = targets.get(config.target["name"])
+    drafter = drafters.get(config.drafter["name"]).capabilities
+    target = targets.get(config.target["name"]).capabilities
+    rule = verifier.capabilities
     shape = config.structure["name"]
     for fits, who, what in (
         (drafter.fills, f"drafter {config.drafter['name']!r}", "fills"),
-        (verifier.handles, f"verifier {config.verifier['name']!r}", "handles"),
+        (rule.handles, f"verifier {config.verifier['name']!r}", "handles"),
         (target.structures, f"target {config.target['name']!r}", "evaluates"),
     ):
         if shape not in fits:
             raise UsageError(f"Bad value structure={shape}: {who} {what} only {', '.join(sorted(fits))}.")
     if config.measurement.lossless:
         _check_lossless(config, verifier)
-    if config.target["name"] == "replay" and not verifier.for_greedy().lossless:
+    if target.recorded and not verifier.for_greedy().capabilities.lossless:
         raise UsageError(
-            f"Bad value verifier={config.verifier['name']}: target 'replay' knows recorded tokens only, and this rule "
-            "commits others; use verifier=speculative_sampling."
+            f"Bad value verifier={config.verifier['name']}: target {config.target['name']!r} knows "
+            "recorded tokens only, and this rule commits others; use verifier=speculative_sampling."
         )
-    if verifier.greedy_only and not sampling.greedy:
+    if rule.greedy_only and not sampling.greedy:
         raise UsageError(
             f"Bad value sampling.temperature={sampling.temperature}: verifier {config.verifier['name']!r} is right "
             "only at 0; use verifier=speculative_sampling."
@@ -190,8 +192,12 @@ def _check_compatible(config: RunConfig, sampling: SamplingConfig, structure: St
 def _check_lossless(config: RunConfig, verifier: Verifier) -> None:
     """Whether all parts claim to leave the target's law as it is; a temperature at which they happen to is no claim."""
     for claims, key, instead in (
-        (verifier.lossless, f"verifier={config.verifier['name']}", "verifier=speculative_sampling"),
-        (drafters.get(config.drafter["name"]).lossless, f"drafter={config.drafter['name']}", "another drafter"),
+        (verifier.capabilities.lossless, f"verifier={config.verifier['name']}", "verifier=speculative_sampling"),
+        (
+            drafters.get(config.drafter["name"]).capabilities.lossless,
+            f"drafter={config.drafter['name']}",
+            "another drafter",
+        ),
         (not config.drafter.get("forced", False), "drafter.forced=true", "drafter.forced=false"),
     ):
         if not claims:
@@ -369,9 +375,11 @@ def _measure(
             described = {"peers": [peer.describe() for peer in peers], "generations": session.peer_rows}
             results.write_json("peers.json", described)
     peer_notes = [note for note in (peer.note() for peer in peers) if note is not None]
-    shape = parts.primary.structure.name
-    if peers and shape != "chain":
-        peer_notes.append(f"transformers drafts chains only: structure={shape} has no peer but plain generate.")
+    structure = parts.primary.structure
+    if peers and not structure.single:
+        peer_notes.append(
+            f"transformers drafts chains only: structure={structure.name} has no peer but plain generate."
+        )
     return session.outcome, calibration, session.peer_rows, peer_notes
 
 

@@ -5,22 +5,24 @@ For timing an engine at a known acceptance in 16-bit arithmetic, where divergenc
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from specdec.records import Draft
+from specdec.records import Draft, TextStart
 from specdec.sampling import one_hot
-from specdec.targets.base import Target
+from specdec.targets.base import Target, TargetCapabilities
 
 
 class Forced(Target):
     """Wraps a target for one text: p becomes one-hot at the recorded token of each position of a chain."""
 
-    structures = frozenset({"chain"})
+    capabilities = TargetCapabilities(structures=frozenset({"chain"}))
 
     def __init__(self, target: Target, reference: Sequence[int]) -> None:
         self._target = target
+        self.capabilities = replace(target.capabilities, structures=self.capabilities.structures)
         # Beyond the recorded end nothing is committed; the padding only keeps the shapes right.
         self._reference = torch.tensor([*reference, reference[-1]], device=target.device)
         self._position = 0
@@ -28,8 +30,8 @@ class Forced(Target):
         self.end_tokens, self.device = target.end_tokens, target.device
         self.tokenizer, self.sampling = target.tokenizer, target.sampling
 
-    def start(self, prompt: Sequence[int], capacity: int, branches: int = 1) -> None:
-        self._target.start(prompt, capacity, branches)
+    def start(self, text: TextStart) -> None:
+        self._target.start(text)
         self.states = self._target.states
         self._position = 0
 

@@ -203,7 +203,7 @@ def transformers_peers(
     name = drafter_values["name"]
     tried = settings(target.device, mode)
     peers = [TransformersPeer("generate", target, max_new_tokens, (baseline, 0), tried)]
-    if structure.name != "chain":
+    if not structure.single:
         return peers
     gamma = structure.gamma
     if name == "small_model":

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from specdec.config import BASELINE
 from specdec.errors import UsageError
-from specdec.experiment.session import BASELINE
 
 PROMPT, OUTPUT = "prompt_token_ids", "generated_token_ids"
 

@@ -25,11 +25,12 @@ from specdec.analysis.cost.cost_report import CostReport, cost_report
 from specdec.analysis.figures import plots, style
 from specdec.analysis.intervals import bootstrap
 from specdec.analysis.pages.html import markdown_table
-from specdec.analysis.rounds import BASELINE, distinct_generations, drafted, shared_work
+from specdec.analysis.rounds import distinct_generations, drafted, shared_work
 from specdec.analysis.runs.quality import OUTPUTS, quality_metrics
 from specdec.analysis.runs.run_sections import interval_words, papers_of
 from specdec.analysis.runs.summary import Summary, summarise
 from specdec.analysis.sections import Section
+from specdec.config import BASELINE
 from specdec.experiment.advice import Advice
 from specdec.experiment.results import ResultsFolder
 from specdec.experiment.session import Outcome
@@ -258,7 +259,7 @@ def _lossless(outcome: Outcome) -> dict[str, float]:
 
 def _total_variation(rounds: pd.DataFrame, parts: "Parts", replicates: int, seed: int) -> dict[str, float]:
     """Of a lossy rule: mean distance of its law from that without a draft, over tested positions; prompt bootstrap."""
-    if parts.primary.verifier.lossless or parts.forced:
+    if parts.primary.verifier.capabilities.lossless or parts.forced:
         return {}
     arm = drafted(rounds[rounds["gamma"] == parts.primary.gamma])
     sums = pd.DataFrame({"prompt": arm["prompt"], "tv": arm["tv"].map(sum), "tested": arm["tv"].map(len)})
@@ -439,7 +440,9 @@ def _notes(metrics: Mapping[str, float], outcome: Outcome, parts: "Parts") -> li
         notes.append("One prompt only: no bootstrap, so no intervals.")
     if parts.left_out:
         left_out = ", ".join(map(str, parts.left_out))
-        notes.append(f"Left out of measurement.gammas: {left_out}; this drafter is {parts.drafter.deepest} deep.")
+        notes.append(
+            f"Left out of measurement.gammas: {left_out}; this drafter is {parts.drafter.capabilities.deepest} deep."
+        )
     return notes
 
 
@@ -450,7 +453,7 @@ def _quality_notes(metrics: Mapping[str, float], parts: "Parts") -> list[str]:
     model = "the target" if parts.original is None else "the original target"
     likelihood = "quality.log_likelihood"
     notes, verifier = [], parts.primary.verifier
-    if verifier.deterministic and not verifier.lossless and not parts.target.sampling.greedy:
+    if verifier.capabilities.deterministic and not verifier.capabilities.lossless and not parts.target.sampling.greedy:
         notes.append(
             "Without a draft this rule takes the target's likeliest token: the baseline's text is greedy, not sampled."
         )
@@ -521,7 +524,7 @@ def run_title(parts: "Parts", environment: Mapping[str, Any], *, shape: bool) ->
         shape: also that of the drafts, where they are no chains; a study has many.
     """
     model, structure = environment.get("model", {}), parts.primary.structure
-    about = f"{parts.label}, {structure.label}" if shape and structure.name != "chain" else parts.label
+    about = f"{parts.label}, {structure.label}" if shape and not structure.single else parts.label
     if parts.target.clock() is not None:
         return f"{about}, time simulated: {model['cost_model']}"
     hardware = environment.get("gpu", {}).get("name") or environment.get("cpu", {}).get("model", "")
@@ -535,7 +538,7 @@ def _trace(folder: Path, outcome: Outcome, parts: "Parts", terminal: bool) -> No
             prompt_id=prompt.id,
             drafter=arm.method,
             structure=arm.structure.label,
-            lossless=arm.verifier.lossless and not parts.forced,
+            lossless=arm.verifier.capabilities.lossless and not parts.forced,
             generation=generation,
             decode=None if tokenizer is None else tokenizer.decode,
         )

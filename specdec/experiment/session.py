@@ -20,15 +20,12 @@ from specdec.experiment.quality import answers, log_likelihood
 from specdec.experiment.repetition import repeated_share
 from specdec.experiment.results import Cell, ResultsFolder, generation_row, round_rows
 from specdec.prompts import Prompt
-from specdec.records import Generation
+from specdec.records import Generation, Request
 from specdec.replay.expected_rounds import Agreement, agreement, expected_rounds
 from specdec.sampling import generator_for
 from specdec.structures.base import Structure
 from specdec.targets.base import Target
 from specdec.verifiers.base.contract import Verifier
-
-BASELINE = "baseline"
-ORIGINAL = "original"
 
 
 @dataclass(frozen=True)
@@ -136,7 +133,7 @@ class Session:
         dice = random.Random(f"{self._seed}/{repeat}/{prompt.id}")
         dice.shuffle(order)
         peers_first = dice.random() < 0.5  # neither side always meets the warmer caches
-        if any(arm.drafter.needs_reference for arm in self._arms):
+        if any(arm.drafter.capabilities.needs_reference for arm in self._arms):
             # The recorded text must exist before a drafter can read it.
             order.sort(key=lambda arm: arm is not self._baseline)
         done: dict[int, Generation] = {}
@@ -181,14 +178,16 @@ class Session:
             drafter=arm.drafter,
             verifier=arm.verifier,
             structure=arm.structure,
-            prompt=prompt.tokens,
-            max_new_tokens=self._target.limit(prompt.tokens, limit or self._limit),
-            clock=self._clock,
-            draft_generator=self._draft_generator(prompt, repeat),
-            accept_generator=generator_for(
-                self._seed, prompt.id, f"accept/{arm.method}/{arm.gamma}/{repeat}", self._target.device
+            request=Request(
+                prompt.tokens,
+                self._target.limit(prompt.tokens, limit or self._limit),
+                draft_generator=self._draft_generator(prompt, repeat),
+                accept_generator=generator_for(
+                    self._seed, prompt.id, f"accept/{arm.method}/{arm.gamma}/{repeat}", self._target.device
+                ),
+                reference=reference,
             ),
-            reference=reference,
+            clock=self._clock,
         )
 
     def _draft_generator(self, prompt: Prompt, repeat: int) -> torch.Generator:
@@ -230,7 +229,7 @@ class Session:
         gamma, count = self._trace
         if arm.gamma == gamma and len(self.outcome.traced) < count:
             self.outcome.traced.append((prompt, arm, output))
-        if self._target.sampling.greedy and not self._forced and arm.verifier.lossless:
+        if self._target.sampling.greedy and not self._forced and arm.verifier.capabilities.lossless:
             self.outcome.compared += 1
             divergence = explain(self._target, (prompt.id, arm.gamma), baseline.prompt, baseline.tokens, output.tokens)
             if divergence is None:
@@ -242,7 +241,7 @@ class Session:
     def _replay_baseline(self, prompt: Prompt, repeat: int, baseline: Generation) -> None:
         for arm in self._arms:
             self._replay(self.outcome.replayed.baseline, arm, prompt, repeat, baseline.tokens, baseline.tokens)
-        if not (self._arms[0].verifier.lossless and self._has_replay(self._arms[0])):
+        if not (self._arms[0].verifier.capabilities.lossless and self._has_replay(self._arms[0])):
             return  # a lossy rule accepts more than sum min(p, q): its alpha is the measured one
         along = self._agreement(self._arms[0], prompt, repeat, baseline.tokens, baseline.tokens)
         self.outcome.replayed.alpha.append(
@@ -258,8 +257,8 @@ class Session:
         """Whether what a round accepts follows from the text: under greedy, where all lossless rules are one; with a
         temperature for chains that are tested token by token.
         """
-        return (self._target.sampling.greedy and arm.verifier.lossless) or (
-            arm.verifier.token_by_token and arm.structure.branches == 1
+        return (self._target.sampling.greedy and arm.verifier.capabilities.lossless) or (
+            arm.verifier.capabilities.token_by_token and arm.structure.branches == 1
         )
 
     def _agreement(
@@ -277,10 +276,10 @@ class Session:
         text: Sequence[int],
         reference: Sequence[int],
     ) -> None:
-        if arm.drafter.replay is None or not self._has_replay(arm):
+        if arm.drafter.capabilities.replay is None or not self._has_replay(arm):
             return
         along = None
-        if arm.drafter.replay == "position" and arm.structure.branches == 1:
+        if arm.drafter.capabilities.replay == "position" and arm.structure.branches == 1:
             along = self._agreement(arm, prompt, repeat, text, reference)
         rounds = expected_rounds(
             arm.drafter,

@@ -4,7 +4,7 @@ import json
 import re
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -15,9 +15,7 @@ from specdec.config import validated
 from specdec.errors import UsageError
 from specdec.heads.config import HeadsConfig
 from specdec.heads.model import Heads
-
-if TYPE_CHECKING:
-    from specdec.targets.base import Target
+from specdec.targets.base import Target
 
 _KEY = "specdec.heads"
 _USUAL_PLACE = re.compile(r"(?:^|/)models/heads/(.+)/heads\.safetensors$")  # where a training leaves those of a recipe
@@ -27,7 +25,7 @@ class Stored(NamedTuple):
     """A file's contents.
 
     Attributes:
-        target: hash of the weights that the heads read (`Target.identity`).
+        target: hash of the weights that the heads read (`HiddenStates.identity`).
         training: how they were made, as the trainer recorded it.
     """
 
@@ -46,7 +44,7 @@ def save_heads(heads: Heads, path: Path, target: str, training: dict[str, Any]) 
     """Write the heads, folders included; a reader never sees half a file.
 
     Args:
-        target: `Target.identity` of the target that they read.
+        target: `HiddenStates.identity` of the target that they read.
         training: JSON values.
     """
     about = {"config": asdict(heads.config), "target": target, "training": training}
@@ -85,26 +83,26 @@ def read_heads(path: str | Path, key: str = "drafter.model") -> Stored:
         ) from None
 
 
-def load_heads(path: str | Path, target: "Target") -> Heads:
+def load_heads(path: str | Path, target: Target) -> Heads:
     """Heads for this very target, in its dtype and on its device, ready to draft.
 
     Raises:
         UsageError: trained on other weights; both hashes are named. A target without hidden states, or not as deep.
     """
     stored = read_heads(path)
-    embedding, output = target.embedding, target.output_layer  # a target that has none has no hash either
-    if stored.target != target.identity:
+    hidden = target.hidden
+    if stored.target != hidden.identity:
         raise UsageError(
             f"Heads drafter.model={path} were trained on a target whose weights have the hash {stored.target[:16]}; "
-            f"this one's have {target.identity[:16]}: use the target that they were trained on, or train heads for "
+            f"this one's have {hidden.identity[:16]}: use the target that they were trained on, or train heads for "
             "this one with specdec.train."
         )
     with torch.device("meta"):  # nothing is drawn or copied for weights that are there
-        heads = Heads(stored.config, embedding, output)
+        heads = Heads(stored.config, hidden.embedding, hidden.output_layer)
     heads.load_state_dict(stored.weights, assign=True)
-    return heads.to(target.device, output.dtype).eval().requires_grad_(False)
+    return heads.to(target.device, hidden.output_layer.dtype).eval().requires_grad_(False)
 
 
-def state_offset(config: HeadsConfig, target: "Target") -> int:
-    """The layer whose states these heads read, counted down from the target's last (`Target.keep_states`)."""
-    return target.depth if config.state == "embeddings" else config.offset
+def state_offset(config: HeadsConfig, target: Target) -> int:
+    """The layer whose states these heads read, counted down from the target's last (`HiddenStates`)."""
+    return target.hidden.layers if config.state == "embeddings" else config.offset

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from specdec.clock import Clock, CpuClock
 from specdec.drafters.base import Drafter
-from specdec.records import Tree
+from specdec.records import TextStart, Tree
 from specdec.sampling import probabilities
 from specdec.structures.base import Structure
 from specdec.targets.base import Target
@@ -56,7 +56,8 @@ def agreement(
     laws = drafter.laws(prompt, text) if structure.branches == 1 else None
     if laws is not None:
         return _agreement_of_laws(p, laws, torch.tensor(list(text), device=laws.device))
-    drafter.start(prompt, len(prompt) + len(text) + structure.nodes + 1, generator, reference)
+    capacity = len(prompt) + len(text) + structure.nodes + 1
+    drafter.start(TextStart(prompt, capacity, generator=generator, reference=reference))
     single = structure.resized(1)
     proposed, beta, m = [], [], []
     for index, token in enumerate(text):
@@ -123,7 +124,8 @@ def rounds_along(
     clock: Clock,
 ) -> Walk:
     """Rounds that greedy decoding of `text` takes, drafting again from each round's start: exact for any shape."""
-    drafter.start(prompt, len(prompt) + len(text) + structure.nodes + 1, generator, reference)
+    capacity = len(prompt) + len(text) + structure.nodes + 1
+    drafter.start(TextStart(prompt, capacity, generator=generator, reference=reference))
     offered: defaultdict[int, float] = defaultdict(float)
     marks: list[tuple[object, object]] = []
     position = 0
@@ -196,7 +198,7 @@ def expected_rounds(
     """
     if along is not None:
         return float(replay_rounds(along.m, structure.gamma))
-    if drafter.replay is not None and target.sampling.greedy:
+    if drafter.capabilities.replay is not None and target.sampling.greedy:
         # On any clock: the times are not used here.
         walk = rounds_along(drafter, structure, prompt, tuple(text), max_new_tokens, generator, reference, CpuClock())
         return walk.rounds

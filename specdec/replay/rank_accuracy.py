@@ -8,12 +8,12 @@ from typing import Any, Protocol
 import torch
 
 from specdec.drafters.base import Drafter
-from specdec.drafters.base.lookup import Proposal
-from specdec.records import Draft, chain_tree
+from specdec.records import Draft, TextStart, chain_tree
 from specdec.structures import Structure, structures
 from specdec.structures.tree import given
 from specdec.targets.base import Target
 from specdec.text.streams import Stream
+from specdec.tree_building.lookup_filling import Proposal
 
 Vector = tuple[float, ...]
 
@@ -61,13 +61,7 @@ def total(counts: Sequence[RankCounts]) -> RankCounts:
 class Proposer(Protocol):
     """What proposes along a text: a `Lookup`, or any other drafter as `Fed`."""
 
-    def start(
-        self,
-        prompt: Sequence[int],
-        capacity: int,
-        generator: torch.Generator | None = None,
-        reference: Sequence[int] | None = None,
-    ) -> None: ...
+    def start(self, text: TextStart) -> None: ...
 
     def propose(self, structure: Structure) -> Proposal: ...
 
@@ -82,30 +76,22 @@ class Fed:
     def __init__(self, drafter: Drafter, target: Target) -> None:
         self._drafter, self._target = drafter, target
 
-    def start(
-        self,
-        prompt: Sequence[int],
-        capacity: int,
-        generator: torch.Generator | None = None,
-        reference: Sequence[int] | None = None,
-    ) -> None:
-        self._drafter.start(prompt, capacity, generator, reference)
-        if self._drafter.reads_states:
-            self._target.start(prompt, capacity)
-            self._drafter.read(self._target.kept_states())
+    def start(self, text: TextStart) -> None:
+        if self._drafter.capabilities.reads_states:
+            self._target.start(text)
+        self._drafter.start(text, self._target.states)
 
     def propose(self, structure: Structure) -> Proposal:
         draft = self._drafter.draft(structure)
         return Proposal(tuple(draft.tokens.tolist()), draft.tree, draft.source)
 
     def commit(self, tokens: Sequence[int]) -> None:
-        if self._drafter.reads_states:
+        if self._drafter.capabilities.reads_states:
             # All but the last were accepted, the last is the next round's root.
             accepted = torch.tensor(tokens[:-1], dtype=torch.long, device=self._target.device)
             self._target.verify(Draft(accepted, chain_tree(len(accepted))))
             self._target.commit(range(len(accepted)), tokens[-1])
-            self._drafter.read(self._target.kept_states())
-        self._drafter.commit(tokens)
+        self._drafter.commit(tokens, self._target.states)
 
 
 @torch.inference_mode()
@@ -124,7 +110,8 @@ def rank_counts(
     for stream in streams:
         limit = stream.limit(max_new_tokens)
         text = stream.generated[:limit]
-        drafter.start(stream.prompt, len(stream.prompt) + limit + ranks * depth + 1, None, text)
+        capacity = len(stream.prompt) + limit + ranks * depth + 1
+        drafter.start(TextStart(stream.prompt, capacity, reference=text))
         position = 0
         while position < len(text):
             path: tuple[int, ...] = ()

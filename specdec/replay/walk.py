@@ -13,11 +13,13 @@ from typing import Any
 import pandas as pd
 
 from specdec.drafters import drafters
-from specdec.drafters.base.lookup import Lookup, Proposal
+from specdec.drafters.base.lookup import Lookup
 from specdec.errors import UsageError
+from specdec.records import TextStart
 from specdec.structures import Structure, structures
 from specdec.targets.base import Target
 from specdec.text.streams import Stream
+from specdec.tree_building.lookup_filling import Proposal
 
 NONE = ""  # the strategy of a round that accepted nothing
 
@@ -61,7 +63,7 @@ def replay_stream(
     text = stream.generated[:limit]
     size, gamma = len(text), structure.gamma
     capacity = len(stream.prompt) + limit + structure.nodes + 1
-    drafter.start(stream.prompt, capacity, None, text)
+    drafter.start(TextStart(stream.prompt, capacity, reference=text))
     # The loop runs once a round, a few microseconds long: names are looked up once, not every time.
     propose, commit = drafter.propose, drafter.commit
     rounds = StreamRounds(tokens=size)
@@ -213,10 +215,10 @@ def _built(cells: Sequence[Cell], target: Target) -> list[tuple[Lookup, Structur
                 )
             made[key] = drafter
         structure = structures.build(cell.structure)
-        if structure.name not in made[key].fills:
+        if structure.name not in made[key].capabilities.fills:
             raise UsageError(
                 f"Bad value structure={structure.name}: drafter {cell.drafter['name']!r} fills only "
-                f"{', '.join(sorted(made[key].fills))}."
+                f"{', '.join(sorted(made[key].capabilities.fills))}."
             )
         pairs.append((made[key], structure))
     return pairs

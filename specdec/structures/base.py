@@ -1,34 +1,53 @@
 """The contract of a structure: the shape and size of the draft that is asked for in a round."""
 
 from abc import ABC, abstractmethod
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 from specdec.records import Tree
 from specdec.registry import Registry
 
 
+class Beam(NamedTuple):
+    """A search for the most confident nodes, level by level.
+
+    Attributes:
+        branching: children of a node that is expanded.
+        width: nodes that are expanded in each level below the root.
+    """
+
+    branching: int
+    width: int
+
+
 class Structure(ABC):
-    """How large a draft may be. How the target evaluates it is the target's business.
+    """The shape and the largest size of a draft, and the answers to what a drafter asks about it. How the target
+    evaluates a draft is the target's business.
 
     Attributes:
         threshold: a drafter that reports its confidence drafts no further token once it puts the chance that all
             drafted so far are accepted below this; 0 always asks for the whole shape.
+        rows: the number of continuations that share nothing but the root, 1 for a chain; None for a tree.
+        beam: the search that chooses the nodes by the drafter's confidence; None where their places are given. Nodes of
+            a beam are the drafter's most likely tokens, point masses however it usually drafts: which of them are
+            offered depends on what they are, so they are no draws from a law.
 
     Class attributes:
+        single: a draft is one continuation, drafted token by token, which may end early (`until`). Not so a single row:
+            it is offered as several would be.
         fixed: a full draft has the topology `tree`; false where it follows the tokens: nodes are merged, or chosen.
-        ranked: nodes are the drafter's most likely tokens, point masses however it usually drafts: which of them are
-            offered depends on what they are, so they are no draws from a law.
         depth_name: what the depth is called in tables: a key of its config, or a word.
-        sized_by: the keys that make it smaller, for who asked for too much.
+        sized_by: config keys to lower when a draft is too large; shown in errors.
     """
 
     name: ClassVar[str]
+    single: ClassVar[bool] = False
     fixed: ClassVar[bool] = True
-    ranked: ClassVar[bool] = False
     depth_name: ClassVar[str] = "depth"
     sized_by: ClassVar[str] = "the size of the structure"
 
     threshold: float = 0.0
+    rows: int | None = None
+    beam: Beam | None = None
 
     @property
     @abstractmethod
@@ -52,12 +71,20 @@ class Structure(ABC):
 
     @property
     def branches(self) -> int:
-        """The largest number of paths from the root to a leaf: rows of a batch that evaluates each path apart."""
+        """The largest number of paths from the root to a leaf: sequences of a batch that evaluates each path apart."""
         return max(1, len(self.tree.leaves))
 
     @abstractmethod
     def resized(self, gamma: int) -> "Structure":
         """The same shape with another depth: one step of a curve."""
+
+    def until(self, threshold: float) -> "Structure":
+        """The same shape, ended early once the chance of all drafted tokens falls below `threshold`.
+
+        Raises:
+            ValueError: a structure that always has its whole shape.
+        """
+        raise ValueError(f"structure {self.name} has no early end: only one continuation can end at a threshold")
 
     def clamped(self, depth: int) -> "Structure":
         """The same shape, at most `depth` deep: nothing is offered beyond the end of the text."""

@@ -16,10 +16,20 @@ class ChainConfig:
 @structures.register("chain")
 class Chain(Structure):
     name = "chain"
+    single = True
     depth_name, sized_by = "gamma", "structure.gamma"
+    rows = 1
 
-    def __init__(self, config: ChainConfig) -> None:
-        self._gamma = config.gamma
+    def __init__(self, gamma: int, threshold: float = 0.0) -> None:
+        """
+        Args:
+            gamma: may be 0: the last token of a text needs no draft.
+        """
+        self._gamma, self.threshold = gamma, threshold
+
+    @classmethod
+    def from_config(cls, config: ChainConfig) -> "Chain":
+        return cls(config.gamma)
 
     @property
     def gamma(self) -> int:
@@ -34,13 +44,7 @@ class Chain(Structure):
         return chain_tree(self._gamma)
 
     def resized(self, gamma: int) -> "Chain":
-        return self._with(gamma, self.threshold)  # 0 is possible here: the last token of a text needs no draft
+        return Chain(gamma, self.threshold)
 
     def until(self, threshold: float) -> "Chain":
-        """A chain of at most gamma tokens that ends once their chance falls below `threshold` (see `Structure`)."""
-        return self._with(self._gamma, threshold)
-
-    def _with(self, gamma: int, threshold: float) -> "Chain":
-        chain = Chain.__new__(Chain)
-        chain._gamma, chain.threshold = gamma, threshold
-        return chain
+        return Chain(self._gamma, threshold)

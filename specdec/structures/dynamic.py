@@ -5,7 +5,7 @@ from typing import Literal
 
 from specdec.config import AtLeastOne, typed
 from specdec.records import Tree
-from specdec.structures.base import Structure, structures
+from specdec.structures.base import Beam, Structure, structures
 
 
 @typed
@@ -21,20 +21,26 @@ class DynamicConfig:
 class Dynamic(Structure):
     """The most confident nodes of a beam search. A node's confidence is the product of its path's chances under the
     drafter. Level by level the `beam` most confident nodes are expanded by the `branching` most likely tokens each; of
-    all that were drafted the `nodes` most confident are offered, which brings their ancestors along.
-
-    Attributes:
-        branching, beam: see above; the root is always expanded.
+    all that were drafted the `nodes` most confident are offered, which brings their ancestors along. The root is always
+    expanded.
     """
 
     name = "dynamic"
     fixed = False
-    ranked = True
     sized_by = "structure.nodes"
 
-    def __init__(self, config: DynamicConfig) -> None:
-        self.branching, self.beam = config.branching, config.beam
-        self._most, self._depth = config.nodes, config.depth
+    def __init__(self, nodes: int, depth: int, beam: Beam) -> None:
+        """
+        Args:
+            nodes: the most that are offered.
+            depth: may be 0: the last token of a text needs no draft.
+        """
+        self._beam = self.beam = beam
+        self._most, self._depth = nodes, depth
+
+    @classmethod
+    def from_config(cls, config: DynamicConfig) -> "Dynamic":
+        return cls(config.nodes, config.depth, Beam(config.branching, config.beam))
 
     @property
     def gamma(self) -> int:
@@ -50,7 +56,7 @@ class Dynamic(Structure):
         """Every inner node is expanded once and has at most `branching` children, so that many leaves take some inner
         nodes.
         """
-        return max(1, self.nodes - max(0, -(-self.nodes // self.branching) - 1))
+        return max(1, self.nodes - max(0, -(-self.nodes // self._beam.branching) - 1))
 
     @property
     def tree(self) -> Tree:
@@ -59,19 +65,17 @@ class Dynamic(Structure):
         A spine of first choices to the deepest level, then the remaining nodes as the search could have drafted them,
         shallow ones first.
         """
-        return _fullest(self._drafted, self.nodes, self.branching)
+        return _fullest(self._drafted, self.nodes, self._beam.branching)
 
     def resized(self, gamma: int) -> "Dynamic":
-        shape = Dynamic.__new__(Dynamic)  # 0 is possible here: the last token of a text needs no draft
-        shape.branching, shape.beam, shape._most, shape._depth = self.branching, self.beam, self._most, gamma
-        return shape
+        return Dynamic(self._most, gamma, self._beam)
 
     @property
     def _drafted(self) -> tuple[int, ...]:
         """Nodes drafted at each level."""
         sizes: list[int] = []
         for _ in range(self.gamma):
-            sizes.append(self.branching * (min(self.beam, sizes[-1]) if sizes else 1))
+            sizes.append(self._beam.branching * (min(self._beam.width, sizes[-1]) if sizes else 1))
         return tuple(sizes)
 
 

@@ -19,24 +19,33 @@ class RowsConfig:
 
 @structures.register("rows")
 class Rows(Structure):
-    """k candidate continuations of w tokens each; rows that begin alike share these nodes once drafted.
-
-    Attributes:
-        k: rows.
-    """
+    """k candidate continuations of w tokens each; rows that begin alike share these nodes once drafted."""
 
     name = "rows"
     fixed = False
     depth_name, sized_by = "w", "structure.k or structure.w"
 
-    def __init__(self, config: RowsConfig) -> None:
+    def __init__(self, k: int, w: int) -> None:
+        """
+        Args:
+            w: may be 0: the last token of a text needs no draft.
+        """
+        self.k = self.rows = k
+        self._width = w
+
+    @classmethod
+    def from_config(cls, config: RowsConfig) -> "Rows":
+        """
+        Raises:
+            UsageError: more tokens than the budget.
+        """
         evaluated = config.k * (config.w + 1)
         if evaluated > config.budget:
             raise UsageError(
                 f"Bad value structure.k={config.k} structure.w={config.w}: k * (w + 1) = {evaluated} tokens to "
                 f"evaluate in a round, more than structure.budget={config.budget}; lower them or raise the budget."
             )
-        self.k, self._width = config.k, config.w
+        return cls(config.k, config.w)
 
     @property
     def gamma(self) -> int:
@@ -59,9 +68,7 @@ class Rows(Structure):
         return _rows_tree(self.k, self._width)
 
     def resized(self, gamma: int) -> "Rows":
-        rows = Rows.__new__(Rows)  # 0 is possible here: the last token of a text needs no draft
-        rows.k, rows._width = self.k, gamma
-        return rows
+        return Rows(self.k, gamma)
 
 
 @lru_cache(maxsize=64)

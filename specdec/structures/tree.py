@@ -46,23 +46,36 @@ class TokenTree(Structure):
     name = "tree"
     sized_by = "structure.nodes"
 
-    def __init__(self, config: TokenTreeConfig) -> None:
+    def __init__(self, full: Topology, nodes: int, accuracy: Accuracy | None = None, gamma: int | None = None) -> None:
+        """
+        Args:
+            full: the configured tree.
+            nodes: the most nodes of a tree that is built deeper than `full`.
+            accuracy: what `full` was built from; None for a tree that was given.
+            gamma: depth that is asked for (see `resized`); None asks for `full`.
+        """
+        self._full, self._nodes, self._accuracy = full, nodes, accuracy
+        if gamma is not None and gamma > full.tree.depth and accuracy is not None:
+            full = _built(accuracy, nodes, gamma)
+        self._topology = full if gamma is None else _pruned(full, gamma)
+
+    @classmethod
+    def from_config(cls, config: TokenTreeConfig) -> "TokenTree":
+        """
+        Raises:
+            UsageError: no tree, more than one, a bad one, or one above the limits.
+        """
         if config.file is not None and config.parents is not None:
             raise UsageError("structure.file and structure.parents each say what the tree is: set one of them to null.")
-        self._nodes = config.nodes
-        self._accuracy: Accuracy | None = None  # where the tree is built, and can be built deeper
-        if config.file is not None:
-            self._full = load_tree(config.file)
-            _check_limits(self._full.tree, config, config.file)
-        elif config.parents is not None:
-            self._full = _topology(config.parents, None, "structure.parents")
-            _check_limits(self._full.tree, config, "structure.parents")
-        elif config.accuracy is not None:
-            self._accuracy = _checked(config.accuracy)
-            self._full = _built(self._accuracy, config.nodes, config.depth)
-        else:
+        if config.file is not None or config.parents is not None:
+            where = config.file or "structure.parents"
+            full = _topology(config.parents, None, where) if config.file is None else load_tree(config.file)
+            _check_limits(full.tree, config, where)
+            return cls(full, config.nodes)
+        if config.accuracy is None:
             raise UsageError("structure=tree has no tree: set structure.accuracy, structure.parents or structure.file.")
-        self._topology = self._full
+        accuracy = _checked(config.accuracy)
+        return cls(_built(accuracy, config.nodes, config.depth), config.nodes, accuracy)
 
     @property
     def gamma(self) -> int:
@@ -83,13 +96,7 @@ class TokenTree(Structure):
         stay shallower where more depth does not pay. A given tree stays as it is. So `gamma` of the result is at most
         what was asked for, and the same whichever size it was asked of.
         """
-        full = self._full
-        if gamma > full.tree.depth and self._accuracy is not None:
-            full = _built(self._accuracy, self._nodes, gamma)
-        shape = TokenTree.__new__(TokenTree)
-        shape._nodes, shape._accuracy, shape._full = self._nodes, self._accuracy, self._full
-        shape._topology = _pruned(full, gamma)
-        return shape
+        return TokenTree(self._full, self._nodes, self._accuracy, gamma)
 
 
 def given(parents: Sequence[int]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from specdec.decode import generate
 from specdec.experiment.experiment import Parts, prepare
 from specdec.progress import progress_bar
 from specdec.prompts import Prompt
-from specdec.records import Generation
+from specdec.records import Generation, Request
 from specdec.registry import Registry
 from specdec.targets.replay import Replay
 from specdec.text.streams import Stream, write_streams
@@ -72,8 +72,9 @@ class Bench:
             drafter=baseline.drafter,
             verifier=baseline.verifier,
             structure=baseline.structure,
-            prompt=prompt.tokens,
-            max_new_tokens=self.parts.target.limit(prompt.tokens, self.config.measurement.max_new_tokens),
+            request=Request(
+                prompt.tokens, self.parts.target.limit(prompt.tokens, self.config.measurement.max_new_tokens)
+            ),
             clock=self.clock,
         )
 

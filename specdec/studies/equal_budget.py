@@ -20,6 +20,7 @@ from specdec.drafters.base.lookup import Lookup
 from specdec.errors import UsageError
 from specdec.progress import progress_bar
 from specdec.prompts import first_turn
+from specdec.records import Request
 from specdec.replay.rank_accuracy import RankCounts, rank_counts
 from specdec.replay.walk import Cell
 from specdec.sampling import generator_for
@@ -130,7 +131,7 @@ class EqualBudget(Study):
                 drafter = drafters.build(values, target=target)
             except UsageError as error:
                 raise UsageError(re.sub(r"(?<![\w./-])drafter(?=[.=])", place, str(error))) from None
-            lacking = [shape for shape in SHAPES if shape not in drafter.fills]
+            lacking = [shape for shape in SHAPES if shape not in drafter.capabilities.fills]
             if lacking or not isinstance(drafter, Lookup):
                 raise UsageError(
                     f"Bad value {place}.name={values['name']}: this drafter fills no {' and no '.join(lacking)}; use "
@@ -197,8 +198,7 @@ class EqualBudget(Study):
                 drafter=drafter,
                 verifier=parts.primary.verifier,
                 structure=shape,
-                prompt=stream.prompt,
-                max_new_tokens=tokens,
+                request=Request(stream.prompt, tokens),
                 clock=clock,
             )
         clock.synchronize()

@@ -9,7 +9,7 @@ import pandas as pd
 
 from specdec.decode import generate
 from specdec.progress import progress_bar
-from specdec.records import Generation
+from specdec.records import Generation, Request
 from specdec.structures import Structure
 from specdec.studies.base import Bench
 from specdec.text.streams import Stream
@@ -112,7 +112,6 @@ class LiveRuns:
             drafter=parts.baseline.drafter if plain else parts.primary.drafter,
             verifier=parts.baseline.verifier if plain else parts.primary.verifier,
             structure=parts.baseline.structure if plain else self._shapes[key],
-            prompt=stream.prompt,
-            max_new_tokens=tokens,
+            request=Request(stream.prompt, tokens),
             clock=self._bench.clock,
         )

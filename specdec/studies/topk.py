@@ -57,7 +57,7 @@ class TopK(Study):
             drafter = drafters.build(values, target=target)
         except UsageError as error:
             raise UsageError(re.sub(r"(?<![\w./-])drafter(?=[.=])", place, str(error))) from None
-        if "rows" not in drafter.fills:
+        if "rows" not in drafter.capabilities.fills:
             raise UsageError(f"Bad value {place}.name={values['name']}: this drafter fills no rows; use another.")
         known, asked = values.get("k"), max(self._config.k)
         if known is not None and asked > known:

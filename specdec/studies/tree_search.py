@@ -121,12 +121,12 @@ class TreeSearch(Study):
                 f"Bad value target.evaluation={parts.target.evaluation}: study 'tree_search' times packed calls; use "
                 "target.evaluation=packed."
             )
-        if "tree" not in parts.drafter.fills:
+        if "tree" not in parts.drafter.capabilities.fills:
             raise UsageError(
                 f"Bad value drafter={bench.config.drafter['name']}: study 'tree_search' needs a drafter that fills "
                 "trees; use another."
             )
-        if "tree" not in parts.primary.verifier.handles:
+        if "tree" not in parts.primary.verifier.capabilities.handles:
             raise UsageError(
                 f"Bad value verifier={bench.config.verifier['name']}: it handles no trees; use "
                 "verifier=speculative_sampling."
@@ -136,7 +136,7 @@ class TreeSearch(Study):
                 "Study 'tree_search' builds trees on one half of the prompts and judges them on the other: it needs at "
                 "least 2 prompts."
             )
-        deepest = parts.drafter.deepest
+        deepest = parts.drafter.capabilities.deepest
         if deepest is not None and deepest < config.depth:
             raise UsageError(
                 f"Bad value study.depth={config.depth}: drafter {bench.config.drafter['name']!r} drafts {deepest} "
@@ -223,7 +223,7 @@ class TreeSearch(Study):
         ).tree
         if len(chosen):
             rows.append(_tree_row(CHOSEN, CHOSEN, len(chosen), chosen, seconds))
-        if "dynamic" in bench.parts.drafter.fills & bench.parts.primary.verifier.handles:
+        if "dynamic" in bench.parts.drafter.capabilities.fills & bench.parts.primary.verifier.capabilities.handles:
             for n in self._budgets:
                 values = {"name": "dynamic", "nodes": n, "depth": config.depth}
                 values |= {"branching": config.branching, "beam": config.beam}

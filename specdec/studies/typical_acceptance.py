@@ -17,7 +17,7 @@ from specdec.errors import UsageError
 from specdec.experiment.quality import log_likelihood
 from specdec.progress import progress_bar
 from specdec.prompts import first_turn
-from specdec.records import Generation
+from specdec.records import Generation, Request
 from specdec.sampling import generator_for
 from specdec.studies.base import Bench, Study, studies
 from specdec.studies.replayed import skipped
@@ -111,16 +111,16 @@ class TypicalAcceptance(Study):
                 f"Bad value target=replay: {study} decodes at several temperatures, which recorded texts do not have; "
                 "use a model."
             )
-        if not strict.lossless or strict.greedy_only:
+        if not strict.capabilities.lossless or strict.capabilities.greedy_only:
             raise UsageError(
                 f"Bad value verifier={config.verifier['name']}: {study} compares with a rule that is lossless at all "
                 "temperatures; use verifier=speculative_sampling."
             )
-        if shape not in typical.handles:
+        if shape not in typical.capabilities.handles:
             raise UsageError(
-                f"Bad value structure={shape}: study.typical handles {', '.join(sorted(typical.handles))}."
+                f"Bad value structure={shape}: study.typical handles {', '.join(sorted(typical.capabilities.handles))}."
             )
-        if drafters.get(config.drafter["name"]).needs_reference or config.drafter["name"] == "none":
+        if drafters.get(config.drafter["name"]).capabilities.needs_reference or config.drafter["name"] == "none":
             raise UsageError(
                 f"Bad value drafter={config.drafter['name']}: {study} needs one that proposes at any temperature; use "
                 "another."
@@ -185,17 +185,19 @@ class TypicalAcceptance(Study):
             drafter=parts.baseline.drafter if plain else drafter,
             verifier=arm.verifier,
             structure=parts.baseline.structure if plain else parts.primary.structure,
-            prompt=stream.prompt,
-            max_new_tokens=tokens,
+            request=Request(
+                stream.prompt,
+                tokens,
+                draft_generator=generator_for(seed, stream.id, f"draft/{temperature}/{repeat}"),
+                accept_generator=generator_for(seed, stream.id, f"accept/{purpose}", parts.target.device),
+            ),
             clock=bench.clock,
-            draft_generator=generator_for(seed, stream.id, f"draft/{temperature}/{repeat}"),
-            accept_generator=generator_for(seed, stream.id, f"accept/{purpose}", parts.target.device),
         )
 
 
 def _departures(output: Generation, verifier: Verifier) -> tuple[float | None, float | None]:
     """Sums over a text of total variation and of the chance to decide otherwise; nothing where they are not known."""
-    if verifier.lossless:
+    if verifier.capabilities.lossless:
         return 0.0, 0.0
     known = [each.departure for each in output.rounds if each.departure is not None]
     if len(known) < len(output.rounds):

@@ -1,5 +1,5 @@
 """Any transformers encoder-decoder (T5 and its kin) as a target: one pass of the encoder over the prompt, then chains
-and batches of rows verified over our own cache.
+and batches of paths verified over our own cache.
 """
 
 from typing import Any, Literal
@@ -8,9 +8,8 @@ from specdec.config import typed
 from specdec.models.load import Dtype, load_model, load_tokenizer, model_path, resolve_device, resolve_dtype
 from specdec.models.seq2seq import Seq2SeqDecoder
 from specdec.sampling import SamplingConfig
-from specdec.targets.base import targets
-from specdec.targets.causal import Causal
-from specdec.theory.roofline import Product
+from specdec.targets.base import TargetCapabilities, targets
+from specdec.targets.base.model import ModelTarget
 
 
 @typed
@@ -24,40 +23,33 @@ class EncoderDecoderConfig:
 
 
 @targets.register("encoder_decoder")
-class EncoderDecoder(Causal):
-    """An encoder-decoder transformers model: everything but the decoder underneath is that of `Causal`.
+class EncoderDecoder(ModelTarget):
+    """An encoder-decoder transformers model.
 
-    Drafts that branch are evaluated by rows: these models' positions are rows of the cache, which a packed tree would
-    need to have twice. The rows share one encoder output and one cross-attention cache.
+    Drafts that branch are evaluated by rows: these models' positions are slots of the cache, which a packed tree would
+    need to have twice. The paths share one encoder output and one cross-attention cache.
 
     The whole prompt goes to the encoder, in the prefill, and the root of round 1 is the model's start token; drafters
     that copy see the prompt followed by the output, without it.
     """
 
-    evaluation = "rows"
+    capabilities = TargetCapabilities(structures=frozenset({"chain", "rows", "tree", "dynamic"}), evaluations=("rows",))
 
-    def __init__(self, config: EncoderDecoderConfig, sampling: SamplingConfig) -> None:
-        self.name = model_path(config.model)
-        self.device = resolve_device(config.device)
-        model = load_model(
-            self.name,
-            dtype=resolve_dtype(config.dtype),
-            device=self.device,
-            attention=config.attention,
-            kind="encoder_decoder",
-        )
-        self._init(model, load_tokenizer(self.name), sampling, Seq2SeqDecoder(model, self.name))
+    def __init__(self, model: Any, sampling: SamplingConfig, tokenizer: Any = None, name: str = "") -> None:
+        """
+        Args:
+            name: of the model's folder or on the hub; "" for a model that was made in memory.
+        """
+        super().__init__(Seq2SeqDecoder(model, name or type(model).__name__), sampling, tokenizer, "rows")
 
     @classmethod
-    def from_model(cls, model: Any, sampling: SamplingConfig, tokenizer: Any = None) -> "EncoderDecoder":
-        """Around a model that is already in memory: tests and notebooks make small ones on the spot."""
-        target = cls.__new__(cls)
-        target.name = type(model).__name__
-        target.device = model.device
-        model.eval().requires_grad_(False)
-        target._init(model, tokenizer, sampling, Seq2SeqDecoder(model, target.name))
-        return target
-
-    def products(self) -> list[Product]:
-        # Read off the modules, they would count the encoder in every call.
-        return []
+    def from_config(cls, config: EncoderDecoderConfig, sampling: SamplingConfig) -> "EncoderDecoder":
+        """
+        Raises:
+            UsageError: a device that is not there.
+            ModelLoadError: see `load_model`.
+        """
+        name = model_path(config.model)
+        how: dict[str, Any] = {"dtype": resolve_dtype(config.dtype), "device": resolve_device(config.device)}
+        model = load_model(name, attention=config.attention, kind="encoder_decoder", **how)
+        return cls(model, sampling, load_tokenizer(name), name)

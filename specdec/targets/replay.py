@@ -12,9 +12,9 @@ from specdec.clock import SimulatedClock
 from specdec.config import AtLeastOne, config_dir, typed
 from specdec.cost_model import load_cost
 from specdec.errors import UsageError
-from specdec.records import Draft
+from specdec.records import Draft, TextStart
 from specdec.sampling import SamplingConfig, one_hot
-from specdec.targets.base import Target, targets
+from specdec.targets.base import Target, TargetCapabilities, targets
 from specdec.text.streams import Recording, Stream, open_recording
 
 _UNBOUNDED = 1 << 30  # tokens of context: there is no model to hold them
@@ -42,7 +42,7 @@ class Replay(Target):
         cost: the cost model.
     """
 
-    structures = frozenset({"chain", "rows", "tree", "dynamic"})
+    capabilities = TargetCapabilities(structures=frozenset({"chain", "rows", "tree", "dynamic"}), recorded=True)
 
     def __init__(self, config: ReplayConfig, sampling: SamplingConfig) -> None:
         """
@@ -91,9 +91,9 @@ class Replay(Target):
     def clock(self) -> SimulatedClock:
         return self._clock
 
-    def start(self, prompt: Sequence[int], capacity: int, branches: int = 1) -> None:
-        self._text = self.stream(prompt).generated
-        self._context, self._position = len(prompt) - 1, 0
+    def start(self, text: TextStart) -> None:
+        self._text = self.stream(text.prompt).generated
+        self._context, self._position = len(text.prompt) - 1, 0
         if self._context:
             self._clock.advance(self.cost.seconds(self._context, 0))
 

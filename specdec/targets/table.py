@@ -10,9 +10,10 @@ from torch import Tensor
 
 from specdec.config import AtLeastOne, typed
 from specdec.errors import UsageError
-from specdec.records import Draft
+from specdec.records import Draft, TextStart
 from specdec.sampling import SamplingConfig, probabilities
-from specdec.targets.base import Target, targets
+from specdec.targets.base import Target, TargetCapabilities, targets
+from specdec.targets.base.hidden import HiddenStates
 
 
 @typed
@@ -25,36 +26,37 @@ class TableConfig:
 
 @targets.register("table")
 class Table(Target):
-    """p(next | last) is row `last` of a square stochastic matrix; standardised like any model's logits."""
+    """p(next | last) is line `last` of a square stochastic matrix, standardised like any model's logits."""
 
-    structures = frozenset({"chain", "rows", "tree", "dynamic"})
+    capabilities = TargetCapabilities(structures=frozenset({"chain", "rows", "tree", "dynamic"}))
 
     def __init__(self, config: TableConfig, sampling: SamplingConfig) -> None:
         size = len(config.law)
-        for last, row in enumerate(config.law):
-            if len(row) != size or min(row) < 0 or abs(sum(row) - 1) > 1e-9:
+        for last, line in enumerate(config.law):
+            if len(line) != size or min(line) < 0 or abs(sum(line) - 1) > 1e-9:
                 raise UsageError(
-                    f"Bad value target.law[{last}]={row}: it should be {size} probabilities that add up to 1."
+                    f"Bad value target.law[{last}]={line}: it should be {size} probabilities that add up to 1."
                 )
         self.vocab_size = size
         self.context_length = config.context_length
         self.end_tokens = frozenset() if config.end_token is None else frozenset({config.end_token})
         self.device = torch.device("cpu")
         self._logits = torch.tensor(config.law, dtype=torch.float64).log()
+        self._hidden = _TableStates(self._logits)
         self.standardise(sampling)
-        self._rows = torch.zeros(1, dtype=torch.long)  # of the table: root and draft
+        self._tokens = torch.zeros(1, dtype=torch.long)  # root and draft
 
-    def start(self, prompt: Sequence[int], capacity: int, branches: int = 1) -> None:
-        self._rows = torch.tensor([prompt[-1]])
-        self.states = self.embedding[torch.tensor(prompt[:-1], dtype=torch.long)]
+    def start(self, text: TextStart) -> None:
+        self._tokens = torch.tensor([text.prompt[-1]])
+        self.states = self._hidden.embedding[torch.tensor(text.prompt[:-1], dtype=torch.long)]
 
     def verify(self, draft: Draft) -> Tensor:
-        self._rows = torch.cat([self._rows[:1], draft.tokens])
-        return self._p[self._rows]
+        self._tokens = torch.cat([self._tokens[:1], draft.tokens])
+        return self._p[self._tokens]
 
     def commit(self, path: Sequence[int], next_token: int) -> None:
-        self.states = self.embedding[self._rows[[0, *(node + 1 for node in path)]]]
-        self._rows = torch.tensor([next_token])
+        self.states = self._hidden.embedding[self._tokens[[0, *(node + 1 for node in path)]]]
+        self._tokens = torch.tensor([next_token])
 
     def standardise(self, sampling: SamplingConfig) -> None:
         super().standardise(sampling)
@@ -63,14 +65,27 @@ class Table(Target):
     def discard(self) -> None:
         pass  # verifying changes nothing here
 
-    def keep_states(self, offset: int) -> None:
-        if offset:
-            raise UsageError(f"Bad value heads.offset={offset}: a table has no layers; use 0.")
+    @property
+    def hidden(self) -> HiddenStates:
+        return self._hidden
+
+    def score(self, prompt: Sequence[int], text: Sequence[int]) -> Tensor:
+        return self._logits[torch.tensor([prompt[-1], *text])]
+
+
+class _TableStates(HiddenStates):
+    """The state of a table is its last token, one-hot; the output layer gives the logits of that token's line."""
+
+    def __init__(self, logits: Tensor) -> None:
+        self._logits = logits
+
+    @property
+    def layers(self) -> int:
+        return 0
 
     @property
     def embedding(self) -> Tensor:
-        """One-hot: the state of a table is its last token."""
-        return torch.eye(self.vocab_size, dtype=torch.float64)
+        return torch.eye(len(self._logits), dtype=torch.float64)
 
     @property
     def output_layer(self) -> Tensor:
@@ -80,5 +95,10 @@ class Table(Target):
     def identity(self) -> str:
         return hashlib.sha256(self._logits.numpy().tobytes()).hexdigest()
 
-    def score(self, prompt: Sequence[int], text: Sequence[int]) -> Tensor:
-        return self._logits[torch.tensor([prompt[-1], *text])]
+    def keep(self, offset: int) -> None:
+        if offset:
+            raise UsageError(f"Bad value heads.offset={offset}: a table has no layers; use 0.")
+
+    def sequence(self, tokens: Tensor, offset: int) -> tuple[Tensor, Tensor]:
+        self.keep(offset)
+        return self.embedding[tokens], self._logits[tokens]

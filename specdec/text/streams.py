@@ -14,11 +14,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from specdec.config import AtLeastOne, typed
+from specdec.config import BASELINE, AtLeastOne, typed
 from specdec.errors import UsageError
 
 PROMPT, OUTPUT, LENGTHS = "prompt_token_ids", "generated_token_ids", "acc_len"
-BASELINE = "baseline"  # of the methods in a generations.jsonl, the one whose text is the target's own
 CATEGORY = "recorded"  # of a stream that has none
 _GZIP = b"\x1f\x8b"
 

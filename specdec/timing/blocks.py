@@ -14,8 +14,8 @@ from specdec.clock import Clock
 from specdec.commands.cli import OUT_OF_MEMORY
 from specdec.errors import UsageError
 from specdec.progress import progress_bar
-from specdec.records import Draft, Tree, chain_tree
-from specdec.structures.rows import Rows, RowsConfig
+from specdec.records import Draft, TextStart, Tree, chain_tree
+from specdec.structures.rows import Rows
 from specdec.targets.base import Target
 
 logger = logging.getLogger(__name__)
@@ -62,7 +62,7 @@ def time_blocks(
     Raises:
         UsageError: the target takes no rows, or a single cache of the longest context does not fit into memory.
     """
-    if "rows" not in target.structures:
+    if "rows" not in target.capabilities.structures:
         raise UsageError("Bad value target: it evaluates no rows, so that blocks of k rows cannot be timed.")
     asked = sorted({(k if w else 1, w) for k, w in blocks})
     fitting = [(k, w) for k, w in asked if w + 1 <= max(1, target.context_length // 2)]
@@ -146,7 +146,7 @@ class _Timing:
         while possible := self._affordable(context):
             copies = max(k for k, _ in possible)
             try:
-                self._target.start(self._text[: context + 1], context + 1 + self._room, copies)
+                self._target.start(TextStart(self._text[: context + 1], context + 1 + self._room, copies))
                 break
             except (RuntimeError, MemoryError) as error:
                 if copies == 1 or not _out_of_memory(error):
@@ -179,7 +179,7 @@ class _Timing:
 
 
 def _tree(k: int, w: int) -> Tree:
-    return Rows(RowsConfig(name="rows", k=k, w=w, budget=k * (w + 1))).tree if w else chain_tree(0)
+    return Rows(k, w).tree if w else chain_tree(0)
 
 
 def _out_of_memory(error: BaseException) -> bool:

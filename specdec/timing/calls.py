@@ -11,7 +11,7 @@ import torch
 
 from specdec.clock import Clock
 from specdec.drafters.base import Drafter
-from specdec.records import Draft, Tree, chain_tree
+from specdec.records import Draft, TextStart, Tree, chain_tree
 from specdec.structures.base import Structure
 from specdec.targets.base import Target
 
@@ -66,13 +66,12 @@ def calibrate(
     by_depth = {tree.depth: tree for tree in (chain_tree(0), *trees)}
     depths = sorted({1, *gammas})
     sizes = sorted(len(tree) + 1 for tree in by_depth.values())
-    # A drafter that reads a recorded text gets the prompt's own tokens: only the cost of a step matters here.
-    drafter.start(prompt, len(prompt) + max(*sizes, *depths) + 1, generator, reference=prompt)
     trees = [*by_depth.values(), chain_tree(depths[-1])]
     room, branches = max(map(target.room, trees)), max(1, *(len(tree.leaves) for tree in trees))
-    target.start(prompt, len(prompt) + room, branches)
-    if drafter.reads_states:
-        drafter.read(target.kept_states())
+    target.start(TextStart(prompt, len(prompt) + room, branches))
+    # A drafter that reads a recorded text gets the prompt's own tokens: only the cost of a step matters here.
+    capacity = len(prompt) + max(*sizes, *depths) + 1
+    drafter.start(TextStart(prompt, capacity, generator=generator, reference=prompt), target.states)
     marks: dict[int, list[tuple[object, object]]] = {size: [] for size in sizes}
     draft_marks: dict[int, list[tuple[object, object]]] = {depth: [] for depth in depths}
     tokens = torch.randint(target.vocab_size, (max(*sizes, *depths),), generator=generator).to(target.device)
@@ -172,7 +171,7 @@ def time_calls(
         return start, end
 
     def prefill(context: int) -> None:
-        target.start(text[: context + 1], context + 1 + largest)
+        target.start(TextStart(text[: context + 1], context + 1 + largest))
 
     # What a call costs, and whether the first pass can afford every size.
     coarse = [n for n in sizes if n & (n - 1) == 0]

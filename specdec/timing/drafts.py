@@ -9,6 +9,7 @@ import torch
 from specdec.clock import Clock
 from specdec.drafters.base import Drafter
 from specdec.progress import progress_bar
+from specdec.records import TextStart
 from specdec.structures.base import Structure
 from specdec.targets.base import Target
 
@@ -34,10 +35,9 @@ def time_drafts(
     """
     most = max(structure.nodes for structure in structures)
     capacity = len(prompt) + 1 + max(target.room(structure.tree) for structure in structures)
-    target.start(prompt, capacity, max(structure.branches for structure in structures))
-    drafter.start(prompt, len(prompt) + most + 1, generator, reference=prompt)
-    if drafter.reads_states:
-        drafter.read(target.kept_states())
+    target.start(TextStart(prompt, capacity, max(structure.branches for structure in structures)))
+    drafts = TextStart(prompt, len(prompt) + most + 1, generator=generator, reference=prompt)
+    drafter.start(drafts, target.states)
     dice = random.Random(generator.initial_seed())
     marks: list[tuple[int, int, int, object, object]] = []
     with progress_bar() as progress:

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from specdec.clock import SimulatedClock
@@ -11,7 +10,7 @@ from specdec.cost_model import DraftCost
 from specdec.drafters.base import Drafter
 from specdec.drafters.base.lookup import Lookup
 from specdec.drafters.recorded import RecordedLengths
-from specdec.records import Draft
+from specdec.records import Draft, TextStart
 from specdec.structures.base import Structure
 from specdec.targets.base import Target
 from specdec.targets.replay import Replay
@@ -32,37 +31,23 @@ def priced(drafter: Drafter, target: Target) -> Drafter:
 class Priced(Drafter):
     """Drafts as `drafter` does and moves the clock by what such a draft costs; an empty draft costs nothing."""
 
-    fills = frozenset()  # until it has a drafter
-
     def __init__(self, drafter: Drafter, clock: SimulatedClock, cost: DraftCost) -> None:
         self.drafter, self._clock, self._cost = drafter, clock, cost
-        self.replay, self.vocab_size, self.deepest = drafter.replay, drafter.vocab_size, drafter.deepest
-        # What a class declares, an object of this one has from its drafter.
-        declared = ("fills", "lossless", "needs_reference", "reads_states", "reports_confidence")
-        vars(self).update({name: getattr(drafter, name) for name in declared})
+        self.capabilities = drafter.capabilities
 
     def prepare(self, capacity: int, structure: Structure) -> None:
         self.drafter.prepare(capacity, structure)
 
-    def start(
-        self,
-        prompt: Sequence[int],
-        capacity: int,
-        generator: torch.Generator | None = None,
-        reference: Sequence[int] | None = None,
-    ) -> None:
-        self.drafter.start(prompt, capacity, generator, reference)
+    def start(self, text: TextStart, states: Tensor | None = None) -> None:
+        self.drafter.start(text, states)
 
     def draft(self, structure: Structure) -> Draft:
         draft = self.drafter.draft(structure)
         self._clock.advance(self._cost.seconds(draft.tree.depth))
         return draft
 
-    def commit(self, tokens: Sequence[int]) -> None:
-        self.drafter.commit(tokens)
-
-    def read(self, states: Tensor) -> None:
-        self.drafter.read(states)
+    def commit(self, tokens: Sequence[int], states: Tensor | None = None) -> None:
+        self.drafter.commit(tokens, states)
 
     def laws(self, prompt: Sequence[int], text: Sequence[int]) -> Tensor | None:
         return self.drafter.laws(prompt, text)

@@ -13,8 +13,7 @@ from torch import Tensor
 
 from specdec.records import EMPTY, Draft, Source, Tree
 from specdec.sampling import sample
-from specdec.structures.base import Structure
-from specdec.structures.dynamic import Dynamic
+from specdec.structures.base import Beam, Structure
 
 Siblings = Literal["independent", "without_replacement"]
 """How a drafter that samples draws the children of one node."""
@@ -24,7 +23,7 @@ How = Siblings | Literal["ranked"]
 
 Laws = Callable[[Tensor, Tree, Sequence[int]], Tensor]
 """`laws(tokens, tree, nodes)`: given the draft so far, tokens [N] over `tree`, the laws [M, V] after M of its nodes (-1
-is the root). Children that are ranked take any scores in place of laws; where `structure.ranked`, logits."""
+is the root). Children that are ranked take any scores in place of laws; where `structure.beam` is given, logits."""
 
 
 class Drawn(NamedTuple):
@@ -119,11 +118,11 @@ def grow(
     Raises:
         ValueError: a structure whose nodes have to be ranked, filled in another way.
     """
-    if isinstance(structure, Dynamic):
+    if structure.beam is not None:
         if how != "ranked":
             raise ValueError(f"a dynamic tree is made of ranked tokens, not of {how} draws")
-        return _by_confidence(structure, laws, strategy)
-    topology, ranks = structure.tree, sibling_ranks(structure.tree, structure.name == "rows")
+        return _by_confidence(structure, structure.beam, laws, strategy)
+    topology, ranks = structure.tree, sibling_ranks(structure.tree, structure.rows is not None)
     tokens, rows = EMPTY.tokens, list[Tensor]()
     parents, source, tests = list[int](), list[Source](), [list[int]()]
     level: list[tuple[int, list[int]]] = [(-1, [-1])]  # nodes, and the places of the topology that each stands for
@@ -169,8 +168,8 @@ def grow(
     return Draft(tokens, _tree(tuple(parents)), torch.cat(rows) if rows else None, tuple(source), draws)
 
 
-def _by_confidence(structure: Dynamic, laws: Laws, strategy: str) -> Draft:
-    """The draft of a `Dynamic` structure: expansion, then selection (EAGLE-2 2406.16858, 4.1 and 4.2).
+def _by_confidence(structure: Structure, beam: Beam, laws: Laws, strategy: str) -> Draft:
+    """The draft of a beam: expansion, then selection (EAGLE-2 2406.16858, 4.1 and 4.2).
 
     Confidences are log-probabilities of float32 laws. Of equal ones the node drafted first counts as more confident; a
     child is never more confident than its parent, so the ancestors of every node that is kept are kept. Tokens without
@@ -186,7 +185,7 @@ def _by_confidence(structure: Dynamic, laws: Laws, strategy: str) -> Draft:
         above = sorted({ancestor for node in level for ancestor in tree.path(node)})
         asked = [above.index(node) if node >= 0 else -1 for node in level]
         law = laws(_taken(tokens, above), _subtree(tree.parents, above), asked)  # [M, V]
-        best = law.float().log_softmax(-1).topk(min(structure.branching, law.shape[-1]), dim=-1)
+        best = law.float().log_softmax(-1).topk(min(beam.branching, law.shape[-1]), dim=-1)
         parents = list(tree.parents)
         for parent, chances in zip(level, best.values.tolist(), strict=True):
             confidence += [(confidence[parent] if parent >= 0 else 0.0) + chance for chance in chances]
@@ -199,7 +198,7 @@ def _by_confidence(structure: Dynamic, laws: Laws, strategy: str) -> Draft:
         fresh = [place for place, node in enumerate(kept) if node >= len(tree)]
         tree = _subtree(parents, kept)
         ranks, confidence = [ranks[node] for node in kept], [confidence[node] for node in kept]
-        level = _most_confident(fresh, confidence, structure.beam)
+        level = _most_confident(fresh, confidence, beam.width)
         if not level:
             break
     return Draft(tokens, tree, None, tuple(Source(strategy, rank) for rank in ranks)) if len(tree) else EMPTY

@@ -4,15 +4,13 @@ Knows tokenizers and logits, neither models nor caches.
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from specdec.errors import UsageError
-
-if TYPE_CHECKING:
-    from specdec.targets.base import Target
+from specdec.targets.base import Target
 
 
 class Translation:
@@ -23,7 +21,7 @@ class Translation:
     SentencePiece. Only shared tokens are proposed; whatever the drafter reads is text, tokenised its own way.
     """
 
-    def __init__(self, name: str, drafter: Any, drafter_size: int, target: "Target") -> None:
+    def __init__(self, name: str, drafter: Any, drafter_size: int, target: Target) -> None:
         """
         Args:
             name: of the drafter's model, for messages.

@@ -8,17 +8,23 @@ from torch import Tensor
 from specdec.config import typed
 from specdec.records import Acceptance, Draft
 from specdec.sampling import one_hot, sample
-from specdec.verifiers.base.contract import Verifier, chain_acceptance, correction, verifiers
-from specdec.verifiers.greedy import Greedy, GreedyConfig
+from specdec.verifiers.base.contract import (
+    Verifier,
+    VerifierCapabilities,
+    chain_acceptance,
+    correction,
+    verifiers,
+)
+from specdec.verifiers.greedy import Greedy
 
 
 @typed
-class BlockConfig:
+class BlockVerificationConfig:
     name: Literal["block"]
 
 
 @verifiers.register("block")
-class Block(Verifier):
+class BlockVerification(Verifier):
     """Keeps the longest prefix that passes its own test, even if a shorter one failed (THEORY 1).
 
     With p_0 = 1, p_i = min(1, p_{i-1} p(x_i)/q(x_i)) and n_i = sum_x (p_i p_{i+1}(x) - q_{i+1}(x))_+ it passes with
@@ -29,16 +35,15 @@ class Block(Verifier):
     match.
     """
 
-    lossless = True
-    handles = frozenset({"chain"})
-    token_by_token = False
+    capabilities = VerifierCapabilities(handles=frozenset({"chain"}), token_by_token=False)
 
-    def __init__(self, config: BlockConfig) -> None:
-        pass
+    @classmethod
+    def from_config(cls, config: BlockVerificationConfig) -> "BlockVerification":
+        return cls()
 
     def for_greedy(self) -> Verifier:
         # A token passes only where p has its point, and what corrects a rejection is that point.
-        return Greedy(GreedyConfig(name="greedy"))
+        return Greedy()
 
     def accept(self, draft: Draft, p: Tensor, generator: torch.Generator | None) -> Acceptance:
         offered = len(draft)

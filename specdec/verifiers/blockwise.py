@@ -1,5 +1,6 @@
 """Blockwise parallel decoding (Stern et al. 1811.03115): exact match, and what section 5 puts in its place."""
 
+from dataclasses import replace
 from typing import Annotated, Literal
 
 import torch
@@ -9,12 +10,19 @@ from torch import Tensor
 from specdec.config import AtLeastOne, typed
 from specdec.records import Acceptance, Draft
 from specdec.sampling import among_largest
-from specdec.verifiers.base.contract import Verifier, chain_acceptance, most_likely, passed_or_corrected, verifiers
-from specdec.verifiers.greedy import Greedy, GreedyConfig
+from specdec.verifiers.base.contract import (
+    Verifier,
+    VerifierCapabilities,
+    chain_acceptance,
+    most_likely,
+    passed_or_corrected,
+    verifiers,
+)
+from specdec.verifiers.greedy import Greedy
 
 
 @typed
-class BlockwiseConfig:
+class BlockwiseRuleConfig:
     name: Literal["blockwise"]
     acceptance: Literal["exact", "top_k", "score"]
     top_k: AtLeastOne
@@ -23,7 +31,7 @@ class BlockwiseConfig:
 
 
 @verifiers.register("blockwise")
-class Blockwise(Verifier):
+class BlockwiseRule(Verifier):
     """Accept a chain's tokens for as long as they pass; the next is argmax p, as is a round's only token without a
     draft. No randomness; the baseline is greedy text.
 
@@ -40,18 +48,18 @@ class Blockwise(Verifier):
     are exact match.
     """
 
-    lossless = False
-    deterministic = True
-    handles = frozenset({"chain"})
-    token_by_token = False
+    capabilities = VerifierCapabilities(
+        handles=frozenset({"chain"}), lossless=False, deterministic=True, token_by_token=False
+    )
 
-    def __init__(self, config: BlockwiseConfig) -> None:
+    def __init__(self, config: BlockwiseRuleConfig) -> None:
         self._acceptance, self._top_k, self._threshold = config.acceptance, config.top_k, config.threshold
         self._forced = config.minimum_block - 1
-        self.lossless = self.greedy_only = config.acceptance == "exact" and self._forced == 0
+        exact = config.acceptance == "exact" and self._forced == 0
+        self.capabilities = replace(self.capabilities, lossless=exact, greedy_only=exact)
 
     def for_greedy(self) -> Verifier:
-        return self if self._forced else Greedy(GreedyConfig(name="greedy"))
+        return self if self._forced else Greedy()
 
     def accept(self, draft: Draft, p: Tensor, generator: torch.Generator | None) -> Acceptance:
         chosen, offered = p.argmax(-1), len(draft)

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from specdec.config import typed
 from specdec.records import Acceptance, Draft
-from specdec.verifiers.base.contract import Verifier, verifiers
+from specdec.verifiers.base.contract import EVERY_STRUCTURE, Verifier, VerifierCapabilities, verifiers
 
 
 @typed
@@ -19,13 +19,11 @@ class GreedyConfig:
 class Greedy(Verifier):
     """Follows the target's argmax down the tree for as long as a child carries it; no randomness."""
 
-    lossless = True
-    handles = frozenset({"chain", "rows", "tree", "dynamic"})
-    greedy_only = True
-    deterministic = True
+    capabilities = VerifierCapabilities(handles=EVERY_STRUCTURE, greedy_only=True, deterministic=True)
 
-    def __init__(self, config: GreedyConfig) -> None:
-        pass
+    @classmethod
+    def from_config(cls, config: GreedyConfig) -> "Greedy":
+        return cls()
 
     def accept(self, draft: Draft, p: Tensor, generator: torch.Generator | None) -> Acceptance:
         fetched: list[int] = torch.cat([p.argmax(dim=-1), draft.tokens]).tolist()

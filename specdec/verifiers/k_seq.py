@@ -9,9 +9,9 @@ from specdec.config import typed
 from specdec.errors import UsageError
 from specdec.records import Acceptance, Draft
 from specdec.sampling import residual
-from specdec.verifiers.base.contract import Verifier, verifiers
+from specdec.verifiers.base.contract import EVERY_STRUCTURE, Verifier, VerifierCapabilities, verifiers
 from specdec.verifiers.base.descent import at, descend
-from specdec.verifiers.greedy import Greedy, GreedyConfig
+from specdec.verifiers.greedy import Greedy
 from specdec.verifiers.speculative_sampling import accept_chain
 
 
@@ -32,15 +32,15 @@ class KSeq(Verifier):
     under `speculative_sampling` (see `descend`).
     """
 
-    lossless = True
-    handles = frozenset({"chain", "rows", "tree", "dynamic"})
+    capabilities = VerifierCapabilities(handles=EVERY_STRUCTURE)
 
-    def __init__(self, config: KSeqConfig) -> None:
-        pass
+    @classmethod
+    def from_config(cls, config: KSeqConfig) -> "KSeq":
+        return cls()
 
     def for_greedy(self) -> Verifier:
         # A draw of p's point passes: q <= 1/rho there. No other does, and what is left of p is its point.
-        return Greedy(GreedyConfig(name="greedy"))
+        return Greedy()
 
     def accept(self, draft: Draft, p: Tensor, generator: torch.Generator | None) -> Acceptance:
         """See `Verifier.accept`.

@@ -1,5 +1,6 @@
 """Lenient speculative sampling (Leviathan et al. 2211.17192, appendix A.5): more acceptance for a bounded departure."""
 
+from dataclasses import replace
 from typing import Annotated, Literal
 
 import torch
@@ -11,13 +12,14 @@ from specdec.records import Acceptance, Draft
 from specdec.sampling import residual, sample
 from specdec.verifiers.base.contract import (
     Verifier,
+    VerifierCapabilities,
     chain_acceptance,
     correction,
     most_likely,
     passed_or_corrected,
     verifiers,
 )
-from specdec.verifiers.greedy import Greedy, GreedyConfig
+from specdec.verifiers.greedy import Greedy
 
 
 @typed
@@ -43,17 +45,16 @@ class Lenient(Verifier):
     both forms are then exact match.
     """
 
-    lossless = False
-    handles = frozenset({"chain"})
-    token_by_token = False
+    capabilities = VerifierCapabilities(handles=frozenset({"chain"}), lossless=False, token_by_token=False)
 
     def __init__(self, config: LenientConfig) -> None:
         self._lenience = config.lenience
-        self._greedy = self.deterministic = config.form == "greedy"
+        self._greedy = config.form == "greedy"
+        self.capabilities = replace(self.capabilities, deterministic=self._greedy)
         self._kept = config.lenience if config.residual == "lenient" else 1.0  # share of q taken off p in the residual
 
     def for_greedy(self) -> Verifier:
-        return Greedy(GreedyConfig(name="greedy"))
+        return Greedy()
 
     def accept(self, draft: Draft, p: Tensor, generator: torch.Generator | None) -> Acceptance:
         offered = len(draft)

@@ -10,9 +10,16 @@ from torch import Tensor
 from specdec.config import typed
 from specdec.records import Acceptance, Draft
 from specdec.sampling import residual, sample
-from specdec.verifiers.base.contract import Verifier, chain_acceptance, correction, verifiers
+from specdec.verifiers.base.contract import (
+    EVERY_STRUCTURE,
+    Verifier,
+    VerifierCapabilities,
+    chain_acceptance,
+    correction,
+    verifiers,
+)
 from specdec.verifiers.base.descent import at, can_look, descend
-from specdec.verifiers.greedy import Greedy, GreedyConfig
+from specdec.verifiers.greedy import Greedy
 
 
 @typed
@@ -30,15 +37,15 @@ class SpeculativeSampling(Verifier):
     travels with each token.
     """
 
-    lossless = True
-    handles = frozenset({"chain", "rows", "tree", "dynamic"})
+    capabilities = VerifierCapabilities(handles=EVERY_STRUCTURE)
 
-    def __init__(self, config: SpeculativeSamplingConfig) -> None:
-        pass
+    @classmethod
+    def from_config(cls, config: SpeculativeSamplingConfig) -> "SpeculativeSampling":
+        return cls()
 
     def for_greedy(self) -> Verifier:
         # A token passes only where p has its point, and what corrects a rejection is that point.
-        return Greedy(GreedyConfig(name="greedy"))
+        return Greedy()
 
     def accept(self, draft: Draft, p: Tensor, generator: torch.Generator | None) -> Acceptance:
         if draft.tree.is_chain and draft.draws is None:

@@ -9,8 +9,15 @@ from torch import Tensor
 
 from specdec.config import typed
 from specdec.records import Acceptance, Draft
-from specdec.verifiers.base.contract import Verifier, most_likely, passed_or_corrected, verifiers
-from specdec.verifiers.greedy import Greedy, GreedyConfig
+from specdec.verifiers.base.contract import (
+    EVERY_STRUCTURE,
+    Verifier,
+    VerifierCapabilities,
+    most_likely,
+    passed_or_corrected,
+    verifiers,
+)
+from specdec.verifiers.greedy import Greedy
 
 
 @typed
@@ -34,17 +41,16 @@ class Typical(Verifier):
     the threshold lies below 1, and the rule is exact match.
     """
 
-    lossless = False
-    deterministic = True
-    handles = frozenset({"chain", "rows", "tree", "dynamic"})
-    token_by_token = False
+    capabilities = VerifierCapabilities(
+        handles=EVERY_STRUCTURE, lossless=False, deterministic=True, token_by_token=False
+    )
 
     def __init__(self, config: TypicalConfig) -> None:
         self._epsilon = config.epsilon
         self._delta = config.epsilon**0.5 if config.delta is None else config.delta
 
     def for_greedy(self) -> Verifier:
-        return Greedy(GreedyConfig(name="greedy"))
+        return Greedy()
 
     def accept(self, draft: Draft, p: Tensor, generator: torch.Generator | None) -> Acceptance:
         parents = draft.tree.parents

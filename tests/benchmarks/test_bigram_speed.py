@@ -17,6 +17,7 @@ import yaml
 
 from specdec.config import config_dir
 from specdec.drafters.base import drafters
+from specdec.records import TextStart
 from specdec.sampling import SamplingConfig
 from specdec.structures.base import structures
 from specdec.targets.base import targets
@@ -99,7 +100,7 @@ def test_time_of_a_proposal(shape, tmp_path, log_figure):
     drafter = drafters.build(values("drafter", "model_bigram") | {"cache_dir": str(tmp_path)}, target=target)
     structure, times = structures.build(shape), []
     for token in range(target.vocab_size):
-        drafter.start([token], 0)
+        drafter.start(TextStart([token], 0))
         began = time.perf_counter()
         drafter.propose(structure)
         times.append((time.perf_counter() - began) * 1e6)

@@ -18,6 +18,7 @@ import torch
 from specdec.drafters.base import drafters
 from specdec.models.load import load_tokenizer, model_path
 from specdec.ngrams.corpus import StandardLibrary
+from specdec.records import TextStart
 from specdec.sampling import SamplingConfig, generator_for
 from specdec.structures.base import structures
 
@@ -105,7 +106,7 @@ def test_time_of_a_draft_and_of_a_replay(target, tmp_path_factory, order, temper
     drafter = built(target, tmp_path_factory.getbasetemp(), order, temperature)
     tokens = target.tokenizer(Path(textwrap.__file__).read_text())["input_ids"] * 4
     structure = structures.build({"name": "chain", "gamma": 4})
-    drafter.start(tokens[:100], 0, generator_for(0, "p", "draft"))
+    drafter.start(TextStart(tokens[:100], 0, generator=generator_for(0, "p", "draft")))
     times = []
     for token in tokens[100:2100]:
         began = time.perf_counter()

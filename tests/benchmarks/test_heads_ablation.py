@@ -21,9 +21,9 @@ import pytest
 import torch
 
 from specdec.analysis.read.runs import Run, open_folder
-from specdec.analysis.rounds import BASELINE, drafted, prompt_sums
+from specdec.analysis.rounds import drafted, prompt_sums
 from specdec.analysis.studies import heads_ablation
-from specdec.config import config_dir
+from specdec.config import BASELINE, config_dir
 from specdec.experiment.environment import cpu, versions
 from specdec.heads.files import load_heads, read_heads, state_offset
 from specdec.training.heads.head_loss import HeadAccuracy
@@ -74,7 +74,7 @@ def along_text(path: Path, run: Run, group_values: Callable[..., dict[str, Any]]
     for text in texts[texts["method"] == BASELINE].sort_values("prompt").itertuples():
         tokens = torch.tensor([text.prompt_token_ids + text.generated_token_ids])
         scored = torch.arange(tokens.shape[1]).unsqueeze(0) >= len(text.prompt_token_ids)
-        states, _ = target.sequence_states(tokens, state_offset(heads.config, target))
+        states, _ = target.hidden.sequence(tokens, state_offset(heads.config, target))
         count = HeadAccuracy(len(heads))
         count.add(heads, states, tokens, scored)
         found["repetitive"].append(bool(text.flagged))

@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from specdec.drafters.ngram import Ngram, NgramConfig, SuffixIndex
+from specdec.records import TextStart
 from specdec.structures.base import Structure, structures
 
 pytestmark = pytest.mark.benchmark
@@ -70,7 +71,7 @@ def microseconds(text: Callable[[int], list[int]], structure: Structure, per_rou
     """Time of one round's work: take note of the committed tokens, index them, look up, build the draft."""
     tokens = text(CONTEXT + ROUNDS * per_round)
     drafter = ngram()
-    drafter.start(tokens[:CONTEXT], 2 * CONTEXT)
+    drafter.start(TextStart(tokens[:CONTEXT], 2 * CONTEXT))
     times = []
     for start in range(CONTEXT, len(tokens), per_round):
         committed = tokens[start : start + per_round]
@@ -109,7 +110,7 @@ def test_recorded_text_is_walked_through(text, structure, length, log_figure):
     began = time.process_time()
     for start in range(0, CONTEXT, length):
         own = tokens[start : start + length]
-        drafter.start(own[:100], length)
+        drafter.start(TextStart(own[:100], length))
         position = 100
         while position < length:
             tokens_proposed, tree, _ = drafter.propose(structure)

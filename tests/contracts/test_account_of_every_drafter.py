@@ -19,7 +19,7 @@ from specdec.config import config_dir, flattened
 from specdec.drafters import drafters
 from specdec.targets import targets
 
-CHAINS = [name for name in drafters.names() if "chain" in drafters.get(name).fills]
+CHAINS = [name for name in drafters.names() if "chain" in drafters.get(name).capabilities.fills]
 CASES = [*((name, "chain") for name in CHAINS), ("ngram", "rows"), ("ngram", "tree")]
 QUICK = ("ngram", "oracle")  # seconds each; the others run with the slow tests
 STATES = 3  # of the table target

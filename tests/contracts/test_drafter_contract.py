@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from specdec.drafters.base import drafters
-from specdec.records import Draft
+from specdec.records import Draft, TextStart
 from specdec.sampling import generator_for, one_hot
 from specdec.structures.base import structures
 
@@ -20,7 +20,7 @@ CASES = [
     (name, structure)
     for name in drafters.names()
     for structure in structures.names()
-    if structure in drafters.get(name).fills
+    if structure in drafters.get(name).capabilities.fills
 ]
 
 
@@ -35,15 +35,14 @@ def build(drafter_values, target):
 
 
 def begin(drafter: Any, prompt: Sequence[int] = PROMPT, reference: Sequence[int] = REFERENCE, seed: int = 0) -> None:
-    wanted = reference if drafter.needs_reference else None
-    drafter.start(prompt, 1000, generator_for(seed, "prompt", "draft"), wanted)
-    read(drafter, prompt[:-1])
+    wanted = reference if drafter.capabilities.needs_reference else None
+    text = TextStart(prompt, 1000, generator=generator_for(seed, "prompt", "draft"), reference=wanted)
+    drafter.start(text, states(prompt[:-1]))
 
 
-def read(drafter: Any, tokens: Sequence[int]) -> None:
-    """As the loop does; the states of a table target are its tokens, one-hot."""
-    if drafter.reads_states:
-        drafter.read(one_hot(torch.tensor(tokens, dtype=torch.long), SIZE).double())
+def states(tokens: Sequence[int]) -> torch.Tensor:
+    """The states of a table target are its tokens, one-hot."""
+    return one_hot(torch.tensor(tokens, dtype=torch.long), SIZE).double()
 
 
 def walk(drafter: Any, structure: Any, seed: int = 0) -> list[Draft]:
@@ -53,15 +52,16 @@ def walk(drafter: Any, structure: Any, seed: int = 0) -> list[Draft]:
     while position < len(REFERENCE):
         drafts.append(drafter.draft(structure.clamped(len(REFERENCE) - position - 1)))
         step = 1 + len(drafts) % 3
-        drafter.commit(REFERENCE[position : position + step])
-        read(drafter, [*PROMPT[-1:], *REFERENCE][position : position + step])
+        drafter.commit(
+            REFERENCE[position : position + step], states([*PROMPT[-1:], *REFERENCE][position : position + step])
+        )
         position += step
     return drafts
 
 
 def test_every_drafter_fills_something_registered():
     for name in drafters.names():
-        assert drafters.get(name).fills & set(structures.names()), name
+        assert drafters.get(name).capabilities.fills & set(structures.names()), name
 
 
 @pytest.mark.parametrize("gamma", [1, 2, 5])
@@ -158,18 +158,20 @@ def test_a_new_text_starts_from_nothing(build, make_structure, name, structure):
 def test_costs_and_declarations(build, name):
     drafter = build(name)
     assert drafter.flops_per_token >= 0
-    assert drafter.replay in ("position", "copying", None)
-    if drafter.needs_reference:
+    assert drafter.capabilities.replay in ("position", "copying", None)
+    if drafter.capabilities.needs_reference:
         with pytest.raises(ValueError, match="reference"):
-            drafter.start(PROMPT, 1000, generator_for(0, "prompt", "draft"), None)
+            drafter.start(TextStart(PROMPT, 1000, generator=generator_for(0, "prompt", "draft"), reference=None))
 
 
-@pytest.mark.parametrize("name", [name for name in drafters.names() if drafters.get(name).replay == "position"])
+@pytest.mark.parametrize(
+    "name", [name for name in drafters.names() if drafters.get(name).capabilities.replay == "position"]
+)
 def test_a_positional_replay_needs_proposals_that_depend_on_the_text_only(build, make_structure, name):
     """THEORY 4.2: at a position the same token, or the same law, is proposed whatever gamma is and wherever the round
     began.
     """
-    if "chain" not in drafters.get(name).fills:
+    if "chain" not in drafters.get(name).capabilities.fills:
         pytest.skip("chains only")
     drafter = build(name)
     seen: dict[int, torch.Tensor] = {}

@@ -12,8 +12,8 @@ import torch
 
 from specdec.clock import CpuClock
 from specdec.decode import generate
-from specdec.drafters.base import Drafter, drafters
-from specdec.records import Draft, Source
+from specdec.drafters.base import Drafter, DrafterCapabilities, drafters
+from specdec.records import Draft, Request, Source
 from specdec.sampling import generator_for
 from specdec.structures.base import structures
 from specdec.targets.causal import Causal
@@ -48,7 +48,7 @@ def target_of(tiny_model, sampling):
 
     @cache
     def make(architecture: str, evaluation: str) -> Causal:
-        target = Causal.from_model(tiny_model(architecture), sampling(temperature=0.0))
+        target = Causal(tiny_model(architecture), sampling(temperature=0.0))
         target.evaluation = evaluation
         return target
 
@@ -61,24 +61,26 @@ def decoded(target, drafter, verifier, structure, reference=None, prompt=PROMPT)
         drafter=drafter,
         verifier=verifiers.build({"name": verifier}),
         structure=structure,
-        prompt=prompt,
-        max_new_tokens=NEW_TOKENS,
+        request=Request(
+            prompt,
+            NEW_TOKENS,
+            draft_generator=generator_for(0, "prompt", "draft"),
+            accept_generator=generator_for(0, "prompt", "accept"),
+            reference=reference,
+        ),
         clock=CpuClock(),
-        draft_generator=generator_for(0, "prompt", "draft"),
-        accept_generator=generator_for(0, "prompt", "accept"),
-        reference=reference,
     )
 
 
 class Scattered(Drafter):
     """Puts each token of a known text at some place among its siblings, or nowhere, with wrong tokens around it."""
 
-    fills = frozenset({"chain", "rows", "tree"})
+    capabilities = DrafterCapabilities(fills=frozenset({"chain", "rows", "tree"}))
 
     def __init__(self, text):
         self.text, self.position, self.dice = text, 0, random.Random(0)
 
-    def commit(self, tokens):
+    def commit(self, tokens, states=None):
         self.position += len(tokens)
 
     def draft(self, structure):
@@ -101,14 +103,14 @@ CASES = [
     for drafter in drafters.names()
     for verifier in verifiers.names()
     for shape in structures.names()
-    if drafters.get(drafter).lossless
-    and verifiers.get(verifier).lossless
-    and shape in drafters.get(drafter).fills & verifiers.get(verifier).handles
+    if drafters.get(drafter).capabilities.lossless
+    and verifiers.get(verifier).capabilities.lossless
+    and shape in drafters.get(drafter).capabilities.fills & verifiers.get(verifier).capabilities.handles
 ] + [
     (drafter, "greedy", shape, "rows")
     for drafter in drafters.names()
     for shape in structures.names()
-    if drafters.get(drafter).lossless and shape in drafters.get(drafter).fills
+    if drafters.get(drafter).capabilities.lossless and shape in drafters.get(drafter).capabilities.fills
 ]
 
 
@@ -135,7 +137,7 @@ def test_output_is_the_models_own(
 ):
     target, own = target_of(architecture, evaluation), own_greedy(architecture)
     built = drafters.build(drafter_values(drafter, target.vocab_size, target), target=target)
-    reference = own if built.needs_reference else None
+    reference = own if built.capabilities.needs_reference else None
     for gamma in (1, 4) if shape == "chain" else (3,):
         generation = decoded(target, built, verifier, make_structure(shape, gamma), reference)
         assert generation.tokens == own

@@ -20,12 +20,12 @@ from torch import Tensor
 from specdec.clock import CpuClock
 from specdec.decode import generate
 from specdec.drafters.base import Drafter, drafters
-from specdec.records import Acceptance, Draft, Tree, chain_tree
+from specdec.records import Acceptance, Draft, Request, TextStart, Tree, chain_tree
 from specdec.sampling import residual, sample
 from specdec.structures.base import Structure, structures
 from specdec.theory import multi_draft
 from specdec.tree_building.siblings import grow
-from specdec.verifiers.base.contract import Verifier, verifiers
+from specdec.verifiers.base.contract import Verifier, VerifierCapabilities, verifiers
 
 EXACT = 1e-12
 
@@ -73,10 +73,10 @@ class TableDrafter(Drafter):
     def __init__(self, q: Tensor, way: str = "independent") -> None:
         self.q, self.way = q, way
 
-    def start(self, prompt: Sequence[int], capacity: int, generator: Any = None, reference: Any = None) -> None:
-        self.root, self.generator = prompt[-1], generator
+    def start(self, text: TextStart, states: Tensor | None = None) -> None:
+        self.root, self.generator = text.prompt[-1], text.generator
 
-    def commit(self, tokens: Sequence[int]) -> None:
+    def commit(self, tokens: Sequence[int], states: Tensor | None = None) -> None:
         self.root = tokens[-1]
 
     def draft(self, structure: Structure) -> Draft:
@@ -100,7 +100,7 @@ LOSSLESS = [
     (verifier, structure)
     for verifier in verifiers.names()
     for structure in structures.names()
-    if verifiers.get(verifier).lossless and structure in verifiers.get(verifier).handles
+    if verifiers.get(verifier).capabilities.lossless and structure in verifiers.get(verifier).capabilities.handles
 ]
 TEMPERATURES = (0.0, 0.5, 1.0, 2.0)
 # A verifier for one-hot p only is asked for no more; a run of it with a temperature is refused.
@@ -108,7 +108,7 @@ AT_TEMPERATURES = [
     (verifier, structure, temperature)
     for verifier, structure in LOSSLESS
     for temperature in TEMPERATURES
-    if temperature == 0 or not verifiers.get(verifier).greedy_only
+    if temperature == 0 or not verifiers.get(verifier).capabilities.greedy_only
     if structure == "chain" and (verifier != "k_seq" or temperature == 1)  # the same function as speculative sampling
 ]
 BRANCHING = [
@@ -142,8 +142,8 @@ def round_law(enumeration, target, drafter, verifier, structure, root, rounds=1)
     """Chance of every sequence of tokens that `rounds` rounds after `root` commit."""
 
     def run() -> tuple[int, ...]:
-        target.start([root], 0)
-        drafter.start([root], 64, enumeration.generator)
+        target.start(TextStart([root], 0))
+        drafter.start(TextStart([root], 64, generator=enumeration.generator))
         committed: tuple[int, ...] = ()
         for _ in range(rounds):
             committed += one_round(target, drafter, verifier, structure, enumeration.generator)
@@ -171,7 +171,7 @@ def target_law(target: Any) -> np.ndarray:
     size = target.vocab_size
     rows = []
     for token in range(size):
-        target.start([token], 0)
+        target.start(TextStart([token], 0))
         rows.append(target.verify(Draft(torch.empty(0, dtype=torch.long), chain_tree(0)))[0].double().numpy())
     return np.stack(rows)
 
@@ -220,7 +220,7 @@ def test_a_whole_round_has_the_targets_law(
 @pytest.mark.parametrize(("verifier", "structure", "way"), BRANCHING)
 def test_siblings_leave_the_targets_law(enumeration, table, random_law, verifier, structure, way, cut):
     rule = verifiers.build({"name": verifier})
-    target, q = pair(table, random_law, 4, 0.0 if rule.greedy_only else 1.0, cut)
+    target, q = pair(table, random_law, 4, 0.0 if rule.capabilities.greedy_only else 1.0, cut)
     shape = make_structure(structure, 1)
     assert bias(enumeration, target, TableDrafter(q, way), rule, shape, roots=[3]) < EXACT
 
@@ -229,7 +229,7 @@ def test_siblings_leave_the_targets_law(enumeration, table, random_law, verifier
 @pytest.mark.parametrize(("verifier", "structure", "way"), BRANCHING)
 def test_branches_leave_the_targets_law(enumeration, table, random_law, verifier, structure, way, size, root, cut):
     rule = verifiers.build({"name": verifier})
-    target, q = pair(table, random_law, size, 0.0 if rule.greedy_only else 1.0, cut)
+    target, q = pair(table, random_law, size, 0.0 if rule.capabilities.greedy_only else 1.0, cut)
     shape = make_structure(structure, 2)
     assert bias(enumeration, target, TableDrafter(q, way), rule, shape, roots=[root]) < EXACT
 
@@ -238,7 +238,7 @@ def test_branches_leave_the_targets_law(enumeration, table, random_law, verifier
 @pytest.mark.parametrize("verifier", [verifier for verifier, structure in LOSSLESS if structure == "chain"])
 def test_two_rounds_have_the_targets_law(enumeration, table, random_law, verifier, size, gamma):
     rule = verifiers.build({"name": verifier})
-    target, q = pair(table, random_law, size, 0.0 if rule.greedy_only else 1.0, "uncut")
+    target, q = pair(table, random_law, size, 0.0 if rule.capabilities.greedy_only else 1.0, "uncut")
     assert bias(enumeration, target, TableDrafter(q), rule, make_structure("chain", gamma), rounds=2) < EXACT
 
 
@@ -261,11 +261,10 @@ def generated_law(enumeration, target, drafter, verifier, structure, prompt, len
             drafter=drafter,
             verifier=verifier,
             structure=structure,
-            prompt=prompt,
-            max_new_tokens=length,
+            request=Request(
+                prompt, length, draft_generator=enumeration.generator, accept_generator=enumeration.generator
+            ),
             clock=CpuClock(),
-            draft_generator=enumeration.generator,
-            accept_generator=enumeration.generator,
         ).tokens
 
     total = np.zeros((size,) * length)
@@ -286,7 +285,7 @@ LOOPS = [
 @pytest.mark.parametrize(("verifier", "structure", "way", "size", "gamma", "length"), LOOPS)
 def test_the_loop_writes_the_targets_law(enumeration, table, random_law, verifier, structure, way, size, gamma, length):
     rule = verifiers.build({"name": verifier})
-    target, q = pair(table, random_law, size, 0.0 if rule.greedy_only else 1.0, "uncut")
+    target, q = pair(table, random_law, size, 0.0 if rule.capabilities.greedy_only else 1.0, "uncut")
     shape = make_structure(structure, gamma)
     law = generated_law(enumeration, target, TableDrafter(q, way), rule, shape, [1], length)
     assert np.abs(law - continuation(target_law(target), 1, length)).max() < EXACT
@@ -295,8 +294,9 @@ def test_the_loop_writes_the_targets_law(enumeration, table, random_law, verifie
 LOOKS_UP = [
     name
     for name in drafters.names()
-    if drafters.get(name).lossless
-    if not drafters.get(name).needs_reference and name != "recorded"  # these are for greedy runs, tested elsewhere
+    if drafters.get(name).capabilities.lossless
+    if not drafters.get(name).capabilities.needs_reference
+    and name != "recorded"  # these are for greedy runs, tested elsewhere
 ]
 
 
@@ -309,11 +309,11 @@ def test_registered_drafters_leave_the_law_alone(
     then two deep. Heads, which draft any token, are cut to two, and so is the target: not to the same. Independent
     siblings are under test with the drafters that draw them.
     """
-    if structure not in drafters.get(drafter).fills:
+    if structure not in drafters.get(drafter).capabilities.fills:
         pytest.skip(f"{drafter} does not fill {structure}")
     rule = verifiers.build({"name": verifier})
-    top_k = 2 if drafters.get(drafter).reads_states else None
-    target = table(random_law(3, 5), temperature=0.0 if rule.greedy_only else 1.0, top_k=top_k)
+    top_k = 2 if drafters.get(drafter).capabilities.reads_states else None
+    target = table(random_law(3, 5), temperature=0.0 if rule.capabilities.greedy_only else 1.0, top_k=top_k)
     values = drafter_values(drafter, 3, target)
     if verifier == "k_seq" and ("siblings" in values or structure == "chain"):
         pytest.skip("draws are without replacement, or as in speculative sampling")
@@ -329,7 +329,7 @@ def test_registered_drafters_leave_the_law_alone(
 class Biased(Verifier):
     """Speculative sampling with one mistake."""
 
-    lossless, handles = True, frozenset({"chain"})
+    capabilities = VerifierCapabilities(handles=frozenset({"chain"}))
 
     def __init__(self, mistake: str) -> None:
         self.mistake = mistake
@@ -468,7 +468,7 @@ def test_independent_tests_with_one_residual_are_caught(enumeration, table):
     """THEORY 1: the tempting rule, which leaves p as it is between the tests, emits another law."""
 
     class Naive(Verifier):
-        lossless, handles = True, frozenset({"rows"})
+        capabilities = VerifierCapabilities(handles=frozenset({"rows"}))
 
         def __init__(self) -> None:
             pass
@@ -505,7 +505,7 @@ def test_a_sibling_that_reports_another_q_is_caught(enumeration, table, random_l
     assert bias(enumeration, target, Swapped(q, way), rule, make_structure("tree", 1)) > 1e-3
 
 
-@pytest.mark.parametrize("verifier", [name for name in verifiers.names() if verifiers.get(name).lossless])
+@pytest.mark.parametrize("verifier", [name for name in verifiers.names() if verifiers.get(name).capabilities.lossless])
 def test_the_greedy_form_decides_as_the_rule_does_where_p_is_one_hot(table, random_law, group_values, verifier):
     """The run uses it at temperature 0; also for drafts whose q is not one-hot."""
     rule = verifiers.build(group_values("verifier", verifier))
@@ -516,7 +516,7 @@ def test_the_greedy_form_decides_as_the_rule_does_where_p_is_one_hot(table, rand
         accepted = set()
         for root in range(4):
             for _ in range(0 if (verifier, way) == REFUSED and structure != "chain" else 8):
-                target.start([root], 0)
+                target.start(TextStart([root], 0))
                 draft = FILL[structure](make_structure(structure, 3), q, root, generator, way)
                 p = target.verify(draft)
                 decision = rule.for_greedy().accept(draft, p, None)

@@ -14,6 +14,7 @@ from specdec.clock import CpuClock
 from specdec.decode import generate
 from specdec.drafters.base import drafters
 from specdec.errors import UsageError
+from specdec.records import Request
 from specdec.replay.expected_rounds import agreement
 from specdec.sampling import generator_for, probabilities
 from specdec.structures.base import structures
@@ -21,13 +22,14 @@ from specdec.targets.causal import Causal
 from specdec.targets.encoder_decoder import EncoderDecoder
 from specdec.verifiers.base.contract import verifiers
 
-LOSSLESS = [name for name in verifiers.names() if verifiers.get(name).lossless]
+LOSSLESS = [name for name in verifiers.names() if verifiers.get(name).capabilities.lossless]
 CASES = [
     (drafter, verifier, shape)
     for drafter in drafters.names()
     for verifier in LOSSLESS
     for shape in structures.names()
-    if drafters.get(drafter).lossless and shape in drafters.get(drafter).fills & verifiers.get(verifier).handles
+    if drafters.get(drafter).capabilities.lossless
+    and shape in drafters.get(drafter).capabilities.fills & verifiers.get(verifier).capabilities.handles
 ]
 NEW_TOKENS = 28
 PROMPT = [7, 3, 19, 44, 3, 19, 52, 7, 3, 19, 44, 8, 3, 19]
@@ -55,7 +57,7 @@ def target_of(tiny_encoder_decoder, sampling):
     @cache
     def make(kind: str, temperature: float, top_k: int | None = None) -> EncoderDecoder:
         how = sampling(temperature=temperature, top_k=top_k)
-        return EncoderDecoder.from_model(tiny_encoder_decoder(kind), how)
+        return EncoderDecoder(tiny_encoder_decoder(kind), how)
 
     return make
 
@@ -97,12 +99,14 @@ def decoded(target, drafter, verifier, structure, reference=None):
         drafter=drafter,
         verifier=verifiers.build({"name": verifier}),
         structure=structure,
-        prompt=PROMPT,
-        max_new_tokens=NEW_TOKENS,
+        request=Request(
+            PROMPT,
+            NEW_TOKENS,
+            draft_generator=generator_for(0, "prompt", "draft"),
+            accept_generator=generator_for(0, "prompt", "accept"),
+            reference=reference,
+        ),
         clock=CpuClock(),
-        draft_generator=generator_for(0, "prompt", "draft"),
-        accept_generator=generator_for(0, "prompt", "accept"),
-        reference=reference,
     )
 
 
@@ -124,7 +128,7 @@ def test_output_is_the_models_own(
     for gamma in (1, 4) if shape == "chain" else (3,):
         try:
             built = drafter_of(drafter, target, encoder_decoder)
-            reference = own if built.needs_reference else None
+            reference = own if built.capabilities.needs_reference else None
             generation = decoded(target, built, verifier, make_structure(shape, gamma), reference)
         except UsageError as refusal:
             assert "encoder-decoder" in str(refusal)
@@ -136,7 +140,7 @@ def test_output_is_the_models_own(
         assert 0 < accepted and any(row.rejected for row in generation.rounds), "both branches must have been taken"
 
 
-@pytest.mark.parametrize("verifier", [name for name in LOSSLESS if not verifiers.get(name).greedy_only])
+@pytest.mark.parametrize("verifier", [name for name in LOSSLESS if not verifiers.get(name).capabilities.greedy_only])
 def test_sampling_sees_exact_laws(encoder_decoder, target_of, drafter_of, make_structure, monkeypatch, verifier):
     """p and q of every round of a sampled text, rejections included: with them, the rules' own tests do the rest."""
     target = target_of(encoder_decoder, 0.8, 9)
@@ -169,7 +173,7 @@ def test_the_drafters_laws_are_those_it_drafts_from(encoder_decoder, target_of, 
 
 
 def test_both_models_of_a_pair_are_of_one_kind(group_values, shaken, tiny_model, target_of, sampling, tmp_path):
-    causal = Causal.from_model(tiny_model("llama"), sampling())
+    causal = Causal(tiny_model("llama"), sampling())
     with pytest.raises(UsageError, match="encoder-decoder") as raised:
         drafters.build(group_values("drafter", "small_model", model=shaken("t5")), target=causal)
     assert shaken("t5") in str(raised.value) and "\n" not in str(raised.value)

@@ -1,6 +1,7 @@
 """Lengths that adapt: the two rules step by step, and by enumeration that stopping early biases nothing."""
 
 from copy import deepcopy
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,10 +10,10 @@ from specdec.clock import CpuClock
 from specdec.config import RunConfig, validated
 from specdec.decode import generate
 from specdec.drafters.adaptive import Adaptive
-from specdec.drafters.base import Drafter, drafters
+from specdec.drafters.base import Drafter, DrafterCapabilities, drafters
 from specdec.drafters.small_model import SmallModel
 from specdec.errors import UsageError
-from specdec.records import EMPTY, Draft, Source, chain_tree
+from specdec.records import EMPTY, Draft, Request, Source, TextStart, chain_tree
 from specdec.replay.expected_rounds import expected_rounds
 from specdec.sampling import generator_for, probabilities, sample
 from specdec.structures.base import structures
@@ -29,8 +30,7 @@ def chain(gamma):
 class Counting(Drafter):
     """Proposes token 1 as often as it is asked, or nothing."""
 
-    fills = frozenset({"chain"})
-    replay = "position"
+    capabilities = DrafterCapabilities(fills=frozenset({"chain"}), replay="position")
     silent = False
 
     def draft(self, structure):
@@ -40,8 +40,8 @@ class Counting(Drafter):
 
 def test_two_more_after_a_full_round_and_one_fewer_after_a_rejection():
     wrapped = Counting()
-    drafter, shape = Adaptive.from_drafter(wrapped, "heuristic", length=3), chain(6)
-    drafter.start(PROMPT, 100)
+    drafter, shape = Adaptive(wrapped, "heuristic", length=3), chain(6)
+    drafter.start(TextStart(PROMPT, 100))
 
     def offered():
         assert len(drafter.draft(shape)) == len(drafter.draft(shape)), "asking changes nothing"
@@ -66,15 +66,15 @@ def test_two_more_after_a_full_round_and_one_fewer_after_a_rejection():
     wrapped.silent = False
     assert offered() == 3, "a round without a proposal says nothing"
     rejected()
-    drafter.start(PROMPT, 100)
+    drafter.start(TextStart(PROMPT, 100))
     assert offered() == 3, "a new text starts at the first length"
 
 
 def test_the_end_of_the_text_clamps_both_rules(tiny_model, sampling):
-    target = Causal.from_model(tiny_model("llama"), sampling(temperature=0.0))
+    target = Causal(tiny_model("llama"), sampling(temperature=0.0))
     for rule in ("heuristic", "confidence"):
-        drafter = Adaptive.from_drafter(SmallModel.from_model(tiny_model("llama"), target), rule, 0.0, 5)
-        drafter.start(PROMPT, 64)
+        drafter = Adaptive(SmallModel(tiny_model("llama"), target), rule, 0.0, 5)
+        drafter.start(TextStart(PROMPT, 64))
         assert len(drafter.draft(chain(4).clamped(2))) == 2
         assert drafter.draft(chain(4).clamped(0)) is EMPTY
 
@@ -89,11 +89,10 @@ def bias(enumeration, target, law, drafter, rule, gamma=2, length=3):
             drafter=drafter,
             verifier=verifiers.build({"name": rule}),
             structure=chain(gamma),
-            prompt=[0, 1],
-            max_new_tokens=length,
+            request=Request(
+                [0, 1], length, draft_generator=enumeration.generator, accept_generator=enumeration.generator
+            ),
             clock=CpuClock(),
-            draft_generator=enumeration.generator,
-            accept_generator=enumeration.generator,
         )
         offered.add(len(generation.rounds[0].draft_tokens))
         return generation.tokens
@@ -114,7 +113,7 @@ def test_stopping_by_confidence_is_lossless(enumeration, table, random_law, tiny
     """Temperature 1, every outcome: some first tokens stop the draft, others do not."""
     law = random_law(3, 5)
     target = table(law, temperature=1.0, **how)
-    drafter = Adaptive.from_drafter(SmallModel.from_model(tiny_llama(3, layers=1), target), "confidence", 0.4)
+    drafter = Adaptive(SmallModel(tiny_llama(3, layers=1), target), "confidence", 0.4)
     worst, offered = bias(enumeration, target, law, drafter, "speculative_sampling")
     assert offered == {1, 2} and worst < 1e-12
 
@@ -122,7 +121,7 @@ def test_stopping_by_confidence_is_lossless(enumeration, table, random_law, tiny
 def test_the_heuristic_is_lossless(enumeration, table, random_law, tiny_llama):
     law = random_law(2, 5)
     target = table(law, temperature=1.0)
-    drafter = Adaptive.from_drafter(SmallModel.from_model(tiny_llama(2, layers=1), target), "heuristic", length=1)
+    drafter = Adaptive(SmallModel(tiny_llama(2, layers=1), target), "heuristic", length=1)
     worst, _ = bias(enumeration, target, law, drafter, "speculative_sampling", gamma=3, length=4)
     assert worst < 1e-12
 
@@ -131,15 +130,15 @@ def test_withdrawing_the_token_that_crosses_would_be_seen(enumeration, table, ra
     """The mistake that the rule avoids: a drawn token that is not offered because it is unlikely."""
 
     class Withdrawing(Drafter):
-        fills = frozenset({"chain"})
+        capabilities = DrafterCapabilities(fills=frozenset({"chain"}))
 
         def __init__(self, q):
             self.q = q
 
-        def start(self, prompt, capacity, generator=None, reference=None):
-            self.root, self.generator = prompt[-1], generator
+        def start(self, text, states=None):
+            self.root, self.generator = text.prompt[-1], text.generator
 
-        def commit(self, tokens):
+        def commit(self, tokens, states=None):
             self.root = tokens[-1]
 
         def draft(self, structure):
@@ -166,15 +165,14 @@ def test_replay_counts_the_rounds_of_a_greedy_run(tiny_model, sampling, rule, th
     for weight in model.parameters():
         if weight.dim() > 1:
             weight.add_(torch.randn_like(weight), alpha=0.05 * float(weight.std()))
-    target = Causal.from_model(tiny_model("llama"), sampling(temperature=0.0))
-    drafter = Adaptive.from_drafter(SmallModel.from_model(model, target), rule, threshold, 3)
+    target = Causal(tiny_model("llama"), sampling(temperature=0.0))
+    drafter = Adaptive(SmallModel(model, target), rule, threshold, 3)
     generation = generate(
         target=target,
         drafter=drafter,
         verifier=verifiers.build({"name": "greedy"}),
         structure=chain(6),
-        prompt=PROMPT,
-        max_new_tokens=40,
+        request=Request(PROMPT, 40),
         clock=CpuClock(),
     )
     assert len({len(row.draft_tokens) for row in generation.rounds[:-1]}) > 1, "the length must have changed"
@@ -184,22 +182,22 @@ def test_replay_counts_the_rounds_of_a_greedy_run(tiny_model, sampling, rule, th
 
 
 def test_it_reports_what_it_wraps(tiny_model, tiny_llama, sampling):
-    target = Causal.from_model(tiny_model("llama"), sampling(temperature=1.0))
-    wrapped = SmallModel.from_model(tiny_llama(61, layers=1), target)
-    drafter = Adaptive.from_drafter(wrapped, "confidence")
-    assert drafter.vocab_size == 61 and drafter.flops_per_token == wrapped.flops_per_token > 0
-    drafter.start(PROMPT, 64, generator_for(0, "p", "draft"))
+    target = Causal(tiny_model("llama"), sampling(temperature=1.0))
+    wrapped = SmallModel(tiny_llama(61, layers=1), target)
+    drafter = Adaptive(wrapped, "confidence")
+    assert drafter.capabilities.vocab_size == 61 and drafter.flops_per_token == wrapped.flops_per_token > 0
+    drafter.start(TextStart(PROMPT, 64, generator=generator_for(0, "p", "draft")))
     draft = drafter.draft(chain(2))
     torch.testing.assert_close(draft.q[0], drafter.laws(PROMPT, [1])[0], atol=1e-12, rtol=0)
-    wrapped.replay = None
-    assert Adaptive.from_drafter(wrapped, "confidence").replay is None
+    wrapped.capabilities = replace(wrapped.capabilities, replay=None)
+    assert Adaptive(wrapped, "confidence").capabilities.replay is None
 
 
 def test_ngrams_are_wrapped_by_the_heuristic_only(table, random_law, group_values):
     ngram = group_values("drafter", "ngram")
     target = table(random_law(4, 0), temperature=0.0)
     drafter = drafters.build(group_values("drafter", "adaptive", of=ngram, rule="heuristic", length=1), target=target)
-    drafter.start([1, 2, 3, 1, 2], 100)
+    drafter.start(TextStart([1, 2, 3, 1, 2], 100))
     assert drafter.draft(chain(4)).tokens.tolist() == [3]
     drafter.commit([3, 1])
     assert drafter.draft(chain(2)).tokens.tolist() == [2, 3]

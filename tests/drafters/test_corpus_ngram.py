@@ -17,6 +17,7 @@ from specdec.ngrams import corpus as ngram_corpus
 from specdec.ngrams import kneser_ney as ngram_table
 from specdec.ngrams.corpus import BOUNDARY, StandardLibrary, open_corpus, tokenize
 from specdec.ngrams.kneser_ney import NgramTable
+from specdec.records import TextStart
 from specdec.sampling import generator_for, probabilities
 from specdec.structures.base import structures
 from specdec.text.python_sources import held_out_modules
@@ -117,7 +118,7 @@ CHAIN = structures.build({"name": "chain", "gamma": 4})
 @pytest.mark.parametrize("order", [1, 2, 3])
 def test_greedy_drafts_follow_the_largest_chance(build, order):
     drafter, text = build(how={"temperature": 0.0}, order=order), [0, 1, 3]
-    drafter.start(text[:2], 100)
+    drafter.start(TextStart(text[:2], 100))
     drafter.commit(text[2:])
     draft = drafter.draft(CHAIN)
     assert draft.q is None
@@ -129,7 +130,7 @@ def test_greedy_drafts_follow_the_largest_chance(build, order):
 @pytest.mark.parametrize("how", [{"temperature": 0.7}, {"temperature": 1.0, "top_k": 2}, {"top_p": 0.6}])
 def test_sampled_drafts_carry_the_standardised_law(build, sampling, how):
     drafter, text = build(how=how, order=3), [0, 1]
-    drafter.start(text, 100, generator_for(0, "p", "draft"))
+    drafter.start(TextStart(text, 100, generator=generator_for(0, "p", "draft")))
     draft = drafter.draft(CHAIN)
     assert draft.q is not None
     for row, token in zip(draft.q, draft.tokens.tolist(), strict=True):
@@ -146,7 +147,7 @@ def test_the_laws_along_a_text_are_those_of_its_drafts(build, order, temperature
     prompt, text = [3], [1, 2, 0, 1, 2, 2, 3, 0, 1]
     laws = drafter.laws(prompt, text)
     assert laws.shape == (len(text), SIZE)
-    drafter.start(prompt, 100, generator_for(0, "p", "draft"))
+    drafter.start(TextStart(prompt, 100, generator=generator_for(0, "p", "draft")))
     for law, token in zip(laws, text, strict=True):
         draft = drafter.draft(CHAIN.resized(1))
         expected = torch.nn.functional.one_hot(draft.tokens[0], SIZE).float() if draft.q is None else draft.q[0].float()
@@ -161,7 +162,7 @@ def test_every_node_of_a_branching_draft_follows_the_law_of_its_path(
 ):
     how = {"temperature": 0.0 if siblings == "greedy" else 0.7}
     drafter = build(how=how, order=3, **({} if siblings == "greedy" else {"siblings": siblings}))
-    drafter.start([0, 1], 100, generator_for(0, "p", "draft"))
+    drafter.start(TextStart([0, 1], 100, generator=generator_for(0, "p", "draft")))
     drafter.commit([3])
     draft = drafter.draft(make_structure(structure, 3))
     assert draft.tree.depth == 3 and (draft.q is None) == (siblings == "greedy")

@@ -9,7 +9,7 @@ import torch
 from specdec.clock import CpuClock
 from specdec.config import RunConfig, validated
 from specdec.decode import generate
-from specdec.drafters.base import Drafter, drafters
+from specdec.drafters.base import Drafter, DrafterCapabilities, drafters
 from specdec.drafters.base.heads import HeadsDrafter
 from specdec.drafters.blockwise import Blockwise
 from specdec.drafters.grounded import Grounded
@@ -17,7 +17,7 @@ from specdec.drafters.medusa import Medusa
 from specdec.errors import NumericsError, UsageError
 from specdec.experiment.experiment import build
 from specdec.heads.files import save_heads
-from specdec.records import Draft, Source, Tree
+from specdec.records import Draft, Request, Source, TextStart, Tree
 from specdec.sampling import generator_for, probabilities
 from specdec.structures.base import structures
 from specdec.targets.causal import Causal
@@ -40,7 +40,7 @@ def target_at(tiny_model, sampling):
     """`target_at(1.0, "rows")`: a target at a temperature, with a way to evaluate drafts."""
 
     def make(temperature: float = 0.0, evaluation: str = "packed", architecture: str = "llama", **how) -> Causal:
-        target = Causal.from_model(tiny_model(architecture), sampling(temperature=temperature, **how))
+        target = Causal(tiny_model(architecture), sampling(temperature=temperature, **how))
         target.evaluation = evaluation
         return target
 
@@ -56,9 +56,8 @@ def tree_of(group_values):
 
 def begun(drafter: Drafter, target: Causal, prompt=PROMPT) -> Drafter:
     """Before round 1."""
-    target.start(prompt, 100, 20)
-    drafter.start(prompt, 100, generator_for(0, "prompt", "draft"))
-    drafter.read(target.kept_states())
+    target.start(TextStart(prompt, 100, branches=20))
+    drafter.start(TextStart(prompt, 100, generator=generator_for(0, "prompt", "draft")), target.states)
     return drafter
 
 
@@ -66,8 +65,8 @@ def taught(drafter: HeadsDrafter, target: Causal, path: list[int], prompt=PROMPT
     """The logits after `path` behind the prompt, as training computes them: teacher-forced over the whole text."""
     heads, k = drafter.heads, len(path) + 1
     text = torch.tensor([[*prompt, *path]])
-    offset = target.depth if heads.config.state == "embeddings" else heads.config.offset
-    states, _ = target.sequence_states(text, offset)
+    offset = target.hidden.layers if heads.config.state == "embeddings" else heads.config.offset
+    states, _ = target.hidden.sequence(text, offset)
     features = heads.features(states.clone(), text)[k - 1]
     return heads.logits(k, features[0, len(prompt) - 2])  # h_t is before the root
 
@@ -85,7 +84,7 @@ def test_a_node_of_rank_j_is_the_next_best_choice_of_its_depths_head(
 ):
     cls, make = KINDS[kind]
     target = target_at()
-    drafter = begun(cls.from_heads(random_heads(target, **make), target), target)
+    drafter = begun(cls(random_heads(target, **make), target), target)
     structure = tree_of(BUSHY) if shape == "bushy" else make_structure(shape, 5)
     draft = drafter.draft(structure)
     assert draft.tree == structure.tree and draft.q is None
@@ -114,7 +113,7 @@ def test_q_is_the_heads_law_as_the_target_standardises(target_at, random_heads, 
     cls, make = KINDS[kind]
     target = target_at(0.7, top_k=9)
     heads = random_heads(target, **make)
-    drafter = begun(cls.from_heads(heads, target, siblings=siblings), target)
+    drafter = begun(cls(heads, target, siblings=siblings), target)
     text = list(PROMPT)
     for next_token in (5, 40, 22):
         draft = drafter.draft(make_structure(shape, 3))
@@ -127,8 +126,7 @@ def test_q_is_the_heads_law_as_the_target_standardises(target_at, random_heads, 
         target.verify(draft)
         target.commit([0], next_token)
         committed = [int(draft.tokens[0]), next_token]
-        drafter.commit(committed)
-        drafter.read(target.kept_states())
+        drafter.commit(committed, target.states)
         text += committed
 
 
@@ -138,7 +136,7 @@ def test_greedy_drafts_at_a_temperature_are_point_masses(target_at, random_heads
     drafts = []
     for temperature, how in ((0.0, "sampled"), (1.0, "greedy"), (1.0, "sampled")):
         target = target_at(temperature)
-        drafter = begun(cls.from_heads(random_heads(target, **make), target, drafts=how), target)
+        drafter = begun(cls(random_heads(target, **make), target, drafts=how), target)
         drafts.append(drafter.draft(make_structure("tree", 3)))
     assert torch.equal(drafts[0].tokens, drafts[1].tokens) and drafts[1].q is None
     assert drafts[2].q is not None
@@ -150,7 +148,7 @@ def test_a_dynamic_tree_holds_the_most_confident_paths(target_at, random_heads, 
     """Of all paths of choices among the four best, those with the largest products of chances."""
     cls, make = KINDS[kind]
     target = target_at(temperature)
-    drafter = begun(cls.from_heads(random_heads(target, **make), target), target)
+    drafter = begun(cls(random_heads(target, **make), target), target)
     shape = dict(nodes=9, depth=3, branching=4, beam=64)
     draft = drafter.draft(structures.build(group_values("structure", "dynamic", **shape)))
     chances: dict[tuple[int, ...], float] = {(): 0.0}
@@ -165,10 +163,9 @@ def test_a_dynamic_tree_holds_the_most_confident_paths(target_at, random_heads, 
 
 def test_nodes_with_more_children_than_tokens_are_left_out(table, random_law, random_heads, make_structure):
     target = table(random_law(2, 0))
-    target.start([0, 1], 0)
-    drafter = Medusa.from_heads(random_heads(target), target)
-    drafter.start([0, 1], 100)
-    drafter.read(target.kept_states())
+    target.start(TextStart([0, 1], 0))
+    drafter = Medusa(random_heads(target), target)
+    drafter.start(TextStart([0, 1], 100), target.states)
     draft = drafter.draft(make_structure("rows", 2))
     assert len(draft.tree.children[0]) == 2 and sorted(draft.tokens[list(draft.tree.children[0])].tolist()) == [0, 1]
 
@@ -183,7 +180,7 @@ def test_heads_below_the_structure_are_not_computed(target_at, random_heads, mak
     for head in heads.heads[2:]:
         for weight in head.parameters():
             weight.fill_(torch.nan)
-    drafter = begun(cls.from_heads(heads, target), target)
+    drafter = begun(cls(heads, target), target)
     assert torch.isfinite(drafter.draft(make_structure("tree", 2)).q).all()
     assert torch.isnan(drafter.draft(make_structure("tree", 3)).q).any()
     with pytest.raises(NumericsError, match=r"drafter\.model"):
@@ -195,14 +192,13 @@ def test_nothing_is_offered_before_the_first_state(target_at, random_heads, make
     """A prompt of one token is the root and nothing has been evaluated; from round 2 on there are states."""
     cls, make = KINDS[kind]
     target = target_at()
-    drafter = cls.from_heads(random_heads(target, **make), target)
+    drafter = cls(random_heads(target, **make), target)
     generation = generate(
         target=target,
         drafter=drafter,
         verifier=verifiers.build({"name": "greedy"}),
         structure=make_structure("tree", 2),
-        prompt=[5],
-        max_new_tokens=9,
+        request=Request([5], 9),
         clock=CpuClock(),
     )
     offered = [len(row.tree) for row in generation.rounds]
@@ -212,17 +208,18 @@ def test_nothing_is_offered_before_the_first_state(target_at, random_heads, make
 class Partly(Drafter):
     """Puts the tokens of a known text on some path of a tree and wrong ones elsewhere; notes what it is told."""
 
-    fills, reads_states = frozenset({"tree"}), True
+    capabilities = DrafterCapabilities(fills=frozenset({"tree"}), reads_states=True)
 
     def __init__(self, text, target, offset):
-        target.keep_states(offset)
+        target.hidden.keep(offset)
         self.text, self.position, self.told, self.dice = text, 0, [], random.Random(1)
 
-    def read(self, states):
+    def start(self, text, states=None):
         self.told.append(states)
 
-    def commit(self, tokens):
+    def commit(self, tokens, states=None):
         self.position += len(tokens)
+        self.told.append(states)
 
     def draft(self, structure):
         tree, tokens = structure.tree, [0] * structure.nodes
@@ -241,7 +238,7 @@ def test_what_a_drafter_reads_is_what_a_plain_pass_computes(
 ):
     """Round by round, the states of the text from its first token on: prefill, then root and accepted nodes."""
     target, model = target_at(0.0, evaluation, architecture), tiny_model(architecture)
-    offset = {"last": 0, "first_below": 1, "embeddings": target.depth}[place]
+    offset = {"last": 0, "first_below": 1, "embeddings": target.hidden.layers}[place]
 
     def decoded(drafter):
         return generate(
@@ -249,8 +246,7 @@ def test_what_a_drafter_reads_is_what_a_plain_pass_computes(
             drafter=drafter,
             verifier=verifiers.build({"name": "greedy"}),
             structure=tree_of(BUSHY),
-            prompt=PROMPT,
-            max_new_tokens=24,
+            request=Request(PROMPT, 24),
             clock=CpuClock(),
         )
 
@@ -276,7 +272,7 @@ def test_an_offset_beyond_the_depth_is_refused(target_at, random_heads, offset):
     target = target_at()
     heads = random_heads(target, offset=offset)
     with pytest.raises(UsageError, match=f"heads.offset={offset}: the target has 2 layers"):
-        Medusa.from_heads(heads, target)
+        Medusa(heads, target)
 
 
 @pytest.fixture
@@ -286,7 +282,7 @@ def file_of(random_heads, tmp_path):
     @cache
     def save(target, **make) -> str:
         path = tmp_path / f"{'-'.join(make)}.safetensors"
-        save_heads(random_heads(target, **make), path, target.identity, {})
+        save_heads(random_heads(target, **make), path, target.hidden.identity, {})
         return str(path)
 
     return save
@@ -340,7 +336,7 @@ def test_what_a_drafter_is_made_of_is_recorded(target_at, file_of, group_values)
 def test_operations_of_a_drafted_token(target_at, random_heads, make, weights):
     target = target_at()
     cls = Grounded if "grounded" in make else Medusa
-    assert cls.from_heads(random_heads(target, **make), target).flops_per_token == 2 * (weights + 61 * 32)
+    assert cls(random_heads(target, **make), target).flops_per_token == 2 * (weights + 61 * 32)
 
 
 @pytest.fixture
@@ -382,6 +378,6 @@ def test_blockwise_drafts_medusas_chain(target_at, random_heads, make_structure)
     target = target_at()
     heads = random_heads(target)
     chain = make_structure("chain", 4)
-    one, other = (begun(cls.from_heads(heads, target), target).draft(chain) for cls in (Blockwise, Medusa))
+    one, other = (begun(cls(heads, target), target).draft(chain) for cls in (Blockwise, Medusa))
     assert torch.equal(one.tokens, other.tokens) and one.tree == other.tree
     assert {source.strategy for source in one.source} == {"blockwise"}

@@ -13,7 +13,7 @@ from specdec.decode import generate
 from specdec.drafters.base import drafters
 from specdec.drafters.base.lookup import Proposal
 from specdec.errors import UsageError
-from specdec.records import Source
+from specdec.records import Request, Source, TextStart
 from specdec.structures.base import structures
 from specdec.targets.causal import Causal
 from specdec.verifiers.base.contract import verifiers
@@ -62,7 +62,7 @@ def rows_of(proposal: Proposal) -> dict[tuple[int, ...], Source]:
 
 
 def started(drafter, text):
-    drafter.start(text, 1000)
+    drafter.start(TextStart(text, 1000))
     return drafter
 
 
@@ -160,7 +160,7 @@ def test_the_context_s_match_length_is_a_parameter(make):
 @pytest.mark.parametrize("shape", ["rows", "tree"])
 def test_both_evaluations_give_the_same_rounds(tiny_model, sampling, group_values, make_structure, shape):
     """Every round offers and keeps the same, and both strategies have a part in it."""
-    target = Causal.from_model(tiny_model("llama"), sampling(temperature=0.0))
+    target = Causal(tiny_model("llama"), sampling(temperature=0.0))
     changes = {
         "context": group_values("drafter", "ngram"),
         "bigram": group_values("drafter", "model_bigram", cache_dir=None),
@@ -173,8 +173,7 @@ def test_both_evaluations_give_the_same_rounds(tiny_model, sampling, group_value
             drafter=drafter,
             verifier=verifiers.build({"name": "greedy"}),
             structure=make_structure(shape, 3),
-            prompt=[7, 3, 19, 44, 3, 19, 52, 7, 3, 19, 44, 8, 3, 19],
-            max_new_tokens=40,
+            request=Request([7, 3, 19, 44, 3, 19, 52, 7, 3, 19, 44, 8, 3, 19], 40),
             clock=CpuClock(),
         )
         rounds.append(

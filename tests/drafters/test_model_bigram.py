@@ -16,7 +16,7 @@ from specdec.drafters.base import drafters
 from specdec.errors import ModelLoadError, UsageError
 from specdec.ngrams import bigram_table
 from specdec.ngrams.bigram_table import top_tokens, weights_hash
-from specdec.records import EMPTY, Source
+from specdec.records import EMPTY, Request, Source, TextStart
 from specdec.structures.base import structures
 from specdec.targets.causal import Causal
 from specdec.targets.encoder_decoder import EncoderDecoder
@@ -27,7 +27,7 @@ MODELS = ["llama", "gpt2", "opt", "mistral_window", "gemma3"]
 
 @pytest.fixture
 def target_of(tiny_model, sampling):
-    return lambda name: Causal.from_model(tiny_model(name), sampling(temperature=0.7))
+    return lambda name: Causal(tiny_model(name), sampling(temperature=0.7))
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def build(group_values):
 
 def asked(target, text):
     """The tokens after `text` by their chance, as the target decodes: through our own cache and masks."""
-    target.start(text, len(text) + 1)
+    target.start(TextStart(text, len(text) + 1))
     return target.verify(EMPTY)[-1].sort(descending=True, stable=True).indices.tolist()
 
 
@@ -75,7 +75,7 @@ def test_batches_change_nothing(target_of, build, batch_size):
 def test_a_begin_token_goes_in_front(tiny_model, sampling, build):
     model = deepcopy(tiny_model("llama"))
     model.config.bos_token_id = 5
-    target = Causal.from_model(model, sampling(temperature=0.7))
+    target = Causal(model, sampling(temperature=0.7))
     drafter, alone = build(target, begin=True, extend="greedy"), build(target)
     for token in range(0, target.vocab_size, 7):
         assert drafter.ranked(token, 7) == asked(target, [5, token])[:7]
@@ -144,7 +144,7 @@ def test_equals_stand_in_the_order_of_their_numbers():
 
 def test_a_chain_follows_the_last_token(target_of, build, make_structure):
     drafter = build(target_of("llama"))
-    drafter.start([3, 8], 100)
+    drafter.start(TextStart([3, 8], 100))
     assert drafter.propose(make_structure("chain", 3)).tokens == drafter.rows(8, 1, 3)[0]
     drafter.commit([1, 2])
     draft = drafter.draft(make_structure("chain", 3))
@@ -155,7 +155,7 @@ def test_a_chain_follows_the_last_token(target_of, build, make_structure):
 @pytest.mark.parametrize("extend", ["chain", "greedy"])
 def test_rows_are_rows(target_of, build, make_structure, extend):
     drafter, structure = build(target_of("llama"), extend=extend), make_structure("rows", 4)
-    drafter.start([8], 100)
+    drafter.start(TextStart([8], 100))
     proposal = drafter.propose(structure)
     assert proposal.tree == structure.tree
     for rank, (row, leaf) in enumerate(zip(drafter.rows(8, 3, 4), proposal.tree.leaves, strict=True)):
@@ -166,7 +166,7 @@ def test_rows_are_rows(target_of, build, make_structure, extend):
 
 def test_fewer_rows_where_fewer_are_tabulated(target_of, build, make_structure):
     drafter = build(target_of("llama"), k=2)
-    drafter.start([8], 100)
+    drafter.start(TextStart([8], 100))
     proposal = drafter.propose(make_structure("rows", 4))
     assert len(proposal.tree.leaves) == 2 and len(proposal.tokens) == 8
     assert [proposal.tokens[0], proposal.tokens[4]] == drafter.ranked(8, 9)
@@ -183,7 +183,7 @@ def tree_of(group_values):
 
 def test_a_node_of_a_tree_has_its_rank_after_its_parent(target_of, build, tree_of):
     drafter, parents = build(target_of("llama")), [-1, -1, 0, 0, 1, 2, 0, -1]
-    drafter.start([8], 100)
+    drafter.start(TextStart([8], 100))
     tokens, tree, source = drafter.propose(tree_of(parents))
     assert tree.parents == tuple(parents)
     ranks = [0, 1, 0, 1, 0, 0, 2, 2]
@@ -194,7 +194,7 @@ def test_a_node_of_a_tree_has_its_rank_after_its_parent(target_of, build, tree_o
 
 def test_a_tree_without_enough_ranks_loses_what_hangs_on_them(target_of, build, tree_of):
     drafter = build(target_of("llama"), k=2)
-    drafter.start([8], 100)
+    drafter.start(TextStart([8], 100))
     tokens, tree, source = drafter.propose(tree_of([-1, -1, -1, 2, 3, 1]))
     assert tree.parents == (-1, -1, 1)
     assert tokens == (*drafter.ranked(8, 2), drafter.ranked(drafter.ranked(8, 2)[1], 1)[0])
@@ -203,7 +203,10 @@ def test_a_tree_without_enough_ranks_loses_what_hangs_on_them(target_of, build, 
 
 def test_replay_is_copying_where_pairs_are_decoded_from(target_of, build):
     target = target_of("llama")
-    assert (build(target).replay, build(target, extend="greedy").replay) == ("position", "copying")
+    assert (build(target).capabilities.replay, build(target, extend="greedy").capabilities.replay) == (
+        "position",
+        "copying",
+    )
     assert build(target, extend="greedy").laws([1], [2, 3]) is None
 
 
@@ -212,7 +215,7 @@ def test_the_laws_along_a_text_are_those_of_its_drafts(target_of, build, make_st
     drafter, text = build(target), [4, 4, 19, 60]
     laws = drafter.laws([0, 3], text)
     assert laws.shape == (4, target.vocab_size) and torch.equal(laws.sum(-1), torch.ones(4))
-    drafter.start([0, 3], 100)
+    drafter.start(TextStart([0, 3], 100))
     for law, token in zip(laws, text, strict=True):
         assert int(law.argmax()) == drafter.propose(make_structure("chain", 1)).tokens[0]
         drafter.commit([token])
@@ -221,7 +224,7 @@ def test_the_laws_along_a_text_are_those_of_its_drafts(target_of, build, make_st
 def test_it_can_be_sent_to_another_process(target_of, build, make_structure):
     target = target_of("llama")
     drafter = build(target, extend="greedy")
-    drafter.start([8], 100)
+    drafter.start(TextStart([8], 100))
     sent = pickle.dumps(drafter)
     assert len(sent) < 61 * (7 + 4 * 4 + 20) * 4, "the model must not travel with it"
     assert pickle.loads(sent).propose(make_structure("rows", 4)) == drafter.propose(make_structure("rows", 4))
@@ -264,9 +267,9 @@ def test_a_table_is_made_once(target_of, build, calls, tmp_path):
 
 def test_other_keys_weights_or_types_are_other_tables(target_of, build, calls, tmp_path):
     target, keys = target_of("llama"), {"cache_dir": str(tmp_path)}
-    other = Causal.from_model(deepcopy(target.model), target.sampling)
+    other = Causal(deepcopy(target.model), target.sampling)
     other.model.lm_head.weight[0, 0] += 1e-6
-    narrow = Causal.from_model(deepcopy(target.model).float(), target.sampling)
+    narrow = Causal(deepcopy(target.model).float(), target.sampling)
     build(target, **keys)
     build(target, **keys, extend_k=2)  # says nothing where nothing is decoded
     assert len(calls) == 1
@@ -352,7 +355,7 @@ def test_a_model_with_another_vocabulary(build, saved, table, random_law):
 def test_encoder_decoders_are_refused(tiny_encoder_decoder, sampling, build, tmp_path, table, random_law):
     model = tiny_encoder_decoder("t5")
     with pytest.raises(UsageError, match="the target is an encoder-decoder"):
-        build(EncoderDecoder.from_model(model, sampling(temperature=0.0)))
+        build(EncoderDecoder(model, sampling(temperature=0.0)))
     model.save_pretrained(tmp_path)
     with pytest.raises(UsageError, match="it is an encoder-decoder"):
         build(table(random_law(61, 0)), model=str(tmp_path))
@@ -389,7 +392,7 @@ def test_a_large_target_without_a_model_is_not_asked(build, table, random_law, m
 
 
 def test_logits_that_are_not_finite(tiny_model, sampling, build):
-    target = Causal.from_model(deepcopy(tiny_model("llama")), sampling(temperature=0.0))
+    target = Causal(deepcopy(tiny_model("llama")), sampling(temperature=0.0))
     target.model.lm_head.weight[0, 0] = torch.nan
     with pytest.raises(ModelLoadError, match="its logits are not finite"):
         build(target)
@@ -406,8 +409,7 @@ def test_its_tokens_are_accepted_where_the_text_follows_the_bigram(table, random
         drafter=build(target),
         verifier=verifiers.build({"name": "greedy"}),
         structure=structures.build({"name": "chain", "gamma": 4}),
-        prompt=[2],
-        max_new_tokens=20,
+        request=Request([2], 20),
         clock=CpuClock(),
     )
     assert [row.accepted for row in generation.rounds] == [4, 4, 4, 4]

@@ -14,7 +14,7 @@ from specdec.drafters import model_unigram
 from specdec.drafters.base import drafters
 from specdec.drafters.model_unigram import unigram_scores
 from specdec.errors import UsageError
-from specdec.records import Source
+from specdec.records import Source, TextStart
 from specdec.structures.base import structures
 from specdec.targets.causal import Causal
 from specdec.targets.encoder_decoder import EncoderDecoder
@@ -49,7 +49,7 @@ def explicit_order(model):
 
 @pytest.fixture
 def target_of(tiny_model, sampling):
-    return lambda name: Causal.from_model(tiny_model(name), sampling(temperature=0.0))
+    return lambda name: Causal(tiny_model(name), sampling(temperature=0.0))
 
 
 @pytest.fixture
@@ -98,7 +98,7 @@ def test_proposals_are_the_same_in_any_context(target_of, build, make_structure)
     drafter = build(target_of("llama"))
     a, b, c = drafter.ranked(0, 3)
     for prompt, more in (([3, 8], [1]), ([60], [2, 2])):
-        drafter.start(prompt, 100)
+        drafter.start(TextStart(prompt, 100))
         drafter.commit(more)
         assert drafter.propose(make_structure("chain", 3)).tokens == (a, a, a)
         tokens, tree, source = drafter.propose(make_structure("rows", 3))
@@ -111,7 +111,7 @@ def test_children_of_a_tree_are_the_first_ranks(target_of, build, group_values):
     values = group_values("structure", "tree", parents=parents, accuracy=None, nodes=len(parents), depth=3)
     drafter = build(target_of("llama"))
     a, b, c = drafter.ranked(0, 3)
-    drafter.start([8], 100)
+    drafter.start(TextStart([8], 100))
     tokens, tree, source = drafter.propose(structures.build(values))
     assert tokens == (a, b, a, b, a, a, c) and tree.parents == tuple(parents)
     assert [entry.rank for entry in source] == [0, 1, 0, 1, 0, 0, 2]
@@ -141,7 +141,7 @@ def test_what_it_cannot_rank(build, target_of, table, random_law, tiny_encoder_d
     with pytest.raises(UsageError, match=r"drafter\.model=null: the target has no model"):
         build(table(random_law(5, 0)))
     with pytest.raises(UsageError, match="the target is an encoder-decoder"):
-        build(EncoderDecoder.from_model(tiny_encoder_decoder("t5"), sampling(temperature=0.0)))
+        build(EncoderDecoder(tiny_encoder_decoder("t5"), sampling(temperature=0.0)))
     with pytest.raises(UsageError, match="text, and the target has no tokenizer"):
         build(target_of("llama"), corpus=__file__, field=None)
     with pytest.raises(UsageError, match="token 61 is not among the target's 61 tokens"):
@@ -149,7 +149,7 @@ def test_what_it_cannot_rank(build, target_of, table, random_law, tiny_encoder_d
 
 
 def test_embeddings_of_different_sizes(tiny_model, sampling, build):
-    target = Causal.from_model(deepcopy(tiny_model("llama")), sampling(temperature=0.0))
+    target = Causal(deepcopy(tiny_model("llama")), sampling(temperature=0.0))
     target.model.lm_head = nn.Linear(8, 61, bias=False)
     with pytest.raises(UsageError, match="the output's have 8 dimensions and the input's 32"):
         build(target)

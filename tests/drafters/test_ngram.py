@@ -11,7 +11,7 @@ from specdec.drafters.base import drafters
 from specdec.drafters.base.lookup import Proposal
 from specdec.drafters.ngram import Ngram, NgramConfig, SuffixIndex
 from specdec.errors import UsageError
-from specdec.records import Source, Tree
+from specdec.records import Source, TextStart, Tree
 from specdec.structures.base import Structure, structures
 
 
@@ -127,7 +127,7 @@ def test_a_chain_is_the_brute_force_one(text, parameters):
     gamma, order_min, more, matches_max = parameters
     for q, orders in (("longest", range(order_min + more, order_min - 1, -1)), (order_min, [order_min])):
         drafter = make(q, order_min + more, order_min, matches_max)
-        drafter.start(text, 1000)
+        drafter.start(TextStart(text, 1000))
         best = brute_rows(text, 1, gamma, list(orders), matches_max)
         assert proposed(drafter, gamma) == (list(best[0]) if best else [])
 
@@ -138,7 +138,7 @@ def test_rows_are_the_brute_force_ones(text, parameters, k):
     w, order_min, more, matches_max = parameters
     for q, orders in (("longest", range(order_min + more, order_min - 1, -1)), (order_min, [order_min])):
         drafter = make(q, order_min + more, order_min, matches_max)
-        drafter.start(text, 1000)
+        drafter.start(TextStart(text, 1000))
         expected = brute_rows(text, k, w, list(orders), matches_max)
         assert drafter.rows(k, w) == expected
         # A row that another one of fewer matched tokens continues ends inside it, and is no leaf.
@@ -156,7 +156,7 @@ def test_trees_are_the_brute_force_ones(text, parameters, parents):
     shape = Topology(list(parents))
     for q, orders in (("longest", range(order_min + more, order_min - 1, -1)), (order_min, [order_min])):
         drafter = make(q, order_min + more, order_min, matches_max)
-        drafter.start(text, 1000)
+        drafter.start(TextStart(text, 1000))
         expected = brute_tree(text, shape.tree, list(orders), matches_max)
         proposal = drafter.propose(shape)
         assert proposal.tokens == tuple(expected.values())
@@ -177,7 +177,7 @@ def test_trees_are_the_brute_force_ones(text, parameters, parents):
 def test_growing_an_index_is_building_it_anew(prompt, commits, parameters):
     gamma, order_min, more, matches_max = parameters
     grown = make("longest", order_min + more, order_min, matches_max)
-    grown.start(prompt, 1000)
+    grown.start(TextStart(prompt, 1000))
     text = list(prompt)
     for tokens, looked_up in commits:
         grown.commit(tokens)
@@ -193,34 +193,34 @@ def test_rows_and_trees_match_one_token_unless_told_otherwise():
     text = [1, 2, 9, 2, 5, 2, 5, 2, 5, 1, 2]
     auto, longest = make("auto", matches_max=4), make("longest", matches_max=4)
     for drafter in (auto, longest):
-        drafter.start(text, 1000)
+        drafter.start(TextStart(text, 1000))
         assert proposed(drafter, 1) == [9]
     assert auto.propose(rows(2, 1)).tokens == (5, 9)
     assert longest.propose(rows(2, 1)).tokens == (9, 5)
     assert auto.propose(Topology([-1, -1])).tokens == (5, 9)
     assert longest.propose(Topology([-1, -1])).tokens == (9, 5)
     two = make(2)
-    two.start(text, 1000)
+    two.start(TextStart(text, 1000))
     assert proposed(two, 1) == [9] and two.propose(rows(2, 1)).tokens == (9,)
 
 
 def test_rows_match_one_token_also_where_a_chain_may_not():
     drafter = make("auto", order_max=4, order_min=2)
-    drafter.start([1, 2, 3, 1], 1000)
+    drafter.start(TextStart([1, 2, 3, 1], 1000))
     assert proposed(drafter, 2) == []
     assert rows_of(drafter.propose(rows(3, 2))) == [(2, 3)]
 
 
 def test_the_first_row_is_the_chain():
     drafter = make("longest")
-    drafter.start([1, 2, 3, 1, 2, 4, 2, 3, 5, 1, 2], 1000)
+    drafter.start(TextStart([1, 2, 3, 1, 2, 4, 2, 3, 5, 1, 2], 1000))
     for w in range(1, 6):
         assert drafter.propose(rows(1, w)) == drafter.propose(chain(w))
 
 
 def test_rows_that_begin_alike_share_their_nodes():
     drafter = make(1)
-    drafter.start([7, 1, 2, 7, 1, 3, 7, 1, 2, 7], 1000)
+    drafter.start(TextStart([7, 1, 2, 7, 1, 3, 7, 1, 2, 7], 1000))
     #                 count 2: 1 2; count 1: 1 3
     proposal = drafter.propose(rows(2, 2))
     assert proposal.tokens == (1, 2, 3) and proposal.tree.parents == (-1, 0, 0)
@@ -229,14 +229,14 @@ def test_rows_that_begin_alike_share_their_nodes():
 
 def test_a_continuation_cut_off_by_the_end_of_the_text_adds_nothing_to_its_longer_form():
     drafter = make("longest")
-    drafter.start([5] * 6, 1000)
+    drafter.start(TextStart([5] * 6, 1000))
     assert proposed(drafter, 2) == [5, 5], "not the latest match, which only one token follows"
     assert drafter.rows(3, 2) == [(5, 5)]
 
 
 def test_siblings_are_by_count_then_recency_among_what_agrees_with_the_path():
     drafter = make(1)
-    drafter.start([7, 1, 3, 7, 1, 3, 7, 1, 4, 7, 2, 7], 1000)
+    drafter.start(TextStart([7, 1, 3, 7, 1, 3, 7, 1, 4, 7, 2, 7], 1000))
     #              after 7: 1 three times, 2 once; after 7 1: 3 twice, 4 once, though later
     proposal = drafter.propose(Topology([-1, -1, 0, 0, 1, 1]))
     assert proposal.tokens == (1, 2, 3, 4, 7) and proposal.tree.parents == (-1, -1, 0, 0, 1)
@@ -246,7 +246,7 @@ def test_siblings_are_by_count_then_recency_among_what_agrees_with_the_path():
 def test_a_filled_tree_is_the_topology_itself():
     """Its mask and its positions are then computed once for all rounds."""
     drafter, shape = make(1), Topology([-1, -1, 0])
-    drafter.start([7, 1, 2, 7, 3, 7], 1000)
+    drafter.start(TextStart([7, 1, 2, 7, 3, 7], 1000))
     assert drafter.propose(shape).tree is shape.tree
     assert drafter.propose(Topology([-1, -1, -1, 0])).tree == Tree((-1, -1, 0)), "there is no third token"
 
@@ -254,44 +254,44 @@ def test_a_filled_tree_is_the_topology_itself():
 def test_the_longest_suffix_wins_over_frequency():
     drafter = make()
     #               1 2 -> 9 once, 2 -> 5 three times
-    drafter.start([1, 2, 9, 2, 5, 2, 5, 2, 5, 1, 2], 1000)
+    drafter.start(TextStart([1, 2, 9, 2, 5, 2, 5, 2, 5, 1, 2], 1000))
     assert proposed(drafter, 1) == [9]
 
 
 def test_count_decides_then_recency():
     drafter = make(order_max=1)
-    drafter.start([7, 1, 7, 2, 7, 1, 7, 3, 7], 1000)
+    drafter.start(TextStart([7, 1, 7, 2, 7, 1, 7, 3, 7], 1000))
     assert proposed(drafter, 1) == [1], "1 followed twice"
-    drafter.start([7, 1, 7, 2, 7, 3, 7], 1000)
+    drafter.start(TextStart([7, 1, 7, 2, 7, 3, 7], 1000))
     assert proposed(drafter, 1) == [3], "all followed once: the latest"
 
 
 def test_only_the_latest_matches_are_counted():
     text = [7, 1, 7, 1, 7, 1, 7, 2, 7, 3, 7]
     unlimited, windowed = make(order_max=1), make(order_max=1, matches_max=2)
-    unlimited.start(text, 1000)
-    windowed.start(text, 1000)
+    unlimited.start(TextStart(text, 1000))
+    windowed.start(TextStart(text, 1000))
     assert proposed(unlimited, 1) == [1]
     assert proposed(windowed, 1) == [3]
 
 
 def test_a_continuation_stops_at_the_end_of_the_text():
     drafter = make()
-    drafter.start([1, 2, 3, 1, 2], 1000)
+    drafter.start(TextStart([1, 2, 3, 1, 2], 1000))
     assert proposed(drafter, 8) == [3, 1, 2]
 
 
 def test_nothing_is_proposed_without_a_match():
     drafter = make()
     for prompt in ([1], [1, 2, 3]):
-        drafter.start(prompt, 1000)
+        drafter.start(TextStart(prompt, 1000))
         assert proposed(drafter, 4) == []
     assert proposed(make(order_min=2), 4) == [], "nor before any text"
 
 
 def test_a_suffix_does_not_match_itself():
     drafter = make(order_max=2, order_min=2)
-    drafter.start([5, 1, 2], 1000)
+    drafter.start(TextStart([5, 1, 2], 1000))
     assert proposed(drafter, 2) == []
     drafter.commit([1, 2])
     assert proposed(drafter, 2) == [1, 2]

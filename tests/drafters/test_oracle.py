@@ -12,6 +12,7 @@ from specdec.clock import CpuClock
 from specdec.decode import generate
 from specdec.drafters.base import drafters
 from specdec.experiment.forced import Forced
+from specdec.records import Request, TextStart
 from specdec.sampling import generator_for
 from specdec.structures.base import structures
 from specdec.theory import capped_geometric
@@ -38,7 +39,7 @@ def chain(gamma):
 
 def proposals(drafter, reference, gamma, prompt="a"):
     """What is proposed at every absolute position when rounds begin everywhere."""
-    drafter.start([0], 1000, generator_for(3, prompt, "draft"), reference)
+    drafter.start(TextStart([0], 1000, generator=generator_for(3, prompt, "draft"), reference=reference))
     seen: dict[int, set[int]] = {}
     for position in range(len(reference)):
         for offset, token in enumerate(drafter.draft(chain(gamma)).tokens.tolist()):
@@ -74,7 +75,7 @@ def test_a_corrupt_token_always_differs_and_is_uniform_over_the_others(cycle):
     """
     reference = [2] * 6000
     drafter = oracle(cycle, 0.0)
-    drafter.start([0], 1000, generator_for(1, "a", "draft"), reference)
+    drafter.start(TextStart([0], 1000, generator=generator_for(1, "a", "draft"), reference=reference))
     drafted = drafter.draft(chain(6000)).tokens
     counts = torch.bincount(drafted, minlength=SIZE)
     assert counts[2] == 0
@@ -92,7 +93,7 @@ def test_share_of_right_tokens_is_alpha(cycle):
     """20,000 coins at 0.8: within 5 standard deviations (false alarm 6e-7)."""
     reference = [0] * 20000
     drafter = oracle(cycle, 0.8)
-    drafter.start([0], 1000, generator_for(0, "a", "draft"), reference)
+    drafter.start(TextStart([0], 1000, generator=generator_for(0, "a", "draft"), reference=reference))
     right = int((drafter.draft(chain(20000)).tokens == 0).sum())
     assert abs(right - 16000) < 5 * math.sqrt(20000 * 0.8 * 0.2)
 
@@ -103,12 +104,14 @@ def decoded(target, drafter, gamma, length, prompt_id, reference, verifier="spec
         drafter=drafter,
         verifier=verifiers.build({"name": verifier}),
         structure=chain(gamma),
-        prompt=[0],
-        max_new_tokens=length,
+        request=Request(
+            [0],
+            length,
+            draft_generator=generator_for(0, prompt_id, "draft"),
+            accept_generator=generator_for(0, prompt_id, "accept"),
+            reference=reference,
+        ),
         clock=CpuClock(),
-        draft_generator=generator_for(0, prompt_id, "draft"),
-        accept_generator=generator_for(0, prompt_id, "accept"),
-        reference=reference,
     )
 
 
@@ -167,7 +170,7 @@ def test_forced_mode_commits_the_record_whatever_the_target_says(table, random_l
             generation = decoded(forced, oracle(target, alpha), 4, 48, "a", record, rule)
             assert generation.tokens == tuple(record)
             drafter = oracle(target, alpha)
-            drafter.start([0], 1000, generator_for(0, "a", "draft"), record)
+            drafter.start(TextStart([0], 1000, generator=generator_for(0, "a", "draft"), reference=record))
             wrong = (drafter.draft(chain(48)).tokens != torch.tensor(record)).nonzero().flatten().tolist()
             position = 0
             for row in generation.rounds:
@@ -185,7 +188,7 @@ def test_forced_mode_ends_with_the_record(table, random_law):
 
 def test_the_artificial_cost_is_spent_per_drafted_token(cycle):
     drafter = oracle(cycle, 1.0, step_ms=2.0)
-    drafter.start([0], 1000, generator_for(0, "a", "draft"), [1, 2, 3])
+    drafter.start(TextStart([0], 1000, generator=generator_for(0, "a", "draft"), reference=[1, 2, 3]))
     began = time.perf_counter()
     drafter.draft(chain(5))  # three tokens are left
     assert time.perf_counter() - began >= 0.006

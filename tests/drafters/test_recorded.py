@@ -7,6 +7,7 @@ import pytest
 from specdec.analysis.read.foreign.accepted_lengths import walk
 from specdec.drafters import drafters
 from specdec.errors import UsageError
+from specdec.records import TextStart
 from specdec.replay.walk import replay_stream
 from specdec.structures import structures
 from specdec.targets import targets
@@ -72,7 +73,7 @@ def test_its_cost_is_its_own_or_the_models(replay, group_values):
 
     def seconds(**changes):
         drafter = priced(build(group_values, target, **changes), target)
-        drafter.start(stream.prompt, 300)
+        drafter.start(TextStart(stream.prompt, 300))
         before = target.clock().mark()
         assert len(drafter.draft(structures.build({"name": "chain", "gamma": 4}))) == 4
         return target.clock().seconds(before, target.clock().mark())
@@ -92,12 +93,12 @@ def test_which_lengths(replay, group_values, table):
     with pytest.raises(UsageError, match="not every stream has any"):
         build(group_values, replay(stream, Stream("none", "c", (9,), (1, 2))), field=None)
     one = Stream("one", "c", (9,), (1, 2), {"acc_only": (2, 1)})
-    assert build(group_values, replay(one), field=None).fills == {"chain"}
+    assert build(group_values, replay(one), field=None).capabilities.fills == {"chain"}
     with pytest.raises(UsageError, match="use target=replay target.path=FILE"):
         build(group_values, table([[0.5, 0.5], [0.5, 0.5]]))
 
 
 def test_a_prompt_without_a_record_gets_no_proposals(replay, group_values):
     drafter = build(group_values, replay(made(0)))
-    drafter.start((4, 4), 100)
+    drafter.start(TextStart((4, 4), 100))
     assert len(drafter.draft(structures.build({"name": "chain", "gamma": 3}))) == 0

@@ -10,6 +10,7 @@ from specdec.decode import generate
 from specdec.drafters.base import drafters
 from specdec.drafters.small_model import SmallModel
 from specdec.errors import ModelLoadError, NumericsError, UsageError
+from specdec.records import Request, TextStart
 from specdec.replay.expected_rounds import agreement
 from specdec.sampling import generator_for, one_hot, probabilities
 from specdec.structures.base import structures
@@ -44,7 +45,7 @@ def counted(model):
 
 @pytest.fixture
 def target(tiny_model, sampling):
-    return lambda **how: Causal.from_model(tiny_model("llama"), sampling(**how))
+    return lambda **how: Causal(tiny_model("llama"), sampling(**how))
 
 
 def generated(target, drafter, gamma, limit, prompt=PROMPT):
@@ -53,18 +54,20 @@ def generated(target, drafter, gamma, limit, prompt=PROMPT):
         drafter=drafter,
         verifier=verifiers.build({"name": "speculative_sampling"}),
         structure=chain(gamma),
-        prompt=prompt,
-        max_new_tokens=limit,
+        request=Request(
+            prompt,
+            limit,
+            draft_generator=generator_for(0, "p", "draft", "cpu"),
+            accept_generator=generator_for(0, "p", "accept", "cpu"),
+        ),
         clock=CpuClock(),
-        draft_generator=generator_for(0, "p", "draft", "cpu"),
-        accept_generator=generator_for(0, "p", "accept", "cpu"),
     )
 
 
 def test_a_drafter_equal_to_its_target_is_always_accepted(target, tiny_model):
     for how in ({"temperature": 0.0}, {"temperature": 0.8, "top_k": 9}, {"temperature": 1.0, "top_p": 0.8}):
         beside = target(**how)
-        generation = generated(beside, SmallModel.from_model(tiny_model("llama"), beside), 3, 16)
+        generation = generated(beside, SmallModel(tiny_model("llama"), beside), 3, 16)
         assert [row.accepted for row in generation.rounds] == [3, 3, 3, 3]
         # One law standardised alike: nothing is ever rejected, and nothing was proposed twice.
         assert all(value == pytest.approx(1.0, abs=1e-12) for row in generation.rounds for value in row.beta)
@@ -76,8 +79,8 @@ def test_a_drafter_equal_to_its_target_is_always_accepted(target, tiny_model):
 )
 def test_the_cache_after_a_round_is_that_of_a_fresh_start(target, tiny_model, temperature, how_far):
     beside = target(temperature=temperature)
-    drafter = SmallModel.from_model(shaken(tiny_model("llama")), beside)
-    drafter.start(PROMPT, 64, generator_for(0, "p", "draft"))
+    drafter = SmallModel(shaken(tiny_model("llama")), beside)
+    drafter.start(TextStart(PROMPT, 64, generator=generator_for(0, "p", "draft")))
     first = drafter.draft(chain(4)).tokens.tolist()
     other = (first[0] + 1) % 61
     committed = {
@@ -89,8 +92,8 @@ def test_the_cache_after_a_round_is_that_of_a_fresh_start(target, tiny_model, te
     }[how_far]
     drafter.commit(committed)
     second = drafter.draft(chain(3))
-    fresh = SmallModel.from_model(drafter.model, beside)
-    fresh.start([*PROMPT, *committed], 64, generator_for(1, "p", "draft"))
+    fresh = SmallModel(drafter.model, beside)
+    fresh.start(TextStart([*PROMPT, *committed], 64, generator=generator_for(1, "p", "draft")))
     laws = fresh.laws([*PROMPT, *committed], [*second.tokens.tolist(), 0])
     if temperature == 0:
         assert torch.equal(fresh.draft(chain(3)).tokens, second.tokens)
@@ -101,9 +104,9 @@ def test_the_cache_after_a_round_is_that_of_a_fresh_start(target, tiny_model, te
 
 def test_only_what_the_cache_lacks_is_evaluated(target, tiny_model):
     beside = target(temperature=0.0)
-    drafter = SmallModel.from_model(shaken(tiny_model("llama")), beside)
+    drafter = SmallModel(shaken(tiny_model("llama")), beside)
     calls, stop = counted(drafter.model)
-    drafter.start(PROMPT, 64)
+    drafter.start(TextStart(PROMPT, 64))
     assert calls == [len(PROMPT) - 1]
     full = drafter.draft(chain(3)).tokens.tolist()
     drafter.commit([*full, 5])  # all accepted: the last draft token was never evaluated
@@ -120,10 +123,10 @@ def test_laws_are_the_q_of_single_steps(target, tiny_model):
     """One teacher-forced pass against the loop, with every cut."""
     text = [4, 9, 13, 2, 2, 60, 1]
     for how in ({"temperature": 1.0}, {"temperature": 0.7, "top_k": 5}, {"temperature": 1.3, "top_p": 0.6}):
-        drafter = SmallModel.from_model(shaken(tiny_model("llama")), target(**how))
+        drafter = SmallModel(shaken(tiny_model("llama")), target(**how))
         laws = drafter.laws(PROMPT, text)
         assert laws.shape == (len(text), 61)
-        drafter.start(PROMPT, 64, generator_for(0, "p", "draft"))
+        drafter.start(TextStart(PROMPT, 64, generator=generator_for(0, "p", "draft")))
         for token, law in zip(text, laws, strict=True):
             torch.testing.assert_close(drafter.draft(chain(2)).q[0], law, atol=1e-12, rtol=0)
             drafter.commit([token])
@@ -132,8 +135,8 @@ def test_laws_are_the_q_of_single_steps(target, tiny_model):
 def test_q_is_the_models_own_law_standardised(target, tiny_model):
     """Against transformers' plain forward pass."""
     beside = target(temperature=0.7, top_k=6)
-    drafter = SmallModel.from_model(shaken(tiny_model("llama")), beside)
-    drafter.start(PROMPT, 64, generator_for(0, "p", "draft"))
+    drafter = SmallModel(shaken(tiny_model("llama")), beside)
+    drafter.start(TextStart(PROMPT, 64, generator=generator_for(0, "p", "draft")))
     draft = drafter.draft(chain(4))
     plain = drafter.model(torch.tensor([[*PROMPT, *draft.tokens.tolist()]])).logits[0, len(PROMPT) - 1 : -1]
     torch.testing.assert_close(draft.q, probabilities(plain, beside.sampling), atol=1e-12, rtol=0)
@@ -141,8 +144,8 @@ def test_q_is_the_models_own_law_standardised(target, tiny_model):
 
 def test_greedy_drafts_of_a_sampling_target_are_point_masses(target, tiny_model):
     beside = target(temperature=1.0)
-    drafter = SmallModel.from_model(shaken(tiny_model("llama")), beside, drafts="greedy")
-    drafter.start(PROMPT, 64)
+    drafter = SmallModel(shaken(tiny_model("llama")), beside, drafts="greedy")
+    drafter.start(TextStart(PROMPT, 64))
     draft = drafter.draft(chain(3))
     assert draft.q is None
     laws = drafter.laws(PROMPT, draft.tokens.tolist())
@@ -154,13 +157,13 @@ def test_replay_takes_one_pass(target, tiny_model, temperature):
     """The agreement of one teacher-forced pass is that of drafting token by token."""
     text = [4, 9, 13, 2, 2, 60, 1]
     beside = target(temperature=temperature)
-    drafter = SmallModel.from_model(shaken(tiny_model("llama")), beside)
+    drafter = SmallModel(shaken(tiny_model("llama")), beside)
 
     class Stepwise(SmallModel):
         def laws(self, prompt, text):
             return None
 
-    slow = Stepwise.from_model(drafter.model, beside)
+    slow = Stepwise(drafter.model, beside)
     one, other = (
         agreement(each, beside, chain(4), PROMPT, text, generator_for(0, "p", "draft"), None)
         for each in (drafter, slow)
@@ -175,7 +178,7 @@ def test_sampling_is_lossless(enumeration, table, random_law, tiny_llama, drafts
     """Every outcome of drafting, accepting and the loop, limit included; vocabulary 3, a model in float64."""
     law = random_law(3, 5)
     beside = table(law, temperature=1.0, **cut)
-    drafter = SmallModel.from_model(tiny_llama(3), beside, drafts=drafts)
+    drafter = SmallModel(tiny_llama(3), beside, drafts=drafts)
     rule = verifiers.build({"name": "speculative_sampling"})
 
     def run():
@@ -184,11 +187,8 @@ def test_sampling_is_lossless(enumeration, table, random_law, tiny_llama, drafts
             drafter=drafter,
             verifier=rule,
             structure=chain(2),
-            prompt=[0, 1],
-            max_new_tokens=3,
+            request=Request([0, 1], 3, draft_generator=enumeration.generator, accept_generator=enumeration.generator),
             clock=CpuClock(),
-            draft_generator=enumeration.generator,
-            accept_generator=enumeration.generator,
         ).tokens
 
     found = enumeration.law(run)
@@ -201,14 +201,14 @@ def test_sampling_is_lossless(enumeration, table, random_law, tiny_llama, drafts
 def test_drafts_end_with_the_models_context(target, tiny_llama):
     """A context of 10: a token is proposed as long as all of the text before it fits."""
     beside = target(temperature=0.0)
-    drafter = SmallModel.from_model(tiny_llama(61, context=10), beside)
+    drafter = SmallModel(tiny_llama(61, context=10), beside)
     offered = []
-    drafter.start(PROMPT, 64)
+    drafter.start(TextStart(PROMPT, 64))
     for token in range(5):
         offered.append(len(drafter.draft(chain(4))))
         drafter.commit([token])
     assert offered == [3, 2, 1, 0, 0]
-    drafter.start(list(range(12)), 64)
+    drafter.start(TextStart(list(range(12)), 64))
     assert len(drafter.draft(chain(4))) == 0
     assert drafter.laws(PROMPT, [1, 2, 3]) is not None and drafter.laws(PROMPT, [1, 2, 3, 4]) is None
     along = agreement(drafter, beside, chain(4), PROMPT, (1, 2, 3, 4, 5), None, None)
@@ -218,7 +218,7 @@ def test_drafts_end_with_the_models_context(target, tiny_llama):
 def test_a_short_context_leaves_the_output_alone(target, tiny_llama):
     beside = target(temperature=0.0)
     plain = generated(beside, drafters.build({"name": "none"}, target=beside), 4, 24)
-    short = generated(beside, SmallModel.from_model(tiny_llama(61, context=16), beside), 4, 24)
+    short = generated(beside, SmallModel(tiny_llama(61, context=16), beside), 4, 24)
     assert short.tokens == plain.tokens
     assert len(short.rounds[0].draft_tokens) == 4 and len(short.rounds[-1].draft_tokens) == 0
 
@@ -237,11 +237,11 @@ class FakeTokenizer:
 def test_padding_of_the_output_matrix_may_differ(tiny_model, tiny_llama, sampling, own, theirs):
     """The same tokenizer, matrices of different widths: q has the target's, and nothing beyond the narrower one."""
     tokenizer = FakeTokenizer("a", "b", "c")
-    beside = Causal.from_model(tiny_model("llama"), sampling(temperature=1.0), tokenizer)
-    drafter = SmallModel.from_model(tiny_llama(own), beside, FakeTokenizer("a", "b", "c"))
-    assert drafter.vocab_size == theirs
+    beside = Causal(tiny_model("llama"), sampling(temperature=1.0), tokenizer)
+    drafter = SmallModel(tiny_llama(own), beside, FakeTokenizer("a", "b", "c"))
+    assert drafter.capabilities.vocab_size == theirs
     prompt = [3, 60, 2]  # 60 is an id that the narrower matrix lacks
-    drafter.start(prompt, 64, generator_for(0, "p", "draft"))
+    drafter.start(TextStart(prompt, 64, generator=generator_for(0, "p", "draft")))
     draft = drafter.draft(chain(3))
     assert draft.q.shape == (3, 61) and not draft.q[:, own:].any()
     torch.testing.assert_close(draft.q.sum(-1), torch.ones(3).double(), atol=1e-12, rtol=0)
@@ -255,15 +255,15 @@ def test_padding_of_the_output_matrix_may_differ(tiny_model, tiny_llama, samplin
 
 
 def test_another_tokenizer_is_refused(tiny_model, tiny_llama, sampling):
-    beside = Causal.from_model(tiny_model("llama"), sampling(), FakeTokenizer("a", "b", "c"))
+    beside = Causal(tiny_model("llama"), sampling(), FakeTokenizer("a", "b", "c"))
     for other in (FakeTokenizer("a", "c", "b"), FakeTokenizer("a", "b", "c", "d")):
         with pytest.raises(UsageError, match=r"drafter\.model=.* drafter\.translate=true\.$") as raised:
-            SmallModel.from_model(tiny_llama(61), beside, other)
+            SmallModel(tiny_llama(61), beside, other)
         assert raised.value.exit_code == 2 and "\n" not in str(raised.value)
 
 
 def test_without_tokenizers_the_sizes_are_what_a_run_compares(target, tiny_llama):
-    assert SmallModel.from_model(tiny_llama(40), target()).vocab_size == 40
+    assert SmallModel(tiny_llama(40), target()).capabilities.vocab_size == 40
 
 
 def test_an_encoder_decoder_drafter_needs_such_a_target(target, tmp_path, group_values):
@@ -272,7 +272,7 @@ def test_an_encoder_decoder_drafter_needs_such_a_target(target, tmp_path, group_
     config = T5Config(vocab_size=61, d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2, decoder_start_token_id=0)
     model = T5ForConditionalGeneration(config)
     with pytest.raises(UsageError, match=r"encoder-decoder and the target decoder-only"):
-        SmallModel.from_model(model, target())
+        SmallModel(model, target())
     model.save_pretrained(tmp_path)
     with pytest.raises(UsageError, match="encoder-decoder"):
         drafters.build(group_values("drafter", "small_model", model=str(tmp_path)), target=target())
@@ -299,7 +299,7 @@ def test_logits_that_are_not_finite_end_the_run(target, tiny_model):
     """A q of NaN accepts nothing and corrects from p: silently wrong, hence an error before its tokens are kept."""
     beside = target(temperature=1.0)
     broken = deepcopy(tiny_model("llama"))
-    drafter = SmallModel.from_model(broken, beside)
+    drafter = SmallModel(broken, beside)
     broken.lm_head.weight[3] = torch.nan
     with pytest.raises(NumericsError, match="drafter"):
         generated(beside, drafter, 2, 8)
@@ -309,8 +309,8 @@ def test_logits_that_are_not_finite_end_the_run(target, tiny_model):
 
 def test_a_threshold_ends_a_draft_after_the_token_that_crosses_it(target, tiny_model):
     beside = target(temperature=0.0)
-    drafter = SmallModel.from_model(shaken(tiny_model("llama")), beside)
-    drafter.start(PROMPT, 64)
+    drafter = SmallModel(shaken(tiny_model("llama")), beside)
+    drafter.start(TextStart(PROMPT, 64))
     whole = drafter.draft(chain(6))
     plain = drafter.model(torch.tensor([[*PROMPT, *whole.tokens.tolist()]])).logits[0, len(PROMPT) - 1 : -1]
     chances = plain.softmax(-1).gather(-1, whole.tokens[:, None]).squeeze(-1).cumprod(0).tolist()
@@ -331,7 +331,7 @@ def test_the_shipped_pair(group_values, sampling):
     values = group_values("target", "causal", dtype="float32", device="cpu")
     beside = targets.build(values, sampling=sampling(temperature=0.0))
     drafter = drafters.build(group_values("drafter", "small_model", dtype="float32"), target=beside)
-    assert drafter.vocab_size == beside.vocab_size and 0 < drafter.flops_per_token < beside.flops_per_token
+    assert drafter.capabilities.vocab_size == beside.vocab_size and 0 < drafter.flops_per_token < beside.flops_per_token
     assert drafter.model is not beside.model
     prompt = beside.tokenizer.encode("def read(path):\n    with open(")
     plain = generated(beside, drafters.build({"name": "none"}, target=beside), 4, 12, prompt)
@@ -346,4 +346,4 @@ def test_a_model_that_cannot_roll_back_is_refused(target):
     sizes = dict(vocab_size=61, hidden_size=32, num_hidden_layers=2, attention_hidden_size=32)
     config = transformers.RwkvConfig(**sizes, intermediate_size=64, context_length=64)
     with pytest.raises(ModelLoadError, match="RwkvForCausalLM.*roll"):
-        SmallModel.from_model(transformers.AutoModelForCausalLM.from_config(config), target(temperature=0.0))
+        SmallModel(transformers.AutoModelForCausalLM.from_config(config), target(temperature=0.0))

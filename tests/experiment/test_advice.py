@@ -14,6 +14,7 @@ from specdec.drafters import drafters
 from specdec.errors import UsageError
 from specdec.experiment.advice import Estimate, RoundCost, break_even_alpha, ideals, judge, key_of, predict
 from specdec.experiment.recorded_texts import read_texts
+from specdec.records import Request
 from specdec.replay.expected_rounds import Agreement, agreement, expected_walk, rounds_along
 from specdec.sampling import generator_for
 from specdec.structures import structures
@@ -136,7 +137,7 @@ def test_offers_of_a_walk_by_hand():
 @pytest.mark.parametrize("gamma", [1, 2, 5])
 @pytest.mark.parametrize("name", ["ngram", "oracle"])
 def test_offers_of_a_replay_are_those_of_live_decoding(tiny_model, sampling, group_values, name, gamma):
-    target = Causal.from_model(tiny_model("llama"), sampling(temperature=0.0))
+    target = Causal(tiny_model("llama"), sampling(temperature=0.0))
     chain = structures.build({"name": "chain", "gamma": gamma})
 
     def decode(drafter, reference=None):
@@ -145,11 +146,8 @@ def test_offers_of_a_replay_are_those_of_live_decoding(tiny_model, sampling, gro
             drafter=drafter,
             verifier=verifiers.build({"name": "greedy"}),
             structure=chain,
-            prompt=PROMPT,
-            max_new_tokens=60,
+            request=Request(PROMPT, 60, draft_generator=generator_for(0, "p", "draft"), reference=reference),
             clock=CpuClock(),
-            draft_generator=generator_for(0, "p", "draft"),
-            reference=reference,
         )
 
     text = decode(drafters.build({"name": "none"}, target=target)).tokens

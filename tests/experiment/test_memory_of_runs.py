@@ -7,6 +7,7 @@ import psutil
 from specdec.clock import CpuClock
 from specdec.decode import generate
 from specdec.drafters import drafters
+from specdec.records import Request
 from specdec.structures import structures
 from specdec.targets.causal import Causal
 from specdec.verifiers import verifiers
@@ -16,7 +17,7 @@ TOKENS = 200
 
 def test_decoding_does_not_grow_the_process(tiny_model, sampling):
     """Keeping the p of every round alone would add over a megabyte: 4 texts of some 100 rounds of 5 x 61 numbers."""
-    target = Causal.from_model(tiny_model("llama"), sampling(temperature=0.0))
+    target = Causal(tiny_model("llama"), sampling(temperature=0.0))
     values = {"name": "ngram", "q": "longest", "order_max": 3, "order_min": 1, "matches_max": 8}
     drafter = drafters.build(values, target=target)
     verifier = verifiers.build({"name": "greedy"})
@@ -29,8 +30,7 @@ def test_decoding_does_not_grow_the_process(tiny_model, sampling):
                 drafter=drafter,
                 verifier=verifier,
                 structure=structure,
-                prompt=[3, 1, 4, 1, 5, 9, 2, 6],
-                max_new_tokens=TOKENS,
+                request=Request([3, 1, 4, 1, 5, 9, 2, 6], TOKENS),
                 clock=CpuClock(),
             )
         gc.collect()

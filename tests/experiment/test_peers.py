@@ -12,6 +12,7 @@ from specdec.drafters import drafters
 from specdec.experiment.peers import Setting, TransformersPeer, settings, transformers_peers
 from specdec.experiment.run_report import _peers
 from specdec.prompts import Prompt
+from specdec.records import Request
 from specdec.structures import structures
 from specdec.targets.causal import Causal
 from specdec.verifiers import verifiers
@@ -22,7 +23,7 @@ LIMIT, GAMMA = 40, 3
 
 @pytest.fixture
 def target(tiny_model, sampling):
-    return Causal.from_model(tiny_model("llama"), sampling(temperature=0.0))
+    return Causal(tiny_model("llama"), sampling(temperature=0.0))
 
 
 def ours(target):
@@ -31,8 +32,7 @@ def ours(target):
         drafter=drafters.build({"name": "none"}, target=target),
         verifier=verifiers.build({"name": "greedy"}),
         structure=structures.build({"name": "chain", "gamma": 1}).resized(0),
-        prompt=PROMPT.tokens,
-        max_new_tokens=LIMIT,
+        request=Request(PROMPT.tokens, LIMIT),
         clock=CpuClock(),
     ).tokens
 
@@ -134,7 +134,7 @@ def test_no_generation_config_is_left_changed(target, tiny_model):
 
 
 def test_sampling_peers_get_our_temperature_and_cuts(tiny_model, sampling, monkeypatch):
-    target = Causal.from_model(tiny_model("llama"), sampling(temperature=0.5, top_k=3, top_p=0.9))
+    target = Causal(tiny_model("llama"), sampling(temperature=0.5, top_k=3, top_p=0.9))
     seen = {}
     monkeypatch.setattr(type(target.model), "generate", lambda self, ids, **how: seen.update(how) or ids.repeat(1, 2))
     made(target, "none")[0](PROMPT)

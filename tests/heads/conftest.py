@@ -21,7 +21,7 @@ MAKES: dict[str, dict[str, Any]] = {
 
 @pytest.fixture
 def target(tiny_llama, sampling) -> Causal:
-    return Causal.from_model(tiny_llama(23), sampling(temperature=0.0))
+    return Causal(tiny_llama(23), sampling(temperature=0.0))
 
 
 @pytest.fixture(params=MAKES)

@@ -52,7 +52,9 @@ def test_the_sweep_compares_heads_on_one_tree_and_the_same_prompts(tmp_path, ran
     target = targets.build(values, sampling=sampling(temperature=0.0))
     for name in MADE:
         heads = random_heads(target, grounded=True, mixer="gru" if name == "gru" else "mlp")
-        save_heads(heads.bfloat16(), tmp_path / f"models/heads/ablation/{name}/heads.safetensors", target.identity, {})
+        save_heads(
+            heads.bfloat16(), tmp_path / f"models/heads/ablation/{name}/heads.safetensors", target.hidden.identity, {}
+        )
     files = [path for path in swept() if Path(path).parent.name in MADE]
     params = {"+drafter": "grounded", "structure": "heads_ablation/tree", "drafter.model": f"'{','.join(files)}'"}
     sweep = ",".join(f"{key}: {value}" for key, value in params.items())

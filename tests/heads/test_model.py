@@ -11,7 +11,7 @@ LENGTH = TEXT.shape[1]
 
 @pytest.fixture
 def states(target):
-    return target.sequence_states(TEXT, 0)[0].clone()
+    return target.hidden.sequence(TEXT, 0)[0].clone()
 
 
 def predicted(k):
@@ -59,9 +59,11 @@ def test_untrained_heads_say_what_the_target_says(target, random_heads, make):
     """Blocks and prefix layer begin at zero: head k at position t gives the target's logits for t + 1."""
     if make.get("mixer") == "gru":
         pytest.skip("a GRU has no residual")
-    states, logits = target.sequence_states(TEXT, 0)
+    states, logits = target.hidden.sequence(TEXT, 0)
     heads = (
-        Heads(random_heads(target, **make).config, target.embedding, target.output_layer).double().requires_grad_(False)
+        Heads(random_heads(target, **make).config, target.hidden.embedding, target.hidden.output_layer)
+        .double()
+        .requires_grad_(False)
     )
     for k, features in enumerate(heads.features(states, TEXT), 1):
         torch.testing.assert_close(heads.logits(k, features), logits, rtol=1e-12, atol=1e-10)
@@ -107,18 +109,18 @@ def test_the_prefix_layer_in_parts_is_the_whole(target, random_heads, states, st
 
 
 def test_a_heads_logits_are_its_own_output_layers(target, random_heads):
-    features = torch.randn(target.output_layer.shape[1], dtype=torch.float64)
+    features = torch.randn(target.hidden.output_layer.shape[1], dtype=torch.float64)
     for output, different in (("own", 5), ("shared", 1), ("tied", 1)):
         heads = random_heads(target, output=output)
         rows = [heads.logits(k, features) for k in range(1, 6)]
         assert len({tuple(row.tolist()) for row in rows}) == different
-        assert torch.equal(rows[0], target.output_layer @ features) == (output == "tied")
+        assert torch.equal(rows[0], target.hidden.output_layer @ features) == (output == "tied")
         assert rows[0].shape == (target.vocab_size,)
 
 
 def test_the_targets_weights_are_read_and_not_kept(target, random_heads):
     heads = random_heads(target, grounded=True)
     assert sum(weight.numel() for weight in heads.parameters()) == sum(16 * 16 * (k + 1) + 16 for k in range(1, 6))
-    heads.rebind(2 * target.embedding, 3 * target.output_layer)
-    assert torch.equal(heads.embedded(TEXT), 2 * target.embedding[TEXT])
-    assert torch.equal(heads.output_layer(2), 3 * target.output_layer)
+    heads.rebind(2 * target.hidden.embedding, 3 * target.hidden.output_layer)
+    assert torch.equal(heads.embedded(TEXT), 2 * target.hidden.embedding[TEXT])
+    assert torch.equal(heads.output_layer(2), 3 * target.hidden.output_layer)

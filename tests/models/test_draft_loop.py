@@ -13,6 +13,7 @@ from specdec.models import draft_loop
 from specdec.models.compile import StaticStep
 from specdec.models.decoder import Decoder
 from specdec.models.draft_loop import StaticLoop
+from specdec.records import Request, TextStart
 from specdec.sampling import generator_for
 from specdec.targets.causal import Causal
 from specdec.verifiers.base.contract import verifiers
@@ -88,11 +89,11 @@ def test_the_drafts_are_those_of_single_calls(
     tiny_model, sampling, make_structure, on_a_gpu, count_loops, name, drafts, how
 ):
     """After every number of accepted tokens, and between shorter and longer drafts, which take single calls."""
-    target = Causal.from_model(tiny_model("llama"), sampling(**how))
-    plain, looped = (SmallModel.from_model(tiny_model(name), target, drafts=drafts) for _ in range(2))
+    target = Causal(tiny_model("llama"), sampling(**how))
+    plain, looped = (SmallModel(tiny_model(name), target, drafts=drafts) for _ in range(2))
     on_a_gpu(looped, make_structure("chain", GAMMA))
     for drafter in (plain, looped):
-        drafter.start(PROMPT, 64, generator_for(0, "p", "draft"))
+        drafter.start(TextStart(PROMPT, 64, generator=generator_for(0, "p", "draft")))
     asked = [(3, 0), (3, 3), (3, 1), (3, 2), (2, 2), (3, 3), (5, 1), (3, 0), (1, 0), (3, 1)]  # gamma, accepted
     for gamma, accepted in asked:
         one, other = (drafter.draft(make_structure("chain", gamma)) for drafter in (plain, looped))
@@ -111,10 +112,10 @@ def test_the_drafts_are_those_of_single_calls(
 @torch.inference_mode()
 def test_a_draft_outlives_the_next(tiny_model, sampling, make_structure, on_a_gpu):
     """A replay writes over what the graph gave before."""
-    target = Causal.from_model(tiny_model("llama"), sampling(temperature=1.0))
-    drafter = SmallModel.from_model(tiny_model("llama"), target)
+    target = Causal(tiny_model("llama"), sampling(temperature=1.0))
+    drafter = SmallModel(tiny_model("llama"), target)
     on_a_gpu(drafter, make_structure("chain", GAMMA))
-    drafter.start(PROMPT, 64, generator_for(0, "p", "draft"))
+    drafter.start(TextStart(PROMPT, 64, generator=generator_for(0, "p", "draft")))
     first = drafter.draft(make_structure("chain", GAMMA))
     given = drafter._loop._choice
     assert torch.equal(first.tokens, given.tokens) and torch.equal(first.q, given.q)
@@ -152,12 +153,12 @@ def test_a_recorded_loop_drafts_the_same(tiny_model, sampling, make_structure, o
 
     monkeypatch.setattr(draft_loop, "captured", recorded)
     monkeypatch.setattr(draft_loop, "compiled", traced)
-    target = Causal.from_model(tiny_model("llama"), sampling(temperature=1.0))
-    plain, looped = (SmallModel.from_model(tiny_model("llama"), target) for _ in range(2))
+    target = Causal(tiny_model("llama"), sampling(temperature=1.0))
+    plain, looped = (SmallModel(tiny_model("llama"), target) for _ in range(2))
     (loop,) = on_a_gpu(looped, make_structure("chain", GAMMA))
     CAPTURE(loop)
     for drafter in (plain, looped):
-        drafter.start(PROMPT, 64, generator_for(0, "p", "draft"))
+        drafter.start(TextStart(PROMPT, 64, generator=generator_for(0, "p", "draft")))
     for accepted in (0, 3, 1):
         one, other = (drafter.draft(make_structure("chain", GAMMA)) for drafter in (plain, looped))
         assert one.tokens.tolist() == other.tokens.tolist()
@@ -169,10 +170,10 @@ def test_a_recorded_loop_drafts_the_same(tiny_model, sampling, make_structure, o
 @torch.inference_mode()
 @pytest.mark.parametrize("how", CUTS, ids=str)
 def test_nothing_in_it_waits_for_the_device(tiny_model, sampling, make_structure, on_a_gpu, how):
-    target = Causal.from_model(tiny_model("llama"), sampling(**how))
-    drafter = SmallModel.from_model(tiny_model("llama"), target)
+    target = Causal(tiny_model("llama"), sampling(**how))
+    drafter = SmallModel(tiny_model("llama"), target)
     on_a_gpu(drafter, make_structure("chain", GAMMA))
-    drafter.start(PROMPT, 64, generator_for(0, "p", "draft"))
+    drafter.start(TextStart(PROMPT, 64, generator=generator_for(0, "p", "draft")))
 
     class Watching(TorchDispatchMode):
         seen: set[str] = set()
@@ -196,17 +197,17 @@ def test_nothing_in_it_waits_for_the_device(tiny_model, sampling, make_structure
 @torch.inference_mode()
 def test_only_what_it_fits_is_its_business(tiny_model, sampling, make_structure, on_a_gpu, count_loops):
     """A prompt of one token, a text too long for the cache, and a threshold, which is read after every token."""
-    target = Causal.from_model(tiny_model("llama"), sampling(temperature=1.0))
-    drafter, chain = SmallModel.from_model(tiny_model("llama"), target), make_structure("chain", GAMMA)
+    target = Causal(tiny_model("llama"), sampling(temperature=1.0))
+    drafter, chain = SmallModel(tiny_model("llama"), target), make_structure("chain", GAMMA)
     on_a_gpu(drafter, chain)
-    drafter.start([7], 64, generator_for(0, "p", "draft"))
+    drafter.start(TextStart([7], 64, generator=generator_for(0, "p", "draft")))
     drafter.draft(chain)
-    drafter.start(PROMPT, 600, generator_for(0, "p", "draft"))
+    drafter.start(TextStart(PROMPT, 600, generator=generator_for(0, "p", "draft")))
     drafter.draft(chain)
-    drafter.start(PROMPT, 64, generator_for(0, "p", "draft"))
+    drafter.start(TextStart(PROMPT, 64, generator=generator_for(0, "p", "draft")))
     drafter.draft(chain.until(0.5))
     assert not count_loops
-    drafter.start(PROMPT, 64, generator_for(0, "p", "draft"))
+    drafter.start(TextStart(PROMPT, 64, generator=generator_for(0, "p", "draft")))
     drafter.draft(chain)
     assert count_loops == [GAMMA]
 
@@ -214,9 +215,9 @@ def test_only_what_it_fits_is_its_business(tiny_model, sampling, make_structure,
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_generation_is_the_same_with_it(tiny_model, tiny_llama, sampling, make_structure, on_a_gpu, temperature):
     """Ends of texts, which are clamped, two texts in one cache, and a model whose output matrix is narrower."""
-    target = Causal.from_model(tiny_model("llama"), sampling(temperature=temperature))
+    target = Causal(tiny_model("llama"), sampling(temperature=temperature))
     for model in (tiny_model("llama"), tiny_llama(50)):
-        plain, looped = (SmallModel.from_model(model, target) for _ in range(2))
+        plain, looped = (SmallModel(model, target) for _ in range(2))
         on_a_gpu(looped, make_structure("chain", GAMMA))
         for prompt in (PROMPT, PROMPT[::-1]):
             generations = [
@@ -225,11 +226,13 @@ def test_a_generation_is_the_same_with_it(tiny_model, tiny_llama, sampling, make
                     drafter=drafter,
                     verifier=verifiers.build({"name": "speculative_sampling"}),
                     structure=make_structure("chain", GAMMA),
-                    prompt=prompt,
-                    max_new_tokens=14,
+                    request=Request(
+                        prompt,
+                        14,
+                        draft_generator=generator_for(0, "p", "draft"),
+                        accept_generator=generator_for(0, "p", "accept"),
+                    ),
                     clock=CpuClock(),
-                    draft_generator=generator_for(0, "p", "draft"),
-                    accept_generator=generator_for(0, "p", "accept"),
                 )
                 for drafter in (plain, looped)
             ]
@@ -240,12 +243,12 @@ def test_a_generation_is_the_same_with_it(tiny_model, tiny_llama, sampling, make
 
 
 def test_it_is_made_for_the_primary_chain(tiny_model, sampling, make_structure, on_a_gpu):
-    target = Causal.from_model(tiny_model("llama"), sampling(temperature=1.0))
-    drafter, chain = SmallModel.from_model(tiny_model("llama"), target), make_structure("chain", GAMMA)
+    target = Causal(tiny_model("llama"), sampling(temperature=1.0))
+    drafter, chain = SmallModel(tiny_model("llama"), target), make_structure("chain", GAMMA)
     drafter.prepare(64, chain)
     assert drafter._loop is None, "nothing is compiled on a CPU that was not asked to"
     (made,) = on_a_gpu(drafter, chain)
     assert made.gamma == GAMMA and made.cache.capacity == 512
     # The confidence rule looks after every token; the heuristic asks for whole drafts now and then.
-    assert len(on_a_gpu(Adaptive.from_drafter(drafter, "confidence", 0.3), chain)) == 1
-    assert len(on_a_gpu(Adaptive.from_drafter(drafter, "heuristic"), chain)) == 2
+    assert len(on_a_gpu(Adaptive(drafter, "confidence", 0.3), chain)) == 1
+    assert len(on_a_gpu(Adaptive(drafter, "heuristic"), chain)) == 2

@@ -9,7 +9,7 @@ from specdec.clock import CpuClock
 from specdec.decode import generate
 from specdec.drafters.base import drafters
 from specdec.errors import NumericsError
-from specdec.records import EMPTY, Draft, chain_tree
+from specdec.records import EMPTY, Draft, Request, TextStart, chain_tree
 from specdec.structures.base import structures
 from specdec.targets.causal import Causal
 from specdec.verifiers.base.contract import verifiers
@@ -23,8 +23,7 @@ def decoded(target, drafter="none", limit=20, **values):
         drafter=drafters.build({"name": drafter, **values}, target=target),
         verifier=verifiers.build({"name": "greedy"}),
         structure=structures.build({"name": "chain", "gamma": 2}),
-        prompt=PROMPT,
-        max_new_tokens=limit,
+        request=Request(PROMPT, limit),
         clock=CpuClock(),
     )
 
@@ -32,11 +31,11 @@ def decoded(target, drafter="none", limit=20, **values):
 @pytest.fixture
 def spoilt(tiny_model, sampling):
     """A target that a later token breaks: its embedding holds NaN. Also the clean text and the place."""
-    clean = decoded(Causal.from_model(tiny_model("llama"), sampling(temperature=0.0))).tokens
+    clean = decoded(Causal(tiny_model("llama"), sampling(temperature=0.0))).tokens
     place = next(i for i, token in enumerate(clean) if i >= 4 and token not in (*PROMPT, *clean[:i], 1, 2, 3, 4))
     model = deepcopy(tiny_model("llama"))
     model.get_input_embeddings().weight[clean[place]] = float("nan")
-    return Causal.from_model(model, sampling(temperature=0.0)), clean, place
+    return Causal(model, sampling(temperature=0.0)), clean, place
 
 
 def test_the_run_ends_at_the_position_and_keeps_the_rounds_before(spoilt):
@@ -54,7 +53,7 @@ def test_the_run_ends_at_the_position_and_keeps_the_rounds_before(spoilt):
 
 def test_it_ends_before_any_round_too(spoilt):
     target, clean, place = spoilt
-    target.start([*PROMPT, clean[place]], 20)
+    target.start(TextStart([*PROMPT, clean[place]], 20))
     with pytest.raises(NumericsError, match=f"position {len(PROMPT)}:") as raised:
         target.verify(EMPTY)
     assert raised.value.partial is None
@@ -63,14 +62,14 @@ def test_it_ends_before_any_round_too(spoilt):
 def test_a_bad_row_anywhere_in_the_draft_is_seen(spoilt):
     target, clean, place = spoilt
     for draft in ([clean[place], 1], [1, clean[place]]):
-        target.start(PROMPT, 20)
+        target.start(TextStart(PROMPT, 20))
         with pytest.raises(NumericsError):
             target.verify(Draft(torch.tensor(draft), chain_tree(2)))
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_one_bad_logit_is_enough(tiny_model, sampling, monkeypatch, bad):
-    target = Causal.from_model(tiny_model("llama"), sampling(temperature=1.0))
+    target = Causal(tiny_model("llama"), sampling(temperature=1.0))
     forward = target._forward
 
     def spoil(tokens, tree):
@@ -78,14 +77,14 @@ def test_one_bad_logit_is_enough(tiny_model, sampling, monkeypatch, bad):
         logits[-1, 3] = bad
         return logits
 
-    target.start(PROMPT, 20)
+    target.start(TextStart(PROMPT, 20))
     monkeypatch.setattr(target, "_forward", spoil)
     with pytest.raises(NumericsError):
         target.verify(EMPTY)
 
 
 def test_minus_infinity_only_forbids_a_token(tiny_model, sampling, monkeypatch):
-    target = Causal.from_model(tiny_model("llama"), sampling(temperature=1.0))
+    target = Causal(tiny_model("llama"), sampling(temperature=1.0))
     forward = target._forward
 
     def forbid(tokens, tree):
@@ -93,16 +92,16 @@ def test_minus_infinity_only_forbids_a_token(tiny_model, sampling, monkeypatch):
         logits[:, 3] = -torch.inf
         return logits
 
-    target.start(PROMPT, 20)
+    target.start(TextStart(PROMPT, 20))
     monkeypatch.setattr(target, "_forward", forbid)
     p = target.verify(EMPTY)
     assert p[0, 3] == 0 and p.isfinite().all()
 
 
 def test_rows_that_are_all_forbidden_are_not_a_law(tiny_model, sampling, monkeypatch):
-    target = Causal.from_model(tiny_model("llama"), sampling(temperature=1.0))
+    target = Causal(tiny_model("llama"), sampling(temperature=1.0))
     forward = target._forward
-    target.start(PROMPT, 20)
+    target.start(TextStart(PROMPT, 20))
     monkeypatch.setattr(target, "_forward", lambda tokens, tree: torch.full_like(forward(tokens, tree), -torch.inf))
     with pytest.raises(NumericsError):
         target.verify(EMPTY)

@@ -13,6 +13,7 @@ from specdec.clock import CpuClock
 from specdec.decode import generate
 from specdec.drafters.base import drafters
 from specdec.drafters.small_model import SmallModel
+from specdec.records import Request
 from specdec.sampling import generator_for
 from specdec.structures.base import structures
 from specdec.targets.causal import Causal
@@ -45,7 +46,7 @@ LOSS = {"stories260K": 1.592, "llama2xs": 2.199, "bit_model_1M": 1.618, "bit_mod
 
 
 def target_of(model, sampling, temperature=0.0, end_tokens=frozenset()):
-    target = Causal.from_model(model, sampling(temperature=temperature))
+    target = Causal(model, sampling(temperature=temperature))
     target.end_tokens = frozenset(end_tokens)
     return target
 
@@ -56,12 +57,14 @@ def decoded(target, prompt, limit, drafter="none", gamma=4, verifier="speculativ
         drafter=drafters.build({"name": drafter, **values}, target=target) if isinstance(drafter, str) else drafter,
         verifier=verifiers.build({"name": verifier}),
         structure=structures.build({"name": "chain", "gamma": gamma}),
-        prompt=prompt,
-        max_new_tokens=limit,
+        request=Request(
+            prompt,
+            limit,
+            draft_generator=generator_for(0, "prompt", "draft"),
+            accept_generator=generator_for(0, "prompt", "accept"),
+            reference=reference,
+        ),
         clock=CpuClock(),
-        reference=reference,
-        draft_generator=generator_for(0, "prompt", "draft"),
-        accept_generator=generator_for(0, "prompt", "accept"),
     )
 
 
@@ -171,7 +174,7 @@ def test_a_published_pair(published_model, sampling, windows):
     tokens a round were measured on 16 such prompts.
     """
     target = target_of(published_model("bit_model_3M"), sampling)
-    drafter = SmallModel.from_model(published_model("stories260K"), target)
+    drafter = SmallModel(published_model("stories260K"), target)
     written = rounds = 0
     for prompt in windows[:16, :20].tolist():
         drafted = decoded(target, prompt, 120, drafter)

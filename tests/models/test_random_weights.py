@@ -5,6 +5,7 @@ import torch
 
 from specdec.errors import UsageError
 from specdec.models.random_weights import random_model, shape_hash
+from specdec.records import TextStart
 from specdec.sampling import generator_for
 from specdec.targets.base import targets
 
@@ -55,7 +56,7 @@ def test_a_target_of_random_weights_decodes(group_values, sampling, kind):
     assert logits.shape == (2, 61) and torch.isfinite(logits).all() and logits.std() > 0.01
     prompt = torch.randint(61, (20,), generator=generator_for(0, "p", "prompt")).tolist()
     assert target.cache_bytes >= 0
-    target.start(prompt, 30)
+    target.start(TextStart(prompt, 30))
     assert target.cache_bytes > 0
 
 

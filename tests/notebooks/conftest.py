@@ -77,7 +77,7 @@ def run_store(
     target = targets.build(values, sampling=sampling(temperature=0.0))
     for name in HEADS:
         some = random_heads(target, count=4, grounded=name == "grounded", output="shared")
-        save_heads(some, folder / f"{name}.safetensors", target.identity, {})
+        save_heads(some, folder / f"{name}.safetensors", target.hidden.identity, {})
     heads = [
         [
             *("+experiment=heads", "+debug=tiny", "hydra.mode=RUN", "hydra.sweeper.params=null", "~target.dtype"),

@@ -6,6 +6,7 @@ import torch
 from specdec.clock import CpuClock
 from specdec.decode import generate
 from specdec.drafters import drafters
+from specdec.records import Request
 from specdec.replay.expected_rounds import agreement, expected_rounds
 from specdec.sampling import generator_for
 from specdec.structures import structures
@@ -17,14 +18,14 @@ PROMPT = (3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5)
 REPLAYABLE = [
     (name, shape)
     for name in drafters.names()
-    if drafters.get(name).replay is not None
-    for shape in sorted(drafters.get(name).fills)
+    if drafters.get(name).capabilities.replay is not None
+    for shape in sorted(drafters.get(name).capabilities.fills)
 ]
 
 
 @pytest.fixture
 def target(tiny_model, sampling):
-    return Causal.from_model(tiny_model("llama"), sampling(temperature=0.0))
+    return Causal(tiny_model("llama"), sampling(temperature=0.0))
 
 
 def decode(target, drafter, structure, reference=None):
@@ -33,11 +34,8 @@ def decode(target, drafter, structure, reference=None):
         drafter=drafter,
         verifier=verifiers.build({"name": "greedy"}),
         structure=structure,
-        prompt=PROMPT,
-        max_new_tokens=80,
+        request=Request(PROMPT, 80, draft_generator=generator_for(0, "p", "draft"), reference=reference),
         clock=CpuClock(),
-        draft_generator=generator_for(0, "p", "draft"),
-        reference=reference,
     )
 
 
@@ -50,7 +48,7 @@ def test_replay_gives_the_rounds_of_live_greedy_decoding(target, drafter_values,
     live = decode(target, drafter, structure, reference=text)
     assert live.tokens == text
     along = None
-    if drafter.replay == "position" and structure.branches == 1:
+    if drafter.capabilities.replay == "position" and structure.branches == 1:
         along = agreement(drafter, target, structure, PROMPT, text, generator_for(0, "p", "draft"), text)
     replayed = expected_rounds(
         drafter, target, structure, PROMPT, text, 80, generator_for(0, "p", "draft"), text, along

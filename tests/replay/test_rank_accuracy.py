@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from specdec.drafters import Drafter, drafters
+from specdec.drafters.base import DrafterCapabilities
 from specdec.records import Draft, Source
 from specdec.replay.rank_accuracy import Fed, RankCounts, rank_counts, total
 from specdec.replay.walk import replay_stream
@@ -108,20 +109,17 @@ def test_counts_of_texts_add_up(ngram):
 class Oblivious(Drafter):
     """Reads states, proposes the tokens after the last one in a cycle, the right one with luck."""
 
-    fills = frozenset({"tree"})
-    reads_states = True
+    capabilities = DrafterCapabilities(fills=frozenset({"tree"}), reads_states=True)
 
     def __init__(self):
         self.texts = []
 
-    def start(self, prompt, capacity, generator=None, reference=None):
-        self.texts.append((list(prompt), []))
+    def start(self, text, states=None):
+        self.texts.append((list(text.prompt), [states.clone()]))
 
-    def read(self, states):
-        self.texts[-1][1].append(states.clone())
-
-    def commit(self, tokens):
+    def commit(self, tokens, states=None):
         self.texts[-1][0].extend(tokens)
+        self.texts[-1][1].append(states.clone())
 
     def draft(self, structure):
         last, tree = self.texts[-1][0][-1], structure.tree
@@ -133,20 +131,20 @@ class Oblivious(Drafter):
 
 
 def test_a_drafter_that_is_fed_reads_the_states_of_the_text(tiny_llama, sampling):
-    target = Causal.from_model(tiny_llama(4, context=128), sampling(temperature=0.0))
-    target.keep_states(1)
+    target = Causal(tiny_llama(4, context=128), sampling(temperature=0.0))
+    target.hidden.keep(1)
     drafter, texts = Oblivious(), streams(count=2)
     counts = rank_counts(Fed(drafter, target), texts, 1000, 2, 3, 3)
     assert counts.tested[0] > counts.tested[1] > counts.tested[2] > 0
     for text, (tokens, states) in zip(texts, drafter.texts, strict=True):
         assert tokens == [*text.prompt, *text.generated]
         read = torch.cat(states)
-        own, _ = target.sequence_states(torch.tensor([tokens]), 1)
+        own, _ = target.hidden.sequence(torch.tensor([tokens]), 1)
         assert len(read) == len(tokens) - 1, "of the last token, the root of a round to come, nothing is known"
         torch.testing.assert_close(read, own[0, :-1], atol=1e-12, rtol=1e-9)
 
 
 def test_feeding_a_look_up_changes_nothing(ngram, tiny_llama, sampling):
-    target = Causal.from_model(tiny_llama(4), sampling(temperature=0.0))
+    target = Causal(tiny_llama(4), sampling(temperature=0.0))
     texts = streams(count=3)
     assert rank_counts(Fed(ngram, target), texts, 1000, 3, 3) == rank_counts(ngram, texts, 1000, 3, 3)

@@ -8,10 +8,12 @@ import pytest
 
 from specdec.decode import generate
 from specdec.drafters import drafters
+from specdec.drafters.base import DrafterCapabilities
 from specdec.drafters.base.lookup import Lookup
 from specdec.errors import UsageError
 from specdec.experiment.results import Cell as Key
 from specdec.experiment.results import round_rows
+from specdec.records import Request
 from specdec.replay.walk import Cell, replay_grid, replay_stream
 from specdec.targets import targets
 from specdec.text.streams import Stream, write_streams
@@ -19,7 +21,12 @@ from specdec.verifiers import verifiers
 
 SIZE = 12
 NAMES = [name for name in drafters.names() if issubclass(drafters.get(name), Lookup) and name != "recorded"]
-CASES = [(name, shape) for name in NAMES for shape in ("chain", "rows", "tree") if shape in drafters.get(name).fills]
+CASES = [
+    (name, shape)
+    for name in NAMES
+    for shape in ("chain", "rows", "tree")
+    if shape in drafters.get(name).capabilities.fills
+]
 
 
 def stream(seed, length=150, **more):
@@ -60,8 +67,7 @@ def test_rounds_are_those_of_the_loop(target, live, drafter_values, make_structu
                     drafter=drafter,
                     verifier=verifiers.build({"name": "greedy"}),
                     structure=structure,
-                    prompt=each.prompt,
-                    max_new_tokens=target.limit(each.prompt, limit),
+                    request=Request(each.prompt, target.limit(each.prompt, limit)),
                     clock=target.clock(),
                 )
                 rows = pd.DataFrame(round_rows(Key("", name, gamma, 0, "", ""), loop, target.clock()))
@@ -89,14 +95,14 @@ def test_text_after_the_end_token_is_offered_and_not_counted():
     """Rounds by hand: the text 1 2 3 | 1 2 3 ends with its 3; a chain of 4 agrees to the end."""
 
     class Ahead(Lookup):
-        fills = frozenset({"chain"})
+        capabilities = DrafterCapabilities(fills=frozenset({"chain"}))
 
         def __init__(self):
             pass
 
         def propose(self, structure):
-            from specdec.drafters.base.lookup import Proposal
             from specdec.records import Source, chain_tree
+            from specdec.tree_building.lookup_filling import Proposal
 
             return Proposal((1, 2, 3, 9)[: structure.gamma], chain_tree(min(4, structure.gamma)), (Source("a", 0),) * 4)
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from specdec.errors import ModelLoadError
-from specdec.records import EMPTY, Draft, chain_tree
+from specdec.records import EMPTY, Draft, TextStart, chain_tree
 from specdec.targets.base import targets
 from specdec.targets.causal import Causal
 
@@ -24,7 +24,7 @@ def target_of(tiny_model, sampling):
 
     @cache
     def make(architecture: str) -> Causal:
-        return Causal.from_model(tiny_model(architecture), sampling(temperature=1.0))
+        return Causal(tiny_model(architecture), sampling(temperature=1.0))
 
     return make
 
@@ -54,7 +54,7 @@ def test_a_tree_is_verified_like_its_paths_one_by_one(architecture, tiny_model, 
     for seed, nodes in enumerate((4, 9)):
         draft = random_draft(nodes, VOCABULARY, seed)
         assert not draft.tree.is_chain
-        target.start(PROMPT, 64)
+        target.start(TextStart(PROMPT, 64))
         assert_like_plain(target, model, PROMPT, draft, path_to)
 
 
@@ -62,7 +62,7 @@ def test_after_every_commit_the_cache_is_that_of_the_text(architecture, tiny_mod
     """Four rounds over random trees, committing nothing, a first child, a late branch and a deepest node."""
     target, model = target_of(architecture), tiny_model(architecture)
     text = list(PROMPT)
-    target.start(PROMPT, 64)
+    target.start(TextStart(PROMPT, 64))
     for seed in range(4):
         draft = random_draft(8, VOCABULARY, 10 + seed)
         assert_like_plain(target, model, text, draft, path_to)
@@ -77,13 +77,13 @@ def test_the_cache_holds_what_a_fresh_prefill_would_write(architecture, target_o
     target = target_of(architecture)
     tolerance = 100 * TOLERANCE.get(type(target.model).__name__, EXACT)  # keys are not probabilities: up to some 100
     draft = random_draft(8, VOCABULARY, 3)
-    target.start(PROMPT, 64)
+    target.start(TextStart(PROMPT, 64))
     target.verify(draft)
     paths_through = [path_to(draft.tree, node) for node in range(len(draft))]
     path = max((path for path in paths_through if path != list(range(len(path)))), key=len)  # rows must move
     target.commit(path, next_token=1)
     used = target.decoder.cache
-    target.start([*PROMPT, *draft.tokens[path].tolist(), 1], 64)
+    target.start(TextStart([*PROMPT, *draft.tokens[path].tolist(), 1], 64))
     assert used.length == target.decoder.cache.length
     for ours, fresh in zip(used.layers, target.decoder.cache.layers, strict=True):
         rows = slice(0, used.length)
@@ -93,7 +93,7 @@ def test_the_cache_holds_what_a_fresh_prefill_would_write(architecture, target_o
 
 def test_a_verification_can_be_discarded(architecture, tiny_model, target_of, random_draft, path_to):
     target, model = target_of(architecture), tiny_model(architecture)
-    target.start(PROMPT, 64)
+    target.start(TextStart(PROMPT, 64))
     target.verify(random_draft(8, VOCABULARY, 0))
     target.discard()
     assert_like_plain(target, model, PROMPT, random_draft(6, VOCABULARY, 1), path_to)
@@ -103,7 +103,7 @@ def test_a_verification_can_be_discarded(architecture, tiny_model, target_of, ra
 def test_prefill_in_chunks_changes_nothing(architecture, tiny_model, target_of, monkeypatch, path_to, chunk):
     target, model = target_of(architecture), tiny_model(architecture)
     monkeypatch.setattr(target.decoder, "prefill_chunk", chunk)
-    target.start(PROMPT, 32)
+    target.start(TextStart(PROMPT, 32))
     draft = Draft(torch.tensor([1, 2]), chain_tree(2))
     assert_like_plain(target, model, PROMPT, draft, path_to)
 
@@ -115,28 +115,28 @@ def test_the_chunk_is_taken_from_the_configuration(tiny_model, tmp_path, group_v
     rows: list[int] = []
     forward = target.model.forward
     target.model.forward = lambda **kwargs: rows.append(kwargs["input_ids"].shape[1]) or forward(**kwargs)
-    target.start(PROMPT, 32)
+    target.start(TextStart(PROMPT, 32))
     assert rows == [3, 3, 3, 1]
     assert (target.verify(EMPTY)[0] - plain(tiny_model("mistral_window"), PROMPT)).abs().max() < EXACT
 
 
 def test_a_prompt_of_one_token_needs_no_prefill(tiny_model, target_of, random_draft, path_to):
     target = target_of("gemma3")
-    target.start([4], 32)
+    target.start(TextStart([4], 32))
     assert_like_plain(target, tiny_model("gemma3"), [4], random_draft(6, VOCABULARY, 2), path_to)
 
 
 def test_a_target_is_reused_for_the_next_text(tiny_model, target_of, random_draft, path_to):
     target = target_of("llama")
     for text in (PROMPT, PROMPT[:3], [*PROMPT, 1, 2, 3]):
-        target.start(text, 40)
+        target.start(TextStart(text, 40))
         assert_like_plain(target, tiny_model("llama"), text, random_draft(4, VOCABULARY, 0), path_to)
         target.commit([0, 1], 5)
 
 
 def test_p_is_standardised_as_was_last_asked_for(tiny_model, sampling):
-    target = Causal.from_model(tiny_model("llama"), sampling(temperature=1.0))
-    target.start(PROMPT, 32)
+    target = Causal(tiny_model("llama"), sampling(temperature=1.0))
+    target.start(TextStart(PROMPT, 32))
     warm = target.verify(EMPTY)[0]
     target.discard()
     target.standardise(sampling(temperature=0.5))
@@ -201,7 +201,7 @@ def test_a_model_that_cannot_roll_back_is_refused_by_its_layer_type(kind, sampli
     values, layer_type = CANNOT_ROLL_BACK[kind]
     model = transformers.AutoModelForCausalLM.from_config(getattr(transformers, kind)(**values))
     with pytest.raises(ModelLoadError, match=f"{layer_type} layers.* rolled back") as refused:
-        Causal.from_model(model, sampling())
+        Causal(model, sampling())
     assert refused.value.exit_code == 2
     assert type(model).__name__ in str(refused.value) and "\n" not in str(refused.value)
 
@@ -211,7 +211,7 @@ def test_a_model_without_finite_logits_is_refused_when_loaded(tiny_model, sampli
     model = deepcopy(tiny_model("llama"))
     model.get_output_embeddings().weight[7] = float("nan")
     with pytest.raises(ModelLoadError, match="its logits are not finite"):
-        Causal.from_model(model, sampling())
+        Causal(model, sampling())
 
 
 def test_a_hidden_recurrence_gives_itself_away(sampling):
@@ -220,4 +220,4 @@ def test_a_hidden_recurrence_gives_itself_away(sampling):
 
     config = transformers.RwkvConfig(**SMALL, attention_hidden_size=32, intermediate_size=64, context_length=64)
     with pytest.raises(ModelLoadError, match="rolled-back|rolling back"):
-        Causal.from_model(transformers.AutoModelForCausalLM.from_config(config), sampling())
+        Causal(transformers.AutoModelForCausalLM.from_config(config), sampling())

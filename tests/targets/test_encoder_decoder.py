@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from specdec.errors import ModelLoadError, NumericsError
-from specdec.records import EMPTY, Draft, Tree, chain_tree
+from specdec.records import EMPTY, Draft, TextStart, Tree, chain_tree
 from specdec.sampling import probabilities
 from specdec.targets.base import targets
 from specdec.targets.encoder_decoder import EncoderDecoder
@@ -25,7 +25,7 @@ def target_of(tiny_encoder_decoder, sampling):
 
     @cache
     def make(kind: str) -> EncoderDecoder:
-        return EncoderDecoder.from_model(tiny_encoder_decoder(kind), sampling(temperature=1.0))
+        return EncoderDecoder(tiny_encoder_decoder(kind), sampling(temperature=1.0))
 
     return make
 
@@ -52,7 +52,7 @@ def assert_like_plain(target, prompt, text, draft):
 def decode(target, prompt, kept):
     """Rounds on random chains of 4, each keeping so many nodes; returns the text, checking every round on the way."""
     text: list[int] = []
-    target.start(prompt, len(prompt) + 40)
+    target.start(TextStart(prompt, len(prompt) + 40))
     for seed, keep in enumerate(kept):
         draft = chain(4, seed)
         assert_like_plain(target, prompt, text, draft)
@@ -73,7 +73,7 @@ def test_the_cache_holds_what_a_fresh_text_would_write(encoder_decoder, target_o
     target = target_of(encoder_decoder)
     text = decode(target, PROMPT, (1, 0, 3))
     used = target.decoder.cache
-    target.start(PROMPT, len(PROMPT) + 40)
+    target.start(TextStart(PROMPT, len(PROMPT) + 40))
     target.verify(Draft(torch.tensor(text[:-1]), chain_tree(len(text) - 1)))
     fresh = target.decoder.cache
     assert used is not fresh and used.length == fresh.length == len(text)
@@ -85,7 +85,7 @@ def test_the_cache_holds_what_a_fresh_text_would_write(encoder_decoder, target_o
 
 def test_a_verification_can_be_discarded(encoder_decoder, target_of):
     target = target_of(encoder_decoder)
-    target.start(PROMPT, 40)
+    target.start(TextStart(PROMPT, 40))
     target.verify(chain(6, 0))
     target.discard()
     assert_like_plain(target, PROMPT, [], chain(5, 1))
@@ -99,8 +99,8 @@ def test_a_target_is_reused_for_prompts_of_other_lengths(encoder_decoder, target
 
 def test_p_is_standardised_like_any_targets(encoder_decoder, tiny_encoder_decoder, sampling):
     how = sampling(temperature=0.7, top_k=5)
-    target = EncoderDecoder.from_model(tiny_encoder_decoder(encoder_decoder), how)
-    target.start(PROMPT, 40)
+    target = EncoderDecoder(tiny_encoder_decoder(encoder_decoder), how)
+    target.start(TextStart(PROMPT, 40))
     draft = chain(3, 0)
     p = target.verify(draft)
     expected = probabilities(plain(target.model, PROMPT, draft.tokens.tolist()), how)
@@ -118,10 +118,10 @@ def test_scores_are_plain_logits(encoder_decoder, target_of):
 
 def test_16_bit_divergences_are_scored_in_float32(tiny_encoder_decoder, sampling):
     model = deepcopy(tiny_encoder_decoder("t5")).bfloat16()
-    target = EncoderDecoder.from_model(model, sampling())
+    target = EncoderDecoder(model, sampling())
     assert target.score(PROMPT, [1]).dtype == torch.float32
     assert target.score_as_decoded(PROMPT, [1]).dtype == torch.bfloat16 == target.model.dtype
-    target.start(PROMPT, 40)
+    target.start(TextStart(PROMPT, 40))
     assert target.verify(chain(3, 0)).isfinite().all()  # the mask's smallest number has to fit in 16 bits
 
 
@@ -137,7 +137,7 @@ def test_the_prompt_is_worked_on_in_start_alone(encoder_decoder, target_of):
     encoder, handles = calls_of([target.model.get_encoder()])
     cross, more = calls_of([block.layer[1].EncDecAttention.k for block in target.model.decoder.block])
     try:
-        target.start(PROMPT, 40)
+        target.start(TextStart(PROMPT, 40))
         assert (len(encoder), len(cross), target.decoder.length) == (1, 2, 0)
         target.verify(chain(3, 0))
         target.commit([0], 1)
@@ -150,13 +150,13 @@ def test_the_prompt_is_worked_on_in_start_alone(encoder_decoder, target_of):
 
 def test_the_cache_has_no_rows_for_the_prompt(target_of):
     target = target_of("t5")
-    target.start(PROMPT, len(PROMPT) + 7)
+    target.start(TextStart(PROMPT, len(PROMPT) + 7))
     assert target.decoder.cache.capacity == 7
 
 
 def test_what_branches_does_not_go_into_one_row(target_of):
     target = target_of("t5")
-    target.start(PROMPT, 40)
+    target.start(TextStart(PROMPT, 40))
     with pytest.raises(ValueError, match="chains only"):
         target.decoder.forward(torch.tensor([0, 1, 2]), Tree((-1, -1)))
     assert target.verify(Draft(torch.tensor([1, 2]), Tree((-1, -1)))).shape == (3, VOCABULARY)
@@ -164,7 +164,7 @@ def test_what_branches_does_not_go_into_one_row(target_of):
 
 def test_logits_that_are_not_finite_name_the_position(target_of, monkeypatch):
     target = target_of("t5")
-    target.start(PROMPT, 40)
+    target.start(TextStart(PROMPT, 40))
     target.verify(chain(2, 0))
     target.commit([0, 1], 5)
     monkeypatch.setattr(target.decoder, "forward", lambda tokens, tree: torch.full((1, VOCABULARY), torch.nan))
@@ -187,7 +187,7 @@ def test_a_decoder_deeper_than_its_encoder(sampling):
     torch.manual_seed(0)
     sizes = dict(vocab_size=VOCABULARY, d_model=16, d_ff=16, d_kv=8, num_heads=2, num_layers=1, num_decoder_layers=3)
     config = transformers.T5Config(**sizes, decoder_start_token_id=0)
-    target = EncoderDecoder.from_model(transformers.T5ForConditionalGeneration(config).double(), sampling())
+    target = EncoderDecoder(transformers.T5ForConditionalGeneration(config).double(), sampling())
     decode(target, PROMPT, (2, 0, 4))
     assert target.end_tokens == {1} and target.context_length >= 1 << 20
 
@@ -206,7 +206,7 @@ def test_learned_positions_limit_the_context(sampling):
     model = transformers.BartForConditionalGeneration(config).double()
     for weight in model.parameters():
         weight.data.mul_(5.0)
-    target = EncoderDecoder.from_model(model, sampling())
+    target = EncoderDecoder(model, sampling())
     decode(target, PROMPT, (2, 0, 4))
     assert target.context_length == 64
     linear = sum(module.weight.numel() for module in model.get_decoder().modules() if isinstance(module, nn.Linear))
@@ -217,7 +217,7 @@ def test_a_model_without_a_start_token_is_refused(tiny_encoder_decoder, sampling
     model = deepcopy(tiny_encoder_decoder("t5"))
     model.generation_config.decoder_start_token_id = model.config.decoder_start_token_id = None
     with pytest.raises(ModelLoadError, match="decoder_start_token_id"):
-        EncoderDecoder.from_model(model, sampling())
+        EncoderDecoder(model, sampling())
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from specdec.clock import CpuClock
 from specdec.decode import generate
 from specdec.drafters import drafters
 from specdec.errors import UsageError
-from specdec.records import Draft, Tree, chain_tree
+from specdec.records import Draft, Request, TextStart, Tree, chain_tree
 from specdec.replay.walk import replay_stream
 from specdec.structures import structures
 from specdec.targets import targets
@@ -26,7 +26,7 @@ CASES = [
     (name, structure)
     for name in DRAFTERS
     for structure in ("chain", "rows", "tree")
-    if structure in drafters.get(name).fills
+    if structure in drafters.get(name).capabilities.fills
 ]
 STREAM = Stream("one", "c", (3, 1, 2), (4, 0, 3, 1, 2, 4, 0, 3, 1))
 
@@ -42,8 +42,7 @@ def decoded(target, drafter, structure, prompt, limit):
         drafter=drafter,
         verifier=verifiers.build({"name": "greedy"}),
         structure=structure,
-        prompt=prompt,
-        max_new_tokens=limit,
+        request=Request(prompt, limit),
         clock=CpuClock(),
     )
 
@@ -85,7 +84,7 @@ def same_rounds(live, replayed, drafter, structure, streams, limit):
 @pytest.fixture(scope="module")
 def tiny(tiny_model, sampling):
     """A model with random weights, and what it writes."""
-    live = Causal.from_model(tiny_model("llama"), sampling(temperature=0.0))
+    live = Causal(tiny_model("llama"), sampling(temperature=0.0))
     dice = torch.Generator().manual_seed(0)
     prompts = [tuple(torch.randint(live.vocab_size, (6,), generator=dice).tolist()) * 3 for _ in range(2)]
     return live, texts(live, prompts, 32)
@@ -134,7 +133,7 @@ def test_a_pocket_run_is_replayed_round_by_round(pocket, drafter_values, make_st
 
 def test_every_node_gets_the_recorded_token_of_its_depth(replay):
     target = replay([STREAM])
-    target.start(STREAM.prompt, 100)
+    target.start(TextStart(STREAM.prompt, 100))
     tree = Tree((-1, -1, 0, 2, 1))
     p = target.verify(Draft(torch.tensor([4, 0, 0, 1, 2]), tree))
     assert p.argmax(-1).tolist() == [4, 0, 0, 3, 1, 3] and (p.sum(-1) == 1).all()
@@ -170,8 +169,7 @@ def test_time_is_the_cost_models(replay, tmp_path, drafter_values, make_structur
             drafter=drafter,
             verifier=verifiers.build({"name": "greedy"}),
             structure=make_structure("rows", 3),
-            prompt=stream.prompt,
-            max_new_tokens=9,
+            request=Request(stream.prompt, 9),
             clock=clock,
         )
         assert clock.seconds(*generation.prefill) == 1.0 + 0.25 * 5  # five rows, nothing in the cache
@@ -206,13 +204,13 @@ def test_what_it_refuses(replay):
     with pytest.raises(UsageError, match="no such cost model"):
         replay([STREAM], cost="h200")
     with pytest.raises(UsageError, match="No stream of target.path=.* has this prompt of 2 tokens"):
-        replay([STREAM]).start((1, 2), 10)
+        replay([STREAM]).start(TextStart((1, 2), 10))
 
 
 def test_a_priced_drafter_declares_what_its_own_does(replay, table, group_values):
     oracle = drafters.build(group_values("drafter", "oracle"), target=replay([STREAM]))
-    assert not oracle.reports_confidence and oracle.needs_reference
+    assert not oracle.capabilities.reports_confidence and oracle.capabilities.needs_reference
     wrapped = priced(oracle, replay([STREAM]))
-    assert wrapped.needs_reference and (wrapped.fills, wrapped.replay) == ({"chain"}, "position")
+    assert wrapped.capabilities == oracle.capabilities
     other = table([[0.5, 0.5], [0.5, 0.5]])
     assert priced(drafter := drafters.build({"name": "none"}, target=other), other) is drafter

@@ -8,10 +8,10 @@ import torch
 
 from specdec.clock import CpuClock
 from specdec.decode import generate
-from specdec.drafters.base import Drafter
+from specdec.drafters.base import Drafter, DrafterCapabilities
 from specdec.errors import UsageError
 from specdec.models.path_batch import row_batch
-from specdec.records import EMPTY, Draft, Source, Tree, chain_tree
+from specdec.records import EMPTY, Draft, Request, Source, TextStart, Tree, chain_tree
 from specdec.sampling import generator_for
 from specdec.structures.base import structures
 from specdec.targets import causal
@@ -36,8 +36,8 @@ def target_of(tiny_model, tiny_encoder_decoder, sampling):
     @cache
     def make(name: str, evaluation: str) -> Causal:
         if name.startswith("t5"):
-            return EncoderDecoder.from_model(tiny_encoder_decoder(name), sampling(temperature=1.0))
-        target = Causal.from_model(tiny_model(name), sampling(temperature=1.0))
+            return EncoderDecoder(tiny_encoder_decoder(name), sampling(temperature=1.0))
+        target = Causal(tiny_model(name), sampling(temperature=1.0))
         target.evaluation = evaluation
         return target
 
@@ -105,28 +105,28 @@ def assert_copies_are(used, fresh, copies, tolerance):
 def test_rows_give_the_p_of_packed_trees_and_of_plain_passes(architecture, target_of, random_draft):
     rows, packed = target_of(architecture, "rows"), target_of(architecture, "packed")
     tolerance = TOLERANCE.get(type(rows.model).__name__, EXACT)
-    rows.start(PROMPT, CAPACITY, BRANCHES)
-    packed.start(PROMPT, CAPACITY, BRANCHES)
+    rows.start(TextStart(PROMPT, CAPACITY, branches=BRANCHES))
+    packed.start(TextStart(PROMPT, CAPACITY, branches=BRANCHES))
     buffers = [layer.keys.data_ptr() for layer in rows.decoder.cache.layers]
     text = assert_rounds_agree(rows, packed, random_draft, tolerance)
     used, single = rows.decoder.cache, packed.decoder.cache
     assert [layer.keys.data_ptr() for layer in used.layers] == buffers, "no round makes a cache"
     assert single.copies == 1 and rows.cache_bytes == BRANCHES * packed.cache_bytes
     # Afterwards every copy is what a fresh prefill of the text would write.
-    packed.start([*PROMPT, *text], CAPACITY + len(text))
+    packed.start(TextStart([*PROMPT, *text], CAPACITY + len(text)))
     assert_copies_are(used, packed.decoder.cache, BRANCHES, 100 * tolerance)
 
 
 def test_rows_of_an_encoder_decoder_are_its_paths(encoder_decoder, target_of, random_draft):
     """One encoder output and one cross-attention cache serve all rows, whose number changes from round to round."""
     target = target_of(encoder_decoder, "rows")
-    target.start(PROMPT, len(PROMPT) + CAPACITY, BRANCHES)
+    target.start(TextStart(PROMPT, len(PROMPT) + CAPACITY, branches=BRANCHES))
     cross = target.decoder._caches.cross_attention_cache.layers[0]
     size = cross.keys.untyped_storage().nbytes()
     text = assert_rounds_agree(target, None, random_draft, EXACT)
     assert cross.keys.untyped_storage().nbytes() == size, "views"
     used = target.decoder.cache
-    target.start(PROMPT, len(PROMPT) + CAPACITY)
+    target.start(TextStart(PROMPT, len(PROMPT) + CAPACITY))
     target.verify(Draft(torch.tensor(text[:-1]), chain_tree(len(text) - 1)))
     assert_copies_are(used, target.decoder.cache, BRANCHES, 100 * EXACT)
 
@@ -134,7 +134,7 @@ def test_rows_of_an_encoder_decoder_are_its_paths(encoder_decoder, target_of, ra
 @pytest.mark.parametrize("name", ["gemma3", "t5"])
 def test_a_verification_can_be_discarded(target_of, random_draft, name):
     target = target_of(name, "rows")
-    target.start(PROMPT, CAPACITY, BRANCHES)
+    target.start(TextStart(PROMPT, CAPACITY, branches=BRANCHES))
     for draft in (uneven(0), random_draft(8, VOCABULARY, 0), EMPTY):
         target.verify(draft)
         target.discard()
@@ -144,7 +144,7 @@ def test_a_verification_can_be_discarded(target_of, random_draft, name):
 @pytest.mark.parametrize("name", ["llama", "t5"])
 def test_more_rows_than_were_announced_are_evaluated_too(target_of, random_draft, name):
     target = target_of(name, "rows")
-    target.start(PROMPT, CAPACITY, 2)
+    target.start(TextStart(PROMPT, CAPACITY, branches=2))
     assert target.decoder.cache.copies == 2
     text = assert_rounds_agree(target, None, random_draft, EXACT)
     assert target.decoder.cache.copies > 2
@@ -153,7 +153,7 @@ def test_more_rows_than_were_announced_are_evaluated_too(target_of, random_draft
 
 def test_a_prompt_of_one_token_needs_no_prefill(target_of):
     target = target_of("llama", "rows")
-    target.start([4], CAPACITY, BRANCHES)
+    target.start(TextStart([4], CAPACITY, branches=BRANCHES))
     first, second = uneven(0), uneven(1)
     for draft, text in ((first, []), (second, [int(first.tokens[0]), 7])):
         p = target.verify(draft)
@@ -167,7 +167,7 @@ def test_a_chain_takes_one_row(target_of, monkeypatch):
     """And so does the baseline, through compiled passes where there are any."""
     target = target_of("llama", "rows")
     monkeypatch.setattr(target.decoder, "forward_rows", lambda *_: pytest.fail("a batch"))
-    target.start(PROMPT, CAPACITY, BRANCHES)
+    target.start(TextStart(PROMPT, CAPACITY, branches=BRANCHES))
     for draft in (EMPTY, Draft(torch.tensor([1, 2]), chain_tree(2))):
         assert_like_plain(target, [], draft)
         target.discard()
@@ -178,12 +178,12 @@ class Rows(Drafter):
     tokens in turn, and it is now one row, now another.
     """
 
-    fills = frozenset({"rows", "tree"})
+    capabilities = DrafterCapabilities(fills=frozenset({"rows", "tree"}))
 
     def __init__(self, text: list[int]) -> None:
         self._text = text
 
-    def start(self, prompt, capacity, generator=None, reference=None) -> None:
+    def start(self, text, states=None) -> None:
         self._done = self._round = 0
 
     def draft(self, structure) -> Draft:
@@ -201,7 +201,7 @@ class Rows(Drafter):
         # Rows that begin alike are merged by the tree below, as drafters do.
         return _merged(parents, tokens) if tokens else EMPTY
 
-    def commit(self, tokens) -> None:
+    def commit(self, tokens, states=None) -> None:
         self._done, self._round = self._done + len(tokens), self._round + 1
 
 
@@ -227,17 +227,15 @@ def test_whole_texts_have_the_same_rounds(name, temperature, tiny_model, tiny_en
             drafter=drafter,
             verifier=verifiers.build({"name": verifier}),
             structure=structure,
-            prompt=PROMPT,
-            max_new_tokens=24,
+            request=Request(PROMPT, 24, accept_generator=generator_for(0, "prompt", "accept")),
             clock=CpuClock(),
-            accept_generator=generator_for(0, "prompt", "accept"),
         )
 
     if name == "t5":
-        rows = EncoderDecoder.from_model(tiny_encoder_decoder(name), how)
+        rows = EncoderDecoder(tiny_encoder_decoder(name), how)
         packed = None
     else:
-        rows, packed = (Causal.from_model(tiny_model(name), how) for _ in range(2))
+        rows, packed = (Causal(tiny_model(name), how) for _ in range(2))
         rows.evaluation = "rows"
     chain = structures.build({"name": "chain", "gamma": 3})
     own = decoded(rows, Rows([]), chain.resized(0)).tokens
@@ -264,11 +262,11 @@ def test_whole_texts_have_the_same_rounds(name, temperature, tiny_model, tiny_en
 def test_16_bit_rows_are_finite_and_near(tiny_model, sampling):
     """One prefix per copy in bfloat16, and the attention that takes a lone row twice."""
     model = deepcopy(tiny_model("llama")).bfloat16()
-    rows, packed = (Causal.from_model(model, sampling(temperature=1.0)) for _ in range(2))
+    rows, packed = (Causal(model, sampling(temperature=1.0)) for _ in range(2))
     rows.evaluation = "rows"
     p = []
     for target in (rows, packed):
-        target.start(PROMPT, CAPACITY, BRANCHES)
+        target.start(TextStart(PROMPT, CAPACITY, branches=BRANCHES))
         target.verify(EMPTY)
         target.commit([], 3)
         p.append(target.verify(uneven(0)))
@@ -293,7 +291,7 @@ def test_the_evaluation_comes_from_the_configuration(
 def test_copies_that_do_not_fit_are_refused_with_the_bytes(target_of, monkeypatch):
     rows, packed, t5 = target_of("llama", "rows"), target_of("llama", "packed"), target_of("t5", "rows")
     for target in (rows, packed, t5):
-        target.start(PROMPT, 12)
+        target.start(TextStart(PROMPT, 12))
         target.verify(EMPTY)
     row = packed.cache_bytes // 12
     assert row == 2 * 2 * 2 * 8 * 8  # keys and values, layers, heads, head size, bytes
@@ -337,7 +335,7 @@ def test_the_bytes_asked_for_are_those_that_the_caches_take(target_of, monkeypat
         monkeypatch.setattr(causal, "available_bytes", lambda device: -(10**12))
         with pytest.raises(UsageError) as refused:
             target.check_memory(len(PROMPT), CAPACITY, 3)
-        target.start(PROMPT, CAPACITY, 3)
+        target.start(TextStart(PROMPT, CAPACITY, branches=3))
         taken = target.cache_bytes
         if name == "t5":
             taken += target.decoder._caches.cross_attention_cache.nbytes()

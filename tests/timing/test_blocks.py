@@ -8,7 +8,7 @@ import torch
 
 from specdec.clock import CpuClock
 from specdec.errors import UsageError
-from specdec.records import EMPTY
+from specdec.records import EMPTY, TextStart
 from specdec.sampling import generator_for
 from specdec.targets.causal import Causal
 from specdec.targets.encoder_decoder import EncoderDecoder
@@ -19,7 +19,7 @@ BLOCKS = [(1, 0), (1, 2), (2, 0), (2, 1), (4, 1), (4, 3)]
 
 @pytest.fixture(params=["packed", "rows"])
 def target(request, tiny_model, sampling):
-    target = Causal.from_model(tiny_model("llama"), sampling(temperature=0.0))
+    target = Causal(tiny_model("llama"), sampling(temperature=0.0))
     target.evaluation = request.param
     return target
 
@@ -85,7 +85,7 @@ def test_the_cache_is_left_as_it_was_found(target):
     with torch.inference_mode():
         timed(target, contexts=[8], calls=1)
         after = target.verify(EMPTY)
-        target.start([5, 6, 7, 5, 6, 7, 5, 6, 7], 12)
+        target.start(TextStart([5, 6, 7, 5, 6, 7, 5, 6, 7], 12))
         assert torch.allclose(after, target.verify(EMPTY), atol=1e-12)
 
 
@@ -98,7 +98,7 @@ def test_a_spent_budget_leaves_one_pass(target):
 
 
 def test_contexts_are_cut_and_blocks_left_out_by_what_the_target_holds(tiny_model, sampling, caplog):
-    target = Causal.from_model(tiny_model("llama"), sampling(temperature=0.0))
+    target = Causal(tiny_model("llama"), sampling(temperature=0.0))
     assert target.context_length == 256
     found = timed(target, blocks=[(1, 1), (2, 4), (1, 200)], contexts=[8, 500, 1000], calls=1)
     longest = 256 - 1 - 4
@@ -109,7 +109,7 @@ def test_contexts_are_cut_and_blocks_left_out_by_what_the_target_holds(tiny_mode
 
 
 def test_what_there_is_no_memory_for_is_left_out(tiny_model, sampling):
-    target = Causal.from_model(tiny_model("llama"), sampling(temperature=0.0))
+    target = Causal(tiny_model("llama"), sampling(temperature=0.0))
     target.evaluation = "rows"
     asked, verify = [], target.verify
 
@@ -133,7 +133,7 @@ def test_what_there_is_no_memory_for_is_left_out(tiny_model, sampling):
 
 
 def test_other_faults_are_not_swallowed(tiny_model, sampling):
-    target = Causal.from_model(tiny_model("llama"), sampling(temperature=0.0))
+    target = Causal(tiny_model("llama"), sampling(temperature=0.0))
 
     def broken(draft):
         raise RuntimeError("shapes do not match")
@@ -144,7 +144,7 @@ def test_other_faults_are_not_swallowed(tiny_model, sampling):
 
 
 def test_rows_of_an_encoder_decoder(tiny_encoder_decoder, sampling):
-    target = EncoderDecoder.from_model(tiny_encoder_decoder("t5"), sampling(temperature=0.0))
+    target = EncoderDecoder(tiny_encoder_decoder("t5"), sampling(temperature=0.0))
     found = timed(target, calls=1)
     assert (found["missing"] == "").all() and found["rows_evaluated"].max() == 16
 

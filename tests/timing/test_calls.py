@@ -8,7 +8,7 @@ import torch
 from specdec.clock import CpuClock
 from specdec.drafters import drafters
 from specdec.models.products import matrix_products
-from specdec.records import EMPTY, chain_tree
+from specdec.records import EMPTY, TextStart, chain_tree
 from specdec.sampling import generator_for
 from specdec.structures import structures
 from specdec.targets.causal import Causal
@@ -16,7 +16,7 @@ from specdec.timing.calls import calibrate, row_counts, time_calls
 
 
 def test_sizes_repeats_and_an_untouched_cache(tiny_model, sampling, group_values):
-    target = Causal.from_model(tiny_model("llama"), sampling(temperature=0.0))
+    target = Causal(tiny_model("llama"), sampling(temperature=0.0))
     drafter = drafters.build(group_values("drafter", "ngram"), target=target)
     chain = structures.build({"name": "chain", "gamma": 4})
     prompt = [5, 6, 7, 5, 6]
@@ -28,12 +28,12 @@ def test_sizes_repeats_and_an_untouched_cache(tiny_model, sampling, group_values
     assert found.as_dict()["t_n"][1]["ratio"] == 1.0
     with torch.inference_mode():
         after = target.verify(EMPTY)
-        target.start(prompt, 8)
+        target.start(TextStart(prompt, 8))
         assert (after == target.verify(EMPTY)).all()
 
 
 def test_whole_drafts_by_depth(tiny_model, sampling, group_values):
-    target = Causal.from_model(tiny_model("llama"), sampling(temperature=0.0))
+    target = Causal(tiny_model("llama"), sampling(temperature=0.0))
     drafter = drafters.build(group_values("drafter", "ngram"), target=target)
     chain = structures.build({"name": "chain", "gamma": 4})
     asked = dict(trees=[chain_tree(1)], repeats=3, clock=CpuClock(), generator=generator_for(0, "p", "calibration"))
@@ -72,7 +72,7 @@ def grid(target, **changes):
 
 
 def test_every_cell_of_the_grid_is_measured_at_its_context(tiny_model, sampling):
-    target = Causal.from_model(tiny_model("llama"), sampling(temperature=0.0))
+    target = Causal(tiny_model("llama"), sampling(temperature=0.0))
     seen = set()
     verify = target.verify
 
@@ -92,7 +92,7 @@ def test_every_cell_of_the_grid_is_measured_at_its_context(tiny_model, sampling)
 
 
 def test_a_spent_budget_leaves_one_pass_over_powers_of_two(tiny_model, sampling):
-    target = Causal.from_model(tiny_model("llama"), sampling(temperature=0.0))
+    target = Causal(tiny_model("llama"), sampling(temperature=0.0))
     found = grid(target, calls=5, seconds=1e-9)
     assert {cell: len(times) for cell, times in found.cells.items()} == {
         (n, context): 1 for n in (1, 2, 4) for context in (8, 40)
@@ -101,7 +101,7 @@ def test_a_spent_budget_leaves_one_pass_over_powers_of_two(tiny_model, sampling)
 
 
 def test_contexts_are_cut_to_what_the_target_holds(tiny_model, sampling):
-    target = Causal.from_model(tiny_model("llama"), sampling(temperature=0.0))
+    target = Causal(tiny_model("llama"), sampling(temperature=0.0))
     assert target.context_length == 256
     found = grid(target, rows=[1, 64, 200], contexts=[8, 500, 1000], calls=1)
     assert set(found.cells) == {(n, context) for n in (1, 64) for context in (8, 191)}
@@ -110,7 +110,7 @@ def test_contexts_are_cut_to_what_the_target_holds(tiny_model, sampling):
 @pytest.mark.parametrize("name", ["llama", "gpt2", "gpt_neox", "opt", "phi3", "gemma3", "qwen3"])
 def test_products_hold_the_weights_of_a_model(name, tiny_model, sampling):
     model = tiny_model(name)
-    target = Causal.from_model(model, sampling(temperature=0.0))
+    target = Causal(model, sampling(temperature=0.0))
     products = target.products()
     weights = sum(product.values(0) for product in products)
     # All parameters but biases, norms and what is looked up; a tied head counts.

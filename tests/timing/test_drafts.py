@@ -5,6 +5,7 @@ import torch
 
 from specdec.clock import Clock
 from specdec.drafters import Drafter
+from specdec.drafters.base import DrafterCapabilities
 from specdec.records import EMPTY, Draft
 from specdec.sampling import generator_for
 from specdec.targets.causal import Causal
@@ -32,7 +33,7 @@ class Turns(Clock):
 class Slow(Drafter):
     """Every draft takes two seconds for each level and one for each node, and half as much again the first time."""
 
-    fills = frozenset({"tree", "chain"})
+    capabilities = DrafterCapabilities(fills=frozenset({"tree", "chain"}))
 
     def __init__(self, clock):
         self.clock, self.seen = clock, set()
@@ -45,7 +46,7 @@ class Slow(Drafter):
 
 
 def test_every_structure_is_timed_apart_from_its_first_draft(tiny_model, sampling, make_structure):
-    target = Causal.from_model(tiny_model("llama"), sampling(temperature=0.0))
+    target = Causal(tiny_model("llama"), sampling(temperature=0.0))
     clock = Turns()
     shapes = [make_structure("tree", 3), make_structure("chain", 2), make_structure("tree", 1)]
     table = time_drafts(
@@ -62,13 +63,13 @@ def test_every_structure_is_timed_apart_from_its_first_draft(tiny_model, samplin
 
 def test_a_drafter_that_reads_states_is_given_them(tiny_model, sampling, make_structure):
     class Reader(Slow):
-        reads_states, read_of = True, None
+        capabilities = DrafterCapabilities(fills=frozenset({"chain"}), reads_states=True)
 
-        def read(self, states):
+        def start(self, text, states=None):
             self.read_of = states.shape
 
-    target = Causal.from_model(tiny_model("llama"), sampling(temperature=0.0))
-    target.keep_states(0)
+    target = Causal(tiny_model("llama"), sampling(temperature=0.0))
+    target.hidden.keep(0)
     clock = Turns()
     reader = Reader(clock)
     time_drafts(target, reader, [make_structure("chain", 1)], PROMPT, 1, clock, generator_for(0, "drafts", "cost"))
@@ -77,7 +78,7 @@ def test_a_drafter_that_reads_states_is_given_them(tiny_model, sampling, make_st
 
 @pytest.mark.parametrize("evaluation", ["packed", "rows"])
 def test_there_is_room_for_every_draft(tiny_model, sampling, make_structure, evaluation):
-    target = Causal.from_model(tiny_model("llama"), sampling(temperature=0.0))
+    target = Causal(tiny_model("llama"), sampling(temperature=0.0))
     target.evaluation = evaluation
     clock = Turns()
     shapes = [make_structure("tree", 1), make_structure("tree", 5)]

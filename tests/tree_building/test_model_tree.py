@@ -10,6 +10,7 @@ from specdec.decode import generate
 from specdec.drafters.base import drafters
 from specdec.drafters.small_model import SmallModel
 from specdec.errors import NumericsError, UsageError
+from specdec.records import Request, TextStart
 from specdec.sampling import generator_for, probabilities
 from specdec.structures.base import structures
 from specdec.targets.causal import Causal
@@ -35,7 +36,7 @@ def rows(k, w):
 
 @pytest.fixture
 def target(tiny_model, sampling):
-    return lambda **how: Causal.from_model(tiny_model("llama"), sampling(**how))
+    return lambda **how: Causal(tiny_model("llama"), sampling(**how))
 
 
 def along(drafter, draft, node):
@@ -50,8 +51,8 @@ def along(drafter, draft, node):
 def test_q_is_what_each_node_was_drawn_from(tiny_model, sampling, make_structure, family, siblings, structure):
     model = tiny_model(family)
     how = sampling(temperature=1.5, top_k=7)
-    drafter = SmallModel.from_model(shaken(model), Causal.from_model(model, how), siblings=siblings)
-    drafter.start(PROMPT, 64, generator_for(0, "p", "draft"))
+    drafter = SmallModel(shaken(model), Causal(model, how), siblings=siblings)
+    drafter.start(TextStart(PROMPT, 64, generator=generator_for(0, "p", "draft")))
     for _ in range(2):  # asked twice, the cache is that of the text
         draft = drafter.draft(make_structure(structure, 3))
         assert draft.tree.depth == 3
@@ -66,8 +67,8 @@ def test_q_is_what_each_node_was_drawn_from(tiny_model, sampling, make_structure
 @pytest.mark.parametrize("structure", ["rows", "tree"])
 @pytest.mark.parametrize("how", [{"temperature": 0.0}, {"temperature": 1.0}])
 def test_greedy_drafts_are_the_most_likely_tokens(target, tiny_model, make_structure, how, structure):
-    drafter = SmallModel.from_model(shaken(tiny_model("llama")), target(**how), drafts="greedy")
-    drafter.start(PROMPT, 64)
+    drafter = SmallModel(shaken(tiny_model("llama")), target(**how), drafts="greedy")
+    drafter.start(TextStart(PROMPT, 64))
     draft = drafter.draft(make_structure(structure, 3))
     assert draft.q is None and draft.tree == make_structure(structure, 3).tree or structure == "rows"
     for node in (-1, *range(len(draft))):
@@ -79,8 +80,8 @@ def test_greedy_drafts_are_the_most_likely_tokens(target, tiny_model, make_struc
 @pytest.mark.parametrize("drafts", ["greedy", "sampled"])
 def test_a_dynamic_tree_follows_the_models_confidence(target, tiny_model, group_values, drafts):
     """Whatever `drafts` says: nodes that were chosen for their tokens are point masses."""
-    drafter = SmallModel.from_model(shaken(tiny_model("llama")), target(temperature=1.0), drafts=drafts)
-    drafter.start(PROMPT, 64, generator_for(0, "p", "draft"))
+    drafter = SmallModel(shaken(tiny_model("llama")), target(temperature=1.0), drafts=drafts)
+    drafter.start(TextStart(PROMPT, 64, generator=generator_for(0, "p", "draft")))
     shape = structures.build(group_values("structure", "dynamic", nodes=9, depth=2, branching=61, beam=61))
     drafter.draft(shape)
     draft = drafter.draft(shape)  # asked twice, the cache is that of the text
@@ -99,8 +100,8 @@ def test_a_dynamic_tree_follows_the_models_confidence(target, tiny_model, group_
 @pytest.mark.parametrize("accepted", [0, 1, 3])
 def test_the_cache_after_a_round_is_that_of_a_fresh_start(target, tiny_model, make_structure, siblings, accepted):
     """After the last path of a tree, whose rows do not lie behind the prefix, or a part of it."""
-    drafter = SmallModel.from_model(shaken(tiny_model("llama")), target(temperature=1.0), siblings=siblings)
-    drafter.start(PROMPT, 64, generator_for(0, "p", "draft"))
+    drafter = SmallModel(shaken(tiny_model("llama")), target(temperature=1.0), siblings=siblings)
+    drafter.start(TextStart(PROMPT, 64, generator=generator_for(0, "p", "draft")))
     first = drafter.draft(rows(3, 3))
     path = first.tree.path(first.tree.leaves[-1])[:accepted]
     committed = [*(int(first.tokens[node]) for node in path), 5]
@@ -109,7 +110,7 @@ def test_the_cache_after_a_round_is_that_of_a_fresh_start(target, tiny_model, ma
     laws = drafter.laws([*PROMPT, *committed], [*second.tokens.tolist(), 0])
     torch.testing.assert_close(second.q, laws[:3], atol=1e-12, rtol=0)
     # And a chain before a tree: what it left in the cache is used.
-    drafter.start(PROMPT, 64, generator_for(0, "p", "draft"))
+    drafter.start(TextStart(PROMPT, 64, generator=generator_for(0, "p", "draft")))
     chain = drafter.draft(structures.build({"name": "chain", "gamma": 3}))
     drafter.commit([*chain.tokens.tolist(), 5])
     third = drafter.draft(make_structure("tree", 2))
@@ -124,14 +125,16 @@ def test_an_equal_drafter_is_always_accepted(target, tiny_model, make_structure,
     beside = target(temperature=0.8, top_k=9)
     generation = generate(
         target=beside,
-        drafter=SmallModel.from_model(tiny_model("llama"), beside, siblings=siblings),
+        drafter=SmallModel(tiny_model("llama"), beside, siblings=siblings),
         verifier=verifiers.build({"name": "speculative_sampling"}),
         structure=make_structure(structure, 3),
-        prompt=PROMPT,
-        max_new_tokens=16,
+        request=Request(
+            PROMPT,
+            16,
+            draft_generator=generator_for(0, "p", "draft", "cpu"),
+            accept_generator=generator_for(0, "p", "accept", "cpu"),
+        ),
         clock=CpuClock(),
-        draft_generator=generator_for(0, "p", "draft", "cpu"),
-        accept_generator=generator_for(0, "p", "accept", "cpu"),
     )
     assert [row.accepted for row in generation.rounds] == [3, 3, 3, 3]
     assert all(source.strategy == "small_model" for row in generation.rounds for source in row.source)
@@ -143,7 +146,7 @@ def test_independent_siblings_are_lossless(enumeration, table, random_law, tiny_
     """Every outcome of drafting, accepting and the loop, limit included; vocabulary 2, a model in float64."""
     law = random_law(2, 5)
     beside = table(law, temperature=1.0)
-    drafter = SmallModel.from_model(tiny_llama(2), beside, siblings="independent")
+    drafter = SmallModel(tiny_llama(2), beside, siblings="independent")
 
     def run():
         return generate(
@@ -151,11 +154,10 @@ def test_independent_siblings_are_lossless(enumeration, table, random_law, tiny_
             drafter=drafter,
             verifier=verifiers.build({"name": verifier}),
             structure=rows(k, w),
-            prompt=[0, 1],
-            max_new_tokens=w + 1,
+            request=Request(
+                [0, 1], w + 1, draft_generator=enumeration.generator, accept_generator=enumeration.generator
+            ),
             clock=CpuClock(),
-            draft_generator=enumeration.generator,
-            accept_generator=enumeration.generator,
         ).tokens
 
     found = enumeration.law(run)
@@ -167,8 +169,8 @@ def test_independent_siblings_are_lossless(enumeration, table, random_law, tiny_
 
 
 def test_drafts_end_with_the_models_context(target, tiny_llama, make_structure):
-    drafter = SmallModel.from_model(tiny_llama(61, context=10), target(temperature=1.0))
-    drafter.start(PROMPT, 64, generator_for(0, "p", "draft"))
+    drafter = SmallModel(tiny_llama(61, context=10), target(temperature=1.0))
+    drafter.start(TextStart(PROMPT, 64, generator=generator_for(0, "p", "draft")))
     depths = []
     for token in range(4):
         depths.append(drafter.draft(make_structure("tree", 4)).tree.depth)
@@ -178,8 +180,8 @@ def test_drafts_end_with_the_models_context(target, tiny_llama, make_structure):
 
 def test_tokens_beyond_a_narrower_model_are_read_as_its_first(target, tiny_llama):
     """Three rows of a vocabulary of two: the third sibling is none of the model's own tokens."""
-    drafter = SmallModel.from_model(tiny_llama(2), target(temperature=1.0))
-    drafter.start([0, 1, 1], 64, generator_for(0, "p", "draft"))
+    drafter = SmallModel(tiny_llama(2), target(temperature=1.0))
+    drafter.start(TextStart([0, 1, 1], 64, generator=generator_for(0, "p", "draft")))
     draft = drafter.draft(rows(3, 2))
     assert draft.tokens[2] >= 2 and len(draft) == 6
     assert not draft.q[3:, 2:].any() and not draft.q[:2, 2:].any()
@@ -189,11 +191,11 @@ def test_branches_need_models_of_one_tokenizer_and_decoders_only(tiny_encoder_de
     from specdec.targets.encoder_decoder import EncoderDecoder
 
     model = tiny_encoder_decoder("t5")
-    drafter = SmallModel.from_model(model, EncoderDecoder.from_model(model, sampling(temperature=0.0)))
-    drafter.start(PROMPT, 64)
+    drafter = SmallModel(model, EncoderDecoder(model, sampling(temperature=0.0)))
+    drafter.start(TextStart(PROMPT, 64))
     with pytest.raises(UsageError, match=r"structure=rows: .*encoder-decoder.*structure=chain\.$"):
         drafter.draft(rows(2, 2))
-    drafter = SmallModel.from_model(model, EncoderDecoder.from_model(model, sampling(temperature=0.0)))
+    drafter = SmallModel(model, EncoderDecoder(model, sampling(temperature=0.0)))
     drafter.translation = object()
     with pytest.raises(UsageError, match=r"drafter\.translate=true"):
         drafter._branching(rows(2, 2), [0])
@@ -201,9 +203,9 @@ def test_branches_need_models_of_one_tokenizer_and_decoders_only(tiny_encoder_de
 
 def test_logits_that_are_not_finite_end_the_run(target, tiny_model):
     broken = deepcopy(tiny_model("llama"))
-    drafter = SmallModel.from_model(broken, target(temperature=1.0))
+    drafter = SmallModel(broken, target(temperature=1.0))
     broken.lm_head.weight[3] = torch.nan
-    drafter.start(PROMPT, 64, generator_for(0, "p", "draft"))
+    drafter.start(TextStart(PROMPT, 64, generator=generator_for(0, "p", "draft")))
     drafter.draft(rows(2, 2))
     with pytest.raises(NumericsError, match="drafter"):
         drafter.commit([1])

@@ -9,6 +9,7 @@ from specdec.decode import generate
 from specdec.drafters.base import drafters
 from specdec.drafters.small_model import SmallModel
 from specdec.errors import UsageError
+from specdec.records import Request, TextStart
 from specdec.replay.expected_rounds import expected_rounds
 from specdec.sampling import generator_for, probabilities
 from specdec.structures.base import structures
@@ -56,8 +57,8 @@ def pair(here, there, sampling, tiny_llama):
     """A target of 8 rows (7 tokens) and a drafter of 9, and how to build the drafter beside the target."""
 
     def make(**how):
-        target = Causal.from_model(tiny_llama(8, seed=3), sampling(**how), here)
-        return target, SmallModel.from_model(tiny_llama(9), target, there, translate=True)
+        target = Causal(tiny_llama(8, seed=3), sampling(**how), here)
+        return target, SmallModel(tiny_llama(9), target, there, translate=True)
 
     return make
 
@@ -73,7 +74,7 @@ def test_shared_tokens_are_spelled_alike(pair):
 
 
 def test_a_piece_that_is_special_on_one_side_only_is_not_shared(here, sampling, tiny_llama):
-    target = Causal.from_model(tiny_llama(8), sampling(), here)
+    target = Causal(tiny_llama(8), sampling(), here)
     other = tokenizer(["a", "<t>", "</s>"], special=["</s>"])
     assert Translation("x", other, 3, target).shared == 2
 
@@ -108,7 +109,7 @@ def test_q_after_every_text(pair, how):
     """The cache follows a tokenisation that changes behind it, and grows beyond the capacity it was given."""
     target, drafter = pair(temperature=1.0, **how)
     text = [D, A]
-    drafter.start(text, 3, generator_for(0, "p", "draft"))
+    drafter.start(TextStart(text, 3, generator=generator_for(0, "p", "draft")))
     for committed in ([B], [C, D, A], [B], [C], [AB, AB, C], [A, 5], [B, AB, AB, AB, D, C], [0], [AB] * 12):
         draft = drafter.draft(chain(3))
         context = drafter.translation.read(text)
@@ -123,7 +124,7 @@ def test_q_after_every_text(pair, how):
 def test_a_fully_accepted_draft_is_read_anew(pair):
     """Drafted b and c are one token of the drafter's once they are text: its cache goes back to before them."""
     _, drafter = pair(temperature=0.0)
-    drafter.start([A], 32)
+    drafter.start(TextStart([A], 32))
     drafter.draft(chain(3))
     rows = drafter._decoder.length
     drafter.commit([B, C])
@@ -141,8 +142,7 @@ def test_greedy_output_is_the_targets_own(pair, gamma):
             drafter=each,
             verifier=verifiers.build({"name": "greedy"}),
             structure=chain(gamma),
-            prompt=[A, B, D],
-            max_new_tokens=30,
+            request=Request([A, B, D], 30),
             clock=CpuClock(),
         )
 
@@ -150,7 +150,7 @@ def test_greedy_output_is_the_targets_own(pair, gamma):
     assert drafted.tokens == own.tokens and len(set(own.tokens)) > 2
     assert sum(row.accepted for row in drafted.rounds) > 0
     # Under greedy a draft is a function of the text, so drafting again along it counts the rounds.
-    assert drafter.replay == "copying"
+    assert drafter.capabilities.replay == "copying"
     rounds = expected_rounds(drafter, target, chain(gamma), [A, B, D], drafted.tokens, 30, None, None, None)
     assert rounds == len(drafted.rounds)
 
@@ -161,7 +161,7 @@ def test_sampling_is_lossless(enumeration, table, random_law, tiny_llama, how):
     law = random_law(3, 5)
     target = table(law, temperature=1.0, **how)
     target.tokenizer = tokenizer(["a", "b", "ab"], [("a", "b")])
-    drafter = SmallModel.from_model(tiny_llama(3), target, tokenizer(["c", "b", "a"]), translate=True)
+    drafter = SmallModel(tiny_llama(3), target, tokenizer(["c", "b", "a"]), translate=True)
     assert drafter.translation.shared == 2
 
     def run():
@@ -170,11 +170,8 @@ def test_sampling_is_lossless(enumeration, table, random_law, tiny_llama, how):
             drafter=drafter,
             verifier=verifiers.build({"name": "speculative_sampling"}),
             structure=chain(2),
-            prompt=[0, 2],
-            max_new_tokens=3,
+            request=Request([0, 2], 3, draft_generator=enumeration.generator, accept_generator=enumeration.generator),
             clock=CpuClock(),
-            draft_generator=enumeration.generator,
-            accept_generator=enumeration.generator,
         ).tokens
 
     found = enumeration.law(run)
@@ -186,45 +183,45 @@ def test_sampling_is_lossless(enumeration, table, random_law, tiny_llama, how):
 
 def test_nothing_is_offered_beyond_the_drafters_context(here, there, sampling, tiny_llama):
     """Counted in the drafter's tokens: <s> a b takes three of its four rows where the target has one token."""
-    target = Causal.from_model(tiny_llama(8), sampling(temperature=0.0), here)
-    drafter = SmallModel.from_model(tiny_llama(9, context=4), target, there, translate=True)
-    drafter.start([AB], 32)
+    target = Causal(tiny_llama(8), sampling(temperature=0.0), here)
+    drafter = SmallModel(tiny_llama(9, context=4), target, there, translate=True)
+    drafter.start(TextStart([AB], 32))
     assert len(drafter.draft(chain(4))) == 2
     drafter.commit([AB])
     assert len(drafter.draft(chain(4))) == 0
-    drafter.start([AB] * 9, 32)
+    drafter.start(TextStart([AB] * 9, 32))
     assert len(drafter.draft(chain(4))) == 0
 
 
 def test_a_text_without_tokens_has_no_draft(here, sampling, tiny_llama):
     """A prompt of markers only, for a drafter whose texts begin with nothing."""
-    target = Causal.from_model(tiny_llama(8), sampling(temperature=0.0), here)
-    drafter = SmallModel.from_model(tiny_llama(9), target, tokenizer(["a", "b", "d"]), translate=True)
-    drafter.start([0], 32)
+    target = Causal(tiny_llama(8), sampling(temperature=0.0), here)
+    drafter = SmallModel(tiny_llama(9), target, tokenizer(["a", "b", "d"]), translate=True)
+    drafter.start(TextStart([0], 32))
     assert len(drafter.draft(chain(2))) == 0
     drafter.commit([A])
     assert len(drafter.draft(chain(2))) == 2
 
 
 def test_what_cannot_be_translated_is_refused(here, sampling, tiny_llama):
-    with_tokenizer = Causal.from_model(tiny_llama(8), sampling(), here)
-    without = Causal.from_model(tiny_llama(8), sampling())
+    with_tokenizer = Causal(tiny_llama(8), sampling(), here)
+    without = Causal(tiny_llama(8), sampling())
     for target, other, said in (
         (with_tokenizer, tokenizer(["x", "y"]), "spell no token alike"),
         (with_tokenizer, None, "drafter.model=.* has no tokenizer"),
         (without, here, "the target has no tokenizer"),
     ):
         with pytest.raises(UsageError, match=said) as raised:
-            SmallModel.from_model(tiny_llama(9), target, other, translate=True)
+            SmallModel(tiny_llama(9), target, other, translate=True)
         assert raised.value.exit_code == 2 and "\n" not in str(raised.value)
 
 
 def test_a_saved_pair_is_loaded_with_its_tokenizers(tmp_path, here, there, sampling, tiny_llama, group_values):
-    target = Causal.from_model(tiny_llama(8, seed=3), sampling(temperature=0.0), here)
+    target = Causal(tiny_llama(8, seed=3), sampling(temperature=0.0), here)
     tiny_llama(9).save_pretrained(tmp_path)
     there.save_pretrained(tmp_path)
     values = group_values("drafter", "small_model", model=str(tmp_path))
     with pytest.raises(UsageError, match=r"drafter\.translate=true"):
         drafters.build(values, target=target)
     drafter = drafters.build(values | {"translate": True}, target=target)
-    assert drafter.translation.shared == 5 and drafter.vocab_size == 8
+    assert drafter.translation.shared == 5 and drafter.capabilities.vocab_size == 8

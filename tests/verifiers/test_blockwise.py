@@ -84,7 +84,7 @@ def test_every_position_has_the_law_that_the_rule_states(
 @pytest.mark.parametrize(("acceptance", "changes"), KINDS)
 def test_with_one_hot_p_every_kind_is_exact_match(group_values, acceptance, changes):
     greedy, rule = verifiers.build({"name": "greedy"}), blockwise(group_values, acceptance, **changes)
-    assert rule.for_greedy().lossless
+    assert rule.for_greedy().capabilities.lossless
     generator = torch.Generator().manual_seed(0)
     for _ in range(60):
         p = one_hot(torch.randint(3, (4,), generator=generator), 3)
@@ -94,15 +94,15 @@ def test_with_one_hot_p_every_kind_is_exact_match(group_values, acceptance, chan
 
 def test_only_exact_match_claims_to_be_lossless(group_values):
     exact = blockwise(group_values)
-    assert exact.lossless and exact.greedy_only
+    assert exact.capabilities.lossless and exact.capabilities.greedy_only
     for rule in (
         blockwise(group_values, minimum_block=2),
         blockwise(group_values, "top_k", top_k=1),
         blockwise(group_values, "score"),
     ):
-        assert not rule.lossless and not rule.greedy_only
+        assert not rule.capabilities.lossless and not rule.capabilities.greedy_only
     # A minimum block departs from greedy text even where p is one-hot.
-    assert not blockwise(group_values, minimum_block=2).for_greedy().lossless
+    assert not blockwise(group_values, minimum_block=2).for_greedy().capabilities.lossless
     p = one_hot(torch.tensor([0, 0, 0]), 2)
     forced = (
         blockwise(group_values, minimum_block=2)

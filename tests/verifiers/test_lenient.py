@@ -11,10 +11,10 @@ from specdec import run
 from specdec.clock import CpuClock
 from specdec.decode import generate
 from specdec.drafters.base import Drafter
-from specdec.records import Draft, chain_tree
+from specdec.records import Draft, Request, chain_tree
 from specdec.sampling import generator_for, one_hot, sample
 from specdec.structures.base import structures
-from specdec.verifiers.base.contract import Verifier, verifiers
+from specdec.verifiers.base.contract import Verifier, VerifierCapabilities, verifiers
 
 P = torch.tensor([0.5, 0.3, 0.15, 0.05], dtype=torch.float64)
 Q = torch.tensor([0.2, 0.5, 0.1, 0.2], dtype=torch.float64)
@@ -105,8 +105,8 @@ class Sampled(Drafter):
     def __init__(self, q):
         self.q = q
 
-    def start(self, prompt, capacity, generator=None, reference=None):
-        self.generator = generator
+    def start(self, text, states=None):
+        self.generator = text.generator
 
     def draft(self, structure):
         rows = self.q.expand(structure.gamma, -1)
@@ -119,11 +119,10 @@ def decoded(target, verifier):
         drafter=Sampled(Q),
         verifier=verifier,
         structure=structures.build({"name": "chain", "gamma": 3}),
-        prompt=[0],
-        max_new_tokens=60,
+        request=Request(
+            [0], 60, draft_generator=generator_for(0, "p", "draft"), accept_generator=generator_for(0, "p", "accept")
+        ),
         clock=CpuClock(),
-        draft_generator=generator_for(0, "p", "draft"),
-        accept_generator=generator_for(0, "p", "accept"),
     )
 
 
@@ -142,7 +141,7 @@ def test_a_round_records_the_departure_at_every_tested_position(table, random_la
 
 def test_a_rule_that_is_not_lossless_has_to_say_what_it_emits():
     class Silent(Verifier):
-        lossless, handles = False, frozenset({"chain"})
+        capabilities = VerifierCapabilities(handles=frozenset({"chain"}), lossless=False)
 
         def accept(self, draft, p, generator):
             raise AssertionError
@@ -151,7 +150,7 @@ def test_a_rule_that_is_not_lossless_has_to_say_what_it_emits():
         Silent().total_variation(P, Q)
     for name in verifiers.names():
         rule = verifiers.get(name)
-        assert rule.lossless or rule.law is not Verifier.law, name
+        assert rule.capabilities.lossless or rule.law is not Verifier.law, name
 
 
 @pytest.mark.slow

@@ -115,7 +115,7 @@ def test_without_a_draft_the_target_says_its_argmax():
 @pytest.mark.parametrize(("epsilon", "delta"), SETTINGS)
 def test_with_one_hot_p_it_is_exact_match(random_draft, epsilon, delta):
     greedy, rule, generator = verifiers.build({"name": "greedy"}), typical(epsilon, delta), torch.Generator()
-    assert rule.for_greedy().lossless and not rule.lossless
+    assert rule.for_greedy().capabilities.lossless and not rule.capabilities.lossless
     accepted = set()
     for seed in range(60):
         generator.manual_seed(seed)

@@ -2,25 +2,23 @@
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
 import torch
 from torch import Tensor
 
-from specdec.drafters.base import Drafter
+from specdec.drafters.base.contract import EVERY_STRUCTURE, Drafter, DrafterCapabilities
 from specdec.errors import NumericsError, UsageError
 from specdec.heads.choices import choices_of
 from specdec.heads.files import load_heads, shipped_heads, state_offset
 from specdec.heads.model import Heads
-from specdec.records import EMPTY, Draft, Source, Tree
+from specdec.records import EMPTY, Draft, Source, TextStart, Tree
 from specdec.sampling import all_finite, generator_on, probabilities
 from specdec.structures.base import Structure
+from specdec.targets.base import Target
 from specdec.tree_building.siblings import How, Siblings, grow, sibling_ranks
-
-if TYPE_CHECKING:
-    from specdec.targets.base import Target
 
 Drafts = Literal["sampled", "greedy"]
 
@@ -44,70 +42,70 @@ class HeadsDrafter(Drafter):
         heads: in the target's dtype, on its device.
     """
 
-    fills = frozenset({"chain", "rows", "tree", "dynamic"})
-    reads_states = True
+    capabilities = DrafterCapabilities(fills=EVERY_STRUCTURE, reads_states=True)
     strategy: ClassVar[str]
     grounded: ClassVar[bool]
     shipped: ClassVar[str]
 
-    def __init__(self, model: str, drafts: Drafts, siblings: Siblings, target: "Target") -> None:
-        """
-        Args:
-            model: `pocket` or a file that `specdec.train` wrote.
-        Raises:
-            UsageError: no such file, heads of another kind or of other weights, a target without hidden states.
-        """
-        path = shipped_heads(self.shipped) if model == "pocket" else Path(model).expanduser()
-        if model == "pocket" and not path.is_file():
-            raise UsageError(
-                f"Bad value drafter.model=pocket: this installation has no heads {self.shipped!r}; train some with "
-                f"python -m specdec.train +heads={self.shipped} and give their file."
-            )
-        heads = load_heads(path, target)
-        if heads.config.grounded != self.grounded:
-            kind, other = ("grounded", "grounded") if heads.config.grounded else ("not grounded", "medusa")
-            raise UsageError(f"Bad value drafter.model={model}: these heads are {kind}; use +drafter={other}.")
-        self._init(heads, drafts, siblings, target, _file_hash(path))
-
-    @classmethod
-    def from_heads(
-        cls,
+    def __init__(
+        self,
         heads: Heads,
-        target: "Target",
+        target: Target,
+        sha256: str = "",
         drafts: Drafts = "sampled",
         siblings: Siblings = "without_replacement",
-    ) -> "HeadsDrafter":
-        """Around heads that are already in memory: tests and notebooks make small ones on the spot."""
-        drafter = cls.__new__(cls)
-        drafter._init(heads, drafts, siblings, target, "")
-        return drafter
-
-    def _init(self, heads: Heads, drafts: Drafts, siblings: Siblings, target: "Target", sha256: str) -> None:
-        target.keep_states(state_offset(heads.config, target))
+    ) -> None:
+        """
+        Args:
+            sha256: of the heads' file; "" for heads that were made in memory.
+        Raises:
+            UsageError: a target without hidden states, or with fewer layers than the heads read.
+        """
+        target.hidden.keep(state_offset(heads.config, target))
         self.heads, self._sha256 = heads, sha256
         self._choices = choices_of(heads)
         self._sampling, self._device = target.sampling, target.device
         self._greedy = drafts == "greedy" or target.sampling.greedy
         self._siblings: Siblings = siblings
-        self.vocab_size, self.deepest = heads.vocab_size, heads.config.count
-        self._reset(None, 0)
+        self.capabilities = replace(self.capabilities, vocab_size=heads.vocab_size, deepest=heads.config.count)
+        self._begin(None, 0)
 
-    def _reset(self, generator: torch.Generator | None, root: int) -> None:
+    @classmethod
+    def from_file(cls, model: str, target: Target, drafts: Drafts, siblings: Siblings = "without_replacement") -> Self:
+        """Return a drafter over the heads of a file.
+
+        Args:
+            model: `pocket` or a file that `specdec.train` wrote.
+        Raises:
+            UsageError: no such file, heads of another kind or of other weights, a target without hidden states.
+        """
+        path = shipped_heads(cls.shipped) if model == "pocket" else Path(model).expanduser()
+        if model == "pocket" and not path.is_file():
+            raise UsageError(
+                f"Bad value drafter.model=pocket: this installation has no heads {cls.shipped!r}; train some with "
+                f"python -m specdec.train +heads={cls.shipped} and give their file."
+            )
+        heads = load_heads(path, target)
+        if heads.config.grounded != cls.grounded:
+            kind, other = ("grounded", "grounded") if heads.config.grounded else ("not grounded", "medusa")
+            raise UsageError(f"Bad value drafter.model={model}: these heads are {kind}; use +drafter={other}.")
+        with path.open("rb") as file:
+            sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+        return cls(heads, target, sha256, drafts, siblings)
+
+    def _begin(self, generator: torch.Generator | None, root: int) -> None:
         self._generator, self._root = generator, root
         self._state: Tensor | None = None  # [D] h_t
         self._past: tuple[Tensor, Tensor] | None = None  # of the prefix layer
         self._finite: Tensor | None = None
 
-    def start(
-        self,
-        prompt: Sequence[int],
-        capacity: int,
-        generator: torch.Generator | None = None,
-        reference: Sequence[int] | None = None,
-    ) -> None:
-        self._reset(generator_on(generator, self._device), prompt[-1])
+    def start(self, text: TextStart, states: Tensor | None = None) -> None:
+        self._begin(generator_on(text.generator, self._device), text.prompt[-1])
+        self._read(states)
 
-    def read(self, states: Tensor) -> None:
+    def _read(self, states: Tensor | None) -> None:
+        if states is None:
+            raise ValueError("heads draft from hidden states: give Target.states to start and commit")
         if len(states):
             contextual, self._past = self.heads.contextual(states.unsqueeze(0), self._past)
             self._state = contextual[0, -1]
@@ -117,7 +115,7 @@ class HeadsDrafter(Drafter):
         if self._state is None or shape.gamma == 0:
             return EMPTY
         root = torch.full((1,), self._root, device=self._device)  # written there: copying would wait for it
-        if (self._greedy or shape.ranked) and self._has_topology(shape):
+        if (self._greedy or shape.beam) and self._has_topology(shape):
             tokens = self._choices.first(self._state, root, shape.tree)
             return Draft(tokens, shape.tree, source=self._sources(shape))
         return self._grown(shape, self._state, root)
@@ -126,14 +124,14 @@ class HeadsDrafter(Drafter):
         """Whether a draft of ranked tokens has the structure's own: where it follows no confidence, and no node has
         more children than there are tokens.
         """
-        return not shape.ranked and max(map(len, shape.tree.children)) <= self.heads.vocab_size
+        return shape.beam is None and max(map(len, shape.tree.children)) <= self.heads.vocab_size
 
     def _sources(self, shape: Structure) -> tuple[Source, ...]:
-        return tuple(Source(self.strategy, rank) for rank in sibling_ranks(shape.tree, shape.name == "rows"))
+        return tuple(Source(self.strategy, rank) for rank in sibling_ranks(shape.tree, shape.rows is not None))
 
     def _grown(self, shape: Structure, state: Tensor, root: Tensor) -> Draft:
         """Level by level, by what the level before drew."""
-        ranked = self._greedy or shape.ranked
+        ranked = self._greedy or shape.beam is not None
         after = self._choices.laws(state, shape.gamma, (lambda logits: logits) if ranked else self._standardised)
 
         def laws(tokens: Tensor, tree: Tree, nodes: Sequence[int]) -> Tensor:
@@ -150,7 +148,7 @@ class HeadsDrafter(Drafter):
     def _standardised(self, logits: Tensor) -> Tensor:
         return probabilities(logits, self._sampling)
 
-    def commit(self, tokens: Sequence[int]) -> None:
+    def commit(self, tokens: Sequence[int], states: Tensor | None = None) -> None:
         """Take note of the tokens appended to the text in this round.
 
         Raises:
@@ -163,6 +161,7 @@ class HeadsDrafter(Drafter):
                 "drafter.model."
             )
         self._finite, self._root = None, tokens[-1]
+        self._read(states)
 
     def describe(self) -> dict[str, Any]:
         weights = list(self.heads.parameters())
@@ -185,8 +184,3 @@ class HeadsDrafter(Drafter):
         if heads.gru is not None:  # head k takes k steps of it
             mixed = sum(weight.numel() for weight in heads.gru.parameters()) * (count + 1) / 2
         return 2.0 * (mixed + heads.vocab_size * heads.hidden_size)
-
-
-def _file_hash(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,42 +1,20 @@
 """What drafters that look tokens up have in common: proposals are made of plain numbers, and are point masses."""
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import torch
 
-from specdec.drafters.base import Drafter
-from specdec.records import EMPTY, Draft, Source, Tree, chain_tree
+from specdec.drafters.base.contract import Drafter
+from specdec.records import EMPTY, Draft
 from specdec.structures.base import Structure
-
-if TYPE_CHECKING:
-    from specdec.targets.base import Target
-
-
-class Proposal(NamedTuple):
-    """A draft before it becomes a tensor: what a replay of recorded text needs of it, many thousand times a second.
-
-    Attributes:
-        tokens: [N].
-        tree: topology over the N nodes; siblings carry different tokens.
-        source: [N] strategy and rank of each node.
-    """
-
-    tokens: tuple[int, ...]
-    tree: Tree
-    source: tuple[Source, ...]
-
-
-NOTHING = Proposal((), chain_tree(0), ())
-
-Place = TypeVar("Place")
+from specdec.targets.base import Target
+from specdec.tree_building.lookup_filling import Proposal
 
 
 class Lookup(Drafter):
     """Deterministic drafts, a point mass on every node, out of tables and indexes on the host."""
 
-    def __init__(self, target: "Target") -> None:
+    def __init__(self, target: Target) -> None:
         self._device = target.device
 
     @abstractmethod
@@ -46,50 +24,3 @@ class Lookup(Drafter):
     def draft(self, structure: Structure) -> Draft:
         tokens, tree, source = self.propose(structure)
         return Draft(torch.tensor(tokens, device=self._device), tree, source=source) if tokens else EMPTY
-
-
-def merged(rows: Iterable[tuple[Sequence[int], Source]]) -> Proposal:
-    """Rows that share the root as one tree: a prefix that several begin with is one node, of the first row's source."""
-    parents: list[int] = []
-    tokens: list[int] = []
-    source: list[Source] = []
-    nodes: dict[tuple[int, int], int] = {}  # (parent, token) -> node
-    for row, origin in rows:
-        parent = -1
-        for token in row:
-            node = nodes.get((parent, token))
-            if node is None:
-                node = nodes[parent, token] = len(tokens)
-                parents.append(parent)
-                tokens.append(token)
-                source.append(origin)
-            parent = node
-    return Proposal(tuple(tokens), Tree(tuple(parents)), tuple(source)) if tokens else NOTHING
-
-
-def filled(tree: Tree, root: Place, best: Callable[[Place, int], Iterable[tuple[int, str, Place]]]) -> Proposal:
-    """A topology with the best candidates at every node; a node without one is left out, and all that is below it.
-
-    Args:
-        root: what `best` has to know about the root.
-        best: (place, count) -> at most `count` different tokens to follow there, best first, each with its strategy
-            and with the place that it leads to.
-    """
-    chosen: list[tuple[int, Source, Place] | None] = [None] * len(tree)
-    for node, children in enumerate(tree.children, -1):
-        parent = chosen[node] if node >= 0 else None
-        if not children or node >= 0 and parent is None:
-            continue
-        candidates = best(parent[2] if parent else root, len(children))
-        for rank, (child, (token, strategy, place)) in enumerate(zip(children, candidates, strict=False)):
-            chosen[child] = token, Source(strategy, rank), place
-    number = {-1: -1}  # of the nodes that are kept
-    for node, choice in enumerate(chosen):
-        if choice:
-            number[node] = len(number) - 1
-    kept = [choice for choice in chosen if choice]
-    if not kept:
-        return NOTHING
-    if len(kept) < len(tree):
-        tree = Tree(tuple(number[tree.parents[node]] for node in number if node >= 0))
-    return Proposal(tuple(token for token, _, _ in kept), tree, tuple(source for _, source, _ in kept))

@@ -1,5 +1,5 @@
 """The contract of a target, and what several targets share."""
 
-from specdec.targets.base.contract import Target, targets
+from specdec.targets.base.contract import Target, TargetCapabilities, targets
 
-__all__ = ["Target", "targets"]
+__all__ = ["Target", "TargetCapabilities", "targets"]

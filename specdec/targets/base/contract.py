@@ -2,56 +2,74 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
+from specdec.clock import Clock
 from specdec.errors import UsageError
 from specdec.models.memory import available_bytes
-from specdec.records import Draft, Tree
+from specdec.records import Draft, TextStart, Tree
 from specdec.registry import Registry
 from specdec.sampling import SamplingConfig
 from specdec.structures.base import Structure
+from specdec.targets.base.hidden import HiddenStates
 from specdec.theory.roofline import Product
-
-if TYPE_CHECKING:
-    from specdec.clock import Clock
 
 _LAW_BYTES = 4  # of each chance in p, at least: float32
 
 
+Evaluation = Literal["packed", "rows"]
+"""How a draft that branches is evaluated. "packed": its nodes in one sequence under a tree mask, over one prefix.
+"rows": each path from the root to a leaf in a sequence of its own, over a copy of the prefix's cache for each
+(N-Grammys, 2411.03786). Both give the same p, and chains take one sequence either way."""
+
+
+@dataclass(frozen=True)
+class TargetCapabilities:
+    """What a target can do.
+
+    Attributes:
+        structures: names of the structures that it can evaluate.
+        evaluations: the ways in which it can evaluate a draft that branches.
+        recorded: it knows the tokens that were chosen and no law, so that only a rule that commits just these will do.
+    """
+
+    structures: frozenset[str]
+    evaluations: tuple[Evaluation, ...] = ("packed", "rows")
+    recorded: bool = False
+
+
 class Target(ABC):
-    """The model whose law is decoded. Constructed once as `cls(config, sampling=sampling)`, then reused per prompt.
+    """The model whose law is decoded. Made once by the registry, with the run's `sampling`, then reused per prompt.
 
     Owns its cache: `start` prefills all of the prompt but its last token, which is the root of round 1; `verify`
     evaluates root and draft; `commit` keeps the accepted path. `p` leaves it standardised.
 
-    Class attributes:
-        structures: names of the structures that it can evaluate.
+    Attributes:
+        capabilities: those of this target; the class can be asked before anything is loaded.
+        model: the transformers model, or None where there is none.
+        tokenizer: a transformers tokenizer, or None where there is none.
+        compilation: what `prepare` does; drafters that are models follow it.
+        states: hidden states, where something asked for them (`HiddenStates.keep`), else None: after `start` those of
+            `prompt[:-1]`, [S-1, D]; after `commit` those of the root and the accepted nodes, [A+1, D]. So the last one
+            is h_t of the next round (see `heads`).
     """
 
-    structures: ClassVar[frozenset[str]]
+    capabilities: TargetCapabilities
 
     vocab_size: int
     context_length: int
     end_tokens: frozenset[int]
     device: torch.device
-    tokenizer: Any = None
-    """A transformers tokenizer, or None where the target has none (the table)."""
     sampling: SamplingConfig
-
-    evaluation: Literal["packed", "rows"] = "packed"
-    """How a draft that branches is evaluated. "packed": its nodes in one row under a tree mask, over one prefix.
-    "rows": each path from the root to a leaf in a row of a batch, over a copy of the prefix's cache for every row
-    (N-Grammys, 2411.03786). Both give the same p, and chains take one row either way."""
-
+    model: Any = None
+    tokenizer: Any = None
+    evaluation: Evaluation = "packed"
     compilation: Literal["trace", "inductor"] | None = None
-    """What `prepare` does; drafters that are models follow it."""
-
     states: Tensor | None = None
-    """Hidden states, where `keep_states` asked for them: after `start` those of `prompt[:-1]`, [S-1, D]; after `commit`
-    those of the root and the accepted nodes, [A+1, D]. So the last one is h_t of the next round (see `heads`)."""
 
     def room(self, tree: Tree) -> int:
         """Rows of the cache that the root and a draft take: for all nodes, or in each copy for the longest path."""
@@ -93,15 +111,8 @@ class Target(ABC):
             )
 
     @abstractmethod
-    def start(self, prompt: Sequence[int], capacity: int, branches: int = 1) -> None:
-        """Begin a new text and prefill `prompt[:-1]`.
-
-        Args:
-            prompt: at least one token.
-            capacity: rows that prompt, output and the largest draft need together.
-            branches: paths from the root to a leaf in the largest draft, for a target that evaluates each in a row of
-                its own.
-        """
+    def start(self, text: TextStart) -> None:
+        """Begin a new text and prefill all of its prompt but the last token."""
 
     @abstractmethod
     def verify(self, draft: Draft) -> Tensor:
@@ -136,7 +147,7 @@ class Target(ABC):
         """Like `score`, in the arithmetic that the target decodes in: the difference is its rounding error."""
         return self.score(prompt, text)
 
-    def clock(self) -> "Clock | None":
+    def clock(self) -> Clock | None:
         """The clock of a target whose durations are simulated (a replay); None where they are measured."""
         return None
 
@@ -144,60 +155,14 @@ class Target(ABC):
         """How many tokens may follow `prompt`: all of `max_new_tokens`, or what a recorded text has."""
         return max_new_tokens
 
-    def keep_states(self, offset: int) -> None:
-        """From now on `start` and `commit` leave hidden states in `states`; asked for before anything is compiled.
-
-        Args:
-            offset: layers below the last: 0 is what the output head reads, 1 the last layer's input, ..., `depth` the
-                input embeddings.
-        Raises:
-            UsageError: this target has none, or has fewer layers.
-        """
-        raise UsageError(
-            f"Target {type(self).__name__} gives no hidden states, which this drafter reads: use target=causal."
-        )
-
-    def sequence_states(self, tokens: Tensor, offset: int) -> tuple[Tensor, Tensor]:
-        """Teacher-forced, without the cache: hidden states [B, S, D] and logits [B, S, V] of tokens [B, S].
-
-        Raises:
-            UsageError: as `keep_states`.
-        """
-        raise UsageError(f"Target {type(self).__name__} gives no hidden states: use target=causal.")
-
-    def kept_states(self) -> Tensor:
-        """`states`, where something asked for them."""
-        if self.states is None:
-            raise RuntimeError("nothing asked the target for its hidden states: a drafter that reads them must")
-        return self.states
-
     @property
-    def depth(self) -> int:
-        """Layers; 0 where there is no model."""
-        return 0
-
-    @property
-    def embedding(self) -> Tensor:
-        """[V, D] the input embeddings, for drafters that read them.
+    def hidden(self) -> HiddenStates:
+        """The target's hidden states and weights, for what reads them.
 
         Raises:
             UsageError: this target has none.
         """
-        raise UsageError(f"Target {type(self).__name__} has no embeddings: use target=causal.")
-
-    @property
-    def output_layer(self) -> Tensor:
-        """[V, D] from the last layer's states to logits.
-
-        Raises:
-            UsageError: this target has none.
-        """
-        raise UsageError(f"Target {type(self).__name__} has no output layer: use target=causal.")
-
-    @property
-    def identity(self) -> str:
-        """Hash of the weights (a hub model's commit): what was trained on them belongs to no others."""
-        return ""
+        raise UsageError(f"Target {type(self).__name__} gives no hidden states, which heads read: use target=causal.")
 
     @property
     def flops_per_token(self) -> float:

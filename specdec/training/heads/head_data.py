@@ -270,7 +270,7 @@ def open_sequences(config: HeadDataConfig, target: "Target", seed: int) -> Seque
             writer = SelfDistillation(config.generated, target, seed, config.sequence_length)
         store, content = _source_documents(config.source, tokenizer, folder)
         if writer is not None and config.generated is not None:
-            content = generated_hash(config.generated, seed, config.sequence_length, target.identity, content)
+            content = generated_hash(config.generated, seed, config.sequence_length, target.hidden.identity, content)
             place = folder / content[:16]
             with _locked(place):
                 written = read_documents(place)
@@ -285,8 +285,8 @@ def _check_space(config: HeadDataConfig, generated: SelfDistillationConfig, targ
     """Before the target writes for hours: whether the states of what it may write could be kept."""
     rows = generated.texts if config.sequences is None else min(generated.texts, config.sequences)
     rows += min(generated.heldout_texts, config.heldout)
-    itemsize = states_dtype(config.states, target.output_layer.dtype).itemsize
-    needed = rows * config.sequence_length * target.output_layer.shape[-1] * itemsize
+    itemsize = states_dtype(config.states, target.hidden.output_layer.dtype).itemsize
+    needed = rows * config.sequence_length * target.hidden.output_layer.shape[-1] * itemsize
     if config.states.cache == "disk" and needed <= config.states.limit_gib * GIB:
         check_space(config.states, needed)
 

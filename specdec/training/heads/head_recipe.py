@@ -136,7 +136,7 @@ def head_fingerprint(config: HeadTrainConfig, target: str, data: str) -> str:
     """What must not change when a run is resumed: all that touches the weights, not logging or paths.
 
     Args:
-        target: `Target.identity`.
+        target: `HiddenStates.identity`.
         data: `Sequences.fingerprint`.
     """
     parts = asdict(config)

@@ -116,7 +116,7 @@ class HeadTraining(ResumableTraining):
         self.folder = output_folder(config)
         self.writes = accelerator.is_main_process
         self.steps, self.step_tokens = sequences.steps, sequences.batch_size * sequences.length
-        self.target_identity = target.identity
+        self.target_identity = target.hidden.identity
         self.fingerprint = head_fingerprint(config, self.target_identity, sequences.fingerprint)
         parts = sequences.batch_size // config.micro_batch
         if parts % accelerator.num_processes:
@@ -284,12 +284,12 @@ class HeadTraining(ResumableTraining):
             self.student.backbone.save(folder)
             target = load_target(self.config.target | {"model": str(folder)}, self.accelerator.device)
             summary["target_before"] = {"sha256": self.target_identity} | self.before
-        summary["target"] = target.identity
-        save_heads(heads, path, target.identity, summary)
+        summary["target"] = target.hidden.identity
+        save_heads(heads, path, target.hidden.identity, summary)
         metrics = score_heads(load_heads(path, target), target, self.sequences.heldout(), self.config.micro_batch)
         if self.before:
             metrics |= {name.replace("heldout.", "heldout.before."): value for name, value in self.before.items()}
-        save_heads(heads, path, target.identity, summary | {"heldout": metrics})
+        save_heads(heads, path, target.hidden.identity, summary | {"heldout": metrics})
         summary |= {"bytes": path.stat().st_size, "heldout": metrics}
         write_atomically(self.folder / "summary.json", json.dumps(summary, indent=1) + "\n")
         final = {name.replace("heldout.", "heldout.final.", 1): value for name, value in metrics.items()}
@@ -352,14 +352,14 @@ def first_heads(config: HeadTrainConfig, target: Target) -> Heads:
     """
     with torch.random.fork_rng():
         torch.manual_seed(config.seed)
-        heads = Heads(config.heads, target.embedding.detach(), target.output_layer.detach()).float()
+        heads = Heads(config.heads, target.hidden.embedding.detach(), target.hidden.output_layer.detach()).float()
     if config.init is None:
         return heads
     stored = read_heads(config.init, key="init")
-    if stored.target != target.identity:
+    if stored.target != target.hidden.identity:
         raise UsageError(
             f"The heads init={config.init} were trained on a target whose weights have the hash {stored.target[:16]}; "
-            f"this one's have {target.identity[:16]}: go on with the target that they were trained on."
+            f"this one's have {target.hidden.identity[:16]}: go on with the target that they were trained on."
         )
     mine, theirs = asdict(config.heads), asdict(stored.config)
     other = [key for key in mine if key != "name" and mine[key] != theirs[key]]
@@ -398,7 +398,7 @@ def target_score(target: Target, batches: Iterable[Batch], micro_batch: int) -> 
     for batch in batches:
         for part in batch.split(micro_batch):
             tokens, scored = part.tokens.to(target.device), part.scored.to(target.device)
-            score.add(target.sequence_states(tokens, 0)[1], tokens, scored)
+            score.add(target.hidden.sequence(tokens, 0)[1], tokens, scored)
     return score
 
 
@@ -408,7 +408,7 @@ def score_heads(heads: Heads, target: Target, batches: Iterable[Batch], micro_ba
     for batch in batches:
         for part in batch.split(micro_batch):
             tokens, scored = part.tokens.to(target.device), part.scored.to(target.device)
-            states, logits = target.sequence_states(tokens, state_offset(heads.config, target))
+            states, logits = target.hidden.sequence(tokens, state_offset(heads.config, target))
             accuracy.add(heads, states, tokens, scored)
             own.add(logits, tokens, scored)
     return accuracy.metrics(HELDOUT) | own.metrics(HELDOUT)

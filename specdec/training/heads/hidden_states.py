@@ -49,7 +49,7 @@ class StateSource:
     ) -> None:
         """
         Args:
-            offset: layer, counted down from the last (`Target.keep_states`).
+            offset: layer, counted down from the last (`HiddenStates`).
             teacher: whether `states` returns logits.
         Raises:
             UsageError: a target without states, or without that layer.
@@ -57,21 +57,21 @@ class StateSource:
         self.target, self.offset, self.sequences, self.config, self.teacher = target, offset, sequences, config, teacher
         # A look at a few tokens shows the states' form.
         probe = sequences.batch("heldout", np.arange(1)).tokens[:, :_PROBE].to(target.device)
-        states, logits = target.sequence_states(probe, offset)
+        states, logits = target.hidden.sequence(probe, offset)
         self.dtype, self.size = states_dtype(config, states.dtype), states.shape[-1]
         self._row_bytes = sequences.length * self.size * self.dtype.itemsize
         self.bytes = sum(sequences.counts.values()) * self._row_bytes
         # Some models do more than one product behind their last states (a bias, a cap on the logits).
         error = torch.finfo(logits.dtype).eps * float(logits.abs().max())
         self._linear_output = offset == 0 and torch.allclose(
-            F.linear(states, target.output_layer), logits, rtol=0, atol=error
+            F.linear(states, target.hidden.output_layer), logits, rtol=0, atol=error
         )
         # The teacher's logits come from the last layer: where others are read from disk, that one is too, if unrounded.
         self._last: StateSource | None = None
         if teacher and offset and self.dtype == states.dtype:
             last = StateSource(target, 0, sequences, config, teacher=True)
             self._last = last if last._linear_output else None
-        name = fingerprint(target.identity, offset, str(self.dtype), sequences.fingerprint, config.shard_mib)
+        name = fingerprint(target.hidden.identity, offset, str(self.dtype), sequences.fingerprint, config.shard_mib)
         self.folder = Path(config.folder).expanduser() / name[:16]
         self._shard_rows = max(1, config.shard_mib * MIB // self._row_bytes)
         self._shards: dict[str, Tensor] = {}
@@ -188,14 +188,14 @@ class StateSource:
         if not self.teacher:
             return states, None
         if self._linear_output:
-            output = self.target.output_layer
+            output = self.target.hidden.output_layer
             return states, F.linear(states.to(output.dtype), output)
         assert logits is not None
         return states, logits.clone()  # what inference mode returns cannot take part in training
 
     def _call(self, batch: "Batch") -> tuple[Tensor, Tensor]:
         """Rounded states, and the logits as they are, of a call of the target."""
-        found, logits = self.target.sequence_states(batch.tokens.to(self.target.device), self.offset)
+        found, logits = self.target.hidden.sequence(batch.tokens.to(self.target.device), self.offset)
         states = found.to(self.dtype, copy=True)  # see `clone` above
         if not bool(states.isfinite().all()):
             raise NumericsError(

@@ -1,7 +1,7 @@
 """The contract of an acceptance rule."""
 
 from abc import ABC, abstractmethod
-from typing import ClassVar
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -10,28 +10,39 @@ from specdec.records import Acceptance, Draft
 from specdec.registry import Registry
 from specdec.sampling import one_hot, residual
 
+EVERY_STRUCTURE = frozenset({"chain", "rows", "tree", "dynamic"})
 
-class Verifier(ABC):
-    """Decides how much of a draft becomes text. Sees probabilities only, never a temperature or logits.
 
-    Attributes; where the configuration decides one, the class says what holds for some of its configurations only:
+@dataclass(frozen=True)
+class VerifierCapabilities:
+    """What an acceptance rule can do.
+
+    Attributes:
+        handles: names of the structures that it can judge.
         lossless: the output law is exactly the target's; such a rule is under test for every structure it handles.
-            A rule that is not says by `law` what it emits instead.
+            A rule that is not lossless says by `law` what it emits instead.
         greedy_only: right only where p is one-hot; a run with a temperature is refused.
         deterministic: the decision follows from p and the draft's tokens, without randomness.
-
-    Class attributes:
-        handles: names of structures.
         token_by_token: a token of a chain passes with min(1, p/q), whatever else is offered, so that a position-wise
             replay counts rounds (THEORY 4.2); this says nothing of rows and trees. Other rules are replayed only where
             p is one-hot: all lossless rules are one there.
     """
 
-    lossless: bool
+    handles: frozenset[str]
+    lossless: bool = True
     greedy_only: bool = False
     deterministic: bool = False
-    handles: ClassVar[frozenset[str]]
-    token_by_token: ClassVar[bool] = True
+    token_by_token: bool = True
+
+
+class Verifier(ABC):
+    """Decides how much of a draft becomes text. Sees probabilities only, never a temperature or logits.
+
+    Attributes:
+        capabilities: those of this rule as configured; the class says what holds for some of its configurations only.
+    """
+
+    capabilities: VerifierCapabilities
 
     @abstractmethod
     def accept(self, draft: Draft, p: Tensor, generator: torch.Generator | None) -> Acceptance:
@@ -57,7 +68,7 @@ class Verifier(ABC):
         Raises:
             NotImplementedError: a rule that is not lossless has not said it.
         """
-        if not self.lossless:
+        if not self.capabilities.lossless:
             raise NotImplementedError(f"{type(self).__name__} is not lossless and does not say what it emits")
         return p
 
@@ -77,7 +88,7 @@ class Verifier(ABC):
         Raises:
             NotImplementedError: a rule that is not lossless has not said it; one that is `deterministic` need not.
         """
-        if not self.lossless:
+        if not self.capabilities.lossless:
             raise NotImplementedError(f"{type(self).__name__} is not lossless and does not say when a token passes")
         return (p / q).clamp_max(1.0)
 

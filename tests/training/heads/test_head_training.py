@@ -195,7 +195,7 @@ def test_the_first_loss_is_the_targets_own_law_further_on(values: dict, store: D
     """A fresh Medusa head says what the target says: cross entropy of the shifted tokens, by hand."""
     training = opened(changed(values), store)
     batch = training.sequences.train(0)
-    law = training.target.sequence_states(batch.tokens, 0)[1].double().log_softmax(-1)
+    law = training.target.hidden.sequence(batch.tokens, 0)[1].double().log_softmax(-1)
     expected = 0.0
     for k in range(1, 5):
         rows, columns = batch.scored[:, k + 1 :].nonzero(as_tuple=True)
@@ -221,7 +221,7 @@ def test_training_lowers_the_loss_and_what_is_written_drafts(values: dict, store
     again = score_heads(heads, target, training.sequences.heldout(), 3)
     assert again == pytest.approx(outcome.summary["heldout"], nan_ok=True)
     stored = read_heads(path)
-    assert stored.target == target.identity == outcome.summary["target"]
+    assert stored.target == target.hidden.identity == outcome.summary["target"]
     assert stored.training["tokens"] == 60 * 4 * LENGTH and stored.training["seed"] == 3
     assert stored.training["heldout"] == pytest.approx(again, nan_ok=True)
     assert json.loads((outcome.folder / "summary.json").read_text())["steps"] == 60
@@ -297,7 +297,7 @@ def test_adapters_keep_the_original_and_merge_into_the_saved_backbone(values: di
     original = load_target(values["target"], torch.device("cpu"))
     training = train(opened(config, store))
     tokens = next(training.sequences.heldout()).tokens
-    law = original.sequence_states(tokens, 0)[1]
+    law = original.hidden.sequence(tokens, 0)[1]
     backbone = training.student.backbone
     assert backbone is not None
     backbone.eval()
@@ -307,7 +307,7 @@ def test_adapters_keep_the_original_and_merge_into_the_saved_backbone(values: di
     assert not torch.allclose(adapted, law)
     outcome = training.finish()
     merged = load_target(values["target"] | {"model": str(outcome.folder / "backbone")}, torch.device("cpu"))
-    torch.testing.assert_close(merged.sequence_states(tokens, 0)[1], adapted, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(merged.hidden.sequence(tokens, 0)[1], adapted, rtol=1e-4, atol=1e-4)
     load_heads(outcome.folder / "heads.safetensors", merged)
     files = {path.name for path in (outcome.folder / "backbone").iterdir()}
     assert "model.safetensors" in files and not any("adapter" in name for name in files)
@@ -320,7 +320,7 @@ def test_self_distillation_holds_the_backbone_at_the_original(values: dict, stor
     batch = training.sequences.train(0)
     _, own = training.student(batch.tokens, batch.scored, [1.0, 0.0, 0.0, 0.0, 0.0], None, None)
     where = positions(batch.tokens, batch.scored, 0)
-    states, logits = load_target(values["target"], torch.device("cpu")).sequence_states(batch.tokens, 0)
+    states, logits = load_target(values["target"], torch.device("cpu")).hidden.sequence(batch.tokens, 0)
     law = logits.flatten(0, 1)[where.laws].double().log_softmax(-1)
     assert own.item() == pytest.approx(float(-(law.exp() * law).sum()), rel=1e-5)  # its entropy: the least possible
     own.backward()
@@ -343,11 +343,11 @@ def test_heads_go_on_from_a_file(values: dict, store: DocumentStore, tmp_path: P
 def test_heads_of_another_target_or_kind_are_no_beginning(values: dict, store: DocumentStore, tmp_path: Path) -> None:
     config = changed(values)
     target = load_target(config.target, torch.device("cpu"))
-    heads = Heads(config.heads, target.embedding, target.output_layer)
+    heads = Heads(config.heads, target.hidden.embedding, target.hidden.output_layer)
     save_heads(heads, tmp_path / "other.safetensors", "f" * 64, {})
-    with pytest.raises(UsageError, match=f"init=.*other.*{'f' * 16}.*{target.identity[:16]}"):
+    with pytest.raises(UsageError, match=f"init=.*other.*{'f' * 16}.*{target.hidden.identity[:16]}"):
         opened(changed(values, init=str(tmp_path / "other.safetensors")), store)
-    save_heads(heads, tmp_path / "kind.safetensors", target.identity, {})
+    save_heads(heads, tmp_path / "kind.safetensors", target.hidden.identity, {})
     with pytest.raises(UsageError, match="have layers=1 and the recipe has heads.layers=2"):
         opened(changed(values, init=str(tmp_path / "kind.safetensors"), heads__layers=2), store)
     with pytest.raises(UsageError, match="Heads init=nowhere do not exist"):

@@ -56,8 +56,8 @@ def test_a_cache_of_an_inner_layer_asks_the_target_for_no_teacher(opened, text_t
     source = small_shards(opened(1, cache="disk", teacher=True))
     source.prepare()
     batch = source.sequences.train(1)
-    expected = text_target.sequence_states(batch.tokens, 1)
-    monkeypatch.setattr(text_target, "sequence_states", None)
+    expected = text_target.hidden.sequence(batch.tokens, 1)
+    monkeypatch.setattr(text_target.hidden, "sequence", None)
     states, teacher = source.states(batch)
     torch.testing.assert_close(states, expected[0].clone())
     torch.testing.assert_close(teacher, expected[1].clone())
@@ -74,7 +74,7 @@ def test_states_can_take_part_in_training(opened) -> None:
 
 def test_the_cache_is_filled_once_and_what_is_there_is_kept(opened, text_target, monkeypatch) -> None:
     calls = []
-    real = text_target.sequence_states
+    real = text_target.hidden.sequence
 
     def counted(tokens, offset):
         if tokens.shape[1] > 4:  # not the look at a model's shape
@@ -83,7 +83,7 @@ def test_the_cache_is_filled_once_and_what_is_there_is_kept(opened, text_target,
                 raise KeyboardInterrupt
         return real(tokens, offset)
 
-    monkeypatch.setattr(text_target, "sequence_states", counted)
+    monkeypatch.setattr(text_target.hidden, "sequence", counted)
     source = small_shards(opened(cache="disk"))
     with pytest.raises(KeyboardInterrupt):
         source.prepare()
@@ -108,7 +108,7 @@ def test_other_weights_layers_dtypes_and_texts_have_their_own_cache(
 ) -> None:
     from specdec.targets.causal import Causal
 
-    other = Causal.from_model(tiny_llama(len(text_target.tokenizer), seed=1), sampling(), text_target.tokenizer)
+    other = Causal(tiny_llama(len(text_target.tokenizer), seed=1), sampling(), text_target.tokenizer)
     states = head_data(states={"cache": "disk"}).states
     text = StateSource(text_target, 0, open_sequences(head_data(), text_target, seed=4), states, False)
     sources = [opened(), opened(1), opened(dtype="bfloat16"), opened(target=other), text]
@@ -129,7 +129,7 @@ def test_a_longer_training_keeps_the_files_of_a_shorter(head_data, text_target) 
     names = sorted(path.name for path in longer.folder.glob("train*.bin"))
     assert names == ["train_0000000_0000004.bin", "train_0000004_0000008.bin", "train_0000008_0000012.bin"]
     batch = longer.sequences.batch("train", np.arange(12))
-    torch.testing.assert_close(longer.states(batch)[0], text_target.sequence_states(batch.tokens, 0)[0].clone())
+    torch.testing.assert_close(longer.states(batch)[0], text_target.hidden.sequence(batch.tokens, 0)[0].clone())
 
 
 def test_beyond_the_limit_states_are_streamed(opened) -> None:
@@ -163,7 +163,7 @@ def test_too_little_space_is_said_before_anything_is_computed(opened, monkeypatc
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(10**9, 0, 100))
     opened(cache="none").prepare()
     full = opened(cache="disk", shard_mib=2)  # another cache
-    monkeypatch.setattr(full.target, "sequence_states", None)
+    monkeypatch.setattr(full.target.hidden, "sequence", None)
     with pytest.raises(UsageError, match=f"data.states.folder=.*needs {needed:,} bytes.* 100 are free") as refused:
         full.prepare()
     assert refused.value.exit_code == 2 and "data.states.cache=none" in str(refused.value)
@@ -175,15 +175,15 @@ def test_unprepared_states_are_computed(opened) -> None:
 
 
 def test_states_that_a_dtype_cannot_hold_are_refused(opened, text_target, monkeypatch) -> None:
-    real = text_target.sequence_states
-    monkeypatch.setattr(text_target, "sequence_states", lambda t, o: (real(t, o)[0] * 1e6, real(t, o)[1]))
+    real = text_target.hidden.sequence
+    monkeypatch.setattr(text_target.hidden, "sequence", lambda t, o: (real(t, o)[0] * 1e6, real(t, o)[1]))
     source = opened(dtype="float16")
     with pytest.raises(NumericsError, match="not finite in torch.float16: set data.states.dtype to bfloat16"):
         source.states(source.sequences.train(0))
 
 
 def test_logits_that_are_more_than_a_product_come_from_the_model(opened, text_target, monkeypatch) -> None:
-    real = text_target.sequence_states
+    real = text_target.hidden.sequence
 
     def capped(tokens, offset):
         states, logits = real(tokens, offset)
@@ -191,7 +191,7 @@ def test_logits_that_are_more_than_a_product_come_from_the_model(opened, text_ta
 
     plain = opened(teacher=True)
     assert plain._linear_output
-    monkeypatch.setattr(text_target, "sequence_states", capped)
+    monkeypatch.setattr(text_target.hidden, "sequence", capped)
     for cache in ("none", "disk"):
         source = opened(teacher=True, cache=cache)
         source.prepare()

@@ -56,7 +56,7 @@ def test_accuracies_are_those_of_the_card(target: Causal) -> None:
     rows = [target.tokenizer(text)["input_ids"][:256] for text in held]
     tokens = torch.tensor([row for row in rows if len(row) == 256])
     assert len(tokens) >= 8
-    states = target.sequence_states(tokens, 0)[0].clone()
+    states = target.hidden.sequence(tokens, 0)[0].clone()
     first = {}
     for name in NAMES:
         heads = load_heads(shipped_heads(name), target)

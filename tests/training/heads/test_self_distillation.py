@@ -83,7 +83,7 @@ def test_samples_follow_the_models_law(tiny_llama, sampling, tiny_corpus, tmp_pa
     """Second tokens after one prompt against the exact law; at 5 sigma a false alarm has chance < 1e-5."""
     from specdec.targets.causal import Causal
 
-    target = Causal.from_model(tiny_llama(7), sampling(), tiny_corpus.tokenizer)
+    target = Causal(tiny_llama(7), sampling(), tiny_corpus.tokenizer)
     one = Encoded(np.array([2, 5, 3]), np.ones(3, bool))
     store = write_documents(tmp_path / "store", [("train", one), ("heldout", one)], {})
     config = head_data(generated=SAMPLED | {

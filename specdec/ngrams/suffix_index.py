@@ -1,0 +1,52 @@
+"""An index of a text that grows: where its last tokens occurred before. Knows neither drafts nor structures."""
+
+from collections.abc import Iterable, Sequence
+
+
+class SuffixIndex:
+    """Where each run of n tokens was followed by something, for every n in `orders`, grown token by token.
+
+    Memory is linear in the text: one link and at most one table entry per token and order. A lookup costs
+    O(matches), whatever the length of the text.
+    """
+
+    def __init__(self, orders: Iterable[int]) -> None:
+        self.text: list[int] = []
+        self._pending = 0
+        # For each order: n-gram -> the latest position after it; and, by position, the one before with the same n-gram.
+        self._tables: dict[int, tuple[dict[int, int], list[int]]] = {order: ({}, []) for order in orders}
+        # The last n tokens as one number, 32 bits a token below a leading 1: cheaper to make and to hash than a tuple.
+        # Where the text is shorter than n the number is shorter too, like no other.
+        self._keys = [1] * (max(self._tables) + 1)
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        """Append tokens; they are indexed at the next lookup, so that the cost is the draft's."""
+        self.text.extend(tokens)
+
+    def matches(self, order: int, limit: int) -> list[int]:
+        """Positions that followed the last `order` tokens of the text where these occurred before, latest first, at
+        most `limit`.
+        """
+        if self._pending < len(self.text):
+            self._index()
+        latest, earlier = self._tables[order]
+        position = latest.get(self._keys[order], -1)
+        found: list[int] = []
+        while position >= 0 and len(found) < limit:
+            found.append(position)
+            position = earlier[position]
+        return found
+
+    def _index(self) -> None:
+        keys, tables = self._keys, [(order, *table) for order, table in self._tables.items()]
+        longest_first = range(len(keys) - 1, 0, -1)
+        for position in range(self._pending, len(self.text)):
+            # The n-gram before `position` is now known to be followed by the token there.
+            for order, latest, earlier in tables:
+                key = keys[order]
+                earlier.append(latest.get(key, -1))
+                latest[key] = position
+            token = self.text[position]
+            for order in longest_first:
+                keys[order] = keys[order - 1] << 32 | token
+        self._pending = len(self.text)

@@ -1,0 +1,173 @@
+"""What is written down about a round: what counts as accepted, the overlap of p and q, and how far a rule that is not
+lossless went from the target. Called between rounds, so that nothing here is timed.
+"""
+
+from itertools import pairwise
+from math import prod
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from specdec.records import Acceptance, Departure, Draft, Marks, Round
+from specdec.sampling import one_hot, residual
+from specdec.verifiers.base import Verifier
+
+
+class Decided(NamedTuple):
+    """A round after its decision.
+
+    Attributes:
+        p: [N+1, V] the target's law after the root and after each node of the draft.
+        committed: tokens appended to the text; a limit or an end token may have cut some accepted ones off.
+        chain: the structure offers one candidate for each position: only then has a position a law of its own. A draft
+            that branches may be a chain by chance.
+    """
+
+    draft: Draft
+    p: Tensor
+    acceptance: Acceptance
+    committed: tuple[int, ...]
+    chain: bool
+
+    @property
+    def accepted(self) -> int:
+        """Accepted draft tokens up to the cut."""
+        return min(len(self.acceptance.path), len(self.committed))
+
+    @property
+    def rejected(self) -> bool:
+        """Whether a rejection was observed within the text: a cut before it hides it (THEORY 5)."""
+        return self.acceptance.rejected and len(self.committed) == len(self.acceptance.path) + 1
+
+    @property
+    def tested(self) -> int:
+        """Positions of a chain that were tested: the accepted ones and the rejected one."""
+        return self.accepted + self.rejected
+
+
+def record(decided: Decided, verifier: Verifier, context: int, finish: str, marks: Marks) -> Round:
+    """Return what is kept of a round.
+
+    Args:
+        context: tokens in the context when the round began, root included.
+        finish: what ended the text in this round, if anything (`Round.truncation`).
+    """
+    chain, lossy = decided.chain, not verifier.capabilities.lossless
+    return Round(
+        context=context,
+        draft_tokens=decided.acceptance.tokens,
+        tree=decided.draft.tree,
+        source=decided.draft.source,
+        acceptance=decided.acceptance,
+        committed=decided.committed,
+        accepted=decided.accepted,
+        rejected=decided.rejected,
+        truncation=finish,
+        beta=_beta(decided) if chain else (),
+        marks=marks,
+        tv=_total_variation(verifier, decided) if lossy and chain else (),
+        departure=departure(verifier, decided) if lossy else None,
+    )
+
+
+def _beta(decided: Decided) -> tuple[float, ...]:
+    """Return the sum of min(p, q) at each tested position of a chain."""
+    draft, p, tested = decided.draft, decided.p, decided.tested
+    if tested == 0:
+        return ()
+    if draft.q is None:
+        return tuple(p[:tested].gather(-1, draft.tokens[:tested].unsqueeze(-1)).squeeze(-1).tolist())
+    return tuple(torch.minimum(p[:tested], draft.q[:tested]).sum(-1).tolist())
+
+
+def _total_variation(verifier: Verifier, decided: Decided) -> tuple[float, ...]:
+    """Return how far a lossy rule is from its own text without a draft, at each tested position of a chain."""
+    p = decided.p[: decided.tested]
+    return tuple(verifier.total_variation(p, _chain_laws(decided), _depths(decided)).tolist())
+
+
+def departure(verifier: Verifier, decided: Decided) -> Departure | None:
+    """Return how far a round went from the law p of its target, at every position that it committed.
+
+    The total variation is that between p and the law of the emitted token, sum |law - p| / 2. For a chain that law is
+    the rule's own, exactly (`Verifier.law`; after a full chain `Verifier.reference`), the draft's tokens being random
+    where they were drawn. On a draft that branches it is the law given the draft: under a rule without randomness a
+    point mass on the emitted token y, so the distance is 1 - p(y); over drafts that are drawn at random it would be
+    less.
+
+    A lossless rule decides otherwise when, on the same draft and with the same uniform numbers, speculative sampling
+    would not have accepted just these nodes. Where this rule has no randomness, it agrees with the chance that
+    speculative sampling passes the accepted child of every node on the path, and none at the last, testing them in
+    their order. Where it has, on a chain: with s and a the chances with which the two pass a token, it agrees on an
+    accepted one with chance min(s, a) / a and on a rejected one with chance (1 - max(s, a)) / (1 - a). The product is 0
+    or 1 under greedy, and 1 for speculative sampling itself. Tokens behind a cut count for nothing.
+
+    Returns:
+        None where the law of what is emitted is not known: a branching draft that is judged at random.
+    """
+    deterministic = verifier.capabilities.deterministic
+    if not (decided.chain or deterministic):
+        return None
+    draft, p, tested = decided.draft, decided.p, decided.tested
+    kept = decided.acceptance.path[: decided.accepted]
+    # The laws at the committed positions, [C, V].
+    laws = p[[0, *(node + 1 for node in decided.acceptance.path)]][: len(decided.committed)]
+    if decided.chain:
+        emitted = verifier.law(laws[:tested], _chain_laws(decided), _depths(decided))
+        law = torch.cat([emitted, verifier.reference(laws[tested:])])
+        tv = ((law - laws).abs().sum(-1) / 2).tolist()
+    else:
+        tokens = torch.tensor(decided.committed, device=p.device).unsqueeze(-1)
+        tv = (1 - laws.gather(-1, tokens).squeeze(-1)).clamp_min(0.0).tolist()
+    if not len(draft):
+        return Departure(tuple(tv), None)
+    if deterministic:
+        # What follows the last accepted node is tested unless it is cut off.
+        agreement = prod(_strict_chance(draft, p, node, child) for node, child in pairwise([-1, *kept]))
+        if decided.rejected:
+            agreement *= _strict_chance(draft, p, kept[-1] if kept else -1, None)
+    else:
+        agreement = _chain_agreement(verifier, decided)
+    return Departure(tuple(tv), max(0.0, 1 - agreement))
+
+
+def _strict_chance(draft: Draft, p: Tensor, node: int, chosen: int | None) -> float:
+    """Return the chance that multi-round rejection (`verifiers.speculative_sampling`) goes from `node`, -1 for the
+    root, to its child `chosen`, or with None that it passes no child.
+    """
+    law, none_yet, passed = p[node + 1], 1.0, 0.0
+    for child in draft.tests[node + 1]:
+        token = draft.tokens[child]
+        q = (one_hot(token, len(law)) if draft.q is None else draft.q[child]).to(law)
+        chance = float((law[token] / q[token]).clamp_max(1.0))
+        if child == chosen:
+            passed += none_yet * chance
+        none_yet *= 1 - chance
+        law = residual(law, q)
+    return none_yet if chosen is None else passed
+
+
+def _chain_laws(decided: Decided) -> Tensor:
+    """Return the law [T, V] that each tested token of a chain was drawn from, in the type of p."""
+    draft, p, tested = decided.draft, decided.p, decided.tested
+    if draft.q is None:
+        return one_hot(draft.tokens[:tested], p.shape[-1]).to(p)
+    return draft.q[:tested].to(p)
+
+
+def _depths(decided: Decided) -> Tensor:
+    """Return the depth [T] of each tested position of a chain, 1 after the root."""
+    return torch.arange(1, decided.tested + 1, device=decided.p.device)
+
+
+def _chain_agreement(verifier: Verifier, decided: Decided) -> float:
+    """Return the chance that speculative sampling decides as `verifier` did on the tested tokens of a chain."""
+    tokens = decided.draft.tokens[: decided.tested].unsqueeze(-1)
+    laws = decided.p[: decided.tested], _chain_laws(decided)
+    p_token, q_token = (law.gather(-1, tokens).squeeze(-1) for law in laws)
+    strict = (p_token / q_token).clamp_max(1.0).tolist()
+    own = verifier.acceptance(p_token, q_token).tolist()
+    chances = list(zip(strict, own, strict=True))
+    kept = prod(min(s, a) / a for s, a in chances[: decided.accepted])
+    return kept * prod((1 - max(s, a)) / (1 - a) for s, a in chances[decided.accepted :])
