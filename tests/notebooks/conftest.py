@@ -34,8 +34,8 @@ def run_store(
 ) -> RunStore:
     """Make a store with every kind of run that notebooks read.
 
-    It holds the alpha table of two n-gram drafters, studies, random heads of both kinds, and two drafters of the overlay
-    `notebooks`: a context n-gram and, newest, the oracle, whose acceptance is i.i.d. by construction.
+    It holds the alpha table of two n-gram drafters, studies, random heads of both kinds, and two drafters of the
+    overlay `notebooks`: a context n-gram and, newest, the oracle, whose acceptance is i.i.d. by construction.
     """
     folder = tmp_path_factory.mktemp("store")
     corpus = folder / "corpus.jsonl"
