@@ -11,7 +11,7 @@ import pandas as pd
 
 from specdec.errors import UsageError
 
-from .read.runs import study_files
+from .read.mlflow_runs import study_files
 from .sections import Section
 
 MODULES = {

@@ -1,12 +1,13 @@
-"""Prompt bootstrap of ratios of sums (THEORY 6): rounds of one prompt are dependent, prompts are not.
+"""The project's one interval, and the prompt bootstrap that makes most of them.
 
-Prompts are resampled with replacement; every statistic is recomputed from the resampled sums, all of them in
-the same replicates, so differences and products of statistics keep their dependence.
+Rounds of one prompt are dependent, prompts are not: so prompts are resampled with replacement, and every statistic is
+recomputed from the sums over the resampled prompts. All statistics share their replicates, so that differences and
+products of statistics keep their dependence.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from math import isfinite, nan
+from math import isfinite, isnan, nan
 
 import numpy as np
 import pandas as pd
@@ -22,9 +23,9 @@ MOST_UNDEFINED = 0.05  # share of replicates without a value (0 / 0) beyond whic
 class Interval:
     """An estimate with its interval; the bounds are NaN where the data cannot give any.
 
-    This is the project's one interval, and formatting it is the one way to print it: `f"{interval:.3f}"` gives
-    "1.300 (1.184 to 1.441)", or "1.300" where there are no bounds. Any number format will do (`+.2f`, `.0%`, `,.1f`);
-    an empty one means `.3f`.
+    Formatting is the one way to print it: `f"{interval:.3f}"` gives "1.300 (1.184 to 1.441)", "1.300" where there are
+    no bounds, and "–" where there is no estimate. Any number format will do (`+.2f`, `.0%`, `,.1f`); an empty one means
+    `.3f`.
 
     Attributes:
         level: coverage that the interval aims at.
@@ -40,32 +41,41 @@ class Interval:
     @classmethod
     def from_metrics(cls, metrics: Mapping[str, float], name: str) -> "Interval":
         """Return metric `name` with its bounds `name.ci_low` and `name.ci_high`, NaN for what is missing."""
-        value, low, high = (metrics.get(f"{name}{end}") for end in ("", ".ci_low", ".ci_high"))
-        return cls(*(nan if number is None else float(number) for number in (value, low, high)))
+        value, low, high = (float(metrics.get(f"{name}{end}", nan)) for end in ("", ".ci_low", ".ci_high"))
+        return cls(value, low, high)
 
     @property
     def known(self) -> bool:
         """True where both bounds are finite."""
         return isfinite(self.low) and isfinite(self.high)
 
+    @property
+    def bounds(self) -> dict[str, float]:
+        """The bounds as the columns `ci_low` and `ci_high` of a table."""
+        return {"ci_low": self.low, "ci_high": self.high}
+
+    def contains(self, value: float, slack: float = 1e-9) -> bool | None:
+        """Return True if the interval contains `value`, up to rounding by `slack`; None where there is no interval."""
+        return self.low <= value + slack and self.high >= value - slack if self.known else None
+
     def __format__(self, form: str) -> str:
+        if isnan(self.estimate):
+            return "–"
         form = form or ".3f"
         shown = format(self.estimate, form)
         return f"{shown} ({self.low:{form}} to {self.high:{form}})" if self.known else shown
 
 
 def resampled_sums(sums: np.ndarray, replicates: int, seed: int) -> np.ndarray:
-    """[B, C] sums over P prompts drawn with replacement from `sums` [P, C]: multinomial weights times the
-    matrix.
-    """
+    """Return sums [B, C] over P prompts drawn with replacement from `sums` [P, C], for B replicates."""
     prompts = len(sums)
     generator = np.random.default_rng(seed)
     block = max(1, CHUNK // prompts)
     parts = []
     for start in range(0, replicates, block):
-        rows = min(block, replicates - start)
-        drawn = generator.integers(prompts, size=(rows, prompts)) + prompts * np.arange(rows)[:, None]
-        weights = np.bincount(drawn.ravel(), minlength=rows * prompts).reshape(rows, prompts)
+        count = min(block, replicates - start)
+        drawn = generator.integers(prompts, size=(count, prompts)) + prompts * np.arange(count)[:, None]
+        weights = np.bincount(drawn.ravel(), minlength=count * prompts).reshape(count, prompts)
         parts.append(weights.astype(float) @ sums)
     return np.concatenate(parts)
 
@@ -73,11 +83,11 @@ def resampled_sums(sums: np.ndarray, replicates: int, seed: int) -> np.ndarray:
 def bootstrap(
     table: pd.DataFrame, statistic: Statistic, replicates: int = 10_000, seed: int = 0, level: float = 0.95
 ) -> dict[str, Interval]:
-    """Estimates and percentile intervals of `statistic`, a function from column sums to named values.
+    """Return the values of `statistic`, a function from column sums to named values, with percentile intervals.
 
-    `table` has one row per prompt. One prompt gives estimates without an interval. Replicates in which a
-    value is not finite are left out of its interval; if they are more than 5%, it has none. ValueError for an
-    empty table, sums that are not finite, no replicates, or a level outside (0, 1).
+    `table` has one line per prompt. One prompt gives estimates without an interval. Replicates in which a value is not
+    finite are left out of its interval; if they are more than 5%, it has none. ValueError for an empty table, sums that
+    are not finite, no replicates, or a level outside (0, 1).
     """
     sums = table.to_numpy(dtype=float)
     if len(sums) == 0 or not np.isfinite(sums).all():
@@ -98,7 +108,7 @@ def bootstrap(
 
 
 def percentile_bounds(values: np.ndarray, level: float) -> tuple[float, float]:
-    """The two percentiles that enclose `level` of the finite replicates; NaN if too many are not finite."""
+    """Return the two percentiles that enclose `level` of the finite replicates; NaN if too many are not finite."""
     finite = values[np.isfinite(values)]
     if len(finite) < (1 - MOST_UNDEFINED) * len(values):
         return nan, nan

@@ -1,13 +1,17 @@
-"""The rounds table as analysis reads it: one row per round, its columns, its order and its sums per prompt.
+"""The rounds table, one line per round: its columns and order, its sums by prompt, and what a run measured by gamma.
 
-A generation is one output: the rows that share GENERATION, in the order of `round`. Written by measurement;
+A generation is one output: the lines that share GENERATION, in the order of `round`. Experiments write the table;
 nothing here knows how.
 """
+
+from collections.abc import Mapping
 
 import numpy as np
 import pandas as pd
 
 from specdec.config import BASELINE, ORIGINAL
+
+from .intervals import Columns, bootstrap
 
 GENERATION = ["cell", "method", "gamma", "repeat", "prompt"]
 COLUMNS = (
@@ -16,12 +20,12 @@ COLUMNS = (
     "round",  # from 0 within the generation
     "context",  # tokens in context when the round starts, the root included
     "offered_nodes",
-    "offered",  # deepest depth offered, gamma_i; 0 without a proposal
-    "accepted",  # s_i, accepted draft tokens that count
+    "offered",  # greatest depth offered; 0 without a proposal
+    "accepted",  # accepted draft tokens that count
     "committed",
-    "rejected",  # d_i, a rejection was observed
+    "rejected",  # True if a rejection was observed
     "truncation",  # "", "end_token" or "limit"
-    "tokens_left",  # n_i, tokens committed in this round and all later ones
+    "tokens_left",  # tokens committed in this round and all later ones
     "source",
     "rank",
     "beta",  # list of floats, one per tested position; may be empty
@@ -34,7 +38,7 @@ COLUMNS = (
 
 
 def check_rounds(rounds: pd.DataFrame) -> None:
-    """ValueError, with the first offending row, for missing columns or rows that contradict themselves."""
+    """Raise ValueError, naming the first wrong line, for missing columns or lines that contradict themselves."""
     missing = [column for column in COLUMNS if column not in rounds.columns]
     if missing:
         raise ValueError(f"the rounds table lacks the columns {', '.join(missing)}")
@@ -46,24 +50,24 @@ def check_rounds(rounds: pd.DataFrame) -> None:
         "commits more tokens than are left": rounds["committed"] > rounds["tokens_left"],
         "offers more than its gamma": rounds["offered"] > rounds["gamma"],
     }
-    for fault, rows in faults.items():
-        if rows.any():
-            row = rounds.loc[rows.idxmax(), [*GENERATION, "round"]]
-            raise ValueError(f"round {row['round']} of prompt {row['prompt']!r} (gamma {row['gamma']}) {fault}")
+    for fault, wrong in faults.items():
+        if wrong.any():
+            first = rounds.loc[wrong.idxmax(), [*GENERATION, "round"]]
+            raise ValueError(f"round {first['round']} of prompt {first['prompt']!r} (gamma {first['gamma']}) {fault}")
 
 
 def drafted(table: pd.DataFrame) -> pd.DataFrame:
-    """The rows with a drafter, of rounds or of generations: without plain decoding by the target or its original."""
+    """Keep the lines with a drafter, of rounds or of generations: no plain decoding by the target or its original."""
     return table[~table["method"].isin([BASELINE, ORIGINAL])]
 
 
 def in_order(rounds: pd.DataFrame) -> pd.DataFrame:
-    """The rows sorted by generation, then by round."""
+    """Sort by generation, then by round."""
     return rounds.sort_values([*GENERATION, "round"], kind="stable", ignore_index=True)
 
 
 def distinct_generations(rounds: pd.DataFrame) -> pd.DataFrame:
-    """Without the repeats of a prompt whose rounds all equal an earlier repeat's.
+    """Leave out the repeats of a prompt whose rounds all equal those of an earlier repeat.
 
     Repeats of a deterministic generation tell more about time but nothing more about acceptance; counted as
     new evidence they would make every interval too narrow and every test too eager.
@@ -73,19 +77,19 @@ def distinct_generations(rounds: pd.DataFrame) -> pd.DataFrame:
     kept: list[np.ndarray] = []
     ordered = in_order(rounds)
     outcomes = ordered[outcome].to_numpy(dtype=np.int64)
-    for key, rows in ordered.groupby(GENERATION, sort=True).indices.items():
+    for key, places in ordered.groupby(GENERATION, sort=True).indices.items():
         cell, method, gamma, _, prompt = key
-        signature = (cell, method, gamma, prompt, outcomes[rows].tobytes())
+        signature = (cell, method, gamma, prompt, outcomes[places].tobytes())
         if signature not in seen:
             seen.add(signature)
-            kept.append(rows)
+            kept.append(places)
     return ordered.iloc[np.sort(np.concatenate(kept))].reset_index(drop=True) if kept else ordered
 
 
 def shared_work(rounds: pd.DataFrame) -> pd.DataFrame:
-    """Only the (prompt, repeat) pairs that every method and gamma has done: totals over the same work.
+    """Keep the (prompt, repeat) pairs that every method and gamma has done, so that totals are over the same work.
 
-    An interrupted run has done a prompt with some methods only. ValueError if the arms share no pair.
+    An interrupted run has decoded some prompts with some methods only. ValueError if no pair is left.
     """
     arms = rounds[["method", "gamma"]].drop_duplicates()
     pairs = rounds[["method", "gamma", "prompt", "repeat"]].drop_duplicates()
@@ -97,9 +101,9 @@ def shared_work(rounds: pd.DataFrame) -> pd.DataFrame:
 
 
 def prompt_sums(rounds: pd.DataFrame) -> pd.DataFrame:
-    """Sums per prompt (index), repeats pooled: counts, and seconds per verb.
+    """Return the sums of each prompt (index), repeats pooled: counts, and seconds of each verb.
 
-    Columns: rounds, tokens (committed), accepted (K), rejected (R), tested (K + R), offered (depth), nodes,
+    Columns: rounds, tokens (committed), accepted, rejected, tested (accepted and rejected), offered (depth), nodes,
     proposals (rounds with an offer), draft_s, verify_s, accept_s, commit_s, round_s.
     """
     columns = pd.DataFrame(
@@ -117,3 +121,50 @@ def prompt_sums(rounds: pd.DataFrame) -> pd.DataFrame:
         | {name: rounds[name] for name in ("draft_s", "verify_s", "accept_s", "commit_s", "round_s")}
     )
     return columns.groupby("prompt", sort=True).sum().astype(float)
+
+
+def arms_by_gamma(rounds: pd.DataFrame, primary_gamma: int) -> dict[int, pd.DataFrame]:
+    """Return the drafter's rounds at each gamma.
+
+    ValueError for several drafters or cells, no baseline, or no round at the primary gamma.
+    """
+    speculative = drafted(rounds)
+    methods = sorted(speculative["method"].unique())
+    if len(methods) != 1 or len(speculative) == len(rounds) or rounds["cell"].nunique() != 1:
+        raise ValueError(f"one cell with a baseline and one drafter is expected, got the drafters {methods}")
+    arms = {int(gamma): arm for gamma, arm in speculative.groupby("gamma", sort=True)}
+    if primary_gamma not in arms:
+        raise ValueError(f"no rounds at the primary gamma {primary_gamma}, only at {sorted(arms)}")
+    return arms
+
+
+def measured_curve(
+    rounds: pd.DataFrame,
+    quantity: str = "tokens_per_round",
+    replicates: int = 10_000,
+    seed: int = 0,
+    level: float = 0.95,
+) -> pd.DataFrame:
+    """Return what a run measured at each gamma, `tokens_per_round` or `speedup`, with prompt-bootstrap intervals.
+
+    Columns: gamma, value, ci_low, ci_high, prompts, rounds. Over the work that every gamma has done; prefill apart,
+    repeats pooled. ValueError without speculative rounds.
+    """
+
+    def values(sums: Columns) -> Mapping[str, np.ndarray]:
+        if quantity == "tokens_per_round":
+            return {quantity: sums["tokens"] / sums["rounds"]}
+        per_token = sums["baseline_round_s"] / sums["baseline_tokens"]
+        return {"speedup": per_token * sums["tokens"] / sums["round_s"]}
+
+    shared = shared_work(rounds)
+    baseline = prompt_sums(shared[shared["method"] == BASELINE]).add_prefix("baseline_")
+    lines = []
+    for gamma, arm in drafted(shared).groupby("gamma", sort=True):
+        table = prompt_sums(arm).join(baseline).fillna(0.0)
+        interval = bootstrap(table, values, replicates, seed, level)[quantity]
+        size = {"prompts": len(table), "rounds": len(arm)}
+        lines.append({"gamma": int(gamma), "value": interval.estimate, **interval.bounds, **size})
+    if not lines:
+        raise ValueError("the rounds table has only the baseline's rounds")
+    return pd.DataFrame(lines)

@@ -27,7 +27,8 @@ from IPython.display import Markdown
 
 from specdec.analysis.figures import plots
 from specdec.analysis.papers import published
-from specdec.analysis.read import runs as load
+from specdec.analysis.read.mlflow_runs import latest_run
+from specdec.analysis.rounds import measured_curve
 
 # %% tags=["parameters"]
 tracking_uri = "sqlite:///../mlflow.db"  # where runs were logged, seen from this folder
@@ -61,9 +62,9 @@ table_1.round(3)
 # knows, token by token, what would have been accepted.
 
 # %%
-run = load.latest_run(tracking_uri, experiment)
+run = latest_run(tracking_uri, experiment)
 rounds = run.rounds()
-tokens = load.measured_curve(rounds, "tokens_per_round")
+tokens = measured_curve(rounds, "tokens_per_round")
 about = dict(
     title=run.title,
     prompts=int(tokens["prompts"].max()),
@@ -74,7 +75,7 @@ about = dict(
 plots.curve(tokens, run.lines("tokens_per_round"), **about)
 
 # %%
-speedups = load.measured_curve(rounds, "speedup")
+speedups = measured_curve(rounds, "speedup")
 plots.curve(speedups, run.lines("speedup"), ylabel="speedup over the baseline", **about)
 
 # %% [markdown]

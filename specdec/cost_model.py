@@ -31,7 +31,7 @@ class DraftCost:
 
 @typed
 class CostModel:
-    """t(rows, context, copies), seconds (THEORY 7, with the terms of `analysis.cost.CostModel`):
+    """t(rows, context, copies), seconds (THEORY 7, with the terms of `analysis.cost.call_cost.CallCost`):
 
         t = fixed_s + token_s x context + (reading, computing)
         reading = weights_s + cached_s x context x copies
@@ -126,7 +126,7 @@ def from_run(folder: Path) -> CostModel:
 
 
 def _fitted(cost: Mapping[str, Any]) -> dict[str, Any]:
-    """The coefficients of `analysis.cost.CostModel` without its products: sums over weights, and over the cache."""
+    """The coefficients of a fitted `CallCost` (analysis) without its products: sums over weights and over the cache."""
     fit = cost["fit"]
     values = {True: 0.0, False: 0.0}  # cached or not -> operands of a row
     stored = {True: 0.0, False: 0.0}  # -> bytes, of the cache per token

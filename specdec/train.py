@@ -1,6 +1,6 @@
 """`python -m specdec.train +recipe=NAME` trains a whole model, `+heads=NAME` heads on a target's hidden states.
 
-Checks what can be checked before anything heavy is imported, then hands over to `training.session` or `training.heads`.
+Checks what can be checked before anything heavy is imported, then hands over to `training.models` or `training.heads`.
 """
 
 from collections.abc import Mapping
@@ -19,13 +19,13 @@ def task(values: Mapping[str, Any]) -> None:
         )
         raise UsageError(f"Two recipes: choose one, {choices}" if "recipe" in values else f"No recipe: add {choices}")
     if "recipe" in values:
-        from specdec.training import session
+        from specdec.training.models import model_training
 
-        session.run(values)
+        model_training.run(values)
     else:
-        from specdec.training.heads import head_training as heads
+        from specdec.training.heads import head_training
 
-        heads.run(values)
+        head_training.run(values)
 
 
 def main() -> None:

@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from specdec import advise, run
-from specdec.analysis.read.runs import load_runs
+from specdec.analysis.read.mlflow_runs import load_runs
 
 TINY = ("+debug=tiny", "measurement.max_new_tokens=40")
 SAMPLED = "target.law=[[0.4,0.35,0.25],[0.1,0.3,0.6],[0.55,0.2,0.25]]"

@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from specdec.analysis.cost.call_cost import CostModel as Fitted
+from specdec.analysis.cost.call_cost import CallCost as Fitted
 from specdec.config import config_dir
 from specdec.cost_model import CostModel, DraftCost, from_run, load_cost
 from specdec.errors import UsageError

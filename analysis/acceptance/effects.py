@@ -1,4 +1,4 @@
-"""How large is what the tests of `iid` detect: one parameter each, with its prompt-bootstrap interval (THEORY 6).
+"""Sizes of the effects that the tests of `iid` detect: one parameter each, with its prompt-bootstrap interval.
 
 Rounds of one prompt are dependent, so a p-value that takes rounds as the unit is read beside these. All but the two
 correlations rho are ratios of sums; the correlations are refitted in a few hundred replicates.
@@ -30,9 +30,9 @@ MEANING = {
 def ratio_effects(
     rounds: pd.DataFrame, replicates: int = 2000, seed: int = 0, level: float = 0.95
 ) -> dict[str, Interval]:
-    """The effects that are ratios of sums, of one gamma's rounds: depth, trend, prompts, memory, previous_round.
+    """Estimate the effects that are ratios of sums, for the rounds of one gamma (see MEANING).
 
-    Where a denominator is 0 the estimate is NaN.
+    They are depth, trend, prompts, memory and previous_round; NaN where a denominator is 0.
     """
     table = prompt_sums(rounds)[["accepted", "tested"]]
     prompt = rounds["prompt"]
@@ -77,23 +77,26 @@ def ratio_effects(
 
 
 def _lag_sums(rounds: pd.DataFrame) -> pd.DataFrame:
-    """Per prompt: lag-1 products of accepted counts, their mean over permutations, and squares (THEORY 6)."""
-    rows = []
+    """Return, by prompt: lag-1 products of accepted counts, their mean over permutations, and sums of squares."""
+    lines = []
     for prompt, accepted in accepted_sequences(rounds):
         if len(accepted) > 1:
             deviation = accepted - accepted.mean()
             squares = float(deviation @ deviation)
-            rows.append((prompt, float(deviation[1:] @ deviation[:-1]), -squares / len(accepted), squares))
-    table = pd.DataFrame(rows, columns=["prompt", "lag", "lag_mean", "squares"])
+            lines.append((prompt, float(deviation[1:] @ deviation[:-1]), -squares / len(accepted), squares))
+    table = pd.DataFrame(lines, columns=["prompt", "lag", "lag_mean", "squares"])
     return table.groupby("prompt").sum()
 
 
 def correlations(rounds: pd.DataFrame, refits: int = 200, seed: int = 0, level: float = 0.95) -> dict[str, Interval]:
-    """rho of the beta-geometric model (mixing) and of the prompt beta (prompts_beta), refitted to resampled prompts."""
+    """Estimate rho of the beta-geometric model (mixing) and of the prompt beta (prompts_beta).
+
+    Their intervals come from fits to resampled prompts.
+    """
     s, d = rounds["accepted"].to_numpy(dtype=np.int64), rounds["rejected"].to_numpy(dtype=np.int64)
     sums = prompt_sums(rounds)
     by_prompt = rounds.groupby("prompt", sort=True).indices
-    of_rounds = [(s[rows], d[rows]) for rows in by_prompt.values()]
+    of_rounds = [(s[places], d[places]) for places in by_prompt.values()]
     k, r = sums["accepted"].to_numpy(dtype=np.int64), sums["rejected"].to_numpy(dtype=np.int64)
     of_prompts = [(k[i : i + 1], r[i : i + 1]) for i in range(len(sums))]
     return {
@@ -103,14 +106,14 @@ def correlations(rounds: pd.DataFrame, refits: int = 200, seed: int = 0, level: 
 
 
 def _correlation(units: list[tuple[np.ndarray, np.ndarray]], refits: int, seed: int, level: float) -> Interval:
-    """rho of units (accepted, rejected) listed by prompt: sums of `exceeding` over prompts are all that a fit needs."""
+    """Estimate rho from units (accepted, rejected) listed by prompt; sums of `exceeding` are all that a fit needs."""
     prompts = len(units)
     tables = []
     for pick in (lambda a, b: a, lambda a, b: b, lambda a, b: a + b):
         counts = [exceeding(pick(*unit)) for unit in units]
         table = np.zeros((prompts, max(map(len, counts))))
-        for row, count in enumerate(counts):
-            table[row, : len(count)] = count
+        for place, count in enumerate(counts):
+            table[place, : len(count)] = count
         tables.append(table)
     m, rho, _ = fit_beta(*(table.sum(axis=0) for table in tables))
     if prompts < 2 or not 0 < m < 1:
@@ -122,7 +125,7 @@ def _correlation(units: list[tuple[np.ndarray, np.ndarray]], refits: int, seed: 
 
 
 def alpha_difference(rounds: pd.DataFrame, replicates: int = 2000, seed: int = 0, level: float = 0.95) -> Interval:
-    """Alpha at the largest gamma less that at the smallest, over the prompts that all have (`iid.same_alpha`)."""
+    """Estimate alpha at the largest gamma less alpha at the smallest, over prompts that all gammas have."""
     arms = {
         gamma: prompt_sums(arm)[["accepted", "tested"]].add_suffix(f"_{gamma}")
         for gamma, arm in rounds.groupby("gamma", sort=True)
@@ -139,7 +142,7 @@ def alpha_difference(rounds: pd.DataFrame, replicates: int = 2000, seed: int = 0
 def replay_ratio(
     rounds: pd.DataFrame, replay: pd.DataFrame, replicates: int = 2000, seed: int = 0, level: float = 0.95
 ) -> Interval:
-    """Measured tokens per round over the replay's, same texts (`iid.implementation`)."""
+    """Estimate measured tokens per round over the replay's along the same texts."""
     table = prompt_sums(rounds)[["tokens", "rounds"]]
     table = table.join(replay.groupby("prompt")[["tokens", "rounds"]].sum().add_prefix("replay_"))
 

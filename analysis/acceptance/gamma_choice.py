@@ -1,14 +1,15 @@
-"""Which gamma would have been chosen before serving, by each model's speedup, and what that choice was worth."""
+"""Says which gamma each model would have chosen before serving, and what that choice was worth."""
 
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
 from ..figures import plots
-from ..read.runs import Run, measured_curve
+from ..read.runs import Run
+from ..rounds import measured_curve
 from ..sections import Section
 
-NAMES = {  # lines that need no speculative round; the position model is fitted to them
+NAMES = {  # models that need no speculative round, unlike the position model, which is fitted to such rounds
     "capped_geometric": "capped geometric",
     "replay": "replay",
     "predicted": "advice, before the run",
@@ -16,7 +17,7 @@ NAMES = {  # lines that need no speculative round; the position model is fitted 
 
 
 def gamma_choice(run: Run) -> Section:
-    """Measured speedup by gamma beside what could be known before: models on the target's own text, and advice."""
+    """Set measured speedup by gamma beside what was known before: models on the target's own text, and advice."""
     measured = measured_curve(run.rounds(), "speedup")
     lines = {name: values for name, values in run.lines("speedup").items() if name in NAMES}
     table = measured.set_index("gamma")[["value", "ci_low", "ci_high"]].rename(columns={"value": "measured"})
@@ -29,7 +30,7 @@ def gamma_choice(run: Run) -> Section:
 
 
 def choice_in_words(table: pd.DataFrame) -> str:
-    """Best gamma as measured, and by each other column, with the measured speedup that its choice gives.
+    """Name the best gamma as measured and by each other column, with the measured speedup that its choice gives.
 
     table: index gamma; measured, ci_low, ci_high, a column per model.
     """

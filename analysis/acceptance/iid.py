@@ -1,9 +1,10 @@
 """Tests of the i.i.d. capped-geometric model (THEORY 6), one behind each iid.* metric.
 
-They take rounds as the unit. Real rounds of one prompt are dependent, and differences between prompts alone
-make the depth and mixing tests reject; read them together with the prompt and memory tests. Repeats that are
-copies must be removed first (`rounds.distinct_generations`). A test that does not apply has p_value NaN and
-says why.
+They take rounds as the unit. Real rounds of one prompt are dependent, and differences between prompts alone make the
+depth and mixing tests reject; read them together with the prompt and memory tests. Repeats that are copies must be
+removed first (`rounds.distinct_generations`). A test that does not apply has p_value NaN and says why.
+In the formulas l is a log-likelihood, l_0 that of the capped-geometric model; K_p and N_p are the accepted and the
+tested positions of prompt p.
 """
 
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ from .models import ModelFit, beta_geometric, capped_geometric, followers, marko
 
 @dataclass(frozen=True)
 class IidTest:
-    """Outcome of one test; n counts what the test is over (positions, rounds, prompts or pairs of rounds)."""
+    """The result of one test; n counts the units that it compares (positions, rounds, prompts or pairs of rounds)."""
 
     statistic: float
     p_value: float
@@ -34,8 +35,9 @@ def _not_applicable(n: int, reason: str) -> IidTest:
 
 
 def depth(rounds: pd.DataFrame) -> IidTest:
-    """Does acceptance vary with depth in any way? 2 (l_pos - l_0), chi-squared with (tested depths - 1)
-    degrees.
+    """Test whether acceptance varies with depth in any way.
+
+    Likelihood ratio of the position model, 2 (l - l_0); chi-squared with (tested depths - 1) degrees.
     """
     tested, reason = _tested(rounds)
     fit = position(rounds)
@@ -46,7 +48,7 @@ def depth(rounds: pd.DataFrame) -> IidTest:
 
 
 def trend(rounds: pd.DataFrame) -> IidTest:
-    """Does acceptance rise or fall with depth? Score test, N(0, 1), two-sided; positive if it rises."""
+    """Test whether acceptance rises or falls with depth: score test, N(0, 1), two-sided; positive if it rises."""
     tested, reason = _tested(rounds)
     table = hazards(rounds)
     if reason or (table["at_risk"] > 0).sum() < 2:
@@ -60,8 +62,9 @@ def trend(rounds: pd.DataFrame) -> IidTest:
 
 
 def mixing(rounds: pd.DataFrame) -> IidTest:
-    """Do rounds differ in alpha? 2 (l_bg - l_0); half chi-squared with 1 degree, half 0. Cannot tell it from
-    depth.
+    """Test whether rounds differ in alpha; an effect of depth makes it reject as well.
+
+    Likelihood ratio of the beta-geometric model; under the null half chi-squared with 1 degree, half 0.
     """
     n = int((rounds["offered"] > 0).sum())
     _, reason = _tested(rounds)
@@ -71,8 +74,9 @@ def mixing(rounds: pd.DataFrame) -> IidTest:
 
 
 def prompts(rounds: pd.DataFrame) -> IidTest:
-    """Do prompts differ in alpha? sum_p (K_p - alpha N_p)^2 / (N_p alpha (1 - alpha)), chi-squared with P -
-    1.
+    """Test whether prompts differ in alpha.
+
+    The statistic is sum_p (K_p - alpha N_p)^2 / (N_p alpha (1 - alpha)); chi-squared with P - 1 degrees.
     """
     sums = prompt_sums(rounds)
     sums = sums[sums["tested"] > 0]
@@ -86,8 +90,9 @@ def prompts(rounds: pd.DataFrame) -> IidTest:
 
 
 def prompts_beta(rounds: pd.DataFrame) -> IidTest:
-    """The same question by the likelihood ratio of the prompt-beta model; half chi-squared with 1 degree,
-    half 0.
+    """Test whether prompts differ in alpha by the likelihood ratio of the prompt-beta model.
+
+    Under the null it is half chi-squared with 1 degree, half 0.
     """
     sums = prompt_sums(rounds)
     n = int((sums["tested"] > 0).sum())
@@ -98,10 +103,9 @@ def prompts_beta(rounds: pd.DataFrame) -> IidTest:
 
 
 def previous_round(rounds: pd.DataFrame) -> IidTest:
-    """Does alpha depend on whether the previous round was full? 2 (l_Markov - l_0), chi-squared with 1
-    degree.
+    """Test whether alpha is the same after full and other rounds; differences between prompts make it reject too.
 
-    Both over the rounds that follow another. Differences between prompts make it reject as well.
+    Likelihood ratio of the Markov model over the rounds that follow another; chi-squared with 1 degree.
     """
     later = followers(rounds)
     tested, reason = _tested(later)
@@ -113,12 +117,11 @@ def previous_round(rounds: pd.DataFrame) -> IidTest:
 
 
 def memory(rounds: pd.DataFrame, permutations: int = 1999, seed: int = 0) -> IidTest:
-    """Do neighbouring rounds resemble each other? Lag-1 products, rounds permuted within their generation.
+    """Test whether neighbouring rounds resemble each other, by permuting rounds within their generation.
 
-    Statistic: sum over generations of sum_i (s_i - mean)(s_{i+1} - mean), two-sided around its exact
-    permutation mean -sum SS / n; n counts the pairs. A generation's last round is left out if it was cut, and
-    so are rounds without a proposal, which would show the memory of the drafter's silence and not of
-    acceptance.
+    The statistic is the sum over generations of sum_i (s_i - mean)(s_{i+1} - mean), two-sided around its exact mean
+    over permutations; n counts the pairs. A last round that was cut is left out, and so are rounds without a proposal:
+    they would show when the drafter is silent, and not how acceptance behaves.
     """
     pairs, observed, mean, constant = 0, 0.0, 0.0, True
     generator = np.random.default_rng(seed)
@@ -140,13 +143,8 @@ def memory(rounds: pd.DataFrame, permutations: int = 1999, seed: int = 0) -> Iid
     return IidTest(observed, (1 + extreme) / (1 + permutations), pairs)
 
 
-def memory_mean(rounds: pd.DataFrame) -> float:
-    """Mean of the memory statistic over all permutations: -sum over generations of SS / n."""
-    return -float(sum(((s - s.mean()) ** 2).mean() for _, s in accepted_sequences(rounds) if len(s) > 1))
-
-
 def accepted_sequences(rounds: pd.DataFrame) -> list[tuple[str, np.ndarray]]:
-    """Prompt and accepted counts of each generation, in order: rounds with a proposal, without a cut last round."""
+    """Return prompt and accepted counts, in order, of each generation: rounds with a proposal that were not cut."""
     ordered = in_order(rounds)
     ordered = ordered[(ordered["offered"] > 0) & (ordered["truncation"] == "")]
     accepted = ordered["accepted"].to_numpy(dtype=float)
@@ -155,11 +153,11 @@ def accepted_sequences(rounds: pd.DataFrame) -> list[tuple[str, np.ndarray]]:
 
 
 def same_alpha(rounds: pd.DataFrame, replicates: int = 2000, seed: int = 0) -> IidTest:
-    """Do gammas have the same alpha on the same prompts? Largest less smallest alpha_gamma; prompt bootstrap.
+    """Test whether gammas have the same alpha on the same prompts: the range of alpha over gammas, prompt bootstrap.
 
-    The null law is that of the resampled deviations from the estimates: gammas share prompts, often texts, and so are
-    anything but independent. Acceptance that varies with depth makes it reject, and so do differences between prompts,
-    which weigh differently at each gamma. Only prompts that every gamma has count; n is their number.
+    The null law is that of the resampled deviations from the estimates, because gammas share prompts and often texts.
+    Acceptance that varies with depth makes it reject, and so do differences between prompts, which weigh differently at
+    each gamma. Only prompts that every gamma has count; n is their number.
     """
     sums = {gamma: prompt_sums(arm)[["accepted", "tested"]] for gamma, arm in rounds.groupby("gamma", sort=True)}
     table = pd.concat(sums, axis=1, join="inner")
@@ -179,9 +177,9 @@ def same_alpha(rounds: pd.DataFrame, replicates: int = 2000, seed: int = 0) -> I
 
 
 def implementation(rounds: pd.DataFrame, replay: pd.DataFrame, replicates: int = 2000, seed: int = 0) -> IidTest:
-    """Does a run take the rounds that its replay expects? Measured tokens per round over replay's (THEORY 4.2).
+    """Test whether a run takes the rounds that its replay expects: measured tokens per round over the replay's.
 
-    rounds: one gamma; replay: prompt, tokens, rounds (V_1) along the same texts. Prompt bootstrap of the logarithm's
+    rounds: one gamma; replay: prompt, tokens, expected rounds along the same texts. Prompt bootstrap of the logarithm's
     deviation around 0. The statistic is the ratio; n counts prompts. ValueError if the replay lacks a prompt.
     Few prompts make it a little too eager: at 5% it rejects 6.4% under its null with 40 prompts, 5.1% with 100.
     """
@@ -203,14 +201,14 @@ def implementation(rounds: pd.DataFrame, replay: pd.DataFrame, replicates: int =
 
 
 def _bootstrap_test(observed: float, null: np.ndarray, n: int) -> IidTest:
-    """Share of replicates as extreme as the observation, which counts as one; equal values differ by rounding."""
+    """Return the share of replicates as extreme as the observation, which counts as one of them."""
     defined = null[np.isfinite(null)]
-    extreme = int((defined >= observed - 1e-9).sum())
+    extreme = int((defined >= observed - 1e-9).sum())  # equal values may differ by rounding
     return IidTest(observed, (1 + extreme) / (1 + len(defined)), n)
 
 
 def iid_tests(rounds: pd.DataFrame, permutations: int = 1999, seed: int = 0) -> dict[str, IidTest]:
-    """The tests behind iid.depth_p, iid.trend_p, iid.mixing_p, iid.prompts_p and iid.memory_p."""
+    """Run the tests behind iid.depth_p, iid.trend_p, iid.mixing_p, iid.prompts_p and iid.memory_p."""
     return {
         "depth": depth(rounds),
         "trend": trend(rounds),
@@ -221,9 +219,9 @@ def iid_tests(rounds: pd.DataFrame, permutations: int = 1999, seed: int = 0) -> 
 
 
 def _tested(rounds: pd.DataFrame) -> tuple[int, str]:
-    """Tested positions, and why alpha is not inside (0, 1), if so."""
+    """Return the number of tested positions, and the reason why alpha is not inside (0, 1), if it is not."""
     estimate = estimate_alpha(rounds)
-    tested = estimate.accepted + estimate.rejected
+    tested = estimate.tested
     if tested == 0:
         return tested, "no position was tested"
     if estimate.rejected == 0:
@@ -238,7 +236,5 @@ def _likelihood_ratio(fit: ModelFit, rounds: pd.DataFrame) -> float:
 
 
 def _boundary_test(ratio: float, n: int) -> IidTest:
-    """The parameter lies on its boundary under the null: half the null law is 0, half chi-squared with 1
-    degree.
-    """
+    """Test a parameter that lies on its boundary under the null: half the null law is 0, half chi-squared."""
     return IidTest(ratio, 0.5 * float(stats.chi2.sf(ratio, 1)) if ratio > 0 else 1.0, n)

@@ -1,6 +1,6 @@
 """Models of the accepted counts, fitted by maximum likelihood and compared by AIC (THEORY 5).
 
-All use the accepted counts s and the observed rejections d alone; log-likelihoods are in nats and comparable.
+All use only the accepted count s of a round and d, 1 if a rejection was observed; log-likelihoods are in nats.
 """
 
 from dataclasses import dataclass
@@ -29,13 +29,13 @@ class ModelFit:
 
 
 def capped_geometric(rounds: pd.DataFrame) -> ModelFit:
-    """One alpha for every tested position."""
+    """Fit one alpha for every tested position."""
     estimate = estimate_alpha(rounds)
     return ModelFit("capped_geometric", {"alpha": estimate.alpha}, _bernoulli(estimate.accepted, estimate.rejected))
 
 
 def position(rounds: pd.DataFrame) -> ModelFit:
-    """A free acceptance h_k at every depth that was tested."""
+    """Fit a free acceptance h_k at every depth k that was tested."""
     table = hazards(rounds)
     table = table[table["at_risk"] > 0]
     log_likelihood = _bernoulli(table["at_risk"] - table["rejected"], table["rejected"])
@@ -44,28 +44,27 @@ def position(rounds: pd.DataFrame) -> ModelFit:
 
 
 def beta_geometric(rounds: pd.DataFrame) -> ModelFit:
-    """Each round draws its own alpha from a beta law of mean m and correlation rho."""
+    """Fit a beta law of mean m and correlation rho, from which each round draws its own alpha."""
     counts = rounds["accepted"].to_numpy(dtype=np.int64), rounds["rejected"].to_numpy(dtype=np.int64)
     return _beta_mixture("beta_geometric", *counts)
 
 
 def prompt_beta(rounds: pd.DataFrame) -> ModelFit:
-    """Each prompt draws its own alpha from a beta law of mean m and correlation rho."""
+    """Fit a beta law of mean m and correlation rho, from which each prompt draws its own alpha."""
     sums = prompt_sums(rounds)
     return _beta_mixture("prompt_beta", sums["accepted"].to_numpy(int), sums["rejected"].to_numpy(int))
 
 
 def markov(rounds: pd.DataFrame) -> ModelFit:
-    """alpha_1 in rounds that follow a full round of the same generation, alpha_0 in those that follow
-    another.
+    """Fit alpha_1 to rounds that follow a full round of their generation, alpha_0 to those that follow another.
 
-    Conditional on the first round of each generation, which follows none: compare it on `followers`.
+    The first round of each generation follows none: compare this fit with others on `followers` only.
     """
     return markov_of(followers(rounds))
 
 
 def markov_of(later: pd.DataFrame) -> ModelFit:
-    """`markov` from the table of `followers`."""
+    """Fit `markov` to the table of `followers`."""
     after_full = later["after_full"].to_numpy(dtype=bool)
     after, other = estimate_alpha(later[after_full]), estimate_alpha(later[~after_full])
     log_likelihood = _bernoulli([other.accepted, after.accepted], [other.rejected, after.rejected])
@@ -73,9 +72,7 @@ def markov_of(later: pd.DataFrame) -> ModelFit:
 
 
 def followers(rounds: pd.DataFrame) -> pd.DataFrame:
-    """The rounds that follow another of their generation, with `after_full`: that one accepted all it
-    offered.
-    """
+    """Return the rounds that follow another of their generation; `after_full`: that one accepted all it offered."""
     ordered = in_order(rounds)
     full = (ordered["offered"] > 0) & (ordered["accepted"] == ordered["offered"])
     generation = [ordered[key] for key in GENERATION]
@@ -84,9 +81,9 @@ def followers(rounds: pd.DataFrame) -> pd.DataFrame:
 
 
 def compare_models(rounds: pd.DataFrame) -> pd.DataFrame:
-    """All five fits, best AIC first: columns parameters (their number), log_likelihood, aic; index model.
+    """Return all five fits, best AIC first: columns parameters (their number), log_likelihood, aic; index model.
 
-    All on the rounds that follow another, the only ones that the Markov model describes, so that the
+    All are fitted to the rounds that follow another, the only ones that the Markov model describes, so that the
     likelihoods are of the same data.
     """
     later = followers(rounds)
@@ -97,16 +94,14 @@ def compare_models(rounds: pd.DataFrame) -> pd.DataFrame:
 
 
 def _bernoulli(accepted: object, rejected: object) -> float:
-    """Maximised log-likelihood of independent groups with the given counts; a group without counts adds
-    nothing.
-    """
+    """Return the maximised log-likelihood of independent groups; a group without counts adds nothing."""
     k, r = np.asarray(accepted, dtype=float), np.asarray(rejected, dtype=float)
     share = np.divide(k, k + r, out=np.zeros_like(k), where=k + r > 0)
     return float((xlogy(k, share) + xlog1py(r, -share)).sum())
 
 
 def _beta_mixture(model: str, accepted: np.ndarray, rejected: np.ndarray) -> ModelFit:
-    """Fit of units (rounds or prompts) [U] that draw their own alpha from a beta law, mean m, correlation rho."""
+    """Fit a beta law to units (rounds or prompts) [U] that each draw their own alpha from it."""
     terms = (exceeding(accepted), exceeding(rejected), exceeding(accepted + rejected))
     m, rho, log_likelihood = fit_beta(*terms)
     return ModelFit(model, {"m": m, "rho": rho}, log_likelihood)
@@ -115,7 +110,7 @@ def _beta_mixture(model: str, accepted: np.ndarray, rejected: np.ndarray) -> Mod
 def fit_beta(
     accepted: np.ndarray, rejected: np.ndarray, tested: np.ndarray, start: tuple[float, float] | None = None
 ) -> tuple[float, float, float]:
-    """Maximum likelihood (m, rho, log-likelihood) from the number of units whose count exceeds j = 0, 1, ...
+    """Return m, rho and the log-likelihood at its maximum, from the number of units whose count exceeds j = 0, 1, ...
 
     The likelihood of a unit is prod_{j<s}[m(1-rho)+j rho] prod_{j<d}[(1-m)(1-rho)+j rho] / prod_{j<s+d}[1-rho+j rho].
     This product keeps its digits as rho -> 0, where differences of log beta functions lose all of them. The three
@@ -159,5 +154,5 @@ def fit_beta(
 
 
 def exceeding(counts: np.ndarray) -> np.ndarray:
-    """#{units with count > j} for j = 0 ... max count - 1."""
+    """Return the number of units with count > j, for j = 0 ... max count - 1."""
     return np.bincount(counts)[::-1].cumsum()[::-1][1:].astype(float) if len(counts) else np.zeros(0)

@@ -1,15 +1,15 @@
-"""Prediction as a discipline: fit on half of the prompts, predict tokens per round for every gamma on the other half.
+"""Prediction on prompts that no model has seen: fit on half of them, predict tokens per round on the other half.
 
-Every model is fitted at the largest gamma, where rounds reach all depths, and says what a round of each gamma would
-do; texts of the held-out lengths are then written round by round (THEORY 2, finite output), so that their ends are in
-the prediction as they are in the measurement. The halves swap, and errors are over all prompts. Of the held-out prompts
-a fitted model knows the lengths of the texts alone; replay has no parameters and reads the held-out texts themselves.
+Every model is fitted at the largest gamma, where rounds reach all depths, and predicts every gamma. Texts of the
+held-out lengths are then written round by round, so that their ends are in the prediction as they are in the
+measurement. The halves swap, and errors are over all prompts. A fitted model knows nothing about the held-out prompts
+but the lengths of their texts; replay has no parameters and reads the held-out texts themselves.
 
 How many tokens a drafter offers is part of the fit: shares of rounds by tokens offered, taken as independent of
 acceptance. For drafters that stay silent when they do not know, such as n-gram tables, that is an approximation.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import nan
 
@@ -18,7 +18,7 @@ import pandas as pd
 
 from ..intervals import Interval, bootstrap, percentile_bounds
 from ..rounds import GENERATION, distinct_generations, drafted, in_order, shared_work
-from .models import fit_beta
+from .laws import LAWS, expected_rounds, offer_chances
 
 LABELS = {
     "capped_geometric.text": "capped geometric, alpha of the text",
@@ -30,33 +30,17 @@ LABELS = {
     "markov": "Markov along the text",
     "replay": "replay of the held-out texts",
 }
-NODES = 12  # of the quadrature over a prompt's alpha: exact for polynomials of degree 23
-EXACT = 512  # tokens of a text that are written one by one; expected rounds grow linearly beyond
 ROUNDING = 1e-9  # errors below are equality: an exact replay misses by rounding alone
 FEW_PROMPTS = 4  # with fewer no half can be resampled
 
 
-@dataclass(frozen=True)
-class Law:
-    """What a model says about rounds, for B replicates of its fit.
-
-    Attributes:
-        acceptance: [B, Q, S, G] chance that the draft at depth k is accepted if reached, for each of Q types of
-            prompts, in a round after one that saw a rejection (first of S) or not (last); S may be 1.
-        weight: [B, Q] share of prompts of each type.
-    """
-
-    acceptance: np.ndarray
-    weight: np.ndarray
-
-
 class Undetermined(ValueError):
-    """The prompts are too few or too alike for any model."""
+    """Raised where the prompts are too few or too alike for any model to be fitted."""
 
 
 @dataclass(frozen=True)
-class Prediction:
-    """What came of it.
+class HeldOutPrediction:
+    """Predicted and measured tokens per round, and the errors of every model on prompts that it was not fitted on.
 
     Attributes:
         table: model, gamma, predicted, measured, ci_low, ci_high (of the measured, prompt bootstrap), error (predicted
@@ -83,14 +67,15 @@ def predict(
     replicates: int = 2000,
     refits: int = 200,
     level: float = 0.95,
-) -> Prediction:
-    """Errors of every model on prompts that it was not fitted on.
+) -> HeldOutPrediction:
+    """Return the errors of every model on prompts that it was not fitted on.
 
     Args:
-        rounds: of one drafter at one or more gammas; the baseline's rows only restrict the prompts.
+        rounds: of one drafter at one or more gammas; the baseline's lines only restrict the prompts.
         alpha_sums: prompt, numerator, denominator of `alpha.text`; None or empty where the run has none.
-        replay: gamma, prompt, tokens, rounds (V_1) along texts that need no speculation, the baseline's; likewise.
-        replicates, refits: of the measured intervals, and of the intervals of the errors.
+        replay: gamma, prompt, tokens, expected rounds along the baseline's texts; likewise.
+        replicates: bootstrap replicates of the measured intervals.
+        refits: replicates of the intervals of the errors, with every model refitted in each.
 
     Raises:
         Undetermined: no model can be fitted on both halves.
@@ -119,17 +104,17 @@ def predict(
     expected: dict[tuple[str, int], np.ndarray] = {}  # [1 + B, P] rounds of each prompt's texts
     for half in (0, 1):
         sums = {name: (weights * (side != half)) @ table for name, table in data.items()}
-        offers = _offers(sums)
+        offers = offer_chances(sums)
         held_out = np.flatnonzero(side == half)
         for name in tried:
             if name == "replay":
                 continue
-            law = _LAWS[name](sums)
+            law = LAWS[name](sums)
             for gamma in arms:
                 into = expected.setdefault((name, gamma), np.zeros(weights.shape))
                 per_length = expected_rounds(law, offers, gamma, int(texts[gamma].lengths.max()))
                 into[:, held_out] = texts[gamma].rounds(per_length)[:, held_out]
-    rows = []
+    lines = []
     for gamma, arm in arms.items():
         measured = _measured(arm, replicates, seed, level)
         tokens, taken = texts[gamma].tokens, arm.groupby("prompt").size().reindex(prompts).to_numpy(float)
@@ -143,20 +128,21 @@ def predict(
                     predicted = (weights @ tokens) / (weights * expected[name, gamma]).sum(axis=1)
                 error = predicted / tau - 1
                 low, high = percentile_bounds(error[1:], level) if len(error) > 1 else (nan, nan)
-                rows.append((name, gamma, float(predicted[0]), *measured, float(error[0]), low, high))
+                bounds = (measured.estimate, measured.low, measured.high)
+                lines.append((name, gamma, float(predicted[0]), *bounds, float(error[0]), low, high))
     columns = ["model", "gamma", "predicted", "measured", "ci_low", "ci_high", "error", "error_low", "error_high"]
-    table = pd.DataFrame(rows, columns=columns)
+    table = pd.DataFrame(lines, columns=columns)
     # Few prompts may hold no round of the kind that a parameter is estimated from, in one half or both.
     for name in table.loc[table["error"].isna(), "model"].unique():
         left_out[str(name)] = "a half of the prompts does not determine it"
     table = table[~table["model"].isin(list(left_out))].reset_index(drop=True)
     if table.empty:
         raise Undetermined("no model is determined by half of the prompts; decode more of them")
-    return Prediction(table, _summary(table), left_out, largest, len(prompts), level, len(weights) - 1)
+    return HeldOutPrediction(table, _summary(table), left_out, largest, len(prompts), level, len(weights) - 1)
 
 
 def unpredictable(rounds: pd.DataFrame) -> str:
-    """Why `predict` cannot work on these rounds, as a clause; empty if it can."""
+    """Return why `predict` cannot work on these rounds, as a clause; empty if it can."""
     speculative = drafted(rounds)
     if speculative.empty:
         return "there is no round of a drafter"
@@ -173,14 +159,14 @@ def unpredictable(rounds: pd.DataFrame) -> str:
 
 
 def _arms(rounds: pd.DataFrame) -> dict[int, pd.DataFrame]:
-    """The drafter's rounds by gamma, over the work that all methods and gammas have done."""
+    """Return the drafter's rounds by gamma, over the work that all methods and gammas have done."""
     shared = shared_work(rounds)
     speculative = drafted(shared)
     return {int(gamma): arm for gamma, arm in speculative.groupby("gamma", sort=True)}
 
 
 def _weights(side: np.ndarray, refits: int, seed: int) -> np.ndarray:
-    """[1 + B, P] how often each prompt counts: once in the data, as drawn within its own half in a replicate."""
+    """Return how often each prompt counts, [1 + B, P]: once in the data, as drawn in its half in a replicate."""
     generator = np.random.default_rng([seed, 1])
     weights = np.ones((1 + refits, len(side)))
     for half in (0, 1):
@@ -195,7 +181,7 @@ def _weights(side: np.ndarray, refits: int, seed: int) -> np.ndarray:
 def _counts(
     fitted: pd.DataFrame, shortest: pd.DataFrame, alpha_sums: pd.DataFrame | None, prompts: list[str], gamma: int
 ) -> dict[str, np.ndarray]:
-    """Everything that models are fitted to, as tables [P, ...] whose weighted sums over prompts are a replicate's."""
+    """Return all that models are fitted to, as tables [P, ...]; a replicate has their weighted sums over prompts."""
     ordered = in_order(fitted)
     row = pd.Index(prompts).get_indexer(ordered["prompt"])
     s = ordered["accepted"].to_numpy(dtype=np.int64)
@@ -207,7 +193,7 @@ def _counts(
         np.add.at(table, row, values)
         return table
 
-    # A draft cannot be longer than the tokens left behind it: what a round would have offered is censored there.
+    # A draft is shortened to the tokens that may still follow: how many a round would have offered is censored there.
     room = np.minimum(ordered["tokens_left"].to_numpy() - 1, gamma)[:, None] >= depth
     offered = ordered["offered"].to_numpy()[:, None]
     after_rejection = ordered.groupby(GENERATION)["rejected"].shift(1, fill_value=False).to_numpy(dtype=bool)
@@ -239,6 +225,7 @@ def _models(
     replay: pd.DataFrame | None,
     arms: Mapping[int, pd.DataFrame],
 ) -> tuple[list[str], dict[str, str]]:
+    """Return the models to try, and why each other one is left out."""
     left_out = {}
     if alpha_sums is None or not data["text"][:, 1].any():
         left_out["capped_geometric.text"] = "the run has no sums of alpha.text per prompt"
@@ -260,7 +247,7 @@ class _Texts:
     tokens: np.ndarray
 
     def rounds(self, per_length: np.ndarray) -> np.ndarray:
-        """[B, P] expected rounds of each prompt's texts from those of a text of each length [B, N + 1]."""
+        """Return the expected rounds of each prompt's texts [B, P] from those of a text of each length [B, N + 1]."""
         table = np.zeros((len(per_length), len(self.tokens)))
         np.add.at(table.T, self.owner, per_length[:, self.lengths].T)
         return table
@@ -273,181 +260,13 @@ def _texts(arm: pd.DataFrame, prompts: list[str]) -> _Texts:
     return _Texts(owner, sizes, np.bincount(owner, sizes, len(prompts)))
 
 
-# Laws ---------------------------------------------------------------------------------------------
-
-_Sums = Mapping[str, np.ndarray]  # weighted sums [B, ...] by name of the counts
-
-
-def _ratio(pairs: np.ndarray) -> np.ndarray:
-    """[B] first over second column; NaN where nothing was counted."""
-    return np.divide(pairs[:, 0], pairs[:, 1], out=np.full(len(pairs), nan), where=pairs[:, 1] > 0)
-
-
-def _constant(alpha: np.ndarray, sums: _Sums) -> Law:
-    depth = sums["at_risk"].shape[1]
-    return Law(np.broadcast_to(alpha[:, None, None, None], (len(alpha), 1, 1, depth)), np.ones((len(alpha), 1)))
-
-
-def _capped_text(sums: _Sums) -> Law:
-    return _constant(np.clip(_ratio(sums["text"]), 0, 1), sums)
-
-
-def _capped_mle(sums: _Sums) -> Law:
-    tested = sums["at_risk"].sum(axis=1)
-    return _constant(_ratio(np.stack([tested - sums["rejected"].sum(axis=1), tested], axis=1)), sums)
-
-
-def _capped_short(sums: _Sums) -> Law:
-    return _constant(_ratio(sums["short"]), sums)
-
-
-def _position(sums: _Sums) -> Law:
-    """A depth that no round reached is taken as never accepted."""
-    passed = sums["at_risk"] - sums["rejected"]
-    h = np.divide(passed, sums["at_risk"], out=np.zeros_like(passed), where=sums["at_risk"] > 0)
-    return Law(h[:, None, None, :], np.ones((len(h), 1)))
-
-
-def _refitted(*terms: np.ndarray) -> np.ndarray:
-    """[B, 2] m and rho of every row of the three terms [B, J]; the first row, the data, starts the others."""
-    m, rho, _ = fit_beta(*(term[0] for term in terms))
-    start = (min(max(m, 1e-6), 1 - 1e-6), max(rho, 1e-3))
-    rest = [fit_beta(k, r, n, start)[:2] for k, r, n in zip(*(term[1:] for term in terms), strict=True)]
-    return np.array([(m, rho), *rest])
-
-
-def _beta_geometric(sums: _Sums) -> Law:
-    rejected = sums["rejected"].sum(axis=1, keepdims=True)
-    fits = _refitted(sums["at_risk"] - sums["rejected"], rejected, sums["at_risk"])
-    m, rho = fits[:, :1], fits[:, 1:]
-    j = np.arange(sums["at_risk"].shape[1])
-    h = (m * (1 - rho) + j * rho) / (1 - rho + j * rho)
-    return Law(h[:, None, None, :], np.ones((len(h), 1)))
-
-
-def _prompt_beta(sums: _Sums) -> Law:
-    """Types of prompts are the nodes of Gauss-Jacobi quadrature over the beta law."""
-    accepted, rejected, tested = np.moveaxis(sums["units"].reshape(len(sums["units"]), 3, -1), 1, 0)
-    fits = _refitted(accepted, rejected, tested)
-    m, rho = (np.clip(fits[:, column], 1e-9, 1 - 1e-9) for column in (0, 1))
-    size = (1 - rho) / rho
-    nodes, weight = beta_quadrature(m * size, (1 - m) * size, NODES)
-    depth = sums["at_risk"].shape[1]
-    return Law(np.broadcast_to(nodes[:, :, None, None], (*nodes.shape, 1, depth)), weight)
-
-
-def beta_quadrature(a: np.ndarray, b: np.ndarray, nodes: int) -> tuple[np.ndarray, np.ndarray]:
-    """Gauss-Jacobi nodes and weights [B, nodes] of the laws Beta(a, b), a and b [B] > 0; weights sum to 1.
-
-    From the eigenvectors of the recurrence matrix (Golub and Welsch 1969), which stays finite where a and b are large.
-    """
-    p, q = (b - 1)[:, None], (a - 1)[:, None]  # the exponents on [-1, 1]
-    n = np.arange(1, nodes)
-    twice = 2 * n + p + q
-    centre = np.concatenate([(q - p) / (p + q + 2), (q**2 - p**2) / (twice * (twice + 2))], axis=1)
-    # (n + p + q) / (2n + p + q - 1) is 1 at n = 1, also where both are 0.
-    shrink = np.where(n == 1, 1.0, (n + p + q) / np.where(n == 1, 1.0, twice - 1))
-    square = 4 * n * (n + p) * (n + q) * shrink / (twice**2 * (twice + 1))
-    matrix = np.zeros((len(a), nodes, nodes))
-    matrix[:, np.arange(nodes), np.arange(nodes)] = centre
-    matrix[:, n, n - 1] = np.sqrt(square)  # eigh reads the lower triangle
-    values, vectors = np.linalg.eigh(matrix)
-    return np.clip((1 + values) / 2, 0, 1), vectors[:, 0, :] ** 2
-
-
-def _markov(sums: _Sums) -> Law:
-    """Agreement along the text as a two-state chain (THEORY 4.6).
-
-    a01 is the acceptance at depth 1 after a rejection, a11 that at deeper depths. A round without a rejection ends in a
-    token that nobody drafted, so the draft after it agrees with a11^2 + (1 - a11) a01.
-    """
-    rise = _ratio(sums["first"])
-    tested = sums["at_risk"][:, 1:].sum(axis=1)
-    stay = _ratio(np.stack([tested - sums["rejected"][:, 1:].sum(axis=1), tested], axis=1))
-    return markov_law(rise, stay, sums["at_risk"].shape[1])
-
-
-def markov_law(a01: np.ndarray, a11: np.ndarray, depth: int) -> Law:
-    """The law of rounds over a text whose agreement is that chain; a01, a11 [B]."""
-    acceptance = np.broadcast_to(a11[:, None, None, None], (len(a11), 1, 2, depth)).copy()
-    acceptance[:, 0, 0, 0] = a01
-    acceptance[:, 0, 1, 0] = a11**2 + (1 - a11) * a01
-    return Law(acceptance, np.ones((len(a11), 1)))
-
-
-_LAWS: dict[str, Callable[[_Sums], Law]] = {
-    "capped_geometric.text": _capped_text,
-    "capped_geometric.mle": _capped_mle,
-    "capped_geometric.short": _capped_short,
-    "position": _position,
-    "beta_geometric": _beta_geometric,
-    "prompt_beta": _prompt_beta,
-    "markov": _markov,
-}
-
-
-# From a law to rounds -----------------------------------------------------------------------------
-
-
-def _offers(sums: _Sums) -> np.ndarray:
-    """[B, G + 1] chance that a round with room for them offers at least 0, 1, ... G tokens (Kaplan-Meier).
-
-    Where no text had room for so many tokens, the drafter is taken to offer them.
-    """
-    could, made = sums["could_offer"], sums["offered"]
-    share = np.divide(made, could, out=np.ones_like(made), where=could > 0)
-    return np.concatenate([np.ones((len(made), 1)), np.cumprod(share, axis=1)], axis=1)
-
-
-def round_law(acceptance: np.ndarray, offers: np.ndarray, gamma: int) -> tuple[np.ndarray, np.ndarray]:
-    """P(k accepted, then a rejection) and P(k accepted, all that was offered), [..., gamma + 1] each.
-
-    acceptance: [..., G] by depth, G >= gamma; offers: [..., G + 1] chance to offer at least 0, 1, ... tokens.
-    """
-    passed = np.concatenate([np.ones((*acceptance.shape[:-1], 1)), np.cumprod(acceptance[..., :gamma], axis=-1)], -1)
-    least = offers[..., : gamma + 1]
-    longer = np.concatenate([least[..., 1:], np.zeros((*least.shape[:-1], 1))], axis=-1)
-    exactly = least - longer
-    refused = np.concatenate([1 - acceptance[..., :gamma], np.zeros((*acceptance.shape[:-1], 1))], axis=-1)
-    return passed * refused * longer, passed * exactly
-
-
-def expected_rounds(law: Law, offers: np.ndarray, gamma: int, tokens: int) -> np.ndarray:
-    """[B, tokens + 1] expected rounds to write a text of 0, 1, ... tokens; offers [B, G + 1].
-
-    R_z(n) = 1 + sum_k P_z(k, rejected) R_0(n-k-1) + P_z(k, all) R_1(n-k-1), where z = 0 after a rejection; a text
-    starts as after a round without one. With one state and full offers this is THEORY 2's recursion. Beyond `EXACT`
-    tokens the rounds are continued by their mean slope, from which they differ by less than a round.
-    """
-    rejected, whole = round_law(law.acceptance, offers[:, None, None, :], gamma)  # [B, Q, S, gamma + 1]
-    replicates, types, states, _ = rejected.shape
-    exact = min(tokens, EXACT)
-    value = np.zeros((replicates, types, states, gamma + 1 + exact))  # R_z(n) at column n + gamma; zeros before
-    for n in range(1, exact + 1):
-        window = value[..., n - 1 : n + gamma][..., ::-1]  # R(n - 1), R(n - 2), ..., R(n - gamma - 1)
-        after = rejected * window[:, :, :1] + whole * window[:, :, -1:]
-        value[..., n + gamma] = 1 + after.sum(axis=-1)
-    value[..., : gamma + 1] = 0.0
-    rounds = np.einsum("bqn,bq->bn", value[:, :, -1, gamma:], law.weight)
-    if tokens > exact:
-        half = exact // 2
-        slope = (rounds[:, exact] - rounds[:, half]) / (exact - half)
-        beyond = np.arange(1, tokens - exact + 1)
-        rounds = np.concatenate([rounds, rounds[:, exact:] + slope[:, None] * beyond], axis=1)
-    return rounds
-
-
-# Measurement and summary --------------------------------------------------------------------------
-
-
-def _measured(arm: pd.DataFrame, replicates: int, seed: int, level: float) -> tuple[float, float, float]:
+def _measured(arm: pd.DataFrame, replicates: int, seed: int, level: float) -> Interval:
     sums = arm.groupby("prompt").agg(tokens=("committed", "sum"), rounds=("committed", "size")).astype(float)
-    interval: Interval = bootstrap(sums, lambda s: {"tau": s["tokens"] / s["rounds"]}, replicates, seed, level)["tau"]
-    return interval.estimate, interval.low, interval.high
+    return bootstrap(sums, lambda s: {"tau": s["tokens"] / s["rounds"]}, replicates, seed, level)["tau"]
 
 
 def _replayed(replay: pd.DataFrame, gamma: int, prompts: list[str], weights: np.ndarray) -> np.ndarray:
-    """[1 + B] tokens over rounds of the replay. ValueError if it lacks a prompt."""
+    """Return tokens over rounds of the replay, [1 + B]. ValueError if it lacks a prompt."""
     sums = replay[replay["gamma"] == gamma].groupby("prompt")[["tokens", "rounds"]].sum().reindex(prompts)
     if sums.isna().to_numpy().any():
         raise ValueError(f"the replay at gamma {gamma} lacks prompts that the rounds table has")
@@ -456,42 +275,11 @@ def _replayed(replay: pd.DataFrame, gamma: int, prompts: list[str], weights: np.
 
 
 def _summary(table: pd.DataFrame) -> pd.DataFrame:
-    rows = []
+    """Return a line per model, best first (see `HeldOutPrediction.models`)."""
+    lines = []
     for name, part in table.groupby("model", sort=False):
         worst = part.loc[part["error"].abs().idxmax()]
         outside = (part["error_low"] > ROUNDING) | (part["error_high"] < -ROUNDING)
-        rows.append((name, part["error"].abs().mean(), worst["error"], int(worst["gamma"]), int(outside.sum())))
+        lines.append((name, part["error"].abs().mean(), worst["error"], int(worst["gamma"]), int(outside.sum())))
     columns = ["model", "mean_error", "worst_error", "worst_gamma", "significant"]
-    return pd.DataFrame(rows, columns=columns).sort_values("mean_error", kind="stable", ignore_index=True)
-
-
-def prediction_in_words(prediction: Prediction) -> str:
-    """Which model predicts best, and whether the capped geometric misses, by how much and in which direction."""
-    best = prediction.models.iloc[0]
-    tried = set(prediction.models["model"])
-    model = "capped_geometric.text" if "capped_geometric.text" in tried else "capped_geometric.mle"
-    capped = prediction.table[prediction.table["model"] == model]
-    if capped.empty:
-        model = str(best["model"])
-        capped = prediction.table[prediction.table["model"] == model]
-    gammas = f"{len(capped)} gammas" if len(capped) > 1 else "one gamma"
-    start = (
-        f"On prompts that it was not fitted on, the model “{LABELS[str(best['model'])]}” predicts tokens per round "
-        f"best: off by {best['mean_error']:.1%} on average over {gammas} and by {best['worst_error']:+.1%} at worst "
-        f"(gamma {best['worst_gamma']})."
-    )
-    worst = capped.loc[capped["error"].abs().idxmax()]
-    size = f"{worst['error']:+.1%} at gamma {worst['gamma']:g}"
-    subject = f"The model “{LABELS[model]}”"
-    if not capped["error_low"].notna().any():
-        return f"{start} {subject} is off by {size} at most; without intervals no miss can be called real."
-    over, under = capped[capped["error_low"] > ROUNDING], capped[capped["error_high"] < -ROUNDING]
-    if over.empty and under.empty:
-        interval = f"{worst['error_low']:+.1%} to {worst['error_high']:+.1%}"
-        return f"{start} {subject} does not miss significantly at any gamma (at most {size}, {interval})."
-    sides = [
-        f"{verb} significantly at gamma {', '.join(f'{gamma:g}' for gamma in part['gamma'])}"
-        for verb, part in (("over-predicts", over), ("under-predicts", under))
-        if len(part)
-    ]
-    return f"{start} {subject} {' and '.join(sides)}; its largest miss is {size}."
+    return pd.DataFrame(lines, columns=columns).sort_values("mean_error", kind="stable", ignore_index=True)

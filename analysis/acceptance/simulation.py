@@ -1,8 +1,8 @@
-"""Simulated traces in the form of the rounds table: laws of acceptance that are known, to test estimators, tests and
-predictions against. Times are zero and there is no baseline; nothing here is a measurement.
+"""Test oracle: simulated rounds whose law of acceptance is known, for tests of estimators, tests and predictions.
 
-A law gives `rounds` rounds per prompt, none of them cut; with `tokens`, every text also ends after so many tokens, as
-a run's limit ends it, and the round that meets the end is cut and censored (THEORY 5). Rounds offer gamma tokens.
+Tables have the columns of the rounds table; times are zero and there is no baseline. A law gives `rounds` rounds per
+prompt, none of them cut; with `tokens`, every text also ends after that many tokens, as a run's limit ends it, and the
+round that meets the end is cut. Rounds offer gamma tokens.
 """
 
 import numpy as np
@@ -12,16 +12,16 @@ METHOD = "simulated"
 
 
 def iid(prompts: int, rounds: int, gamma: int, seed: int, alpha: float, tokens: int | None = None) -> pd.DataFrame:
-    """The capped-geometric model itself: every test's null."""
+    """Simulate the capped-geometric model, the null hypothesis of every test."""
     chance = np.full((prompts, 1, 1), alpha)
     return rounds_table(_accepted(chance, rounds, gamma, seed), gamma, tokens)
 
 
 def heterogeneous(
-    prompts: int, rounds: int, gamma: int, seed: int, a: float, b: float, tokens: int | None = None
+    prompts: int, rounds: int, gamma: int, seed: int, beta: tuple[float, float], tokens: int | None = None
 ) -> pd.DataFrame:
-    """Every prompt draws its own alpha from Beta(a, b)."""
-    chance = np.random.default_rng([seed, 1]).beta(a, b, size=(prompts, 1, 1))
+    """Simulate prompts that each draw their own alpha from a beta law with these two parameters."""
+    chance = first_alphas(prompts, seed, beta)[:, None, None]
     return rounds_table(_accepted(chance, rounds, gamma, seed), gamma, tokens)
 
 
@@ -30,36 +30,35 @@ def falling(
     rounds: int,
     gamma: int,
     seed: int,
-    a: float,
-    b: float,
+    beta: tuple[float, float],
     decay: float,
     tokens: int | None = None,
 ) -> pd.DataFrame:
-    """A feature drafter: the draft at depth k is accepted with alpha_p decay^(k-1), alpha_p from Beta(a, b).
+    """Simulate a feature drafter: depth k is accepted with chance alpha decay^(k-1), each prompt with its own alpha.
 
-    The prompts' alphas depend on the seed alone, so tables of several gammas are of the same prompts.
+    The prompts' alphas, from a beta law, depend on the seed alone, so tables of several gammas are of the same prompts.
     """
-    alphas = first_alphas(prompts, seed, a, b)
+    alphas = first_alphas(prompts, seed, beta)
     chance = alphas[:, None, None] * decay ** np.arange(gamma)
     return rounds_table(_accepted(chance, rounds, gamma, seed), gamma, tokens)
 
 
-def first_alphas(prompts: int, seed: int, a: float, b: float) -> np.ndarray:
-    """[P] alpha_p of `falling`: what drafting one token before every position of the text would measure."""
-    return np.random.default_rng([seed, 1]).beta(a, b, size=prompts)
+def first_alphas(prompts: int, seed: int, beta: tuple[float, float]) -> np.ndarray:
+    """Return the prompts' alphas [P] of `falling`, at depth 1: one draft token at each position would measure them."""
+    return np.random.default_rng([seed, 1]).beta(*beta, size=prompts)
 
 
 def mixing(
     prompts: int, rounds: int, gamma: int, seed: int, m: float, rho: float, tokens: int | None = None
 ) -> pd.DataFrame:
-    """Every round draws its own alpha from the beta law of mean m and correlation rho (0 < rho < 1)."""
+    """Simulate rounds that each draw their own alpha from the beta law of mean m and correlation rho (0 < rho < 1)."""
     size = (1 - rho) / rho
     chance = np.random.default_rng([seed, 1]).beta(m * size, (1 - m) * size, size=(prompts, rounds, 1))
     return rounds_table(_accepted(chance, rounds, gamma, seed), gamma, tokens)
 
 
 def markov(prompts: int, tokens: int, gamma: int, seed: int, a01: float, a11: float) -> pd.DataFrame:
-    """Agreement along the text is a two-state chain (THEORY 4.6); greedy rounds of gamma over texts of `tokens`.
+    """Simulate greedy rounds along texts of `tokens` whose agreement is a two-state chain (see `laws.markov_law`).
 
     The texts depend on the seed alone, so tables of several gammas are of the same texts.
     """
@@ -73,8 +72,9 @@ def markov(prompts: int, tokens: int, gamma: int, seed: int, a01: float, a11: fl
 
 
 def along_texts(m: np.ndarray, gamma: int, seed: int) -> pd.DataFrame:
-    """Rounds of a position-wise drafter that is accepted with chance m [P, N] at each position of given texts, tested
-    anew whenever a round comes by (THEORY 4.2). With m of zeros and ones nothing is left to chance.
+    """Simulate rounds of a drafter that is accepted with chance m [P, N] at each position of given texts.
+
+    A position is tested anew by every round that reaches it. With m of zeros and ones nothing is left to chance.
     """
     generator = np.random.default_rng([seed, 2, gamma])
     prompts, size = m.shape
@@ -92,9 +92,9 @@ def along_texts(m: np.ndarray, gamma: int, seed: int) -> pd.DataFrame:
 
 
 def rounds_table(accepted: np.ndarray, gamma: int, tokens: int | None = None) -> pd.DataFrame:
-    """The rounds table (`rounds.COLUMNS`) of accepted counts [P, R], cut after `tokens` tokens if given.
+    """Return the rounds table of accepted counts [P, R], cut after `tokens` tokens if given.
 
-    Like a run's, a draft is shortened to the tokens that may still follow it: the last round offers n - 1 at most.
+    As in a run, a draft is shortened to the tokens that may still follow it: with n tokens left it has n - 1 at most.
     """
     prompts, rounds = accepted.shape
     offered, cut = np.full(accepted.shape, gamma), np.zeros(accepted.shape, dtype=bool)
@@ -136,7 +136,7 @@ def rounds_table(accepted: np.ndarray, gamma: int, tokens: int | None = None) ->
 
 
 def _accepted(chance: np.ndarray, rounds: int, gamma: int, seed: int) -> np.ndarray:
-    """[P, R] accepted counts; `chance` broadcasts to [P, R, gamma]. Gammas draw independently."""
+    """Return accepted counts [P, R]; `chance` broadcasts to [P, R, gamma]. Gammas draw independently."""
     generator = np.random.default_rng([seed, 2, gamma])
     passed = generator.random((len(chance), rounds, gamma)) < chance
     return np.cumprod(passed, axis=-1).sum(axis=-1)

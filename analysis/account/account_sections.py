@@ -1,4 +1,4 @@
-"""The gap account in words, tables and a picture: which factor is responsible, and how sure that is (THEORY 8)."""
+"""The gap account in words, tables and a picture: which factor is responsible, and how sure that is."""
 
 from collections.abc import Sequence
 from math import nan
@@ -11,12 +11,11 @@ from ..read.runs import Run
 from ..sections import Section
 from .gap_account import Account
 from .run_account import AccountSums, GroupAccount, account_sums
-from .waterfall import EXACT, contains_one, waterfall, words_for
+from .waterfall import EXACT, name_of, waterfall
 
-SHOWN_PROMPTS = 5  # the worst, and as many of the best
+SHOWN_PROMPTS = 5  # of the slowest, and of the fastest
 
-# What a factor is about, where a sentence names it.
-_CAUSES = {
+_CAUSES = {  # factor: its cause, as a sentence names it
     "offered": "fewer tokens offered than gamma",
     "dependence": "dependence between positions and differences between texts",
     "drift": "drift of the drafter, or chance",
@@ -29,7 +28,7 @@ _NO_REPLAY = "dependence, drift or chance (no replay tells them apart)"
 
 
 def verdict(account: Account) -> str:
-    """One sentence: whether speculation pays, the factor that costs most, what gains most, and how sure that is.
+    """Say in one sentence whether speculation pays, what costs most, what gains most, and how sure that is.
 
     A factor or speedup whose interval contains 1 is called not significant; a gain is named only if it is significant
     or has no interval.
@@ -37,7 +36,7 @@ def verdict(account: Account) -> str:
     factors = {name: value for name, value in account.factors.items() if name != "omega"}
     guilty, best = min(factors, key=factors.__getitem__), max(factors, key=factors.__getitem__)
     interval = account.intervals["speedup"]
-    if contains_one(interval):
+    if interval.contains(1.0):
         outcome = "Whether speculation pays is not settled, the interval of its speedup contains 1"
     else:
         outcome = "Speculation pays" if account.speedup > 1 else "Speculation does not pay"
@@ -45,10 +44,10 @@ def verdict(account: Account) -> str:
         f"{outcome}: speedup {_explained(interval)}, where theory promises {account.factors['omega']:.3f} tokens "
         f"per round at gamma {account.gamma} and alpha {account.alpha:.3f}"
     ]
-    sure = [name for name in factors if contains_one(account.intervals[name]) is False and factors[name] < 1]
+    sure = [name for name in factors if account.intervals[name].contains(1.0) is False and factors[name] < 1]
     if factors[guilty] >= 1 - EXACT:
         parts.append("no factor costs anything")
-    elif not contains_one(account.intervals[guilty]):
+    elif not account.intervals[guilty].contains(1.0):
         parts.append(f"what costs most is {_named(account, guilty)}; {_without(account, guilty)}")
     else:
         parts.append(f"what costs most is {_named(account, guilty)}")
@@ -57,14 +56,14 @@ def verdict(account: Account) -> str:
             parts.append(f"the largest significant loss is {_named(account, surely)}; {_without(account, surely)}")
         else:
             parts.append("no loss is significant")
-    if factors[best] > 1 + EXACT and not contains_one(account.intervals[best]):
+    if factors[best] > 1 + EXACT and not account.intervals[best].contains(1.0):
         parts.append(f"what gains most is {_named(account, best)}")
     return "; ".join(parts) + "."
 
 
 def time_split(account: Account) -> str:
-    """The additive split of a round's time, which no order of factors changes."""
-    g, v, o = (_bounded(account.intervals[name]) for name in ("g", "v", "o"))
+    """Say what a round's time is made of; no order of factors changes that."""
+    g, v, o = (f"{account.intervals[name]:.3f}" for name in ("g", "v", "o"))
     total = sum(account.time.values())
     return (
         f"A round takes {total:.3f} times a bare call of the target (t1 = {1e3 * account.t1_s:.3g} ms): "
@@ -73,7 +72,7 @@ def time_split(account: Account) -> str:
 
 
 def _without(account: Account, factor: str) -> str:
-    """What the speedup would be if the factor were 1."""
+    """Say what the speedup would be if the factor were 1."""
     without = account.speedup / account.factors[factor]
     if account.speedup > 1:
         return f"without it the speedup would be {without:.3f}"
@@ -82,114 +81,97 @@ def _without(account: Account, factor: str) -> str:
     return f"even without it speculation would not pay, with {without:.3f}"
 
 
-def _cause(account: Account, factor: str) -> str:
-    return _NO_REPLAY if factor == "dependence" and "drift" not in account.factors else _CAUSES[factor]
-
-
 def _named(account: Account, factor: str) -> str:
-    """The factor in words with its value, interval, and whether the interval settles it."""
+    """Return the factor in words with its value and interval, and a remark where the interval does not settle it."""
+    merged = factor == "dependence" and "drift" not in account.factors
     interval = account.intervals[factor]
-    value = f"{_cause(account, factor)} (`{factor}` {interval.estimate:.3f}"
-    if contains_one(interval) is None:
-        return f"{value})"
-    unsure = " and contains 1: not significant" if contains_one(interval) else ""
-    return f"{value}, {interval.level:.0%} interval {interval.low:.3f} to {interval.high:.3f}{unsure})"
-
-
-def _bounded(interval: Interval) -> str:
-    """Such as "0.894 (0.850 to 0.930)", or the value alone."""
-    if contains_one(interval) is None:
-        return f"{interval.estimate:.3f}"
-    return f"{interval.estimate:.3f} ({interval.low:.3f} to {interval.high:.3f})"
+    unsure = ", not significant because the interval contains 1" if interval.contains(1.0) else ""
+    return f"{_NO_REPLAY if merged else _CAUSES[factor]}, `{factor}` {interval:.3f}{unsure}"
 
 
 def _explained(interval: Interval) -> str:
-    """As `_bounded`, with the reason where there is no interval."""
-    if contains_one(interval) is not None:
-        return _bounded(interval)
+    """Return the interval, or the estimate with the reason why it has none."""
+    if interval.known:
+        return f"{interval:.3f}"
     why = "one prompt" if interval.prompts == 1 else "undefined in too many replicates"
-    return f"{interval.estimate:.3f} (no interval: {why})"
+    return f"{interval:.3f} (no interval: {why})"
 
 
 # Tables -------------------------------------------------------------------------------------------
 
 
 def factor_table(account: Account) -> pd.DataFrame:
-    """A row per factor in order, and the speedup: words, formula, value, interval, product so far, what it does."""
-    rows, product = [], 1.0
+    """Return a line per factor in order, and one for the speedup: name, formula, value, product so far, effect."""
+    lines, product = [], 1.0
     for factor, value in account.factors.items():
         product *= value
-        words, interval = words_for(account, factor), account.intervals[factor]
-        rows.append(
+        words, interval = name_of(account, factor), account.intervals[factor]
+        lines.append(
             {
                 "factor": factor,
                 "meaning": words.name,
                 "formula": words.symbol,
                 "value": value,
-                "ci_low": interval.low,
-                "ci_high": interval.high,
+                **interval.bounds,
                 "product": product,
                 "effect": "theory" if factor == "omega" else _effect(interval),
             }
         )
-    interval = account.intervals["speedup"]
     last = {"factor": "speedup", "meaning": "measured, wall clock", "formula": "product", "value": account.speedup}
-    rows.append({**last, "ci_low": interval.low, "ci_high": interval.high, "product": product, "effect": ""})
-    return pd.DataFrame(rows)
+    lines.append({**last, **account.intervals["speedup"].bounds, "product": product, "effect": ""})
+    return pd.DataFrame(lines)
 
 
 def _effect(interval: Interval) -> str:
     if abs(interval.estimate - 1) <= EXACT:
         return "none"
     direction = "costs" if interval.estimate < 1 else "gains"
-    return {None: f"{direction} (no interval)", True: "not significant", False: direction}[contains_one(interval)]
+    return {None: f"{direction} (no interval)", True: "not significant", False: direction}[interval.contains(1.0)]
 
 
 def time_table(account: Account) -> pd.DataFrame:
-    """The additive split of a round: verify, draft and the rest, in t(1) and in milliseconds, with their shares."""
+    """Return the parts of a round (verify, draft and the rest) in t(1) and in milliseconds, with their shares."""
     total = sum(account.time.values())
-    rows = []
+    lines = []
     for term, part in (("v", "verify"), ("g", "draft"), ("o", "rest")):
-        interval, value = account.intervals[term], account.time[term]
-        rows.append(
+        value = account.time[term]
+        lines.append(
             {
                 "part": part,
                 "term": term,
                 "over t(1)": value,
-                "ci_low": interval.low,
-                "ci_high": interval.high,
+                **account.intervals[term].bounds,
                 "ms": 1e3 * value * account.t1_s,
                 "share": value / total,
             }
         )
     whole = {"part": "round", "term": "v + g + o", "over t(1)": total, "ci_low": nan, "ci_high": nan}
-    return pd.DataFrame([*rows, {**whole, "ms": 1e3 * total * account.t1_s, "share": 1.0}])
+    return pd.DataFrame([*lines, {**whole, "ms": 1e3 * total * account.t1_s, "share": 1.0}])
 
 
 def group_table(groups: Sequence[GroupAccount], by: str) -> pd.DataFrame:
-    """A row per group: prompts, alpha, factors, speedup with its interval, and the factor that costs most."""
-    rows = []
+    """Return a line per group: prompts, alpha, factors, speedup with its interval, and the factor that costs most."""
+    lines = []
     for group in groups:
-        account, interval = group.account, group.account.intervals["speedup"]
+        account = group.account
         costs = {name: value for name, value in account.factors.items() if name != "omega"}
         lowest = min(costs, key=costs.__getitem__)
-        rows.append(
+        lines.append(
             {
                 by: group.name,
                 "prompts": account.prompts,
                 "alpha": account.alpha if group.own_alpha else nan,
                 **account.factors,
                 "speedup": account.speedup,
-                "ci_low": interval.low,
-                "ci_high": interval.high,
+                **account.intervals["speedup"].bounds,
                 "costs most": lowest if costs[lowest] < 1 - EXACT else "none",
             }
         )
-    return pd.DataFrame(rows)
+    return pd.DataFrame(lines)
 
 
 def without_alpha(groups: Sequence[GroupAccount], by: str) -> tuple[str, ...]:
-    """A sentence about the groups whose texts gave no alpha; nothing where all gave one."""
+    """Name the groups whose texts gave no alpha, in a sentence; empty where all gave one."""
     names = [group.name for group in groups if not group.own_alpha]
     if not names:
         return ()
@@ -204,7 +186,7 @@ def without_alpha(groups: Sequence[GroupAccount], by: str) -> tuple[str, ...]:
 
 
 def account_sections(run: Run) -> list[Section]:
-    """The account of the primary gamma; by category where there are several; the worst and the best prompts.
+    """Return the account of the primary gamma, by category where there are several, and the worst and best prompts.
 
     UsageError if the run lacks what an account needs.
     """
@@ -218,7 +200,10 @@ def account_sections(run: Run) -> list[Section]:
             title="The gap, explained",
             text=tuple(text),
             tables=(
-                ("Factors from theory to the wall clock; their product is the speedup", factor_table(account)),
+                (
+                    "Factors with 95% prompt-bootstrap intervals; their product is the speedup",
+                    factor_table(account),
+                ),
                 ("A round's time, whatever the order of factors", time_table(account)),
             ),
             figures=(("account", waterfall(account, title=f"From theory to the measured speedup\n{run.title}")),),
@@ -251,14 +236,14 @@ def _prompt_section(sums: AccountSums) -> Section:
     speedups = np.array([group.account.speedup for group in groups])
     order = np.argsort(speedups, kind="stable")
     shown = min(SHOWN_PROMPTS, len(groups) // 2)
-    worst, best = ([groups[i] for i in rows] for rows in (order[:shown], order[::-1][:shown]))
+    worst, best = ([groups[i] for i in places] for places in (order[:shown], order[::-1][:shown]))
     below = int((speedups < 1).sum())
     sentence = (
         f"{below} of {len(groups)} prompts are slower with the drafter than without; the speedup of a prompt goes "
         f"from {speedups.min():.3f} to {speedups.max():.3f}, median {np.median(speedups):.3f} (a single prompt has no "
         "interval)."
     )
-    columns = ["ci_low", "ci_high", "prompts"]  # of one prompt
+    columns = ["ci_low", "ci_high", "prompts"]  # empty or 1 for a single prompt
     tables = [
         (
             f"The {len(part)} {which} prompts, each under its own alpha",

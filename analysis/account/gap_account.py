@@ -1,8 +1,8 @@
-"""The gap account (THEORY 8): eight factors from the capped-geometric theory to the measured speedup.
+"""The gap account (THEORY 8): eight factors that lead from the capped-geometric theory to the measured speedup.
 
-Their product is the measured speedup for any data, because every factor is a ratio of neighbouring
-quantities. Decode phase only, prefill apart; seconds are those of the rounds table. The order of the factors
-is a convention; the additive split of a round's time, v + g + o, does not depend on it.
+Their product is the measured speedup for any data, because every factor is a ratio of neighbouring quantities. Prefill
+does not count; seconds are those of the rounds table. The order of the factors is a convention; the split of a round's
+time into verification v, drafting g and the rest o, each over t(1), does not depend on it.
 """
 
 from collections.abc import Mapping
@@ -24,34 +24,38 @@ FACTORS = ("omega", "offered", "dependence", "drift", "draft", "verify", "overhe
 class Account:
     """The factors in order (drift only with a replay), what they are made of, and an interval for each.
 
-    `intervals` has the factors, `speedup` and the terms of `time`, from the same replicates. g, v, o are the
-    draft, the verification and the rest of a round over t1: their sum is the round's time.
+    Attributes:
+        speedup: baseline seconds per token over speculative seconds per token.
+        omega_bar: mean theory at what each round offered and had left.
+        t_ar_s: seconds per token of the baseline.
+        time: g, v and o, the draft, the verification and the rest of a round over t1; their sum is the round's time.
+        intervals: of the factors, `speedup`, g, v and o, from the same replicates.
     """
 
     alpha: float
     gamma: int
     prompts: int
-    speedup: float  # baseline seconds per token over speculative seconds per token
+    speedup: float
     factors: dict[str, float]
     tokens_per_round: float
-    omega_bar: float  # mean theory at what each round offered and had left
+    omega_bar: float
     replay_tokens_per_round: float | None
     t1_s: float
     t_ar_s: float
-    time: dict[str, float]  # g, v, o
+    time: dict[str, float]
     intervals: dict[str, Interval]
 
     @property
     def product(self) -> float:
-        """Product of the factors: equal to `speedup` up to rounding."""
+        """The product of the factors: equal to `speedup` up to rounding."""
         return prod(self.factors.values())
 
 
 def shared_alpha(rounds: pd.DataFrame, text_sums: pd.DataFrame | None) -> tuple[float, pd.DataFrame | None]:
-    """`account.alpha`, the one alpha behind every theory number of a run, and its sums per prompt.
+    """Return the one alpha behind every theory number of a run (`account.alpha`), and its sums by prompt.
 
-    From `text_sums` (prompt, numerator, denominator) where the text gave any, else the MLE of `rounds`, the distinct
-    generations at the primary gamma. 0 and None if no proposal was ever tested: nothing is expected to be accepted.
+    It comes from `text_sums` (prompt, numerator, denominator) if given, else it is the maximum-likelihood estimate from
+    `rounds`, the distinct generations at the primary gamma. If no proposal was ever tested the answer is 0 and None.
     """
     sums = text_sums
     if sums is None:
@@ -68,11 +72,11 @@ def account_table(
     replay: pd.DataFrame | None = None,
     alpha_sums: pd.DataFrame | None = None,
 ) -> pd.DataFrame:
-    """Everything the account needs, as sums per prompt (index): resampling its rows resamples the account.
+    """Return all that the account needs as sums by prompt (index): resampling its lines resamples the account.
 
-    cap_0 ... cap_gamma count the rounds by min(gamma_i, n_i - 1), the drafts that could have counted.
-    `replay` has columns prompt, tokens, rounds (N_p, V_1 of THEORY 4.2); `alpha_sums` prompt, numerator,
-    denominator. ValueError if the tables differ in their prompts or a round offered more than gamma.
+    cap_0 ... cap_gamma count rounds by the draft tokens that could have counted: those offered, but at most one less
+    than the tokens left. `replay` has prompt, tokens and expected rounds along the same texts; `alpha_sums` has prompt,
+    numerator, denominator. ValueError if the tables differ in their prompts or a round offered more than gamma.
     """
     if len(speculative) and speculative["offered"].max() > gamma:
         raise ValueError(f"a round offered {speculative['offered'].max()} tokens, more than gamma {gamma}")
@@ -96,9 +100,10 @@ def account_table(
 
 
 def account_values(sums: Columns, alpha: float, gamma: int, t1_s: float) -> dict[str, np.ndarray]:
-    """All quantities of the account from sums: of the data (scalars), or of the replicates ([B]).
+    """Return all quantities of the account from sums: of the data (scalars), or of the replicates [B].
 
-    alpha is taken from the columns alpha_numerator and alpha_denominator where the table has them.
+    alpha is taken from the columns alpha_numerator and alpha_denominator where the table has them, so that it varies
+    with the prompts; else it is the argument.
     """
     chance = np.asarray(alpha)
     if "alpha_numerator" in sums:
@@ -138,39 +143,21 @@ def account_values(sums: Columns, alpha: float, gamma: int, t1_s: float) -> dict
 
 
 def gap_account(
-    alpha: float,
-    gamma: int,
-    speculative: pd.DataFrame,
-    baseline: pd.DataFrame,
-    t1_s: float,
-    replay: pd.DataFrame | None = None,
-    alpha_sums: pd.DataFrame | None = None,
-    replicates: int = 10_000,
-    seed: int = 0,
+    table: pd.DataFrame, alpha: float, gamma: int, t1_s: float, replicates: int = 10_000, seed: int = 0
 ) -> Account:
-    """The account of one gamma arm: `speculative` and `baseline` are its rounds and the baseline's, same
-    prompts.
+    """Return the account of the prompts in `table`, an `account_table` of a run or of a part of its prompts.
 
-    `t1_s` is the target's single-token call in seconds. Without a `replay`, dependence is tau over omega_bar
-    and drift is absent. With `alpha_sums`, alpha is resampled with the prompts, else it is held fixed in the
-    intervals. ValueError if alpha_sums do not total to alpha, or times are not positive.
+    Args:
+        alpha: what the table's alpha sums give; without them it is held fixed in the intervals.
+        t1_s: seconds of the target's call on one token.
+
+    Raises:
+        ValueError: alpha is not what its sums give, or times are not positive.
     """
-    table = account_table(speculative, baseline, gamma, replay, alpha_sums)
-    if alpha_sums is not None:
+    if "alpha_numerator" in table:
         total = float(table["alpha_numerator"].sum() / table["alpha_denominator"].sum())
         if not abs(total - alpha) <= 1e-9:
             raise ValueError(f"alpha is {alpha} but its sums over the account's prompts give {total}")
-    return account_from_sums(table, alpha, gamma, t1_s, replicates, seed)
-
-
-def account_from_sums(
-    table: pd.DataFrame, alpha: float, gamma: int, t1_s: float, replicates: int = 10_000, seed: int = 0
-) -> Account:
-    """The account of the prompts in `table`, rows of an `account_table`: of a run, or of a part of its prompts.
-
-    `alpha` is the value of the table's alpha sums, or what holds where it has none. ValueError if times are not
-    positive.
-    """
     if not (t1_s > 0 and table["verify_s"].sum() > 0 and table["baseline_round_s"].sum() > 0):
         raise ValueError("the account needs positive times: t1, verification, and the baseline's rounds")
 

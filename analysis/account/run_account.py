@@ -1,9 +1,8 @@
-"""The account of a logged run, of its categories and of its prompts (THEORY 8), rebuilt from the artifacts alone.
+"""The gap account of a run, of its categories and of its prompts, rebuilt from the run's files alone.
 
-A group's account is the same account over the group's prompts, so its factors multiply to the group's speedup.
-alpha is the group's own: omega then says what these texts are worth, and dependence only what happens within
-them; under the run's alpha, all differences between groups would be called dependence. A group without a tested
-proposal has no alpha and takes the run's, so that `offered` says what is missing. t1 is the group's own too, the
+A group's account is the same account over the group's prompts, so its factors multiply to the group's speedup. alpha is
+the group's own: under the run's alpha, all differences between groups would be called dependence. A group without a
+tested proposal has no alpha and takes the run's, so that `offered` says what is missing. t1 is the group's own too, the
 mean call of its baseline: at the same contexts and in the same minutes as what it is compared with.
 """
 
@@ -16,16 +15,15 @@ from specdec.config import BASELINE
 from specdec.errors import UsageError
 
 from ..read.runs import Run
-from ..rounds import distinct_generations, prompt_sums, shared_work
-from ..runs.summary import arms_by_gamma
-from .gap_account import Account, account_from_sums, account_table, shared_alpha
+from ..rounds import arms_by_gamma, distinct_generations, prompt_sums, shared_work
+from .gap_account import Account, account_table, gap_account, shared_alpha
 
 By = Literal["category", "prompt"]
 
 
 @dataclass(frozen=True)
 class GroupAccount:
-    """The account of the prompts called `name`; `own_alpha` is false where they gave none."""
+    """The account of a category or prompt; `own_alpha` is False where its texts gave none."""
 
     name: str
     account: Account
@@ -34,9 +32,9 @@ class GroupAccount:
 
 @dataclass(frozen=True)
 class AccountSums:
-    """What the account of one gamma is made of: sums per prompt, and what all prompts share."""
+    """What the account of one gamma is made of: sums by prompt, and what all prompts share."""
 
-    table: pd.DataFrame  # account_table: a row per prompt (index)
+    table: pd.DataFrame  # as `account_table` returns it, by prompt
     baseline_calls: pd.DataFrame  # by prompt: rounds and verify_s of the baseline
     categories: pd.Series  # by prompt
     alpha: float
@@ -46,11 +44,11 @@ class AccountSums:
     seed: int
 
     def account(self) -> Account:
-        """The account of the whole run."""
-        return account_from_sums(self.table, self.alpha, self.gamma, self.t1_s, self.replicates, self.seed)
+        """Return the account of the whole run."""
+        return gap_account(self.table, self.alpha, self.gamma, self.t1_s, self.replicates, self.seed)
 
     def by(self, by: By) -> list[GroupAccount]:
-        """The account of each category or prompt, in the order of names."""
+        """Return the account of each category or prompt, in the order of names."""
         if by not in ("category", "prompt"):
             raise ValueError(f"by must be category or prompt, got {by!r}")
         names = self.categories.reindex(self.table.index) if by == "category" else self.table.index.to_series()
@@ -66,14 +64,14 @@ class AccountSums:
                 part = part.drop(columns=["alpha_numerator", "alpha_denominator"])
         calls = self.baseline_calls.loc[part.index].sum()
         t1_s = float(calls["verify_s"] / calls["rounds"])
-        account = account_from_sums(part, alpha, self.gamma, t1_s, self.replicates, self.seed)
+        account = gap_account(part, alpha, self.gamma, t1_s, self.replicates, self.seed)
         return GroupAccount(name, account, own)
 
 
 def account_sums(run: Run, gamma: int | None = None) -> AccountSums:
-    """The sums of the account at `gamma` (None: the primary one).
+    """Return the sums of the account at `gamma` (None: the primary one).
 
-    UsageError if the run lacks an artifact, did not measure that gamma, or has tables that contradict themselves.
+    UsageError if the run lacks a file, did not measure that gamma, or has tables that contradict themselves.
     """
     rounds, replay, text = run.rounds(), run.replay(), run.alpha_sums()
     primary = run.primary_gamma if run.primary_gamma is not None else int(run.account()["primary_gamma"])
@@ -106,28 +104,22 @@ def account_sums(run: Run, gamma: int | None = None) -> AccountSums:
 
 
 def account_of(run: Run, gamma: int | None = None) -> Account:
-    """The account that the run logged, at `gamma` (None: the primary one). Raises as `account_sums` does."""
+    """Return the account that the run logged, at `gamma` (None: the primary one). Raises as `account_sums` does."""
     return account_sums(run, gamma).account()
 
 
 def account_by(run: Run, by: By, gamma: int | None = None) -> pd.DataFrame:
-    """The account of each category or prompt as a tidy table. Raises as `account_sums` does."""
-    return tidy(account_sums(run, gamma).by(by), by)
+    """Return the account of each category or prompt as a tidy table, for notebooks. Raises as `account_sums` does.
 
-
-def tidy(groups: list[GroupAccount], by: By) -> pd.DataFrame:
-    """One row per group and quantity: the factors in order, `speedup`, and g, v, o.
-
-    Columns: `by`, gamma, prompts, t1_s, alpha, alpha_of ("group" or "run"), quantity, value, ci_low, ci_high (NaN for a
-    single prompt).
+    One line per group and quantity: the factors in order, `speedup`, and g, v, o. Columns: `by`, gamma, prompts, t1_s,
+    alpha, alpha_of ("group" or "run"), quantity, value, ci_low, ci_high (NaN for a single prompt).
     """
-    rows = []
-    for group in groups:
+    lines = []
+    for group in account_sums(run, gamma).by(by):
         account = group.account
         values = {**account.factors, "speedup": account.speedup, **account.time}
         for quantity, value in values.items():
-            interval = account.intervals[quantity]
-            rows.append(
+            lines.append(
                 {
                     by: group.name,
                     "gamma": account.gamma,
@@ -137,11 +129,10 @@ def tidy(groups: list[GroupAccount], by: By) -> pd.DataFrame:
                     "alpha_of": "group" if group.own_alpha else "run",
                     "quantity": quantity,
                     "value": value,
-                    "ci_low": interval.low,
-                    "ci_high": interval.high,
+                    **account.intervals[quantity].bounds,
                 }
             )
-    return pd.DataFrame(rows)
+    return pd.DataFrame(lines)
 
 
 def _setting(run: Run, key: str) -> int:

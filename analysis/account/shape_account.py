@@ -1,4 +1,4 @@
-"""Live runs of chain, rows and tree side by side: what each accepts, and what takes it away (THEORY 8)."""
+"""Live runs of chain, rows and tree side by side: what each accepts, and which part of a round takes it away."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,11 +11,10 @@ from specdec.config import BASELINE
 from specdec.errors import UsageError
 
 from ..figures import style
+from ..intervals import Columns, Interval, bootstrap
 from ..read.runs import Run
 from ..rounds import drafted, prompt_sums, shared_work
 from ..sections import Section
-from ..studies.replayed import Sums, bracket
-from ..studies.replayed import prompt_sums as sums_by_shape
 from .run_account import account_of
 
 CHAIN = "chain"
@@ -26,42 +25,29 @@ _HATCHES = {"verify": "", "draft": "//", "rest": ".."}
 
 
 @dataclass(frozen=True)
-class Sides:
-    """The runs, the chain first, over the prompts that all have done.
+class Shapes:
+    """Runs of several shapes, the chain first, over the prompts that all have done.
 
     Attributes:
-        names: of shapes, with their size.
-        sums: over prompts, of these shapes in order.
+        names: of the shapes, with their size.
+        values: of each shape: `tokens` per call, `nodes` per round, the `round` and its parts (`verify`, `draft`,
+            `rest`) in plain steps of the same run, `speedup`; and its tokens per call (`gain`) and speedup (`net`) over
+            the chain's, less 1.
+        prompts: number of prompts.
     """
 
     runs: tuple[Run, ...]
     names: tuple[str, ...]
-    sums: Sums
+    values: tuple[dict[str, Interval], ...]
+    prompts: int
 
-    @property
-    def tokens(self) -> np.ndarray:
-        """Tokens per call, [1 + B, C]."""
-        return self.sums.values["tokens"] / self.sums.values["rounds"]
-
-    def part(self, name: str) -> np.ndarray:
-        """What part of a round takes, in plain steps of the same run, [1 + B, C]: runs need not have been made in the
-        same minute.
-        """
-        values = self.sums.values
-        plain = values["plain_s"] / values["plain_tokens"]
-        return values[f"{name}_s"] / values["rounds"] / plain
-
-    @property
-    def round(self) -> np.ndarray:
-        return self.part("verify") + self.part("draft") + self.part("rest")
-
-    @property
-    def speedup(self) -> np.ndarray:
-        return self.tokens / self.round
+    def column(self, name: str) -> np.ndarray:
+        """Return the estimates of a value, [shapes]."""
+        return np.array([values[name].estimate for values in self.values])
 
 
-def sides(runs: Sequence[Run]) -> Sides:
-    """UsageError unless there is a chain, another shape, and a prompt that all have done."""
+def compare_shapes(runs: Sequence[Run]) -> Shapes:
+    """Return the values of every shape. UsageError unless there is a chain, another shape, and a shared prompt."""
     ordered = sorted(runs, key=lambda run: run.params.get("structure.name") != CHAIN)
     found = [run.params.get("structure.name", "unknown") for run in ordered]
     if len(set(found)) < len(found) or found[:1] != [CHAIN] or len(found) < 2:
@@ -69,20 +55,44 @@ def sides(runs: Sequence[Run]) -> Sides:
             f"A chain and other shapes are to be compared, a run of each, and not {', '.join(found) or 'nothing'}: "
             f"`{COMMAND}` makes them."
         )
-    tables = [_table(run) for run in ordered]
-    common = sorted(set.intersection(*(set(table.index) for table in tables)))
-    if not common:
+    tables = [_table(run).add_prefix(f"{place}_") for place, run in enumerate(ordered)]
+    common = pd.concat(tables, axis=1, join="inner").sort_index()
+    if common.empty:
         raise UsageError(f"The runs of {', '.join(found)} have no prompt in common: `{COMMAND}` makes them anew.")
-    # Numbered, so that sums keep their order.
-    parts = [table.loc[common].assign(shape=place).reset_index() for place, table in enumerate(tables)]
-    run = ordered[0]
-    replicates, seed = int(run.params["measurement.bootstrap"]), int(run.params["seed"])
-    sums = sums_by_shape(pd.concat(parts), ["shape"], list(tables[0].columns), replicates, seed)
-    return Sides(tuple(ordered), tuple(_name(run) for run in ordered), sums)
+    params = ordered[0].params
+    drawn = bootstrap(common.astype(float), _values, int(params["measurement.bootstrap"]), int(params["seed"]))
+    values = tuple(
+        {name.partition("_")[2]: interval for name, interval in drawn.items() if name.startswith(f"{place}_")}
+        for place in range(len(ordered))
+    )
+    return Shapes(tuple(ordered), tuple(_name(run) for run in ordered), values, len(common))
+
+
+def _values(sums: Columns) -> dict[str, np.ndarray]:
+    """Return the values of `Shapes`, their names begun by the place of the shape. Times are in plain steps of the same
+    run: runs need not have been made in the same minute.
+    """
+    values: dict[str, np.ndarray] = {}
+    for place in range(len({name.partition("_")[0] for name in sums})):
+        own = {name.partition("_")[2]: column for name, column in sums.items() if name.startswith(f"{place}_")}
+        plain = own["plain_s"] / own["plain_tokens"]
+        parts = {name: own[f"{name}_s"] / own["rounds"] / plain for name in _PARTS}
+        tokens, time = own["tokens"] / own["rounds"], parts["verify"] + parts["draft"] + parts["rest"]
+        shape = {
+            "tokens": tokens,
+            "nodes": own["nodes"] / own["rounds"],
+            **parts,
+            "round": time,
+            "speedup": tokens / time,
+        }
+        values |= {f"{place}_{name}": value for name, value in shape.items()}
+        for name, of in (("gain", "tokens"), ("net", "speedup")):
+            values[f"{place}_{name}"] = values[f"{place}_{of}"] / values[f"0_{of}"] - 1
+    return values
 
 
 def _table(run: Run) -> pd.DataFrame:
-    """Sums by prompt of the run's primary arm and of its baseline."""
+    """Return the sums by prompt of the run's primary gamma and of its baseline."""
     rounds = shared_work(run.rounds())
     baseline = prompt_sums(rounds[rounds["method"] == BASELINE])
     gamma = drafted(rounds)["gamma"].max() if run.primary_gamma is None else run.primary_gamma
@@ -101,17 +111,17 @@ def _name(run: Run) -> str:
 
 
 def shape_section(runs: Sequence[Run]) -> Section:
-    """The accounts of a chain, rows and a tree side by side, and which part of a round eats what they gain.
+    """Say what each shape accepts beyond the chain and what takes it away, with the accounts side by side.
 
-    UsageError as `sides`, or if a run lacks what an account needs.
+    UsageError as in `compare_shapes`, or if a run lacks what an account needs.
     """
-    found = sides(runs)
+    found = compare_shapes(runs)
     answer = " ".join(_sentence(found, place) for place in range(1, len(found.runs)))
     return Section(
         "Chain, rows and tree, decoded live",
         (
             answer,
-            f"{found.sums.prompts:,} prompts; differences are paired, intervals are 95% prompt-bootstrap intervals. "
+            f"{found.prompts:,} prompts; differences are paired, intervals are 95% prompt-bootstrap intervals. "
             "Times of a round are in plain steps of the same run.",
         ),
         tables=(
@@ -122,63 +132,49 @@ def shape_section(runs: Sequence[Run]) -> Section:
     )
 
 
-def _sentence(found: Sides, place: int) -> str:
-    """What a shape accepts beyond the chain, and where it goes."""
-    gain = found.tokens[:, [place]] / found.tokens[:, [0]] - 1
-    net = found.speedup[:, [place]] / found.speedup[:, [0]] - 1
-    longer = {name: (found.part(name)[0, place] - found.part(name)[0, 0]) / found.round[0, 0] for name in _PARTS}
-    more = found.round[0, place] / found.round[0, 0] - 1
+def _sentence(found: Shapes, place: int) -> str:
+    """Say what a shape accepts beyond the chain, and which part of its rounds takes that away."""
+    values, chain = found.values[place], found.values[0]
+    gain, net, chain_round = values["gain"], values["net"], chain["round"].estimate
+    longer = {name: (values[name].estimate - chain[name].estimate) / chain_round for name in _PARTS}
+    more = values["round"].estimate / chain_round - 1
     listed = ", ".join(f"{_PARTS[name]} {value:+.1%}" for name, value in longer.items())
     largest = max(longer, key=longer.__getitem__)
-    rows = found.names[place].startswith("rows")
+    plural = found.names[place].startswith("rows")
     said = (
-        f"{'Rows' if rows else 'The tree'}{found.names[place][4:]} {'yield' if rows else 'yields'} "
-        f"{_percent(found, gain)} tokens per call against the {found.names[0]}, in rounds that take {more:+.1%} time "
-        f"({listed} of the chain's round): {_percent(found, net)} tokens per second"
+        f"{'Rows' if plural else 'The tree'}{found.names[place][4:]} {'yield' if plural else 'yields'} "
+        f"{gain:+.1%} tokens per call against the {found.names[0]}, in rounds that take {more:+.1%} time "
+        f"({listed} of the chain's round): {net:+.1%} tokens per second"
     )
-    low, high = (float(end[0]) for end in found.sums.interval(net))
-    if longer[largest] > 0 and gain[0, 0] > 0:
-        if low <= 0 <= high:
+    if longer[largest] > 0 and gain.estimate > 0:
+        if net.contains(0.0, slack=0.0):
             said += "; within chance, longer rounds eat what was gained"
-        elif net[0, 0] < 0:
+        elif net.estimate < 0:
             said += "; longer rounds eat more than what was gained"
         else:
-            said += f"; longer rounds eat {np.log1p(more) / np.log1p(gain[0, 0]):.0%} of what was gained"
+            said += f"; longer rounds eat {np.log1p(more) / np.log1p(gain.estimate):.0%} of what was gained"
         said += f", {_PARTS[largest]} most"
     return said + "."
 
 
-def _percent(found: Sides, values: np.ndarray) -> str:
-    """A relative difference with its interval."""
-    low, high = (float(end[0]) for end in found.sums.interval(values))
-    interval = f" [{low:+.1%}, {high:+.1%}]" if np.isfinite(low) and np.isfinite(high) else ""
-    return f"{values[0, 0]:+.1%}{interval}"
+def _round_table(found: Shapes) -> pd.DataFrame:
+    return pd.DataFrame(
+        {
+            "shape": name,
+            "nodes verified": f"{values['nodes'].estimate:.1f}",
+            "tokens per call": f"{values['tokens']:.2f}",
+            **{part: f"{values[part].estimate:.3f}" for part in (*_PARTS, "round")},
+            "speedup": f"{values['speedup']:.2f}",
+        }
+        for name, values in zip(found.names, found.values, strict=True)
+    )
 
 
-def _round_table(found: Sides) -> pd.DataFrame:
-    values = found.sums.values
-    rows = []
-    for place, name in enumerate(found.names):
-        row: dict[str, object] = {"shape": name}
-        row["nodes verified"] = f"{values['nodes'][0, place] / values['rounds'][0, place]:.1f}"
-        row["tokens per call"] = _bounded(found, found.tokens, place)
-        row |= {part: f"{found.part(part)[0, place]:.3f}" for part in _PARTS}
-        row["round"] = f"{found.round[0, place]:.3f}"
-        row["speedup"] = _bounded(found, found.speedup, place)
-        rows.append(row)
-    return pd.DataFrame(rows)
-
-
-def _bounded(found: Sides, values: np.ndarray, place: int) -> str:
-    low, high = found.sums.interval(values[:, [place]])
-    return f"{values[0, place]:.2f}{bracket(low[0], high[0])}"
-
-
-def _factor_table(found: Sides) -> pd.DataFrame:
-    """A row per factor, a column per shape."""
+def _factor_table(found: Shapes) -> pd.DataFrame:
+    """Return a line per factor, a column per shape."""
     accounts = [account_of(run) for run in found.runs]
     names = dict.fromkeys(name for account in accounts for name in account.factors)
-    rows = [
+    lines = [
         {"factor": name}
         | {
             shape: f"{account.factors[name]:.3f}" if name in account.factors else "–"
@@ -187,26 +183,26 @@ def _factor_table(found: Sides) -> pd.DataFrame:
         for name in names
     ]
     speedups = {shape: f"{account.speedup:.3f}" for shape, account in zip(found.names, accounts, strict=True)}
-    return pd.DataFrame([*rows, {"factor": "speedup", **speedups}])
+    return pd.DataFrame([*lines, {"factor": "speedup", **speedups}])
 
 
 @style.in_style
-def figure(found: Sides) -> Figure:
-    """Time per token of each shape by part of the round, in plain steps: 1 is plain decoding."""
+def figure(found: Shapes) -> Figure:
+    """Draw the time per token of each shape by part of the round, in plain steps: 1 is plain decoding."""
     drawn, axes = style.new_figure(
         f"Where the time of a token goes\n{found.runs[0].setting}",
-        f"{found.sums.prompts:,} prompts, decoded live. A round's parts over the tokens that it yields; left of 1 is "
+        f"{found.prompts:,} prompts, decoded live. A round's parts over the tokens that it yields; left of 1 is "
         "faster than plain decoding.",
         height=4.0,
     )
-    left = np.zeros(len(found.names))
+    left, tokens_per_call = np.zeros(len(found.names)), found.column("tokens")
     places = np.arange(len(found.names))[::-1]
     for name, label in _PARTS.items():
-        widths = found.part(name)[0] / found.tokens[0]
+        widths = found.column(name) / tokens_per_call
         axes.barh(places, widths, left=left, height=0.55, color=_COLOURS[name], hatch=_HATCHES[name],
                   edgecolor=style.BLACK, linewidth=0.8, label=label)  # fmt: skip
         left += widths
-    for place, end, tokens, speedup in zip(places, left, found.tokens[0], found.speedup[0], strict=True):
+    for place, end, tokens, speedup in zip(places, left, tokens_per_call, found.column("speedup"), strict=True):
         axes.annotate(f"{tokens:.2f} tokens per call\nspeedup {speedup:.2f}", (end, place), xytext=(6, 0),
                       textcoords="offset points", va="center", fontsize=10)  # fmt: skip
     axes.axvline(1, color=style.GREY, linewidth=1.6, linestyle=(0, (1, 1.5)))

@@ -1,9 +1,8 @@
-"""The account as a picture: from what theory promises, factor by factor, to the speedup that was measured."""
+"""Draws the account: from what theory promises, factor by factor, to the speedup that was measured."""
 
 from dataclasses import dataclass
-from math import inf, isfinite
+from math import inf
 
-import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
@@ -14,70 +13,63 @@ from .gap_account import Account
 
 
 @dataclass(frozen=True)
-class Words:
-    """What a factor is called, and its formula."""
+class FactorName:
+    """The name of a factor in words, and its formula."""
 
     name: str
     symbol: str
 
 
-WORDS = {
-    "omega": Words("theory: tokens per round", "Ω(α, γ)"),
-    "offered": Words("fewer tokens offered", "Ω̄ / Ω"),
-    "dependence": Words("dependence between positions", "τ replay / Ω̄"),
-    "drift": Words("drafter drift or chance", "τ / τ replay"),
-    "draft": Words("drafts cost time", "1 / (1 + g)"),
-    "verify": Words("verifying more tokens", "(1 + g) / (v + g)"),
-    "overhead": Words("the loop's own time", "(v + g) / (v + g + o)"),
-    "baseline": Words("the baseline's own overhead", "t AR / t(1)"),
+NAMES = {
+    "omega": FactorName("theory: tokens per round", "Ω(α, γ)"),
+    "offered": FactorName("fewer tokens offered", "Ω̄ / Ω"),
+    "dependence": FactorName("dependence between positions", "τ replay / Ω̄"),
+    "drift": FactorName("drafter drift or chance", "τ / τ replay"),
+    "draft": FactorName("drafts cost time", "1 / (1 + g)"),
+    "verify": FactorName("verifying more tokens", "(1 + g) / (v + g)"),
+    "overhead": FactorName("the loop's own time", "(v + g) / (v + g + o)"),
+    "baseline": FactorName("the baseline's own overhead", "t AR / t(1)"),
 }
-NO_REPLAY = Words("dependence, drift or chance", "τ / Ω̄")  # the two in one
-EXACT = 1e-9  # a factor this close to 1 is 1: what rounding leaves
+NO_REPLAY = FactorName("dependence, drift or chance", "τ / Ω̄")  # both in one, without a replay
+EXACT = 1e-9  # a factor this close to 1 is 1, up to rounding
 
-# Ticks of a decade, where the axis spans at most so many times its low end.
+# Ticks within a decade, for an axis whose high end is at most the first number times its low end.
 _TICKS = ((5, (1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8)), (30, (1, 2, 3, 5)), (300, (1, 2, 5)), (inf, (1,)))
 
 
-def words_for(account: Account, factor: str) -> Words:
-    """`WORDS`, but without a replay dependence and drift are one factor."""
-    return NO_REPLAY if factor == "dependence" and "drift" not in account.factors else WORDS[factor]
-
-
-def contains_one(interval: Interval) -> bool | None:
-    """Whether the interval contains 1; None where there is no interval."""
-    if not (isfinite(interval.low) and isfinite(interval.high)):
-        return None
-    return interval.low <= 1 + EXACT and interval.high >= 1 - EXACT
+def name_of(account: Account, factor: str) -> FactorName:
+    """Return the name of a factor; without a replay dependence and drift are one factor."""
+    return NO_REPLAY if factor == "dependence" and "drift" not in account.factors else NAMES[factor]
 
 
 @style.in_style
 def waterfall(account: Account, *, title: str) -> Figure:
-    """A row per factor, top to bottom: each bar goes from the product so far to the next one, on a log axis.
+    """Draw a bar per factor, top to bottom, from the product so far to the next one, on a log axis.
 
     Factors above 1 go right, below 1 left; paler where the interval contains 1. The first bar is theory, the last the
     measurement; both begin at 1, where speculation breaks even.
     """
-    rows = len(account.factors) + 1
-    figure, axes = style.new_figure(title, _caption(account), height=2.0 + 0.46 * rows)
+    count = len(account.factors) + 1
+    figure, axes = style.new_figure(title, _caption(account), height=2.0 + 0.46 * count)
     start, limits = 1.0, [1.0]
-    for row, (factor, value) in enumerate(account.factors.items()):
+    for place, (factor, value) in enumerate(account.factors.items()):
         end = start * value
         neutral = factor == "omega" or abs(value - 1) <= EXACT
         colour = style.GREY if neutral else style.BLUE if value > 1 else style.ORANGE
-        sure = neutral or contains_one(account.intervals[factor]) is not True
-        limits += _bar(axes, row, start, end, account.intervals[factor], colour, 1.0 if sure else 0.45)
-        _label(axes, row, f"{value:.2f}" if factor == "omega" else f"×{value:.3f}")
-        axes.plot([end, end], [row + 0.34, row + 0.66], color=style.BLACK, linewidth=1.0)
+        sure = neutral or account.intervals[factor].contains(1.0) is not True
+        limits += _bar(axes, place, start, end, account.intervals[factor], colour, 1.0 if sure else 0.45)
+        _label(axes, place, f"{value:.2f}" if factor == "omega" else f"×{value:.3f}")
+        axes.plot([end, end], [place + 0.34, place + 0.66], color=style.BLACK, linewidth=1.0)
         start = end
-    limits += _bar(axes, rows - 1, 1.0, account.speedup, account.intervals["speedup"], style.BLACK, 1.0)
-    _label(axes, rows - 1, f"{account.speedup:.2f}", weight="bold")
+    limits += _bar(axes, count - 1, 1.0, account.speedup, account.intervals["speedup"], style.BLACK, 1.0)
+    _label(axes, count - 1, f"{account.speedup:.2f}", weight="bold")
     axes.axvline(1, color=style.BLACK, linewidth=1.6, linestyle=":", zorder=0.9)
     axes.annotate("breaks even", (1, 1), xycoords=axes.get_xaxis_transform(), ha="center", va="bottom", fontsize=10)
 
-    labels = [words_for(account, factor) for factor in account.factors]
-    axes.set_yticks(range(rows), [*(f"{item.name}\n{item.symbol}" for item in labels), "measured speedup\nwall clock"])
+    labels = [name_of(account, factor) for factor in account.factors]
+    axes.set_yticks(range(count), [*(f"{item.name}\n{item.symbol}" for item in labels), "measured speedup\nwall clock"])
     axes.tick_params(axis="y", length=0, labelsize=10.5)
-    axes.set_ylim(rows - 0.45, -0.55)
+    axes.set_ylim(count - 0.45, -0.55)
     axes.grid(axis="y", visible=False)
     axes.set_xscale("log")
     low, high = min(limits), max(limits)
@@ -94,24 +86,28 @@ def waterfall(account: Account, *, title: str) -> Figure:
 
 
 def _bar(
-    axes: Axes, row: int, start: float, end: float, interval: Interval, colour: str, strength: float
+    axes: Axes, place: int, start: float, end: float, interval: Interval, colour: str, strength: float
 ) -> list[float]:
-    """One bar with its whisker; returns the ends of both."""
+    """Draw one bar with its whisker; return the ends of both."""
     # The edge shows a bar that has no width.
-    axes.barh(row, end - start, left=start, height=0.62, color=colour, edgecolor=colour, linewidth=1.5, alpha=strength)
-    if contains_one(interval) is None or interval.low == interval.high:
+    axes.barh(
+        place, end - start, left=start, height=0.62, color=colour, edgecolor=colour, linewidth=1.5, alpha=strength
+    )
+    if not interval.known or interval.low == interval.high:
         return [start, end]
     bounds = [start * interval.low, start * interval.high]
-    axes.plot(bounds, [row, row], "|-", color="white", markersize=9, markeredgewidth=3.6, linewidth=3.6, zorder=3)
-    axes.plot(bounds, [row, row], "|-", color=style.BLACK, markersize=8, markeredgewidth=1.2, linewidth=1.2, zorder=3.1)
+    axes.plot(bounds, [place] * 2, "|-", color="white", markersize=9, markeredgewidth=3.6, linewidth=3.6, zorder=3)
+    axes.plot(
+        bounds, [place] * 2, "|-", color=style.BLACK, markersize=8, markeredgewidth=1.2, linewidth=1.2, zorder=3.1
+    )
     return [start, end, *bounds]
 
 
-def _label(axes: Axes, row: int, text: str, weight: str = "normal") -> None:
-    """The value in a column at the right end, where no bar can hide it."""
+def _label(axes: Axes, place: int, text: str, weight: str = "normal") -> None:
+    """Write the value in a column at the right end, where no bar can hide it."""
     axes.annotate(
         text,
-        (1.01, row),
+        (1.01, place),
         xycoords=axes.get_yaxis_transform(),
         ha="left",
         va="center",
@@ -126,7 +122,7 @@ def _caption(account: Account) -> str:
     prompts = f"{account.prompts:,} prompt{'s' * (account.prompts != 1)}"
     sure = (
         "no intervals"
-        if not np.isfinite(interval.low)
+        if not interval.known
         else f"whiskers: {interval.level:.0%} prompt-bootstrap intervals of each factor; pale: the interval contains 1"
     )
     g, v, o = (account.time[name] for name in ("g", "v", "o"))

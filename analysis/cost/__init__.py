@@ -1,1 +1,1 @@
-"""What calls and rounds cost, from measured times."""
+"""Costs of calls and rounds, fitted to measured times."""

@@ -1,5 +1,6 @@
-"""Seconds of a round of any block, from those that were timed: the target's call, the draft, and the rest. From tables
-of study `grid`; no torch.
+"""Seconds of a round with any shape of draft, interpolated from the shapes that study `grid` timed.
+
+A round is the target's call, the draft, and the rest.
 """
 
 from dataclasses import dataclass
@@ -10,11 +11,11 @@ import pandas as pd
 
 @dataclass(frozen=True)
 class BlockSeconds:
-    """What was timed in one repeat.
+    """The seconds that one repeat measured.
 
     Attributes:
-        calls: [context x (k, w)] median seconds of a call; columns also carry the tokens evaluated.
-        host: nodes, draft_s, overhead_s of some drafts, ascending; plain decoding has 0 nodes.
+        calls: median seconds of a call, by context (index) and by k, w and tokens evaluated (columns).
+        host: draft_s and overhead_s by number of draft nodes, ascending; plain decoding has 0 nodes.
         evaluation: "packed" or "rows".
     """
 
@@ -23,11 +24,11 @@ class BlockSeconds:
     evaluation: str
 
     def call(self, w: np.ndarray, nodes: np.ndarray, paths: np.ndarray, context: np.ndarray) -> np.ndarray:
-        """Seconds of calls on drafts of so many nodes in so many rows of width w, means of many rounds.
+        """Return the seconds of calls on drafts of given nodes, paths (rows) and width w; all are means over rounds.
 
-        Packed, the shape hardly matters: t between two numbers of tokens evaluated is on a straight line. In rows each
-        has a root and a cache of its own: the straight line is between two numbers of rows of the same width. Between
-        contexts too; beyond the timed contexts the nearest counts. NaN beyond the largest block that was timed.
+        Seconds are interpolated linearly: between numbers of tokens evaluated where a draft is packed, since its shape
+        hardly matters then; between numbers of rows of the same width where every row has its own root and cache; and
+        between contexts. Beyond the timed contexts the nearest counts. NaN beyond the largest draft that was timed.
         """
         contexts = self.calls.index.to_numpy(dtype=float)
         at = np.stack([self._at(each, w, nodes, paths) for each in contexts])  # [contexts, N]
@@ -39,6 +40,7 @@ class BlockSeconds:
         return (1 - share) * at[place, each] + share * at[after, each]
 
     def _at(self, context: float, w: np.ndarray, nodes: np.ndarray, paths: np.ndarray) -> np.ndarray:
+        """Return the seconds of calls at one of the timed contexts."""
         timed = self.calls.loc[context].dropna()
         if self.evaluation == "packed":
             by_tokens = timed.groupby("rows_evaluated").median()
@@ -51,20 +53,21 @@ class BlockSeconds:
                 found[mine] = plain
                 continue
             by_k = timed.xs(width, level="w").groupby("k").median()
-            # A round without any row is a plain step.
+            # A round that offers no row is a plain step.
             ks, seconds = [0, *by_k.index], [plain, *by_k]
             found[mine] = np.interp(paths[mine], ks, seconds, right=np.nan)
         return found
 
     def rest(self, nodes: np.ndarray) -> np.ndarray:
-        """Seconds of drafting, accepting, committing and everything else, on a straight line between numbers of nodes;
-        beyond the largest the last counts.
+        """Return the seconds of a round outside the call, interpolated linearly between numbers of draft nodes.
+
+        Beyond the largest number that was timed, its seconds count.
         """
         return np.interp(nodes, self.host["nodes"], self.host["draft_s"] + self.host["overhead_s"])
 
 
 def repeats_of(block_times: pd.DataFrame, host_times: pd.DataFrame) -> list[BlockSeconds]:
-    """One for each repeat whose blocks were timed."""
+    """Return the seconds of each repeat whose calls were timed, from the tables of study `grid`."""
     timed = block_times.dropna(subset="seconds")
     made = []
     for repeat, calls in timed.groupby("repeat"):
@@ -77,9 +80,9 @@ def repeats_of(block_times: pd.DataFrame, host_times: pd.DataFrame) -> list[Bloc
 
 
 def stream_seconds(replay: pd.DataFrame, repeats: list[BlockSeconds]) -> tuple[np.ndarray, np.ndarray]:
-    """Predicted decode seconds of every row of `replay`, and of plain decoding of the same texts; [repeats, rows] each.
+    """Predict decode seconds of each line of `replay`, and of plain decoding of the same text; [repeats, lines] each.
 
-    replay: as study `grid` has it. A text's mean draft and mean context stand for those of its rounds.
+    replay: a table of study `grid`. A text's mean draft and mean context stand for those of its rounds.
     """
     values = {
         name: replay[name].to_numpy(dtype=float) for name in ("w", "tokens", "rounds", "nodes", "paths", "context")

@@ -4,8 +4,10 @@
     reading = bytes(context) / bandwidth,  computing = flops(n rounded up to whole tiles, context) x flop_seconds
 
 `(reading, computing)` is the larger of the two where they overlap (a GPU), their sum where the same cores do both (a
-CPU); tile and overlap are chosen by the data. The bandwidth is the machine's own, measured apart: every call reads
-the same weights, so no times of calls can tell their reading from the fixed cost. No torch.
+CPU); the data choose tile and overlap. The bandwidth is the machine's own, measured apart: every call reads the same
+weights, so no times of calls can tell their reading from the fixed cost.
+
+`rows` of a call here and in `calibration.json` are the n tokens that it evaluates (rows of the matrix products).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -18,12 +20,12 @@ from scipy.optimize import minimize_scalar, nnls
 
 from specdec.theory.roofline import Product, call_bytes, call_flops, padded_rows, ridge_rows
 
-TILES = (1, 2, 4, 8, 16, 32, 64)  # rows; 1 is a kernel without steps
+TILES = (1, 2, 4, 8, 16, 32, 64)  # rows computed at a time; with 1 the time has no steps
 
 
 def call_table(cells: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
-    """Columns rows, context, seconds (the median) and calls, of the cells of `calibration.json`."""
-    rows = [
+    """Return rows, context, median seconds and number of calls of the cells in `calibration.json`."""
+    lines = [
         {
             "rows": int(cell["rows"]),
             "context": int(cell["context"]),
@@ -32,12 +34,12 @@ def call_table(cells: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
         }
         for cell in cells
     ]
-    return pd.DataFrame(rows).sort_values(["context", "rows"], ignore_index=True)
+    return pd.DataFrame(lines).sort_values(["context", "rows"], ignore_index=True)
 
 
 @dataclass(frozen=True)
-class CostModel:
-    """A fitted t(n, context).
+class CallCost:
+    """A fitted time of a target call, t(n, context).
 
     Attributes:
         fixed: seconds that depend on neither rows nor context: launches, the interpreter, small kernels.
@@ -58,24 +60,24 @@ class CostModel:
     products: tuple[Product, ...]
 
     def reading(self, context: Any) -> Any:
-        """Seconds to read weights and cache."""
+        """Return the seconds of reading weights and cache."""
         return call_bytes(self.products, context) / self.bandwidth
 
     def computing(self, rows: Any, context: Any) -> Any:
-        """Seconds of arithmetic, whole tiles."""
+        """Return the seconds of arithmetic, in whole tiles."""
         return self.flop_seconds * call_flops(self.products, padded_rows(rows, self.tile), context)
 
     def overhead(self, context: Any) -> Any:
-        """Seconds that are neither."""
+        """Return the seconds that are neither reading nor arithmetic."""
         return self.fixed + self.token_seconds * np.asarray(context)
 
     def seconds(self, rows: Any, context: Any) -> Any:
-        """t(n, context), seconds."""
+        """Return t(n, context) in seconds."""
         join = np.maximum if self.overlap else np.add
         return self.overhead(context) + join(self.reading(context), self.computing(rows, context))
 
     def ridge(self, context: int) -> float | None:
-        """n from which arithmetic takes longer than reading: verification leaves the memory-bound region there.
+        """Return the n from which arithmetic takes longer than reading: there verification stops being memory-bound.
 
         None where the data show no cost of arithmetic.
         """
@@ -85,8 +87,8 @@ class CostModel:
         return float(ridge_rows(read, per_row, self.bandwidth, 1 / self.flop_seconds))
 
 
-def fit_cost(table: pd.DataFrame, products: Sequence[Product], bandwidth: float) -> CostModel:
-    """Least squares of the relative residuals; parameters at least 0.
+def fit_cost(table: pd.DataFrame, products: Sequence[Product], bandwidth: float) -> CallCost:
+    """Fit the cost by least squares of the relative residuals, with parameters of at least 0.
 
     table: as from `call_table`; ValueError for fewer than three numbers of rows. bandwidth: the machine's, bytes per
     second.
@@ -98,13 +100,13 @@ def fit_cost(table: pd.DataFrame, products: Sequence[Product], bandwidth: float)
     reading = call_bytes(products, context) / bandwidth
     # A single context makes its cost a part of the fixed one.
     along = [context.astype(float)] if table["context"].nunique() > 1 else []
-    best: tuple[float, CostModel] | None = None
+    best: tuple[float, CallCost] | None = None
     for tile in TILES:
         flops = call_flops(products, padded_rows(n, tile), context)
         for overlap in (False, True):
             misfit, (fixed, token, flop) = _least_squares(seconds, reading, flops, along, overlap)
             if best is None or misfit < best[0] * (1 - 1e-9):  # of equal fits the smaller tile
-                best = misfit, CostModel(fixed, token, flop, tile, overlap, bandwidth, tuple(products))
+                best = misfit, CallCost(fixed, token, flop, tile, overlap, bandwidth, tuple(products))
     assert best is not None
     return best[1]
 
@@ -112,11 +114,11 @@ def fit_cost(table: pd.DataFrame, products: Sequence[Product], bandwidth: float)
 def _least_squares(
     seconds: np.ndarray, reading: np.ndarray, flops: np.ndarray, along: Sequence[np.ndarray], overlap: bool
 ) -> tuple[float, tuple[float, float, float]]:
-    """Misfit, and (fixed, seconds per cached token, seconds per operation)."""
+    """Return the misfit, and (fixed, seconds per cached token, seconds per operation)."""
     one = np.ones(len(seconds))
 
     def linear(rest: np.ndarray, columns: Sequence[np.ndarray]) -> tuple[float, list[float]]:
-        """Coefficients of `columns` beside `rest` seconds that are known already; scaled, for the solver's sake."""
+        """Fit coefficients of `columns` to what `rest`, known seconds, leaves; columns are scaled for the solver."""
         scales = np.array([column.max() for column in columns])
         design = np.stack(columns, axis=1) / scales / seconds[:, None]
         values, norm = nnls(design, 1 - rest / seconds)
@@ -142,7 +144,7 @@ def _least_squares(
 
 @dataclass(frozen=True)
 class PredictionError:
-    """Relative errors |predicted / measured - 1| on cells that the fit did not see."""
+    """Relative errors |predicted / measured - 1| on calls that the fit did not see."""
 
     median: float
     worst: float
@@ -150,10 +152,11 @@ class PredictionError:
 
 
 def held_out(
-    table: pd.DataFrame, fit: Callable[[pd.DataFrame], CostModel], column: str = "rows"
+    table: pd.DataFrame, fit: Callable[[pd.DataFrame], CallCost], column: str = "rows"
 ) -> PredictionError | None:
-    """Leave out each value of `column` in turn (all its cells), fit the rest, tile and overlap included, and predict
-    what was left out. None where too few values are left to fit: three rows, two contexts.
+    """Leave out each value of `column` in turn, fit the rest, and return the errors on what was left out.
+
+    None where too few values are left to fit: three numbers of rows, or two contexts.
     """
     values = table[column].unique()
     if len(values) < (4 if column == "rows" else 3):

@@ -1,7 +1,4 @@
-"""What a run says about the cost of a target call: fit, error, ridge, share of the bandwidth, operations per byte.
-
-`cost_report` takes what `calibration.json` and `cost.json` hold. No torch.
-"""
+"""Reports the cost of a target call: the fit, its error, the ridge, the share of the bandwidth, operations per byte."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -11,13 +8,13 @@ import pandas as pd
 
 from specdec.theory.roofline import Product, call_bytes, call_flops, ridge_rows
 
-from .call_cost import CostModel, PredictionError, call_table, fit_cost, held_out
+from .call_cost import CallCost, PredictionError, call_table, fit_cost, held_out
 
 
 def intensity_table(
     products: Sequence[Product], context: int, rows: Sequence[int] = (1, 2, 4, 8, 16, 32, 64)
 ) -> pd.DataFrame:
-    """Operations per byte of each matrix product, one column per number of rows; indexed by name and size."""
+    """Return operations per byte of each matrix product (index: name and size), a column per number of rows."""
     index = pd.MultiIndex.from_tuples([(each.name, _size(each)) for each in products], names=["product", "size"])
     values = {n: [float(product.intensity(n, context)) for product in products] for n in rows}
     return pd.DataFrame(values, index=index)
@@ -28,7 +25,7 @@ def _size(product: Product) -> str:
 
 
 def _scaled(value: float, unit: str) -> str:
-    """Such as "26.2 MB"."""
+    """Write a value with a decimal prefix, e.g. "26.2 MB"."""
     for power, prefix in ((12, "T"), (9, "G"), (6, "M"), (3, "k")):
         if value >= 10**power:
             return f"{value / 10**power:.3g} {prefix}{unit}"
@@ -37,17 +34,17 @@ def _scaled(value: float, unit: str) -> str:
 
 @dataclass(frozen=True)
 class CostReport:
-    """Everything said about the cost of a call: what `cost.json` holds.
+    """The fitted cost of a call and its errors, as `cost.json` holds them.
 
     Attributes:
         table: as from `call_table`.
         context: the middle one of the measured contexts, at which single figures are given.
         by_rows, by_context: prediction errors on held-out rows and contexts, where there are enough.
-        machine: as `measurement.machine.Machine.as_dict` has it.
-        complete: see `measurement.cost.CallTimes`.
+        machine: best rates of the machine, dtype, and operations per byte where arithmetic binds (`threshold`).
+        complete: False if time ran out before all calls asked for were timed.
     """
 
-    model: CostModel
+    model: CallCost
     table: pd.DataFrame
     context: int
     by_rows: PredictionError | None
@@ -57,12 +54,12 @@ class CostReport:
 
     @property
     def t1(self) -> float:
-        """Measured t(1) at `context`, seconds."""
+        """The measured t(1) at `context`, in seconds."""
         return float(self.table.set_index(["rows", "context"])["seconds"].loc[1, self.context])
 
     @property
     def read_bytes(self) -> float:
-        """Weights and cache that a call reads at `context`."""
+        """Bytes of weights and cache that a call reads at `context`."""
         return float(call_bytes(self.model.products, self.context))
 
     @property
@@ -71,13 +68,13 @@ class CostReport:
 
     @property
     def machine_ridge(self) -> float:
-        """n* from the machine's best rates: where a call without any overhead turns to arithmetic."""
+        """The n from which a call without overhead, at the machine's best rates, is bound by arithmetic."""
         best = self.machine["bytes_per_second"], self.machine["flops_per_second"]
         return float(ridge_rows(self.read_bytes, self.flops_per_row, *best))
 
     @property
     def metrics(self) -> dict[str, float]:
-        """`cost.fit_error` (median relative, on held-out rows), `cost.ridge_n` (of the fit, at `context`),
+        """Logged metrics: `cost.fit_error` (median relative error on held-out rows), `cost.ridge_n` (of the fit) and
         `cost.bandwidth_share` (bytes over t(1), over the machine's bandwidth); absent where they do not exist.
         """
         values = {
@@ -113,7 +110,7 @@ class CostReport:
         }
 
     def markdown(self) -> list[str]:
-        """The section of `report.md`: the fit, its error, the ridge, operations per byte of every product."""
+        """Return the section of `report.md`: the fit, its error, the ridge, operations per byte of every product."""
         return ["## Cost of a call", "", self._fit(), "", self._roofline(), "", *self._operations(), ""]
 
     def _fit(self) -> str:
@@ -165,10 +162,10 @@ class CostReport:
 
 
 def cost_report(calls: Mapping[str, Any], products: Sequence[Product], machine: Mapping[str, Any]) -> CostReport:
-    """From `grid` of `calibration.json` (cells, complete), the products of the target and the machine's rates."""
+    """Fit the cost to `calls` (`grid` of calibration.json), given the target's products and the machine's rates."""
     table = call_table(calls["cells"])
 
-    def fit(part: pd.DataFrame) -> CostModel:
+    def fit(part: pd.DataFrame) -> CallCost:
         return fit_cost(part, products, machine["bytes_per_second"])
 
     contexts = sorted(int(context) for context in table["context"].unique())

@@ -7,7 +7,8 @@ from specdec.errors import UsageError
 
 from ..account.shape_account import shape_section
 from ..findings import latest_study
-from ..read.runs import Run, load_runs, open_run
+from ..read.mlflow_runs import load_runs, open_run
+from ..read.runs import Run
 from ..runs.compare import comparison_section
 from ..runs.run_sections import papers_section
 from ..sections import Section

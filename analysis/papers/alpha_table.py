@@ -1,13 +1,13 @@
 """The alpha table of Leviathan et al. (2211.17192, Table 3) from runs of the overlay `leviathan_alpha`.
 
-alpha is the mean of sum_x min(p, q) over the positions of the target's own text that had a proposal
-(`alpha.text`). Runs and printed rows never share a table or a figure: models, text and tokenizers differ.
+alpha is the mean of sum_x min(p, q) over the positions of the target's own text that had a proposal (`alpha.text`).
+Runs and printed values never share a table or a figure: models, text and tokenizers differ.
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from itertools import combinations
-from math import isnan, nan
+from math import nan
 
 import pandas as pd
 from matplotlib.figure import Figure
@@ -17,22 +17,24 @@ from specdec.errors import UsageError
 
 from ..figures import style
 from ..figures.plots import counted
-from ..read.runs import Run, load_runs, open_run
+from ..intervals import Interval
+from ..read.mlflow_runs import load_runs, open_run
+from ..read.runs import NGRAMS, Run
 from .published import ROUNDING
 
 OVERLAY = "leviathan_alpha"
-SHORT = "notebooks"  # the overlay whose shorter runs stand in where OVERLAY has left none
-OF_THE_PAPER = ("corpus_ngram", "small_model")  # its kinds of drafters
+SHORT = "notebooks"  # overlay of shorter runs, which stand in where OVERLAY has left none
+OF_THE_PAPER = ("corpus_ngram", "small_model")  # drafters of the kinds that the paper has
 COLUMNS = ("setting", "drafter", "temperature", "alpha", "ci_low", "ci_high", "tokens", "prompts")
-NGRAMS = {1: "unigram", 2: "bigram"}
-ORDERS = {name: order for order, name in NGRAMS.items()}
-MODELS = 99  # rank of whatever is no n-gram of a corpus
+ORDERS = {name: int(order) for order, name in NGRAMS.items()}
+MODELS = 99  # rank of drafters that are no n-grams of a corpus
 COLOURS = ((style.BLUE, "o"), (style.ORANGE, "s"), (style.GREEN, "^"), (style.PURPLE, "D"))
 
 
 def alpha_runs(tracking_uri: str, experiment: str, overlay: str = OVERLAY) -> list[Run]:
-    """The finished runs of the overlay, newest first, then those of the overlay `notebooks` with the paper's kinds of
-    drafters, which are shorter. UsageError if there is none.
+    """Return the finished runs of the overlay, newest first, then the shorter ones of `notebooks` with such drafters.
+
+    UsageError if there is none.
     """
     table = load_runs(tracking_uri, experiment)
     table = table[table["status"] == "FINISHED"]
@@ -49,53 +51,39 @@ def alpha_runs(tracking_uri: str, experiment: str, overlay: str = OVERLAY) -> li
 
 
 def alpha_table(runs: Iterable[Run]) -> pd.DataFrame:
-    """One row per setting, drafter and temperature, the first run of each (COLUMNS), in the paper's order.
+    """Return a line per setting, drafter and temperature, the first run of each (COLUMNS), in the paper's order.
 
-    setting: model, dtype, prompts and hardware; rows of different settings must not be compared. The interval is the
+    setting: model, dtype, prompts and hardware; lines of different settings must not be compared. The interval is the
     prompt bootstrap; NaN where there is a single prompt. Runs without any proposal have no alpha and are left out.
     """
-    rows: dict[tuple[str, str, float], dict[str, object]] = {}
+    lines: dict[tuple[str, str, float], dict[str, object]] = {}
     for run in runs:
-        key = (_setting(run), drafter_name(run.params), float(run.params.get("sampling.temperature", nan)))
-        if key not in rows and "alpha.text" in run.metrics:
-            rows[key] = dict(zip(COLUMNS, (*key, *_alpha(run), *_size(run)), strict=True))
-    table = pd.DataFrame(list(rows.values()), columns=list(COLUMNS))
+        key = (_setting(run), run.drafter_name, float(run.params.get("sampling.temperature", nan)))
+        if key not in lines and "alpha.text" in run.metrics:
+            alpha = run.interval("alpha.text")
+            values = (*key, alpha.estimate, alpha.low, alpha.high, *_size(run))
+            lines[key] = dict(zip(COLUMNS, values, strict=True))
+    table = pd.DataFrame(list(lines.values()), columns=list(COLUMNS))
     order = (
         table.assign(rank=table["drafter"].map(_rank)).sort_values(["setting", "rank", "drafter", "temperature"]).index
     )
     return table.loc[order].reset_index(drop=True)
 
 
-def drafter_name(params: Mapping[str, str]) -> str:
-    """`unigram`, `bigram`, `3-gram`, `small_model pocket`, or the drafter's own name."""
-    name = params.get("drafter.name", "unknown drafter")
-    if name == "corpus_ngram":
-        order = int(params["drafter.order"])
-        return NGRAMS.get(order, f"{order}-gram")
-    model = params.get("drafter.model")
-    return f"{name} {model}" if model else name
-
-
 def _rank(drafter: str) -> int:
-    """Place in the paper's order: n-grams by their order, then everything else."""
+    """Return the place in the paper's order: n-grams by their order, then everything else."""
     numbered = re.fullmatch(r"(\d+)-gram", drafter)
     return int(numbered[1]) if numbered else ORDERS.get(drafter, MODELS)
 
 
 def _setting(run: Run) -> str:
-    """Such as "pocket (float32) on stdlib_code, EPYC": the run's setting and its prompts."""
+    """Name the run's setting and its prompts, e.g. "pocket (float32) on stdlib_code, EPYC"."""
     model, _, hardware = run.setting.partition(", ")
     return f"{model} on {run.params.get('prompts.name', 'unknown prompts')}, {hardware}"
 
 
-def _alpha(run: Run) -> tuple[float, float, float]:
-    """alpha.text and its prompt-bootstrap interval; NaN bounds for one prompt, and for runs that logged none."""
-    low, high = (run.metrics.get(f"alpha.text.{end}", nan) for end in ("ci_low", "ci_high"))
-    return run.metrics["alpha.text"], low, high
-
-
 def _size(run: Run) -> tuple[int, int]:
-    """Tokens and prompts of the target's own text."""
+    """Count the tokens and prompts of the target's own text."""
     generations = run.generations()
     own = generations[generations["method"] == BASELINE]
     return int(own["tokens"].sum()), int(own["prompt"].nunique())
@@ -103,8 +91,7 @@ def _size(run: Run) -> tuple[int, int]:
 
 @style.in_style
 def alpha_figure(table: pd.DataFrame, title: str, caption: str = "") -> Figure:
-    """Points of one setting's alphas with their intervals where it has any; a line per drafter, a marker per
-    temperature.
+    """Draw the alphas of one setting with their intervals if any; a line per drafter, a marker per temperature.
 
     table: drafter, temperature, alpha, and ci_low, ci_high for measured rows. ValueError for an empty table.
     """
@@ -129,7 +116,7 @@ def alpha_figure(table: pd.DataFrame, title: str, caption: str = "") -> Figure:
 
 
 def measured_figures(table: pd.DataFrame) -> list[Figure]:
-    """A figure per setting of `alpha_table`'s result, titled with model and hardware."""
+    """Draw a figure per setting of an `alpha_table`, titled with model and hardware."""
     figures = []
     for setting, part in table.groupby("setting", sort=False):
         size = f"{counted(int(part['prompts'].max()), 'prompt')}, up to {part['tokens'].max():,} tokens of the target"
@@ -139,7 +126,7 @@ def measured_figures(table: pd.DataFrame) -> list[Figure]:
 
 
 def printed_figures(printed: pd.DataFrame) -> list[Figure]:
-    """A figure per target of `published.leviathan_table_3`'s result."""
+    """Draw a figure per target of `published.leviathan_table_3`."""
     return [
         alpha_figure(part, f"Leviathan et al., Table 3: {target}, {part['task'].iloc[0]}", "As printed; no intervals.")
         for target, part in printed.groupby("target", sort=False)
@@ -150,7 +137,7 @@ def printed_figures(printed: pd.DataFrame) -> list[Figure]:
 
 
 def alpha_in_words(table: pd.DataFrame) -> str:
-    """What the measured table says, setting by setting: values, order of the drafters, effect of the temperature."""
+    """Say what was measured, setting by setting: values, order of the drafters, effect of the temperature."""
     if table.empty:
         return "No run of the overlay had a proposal, so there is no alpha."
     return "\n\n".join(_setting_in_words(str(name), part) for name, part in table.groupby("setting", sort=False))
@@ -159,7 +146,9 @@ def alpha_in_words(table: pd.DataFrame) -> str:
 def _setting_in_words(setting: str, part: pd.DataFrame) -> str:
     sentences = [f"**{setting}.**"]
     for temperature, rows in part.groupby("temperature"):
-        values = ", ".join(f"{row.drafter} {_value(row.alpha, row.ci_low, row.ci_high)}" for row in rows.itertuples())
+        values = ", ".join(
+            f"{row.drafter} {Interval(row.alpha, row.ci_low, row.ci_high):.3f}" for row in rows.itertuples()
+        )
         sentences.append(f"Temperature {temperature:g}: {values}. {_order_in_words(rows)}")
     sentences.append(temperature_in_words(part))
     short = int((part["tokens"] < 10_000).sum())
@@ -171,12 +160,8 @@ def _setting_in_words(setting: str, part: pd.DataFrame) -> str:
     return " ".join(sentence for sentence in sentences if sentence)
 
 
-def _value(alpha: float, low: float, high: float) -> str:
-    return f"{alpha:.3f}" + ("" if isnan(low) or isnan(high) else f" ({low:.3f} to {high:.3f})")
-
-
 def _order_in_words(rows: pd.DataFrame) -> str:
-    """Whether alpha rises with the rank, as in the paper from unigram to bigram to models, and how surely."""
+    """Say whether alpha rises from unigram to bigram to models, as in the paper, and how surely."""
     pairs = [pair for pair in combinations(rows.itertuples(), 2) if _rank(pair[0].drafter) < _rank(pair[1].drafter)]
     if not pairs:
         return ""
@@ -188,7 +173,7 @@ def _order_in_words(rows: pd.DataFrame) -> str:
 
 
 def temperature_in_words(table: pd.DataFrame) -> str:
-    """For how many drafters alpha is higher at temperature 0 than at 1."""
+    """Say for how many drafters alpha is higher at temperature 0 than at 1."""
     index = [name for name in ("target", "drafter") if name in table]
     wide = table.pivot_table(index=index, columns="temperature", values="alpha", sort=False)
     if not {0.0, 1.0} <= set(wide.columns):
@@ -199,7 +184,7 @@ def temperature_in_words(table: pd.DataFrame) -> str:
 
 
 def printed_in_words(printed: pd.DataFrame | None) -> str:
-    """The paper's rows (`published.leviathan_table_3`), or that there are none."""
+    """Say what the paper prints (`published.leviathan_table_3`), or that there is nothing."""
     if printed is None:
         return "No file of printed values was given, so the paper's rows are not shown."
     if printed.empty:
@@ -217,7 +202,7 @@ def printed_in_words(printed: pd.DataFrame | None) -> str:
 
 
 def comparison_in_words(table: pd.DataFrame, printed: pd.DataFrame | None) -> str:
-    """Whether the measured alphas lie within the range printed for their kind, which is all that can be compared."""
+    """Say whether measured alphas lie within the range printed for their kind, all that can be compared."""
     if printed is None or printed.empty or table.empty:
         return ""
     ours_ngram, theirs_ngram = (rows["drafter"].map(_rank) < MODELS for rows in (table, printed))

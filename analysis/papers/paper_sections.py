@@ -1,4 +1,6 @@
-"""Do published figures agree with their own theory? The checks of `paper_tables` in words, tables and pictures."""
+"""Says whether published figures agree with their own theory: the checks of `paper_tables` in words and figures."""
+
+from collections.abc import Callable
 
 import numpy as np
 import pandas as pd
@@ -8,7 +10,8 @@ from matplotlib.ticker import PercentFormatter
 from ..figures import style
 from ..figures.plots import counted
 from ..sections import Section
-from .paper_tables import CHECKS, INPUTS, KEY, NO, YES, coverage, printed_figures
+from . import paper_tables
+from .paper_tables import INPUTS, KEY, NO, YES, coverage, printed_figures
 from .published import leviathan_table_1, table_1_in_words
 
 NO_FILE = (
@@ -19,31 +22,20 @@ SETTING = ["source", "target", "drafter", "task", "temperature", "gamma"]
 
 
 def paper_sections(published: pd.DataFrame | None) -> list[Section]:
-    """One section per question, and which printed tables were used; without a table only what needs none.
+    """Return a section per check that finds figures, and which printed tables were used; without a file, Table 1 only.
 
     published: from `published.load_published`, or None.
     """
     if published is None:
         return [Section("Table 1 of Leviathan et al., recomputed", (NO_FILE,), (("", leviathan_table_1().round(3)),))]
     figures = printed_figures(published)
-    checks = {name: check(figures) for name, check in CHECKS.items()}
-    makers = (
-        ("ceilings", _ceilings),
-        ("predictions", _predictions),
-        ("round times", _round_times),
-        ("identities", _identities),
-        ("lengths", _lengths),
-        ("positions", _positions),
-        ("starts", _starts),
-        ("lenience", _lenience),
-        ("several drafts", _several),
-    )
-    sections = [make(checks[name]) for name, make in makers if len(checks[name])]
-    return [*sections, _coverage(published, checks)]
+    found = {name: check(figures) for name, (check, _) in CHECKS.items()}
+    sections = [words(found[name]) for name, (_, words) in CHECKS.items() if len(found[name])]
+    return [*sections, _coverage(published, found)]
 
 
 def paper_answer(published: pd.DataFrame | None) -> str:
-    """All of the sections' first sentences, as a list in Markdown."""
+    """Return the first sentences of all sections as a list in Markdown."""
     if published is None:
         return NO_FILE
     points = [table_1_in_words(leviathan_table_1(published)), *(each.text[0] for each in paper_sections(published))]
@@ -51,7 +43,7 @@ def paper_answer(published: pd.DataFrame | None) -> str:
 
 
 def _shown(table: pd.DataFrame, keep: str = "") -> pd.DataFrame:
-    """The table without columns that say nothing here, sources by their first words, figures of three decimals."""
+    """Return the table with short sources and three decimals, without settings that are the same on all lines."""
     short = table.assign(source=table["source"].map(_short))
     settings = [name for name in (*SETTING, "variant") if short[name].astype(str).nunique() > 1 or name == keep]
     result = short[[*settings, *(name for name in table if name not in KEY)]]
@@ -59,12 +51,12 @@ def _shown(table: pd.DataFrame, keep: str = "") -> pd.DataFrame:
 
 
 def _short(source: object) -> str:
-    """Such as "Leviathan et al. 2023": up to the first comma or bracket."""
+    """Shorten a source to its part before the first comma or bracket, e.g. "Leviathan et al. 2023"."""
     return str(source).partition("(")[0].partition(",")[0].strip()
 
 
 def _name(row: pd.Series) -> str:
-    """Such as "T5-small (77M), CNN/DM, T 0, γ 5"."""
+    """Name a printed setting, e.g. "T5-small, CNN/DM, T 0, γ 5"."""
     parts = [
         str(row["drafter"]).partition(" (")[0],
         row["task"],
@@ -74,12 +66,12 @@ def _name(row: pd.Series) -> str:
 
 
 def _listed(table: pd.DataFrame, *columns: str) -> str:
-    """The rows by name, each with its figures in brackets."""
-    rows = []
+    """List the settings by name, each with its figures in brackets."""
+    names = []
     for _, row in table.iterrows():
         values = ", ".join(f"{row[column]:.3f}".rstrip("0").rstrip(".") for column in columns)
-        rows.append(f"{row['target']} with {_name(row)} ({values})")
-    return "; ".join(rows)
+        names.append(f"{row['target']} with {_name(row)} ({values})")
+    return "; ".join(names)
 
 
 def _ceilings(table: pd.DataFrame) -> Section:
@@ -105,7 +97,7 @@ def _ceilings(table: pd.DataFrame) -> Section:
 
 @style.in_style
 def _drawn(table: pd.DataFrame) -> Figure:
-    """A bar from Omega to 1 / (1 - alpha) per row, the measured speedup on it, with a shape of its own if beyond."""
+    """Draw a bar from Omega to 1 / (1 - alpha) per setting, with the measured speedup on it, marked if beyond."""
     sources = ", ".join(dict.fromkeys(map(_short, table["source"])))
     caption = f"{counted(len(table), 'printed row')}: {sources}; no intervals were printed. Blue: what only a free "
     figure, axes = style.new_figure(
@@ -159,7 +151,7 @@ def _round_times(table: pd.DataFrame) -> Section:
 
 @style.in_style
 def _strip(table: pd.DataFrame) -> Figure:
-    """A point per pair, a line per source; 1 is a round that costs no more than a token of the baseline."""
+    """Draw the time of a round for each pair of figures, by printed table; 1 is a token of the baseline."""
     groups = table.groupby(["source", "table"], sort=False)
     figure, axes = style.new_figure(
         "What a round costs, by published tables",
@@ -244,7 +236,7 @@ def _starts(table: pd.DataFrame) -> Section:
 
 @style.in_style
 def _errors(table: pd.DataFrame) -> Figure:
-    """Two errors per trace, of i.i.d. theory and of averaging over positions."""
+    """Draw two errors per trace: of i.i.d. theory, and of averaging over positions."""
     ordered = table.sort_values(["drafter", "task", "gamma"])
     figure, axes = style.new_figure(
         "How far averages are above what real rounds yield",
@@ -281,6 +273,20 @@ def _several(table: pd.DataFrame) -> Section:
     )
     caption = "K drafts: printed, and K independent rows at the α of one draft"
     return Section("Are several drafts worth as many chances?", (text,), ((caption, _shown(table)),))
+
+
+CHECKS: dict[str, tuple[Callable[[pd.DataFrame], pd.DataFrame], Callable[[pd.DataFrame], Section]]] = {
+    "ceilings": (paper_tables.ceilings, _ceilings),
+    "predictions": (paper_tables.predictions, _predictions),
+    "round times": (paper_tables.round_times, _round_times),
+    "identities": (paper_tables.identities, _identities),
+    "lengths": (paper_tables.lengths, _lengths),
+    "positions": (paper_tables.positions, _positions),
+    "starts": (paper_tables.starts, _starts),
+    "lenience": (paper_tables.lenience, _lenience),
+    "several drafts": (paper_tables.several_drafts, _several),
+}
+"""Every check with the words about what it finds, in the order of the page."""
 
 
 def _coverage(published: pd.DataFrame, checks: dict[str, pd.DataFrame]) -> Section:

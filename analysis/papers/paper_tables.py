@@ -1,4 +1,4 @@
-"""Published figures against their own theory: what a paper prints is set against what follows from its other columns.
+"""Checks of published figures: what a paper prints is set against what follows from its other columns.
 
 Takes the table of `published.load_published`. Every printed figure stands for all values that round to it: a
 disagreement counts only if no such values agree. The last digit of a column is the last that any of its rows has.
@@ -21,12 +21,12 @@ from .published import LEVIATHAN
 
 KEY = ["source", "table", "target", "drafter", "task", "temperature", "gamma", "variant"]
 VARIANT = r"(K=\d+ drafts|lenience l=[\d.]+|batch [2-9])"  # rows that differ in nothing but their note
-NOTED = {  # figures that stand in a note
+NOTED = {  # metric: pattern of its figure, where papers print it in a note
     "time_per_token_baseline": r"baseline ([\d.]+) m?s/token",
     "cost_coefficient_c": r"\bc=([\d.]+)",
 }
 SAME_ROWS = {"Table 4": "Table 2", "Table 5": "Appendix A.5"}  # of Leviathan et al.: columns of one row, printed apart
-ELSEWHERE = {  # (part of the source, table): what else uses its figures
+ELSEWHERE = {  # (part of the source, table): what uses its figures beside the checks
     (LEVIATHAN, "Table 1"): "recomputed",
     (LEVIATHAN, "Table 3"): "notebook 02",
     ("2401.15077", "Table 5"): "positions",  # the chains whose positions Table 2 prints
@@ -35,7 +35,7 @@ YES, INPUTS, NO = "yes", "within the rounding of its inputs", "no"
 
 
 def printed_figures(published: pd.DataFrame) -> pd.DataFrame:
-    """One row per printed setting (index KEY), a column per metric, and `metric.half`: half its last printed digit.
+    """Return a line per printed setting (index KEY): a column per metric, and `metric.half`, half its last digit.
 
     Text such as "7-10" is no figure. Of several figures for one setting and metric the first counts.
     """
@@ -68,20 +68,20 @@ def _decimals(text: str) -> int:
 
 
 def _having(figures: pd.DataFrame, *metrics: str) -> pd.DataFrame:
-    """The settings with all of `metrics`, which become columns even if nothing has them."""
+    """Keep the settings that have all of `metrics`; these become columns even if no setting has them."""
     wanted = [*metrics, *(f"{metric}.half" for metric in metrics)]
     return figures.reindex(columns=wanted).dropna()
 
 
 def _range(formula: Callable[..., float], values: list[float], halves: list[float]) -> tuple[float, float]:
-    """Smallest and largest of a monotone `formula` over all inputs that are printed as `values`."""
+    """Return the smallest and largest of a monotone `formula` over all inputs that are printed as `values`."""
     corners = product(*((value - half, value + half) for value, half in zip(values, halves, strict=True)))
     results = [formula(*corner) for corner in corners]
     return min(results), max(results)
 
 
 def _agreement(printed: float, half: float, value: float, low: float, high: float) -> str:
-    """Whether `printed` is `value` rounded, or that of other inputs that are printed alike."""
+    """Say whether `printed` is `value` rounded (YES), or follows from other inputs that are printed alike (INPUTS)."""
     slack = half + 1e-9
     if abs(printed - value) <= slack:
         return YES
@@ -89,19 +89,19 @@ def _agreement(printed: float, half: float, value: float, low: float, high: floa
 
 
 def solved_alpha(tokens: float, gamma: int) -> float:
-    """alpha of Omega(alpha, gamma) = tokens, for 1 to gamma + 1 tokens per round; NaN beyond, where there is none."""
+    """Solve Omega(alpha, gamma) = tokens for alpha; NaN outside 1 to gamma + 1 tokens, where there is none."""
     if not 1 <= tokens <= gamma + 1:
         return nan
     return float(brentq(lambda alpha: float(tokens_per_round(alpha, gamma)) - tokens, 0.0, 1.0, xtol=1e-12))
 
 
-# Checks: each gives one row per printed setting, with the columns of KEY ------------------------------
+# Checks: each returns a line per printed setting, with the columns of KEY ------------------------------
 
 
 def predictions(figures: pd.DataFrame) -> pd.DataFrame:
-    """Printed speedups of Theorem 3.8 (2211.17192) beside the formula at the printed alpha, gamma and c.
+    """Set printed speedups of Theorem 3.8 (2211.17192) beside the formula at the printed alpha, gamma and c.
 
-    Without a gamma: the best one's. Columns alpha, c, printed, formula, low, high, agrees.
+    Where no gamma is printed, the best one counts. Columns alpha, c, printed, formula, low, high, agrees.
     """
     rows = []
     for key, row in _having(figures, "alpha", "cost_coefficient_c", "speedup_predicted").iterrows():
@@ -119,7 +119,7 @@ def predictions(figures: pd.DataFrame) -> pd.DataFrame:
 
 
 def ceilings(figures: pd.DataFrame) -> pd.DataFrame:
-    """Measured speedups beside what no speedup can pass at the printed alpha, if acceptance is i.i.d.
+    """Set measured speedups beside what no speedup can pass at the printed alpha, if acceptance is i.i.d.
 
     omega is Omega(alpha, gamma), reached by a drafter that costs nothing; limit is 1 / (1 - alpha), reached by an
     endless draft. exceeds: "", "omega" or "limit"; surely: so even after rounding. alpha_needed: what Theorem 3.8
@@ -143,7 +143,7 @@ def ceilings(figures: pd.DataFrame) -> pd.DataFrame:
 
 
 def round_times(figures: pd.DataFrame) -> pd.DataFrame:
-    """Tokens per round over speedup: what a round costs in baseline tokens, printed or not (THEORY 8).
+    """Divide tokens per round by the speedup: the time of a round in tokens of the baseline.
 
     possible: no if the round would be faster than one token of the baseline, whatever was rounded.
     """
@@ -156,8 +156,8 @@ def round_times(figures: pd.DataFrame) -> pd.DataFrame:
 
 
 @dataclass(frozen=True)
-class Identity:
-    """A printed figure that others of the same row determine: formula(*inputs), monotone in each."""
+class RowIdentity:
+    """A printed figure that others of the same setting determine: formula(*inputs), monotone in each."""
 
     name: str
     printed: str
@@ -166,25 +166,25 @@ class Identity:
 
 
 IDENTITIES = (
-    Identity(
+    RowIdentity(
         "tokens per round / round time",
         "speedup_measured",
         ("tokens_per_round", "round_time_over_baseline"),
         lambda tokens, time: tokens / time,
     ),
-    Identity(
+    RowIdentity(
         "tokens per round x baseline / time of a round",
         "speedup_measured",
         ("tokens_per_round", "time_per_token_baseline", "time_per_round"),
         lambda tokens, baseline, time: tokens * baseline / time,
     ),
-    Identity(
+    RowIdentity(
         "baseline / time per token",
         "speedup_measured",
         ("time_per_token_baseline", "time_per_token_speculative"),
         lambda baseline, time: baseline / time,
     ),
-    Identity(
+    RowIdentity(
         "tokens per round / Omega",
         "tokens_over_omega",
         ("tokens_per_round", "omega_of_alpha"),
@@ -194,7 +194,7 @@ IDENTITIES = (
 
 
 def identities(figures: pd.DataFrame) -> pd.DataFrame:
-    """Columns identity, printed, computed, low, high, agrees."""
+    """Compute the figures that IDENTITIES determine. Columns identity, printed, computed, low, high, agrees."""
     rows = []
     for each in IDENTITIES:
         for key, row in _having(figures, each.printed, *each.inputs).iterrows():
@@ -207,10 +207,10 @@ def identities(figures: pd.DataFrame) -> pd.DataFrame:
 
 
 def lengths(figures: pd.DataFrame) -> pd.DataFrame:
-    """The alpha that gives the printed tokens per round at each gamma, for chains printed at several: is it one?
+    """Solve for alpha from printed tokens per round at each gamma of a chain, to see whether one alpha gives all.
 
-    Neighbouring gammas (gamma, longer). expected: tokens at the longer one from the alpha of the shorter; error: over
-    what is printed there, less 1. agree: some alpha gives both, whatever was rounded.
+    A line has two neighbouring gammas (gamma, longer). expected: tokens at the longer one by the alpha of the shorter;
+    error: over what is printed there, less 1. agree: some alpha gives both, whatever was rounded.
     """
     chains = _having(figures, "tokens_per_round").reset_index()
     chains = chains[(chains["gamma"] > 0) & chains["variant"].isin(["", "K=1 drafts"])]
@@ -233,10 +233,10 @@ def lengths(figures: pd.DataFrame) -> pd.DataFrame:
 
 
 def positions(figures: pd.DataFrame) -> pd.DataFrame:
-    """Printed acceptances by position: do they fall, and which tokens per round do they give (THEORY 4.1)?
+    """Set printed tokens per round beside what printed acceptances by position give.
 
-    product: 1 + the sum of their running products, exact for any dependence. one_alpha: Omega at the first position's,
-    which is what an i.i.d. reader would take. printed: of the same chain; NaN where only a tree's is printed.
+    product: 1 + the sum of their running products, exact for any dependence. one_alpha: Omega at the first position's
+    acceptance, as if it held everywhere. printed: of the same chain; NaN where only a tree's is printed.
     `_error`: over what is printed, less 1.
     """
     names = sorted(
@@ -258,7 +258,7 @@ def positions(figures: pd.DataFrame) -> pd.DataFrame:
 
 
 def _of_the_chain(figures: pd.DataFrame, setting: dict[str, object]) -> float:
-    """Printed tokens per round of the chain that the positions are of; a tree's own row says nothing of it."""
+    """Return printed tokens per round of the chain that the positions are of; NaN if only a tree's are printed."""
     rows = figures["tokens_per_round"].dropna().reset_index()
     for name in ("source", "target", "task", "temperature", "gamma"):
         rows = rows[rows[name] == setting[name]]
@@ -269,7 +269,7 @@ def _of_the_chain(figures: pd.DataFrame, setting: dict[str, object]) -> float:
 
 
 def starts(figures: pd.DataFrame) -> pd.DataFrame:
-    """Tokens per round by i.i.d. theory, with every position as a start, and with real rounds (THEORY 4.7)."""
+    """Compare tokens per round by i.i.d. theory, with every position as a start, and with real rounds."""
     names = {"omega_of_alpha": "omega", "tokens_per_round_uniform_start": "by_position", "tokens_per_round": "by_round"}
     table = _having(figures, *names)[list(names)].rename(columns=names).rename_axis(columns=None)
     table = table.assign(
@@ -279,7 +279,7 @@ def starts(figures: pd.DataFrame) -> pd.DataFrame:
 
 
 def lenience(figures: pd.DataFrame) -> pd.DataFrame:
-    """Printed alphas of a lenient rule: between alpha at l = 1 and alpha / l (THEORY 1: sum min(p / l, q)).
+    """Check that printed alphas of a lenient rule, sum min(p / l, q), lie between alpha at l = 1 and alpha / l.
 
     Columns l, alpha, printed, bound, within.
     """
@@ -297,9 +297,9 @@ def lenience(figures: pd.DataFrame) -> pd.DataFrame:
 
 
 def several_drafts(figures: pd.DataFrame) -> pd.DataFrame:
-    """K drafts of one position: printed tokens per round beside K independent rows at the alpha of one draft.
+    """Set printed tokens per round of K drafts beside those of K independent rows at the alpha of one draft.
 
-    alpha is solved from the printed row with K=1. expected: (w + 1) - sum (1 - alpha^i)^K (THEORY 2).
+    alpha is solved from what is printed for K = 1. expected: (w + 1) - sum_i (1 - alpha^i)^K for rows of width w.
     """
     rows = _having(figures, "tokens_per_round").reset_index()
     rows["drafts"] = rows["variant"].str.extract(r"K=(\d+) drafts", expand=False).astype(float)
@@ -319,21 +319,8 @@ def several_drafts(figures: pd.DataFrame) -> pd.DataFrame:
     ]
 
 
-CHECKS: dict[str, Callable[[pd.DataFrame], pd.DataFrame]] = {
-    "predictions": predictions,
-    "ceilings": ceilings,
-    "round times": round_times,
-    "identities": identities,
-    "lengths": lengths,
-    "positions": positions,
-    "starts": starts,
-    "lenience": lenience,
-    "several drafts": several_drafts,
-}
-
-
 def coverage(published: pd.DataFrame, checks: dict[str, pd.DataFrame]) -> pd.DataFrame:
-    """One row per printed table: its figures, and which checks have used it; "" where nothing ties its figures."""
+    """Return a line per printed table: how many figures it has, and which checks used it; "" where none could."""
     rows = []
     for (source, table), part in published.groupby(["source", "table"], sort=False):
         folded = SAME_ROWS.get(table, table) if LEVIATHAN in source else table

@@ -1,7 +1,7 @@
-"""Published figures beside what theory gives for the same inputs.
+"""Reads published figures from a CSV, and sets tables of Leviathan et al. (2211.17192) beside their formulas.
 
-The printed values are read from a CSV that the user names (columns in COLUMNS); they are not part of specdec.
-What is written here are inputs of formulas only.
+The user names the CSV (columns in COLUMNS); printed values are not part of specdec. A new figure is a new line in that
+file and nothing else: every table and check finds it by its metric.
 """
 
 import re
@@ -31,7 +31,7 @@ ROUNDING = 0.005 + 1e-9  # of a value printed with two decimals
 
 
 def load_published(path: Path | str) -> pd.DataFrame:
-    """The figures of a CSV, one per row. UsageError if it is missing, no table, or lacks a column."""
+    """Return the figures of a CSV, one per line. UsageError if it is missing, no table, or lacks a column."""
     try:
         table = pd.read_csv(path, dtype={"value": str, "gamma": str})  # as printed: 3.40 is more exact than 3.4
     except FileNotFoundError:
@@ -45,10 +45,10 @@ def load_published(path: Path | str) -> pd.DataFrame:
 
 
 def leviathan_table_1(published: pd.DataFrame | None = None) -> pd.DataFrame:
-    """Table 1 of Leviathan et al. recomputed: operations (Theorem 3.11) and speedup (3.8) for a free drafter.
+    """Recompute Table 1 of Leviathan et al.: operations (Theorem 3.11) and speedup (3.8) for a free drafter.
 
-    With `published` (see `load_published`) also operations_printed and speedup_printed, NaN where the file
-    has none, and `agrees`: both lie within the rounding of two decimals.
+    With `published` (see `load_published`) also operations_printed and speedup_printed, NaN where the file has none,
+    and `agrees`: both lie within the rounding of two decimals.
     """
     table = pd.DataFrame(TABLE_1, columns=["alpha", "gamma"])
     table["operations"] = operations(table["alpha"].to_numpy(), table["gamma"].to_numpy(), 0.0)
@@ -64,7 +64,7 @@ def leviathan_table_1(published: pd.DataFrame | None = None) -> pd.DataFrame:
 
 
 def _printed_table_1(published: pd.DataFrame) -> dict[tuple[str, float, int], float]:
-    """Printed values by (quantity, alpha, gamma); alpha stands in the note."""
+    """Return printed values by (quantity, alpha, gamma); the file has alpha in the note."""
     metrics = {"operations_factor": "operations", "speedup_ideal": "speedup"}
     source = published["source"].astype(str).str.contains(LEVIATHAN, regex=False)
     rows = published[source & (published["table"] == "Table 1") & published["metric"].isin(list(metrics))]
@@ -77,7 +77,7 @@ def _printed_table_1(published: pd.DataFrame) -> dict[tuple[str, float, int], fl
 
 
 def leviathan_table_3(published: pd.DataFrame) -> pd.DataFrame:
-    """The printed alphas of Leviathan et al., Table 3: target, drafter, task, temperature, alpha; maybe no row."""
+    """Return the printed alphas of Leviathan et al., Table 3: target, drafter, task, temperature, alpha."""
     source = published["source"].astype(str).str.contains(LEVIATHAN, regex=False)
     rows = published[source & (published["table"] == "Table 3") & (published["metric"] == "alpha")]
     return pd.DataFrame(
@@ -92,7 +92,7 @@ def leviathan_table_3(published: pd.DataFrame) -> pd.DataFrame:
 
 
 def table_1_in_words(table: pd.DataFrame) -> str:
-    """One sentence on `leviathan_table_1`'s result."""
+    """Say in one sentence whether the printed Table 1 agrees with its formulas."""
     if "agrees" not in table:
         return "No file of printed values was given, so Table 1 stands recomputed only."
     absent = int(table[["operations_printed", "speedup_printed"]].isna().any(axis=1).sum())

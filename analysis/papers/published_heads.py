@@ -1,7 +1,7 @@
-"""Published figures of heads (Medusa, Hydra and its preprint on grounded heads, blockwise decoding), to stand beside
-measurements of others, never among them: each table is of one source, model and hardware, and says so.
+"""Published figures of heads: Medusa, Hydra and its preprint on grounded heads, blockwise decoding.
 
-Takes the table of `published.load_published`; whether rate over overhead is the speedup is `paper_tables.identities`.
+They stand beside measurements, never among them: each table has one source, model and hardware, and says so. Everything
+takes the table of `published.load_published`; `paper_tables.identities` checks that rate over overhead is the speedup.
 """
 
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ import pandas as pd
 from ..sections import Section
 from .paper_tables import KEY, NO, identities, printed_figures
 
-SYSTEMS = {  # by the drafter's name; Medusa's Table 3 says what each of its rows adds
+SYSTEMS = {  # system: pattern of its drafters' names; Medusa's Table 3 names what each line adds ("plus ...")
     "Medusa": r"medusa|^plus ",
     "Hydra": r"hydra|grounded",
     "blockwise": r"blockwise",
@@ -23,7 +23,7 @@ NO_FILE = (
     "No file of printed values was given, so there are no published figures to show: a CSV with the columns of "
     "`specdec.analysis.papers.published.COLUMNS`, named in the cell of parameters, shows them."
 )
-METRICS = {  # as the file calls them: as the tables do
+METRICS = {  # metric of the file: its column here
     "tokens_per_round": "rate",
     "round_time_over_baseline": "overhead",
     "speedup_measured": "speedup",
@@ -45,12 +45,12 @@ COLUMNS = (
 
 
 def heads_tables(published: pd.DataFrame) -> dict[str, pd.DataFrame]:
-    """The printed rows of heads by title, "SOURCE: MODEL, HARDWARE", in the file's order; empty where it has none.
+    """Return the printed settings of heads by title, "SOURCE: MODEL, HARDWARE", in the file's order.
 
     Columns: COLUMNS. rate: tokens per step (acceleration rate, average acceptance length). overhead: as printed;
     implied: rate over speedup, what a step must have cost. speedup: measured. gain: in rate, over Medusa's heads. NaN
-    where not printed. agrees: whether rate over overhead is the speedup ("yes", "within the rounding of its inputs",
-    "no"), "" without all three.
+    where not printed. agrees: rate over overhead is the speedup ("yes", "within the rounding of its
+    inputs", "no"); "" where one of the three is not printed.
     """
     mine = _with_system(published)
     if mine.empty:
@@ -74,13 +74,13 @@ def heads_tables(published: pd.DataFrame) -> dict[str, pd.DataFrame]:
 
 
 def heads_section(published: pd.DataFrame | None) -> Section:
-    """`heads_tables` in words and tables; a sentence that says why where there is nothing to show."""
+    """Return `heads_tables` in words and tables, or a sentence that says why there is nothing to show."""
     title = "What was published about heads"
     if published is None:
         return Section(title, (NO_FILE,))
     tables = heads_tables(published)
     if not tables:
-        return Section(title, ("The file of published figures has no row of Medusa, Hydra or blockwise decoding.",))
+        return Section(title, (f"The file of published figures has no row of {' or '.join(SYSTEMS)}.",))
     return Section(title, tuple(_sentences(pd.concat(tables.values()))), tuple(_shown(tables)))
 
 
@@ -89,7 +89,7 @@ def _with_system(published: pd.DataFrame) -> pd.DataFrame:
 
 
 def _systems(drafters: pd.Series) -> pd.Series:
-    """The key of SYSTEMS that each name belongs to, or ""."""
+    """Return the system that each drafter belongs to, or ""."""
     names = drafters.fillna("").astype(str)
     choices = [names.str.contains(pattern, case=False, regex=True) for pattern in SYSTEMS.values()]
     # "grounded Medusa heads" are Hydra's: the later system is asked first.
@@ -97,7 +97,7 @@ def _systems(drafters: pd.Series) -> pd.Series:
 
 
 def _hardware(table: pd.DataFrame, published: pd.DataFrame) -> pd.Series:
-    """Of each row: what the name of its table or a note in it says, else UNKNOWN."""
+    """Return the hardware of each line: what the name of its table or a note in it says, else UNKNOWN."""
     said = published["table"].astype(str) + " " + published["note"].astype(object).fillna("").astype(str)
     named = said.str.extract(HARDWARE, expand=False)
     by_table = named.groupby([published["source"], published["table"]]).first().dropna().to_dict()

@@ -1,4 +1,4 @@
-"""From what a user names (output folders, a sweep's folder, MLflow run ids, an experiment) to runs."""
+"""Finds the runs that a user names by an output folder, a sweep's folder, an MLflow run id or an experiment."""
 
 import re
 from collections.abc import Sequence
@@ -6,14 +6,15 @@ from pathlib import Path
 
 from specdec.errors import UsageError
 
-from .runs import COMMAND, Run, load_runs, open_folder, open_run
+from .mlflow_runs import load_runs, open_run
+from .runs import COMMAND, Run, open_folder
 
 RUN_ID = re.compile(r"[0-9a-f]{32}")
-ROUNDS = ("rounds.parquet", "rounds")  # of a run that ended, of one that was killed
+ROUNDS = ("rounds.parquet", "rounds")  # the table of a run that ended; the part-files of one that was killed
 
 
 def find_runs(names: Sequence[str], tracking_uri: str) -> tuple[list[Run], list[str]]:
-    """The runs of all names in order, each once, and sentences about what was left out.
+    """Return the runs of all names in order, each once, and sentences about what was left out.
 
     A folder is taken before a run id, a run id before an experiment's name. UsageError, naming it, for a name that is
     none of these, or that has no run.
@@ -37,7 +38,7 @@ def find_runs(names: Sequence[str], tracking_uri: str) -> tuple[list[Run], list[
 
 
 def _in_folder(folder: Path) -> tuple[list[Run], list[str]]:
-    """The folder's own run, or those of all cells below it."""
+    """Return the folder's own run, or the runs of all sweep cells below it, and sentences about those left out."""
     own = folder / "config.yaml"
     if own.is_file():
         return [open_folder(folder)], []
@@ -56,12 +57,12 @@ def _in_folder(folder: Path) -> tuple[list[Run], list[str]]:
 
 
 def _natural(path: Path) -> list[tuple[int, str]]:
-    """Cell 10 after cell 9."""
+    """Sort key of a path that puts cell 10 after cell 9."""
     return [(int(part), "") if part.isdigit() else (-1, part) for part in path.parts]
 
 
 def _in_experiment(name: str, tracking_uri: str) -> tuple[list[Run], list[str]]:
-    """The finished main runs of an experiment, oldest first."""
+    """Return the finished main runs of an experiment, oldest first, and a sentence about the others."""
     table = load_runs(tracking_uri, name)
     finished = table[table["status"] == "FINISHED"]
     if finished.empty:

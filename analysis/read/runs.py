@@ -1,11 +1,10 @@
-"""Reads runs, from MLflow or from an output folder, into what analysis takes: parameters, metrics, curves
-over gamma, tables. The names are those that runs log (DESIGN 5). Writes nothing, changes no store.
+"""The record of a run as analysis reads it, and the run of an output folder: parameters, metrics, curves, tables.
 
-What is missing is a UsageError that names it and says what makes it. MLflow is imported inside functions.
+Files are read when they are asked for, from a folder here and from MLflow in `mlflow_runs`. Metrics have the names that
+runs log. A missing file is a UsageError that names the file and says what writes it.
 """
 
 import json
-import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -13,19 +12,17 @@ from math import nan
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
-from specdec.config import BASELINE, flattened
-from specdec.errors import SpecdecError, UsageError
-from specdec.registry import near_misses
-from specdec.tracking.store import check_schema, locate, quieten, reason, schema_of
+from specdec.config import flattened
+from specdec.errors import UsageError
+from specdec.tracking.store import reason
 
-from ..intervals import Columns, bootstrap
-from ..rounds import GENERATION, check_rounds, drafted, prompt_sums, shared_work
+from ..intervals import Interval
+from ..rounds import GENERATION, check_rounds
 
 COMMAND = "python -m specdec.run +drafter=ngram"
-WRITTEN_BY = {  # what makes an artifact, where a run can lack it
+WRITTEN_BY = {  # file of a run: which runs write it; for the message where it is missing
     "rounds.parquet": "every run that decoded at least one prompt",
     "generations.jsonl": "every run that decoded at least one prompt",
     "account.json": "every run that finished",
@@ -42,18 +39,19 @@ WRITTEN_BY = {  # what makes an artifact, where a run can lack it
     "report.md": "every run that finished",
     "config.yaml": "every run",
 }
-QUANTITIES = ("tokens_per_round", "speedup")
+CURVES = {"tokens_per_round": "curve.", "speedup": "curve.speedup."}  # quantity: how the names of its curves begin
+NGRAMS = {"1": "unigram", "2": "bigram"}  # what papers call n-grams of a corpus, by order
 
 
 @dataclass(frozen=True)
 class Run:
-    """One main run.
+    """One main run: what it logged, and its files, read when asked for.
 
     Attributes:
-        source: where it was read from, for messages.
+        source: folder or store that it was read from, for messages.
         params: the flattened configuration, as text.
-        curves: by key (`curve.measured`, `curve.speedup.replay`, ...), value by gamma.
-        fetch: path of an artifact by name; UsageError if the run has none.
+        curves: value by gamma, by name (`curve.measured`, `curve.speedup.replay`, ...).
+        fetch: returns the path of a file of the run by name; UsageError if the run has none.
     """
 
     name: str
@@ -65,66 +63,69 @@ class Run:
     fetch: Callable[[str], Path]
 
     def rounds(self) -> pd.DataFrame:
-        """The rounds table (`analysis.rounds.COLUMNS`), baseline included. UsageError if it contradicts itself."""
-        path = self.fetch("rounds.parquet")
-        try:
-            rounds = pd.read_parquet(path)
-        except (ValueError, OSError) as error:  # pyarrow's own are both
-            raise UsageError(f"{path} is no Parquet table ({reason(error)}); copy it again, or run again.") from None
+        """Read the rounds table (`analysis.rounds.COLUMNS`), baseline included. UsageError if it contradicts itself."""
+        rounds = self._table("rounds.parquet")
         try:
             check_rounds(rounds)
             _check_one_gamma(rounds)
         except ValueError as error:
-            raise UsageError(f"{path}: {error}.") from None
+            raise UsageError(f"{self.fetch('rounds.parquet')}: {error}.") from None
         return rounds
 
     def generations(self) -> pd.DataFrame:
-        """One row per generation: key columns, tokens, seconds, flag, token ids, text."""
+        """Read one line per generation: key columns, tokens, seconds, flag, token ids, text."""
         path = self.fetch("generations.jsonl")
         lines = path.read_text(encoding="utf-8").splitlines()
         return pd.DataFrame([_parsed(line, path, number) for number, line in enumerate(lines, 1)])
 
     def replay(self) -> pd.DataFrame:
-        """What replays gave (THEORY 4.2): tokens (N) and rounds (V_1) by gamma, kind, prompt and repeat.
+        """Read what replays expect: tokens and rounds by gamma, kind, prompt and repeat.
 
-        kind: "own", along the arm's own texts, or "baseline", along the baseline's. Empty where the drafter has none.
+        kind: "own", along the texts that this gamma wrote, or "baseline", along the baseline's. Empty where the drafter
+        cannot be replayed.
         """
-        return pd.read_parquet(self.fetch("replay.parquet"))
+        return self._table("replay.parquet")
 
     def alpha_sums(self) -> pd.DataFrame:
-        """Sum of min(p, q) (numerator) over the positions with a proposal (denominator), by prompt and repeat.
+        """Read the sum of min(p, q) (numerator) over the positions with a proposal (denominator), by prompt and repeat.
 
-        Along the baseline's texts. Empty under a lossy verifier, whose alpha is the measured one.
+        Positions are those of the baseline's texts. Empty under a lossy verifier, whose alpha is the measured one.
         """
-        return pd.read_parquet(self.fetch("alpha.parquet"))
+        return self._table("alpha.parquet")
 
     def quality(self) -> pd.DataFrame:
-        """One row per output (`analysis.quality.OUTPUTS`), of a run whose outputs were judged."""
-        return pd.read_parquet(self.fetch("quality.parquet"))
+        """Read one line per output that was judged (`analysis.runs.quality.OUTPUTS`)."""
+        return self._table("quality.parquet")
 
     def account(self) -> dict[str, Any]:
-        """The gap account of every gamma."""
+        """Read the gap account of every gamma."""
         return self._json("account.json")
 
     def summary(self) -> dict[str, Any]:
-        """Metrics, curves, the headline figures of every gamma (`arms`), and sentences not to be missed (`notes`)."""
+        """Read metrics, curves, the headline figures of every gamma (`arms`), and warnings in words (`notes`)."""
         return self._json("summary.json")
 
     def calibration(self) -> dict[str, Any]:
-        """t(1), t(n) and the drafter's step, in seconds."""
+        """Read t(1), t(n) and the drafter's step, in seconds."""
         return self._json("calibration.json")
 
     def cost(self) -> dict[str, Any]:
-        """The machine's rates, the target's matrix products, and the fitted cost of a call."""
+        """Read the machine's rates, the target's matrix products, and the fitted cost of a call."""
         return self._json("cost.json")
 
     def environment(self) -> dict[str, Any]:
-        """Versions, hardware, content hashes."""
+        """Read versions, hardware, content hashes."""
         return self._json("environment.json")
 
+    def interval(self, metric: str) -> Interval:
+        """Return a logged metric with its bounds, NaN for what the run did not log."""
+        return Interval.from_metrics(self.metrics, metric)
+
     def lines(self, quantity: str = "tokens_per_round") -> dict[str, dict[int, float]]:
-        """The models' curves of `tokens_per_round` or `speedup` by model, without the measured one."""
-        prefix = _curve_prefix(quantity)
+        """Return the models' curves of `tokens_per_round` or `speedup` by model, without the measured one."""
+        if quantity not in CURVES:
+            raise ValueError(f"quantity must be one of {', '.join(CURVES)}, got {quantity!r}")
+        prefix = CURVES[quantity]
         names = {key: key.removeprefix(prefix) for key in self.curves if key.startswith(prefix)}
         return {name: dict(self.curves[key]) for key, name in names.items() if name != "measured" and "." not in name}
 
@@ -141,6 +142,16 @@ class Run:
             return None
 
     @property
+    def drafter_name(self) -> str:
+        """The drafter as tables name it: `unigram`, `bigram`, `3-gram`, `small_model pocket`, or its registry name."""
+        name = self.params.get("drafter.name", "unknown drafter")
+        if name == "corpus_ngram":
+            order = self.params["drafter.order"]
+            return NGRAMS.get(order, f"{order}-gram")
+        model = self.params.get("drafter.model")
+        return f"{name} {model}" if model else name
+
+    @property
     def setting(self) -> str:
         """Model, dtype and hardware, as far as the run recorded them: figures that differ here do not compare."""
         try:
@@ -154,8 +165,15 @@ class Run:
 
     @property
     def title(self) -> str:
-        """Drafter and setting."""
+        """The drafter's registry name and the setting, for headings and figures."""
         return f"{self.params.get('drafter.name', 'unknown drafter')} on {self.setting}"
+
+    def _table(self, name: str) -> pd.DataFrame:
+        path = self.fetch(name)
+        try:
+            return pd.read_parquet(path)
+        except (ValueError, OSError) as error:  # pyarrow's own are both
+            raise UsageError(f"{path} is no Parquet table ({reason(error)}); copy it again, or run again.") from None
 
     def _json(self, name: str) -> dict[str, Any]:
         path = self.fetch(name)
@@ -163,7 +181,7 @@ class Run:
 
 
 def _check_one_gamma(rounds: pd.DataFrame) -> None:
-    """ValueError if a round is there twice: a table put together by hand from several gammas, or from several runs."""
+    """Raise ValueError if a round is there twice: somebody joined tables of several gammas, or of several runs."""
     twice = rounds.duplicated([*GENERATION, "round"])
     if twice.any():
         row = rounds[twice].iloc[0]
@@ -172,12 +190,6 @@ def _check_one_gamma(rounds: pd.DataFrame) -> None:
             f"several gammas or runs are mixed in the cell {row['cell']!r}: give every gamma its own value in the "
             "column gamma, and every run its own file"
         )
-
-
-def _curve_prefix(quantity: str) -> str:
-    if quantity not in QUANTITIES:
-        raise ValueError(f"quantity must be one of {', '.join(QUANTITIES)}, got {quantity!r}")
-    return "curve.speedup." if quantity == "speedup" else "curve."
 
 
 def _parsed(text: str, path: Path, line: int | None = None) -> dict[str, Any]:
@@ -191,179 +203,8 @@ def _parsed(text: str, path: Path, line: int | None = None) -> dict[str, Any]:
     return value
 
 
-# MLflow -------------------------------------------------------------------------------------------
-
-
-def load_runs(tracking_uri: str, experiment: str) -> pd.DataFrame:
-    """The main runs of an experiment, newest first, indexed by run id.
-
-    Columns: name, status, start_time, params.*, metrics.*, tags.*, as far as any run has them. UsageError for
-    a store or experiment that is not there, or without a main run.
-    """
-    client, uri = _client(tracking_uri)
-    runs = _main_runs(client, uri, experiment)
-    rows = [
-        {
-            "run_id": run.info.run_id,
-            "name": run.info.run_name,
-            "status": run.info.status,
-            "start_time": pd.Timestamp(run.info.start_time, unit="ms", tz="UTC"),
-            **{f"params.{key}": value for key, value in run.data.params.items()},
-            **{f"metrics.{key}": value for key, value in run.data.metrics.items()},
-            **{f"tags.{key}": value for key, value in run.data.tags.items()},
-        }
-        for run in runs
-    ]
-    return pd.DataFrame(rows).set_index("run_id")
-
-
-def latest_run(tracking_uri: str, experiment: str, drafter: str | None = None) -> Run:
-    """The newest main run that finished, of `drafter` if given. UsageError if there is none."""
-    table = load_runs(tracking_uri, experiment)
-    table = table[table["status"] == "FINISHED"]
-    if drafter is not None:
-        column = table.get("params.drafter.name", pd.Series(index=table.index, dtype=object))
-        table = table[column == drafter]
-    if table.empty:
-        command = f"`python -m specdec.run +drafter={drafter or 'ngram'}`"
-        what = "finished run" if drafter is None else f"finished run of drafter {drafter!r}"
-        raise UsageError(f"The experiment {experiment!r} has no {what}: {command} makes one.")
-    return open_run(tracking_uri, str(table.index[0]))
-
-
-def study_files(tracking_uri: str, experiment: str, study: str, overlay: str) -> dict[str, Path]:
-    """`study.json` and the tables of the newest finished run of a study, by file name.
-
-    UsageError for a store that is not there, or without such a run, which `overlay` would make.
-    """
-    client, uri = _client(tracking_uri)
-    found = _asked(uri, client.get_experiment_by_name, experiment)
-    runs = []
-    if found is not None:
-        runs = _asked(
-            uri,
-            client.search_runs,
-            [found.experiment_id],
-            filter_string=f"tags.`specdec.study` = '{study}' and attributes.status = 'FINISHED'",
-            order_by=["attributes.start_time DESC"],
-            max_results=1,
-        )
-    if not runs:
-        raise UsageError(
-            f"The experiment {experiment!r} has no finished study {study!r}: "
-            f"`python -m specdec.run +experiment={overlay}` makes one."
-        )
-    run_id = runs[0].info.run_id
-    names = [item.path for item in _asked(uri, client.list_artifacts, run_id)]
-    kept = [name for name in names if name == "study.json" or name.endswith(".parquet")]
-    return {name: Path(_asked(uri, client.download_artifacts, run_id, name)) for name in kept}
-
-
-def open_run(tracking_uri: str, run_id: str) -> Run:
-    """One run with its curves; artifacts are fetched when asked for. UsageError if the store lacks it."""
-    client, uri = _client(tracking_uri)
-    run = _asked(uri, client.get_run, run_id)
-    keys = [key for key in run.data.metrics if key.startswith("curve.")]
-    return Run(
-        name=str(run.info.run_name),
-        source=f"run {run_id} in {uri}",
-        status=run.info.status,
-        params=dict(run.data.params),
-        metrics={key: value for key, value in run.data.metrics.items() if key not in keys},
-        curves={key: _history(client, uri, run_id, key) for key in keys},
-        fetch=partial(_download, client, uri, run_id),
-    )
-
-
-def _client(tracking_uri: str) -> tuple[Any, str]:
-    """A client that reads, and the address to show. A database that is not there is not made."""
-    store = locate(tracking_uri, Path.cwd())
-    revision = None if store.database is None else schema_of(store.database)
-    if store.database is not None and revision is None:
-        raise UsageError(f"There is no MLflow database {store.database}: `{COMMAND}` makes one.")
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="IProgress not found")  # tqdm's, in a notebook
-        check_schema(store, revision)
-        quieten()
-        from mlflow.tracking import MlflowClient
-
-    return _asked(store.shown, partial(MlflowClient, tracking_uri=store.uri)), store.shown
-
-
-def _asked(uri: str, question: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """What MLflow answers, or one sentence for whatever it raises."""
-    try:
-        return question(*args, **kwargs)
-    except SpecdecError:
-        raise
-    except Exception as error:  # MLflow's, SQLAlchemy's, a missing driver's, the network's
-        raise UsageError(f"The tracking store {uri} did not answer: {reason(error)}.") from error
-
-
-def _main_runs(client: Any, uri: str, experiment: str) -> list[Any]:
-    found = _asked(uri, client.get_experiment_by_name, experiment)
-    if found is None:
-        names = [item.name for item in _asked(uri, client.search_experiments)]
-        hint = near_misses(experiment, names)
-        raise UsageError(
-            f"No experiment {experiment!r} in {uri}.{hint} It has: {', '.join(sorted(names))}. "
-            f"`{COMMAND} tracking.experiment={experiment}` makes one."
-        )
-    if found.lifecycle_stage == "deleted":
-        raise UsageError(
-            f"The experiment {experiment!r} was deleted: restore it with "
-            f"`mlflow experiments restore --experiment-id {found.experiment_id}`."
-        )
-    runs: list[Any] = []
-    token: str | None = None
-    while True:
-        page = _asked(
-            uri,
-            client.search_runs,
-            [found.experiment_id],
-            filter_string="tags.`specdec.role` = 'main'",
-            order_by=["attributes.start_time DESC"],
-            page_token=token,
-        )
-        runs.extend(page)
-        token = page.token
-        if not token:
-            break
-    if not runs:
-        raise UsageError(
-            f"The experiment {experiment!r} in {uri} has no main run: "
-            f"`{COMMAND} tracking.experiment={experiment}` makes one."
-        )
-    return runs
-
-
-def _history(client: Any, uri: str, run_id: str, key: str) -> dict[int, float]:
-    """Value by step; the last one counts if a step was logged twice."""
-    points = _asked(uri, client.get_metric_history, run_id, key)
-    latest = sorted(points, key=lambda point: (point.step, point.timestamp))
-    return {int(point.step): float(point.value) for point in latest}
-
-
-def _download(client: Any, uri: str, run_id: str, name: str) -> Path:
-    present = {item.path for item in _asked(uri, client.list_artifacts, run_id, _folder_of(name))}
-    if name not in present:
-        raise UsageError(_missing(name, f"Run {run_id} in {uri}"))
-    return Path(_asked(uri, client.download_artifacts, run_id, name))
-
-
-def _folder_of(name: str) -> str | None:
-    return name.rpartition("/")[0] or None
-
-
-def _missing(name: str, owner: str) -> str:
-    return f"{owner} has no artifact {name}; {WRITTEN_BY.get(name, 'not every run')} writes it."
-
-
-# Folders ------------------------------------------------------------------------------------------
-
-
 def open_folder(folder: Path | str) -> Run:
-    """The run whose output folder this is, with or without MLflow. UsageError if it is no such folder."""
+    """Return the run whose output folder this is, logged in MLflow or not. UsageError if it is no such folder."""
     path = Path(folder)
     if not (path / "config.yaml").is_file():
         raise UsageError(f"{path} is no run's output folder (no config.yaml in it): `{COMMAND}` makes one.")
@@ -393,54 +234,9 @@ def _in_folder(folder: Path, name: str) -> Path:
     parts = folder / "rounds"
     if name == "rounds.parquet" and any(parts.glob("part-*.parquet")):
         return parts
-    raise UsageError(_missing(name, f"The folder {folder}"))
+    raise UsageError(missing_file(name, f"The folder {folder}"))
 
 
-# From rounds --------------------------------------------------------------------------------------
-
-
-def measured_curve(
-    rounds: pd.DataFrame,
-    quantity: str = "tokens_per_round",
-    replicates: int = 10_000,
-    seed: int = 0,
-    level: float = 0.95,
-) -> pd.DataFrame:
-    """The measured points of a run, one row per gamma, with prompt-bootstrap intervals.
-
-    Columns: gamma, value, ci_low, ci_high, prompts, rounds. Over the work that every gamma has done; speedup
-    as in DESIGN 5, prefill apart, repeats pooled. NaN bounds for a single prompt. ValueError for an unknown
-    quantity or without speculative rounds.
-    """
-    _curve_prefix(quantity)
-    shared = shared_work(rounds)
-    baseline = prompt_sums(shared[shared["method"] == BASELINE]).add_prefix("baseline_")
-    rows = []
-    for gamma, arm in drafted(shared).groupby("gamma", sort=True):
-        table = prompt_sums(arm).join(baseline).fillna(0.0)
-        interval = bootstrap(table, _VALUES[quantity], replicates, seed, level)["value"]
-        rows.append(
-            {
-                "gamma": int(gamma),
-                "value": interval.estimate,
-                "ci_low": interval.low,
-                "ci_high": interval.high,
-                "prompts": len(table),
-                "rounds": len(arm),
-            }
-        )
-    if not rows:
-        raise ValueError("the rounds table has only the baseline's rounds")
-    return pd.DataFrame(rows)
-
-
-def _tokens_per_round(sums: Columns) -> dict[str, np.ndarray]:
-    return {"value": sums["tokens"] / sums["rounds"]}
-
-
-def _speedup(sums: Columns) -> dict[str, np.ndarray]:
-    per_token = sums["baseline_round_s"] / sums["baseline_tokens"]
-    return {"value": per_token * sums["tokens"] / sums["round_s"]}
-
-
-_VALUES = {"tokens_per_round": _tokens_per_round, "speedup": _speedup}
+def missing_file(name: str, owner: str) -> str:
+    """Return the sentence about a file that `owner` lacks: its name, and which runs write it."""
+    return f"{owner} has no artifact {name}; {WRITTEN_BY.get(name, 'not every run')} writes it."

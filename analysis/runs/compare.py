@@ -13,7 +13,6 @@ from matplotlib.figure import Figure
 from specdec.config import BASELINE
 from specdec.errors import UsageError
 
-from ..papers.alpha_table import drafter_name
 from ..read.runs import Run
 from ..sections import Section
 from .leaderboard import (
@@ -145,7 +144,7 @@ def _chosen(run: Run, arms: dict[int, Arm], gamma: int | None) -> Arm:
 
 def arm_labels(arms: Sequence[Arm]) -> list[str]:
     """A name per arm that tells it from the others: drafter, differing keys, gamma where they differ, else a number."""
-    names = [drafter_name(arm.run.params) for arm in arms]
+    names = [arm.run.drafter_name for arm in arms]
     labels = []
     for name, arm in zip(names, arms, strict=True):
         alike = [other.run.params for other, its in zip(arms, names, strict=True) if its == name]

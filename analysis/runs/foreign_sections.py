@@ -1,7 +1,6 @@
-"""What can be said of imported rounds: acceptance, its tests and models, categories, and speed where times exist.
+"""Sections about imported rounds: acceptance, its tests and models, categories, and speed where times exist.
 
-The same estimators as for our own runs. Whatever needs an artifact that the source does not have is absent, and the
-first section says so.
+The estimators are those of our own runs. What the source cannot give is absent, and the first section says so.
 """
 
 from math import isnan
@@ -29,7 +28,7 @@ NO_ORDER = "the source has no order of rounds"
 def foreign_sections(
     source: Imported, baseline: pd.DataFrame | None = None, replicates: int = 2000, seed: int = 0
 ) -> list[Section]:
-    """Every section of an imported file; `baseline` (prompt, repeat, tokens, seconds) adds the speedup."""
+    """Return every section of an imported file; `baseline` (prompt, repeat, tokens, seconds) adds the speedup."""
     sections = [_origin(source), _acceptance(source, replicates, seed), _tests(source, seed), _models(source)]
     if source.rounds["category"].nunique() > 1:
         sections.append(_categories(source, replicates, seed))
@@ -54,26 +53,26 @@ def _origin(source: Imported) -> Section:
 
 def _acceptance(source: Imported, replicates: int, seed: int) -> Section:
     rounds, gamma = source.rounds, source.gamma
-    alpha, robust, table = estimate_alpha(rounds), robust_error(rounds), hazards(rounds)
-    if alpha.accepted + alpha.rejected == 0:
+    alpha, (error, design_effect), table = estimate_alpha(rounds), robust_error(rounds), hazards(rounds)
+    if alpha.tested == 0:
         return Section("Acceptance", ("No draft token was ever tested, so there is no alpha.",))
     values = bootstrap(prompt_sums(rounds), _ratios, replicates, seed)
     omega = float(tokens_per_round(alpha.alpha, gamma))
     measured = values["tokens_per_round"]
     rows = [
-        ("tokens per round", _shown(measured), "prompt bootstrap"),
-        ("alpha by maximum likelihood", _shown(values["alpha"]), "prompt bootstrap"),
+        ("tokens per round", f"{measured:.4f}", "prompt bootstrap"),
+        ("alpha by maximum likelihood", f"{values['alpha']:.4f}", "prompt bootstrap"),
         (
             "alpha by maximum likelihood",
-            f"{alpha.alpha:.4f} ({alpha.ci_low:.4f} to {alpha.ci_high:.4f})",
+            f"{alpha.wilson:.4f}",
             "Wilson, as if all positions were independent",
         ),
-        ("cluster-robust error of alpha", _number(robust.se), "by prompt"),
-        ("design effect", _number(robust.design_effect), "robust over naive variance"),
+        ("cluster-robust error of alpha", f"{Interval(error):.4f}", "by prompt"),
+        ("design effect", f"{Interval(design_effect):.4f}", "robust over naive variance"),
         ("tokens per round by the theory", f"{omega:.4f} (se {omega_error(alpha, gamma):.4f})", "capped geometric"),
         ("tokens per round by hazards", f"{kaplan_meier_tokens(table):.4f}", "Kaplan-Meier"),
-        ("accepted over offered (not alpha)", _shown(values["accepted_per_offered"]), "prompt bootstrap"),
-        ("full rounds", _shown(values["full"]), "prompt bootstrap"),
+        ("accepted over offered (not alpha)", f"{values['accepted_per_offered']:.4f}", "prompt bootstrap"),
+        ("full rounds", f"{values['full']:.4f}", "prompt bootstrap"),
     ]
     estimates = pd.DataFrame(rows, columns=["figure", "value (95%)", "interval"])
     by_depth = table.reset_index().rename(columns={"acceptance": "accepted given tested"})
@@ -98,26 +97,12 @@ def _ratios(sums: Columns) -> dict[str, np.ndarray]:
 
 
 def _verdict(measured: Interval, omega: float, alpha: float, gamma: int) -> str:
-    gap = (
-        f"{measured.estimate:.3f} tokens per round, {measured.estimate / omega - 1:+.1%} from the theory's {omega:.3f}"
-    )
+    gap = f"{measured:.3f} tokens per round, {measured.estimate / omega - 1:+.1%} from the theory's {omega:.3f}"
     given = f"at gamma {gamma} and alpha {alpha:.3f}"
-    if isnan(measured.low):
+    if not measured.known:
         return f"**{gap}** {given}; one prompt has no interval, so no difference can be called real."
-    inside = measured.low - 1e-9 <= omega <= measured.high + 1e-9
-    verdict = "within what prompts vary by" if inside else "more than prompts vary by"
-    return f"**{gap}** {given}: {verdict} ({measured.level:.0%} interval {measured.low:.3f} to {measured.high:.3f})."
-
-
-def _shown(interval: Interval) -> str:
-    if isnan(interval.estimate):
-        return "–"
-    bounds = "" if isnan(interval.low) else f" ({interval.low:.4f} to {interval.high:.4f})"
-    return f"{interval.estimate:.4f}{bounds}"
-
-
-def _number(value: float) -> str:
-    return "–" if isnan(value) else f"{value:.4f}"
+    verdict = "within what prompts vary by" if measured.contains(omega) else "more than prompts vary by"
+    return f"**{gap}** {given}: {verdict}."
 
 
 # Tests and models ---------------------------------------------------------------------------------
@@ -179,9 +164,9 @@ def _categories(source: Imported, replicates: int, seed: int) -> Section:
                 "category": name or "none",
                 "prompts": part["prompt"].nunique(),
                 "rounds": len(part),
-                "tokens per round": _shown(values["tokens_per_round"]),
-                "alpha (MLE)": _shown(values["alpha"]),
-                "accepted over offered": _shown(values["accepted_per_offered"]),
+                "tokens per round": f"{values['tokens_per_round']:.4f}",
+                "alpha (MLE)": f"{values['alpha']:.4f}",
+                "accepted over offered": f"{values['accepted_per_offered']:.4f}",
             }
         )
     return Section("By category", (), (("With 95% prompt-bootstrap intervals", pd.DataFrame(rows)),))
@@ -191,7 +176,7 @@ def _categories(source: Imported, replicates: int, seed: int) -> Section:
 
 
 def _speed(source: Imported, baseline: pd.DataFrame, replicates: int, seed: int) -> Section:
-    """Speedup with prefill over the questions that both files have."""
+    """Return the speedup, prefill included, over the prompts that both files have."""
     ours = source.texts.groupby("prompt")[["tokens", "seconds"]].sum()
     theirs = baseline.groupby("prompt")[["tokens", "seconds"]].sum().add_prefix("baseline_")
     table = ours.join(theirs, how="inner").astype(float)
@@ -205,16 +190,16 @@ def _speed(source: Imported, baseline: pd.DataFrame, replicates: int, seed: int)
         table["baseline_tokens"] / table["baseline_seconds"]
     ).mean()
     rows: list[tuple[str, Any]] = [
-        ("speedup, ratio of totals", _shown(values["speedup"])),
+        ("speedup, ratio of totals", f"{values['speedup']:.4f}"),
         ("mean of the prompts' ratios", f"{per_prompt.mean():.4f}"),
         ("median of the prompts' ratios", f"{per_prompt.median():.4f}"),
         ("ratio of the prompts' mean speeds, as Spec-Bench prints it", f"{theirs_way:.4f}"),
-        ("tokens per second", _shown(values["rate"])),
-        ("tokens per second of the baseline", _shown(values["baseline_rate"])),
+        ("tokens per second", f"{values['rate']:.4f}"),
+        ("tokens per second of the baseline", f"{values['baseline_rate']:.4f}"),
     ]
     left = len(ours) + len(theirs) - 2 * len(table)
     words = (
-        f"**Speedup {_shown(values['speedup'])}**, prefill included, over {counted(len(table), 'prompt')} that both "
+        f"**Speedup {values['speedup']:.4f}**, prefill included, over {counted(len(table), 'prompt')} that both "
         f"files have{f' ({left} of one file only are left out)' if left else ''}. Without the seconds of draft, "
         "verification and the bare call nothing can say which of them the gap to the theory comes from."
     )

@@ -13,6 +13,7 @@ import pandas as pd
 from specdec.errors import UsageError
 from specdec.theory.roofline import Product
 
+from ..cost.cost_figure import cost_figure
 from ..cost.cost_report import CostReport, cost_report, intensity_table
 from ..figures import plots
 from ..read.runs import Run
@@ -284,7 +285,7 @@ def cost_section(run: Run) -> Section:
     bound = f"at {report.context} cached tokens; bound by arithmetic from {report.machine['threshold']:.3g}"
     tables.append((f"Operations per byte over n, {bound}", _operations(report)))
     return Section(
-        "Cost of a call", tuple(words), tuple(tables), (("cost_model", plots.cost_model(report, title=run.title)),)
+        "Cost of a call", tuple(words), tuple(tables), (("cost_model", cost_figure(report, title=run.title)),)
     )
 
 

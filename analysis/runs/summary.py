@@ -18,9 +18,9 @@ from specdec.theory.speedup import speedup as theoretical_speedup
 
 from ..acceptance.estimates import hazards, position_tokens
 from ..acceptance.iid import IidTest, iid_tests
-from ..account.gap_account import Account, gap_account, shared_alpha
+from ..account.gap_account import Account, account_table, gap_account, shared_alpha
 from ..intervals import Columns, bootstrap
-from ..rounds import check_rounds, distinct_generations, drafted, prompt_sums, shared_work
+from ..rounds import arms_by_gamma, check_rounds, distinct_generations, prompt_sums, shared_work
 from .paper_metrics import PAPERS, category_members, paper_values
 
 OURS = ("speedup", "tokens_per_round", "alpha.mle", "accepted_per_offered")
@@ -84,17 +84,8 @@ def summarise(
     of_text = _alpha_text(alpha_text_sums, sorted(set(rounds["prompt"])), replicates, seed)
     summaries = {}
     for gamma, arm in arms.items():
-        account = gap_account(
-            alpha,
-            gamma,
-            arm,
-            baseline,
-            calibration["t1_s"],
-            (replay or {}).get(gamma),
-            alpha_sums,
-            replicates,
-            seed,
-        )
+        sums = account_table(arm, baseline, gamma, (replay or {}).get(gamma), alpha_sums)
+        account = gap_account(sums, alpha, gamma, calibration["t1_s"], replicates, seed)
         tests = iid_tests(acceptance[gamma], permutations, seed)
         table = _table(arm, acceptance[gamma], rounds, generations)
         category = arm.groupby("prompt")["category"].first()
@@ -113,18 +104,6 @@ def summarise(
         summaries[gamma] = ArmSummary(str(arm["method"].iloc[0]), gamma, defined, account, tests)
     from_text = alpha_text is not None or alpha_text_sums is not None
     return Summary(summaries, primary_gamma, alpha, "text" if from_text else "mle")
-
-
-def arms_by_gamma(rounds: pd.DataFrame, primary_gamma: int) -> dict[int, pd.DataFrame]:
-    """The drafter's rounds at each gamma. ValueError for several drafters or cells, no baseline, or no such gamma."""
-    speculative = drafted(rounds)
-    methods = sorted(speculative["method"].unique())
-    if len(methods) != 1 or len(speculative) == len(rounds) or rounds["cell"].nunique() != 1:
-        raise ValueError(f"one cell with a baseline and one drafter is expected, got the drafters {methods}")
-    arms = {int(gamma): arm for gamma, arm in speculative.groupby("gamma", sort=True)}
-    if primary_gamma not in arms:
-        raise ValueError(f"no rounds at the primary gamma {primary_gamma}, only at {sorted(arms)}")
-    return arms
 
 
 def _table(arm: pd.DataFrame, distinct: pd.DataFrame, rounds: pd.DataFrame, generations: pd.DataFrame) -> pd.DataFrame:

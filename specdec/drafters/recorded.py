@@ -89,7 +89,7 @@ def _source(field: str) -> tuple[Source, ...]:
 
 def _streams(config: RecordedLengthsConfig, target: Target) -> Sequence[Stream]:
     if config.path is not None:
-        return read_streams(config.path, target.vocab_size)
+        return read_streams(config.path, target.vocab_size, key="drafter.path")
     if not isinstance(target, Replay):
         raise UsageError(
             "Bad value drafter=recorded: it proposes what was recorded beside a text, so it needs the text; use "

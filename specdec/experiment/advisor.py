@@ -26,12 +26,12 @@ from specdec.decode import generate
 from specdec.errors import UsageError
 from specdec.experiment.advice import Advice, Estimate, RoundCost, judge, kept_at, key_of, keyed_by, predict
 from specdec.experiment.experiment import Parts, build, prepare, progress_bar
-from specdec.experiment.recorded_texts import Text, read_texts
 from specdec.experiment.results import Cell, ResultsFolder, generation_row, round_rows
 from specdec.prompts import Prompt
 from specdec.records import Draft, Generation, Request, TextStart, chain_tree
 from specdec.replay.expected_rounds import Walk, agreement, expected_walk, rounds_along
 from specdec.sampling import generator_for
+from specdec.text.streams import Stream, read_streams
 from specdec.timing.calls import Calibration, calibrate
 
 _CALIBRATIONS = 8  # spread over the prompts, so that contexts and the machine's moods are averaged
@@ -68,8 +68,13 @@ def advise(config: AdviseConfig, folder: Path) -> Advice:
     recorded = None
     if config.advice.text is not None:
         target = parts.target
-        limit = config.measurement.max_new_tokens
-        recorded = read_texts(Path(config.advice.text), target.vocab_size, target.context_length, limit)
+        recorded = read_streams(
+            config.advice.text,
+            target.vocab_size,
+            key="advice.text",
+            repeats=True,
+            context_length=target.context_length,
+        )
     keyed = keyed_by(config, parts, _foreign_prompts(recorded, parts))
     (folder / "config.yaml").write_text(yaml.safe_dump(asdict(config), sort_keys=False), encoding="utf-8")
     advisor = _Advisor(config, parts, folder)
@@ -105,11 +110,11 @@ def _check_replay(config: AdviseConfig, parts: Parts) -> None:
         )
 
 
-def _foreign_prompts(recorded: Sequence[Text] | None, parts: Parts) -> str | None:
+def _foreign_prompts(recorded: Sequence[Stream] | None, parts: Parts) -> str | None:
     """A hash of the recorded prompts where they are not the configured ones, which no run decodes under this key."""
     if recorded is None:
         return None
-    found = {text.prompt_tokens for text in recorded}
+    found = {text.prompt for text in recorded}
     if found == {prompt.tokens for prompt in parts.prompts.prompts}:
         return None
     return key_of({"recorded": sorted(found)})
@@ -126,14 +131,14 @@ class _Advisor:
         self._results = ResultsFolder(folder)
         self._calibrations: list[Calibration] = []
         self._accepts: list[dict[int, float]] = []
-        self._walks: list[tuple[Text, dict[int, Walk]]] = []
+        self._walks: list[tuple[Stream, dict[int, Walk]]] = []
         self._alpha = [0.0, 0.0]  # sum of beta, positions with a proposal
 
-    def measure(self, recorded: Sequence[Text] | None) -> None:
+    def measure(self, recorded: Sequence[Stream] | None) -> None:
         """Calibrations, plain decoding and replays, prompt by prompt."""
         prompts = list(self._parts.prompts.prompts)
         if recorded is not None:
-            texts = [Prompt(text.prompt, "", "", text.prompt_tokens) for text in recorded]
+            texts = [Prompt(text.id, "", "", text.prompt) for text in recorded]
             # Nothing is decoded but the longest, which says what a token of the baseline costs.
             prompts = [max(texts, key=lambda prompt: len(prompt.tokens))]
         longest = max(prompts, key=lambda prompt: len(prompt.tokens))
@@ -141,7 +146,7 @@ class _Advisor:
         if self._config.measurement.warmup_tokens:
             self._decode(longest, 0, self._config.measurement.warmup_tokens)
         every = -(-len(prompts) // _CALIBRATIONS)
-        decoded: list[Text] = []
+        decoded: list[Stream] = []
         with progress_bar() as progress:
             bar = progress.add_task("advising", total=len(prompts) + len(recorded or ()))
             for index, prompt in enumerate(prompts):
@@ -157,7 +162,7 @@ class _Advisor:
                 self._replay(text)
                 progress.advance(bar)
 
-    def _baseline(self, prompt: Prompt) -> Iterator[Text]:
+    def _baseline(self, prompt: Prompt) -> Iterator[Stream]:
         """Plain decoding of a prompt, its later turns and its repeats, exactly as a run does it."""
         for repeat in range(self._config.measurement.repeats):
             current: Prompt | None = prompt
@@ -169,8 +174,7 @@ class _Advisor:
                 words = "" if tokenizer is None else tokenizer.decode(done.tokens)
                 row = generation_row(cell, done, self._clock, words, flagged=False)
                 self._results.append(round_rows(cell, done, self._clock), [row])
-                limit = self._config.measurement.max_new_tokens
-                yield Text(current.id, repeat, current.tokens, done.tokens, limit)
+                yield Stream(current.id, current.category, current.tokens, done.tokens, repeat=repeat)
                 current = self._parts.prompts.follow_up(current, done.tokens)
 
     def _decode(self, prompt: Prompt, repeat: int, limit: int) -> Generation:
@@ -227,29 +231,28 @@ class _Advisor:
         self._clock.synchronize()
         return {size: median(self._clock.seconds(*pair) for pair in pairs[2:]) for size, pairs in marks.items()}
 
-    def _replay(self, text: Text) -> None:
+    def _replay(self, text: Stream) -> None:
         """The rounds that this text takes at every gamma (DESIGN 3)."""
 
         def fresh() -> torch.Generator:
-            return generator_for(self._config.seed, text.prompt, f"draft/{text.repeat}")
+            return generator_for(self._config.seed, text.id, f"draft/{text.repeat}")
 
         structure = self._parts.primary.structure
-        along = agreement(self._drafter, self._target, structure, text.prompt_tokens, text.tokens, fresh(), text.tokens)
+        prompt, tokens = text.prompt, text.generated
+        limit = max(self._config.measurement.max_new_tokens, len(tokens))
+        along = agreement(self._drafter, self._target, structure, prompt, tokens, fresh(), tokens)
         self._alpha[0] += sum(along.beta)
         self._alpha[1] += sum(along.proposed)
         walks = {}
         for gamma in self._gammas:
             if self._drafter.capabilities.replay == "position":
-                walks[gamma] = expected_walk(along, gamma, text.limit)
+                walks[gamma] = expected_walk(along, gamma, limit)
             else:
                 shape = structure.resized(gamma)
-                tokens, reference = text.prompt_tokens, text.tokens
-                walks[gamma] = rounds_along(
-                    self._drafter, shape, tokens, text.tokens, text.limit, fresh(), reference, self._clock
-                )
+                walks[gamma] = rounds_along(self._drafter, shape, prompt, tokens, limit, fresh(), tokens, self._clock)
         self._walks.append((text, walks))
 
-    def conclude(self, keyed: dict[str, Any], recorded: Sequence[Text] | None) -> Advice:
+    def conclude(self, keyed: dict[str, Any], recorded: Sequence[Stream] | None) -> Advice:
         """From sums to advice."""
         rounds = self._results.compact()
         t1_s = float(rounds["verify_s"].mean())
@@ -288,7 +291,7 @@ class _Advisor:
             tau, speedup = _estimate(intervals["tokens_per_round"]), _estimate(intervals["speedup"])
             predictions.append(predict(gamma, tau, speedup, cost, offered))
         best, blame, verdict = judge(predictions, self._parts.label)
-        prompts = len({text.prompt for text, _ in self._walks})
+        prompts = len({text.id for text, _ in self._walks})
         notes = []
         if best.gamma == max(self._gammas) and len(self._gammas) > 1 and blame is None:
             notes.append("The best gamma is the largest of measurement.gammas: a longer one may be better still.")
@@ -303,7 +306,7 @@ class _Advisor:
             replay=str(self._drafter.capabilities.replay),
             source="baseline" if recorded is None else str(self._config.advice.text),
             prompts=prompts,
-            tokens=sum(len(text.tokens) for text, _ in self._walks),
+            tokens=sum(len(text.generated) for text, _ in self._walks),
             alpha=self._alpha[0] / self._alpha[1] if self._alpha[1] else None,
             t1_ms=1e3 * t1_s,
             best_gamma=best.gamma,
@@ -339,7 +342,7 @@ class _Advisor:
             }
             if walk.draft_s is not None:
                 sums["draft"] = walk.draft_s / t1_s
-            rows.append({"prompt": text.prompt, "tokens": len(text.tokens), "rounds": walk.rounds, **sums})
+            rows.append({"prompt": text.id, "tokens": len(text.generated), "rounds": walk.rounds, **sums})
         return pd.DataFrame(rows).groupby("prompt").sum()
 
 

@@ -18,9 +18,10 @@ from rich.console import Console
 from rich.table import Table
 
 from specdec.analysis.acceptance.estimates import hazards, position_tokens
-from specdec.analysis.acceptance.model_sections import prediction_section
+from specdec.analysis.acceptance.prediction_section import prediction_section
 from specdec.analysis.account.account_sections import time_split, verdict
 from specdec.analysis.account.waterfall import waterfall
+from specdec.analysis.cost.cost_figure import cost_figure
 from specdec.analysis.cost.cost_report import CostReport, cost_report
 from specdec.analysis.figures import plots, style
 from specdec.analysis.intervals import bootstrap
@@ -188,7 +189,7 @@ def build_report(
         results.write_json("divergences.json", [vars(item) for item in outcome.divergences])
     _figures(results.folder / "figures", report, rounds, summary, parts, environment)
     if cost is not None:
-        figure = plots.cost_model(cost, title=run_title(parts, environment, shape=True))
+        figure = cost_figure(cost, title=run_title(parts, environment, shape=True))
         style.save(figure, results.folder / "figures", "cost_model")
     _trace(results.folder, outcome, parts, print_traces)
     text = _markdown(report, summary, parts, environment) + "\n" + _section(papers_of(metrics))
@@ -220,7 +221,7 @@ def _prediction(folder: Path, rounds: pd.DataFrame, title: str, replicates: int,
     alpha = pd.read_parquet(folder / "alpha.parquet")
     along_baseline = replay[replay["kind"] == "baseline"]
     refits = min(replicates // 10, 200)  # likelihoods are fitted again in each
-    section = prediction_section(rounds, alpha, along_baseline, [], title, replicates, refits, seed)
+    section = prediction_section(rounds, alpha, along_baseline, title, replicates, refits, seed)
     for name, figure in section.figures:
         style.save(figure, folder / "figures", name)
     return _section(replace(section, title="Prediction", tables=section.tables[:1]))

@@ -51,7 +51,7 @@ class FileSet(PromptSource):
     def read(self) -> Source:
         records = self._records()
         entries: dict[str, Entry] = {}
-        for where, number, record in records.rows:
+        for where, number, record in records.numbered:
             entry = self._entry(where, number, record)
             if entry.id in entries:
                 raise UsageError(
@@ -68,7 +68,7 @@ class FileSet(PromptSource):
         if config.path is not None:
             return read_file(config.path, config.field if config.format == "lines" else None)
         if config.hub_id is not None:
-            return read_hub(config.hub_id, config.hub_config, config.split, config.revision)
+            return read_hub(config.hub_id, config.hub_config, config.split, config.revision, "prompts")
         raise UsageError(
             f"Prompt set {config.name!r} needs a file: set prompts.path to a local one, or prompts.hub_id."
         )

@@ -1,4 +1,4 @@
-"""The prompts of recorded streams: what target=replay decodes, or a live target, to compare it with the record."""
+"""The prompts of recorded streams: for target=replay, or for a live target that is to be compared with the record."""
 
 from specdec.config import typed
 from specdec.prompts.base.contract import Entry, PromptSource, SetConfig, Source, prompts
@@ -6,19 +6,19 @@ from specdec.text.streams import Recording, open_recording
 
 
 @typed
-class RecordedConfig(SetConfig, Recording):
+class RecordedPromptsConfig(SetConfig, Recording):
     pass
 
 
 @prompts.register("recorded")
 class RecordedPrompts(PromptSource):
-    """One prompt per stream, as literal tokens; streams that repeat a prompt are counted and left out."""
+    """Gives one prompt per stream, as literal tokens; streams that repeat a prompt are counted and left out."""
 
-    def __init__(self, config: RecordedConfig) -> None:
-        self.config: RecordedConfig = config
+    def __init__(self, config: RecordedPromptsConfig) -> None:
+        self.config: RecordedPromptsConfig = config
 
     def read(self) -> Source:
-        recorded = open_recording(self.config)
+        recorded = open_recording(self.config, "prompts")
         entries = [
             Entry(f"{self.config.name}/{stream.id}", stream.category, tokens=stream.prompt)
             for stream in recorded.streams

@@ -54,7 +54,7 @@ class Replay(Target):
                 f"Bad value sampling.temperature={sampling.temperature}: target=replay knows the tokens that were "
                 "chosen and not their probabilities, so it is greedy only; use sampling=greedy."
             )
-        recorded = open_recording(config, config.vocab_size)
+        recorded = open_recording(config, "target", config.vocab_size)
         self._config, self._recorded = config, recorded
         self.evaluation = config.evaluation
         self.streams = recorded.streams

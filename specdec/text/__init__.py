@@ -1,1 +1,1 @@
-"""Documents, records and recorded streams: the text that prompts, training and n-gram models read."""
+"""Text on disk and on the hub: documents, conversations and recorded streams."""

@@ -1,40 +1,65 @@
-"""Conversations as training text: ShareGPT's records, rendered by the tokenizer's chat template, the assistant's tokens
-marked. Knows no model.
+"""Conversations as training text: ShareGPT's records, rendered by the tokenizer's chat template, with the assistant's
+tokens marked as those to be predicted. Knows no model.
 """
 
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
+from pydantic import Field
 
+from specdec.config import AtLeastOne, typed
 from specdec.errors import UsageError
+from specdec.text.document_store import Encoded, Part
+from specdec.text.encoding import batched
 from specdec.text.sources import read_content, read_hub
-from specdec.training.batches import batched
-from specdec.training.heads.document_store import Encoded, Part
-from specdec.training.heads.head_data_config import ConversationsConfig
 
 SPEAKERS = {
     "system": "system", "human": "user", "user": "user",
     "gpt": "assistant", "chatgpt": "assistant", "assistant": "assistant", "bard": "assistant", "bing": "assistant",
 }  # fmt: skip
 RENDERED_AT_ONCE = 256
-Messages = list[dict[str, str]]  # of a chat template: role and content
+Messages = list[dict[str, str]]  # the form that chat templates take: role and content
+Spans = list[tuple[int, int]]  # ranges of characters that the assistant wrote
+
+
+@typed
+class ConversationsConfig:
+    """The keys of conversations: records `{"conversations": [{"from": "human" | "gpt", "value": TEXT}, ...]}`.
+
+    Attributes:
+        path: a JSON list of them, or JSON lines, gzip or not; or else:
+        hub_id: a data set on the hub in parquet or JSON (no script is ever run).
+        chat_template: Jinja, for a tokenizer that has no template of its own.
+        max_conversations: reads as many from the beginning; None reads all.
+        heldout_every: holds out the n-th, 2n-th, ... conversation.
+    """
+
+    name: Literal["conversations"]
+    path: Annotated[str, Field(min_length=1)] | None
+    hub_id: Annotated[str, Field(min_length=1)] | None
+    hub_config: str | None
+    split: str
+    revision: str | None
+    chat_template: Annotated[str, Field(min_length=1)]
+    max_conversations: AtLeastOne | None
+    heldout_every: Annotated[int, Field(ge=2)]
 
 
 class Conversations:
-    """Opened conversations.
+    """The conversations of a file or data set.
 
     Attributes:
-        provenance: what tells one content from another, without naming a folder.
-        left_out: how many conversations were not used, or not to their end, and why; complete after `encoded`.
+        provenance: identifies the content without naming a folder.
+        left_out: by reason, how many conversations were left out or cut; complete after `encoded`.
     """
 
     def __init__(self, config: ConversationsConfig) -> None:
         """
         Raises:
-            UsageError: no source or two of them; a file that is missing, empty or no JSON.
+            UsageError: no source or two of them; a file that is missing, empty or not JSON.
         """
         if (config.path is None) == (config.hub_id is None):
             raise UsageError(
@@ -48,22 +73,22 @@ class Conversations:
             self._records = _records_of(config.path, content)
             self.provenance = {"file_sha256": digest}
         else:
-            records = read_hub(str(config.hub_id), config.hub_config, config.split, config.revision)
-            self._records = ((where, record) for where, _, record in records.rows)
+            records = read_hub(str(config.hub_id), config.hub_config, config.split, config.revision, "data.source")
+            self._records = ((where, record) for where, _, record in records.numbered)
             self.provenance = records.provenance
 
     def encoded(self, tokenizer: Any) -> Iterator[tuple[Part, Encoded]]:
-        """The conversations in order, in tokens; to be called once.
+        """Yield the conversations in order, in tokens. Call it once.
 
         Raises:
-            UsageError: a record of another form; file and number of the record are named.
+            UsageError: a record of another form; names the file and the number of the record.
         """
-        template = Template(tokenizer, self.config.chat_template)
+        template = ChatTemplate(tokenizer, self.config.chat_template)
         for batch in batched(self._rendered(template), RENDERED_AT_ONCE):
             documents = template.encode([text for _, text, _ in batch], [spans for _, _, spans in batch])
             yield from zip((part for part, _, _ in batch), documents, strict=True)
 
-    def _rendered(self, template: "Template") -> Iterator[tuple[Part, str, "Spans"]]:
+    def _rendered(self, template: "ChatTemplate") -> Iterator[tuple[Part, str, Spans]]:
         for number, (where, record) in enumerate(self._records, 1):
             if self.config.max_conversations is not None and number > self.config.max_conversations:
                 return
@@ -78,9 +103,10 @@ class Conversations:
             yield "train" if number % self.config.heldout_every else "heldout", text, spans
 
     def _messages(self, where: str, record: Any) -> Messages | None:
-        """From a system's or the user's first turn to the last of the assistant; None where there is no such thing.
+        """Return the turns from the first of the system or user to the last of the assistant; None if there are none.
 
-        Users and assistant take turns; what comes after two turns of one, or after an empty turn, is left out.
+        User and assistant take turns; all that comes after two turns of one speaker, or after an empty turn, is left
+        out.
         """
         messages: Messages = []
         expected = "user"
@@ -88,7 +114,7 @@ class Conversations:
             if role == "system" and not messages:
                 messages.append({"role": role, "content": content})
                 continue
-            if role == "assistant" and expected == "user" and not _said(messages):
+            if role == "assistant" and all(message["role"] == "system" for message in messages):
                 continue  # ShareGPT keeps the end of some long conversations only: it begins with an answer
             if role != expected or not content:
                 self.left_out["cut at an empty turn or at two turns of one speaker"] += 1
@@ -103,12 +129,8 @@ class Conversations:
         return messages
 
 
-def _said(messages: Messages) -> bool:
-    return any(message["role"] != "system" for message in messages)
-
-
 def _turns(where: str, record: Any) -> Iterator[tuple[str, str]]:
-    """(role, text without white space around it) of a record's turns."""
+    """Yield (role, text without white space around it) of a record's turns."""
     turns = record.get("conversations") if isinstance(record, Mapping) else None
     if not isinstance(turns, list):
         raise UsageError(
@@ -118,7 +140,7 @@ def _turns(where: str, record: Any) -> Iterator[tuple[str, str]]:
     for turn in turns:
         speaker = turn.get("from") if isinstance(turn, Mapping) else None
         if not isinstance(speaker, str) or not isinstance(turn.get("value"), str):
-            raise UsageError(f"{where}: a turn without the texts 'from' and 'value' (data.source).")
+            raise UsageError(f"{where}: a turn without the texts 'from' and 'value', which data.source needs.")
         if speaker not in SPEAKERS:
             raise UsageError(
                 f"{where}: a turn from {speaker!r}; data.source knows {', '.join(SPEAKERS)}: rename it or leave "
@@ -128,7 +150,7 @@ def _turns(where: str, record: Any) -> Iterator[tuple[str, str]]:
 
 
 def _records_of(name: str, content: bytes) -> Iterator[tuple[str, Any]]:
-    """("file: record number", record) of a JSON list or of JSON lines."""
+    """Return ("file: record number", record) of a JSON list or of JSON lines."""
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -153,29 +175,30 @@ def _parsed(name: str, text: str, first_line: int) -> Any:
         ) from None
 
 
-# ------------------------------------------------------------------------------------------------------------
-
-Spans = list[tuple[int, int]]  # of characters that the assistant wrote
-
-
 class TemplateFault(Exception):
-    """A chat template that refuses a conversation, or that changes what was said in it."""
+    """A chat template refuses a conversation, or changes what was said in it."""
 
 
-class Template:
-    """A tokenizer's chat template, or the one given where it has none."""
+class ChatTemplate:
+    """A tokenizer's chat template, or another one for a tokenizer that has none."""
 
     def __init__(self, tokenizer: Any, instead: str) -> None:
+        """
+        Args:
+            instead: the template for a tokenizer that has none.
+        """
         self.tokenizer = tokenizer
         self.template = getattr(tokenizer, "chat_template", None) or instead
         added = getattr(tokenizer, "added_tokens_decoder", {})
         self.special = {*tokenizer.all_special_ids, *(number for number, token in added.items() if token.special)}
 
     def render(self, messages: Messages) -> tuple[str, Spans]:
-        """The text, and where the assistant's answers stand in it, with what the template puts before them itself.
+        """Return the text and the spans of the assistant's answers in it.
+
+        A span begins with what the template itself puts before an answer, such as an empty thought.
 
         Raises:
-            TemplateFault: see there.
+            TemplateFault: the template refuses the conversation, or rewrites earlier turns.
         """
         text = self._applied(messages, asking=False)
         spans = []
@@ -194,12 +217,12 @@ class Template:
             text: str = self.tokenizer.apply_chat_template(
                 messages, tokenize=False, add_generation_prompt=asking, chat_template=self.template
             )
-        except Exception as error:  # a template is a program of its own and raises what it likes
+        except Exception as error:  # a template is a program of its own and raises any type
             raise TemplateFault(" ".join(str(error).split())[:200]) from None
         return text
 
     def encode(self, texts: list[str], answers: list[Spans]) -> list[Encoded]:
-        """Tokens; scored are those of the answers, and the special token that ends each."""
+        """Return the texts in tokens; scored are the answers' tokens and the special token that ends each answer."""
         # A chat template writes its special tokens itself.
         encoded = self.tokenizer(texts, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
         documents = []

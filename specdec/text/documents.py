@@ -1,9 +1,7 @@
-"""Any text as training text: a file or a hub data set becomes documents, every n-th of them held out.
+"""Plain text as training text: a file or a hub data set becomes documents, and every n-th document is held out.
 
 Read as a stream, several times over: a text need not fit into memory. Knows neither torch nor tokenizers.
 """
-
-from __future__ import annotations
 
 import gzip
 import hashlib
@@ -12,30 +10,54 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
+from pydantic import Field
+
+from specdec.config import AtLeastOne, typed
 from specdec.errors import UsageError
-from specdec.training.models.recipe import TextCorpusConfig
+from specdec.text.sources import BYTE_ORDER_MARK, GZIP, Records, read_hub
 
-GZIP = b"\x1f\x8b"
+
+@typed
+class TextCorpusConfig:
+    """The keys of a plain text: a local file, or a data set on the hub in parquet or JSON (no script is ever run)."""
+
+    name: Literal["text"]
+    path: Annotated[str, Field(min_length=1)] | None  # a UTF-8 file, gzip or not; or else:
+    hub_id: Annotated[str, Field(min_length=1)] | None
+    hub_config: str | None
+    split: str
+    revision: str | None
+    field: Annotated[str, Field(min_length=1)]  # the field of a hub record that holds its text, one document
+    documents: Literal["lines", "paragraphs"]  # of a file: a document per line, or blank lines between documents
+    max_bytes: AtLeastOne | None  # read no more bytes of text than this; null: all of it
+    heldout_every: Annotated[int, Field(ge=2)]  # the n-th, 2n-th, ... document is held out
+    vocabulary: Annotated[int, Field(ge=258, le=65536)]  # pieces of the BPE, special token included
 
 
 @dataclass(frozen=True)
-class Text:
-    """An opened text.
+class OpenedText:
+    """A text whose source was found and has documents for both parts.
 
     Attributes:
-        name: what messages call it: the path, or the hub id.
-        provenance: what tells one content from another, without naming a folder of this machine.
+        name: how messages call it: the path, or the hub id.
+        provenance: identifies the content without naming a folder of this machine.
+        group: the config group of its keys, named in messages.
     """
 
     config: TextCorpusConfig
     name: str
     provenance: dict[str, str]
+    group: str
 
     def documents(self) -> Iterator[str]:
-        """All documents, in order, up to `max_bytes` of UTF-8; UsageError with the line for what is not UTF-8."""
-        found = _documents_of_file(self.config) if self.config.path is not None else _documents_of_hub(self.config)
+        """Yield all documents in order, up to `max_bytes` of UTF-8.
+
+        Raises:
+            UsageError: a line that is not UTF-8, named by its number.
+        """
+        read = _documents_of_file if self.config.path is not None else _documents_of_hub
         limit, taken = self.config.max_bytes, 0
 
         def fits(document: str) -> bool:
@@ -43,20 +65,20 @@ class Text:
             taken += len(document.encode())
             return limit is None or taken <= limit
 
-        return takewhile(fits, found)
+        return takewhile(fits, read(self.config, self.group))
 
     def training(self) -> Iterator[str]:
-        """The documents that are not held out."""
+        """Yield the documents that are not held out."""
         every = self.config.heldout_every
         return (document for number, document in enumerate(self.documents(), 1) if number % every)
 
     def heldout(self) -> Iterator[str]:
-        """Every n-th document."""
+        """Yield every n-th document."""
         every = self.config.heldout_every
         return (document for number, document in enumerate(self.documents(), 1) if number % every == 0)
 
     def manifest(self, tokens: int, heldout_tokens: int) -> dict[str, Any]:
-        """What `corpus.json` says; `sha256` is over the documents, the hold-out and the size of the vocabulary."""
+        """Return the content of `corpus.json`; its `sha256` covers documents, hold-out and the vocabulary's size."""
         every = self.config.heldout_every
         digest = hashlib.sha256(f"{every} {self.config.vocabulary}".encode())
         count, size = [0, 0], [0, 0]  # of training and held-out documents
@@ -72,49 +94,52 @@ class Text:
         }
 
 
-def open_text(config: TextCorpusConfig) -> Text:
-    """The text that the configuration names.
+def open_text(config: TextCorpusConfig, group: str) -> OpenedText:
+    """Find the text that the configuration names, and look at its first documents.
 
+    Args:
+        group: the config group of these keys, named in messages, such as `recipe.corpus`.
     Raises:
         UsageError: no text or two texts named; missing, unreadable, empty, too few documents to hold any out.
     """
     if (config.path is None) == (config.hub_id is None):
         raise UsageError(
-            "A text corpus needs one source: set either recipe.corpus.path (a UTF-8 file) or "
-            "recipe.corpus.hub_id (a data set), and leave the other null."
+            f"A text corpus needs one source: set either {group}.path (a UTF-8 file) or {group}.hub_id (a data set), "
+            "and leave the other null."
         )
     if config.path is not None:
-        name, provenance = config.path, {"file": Path(config.path).name, "file_sha256": _file_hash(config.path)}
+        hashed = _file_hash(config.path, group)
+        name, provenance = config.path, {"file": Path(config.path).name, "file_sha256": hashed}
     else:
-        name, provenance = str(config.hub_id), _hub_records(config).provenance
-    text = Text(config, name, provenance)
+        name, provenance = str(config.hub_id), _hub_records(config, group).provenance
+    text = OpenedText(config, name, provenance, group)
     if next(text.documents(), None) is None:
-        raise UsageError(f"The text {name} is empty (recipe.corpus): no document in it, or none within max_bytes.")
+        raise UsageError(f"The text {name} is empty ({group}): no document in it, or none within max_bytes.")
     if next(text.heldout(), None) is None:
         raise UsageError(
-            f"The text {name} has fewer than recipe.corpus.heldout_every={config.heldout_every} documents, so none "
-            "is held out: lower it, or see recipe.corpus.documents."
+            f"The text {name} has fewer than {group}.heldout_every={config.heldout_every} documents, so none "
+            f"is held out: lower it, or see {group}.documents."
         )
     return text
 
 
-def _file_hash(path: str) -> str:
+def _file_hash(path: str, group: str) -> str:
     digest = hashlib.sha256()
     try:
         with Path(path).expanduser().open("rb") as file:
             while block := file.read(1 << 20):
                 digest.update(block)
     except FileNotFoundError:
-        raise UsageError(f"Text file recipe.corpus.path={path} does not exist.") from None
+        raise UsageError(f"Text file {group}.path={path} does not exist.") from None
     except OSError as error:
-        raise UsageError(f"Text file recipe.corpus.path={path} cannot be read: {error.strerror}.") from None
+        raise UsageError(f"Text file {group}.path={path} cannot be read: {error.strerror}.") from None
     return digest.hexdigest()
 
 
-def _documents_of_file(config: TextCorpusConfig) -> Iterator[str]:
-    """Non-blank lines, or runs of them between blank lines; line ends are \\n or \\r\\n."""
+def _documents_of_file(config: TextCorpusConfig, group: str) -> Iterator[str]:
+    """Yield the lines that are not blank, or the paragraphs between blank lines; a line ends with \\n or \\r\\n."""
     paragraph: list[str] = []
-    for line in _lines(str(config.path)):
+    for line in _lines(str(config.path), group):
         if config.documents == "lines":
             if line.strip():
                 yield line
@@ -127,39 +152,33 @@ def _documents_of_file(config: TextCorpusConfig) -> Iterator[str]:
         yield "\n".join(paragraph)
 
 
-def _lines(path: str) -> Iterator[str]:
+def _lines(path: str, group: str) -> Iterator[str]:
     place = Path(path).expanduser()
     with place.open("rb") as file:
         packed = file.read(2) == GZIP
     try:
         with gzip.open(place) if packed else place.open("rb") as file:
             for number, raw in enumerate(file, start=1):
-                line = raw.removeprefix(b"\xef\xbb\xbf") if number == 1 else raw
+                line = raw.removeprefix(BYTE_ORDER_MARK) if number == 1 else raw
                 try:
                     yield line.decode("utf-8").rstrip("\r\n")
                 except UnicodeDecodeError:
                     raise UsageError(
-                        f"{path}:{number}: not UTF-8 text; convert the file that recipe.corpus.path names."
+                        f"{path}:{number}: not UTF-8 text; convert the file that {group}.path names."
                     ) from None
     except (EOFError, zlib.error, gzip.BadGzipFile):
-        raise UsageError(f"Text file recipe.corpus.path={path} is a damaged gzip file: fetch it again.") from None
+        raise UsageError(f"Text file {group}.path={path} is a damaged gzip file: fetch it again.") from None
 
 
-def _hub_records(config: TextCorpusConfig) -> Any:
-    from specdec.text.sources import read_hub
-
-    try:
-        return read_hub(str(config.hub_id), config.hub_config, config.split, config.revision)
-    except UsageError as error:  # it speaks of the keys of a prompt set
-        raise UsageError(str(error).replace("prompts.", "recipe.corpus.")) from None
+def _hub_records(config: TextCorpusConfig, group: str) -> Records:
+    return read_hub(str(config.hub_id), config.hub_config, config.split, config.revision, group)
 
 
-def _documents_of_hub(config: TextCorpusConfig) -> Iterator[str]:
-    for where, _, record in _hub_records(config).rows:
+def _documents_of_hub(config: TextCorpusConfig, group: str) -> Iterator[str]:
+    for where, _, record in _hub_records(config, group).numbered:
         if not isinstance(record.get(config.field), str):
             raise UsageError(
-                f"{where}: no text in the field {config.field!r}; its keys are {', '.join(record)} "
-                "(set recipe.corpus.field)."
+                f"{where}: no text in the field {config.field!r}; its keys are {', '.join(record)} (set {group}.field)."
             )
         if record[config.field].strip():
             yield record[config.field]

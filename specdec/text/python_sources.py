@@ -1,11 +1,9 @@
 """Python sources as training text, with modules held out by name. Knows neither torch nor tokenizers.
 
-Text: the running interpreter's standard library, `pydoc_data.topics`, and installed packages named by the
-recipe. Whatever repeats a held-out module (its tests, vendored copies, long quotations) is dropped from
-training, and the manifest says what and why. Files are named by module-relative paths only.
+The text is the running interpreter's standard library, `pydoc_data.topics`, and the installed packages that the recipe
+names. A file that repeats a held-out module (its tests, vendored copies, long quotations) is dropped from training, and
+the manifest says which and why. Files are named by module-relative paths only.
 """
-
-from __future__ import annotations
 
 import hashlib
 import importlib.metadata
@@ -17,13 +15,33 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from specdec.training.models.recipe import CorpusConfig
+from pydantic import Field
+
+from specdec.config import AtLeastOne, Probability, typed
 
 STDLIB, TOPICS = "stdlib", "pydoc_data"
 HOLDOUT_FILE = Path(__file__).resolve().parent.parent / "pocket" / "holdout.json"
 GENERATED = re.compile(r"auto-?(?:matically )?generated|generated (?:by|from)\b|do not edit|@generated", re.IGNORECASE)
+PackageName = Annotated[str, Field(min_length=1, pattern=r"^[A-Za-z0-9_.-]+$")]
+
+
+@typed
+class PythonCorpusConfig:
+    """The keys of Python sources: which are read, and what is dropped. Sizes in bytes, shares in [0, 1]."""
+
+    packages: dict[PackageName, AtLeastOne]  # import name -> the most bytes that are read of its sources
+    vocabulary: Annotated[int, Field(ge=258, le=65536)]  # pieces of the BPE, special token included
+    skip_directories: list[str]
+    min_file_bytes: AtLeastOne
+    max_file_bytes: AtLeastOne
+    max_line_characters: AtLeastOne
+    max_digit_share: Probability  # of a file's characters: tables of numbers are not code
+    shingle_lines: AtLeastOne
+    heldout_overlap: Probability  # of a file's shingles, or of a held-out text's: above it, the file is dropped
+    same_name_overlap: Probability  # the same for a file that has a held-out module's name
+    repeat_overlap: Probability  # of a file's shingles already seen in kept files: above it, it is dropped
 
 
 @dataclass(frozen=True)
@@ -36,7 +54,7 @@ class Document:
 
 
 @dataclass(frozen=True)
-class Corpus:
+class PythonCorpus:
     """Training documents in a fixed order, held-out documents, and the manifest that `corpus.json` keeps."""
 
     training: list[Document]
@@ -46,7 +64,7 @@ class Corpus:
 
 @dataclass
 class Drops:
-    """Counts of dropped files by source and reason; those dropped because of the hold-out by name."""
+    """Dropped files: counted by source and reason, and named where they repeat a held-out module."""
 
     counts: dict[str, Counter[str]] = field(default_factory=dict)
     heldout: list[dict[str, str]] = field(default_factory=list)
@@ -59,29 +77,29 @@ class Drops:
 
 
 def held_out_modules() -> list[str]:
-    """Dotted names of the standard-library modules that no training text may repeat."""
+    """Return the dotted names of the standard-library modules that no training text may repeat."""
     return list(json.loads(HOLDOUT_FILE.read_text(encoding="utf-8"))["modules"])
 
 
 def held_out_topics() -> list[str]:
-    """Names of the held-out entries of `pydoc_data.topics.topics`."""
+    """Return the names of the held-out entries of `pydoc_data.topics.topics`."""
     return list(json.loads(HOLDOUT_FILE.read_text(encoding="utf-8"))["topics"])
 
 
 def module_name(path: str) -> str:
-    """`http/cookies.py` -> `http.cookies`; `zipfile/__init__.py` -> `zipfile`."""
+    """Return the module of a path: `http/cookies.py` -> `http.cookies`; `zipfile/__init__.py` -> `zipfile`."""
     parts = path.removesuffix(".py").split("/")
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
 def is_held_out(document: Document, modules: Iterable[str]) -> bool:
-    """Whether a standard-library file is a held-out module or lies inside a held-out package."""
+    """Tell if a standard-library file is a held-out module or lies inside a held-out package."""
     name = module_name(document.name)
     return document.source == STDLIB and any(name == m or name.startswith(m + ".") for m in modules)
 
 
 def read_python_files(root: Path, source: str, skip_directories: Iterable[str]) -> Iterator[Document]:
-    """The readable `.py` files under `root`, by path; undecodable files are left out."""
+    """Yield the `.py` files under `root` in the order of their paths; files that are not UTF-8 are left out."""
     skip = set(skip_directories)
     for path in sorted(root.rglob("*.py")):
         relative = path.relative_to(root)
@@ -94,14 +112,14 @@ def read_python_files(root: Path, source: str, skip_directories: Iterable[str]) 
 
 
 def shingles(text: str, lines: int) -> set[int]:
-    """Hashes of every run of `lines` consecutive non-empty lines, indentation and spacing ignored."""
+    """Return the hash of every run of `lines` consecutive non-empty lines; indentation and spacing do not count."""
     kept = [" ".join(line.split()) for line in text.splitlines()]
     kept = [line for line in kept if line]
     return {hash(tuple(kept[i : i + lines])) for i in range(max(len(kept) - lines + 1, 0))}
 
 
-def unsuitable(document: Document, config: CorpusConfig) -> str | None:
-    """Why a file is no good as training text, or None."""
+def _unsuitable(document: Document, config: PythonCorpusConfig) -> str | None:
+    """Return the reason why a file is no good as training text, or None."""
     text = document.text
     size = len(text.encode())
     if size < config.min_file_bytes:
@@ -118,16 +136,20 @@ def unsuitable(document: Document, config: CorpusConfig) -> str | None:
 
 
 class HoldoutFilter:
-    """Says whether a document repeats a held-out one, by file name and by shared shingles."""
+    """Finds documents that repeat a held-out one, by file name and by shared shingles."""
 
-    def __init__(self, heldout: list[Document], modules: list[str], config: CorpusConfig) -> None:
+    def __init__(self, heldout: list[Document], modules: list[str], config: PythonCorpusConfig) -> None:
         self.config = config
         self.stems = {module.split(".")[-1]: module for module in modules}
         self.texts = {d.name: shingles(d.text, config.shingle_lines) for d in heldout}
         self.all = set().union(*self.texts.values()) if self.texts else set()
 
     def overlap(self, own: set[int]) -> tuple[float, str]:
-        """The largest share of the document in a held-out text, or of such a text in it; and which one."""
+        """Return the largest overlap with a held-out text, as a share of the smaller of the two, and that text's name.
+
+        Args:
+            own: the document's shingles.
+        """
         best, which = 0.0, ""
         if not own.isdisjoint(self.all):
             for name, other in self.texts.items():
@@ -138,7 +160,7 @@ class HoldoutFilter:
         return best, which
 
     def reason(self, document: Document, own: set[int]) -> tuple[str, str] | None:
-        """(reason, held-out name) when the document must be dropped."""
+        """Return (reason, held-out name) if the document must be dropped."""
         stem = document.name.split("/")[-1].removesuffix(".py")
         tested = stem.removeprefix("test_").removesuffix("_test").removesuffix("_tests")
         if tested != stem and tested in self.stems:
@@ -153,12 +175,16 @@ class HoldoutFilter:
 
 
 def build_corpus(
-    config: CorpusConfig,
+    config: PythonCorpusConfig,
     stdlib: Path | None = None,
     packages: Path | None = None,
     topics: dict[str, str] | None = None,
-) -> Corpus:
-    """Read, hold out, filter. The arguments replace the running interpreter's folders and topics (tests)."""
+) -> PythonCorpus:
+    """Read the sources, set the held-out documents apart, and filter the others.
+
+    Args:
+        stdlib, packages, topics: replace the running interpreter's own, in tests.
+    """
     modules, topic_names = held_out_modules(), held_out_topics()
     stdlib = stdlib or Path(sysconfig.get_path("stdlib"))
     packages = packages or Path(sysconfig.get_path("purelib"))
@@ -186,11 +212,11 @@ def build_corpus(
             elif keep(document):
                 training.append(document)
                 taken += size
-    return Corpus(training, heldout, manifest(training, heldout, drops, missing))
+    return PythonCorpus(training, heldout, _manifest(training, heldout, drops, missing))
 
 
 class Keeper:
-    """Decides file by file; remembers what it kept, to drop duplicates and repetitions."""
+    """Decides for each file if it is kept, and remembers those it kept, to drop duplicates and repetitions."""
 
     def __init__(self, holdout: HoldoutFilter, drops: Drops) -> None:
         self.holdout, self.drops, self.config = holdout, drops, holdout.config
@@ -198,7 +224,7 @@ class Keeper:
         self.seen: set[int] = set()
 
     def __call__(self, document: Document) -> bool:
-        reason = None if document.source == TOPICS else unsuitable(document, self.config)
+        reason = None if document.source == TOPICS else _unsuitable(document, self.config)
         if reason:
             self.drops.add(document, reason)
             return False
@@ -220,14 +246,14 @@ class Keeper:
 
 
 def installed_topics() -> dict[str, str]:
-    """The language reference that `help()` shows."""
+    """Return the language reference that `help()` shows, by topic."""
     from pydoc_data.topics import topics
 
     return dict(topics)
 
 
 def content_hash(documents: Iterable[Document]) -> str:
-    """sha256 over names and texts, in order."""
+    """Return the sha256 over names and texts, in order."""
     digest = hashlib.sha256()
     for document in documents:
         for part in (document.source, document.name, document.text):
@@ -235,13 +261,13 @@ def content_hash(documents: Iterable[Document]) -> str:
     return digest.hexdigest()
 
 
-def manifest(training: list[Document], heldout: list[Document], drops: Drops, missing: list[str]) -> dict[str, Any]:
-    """What `corpus.json` says: hashes, sizes, versions and licences per source, and what was dropped."""
+def _manifest(training: list[Document], heldout: list[Document], drops: Drops, missing: list[str]) -> dict[str, Any]:
+    """Return the content of `corpus.json`: hashes, sizes, versions and licences per source, and what was dropped."""
     sources: dict[str, Any] = {}
     for name in dict.fromkeys(d.source for d in training):
         kept = [d for d in training if d.source == name]
         sources[name] = {
-            **provenance(name),
+            **_provenance(name),
             "files": len(kept),
             "bytes": sum(len(d.text.encode()) for d in kept),
             "sha256": content_hash(kept),
@@ -263,8 +289,8 @@ def manifest(training: list[Document], heldout: list[Document], drops: Drops, mi
     }
 
 
-def provenance(source: str) -> dict[str, str]:
-    """Version and licence of a source, as its distribution states them."""
+def _provenance(source: str) -> dict[str, str]:
+    """Return version and licence of a source, as its distribution states them."""
     if source in (STDLIB, TOPICS):
         return {"version": platform.python_version(), "licence": "PSF-2.0"}
     names = importlib.metadata.packages_distributions().get(source, [source])
@@ -273,7 +299,7 @@ def provenance(source: str) -> dict[str, str]:
     except importlib.metadata.PackageNotFoundError:
         return {"version": "unknown", "licence": "unknown"}
     classifiers = [c.split(" :: ")[-1] for c in about.get_all("Classifier", []) if c.startswith("License ::")]
-    # By get_all: what is not there is None in the standard library and a KeyError in the backport that replaces it.
+    # Read by get_all: a missing key is None in the standard library and a KeyError in the backport that replaces it.
     expression, licence = (next(iter(about.get_all(key) or ()), "") for key in ("License-Expression", "License"))
     stated = expression or "; ".join(classifiers) or licence or "unknown"
     return {"version": about["Version"], "licence": stated.strip().splitlines()[0][:80]}

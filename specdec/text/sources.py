@@ -1,4 +1,4 @@
-"""Reads records from a local file or the hub, and says in one sentence, with the line, what is wrong."""
+"""Reads records from a local file or from the hub; a fault is named with file, line and config key."""
 
 import gzip
 import hashlib
@@ -12,36 +12,45 @@ from typing import Any
 
 from specdec.errors import UsageError
 
-GZIP = b"\x1f\x8b"
+GZIP = b"\x1f\x8b"  # the first bytes of a gzip file
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 @dataclass(frozen=True)
 class Records:
-    """`rows` are (file:line, number from 1, record)."""
+    """The records of a file or data set, read once, and where they come from.
 
-    rows: Iterator[tuple[str, int, Mapping[str, Any]]]
+    Attributes:
+        numbered: ("file:line", number from 1, record) of each.
+    """
+
+    numbered: Iterator[tuple[str, int, Mapping[str, Any]]]
     provenance: dict[str, str]
 
 
 def read_file(name: str, line_field: str | None) -> Records:
-    """The records of a local file, gzip or not.
+    """Open the records of a prompt file, gzip or not.
 
     Args:
-        line_field: None for JSON lines; otherwise each line is a text, and this is its name in the record.
+        line_field: None for JSON lines; otherwise every line is a text, and this is the text's field in the record.
     Raises:
-        UsageError: missing, unreadable or empty file; while iterating, a line that is no UTF-8 or no object.
+        UsageError: missing, unreadable or empty file; while iterating, a line that is not UTF-8 or not a JSON object.
     """
     content, digest = read_content(name, "Prompt file prompts.path")
-    return Records(_lines(name, content, line_field), {"path": name, "sha256": digest})
+    if line_field is None:
+        numbered: Iterator[tuple[str, int, Mapping[str, Any]]] = json_lines(name, content, "prompts.path")
+    else:
+        numbered = ((where, i, {line_field: line}) for where, i, line in text_lines(name, content, "prompts.path"))
+    return Records(numbered, {"path": name, "sha256": digest})
 
 
 def read_content(name: str, what: str) -> tuple[bytes, str]:
-    """A local file, unpacked where it is gzip, and the sha256 of the file as it is.
+    """Read a local file, unpack it if it is gzip, and return it with the sha256 of the file as it lies on disk.
 
     Args:
-        what: what messages call it: a noun and the key that names the file.
+        what: how messages call the file: a noun and the config key that names it.
     Raises:
-        UsageError: missing, unreadable, damaged or empty.
+        UsageError: missing, unreadable, damaged or empty file.
     """
     path = Path(name).expanduser()
     try:
@@ -60,36 +69,47 @@ def read_content(name: str, what: str) -> tuple[bytes, str]:
     return content, digest
 
 
-def _lines(name: str, content: bytes, line_field: str | None) -> Iterator[tuple[str, int, Mapping[str, Any]]]:
+def text_lines(name: str, content: bytes, key: str) -> Iterator[tuple[str, int, str]]:
+    """Yield ("file:line", number, text) of every line, the blank ones too.
+
+    Args:
+        key: the config key that names the file.
+    Raises:
+        UsageError: a line that is not UTF-8.
+    """
     # Split at newlines only: `str.splitlines` also splits at characters that may stand inside a text.
-    lines = content.removeprefix(b"\xef\xbb\xbf").removesuffix(b"\n").split(b"\n")
-    for number, raw in enumerate(lines, start=1):
+    for number, raw in enumerate(content.removeprefix(BYTE_ORDER_MARK).removesuffix(b"\n").split(b"\n"), start=1):
         where = f"{name}:{number}"
         try:
-            line = raw.decode("utf-8").removesuffix("\r")
+            yield where, number, raw.decode("utf-8").removesuffix("\r")
         except UnicodeDecodeError:
-            raise UsageError(f"{where}: not UTF-8 text; convert the file, or see prompts.path.") from None
-        if line_field is not None:
-            yield where, number, {line_field: line}
-        elif line.strip():
-            yield where, number, _object(where, line)
+            raise UsageError(f"{where}: not UTF-8 text; convert the file, or see {key}.") from None
 
 
-def _object(where: str, line: str) -> Mapping[str, Any]:
-    try:
-        record = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise UsageError(
-            f"{where}: not JSON ({getattr(error, 'msg', error)}); prompts.path needs one object per line."
-        ) from None
-    if not isinstance(record, dict):
-        raise UsageError(f"{where}: a JSON {type(record).__name__} where prompts.path needs an object with fields.")
-    return record
+def json_lines(name: str, content: bytes, key: str) -> Iterator[tuple[str, int, dict[str, Any]]]:
+    """Yield ("file:line", number, record) of every line that is not blank.
+
+    Raises:
+        UsageError: as `text_lines`; a line that is not one JSON object.
+    """
+    for where, number, line in text_lines(name, content, key):
+        if not line.strip():
+            continue
+        try:
+            record = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            reason = getattr(error, "msg", error)
+            raise UsageError(f"{where}: not JSON ({reason}); {key} needs one object per line.") from None
+        if not isinstance(record, dict):
+            raise UsageError(f"{where}: a JSON {type(record).__name__} where {key} needs an object with fields.")
+        yield where, number, record
 
 
-def read_hub(hub_id: str, config: str | None, split: str, revision: str | None) -> Records:
-    """The records of a hub data set, from the local cache where it is.
+def read_hub(hub_id: str, config: str | None, split: str, revision: str | None, group: str) -> Records:
+    """Open the records of a hub data set, from the local cache if they are there.
 
+    Args:
+        group: the config group whose keys name the data set in messages, such as `prompts`.
     Raises:
         UsageError: offline and not in the cache, no such data set or split, a data set that needs a script.
     """
@@ -101,19 +121,19 @@ def read_hub(hub_id: str, config: str | None, split: str, revision: str | None) 
     try:
         try:
             data = datasets.load_dataset(**where)
-        except ArrowInvalid:  # a truncated file in the cache is not healed by the library
+        except ArrowInvalid:  # the library does not repair a truncated file in its cache
             data = datasets.load_dataset(**where, download_mode="force_redownload")
     except Exception as error:  # datasets, the hub client and their file systems raise some twenty types here
         reason = " ".join(str(error).split())[:300]
         raise UsageError(
-            f"Data set prompts.hub_id={hub_id} (prompts.split={split}) cannot be loaded: "
+            f"Data set {group}.hub_id={hub_id} ({group}.split={split}) cannot be loaded: "
             f"{type(error).__name__}: {reason.rstrip('.')}. The cache searched is "
             f"{datasets.config.HF_DATASETS_CACHE}; without a network HF_HUB_OFFLINE=1 searches it at once, "
-            "and prompts.path takes a local file."
+            f"and {group}.path takes a local file."
         ) from None
     if len(data) == 0:
-        raise UsageError(f"Data set prompts.hub_id={hub_id} (prompts.split={split}) is empty.")
-    rows = ((f"{hub_id}[{split}]:{number}", number, record) for number, record in enumerate(data, start=1))
+        raise UsageError(f"Data set {group}.hub_id={hub_id} ({group}.split={split}) is empty: choose another split.")
+    numbered = ((f"{hub_id}[{split}]:{number}", number, record) for number, record in enumerate(data, start=1))
     found = re.search(r"@([0-9a-f]{40})", " ".join(data.info.download_checksums or {}))
     about = {
         "hub_id": hub_id,
@@ -122,4 +142,4 @@ def read_hub(hub_id: str, config: str | None, split: str, revision: str | None) 
         "revision": found[1] if found else revision or "",
         "fingerprint": str(data._fingerprint),
     }
-    return Records(rows, about)
+    return Records(numbered, about)

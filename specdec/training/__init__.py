@@ -1,1 +1,1 @@
-"""Training of the pocket models: corpus, tokenizer, loop, publishing. Importing it imports no torch."""
+"""Training: steps, checkpoints and schedules that whole models (`models/`) and heads (`heads/`) share."""

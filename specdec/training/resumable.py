@@ -1,9 +1,7 @@
 """The loop that every training runs in: steps, history, checkpoints, signals. Resumable to the bit on a CPU.
 
-It knows neither models nor losses, nor what tracks the numbers: a training fills in what a step and a score are.
+Knows neither models nor losses, nor the tracking of the numbers: each training says what a step and a score are.
 """
-
-from __future__ import annotations
 
 import csv
 import io
@@ -22,8 +20,8 @@ import numpy as np
 import torch
 
 from specdec.errors import Interrupted, UsageError
-from specdec.training.batches import write_atomically
-from specdec.training.models.recipe import PaceConfig
+from specdec.text.writing import write_atomically
+from specdec.training.recipe_parts import PaceConfig
 
 CHECKPOINT = "checkpoint.pt"
 HISTORY = "history.csv"
@@ -31,7 +29,7 @@ HISTORY = "history.csv"
 
 @dataclass
 class Progress:
-    """What a checkpoint holds besides tensors. `seconds` are of training, all sittings together."""
+    """The part of a checkpoint that is no tensor. `seconds` are those of training, all sittings together."""
 
     step: int = 0
     seconds: float = 0.0
@@ -39,13 +37,13 @@ class Progress:
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """A finished training.
+class FinishedTraining:
+    """The results of a training.
 
     Attributes:
-        summary: what `summary.json` keeps.
+        summary: the content of `summary.json`.
         metrics: the final figures for the tracking.
-        sentence: the same for the user.
+        sentence: the final figures for the user.
     """
 
     folder: Path
@@ -55,20 +53,20 @@ class Outcome:
 
 
 class ResumableTraining(ABC):
-    """One training, from its last checkpoint when there is one.
+    """A training that goes on from its last checkpoint if there is one.
 
     Class attributes:
-        origin: what a checkpoint must share with the command that goes on from it; messages say so.
+        origin: the reasons why a checkpoint belongs to another training, for messages.
         watched: the metric that the progress bar shows beside the loss.
 
     Attributes:
-        name, folder: what it is called, and where its files go.
-        steps: of the optimizer, in all.
+        name, folder: the name of the tracked run, and the place of the training's files.
+        steps: steps of the optimizer in all.
         step_tokens: tokens of a step.
         fingerprint: hash of all that must not change between two sittings.
-        losses: parts of the loss that `take_step` tells apart, as metrics.
+        losses: the metrics' names of the parts of the loss, where `take_step` tells them apart.
         scores: the metrics of `score`, in the order of the history's columns.
-        writes: whether this process writes files; of several that train together one does.
+        writes: this process writes files; of several processes that train together, one does.
     """
 
     origin: ClassVar[str]
@@ -89,32 +87,40 @@ class ResumableTraining(ABC):
 
     @abstractmethod
     def take_step(self, step: int) -> dict[str, float]:
-        """One optimizer step: the columns `train_loss`, in nats, `lr`, and those of `losses`. Raises NumericsError."""
+        """Take an optimizer step; return the columns `train_loss` (nats), `lr`, and those of `losses`.
+
+        Raises:
+            NumericsError: the loss is not finite.
+        """
 
     @abstractmethod
     def score(self) -> dict[str, float]:
-        """The held-out metrics that are watched on the way, by name."""
+        """Return the held-out metrics that are watched on the way, by name."""
 
     @abstractmethod
     def state(self) -> dict[str, Any]:
-        """Tensors and plain data that a checkpoint holds."""
+        """Return the tensors and plain data that a checkpoint keeps."""
 
     @abstractmethod
     def load_state(self, state: dict[str, Any]) -> None:
-        """Take back what `state` gave."""
+        """Take back what `state` returned."""
 
     @abstractmethod
-    def finish(self) -> Outcome:
+    def finish(self) -> FinishedTraining:
         """Export what was trained, score it, and write `summary.json`."""
 
     def agreed(self, stopped: bool) -> bool:
-        """Whether to stop after this step; processes that train together ask each other."""
+        """Tell if the training stops after this step; processes that train together ask each other."""
         return stopped
 
     # --- checkpoints
 
     def restore(self) -> bool:
-        """Go on from the folder's checkpoint. Raises UsageError when it belongs to another training."""
+        """Go on from the folder's checkpoint; return False if there is none.
+
+        Raises:
+            UsageError: the checkpoint belongs to another training.
+        """
         path = self.folder / CHECKPOINT
         if not path.exists():
             return False
@@ -152,15 +158,17 @@ class ResumableTraining(ABC):
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Of the history: a metric's name with underscores for dots."""
+        """The columns of the history."""
         return ("step", "tokens", "train_loss", *map(column, (*self.losses, *self.scores)), "lr", "seconds")
 
     def train(self, log: Callable[[dict[str, float], int], None], display: Callable[[dict[str, float]], None]) -> None:
-        """Take the remaining steps. A signal ends it after the step at hand, with a checkpoint (Interrupted).
+        """Take the remaining steps.
 
         Args:
-            log: takes metrics and their step, every `log_every_steps`.
-            display: takes the history's row of every step.
+            log: called with metrics and their step, every `log_every_steps`.
+            display: called with the history's line of every step.
+        Raises:
+            Interrupted: a signal arrived; the step at hand was finished and a checkpoint written.
         """
         pace, steps = self.pace, self.steps
         began, saved = time.perf_counter(), time.monotonic()
@@ -174,15 +182,15 @@ class ResumableTraining(ABC):
                 self.progress.step += 1
                 step = self.progress.step
                 self.progress.seconds = before + time.perf_counter() - began
-                row: dict[str, float | None] = dict.fromkeys(self.columns)
-                row |= {"step": step, "tokens": step * self.step_tokens, **taken}
+                line: dict[str, float | None] = dict.fromkeys(self.columns)
+                line |= {"step": step, "tokens": step * self.step_tokens, **taken}
                 if step % pace.heldout_every_steps == 0 or step == steps:
                     scored = self.score()
-                    row |= {column(name): value for name, value in scored.items()}
+                    line |= {column(name): value for name, value in scored.items()}
                     pending |= scored
-                row["seconds"] = round(self.progress.seconds, 2)
-                self.progress.history.append(row)
-                display({k: v for k, v in row.items() if v is not None})
+                line["seconds"] = round(self.progress.seconds, 2)
+                self.progress.history.append(line)
+                display({k: v for k, v in line.items() if v is not None})
                 if step % pace.log_every_steps == 0 or step == steps:
                     recent = [r["train_loss"] for r in self.progress.history[-pace.log_every_steps :]]
                     pending |= {"train.loss": float(np.mean([r for r in recent if r is not None]))}
@@ -204,13 +212,13 @@ class ResumableTraining(ABC):
 
 
 def column(metric: str) -> str:
-    """`heldout.nats_per_token` -> `heldout_nats_per_token`: a metric's column in the history."""
+    """Return the history's column of a metric: `heldout.nats_per_token` -> `heldout_nats_per_token`."""
     return metric.replace(".", "_")
 
 
 @contextmanager
 def stop_requests() -> Iterator[list[int]]:
-    """A list that SIGINT and SIGTERM append their number to, instead of interrupting the step."""
+    """Give a list to which SIGINT and SIGTERM append their number, instead of interrupting the step."""
     received: list[int] = []
     previous = {}
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -223,17 +231,28 @@ def stop_requests() -> Iterator[list[int]]:
 
 
 def history_csv(columns: Sequence[str], history: list[dict[str, float | None]]) -> str:
-    """One line per step; the held-out columns are empty where nothing was scored."""
+    """Write the history as CSV, a line per step; the held-out columns are empty where nothing was scored."""
     text = io.StringIO()
     writer = csv.DictWriter(text, columns, lineterminator="\n")
     writer.writeheader()
-    for row in history:
-        writer.writerow({k: f"{v:.6g}" if isinstance(v, float) else v for k, v in row.items()})
+    for line in history:
+        writer.writerow({k: f"{v:.6g}" if isinstance(v, float) else v for k, v in line.items()})
     return text.getvalue()
 
 
+def training_device(name: str) -> torch.device:
+    """Return the device of a training; `auto` takes the GPU if there is one.
+
+    Raises:
+        UsageError: a GPU is asked for that is not there.
+    """
+    if name == "cuda" and not torch.cuda.is_available():
+        raise UsageError("Bad value device=cuda: no CUDA device is available; use device=cpu.")
+    return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
+
+
 def hardware(device: torch.device) -> dict[str, Any]:
-    """Processor, GPU where one was used, and versions; no host name."""
+    """Describe the processor, the GPU if one was used, and the versions; no host name."""
     model = platform.processor() or platform.machine()
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()

@@ -1,19 +1,17 @@
-"""What changes over a training of heads, as functions of the step alone: learning rates and the losses' weights."""
+"""Schedules of a training of heads, as functions of the step alone: learning rates and the losses' weights."""
 
 import math
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from specdec.config import typed
-
-Share = Annotated[float, Field(ge=0.0, le=1.0)]
-NonNegative = Annotated[float, Field(ge=0.0)]
+from specdec.config import Probability, typed
+from specdec.training.recipe_parts import NonNegative
 
 
 @typed
 class Ramp:
-    """0 before `start`, then in a straight line from `first` to `last`, which it reaches at `end` and keeps.
+    """A weight that is 0 before `start`, then runs straight from `first` to `last`, reached at `end` and kept.
 
     Attributes:
         start, end: shares of the training's steps.
@@ -21,8 +19,8 @@ class Ramp:
 
     first: NonNegative
     last: NonNegative
-    start: Share
-    end: Share
+    start: Probability
+    end: Probability
 
     @model_validator(mode="after")
     def _in_order(self) -> "Ramp":
@@ -31,7 +29,7 @@ class Ramp:
         return self
 
     def at(self, step: int, steps: int) -> float:
-        """The weight at step 0..steps-1."""
+        """Return the weight at step 0..steps-1."""
         begin, end = self.start * steps, self.end * steps
         if step < begin:
             return 0.0
@@ -39,12 +37,12 @@ class Ramp:
         return self.first + (self.last - self.first) * done
 
     def first_step(self, steps: int) -> int | None:
-        """The first step at which the weight is above 0; None if there is none."""
+        """Return the first step at which the weight is above 0; None if there is none."""
         return next((step for step in range(steps) if self.at(step, steps) > 0), None)
 
 
 def _constant(value: Any) -> Any:
-    """A number stands for a weight that never changes."""
+    """Turn a plain number into a weight that never changes."""
     number = isinstance(value, int | float) and not isinstance(value, bool)
     return {"first": value, "last": value, "start": 0.0, "end": 0.0} if number else value
 
@@ -54,26 +52,27 @@ Weight = Annotated[Ramp, BeforeValidator(_constant)]
 
 @typed
 class RateConfig:
-    """How the learning rate goes.
+    """How the learning rate changes over a training.
 
     Attributes:
-        schedule: behind the warm-up; cosine falls to 0 over all the rest, trapezoid in a line over `decay_share`.
-        warmup_steps: linear from 0; also of a backbone that starts later, from its own first step on.
-        decay_share: of the steps, at the end; of a trapezoid only.
+        schedule: after the warm-up; cosine falls to 0 over all other steps, trapezoid in a line over `decay_share`.
+        warmup_steps: steps in which the rate grows linearly from 0; a backbone that starts later warms up from its own
+            first step on.
+        decay_share: the share of the steps, at the end, in which a trapezoid falls.
     """
 
     schedule: Literal["cosine", "constant", "trapezoid"]
     warmup_steps: Annotated[int, Field(ge=0)]
-    decay_share: Share
+    decay_share: Probability
 
 
 def warm_up(step: int, warmup_steps: int) -> float:
-    """The factor on the learning rate after `step` steps of warming up."""
+    """Return the factor on the learning rate after `step` steps of warming up."""
     return min(1.0, (step + 1) / (warmup_steps + 1))
 
 
 def rate_factor(step: int, steps: int, config: RateConfig) -> float:
-    """The factor on every learning rate at step 0..steps-1."""
+    """Return the factor on every learning rate at step 0..steps-1."""
     if step < config.warmup_steps:
         return warm_up(step, config.warmup_steps)
     if config.schedule == "cosine":

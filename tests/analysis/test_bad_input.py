@@ -12,8 +12,9 @@ import pytest
 from specdec.analysis.acceptance.iid import iid_tests
 from specdec.analysis.acceptance.models import compare_models
 from specdec.analysis.figures.plots import accepted_length_table, accepted_lengths, curve, curve_in_words, time_split
-from specdec.analysis.read import runs as load
-from specdec.analysis.read.runs import Run, measured_curve
+from specdec.analysis.read import mlflow_runs
+from specdec.analysis.read.runs import Run
+from specdec.analysis.rounds import measured_curve
 from specdec.analysis.runs.compare import comparison_section
 from specdec.analysis.runs.summary import Summary, summarise
 from specdec.errors import UsageError
@@ -215,8 +216,8 @@ def test_a_store_of_another_version_is_left_alone(tmp_path) -> None:
     connection.close()
     before = database.read_bytes()
     for ask in (
-        lambda: load.load_runs(f"sqlite:///{database}", "specdec"),
-        lambda: load.open_run(f"sqlite:///{database}", "0" * 32),
+        lambda: mlflow_runs.load_runs(f"sqlite:///{database}", "specdec"),
+        lambda: mlflow_runs.open_run(f"sqlite:///{database}", "0" * 32),
     ):
         with pytest.raises(
             UsageError, match=r"schema of another MLflow version \(0123.*: back it up and run `mlflow db"

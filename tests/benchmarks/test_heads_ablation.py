@@ -26,7 +26,7 @@ from specdec.analysis.studies import heads_ablation
 from specdec.config import BASELINE, config_dir
 from specdec.experiment.environment import cpu, versions
 from specdec.heads.files import load_heads, read_heads, state_offset
-from specdec.training.heads.head_loss import HeadAccuracy
+from specdec.training.heads.head_accuracy import HeadAccuracy
 from specdec.training.heads.head_training import load_target
 
 pytestmark = pytest.mark.benchmark

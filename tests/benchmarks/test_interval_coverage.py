@@ -45,7 +45,7 @@ def test_coverage_with_prompts_that_differ(prompts, log_figure):
     covered = dict.fromkeys(truth, 0)
     naive = dict.fromkeys(truth, 0)
     for seed in range(runs):
-        table = simulation.heterogeneous(prompts, rounds, GAMMA, seed, A, B)
+        table = simulation.heterogeneous(prompts, rounds, GAMMA, seed, (A, B))
         intervals = bootstrap(
             prompt_sums(table),
             lambda s: {"tokens_per_round": s["tokens"] / s["rounds"], "alpha.mle": s["accepted"] / s["tested"]},
@@ -111,7 +111,7 @@ def test_memory_keeps_its_size_where_prompts_differ(log_figure):
     runs, prompts, rounds = 1000, 40, 30
     rejected = {"memory": 0, "depth": 0}
     for seed in range(runs):
-        table = simulation.heterogeneous(prompts, rounds, GAMMA, seed, A, B)
+        table = simulation.heterogeneous(prompts, rounds, GAMMA, seed, (A, B))
         rejected["memory"] += iid.memory(table, permutations=199, seed=seed).p_value <= LEVEL
         rejected["depth"] += iid.depth(table).p_value < LEVEL
     for name, hits in rejected.items():

@@ -11,9 +11,7 @@ import torch
 from specdec.clock import CpuClock
 from specdec.decode import generate
 from specdec.drafters import drafters
-from specdec.errors import UsageError
 from specdec.experiment.advice import Estimate, RoundCost, break_even_alpha, ideals, judge, key_of, predict
-from specdec.experiment.recorded_texts import read_texts
 from specdec.records import Request
 from specdec.replay.expected_rounds import Agreement, agreement, expected_walk, rounds_along
 from specdec.sampling import generator_for
@@ -160,50 +158,6 @@ def test_offers_of_a_replay_are_those_of_live_decoding(tiny_model, sampling, gro
         walk = rounds_along(drafter, chain, PROMPT, text, 60, generator, text, CpuClock())
         assert walk.draft_s is not None and walk.draft_s > 0
     assert {size: count for size, count in walk.offered.items() if count} == pytest.approx(dict(live))
-
-
-GOOD = {"prompt_token_ids": [1, 2], "generated_token_ids": [3, 4, 5]}
-
-
-@pytest.mark.parametrize(
-    ("line", "says"),
-    [
-        ("not json", "not JSON"),
-        ("[1]", "not a record"),
-        (json.dumps({"prompt_token_ids": [1]}), "generated_token_ids is not a list"),
-        (json.dumps(GOOD | {"prompt_token_ids": []}), "prompt_token_ids is not a list"),
-        (json.dumps(GOOD | {"generated_token_ids": [1, True]}), "generated_token_ids is not a list"),
-        (json.dumps(GOOD | {"generated_token_ids": [1, 61]}), "token id 61"),
-        (json.dumps(GOOD | {"generated_token_ids": [-1]}), "token id -1"),
-        (json.dumps(GOOD | {"generated_token_ids": [1] * 99}), "context of 100"),
-        (json.dumps(GOOD | {"repeat": "x"}), "repeat is 'x'"),
-    ],
-)
-def test_recorded_text_that_cannot_be_used(tmp_path, line, says):
-    path = tmp_path / "texts.jsonl"
-    path.write_text(json.dumps(GOOD) + "\n\n" + line + "\n")
-    with pytest.raises(UsageError) as raised:
-        read_texts(path, 61, 100, 8)
-    assert f"{path}:3: " in str(raised.value) and says in str(raised.value) and "\n" not in str(raised.value)
-
-
-def test_files_that_hold_no_text(tmp_path):
-    for content, says in ((None, "No such file"), (b"\xff\xfe", "not UTF-8"), (b"\n", "holds no text")):
-        path = tmp_path / "texts.jsonl"
-        if content is not None:
-            path.write_bytes(content)
-        with pytest.raises(UsageError, match=says):
-            read_texts(path, 61, 100, 8)
-
-
-def test_recorded_text_is_the_baselines(tmp_path):
-    path = tmp_path / "generations.jsonl"
-    named = GOOD | {"prompt": "a", "repeat": 1, "method": "baseline"}
-    path.write_text("\n".join(json.dumps(item) for item in (GOOD, named, named | {"method": "ngram"})))
-    first, second = read_texts(path, 61, 100, 8)
-    assert (first.prompt, first.repeat, first.tokens, first.limit) == ("generations.jsonl:1", 0, (3, 4, 5), 8)
-    assert (second.prompt, second.repeat) == ("a", 1)
-    assert read_texts(path, 61, 100, 2)[0].limit == 3
 
 
 def test_predictions_survive_json():

@@ -35,5 +35,5 @@ def test_prompts_are_those_of_the_streams(tmp_path):
 
 
 def test_without_a_file():
-    with pytest.raises(UsageError, match="Missing key target.path.* prompts=recorded needs prompts.path"):
+    with pytest.raises(UsageError, match="Missing key prompts.path: give the file of recorded streams"):
         load(None)

@@ -198,7 +198,7 @@ def test_what_it_refuses(replay):
     with pytest.raises(UsageError, match="sampling.temperature=0.7: target=replay .* greedy only; use sampling=greedy"):
         replay([STREAM], temperature=0.7)
     with pytest.raises(
-        UsageError, match=r"streams.jsonl:1: token id 4 in generated_token_ids is beyond the vocabulary"
+        UsageError, match=r"streams.jsonl:1: token id 4 in generated_token_ids is beyond the target's vocabulary"
     ):
         replay([STREAM], vocab_size=4)
     with pytest.raises(UsageError, match="no such cost model"):

@@ -10,7 +10,7 @@ import pytest
 from specdec.errors import UsageError
 from specdec.text import conversations as module
 from specdec.text import sources as records
-from specdec.text.conversations import Template
+from specdec.text.conversations import ChatTemplate
 from specdec.training.heads.head_data import open_sequences
 
 BRACKETS = (
@@ -56,7 +56,7 @@ def opened(source, head_data, text_target):
 
 def rendered(sequences, tokenizer, part: str) -> list[tuple[str, str]]:
     """(text, its scored tokens) of every document."""
-    store = sequences._rows[part].documents
+    store = sequences._parts[part].documents
     documents = [store[i] for i in range(len(store))]
     return [(tokenizer.decode(d.tokens), tokenizer.decode(d.tokens[d.scored])) for d in documents]
 
@@ -82,7 +82,7 @@ def test_the_tokenizers_own_template(tiny_corpus, template) -> None:
         {"role": "user", "content": "while"},
         {"role": "assistant", "content": "北京 for"},
     ]
-    found = Template(tokenizer, template)
+    found = ChatTemplate(tokenizer, template)
     text, spans = found.render(messages)
     (document,) = found.encode([text], [spans])
     end, thought = "<|endoftext|>", "<t></t>" if template == THINKING else ""
@@ -145,7 +145,7 @@ def test_a_conversation_without_a_scored_token_in_its_row_is_left_out(opened, te
     )
     long = record("while " * 40, "not")
     sequences = opened([record("q", "a"), record("h", "h"), long, record("h", "h")], sequence_length=12)
-    assert len(sequences._rows["train"].documents) == 2 and sequences.counts["train"] == 1
+    assert len(sequences._parts["train"].documents) == 2 and sequences.counts["train"] == 1
 
 
 @pytest.mark.parametrize("form", ["list", "lines", "gzip"])
@@ -162,12 +162,12 @@ def test_at_most_so_many_conversations(source, head_data, text_target) -> None:
     sequences = open_sequences(
         head_data(source=values, packed=False, batch=1, sequence_length=256), text_target, seed=3
     )
-    assert len(sequences._rows["train"].documents) == 1
+    assert len(sequences._parts["train"].documents) == 1
 
 
 def test_records_of_the_hub(source, head_data, text_target, monkeypatch) -> None:
     def hub(*arguments) -> records.Records:
-        assert arguments == ("a/b", None, "train", None)
+        assert arguments == ("a/b", None, "train", None, "data.source")
         rows = ((f"a/b:{i}", i, record("if?", f"while {i}")) for i in range(1, 5))
         return records.Records(rows, {"hub_id": "a/b"})
 
@@ -211,7 +211,7 @@ def test_one_source_is_needed(source, head_data, text_target, path, hub_id) -> N
 def test_scored_tokens_do_not_reach_into_the_question(opened, text_target) -> None:
     """Counted another way: by the lengths of the parts, as the tokenizer cuts them alone."""
     sequences = opened([record("if while", "not or and"), record("a", "b")])
-    document = sequences._rows["train"].documents[0]
+    document = sequences._parts["train"].documents[0]
     answer = text_target.tokenizer(" not or and")["input_ids"]
     assert np.flatnonzero(document.scored).tolist() == list(range(len(document) - len(answer) - 1, len(document)))
     assert document.tokens[-1 - len(answer) : -1].tolist() == answer

@@ -8,11 +8,18 @@ import numpy as np
 import pytest
 
 from specdec.errors import UsageError
+from specdec.text import documents
 from specdec.text import sources as records
-from specdec.text.documents import open_text
-from specdec.training import batches as training_data
-from specdec.training.batches import Batches, load_corpus
-from specdec.training.models.recipe import TextCorpusConfig, TextDataConfig
+from specdec.text.documents import OpenedText, TextCorpusConfig
+from specdec.training.models import tokenized_corpus
+from specdec.training.models.batches import Batches, text_order
+from specdec.training.models.recipe import StageConfig, TextDataConfig
+from specdec.training.models.tokenized_corpus import load_corpus
+
+
+def open_text(config: TextCorpusConfig) -> OpenedText:
+    return documents.open_text(config, "recipe.corpus")
+
 
 TEXT = [f"sentence {i} about the number {i * i} and the word {'abcdefghij'[i % 10] * 3}" for i in range(60)]
 
@@ -65,7 +72,7 @@ def test_tokens_come_back_as_the_text_and_are_cached(file: Path, tmp_path: Path,
     assert (held["documents"], held["bytes"]) == (6, len("".join(TEXT[9::10]).encode()))
     assert str(tmp_path) not in str(corpus.manifest)
 
-    monkeypatch.setattr(training_data, "write_text", None)  # a second recipe finds it built: one tokenizer for both
+    monkeypatch.setattr(tokenized_corpus, "_write_text", None)  # a second recipe finds it built: one tokenizer for both
     assert load_corpus(config(file), 32, tmp_path / "corpus").folder == corpus.folder
     monkeypatch.undo()
     file.write_text("\n".join([*TEXT, "one line more"]), encoding="utf-8")  # another text under the same name
@@ -78,9 +85,9 @@ def test_passes_over_the_text_as_the_budget_asks(file: Path, tmp_path: Path) -> 
     whole = len(corpus.tokens) + len(corpus.ends)
     data = TextDataConfig(
         tokens=whole * 5 // 2 // 32 * 32, batch_tokens=32, micro_batch_tokens=32,
-        stages=[{"share": 1.0, "sequence_length": 8}], shuffle_window=8, max_passes=3,
+        stages=[StageConfig(share=1.0, sequence_length=8)], shuffle_window=8, max_passes=3,
     )  # fmt: skip
-    order = training_data.text_order(corpus, data, seed=1)
+    order = text_order(corpus, data, seed=1)
     counts = np.bincount(order, minlength=len(corpus.ends))
     assert set(counts) == {2, 3}  # two and a half passes, every document in each whole one
     assert sorted(order[: len(counts)]) == list(range(len(counts)))
@@ -101,7 +108,7 @@ def test_passes_over_the_text_as_the_budget_asks(file: Path, tmp_path: Path) -> 
         (gzip.compress(b"one\n" * 5000, mtime=0)[:40], {}, "damaged gzip"),
         (b"one\ntwo\n", {}, "heldout_every=10"),
         (b"one\ntwo\n", {"max_bytes": 2}, "is empty"),
-        (b"one\ntwo\n", {"heldout_every": 2, "vocabulary": 8000}, "too small for corpus.vocabulary=8000"),
+        (b"one\ntwo\n", {"heldout_every": 2, "vocabulary": 8000}, "too small for recipe.corpus.vocabulary=8000"),
         (b"one\ntwo\n", {"hub_id": "a/b"}, "one source"),
     ],
 )
@@ -129,20 +136,11 @@ def test_records_of_the_hub(monkeypatch) -> None:
     rows = [{"text": line, "id": i} for i, line in enumerate(TEXT)]
 
     def hub(*arguments) -> records.Records:
-        assert arguments == ("a/b", None, "train", None)
+        assert arguments == ("a/b", None, "train", None, "recipe.corpus")
         return records.Records(((f"a/b:{i}", i, row) for i, row in enumerate(rows)), {"hub_id": "a/b"})
 
-    monkeypatch.setattr(records, "read_hub", hub)
+    monkeypatch.setattr(documents, "read_hub", hub)
     text = open_text(config(None, hub_id="a/b"))
     assert list(text.heldout()) == TEXT[9::10]
     with pytest.raises(UsageError, match="a/b:0: no text in the field 'id'.*recipe.corpus.field"):
         open_text(config(None, hub_id="a/b", field="id"))
-
-
-def test_what_the_hub_refuses_names_the_corpus_key(monkeypatch) -> None:
-    def hub(*arguments) -> records.Records:
-        raise UsageError("Data set prompts.hub_id=a/b cannot be loaded.")
-
-    monkeypatch.setattr(records, "read_hub", hub)
-    with pytest.raises(UsageError, match=r"recipe\.corpus\.hub_id=a/b"):
-        open_text(config(None, hub_id="a/b"))

@@ -5,6 +5,7 @@ import pytest
 
 from specdec.text.python_sources import (
     Document,
+    PythonCorpusConfig,
     build_corpus,
     held_out_modules,
     held_out_topics,
@@ -13,7 +14,6 @@ from specdec.text.python_sources import (
     read_python_files,
     shingles,
 )
-from specdec.training.models.recipe import CorpusConfig
 
 HELD = "\n".join(f"def wrapped_line_{i}(text, width):\n    return text[{i}:width]\n" for i in range(30))
 OTHER = "\n".join(f"class Other{i}:\n    name = 'other {i}'\n" for i in range(30))
@@ -27,7 +27,7 @@ def plant(root: Path, files: dict[str, str]) -> Path:
     return root
 
 
-def test_copies_of_a_held_out_module_never_reach_training(tmp_path: Path, corpus_config: CorpusConfig) -> None:
+def test_copies_of_a_held_out_module_never_reach_training(tmp_path: Path, corpus_config: PythonCorpusConfig) -> None:
     stdlib = plant(
         tmp_path / "lib",
         {
@@ -49,7 +49,7 @@ def test_copies_of_a_held_out_module_never_reach_training(tmp_path: Path, corpus
             "pkg/copy_of_other.py": OTHER,
         },
     )
-    config = CorpusConfig(**{**corpus_config.__dict__, "packages": {"pkg": 100_000, "absent": 10}})
+    config = PythonCorpusConfig(**{**corpus_config.__dict__, "packages": {"pkg": 100_000, "absent": 10}})
     topics = {"strings": "held-out topic\n" * 5, "lists": "\n".join(f"line {i} of a topic" for i in range(9))}
     corpus = build_corpus(config, stdlib=stdlib, packages=packages, topics=topics)
 
@@ -68,7 +68,7 @@ def test_copies_of_a_held_out_module_never_reach_training(tmp_path: Path, corpus
     assert str(tmp_path) not in str(corpus.manifest)
 
 
-def test_unsuitable_files_are_dropped_and_counted(tmp_path: Path, corpus_config: CorpusConfig) -> None:
+def test_unsuitable_files_are_dropped_and_counted(tmp_path: Path, corpus_config: PythonCorpusConfig) -> None:
     stdlib = plant(
         tmp_path / "lib",
         {
@@ -86,7 +86,7 @@ def test_unsuitable_files_are_dropped_and_counted(tmp_path: Path, corpus_config:
     }  # fmt: skip
 
 
-def test_the_running_interpreter_keeps_its_held_out_modules_out(corpus_config: CorpusConfig) -> None:
+def test_the_running_interpreter_keeps_its_held_out_modules_out(corpus_config: PythonCorpusConfig) -> None:
     corpus = build_corpus(corpus_config)
     modules = {module_name(d.name) for d in corpus.heldout if d.source == "stdlib"}
     assert len(modules) >= 25

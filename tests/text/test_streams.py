@@ -57,6 +57,18 @@ def test_of_a_run_the_baselines_first_texts_are_read(tmp_path):
     assert read_streams(path) == [Stream("set/1", "code", (1,), (6,), {}, ended=True)]
 
 
+def test_all_repeats_of_a_run_can_be_read(tmp_path):
+    path = lines(
+        tmp_path / "generations.jsonl",
+        record(),
+        record(prompt=(1,)) | {"prompt": "a", "repeat": 1, "method": "baseline"},
+        record(prompt=(1,)) | {"prompt": "a", "repeat": 2, "method": "baseline"},
+        record(prompt=(1,)) | {"prompt": "a", "repeat": 1, "method": "ngram"},
+    )
+    found = [(stream.id, stream.repeat) for stream in read_streams(path, repeats=True)]
+    assert found == [("line 1", 0), ("a", 1), ("a", 2)]
+
+
 def test_names_are_told_apart(tmp_path):
     path = lines(tmp_path / "x.jsonl", record(id="a"), record((1, 3), id="a"), record((1, 4), id="b"))
     assert [stream.id for stream in read_streams(path)] == ["a", "a#2", "b"]
@@ -65,29 +77,31 @@ def test_names_are_told_apart(tmp_path):
 @pytest.mark.parametrize(
     ("second", "sentence"),
     [
-        ([1, 2], "a JSON list where an object with generated_token_ids is expected"),
+        ([1, 2], "a JSON list where drafter.path needs an object with fields"),
         ({"prompt_token_ids": [1]}, "generated_token_ids is not a list of token ids"),
         (record(generated=()), "generated_token_ids is not a list of token ids .at least one"),
         (record(generated=(3, 4.0)), "generated_token_ids is not a list of token ids"),
         (record(generated=(3, True)), "generated_token_ids is not a list of token ids"),
         (record(prompt=(-1,)), "prompt_token_ids holds -1, and no token id is negative"),
-        (record(prompt=(10,)), "token id 10 in prompt_token_ids is beyond the vocabulary of 10 tokens"),
+        (record(prompt=(10,)), "token id 10 in prompt_token_ids is beyond the target's vocabulary of 10 tokens"),
         (record(acc_x={"acc_len": [1]}), "acc_x.acc_len has 1 entries for 2 generated tokens"),
         (record(acc_x={"acc_len": [1, 0]}), "acc_x.acc_len is not a list of whole numbers of 1 or more"),
         (record(acc_x={"acc_len": "12"}), "acc_x.acc_len is not a list of whole numbers"),
         (record(category=3), "category is 3, not a text"),
+        (record(repeat="x"), "repeat is 'x', not a whole number"),
+        (record(generated=[1] * 99), "2 . 99 tokens do not fit the target's context of 100"),
     ],
 )
 def test_a_fault_is_named_with_its_line(tmp_path, second, sentence):
     path = lines(tmp_path / "x.jsonl", record(), second)
     with pytest.raises(UsageError, match=sentence) as fault:
-        read_streams(path, vocab_size=10)
+        read_streams(path, vocab_size=10, key="drafter.path", context_length=100)
     assert str(fault.value).startswith(f"{path}:2: ")
 
 
 def test_files_that_are_none(tmp_path):
-    with pytest.raises(UsageError, match="nowhere.jsonl does not exist"):
-        read_streams(tmp_path / "nowhere.jsonl")
+    with pytest.raises(UsageError, match="drafter.path=.*nowhere.jsonl does not exist"):
+        read_streams(tmp_path / "nowhere.jsonl", key="drafter.path")
     with pytest.raises(UsageError, match="cannot be read"):
         read_streams(tmp_path)
     empty = tmp_path / "empty.jsonl"
@@ -110,7 +124,7 @@ def test_files_that_are_none(tmp_path):
 
 def test_of_equal_prompts_the_first_counts(tmp_path):
     path = lines(tmp_path / "x.jsonl", record(category="m"), record(generated=(9,), category="m"), record((5,)))
-    recorded = open_recording(recording(path))
+    recorded = open_recording(recording(path), "target")
     assert [stream.generated for stream in recorded.streams] == [(3, 4), (3, 4)]
     assert (recorded.repeated, recorded.largest, recorded.tokenizer) == ({"m": 1}, 5, None)
 
@@ -118,15 +132,17 @@ def test_of_equal_prompts_the_first_counts(tmp_path):
 def test_text_becomes_prompt_and_continuation(tmp_path):
     path = tmp_path / "book.txt"
     path.write_text("for index in range(10):\n    print(index)\n\nx\n\n\nreturn self.value + 1\n", encoding="utf-8")
-    recorded = open_recording(recording(path, format="text", tokenizer="pocket"))
+    recorded = open_recording(recording(path, format="text", tokenizer="pocket"), "target")
     tokenizer = recorded.tokenizer
     shown = [tokenizer.decode(stream.prompt + stream.generated) for stream in recorded.streams]
     assert shown == ["for index in range(10):\n    print(index)", "return self.value + 1"]  # x alone is too short
     assert all(len(stream.prompt) == 2 and not stream.ended for stream in recorded.streams)
     assert len({stream.id for stream in recorded.streams}) == 2
-    (whole,) = open_recording(recording(path, format="text", tokenizer="pocket", unit="file")).streams
+    (whole,) = open_recording(recording(path, format="text", tokenizer="pocket", unit="file"), "target").streams
     assert tokenizer.decode(whole.prompt + whole.generated) == path.read_text(encoding="utf-8").strip()
-    (cut, _) = open_recording(recording(path, format="text", tokenizer="pocket", continuation_tokens=3)).streams
+    (cut, _) = open_recording(
+        recording(path, format="text", tokenizer="pocket", continuation_tokens=3), "target"
+    ).streams
     assert cut.generated == recorded.streams[0].generated[:3]
 
 
@@ -134,11 +150,11 @@ def test_text_that_cannot_be_cut(tmp_path):
     path = tmp_path / "book.txt"
     path.write_text("one two\n")
     with pytest.raises(UsageError, match="Missing key target.tokenizer"):
-        open_recording(recording(path, format="text"))
+        open_recording(recording(path, format="text"), "target")
     with pytest.raises(UsageError, match="has no paragraph of more than target.prompt_tokens=50 tokens"):
-        open_recording(recording(path, format="text", tokenizer="pocket", prompt_tokens=50))
+        open_recording(recording(path, format="text", tokenizer="pocket", prompt_tokens=50), "target")
     with pytest.raises(UsageError, match="there is no tokenizer in this folder"):
-        open_recording(recording(path, format="text", tokenizer=str(tmp_path)))
+        open_recording(recording(path, format="text", tokenizer=str(tmp_path)), "target")
     keys = {"format": "jsonl", "tokenizer": None, "unit": "file", "prompt_tokens": 1, "continuation_tokens": None}
     with pytest.raises(UsageError, match="Missing key target.path"):
-        open_recording(Recording(path=None, **keys))
+        open_recording(Recording(path=None, **keys), "target")

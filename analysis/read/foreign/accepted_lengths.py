@@ -15,10 +15,10 @@ from typing import Any
 
 from specdec.errors import UsageError
 
-from .imported import Imported, Text, counts, imported, mapping, named, read_lines, within_gamma
+from .imported import Imported, ImportedText, counts, imported, mapping, named, read_lines, within_gamma
 
 KIND = "accepted_lengths"
-FIELDS = {"accepted": False, "accept_lengths": True}  # name: whether the target's own token is counted
+FIELDS = {"accepted": False, "accept_lengths": True}  # field: True if it counts the target's own token
 NO_TIMES = "The source has no times: no speedup, no cost, and no account beyond acceptance."
 NO_OFFERS = (
     "It does not say what each round offered: every round is taken to have offered gamma tokens, so a drafter that "
@@ -31,12 +31,12 @@ NO_ENDS = (
 
 
 def accepted_lengths(path: Path, gamma: int, bonus: bool | None = None, field: str | None = None) -> Imported:
-    """The rounds of a trace. `bonus`: whether lengths per round include the target's own token (None: by the field's
-    name); `field`: which acc_NAME of a per-position trace (None: its only one).
+    """Return the rounds of a trace.
 
-    UsageError with file and line for what is not of this form, both forms in one file, or a length beyond gamma.
+    bonus: True if lengths per round include the target's own token (None: by the field's name). field: the acc_NAME to
+    read from a per-position trace (None: its only one). UsageError with file and line for what is not of this form, both forms in one file, or a length beyond gamma.
     """
-    texts: list[Text] = []
+    texts: list[ImportedText] = []
     forms: set[str] = set()
     longest = 0
     for number, (where, value) in enumerate(read_lines(path), 1):
@@ -65,7 +65,7 @@ def accepted_lengths(path: Path, gamma: int, bonus: bool | None = None, field: s
     return imported(path, KIND, gamma, texts, notes)
 
 
-def _listed(where: str, value: Any, number: int, gamma: int, bonus: bool | None) -> Text:
+def _listed(where: str, value: Any, number: int, gamma: int, bonus: bool | None) -> ImportedText:
     name, category = f"line {number}", ""
     if isinstance(value, list):
         if bonus is None:
@@ -87,11 +87,11 @@ def _listed(where: str, value: Any, number: int, gamma: int, bonus: bool | None)
         name, category = named(values, number), str(values.get("category") or "")
     accepted = [length - counted for length in counts(where, label, lengths, least=int(counted))]
     within_gamma(where, accepted, gamma)
-    return Text(name, category, accepted, [gamma] * len(accepted))
+    return ImportedText(name, category, accepted, [gamma] * len(accepted))
 
 
-def _walked(where: str, value: Any, number: int, gamma: int, field: str | None) -> tuple[Text, int]:
-    """The text walked from round to round, and the most draft tokens that any of its positions accepts."""
+def _walked(where: str, value: Any, number: int, gamma: int, field: str | None) -> tuple[ImportedText, int]:
+    """Walk a text from round to round; return it and the most draft tokens that any of its positions accepts."""
     values = mapping(where, value)
     tokens = counts(where, "generated_token_ids", values["generated_token_ids"])
     key = _chosen(where, values, field)
@@ -104,7 +104,7 @@ def _walked(where: str, value: Any, number: int, gamma: int, field: str | None) 
     prompt = counts(where, "prompt_token_ids", values.get("prompt_token_ids", []))
     accepted, cut, start = walk(lengths, gamma)
     assert start == len(tokens)
-    text = Text(
+    text = ImportedText(
         named(values, number),
         str(values.get("category") or ""),
         accepted,
@@ -116,9 +116,9 @@ def _walked(where: str, value: Any, number: int, gamma: int, field: str | None) 
 
 
 def walk(lengths: list[int], gamma: int) -> tuple[list[int], str, int]:
-    """Accepted tokens per round of a text with those lengths by position; how its last round was cut; its tokens.
+    """Walk lengths by position; return accepted tokens per round, how the last round was cut, and the tokens walked.
 
-    A round whose accepted tokens alone reach the end of the text is cut there: it censors, as in THEORY 5.
+    A round whose accepted tokens alone reach the end of the text is cut there, so it is no rejection.
     """
     accepted: list[int] = []
     start, end = 0, len(lengths)

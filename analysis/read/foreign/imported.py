@@ -1,7 +1,7 @@
-"""What others publish, as a rounds table: the pieces that every importer shares, and the list of importers.
+"""Rounds tables made of foreign files: the pieces that every importer shares, and the list of importers.
 
-A source says less than a run of ours. What it does not contain is said in `Imported.notes`; seconds and sizes that
-nobody recorded are NaN, never zero, and no statistic is made of them.
+A source says less than a run of ours. `Imported.notes` say what it does not contain; seconds and sizes that nobody
+recorded are NaN, never zero, and no statistic uses them.
 """
 
 import json
@@ -27,9 +27,9 @@ class Imported:
     Attributes:
         rounds: `analysis.rounds.COLUMNS`; NaN in columns that the source does not have.
         notes: sentences on what the source does not contain and what was assumed.
-        has_times: whether `texts` has seconds.
-        ordered: whether the order of a text's rounds is known; without it no analysis may look at neighbours.
-        texts: one row per text: prompt, category, repeat, tokens, seconds (of the whole text, prefill included).
+        has_times: True if `texts` has seconds.
+        ordered: True if the order of a text's rounds is known; without it no analysis may look at neighbours.
+        texts: one line per text: prompt, category, repeat, tokens, seconds (of the whole text, prefill included).
     """
 
     source: str
@@ -43,8 +43,8 @@ class Imported:
 
 
 @dataclass(frozen=True)
-class Text:
-    """The rounds of one text before they become rows.
+class ImportedText:
+    """The rounds of one text before they become lines of a table.
 
     Attributes:
         accepted, offered: draft tokens per round, equally many.
@@ -66,9 +66,9 @@ class Text:
 
 
 def imported(
-    path: Path, kind: str, gamma: int, texts: Sequence[Text], notes: Sequence[str], ordered: bool = True
+    path: Path, kind: str, gamma: int, texts: Sequence[ImportedText], notes: Sequence[str], ordered: bool = True
 ) -> Imported:
-    """The tables of `texts`. UsageError if there is no round at all."""
+    """Make the tables of `texts`. UsageError if there is no round at all."""
     rows = [row for text in texts for row in _rows(text, kind, gamma)]
     if not rows:
         raise UsageError(f"{path} has no round: nothing was ever drafted in it.")
@@ -92,7 +92,7 @@ def imported(
     return Imported(str(path), kind, gamma, rounds, tuple(notes), has_times, ordered, table)
 
 
-def _rows(text: Text, kind: str, gamma: int) -> Iterator[dict[str, Any]]:
+def _rows(text: ImportedText, kind: str, gamma: int) -> Iterator[dict[str, Any]]:
     last = len(text.accepted) - 1
     committed = [accepted + (not (text.cut and index == last)) for index, accepted in enumerate(text.accepted)]
     left, context = sum(committed), nan if text.context is None else float(text.context)
@@ -128,7 +128,7 @@ def _rows(text: Text, kind: str, gamma: int) -> Iterator[dict[str, Any]]:
 
 
 def read_lines(path: Path) -> Iterator[tuple[str, Any]]:
-    """("file:line", value) of every line of a JSONL file that is not blank. UsageError, naming file and line."""
+    """Yield ("file:line", value) of every line of a JSONL file that is not blank. UsageError names file and line."""
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -149,14 +149,14 @@ def read_lines(path: Path) -> Iterator[tuple[str, Any]]:
 
 
 def counts(where: str, name: str, value: Any, least: int = 0) -> list[int]:
-    """`value` as a list of whole numbers, `least` or more. UsageError with the place of the first fault."""
+    """Return `value` as a list of whole numbers, `least` or more. UsageError names the place of the first fault."""
     if not isinstance(value, list):
         raise UsageError(f"{where}: {name} must be a list of whole numbers, found a {type(value).__name__}.")
     return [count(where, f"{name}[{index}]", item, least) for index, item in enumerate(value)]
 
 
 def count(where: str, name: str, value: Any, least: int = 0) -> int:
-    """A whole number, `least` or more; 3.0 counts as 3. UsageError otherwise."""
+    """Return `value` as a whole number, `least` or more; 3.0 counts as 3. UsageError otherwise."""
     whole = isinstance(value, (int, float)) and not isinstance(value, bool) and value == value // 1
     if not whole or value < least:
         raise UsageError(f"{where}: {name} must be a whole number of {least} or more, found {value!r}.")
@@ -164,13 +164,14 @@ def count(where: str, name: str, value: Any, least: int = 0) -> int:
 
 
 def mapping(where: str, value: Any) -> dict[str, Any]:
+    """Return `value` if it is an object. UsageError otherwise."""
     if not isinstance(value, dict):
         raise UsageError(f"{where}: an object was expected, found a {type(value).__name__}.")
     return value
 
 
 def within_gamma(where: str, accepted: Sequence[int], gamma: int) -> None:
-    """UsageError if a round accepted more than gamma."""
+    """Raise UsageError if a round accepted more than gamma."""
     if accepted and max(accepted) > gamma:
         raise UsageError(
             f"{where}: a round accepted {max(accepted)} draft tokens, more than gamma {gamma}: give the draft length "
@@ -179,7 +180,7 @@ def within_gamma(where: str, accepted: Sequence[int], gamma: int) -> None:
 
 
 def named(values: dict[str, Any], number: int, keys: Sequence[str] = ("question_id", "request_id", "id")) -> str:
-    """The name of a line's prompt: the first of `keys` that it has, else its number."""
+    """Return the name of a line's prompt: the first of `keys` that it has, else its number."""
     return next((str(values[key]) for key in keys if values.get(key) is not None), f"line {number}")
 
 
@@ -189,7 +190,7 @@ Importer = Callable[..., Imported]
 
 
 def importers() -> dict[str, Importer]:
-    """By the name that `--import` takes. Each is called with (path, gamma) and its own keyword arguments."""
+    """Return the importers by the name that `--import` takes; each takes (path, gamma) and options of its own."""
     from .accepted_lengths import accepted_lengths
     from .spec_bench import spec_bench
     from .vllm import vllm

@@ -14,17 +14,17 @@ import pandas as pd
 from specdec.errors import UsageError
 
 from .accepted_lengths import NO_OFFERS
-from .imported import Imported, Text, counts, imported, mapping, read_lines, within_gamma
+from .imported import Imported, ImportedText, counts, imported, mapping, read_lines, within_gamma
 
 KIND = "spec_bench"
 
 
 def spec_bench(path: Path, gamma: int) -> Imported:
-    """The rounds of an answer file; a choice is a repeat, a turn a text of the same prompt.
+    """Return the rounds of an answer file; a choice is a repeat, a turn is a text of the same prompt.
 
     gamma: draft tokens on the longest path (the depth, for trees). UsageError with file and line for another form.
     """
-    texts: list[Text] = []
+    texts: list[ImportedText] = []
     joined = 0
     for where, value in read_lines(path):
         question, category, choices = _answer(where, value)
@@ -39,7 +39,9 @@ def spec_bench(path: Path, gamma: int) -> Imported:
                 tokens, seconds = [sum(tokens)], [sum(seconds)]
             for part, written, time in zip(parts, tokens, seconds, strict=True):
                 offered = [gamma] * len(part)
-                texts.append(Text(question, category, part, offered, repeat=number, tokens=written, seconds=time))
+                texts.append(
+                    ImportedText(question, category, part, offered, repeat=number, tokens=written, seconds=time)
+                )
                 number += 1
     notes = [
         "Wall time is per turn, prefill included: speedup is end to end, and there is no t(1), so no account beyond "
@@ -58,7 +60,7 @@ def spec_bench(path: Path, gamma: int) -> Imported:
 
 
 def spec_bench_times(path: Path) -> pd.DataFrame:
-    """Tokens and seconds of every answer of a baseline's file: prompt, repeat, tokens, seconds (all turns).
+    """Return tokens and seconds of every answer of a baseline's file: prompt, repeat, tokens, seconds (all turns).
 
     `accept_lengths` is not needed. UsageError with file and line for another form.
     """
@@ -83,7 +85,7 @@ def _answer(where: str, value: Any) -> tuple[str, str, list[dict[str, Any]]]:
 
 
 def _per_turn(where: str, choice: dict[str, Any]) -> tuple[list[int], list[float]]:
-    """Tokens and seconds of each turn."""
+    """Return tokens and seconds of each turn."""
     tokens, times = counts(where, "new_tokens", choice.get("new_tokens")), choice.get("wall_time")
     if not isinstance(times, list) or not all(isinstance(t, (int, float)) and isfinite(t) and t > 0 for t in times):
         raise UsageError(f"{where}: wall_time must be a list of seconds above 0, found {times!r}.")
@@ -93,7 +95,7 @@ def _per_turn(where: str, choice: dict[str, Any]) -> tuple[list[int], list[float
 
 
 def _turns(where: str, choice: dict[str, Any], accepted: list[int], tokens: list[int]) -> list[list[int]]:
-    """The rounds of each turn, by decoding_steps (counted from 1 or from 0), else by new_tokens, else unsplit."""
+    """Split rounds into turns by decoding_steps (counted from 1 or from 0), else by new_tokens, else not at all."""
     if len(tokens) < 2:
         return [accepted]
     steps = counts(where, "decoding_steps", choice["decoding_steps"]) if "decoding_steps" in choice else []
@@ -105,7 +107,7 @@ def _turns(where: str, choice: dict[str, Any], accepted: list[int], tokens: list
 
 
 def _by_tokens(accepted: list[int], tokens: list[int]) -> list[list[int]] | None:
-    """Split where the committed tokens reach each turn's count exactly; None if they do not."""
+    """Split rounds where the committed tokens reach each turn's count exactly; None if they do not."""
     parts: list[list[int]] = [[]]
     written = 0
     for number in accepted:

@@ -13,7 +13,7 @@ from typing import Any
 from specdec.errors import UsageError
 
 from .accepted_lengths import NO_ENDS, NO_TIMES
-from .imported import Imported, Text, count, counts, imported, mapping, named, read_lines, within_gamma
+from .imported import Imported, ImportedText, count, counts, imported, mapping, named, read_lines, within_gamma
 
 KIND = "vllm"
 BELOW = ("spec_decode_metrics", "speculative_decoding")
@@ -27,11 +27,11 @@ SAME_OFFER = (
 
 
 def vllm(path: Path, gamma: int) -> Imported:
-    """The rounds of vLLM's requests. Requests without a draft are left out and counted.
+    """Return the rounds of vLLM's requests. Requests without a draft are left out and counted.
 
     UsageError with file and line for another form, totals that contradict themselves, or a length beyond gamma.
     """
-    texts: list[Text] = []
+    texts: list[ImportedText] = []
     forms: set[str] = set()
     silent = short = 0
     for number, (where, value) in enumerate(read_lines(path), 1):
@@ -44,7 +44,7 @@ def vllm(path: Path, gamma: int) -> Imported:
             continue
         forms.add(form)
         short += missing
-        texts.append(Text(named(values, number), str(values.get("category") or ""), accepted, offered))
+        texts.append(ImportedText(named(values, number), str(values.get("category") or ""), accepted, offered))
     ordered = forms <= {"steps"}
     notes = [
         NO_TIMES,
@@ -72,7 +72,7 @@ def _metrics(where: str, values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _rounds(where: str, metrics: dict[str, Any], gamma: int) -> tuple[str, list[int], list[int], int]:
-    """Form, accepted and offered per round, and how many offers are missing to gamma in every round."""
+    """Return the form, accepted and offered per round, and how many offered tokens are missing to gamma per round."""
     if "per_step_accepted" in metrics:
         accepted = counts(where, "per_step_accepted", metrics["per_step_accepted"])
         offered = counts(where, "per_step_drafted", metrics.get("per_step_drafted"))
@@ -104,7 +104,7 @@ def _rounds(where: str, metrics: dict[str, Any], gamma: int) -> tuple[str, list[
 
 
 def _histogram(where: str, metrics: dict[str, Any]) -> list[int]:
-    """Rounds by accepted tokens from counters: position k counts the rounds that accepted more than k."""
+    """Return rounds by accepted tokens from counters: position k counts the rounds that accepted more than k."""
     drafts = count(where, "num_drafts", metrics.get("num_drafts"))
     reached = [drafts, *counts(where, "num_accepted_tokens_per_pos", metrics["num_accepted_tokens_per_pos"]), 0]
     if any(later > earlier for earlier, later in zip(reached, reached[1:], strict=False)):

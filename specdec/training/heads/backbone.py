@@ -1,36 +1,32 @@
 """A target's model, trained together with its heads (Medusa-2, 2401.10774, section 2.2), whole or by adapters."""
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from specdec.errors import UsageError
+from specdec.targets.causal import Causal
 from specdec.training.heads.head_loss import positions
 from specdec.training.heads.head_recipe import LoraConfig
 
-if TYPE_CHECKING:
-    from specdec.targets.causal import Causal
-
 
 class Backbone(nn.Module):
-    """The model, taken from its target: from now on the target's weights are these, and change.
+    """The model, taken out of its target, whose weights change with it from now on.
 
     Attributes:
-        adapted: whether low-rank adapters are trained and the model's own weights stay.
+        adapted: low-rank adapters are trained, and the model's own weights stay.
     """
 
     def __init__(self, target: Causal, offset: int, lora: LoraConfig | None, seed: int) -> None:
         """
         Args:
-            offset: of the layer that the heads read, counted down from the last.
-            seed: of the adapters' first weights.
+            offset: the layer that the heads read, counted down from the last.
+            seed: the seed of the adapters' first weights.
         Raises:
-            UsageError: adapters without peft, or on layers that the model has none of.
+            UsageError: adapters without peft, or on layers that the model does not have.
         """
         super().__init__()
         self.offset, self.adapted = offset, lora is not None
@@ -42,17 +38,17 @@ class Backbone(nn.Module):
             self.model = _with_adapters(target.model, lora, seed)
 
     def forward(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """Hidden states [B, S, D] and logits [B, S, V] of tokens [B, S]."""
+        """Return hidden states [B, S, D] and logits [B, S, V] of tokens [B, S]."""
         output = self.model(input_ids=tokens, use_cache=False, output_hidden_states=True)
         return output.hidden_states[-1 - self.offset], output.logits
 
     def ends(self) -> tuple[Tensor, Tensor]:
-        """The weights [V, D] of the input embeddings and of the output layer, as they are trained."""
+        """Return the trained weights [V, D] of the input embeddings and of the output layer."""
         return self.model.get_input_embeddings().weight, self.model.get_output_embeddings().weight
 
     @torch.no_grad()
     def original_logits(self, tokens: Tensor) -> Tensor:
-        """[B, S, V] of the model without its adapters, as it was before the training."""
+        """Return the logits [B, S, V] of the model without its adapters, as it was before the training."""
         with self.model.disable_adapter() if self.adapted else nullcontext():
             training = self.model.training
             self.model.eval()
@@ -61,18 +57,18 @@ class Backbone(nn.Module):
         return logits
 
     def trained_state(self) -> dict[str, Tensor]:
-        """What a checkpoint needs: the weights that change."""
+        """Return the weights that change, for a checkpoint."""
         return {name: weight.detach() for name, weight in self.named_parameters() if weight.requires_grad}
 
     def load_trained_state(self, state: dict[str, Tensor]) -> None:
-        """Take back what `trained_state` gave."""
+        """Take back what `trained_state` returned."""
         with torch.no_grad():
             for name, weight in self.named_parameters():
                 if weight.requires_grad:
                     weight.copy_(state[name])
 
     def save(self, folder: Path) -> None:
-        """The model as `from_pretrained` reads it, adapters merged, in the dtype that it came in; tokenizer beside."""
+        """Write model and tokenizer as `from_pretrained` reads them, adapters merged, in the model's original dtype."""
         model = self.model.merge_and_unload() if self.adapted else self.model
         model.to(self._dtype).save_pretrained(folder)
         if self._tokenizer is not None:
@@ -82,12 +78,12 @@ class Backbone(nn.Module):
 def backbone_loss(
     logits: Tensor, tokens: Tensor, scored: Tensor, original: Tensor | None, self_distillation: float
 ) -> Tensor:
-    """Summed cross entropy of the next token, in nats: (1 - s) against the text's, s against the original's law.
+    """Return the summed cross entropy of the next token in nats: (1 - s) CE(token) + s CE(original's law).
 
     Args:
         logits: [B, S, V].
         tokens, scored: [B, S].
-        original: [B, S, V] logits, where s > 0.
+        original: [B, S, V] the original's logits; needed if s > 0.
         self_distillation: s.
     """
     where = positions(tokens, scored, 0)

@@ -1,4 +1,4 @@
-"""Typed configuration of what heads are trained on (`conf/head_data/`): types and bounds, no values and no torch."""
+"""Typed configuration of the data that heads are trained on (`conf/head_data/`): no values and no torch."""
 
 import json
 from collections.abc import Mapping
@@ -7,84 +7,63 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, PlainValidator, TypeAdapter, model_validator
 
 from specdec.config import AtLeastOne, typed
-from specdec.training.models.recipe import CorpusConfig, TextCorpusConfig
-
-
-@typed
-class ConversationsConfig:
-    """Records `{"conversations": [{"from": "human" | "gpt", "value": TEXT}, ...]}` (ShareGPT's form).
-
-    Attributes:
-        path: a JSON list of them, or JSON lines, gzip or not; or else:
-        hub_id: a data set on the hub in parquet or JSON (no script is ever run).
-        chat_template: Jinja, for a tokenizer that has no template of its own.
-        max_conversations: as many from the beginning; None is all.
-        heldout_every: the n-th, 2n-th, ... conversation is held out.
-    """
-
-    name: Literal["conversations"]
-    path: Annotated[str, Field(min_length=1)] | None
-    hub_id: Annotated[str, Field(min_length=1)] | None
-    hub_config: str | None
-    split: str
-    revision: str | None
-    chat_template: Annotated[str, Field(min_length=1)]
-    max_conversations: AtLeastOne | None
-    heldout_every: Annotated[int, Field(ge=2)]
+from specdec.text.conversations import ConversationsConfig
+from specdec.text.documents import TextCorpusConfig
+from specdec.text.python_sources import PythonCorpusConfig
+from specdec.training.recipe_parts import NonNegative, Positive
 
 
 @typed
 class SelfDistillationConfig:
-    """What the target writes.
+    """How the target writes the text that heads are trained on.
 
     Attributes:
-        texts, heldout_texts: how many it goes on with, of the training and of the held-out documents.
-        prefix_tokens: how much of a text it is shown; of a conversation, all up to one of the answers.
-        new_tokens: at most so many that it writes.
-        temperature: of its sampling; 0 is greedy.
-        batch: texts at a time.
+        texts, heldout_texts: how many training and held-out documents it continues.
+        prefix_tokens: tokens of a text that it is shown; of a conversation, it is shown all up to one of the answers.
+        new_tokens: the most tokens that it writes after them.
+        temperature: the temperature of its sampling; 0 is greedy.
+        batch: texts that it writes at a time.
     """
 
     texts: AtLeastOne
     heldout_texts: AtLeastOne
     prefix_tokens: AtLeastOne
     new_tokens: AtLeastOne
-    temperature: Annotated[float, Field(ge=0.0)]
+    temperature: NonNegative
     batch: AtLeastOne
 
 
 @typed
 class StatesConfig:
-    """How hidden states come about.
+    """How hidden states are computed and kept.
 
     Attributes:
-        cache: "disk": each is computed once and kept, unless that takes more than `limit_gib`; "none": always computed
-            on the way.
-        dtype: that they are rounded to, kept or not; "auto" is the target's own.
-        folder: below which they are kept.
+        cache: "disk": computed once and kept, unless they take more than `limit_gib`; "none": computed in every step.
+        dtype: the dtype that states are rounded to, kept or not; "auto" is the target's own.
+        folder: the place below which they are kept.
         batch: sequences of one call of the target while the cache is filled.
-        shard_mib: about the size of a file; an interruption loses one at most.
+        shard_mib: about the size of a file; an interruption loses at most one file.
     """
 
     cache: Literal["disk", "none"]
-    limit_gib: Annotated[float, Field(gt=0.0)]
+    limit_gib: Positive
     dtype: Literal["auto", "float32", "bfloat16", "float16"]
     folder: Annotated[str, Field(min_length=1)]
     batch: AtLeastOne
     shard_mib: AtLeastOne
 
 
-SourceConfig = CorpusConfig | TextCorpusConfig | ConversationsConfig
+SourceConfig = PythonCorpusConfig | TextCorpusConfig | ConversationsConfig
 _KINDS: dict[Any, Any] = {
-    None: CorpusConfig,
+    None: PythonCorpusConfig,
     "text": TextCorpusConfig,
     "conversations": ConversationsConfig,
 }
 
 
 def _by_name(source: Any) -> SourceConfig:
-    """The kind that `source.name` selects (Python sources have none); a union would put its labels into messages."""
-    if isinstance(source, CorpusConfig | TextCorpusConfig | ConversationsConfig):
+    """Check a source as the kind that its name selects; a pydantic union would put its labels into messages."""
+    if isinstance(source, PythonCorpusConfig | TextCorpusConfig | ConversationsConfig):
         return source
     if not isinstance(source, Mapping):
         raise ValueError("source should be a group of keys")
@@ -98,22 +77,21 @@ def _by_name(source: Any) -> SourceConfig:
 
 @typed
 class HeadDataConfig:
-    """What heads are trained on (`conf/head_data/`).
+    """The data that heads are trained on (`conf/head_data/`).
 
     Attributes:
-        source: Python sources or another text (groups of `conf/corpus`, whose `vocabulary` is that of models trained
-            from scratch and means nothing here: the tokens are the target's), or conversations.
-        generated: the target goes on with the source's documents, and what it writes is trained on; None: the
-            documents themselves.
+        source: conversations, Python sources or another text. The last two are groups of `conf/corpus`; their
+            `vocabulary` has no meaning here, because the tokens are the target's.
+        generated: the target continues the source's documents, and heads are trained on what it writes; None: heads
+            are trained on the documents themselves.
         sequence_length: tokens of a sequence.
-        packed: documents one after another, cut without regard to where they begin; otherwise one document a sequence,
-            its end cut off.
+        packed: joins documents and cuts them anywhere; otherwise a sequence is one document, its end cut off.
         batch: sequences of an optimizer step.
-        sequences: of the training text, at most; None is all of it. Heads need less of it than a model does, and fewer
-            states read several times are kept more easily.
+        sequences: the most sequences of the training text; None is all. Heads need less text than a model does, and
+            the states of few sequences, read several times, are kept more easily.
         passes, steps: how often all sequences are read, or how many steps are made; one of them is None.
-        heldout: sequences of held-out documents, at most.
-        folder: where tokens and generated text are kept, shared by recipes.
+        heldout: the most sequences of held-out documents.
+        folder: the place of tokens and generated text, shared by recipes.
     """
 
     source: Annotated[SourceConfig, PlainValidator(_by_name)]
@@ -122,7 +100,7 @@ class HeadDataConfig:
     packed: bool
     batch: AtLeastOne
     sequences: AtLeastOne | None
-    passes: Annotated[float, Field(gt=0.0)] | None
+    passes: Positive | None
     steps: AtLeastOne | None
     heldout: AtLeastOne
     states: StatesConfig

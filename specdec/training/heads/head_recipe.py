@@ -4,26 +4,23 @@ from dataclasses import asdict
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
-from pydantic.dataclasses import dataclass
 
-from specdec.config import AtLeastOne, TrackingConfig, typed
+from specdec.config import AtLeastOne, Probability, TrackingConfig, typed
 from specdec.heads.config import HeadsConfig
 from specdec.training.heads.head_data_config import HeadDataConfig
-from specdec.training.models.recipe import STRICT, PaceConfig, PositiveInt, fingerprint
-from specdec.training.schedules import NonNegative, RateConfig, Share, Weight
-
-Positive = Annotated[float, Field(gt=0.0)]
+from specdec.training.recipe_parts import NonNegative, PaceConfig, Positive, fingerprint
+from specdec.training.schedules import RateConfig, Weight
 
 
 @typed
 class HeadLossConfig:
-    """L = w_heads sum_k decay^k CE_k + w_backbone CE_0 (Medusa 2401.10774, section 2.2), both weights over the steps.
+    """L = w_heads sum_k decay^k CE_k + w_backbone CE_0 (Medusa 2401.10774, section 2.2); both weights may change.
 
     Attributes:
-        heads: weight of the heads' loss; a number, or a ramp.
-        backbone: weight of the backbone's own; while it is 0, the backbone stands still. So heads first, then both
-            (two-stage) is a ramp that starts late, and the gradual strategy one that starts at 0.
-        decay: head k weighs decay^k.
+        heads: weight of the heads' loss; a number, or a ramp over the steps.
+        backbone: weight of the backbone's own loss; while it is 0, the backbone stands still. A ramp that starts late
+            trains heads first, then both (two-stage); one that starts at 0 is the gradual strategy.
+        decay: head k has the weight decay^k.
         teacher: share of the heads' loss that is against the original target's law instead of the text's token.
         self_distillation: the same share of the backbone's loss.
     """
@@ -31,8 +28,8 @@ class HeadLossConfig:
     heads: Weight
     backbone: Weight
     decay: Annotated[float, Field(gt=0.0, le=1.0)]
-    teacher: Share
-    self_distillation: Share
+    teacher: Probability
+    self_distillation: Probability
 
 
 @typed
@@ -40,15 +37,15 @@ class HeadOptimizerConfig:
     """Adam, or with decoupled weight decay AdamW.
 
     Attributes:
-        learning_rate: of the backbone; that of the heads is `heads_multiplier` times it.
-        grad_clip: norm of the whole gradient.
+        learning_rate: the backbone's; the heads' rate is `heads_multiplier` times it.
+        grad_clip: the largest norm of the whole gradient.
     """
 
     name: Literal["adam", "adamw"]
     learning_rate: Positive
     heads_multiplier: Positive
-    beta1: Share
-    beta2: Share
+    beta1: Probability
+    beta2: Probability
     weight_decay: NonNegative
     grad_clip: Positive
     rate: RateConfig
@@ -59,7 +56,7 @@ class LoraConfig:
     """Low-rank adapters (peft) on the backbone, instead of all of its weights.
 
     Attributes:
-        targets: names of the layers that get one, or "all-linear".
+        targets: names of the layers that get an adapter, or "all-linear".
     """
 
     rank: AtLeastOne
@@ -68,11 +65,11 @@ class LoraConfig:
     targets: list[str] | Literal["all-linear"]
 
 
-@dataclass(frozen=True, config=STRICT)
+@typed
 class HeadMonitorConfig(PaceConfig):
-    """What is measured on the way, and how often."""
+    """How much is measured on the way, and how often."""
 
-    heldout_batches: PositiveInt  # of the held-out text, at most; the end scores all of it
+    heldout_batches: AtLeastOne  # the most batches of held-out text; the end scores all of it
 
 
 @typed
@@ -80,12 +77,12 @@ class HeadTrainConfig:
     """The root of `conf/train.yaml` with a recipe of `conf/heads/`.
 
     Attributes:
-        target: as in `conf/target/`; checked by the target that it names.
+        target: the keys of a `conf/target/` file; checked by the target that they name.
         backbone: frozen (Medusa-1), or trained together with the heads (Medusa-2).
-        init: heads to go on from, a file of an earlier training.
+        init: a file of an earlier training, with the heads to go on from.
         micro_batch: sequences of one forward pass on one device; gradients accumulate over those of `data.batch`.
         bfloat16: forward and backward passes in bfloat16 over float32 weights.
-        save_dtype: of the heads' file.
+        save_dtype: the dtype of the heads' file.
     """
 
     heads: HeadsConfig
@@ -133,7 +130,7 @@ class HeadTrainConfig:
 
 
 def head_fingerprint(config: HeadTrainConfig, target: str, data: str) -> str:
-    """What must not change when a run is resumed: all that touches the weights, not logging or paths.
+    """Hash what must not change when a training is resumed: all that touches the weights, not logging or paths.
 
     Args:
         target: `HiddenStates.identity`.
@@ -142,7 +139,7 @@ def head_fingerprint(config: HeadTrainConfig, target: str, data: str) -> str:
     parts = asdict(config)
     del parts["heads"]["name"]
     keys = ("heads", "loss", "optimizer", "backbone", "lora", "init", "micro_batch", "bfloat16", "seed")
-    # What a step reads; the number of steps also sets how rates and weights run.
+    # The keys that decide what a step reads; the number of steps also sets how rates and weights change.
     read = {key: parts["data"][key] for key in ("batch", "sequences", "passes", "steps")}
     rounded = parts["data"]["states"]["dtype"]
     return fingerprint({key: parts[key] for key in keys}, read, rounded, parts["target"].get("dtype"), target, data)

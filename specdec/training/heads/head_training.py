@@ -1,96 +1,49 @@
-"""Training of heads on a target's hidden states, the target frozen or trained with them.
+"""Training of heads on a target's hidden states, with the target frozen or trained too.
 
-Built on accelerate: several processes share a step's sequences, and only the first writes. It knows neither Hydra nor
-MLflow, and not where sequences and states come from.
+Built on accelerate: several processes share a step's sequences, and only the first writes. Knows neither Hydra nor
+MLflow.
 """
-
-from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from accelerate import Accelerator, DistributedDataParallelKwargs
-from torch import Tensor, nn
+from torch import Tensor
 
 from specdec.config import validated
 from specdec.errors import NumericsError, UsageError
-from specdec.heads.files import load_heads, read_heads, save_heads, state_offset
-from specdec.heads.model import Heads
+from specdec.heads.files import load_heads, save_heads, state_offset
 from specdec.sampling import SamplingConfig
 from specdec.targets.base import Target, targets
+from specdec.targets.causal import Causal
+from specdec.text.writing import write_atomically
 from specdec.tracking.writer import check_store
-from specdec.training.batches import write_atomically
-from specdec.training.heads.backbone import Backbone, backbone_loss
-from specdec.training.heads.head_data import Batch, Sequences, open_sequences
-from specdec.training.heads.head_loss import HeadAccuracy, TargetScore, heads_loss
-from specdec.training.heads.head_recipe import HeadOptimizerConfig, HeadTrainConfig, head_fingerprint
+from specdec.training.heads.backbone import Backbone
+from specdec.training.heads.head_accuracy import HeadAccuracy, TargetScore, score_heads, target_score
+from specdec.training.heads.head_data import open_sequences
+from specdec.training.heads.head_recipe import HeadTrainConfig, head_fingerprint
 from specdec.training.heads.hidden_states import StateSource
-from specdec.training.resumable import Outcome, ResumableTraining, column, hardware
+from specdec.training.heads.sequences import Batch, Sequences
+from specdec.training.heads.student import Student, build_optimizer, first_heads
+from specdec.training.resumable import FinishedTraining, ResumableTraining, column, hardware, training_device
 from specdec.training.schedules import rate_factor, warm_up
-from specdec.training.session import keep_freed_memory, sit
-
-if TYPE_CHECKING:
-    from specdec.targets.causal import Causal
+from specdec.training.sitting import keep_freed_memory, sit
 
 HEADS_FILE = "heads.safetensors"
 BACKBONE_FOLDER = "backbone"
-HELDOUT = "heldout"  # prefix of the metrics
-# Logits are read as they are, before any sampling.
+# Only the target's logits are read, before any sampling.
 _SAMPLING = SamplingConfig(name="greedy", temperature=0.0, top_k=None, top_p=None, min_p=None)
 
 
-class Student(nn.Module):
-    """All that is trained: the heads, and the backbone where it is."""
-
-    def __init__(self, heads: Heads, backbone: Backbone | None, config: HeadTrainConfig) -> None:
-        super().__init__()
-        self.heads, self.backbone, self.loss = heads, backbone, config.loss
-
-    def forward(
-        self,
-        tokens: Tensor,
-        scored: Tensor,
-        scales: list[float],
-        states: Tensor | None,
-        teacher: Tensor | None,
-    ) -> tuple[Tensor, Tensor]:
-        """The heads' loss and the backbone's, each weighted.
-
-        Args:
-            tokens, scored: [B, S].
-            scales: of the backbone's summed loss, and of those of heads 1, ..., K.
-            states: [B, S, D] of a frozen target.
-            teacher: [B, S, V] its logits, where the heads' loss asks for them.
-        """
-        own = tokens.new_zeros((), dtype=torch.float32)
-        if self.backbone is not None:
-            moving = scales[0] > 0
-            with torch.set_grad_enabled(moving):
-                states, logits = self.backbone(tokens)
-            ends = self.backbone.ends()  # heads read both, and must not move them either while the backbone stands
-            self.heads.rebind(*(ends if moving else (weight.detach() for weight in ends)))
-            if self.loss.teacher or (moving and self.loss.self_distillation):
-                teacher = self.backbone.original_logits(tokens)
-            if moving:
-                original = teacher if self.loss.self_distillation else None
-                own = scales[0] * backbone_loss(logits, tokens, scored, original, self.loss.self_distillation)
-        assert states is not None
-        theirs = heads_loss(
-            self.heads, states.float(), tokens, scored, scales[1:], teacher if self.loss.teacher else None,
-            self.loss.teacher,
-        )  # fmt: skip
-        return theirs, own
-
-
 class HeadTraining(ResumableTraining):
-    """One training of heads, to their file, the backbone beside them where it was trained, and a summary."""
+    """The training of one set of heads, to their file, the backbone beside it if it was trained, and a summary."""
 
     origin = "another recipe, seed, target or data"
     watched = "heldout.head_1.top1"
@@ -105,15 +58,16 @@ class HeadTraining(ResumableTraining):
     ) -> None:
         """
         Args:
-            source: of the target's states; where the backbone is trained, of the original's on held-out text.
+            source: the states of the frozen target; not read if the backbone is trained.
         Raises:
-            UsageError: heads to go on from that are of another kind or target; more processes than sequences.
+            UsageError: heads to go on from that are of another kind or target; more processes than sequences; a target
+                that cannot be trained.
         """
         super().__init__(config.monitor)
         self.config, self.accelerator, self.target = config, accelerator, target
         self.sequences, self.source = sequences, source
         self.name = config.heads.name
-        self.folder = output_folder(config)
+        self.folder = Path(config.output_dir or f"models/heads/{config.heads.name}")
         self.writes = accelerator.is_main_process
         self.steps, self.step_tokens = sequences.steps, sequences.batch_size * sequences.length
         self.target_identity = target.hidden.identity
@@ -129,8 +83,10 @@ class HeadTraining(ResumableTraining):
         backbone = None
         self.before = {}
         if config.backbone == "joint":
+            if not isinstance(target, Causal):
+                raise UsageError(f"Target {type(target).__name__} is no model that can be trained: use target=causal.")
             self.before = self._target_score(all_batches=True)
-            backbone = Backbone(_causal(target), state_offset(config.heads, target), config.lora, config.seed)
+            backbone = Backbone(target, state_offset(config.heads, target), config.lora, config.seed)
             heads.rebind(*backbone.ends())
         self.student = Student(heads, backbone, config).to(accelerator.device)
         self.wrapped = accelerator.prepare(self.student)
@@ -139,7 +95,7 @@ class HeadTraining(ResumableTraining):
         self._reference: dict[str, float] | None = None
         count = config.heads.count
         self.losses = ("train.heads_loss", "train.backbone_loss") if backbone is not None else ()
-        self.scores = (*HeadAccuracy(count).metrics(HELDOUT), *TargetScore().metrics(HELDOUT))
+        self.scores = (*HeadAccuracy(count).metrics(), *TargetScore().metrics())
 
     # --- checkpoints
 
@@ -166,7 +122,7 @@ class HeadTraining(ResumableTraining):
         scales = self._scales(batch, step)
         self._set_rates(step)
         accelerator, processes = self.accelerator, self.accelerator.num_processes
-        # Adapters drop at random: by the step alone, so that a resumed training drops the same.
+        # Adapters drop at random: seeded by the step alone, so that a resumed training drops the same.
         torch.manual_seed(self.config.seed + (step * processes + accelerator.process_index) * 0x9E3779B1 % 2**31)
         self.student.train()
         parts = list(batch.split(self.config.micro_batch))[accelerator.process_index :: processes]
@@ -176,21 +132,24 @@ class HeadTraining(ResumableTraining):
             tokens, scored = part.tokens.to(accelerator.device), part.scored.to(accelerator.device)
             with self._synchronised(number == len(parts)):
                 theirs, own = self.wrapped(tokens, scored, scales, states, teacher)
-                # Processes average their gradients; each has its part of a sum.
+                # Processes average their gradients, and each has its part of a sum.
                 accelerator.backward((theirs + own) * processes)
             losses += torch.stack([theirs.detach().double(), own.detach().double()])
         heads, backbone = accelerator.reduce(losses, "sum").tolist()
         total = heads + backbone
         norm = torch.nn.utils.clip_grad_norm_(self.student.parameters(), self.config.optimizer.grad_clip)
         if not (torch.isfinite(norm) and abs(total) < float("inf")):
-            raise NumericsError(f"The training loss is {total}, its gradient {float(norm)}, at step {step}.")
+            raise NumericsError(
+                f"The training loss is {total}, its gradient {float(norm)}, at step {step}: lower "
+                "optimizer.learning_rate."
+            )
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         taken = {"train_loss": total, "lr": self.optimizer.param_groups[0]["lr"]}
-        return taken | ({column(name): loss for name, loss in zip(self.losses, (heads, backbone), strict=False)})
+        return taken | {column(name): loss for name, loss in zip(self.losses, (heads, backbone), strict=False)}
 
     def _scales(self, batch: Batch, step: int) -> list[float]:
-        """What each summed loss is multiplied with: its weight over the positions of the whole step."""
+        """Return the factor on each summed loss: its weight over the number of positions in the whole step."""
         loss = self.config.loss
         heads, backbone = loss.heads.at(step, self.steps), loss.backbone.at(step, self.steps)
         weights = [backbone, *(heads * loss.decay**k for k in range(1, self.config.heads.count + 1))]
@@ -214,7 +173,7 @@ class HeadTraining(ResumableTraining):
 
     @contextmanager
     def _synchronised(self, last: bool) -> Iterator[None]:
-        """Gradients are averaged over the processes once a step."""
+        """Average the gradients over the processes once a step, after its last part."""
         if last:
             yield
         else:
@@ -231,7 +190,7 @@ class HeadTraining(ResumableTraining):
 
     @torch.no_grad()
     def score(self) -> dict[str, float]:
-        """Accuracies on a part of the held-out text, in the arithmetic of training: a monitor."""
+        """Score the heads on a part of the held-out text, in the arithmetic of training: a monitor."""
         if not self.writes:
             return {}
         self.student.eval()
@@ -247,20 +206,18 @@ class HeadTraining(ResumableTraining):
                     own.add(logits, tokens, scored)
         if backbone is None:  # a frozen target's own figures are the same every time
             self._reference = self._reference or self._target_score(all_batches=False)
-            return accuracy.metrics(HELDOUT) | self._reference
-        return accuracy.metrics(HELDOUT) | own.metrics(HELDOUT)
+            return accuracy.metrics() | self._reference
+        return accuracy.metrics() | own.metrics()
 
     def _target_score(self, all_batches: bool) -> dict[str, float]:
-        """The target's own next token, in its own arithmetic."""
+        """Score the target's own next token, in its own arithmetic."""
         limit = None if all_batches else self.config.monitor.heldout_batches
-        return target_score(self.target, islice(self.sequences.heldout(), limit), self.config.micro_batch).metrics(
-            HELDOUT
-        )
+        return target_score(self.target, islice(self.sequences.heldout(), limit), self.config.micro_batch).metrics()
 
     # --- the end
 
-    def finish(self) -> Outcome:
-        """Write heads (and backbone), score what was written on all held-out text, and write `summary.json`."""
+    def finish(self) -> FinishedTraining:
+        """Write heads (and backbone), score the written files on all held-out text, and write `summary.json`."""
         path = self.folder / HEADS_FILE
         summary = {
             "recipe": {key: value for key, value in asdict(self.config).items() if key in _RECIPE},
@@ -293,7 +250,7 @@ class HeadTraining(ResumableTraining):
         summary |= {"bytes": path.stat().st_size, "heldout": metrics}
         write_atomically(self.folder / "summary.json", json.dumps(summary, indent=1) + "\n")
         final = {name.replace("heldout.", "heldout.final.", 1): value for name, value in metrics.items()}
-        return Outcome(self.folder, summary, final, self._sentence(metrics, path))
+        return FinishedTraining(self.folder, summary, final, self._sentence(metrics, path))
 
     def _sentence(self, metrics: dict[str, float], path: Path) -> str:
         heads = range(1, self.config.heads.count + 1)
@@ -312,13 +269,12 @@ _RECIPE = (
 
 
 def open_training(config: HeadTrainConfig) -> HeadTraining:
-    """Target, sequences and states of a recipe, opened by the first process and then by the others.
+    """Open target, sequences and states of a recipe, first in the main process and then in the others.
 
     Raises:
-        UsageError: whatever of them is missing or does not fit; nothing has run by then.
+        UsageError: one of them is missing or does not fit.
     """
-    if config.device == "cuda" and not torch.cuda.is_available():
-        raise UsageError("Bad value device=cuda: no CUDA device is available; use device=cpu.")
+    training_device(config.device)  # refuses a GPU that is not there
     accelerator = Accelerator(
         cpu=config.device == "cpu",
         mixed_precision="bf16" if config.bfloat16 else "no",
@@ -335,101 +291,20 @@ def open_training(config: HeadTrainConfig) -> HeadTraining:
 
 
 def load_target(values: dict[str, Any], device: torch.device) -> Target:
-    """The target of a recipe on the device of this process."""
+    """Load the target of a recipe to the device of this process."""
     return targets.build({**values, "device": str(device)}, sampling=_SAMPLING)
 
 
-def output_folder(config: HeadTrainConfig) -> Path:
-    """Where a training's files go."""
-    return Path(config.output_dir or f"models/heads/{config.heads.name}")
+def run(values: Mapping[str, Any]) -> FinishedTraining | None:
+    """Train the heads of a recipe, or go on training them.
 
-
-def first_heads(config: HeadTrainConfig, target: Target) -> Heads:
-    """Fresh heads in float32, or those of `init`.
-
-    Raises:
-        UsageError: the file's heads are of another kind, or were trained on other weights; both are named.
-    """
-    with torch.random.fork_rng():
-        torch.manual_seed(config.seed)
-        heads = Heads(config.heads, target.hidden.embedding.detach(), target.hidden.output_layer.detach()).float()
-    if config.init is None:
-        return heads
-    stored = read_heads(config.init, key="init")
-    if stored.target != target.hidden.identity:
-        raise UsageError(
-            f"The heads init={config.init} were trained on a target whose weights have the hash {stored.target[:16]}; "
-            f"this one's have {target.hidden.identity[:16]}: go on with the target that they were trained on."
-        )
-    mine, theirs = asdict(config.heads), asdict(stored.config)
-    other = [key for key in mine if key != "name" and mine[key] != theirs[key]]
-    if other:
-        raise UsageError(
-            f"The heads init={config.init} have "
-            f"{', '.join(f'{key}={theirs[key]}' for key in other)} and the recipe has "
-            f"{', '.join(f'heads.{key}={mine[key]}' for key in other)}: make them the same."
-        )
-    heads.load_state_dict(stored.weights)
-    return heads
-
-
-def build_optimizer(student: Student, config: HeadOptimizerConfig) -> torch.optim.Optimizer:
-    """Two groups, the heads and what of the backbone is trained; each keeps its `base_lr`."""
-    groups: list[tuple[str, nn.Module, float]] = [
-        ("heads", student.heads, config.learning_rate * config.heads_multiplier)
-    ]
-    if student.backbone is not None:
-        groups.append(("backbone", student.backbone, config.learning_rate))
-    kind = torch.optim.Adam if config.name == "adam" else torch.optim.AdamW
-    return kind(
-        [
-            {"params": [p for p in module.parameters() if p.requires_grad], "lr": rate, "base_lr": rate, "part": part}
-            for part, module, rate in groups
-        ],
-        betas=(config.beta1, config.beta2),
-        weight_decay=config.weight_decay,
-        fused=True,
-    )
-
-
-def target_score(target: Target, batches: Iterable[Batch], micro_batch: int) -> TargetScore:
-    """The target's own next token on batches of text, in its own arithmetic."""
-    score = TargetScore()
-    for batch in batches:
-        for part in batch.split(micro_batch):
-            tokens, scored = part.tokens.to(target.device), part.scored.to(target.device)
-            score.add(target.hidden.sequence(tokens, 0)[1], tokens, scored)
-    return score
-
-
-def score_heads(heads: Heads, target: Target, batches: Iterable[Batch], micro_batch: int) -> dict[str, float]:
-    """Accuracy of heads on their target's states of batches of text, and the target's own, in its arithmetic."""
-    accuracy, own = HeadAccuracy(len(heads)), TargetScore()
-    for batch in batches:
-        for part in batch.split(micro_batch):
-            tokens, scored = part.tokens.to(target.device), part.scored.to(target.device)
-            states, logits = target.hidden.sequence(tokens, state_offset(heads.config, target))
-            accuracy.add(heads, states, tokens, scored)
-            own.add(logits, tokens, scored)
-    return accuracy.metrics(HELDOUT) | own.metrics(HELDOUT)
-
-
-def _causal(target: Target) -> Causal:
-    from specdec.targets.causal import Causal
-
-    if not isinstance(target, Causal):
-        raise UsageError(f"Target {type(target).__name__} is no model that can be trained: use target=causal.")
-    return target
-
-
-def run(values: Mapping[str, Any]) -> Outcome | None:
-    """Train, or go on training, the heads that `values` (plain data from YAML) say.
-
+    Args:
+        values: the configuration, plain data from YAML.
     Returns:
         None in all processes but the first.
-
     Raises:
-        UsageError: bad values, files or targets; a checkpoint of another recipe. Interrupted after a signal.
+        UsageError: bad values, files or targets; a checkpoint of another recipe.
+        Interrupted: after a signal.
     """
     config = validated(HeadTrainConfig, values)
     check_store(config.tracking, Path.cwd())

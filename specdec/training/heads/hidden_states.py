@@ -1,6 +1,6 @@
-"""What heads read: the target's hidden states of sequences, from a cache on disk or computed on the way.
+"""The input of heads: the target's hidden states of sequences, from a cache on disk or computed in every step.
 
-Either way the same numbers, rounded to the same dtype. Knows neither heads nor where text comes from.
+Both ways give the same numbers, rounded to the same dtype. Knows neither heads nor where text comes from.
 """
 
 import json
@@ -8,7 +8,6 @@ import logging
 import os
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -18,14 +17,12 @@ from torch import Tensor
 
 from specdec.errors import NumericsError, UsageError
 from specdec.progress import progress_bar
-from specdec.training.batches import write_atomically
-from specdec.training.heads.document_store import PARTS, Part
+from specdec.targets.base import Target
+from specdec.text.document_store import PARTS, Part
+from specdec.text.writing import write_atomically
 from specdec.training.heads.head_data_config import StatesConfig
-from specdec.training.models.recipe import fingerprint
-
-if TYPE_CHECKING:
-    from specdec.targets.base import Target
-    from specdec.training.heads.head_data import Batch, Sequences
+from specdec.training.heads.sequences import Batch, Sequences
+from specdec.training.recipe_parts import fingerprint
 
 logger = logging.getLogger(__name__)
 
@@ -35,51 +32,49 @@ _PROBE = 4  # tokens
 
 
 class StateSource:
-    """States, and the target's own logits where a teacher is asked for, of any batch of some sequences.
+    """The hidden states of any batch of sequences and, for a teacher, the target's own logits.
 
     Attributes:
-        bytes: what all states take.
-        cached: they are read from disk: after `prepare`, where they are kept.
+        bytes: the size of all states.
+        cached: states are read from disk; True after `prepare` if they are kept there.
     """
 
     cached = False
 
-    def __init__(
-        self, target: "Target", offset: int, sequences: "Sequences", config: StatesConfig, teacher: bool
-    ) -> None:
+    def __init__(self, target: Target, offset: int, sequences: Sequences, config: StatesConfig, teacher: bool) -> None:
         """
         Args:
-            offset: layer, counted down from the last (`HiddenStates`).
-            teacher: whether `states` returns logits.
+            offset: the layer of the states, counted down from the last.
+            teacher: `states` returns logits too.
         Raises:
             UsageError: a target without states, or without that layer.
         """
         self.target, self.offset, self.sequences, self.config, self.teacher = target, offset, sequences, config, teacher
-        # A look at a few tokens shows the states' form.
+        # The states of a few tokens show size and dtype.
         probe = sequences.batch("heldout", np.arange(1)).tokens[:, :_PROBE].to(target.device)
         states, logits = target.hidden.sequence(probe, offset)
         self.dtype, self.size = states_dtype(config, states.dtype), states.shape[-1]
-        self._row_bytes = sequences.length * self.size * self.dtype.itemsize
-        self.bytes = sum(sequences.counts.values()) * self._row_bytes
-        # Some models do more than one product behind their last states (a bias, a cap on the logits).
+        self._sequence_bytes = sequences.length * self.size * self.dtype.itemsize
+        self.bytes = sum(sequences.counts.values()) * self._sequence_bytes
+        # Some models do more with their last states than one matrix product (a bias, a cap on the logits).
         error = torch.finfo(logits.dtype).eps * float(logits.abs().max())
         self._linear_output = offset == 0 and torch.allclose(
             F.linear(states, target.hidden.output_layer), logits, rtol=0, atol=error
         )
-        # The teacher's logits come from the last layer: where others are read from disk, that one is too, if unrounded.
+        # The teacher's logits need the last layer's states: kept on disk too if they would not be rounded there.
         self._last: StateSource | None = None
         if teacher and offset and self.dtype == states.dtype:
             last = StateSource(target, 0, sequences, config, teacher=True)
             self._last = last if last._linear_output else None
         name = fingerprint(target.hidden.identity, offset, str(self.dtype), sequences.fingerprint, config.shard_mib)
         self.folder = Path(config.folder).expanduser() / name[:16]
-        self._shard_rows = max(1, config.shard_mib * MIB // self._row_bytes)
+        self._shard_size = max(1, config.shard_mib * MIB // self._sequence_bytes)  # sequences
         self._shards: dict[str, Tensor] = {}
 
     # --- the cache
 
     def prepare(self) -> None:
-        """Fill the cache, where there is one: what an interrupted run or another training left is kept.
+        """Fill the cache if there is one; states that an interrupted or another training left are kept.
 
         Raises:
             UsageError: too little space on the disk, before anything is computed.
@@ -94,7 +89,7 @@ class StateSource:
                 "step instead", size / GIB, self.config.limit_gib,
             )  # fmt: skip
             return
-        missing = (source._row_bytes * (end - first) for source in kept for _, first, end in source._missing())
+        missing = (source._sequence_bytes * (end - first) for source in kept for _, first, end in source._missing())
         check_space(self.config, sum(missing))
         for source in kept:
             source._fill()
@@ -121,11 +116,11 @@ class StateSource:
                 progress.advance(bar, end - first)
 
     def _ranges(self) -> list[tuple[Part, int, int]]:
-        """(part, first row, row after the last) of each shard."""
+        """Return (part, first sequence, sequence after the last) of each file."""
         return [
-            (part, first, min(first + self._shard_rows, self.sequences.counts[part]))
+            (part, first, min(first + self._shard_size, self.sequences.counts[part]))
             for part in PARTS
-            for first in range(0, self.sequences.counts[part], self._shard_rows)
+            for first in range(0, self.sequences.counts[part], self._shard_size)
         ]
 
     def _complete(self) -> set[str]:
@@ -144,35 +139,35 @@ class StateSource:
         path = self.folder / _shard(part, first, end)
         temporary = path.with_name(path.name + ".part")
         with temporary.open("wb") as file:
-            for row in range(first, end, self.config.batch):
-                batch = self.sequences.batch(part, np.arange(row, min(row + self.config.batch, end)))
+            for number in range(first, end, self.config.batch):
+                batch = self.sequences.batch(part, np.arange(number, min(number + self.config.batch, end)))
                 states, _ = self._call(batch)
                 states.cpu().contiguous().view(torch.uint8).numpy().tofile(file)
         os.replace(temporary, path)
 
-    def _read(self, batch: "Batch") -> Tensor:
-        rows = []
-        for row in map(int, batch.rows):
-            first = row // self._shard_rows * self._shard_rows
-            end = min(first + self._shard_rows, self.sequences.counts[batch.part])
-            rows.append(self._mapped(_shard(batch.part, first, end), end - first)[row - first])
-        return torch.stack(rows).to(self.target.device)
+    def _read(self, batch: Batch) -> Tensor:
+        found = []
+        for number in map(int, batch.numbers):
+            first = number // self._shard_size * self._shard_size
+            end = min(first + self._shard_size, self.sequences.counts[batch.part])
+            found.append(self._mapped(_shard(batch.part, first, end), end - first)[number - first])
+        return torch.stack(found).to(self.target.device)
 
-    def _mapped(self, name: str, rows: int) -> Tensor:
-        """A shard as [rows, S, D] without reading it."""
+    def _mapped(self, name: str, count: int) -> Tensor:
+        """Map a file as [count, S, D] without reading it."""
         if name not in self._shards:
-            shape = (rows, self.sequences.length, self.size)
+            shape = (count, self.sequences.length, self.size)
             flat = torch.from_file(str(self.folder / name), shared=False, size=int(np.prod(shape)), dtype=self.dtype)
             self._shards[name] = flat.view(shape)
         return self._shards[name]
 
     # --- batches
 
-    def states(self, batch: "Batch") -> tuple[Tensor, Tensor | None]:
-        """States [B, S, D] on the target's device and, for a teacher, its logits [B, S, V]; neither needs a gradient.
+    def states(self, batch: Batch) -> tuple[Tensor, Tensor | None]:
+        """Return states [B, S, D] on the target's device and, for a teacher, logits [B, S, V]; neither has a gradient.
 
-        The teacher's logits are made of the last layer's states where the output layer is all that comes behind them;
-        otherwise the target is called. How the states come about changes no number.
+        The teacher's logits are computed from the last layer's states if only the output layer comes after them;
+        otherwise the target is called. States from disk and computed ones are the same numbers.
 
         Raises:
             NumericsError: states that are not finite in their dtype.
@@ -193,34 +188,36 @@ class StateSource:
         assert logits is not None
         return states, logits.clone()  # what inference mode returns cannot take part in training
 
-    def _call(self, batch: "Batch") -> tuple[Tensor, Tensor]:
-        """Rounded states, and the logits as they are, of a call of the target."""
+    def _call(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Call the target; return rounded states, and logits as they are."""
         found, logits = self.target.hidden.sequence(batch.tokens.to(self.target.device), self.offset)
         states = found.to(self.dtype, copy=True)  # see `clone` above
         if not bool(states.isfinite().all()):
             raise NumericsError(
-                f"Hidden states of {batch.part} sequences from {int(batch.rows[0])} on are not finite in {self.dtype}: "
-                "set data.states.dtype to bfloat16 or float32, or check the model."
+                f"Hidden states of {batch.part} sequences from {int(batch.numbers[0])} on are not finite in "
+                f"{self.dtype}: set data.states.dtype to bfloat16 or float32, or check the model."
             )
         return states, logits
 
 
 def _shard(part: Part, first: int, end: int) -> str:
-    """A file's name; the number of rows is in it, so that a longer training's last shard is another one."""
+    """Name a file by its first sequence and the one after its last: a longer training has another last file."""
     return f"{part}_{first:07}_{end:07}.bin"
 
 
 def states_dtype(config: StatesConfig, own: torch.dtype) -> torch.dtype:
-    """The dtype that states are rounded to; `own` is the target's."""
+    """Return the dtype that states are rounded to; `own` is the target's."""
     chosen: torch.dtype = own if config.dtype == "auto" else getattr(torch, config.dtype)
     return chosen
 
 
 def check_space(config: StatesConfig, needed: int) -> None:
-    """Whether the disk has room for so many bytes of states.
+    """Check that the disk has room for the states.
 
+    Args:
+        needed: bytes.
     Raises:
-        UsageError: it has not; says how much there is, and what to change.
+        UsageError: it has not.
     """
     folder = Path(config.folder).expanduser().absolute()
     place = next(place for place in (folder, *folder.parents) if place.exists())

@@ -1,7 +1,7 @@
-"""Text that the target writes itself: it goes on with the beginnings of documents, so that heads learn its own law and
-not that of its training text (self-distillation; Medusa, 2401.10774, section 2.3.2).
+"""Text that the target writes itself: it continues the beginnings of documents, so that heads learn its own law and not
+that of its training text (self-distillation; Medusa, 2401.10774, section 2.3.2).
 
-Kept as recorded streams, a file per batch: an interrupted run goes on with the next one, and they can be replayed.
+Kept as recorded streams, a file per batch: an interrupted run goes on with the next file, and streams can be replayed.
 """
 
 import logging
@@ -9,37 +9,34 @@ import math
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
+from transformers import GenerationConfig
 
 from specdec.errors import UsageError
 from specdec.progress import progress_bar
+from specdec.targets.base import Target
+from specdec.targets.causal import Causal
+from specdec.text.document_store import PARTS, Documents, DocumentStore, Encoded, Part, write_documents
 from specdec.text.streams import Stream, read_streams, write_streams
-from specdec.training.heads.document_store import PARTS, Documents, DocumentStore, Encoded, Part, write_documents
 from specdec.training.heads.head_data_config import SelfDistillationConfig
-from specdec.training.models.recipe import fingerprint
-
-if TYPE_CHECKING:
-    from specdec.targets.base import Target
+from specdec.training.recipe_parts import fingerprint
 
 logger = logging.getLogger(__name__)
 
 
 class SelfDistillation:
-    """The target's own continuations of documents, as documents of which the continuation is scored."""
+    """Continues documents with the target, and gives them back as documents whose continuation is scored."""
 
-    def __init__(self, config: SelfDistillationConfig, target: "Target", seed: int, longest: int) -> None:
+    def __init__(self, config: SelfDistillationConfig, target: Target, seed: int, longest: int) -> None:
         """
         Args:
-            longest: tokens that a beginning and its continuation may have together.
+            longest: the most tokens of a beginning and its continuation together.
         Raises:
             UsageError: a target that is no causal language model, or one without that much context.
         """
-        from specdec.targets.causal import Causal
-
         if not isinstance(target, Causal):
             raise UsageError("data.generated needs a target that is a model: use target=causal, or set it to null.")
         if config.prefix_tokens + config.new_tokens > longest:
@@ -50,12 +47,12 @@ class SelfDistillation:
         self.config, self.target, self.seed, self.longest = config, target, seed, longest
 
     def documents(self, store: DocumentStore, turns: bool, folder: Path) -> DocumentStore:
-        """Write what is not written yet, and return all of it.
+        """Write the texts that are not written yet, and return all of them.
 
         Args:
-            store: the documents to go on with.
+            store: the documents to continue.
             turns: they are conversations, and are continued where an answer begins; otherwise anywhere.
-            folder: of this very target, configuration and text.
+            folder: the place of the texts of this very target, configuration and source.
         """
         prompts = {part: self._prompts(store, part, turns) for part in PARTS}
         batches = [
@@ -91,7 +88,7 @@ class SelfDistillation:
                 + (" data.sequence_length: raise it" if turns else " data.generated.prefix_tokens: lower it")
                 + ", or give more text."
             )
-        return sorted(found, key=len)  # those of a batch are of about one length: less to pad
+        return sorted(found, key=len)  # so that the texts of a batch need little padding
 
     def _write(self, path: Path, part: Part, number: int, prompts: list[tuple[int, ...]]) -> None:
         words = np.random.SeedSequence([self.seed, 6, PARTS.index(part), number]).generate_state(2)
@@ -104,16 +101,14 @@ class SelfDistillation:
 
     @torch.inference_mode()
     def _continued(self, prompts: list[tuple[int, ...]], seed: int) -> list[list[int]]:
-        from transformers import GenerationConfig
-
         width = max(map(len, prompts))
         ends = sorted(self.target.end_tokens)
         padding = ends[0] if ends else 0
         tokens = torch.full((len(prompts), width), padding)
         mask = torch.zeros_like(tokens)
-        for row, prompt in enumerate(prompts):
-            tokens[row, width - len(prompt) :] = torch.tensor(prompt)
-            mask[row, width - len(prompt) :] = 1
+        for number, prompt in enumerate(prompts):
+            tokens[number, width - len(prompt) :] = torch.tensor(prompt)
+            mask[number, width - len(prompt) :] = 1
         how = GenerationConfig(
             do_sample=self.config.temperature > 0,
             temperature=self.config.temperature or 1.0,
@@ -134,7 +129,7 @@ class SelfDistillation:
 
 
 def _cut_anywhere(documents: Documents, count: int, length: int, rng: np.random.Generator) -> list[tuple[int, ...]]:
-    """`length` tokens from anywhere in the documents, longer ones more often."""
+    """Take `length` tokens, `count` times, from anywhere in the documents; a long document is taken more often."""
     room = np.maximum(documents.lengths - length + 1, 0)
     if not room.sum():
         return []
@@ -146,7 +141,7 @@ def _cut_anywhere(documents: Documents, count: int, length: int, rng: np.random.
 
 
 def _before_answers(documents: Documents, count: int, longest: int, rng: np.random.Generator) -> list[tuple[int, ...]]:
-    """Each conversation up to one of its answers that has at most `longest` tokens before it; in turn until `count`."""
+    """Take conversations in random order, each up to one of its answers that at most `longest` tokens precede."""
     found: list[tuple[int, ...]] = []
     for number in rng.permutation(len(documents)):
         if len(found) == count:
@@ -174,5 +169,5 @@ def _documents(batches: list[tuple[Path, Part, int]]) -> Iterator[tuple[Part, En
 
 
 def generated_hash(config: SelfDistillationConfig, seed: int, longest: int, identity: str, documents: str) -> str:
-    """What the target's text depends on: these, and nothing of the machine's folders."""
+    """Hash all that the target's text depends on, and nothing of the machine's folders."""
     return fingerprint(config, seed, longest, identity, documents)

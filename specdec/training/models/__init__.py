@@ -1,1 +1,1 @@
-"""Training of whole models: the pocket models and their recipes."""
+"""Training of whole models: the pocket models and every other recipe of `conf/recipe/`."""

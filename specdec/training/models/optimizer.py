@@ -1,6 +1,4 @@
-"""Muon for the hidden matrices, AdamW for the rest, and one trapezoidal schedule for both."""
-
-from __future__ import annotations
+"""The optimizers of whole models: Muon for the hidden matrices, AdamW for the rest, one schedule for both."""
 
 from collections import defaultdict
 
@@ -11,7 +9,7 @@ from specdec.training.models.recipe import OptimizerConfig
 
 
 def build_optimizers(model: nn.Module, config: OptimizerConfig) -> list[torch.optim.Optimizer]:
-    """Muon over every 2-D parameter of the decoder layers; AdamW over embeddings and norms."""
+    """Build Muon over every 2-D parameter of the decoder layers, and AdamW over embeddings and norms."""
     matrices: dict[float, list[nn.Parameter]] = defaultdict(list)  # by factor on the learning rate
     others: list[nn.Parameter] = []
     for name, parameter in model.named_parameters():
@@ -36,21 +34,22 @@ def build_optimizers(model: nn.Module, config: OptimizerConfig) -> list[torch.op
 
 
 def muon_factor(name: str, weight: nn.Parameter) -> float:
-    """What makes up for GPT-2's weights lying transposed, [in, out].
+    """Return the factor on a matrix's learning rate that corrects for GPT-2's weights, which lie as [in, out].
 
-    Muon's own factor max(1, rows/columns)^0.5 is meant for [out, in]; sqrt(out/in) more turns one into the other.
+    Muon's own factor sqrt(max(1, out/in)) reads the shape as [out, in]; a factor sqrt(out/in) turns one into the other.
     """
     return (weight.shape[1] / weight.shape[0]) ** 0.5 if ".h." in name else 1.0
 
 
 def schedule(step: int, steps: int, config: OptimizerConfig) -> float:
-    """The factor on every learning rate at step 0..steps-1: linear warm-up, flat, linear to zero."""
+    """Return the factor on every learning rate at step 0..steps-1: linear warm-up, flat, linear to zero."""
     warmup = max(config.warmup_share * steps, 1.0)
     decay = max(config.decay_share * steps, 1.0)
     return min(1.0, (step + 1) / warmup, (steps - step) / decay)
 
 
 def set_learning_rates(optimizers: list[torch.optim.Optimizer], factor: float) -> None:
+    """Set each group's learning rate to `factor` times its own."""
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             group["lr"] = group["base_lr"] * factor

@@ -1,6 +1,4 @@
-"""Held-out loss in nats per token and bits per byte. Windows do not overlap; end-of-text is not scored."""
-
-from __future__ import annotations
+"""The held-out loss in nats per token and bits per byte. Windows do not overlap; end-of-text is not scored."""
 
 import math
 from dataclasses import dataclass
@@ -13,7 +11,7 @@ from torch import nn
 
 @dataclass(frozen=True)
 class HeldOutLoss:
-    """Sums over scored tokens; the two ratios are what is reported."""
+    """Sums over scored tokens; reported are the two ratios."""
 
     nats: float
     tokens: int
@@ -27,12 +25,12 @@ class HeldOutLoss:
     def bits_per_byte(self) -> float:
         return self.nats / math.log(2) / max(self.bytes, 1)
 
-    def __add__(self, other: HeldOutLoss) -> HeldOutLoss:
+    def __add__(self, other: "HeldOutLoss") -> "HeldOutLoss":
         return HeldOutLoss(self.nats + other.nats, self.tokens + other.tokens, self.bytes + other.bytes)
 
 
 def token_losses(model: nn.Module, sequences: torch.Tensor) -> torch.Tensor:
-    """Cross entropy in nats of each next token, `[B, S]` float32, for `sequences` `[B, S + 1]`."""
+    """Return the cross entropy of each next token in nats, [B, S] float32, for sequences [B, S + 1]."""
     logits = model(input_ids=sequences[:, :-1], use_cache=False).logits
     targets = sequences[:, 1:]
     return F.cross_entropy(logits.float().flatten(0, 1), targets.flatten(), reduction="none").view_as(targets)
@@ -45,15 +43,21 @@ def heldout_loss(
     token_bytes: list[int],
     end_of_text: int,
     window: int,
-    rows: int = 4,
+    at_once: int = 4,
 ) -> HeldOutLoss:
-    """Score `stream` (documents between end-of-text tokens) in windows of at most `window` tokens."""
+    """Score a stream of documents between end-of-text tokens.
+
+    Args:
+        token_bytes: UTF-8 bytes of each token of the vocabulary.
+        window: the most tokens of a sequence.
+        at_once: sequences of a forward pass.
+    """
     device = next(model.parameters()).device
     sizes = torch.tensor(token_bytes, device=device)
     starts = range(0, len(stream) - 1, window)
     pieces = [torch.from_numpy(stream[s : s + window + 1].astype(np.int64)) for s in starts]
     full = [piece for piece in pieces if len(piece) == window + 1]
-    batches = [torch.stack(full[i : i + rows]) for i in range(0, len(full), rows)]
+    batches = [torch.stack(full[i : i + at_once]) for i in range(0, len(full), at_once)]
     batches += [piece[None] for piece in pieces if len(piece) != window + 1]
     total = HeldOutLoss(0.0, 0, 0)
     for batch in batches:
@@ -65,7 +69,7 @@ def heldout_loss(
 
 
 def evenly_spaced_slice(stream: np.ndarray, tokens: int, window: int) -> np.ndarray:
-    """About `tokens` tokens of the stream, in pieces of `window` from evenly spaced places."""
+    """Take about `tokens` tokens of the stream, in pieces of `window` from evenly spaced places."""
     count = max(1, min(tokens, len(stream) - 1) // window)
     starts = np.linspace(0, max(len(stream) - window - 1, 0), count).astype(int)
     return np.concatenate([stream[s : s + window] for s in starts])

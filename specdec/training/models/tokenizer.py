@@ -1,16 +1,13 @@
 """The pocket tokenizer: byte-level BPE, lossless on any text, made for Python code."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerFast
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
 
 END_OF_TEXT = "<|endoftext|>"
 
-# A newline takes the indentation after it, a word one character before it (" x", ".x", "_x", "(x").
+# A newline takes the indentation after it; a word takes one character before it (" x", ".x", "_x", "(x").
 PIECES = "|".join(
     [
         r"[\r\n]+[ \t]*",
@@ -24,10 +21,13 @@ PIECES = "|".join(
 
 
 def train_tokenizer(texts: Iterable[str], vocabulary: int, context: int) -> PreTrainedTokenizerFast:
-    """A tokenizer of exactly `vocabulary` pieces; raises ValueError when the texts are too small for it."""
-    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
-    from transformers import PreTrainedTokenizerFast
+    """Train a tokenizer of exactly `vocabulary` pieces.
 
+    Args:
+        context: the length in tokens that the tokenizer states as its model's.
+    Raises:
+        ValueError: the texts are too small for it.
+    """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -56,6 +56,6 @@ def train_tokenizer(texts: Iterable[str], vocabulary: int, context: int) -> PreT
 
 
 def bytes_per_token(tokenizer: PreTrainedTokenizerFast) -> list[int]:
-    """UTF-8 bytes of each piece, by id; 0 for the special token."""
+    """Return the UTF-8 bytes of each piece, by id; 0 for the special token."""
     pieces = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
     return [0 if piece == END_OF_TEXT else len(piece) for piece in pieces]

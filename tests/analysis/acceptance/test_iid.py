@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from specdec.analysis.acceptance import iid, simulation
+from specdec.analysis.acceptance import effects, iid, simulation
 from specdec.analysis.acceptance.estimates import estimate_alpha
 from specdec.theory.capped_geometric import accepted_pmf
 from specdec.theory.dependence import replay_rounds
@@ -59,7 +59,7 @@ def test_check_values_of_d4(d4):
     assert iid.previous_round(d4).statistic == pytest.approx(0.288118, abs=2e-6)
     memory = iid.memory(d4, permutations=4_000)
     assert memory.statistic == pytest.approx(-24.90625, abs=1e-9)
-    assert iid.memory_mean(d4) == pytest.approx(-6.96875, abs=1e-9)
+    assert effects._lag_sums(d4)["lag_mean"].sum() == pytest.approx(-6.96875, abs=1e-9)
     assert memory.n == 28
 
 
@@ -76,7 +76,9 @@ def test_memory_permutations_have_the_stated_mean(d4):
     one = d4[d4["prompt"] == "a"].head(6)
     s = one["accepted"].to_numpy() - one["accepted"].mean()
     orders = np.array(list(permutations(s)))
-    assert (orders[:, 1:] * orders[:, :-1]).sum(axis=1).mean() == pytest.approx(iid.memory_mean(one))
+    assert (orders[:, 1:] * orders[:, :-1]).sum(axis=1).mean() == pytest.approx(
+        effects._lag_sums(one)["lag_mean"].sum()
+    )
 
 
 def test_memory_p_value_against_all_orders(make_rounds):
@@ -196,7 +198,7 @@ def test_same_alpha_sees_depth_and_pairs_the_prompts(make_rounds):
     same = pd.concat([simulation.iid(40, 30, gamma, 0, 0.7) for gamma in (1, 2, 6)])
     result = iid.same_alpha(same, replicates=499)
     assert result.p_value > 0.05 and result.n == 40
-    falling = pd.concat([simulation.falling(40, 30, gamma, 0, 60, 20, 0.8) for gamma in (1, 2, 6)])
+    falling = pd.concat([simulation.falling(40, 30, gamma, 0, (60, 20), 0.8) for gamma in (1, 2, 6)])
     alphas = [estimate_alpha(falling[falling["gamma"] == gamma]).alpha for gamma in (1, 2, 6)]
     result = iid.same_alpha(falling, replicates=499)
     assert result.p_value == 1 / 500 and result.statistic == pytest.approx(max(alphas) - min(alphas))

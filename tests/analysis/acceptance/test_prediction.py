@@ -7,8 +7,9 @@ import pandas as pd
 import pytest
 from scipy.stats import beta as beta_law
 
+from specdec.analysis.acceptance import laws, simulation
 from specdec.analysis.acceptance import prediction as P
-from specdec.analysis.acceptance import simulation
+from specdec.analysis.acceptance.prediction_section import prediction_in_words
 from specdec.theory.capped_geometric import expected_rounds, tokens_per_round
 from specdec.theory.dependence import markov_tokens_per_round, replay_rounds
 
@@ -23,9 +24,9 @@ def errors(prediction, model):
 @pytest.fixture(scope="module")
 def feature_drafter():
     """500 prompts that differ, texts of 200 tokens, acceptance that falls with depth: 60 rounds each at gamma 15."""
-    rounds = pd.concat([simulation.falling(500, 200, gamma, 0, 12, 3, 0.93, tokens=200) for gamma in GAMMAS])
+    rounds = pd.concat([simulation.falling(500, 200, gamma, 0, (12, 3), 0.93, tokens=200) for gamma in GAMMAS])
     assert rounds[rounds["gamma"] == 15].groupby("prompt").size().mean() > 50
-    alphas = simulation.first_alphas(500, 0, 12, 3)
+    alphas = simulation.first_alphas(500, 0, (12, 3))
     sums = pd.DataFrame({"prompt": sorted(rounds["prompt"].unique()), "numerator": 200 * alphas, "denominator": 200.0})
     return P.predict(rounds, sums, replicates=100, refits=8)
 
@@ -35,7 +36,7 @@ def test_the_capped_geometric_over_predicts_a_feature_drafter(feature_drafter):
         by_gamma = errors(feature_drafter, model)
         assert all(by_gamma[gamma] > 0.10 for gamma in (5, 10, 15))
         assert by_gamma[15] > by_gamma[10] > by_gamma[5] > by_gamma[1] > -0.01
-    assert "5, 10, 15; its largest miss is +4" in P.prediction_in_words(feature_drafter)
+    assert "5, 10, 15; its largest miss is +4" in prediction_in_words(feature_drafter)
 
 
 def test_the_position_model_stays_within_two_percent(feature_drafter):
@@ -71,12 +72,12 @@ def test_a_model_that_is_true_does_not_miss():
         assert all(abs(error) < 0.03 for error in errors(result, model).values()), model
     interval = result.table[result.table["model"] == "capped_geometric.mle"]
     assert ((interval["error_low"] < 0) & (interval["error_high"] > 0)).all()
-    assert "does not miss significantly at any gamma" in P.prediction_in_words(result)
+    assert "does not miss significantly at any gamma" in prediction_in_words(result)
 
 
 def test_each_model_predicts_best_where_it_is_true():
     markov = pd.concat([simulation.markov(100, 300, gamma, 2, 0.4, 0.9) for gamma in (1, 4, 8)])
-    differing = pd.concat([simulation.heterogeneous(400, 120, g, 3, 2, 1, tokens=120) for g in (1, 2, 4, 8)])
+    differing = pd.concat([simulation.heterogeneous(400, 120, g, 3, (2, 1), tokens=120) for g in (1, 2, 4, 8)])
     for rounds, model in ((markov, "markov"), (differing, "prompt_beta")):
         result = P.predict(rounds, replicates=50, refits=0)
         assert result.models["model"].iloc[0] == model
@@ -98,23 +99,23 @@ def test_halves_know_nothing_of_each_other():
 
 
 def test_recursion_is_theory_with_one_alpha():
-    law = P.Law(np.full((1, 1, 1, 5), 0.8), np.ones((1, 1)))
-    rounds = P.expected_rounds(law, np.ones((1, 6)), 5, 128)
+    law = laws.Law(np.full((1, 1, 1, 5), 0.8), np.ones((1, 1)))
+    rounds = laws.expected_rounds(law, np.ones((1, 6)), 5, 128)
     np.testing.assert_allclose(rounds[0], expected_rounds(0.8, 5, 128))
     assert rounds[0, [32, 128]].tolist() == pytest.approx([9.180389, 35.201539], abs=5e-7)
 
 
 def test_recursion_with_memory_reaches_the_long_run_value():
     for a01, a11, expected in ((0.5, 0.9, 3.680727), (0.9, 0.7, 3.414625)):
-        law = P.markov_law(np.array([a01]), np.array([a11]), 5)
-        rounds = P.expected_rounds(law, np.ones((1, 6)), 5, 2000)  # beyond EXACT: continued by its slope
+        law = laws.markov_law(np.array([a01]), np.array([a11]), 5)
+        rounds = laws.expected_rounds(law, np.ones((1, 6)), 5, 2000)  # beyond EXACT: continued by its slope
         assert 1000 / (rounds[0, 2000] - rounds[0, 1000]) == pytest.approx(expected, abs=5e-6)
         assert markov_tokens_per_round(a01, a11, 5) == pytest.approx(expected, abs=5e-7)
 
 
 def test_shorter_offers_are_part_of_a_round():
     """Half of the rounds offer nothing, the others two tokens: 1 + (h1 + h1 h2) / 2 tokens per round."""
-    rejected, whole = P.round_law(np.array([0.8, 0.5]), np.array([1.0, 0.5, 0.5]), 2)
+    rejected, whole = laws.round_law(np.array([0.8, 0.5]), np.array([1.0, 0.5, 0.5]), 2)
     assert (rejected + whole).sum() == pytest.approx(1)
     tokens = ((rejected + whole) * np.arange(1, 4)).sum()
     assert tokens == pytest.approx(1 + (0.8 + 0.4) / 2)
@@ -124,12 +125,12 @@ def test_offers_are_censored_by_the_end_of_the_text(make_rounds):
     rounds = make_rounds({"p": [2, 0, 0, 1]}, 2, offered={"p": [2, 0, 2, 1]})  # the last had room for one only
     sums = {name: table.sum(axis=0)[None] for name, table in P._counts(rounds, rounds, None, ["p"], 2).items()}
     # Of four rounds with room for one token, three offered one; of the two of these with room for two, both did.
-    np.testing.assert_allclose(P._offers(sums), [[1, 0.75, 0.75]])
+    np.testing.assert_allclose(laws.offer_chances(sums), [[1, 0.75, 0.75]])
 
 
 def test_quadrature_has_the_moments_of_the_beta_law():
     a, b = np.array([6.0, 0.4, 6e6, 1.0]), np.array([2.0, 0.3, 2e6, 1.0])
-    nodes, weight = P.beta_quadrature(a, b, 12)
+    nodes, weight = laws.beta_quadrature(a, b, 12)
     np.testing.assert_allclose(weight.sum(axis=1), 1)
     for power in (1, 2, 5, 20):
         expected = [beta_law(*each).moment(power) for each in zip(a, b, strict=True)]
@@ -139,7 +140,7 @@ def test_quadrature_has_the_moments_of_the_beta_law():
 def test_prompts_that_accept_all_or_nothing_are_two_types():
     """A correlation of 1 between the tests of a prompt: the beta law has its mass at 0 and at 1."""
     m, size = np.array([0.25, 1e-9]), 1e-9
-    nodes, weight = P.beta_quadrature(m * size, (1 - m) * size, 12)
+    nodes, weight = laws.beta_quadrature(m * size, (1 - m) * size, 12)
     assert np.isfinite(nodes).all() and np.isfinite(weight).all()
     assert weight[0] @ nodes[0] == pytest.approx(0.25, abs=1e-6)
     assert weight[0] @ (nodes[0] * (1 - nodes[0])) == pytest.approx(0, abs=1e-6)
@@ -149,7 +150,7 @@ def test_few_prompts_have_errors_without_intervals():
     rounds = pd.concat([simulation.iid(2, 30, gamma, 0, 0.7) for gamma in (1, 3)])
     result = P.predict(rounds)
     assert result.refits == 0 and result.table["error_low"].isna().all()
-    assert "without intervals no miss can be called real" in P.prediction_in_words(result)
+    assert "without intervals no miss can be called real" in prediction_in_words(result)
     assert set(result.left_out) == {"capped_geometric.text", "replay"}
 
 
@@ -196,4 +197,4 @@ def test_a_model_that_half_of_the_prompts_does_not_determine_is_left_out():
     prediction = P.predict(pd.DataFrame(rows), None, None, seed=0, replicates=50, refits=0)
     assert len(prediction.table) and prediction.table["error"].notna().all()
     assert set(prediction.models["model"]) == set(prediction.table["model"])
-    assert P.prediction_in_words(prediction)
+    assert prediction_in_words(prediction)

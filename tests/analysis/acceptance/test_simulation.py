@@ -11,8 +11,8 @@ from specdec.theory.dependence import greedy_rounds, markov_tokens_per_round, re
 
 LAWS = {
     "iid": lambda **size: simulation.iid(seed=0, alpha=0.7, **size),
-    "heterogeneous": lambda **size: simulation.heterogeneous(seed=0, a=6, b=2, **size),
-    "falling": lambda **size: simulation.falling(seed=0, a=6, b=2, decay=0.9, **size),
+    "heterogeneous": lambda **size: simulation.heterogeneous(seed=0, beta=(6, 2), **size),
+    "falling": lambda **size: simulation.falling(seed=0, beta=(6, 2), decay=0.9, **size),
     "mixing": lambda **size: simulation.mixing(seed=0, m=0.7, rho=0.2, **size),
 }
 
@@ -47,12 +47,12 @@ def test_texts_of_a_length_take_the_rounds_of_the_finite_recursion():
 
 def test_acceptance_falls_with_depth_as_told():
     """Hazards within 5 standard errors; nobody differs, because Beta(a, b) is narrow."""
-    table = hazards(simulation.falling(200, 200, 4, 3, 8e6, 2e6, 0.9))
+    table = hazards(simulation.falling(200, 200, 4, 3, (8e6, 2e6), 0.9))
     expected = 0.8 * 0.9 ** np.arange(4)
     error = np.sqrt(expected * (1 - expected) / table["at_risk"])
     assert (np.abs(table["acceptance"] - expected) < 5 * error).all()
-    short, long = (simulation.falling(40, 400, gamma, 3, 6, 2, 0.9) for gamma in (1, 4))
-    alphas = simulation.first_alphas(40, 3, 6, 2)
+    short, long = (simulation.falling(40, 400, gamma, 3, (6, 2), 0.9) for gamma in (1, 4))
+    alphas = simulation.first_alphas(40, 3, (6, 2))
     for part in (short, long):  # the same prompts at every gamma
         rate = part.assign(hit=part["accepted"] > 0).groupby("prompt")["hit"].mean()
         assert np.corrcoef(rate, alphas)[0, 1] > 0.95

@@ -12,9 +12,9 @@ def test_worked_example_names_the_time_of_drafting(worked_example):
     sentence = verdict(worked_example)
     assert sentence.startswith("Speculation pays: speedup 2.529 (")
     assert "theory promises 3.689 tokens per round at gamma 5 and alpha 0.800" in sentence
-    assert "what costs most is the time of drafting (`draft` 0.870" in sentence
+    assert "what costs most is the time of drafting, `draft` 0.870" in sentence
     assert "without it the speedup would be 2.909" in sentence
-    assert "what gains most is the baseline's time per token against the bare call (`baseline` 1.050" in sentence
+    assert "what gains most is the baseline's time per token against the bare call, `baseline` 1.050" in sentence
     assert sentence.endswith(".") and "not significant" not in sentence
     assert "v = 1.125" in time_split(worked_example) and "1.370 times a bare call" in time_split(worked_example)
     assert "t1 = 20 ms" in time_split(worked_example)
@@ -25,9 +25,9 @@ def test_worked_example_names_the_time_of_drafting(worked_example):
     [
         ({"omega": 2.0, "draft": 0.4, "verify": 0.9}, "without it speculation would pay, with 1.800"),
         ({"omega": 1.1, "draft": 0.4, "verify": 0.6}, "even without it speculation would not pay, with 0.660"),
-        ({"omega": 2.0, "offered": 0.4}, "fewer tokens offered than gamma (`offered` 0.400"),
-        ({"omega": 2.0, "drift": 0.4, "dependence": 1.0}, "drift of the drafter, or chance (`drift` 0.400"),
-        ({"omega": 2.0, "dependence": 0.4}, "no replay tells them apart) (`dependence` 0.400"),
+        ({"omega": 2.0, "offered": 0.4}, "fewer tokens offered than gamma, `offered` 0.400"),
+        ({"omega": 2.0, "drift": 0.4, "dependence": 1.0}, "drift of the drafter, or chance, `drift` 0.400"),
+        ({"omega": 2.0, "dependence": 0.4}, "no replay tells them apart), `dependence` 0.400"),
         ({"omega": 2.0, "dependence": 0.4, "drift": 1.0}, "dependence between positions and differences between texts"),
     ],
 )
@@ -45,8 +45,8 @@ def test_nothing_costs_anything(make_account):
 def test_what_is_not_significant_is_called_so(make_account):
     factors = {"omega": 2.0, "dependence": 0.8, "draft": 0.9, "verify": 0.95}
     sentence = verdict(make_account(factors, {"dependence": (0.6, 1.1)}))
-    assert "(`dependence` 0.800, 95% interval 0.600 to 1.100 and contains 1: not significant)" in sentence
-    assert "the largest significant loss is the time of drafting (`draft` 0.900" in sentence
+    assert "`dependence` 0.800 (0.600 to 1.100), not significant because the interval contains 1" in sentence
+    assert "the largest significant loss is the time of drafting, `draft` 0.900" in sentence
     unsure = {name: (0.5, 1.5) for name in factors}
     assert "no loss is significant" in verdict(make_account(factors, unsure))
     unsettled = verdict(make_account(factors, {"speedup": (0.9, 1.8)}))

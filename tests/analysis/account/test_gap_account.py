@@ -14,6 +14,11 @@ from specdec.theory.dependence import replay_rounds
 ACCEPTED = [2, 3, 2, 3, 2, 2, 2, 3, 2, 2]  # 33 tokens in 10 rounds: 3.30 per round
 
 
+def account_of(alpha, gamma, rounds, baseline, t1_s, replay=None, alpha_sums=None, replicates=10_000) -> Account:
+    """The account of one gamma's rounds and the baseline's."""
+    return gap_account(account_table(rounds, baseline, gamma, replay, alpha_sums), alpha, gamma, t1_s, replicates)
+
+
 def long_text(rounds: pd.DataFrame) -> pd.DataFrame:
     """The same rounds in the middle of a text, so that the end of the text cuts nothing."""
     return rounds.assign(tokens_left=1_000)
@@ -31,13 +36,13 @@ def six_factors(make_rounds, omega, gamma, tau_ratio, d, tv, to, t1, t_ar) -> Ac
     durations = {"draft_s": d, "verify_s": tv, "accept_s": 0.0, "commit_s": 0.0, "round_s": d + tv + to}
     rounds = long_text(make_rounds({"p": [0] * 10}, gamma, durations=durations))
     rounds["committed"] = rounds["committed"].astype(float) * omega * tau_ratio
-    return gap_account(alpha, gamma, rounds, baseline_of(make_rounds, 10, t_ar), t1, replicates=10)
+    return account_of(alpha, gamma, rounds, baseline_of(make_rounds, 10, t_ar), t1, replicates=10)
 
 
 def test_check_values_of_the_worked_example(make_rounds):
     durations = {"draft_s": 3e-3, "verify_s": 22.5e-3, "accept_s": 1e-3, "commit_s": 5e-4, "round_s": 27.4e-3}
     rounds = long_text(make_rounds({"p": ACCEPTED}, 5, durations=durations))
-    account = gap_account(0.8, 5, rounds, baseline_of(make_rounds, 33, 21e-3), t1_s=20e-3)
+    account = account_of(0.8, 5, rounds, baseline_of(make_rounds, 33, 21e-3), t1_s=20e-3)
     expected = {
         "omega": 3.68928,
         "offered": 1.0,
@@ -100,7 +105,7 @@ def test_the_product_is_the_measured_speedup_for_any_data(make_rounds, seed, wit
     generator = np.random.default_rng(seed)
     rounds, baseline, replay = random_run(make_rounds, generator)
     alpha, t1 = generator.uniform(0.2, 1), generator.uniform(0.005, 0.05)
-    account = gap_account(alpha, 4, rounds, baseline, t1, replay if with_replay else None, replicates=50)
+    account = account_of(alpha, 4, rounds, baseline, t1, replay if with_replay else None, replicates=50)
     measured = (baseline["round_s"].sum() / baseline["committed"].sum()) / (
         rounds["round_s"].sum() / rounds["committed"].sum()
     )
@@ -113,8 +118,8 @@ def test_the_product_is_the_measured_speedup_for_any_data(make_rounds, seed, wit
 
 def test_replay_splits_dependence_from_drift(make_rounds):
     rounds, baseline, replay = random_run(make_rounds, np.random.default_rng(7))
-    without = gap_account(0.6, 4, rounds, baseline, 0.02, replicates=10)
-    split = gap_account(0.6, 4, rounds, baseline, 0.02, replay, replicates=10)
+    without = account_of(0.6, 4, rounds, baseline, 0.02, replicates=10)
+    split = account_of(0.6, 4, rounds, baseline, 0.02, replay, replicates=10)
     assert split.replay_tokens_per_round == pytest.approx(replay["tokens"].sum() / replay["rounds"].sum())
     assert split.factors["dependence"] * split.factors["drift"] == pytest.approx(without.factors["dependence"])
     assert split.factors["drift"] != pytest.approx(1, abs=0.01)
@@ -124,7 +129,7 @@ def test_offered_factor_counts_short_offers_silence_and_the_end_of_the_text(make
     """Rounds that offered 4, 2 and 0, and one that offered 4 with 2 tokens left: one can be a draft."""
     rounds = make_rounds({"p": [4, 2, 0, 1]}, 4, offered={"p": [4, 2, 0, 4]})
     rounds["tokens_left"] = [11, 6, 3, 2]
-    account = gap_account(0.5, 4, rounds, baseline_of(make_rounds, 11, 0.02), 0.02)
+    account = account_of(0.5, 4, rounds, baseline_of(make_rounds, 11, 0.02), 0.02)
     omega_bar = np.mean([1.9375, 1.75, 1.0, 1.5])  # Omega(.5, 4), (.5, 2), (.5, 0), (.5, 1)
     assert account.omega_bar == pytest.approx(omega_bar)
     assert account.factors["offered"] == pytest.approx(omega_bar / 1.9375)
@@ -135,8 +140,8 @@ def test_intervals_come_from_the_same_replicates(make_rounds):
     sums = rounds.groupby("prompt")["accepted"].sum().rename("numerator").to_frame()
     sums["denominator"] = sums["numerator"] + rounds.groupby("prompt")["rejected"].sum()
     alpha = sums["numerator"].sum() / sums["denominator"].sum()
-    free = gap_account(alpha, 4, rounds, baseline, 0.02, replay, sums.reset_index(), replicates=500)
-    fixed = gap_account(alpha, 4, rounds, baseline, 0.02, replay, replicates=500)
+    free = account_of(alpha, 4, rounds, baseline, 0.02, replay, sums.reset_index(), replicates=500)
+    fixed = account_of(alpha, 4, rounds, baseline, 0.02, replay, replicates=500)
     assert free.factors == pytest.approx(fixed.factors)
     for name in (*FACTORS, "speedup", "g", "v", "o"):
         interval = free.intervals[name]
@@ -152,7 +157,7 @@ def test_replicates_of_prompts_without_a_position_have_no_theory(make_rounds):
     """Two prompts, one of which gave no proposal: one replicate in four has no alpha, so theory has no interval."""
     rounds = make_rounds({"p": [2, 3], "q": [0, 0]}, 4, offered={"p": [4, 4], "q": [0, 0]})
     sums = pd.DataFrame({"prompt": ["p"], "numerator": [5.0], "denominator": [7.0]})
-    account = gap_account(5 / 7, 4, rounds, baseline_of(make_rounds, 9, 0.02, ("p", "q")), 0.02, None, sums, 200)
+    account = account_of(5 / 7, 4, rounds, baseline_of(make_rounds, 9, 0.02, ("p", "q")), 0.02, None, sums, 200)
     assert account.product == pytest.approx(account.speedup, abs=1e-12)
     assert np.isnan([account.intervals["omega"].low, account.intervals["dependence"].low]).all()
     assert account.intervals["speedup"].low < account.intervals["speedup"].high
@@ -162,7 +167,7 @@ def test_oracle_rounds_give_factors_of_one(simulate, make_rounds):
     """Acceptance i.i.d. at alpha, long texts: dependence within 5 standard errors of 1 (false alarm 6e-7)."""
     rounds = long_text(simulate(np.full(20, 0.8), 200, 5, np.random.default_rng(9)))
     names = tuple(rounds["prompt"].unique())
-    account = gap_account(0.8, 5, rounds, baseline_of(make_rounds, 10, 0.02, names), 0.02, replicates=200)
+    account = account_of(0.8, 5, rounds, baseline_of(make_rounds, 10, 0.02, names), 0.02, replicates=200)
     assert account.factors["offered"] == pytest.approx(1, abs=1e-12)
     assert abs(account.factors["dependence"] - 1) < 5 * 1.9657 / 3.68928 / np.sqrt(4_000)
 
@@ -170,14 +175,14 @@ def test_oracle_rounds_give_factors_of_one(simulate, make_rounds):
 def test_bad_input_is_refused(make_rounds):
     rounds, baseline, replay = random_run(make_rounds, np.random.default_rng(10))
     with pytest.raises(ValueError, match="positive times"):
-        gap_account(0.5, 4, rounds, baseline, 0.0)
+        account_of(0.5, 4, rounds, baseline, 0.0)
     with pytest.raises(ValueError, match="more than gamma 2"):
-        gap_account(0.5, 2, rounds, baseline, 0.02)
+        account_of(0.5, 2, rounds, baseline, 0.02)
     with pytest.raises(ValueError, match="replay figures lack 1 prompts, the first is 'p0'"):
-        gap_account(0.5, 4, rounds, baseline, 0.02, replay[replay["prompt"] != "p0"])
+        account_of(0.5, 4, rounds, baseline, 0.02, replay[replay["prompt"] != "p0"])
     with pytest.raises(ValueError, match="baseline covers prompts"):
         account_table(rounds[rounds["prompt"] != "p0"], baseline, 4)
     # The other prompts have no positions with a proposal.
     sums = pd.DataFrame({"prompt": ["p1", "p2"], "numerator": 1.0, "denominator": 2.0})
     with pytest.raises(ValueError, match="alpha is 0.6 but its sums .* give 0.5"):
-        gap_account(0.6, 4, rounds, baseline, 0.02, alpha_sums=sums)
+        account_of(0.6, 4, rounds, baseline, 0.02, alpha_sums=sums)

@@ -3,7 +3,7 @@
 import pandas as pd
 import pytest
 
-from specdec.analysis.account.shape_account import shape_section, sides
+from specdec.analysis.account.shape_account import compare_shapes, shape_section
 from specdec.analysis.read.runs import Run
 from specdec.errors import UsageError
 
@@ -62,9 +62,10 @@ def test_what_rows_yield_is_eaten_by_verification(make_run):
     runs = [make_run("rows", 2, 0.022), make_run("chain", 1, 0.010)]
     section = shape_section(runs)
     assert section.text[0] == (
-        "Rows 2 x 4 yield +50.0% [+50.0%, +50.0%] tokens per call against the chain of 4, in rounds that take +100.0% "
-        "time (verification +100.0%, drafting +0.0%, accepting, committing and the loop +0.0% of the chain's round): "
-        "-25.0% [-25.0%, -25.0%] tokens per second; longer rounds eat more than what was gained, verification most."
+        "Rows 2 x 4 yield +50.0% (+50.0% to +50.0%) tokens per call against the chain of 4, in rounds that take "
+        "+100.0% time (verification +100.0%, drafting +0.0%, accepting, committing and the loop +0.0% of the chain's "
+        "round): -25.0% (-25.0% to -25.0%) tokens per second; longer rounds eat more than what was gained, "
+        "verification most."
     )
     rounds = section.tables[0][1].set_index("shape")
     assert rounds.loc["chain of 4", "speedup"].startswith("1.67") and rounds.loc["rows 2 x 4", "round"] == "2.400"
@@ -76,12 +77,14 @@ def test_what_rows_yield_is_eaten_by_verification(make_run):
 def test_a_gain_that_stays_and_a_slower_minute(make_run):
     # The tree's run found the machine half as fast, baseline included: in plain steps that is no difference.
     runs = [make_run("chain", 1, 0.010), make_run("tree", 3, 0.010, draft_s=0.004, slow=2.0)]
-    found = sides(runs)
-    assert found.tokens[0].tolist() == [2, 4]
-    assert found.round[0] == pytest.approx([1.2, 1.5])
+    found = compare_shapes(runs)
+    assert found.column("tokens").tolist() == [2, 4]
+    assert found.column("round") == pytest.approx([1.2, 1.5])
     text = shape_section(runs).text[0]
     assert text.startswith("The tree of 8 yields +100.0%")
-    assert "+60.0% [+60.0%, +60.0%] tokens per second; longer rounds eat 32% of what was gained, drafting most." in text
+    assert (
+        "+60.0% (+60.0% to +60.0%) tokens per second; longer rounds eat 32% of what was gained, drafting most." in text
+    )
 
 
 def test_a_difference_within_chance_is_called_that(make_run):
@@ -91,8 +94,10 @@ def test_a_difference_within_chance_is_called_that(make_run):
 
 
 def test_only_shared_prompts_count(make_run):
-    found = sides([make_run("chain", 1, 0.01), make_run("rows", 2, 0.01), make_run("tree", 3, 0.01, prompts=2)])
-    assert found.sums.prompts == 2 and found.names == ("chain of 4", "rows 2 x 4", "tree of 8")
+    found = compare_shapes(
+        [make_run("chain", 1, 0.01), make_run("rows", 2, 0.01), make_run("tree", 3, 0.01, prompts=2)]
+    )
+    assert found.prompts == 2 and found.names == ("chain of 4", "rows 2 x 4", "tree of 8")
 
 
 def test_what_is_missing_is_said(make_run):

@@ -6,7 +6,7 @@ from math import nan, prod
 import pytest
 
 from specdec.analysis.account.gap_account import FACTORS
-from specdec.analysis.account.waterfall import WORDS, waterfall
+from specdec.analysis.account.waterfall import NAMES, waterfall
 from specdec.analysis.figures import style
 
 
@@ -45,7 +45,7 @@ def test_values_names_and_formulas_are_written(worked_example):
     assert "= 1.37 t(1) (verify, draft, rest)" in words
     for factor in worked_example.factors:
         if factor != "dependence":
-            assert WORDS[factor].name in words and WORDS[factor].symbol in words
+            assert NAMES[factor].name in words and NAMES[factor].symbol in words
     assert "dependence, drift or chance" in words  # no replay: one factor for the three
 
 

@@ -6,9 +6,9 @@ import re
 import numpy as np
 import pytest
 
-from specdec.analysis.cost.call_cost import CostModel, call_table, fit_cost, held_out
+from specdec.analysis.cost.call_cost import CallCost, call_table, fit_cost, held_out
+from specdec.analysis.cost.cost_figure import cost_figure
 from specdec.analysis.cost.cost_report import cost_report, intensity_table
-from specdec.analysis.figures import plots
 from specdec.theory.roofline import Product
 
 PRODUCTS = (
@@ -24,7 +24,7 @@ MACHINE = {"bytes_per_second": 1e9, "flops_per_second": 1e10, "threshold": 10.0,
 
 def model(**changes):
     values = dict(fixed=2e-3, token_seconds=1e-6, flop_seconds=1e-10, tile=1, overlap=True, bandwidth=1e9)
-    return CostModel(**{**values, **changes}, products=PRODUCTS)
+    return CallCost(**{**values, **changes}, products=PRODUCTS)
 
 
 def cells(truth, contexts=(64, 512, 1024), noise=0.0, rows=ROWS):
@@ -124,7 +124,7 @@ def test_the_section_names_every_product_once_and_marks_what_arithmetic_binds(re
 
 
 def test_the_figure_shows_every_cell_and_says_how_many(report):
-    figure = plots.cost_model(report, title="a model, a machine")
+    figure = cost_figure(report, title="a model, a machine")
     axes = figure.axes[0]
     markers = [line for line in axes.lines if line.get_marker() not in ("None", None, "")]
     assert [len(line.get_xdata()) for line in markers] == [len(ROWS)] * 3
@@ -137,6 +137,6 @@ def test_the_figure_shows_every_cell_and_says_how_many(report):
 def test_a_disturbed_call_does_not_flatten_the_figure():
     stalled = cells(model(), noise=0.01)
     stalled[5]["seconds"] = [100 * value for value in stalled[5]["seconds"]]
-    figure = plots.cost_model(cost_report({"cells": stalled, "complete": True}, PRODUCTS, MACHINE), title="stalled")
+    figure = cost_figure(cost_report({"cells": stalled, "complete": True}, PRODUCTS, MACHINE), title="stalled")
     assert figure.axes[0].get_ylim()[1] < 20
     assert "1 point above the top" in figure.get_supxlabel().replace("\n", " ")

@@ -11,7 +11,9 @@ import pytest
 import yaml
 
 from specdec.analysis.papers.published import COLUMNS, TABLE_1, leviathan_table_1, load_published, table_1_in_words
-from specdec.analysis.read import runs as load
+from specdec.analysis.read import mlflow_runs
+from specdec.analysis.read.runs import open_folder
+from specdec.analysis.rounds import measured_curve
 from specdec.errors import UsageError
 
 CURVES = {
@@ -94,7 +96,7 @@ def store(tmp_path_factory):
 
 
 def test_main_runs_come_newest_first_with_params_and_metrics(store):
-    table = load.load_runs(store.uri, "specdec")
+    table = mlflow_runs.load_runs(store.uri, "specdec")
     assert table.index.tolist() == [store.bare, store.main]  # the curve's run is none
     row = table.loc[store.main]
     assert row["params.drafter.name"] == "ngram"
@@ -104,21 +106,21 @@ def test_main_runs_come_newest_first_with_params_and_metrics(store):
 
 
 def test_the_latest_run_is_the_newest_that_finished(store):
-    run = load.latest_run(store.uri, "specdec")
+    run = mlflow_runs.latest_run(store.uri, "specdec")
     assert run.name == "ngram gamma 4"
     assert store.main in run.source
     assert run.primary_gamma == 4
     assert run.title == "ngram on pocket (bfloat16), EPYC"
-    assert load.latest_run(store.uri, "specdec", drafter="ngram").name == run.name
+    assert mlflow_runs.latest_run(store.uri, "specdec", drafter="ngram").name == run.name
     with pytest.raises(UsageError, match=r"no finished run of drafter 'oracle': .*\+drafter=oracle"):
-        load.latest_run(store.uri, "specdec", drafter="oracle")
+        mlflow_runs.latest_run(store.uri, "specdec", drafter="oracle")
 
 
 @pytest.fixture(params=["store", "folder"])
 def run(request, store, tmp_path):
     if request.param == "folder":
-        return load.open_folder(write_folder(tmp_path / "run"))
-    return load.open_run(store.uri, store.main)
+        return open_folder(write_folder(tmp_path / "run"))
+    return mlflow_runs.open_run(store.uri, store.main)
 
 
 def test_a_run_has_curves_metrics_and_tables_wherever_it_was_read(run):
@@ -144,7 +146,7 @@ def test_a_run_has_curves_metrics_and_tables_wherever_it_was_read(run):
 
 
 def test_a_run_that_left_nothing_says_what_is_missing(store):
-    run = load.open_run(store.uri, store.bare)
+    run = mlflow_runs.open_run(store.uri, store.bare)
     with pytest.raises(UsageError, match=rf"Run {store.bare} in sqlite.* has no artifact rounds.parquet"):
         run.rounds()
     assert run.title == "oracle on unknown model, hardware not recorded"
@@ -167,22 +169,22 @@ def test_a_run_that_left_nothing_says_what_is_missing(store):
 )
 def test_experiments_without_runs_are_explained(store, experiment, sentence):
     with pytest.raises(UsageError, match=sentence):
-        load.load_runs(store.uri, experiment)
+        mlflow_runs.load_runs(store.uri, experiment)
 
 
 def test_stores_that_are_none_are_explained_and_not_made(tmp_path, store):
     absent = tmp_path / "absent.db"
     with pytest.raises(UsageError, match=r"no MLflow database .*absent.db: `python -m specdec.run"):
-        load.load_runs(f"sqlite:///{absent}", "specdec")
+        mlflow_runs.load_runs(f"sqlite:///{absent}", "specdec")
     assert not absent.exists()
     other = tmp_path / "other.db"
     with sqlite3.connect(other) as connection:
         connection.execute("CREATE TABLE t (x)")
     connection.close()
     with pytest.raises(UsageError, match="not an MLflow database"):
-        load.load_runs(f"sqlite:///{other}", "specdec")
+        mlflow_runs.load_runs(f"sqlite:///{other}", "specdec")
     with pytest.raises(UsageError, match="did not answer"):
-        load.open_run(store.uri, "0" * 32)
+        mlflow_runs.open_run(store.uri, "0" * 32)
 
 
 def test_an_interrupted_folder_still_gives_its_rounds(tmp_path):
@@ -191,7 +193,7 @@ def test_an_interrupted_folder_still_gives_its_rounds(tmp_path):
     (folder / "rounds").mkdir()
     (folder / "rounds.parquet").rename(folder / "rounds" / "part-00000.parquet")
     ROUNDS.replace({"prompt": {"a": "c", "b": "d"}}).to_parquet(folder / "rounds" / "part-00001.parquet", index=False)
-    run = load.open_folder(folder)
+    run = open_folder(folder)
     assert run.status == "UNFINISHED"
     assert run.rounds()["prompt"].tolist() == ["a", "a", "b", "c", "c", "d"]
     assert run.curves == {}
@@ -199,16 +201,16 @@ def test_an_interrupted_folder_still_gives_its_rounds(tmp_path):
 
 def test_damaged_and_foreign_folders_are_explained(tmp_path):
     with pytest.raises(UsageError, match=r"no run's output folder"):
-        load.open_folder(tmp_path)
+        open_folder(tmp_path)
     folder = write_folder(tmp_path / "run")
     with (folder / "generations.jsonl").open("a") as stream:
         stream.write('{"prompt": ')
     with pytest.raises(UsageError, match=r"generations.jsonl:3: not JSON"):
-        load.open_folder(folder).generations()
+        open_folder(folder).generations()
     (folder / "account.json").write_text("[1]")
     with pytest.raises(UsageError, match=r"account.json:1: an object was expected"):
-        load.open_folder(folder).account()
-    assert isnan(load.open_folder(folder).metrics["alpha.mle"])
+        open_folder(folder).account()
+    assert isnan(open_folder(folder).metrics["alpha.mle"])
 
 
 def test_the_measured_curve_is_ratios_of_sums_over_shared_work(make_rounds):
@@ -218,16 +220,16 @@ def test_the_measured_curve_is_ratios_of_sums_over_shared_work(make_rounds):
     two = make_rounds({"a": [2, 2], "b": [1, 1, 1]}, 2, durations=drafted)
     one = make_rounds({"a": [1, 1, 1], "b": [0, 1, 1, 0]}, 1, durations=drafted)
     extra = make_rounds({"c": [2, 2]}, 2, durations=drafted)  # not done by the others
-    table = load.measured_curve(pd.concat([baseline, two, one, extra]), replicates=200)
+    table = measured_curve(pd.concat([baseline, two, one, extra]), replicates=200)
     assert table["gamma"].tolist() == [1, 2]
     assert table["value"].tolist() == pytest.approx([12 / 7, 12 / 5])
     assert table["rounds"].tolist() == [7, 5]
     assert table["prompts"].tolist() == [2, 2]
     assert ((table["ci_low"] <= table["value"]) & (table["value"] <= table["ci_high"])).all()
-    speedups = load.measured_curve(pd.concat([baseline, two, one]), "speedup", replicates=200)
+    speedups = measured_curve(pd.concat([baseline, two, one]), "speedup", replicates=200)
     assert speedups["value"].tolist() == pytest.approx([0.02 / (7 * 0.03 / 12), 0.02 / (5 * 0.03 / 12)])
     with pytest.raises(ValueError, match="only the baseline"):
-        load.measured_curve(baseline)
+        measured_curve(baseline)
 
 
 def printed_csv(path: Path, changed: float = 0.0) -> Path:

@@ -6,7 +6,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from specdec.analysis.read.runs import Run, measured_curve
+from specdec.analysis.read.runs import Run
+from specdec.analysis.rounds import measured_curve
 from specdec.analysis.runs import leaderboard as board
 from specdec.errors import UsageError
 

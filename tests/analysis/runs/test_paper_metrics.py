@@ -12,7 +12,8 @@ from specdec.analysis.acceptance.model_sections import model_sections
 from specdec.analysis.acceptance.prediction import unpredictable
 from specdec.analysis.account.run_account import account_of
 from specdec.analysis.figures.plots import time_split
-from specdec.analysis.read.runs import Run, measured_curve
+from specdec.analysis.read.runs import Run
+from specdec.analysis.rounds import measured_curve
 from specdec.analysis.runs.leaderboard import open_arms
 from specdec.analysis.runs.paper_metrics import AGAINST_ORIGINAL, MT_BENCH, PAPERS, category_members
 from specdec.analysis.runs.run_sections import category_section, paper_table, papers_of

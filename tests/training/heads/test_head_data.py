@@ -11,16 +11,17 @@ from omegaconf import OmegaConf
 
 from specdec.config import config_dir, validated
 from specdec.errors import UsageError
+from specdec.text.document_store import Encoded, read_documents, write_documents
 from specdec.text.python_sources import build_corpus, held_out_modules
 from specdec.training.heads import head_data as module
-from specdec.training.heads.document_store import Encoded, read_documents, write_documents
-from specdec.training.heads.head_data import Marks, PackedRows, open_sequences
+from specdec.training.heads.head_data import open_sequences
 from specdec.training.heads.head_data_config import HeadDataConfig
+from specdec.training.heads.sequences import PackedSequences, SpecialTokens
 
 
 def texts(sequences, tokenizer, part: str) -> list[str]:
     """Documents between the end-of-text tokens of the packed sequences."""
-    rows = np.arange(len(sequences._rows[part]))
+    rows = np.arange(len(sequences._parts[part]))
     return tokenizer.decode(sequences.batch(part, rows).tokens.flatten()).split("<|endoftext|>")
 
 
@@ -40,8 +41,8 @@ def test_packed_sequences_are_the_text_in_the_targets_tokens(head_data, text_tar
 
 def test_every_pass_reads_every_sequence_once_in_its_own_order(head_data, text_target) -> None:
     sequences = open_sequences(head_data(passes=None, steps=60), text_target, seed=3)
-    count = len(sequences._rows["train"])
-    rows = np.concatenate([sequences.train(step).rows for step in range(sequences.steps)])
+    count = len(sequences._parts["train"])
+    rows = np.concatenate([sequences.train(step).numbers for step in range(sequences.steps)])
     assert len(rows) == 240 > 2 * count
     first, second = rows[:count], rows[count : 2 * count]
     assert sorted(first) == sorted(second) == list(range(count)) and not np.array_equal(first, second)
@@ -55,7 +56,7 @@ def test_every_pass_reads_every_sequence_once_in_its_own_order(head_data, text_t
 def test_passes_and_sequences_make_the_steps(head_data, text_target) -> None:
     sequences = open_sequences(head_data(passes=2.5, sequences=10), text_target, seed=3)
     assert sequences.steps == 25 // 4 and sequences.counts["train"] == 10
-    rows = np.concatenate([sequences.train(step).rows for step in range(sequences.steps)])
+    rows = np.concatenate([sequences.train(step).numbers for step in range(sequences.steps)])
     assert set(rows) == set(range(10))
     short = open_sequences(head_data(passes=0.5, sequences=10), text_target, seed=3)
     assert (short.steps, short.counts["train"]) == (1, 4)  # states of the other six are never asked for
@@ -69,13 +70,13 @@ def test_held_out_sequences_come_in_batches_and_stay_the_same(head_data, text_ta
     parts = list(batches[0].split(3))
     assert [len(part) for part in parts] == [3, 1]
     assert torch.equal(torch.cat([part.tokens for part in parts]), batches[0].tokens)
-    assert np.array_equal(np.concatenate([part.rows for part in parts]), batches[0].rows)
+    assert np.array_equal(np.concatenate([part.numbers for part in parts]), batches[0].numbers)
 
 
 def test_a_document_a_row_is_cut_or_padded(head_data, text_target, text_file) -> None:
     text_file.write_text("\n".join(["if", "while True and not False " * 9] * 20))
     sequences = open_sequences(head_data(packed=False), text_target, seed=3)
-    batch = sequences.batch("train", np.arange(len(sequences._rows["train"])))
+    batch = sequences.batch("train", np.arange(len(sequences._parts["train"])))
     lengths = batch.scored.sum(1)
     assert set(lengths.tolist()) == {len(text_target.tokenizer("if")["input_ids"]) + 1, 16}
     end = text_target.tokenizer.eos_token_id
@@ -88,15 +89,15 @@ def test_marks_of_a_tokenizer_with_two_of_them(tmp_path: Path) -> None:
     class Tokenizer:
         bos_token_id, eos_token_id, pad_token_id = 1, 2, None
 
-    marks = Marks.of(Tokenizer)
-    around = marks.around(Encoded(np.array([7, 8]), np.array([True, True])))
+    special = SpecialTokens.of(Tokenizer)
+    around = special.around(Encoded(np.array([7, 8]), np.array([True, True])))
     assert around.tokens.tolist() == [1, 7, 8, 2] and around.scored.tolist() == [False, True, True, True]
-    assert marks.padding == 2
+    assert special.padding == 2
     documents = [("train", Encoded(np.array([10 + i] * i), np.ones(i, bool))) for i in range(1, 6)]
     store = write_documents(tmp_path, documents, {})
-    rows = PackedRows(store.train, 5, marks, np.random.default_rng(0))
-    stream = np.concatenate([rows[i].tokens for i in range(len(rows))]).tolist()
-    whole = [t for i in rows.order for t in [1, *[11 + int(i)] * (int(i) + 1), 2]]
+    packed = PackedSequences(store.train, 5, special, np.random.default_rng(0))
+    stream = np.concatenate([packed[i].tokens for i in range(len(packed))]).tolist()
+    whole = [t for i in packed.order for t in [1, *[11 + int(i)] * (int(i) + 1), 2]]
     assert stream == whole[: len(stream)] and len(whole) - len(stream) < 5
 
 
@@ -153,7 +154,7 @@ def test_python_sources_keep_the_holdout_apart(head_data, text_target, tmp_path,
     monkeypatch.setattr(module, "build_corpus", lambda config: build_corpus(config, **folders))
     source = group_values("corpus", "python_sources")
     sequences = open_sequences(head_data(source=source, sequence_length=64, packed=False, batch=1), text_target, seed=3)
-    stores = {part: sequences._rows[part].documents for part in ("train", "heldout")}
+    stores = {part: sequences._parts[part].documents for part in ("train", "heldout")}
     found = {part: [text_target.tokenizer.decode(s[i].tokens) for i in range(len(s))] for part, s in stores.items()}
     assert found["train"] == [other] and sorted(found["heldout"]) == sorted([held, held[::-1]])
     assert {"textwrap", "zipfile"} <= set(held_out_modules())

@@ -10,7 +10,8 @@ from torch import Tensor
 from specdec.heads.config import HeadsConfig
 from specdec.heads.model import Heads
 from specdec.training.heads import head_loss
-from specdec.training.heads.head_loss import HeadAccuracy, TargetScore, cross_entropy, heads_loss, positions, ranks
+from specdec.training.heads.head_accuracy import HeadAccuracy, TargetScore, ranks
+from specdec.training.heads.head_loss import cross_entropy, heads_loss, positions
 
 D, V, K = 6, 11, 3
 
@@ -149,7 +150,7 @@ def test_accuracies_against_counting_one_position_at_a_time(generator: torch.Gen
                     for top in range(place, 5):
                         hits[k - 1, top] += 1
                         given_hits[k - 1, top] += right
-    metrics = accuracy.metrics("heldout")
+    metrics = accuracy.metrics()
     assert given[0] == seen[0] and 0 < given[1] < seen[1]
     for k in range(K):
         for top in range(5):
@@ -169,7 +170,7 @@ def test_the_targets_own_score(generator: torch.Generator) -> None:
     for row, t in scored[:, 1:].nonzero().tolist():
         losses.append(-float(logits[row, t].log_softmax(-1)[tokens[row, t + 1]]))
         tops.append(int(tokens[row, t + 1]) in logits[row, t].topk(3).indices.tolist())
-    metrics = score.metrics("heldout")
+    metrics = score.metrics()
     assert metrics["heldout.target.nats_per_token"] == pytest.approx(sum(losses) / len(losses), rel=1e-6)
     assert metrics["heldout.target.top3"] == pytest.approx(sum(tops) / len(tops))
 

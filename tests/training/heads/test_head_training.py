@@ -19,13 +19,14 @@ from specdec.config import validated
 from specdec.errors import Interrupted, NumericsError, UsageError
 from specdec.heads.files import load_heads, read_heads, save_heads
 from specdec.heads.model import Heads
-from specdec.training.heads import head_training as heads_training
-from specdec.training.heads.document_store import DocumentStore, Encoded, write_documents
-from specdec.training.heads.head_data import Marks, Sequences
+from specdec.text.document_store import DocumentStore, Encoded, write_documents
+from specdec.training.heads import head_training
+from specdec.training.heads.head_accuracy import score_heads, target_score
 from specdec.training.heads.head_loss import positions
 from specdec.training.heads.head_recipe import HeadTrainConfig
-from specdec.training.heads.head_training import HeadTraining, load_target, score_heads, target_score
+from specdec.training.heads.head_training import HeadTraining, load_target
 from specdec.training.heads.hidden_states import StateSource
+from specdec.training.heads.sequences import Sequences, SpecialTokens
 
 VOCABULARY = 61
 LENGTH = 16
@@ -103,7 +104,7 @@ def changed(values: dict[str, Any], **changes: Any) -> HeadTrainConfig:
 
 def opened(config: HeadTrainConfig, store: DocumentStore, target: Any = None) -> HeadTraining:
     target = target or load_target(config.target, torch.device("cpu"))
-    sequences = Sequences(store, config.data, config.seed, Marks((), (), 0), "counting")
+    sequences = Sequences(store, config.data, config.seed, SpecialTokens((), (), 0), "counting")
     source = StateSource(target, config.heads.offset, sequences, config.data.states, config.loss.teacher > 0)
     precision = "bf16" if config.bfloat16 else "no"
     return HeadTraining(config, Accelerator(cpu=True, mixed_precision=precision), target, sequences, source)
@@ -230,7 +231,7 @@ def test_training_lowers_the_loss_and_what_is_written_drafts(values: dict, store
 
 def test_the_targets_reference_is_its_own_on_the_same_text(values: dict, store: DocumentStore) -> None:
     training = train(opened(changed(values), store))
-    score = target_score(training.target, [next(training.sequences.heldout())], 2).metrics("heldout")
+    score = target_score(training.target, [next(training.sequences.heldout())], 2).metrics()
     last = training.progress.history[-1]
     assert last["heldout_target_top1"] == score["heldout.target.top1"]
     assert training.progress.history[3]["heldout_target_top1"] == last["heldout_target_top1"]
@@ -246,7 +247,7 @@ def test_a_trained_backbone_is_saved_with_heads_that_carry_its_hash(values: dict
     with pytest.raises(UsageError, match=f"{trained.identity[:16]}.*{original.identity[:16]}"):
         load_heads(outcome.folder / "heads.safetensors", original)
     held = list(training.sequences.heldout())
-    before, after = (target_score(each, held, 3).metrics("heldout") for each in (original, trained))
+    before, after = (target_score(each, held, 3).metrics() for each in (original, trained))
     name = "heldout.target.nats_per_token"
     assert outcome.summary["heldout"]["heldout.before.target.nats_per_token"] == pytest.approx(before[name])
     assert outcome.summary["heldout"][name] == pytest.approx(after[name])
@@ -431,11 +432,11 @@ def test_a_whole_run_is_tracked(
     from mlflow.tracking import MlflowClient
 
     def sequences(config: Any, target: Any, seed: int) -> Sequences:
-        return Sequences(store, config, seed, Marks((), (), 0), "counting")
+        return Sequences(store, config, seed, SpecialTokens((), (), 0), "counting")
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(heads_training, "open_sequences", sequences)
-    outcome = heads_training.run(values)
+    monkeypatch.setattr(head_training, "open_sequences", sequences)
+    outcome = head_training.run(values)
     assert outcome is not None
     client = MlflowClient(f"sqlite:///{tmp_path / 'mlflow.db'}")
     (run,) = client.search_runs([client.get_experiment_by_name("tiny").experiment_id])

@@ -16,7 +16,7 @@ import torch
 import transformers
 from safetensors.torch import load_file
 
-from specdec.training.batches import TokenizedCorpus
+from specdec.training.models.tokenized_corpus import TokenizedCorpus
 
 ARGUMENTS = (
     "+heads=medusa", "head_data@data=text", "data.source.path=text.txt", "data.source.heldout_every=8",

@@ -27,8 +27,8 @@ def opened(head_data, text_target):
     return make
 
 
-def small_shards(source: StateSource, rows: int = 5) -> StateSource:
-    source._shard_rows = rows
+def small_shards(source: StateSource, size: int = 5) -> StateSource:
+    source._shard_size = size
     return source
 
 

@@ -12,7 +12,7 @@ from specdec.heads.files import load_heads, read_heads, shipped_heads
 from specdec.targets import targets
 from specdec.targets.causal import Causal
 from specdec.text.python_sources import STDLIB, held_out_modules, is_held_out, read_python_files
-from specdec.training.heads.head_loss import HeadAccuracy
+from specdec.training.heads.head_accuracy import HeadAccuracy
 from specdec.training.heads.publish_heads import heads_card
 
 NAMES = ("medusa", "grounded")
@@ -62,7 +62,7 @@ def test_accuracies_are_those_of_the_card(target: Causal) -> None:
         heads = load_heads(shipped_heads(name), target)
         counted = HeadAccuracy(len(heads))
         counted.add(heads, states, tokens, torch.ones_like(tokens, dtype=torch.bool))
-        found = counted.metrics("heldout")
+        found = counted.metrics()
         for head in range(1, len(heads) + 1):
             key = f"heldout.head_{head}.top1"
             # The beginnings of the files of another Python are not the whole text of the card's.

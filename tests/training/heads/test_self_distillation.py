@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from specdec.errors import UsageError
+from specdec.text.document_store import Encoded, write_documents
 from specdec.text.streams import read_streams
-from specdec.training.heads.document_store import Encoded, write_documents
 from specdec.training.heads.head_data import open_sequences
 from specdec.training.heads.self_distillation import SelfDistillation
 
@@ -25,7 +25,7 @@ def streams(folder: Path) -> dict[str, list]:
 
 
 def documents(sequences, part: str) -> list[Encoded]:
-    store = sequences._rows[part].documents
+    store = sequences._parts[part].documents
     return [store[i] for i in range(len(store))]
 
 

@@ -14,11 +14,14 @@ from omegaconf import OmegaConf
 from specdec.config import config_dir, validated
 from specdec.errors import Interrupted, UsageError
 from specdec.models.load import load_model, load_tokenizer
-from specdec.training import session
-from specdec.training.batches import load_corpus
-from specdec.training.models.loop import Trainer, build_model, training_device
+from specdec.training.models import model_training
+from specdec.training.models.model_training import ModelTraining
+from specdec.training.models.networks import build_model
 from specdec.training.models.optimizer import build_optimizers
-from specdec.training.models.recipe import PythonRecipe, TextRecipe, TrainConfig, fingerprint, training_fingerprint
+from specdec.training.models.recipe import PythonRecipe, TextRecipe, TrainConfig, training_fingerprint
+from specdec.training.models.tokenized_corpus import load_corpus
+from specdec.training.recipe_parts import fingerprint
+from specdec.training.resumable import training_device
 
 DATA = Path(__file__).resolve().parents[4] / "shared" / "data" / "text"
 
@@ -111,19 +114,19 @@ def test_every_matrix_of_a_layer_goes_to_muon_with_the_rate_its_orientation_need
 @pytest.mark.slow
 def test_trained_killed_resumed_exported_and_loaded(gpt_values: dict, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
-    whole = session.run({**gpt_values, "output_dir": str(tmp_path / "whole")})
-    original = Trainer.take_step
+    whole = model_training.run({**gpt_values, "output_dir": str(tmp_path / "whole")})
+    original = ModelTraining.take_step
 
-    def interrupted(self: Trainer, step: int) -> dict[str, float]:
+    def interrupted(self: ModelTraining, step: int) -> dict[str, float]:
         if step == 3:
             signal.raise_signal(signal.SIGTERM)
         return original(self, step)
 
-    monkeypatch.setattr(Trainer, "take_step", interrupted)
+    monkeypatch.setattr(ModelTraining, "take_step", interrupted)
     with pytest.raises(Interrupted):
-        session.run(gpt_values)
-    monkeypatch.setattr(Trainer, "take_step", original)
-    outcome = session.run(gpt_values)
+        model_training.run(gpt_values)
+    monkeypatch.setattr(ModelTraining, "take_step", original)
+    outcome = model_training.run(gpt_values)
 
     summary = json.loads((outcome.folder / "summary.json").read_text())
     assert set(summary["heldout"]) == {"text", "all"} and summary["heldout"]["all"]["tokens"] > 0
@@ -148,7 +151,7 @@ def test_training_lowers_the_loss_on_real_text(gpt_values: dict, tmp_path: Path)
     recipe["corpus"] |= {"path": str(tmp_path / "play.txt"), "documents": "paragraphs", "vocabulary": 400}
     recipe["data"]["tokens"] = 64 * 30
     config = validated(TrainConfig, gpt_values)
-    trainer = Trainer(config, load_corpus(config.recipe.corpus, 32, tmp_path / "corpus"))
+    trainer = ModelTraining(config, load_corpus(config.recipe.corpus, 32, tmp_path / "corpus"))
     before = trainer.score()["heldout.nats_per_token"]
     trainer.train(lambda values, step: None, lambda row: None)
     assert trainer.score()["heldout.nats_per_token"] < before - 0.5

@@ -11,10 +11,10 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import specdec
+from specdec.models.load import load_model
 from specdec.text.python_sources import STDLIB, held_out_modules, is_held_out, read_python_files
-from specdec.training.batches import encode, with_end_of_text
-from specdec.training.models.loop import load_exported
 from specdec.training.models.scoring import heldout_loss
+from specdec.training.models.tokenized_corpus import encode, with_end_of_text
 from specdec.training.models.tokenizer import bytes_per_token
 
 POCKET = Path(specdec.__file__).parent / "pocket"
@@ -23,7 +23,8 @@ ROLES = ("target", "drafter")
 
 @pytest.fixture(scope="module")
 def models() -> dict:
-    return {role: load_exported(POCKET / role) for role in ROLES}
+    cpu = torch.device("cpu")
+    return {role: load_model(str(POCKET / role), dtype=torch.float32, device=cpu, attention="auto") for role in ROLES}
 
 
 def summary(role: str) -> dict:

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from specdec.training.batches import TokenizedCorpus
+from specdec.training.models.tokenized_corpus import TokenizedCorpus
 from specdec.training.models.tokenizer import END_OF_TEXT, bytes_per_token, train_tokenizer
 
 TEXTS = [

@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 from specdec.errors import Interrupted, UsageError
-from specdec.training import session
-from specdec.training.batches import TokenizedCorpus
+from specdec.training.models import model_training
+from specdec.training.models.tokenized_corpus import TokenizedCorpus
 
 
 @pytest.fixture
 def in_tmp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny_corpus: TokenizedCorpus) -> Path:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(session, "load_corpus", lambda *arguments: tiny_corpus)
+    monkeypatch.setattr(model_training, "load_corpus", lambda *arguments: tiny_corpus)
     return tmp_path
 
 
@@ -31,19 +31,19 @@ def test_a_sitting_ends_killed_and_the_next_one_finishes(
     in_tmp: Path, monkeypatch: pytest.MonkeyPatch, train_values: dict
 ) -> None:
     values = train_values
-    original = session.Trainer.take_step
+    original = model_training.ModelTraining.take_step
 
-    def interrupted(self: session.Trainer, step: int) -> dict[str, float]:
+    def interrupted(self: model_training.ModelTraining, step: int) -> dict[str, float]:
         if step == 4:
             os.kill(os.getpid(), signal.SIGTERM)
         return original(self, step)
 
-    monkeypatch.setattr(session.Trainer, "take_step", interrupted)
+    monkeypatch.setattr(model_training.ModelTraining, "take_step", interrupted)
     with pytest.raises(Interrupted) as stopped:
-        session.run(values)
+        model_training.run(values)
     assert stopped.value.exit_code == 143
-    monkeypatch.setattr(session.Trainer, "take_step", original)
-    outcome = session.run(values)
+    monkeypatch.setattr(model_training.ModelTraining, "take_step", original)
+    outcome = model_training.run(values)
 
     first, second = runs(in_tmp)
     assert (first.info.status, second.info.status) == ("KILLED", "FINISHED")
@@ -58,16 +58,16 @@ def test_a_sitting_ends_killed_and_the_next_one_finishes(
 def test_bad_values_name_the_key(in_tmp: Path, train_values: dict) -> None:
     values = train_values
     values["recipe"]["data"]["tokens"] = 0
-    with pytest.raises(UsageError, match=r"recipe\.data\.tokens.*greater than 0"):
-        session.run(values)
+    with pytest.raises(UsageError, match=r"recipe\.data\.tokens=0: it should be greater than or equal to 1"):
+        model_training.run(values)
     values["recipe"]["data"]["tokens"] = 512
     values["recipe"]["model"]["width"] = 3
     with pytest.raises(UsageError, match=r"recipe\.model\.width"):
-        session.run(values)
+        model_training.run(values)
     del values["recipe"]["model"]["width"]
     values["recipe"]["model"]["context"] = 16
     with pytest.raises(UsageError, match="do not fit model.context=16"):
-        session.run(values)
+        model_training.run(values)
     assert not (in_tmp / "mlflow.db").exists()
 
 

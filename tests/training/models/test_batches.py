@@ -3,8 +3,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from specdec.training.batches import Batches, TokenizedCorpus, document_order
+from specdec.errors import UsageError
+from specdec.training.models.batches import Batches, document_order
 from specdec.training.models.recipe import TrainConfig
+from specdec.training.models.tokenized_corpus import TokenizedCorpus
 
 
 def test_batches_cover_the_stream_once(tiny_corpus: TokenizedCorpus, train_config: TrainConfig) -> None:
@@ -33,5 +35,5 @@ def test_passes_over_the_standard_library(tiny_corpus: TokenizedCorpus, train_co
 
 def test_a_budget_beyond_the_text_is_refused(tiny_corpus: TokenizedCorpus, train_config: TrainConfig) -> None:
     data = replace(train_config.recipe.data, tokens=10**7)
-    with pytest.raises(ValueError, match="exceeds the corpus"):
+    with pytest.raises(UsageError, match="exceeds the corpus"):
         document_order(tiny_corpus, data, seed=3)

@@ -1,117 +1,38 @@
-"""Training of whole models: batches in, bfloat16 safetensors out.
-
-It knows models and batches; not Hydra, not MLflow (it is handed a log), not where text comes from.
-"""
-
-from __future__ import annotations
+"""Training of a whole model: batches in, bfloat16 safetensors out. Resumable; built on what all trainings share."""
 
 import json
+import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
-from specdec.errors import ModelLoadError, NumericsError, UsageError
-from specdec.training.batches import Batches, TokenizedCorpus, write_atomically
+from specdec.config import validated
+from specdec.errors import NumericsError
+from specdec.models.load import load_model
+from specdec.text.writing import write_atomically
+from specdec.tracking.writer import check_store
+from specdec.training.models.batches import Batches
+from specdec.training.models.networks import build_model, export_model
 from specdec.training.models.optimizer import build_optimizers, schedule, set_learning_rates
-from specdec.training.models.recipe import ModelConfig, TrainConfig, training_fingerprint
+from specdec.training.models.recipe import TrainConfig, training_fingerprint
 from specdec.training.models.scoring import HeldOutLoss, evenly_spaced_slice, heldout_loss, token_losses
+from specdec.training.models.tokenized_corpus import TokenizedCorpus, load_corpus
 from specdec.training.models.tokenizer import bytes_per_token
-from specdec.training.resumable import Outcome, ResumableTraining, hardware
+from specdec.training.resumable import FinishedTraining, ResumableTraining, hardware, training_device
+from specdec.training.sitting import keep_freed_memory, sit
 
-if TYPE_CHECKING:
-    from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
-
-
-def llama_config(config: ModelConfig, **tokens: int) -> PretrainedConfig:
-    """Llama with tied embeddings."""
-    from transformers import LlamaConfig
-
-    return LlamaConfig(
-        **tokens,
-        hidden_size=config.hidden_size,
-        intermediate_size=config.mlp_size,
-        num_hidden_layers=config.layers,
-        num_attention_heads=config.heads,
-        num_key_value_heads=config.heads,
-        max_position_embeddings=config.context,
-        tie_word_embeddings=True,
-    )
+logger = logging.getLogger(__name__)
 
 
-def gpt2_config(config: ModelConfig, **tokens: int) -> PretrainedConfig:
-    """GPT-2 without dropout, its embeddings not tied: only so are the sizes of 2211.17192, section 4.1, met."""
-    from transformers import GPT2Config
-
-    return GPT2Config(
-        **tokens,
-        n_embd=config.hidden_size,
-        n_inner=config.mlp_size,
-        n_layer=config.layers,
-        n_head=config.heads,
-        n_positions=config.context,
-        resid_pdrop=0.0,
-        embd_pdrop=0.0,
-        attn_pdrop=0.0,
-        tie_word_embeddings=False,
-    )
-
-
-ARCHITECTURES = {"llama": llama_config, "gpt2": gpt2_config}
-INTO_RESIDUAL = ("o_proj.weight", "down_proj.weight", "c_proj.weight")
-
-
-def build_model(config: ModelConfig, vocabulary: int, end_of_text: int, seed: int) -> PreTrainedModel:
-    """A fresh float32 decoder on the CPU; projections into the residual stream start at zero."""
-    from transformers import AutoModelForCausalLM
-
-    torch.manual_seed(seed)
-    end = {name: end_of_text for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
-    shape = ARCHITECTURES[config.architecture](config, vocab_size=vocabulary, **end)
-    model = AutoModelForCausalLM.from_config(shape).float()
-    for name, parameter in model.named_parameters():
-        if name.endswith(INTO_RESIDUAL):
-            nn.init.zeros_(parameter)
-    return model
-
-
-def training_device(name: str) -> torch.device:
-    """`auto` takes the GPU where there is one. Raises UsageError for a GPU that is not there."""
-    if name == "cuda" and not torch.cuda.is_available():
-        raise UsageError("Bad value device=cuda: no CUDA device is available; use device=cpu.")
-    return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
-
-
-def export_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
-    """The model in bfloat16 safetensors with its tokenizer, as `from_pretrained` reads them."""
-    copy = type(model)(model.config)
-    copy.load_state_dict(model.state_dict())
-    copy.to(torch.bfloat16).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-
-
-def load_exported(folder: Path) -> PreTrainedModel:
-    """An exported model in float32; raises ModelLoadError when weights are missing or not finite."""
-    from transformers import AutoModelForCausalLM
-
-    model, info = AutoModelForCausalLM.from_pretrained(
-        folder, dtype=torch.float32, output_loading_info=True, use_safetensors=True
-    )
-    if info["missing_keys"] or info["mismatched_keys"]:
-        raise ModelLoadError(f"{folder} lacks weights: {sorted(info['missing_keys'])[:3]}.")
-    if not all(bool(p.isfinite().all()) for p in model.parameters()):
-        raise ModelLoadError(f"{folder} has weights that are not finite.")
-    return model.eval()
-
-
-class Trainer(ResumableTraining):
-    """One training of a whole model, to its export and its summary."""
+class ModelTraining(ResumableTraining):
+    """The training of one model, to its export and its summary."""
 
     origin = "another recipe, seed or corpus"
     watched = "heldout.nats_per_token"
@@ -161,18 +82,19 @@ class Trainer(ResumableTraining):
         super().train(log, display)
 
     def take_step(self, step: int) -> dict[str, float]:
-        """One optimizer step: the mean loss of its tokens, and Muon's learning rate."""
         sequences = torch.from_numpy(self.batches(step)).to(self.device)
-        rows = max(1, self.recipe.data.micro_batch_tokens // (sequences.shape[1] - 1))
+        at_once = max(1, self.recipe.data.micro_batch_tokens // (sequences.shape[1] - 1))
         count = sequences.shape[0] * (sequences.shape[1] - 1)
         total = 0.0
-        for micro in sequences.split(rows):
+        for micro in sequences.split(at_once):
             with self.arithmetic():
                 loss = self.loss_of(self.model, micro).sum() / count
             loss.backward()
             total += loss.item()
         if not np.isfinite(total):
-            raise NumericsError(f"The training loss is {total} at step {step}.")
+            raise NumericsError(
+                f"The training loss is {total} at step {step}: lower the learning rates of recipe.optimizer."
+            )
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.recipe.optimizer.grad_clip)
         factor = schedule(step, self.batches.steps, self.recipe.optimizer)
         set_learning_rates(self.optimizers, factor)
@@ -182,30 +104,27 @@ class Trainer(ResumableTraining):
         return {"train_loss": total, "lr": self.recipe.optimizer.muon_lr * factor}
 
     def arithmetic(self) -> AbstractContextManager[Any]:
-        """bfloat16 autocast where the recipe asks for it."""
+        """Return the context of a forward pass: bfloat16 autocast if the recipe asks for it."""
         return torch.autocast(self.device.type, torch.bfloat16) if self.recipe.bfloat16 else nullcontext()
 
     def score(self) -> dict[str, float]:
-        """The held-out slice, in the arithmetic of training: a monitor, not the reported figure."""
+        """Score the held-out slice in the arithmetic of training: a monitor, not the reported figure."""
         with self.arithmetic():
-            scored = heldout_loss(
-                self.model,
-                self.heldout,
-                self.token_bytes,
-                self.end_of_text,
-                self.recipe.monitor.heldout_window,
-            )
+            window = self.recipe.monitor.heldout_window
+            scored = heldout_loss(self.model, self.heldout, self.token_bytes, self.end_of_text, window)
         return dict(zip(self.scores, (scored.nats_per_token, scored.bits_per_byte), strict=True))
 
     # --- the end
 
-    def finish(self) -> Outcome:
-        """Export, score the exported weights in float32 on all held-out text, and write `summary.json`."""
+    def finish(self) -> FinishedTraining:
+        """Export the model, score the exported weights in float32 on all held-out text, and write `summary.json`."""
         folder = self.folder / "model"
         export_model(self.model, self.tokenizer, folder)
-        exported = load_exported(folder).to(self.device)
+        exported = load_model(str(folder), dtype=torch.float32, device=self.device, attention="auto", kind="causal")
         scores = {
-            name: heldout_loss(exported, stream, self.token_bytes, self.end_of_text, self.recipe.model.context, rows=1)
+            name: heldout_loss(
+                exported, stream, self.token_bytes, self.end_of_text, self.recipe.model.context, at_once=1
+            )
             for name, stream in self.corpus.heldout.items()
         }
         scores["all"] = sum(scores.values(), HeldOutLoss(0.0, 0, 0))
@@ -227,8 +146,7 @@ class Trainer(ResumableTraining):
             },
         }
         write_atomically(self.folder / "summary.json", json.dumps(summary, indent=1) + "\n")
-        corpus_json = json.dumps(self.corpus.manifest, indent=1) + "\n"
-        write_atomically(self.folder / "corpus.json", corpus_json)
+        write_atomically(self.folder / "corpus.json", json.dumps(self.corpus.manifest, indent=1) + "\n")
         metrics = {
             f"heldout.final.{part}.{unit}": float(getattr(score, unit))
             for part, score in scores.items()
@@ -239,4 +157,27 @@ class Trainer(ResumableTraining):
             f"held-out {loss.nats_per_token:.4f} nats per token, {loss.bits_per_byte:.4f} bits per byte; "
             f"exported to {folder}"
         )
-        return Outcome(self.folder, summary, metrics, sentence)
+        return FinishedTraining(self.folder, summary, metrics, sentence)
+
+
+def run(values: Mapping[str, Any]) -> FinishedTraining:
+    """Train the whole model of a recipe, or go on training it; return paths and figures.
+
+    Args:
+        values: the configuration, plain data from YAML.
+    Raises:
+        UsageError: bad values, or a checkpoint of another recipe.
+        Interrupted: after a signal.
+    """
+    config = validated(TrainConfig, values, source="the configuration")
+    check_store(config.tracking, Path.cwd())
+    keep_freed_memory()
+    if config.threads is not None:
+        torch.set_num_threads(config.threads)
+    logger.info("Reading the corpus")
+    corpus = load_corpus(config.recipe.corpus, config.recipe.model.context, Path(config.corpus_dir))
+    outcome = sit(
+        ModelTraining(config, corpus), config.tracking, {"recipe": asdict(config.recipe), "seed": config.seed}
+    )
+    assert outcome is not None  # one process trains a whole model
+    return outcome

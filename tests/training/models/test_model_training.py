@@ -9,11 +9,12 @@ import pytest
 import torch
 
 from specdec.errors import Interrupted, UsageError
-from specdec.training.batches import TokenizedCorpus
-from specdec.training.models.loop import Trainer, load_exported
+from specdec.models.load import load_model
+from specdec.training.models.model_training import ModelTraining
 from specdec.training.models.optimizer import schedule
 from specdec.training.models.recipe import TrainConfig
 from specdec.training.models.scoring import heldout_loss, token_losses
+from specdec.training.models.tokenized_corpus import TokenizedCorpus
 from specdec.training.models.tokenizer import bytes_per_token
 
 
@@ -25,14 +26,14 @@ class Killed(Exception):
     """Stands for SIGKILL: nothing is saved after it."""
 
 
-def train(config: TrainConfig, corpus: TokenizedCorpus, display=lambda row: None) -> Trainer:
-    trainer = Trainer(config, corpus)
+def train(config: TrainConfig, corpus: TokenizedCorpus, display=lambda row: None) -> ModelTraining:
+    trainer = ModelTraining(config, corpus)
     trainer.restore()
     trainer.train(no_log, display)
     return trainer
 
 
-def assert_same(one: Trainer, two: Trainer) -> None:
+def assert_same(one: ModelTraining, two: ModelTraining) -> None:
     for (name, a), b in zip(one.model.state_dict().items(), two.model.state_dict().values(), strict=True):
         assert torch.equal(a, b), name
     for a, b in zip(one.optimizers, two.optimizers, strict=True):
@@ -63,7 +64,7 @@ def test_a_stopped_and_resumed_training_gives_the_same_weights(
         train(train_config, tiny_corpus, stop_at(at, how))
     if code:
         assert stopped.value.exit_code == code
-    resumed = Trainer(train_config, tiny_corpus)
+    resumed = ModelTraining(train_config, tiny_corpus)
     torch.manual_seed(999)  # what happens to be in the generator must not matter
     assert resumed.restore()
     assert resumed.progress.step == (at - 1 if how == "kill" else at)
@@ -76,7 +77,7 @@ def test_a_stopped_and_resumed_training_gives_the_same_weights(
 def test_a_checkpoint_of_another_recipe_is_refused(train_config: TrainConfig, tiny_corpus: TokenizedCorpus) -> None:
     train(train_config, tiny_corpus)
     with pytest.raises(UsageError, match="another recipe, seed or corpus"):
-        Trainer(replace(train_config, seed=4), tiny_corpus).restore()
+        ModelTraining(replace(train_config, seed=4), tiny_corpus).restore()
 
 
 def test_training_lowers_the_loss_exports_and_scores(train_config: TrainConfig, tiny_corpus: TokenizedCorpus) -> None:
@@ -90,7 +91,9 @@ def test_training_lowers_the_loss_exports_and_scores(train_config: TrainConfig, 
     assert float(rows[-1]["train_loss"]) < float(rows[0]["train_loss"]) - 1.0
     assert rows[3]["heldout_nats_per_token"] and not rows[4]["heldout_nats_per_token"]
 
-    exported = load_exported(outcome.folder / "model")
+    exported = load_model(
+        str(outcome.folder / "model"), dtype=torch.float32, device=torch.device("cpu"), attention="auto"
+    )
     scored = outcome.summary["heldout"]["code"]
     again = heldout_loss(
         exported, tiny_corpus.heldout["code"], bytes_per_token(tiny_corpus.tokenizer),
@@ -101,10 +104,10 @@ def test_training_lowers_the_loss_exports_and_scores(train_config: TrainConfig, 
 
 
 def test_held_out_loss_counts_every_token_once(train_config: TrainConfig, tiny_corpus: TokenizedCorpus) -> None:
-    trainer = Trainer(train_config, tiny_corpus)
+    trainer = ModelTraining(train_config, tiny_corpus)
     stream, end = tiny_corpus.heldout["code"], tiny_corpus.tokenizer.eos_token_id
     sizes = bytes_per_token(tiny_corpus.tokenizer)
-    score = heldout_loss(trainer.model, stream, sizes, end, window=16, rows=3)
+    score = heldout_loss(trainer.model, stream, sizes, end, window=16, at_once=3)
     ids = [int(i) for i in stream if i != end]
     assert score.tokens == len(ids)
     assert score.bytes == sum(sizes[i] for i in ids)

@@ -1,4 +1,4 @@
-"""Tokenised documents on disk: training and held-out ones apart, each with which of its tokens are to be predicted.
+"""Tokenised documents on disk: training and held-out documents apart, with a mark on every token to be predicted.
 
 Written once in one pass, read through memory maps, so that neither text nor tokens need fit into memory. Knows neither
 tokenizers nor models.
@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from specdec.training.batches import write_atomically
+from specdec.text.writing import write_atomically
 
 MANIFEST = "documents.json"
 Part = Literal["train", "heldout"]
@@ -26,7 +26,7 @@ class Encoded:
 
     Attributes:
         tokens: [T] uint32.
-        scored: [T] bool: whether the token is one to be predicted; in a conversation only the assistant's are.
+        scored: [T] bool: the tokens to be predicted; in a conversation only those of the assistant.
     """
 
     tokens: np.ndarray
@@ -50,25 +50,22 @@ class Documents:
         return len(self.ends)
 
     def __getitem__(self, number: int) -> Encoded:
-        """The document of a number from 0 on."""
-        return self.slice(int(self.starts[number]), int(self.ends[number]))
-
-    def slice(self, start: int, end: int) -> Encoded:
-        """Tokens of the part, counted through all of its documents."""
+        """Return a document by its number, from 0 on."""
+        start, end = int(self.starts[number]), int(self.ends[number])
         return Encoded(self.tokens[start:end], self.scored[start:end])
 
     @property
     def lengths(self) -> np.ndarray:
-        """[documents] tokens of each."""
+        """The tokens of each document, [documents]."""
         return self.ends - self.starts
 
 
 @dataclass(frozen=True)
 class DocumentStore:
-    """What `write_documents` wrote.
+    """The documents that `write_documents` wrote.
 
     Attributes:
-        manifest: where the documents come from and how many there are; of what was left out, how many and why.
+        manifest: where the documents come from and how many there are; how many were left out, and why.
     """
 
     train: Documents
@@ -77,7 +74,7 @@ class DocumentStore:
 
 
 def read_documents(folder: Path) -> DocumentStore | None:
-    """The documents of a folder; None where they were not, or not all, written."""
+    """Open the documents of a folder; return None if they were not written, or not all of them."""
     if not (folder / MANIFEST).exists():
         return None
     manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
@@ -85,10 +82,10 @@ def read_documents(folder: Path) -> DocumentStore | None:
 
 
 def write_documents(folder: Path, documents: Iterable[tuple[Part, Encoded]], manifest: dict[str, Any]) -> DocumentStore:
-    """Write documents as they come, then the manifest: its presence says done.
+    """Write documents as they come, then the manifest, whose presence says that all are there.
 
     Args:
-        manifest: filled in further by whoever yields the documents, until the last one.
+        manifest: read after the last document, so that whoever yields the documents may still fill it in.
     """
     folder.mkdir(parents=True, exist_ok=True)
     ends: dict[Part, list[int]] = {part: [] for part in PARTS}
@@ -109,5 +106,5 @@ def write_documents(folder: Path, documents: Iterable[tuple[Part, Encoded]], man
 
 
 def _mapped(path: Path, kind: type, size: int) -> np.ndarray:
-    """Read-only; an empty file cannot be mapped."""
+    """Map a file for reading; an empty file, which cannot be mapped, becomes an empty array."""
     return np.memmap(path, dtype=kind, mode="r", shape=(size,)) if size else np.zeros(0, dtype=kind)

@@ -1,0 +1,145 @@
+"""The tests of the i.i.d. model in words: what each asks, what it finds, how large the effect is, what to beware of."""
+
+from collections.abc import Mapping
+from math import isnan, nan
+
+import pandas as pd
+
+from ..figures.plots import counted
+from ..intervals import Interval
+from ..rounds import drafted
+from ..sections import Section
+from . import effects
+from .iid import IidTest, iid_tests, implementation, previous_round, prompts_beta, same_alpha
+
+SIGNIFICANT = 0.05
+QUESTIONS = {  # test: question, reading of a rejection, reading of none
+    "depth": ("Does acceptance vary with depth?", "it varies with depth", "no sign that it does"),
+    "trend": ("Does it rise or fall with depth?", "it {direction} with depth", "no trend seen"),
+    "mixing": ("Do rounds differ?", "some rounds are easier than others, or depth matters", "no sign that they do"),
+    "prompts": ("Do prompts differ (chi-squared)?", "some prompts are easier than others", "no sign that they do"),
+    "prompts_beta": ("Do prompts differ (prompt beta)?", "some prompts are easier than others", "no sign that they do"),
+    "memory": ("Do neighbouring rounds resemble each other?", "they {likeness}", "no sign that they do"),
+    "previous_round": (
+        "Does it matter whether the round before was full?",
+        "alpha is {after} after a full round",
+        "no sign that it does",
+    ),
+    "same_alpha": ("Is alpha the same at every gamma?", "alpha differs between gammas", "no sign that it differs"),
+    "implementation": (
+        "Does the run take the rounds that its replay expects?",
+        "it takes {pace} rounds than expected",
+        "it does, as far as can be seen",
+    ),
+}
+
+
+def tests_section(
+    arms: pd.DataFrame,
+    all_rounds: pd.DataFrame,
+    gamma: int,
+    own_replay: pd.DataFrame | None,
+    replicates: int,
+    refits: int,
+    seed: int,
+) -> Section:
+    """Say what the tests find at one gamma.
+
+    Args:
+        arms: rounds of the distinct generations, every gamma.
+        all_rounds: repeats included, as the replay has them.
+        own_replay: expected rounds along the texts of this gamma, if the run has any.
+    """
+    rounds = arms[arms["gamma"] == gamma]
+    tests = iid_tests(rounds, seed=seed)
+    tests["prompts_beta"], tests["previous_round"] = prompts_beta(rounds), previous_round(rounds)
+    tests["same_alpha"] = same_alpha(arms, replicates, seed)
+    sizes: dict[str, Interval] = {
+        **effects.ratio_effects(rounds, replicates, seed),
+        **effects.correlations(rounds, refits, seed),
+    }
+    if tests["same_alpha"].p_value >= 0:
+        sizes["same_alpha"] = effects.alpha_difference(arms, replicates, seed)
+    if own_replay is not None and len(own_replay):
+        done = drafted(all_rounds[all_rounds["gamma"] == gamma])
+        here = own_replay[own_replay["prompt"].isin(done["prompt"])]
+        tests["implementation"] = implementation(done, here, replicates, seed)
+        sizes["implementation"] = effects.replay_ratio(done, here, replicates, seed)
+    else:
+        tests["implementation"] = IidTest(nan, nan, 0, "the run has no replay of its own texts")
+    table = pd.DataFrame([_test_row(name, tests[name], sizes.get(name)) for name in QUESTIONS])
+    caption = (
+        f"Tests of the i.i.d. capped-geometric model at gamma {gamma}: {counted(len(rounds), 'round')} of "
+        f"{counted(rounds['prompt'].nunique(), 'prompt')}. Size of the effect with its 95% prompt-bootstrap interval."
+    )
+    return Section(
+        "Is acceptance independent and the same everywhere?", (_verdict(tests), _caution(tests)), ((caption, table),)
+    )
+
+
+def _test_row(name: str, test: IidTest, size: Interval | None) -> dict[str, object]:
+    question, yes, no = QUESTIONS[name]
+    if isnan(test.p_value):
+        reading = f"not tested: {test.reason}"
+    else:
+        reading = _worded(yes, test, size) if test.p_value < SIGNIFICANT else no
+    return {
+        "question": question,
+        "statistic": "–" if isnan(test.statistic) else f"{test.statistic:.3f}",
+        "p": "–" if isnan(test.p_value) else _p(test.p_value),
+        "reading": reading,
+        "size of the effect": effects.MEANING[name],
+        "estimate": "–" if size is None else f"{size:.3f}",
+    }
+
+
+def _p(value: float) -> str:
+    return "< 0.001" if value < 0.001 else f"{value:.3f}"
+
+
+def _worded(text: str, test: IidTest, size: Interval | None) -> str:
+    up = (size.estimate if size is not None else test.statistic) > 0
+    return text.format(
+        direction="rises" if test.statistic > 0 else "falls",
+        likeness="do" if up else "alternate: a long round follows a short one",
+        after="higher" if up else "lower",
+        pace="fewer" if test.statistic > 1 else "more",
+    )
+
+
+def _verdict(tests: Mapping[str, IidTest]) -> str:
+    applied = {name: test for name, test in tests.items() if not isnan(test.p_value) and name != "implementation"}
+    rejecting = [name for name, test in applied.items() if test.p_value < SIGNIFICANT]
+    if not applied:
+        return "No test of the i.i.d. model applies to this run."
+    if not rejecting:
+        return (
+            f"None of {len(applied)} tests rejects the i.i.d. model at {SIGNIFICANT:.0%}: acceptance may be independent"
+            " and the same at every depth, round and prompt, as far as these rounds can tell."
+        )
+    chance = 1 - (1 - SIGNIFICANT) ** len(applied)
+    doubt = (
+        f" (one of so many does so by chance in up to {chance:.0%} of runs where the model is true)"
+        if len(rejecting) == 1
+        else ""
+    )
+    return (
+        f"{len(rejecting)} of {len(applied)} tests reject the i.i.d. model at {SIGNIFICANT:.0%}{doubt}: "
+        f"{', '.join(name.replace('_', ' ') for name in rejecting)}."
+    )
+
+
+def _caution(tests: Mapping[str, IidTest]) -> str:
+    def rejects(name: str) -> bool:
+        return tests[name].p_value < SIGNIFICANT
+
+    if rejects("prompts") or rejects("prompts_beta"):
+        return (
+            "Prompts differ. That alone can make the tests of depth, trend, mixing, the previous round and the same "
+            "alpha reject; the memory test compares rounds within their prompt and is not deceived. The intervals "
+            "resample prompts, so they say how sure a size is, but not what it comes from."
+        )
+    return (
+        "All tests but those of memory, the same alpha and the implementation take rounds as independent; the "
+        "intervals beside them resample prompts and do not."
+    )

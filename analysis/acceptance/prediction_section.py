@@ -1,0 +1,187 @@
+"""Prediction on held-out prompts in words, tables and a figure."""
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+from matplotlib.ticker import PercentFormatter
+
+from ..figures import style
+from ..figures.plots import counted
+from ..intervals import Interval
+from ..sections import Section
+from .prediction import LABELS, ROUNDING, HeldOutPrediction, Undetermined, predict, unpredictable
+
+_LINES = {  # model: name in the legend, colour, dash, marker
+    "capped_geometric.text": ("capped geometric, α of text", style.BLUE, "-", "o"),
+    "capped_geometric.mle": ("same, MLE at largest γ", style.BLUE, "--", "s"),
+    "capped_geometric.short": ("same, MLE at smallest γ", style.SKY, ":", "v"),
+    "position": ("by position", style.ORANGE, "-", "D"),
+    "beta_geometric": ("rounds differ", style.PURPLE, "--", "^"),
+    "prompt_beta": ("prompts differ", style.YELLOW, "-.", "<"),
+    "markov": ("Markov along the text", style.GREY, ":", "P"),
+    "replay": ("replay", style.GREEN, "-", "X"),
+}
+
+
+def prediction_section(
+    rounds: pd.DataFrame,
+    alpha_sums: pd.DataFrame | None,
+    replay: pd.DataFrame | None,
+    title: str,
+    replicates: int = 2000,
+    refits: int = 200,
+    seed: int = 0,
+) -> Section:
+    """Say what each model predicts on held-out prompts, and how far it is off; arguments as of `predict`."""
+    heading = "What would each model have predicted?"
+    reason = unpredictable(rounds)
+    if reason:
+        return Section(heading, (f"No prediction: {reason}.",))
+    try:
+        prediction = predict(rounds, alpha_sums, replay, seed, replicates, refits)
+    except Undetermined as undetermined:
+        return Section(heading, (f"No prediction: {undetermined}.",))
+    method = (
+        f"Half of {counted(prediction.prompts, 'prompt')}, drawn by seed {seed}, and then the other: every model is "
+        f"fitted to the rounds of one half at gamma {prediction.fit_gamma}, the largest, where all depths are seen, "
+        "and predicts every gamma on the other half from the lengths of its texts, ends of texts included. Replay, "
+        "where there is one, has nothing to fit: it reads the held-out prompts' own baseline texts."
+    )
+    omitted = [f"{LABELS[name]}: {why}" for name, why in prediction.left_out.items()]
+    texts = [prediction_in_words(prediction), method]
+    if omitted:
+        texts.append("Not tried: " + "; ".join(omitted) + ".")
+    return Section(
+        heading,
+        tuple(texts),
+        (
+            ("Models, best first: error over gammas, predicted over measured less 1.", summary_table(prediction)),
+            ("Tokens per round, predicted and measured. " + _intervals_in_words(prediction), errors_table(prediction)),
+        ),
+        (("prediction_error", prediction_figure(prediction, title=title)),),
+    )
+
+
+def _intervals_in_words(prediction: HeldOutPrediction) -> str:
+    if not prediction.table["error_low"].notna().any():
+        return "Too few prompts for intervals of the error."
+    return (
+        f"{prediction.level:.0%} prompt-bootstrap intervals; that of the error resamples both halves and refits every "
+        f"model ({prediction.refits} times)."
+    )
+
+
+def summary_table(prediction: HeldOutPrediction) -> pd.DataFrame:
+    """Return a line per model in words."""
+    models = prediction.models
+    return pd.DataFrame(
+        {
+            "model": models["model"].map(LABELS),
+            "mean absolute error": models["mean_error"].map("{:.1%}".format),
+            "worst": models["worst_error"].map("{:+.1%}".format),
+            "at gamma": models["worst_gamma"],
+            "gammas missed significantly": models["significant"],
+        }
+    )
+
+
+def errors_table(prediction: HeldOutPrediction) -> pd.DataFrame:
+    """Return a line per gamma and model in words."""
+    table = prediction.table
+
+    return pd.DataFrame(
+        {
+            "gamma": table["gamma"],
+            "model": table["model"].map(LABELS),
+            "predicted": table["predicted"].map("{:.3f}".format),
+            "measured": [f"{Interval(row.measured, row.ci_low, row.ci_high):.3f}" for row in table.itertuples()],
+            "error": [f"{_error(row):+.1%}" for row in table.itertuples()],
+        }
+    )
+
+
+def _error(line: Any) -> Interval:
+    return Interval(line.error, line.error_low, line.error_high)
+
+
+@style.in_style
+def prediction_figure(prediction: HeldOutPrediction, *, title: str) -> Figure:
+    """Draw the relative error over gamma, a line per model; the best and the capped geometric with intervals."""
+    gammas = sorted(prediction.table["gamma"].unique())
+    best = str(prediction.models["model"].iloc[0])
+    tried = list(dict.fromkeys(prediction.table["model"]))
+    capped = tried[0]
+    with_intervals = prediction.table["error_low"].notna().any()
+    caption = (
+        f"{counted(prediction.prompts, 'prompt')}, fitted on half of them at γ = {prediction.fit_gamma} and tried on "
+        "the other, and the reverse. "
+        + (
+            f"{prediction.level:.0%} prompt-bootstrap intervals of the capped geometric and of the best model."
+            if with_intervals
+            else "No intervals."
+        )
+    )
+    figure, axes = style.new_figure(title, caption, height=style.HEIGHT + 0.9)
+    axes.axhline(0, color=style.BLACK, linewidth=1.6, linestyle=(0, (1, 1.5)))
+    for name in tried:
+        part = prediction.table[prediction.table["model"] == name].sort_values("gamma")
+        label, colour, dash, marker = _LINES[name]
+        strong = name in (best, capped)
+        bars = None
+        if strong and with_intervals:
+            below = np.nan_to_num(part["error"] - part["error_low"]).clip(min=0)
+            bars = [below, np.nan_to_num(part["error_high"] - part["error"]).clip(min=0)]
+        axes.errorbar(
+            part["gamma"],
+            part["error"],
+            yerr=bars,
+            color=colour,
+            linestyle=dash,
+            marker=marker,
+            linewidth=2.4 if strong else 1.3,
+            markersize=7 if strong else 5,
+            label=label.replace("same", "capped geometric") if name == capped else label,
+            elinewidth=1.5,
+            zorder=4 if strong else 3,
+        )
+    axes.set(xlabel="γ, depth of a draft in tokens", ylabel="predicted over measured, less 1")
+    axes.set_xticks(gammas if len(gammas) <= 12 else gammas[:: len(gammas) // 12 + 1])
+    axes.yaxis.set_major_formatter(PercentFormatter(1))
+    axes.legend(
+        loc="lower left", bbox_to_anchor=(-0.02, 1.0), ncols=2, fontsize=10.5, columnspacing=1.2, handlelength=2.6
+    )
+    return figure
+
+
+def prediction_in_words(prediction: HeldOutPrediction) -> str:
+    """Say which model predicts best, and by how much and in which direction the capped geometric misses."""
+    best = prediction.models.iloc[0]
+    tried = set(prediction.models["model"])
+    model = "capped_geometric.text" if "capped_geometric.text" in tried else "capped_geometric.mle"
+    capped = prediction.table[prediction.table["model"] == model]
+    if capped.empty:
+        model = str(best["model"])
+        capped = prediction.table[prediction.table["model"] == model]
+    gammas = f"{len(capped)} gammas" if len(capped) > 1 else "one gamma"
+    start = (
+        f"On prompts that it was not fitted on, the model “{LABELS[str(best['model'])]}” predicts tokens per round "
+        f"best: off by {best['mean_error']:.1%} on average over {gammas} and by {best['worst_error']:+.1%} at worst "
+        f"(gamma {best['worst_gamma']})."
+    )
+    worst = capped.loc[capped["error"].abs().idxmax()]
+    size = f"{worst['error']:+.1%} at gamma {worst['gamma']:g}"
+    subject = f"The model “{LABELS[model]}”"
+    if not capped["error_low"].notna().any():
+        return f"{start} {subject} is off by {size} at most; without intervals no miss can be called real."
+    over, under = capped[capped["error_low"] > ROUNDING], capped[capped["error_high"] < -ROUNDING]
+    if over.empty and under.empty:
+        at_most = f"{_error(worst):+.1%} at gamma {worst['gamma']:g}"
+        return f"{start} {subject} does not miss significantly at any gamma: by {at_most} at most."
+    sides = [
+        f"{verb} significantly at gamma {', '.join(f'{gamma:g}' for gamma in part['gamma'])}"
+        for verb, part in (("over-predicts", over), ("under-predicts", under))
+        if len(part)
+    ]
+    return f"{start} {subject} {' and '.join(sides)}; its largest miss is {size}."

@@ -1,0 +1,179 @@
+"""Reads runs from MLflow: the runs of an experiment as a table, one run as a `Run`, the files of a study.
+
+Nothing is written and no store is changed or created. MLflow is imported inside functions, so that commands start fast.
+"""
+
+import warnings
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from specdec.errors import SpecdecError, UsageError
+from specdec.registry import near_misses
+from specdec.tracking.store import check_schema, locate, quieten, reason, schema_of
+
+from .runs import COMMAND, Run, missing_file
+
+
+def load_runs(tracking_uri: str, experiment: str) -> pd.DataFrame:
+    """Return the main runs of an experiment, newest first, indexed by run id.
+
+    Columns: name, status, start_time, params.*, metrics.*, tags.*, as far as any run has them. UsageError for a store
+    or an experiment that does not exist or has no main run.
+    """
+    client, uri = _client(tracking_uri)
+    runs = _main_runs(client, uri, experiment)
+    rows = [
+        {
+            "run_id": run.info.run_id,
+            "name": run.info.run_name,
+            "status": run.info.status,
+            "start_time": pd.Timestamp(run.info.start_time, unit="ms", tz="UTC"),
+            **{f"params.{key}": value for key, value in run.data.params.items()},
+            **{f"metrics.{key}": value for key, value in run.data.metrics.items()},
+            **{f"tags.{key}": value for key, value in run.data.tags.items()},
+        }
+        for run in runs
+    ]
+    return pd.DataFrame(rows).set_index("run_id")
+
+
+def latest_run(tracking_uri: str, experiment: str, drafter: str | None = None) -> Run:
+    """Return the newest main run that finished, of `drafter` if given. UsageError if there is none."""
+    table = load_runs(tracking_uri, experiment)
+    table = table[table["status"] == "FINISHED"]
+    if drafter is not None:
+        column = table.get("params.drafter.name", pd.Series(index=table.index, dtype=object))
+        table = table[column == drafter]
+    if table.empty:
+        command = f"`python -m specdec.run +drafter={drafter or 'ngram'}`"
+        what = "finished run" if drafter is None else f"finished run of drafter {drafter!r}"
+        raise UsageError(f"The experiment {experiment!r} has no {what}: {command} makes one.")
+    return open_run(tracking_uri, str(table.index[0]))
+
+
+def study_files(tracking_uri: str, experiment: str, study: str, overlay: str) -> dict[str, Path]:
+    """Return the paths of `study.json` and of the tables of the newest finished run of a study, by file name.
+
+    UsageError for a store that does not exist or has no such run; `overlay` (of conf/experiment) would make one.
+    """
+    client, uri = _client(tracking_uri)
+    found = _asked(uri, client.get_experiment_by_name, experiment)
+    runs = []
+    if found is not None:
+        runs = _asked(
+            uri,
+            client.search_runs,
+            [found.experiment_id],
+            filter_string=f"tags.`specdec.study` = '{study}' and attributes.status = 'FINISHED'",
+            order_by=["attributes.start_time DESC"],
+            max_results=1,
+        )
+    if not runs:
+        raise UsageError(
+            f"The experiment {experiment!r} has no finished study {study!r}: "
+            f"`python -m specdec.run +experiment={overlay}` makes one."
+        )
+    run_id = runs[0].info.run_id
+    names = [item.path for item in _asked(uri, client.list_artifacts, run_id)]
+    kept = [name for name in names if name == "study.json" or name.endswith(".parquet")]
+    return {name: Path(_asked(uri, client.download_artifacts, run_id, name)) for name in kept}
+
+
+def open_run(tracking_uri: str, run_id: str) -> Run:
+    """Return one run with its curves; its files are fetched when asked for. UsageError if the store lacks it."""
+    client, uri = _client(tracking_uri)
+    run = _asked(uri, client.get_run, run_id)
+    keys = [key for key in run.data.metrics if key.startswith("curve.")]
+    return Run(
+        name=str(run.info.run_name),
+        source=f"run {run_id} in {uri}",
+        status=run.info.status,
+        params=dict(run.data.params),
+        metrics={key: value for key, value in run.data.metrics.items() if key not in keys},
+        curves={key: _history(client, uri, run_id, key) for key in keys},
+        fetch=partial(_download, client, uri, run_id),
+    )
+
+
+def _client(tracking_uri: str) -> tuple[Any, str]:
+    """Return a client that only reads, and the address to show. A missing database is refused, never created."""
+    store = locate(tracking_uri, Path.cwd())
+    revision = None if store.database is None else schema_of(store.database)
+    if store.database is not None and revision is None:
+        raise UsageError(f"There is no MLflow database {store.database}: `{COMMAND}` makes one.")
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="IProgress not found")  # tqdm's, in a notebook
+        check_schema(store, revision)
+        quieten()
+        from mlflow.tracking import MlflowClient
+
+    return _asked(store.shown, partial(MlflowClient, tracking_uri=store.uri)), store.shown
+
+
+def _asked(uri: str, question: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Return what MLflow answers; whatever it raises becomes a UsageError of one sentence."""
+    try:
+        return question(*args, **kwargs)
+    except SpecdecError:
+        raise
+    except Exception as error:  # MLflow's, SQLAlchemy's, a missing driver's, the network's
+        raise UsageError(f"The tracking store {uri} did not answer: {reason(error)}.") from error
+
+
+def _main_runs(client: Any, uri: str, experiment: str) -> list[Any]:
+    found = _asked(uri, client.get_experiment_by_name, experiment)
+    if found is None:
+        names = [item.name for item in _asked(uri, client.search_experiments)]
+        hint = near_misses(experiment, names)
+        raise UsageError(
+            f"No experiment {experiment!r} in {uri}.{hint} It has: {', '.join(sorted(names))}. "
+            f"`{COMMAND} tracking.experiment={experiment}` makes one."
+        )
+    if found.lifecycle_stage == "deleted":
+        raise UsageError(
+            f"The experiment {experiment!r} was deleted: restore it with "
+            f"`mlflow experiments restore --experiment-id {found.experiment_id}`."
+        )
+    runs: list[Any] = []
+    token: str | None = None
+    while True:
+        page = _asked(
+            uri,
+            client.search_runs,
+            [found.experiment_id],
+            filter_string="tags.`specdec.role` = 'main'",
+            order_by=["attributes.start_time DESC"],
+            page_token=token,
+        )
+        runs.extend(page)
+        token = page.token
+        if not token:
+            break
+    if not runs:
+        raise UsageError(
+            f"The experiment {experiment!r} in {uri} has no main run: "
+            f"`{COMMAND} tracking.experiment={experiment}` makes one."
+        )
+    return runs
+
+
+def _history(client: Any, uri: str, run_id: str, key: str) -> dict[int, float]:
+    """Return the values of a metric by step; the last one counts if a step was logged twice."""
+    points = _asked(uri, client.get_metric_history, run_id, key)
+    latest = sorted(points, key=lambda point: (point.step, point.timestamp))
+    return {int(point.step): float(point.value) for point in latest}
+
+
+def _download(client: Any, uri: str, run_id: str, name: str) -> Path:
+    present = {item.path for item in _asked(uri, client.list_artifacts, run_id, _folder_of(name))}
+    if name not in present:
+        raise UsageError(missing_file(name, f"Run {run_id} in {uri}"))
+    return Path(_asked(uri, client.download_artifacts, run_id, name))
+
+
+def _folder_of(name: str) -> str | None:
+    return name.rpartition("/")[0] or None

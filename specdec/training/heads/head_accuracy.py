@@ -1,0 +1,139 @@
+"""Accuracy of heads and of their target on held-out text: how often the most likely tokens hold the right one."""
+
+from collections.abc import Iterable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from specdec.heads.files import state_offset
+from specdec.heads.model import Heads
+from specdec.targets.base import Target
+from specdec.training.heads.head_loss import chunks, logits_of, positions
+from specdec.training.heads.sequences import Batch
+
+TOP = 5  # accuracies are of the 1, ..., TOP most likely tokens
+HELDOUT = "heldout"  # prefix of the metrics
+
+
+@torch.no_grad()
+def ranks(features: Tensor, output: Tensor, targets: Tensor) -> Tensor:
+    """Count the tokens that a head finds likelier than the right one, [N]; of equals the lower id comes first.
+
+    Args:
+        features: [N, D].
+        output: [V, D].
+        targets: [N].
+    """
+    found = [
+        logit_ranks(logits_of(features[part], output.to(features.dtype)), targets[part])
+        for part in chunks(len(features), len(output))
+    ]
+    return torch.cat(found) if found else targets
+
+
+def logit_ranks(logits: Tensor, targets: Tensor) -> Tensor:
+    """Do the same from logits [N, V]."""
+    right = logits.gather(-1, targets.unsqueeze(-1))
+    before = torch.arange(logits.shape[-1], device=logits.device) < targets.unsqueeze(-1)
+    return ((logits > right) | ((logits == right) & before)).sum(-1)
+
+
+class HeadAccuracy:
+    """Counts how often a head's 1, ..., TOP most likely tokens hold the right one.
+
+    A grounded head reads the true tokens before it, as if every earlier draft token had been right.
+
+    Attributes:
+        hits: [K, TOP] int64.
+        conditional_hits: [K, TOP] the hits where all earlier heads had the right token on top, as in an accepted draft.
+        seen, conditional_seen: [K] the positions counted.
+    """
+
+    def __init__(self, count: int) -> None:
+        self.hits = torch.zeros(count, TOP, dtype=torch.long)
+        self.conditional_hits = torch.zeros(count, TOP, dtype=torch.long)
+        self.seen = torch.zeros(count, dtype=torch.long)
+        self.conditional_seen = torch.zeros(count, dtype=torch.long)
+
+    @torch.no_grad()
+    def add(self, heads: Heads, states: Tensor, tokens: Tensor, scored: Tensor) -> None:
+        """Count a batch: states [B, S, D], tokens and scored [B, S]."""
+        right = torch.ones(tokens.shape, dtype=torch.bool, device=tokens.device)  # all heads so far were right
+        for k, features in enumerate(heads.features(states, tokens), start=1):
+            where = positions(tokens, scored, k)
+            rank = ranks(where.select(features), heads.output_layer(k), where.targets)
+            before = where.select(right)
+            self._count(k - 1, rank.cpu(), before.cpu())
+            here = torch.zeros_like(where.mask)
+            here[where.mask] = rank == 0
+            right = right[:, : here.shape[1]] & here
+
+    def _count(self, head: int, rank: Tensor, before: Tensor) -> None:
+        places = torch.arange(TOP)
+        within = rank.unsqueeze(-1) <= places  # [N, TOP]
+        self.hits[head] += within.sum(0)
+        self.seen[head] += len(rank)
+        self.conditional_hits[head] += within[before].sum(0)
+        self.conditional_seen[head] += int(before.sum())
+
+    def metrics(self) -> dict[str, float]:
+        """Return `heldout.head_1.top1`, ... and `heldout.head_1.top1_given_earlier`, ...; NaN without positions."""
+        found = {}
+        for head in range(len(self.seen)):
+            for place in range(TOP):
+                name = f"{HELDOUT}.head_{head + 1}.top{place + 1}"
+                found[name] = _share(self.hits[head, place], self.seen[head])
+                found[name + "_given_earlier"] = _share(self.conditional_hits[head, place], self.conditional_seen[head])
+        return found
+
+
+class TargetScore:
+    """Counts the same for the target's own next token, and sums its loss."""
+
+    def __init__(self) -> None:
+        self.nats, self.tokens = 0.0, 0
+        self.hits = torch.zeros(TOP, dtype=torch.long)
+
+    @torch.no_grad()
+    def add(self, logits: Tensor, tokens: Tensor, scored: Tensor) -> None:
+        """Count a batch: logits [B, S, V], tokens and scored [B, S]."""
+        where = positions(tokens, scored, 0)
+        laws = logits.flatten(0, 1)
+        for part in chunks(len(where.targets), logits.shape[-1]):
+            chosen, targets = laws[where.laws[part]].float(), where.targets[part]
+            self.nats += float(F.cross_entropy(chosen, targets, reduction="sum").double())
+            rank = logit_ranks(chosen, targets)
+            self.hits += (rank.unsqueeze(-1).cpu() <= torch.arange(TOP)).sum(0)
+        self.tokens += len(where.targets)
+
+    def metrics(self) -> dict[str, float]:
+        """Return `heldout.target.nats_per_token`, `heldout.target.top1`, ..."""
+        tops = {f"{HELDOUT}.target.top{place + 1}": _share(self.hits[place], self.tokens) for place in range(TOP)}
+        return {f"{HELDOUT}.target.nats_per_token": self.nats / max(self.tokens, 1)} | tops
+
+
+def target_score(target: Target, batches: Iterable[Batch], micro_batch: int) -> TargetScore:
+    """Score the target's own next token on batches of text, in its own arithmetic."""
+    score = TargetScore()
+    for batch in batches:
+        for part in batch.split(micro_batch):
+            tokens, scored = part.tokens.to(target.device), part.scored.to(target.device)
+            score.add(target.hidden.sequence(tokens, 0)[1], tokens, scored)
+    return score
+
+
+def score_heads(heads: Heads, target: Target, batches: Iterable[Batch], micro_batch: int) -> dict[str, float]:
+    """Return the accuracy of heads on their target's states of batches of text, and the target's own."""
+    accuracy, own = HeadAccuracy(len(heads)), TargetScore()
+    for batch in batches:
+        for part in batch.split(micro_batch):
+            tokens, scored = part.tokens.to(target.device), part.scored.to(target.device)
+            states, logits = target.hidden.sequence(tokens, state_offset(heads.config, target))
+            accuracy.add(heads, states, tokens, scored)
+            own.add(logits, tokens, scored)
+    return accuracy.metrics() | own.metrics()
+
+
+def _share(hits: Tensor, seen: Tensor | int) -> float:
+    return float(hits) / int(seen) if int(seen) else float("nan")

@@ -1,0 +1,105 @@
+"""All that a training of heads changes: the heads and, if it is trained too, the backbone."""
+
+from dataclasses import asdict
+
+import torch
+from torch import Tensor, nn
+
+from specdec.errors import UsageError
+from specdec.heads.files import read_heads
+from specdec.heads.model import Heads
+from specdec.targets.base import Target
+from specdec.training.heads.backbone import Backbone, backbone_loss
+from specdec.training.heads.head_loss import heads_loss
+from specdec.training.heads.head_recipe import HeadOptimizerConfig, HeadTrainConfig
+
+
+class Student(nn.Module):
+    """The heads, and the backbone if it is trained."""
+
+    def __init__(self, heads: Heads, backbone: Backbone | None, config: HeadTrainConfig) -> None:
+        super().__init__()
+        self.heads, self.backbone, self.loss = heads, backbone, config.loss
+
+    def forward(
+        self,
+        tokens: Tensor,
+        scored: Tensor,
+        scales: list[float],
+        states: Tensor | None,
+        teacher: Tensor | None,
+    ) -> tuple[Tensor, Tensor]:
+        """Return the heads' loss and the backbone's, each weighted.
+
+        Args:
+            tokens, scored: [B, S].
+            scales: the factors on the summed losses of the backbone and of heads 1, ..., K.
+            states: [B, S, D] of a frozen target.
+            teacher: [B, S, V] its logits, if the heads' loss has a share against them.
+        """
+        own = tokens.new_zeros((), dtype=torch.float32)
+        if self.backbone is not None:
+            moving = scales[0] > 0
+            with torch.set_grad_enabled(moving):
+                states, logits = self.backbone(tokens)
+            ends = self.backbone.ends()  # heads read both, and must not move them either while the backbone stands
+            self.heads.rebind(*(ends if moving else (weight.detach() for weight in ends)))
+            if self.loss.teacher or (moving and self.loss.self_distillation):
+                teacher = self.backbone.original_logits(tokens)
+            if moving:
+                original = teacher if self.loss.self_distillation else None
+                own = scales[0] * backbone_loss(logits, tokens, scored, original, self.loss.self_distillation)
+        assert states is not None
+        theirs = heads_loss(
+            self.heads, states.float(), tokens, scored, scales[1:], teacher if self.loss.teacher else None,
+            self.loss.teacher,
+        )  # fmt: skip
+        return theirs, own
+
+
+def first_heads(config: HeadTrainConfig, target: Target) -> Heads:
+    """Return fresh heads in float32, or those of `init`.
+
+    Raises:
+        UsageError: the heads of the file are of another kind, or were trained on other weights.
+    """
+    with torch.random.fork_rng():
+        torch.manual_seed(config.seed)
+        heads = Heads(config.heads, target.hidden.embedding.detach(), target.hidden.output_layer.detach()).float()
+    if config.init is None:
+        return heads
+    stored = read_heads(config.init, key="init")
+    if stored.target != target.hidden.identity:
+        raise UsageError(
+            f"The heads init={config.init} were trained on a target whose weights have the hash {stored.target[:16]}; "
+            f"this one's have {target.hidden.identity[:16]}: go on with the target that they were trained on."
+        )
+    mine, theirs = asdict(config.heads), asdict(stored.config)
+    other = [key for key in mine if key != "name" and mine[key] != theirs[key]]
+    if other:
+        raise UsageError(
+            f"The heads init={config.init} have "
+            f"{', '.join(f'{key}={theirs[key]}' for key in other)} and the recipe has "
+            f"{', '.join(f'heads.{key}={mine[key]}' for key in other)}: make them the same."
+        )
+    heads.load_state_dict(stored.weights)
+    return heads
+
+
+def build_optimizer(student: Student, config: HeadOptimizerConfig) -> torch.optim.Optimizer:
+    """Build an optimizer with two groups, the heads and the trained backbone; each keeps its `base_lr`."""
+    groups: list[tuple[str, nn.Module, float]] = [
+        ("heads", student.heads, config.learning_rate * config.heads_multiplier)
+    ]
+    if student.backbone is not None:
+        groups.append(("backbone", student.backbone, config.learning_rate))
+    kind = torch.optim.Adam if config.name == "adam" else torch.optim.AdamW
+    return kind(
+        [
+            {"params": [p for p in module.parameters() if p.requires_grad], "lr": rate, "base_lr": rate, "part": part}
+            for part, module, rate in groups
+        ],
+        betas=(config.beta1, config.beta2),
+        weight_decay=config.weight_decay,
+        fused=True,
+    )
