@@ -44,15 +44,15 @@ def test_heads_get_the_targets_dtype(target, random_heads, path):
 def test_heads_of_other_weights_are_refused_and_both_are_named(target, random_heads, tiny_llama, sampling, path):
     save_heads(random_heads(target), path, target.hidden.identity, {})
     other = Causal(tiny_llama(23, seed=1), sampling(temperature=0.0))
-    assert other.identity != target.hidden.identity
+    assert other.hidden.identity != target.hidden.identity
     with pytest.raises(UsageError) as raised:
         load_heads(path, other)
     sentence = str(raised.value)
-    assert target.hidden.identity[:16] in sentence and other.identity[:16] in sentence and str(path) in sentence
+    assert target.hidden.identity[:16] in sentence and other.hidden.identity[:16] in sentence and str(path) in sentence
 
 
 def test_the_same_weights_have_the_same_identity(target, tiny_llama, sampling):
-    assert Causal(tiny_llama(23), sampling(temperature=1.0)).identity == target.hidden.identity
+    assert Causal(tiny_llama(23), sampling(temperature=1.0)).hidden.identity == target.hidden.identity
 
 
 @pytest.mark.parametrize("content", [None, b"", b"not safetensors", "other tensors", "other config"])
