@@ -18,8 +18,10 @@ Tables = dict[str, pd.DataFrame]
 
 @pytest.fixture
 def study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Findings, Tables]]:
-    """`study("ngrammys_grid", "study.k=[1]", ...)`: its findings and its tables, in one process, and a check that the
-    findings can be had again from the folder."""
+    """`study("ngrammys_grid", "study.k=[1]", ...)` runs a study in this process; it gives its findings and its tables.
+
+    It also checks that the folder alone gives the same findings.
+    """
     monkeypatch.chdir(tmp_path)
 
     def run(experiment: str, *overrides: str) -> tuple[Findings, Tables]:
