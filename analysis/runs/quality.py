@@ -1,7 +1,7 @@
 """What a lossy rule, or a trained backbone, does to the text, in figures of a whole run (`quality.*`).
 
 From `rounds.parquet` (departure, otherwise) and `quality.parquet` (a row for each output); what those hold is said in
-`specdec.experiment.quality`.
+`specdec.experiment.judging`.
 """
 
 import numpy as np

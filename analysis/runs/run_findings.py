@@ -12,11 +12,10 @@ from specdec.theory.capped_geometric import tokens_per_round
 from ..acceptance.estimates import hazards, position_tokens
 from ..acceptance.prediction_section import prediction_section
 from ..account.account_sections import account_section, verdict
-from ..findings import Findings
+from ..findings import Findings, Section
 from ..read.facts import RunFacts
 from ..read.runs import Run
 from ..rounds import distinct_generations, drafted, shared_work
-from ..sections import Section
 from .quality import quality_metrics
 from .run_metrics import (
     limit_metrics,
