@@ -1,5 +1,5 @@
-"""What every run has to show besides its account and its models: headline figures, curves over gamma, categories,
-the cost of a call, the environment, and how to run it again. From the artifacts alone.
+"""Sections of a run besides its account and its models: headline figures, curves over gamma, categories, the cost of a
+call, the environment, and how to run it again. From the run's files alone.
 """
 
 import shlex
@@ -64,7 +64,7 @@ HEADLINES = (  # metric, what it is called, digits after the point
 
 
 def summary_section(run: Run) -> Section:
-    """The speedup in one sentence, the run's notes, the headline figures, and a row per gamma."""
+    """Say the speedup in one sentence, the run's notes, the headline figures, and what every gamma gave."""
     summary = run.summary()
     metrics = run.metrics
     rows = [
@@ -111,7 +111,7 @@ def _speedup_in_words(run: Run) -> str:
 
 
 def curves_section(run: Run) -> Section:
-    """Tokens per round and speedup over gamma, measured and by each model; in words where they part."""
+    """Show tokens per round and speedup over gamma, measured and by each model; in words where they part."""
     measured = pd.DataFrame(
         [
             {"gamma": arm["gamma"], **{name: arm.get(name, nan) for name in _curve_columns()}}
@@ -148,7 +148,7 @@ def _size(run: Run) -> tuple[int, int]:
 
 
 def lengths_section(run: Run) -> Section:
-    """Accepted tokens per round against the capped-geometric law, and where a round's time goes."""
+    """Show accepted tokens per round against the capped-geometric law, and where a round's time goes."""
     rounds = run.rounds()
     speculative = drafted(rounds)
     words, figures = [], []
@@ -167,7 +167,7 @@ def lengths_section(run: Run) -> Section:
 
 
 def category_section(run: Run) -> Section:
-    """The headline figures of each category, where the prompts have more than one."""
+    """Show the headline figures of each category, where the prompts have more than one."""
     found = _by_category(run.metrics)
     if not found:
         return Section("By category", ("The prompts of this run are of one category.",))
@@ -190,7 +190,7 @@ def category_section(run: Run) -> Section:
 
 
 def _by_category(metrics: Mapping[str, Any]) -> dict[str, dict[str, float]]:
-    """The metrics of BY_CATEGORY with their intervals, by category."""
+    """Return the metrics of BY_CATEGORY with their intervals, by category."""
     prefix = "category."
     suffixes = sorted((f".{metric}" for metric in BY_CATEGORY), key=len, reverse=True)
     found: dict[str, dict[str, float]] = {}
@@ -203,8 +203,8 @@ def _by_category(metrics: Mapping[str, Any]) -> dict[str, dict[str, float]]:
 
 
 def papers_section(run: Run) -> Section:
-    """Rate, overhead, speedup, compression ratio and throughput as the papers define them, by category; KeyError for a
-    run of a version that did not log them.
+    """Show rate, overhead, speedup, compression ratio and throughput as the papers define them, by category; KeyError for
+    a run of a version that did not log them.
     """
     caption = f"At the primary gamma, prefill apart, with {LEVEL} prompt-bootstrap intervals"
     text = _papers_in_words(run.metrics)
@@ -212,7 +212,7 @@ def papers_section(run: Run) -> Section:
 
 
 def paper_table(metrics: Mapping[str, Any]) -> pd.DataFrame:
-    """A row per category, and last one for all prompts; cells are text. Columns: see `paper_metrics`."""
+    """Return a line per category, and a last one for all prompts; cells are text. Columns: see `paper_metrics`."""
     columns = {name: words for name, words in {**RATES, **AGAINST_ORIGINAL}.items() if name in metrics}
     found = _by_category(metrics)
     names = sorted(found, key=lambda name: (name == MULTI_TURN, name))  # what pools others stands behind them
@@ -229,7 +229,7 @@ def paper_table(metrics: Mapping[str, Any]) -> pd.DataFrame:
 
 
 def _papers_in_words(metrics: Mapping[str, Any]) -> tuple[str, ...]:
-    """How the columns of `paper_table` hang together, and what the original model changes where it was decoded."""
+    """Say how the columns of `paper_table` hang together, and what the original model changes, if there is one."""
     rate, overhead = metrics["acceleration_rate"], metrics["step_overhead"]
     words = [
         f"Acceleration rate {rate:.3f} over overhead {overhead:.3f} is the speedup, {rate / overhead:.3f} (Medusa). "
@@ -249,7 +249,7 @@ def _papers_in_words(metrics: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def cost_section(run: Run) -> Section:
-    """t(1), the drafter's step and t(n); with a grid of calls also the fitted model of their cost and its figure."""
+    """Show t(1), the drafter's step and t(n); with a grid of calls also the fitted model of their cost."""
     calibration = run.calibration()
     t1 = float(calibration["t1_s"])
     rows = [
@@ -278,7 +278,7 @@ def cost_section(run: Run) -> Section:
 
 
 def fitted_cost(run: Run, calibration: Mapping[str, Any]) -> CostReport | None:
-    """The cost model of the run's grid of calls; None if it has none. UsageError if `cost.json` is missing then."""
+    """Return the cost model of the run's grid of calls; None without a grid. UsageError if `cost.json` is missing."""
     if not calibration.get("grid"):
         return None
     cost = run.cost()
@@ -294,7 +294,7 @@ def _operations(report: CostReport) -> pd.DataFrame:
 
 
 def environment_section(run: Run) -> Section:
-    """Hardware, versions, code and the content hashes of models and prompts, as recorded."""
+    """Show hardware, versions, code and the content hashes of models and prompts, as recorded."""
     environment = run.environment()
     rows = [
         {"item": key, "value": value}
@@ -310,7 +310,7 @@ def environment_section(run: Run) -> Section:
 
 
 def _flat(name: str, value: Any) -> list[tuple[str, str]]:
-    """(dotted name, text) of every leaf; empty ones are left out, lists are joined."""
+    """Return (dotted name, text) of every leaf; empty ones are left out, lists are joined."""
     if isinstance(value, Mapping):
         return [pair for key, item in value.items() for pair in _flat(f"{name}.{key}", item)]
     if value is None or value == [] or value == "":
@@ -319,7 +319,7 @@ def _flat(name: str, value: Any) -> list[tuple[str, str]]:
 
 
 def reproduce_section(run: Run) -> Section:
-    """The command that made the run, and one that runs its resolved configuration again."""
+    """Show the command that made the run, and one that runs its resolved configuration again."""
     environment, config = run.environment(), run.fetch("config.yaml")
     program, *arguments = environment["argv"]
     module = "specdec." + str(program).replace("\\", "/").rpartition("/")[2].removesuffix(".py").removeprefix(
@@ -351,7 +351,7 @@ def reproduce_section(run: Run) -> Section:
 
 
 def missing_section(title: str, error: Exception) -> Section:
-    """In place of a section that a run cannot have: what is missing, and what would log it."""
+    """Stand in for a section that a run cannot have: say what is missing, and what would log it."""
     if isinstance(error, KeyError):
         why = f"The key {error.args[0]!r} is missing from an artifact, which another version wrote: run it again."
     elif isinstance(error, UsageError):

@@ -1,4 +1,4 @@
-"""The headline metrics of a run, one set per gamma, named as they are logged (DESIGN 5).
+"""The headline metrics of a run, one set per gamma, named as they are logged.
 
 Repeats are pooled. A metric that the data cannot give (one prompt has no interval, gamma 1 no depth test) is
 absent; `ArmSummary.iid` and the intervals say why. The run's other metrics (lossless, memory, peers) come
@@ -115,9 +115,10 @@ def summarise(
 
 
 def _table(arm: pd.DataFrame, distinct: pd.DataFrame, rounds: pd.DataFrame, generations: pd.DataFrame) -> pd.DataFrame:
-    """Sums per prompt (index): the arm's, its distinct repeats', the baseline's, the original model's if any, prefill.
+    """Return sums per prompt (index) of the arm, its distinct repeats, the baseline, the original model, and prefill.
 
-    rounds: of all methods, over the work that they share.
+    Args:
+        rounds: those of all methods, over the work that they share.
     """
     work = pd.MultiIndex.from_frame(arm[["prompt", "repeat"]])
     done = generations[pd.MultiIndex.from_frame(generations[["prompt", "repeat"]]).isin(work)]
@@ -134,7 +135,7 @@ def _table(arm: pd.DataFrame, distinct: pd.DataFrame, rounds: pd.DataFrame, gene
 
 
 def headline_values(sums: Columns) -> dict[str, np.ndarray]:
-    """The headline figures from sums: of the whole run, of each prompt [P], or of the replicates [B]."""
+    """Return the headline figures from sums of the whole run, of each prompt [P], or of the replicates [B]."""
     baseline_s, baseline_tokens = sums["baseline_round_s"], sums["baseline_tokens"]
     baseline_total_s, total_s = baseline_s + sums["baseline_prefill_s"], sums["round_s"] + sums["prefill_s"]
     per_token = baseline_s / baseline_tokens
@@ -165,14 +166,14 @@ def _headline(table: pd.DataFrame, replicates: int, seed: int) -> dict[str, floa
 
 
 def _flagged(generations: pd.DataFrame, arm: pd.DataFrame) -> set[str]:
-    """Prompts whose output fell into repetition, with the baseline or in this arm."""
+    """Return the prompts whose output fell into repetition, with the baseline or in this arm."""
     method, gamma = arm["method"].iloc[0], arm["gamma"].iloc[0]
     here = (generations["method"] == BASELINE) | ((generations["method"] == method) & (generations["gamma"] == gamma))
     return set(generations.loc[here & generations["flagged"].astype(bool), "prompt"])
 
 
 def _alpha_text(sums: pd.DataFrame | None, prompts: Collection[str], replicates: int, seed: int) -> dict[str, float]:
-    """alpha.text and its prompt bootstrap, from the replicates of the account; nothing without a proposal on the text.
+    """Return alpha.text with its prompt bootstrap, from the replicates of the account; nothing without a proposal.
 
     `sums`: prompt, numerator, denominator. `prompts` are the run's: one without a proposal has sums of 0.
     """
@@ -188,7 +189,7 @@ def _alpha_text(sums: pd.DataFrame | None, prompts: Collection[str], replicates:
 
 
 def _unflagged(table: pd.DataFrame, flagged: Collection[str], replicates: int, seed: int) -> dict[str, float]:
-    """Speedup and tokens per round over the prompts that no method's output made repetitive."""
+    """Return speedup and tokens per round over the prompts whose outputs are not repetitive by any method."""
     kept = table[~table.index.isin(list(flagged))]
     metrics = {"repetition.share": 1 - len(kept) / len(table)}
     if len(kept) == 0:
@@ -202,7 +203,7 @@ def _unflagged(table: pd.DataFrame, flagged: Collection[str], replicates: int, s
 
 
 def _by_category(table: pd.DataFrame, category: pd.Series, replicates: int, seed: int) -> dict[str, float]:
-    """category.<name>.<metric> where the prompts have more than one category."""
+    """Return category.<name>.<metric> where the prompts have more than one category."""
     metrics: dict[str, float] = {}
     for name, members in category_members(category.reindex(table.index)).items():
         headline = _headline(table[members], replicates, seed)
