@@ -1,5 +1,5 @@
-"""What a run found, from the files in its folder alone: metrics and curves by the names that are logged, sections for
-people. Nothing of the run that made the files needs to be alive, and torch need not be installed.
+"""Computes what a run found from the files in its folder alone: metrics and curves by the names that are logged, and
+sections for people. Nothing of the run that made the files needs to be alive, and torch need not be installed.
 """
 
 from dataclasses import dataclass, replace
@@ -44,7 +44,7 @@ REFITS = 200  # of the models whose predictions get intervals, at most
 
 @dataclass(frozen=True, kw_only=True)
 class RunFindings(Findings):
-    """What a run found.
+    """The findings of a run.
 
     Attributes:
         arms: the metrics of every depth, with `gamma` and `primary`: a line each for the summary table.

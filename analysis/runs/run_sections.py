@@ -203,8 +203,9 @@ def _by_category(metrics: Mapping[str, Any]) -> dict[str, dict[str, float]]:
 
 
 def papers_section(run: Run) -> Section:
-    """Show rate, overhead, speedup, compression ratio and throughput as the papers define them, by category; KeyError for
-    a run of a version that did not log them.
+    """Show rate, overhead, speedup, compression ratio and throughput as the papers define them, by category.
+
+    KeyError for a run of a version that did not log them.
     """
     caption = f"At the primary gamma, prefill apart, with {LEVEL} prompt-bootstrap intervals"
     text = _papers_in_words(run.metrics)

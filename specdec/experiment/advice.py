@@ -57,7 +57,7 @@ class RoundCost:
 
 @dataclass(frozen=True)
 class Forecast:
-    """What is expected at one gamma, without having speculated once.
+    """The expectation for one gamma, without having speculated once.
 
     Attributes:
         offered: tokens offered -> share of the rounds that offer that many.

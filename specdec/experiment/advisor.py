@@ -41,10 +41,11 @@ _CALIBRATIONS = 8  # spread over the prompts, so that contexts and the machine's
 
 @dataclass(frozen=True)
 class Costs:
-    """What a round costs over t1, by tokens offered; sizes in between are interpolated.
+    """Costs of a round over t1, by tokens offered; sizes in between are interpolated.
 
     Attributes:
-        verify, draft, accept: offered -> t(offered + 1), a whole draft, accepting less what it takes the baseline.
+        verify, draft, accept: tokens offered -> cost of the call t(offered + 1), of a whole draft, and of accepting,
+            less what accepting takes the baseline.
     """
 
     verify: dict[int, float]

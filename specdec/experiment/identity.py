@@ -1,5 +1,5 @@
-"""What a run writes down before it begins: its configuration, where it runs, what is run, and what makes it the same
-measurement as another.
+"""Writes down what a run is before it begins: configuration, machine, parts, and the hash that two runs of the same
+measurement share.
 """
 
 import hashlib
@@ -21,12 +21,12 @@ from specdec.experiment.results import ResultsFolder
 
 @dataclass(frozen=True)
 class RunIdentity:
-    """What a run records about itself before it begins.
+    """The record that a run makes of itself before it begins.
 
     Attributes:
         params: the resolved configuration, flat.
         environment: versions, hardware, weights, prompts (`environment.json`).
-        cell: what makes two runs the same measurement.
+        cell: hash that two runs share if they are the same measurement.
         tags: of the MLflow run.
     """
 
@@ -37,7 +37,7 @@ class RunIdentity:
 
 
 def identify(config: RunConfig, parts: Parts, results: ResultsFolder) -> RunIdentity:
-    """Write `config.yaml` and `environment.json`."""
+    """Write `config.yaml` and `environment.json`, and return the record."""
     plain = asdict(config)
     (results.folder / "config.yaml").write_text(yaml.safe_dump(plain, sort_keys=False), encoding="utf-8")
     model, drafter = parts.target.describe(), parts.primary.drafter.describe()
@@ -75,7 +75,7 @@ def _fingerprint(
     original: Mapping[str, Any],
     prompts: str,
 ) -> str:
-    """What makes two runs the same measurement: the resolved config, the weights, the prompts, the version."""
+    """Hash what makes two runs the same measurement: the resolved config, the weights, the prompts, the version."""
     keep = {key: value for key, value in config.items() if key not in ("tracking", "experiment_name", "advice_dir")}
     text = json.dumps(
         [keep, *(weights.get("sha256") for weights in (model, drafter, original)), prompts, __version__],
@@ -86,7 +86,7 @@ def _fingerprint(
 
 
 def run_facts(parts: Parts, advice: Advice | None = None) -> RunFacts:
-    """Say what is run, as far as the analysis needs to know it."""
+    """Collect what the analysis needs to know of the parts."""
     primary, verifier = parts.primary.structure, parts.primary.verifier
     judge = None if parts.judge is None else "target" if parts.original is None else "original"
     return RunFacts(

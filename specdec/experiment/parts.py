@@ -1,4 +1,4 @@
-"""What a run is made of, built from the configuration and found to fit together."""
+"""Builds the parts of a run from its configuration and checks that they fit together."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -43,7 +43,7 @@ class Parts:
 
     @property
     def judge(self) -> Target | None:
-        """The model under whose law outputs are judged: none where they are the target's own by the rules."""
+        """The model under whose law outputs are judged; None where they are the target's own by the rules."""
         if self.original is not None:
             return self.original.target
         return None if self.primary.verifier.capabilities.lossless or self.forced else self.target
@@ -117,7 +117,7 @@ def build(config: RunConfig) -> Parts:
 
 
 def _open_original(config: RunConfig, target: Target) -> Causal | None:
-    """The model of `measurement.original`, loaded and run exactly as the target is; None where none is named.
+    """Load the model of `measurement.original` and run it exactly as the target; None where none is named.
 
     Raises:
         UsageError: it does not read and write the target's tokens, or holds fewer of them.
@@ -184,7 +184,11 @@ def _check_compatible(config: RunConfig, sampling: SamplingConfig, structure: St
 
 
 def _check_lossless(config: RunConfig, verifier: Verifier) -> None:
-    """Whether all parts claim to leave the target's law as it is; a temperature at which they happen to is no claim."""
+    """Refuse parts that do not claim to leave the target's law as it is; that they do at some temperature is no claim.
+
+    Raises:
+        UsageError: the first part that makes no such claim.
+    """
     for claims, key, instead in (
         (verifier.capabilities.lossless, f"verifier={config.verifier['name']}", "verifier=speculative_sampling"),
         (
@@ -202,7 +206,7 @@ def _check_lossless(config: RunConfig, verifier: Verifier) -> None:
 
 
 def open_parts(config: RunConfig) -> Parts:
-    """Everything that can be wrong before decoding, checked: the store, then every part.
+    """Check everything that can be wrong before decoding: the store, then every part; return the parts.
 
     Raises:
         UsageError: the first thing that is wrong.

@@ -34,7 +34,7 @@ class Setting:
 
 
 def settings(device: torch.device, mode: Mode | None) -> list[Setting]:
-    """The default, and where ours is traced or compiled transformers' static cache with the same done to it."""
+    """Return the default and, where ours is traced or compiled, transformers' static cache with the same done to it."""
     found = [Setting("dynamic cache, eager", {})]
     if mode is not None:
         from transformers import CompileConfig
@@ -117,7 +117,7 @@ class TransformersPeer:
             self.failure = self._tried[0]["failed"]
 
     def __call__(self, prompt: Prompt) -> dict[str, Any] | None:
-        """One timed generation; None once it has failed."""
+        """Time one generation; None once it has failed."""
         if self.failure:
             return None
         try:
@@ -135,7 +135,7 @@ class TransformersPeer:
         }
 
     def describe(self) -> dict[str, Any]:
-        """For `peers.json`: what was tried on the longest prompt, what was chosen, what failed."""
+        """Return for `peers.json` what was tried on the longest prompt, what was chosen, what failed."""
         return {
             "peer": self.name,
             "ours": {"method": self.ours[0], "gamma": self.ours[1]},
@@ -145,7 +145,7 @@ class TransformersPeer:
         }
 
     def _generate(self, prompt: Prompt, setting: Setting) -> tuple[tuple[int, ...], float]:
-        """New tokens by our rule, and seconds."""
+        """Return the new tokens by our rule, and seconds."""
         target = self._target
         ids = torch.tensor([prompt.tokens], device=target.device)
         with _as_published(self._configs):
@@ -180,7 +180,7 @@ def transformers_peers(
     max_new_tokens: int,
     mode: Mode | None,
 ) -> list[TransformersPeer]:
-    """Plain generation against our baseline, and what transformers has for our drafter, at the same gamma.
+    """Make plain generation, against our baseline, and what transformers has for our drafter at the same gamma.
 
     Args:
         drafter_values: the drafter's configuration.
@@ -224,7 +224,7 @@ def _sampling_options(target: Causal) -> dict[str, Any]:
 
 @contextmanager
 def _as_published(configs: Sequence[tuple[Any, Any]]) -> Iterator[None]:
-    """Models as transformers runs them, for the time of a call: its own attention, the given generation configs."""
+    """Run models as transformers does, for the time of a call: its own attention, the given generation configs."""
     with ExitStack() as stack:
         for model, config in configs:
             stack.enter_context(stock_attention(model))

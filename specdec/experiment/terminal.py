@@ -1,4 +1,4 @@
-"""What a run prints: the summary table, its notes, where to look next, and the traces of a few generations.
+"""Prints what a run found: the summary table, its notes, where to look next, and the traces of a few generations.
 
 Text of a model is only ever data here: it is never read as markup, and its control characters are shown as glyphs.
 """
