@@ -131,7 +131,7 @@ def rank_counts(
 
 
 def _rank(proposal: Proposal, text: Sequence[int]) -> int | None:
-    """Return the rank of the last token of `text` among the siblings that follow the tokens before it; None without it."""
+    """Return the rank of the last token of `text` among the siblings behind the tokens before it; None without it."""
     tokens, children = proposal.tokens, proposal.tree.children
     node, rank = -1, None
     for token in text:
