@@ -113,7 +113,7 @@ def main() -> None:
         for path in report(sys.argv[1:]):
             print(path)
     except (Exception, KeyboardInterrupt) as error:
-        from specdec.commands.cli import ending
+        from specdec.commands.failures import ending
 
         known = ending(error)
         if known is None:

@@ -11,9 +11,10 @@ from torch.nn.functional import pad
 from specdec.config import AtLeastOne, typed
 from specdec.drafters.base import EVERY_STRUCTURE, Drafter, DrafterCapabilities, drafters
 from specdec.errors import NumericsError, UsageError
-from specdec.models.decoder import Decoder, check_rollback
+from specdec.models.decoder import Decoder
 from specdec.models.draft_loop import Choice, StaticLoop, joined
 from specdec.models.load import Dtype, describe_model, load_model, load_tokenizer, model_path, resolve_dtype
+from specdec.models.rollback import check_rollback
 from specdec.models.seq2seq import decoder_of
 from specdec.records import EMPTY, Draft, Source, TextStart, chain_tree
 from specdec.sampling import all_finite, drawn, generator_on, one_hot, probabilities

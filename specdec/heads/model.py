@@ -1,28 +1,30 @@
-"""Medusa (Cai et al. 2401.10774, section 2.1) and grounded heads (Hydra, 2402.05109), with what their papers vary.
+"""Medusa (Cai et al. 2401.10774, section 2.1) and grounded heads (Hydra, 2402.05109), with the variants of their
+papers.
 
-A block is x + SiLU(W x), zero at the start, so that an untrained head says what the target says one token earlier. The
-first block of a grounded head reads the input embeddings of the tokens since h_t beside h_t; the residual carries h_t.
-Knows tensors only: neither where states come from nor how a draft is made of laws.
+A residual layer is x + SiLU(W x), zero at the start, so that an untrained head has the target's law of one token
+earlier. The first layer of a grounded head also reads the input embeddings of the tokens since h_t; only h_t is carried
+on. Knows tensors only: neither where states come from nor how laws become a draft.
 """
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from specdec.heads.config import HeadsConfig
+from specdec.heads.heads_config import HeadsConfig
 
 Past = tuple[Tensor, Tensor]
-"""Keys and values [B, H, P, D/H] of what came before."""
+"""Keys and values [B, H, P, D/H] of the P states before."""
 
 
-class Block(nn.Module):
+class ResidualLayer(nn.Module):
     """x + SiLU(W [x; more]), or with a hidden layer of another width x + U SiLU(W [x; more])."""
 
     def __init__(self, size: int, more: int, width: int | None) -> None:
         """
         Args:
-            size: of the residual.
-            more: further inputs, read and not carried on.
+            size: width of x.
+            more: width of further inputs, which are read and not carried on.
+            width: width of a hidden layer; None for no hidden layer.
         """
         super().__init__()
         self.inner = nn.Linear(size + more, width or size)
@@ -37,14 +39,16 @@ class Block(nn.Module):
 
 
 class MlpHead(nn.Module):
-    """One head: blocks over h_t, the first of which also reads `tokens` embeddings."""
+    """One head: residual layers over h_t, the first of which also reads `tokens` embeddings."""
 
     def __init__(self, size: int, tokens: int, layers: int, width: int | None) -> None:
         super().__init__()
-        self.blocks = nn.ModuleList(Block(size, tokens * size if layer == 0 else 0, width) for layer in range(layers))
+        self.blocks = nn.ModuleList(
+            ResidualLayer(size, tokens * size if layer == 0 else 0, width) for layer in range(layers)
+        )
 
     def forward(self, state: Tensor, embedded: Tensor | None) -> Tensor:
-        """state [..., D], embedded [..., tokens * D] or None -> [..., D]."""
+        """Return features [..., D] for a state [..., D] and embeddings [..., tokens * D], or None if it reads none."""
         x: Tensor = self.blocks[0](state, embedded)
         for block in self.blocks[1:]:
             x = block(x)
@@ -54,7 +58,7 @@ class MlpHead(nn.Module):
 class PrefixLayer(nn.Module):
     """One layer of causal self-attention over the states of the prefix, residual and zero at the start.
 
-    It has no positions: a causal mask alone tells tokens apart well enough for one layer.
+    It has no positions: the causal mask is enough for one layer to tell tokens apart.
     """
 
     def __init__(self, size: int) -> None:
@@ -72,9 +76,9 @@ class PrefixLayer(nn.Module):
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """
         Args:
-            states: [B, S, D] behind those that `past` was made of.
+            states: [B, S, D] of the tokens behind those of `past`.
         Returns:
-            [B, S, D], and the keys and values of all.
+            states [B, S, D], and the keys and values of all tokens so far.
         """
         batch, length, size = states.shape
         mixed = self.queries_keys_values(self.norm(states)).view(batch, length, 3, self.heads, -1)
@@ -89,12 +93,11 @@ class PrefixLayer(nn.Module):
 
 
 class Heads(nn.Module):
-    """K heads with their way to the vocabulary. The target's embeddings and output layer are read, never stored with
+    """K heads with their layers to the vocabulary. They read the target's embeddings and output layer, and never store
     them.
 
     Attributes:
-        config: what they are made of.
-        hidden_size, vocab_size: of the target: D and V.
+        hidden_size, vocab_size: D and V, as the target has them.
     """
 
     def __init__(self, config: HeadsConfig, embedding: Tensor, output: Tensor) -> None:
@@ -107,8 +110,8 @@ class Heads(nn.Module):
         self.config = config
         self.vocab_size, size = output.shape
         self.hidden_size: int = size
-        self._target = (embedding, output)  # in a tuple: theirs, and so no parameters of ours
-        # States that have not met the target's final norm need one: their scale would drown all that heads add.
+        self._target = (embedding, output)  # in a tuple, so that they do not become parameters of this module
+        # States from before the target's final norm need a norm: their scale would drown what heads add.
         raw = config.offset > 0 or config.state == "embeddings"
         self.norm = nn.RMSNorm(size) if raw else None
         self.prefix = PrefixLayer(size) if config.prefix else None
@@ -126,15 +129,15 @@ class Heads(nn.Module):
         return self.config.count
 
     def rebind(self, embedding: Tensor, output: Tensor) -> None:
-        """Read another target's embeddings and output layer from now on: the same weights elsewhere, or trained on."""
+        """Read the embeddings and output layer of another target from now on, such as a copy or a trained backbone."""
         self._target = (embedding, output)
 
     def contextual(self, states: Tensor, past: Past | None = None) -> tuple[Tensor, Past | None]:
-        """What the heads read for h: states [B, S, D] as they are, normalised if the target has not done it, or behind
-        the prefix layer.
+        """Turn the target's states [B, S, D] into what the heads read: normalised if the target has not done it, and
+        passed through the prefix layer if there is one.
 
         Args:
-            past: what the call on the states before these returned.
+            past: second result of the call on the states before these.
         """
         if self.norm is not None:
             states = self.norm(states)
@@ -144,10 +147,10 @@ class Heads(nn.Module):
         return result
 
     def features(self, states: Tensor, tokens: Tensor, count: int | None = None) -> list[Tensor]:
-        """Teacher-forced: the features [B, S, D] of heads 1, ..., `count` (all if None) at every position of a text.
+        """Return the features [B, S, D] of heads 1, ..., `count` (all if None) at every position of given texts.
 
-        Head k at position t reads tokens t+1 to t+k. Its result is for x_{t+k+1}, and is rubbish where the text has no
-        such token.
+        Head k at position t reads tokens t+1 to t+k and predicts x_{t+k+1}. Its features have no meaning where the text
+        has no such token.
 
         Args:
             states: [B, S, D] of the target.
@@ -166,10 +169,10 @@ class Heads(nn.Module):
         return found
 
     def draft_features(self, k: int, state: Tensor, drafted: Tensor) -> Tensor:
-        """Head k after M drafted paths: features [M, D], or [1, D] for all of them where the head is not grounded.
+        """Return the features [M, D] of head k after M drafted paths; [1, D] for all of them if it is not grounded.
 
         Args:
-            state: [D] h_t, contextual.
+            state: [D] h_t, as `contextual` returns it.
             drafted: [M, k] x_{t+1} (the root), ..., x_{t+k}.
         """
         if not self.config.grounded:
@@ -183,21 +186,23 @@ class Heads(nn.Module):
         return result
 
     def logits(self, k: int, features: Tensor) -> Tensor:
-        """[..., D] of head k to [..., V]."""
+        """Return the logits [..., V] of head k for its features [..., D]."""
         return F.linear(features, self.output_layer(k))
 
     def output_layer(self, k: int) -> Tensor:
-        """[V, D] from head k to the vocabulary."""
+        """Return the weights [V, D] from head k to the vocabulary."""
         if self.config.output == "tied":
             return self._target[1]
         return self.outputs[k - 1 if self.config.output == "own" else 0]
 
     def embedded(self, tokens: Tensor) -> Tensor:
-        """The target's input embeddings [..., D] of tokens [...]."""
+        """Return the target's input embeddings [..., D] of tokens [...]."""
         return F.embedding(tokens, self._target[0])
 
     def _recurrent(self, states: Tensor, embedded: Tensor) -> list[Tensor]:
-        """The GRU's output [..., D] after each of k tokens, embedded [..., k, D], from states [..., D] on."""
+        """Return the GRU's output [..., D] after each of k tokens, embedded [..., k, D], beginning with states [...,
+        D].
+        """
         assert self.gru is not None
         shape = states.shape
         first = states.reshape(1, -1, shape[-1]).expand(self.config.layers, -1, -1).contiguous()
@@ -206,5 +211,5 @@ class Heads(nn.Module):
 
 
 def _following(embedded: Tensor, count: int) -> Tensor:
-    """[B, S, D] -> [B, S, count, D]: at each position the next `count` tokens; past the end, those of the beginning."""
+    """Return at each position of [B, S, D] the next `count` tokens [B, S, count, D]; past the end, those of the start."""
     return torch.stack([embedded.roll(-step, dims=1) for step in range(1, count + 1)], dim=2)

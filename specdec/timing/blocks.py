@@ -11,8 +11,7 @@ import pandas as pd
 import torch
 
 from specdec.clock import Clock
-from specdec.commands.cli import OUT_OF_MEMORY
-from specdec.errors import UsageError
+from specdec.errors import UsageError, is_out_of_memory
 from specdec.progress import progress_bar
 from specdec.records import Draft, TextStart, Tree, chain_tree
 from specdec.structures.rows import Rows
@@ -133,7 +132,7 @@ class _Timing:
                 self._call(block)
                 marks[block] = self._call(block)
             except (RuntimeError, MemoryError) as error:
-                if not _out_of_memory(error):
+                if not is_out_of_memory(error):
                     raise
                 self._target.discard()
                 self.lacking.add((block, context))
@@ -149,7 +148,7 @@ class _Timing:
                 self._target.start(TextStart(self._text[: context + 1], context + 1 + self._room, copies))
                 break
             except (RuntimeError, MemoryError) as error:
-                if copies == 1 or not _out_of_memory(error):
+                if copies == 1 or not is_out_of_memory(error):
                     raise
                 self._leave_out(copies, context)
         return possible
@@ -180,10 +179,6 @@ class _Timing:
 
 def _tree(k: int, w: int) -> Tree:
     return Rows(k, w).tree if w else chain_tree(0)
-
-
-def _out_of_memory(error: BaseException) -> bool:
-    return isinstance(error, MemoryError) or OUT_OF_MEMORY.search(str(error)) is not None
 
 
 def _table(

@@ -15,7 +15,7 @@ from specdec.errors import UsageError
 from specdec.models.load import load_tokenizer, model_path
 from specdec.ngrams import corpus as ngram_corpus
 from specdec.ngrams import kneser_ney as ngram_table
-from specdec.ngrams.corpus import BOUNDARY, StandardLibrary, open_corpus, tokenize
+from specdec.ngrams.corpus import BOUNDARY, StandardLibraryCorpus, open_corpus, tokenize
 from specdec.ngrams.kneser_ney import NgramTable
 from specdec.records import TextStart
 from specdec.sampling import generator_for, probabilities
@@ -240,7 +240,7 @@ def test_a_tokenizer_that_truncates_is_not_obeyed(tmp_path, pocket):
 
 
 def test_the_default_corpus_has_nothing_of_the_held_out_prompts():
-    names = [block.where for block in StandardLibrary().blocks()]
+    names = [block.where for block in StandardLibraryCorpus().parts()]
     assert len(names) > 300 and "bisect.py" in names and "json/decoder.py" in names
     stems = {name.removesuffix(".py").removesuffix("/__init__").replace("/", ".") for name in names}
     assert not stems & set(held_out_modules())

@@ -8,10 +8,11 @@ import torch
 from torch import Tensor
 
 from specdec.errors import NumericsError, UsageError
-from specdec.models.decoder import Decoder, check_rollback
+from specdec.models.decoder import Decoder
 from specdec.models.load import describe_model
 from specdec.models.memory import available_bytes
-from specdec.models.path_batch import row_batch
+from specdec.models.path_batch import path_batch
+from specdec.models.rollback import check_rollback
 from specdec.models.seq2seq import Seq2SeqDecoder
 from specdec.records import Draft, TextStart, Tree, chain_tree
 from specdec.sampling import SamplingConfig, checked_probabilities
@@ -52,7 +53,7 @@ class ModelTarget(Target):
 
     def check_memory(self, prompt: int, capacity: int, branches: int = 1) -> None:
         copies = self._copies(branches)
-        asked = self.decoder.rows_of(prompt, capacity, copies) * self._slot_bytes
+        asked = self.decoder.slots_for(prompt, capacity, copies) * self._slot_bytes
         free = available_bytes(self.device)
         if free is None or asked <= free + self.cache_bytes:  # the present cache is given up for the next
             return
@@ -91,7 +92,7 @@ class ModelTarget(Target):
 
     def _forward(self, tokens: Tensor, tree: Tree) -> Tensor:
         if self.evaluation == "rows" and not tree.is_chain:
-            return self.decoder.forward_rows(tokens, tree)
+            return self.decoder.forward_paths(tokens, tree)
         return self.decoder.forward(tokens, tree)
 
     def commit(self, path: Sequence[int], next_token: int) -> None:
@@ -99,7 +100,7 @@ class ModelTarget(Target):
             self._check_finite()  # the acceptance has waited for the device: known by now
         if self.evaluation == "rows":
             # The path stands in one piece, from the root on: in the only row, or in one of the batch.
-            row = 0 if self._tree.is_chain else row_batch(self._tree).row_of(path)
+            row = 0 if self._tree.is_chain else path_batch(self._tree).sequence_of(path)
             self.decoder.cache.commit(self._prefix, range(self._prefix, self._prefix + 1 + len(path)), row)
         else:
             self.decoder.cache.commit(self._prefix + 1, [self._prefix + 1 + node for node in path])

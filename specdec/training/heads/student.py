@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from specdec.errors import UsageError
-from specdec.heads.files import read_heads
+from specdec.heads.checkpoint import read_heads
 from specdec.heads.model import Heads
 from specdec.targets.base import Target
 from specdec.training.heads.backbone import Backbone, backbone_loss
