@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from specdec.heads.model import Heads, MlpHead, ResidualLayer
+from specdec.heads.network import Heads, MlpHead, ResidualLayer
 
 
 class _Layer(NamedTuple):
@@ -25,7 +25,7 @@ class _Layer(NamedTuple):
 
 
 class ParallelHeads:
-    """Heads that are not grounded, for drafting. Holds a second copy of their residual layers, none of their outputs."""
+    """Heads that are not grounded, for drafting. Holds a second copy of their residual layers, not of their outputs."""
 
     def __init__(self, heads: Heads) -> None:
         self._heads = heads
