@@ -27,7 +27,7 @@ Probability = Annotated[float, Field(ge=0.0, le=1.0)]
 
 @dataclass_transform(kw_only_default=True, frozen_default=True)
 def typed(cls: type[T]) -> type[T]:
-    """Make a frozen config dataclass of a class: no extra keys, no coercion (`"abc"` is no int), no NaN or infinity."""
+    """Make a frozen config dataclass: no extra keys, no coercion (`"abc"` is not an int), no NaN or infinity."""
     strict = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
     return cast(type[T], pydantic_dataclass(frozen=True, kw_only=True, config=strict)(cls))
 

@@ -62,7 +62,7 @@ class SimulatedCost:
     overhead_s: Seconds
 
     def seconds(self, rows: int, context: int, copies: int = 1) -> float:
-        """Return the seconds of a call on `rows` tokens in `copies` sequences, each reading `context` cached tokens."""
+        """Return the seconds of a call on `rows` tokens, in `copies` sequences that each read `context` cached ones."""
         reading = self.weights_s + self.cached_s * context * copies
         computed = -(-rows // self.tile) * self.tile
         computing = computed * (self.row_s + self.key_s * (context + computed / copies))

@@ -16,7 +16,7 @@ def task(values: Mapping[str, Any]) -> Mapping[str, float]:
     config = validated(RunConfig, values, source="the configuration")
 
     if config.study is not None:
-        from specdec.studies.run import run_study
+        from specdec.studies.base.run_study import run_study
 
         return run_study(config, cli.output_dir()).metrics
 

@@ -212,7 +212,7 @@ def test_the_target_gets_room_for_prompt_output_and_draft(cycle):
     target = cycle()
     seen = []
     start = target.start
-    target.start = lambda prompt, capacity, branches: seen.append(capacity) or start(prompt, capacity, branches)
+    target.start = lambda text: seen.append(text.capacity) or start(text)
     run(target, Scripted(), gamma=5, limit=9, prompt=[1, 2, 0])
     assert seen[0] >= 3 + 9 + 5
 

@@ -6,9 +6,9 @@ from math import nan
 import numpy as np
 import pandas as pd
 
+from ..findings import Section
 from ..intervals import Interval
 from ..read.runs import Run
-from ..sections import Section
 from .gap_account import Account
 from .run_account import AccountSums, GroupAccount, account_sums
 from .waterfall import EXACT, name_of, waterfall

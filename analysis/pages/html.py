@@ -17,7 +17,7 @@ from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
 from ..figures import style
-from ..sections import Section
+from ..findings import Section
 
 FIGURES = "report_figures"  # folder beside report.md
 EMPTY = "–"  # a cell without a value

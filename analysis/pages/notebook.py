@@ -6,12 +6,11 @@ from dataclasses import replace
 from specdec.errors import UsageError
 
 from ..account.shape_account import shape_section
-from ..findings import latest_study
+from ..findings import Section, latest_study
 from ..read.mlflow_runs import load_runs, open_run
 from ..read.runs import Run
 from ..runs.compare import comparison_section
 from ..runs.run_sections import papers_section
-from ..sections import Section
 from .html import markdown_table
 
 OVERLAY = "notebooks"

@@ -12,6 +12,7 @@ from specdec.errors import UsageError
 
 from ..acceptance.model_sections import model_sections
 from ..account.account_sections import account_sections
+from ..findings import Section
 from ..read.foreign.imported import Imported
 from ..read.runs import Run
 from ..runs.compare import comparison_section
@@ -27,7 +28,6 @@ from ..runs.run_sections import (
     reproduce_section,
     summary_section,
 )
-from ..sections import Section
 from .html import Chapter
 
 OF_A_RUN: tuple[tuple[str, Callable[..., Section | list[Section]]], ...] = (

@@ -13,8 +13,8 @@ from matplotlib.figure import Figure
 from specdec.config import BASELINE
 from specdec.errors import UsageError
 
+from ..findings import Section
 from ..read.runs import Run
-from ..sections import Section
 from .leaderboard import (
     Arm,
     Scores,

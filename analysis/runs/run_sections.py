@@ -15,10 +15,10 @@ from specdec.theory.roofline import Product
 
 from ..cost.cost_figure import cost_figure
 from ..cost.cost_report import CostReport, cost_report, intensity_table
-from ..figures import plots
+from ..figures import run_figures
+from ..findings import Section
 from ..read.runs import Run
 from ..rounds import drafted
-from ..sections import Section
 from .paper_metrics import AGAINST_ORIGINAL, MULTI_TURN, RATES
 from .summary import BY_CATEGORY, OURS
 
@@ -135,17 +135,15 @@ def curves_section(run: Run) -> Section:
         names = {quantity: "value", f"{quantity}.ci_low": "ci_low", f"{quantity}.ci_high": "ci_high"}
         table = measured.rename(columns=names)[["gamma", *names.values()]]
         lines = run.lines(quantity)
-        figure = plots.curve(
+        figure = run_figures.curve(
             table,
             lines,
             title=run.title,
             ylabel=label,
-            prompts=prompts,
-            rounds=rounds,
+            basis=run_figures.Basis(prompts, rounds, run.metrics.get("account.alpha")),
             primary_gamma=run.primary_gamma,
-            alpha=run.metrics.get("account.alpha"),
         )
-        words.append(plots.curve_in_words(table, lines, label))
+        words.append(run_figures.curve_in_words(table, lines, label))
         figures.append((f"curve_{quantity}", figure))
     return Section("Curves over gamma", tuple(words), figures=tuple(figures))
 
@@ -166,13 +164,13 @@ def lengths_section(run: Run) -> Section:
     speculative = drafted(rounds)
     words, figures = [], []
     try:
-        figure = plots.accepted_lengths(
+        figure = run_figures.accepted_lengths(
             speculative, run.metrics.get("account.alpha"), run.primary_gamma, title=run.title
         )
         figures.append(("accepted_lengths", figure))
     except ValueError as error:  # no proposal at all, or every round cut: there is no length to show
         words.append(f"Accepted lengths are not shown: {error}.")
-    figures.append(("time_split", plots.time_split(rounds, title=run.title)))
+    figures.append(("time_split", run_figures.time_split(rounds, title=run.title)))
     return Section("Rounds: what is accepted, where the time goes", tuple(words), figures=tuple(figures))
 
 

@@ -23,14 +23,14 @@ from specdec.analysis.account.account_sections import time_split, verdict
 from specdec.analysis.account.waterfall import waterfall
 from specdec.analysis.cost.cost_figure import cost_figure
 from specdec.analysis.cost.cost_report import CostReport, cost_report
-from specdec.analysis.figures import plots, style
+from specdec.analysis.figures import run_figures, style
+from specdec.analysis.findings import Section
 from specdec.analysis.intervals import bootstrap
 from specdec.analysis.pages.html import markdown_table
 from specdec.analysis.rounds import distinct_generations, drafted, shared_work
 from specdec.analysis.runs.quality import OUTPUTS, quality_metrics
 from specdec.analysis.runs.run_sections import interval_words, papers_of
 from specdec.analysis.runs.summary import Summary, summarise
-from specdec.analysis.sections import Section
 from specdec.config import BASELINE
 from specdec.experiment.advice import Advice
 from specdec.experiment.results import ResultsFolder
@@ -499,21 +499,20 @@ def _figures(
             ]
         )
         lines.pop("measured")
-        figure = plots.curve(
+        figure = run_figures.curve(
             measured,
             lines,
             title=title,
             ylabel=unit,
-            prompts=prompts,
+            basis=run_figures.Basis(prompts, alpha=summary.alpha),
             primary_gamma=summary.primary_gamma,
-            alpha=summary.alpha,
         )
         style.save(figure, folder, key.replace(".", "_"))
     speculative = drafted(rounds)
     if (speculative["offered"] > 0).any():
-        figure = plots.accepted_lengths(speculative, summary.alpha, summary.primary_gamma, title=title)
+        figure = run_figures.accepted_lengths(speculative, summary.alpha, summary.primary_gamma, title=title)
         style.save(figure, folder, "accepted_lengths")
-    style.save(plots.time_split(rounds, title=title), folder, "time_split")
+    style.save(run_figures.time_split(rounds, title=title), folder, "time_split")
     account = summary.arms[summary.primary_gamma].account
     style.save(waterfall(account, title=f"From theory to the measured speedup\n{title}"), folder, "account")
 

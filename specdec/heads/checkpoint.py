@@ -97,10 +97,11 @@ def load_heads(path: str | Path, target: Target) -> Heads:
             f"this one's have {hidden.identity[:16]}: use the target that they were trained on, or train heads for "
             "this one with specdec.train."
         )
+    embedding, output = hidden.embedding, hidden.output_layer
     with torch.device("meta"):  # makes no weights, because those of the file are assigned
-        heads = Heads(stored.config, hidden.embedding, hidden.output_layer)
+        heads = Heads(stored.config, embedding, output)
     heads.load_state_dict(stored.weights, assign=True)
-    return heads.to(target.device, hidden.output_layer.dtype).eval().requires_grad_(False)
+    return heads.to(target.device, output.dtype).eval().requires_grad_(False)
 
 
 def state_offset(config: HeadsConfig, target: Target) -> int:

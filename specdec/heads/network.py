@@ -211,5 +211,5 @@ class Heads(nn.Module):
 
 
 def _following(embedded: Tensor, count: int) -> Tensor:
-    """Return the next `count` tokens [B, S, count, D] at each position of [B, S, D]; past the end, the first ones."""
+    """Return at each position of [B, S, D] the next `count` tokens [B, S, count, D]; past the end, the first ones."""
     return torch.stack([embedded.roll(-step, dims=1) for step in range(1, count + 1)], dim=2)

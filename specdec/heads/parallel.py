@@ -25,7 +25,7 @@ class _Layer(NamedTuple):
 
 
 class ParallelHeads:
-    """Heads that are not grounded, for drafting. Holds a second copy of their residual layers, not of their outputs."""
+    """Heads that are not grounded, for drafting. Copies their residual layers, and none of their output layers."""
 
     def __init__(self, heads: Heads) -> None:
         self._heads = heads

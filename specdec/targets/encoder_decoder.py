@@ -9,7 +9,7 @@ from specdec.models.load import Dtype, load_model, load_tokenizer, model_path, r
 from specdec.models.seq2seq import Seq2SeqDecoder
 from specdec.sampling import SamplingConfig
 from specdec.targets.base import TargetCapabilities, targets
-from specdec.targets.base.model import ModelTarget
+from specdec.targets.base.model_target import ModelTarget
 
 
 @typed

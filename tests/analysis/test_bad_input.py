@@ -11,7 +11,13 @@ import pytest
 
 from specdec.analysis.acceptance.iid import iid_tests
 from specdec.analysis.acceptance.models import compare_models
-from specdec.analysis.figures.plots import accepted_length_table, accepted_lengths, curve, curve_in_words, time_split
+from specdec.analysis.figures.run_figures import (
+    accepted_length_table,
+    accepted_lengths,
+    curve,
+    curve_in_words,
+    time_split,
+)
 from specdec.analysis.read import mlflow_runs
 from specdec.analysis.read.runs import Run
 from specdec.analysis.rounds import measured_curve

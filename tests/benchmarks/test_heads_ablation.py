@@ -20,9 +20,9 @@ import pandas as pd
 import pytest
 import torch
 
+from specdec.analysis.heads import heads_ablation
 from specdec.analysis.read.runs import Run, open_folder
 from specdec.analysis.rounds import drafted, prompt_sums
-from specdec.analysis.studies import heads_ablation
 from specdec.config import BASELINE, config_dir
 from specdec.experiment.environment import cpu, versions
 from specdec.heads.checkpoint import load_heads, read_heads, state_offset

@@ -15,7 +15,8 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from specdec.drafters.ngram import Ngram, NgramConfig, SuffixIndex
+from specdec.drafters.ngram import Ngram, NgramConfig
+from specdec.ngrams.suffix_index import SuffixIndex
 from specdec.records import TextStart
 from specdec.structures.base import Structure, structures
 

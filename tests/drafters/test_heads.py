@@ -11,7 +11,7 @@ from specdec.config import RunConfig, validated
 from specdec.decode import generate
 from specdec.drafters.base import Drafter, DrafterCapabilities, drafters
 from specdec.drafters.base.heads import HeadsDrafter
-from specdec.drafters.blockwise import Blockwise
+from specdec.drafters.blockwise import BlockwiseHeads
 from specdec.drafters.grounded import Grounded
 from specdec.drafters.medusa import Medusa
 from specdec.errors import NumericsError, UsageError
@@ -378,6 +378,6 @@ def test_blockwise_drafts_medusas_chain(target_at, random_heads, make_structure)
     target = target_at()
     heads = random_heads(target)
     chain = make_structure("chain", 4)
-    one, other = (begun(cls(heads, target), target).draft(chain) for cls in (Blockwise, Medusa))
+    one, other = (begun(cls(heads, target), target).draft(chain) for cls in (BlockwiseHeads, Medusa))
     assert torch.equal(one.tokens, other.tokens) and one.tree == other.tree
     assert {source.strategy for source in one.source} == {"blockwise"}

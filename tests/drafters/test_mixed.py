@@ -11,11 +11,11 @@ from specdec.clock import CpuClock
 from specdec.config import RunConfig, config_dir, validated
 from specdec.decode import generate
 from specdec.drafters.base import drafters
-from specdec.drafters.base.lookup import Proposal
 from specdec.errors import UsageError
 from specdec.records import Request, Source, TextStart
 from specdec.structures.base import structures
 from specdec.targets.causal import Causal
+from specdec.tree_building.lookup_filling import Proposal
 from specdec.verifiers.base.contract import verifiers
 
 SIZE = 6

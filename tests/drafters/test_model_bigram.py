@@ -233,7 +233,7 @@ def test_it_can_be_sent_to_another_process(target_of, build, make_structure):
 def test_it_costs_no_arithmetic_and_says_which_model_it_is_of(target_of, build):
     target = target_of("llama")
     drafter = build(target)
-    assert drafter.flops_per_token == 0 and drafter.vocab_size == target.vocab_size
+    assert drafter.flops_per_token == 0 and drafter.capabilities.vocab_size == target.vocab_size
     assert drafter.describe() == target.describe() | {"bigram_tokens": 7, "extend": "chain"}
 
 
@@ -376,7 +376,7 @@ def test_a_recorded_stream_has_no_law(build):
     class Recorded:
         """As target=replay: it scores its own prompts only."""
 
-        vocab_size, device = 5, torch.device("cpu")
+        vocab_size, device, model = 5, torch.device("cpu"), None
 
         def score(self, prompt, text):
             raise UsageError("No stream has this prompt.")

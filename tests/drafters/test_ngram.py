@@ -8,11 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specdec.drafters.base import drafters
-from specdec.drafters.base.lookup import Proposal
-from specdec.drafters.ngram import Ngram, NgramConfig, SuffixIndex
+from specdec.drafters.ngram import Ngram, NgramConfig
 from specdec.errors import UsageError
+from specdec.ngrams.suffix_index import SuffixIndex
 from specdec.records import Source, TextStart, Tree
 from specdec.structures.base import Structure, structures
+from specdec.tree_building.lookup_filling import Proposal
 
 
 def latest_ends(text: list[int], order: int, matches_max: int) -> list[int]:

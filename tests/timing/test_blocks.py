@@ -1,6 +1,7 @@
 """Every call asked for is in the table: made at its context on its block, or not made, with the reason."""
 
 from collections import Counter
+from dataclasses import replace
 
 import pandas as pd
 import pytest
@@ -149,9 +150,9 @@ def test_rows_of_an_encoder_decoder(tiny_encoder_decoder, sampling):
     assert (found["missing"] == "").all() and found["rows_evaluated"].max() == 16
 
 
-def test_a_target_without_rows_is_refused(table, random_law, monkeypatch):
+def test_a_target_without_rows_is_refused(table, random_law):
     target = table(random_law(4, 0))
     assert (timed(target, tokens=[1, 2], calls=1)["missing"] == "").all()
-    monkeypatch.setattr(type(target), "structures", frozenset({"chain"}))
+    target.capabilities = replace(target.capabilities, structures=frozenset({"chain"}))
     with pytest.raises(UsageError, match="rows"):
         timed(target)

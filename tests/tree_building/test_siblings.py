@@ -142,10 +142,10 @@ def searched(law, root, shape):
     for _ in range(shape.gamma):
         level = {}
         for path in beam:
-            for token in law[path[-1]].argsort(descending=True)[: shape.branching].tolist():
+            for token in law[path[-1]].argsort(descending=True)[: shape.beam.branching].tolist():
                 level[(*path, token)] = drafted.get(path, 1.0) * float(law[path[-1], token])
         drafted |= level
-        beam = sorted(level, key=level.get, reverse=True)[: shape.beam]
+        beam = sorted(level, key=level.get, reverse=True)[: shape.beam.width]
     best = sorted(drafted, key=drafted.get, reverse=True)[: shape.nodes]
     return {path[1:]: drafted[path] for path in best}
 

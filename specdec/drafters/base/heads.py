@@ -29,7 +29,7 @@ class HeadsDrafter(Drafter):
     Under a greedy target, or with `drafts=greedy`, and in a dynamic tree, nodes are the most likely tokens, point
     masses; otherwise they are drawn from the heads' laws, standardised by the target's own sampling, siblings as
     `siblings` says. Heads that a structure has no level for are not computed. Nothing is offered before the first
-    state: after a prompt of one token.
+    state: after a prompt of one token, and where nobody gives the target's states (a replay does not).
 
     What a draft costs is a few products of one row or of few: there is nothing to compile.
 
@@ -104,9 +104,7 @@ class HeadsDrafter(Drafter):
         self._read(states)
 
     def _read(self, states: Tensor | None) -> None:
-        if states is None:
-            raise ValueError("heads draft from hidden states: give Target.states to start and commit")
-        if len(states):
+        if states is not None and len(states):
             contextual, self._past = self.heads.contextual(states.unsqueeze(0), self._past)
             self._state = contextual[0, -1]
 

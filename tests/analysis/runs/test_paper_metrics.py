@@ -11,7 +11,7 @@ import pytest
 from specdec.analysis.acceptance.model_sections import model_sections
 from specdec.analysis.acceptance.prediction import unpredictable
 from specdec.analysis.account.run_account import account_of
-from specdec.analysis.figures.plots import time_split
+from specdec.analysis.figures.run_figures import time_split
 from specdec.analysis.read.runs import Run
 from specdec.analysis.rounds import measured_curve
 from specdec.analysis.runs.leaderboard import open_arms
