@@ -17,7 +17,7 @@ from specdec.config import AtLeastOne, typed
 from specdec.drafters import Drafter
 from specdec.drafters.base.lookup import Lookup
 from specdec.errors import UsageError
-from specdec.experiment.session import Arm
+from specdec.experiment.arm import Arm
 from specdec.prompts import first_turn
 from specdec.records import Request
 from specdec.replay.rank_accuracy import RankCounts, rank_counts

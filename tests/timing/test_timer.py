@@ -27,7 +27,7 @@ def test_a_spent_time_leaves_the_first_pass():
 def test_what_was_not_done_is_forgotten():
     clock, made = timer(2)
     for number in made.passes():
-        assert made.time("a", lambda: clock.advance(1) or number) == number
+        assert made.time("a", lambda number=number: clock.advance(1) or number) == number
         if number == 0:
             made.forget("a")
     assert made.seconds("a") == [1]
