@@ -109,10 +109,11 @@ def account_of(run: Run, gamma: int | None = None) -> Account:
 
 
 def account_by(run: Run, by: By, gamma: int | None = None) -> pd.DataFrame:
-    """Return the account of each category or prompt as a tidy table, for notebooks. Raises as `account_sums` does.
+    """Return the account of each category or prompt as a tidy table. Raises as `account_sums` does.
 
-    One line per group and quantity: the factors in order, `speedup`, and g, v, o. Columns: `by`, gamma, prompts, t1_s,
-    alpha, alpha_of ("group" or "run"), quantity, value, ci_low, ci_high (NaN for a single prompt).
+    It is for analyses of your own; in this project only tests call it. One line per group and quantity: the factors in
+    order, `speedup`, and g, v, o. Columns: `by`, gamma, prompts, t1_s, alpha, alpha_of ("group" or "run"), quantity,
+    value, ci_low, ci_high (NaN for a single prompt).
     """
     lines = []
     for group in account_sums(run, gamma).by(by):

@@ -14,7 +14,7 @@ from torch import Tensor
 from specdec.config import validated
 from specdec.errors import UsageError
 from specdec.heads.heads_config import HeadsConfig
-from specdec.heads.model import Heads
+from specdec.heads.network import Heads
 from specdec.targets.base import Target
 
 _KEY = "specdec.heads"

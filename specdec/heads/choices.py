@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from specdec.heads.model import Heads
+from specdec.heads.network import Heads
 from specdec.heads.parallel import ParallelHeads
 from specdec.records import Tree
 from specdec.tree_building.siblings import index_on, sibling_ranks

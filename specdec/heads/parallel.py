@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from specdec.heads.model import Heads, MlpHead, ResidualLayer
+from specdec.heads.network import Heads, MlpHead, ResidualLayer
 
 
 class _Layer(NamedTuple):

@@ -13,7 +13,7 @@ from specdec.drafters.base.contract import EVERY_STRUCTURE, Drafter, DrafterCapa
 from specdec.errors import NumericsError, UsageError
 from specdec.heads.checkpoint import load_heads, shipped_heads, state_offset
 from specdec.heads.choices import choices_of
-from specdec.heads.model import Heads
+from specdec.heads.network import Heads
 from specdec.records import EMPTY, Draft, Source, TextStart, Tree
 from specdec.sampling import all_finite, generator_on, probabilities
 from specdec.structures.base import Structure

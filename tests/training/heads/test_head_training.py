@@ -18,7 +18,7 @@ from omegaconf import OmegaConf
 from specdec.config import validated
 from specdec.errors import Interrupted, NumericsError, UsageError
 from specdec.heads.checkpoint import load_heads, read_heads, save_heads
-from specdec.heads.model import Heads
+from specdec.heads.network import Heads
 from specdec.text.document_store import DocumentStore, Encoded, write_documents
 from specdec.training.heads import head_training
 from specdec.training.heads.head_accuracy import score_heads, target_score

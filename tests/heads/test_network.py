@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from specdec.heads.model import Heads
+from specdec.heads.network import Heads
 
 TEXT = torch.tensor([[3, 17, 9, 3, 22, 0, 8, 3, 17, 1, 5, 20]])
 LENGTH = TEXT.shape[1]
