@@ -12,6 +12,7 @@ import pytest
 from specdec.analysis.acceptance.iid import iid_tests
 from specdec.analysis.acceptance.models import compare_models
 from specdec.analysis.figures.run_figures import (
+    Basis,
     accepted_length_table,
     accepted_lengths,
     curve,
@@ -125,7 +126,7 @@ def test_a_comparison_of_little_data(odd, stored_run, kind: str) -> None:
 def test_figures_of_little_data_say_what_they_lack(odd, kind: str) -> None:
     rounds = odd(kind)
     measured = measured_curve(rounds, replicates=60)
-    figure = curve(measured, {"capped_geometric": {2: 2.0}}, title="t", prompts=3)
+    figure = curve(measured, {"capped_geometric": {2: 2.0}}, title="t", basis=Basis(3))
     single = kind in ("one prompt", "one round")
     assert ("no intervals" in figure.get_supxlabel()) == single
     assert ("Without intervals" in curve_in_words(measured, {"capped_geometric": {2: 2.0}})) == single
