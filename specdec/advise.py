@@ -21,7 +21,7 @@ def task(values: Mapping[str, Any]) -> None:
 
 
 def main() -> None:
-    """The console entry point."""
+    """Run the command: the console entry point."""
     cli.main("advise", task)
 
 

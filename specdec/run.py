@@ -26,7 +26,7 @@ def task(values: Mapping[str, Any]) -> Mapping[str, float]:
 
 
 def main() -> None:
-    """The console entry point."""
+    """Run the command: the console entry point."""
     cli.main("config", task)
 
 

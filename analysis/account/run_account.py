@@ -98,8 +98,8 @@ def account_sums(run: Run, gamma: int | None = None) -> AccountSums:
         alpha=alpha,
         gamma=chosen,
         t1_s=t1_s,
-        replicates=_setting(run, "measurement.bootstrap"),
-        seed=_setting(run, "seed"),
+        replicates=run.whole_number("measurement.bootstrap"),
+        seed=run.whole_number("seed"),
     )
 
 
@@ -134,10 +134,3 @@ def account_by(run: Run, by: By, gamma: int | None = None) -> pd.DataFrame:
                 }
             )
     return pd.DataFrame(lines)
-
-
-def _setting(run: Run, key: str) -> int:
-    value = run.params.get(key, "")
-    if not value.isdigit():
-        raise UsageError(f"{run.source} does not record {key}, which the intervals of an account need: run it again.")
-    return int(value)

@@ -17,7 +17,7 @@ from specdec.config import AtLeastOne, typed
 from specdec.drafters import Drafter
 from specdec.drafters.base.lookup import Lookup
 from specdec.errors import UsageError
-from specdec.experiment.session import Arm
+from specdec.experiment.arm import Arm
 from specdec.prompts import first_turn
 from specdec.records import Request
 from specdec.replay.rank_accuracy import RankCounts, rank_counts
@@ -29,8 +29,8 @@ from specdec.studies.base.live_runs import WARM, host_seconds
 from specdec.studies.base.replayed import Strategy, built_lookups, replay
 from specdec.targets.replay import Replay
 from specdec.text.streams import Stream
-from specdec.timing.blocks import Block, tokens_evaluated
 from specdec.timing.calls import row_counts
+from specdec.timing.shapes import Shape, tokens_evaluated
 
 _HOST = ["repeat", "drafter", "shape", "budget", "nodes", "draft_s", "overhead_s"]
 
@@ -57,7 +57,7 @@ class EqualBudget(Study):
     `choices`: drafter, shape, budget, half, variant, made_on, structure (JSON): the candidate with most tokens per call
         on that half, to be judged on the other.
     `accuracy`: drafter, half, level (1, and 2 for all later ones), rank, tested, hits: what trees are built from.
-    `block_times`: as `time_blocks` has it, with `repeat`; chains stand for all structures, since packed calls on
+    `block_times`: as `time_shapes` has it, with `repeat`; chains stand for all structures, since packed calls on
         equally many tokens cost the same.
     `host_times`: repeat, drafter, shape, budget, nodes (mean of a draft), draft_s, overhead_s (accept, commit and the
         rest), medians over the rounds of a short live run of the first prompt; shape "plain" is plain decoding.
@@ -129,7 +129,7 @@ class EqualBudget(Study):
         bench.heartbeat()
         return counts
 
-    def _sizes(self) -> list[Block]:
+    def _sizes(self) -> list[Shape]:
         """Return plain steps and chains, so many that t(n) can be read off between them; all budgets among them."""
         tokens = {*row_counts(self._budgets[-1] + 1, 4), *(n + 1 for n in self._budgets)}
         return [(1, n - 1) for n in sorted(tokens)]
@@ -160,8 +160,8 @@ class EqualBudget(Study):
         lines = []
         with bench.progress("timing drafts", len(arms)) as advance:
             for key, arm in arms:
-                bench.decode(arm, Request(prompt, WARM))
-                output = bench.decode(arm, Request(prompt, self._config.probe_tokens))
+                arm.decode(Request(prompt, WARM), bench.clock)
+                output = arm.decode(Request(prompt, self._config.probe_tokens), bench.clock)
                 nodes, drafts, rest = host_seconds(output, bench.clock)
                 lines.append((0, *key, sum(nodes) / len(nodes), median(drafts), median(rest)))
                 advance()

@@ -17,9 +17,9 @@ from specdec.studies.base.live_runs import LiveRuns
 from specdec.studies.base.replayed import Strategy, check_rows, replay
 from specdec.targets.replay import Replay
 from specdec.text.streams import Stream
-from specdec.timing.blocks import Block, tokens_evaluated
+from specdec.timing.shapes import Shape, tokens_evaluated
 
-PLAIN: Block = (1, 0)
+PLAIN: Shape = (1, 0)
 """Plain decoding, as a shape."""
 
 
@@ -41,7 +41,7 @@ class RowsGrid(Study):
     """Tables, all by k and w; a w of 0 is plain decoding:
 
     `replay`: as `replayed.replay` has it.
-    `block_times`: as `time_blocks` has it, with `repeat`; calls on random tokens at a few contexts that the texts pass
+    `block_times`: as `time_shapes` has it, with `repeat`; calls on random tokens at a few contexts that the texts pass
         through, evenly spaced. Every shape is timed: a pass costs less than decoding one prompt in every cell.
     `host_times`: repeat, k, w, nodes (mean of a draft), draft_s, overhead_s (accept, commit and the rest), means over
         the rounds of a short live run of the first prompt, in the corner cells, the middle one and plain decoding.
@@ -72,15 +72,15 @@ class RowsGrid(Study):
         )
         return {"replay": table, **tables, "skipped": bench.skipped()}
 
-    def _corners(self) -> list[Block]:
+    def _corners(self) -> list[Shape]:
         ends = (self._k[0], self._k[-1]), (self._w[0], self._w[-1])
         return sorted(set(itertools.product(*ends)))
 
-    def _middle(self) -> Block:
+    def _middle(self) -> Shape:
         return self._k[len(self._k) // 2], self._w[len(self._w) // 2]
 
     def _measured(
-        self, bench: Bench, streams: Sequence[Stream], shapes: Mapping[Block, Structure], contexts: Sequence[int]
+        self, bench: Bench, streams: Sequence[Stream], shapes: Mapping[Shape, Structure], contexts: Sequence[int]
     ) -> dict[str, pd.DataFrame]:
         config = self._config
         live = LiveRuns(bench, ("k", "w"), PLAIN, shapes, streams)
@@ -106,7 +106,7 @@ def _spread(streams: Sequence[Stream], count: int) -> list[int]:
 
 
 def _simulated(
-    target: Replay, shapes: Sequence[Block], contexts: Sequence[int], probed: Sequence[Block]
+    target: Replay, shapes: Sequence[Shape], contexts: Sequence[int], probed: Sequence[Shape]
 ) -> dict[str, pd.DataFrame]:
     """Return the tables of times by the target's cost model: one repeat, since all would be the same."""
     evaluation = target.evaluation

@@ -13,8 +13,8 @@ from specdec.config import AtLeastOne, typed
 from specdec.errors import UsageError
 from specdec.studies.base import Bench, Study, studies
 from specdec.theory.roofline import Product, threshold
-from specdec.timing.blocks import Block, tokens_evaluated
 from specdec.timing.machine import Machine, measure_machine
+from specdec.timing.shapes import Shape, tokens_evaluated
 
 
 @typed
@@ -29,7 +29,7 @@ class PhaseTransitionConfig:
 
 @studies.register("phase_transition")
 class PhaseTransition(Study):
-    """Tables: `block_times`, as `time_blocks` has it, of all k x w and of (1, 0) and (1, 1), the units; `intensity`, a
+    """Tables: `block_times`, as `time_shapes` has it, of all k x w and of (1, 0) and (1, 1), the units; `intensity`, a
     line for each product, shape and context. No text is decoded: the cache is filled with the first prompt, repeated.
     """
 
@@ -96,7 +96,7 @@ def _intensity(
     return pd.DataFrame(lines, columns=list(_COLUMNS))
 
 
-def _shared(shape: Block, evaluation: str, product: Product) -> tuple[int, int]:
+def _shared(shape: Shape, evaluation: str, product: Product) -> tuple[int, int]:
     """Return how many times a call on a shape reads the matrices of a product, and for how many tokens each time.
     A batch with a sequence for each row reads a copy of the cache for each; weights are read once for all.
     """

@@ -21,7 +21,6 @@ from specdec.errors import UsageError
 from specdec.prompts import first_turn
 from specdec.records import Tree
 from specdec.replay.rank_accuracy import Fed, RankCounts, along, rank_counts, total
-from specdec.sampling import generator_for
 from specdec.structures import Structure, structures
 from specdec.structures.tree import TokenTree, given, save_tree
 from specdec.studies.base import Bench, Study, studies
@@ -54,7 +53,7 @@ class TreeSearch(Study):
 
     `accuracy`: prompt, level (from 1), rank, tested, hits: on the first half of the prompts, how often the drafter's
         choice of that rank was the target's next token, in rounds whose choices above were right, whatever their ranks.
-    `block_times`: t(n), as `time_blocks` has it, with `repeat`; chains stand for all structures, since packed calls on
+    `block_times`: t(n), as `time_shapes` has it, with `repeat`; chains stand for all structures, since packed calls on
         equally many tokens cost the same.
     `draft_times`: shape ("tree", "chain") and what `time_drafts` has, of the best trees of each budget within each
         depth and of all chains.
@@ -178,16 +177,8 @@ class TreeSearch(Study):
             *(_structure(tree) for tree in dict.fromkeys(trees.values())),
             *(structures.build(_chain(gamma)) for gamma in range(1, config.depth + 1)),
         ]
-        drafts = time_drafts(
-            parts.target,
-            parts.primary.drafter,
-            shapes,
-            stream.prompt,
-            calls=config.calls,
-            clock=bench.clock,
-            generator=generator_for(bench.config.seed, "drafts", "cost"),
-            heartbeat=bench.heartbeat,
-        )
+        timer = bench.timer("drafts", config.calls)
+        drafts = time_drafts(parts.target, parts.primary.drafter, shapes, stream.prompt, timer)
         drafts["shape"] = drafts["structure"].map(lambda place: shapes[place].name)
         host = live.host_times(stream, [("largest",)], 1, config.probe_tokens)
         return {"block_times": calls.assign(repeat=0), "draft_times": drafts, "host_times": host}

@@ -13,7 +13,7 @@ from pydantic import Field
 from specdec.config import AtLeastOne, typed
 from specdec.drafters import Drafter, drafters
 from specdec.errors import UsageError
-from specdec.experiment.quality import log_likelihood
+from specdec.experiment.judging import log_likelihood
 from specdec.prompts import first_turn
 from specdec.records import Generation, Request
 from specdec.sampling import generator_for
@@ -57,7 +57,7 @@ class TypicalAcceptance(Study):
         log_likelihood (nats, of the whole text, under the target at temperature 1), tv (total variation of the emitted
         law from the target's at that temperature, summed over tokens), otherwise (chance of a decision that a lossless
         rule would not have made, summed over rounds) and offers (rounds with a proposal); tv and otherwise are missing
-        where they are not known (see `experiment.quality`).
+        where they are not known (see `experiment.judging`).
     `settings`: epsilon and delta of typical acceptance as the temperature rises, and the temperature of the sweep.
     `skipped`: see `Bench.skipped`.
 
@@ -187,7 +187,7 @@ class TypicalAcceptance(Study):
             draft_generator=generator_for(seed, stream.id, f"draft/{temperature}/{repeat}"),
             accept_generator=generator_for(seed, stream.id, f"accept/{purpose}", parts.target.device),
         )
-        return bench.decode(replace(arm, verifier=rule.verifier), request)
+        return replace(arm, verifier=rule.verifier).decode(request, bench.clock)
 
 
 def _departures(output: Generation, verifier: Verifier) -> tuple[float | None, float | None]:

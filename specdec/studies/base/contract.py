@@ -4,23 +4,23 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 
 import pandas as pd
 
 from specdec.clock import Clock
 from specdec.config import RunConfig
-from specdec.decode import generate
-from specdec.experiment.experiment import Parts, prepare
-from specdec.experiment.session import Arm
+from specdec.experiment.parts import Parts, prepare
 from specdec.progress import progress_bar
 from specdec.prompts import Prompt
-from specdec.records import Generation, Request
+from specdec.records import Request
 from specdec.registry import Registry
 from specdec.sampling import generator_for
 from specdec.targets.replay import Replay
 from specdec.text.streams import Stream, write_streams
-from specdec.timing.blocks import Block, time_blocks
+from specdec.timing.shapes import Shape, time_shapes
+from specdec.timing.timer import Timer
 
 
 @dataclass(frozen=True)
@@ -56,17 +56,6 @@ class Bench:
 
             yield advance
 
-    def decode(self, arm: Arm, request: Request) -> Generation:
-        """Decode one text by one arm."""
-        return generate(
-            target=self.parts.target,
-            drafter=arm.drafter,
-            verifier=arm.verifier,
-            structure=arm.structure,
-            request=request,
-            clock=self.clock,
-        )
-
     def texts(self) -> list[Stream]:
         """Return the greedy texts that strategies are replayed on: recorded ones, or those that the target writes now,
         which are kept as `streams.jsonl`.
@@ -81,7 +70,7 @@ class Bench:
                 current: Prompt | None = prompt
                 while current is not None:
                     limit = target.limit(current.tokens, self.config.measurement.max_new_tokens)
-                    answer = self.decode(self.parts.baseline, Request(current.tokens, limit))
+                    answer = self.parts.baseline.decode(Request(current.tokens, limit), self.clock)
                     ended = answer.finish == "end_token"
                     streams.append(Stream(current.id, current.category, answer.prompt, answer.tokens, ended=ended))
                     advance()
@@ -89,21 +78,16 @@ class Bench:
         write_streams(self.folder / "streams.jsonl", streams)
         return streams
 
+    def timer(self, purpose: str, calls: int, seconds: float = inf) -> Timer:
+        """Return a timer of `calls` passes, which ends after `seconds`; `purpose` seeds its random tokens and order."""
+        generator = generator_for(self.config.seed, purpose, "cost")
+        return Timer(self.clock, calls, generator, seconds, self.heartbeat)
+
     def time_calls(
-        self, prompt: Sequence[int], shapes: Sequence[Block], contexts: Sequence[int], calls: int, seconds: float
+        self, prompt: Sequence[int], shapes: Sequence[Shape], contexts: Sequence[int], calls: int, seconds: float
     ) -> pd.DataFrame:
-        """Return the times of the target's calls on shapes (k, w), as `time_blocks` has them."""
-        return time_blocks(
-            self.parts.target,
-            prompt,
-            blocks=shapes,
-            contexts=contexts,
-            calls=calls,
-            clock=self.clock,
-            generator=generator_for(self.config.seed, "blocks", "cost"),
-            heartbeat=self.heartbeat,
-            seconds=seconds,
-        )
+        """Return the times of the target's calls on shapes (k, w), as `time_shapes` has them."""
+        return time_shapes(self.parts.target, prompt, shapes, contexts, self.timer("blocks", calls, seconds))
 
     def skipped(self) -> pd.DataFrame:
         """Return the prompts that were left out: reason, category, count."""

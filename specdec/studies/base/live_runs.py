@@ -110,4 +110,4 @@ class LiveRuns:
     def _decode(self, stream: Stream, key: Key, tokens: int) -> Generation:
         parts = self.bench.parts
         arm = parts.baseline if key == self.plain else replace(parts.primary, structure=self.structures[key])
-        return self.bench.decode(arm, Request(stream.prompt, tokens))
+        return arm.decode(Request(stream.prompt, tokens), self.bench.clock)

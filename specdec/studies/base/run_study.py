@@ -12,9 +12,9 @@ from specdec.analysis.pages.html import Chapter, write_report
 from specdec.clock import clock_for
 from specdec.config import RunConfig
 from specdec.errors import UsageError
-from specdec.experiment.experiment import identify, open_parts
+from specdec.experiment.identity import identify, run_facts
+from specdec.experiment.parts import open_parts
 from specdec.experiment.results import ResultsFolder
-from specdec.experiment.run_report import run_title
 from specdec.studies.base.contract import Bench, studies
 from specdec.tracking import writer as tracking
 
@@ -35,7 +35,7 @@ def run_study(config: RunConfig, folder: Path) -> Findings:
         )
     results = ResultsFolder(folder)
     identity = identify(config, parts, results)
-    title = run_title(parts, identity.environment, shape=False)
+    title = run_facts(parts).title(identity.environment, shape=False)
     tags = identity.tags | {"specdec.role": "study", "specdec.study": name}
     run_name = f"{name}: {parts.label}, {parts.prompts.name}"
     with tracking.tracked_run(config.tracking, name=run_name, params=identity.params, tags=tags) as tracked:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from specdec.analysis.read.runs import open_folder
-from specdec.experiment.quality import answers, log_likelihood
+from specdec.experiment.judging import answers, log_likelihood
 
 
 def test_the_likelihood_of_a_text_is_the_product_of_its_chances(table, random_law):

@@ -1,25 +1,20 @@
-"""The trace: what each round shows, decoding of awkward tokens, and that text stays text."""
+"""Traces of generations: what each round shows, text of awkward tokens, and that text stays text on the page and in the
+terminal.
+"""
 
+import json
 import re
+from dataclasses import asdict
 from html.parser import HTMLParser
 from io import StringIO
-from pathlib import Path
 
 import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
-from specdec.experiment.trace import (
-    Kind,
-    TracedGeneration,
-    piece_text,
-    print_trace,
-    terminal_lines,
-    trace_html,
-    trace_lines,
-    visible,
-    write_trace,
-)
+from specdec.analysis.pages.trace import Kind, read_traces, trace_html, visible
+from specdec.experiment.terminal import print_trace, terminal_lines
+from specdec.experiment.tracing import piece_text, trace
 from specdec.records import Acceptance, Generation, Marks, Round, Tree, chain_tree
 
 WORDS = [b"zero", b" one", b" two", b"\n", b"    ", b"\xc3", b"\xa9", b"\xff", b""]
@@ -51,14 +46,11 @@ def make_round(draft, path, next_token, committed, rejected, tree=None, truncati
     )
 
 
-def traced(*rounds, prompt=(0,), decode=decode, **fields):
+def traced(*rounds, decode=decode, **header):
     tokens = tuple(token for item in rounds for token in item.committed)
-    generation = Generation(tuple(prompt), tokens, tuple(rounds), (0.0, 0.0), "limit")
-    return TracedGeneration(
-        **{"prompt_id": "p/1", "drafter": "ngram", "structure": "gamma 3", "lossless": True} | fields,
-        generation=generation,
-        decode=decode,
-    )
+    generation = Generation((0,), tokens, tuple(rounds), (0.0, 0.0), "limit")
+    header = {"prompt": "p/1", "drafter": "ngram", "structure": "gamma 3", "lossless": True} | header
+    return trace(generation, decode, **header)
 
 
 REJECTING = make_round([1, 2, 4], [0], 3, [1, 3], rejected=True)
@@ -77,7 +69,7 @@ SILENT = make_round([], [], 1, [1], rejected=False)
     ],
 )
 def test_a_round_shows_what_became_of_its_tokens(item, kinds, unused):
-    (line,) = trace_lines(traced(item))
+    (line,) = traced(item).lines
     assert [piece.kind for piece in line.pieces] == kinds
     assert line.unused == unused
     assert (line.accepted, line.offered, line.end) == (item.accepted, len(item.draft_tokens), item.truncation)
@@ -85,7 +77,7 @@ def test_a_round_shows_what_became_of_its_tokens(item, kinds, unused):
 
 def test_a_tree_shows_every_rejected_sibling_at_the_place_of_rejection():
     tree = Tree((-1, -1, 0, 0, 1))  # accepted: node 0; its children 2 and 3 fail; 1 and 4 lie elsewhere
-    (line,) = trace_lines(traced(make_round([1, 2, 3, 4, 11], [0], 0, [1, 0], True, tree=tree)))
+    (line,) = traced(make_round([1, 2, 3, 4, 11], [0], 0, [1, 0], True, tree=tree)).lines
     assert [(piece.kind, piece.token) for piece in line.pieces] == [
         (Kind.ACCEPTED, 1),
         (Kind.REJECTED, 3),
@@ -96,7 +88,7 @@ def test_a_tree_shows_every_rejected_sibling_at_the_place_of_rejection():
 
 
 def test_the_text_so_far_is_the_committed_output():
-    lines = list(trace_lines(traced(REJECTING, FULL, SILENT)))
+    lines = traced(REJECTING, FULL, SILENT).lines
     assert [line.so_far for line in lines] == ["", " one\n", " one\n one two x"]
     assert [line.number for line in lines] == [1, 2, 3]
 
@@ -136,15 +128,20 @@ def test_a_token_after_a_long_context_costs_a_short_decoding():
 
 def test_without_a_tokenizer_the_ids_are_shown():
     item = traced(REJECTING, FULL, decode=None)
-    assert [piece.text for piece in list(trace_lines(item))[0].pieces] == [" 1", " 2", " 3"]
-    assert list(trace_lines(item))[1].so_far == " 1 3"
+    assert [piece.text for piece in item.lines[0].pieces] == [" 1", " 2", " 3"]
+    assert item.lines[1].so_far == " 1 3"
 
 
 def test_invisible_characters_become_glyphs():
     assert visible("a\n\tb") == "a⏎⇥b"
     assert visible("\x1b[31m\r\u202e\ud800") == "⟨U+001B⟩[31m⟨U+000D⟩⟨U+202E⟩\ufffd"
-    indented = traced(make_round([4, 3], [0, 1], 1, [4, 3, 1], False))
-    assert "····⏎" in list(terminal_lines(indented))[1].plain
+
+
+def test_a_trace_survives_its_file(tmp_path):
+    items = [traced(REJECTING, FULL), traced(make_round([4, 3], [0, 1], 1, [4, 3, 1], False), decode=hostile)]
+    path = tmp_path / "traces.json"
+    path.write_text(json.dumps([asdict(item) for item in items]))
+    assert read_traces(path) == items
 
 
 class Page(HTMLParser):
@@ -174,7 +171,6 @@ def test_the_page_carries_header_legend_and_rounds():
     assert "Prompt p/1" in text
     assert "drafter ngram · gamma 3 · 2.00 tokens per round (6 tokens, 3 rounds) · lossless" in text
     assert "not lossless" in trace_html([traced(REJECTING, lossless=False)])
-    assert "unknown" in trace_html([traced(REJECTING, lossless=None)])
     rounds = page.text[page.text.index(("", "text so far, then this round")) :]
     assert ("accepted", " one") in rounds
     assert ("rejected", " two") in rounds
@@ -190,13 +186,10 @@ def page_head(page):
     return next(data for name, data in page.text if name == "head")
 
 
-def test_no_text_of_a_model_or_a_prompt_becomes_markup(tmp_path):
+def test_no_text_of_a_model_or_a_prompt_becomes_markup():
     rounds = [make_round([0, 1, 2], [0], 3, [0, 3], True), make_round([4, 2], [0, 1], 1, [4, 2, 1], False)]
-    path = write_trace(
-        tmp_path / "deep" / "trace.html",
-        [traced(*rounds, decode=hostile, prompt_id="</h2><img src=x onerror=alert(1)>", drafter="<b>")],
-    )
-    text = path.read_text(encoding="utf-8")
+    item = traced(*rounds, decode=hostile, prompt="</h2><img src=x onerror=alert(1)>", drafter="<b>")
+    text = trace_html([item])
     page = Page(text)
     assert page.tags == {
         "html", "head", "meta", "title", "style", "body", "h1", "h2", "p", "span",
@@ -220,6 +213,11 @@ def test_long_generations_are_cut_and_say_so():
     assert "7 more rounds" in page
 
 
+def test_spaces_that_would_be_overlooked_are_dots():
+    indented = traced(make_round([4, 3], [0, 1], 1, [4, 3, 1], False))
+    assert "····⏎" in list(terminal_lines(indented))[1].plain
+
+
 def printed(traces, **console):
     stream = StringIO()
     print_trace(traces, Console(file=stream, **console))
@@ -237,7 +235,7 @@ def test_the_terminal_is_readable_without_colour():
 
 def test_the_terminal_never_takes_text_for_markup_or_control():
     rounds = [make_round([1, 2], [0], 1, [1, 1], True)]
-    text = printed([traced(*rounds, decode=hostile, prompt_id="[red]x[/nope]")], width=100)
+    text = printed([traced(*rounds, decode=hostile, prompt="[red]x[/nope]")], width=100)
     assert text.count("[bold red]") == 2
     assert "[red]x[/nope]" in text
     assert "⟨U+001B⟩[31m" in text
@@ -258,7 +256,7 @@ def test_long_lines_lose_their_oldest_part(width):
     assert lines[-1].plain.endswith("»")
 
 
-def test_more_rounds_than_wanted_are_counted(tmp_path: Path):
+def test_more_rounds_than_wanted_are_counted():
     text = printed([traced(*[SILENT] * 9)], width=80) + printed([], width=80)
     assert text.count("│ «one»") == 9
     stream = StringIO()

@@ -1,4 +1,4 @@
-"""Every call asked for is in the table: made at its context on its block, or not made, with the reason."""
+"""Every call asked for is in the table: made at its context on its shape, or not made, with the reason."""
 
 from collections import Counter
 from dataclasses import replace
@@ -13,9 +13,10 @@ from specdec.records import EMPTY, TextStart
 from specdec.sampling import generator_for
 from specdec.targets.causal import Causal
 from specdec.targets.encoder_decoder import EncoderDecoder
-from specdec.timing.blocks import time_blocks, tokens_evaluated
+from specdec.timing.shapes import time_shapes, tokens_evaluated
+from specdec.timing.timer import Timer
 
-BLOCKS = [(1, 0), (1, 2), (2, 0), (2, 1), (4, 1), (4, 3)]
+SHAPES = [(1, 0), (1, 2), (2, 0), (2, 1), (4, 1), (4, 3)]
 
 
 @pytest.fixture(params=["packed", "rows"])
@@ -25,16 +26,9 @@ def target(request, tiny_model, sampling):
     return target
 
 
-def timed(target, **changes):
-    asked = dict(
-        tokens=[5, 6, 7],
-        blocks=BLOCKS,
-        contexts=[8, 40],
-        calls=2,
-        clock=CpuClock(),
-        generator=generator_for(0, "p", "cost"),
-    )
-    return time_blocks(target, **{**asked, **changes})
+def timed(target, shapes=SHAPES, contexts=(8, 40), calls=2, **limits):
+    timer = Timer(CpuClock(), calls, generator_for(0, "p", "cost"), **limits)
+    return time_shapes(target, [5, 6, 7], shapes, contexts, timer)
 
 
 def cells(table: pd.DataFrame, missing: str = "") -> Counter:
@@ -42,18 +36,18 @@ def cells(table: pd.DataFrame, missing: str = "") -> Counter:
     return Counter(kept[["k", "w", "context"]].itertuples(index=False, name=None))
 
 
-def blocks_of(table):
+def shapes_of(table):
     return set(table[["k", "w"]].itertuples(index=False, name=None))
 
 
 @pytest.mark.parametrize(
     ("k", "w", "packed", "rows"), [(1, 0, 1, 1), (5, 0, 1, 1), (1, 4, 5, 5), (10, 10, 101, 110), (32, 15, 481, 512)]
 )
-def test_tokens_of_a_block(k, w, packed, rows):
+def test_tokens_of_a_shape(k, w, packed, rows):
     assert tokens_evaluated(k, w, "packed") == packed and tokens_evaluated(k, w, "rows") == rows
 
 
-def test_every_cell_is_measured_on_its_block_at_its_context(target):
+def test_every_cell_is_measured_on_its_shape_at_its_context(target):
     seen, inputs = Counter(), Counter()
     verify, model = target.verify, target.decoder.model
 
@@ -70,10 +64,10 @@ def test_every_cell_is_measured_on_its_block_at_its_context(target):
     target.verify = watched
     found = timed(target, heartbeat=lambda: beats.append(1))
     hook.remove()
-    distinct = {(k if w else 1, w) for k, w in BLOCKS}
+    distinct = {(k if w else 1, w) for k, w in SHAPES}
     assert cells(found) == {(k, w, context): 2 for k, w in distinct for context in (8, 40)}
     assert (found["seconds"] > 0).all() and (found["missing"] == "").all() and set(found["call"]) == {0, 1}
-    # Each timed call follows one that is not counted, and a prefill is followed by one more on the first block.
+    # Each timed call follows one that is not counted, and a prefill is followed by one more on the first shape.
     assert set(seen) == set(cells(found))
     assert seen[4, 3, 8] == 4 and seen[1, 0, 8] == 6 and len(beats) == 4
     # What the model was given is what the table says it evaluated.
@@ -92,19 +86,19 @@ def test_the_cache_is_left_as_it_was_found(target):
 
 def test_a_spent_budget_leaves_one_pass(target):
     found = timed(target, calls=3, seconds=0.0)
-    distinct = {(k if w else 1, w) for k, w in BLOCKS}
+    distinct = {(k if w else 1, w) for k, w in SHAPES}
     assert cells(found) == {(k, w, context): 1 for k, w in distinct for context in (8, 40)}
     assert cells(found, "time") == {cell: 2 for cell in cells(found)}
     assert found["seconds"].isna().sum() == 2 * len(cells(found))
 
 
-def test_contexts_are_cut_and_blocks_left_out_by_what_the_target_holds(tiny_model, sampling, caplog):
+def test_contexts_are_cut_and_shapes_left_out_by_what_the_target_holds(tiny_model, sampling, caplog):
     target = Causal(tiny_model("llama"), sampling(temperature=0.0))
     assert target.context_length == 256
-    found = timed(target, blocks=[(1, 1), (2, 4), (1, 200)], contexts=[8, 500, 1000], calls=1)
+    found = timed(target, shapes=[(1, 1), (2, 4), (1, 200)], contexts=[8, 500, 1000], calls=1)
     longest = 256 - 1 - 4
     assert set(cells(found)) == {(k, w, context) for k, w in ((1, 1), (2, 4)) for context in (8, longest)}
-    left_out = {(1, 200, 8), (1, 200, longest), *((k, w, c) for k, w in blocks_of(found) for c in (500, 1000))}
+    left_out = {(1, 200, 8), (1, 200, longest), *((k, w, c) for k, w in shapes_of(found) for c in (500, 1000))}
     assert set(cells(found, "context")) == left_out
     assert "500, 1000" in caplog.text and str(longest) in caplog.text
 
@@ -152,7 +146,7 @@ def test_rows_of_an_encoder_decoder(tiny_encoder_decoder, sampling):
 
 def test_a_target_without_rows_is_refused(table, random_law):
     target = table(random_law(4, 0))
-    assert (timed(target, tokens=[1, 2], calls=1)["missing"] == "").all()
+    assert (timed(target, calls=1)["missing"] == "").all()
     target.capabilities = replace(target.capabilities, structures=frozenset({"chain"}))
     with pytest.raises(UsageError, match="rows"):
         timed(target)
