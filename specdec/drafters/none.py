@@ -16,7 +16,7 @@ class NoneConfig:
 
 @drafters.register("none")
 class NoDrafter(Drafter):
-    """Every draft is empty; one token a round; costs nothing."""
+    """Makes empty drafts, which cost nothing: every round commits one token."""
 
     capabilities = DrafterCapabilities(fills=EVERY_STRUCTURE, replay="copying")
 

@@ -25,7 +25,7 @@ class SourceModel:
 
 
 def source_model(name: str | None, dtype: Dtype, target: Target) -> SourceModel | None:
-    """The model that `drafter.model` and `drafter.dtype` name; null is the target's own, None where it has none.
+    """Return the model that `drafter.model` and `drafter.dtype` name, for null the target's own (None if it has none).
 
     Raises:
         UsageError: an encoder-decoder, another vocabulary, a dtype without a model to load.

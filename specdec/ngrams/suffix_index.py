@@ -4,16 +4,16 @@ from collections.abc import Iterable, Sequence
 
 
 class SuffixIndex:
-    """Where each run of n tokens was followed by something, for every n in `orders`, grown token by token.
+    """The places of a growing text that followed each run of n tokens, for every n in `orders`.
 
-    Memory is linear in the text: one link and at most one table entry per token and order. A lookup costs
-    O(matches), whatever the length of the text.
+    Memory is linear in the text: one link and at most one table entry per token and order. A lookup takes time
+    linear in the matches, whatever the length of the text.
     """
 
     def __init__(self, orders: Iterable[int]) -> None:
         self.text: list[int] = []
         self._pending = 0
-        # For each order: n-gram -> the latest position after it; and, by position, the one before with the same n-gram.
+        # For each order: n-gram -> the latest position after it; position -> the one before after the same n-gram.
         self._tables: dict[int, tuple[dict[int, int], list[int]]] = {order: ({}, []) for order in orders}
         # The last n tokens as one number, 32 bits a token below a leading 1: cheaper to make and to hash than a tuple.
         # Where the text is shorter than n the number is shorter too, like no other.
@@ -24,8 +24,8 @@ class SuffixIndex:
         self.text.extend(tokens)
 
     def matches(self, order: int, limit: int) -> list[int]:
-        """Positions that followed the last `order` tokens of the text where these occurred before, latest first, at
-        most `limit`.
+        """Return the positions that followed the last `order` tokens of the text where these occurred before, latest
+        first, at most `limit`.
         """
         if self._pending < len(self.text):
             self._index()

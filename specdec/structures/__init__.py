@@ -1,4 +1,4 @@
-"""Shapes that a drafter is asked to fill; one file each."""
+"""The shapes of drafts, one file each."""
 
 from specdec.structures.base import Structure, structures
 

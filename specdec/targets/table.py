@@ -1,4 +1,4 @@
-"""An explicit Markov law over a handful of tokens: exact tests, and decoding without any model."""
+"""An explicit Markov law over a few tokens: for exact tests, and for decoding without any model."""
 
 import hashlib
 from collections.abc import Sequence
@@ -63,7 +63,7 @@ class Table(Target):
         self._p = probabilities(self._logits, sampling)
 
     def discard(self) -> None:
-        pass  # verifying changes nothing here
+        pass  # verifying changed nothing
 
     @property
     def hidden(self) -> HiddenStates:

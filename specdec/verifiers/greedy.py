@@ -17,7 +17,7 @@ class GreedyConfig:
 
 @verifiers.register("greedy")
 class Greedy(Verifier):
-    """Follows the target's argmax down the tree for as long as a child carries it; no randomness."""
+    """Follow the target's argmax down the tree for as long as a child has that token; no randomness."""
 
     capabilities = VerifierCapabilities(handles=EVERY_STRUCTURE, greedy_only=True, deterministic=True)
 
