@@ -1,6 +1,11 @@
-"""What the tables of a study say: one function per study, the same for a finished run, a report and a notebook."""
+"""What an analysis has to say: sections for people, numbers for MLflow; and the registry of what each study says.
+
+A study's module in `analysis/studies` registers the function that reads its tables. A finished run, its folder, a
+report and a notebook all go through that function, so that they say the same.
+"""
 
 import json
+import pkgutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -8,54 +13,38 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+from matplotlib.figure import Figure
 
 from specdec.errors import UsageError
+from specdec.registry import near_misses
 
 from .read.mlflow_runs import study_files
-from .sections import Section
 
-MODULES = {
-    "ablation": "ablation_sections",
-    "equal_budget": "budget_sections",
-    "grid": "grid_sections",
-    "phase_transition": "transition_sections",
-    "topk": "topk_sections",
-    "tree_search": "tree_search_sections",
-    "typical_acceptance": "typical_sections",
-}
-OVERLAYS = {
-    "ablation": "ngrammys_ablation",
-    "equal_budget": "equal_budget",
-    "grid": "ngrammys_grid",
-    "phase_transition": "phase_transition",
-    "topk": "ngrammys_topk",
-    "tree_search": "tree_search",
-    "typical_acceptance": "typical_acceptance",
-}
-"""Of conf/experiment, one that makes each study."""
+Tables = Mapping[str, pd.DataFrame]
+"""The tables of a study by name."""
+
+_OWN_KIND = ("stdlib_code", "stdlib_docs", "recorded")  # prompts that say something about the pocket target
 
 
 @dataclass(frozen=True)
-class About:
-    """What a study's tables do not say themselves.
+class Section:
+    """A piece of a report: a heading, sentences, tables and figures, made by one analysis and written by any renderer.
 
     Attributes:
-        title: drafter, model, hardware: for figures.
-        prompts: name of the prompt set.
-        simulated: times come from a cost model.
-        replicates, seed: of the prompt bootstrap.
+        text: paragraphs in Markdown, the answer first.
+        tables: (caption, table); the index is not shown.
+        figures: (name for files, figure in the project's style).
     """
 
     title: str
-    prompts: str
-    simulated: bool
-    replicates: int
-    seed: int
+    text: tuple[str, ...] = ()
+    tables: tuple[tuple[str, pd.DataFrame], ...] = ()
+    figures: tuple[tuple[str, Figure], ...] = ()
 
 
 @dataclass(frozen=True)
 class Findings:
-    """What a study found.
+    """What was found.
 
     Attributes:
         sections: for people; each begins with its answer.
@@ -68,18 +57,113 @@ class Findings:
     curves: dict[str, dict[int, float]] = field(default_factory=dict)
 
 
-def findings(study: str, tables: Mapping[str, pd.DataFrame], about: About) -> Findings:
-    """What `tables`, by name, of a study say."""
-    read: Callable[[Mapping[str, pd.DataFrame], About], Findings]
-    read = import_module(f"specdec.analysis.studies.{MODULES[study]}").findings
-    return read(tables, about)
+@dataclass(frozen=True)
+class About:
+    """What a study's tables do not say themselves.
+
+    Attributes:
+        title: drafter, model and hardware, for figures.
+        prompts: the name of the prompt set.
+        simulated: True where times come from a cost model.
+        replicates: number of replicates of the prompt bootstrap.
+        seed: seed of the prompt bootstrap.
+    """
+
+    title: str
+    prompts: str
+    simulated: bool
+    replicates: int
+    seed: int
+
+    def origin(self, replay: pd.DataFrame, skipped: pd.DataFrame) -> tuple[str, ...]:
+        """Return sentences that say which texts were replayed, with the `caveats`.
+
+        Args:
+            replay: lines of a replay, of any number of strategies.
+        """
+        texts = replay.drop_duplicates("stream")
+        sentence = (
+            f"Replayed: {counted(len(texts), 'greedy text')} of {counted(texts['prompt'].nunique(), 'prompt')} from "
+            f"{self.prompts}, {int(texts['tokens'].sum()):,} tokens; intervals are 95% prompt-bootstrap intervals."
+        )
+        return (sentence, *self.caveats(skipped))
+
+    def caveats(self, skipped: pd.DataFrame) -> tuple[str, ...]:
+        """Return sentences that say what limits the conclusions, and which prompts were left out."""
+        sentences = []
+        if (" on pocket" in self.title or self.title.startswith("pocket")) and self.prompts not in _OWN_KIND:
+            sentences.append(
+                "A protocol check: the pocket target is a small code model, and what it writes after prompts of "
+                f"{self.prompts} says little about models that are made for them."
+            )
+        if len(skipped):
+            listed = "; ".join(
+                f"{reason}: " + ", ".join(f"{line['count']} {line['category']}" for line in lines.to_dict("records"))
+                for reason, lines in skipped.groupby("reason", sort=True)
+            )
+            sentences.append(f"Prompts left out, by reason and category: {listed}.")
+        return tuple(sentences)
+
+
+def counted(number: int, name: str) -> str:
+    """Return a number with its noun, such as "1,234 rounds"."""
+    return f"{number:,} {name}{'s' * (number != 1)}"
+
+
+# The registry ---------------------------------------------------------------------------------------
+
+Reader = Callable[[Tables, About], Findings]
+_READERS: dict[str, tuple[Reader, str]] = {}
+
+
+def register(study: str, overlay: str = "") -> Callable[[Reader], Reader]:
+    """Return a decorator that makes a function the reader of a study's tables.
+
+    Args:
+        overlay: the file of conf/experiment that runs the study, where it is not named after the study.
+
+    Raises:
+        ValueError: the study already has a reader in another module.
+    """
+
+    def add(reader: Reader) -> Reader:
+        taken = _READERS.get(study)
+        if taken is not None and taken[0].__module__ != reader.__module__:
+            raise ValueError(f"study {study!r} already has findings: {taken[0].__module__}")
+        _READERS[study] = (reader, overlay or study)
+        return reader
+
+    return add
+
+
+def _registered(study: str) -> tuple[Reader, str]:
+    """Return a study's reader and overlay, after loading all modules of `analysis/studies`.
+
+    Raises:
+        UsageError: there is no such study.
+    """
+    package = import_module("specdec.analysis.studies")
+    for module in pkgutil.iter_modules(package.__path__):
+        import_module(f"{package.__name__}.{module.name}")
+    if study not in _READERS:
+        raise UsageError(
+            f"No findings for a study {study!r}.{near_misses(study, _READERS)} Studies with findings are: "
+            f"{', '.join(sorted(_READERS))}; a module of analysis/studies adds one by `register`."
+        )
+    return _READERS[study]
+
+
+def findings(study: str, tables: Tables, about: About) -> Findings:
+    """Return what the tables of a study say."""
+    reader, _ = _registered(study)
+    return reader(tables, about)
 
 
 def open_study(folder: Path | str) -> Findings:
-    """The findings of a finished study, from its output folder alone.
+    """Return the findings of a finished study, from its output folder alone.
 
     Raises:
-        UsageError: no study's folder.
+        UsageError: the folder holds no study.
     """
     folder = Path(folder)
     try:
@@ -88,21 +172,21 @@ def open_study(folder: Path | str) -> Findings:
         raise UsageError(
             f"{folder} holds no study (study.json): `python -m specdec.run +experiment=ngrammys_grid` makes one."
         ) from None
-    tables = {path.stem: pd.read_parquet(path) for path in sorted(folder.glob("*.parquet"))}
-    return _described(described, tables)
+    return _described(described, {path.stem: pd.read_parquet(path) for path in sorted(folder.glob("*.parquet"))})
 
 
 def latest_study(tracking_uri: str, experiment: str, study: str) -> Findings:
-    """The findings of the newest finished run of a study that MLflow has.
+    """Return the findings of the newest finished run of a study that MLflow has.
 
     Raises:
-        UsageError: no such store, or no such run in it.
+        UsageError: there is no such store, or no such run in it.
     """
-    files = study_files(tracking_uri, experiment, study, OVERLAYS[study])
+    _, overlay = _registered(study)
+    files = study_files(tracking_uri, experiment, study, overlay)
     described = json.loads(files.pop("study.json").read_text(encoding="utf-8"))
     return _described(described, {Path(name).stem: pd.read_parquet(path) for name, path in files.items()})
 
 
-def _described(described: Mapping[str, Any], tables: Mapping[str, pd.DataFrame]) -> Findings:
+def _described(described: Mapping[str, Any], tables: Tables) -> Findings:
     about = About(**{key: described[key] for key in About.__dataclass_fields__})
     return findings(described["study"], tables, about)

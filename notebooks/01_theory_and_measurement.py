@@ -25,7 +25,7 @@
 # %%
 from IPython.display import Markdown
 
-from specdec.analysis.figures import plots
+from specdec.analysis.figures import run_figures
 from specdec.analysis.papers import published
 from specdec.analysis.read.mlflow_runs import latest_run
 from specdec.analysis.rounds import measured_curve
@@ -42,7 +42,7 @@ published_csv = None  # a CSV of printed figures, to set beside the recomputed t
 # Without a cap ($\gamma=\infty$) a round yields $1/(1-\alpha)$.
 
 # %%
-plots.expected_tokens()
+run_figures.expected_tokens()
 
 # %% [markdown]
 # ## Table 1 of the paper, recomputed
@@ -65,36 +65,32 @@ table_1.round(3)
 run = latest_run(tracking_uri, experiment)
 rounds = run.rounds()
 tokens = measured_curve(rounds, "tokens_per_round")
-about = dict(
-    title=run.title,
-    prompts=int(tokens["prompts"].max()),
-    rounds=int(tokens["rounds"].sum()),
-    primary_gamma=run.primary_gamma,
-    alpha=run.metrics.get("account.alpha"),
-)
-plots.curve(tokens, run.lines("tokens_per_round"), **about)
+alpha = run.metrics.get("account.alpha")
+basis = run_figures.Basis(int(tokens["prompts"].max()), int(tokens["rounds"].sum()), alpha)
+about = dict(title=run.title, basis=basis, primary_gamma=run.primary_gamma)
+run_figures.curve(tokens, run.lines("tokens_per_round"), **about)
 
 # %%
 speedups = measured_curve(rounds, "speedup")
-plots.curve(speedups, run.lines("speedup"), ylabel="speedup over the baseline", **about)
+run_figures.curve(speedups, run.lines("speedup"), ylabel="speedup over the baseline", **about)
 
 # %% [markdown]
 # A mean can agree by luck. The whole law of accepted lengths says more, and the time of a round says what the
 # tokens cost.
 
 # %%
-plots.accepted_lengths(rounds, about["alpha"], run.primary_gamma, title=run.title)
+run_figures.accepted_lengths(rounds, alpha, run.primary_gamma, title=run.title)
 
 # %%
-plots.time_split(rounds, title=run.title)
+run_figures.time_split(rounds, title=run.title)
 
 # %% [markdown]
 # ## Answer
 
 # %%
 Markdown(
-    f"**{run.title}.** {plots.curve_in_words(tokens, run.lines('tokens_per_round'))}\n\n"
-    f"{plots.curve_in_words(tokens, run.lines('tokens_per_round'), model='replay')}\n\n"
-    f"{plots.curve_in_words(speedups, run.lines('speedup'), 'speedup')}\n\n"
+    f"**{run.title}.** {run_figures.curve_in_words(tokens, run.lines('tokens_per_round'))}\n\n"
+    f"{run_figures.curve_in_words(tokens, run.lines('tokens_per_round'), model='replay')}\n\n"
+    f"{run_figures.curve_in_words(speedups, run.lines('speedup'), 'speedup')}\n\n"
     f"{published.table_1_in_words(table_1)}"
 )

@@ -26,9 +26,9 @@
 # %%
 from IPython.display import Markdown
 
+from specdec.analysis.heads import heads_ablation, heads_training
 from specdec.analysis.pages import notebook
 from specdec.analysis.papers import published, published_heads
-from specdec.analysis.studies import heads_ablation, heads_sections, heads_training
 
 # %% tags=["parameters"]
 tracking_uri = "sqlite:///../mlflow.db"  # where runs were logged, seen from this folder
@@ -52,7 +52,7 @@ notebook.show(training)
 # that along the target's own text; differences are paired by prompt.
 
 # %%
-variants = heads_sections.ablation_sections(ablations)
+variants = heads_ablation.ablation_sections(ablations)
 notebook.show(*variants)
 
 # %% [markdown]

@@ -25,7 +25,7 @@
 # %%
 from IPython.display import Markdown
 
-from specdec.analysis.figures import plots
+from specdec.analysis.figures import run_figures
 from specdec.analysis.pages import notebook
 from specdec.analysis.papers import paper_sections, published
 
@@ -38,7 +38,7 @@ published_csv = None  # a CSV of printed figures: columns as in specdec.analysis
 # Theory alone: what a round yields at most.
 
 # %%
-plots.expected_tokens()
+run_figures.expected_tokens()
 
 # %% [markdown]
 # ## The checks

@@ -8,13 +8,11 @@ from typing import Any
 
 from specdec.commands import cli
 from specdec.config import AdviseConfig, validated
-from specdec.errors import UsageError
 
 
 def task(values: Mapping[str, Any]) -> None:
-    """Give advice for one configuration; raises SpecdecError, one sentence, for what the user can put right."""
-    if "drafter" not in values:
-        raise UsageError(f"No drafter: add +drafter=NAME, one of {', '.join(cli.options('drafter'))}.")
+    """Give advice for one configuration; raises SpecdecError for faults that the user can correct."""
+    cli.check_drafter(values)
     config = validated(AdviseConfig, values, source="the configuration")
 
     from specdec.experiment.advisor import advise
@@ -23,7 +21,7 @@ def task(values: Mapping[str, Any]) -> None:
 
 
 def main() -> None:
-    """The console entry point."""
+    """Run the command: the console entry point."""
     cli.main("advise", task)
 
 

@@ -1,4 +1,4 @@
-"""Clock readings: `perf_counter` on a CPU, device events on a GPU, so that no reading stalls the device."""
+"""Clocks: `perf_counter` on a CPU, device events on a GPU, so that reading the clock does not stall the device."""
 
 import time
 from abc import ABC, abstractmethod
@@ -29,7 +29,7 @@ class CpuClock(Clock):
 
 
 class CudaClock(Clock):
-    """Events on the current stream: a duration is what passed on the device, idle gaps included."""
+    """Records events on the current stream; a duration is the time on the device, idle gaps included."""
 
     def mark(self) -> object:
         event = torch.cuda.Event(enable_timing=True)
@@ -45,7 +45,7 @@ class CudaClock(Clock):
 
 
 class SimulatedClock(Clock):
-    """Shows what it was told that the work before took; the work itself takes no time on it."""
+    """A clock that only moves by `advance`: real work takes no time on it."""
 
     def __init__(self) -> None:
         self._now = 0.0
@@ -62,4 +62,5 @@ class SimulatedClock(Clock):
 
 
 def clock_for(device: torch.device) -> Clock:
+    """Return a clock for the work on a device."""
     return CudaClock() if device.type == "cuda" else CpuClock()

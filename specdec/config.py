@@ -27,14 +27,14 @@ Probability = Annotated[float, Field(ge=0.0, le=1.0)]
 
 @dataclass_transform(kw_only_default=True, frozen_default=True)
 def typed(cls: type[T]) -> type[T]:
-    """A frozen config dataclass: no extra keys, no coercion (`"abc"` is not an int), no NaN or infinity."""
+    """Make a frozen config dataclass: no extra keys, no coercion (`"abc"` is not an int), no NaN or infinity."""
     strict = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
     return cast(type[T], pydantic_dataclass(frozen=True, kw_only=True, config=strict)(cls))
 
 
 @typed
 class MeasurementConfig:
-    """How much is decoded and how it is timed (`conf/measurement/`)."""
+    """The amount of decoding and the way it is timed (`conf/measurement/`)."""
 
     max_new_tokens: AtLeastOne
     gammas: list[AtLeastOne]
@@ -61,7 +61,7 @@ class MeasurementConfig:
 
 @typed
 class TrackingConfig:
-    """Where results are logged (`conf/tracking/`)."""
+    """The place where results are logged (`conf/tracking/`)."""
 
     uri: str | None
     experiment: Annotated[str, Field(min_length=1)]
@@ -90,20 +90,20 @@ class RunConfig:
 
 @typed
 class AdviceConfig:
-    """Where `specdec.advise` takes the target's text from."""
+    """The text that `specdec.advise` starts from: null decodes it, else a `generations.jsonl`."""
 
     text: Annotated[str, Field(min_length=1)] | None
 
 
 @typed
 class AdviseConfig(RunConfig):
-    """The root of `python -m specdec.advise`: a run's, so that both take the same overrides."""
+    """The root of `python -m specdec.advise`: that of a run, so that both take the same overrides, and `advice`."""
 
     advice: AdviceConfig
 
 
 def config_dir() -> str:
-    """Absolute folder of the YAML files: inside the package when installed, beside it in a checkout."""
+    """Return the absolute folder of the YAML files: inside the package when installed, beside it in a checkout."""
     package = Path(__file__).resolve().parent
     for folder in (package / "conf", package.parent / "conf"):
         if (folder / "config.yaml").is_file():
@@ -116,19 +116,20 @@ def validated(config_type: type[T], values: Mapping[str, Any], where: str = "", 
 
     Args:
         where: dotted prefix of the keys in messages, e.g. `structure`.
-        source: what the values are, named when a key is unknown, e.g. `structure 'chain'`.
+        source: name of these values in messages about unknown keys, e.g. `structure 'chain'`.
     Raises:
-        UsageError: one sentence with key, value and bound of the first fault.
+        UsageError: names key, value and bound of the first fault.
     """
     try:
-        # As JSON: strict validation takes mappings for dataclasses there, and everything in a YAML has a JSON form.
+        # As JSON, because strict validation accepts mappings for dataclasses only there. Every YAML value has a JSON
+        # form.
         return TypeAdapter(config_type).validate_json(json.dumps(dict(values)))
     except ValidationError as error:
         raise UsageError(_sentence(error, config_type, where, source)) from None
 
 
 def flattened(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested keys joined by dots: how parameters are named in MLflow."""
+    """Join nested keys by dots, as parameters are named in MLflow."""
     flat: dict[str, Any] = {}
     for key, value in values.items():
         if isinstance(value, Mapping):
@@ -147,7 +148,7 @@ def _sentence(error: ValidationError, config_type: type, where: str, source: str
         return f"Unknown key {key}: {subject} has the keys {known or '(none)'}."
     if fault["type"] in ("missing", "missing_argument"):
         return f"Missing key {key}: {subject} needs a value for it."
-    if fault["type"] == "value_error":  # of a whole group: what does not fit together, in our own words
+    if fault["type"] == "value_error":  # values that do not fit together; the sentence is that of our own validator
         return f"Bad values in {key or subject}: {fault['ctx']['error']}."
     message = fault["msg"].replace("Input should be", "it should be")
     return f"Bad value {key}={fault['input']!r}: {message}."

@@ -1,5 +1,5 @@
-"""What a target call costs where nothing is run: the seconds of target=replay, by coefficients that were published
-(`conf/cost/`) or fitted by a run on some machine (`cost.json`, `calibration.json`). No torch.
+"""The seconds that target=replay charges for calls which it does not run, by coefficients that were published
+(`conf/cost/`) or fitted by a run on some machine (`cost.json`, `calibration.json`). Imports no torch.
 """
 
 import json
@@ -20,7 +20,7 @@ Seconds = Annotated[float, Field(ge=0.0)]
 
 @typed
 class DraftCost:
-    """Seconds of one draft: `fixed_s` once, and `step_s` for every token of depth."""
+    """The seconds of one draft: `fixed_s` once, and `step_s` for every level of depth."""
 
     fixed_s: Seconds
     step_s: Seconds
@@ -30,21 +30,21 @@ class DraftCost:
 
 
 @typed
-class CostModel:
+class SimulatedCost:
     """t(rows, context, copies), seconds (THEORY 7, with the terms of `analysis.cost.call_cost.CallCost`):
 
         t = fixed_s + token_s x context + (reading, computing)
         reading = weights_s + cached_s x context x copies
         computing = rows' x (row_s + key_s x keys),  rows' = rows rounded up to whole tiles
 
-    `(reading, computing)` is the larger of the two where `overlap`, else their sum; keys are the tokens that a row
-    attends to, masked ones of its own batch row included.
+    `rows` are the tokens of the call. `(reading, computing)` is the larger of the two with `overlap`, else their sum;
+    keys are the tokens that a token attends to, masked ones of its own sequence included.
 
     Attributes:
-        name, source: what these coefficients are and where they come from.
-        lookup_s: of one draft of a drafter that looks tokens up.
-        draft: of a drafter that is a model.
-        overhead_s: accepting, committing and the rest, in every round of every method, the baseline's included.
+        name, source: what these coefficients are called, and where they come from.
+        lookup_s: seconds of a draft by a drafter that looks tokens up.
+        draft: seconds of a draft by a drafter that is a model.
+        overhead_s: seconds of acceptance, commit and the rest, in every round of every method, the baseline included.
     """
 
     name: str
@@ -62,7 +62,7 @@ class CostModel:
     overhead_s: Seconds
 
     def seconds(self, rows: int, context: int, copies: int = 1) -> float:
-        """One call on `rows` rows in all, in `copies` batch rows that each read `context` cached tokens."""
+        """Return the seconds of a call on `rows` tokens, in `copies` sequences that each read `context` cached ones."""
         reading = self.weights_s + self.cached_s * context * copies
         computed = -(-rows // self.tile) * self.tile
         computing = computed * (self.row_s + self.key_s * (context + computed / copies))
@@ -70,15 +70,15 @@ class CostModel:
         return self.fixed_s + self.token_s * context + join
 
 
-def load_cost(name: str, folder: Path) -> CostModel:
-    """The cost model called `name`.
+def load_cost(name: str, folder: Path) -> SimulatedCost:
+    """Load the costs called `name`.
 
     Args:
         name: a YAML of `conf/cost/` without its ending; or a YAML of that form; or a run's output folder, or its
             `cost.json` or `calibration.json`.
-        folder: of the cost models that come with specdec, `conf/cost`.
+        folder: folder of the cost models that come with specdec, `conf/cost`.
     Raises:
-        UsageError: no such name or file, or what is wrong in it.
+        UsageError: there is no such name or file, or its content is wrong.
     """
     shipped = folder / f"{name}.yaml"
     if shipped.is_file():
@@ -97,12 +97,12 @@ def load_cost(name: str, folder: Path) -> CostModel:
     )
 
 
-def from_run(folder: Path) -> CostModel:
-    """The cost model of the machine and model that a run measured, from what the run left in its output folder.
+def from_run(folder: Path) -> SimulatedCost:
+    """Derive the costs of the machine and model that a run measured, from the files in its output folder.
 
-    `cost.json` has the fitted t(n, context). Of a run without (measurement.cost_contexts=[]), t(n) is the straight line
-    through the median times of `calibration.json`, which knows one context only. Drafts: a line through the median
-    times of drafts of every depth there; rounds' overhead: what the run's rounds took beside draft and verification.
+    t(n, context) is the fit in `cost.json`. If the run made none (measurement.cost_contexts=[]), t(n) is the straight
+    line through the median times of `calibration.json`, which knows one context only. The costs of drafts are a line
+    through their median times by depth; the overhead is the rest of the run's rounds beside draft and verification.
 
     Raises:
         UsageError: the folder has no calibration, or it cannot be read.
@@ -118,15 +118,17 @@ def from_run(folder: Path) -> CostModel:
         "overhead_s": _overhead(folder),
     }
     if (folder / "cost.json").is_file():
-        return validated(CostModel, {**_fitted(_json(folder / "cost.json")), **rest, "source": source}, where="cost")
+        return validated(
+            SimulatedCost, {**_fitted(_json(folder / "cost.json")), **rest, "source": source}, where="cost"
+        )
     fixed, row = _line({int(rows): median(times) for rows, times in calibration["calls"].items()})
     line = {"fixed_s": fixed, "row_s": row, "token_s": 0.0, "weights_s": 0.0, "cached_s": 0.0, "key_s": 0.0}
     source += f", at {calibration['context']} cached tokens only"
-    return validated(CostModel, {**line, "tile": 1, "overlap": False, **rest, "source": source}, where="cost")
+    return validated(SimulatedCost, {**line, "tile": 1, "overlap": False, **rest, "source": source}, where="cost")
 
 
 def _fitted(cost: Mapping[str, Any]) -> dict[str, Any]:
-    """The coefficients of a fitted `CallCost` (analysis) without its products: sums over weights and over the cache."""
+    """Turn a fitted `CallCost` (analysis) into these coefficients: its products become sums over weights and cache."""
     fit = cost["fit"]
     values = {True: 0.0, False: 0.0}  # cached or not -> operands of a row
     stored = {True: 0.0, False: 0.0}  # -> bytes, of the cache per token
@@ -148,7 +150,7 @@ def _fitted(cost: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _line(times: Mapping[int, float]) -> tuple[float, float]:
-    """Intercept and slope, neither negative, of the least-squares line; a constant where there is one point."""
+    """Return intercept and slope of the least-squares line, neither negative; a single point gives a constant."""
     if len(times) < 2:
         return next(iter(times.values()), 0.0), 0.0
     x_mean, y_mean = sum(times) / len(times), sum(times.values()) / len(times)
@@ -158,7 +160,7 @@ def _line(times: Mapping[int, float]) -> tuple[float, float]:
 
 
 def _overhead(folder: Path) -> float:
-    """Mean seconds of accept and commit, over all rounds; 0 where the run was stopped before there was one."""
+    """Return the mean seconds of a round beside draft and verification; 0 if the run was stopped before its first."""
     import pandas as pd
 
     path = folder / "rounds.parquet"
@@ -178,7 +180,7 @@ def _json(path: Path) -> dict[str, Any]:
     return values
 
 
-def _from_yaml(path: Path) -> CostModel:
+def _from_yaml(path: Path) -> SimulatedCost:
     try:
         values = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
@@ -186,4 +188,4 @@ def _from_yaml(path: Path) -> CostModel:
         raise UsageError(f"Bad value target.cost: {path} cannot be read ({reason}).") from None
     if not isinstance(values, dict):
         raise UsageError(f"Bad value target.cost: {path} holds no keys.")
-    return validated(CostModel, values, where="cost", source=f"the cost model {path.name}")
+    return validated(SimulatedCost, values, where="cost", source=f"the cost model {path.name}")

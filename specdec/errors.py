@@ -1,6 +1,9 @@
-"""What can go wrong for a user, and the exit code that says so (DESIGN 4). Anything else is a bug (1)."""
+"""The faults that a user can meet, each with its exit code (DESIGN 4). Every other exception is a bug (1)."""
 
+import re
 from typing import Any
+
+_OUT_OF_MEMORY = re.compile(r"out of memory|can't allocate memory")  # torch raises RuntimeErrors
 
 
 class SpecdecError(Exception):
@@ -10,17 +13,17 @@ class SpecdecError(Exception):
 
 
 class UsageError(SpecdecError):
-    """Something wrong that can be known before decoding: config, files, models, database."""
+    """A fault that can be known before decoding: in the config, files, models, the database."""
 
     exit_code = 2
 
 
 class ModelLoadError(UsageError):
-    """A model folder or checkpoint that cannot be used; the sentence names the path."""
+    """A model folder or checkpoint cannot be used; the sentence names the path."""
 
 
 class EnvironmentFault(SpecdecError):
-    """The environment failed later: disk, memory, tracking that was required but went away."""
+    """The environment failed later: the disk, memory, or tracking that was required."""
 
     exit_code = 4
 
@@ -28,7 +31,7 @@ class EnvironmentFault(SpecdecError):
 class NumericsError(SpecdecError):
     """The target produced NaN or infinite logits while decoding; the run ends as FAILED with the position.
 
-    `partial` is the generation up to the round before, filled in by the loop.
+    `partial` is the generation up to the round before; the decoding loop sets it.
     """
 
     exit_code = 4
@@ -36,8 +39,13 @@ class NumericsError(SpecdecError):
 
 
 class Interrupted(SpecdecError):
-    """A signal ended the run (130 SIGINT, 143 SIGTERM); rounds finished so far are kept."""
+    """A signal ended the run (130 SIGINT, 143 SIGTERM); rounds that were finished are kept."""
 
     def __init__(self, message: str, exit_code: int) -> None:
         super().__init__(message)
         self.exit_code = exit_code
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether an error says that memory ran out, as Python's MemoryError or as one of torch's RuntimeErrors."""
+    return isinstance(error, MemoryError) or isinstance(error, RuntimeError) and bool(_OUT_OF_MEMORY.search(str(error)))

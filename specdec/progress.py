@@ -1,4 +1,4 @@
-"""The progress bar of everything that takes its time."""
+"""The progress bar that all long steps share."""
 
 import sys
 
@@ -7,7 +7,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 
 def progress_bar() -> Progress:
-    """On a terminal only."""
+    """Make a progress bar; it shows on a terminal only."""
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(),

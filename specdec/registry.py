@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 def near_misses(name: str, names: Iterable[str]) -> str:
-    """` Did you mean ngram?`, or an empty string when nothing is close. Of several, those as close as the closest."""
+    """Return ` Did you mean ngram?` with the names that are closest to `name`; "" if none is close."""
 
     def likeness(other: str) -> float:
         return difflib.SequenceMatcher(None, other, name).ratio()
@@ -53,7 +53,7 @@ class Registry(Generic[T]):
         self._loaded = False
 
     def register(self, name: str) -> Callable[[type[T]], type[T]]:
-        """Class decorator; raises ValueError when the name is taken by another class."""
+        """Return a class decorator that adds the class; it raises ValueError if another class has the name."""
 
         def add(cls: type[T]) -> type[T]:
             taken = self._classes.get(name)
@@ -65,11 +65,12 @@ class Registry(Generic[T]):
         return add
 
     def names(self) -> list[str]:
+        """List all registered names."""
         self._load()
         return sorted(self._classes)
 
     def get(self, name: str) -> type[T]:
-        """Raises UsageError with near misses and the full list when there is no such name."""
+        """Return the class of a name; UsageError, with near misses and the full list, if there is none."""
         self._load()
         if not isinstance(name, str) or name not in self._classes:
             raise UsageError(
@@ -79,14 +80,14 @@ class Registry(Generic[T]):
         return self._classes[name]
 
     def config(self, values: Mapping[str, Any]) -> Any:
-        """The typed config for the class that `values["name"]` selects; raises UsageError."""
+        """Validate `values` as the config of the class that `values["name"]` selects; raises UsageError."""
         if "name" not in values:
             raise UsageError(f"Missing key {self.group}.name: it selects one of {', '.join(self.names())}.")
         cls = self.get(values["name"])
         return validated(_config_type(cls), values, where=self.group, source=f"{self.group} {values['name']!r}")
 
     def construct(self, config: Any, **context: Any) -> T:
-        """`from_config(config, **context)`, or the constructor, of the class that a typed config belongs to."""
+        """Make an instance of the class that a typed config belongs to, by `from_config` or by its constructor."""
         cls = self.get(config.name)
         make: Callable[..., T] = getattr(cls, "from_config", cls)
         return make(config, **context)

@@ -17,7 +17,7 @@ STORE = "sqlite:///mlflow.db"
 
 
 class OneSentence(argparse.ArgumentParser):
-    """Answers a bad command line with one sentence and exit code 2."""
+    """An argument parser that answers a bad command line with one sentence and exit code 2."""
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{message[:1].upper()}{message[1:].rstrip('.')}: see `python -m specdec.report --help`.")
@@ -91,7 +91,7 @@ def report(arguments: Sequence[str]) -> list[Path]:
 
 
 def _check(options: argparse.Namespace) -> None:
-    """What can be known before anything heavy is imported."""
+    """Refuse what can be known to be wrong before anything heavy is imported."""
     if not options.runs and not options.imports:
         raise UsageError("Nothing to report on: name a run's folder, a run id or an experiment, or use --import.")
     for kind, _ in options.imports:
@@ -108,12 +108,12 @@ def _check(options: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    """The console entry point."""
+    """Run the command: the console entry point."""
     try:
         for path in report(sys.argv[1:]):
             print(path)
     except (Exception, KeyboardInterrupt) as error:
-        from specdec.commands.cli import ending
+        from specdec.commands.failures import ending
 
         known = ending(error)
         if known is None:

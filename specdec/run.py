@@ -8,17 +8,15 @@ from typing import Any
 
 from specdec.commands import cli
 from specdec.config import RunConfig, validated
-from specdec.errors import UsageError
 
 
 def task(values: Mapping[str, Any]) -> Mapping[str, float]:
-    """Run one cell and return its metrics; raises SpecdecError, one sentence, for what the user can put right."""
-    if "drafter" not in values:
-        raise UsageError(f"No drafter: add +drafter=NAME, one of {', '.join(cli.options('drafter'))}.")
+    """Run one cell and return its metrics; raises SpecdecError for faults that the user can correct."""
+    cli.check_drafter(values)
     config = validated(RunConfig, values, source="the configuration")
 
     if config.study is not None:
-        from specdec.studies.run import run_study
+        from specdec.studies.base.run_study import run_study
 
         return run_study(config, cli.output_dir()).metrics
 
@@ -28,7 +26,7 @@ def task(values: Mapping[str, Any]) -> Mapping[str, float]:
 
 
 def main() -> None:
-    """The console entry point."""
+    """Run the command: the console entry point."""
     cli.main("config", task)
 
 

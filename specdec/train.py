@@ -11,7 +11,7 @@ from specdec.errors import UsageError
 
 
 def task(values: Mapping[str, Any]) -> None:
-    """Train one recipe; raises SpecdecError, one sentence, for what the user can put right."""
+    """Train one recipe; raises SpecdecError for faults that the user can correct."""
     if ("recipe" in values) == ("heads" in values):
         choices = (
             f"+recipe=NAME, one of {', '.join(cli.options('recipe'))}, or +heads=NAME, one of "

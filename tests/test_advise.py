@@ -41,7 +41,7 @@ def test_a_run_that_follows_finds_its_advice(command, tmp_path, drafter):
     assert not (tmp_path / "mlflow.db").exists()
     assert (tmp_path / "advice" / f"{advice['key']}.json").read_text() == (folder / "advice.json").read_text()
     assert [item["gamma"] for item in advice["predictions"]] == [1, 2, 4]
-    best = max(advice["predictions"], key=lambda item: item["speedup"]["value"])
+    best = max(advice["predictions"], key=lambda item: item["speedup"]["estimate"])
     assert advice["best_gamma"] == best["gamma"]
     assert advice["verdict"].endswith(".") and "\n" not in advice["verdict"]
 
@@ -52,16 +52,16 @@ def test_a_run_that_follows_finds_its_advice(command, tmp_path, drafter):
     assert code == 0, error
     summary = json.loads((folder / "summary.json").read_text())
     predicted = {item["gamma"]: item for item in advice["predictions"]}
-    assert summary["metrics"]["speedup.predicted"] == predicted[4]["speedup"]["value"]
+    assert summary["metrics"]["speedup.predicted"] == predicted[4]["speedup"]["estimate"]
     curve = summary["curves"]["curve.speedup.predicted"]
-    assert curve == {str(gamma): item["speedup"]["value"] for gamma, item in predicted.items()}
+    assert curve == {str(gamma): item["speedup"]["estimate"] for gamma, item in predicted.items()}
     for arm in summary["arms"]:  # in float64 the replay is exact
-        expected = predicted[arm["gamma"]]["tokens_per_round"]["value"]
+        expected = predicted[arm["gamma"]]["tokens_per_round"]["estimate"]
         assert arm["tokens_per_round"] == pytest.approx(expected, rel=1e-9)
-    assert any("Beforehand advise predicted a speedup of" in note for note in summary["notes"])
+    assert any("specdec.advise predicted a speedup of" in note for note in summary["notes"])
     (logged,) = load_runs(f"sqlite:///{tmp_path}/mlflow.db", "specdec").to_dict("records")
     logged_prediction = logged.get("metrics.speedup.predicted", logged.get("speedup.predicted"))
-    assert logged_prediction == predicted[4]["speedup"]["value"]
+    assert logged_prediction == predicted[4]["speedup"]["estimate"]
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_recorded_text_of_a_run_gives_the_same_rounds_and_key(command, tmp_path)
     assert one["source"] != other["source"] == "baseline"
     for ours, theirs in zip(one["predictions"], other["predictions"], strict=True):
         assert ours["tokens_per_round"] == theirs["tokens_per_round"] and ours["offered"] == theirs["offered"]
-        assert ours["speedup"]["value"] > 0
+        assert ours["speedup"]["estimate"] > 0
     assert pd.read_parquet(from_file / "rounds.parquet")["prompt"].nunique() == 1  # decoded for the time alone
 
 
@@ -126,7 +126,7 @@ def test_drafts_that_take_time_do_not_pay(command):
     for item in advice["predictions"]:
         # Of the time of a round, drafting is nearly all.
         cost = item["cost"]
-        assert item["speedup"]["value"] < 0.5 and cost["draft"] > 0.9 * (cost["verify"] + cost["draft"])
+        assert item["speedup"]["estimate"] < 0.5 and cost["draft"] > 0.9 * (cost["verify"] + cost["draft"])
     one, four = advice["predictions"][0]["cost"]["draft"], advice["predictions"][2]["cost"]["draft"]
     assert one < four  # 4 times, but for what other processes take
 

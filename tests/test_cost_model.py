@@ -9,9 +9,9 @@ import pytest
 
 from specdec.analysis.cost.call_cost import CallCost as Fitted
 from specdec.config import config_dir
-from specdec.cost_model import CostModel, DraftCost, from_run, load_cost
+from specdec.cost_model import DraftCost, SimulatedCost, from_run, load_cost
 from specdec.errors import UsageError
-from specdec.theory.roofline import Product, batch_rows, cache_bytes, call_seconds
+from specdec.theory.roofline import Product, cache_bytes, call_seconds
 
 CONF = Path(config_dir()) / "cost"
 PRODUCTS = (
@@ -37,7 +37,7 @@ def test_the_roofline_is_theory_7():
     cost = load_cost("h100_llama31_8b_roofline", CONF)
     weights, token = 7.505e9 * 2, cache_bytes(1, 32, 8, 128, 2)
     assert cost.seconds(1, 1000) == pytest.approx(call_seconds(weights + 1000 * token, 0.0, 3.35e12, 989e12), rel=1e-6)
-    rows = int(batch_rows(25, 15))  # 400 rows, computed as 448; 25 caches
+    rows = 25 * (15 + 1)  # 25 rows of 15 draft tokens, each with the root: 400 tokens, computed as 448; 25 caches
     flops = 448 * 2 * 7.505e9 + 448 * (1000 + 448 / 25) * 524_288
     expected = call_seconds(weights + 25 * 1000 * token, flops, 3.35e12, 989e12)
     assert cost.seconds(rows, 1000, copies=25) == pytest.approx(expected, rel=1e-6)
@@ -108,4 +108,4 @@ def test_what_is_no_cost_model(tmp_path):
 @pytest.mark.parametrize("path", sorted(CONF.glob("*.yaml")), ids=lambda path: path.stem)
 def test_every_shipped_model_says_where_it_comes_from(path):
     cost = load_cost(path.stem, CONF)
-    assert isinstance(cost, CostModel) and cost.name == path.stem and len(cost.source) > 20
+    assert isinstance(cost, SimulatedCost) and cost.name == path.stem and len(cost.source) > 20

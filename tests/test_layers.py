@@ -140,6 +140,54 @@ def test_no_circles_between_rooms():
     assert not _circle({room: others - {room} for room, others in graph.items()})
 
 
+# Files that carry one name on purpose: packages; what every family has in its `base`; and, in `specdec/studies` and
+# `analysis/studies`, the two halves of a study.
+FAMILIES = ("drafters", "prompts", "structures", "studies", "targets", "verifiers")
+
+
+def _may_share(paths: list[Path]) -> bool:
+    """Return whether files of one name belong to several families (registry names, bases), or to one study."""
+    parts = [path.relative_to(ROOT).parts for path in paths]
+    families = [part[1] if part[0] == "specdec" else "analysis" for part in parts]
+    if all(part[-2] == "studies" for part in parts):
+        return True
+    return len(set(families)) == len(families) and set(families) <= set(FAMILIES)
+
+
+def test_no_two_files_share_a_name():
+    named: dict[str, list[Path]] = {}
+    for path in MODULES.values():
+        if path.name != "__init__.py":
+            named.setdefault(path.name, []).append(path)
+    shared = {name: [str(path.relative_to(ROOT)) for path in paths] for name, paths in named.items() if len(paths) > 1}
+    assert not {name: paths for name, paths in shared.items() if not _may_share(named[name])}
+
+
+def test_no_two_public_classes_share_a_name():
+    named: dict[str, list[str]] = {}
+    for module, path in MODULES.items():
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                named.setdefault(node.name, []).append(module)
+    assert not {name: modules for name, modules in named.items() if len(modules) > 1}
+
+
+LINES, PARAMETERS = 80, 7
+
+
+@pytest.mark.parametrize("module", sorted(MODULES))
+def test_functions_are_short_and_take_few_parameters(module):
+    too_much = []
+    for node in ast.walk(ast.parse(MODULES[module].read_text(encoding="utf-8"))):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            arguments = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
+            parameters = sum(argument.arg not in ("self", "cls") for argument in arguments)
+            lines = (node.end_lineno or node.lineno) - node.lineno + 1
+            if lines > LINES or parameters > PARAMETERS:
+                too_much.append(f"{node.name}: {lines} lines, {parameters} parameters")
+    assert not too_much
+
+
 def _room(module: str) -> str:
     names = module.removeprefix("specdec.").split(".")
     return ".".join(names[:2]) if names[0] == "analysis" else _part(module)

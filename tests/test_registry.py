@@ -272,5 +272,5 @@ def test_a_class_that_does_not_say_what_configures_it_is_named(things):
     class Bare(Thing):
         pass
 
-    with pytest.raises(TypeError, match="Bare needs a constructor with `config: ITS_CONFIG`"):
+    with pytest.raises(TypeError, match="Bare needs a classmethod `from_config`, or a constructor"):
         things.build({"name": "bare"})

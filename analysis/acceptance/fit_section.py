@@ -8,9 +8,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
 from ..figures import style
-from ..figures.plots import counted
+from ..findings import Section, counted
 from ..intervals import Columns, bootstrap
-from ..sections import Section
 from .estimates import estimate_alpha, hazards
 from .models import beta_geometric, compare_models, followers
 

@@ -1,13 +1,12 @@
 """Says which gamma each model would have chosen before serving, and what that choice was worth."""
 
-import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from ..figures import plots
+from ..figures import run_figures
+from ..findings import Section
 from ..read.runs import Run
 from ..rounds import measured_curve
-from ..sections import Section
 
 NAMES = {  # models that need no speculative round, unlike the position model, which is fitted to such rounds
     "capped_geometric": "capped geometric",
@@ -57,14 +56,12 @@ def choice_in_words(table: pd.DataFrame) -> str:
 
 
 def _figure(run: Run, measured: pd.DataFrame, lines: dict[str, dict[int, float]]) -> Figure:
-    alpha = run.metrics.get("account.alpha", np.nan)
-    return plots.curve(
+    prompts, rounds = int(measured["prompts"].max()), int(measured["rounds"].sum())
+    return run_figures.curve(
         measured,
         lines,
         title=run.title,
         ylabel="speedup over the baseline",
-        prompts=int(measured["prompts"].max()),
-        rounds=int(measured["rounds"].sum()),
+        basis=run_figures.Basis(prompts, rounds, run.metrics.get("account.alpha")),
         primary_gamma=run.primary_gamma,
-        alpha=alpha,
     )

@@ -5,10 +5,9 @@ from math import isnan, nan
 
 import pandas as pd
 
-from ..figures.plots import counted
+from ..findings import Section, counted
 from ..intervals import Interval
 from ..rounds import drafted
-from ..sections import Section
 from . import effects
 from .iid import IidTest, iid_tests, implementation, previous_round, prompts_beta, same_alpha
 

@@ -7,9 +7,9 @@ import pandas as pd
 
 from specdec.errors import UsageError
 
+from ..findings import Section
 from ..read.runs import Run
 from ..rounds import distinct_generations, drafted, shared_work
-from ..sections import Section
 from .fit_section import fit_section
 from .iid_section import tests_section
 from .prediction_section import prediction_section

@@ -8,9 +8,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
 from ..figures import style
-from ..figures.plots import counted
+from ..findings import Section, counted
 from ..intervals import Interval
-from ..sections import Section
 from .prediction import LABELS, ROUNDING, HeldOutPrediction, Undetermined, predict, unpredictable
 
 _LINES = {  # model: name in the legend, colour, dash, marker

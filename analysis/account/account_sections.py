@@ -6,9 +6,9 @@ from math import nan
 import numpy as np
 import pandas as pd
 
+from ..findings import Section
 from ..intervals import Interval
 from ..read.runs import Run
-from ..sections import Section
 from .gap_account import Account
 from .run_account import AccountSums, GroupAccount, account_sums
 from .waterfall import EXACT, name_of, waterfall
@@ -192,29 +192,33 @@ def account_sections(run: Run) -> list[Section]:
     """
     sums = account_sums(run)
     account = sums.account()
-    text = [verdict(account), time_split(account)]
-    if account.prompts == 1:
-        text.append("One prompt: no bootstrap over prompts, so no intervals and no word on significance.")
-    sections = [
-        Section(
-            title="The gap, explained",
-            text=tuple(text),
-            tables=(
-                (
-                    "Factors with 95% prompt-bootstrap intervals; their product is the speedup",
-                    factor_table(account),
-                ),
-                ("A round's time, whatever the order of factors", time_table(account)),
-            ),
-            figures=(("account", waterfall(account, title=f"From theory to the measured speedup\n{run.title}")),),
-        )
-    ]
+    sections = [account_section(account, run.title)]
     categories = sums.by("category")
     if len(categories) > 1:
         sections.append(_category_section(categories))
     if account.prompts > 1:
         sections.append(_prompt_section(sums))
     return sections
+
+
+def account_section(account: Account, title: str) -> Section:
+    """Explain one account: the factors and the time of a round, in words, tables and a waterfall.
+
+    Args:
+        title: drafter, model and hardware, for the figure.
+    """
+    text = [verdict(account), time_split(account)]
+    if account.prompts == 1:
+        text.append("One prompt: no bootstrap over prompts, so no intervals and no word on significance.")
+    return Section(
+        title="The gap, explained",
+        text=tuple(text),
+        tables=(
+            ("Factors from theory to the wall clock; their product is the speedup", factor_table(account)),
+            ("A round's time, whatever the order of factors", time_table(account)),
+        ),
+        figures=(("account", waterfall(account, title=f"From theory to the measured speedup\n{title}")),),
+    )
 
 
 def _category_section(groups: Sequence[GroupAccount]) -> Section:

@@ -98,8 +98,8 @@ def account_sums(run: Run, gamma: int | None = None) -> AccountSums:
         alpha=alpha,
         gamma=chosen,
         t1_s=t1_s,
-        replicates=_setting(run, "measurement.bootstrap"),
-        seed=_setting(run, "seed"),
+        replicates=run.whole_number("measurement.bootstrap"),
+        seed=run.whole_number("seed"),
     )
 
 
@@ -109,10 +109,11 @@ def account_of(run: Run, gamma: int | None = None) -> Account:
 
 
 def account_by(run: Run, by: By, gamma: int | None = None) -> pd.DataFrame:
-    """Return the account of each category or prompt as a tidy table, for notebooks. Raises as `account_sums` does.
+    """Return the account of each category or prompt as a tidy table. Raises as `account_sums` does.
 
-    One line per group and quantity: the factors in order, `speedup`, and g, v, o. Columns: `by`, gamma, prompts, t1_s,
-    alpha, alpha_of ("group" or "run"), quantity, value, ci_low, ci_high (NaN for a single prompt).
+    It is for analyses of your own; in this project only tests call it. One line per group and quantity: the factors in
+    order, `speedup`, and g, v, o. Columns: `by`, gamma, prompts, t1_s, alpha, alpha_of ("group" or "run"), quantity,
+    value, ci_low, ci_high (NaN for a single prompt).
     """
     lines = []
     for group in account_sums(run, gamma).by(by):
@@ -133,10 +134,3 @@ def account_by(run: Run, by: By, gamma: int | None = None) -> pd.DataFrame:
                 }
             )
     return pd.DataFrame(lines)
-
-
-def _setting(run: Run, key: str) -> int:
-    value = run.params.get(key, "")
-    if not value.isdigit():
-        raise UsageError(f"{run.source} does not record {key}, which the intervals of an account need: run it again.")
-    return int(value)

@@ -11,10 +11,10 @@ from specdec.config import BASELINE
 from specdec.errors import UsageError
 
 from ..figures import style
+from ..findings import Section
 from ..intervals import Columns, Interval, bootstrap
 from ..read.runs import Run
 from ..rounds import drafted, prompt_sums, shared_work
-from ..sections import Section
 from .run_account import account_of
 
 CHAIN = "chain"

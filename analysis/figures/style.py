@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from functools import wraps
 from io import BytesIO
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import matplotlib
 import numpy as np
@@ -28,6 +28,39 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 BLACK, BLUE, ORANGE, GREEN, PURPLE = "#000000", "#0072B2", "#D55E00", "#009E73", "#882255"
 SKY, YELLOW = "#56B4E9", "#E69F00"  # for areas: too light for a line or for words on white
 GREY, LIGHT = "#595959", "#D9D9D9"
+
+Dash = str | tuple[float, tuple[float, ...]]
+DOTTED: Dash = (0, (1, 1.5))
+
+
+class Look(NamedTuple):
+    """What tells a line or a group of bars from the others; colour alone never does."""
+
+    colour: str
+    marker: str
+    dash: Dash
+    hatch: str = ""
+
+
+LOOKS = (  # the first line of a picture, the second, ...
+    Look(BLUE, "o", "-"),
+    Look(ORANGE, "D", "--", "//"),
+    Look(GREEN, "^", "-.", "xx"),
+    Look(PURPLE, "v", (0, (5, 1, 1, 1, 1, 1)), ".."),
+    Look(GREY, "s", ":", "\\\\"),
+)
+STRUCTURES = {  # a structure looks alike in all pictures
+    "chain": Look(BLACK, "o", "-"),
+    "rows": Look(BLUE, "D", "--"),
+    "tree": Look(ORANGE, "^", "-."),
+    "dynamic": Look(GREEN, "v", ":"),
+}
+
+
+def look(place: int) -> Look:
+    """Return the look of the line at `place`, from 0; looks begin again after the last."""
+    return LOOKS[place % len(LOOKS)]
+
 
 WIDTH, HEIGHT, DPI = 6.4, 4.8, 160  # inches; at half width the smallest text is still 5 points
 CAPTION_CHARACTERS = 82

@@ -17,7 +17,7 @@ from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
 from ..figures import style
-from ..sections import Section
+from ..findings import Section
 
 FIGURES = "report_figures"  # folder beside report.md
 EMPTY = "–"  # a cell without a value
@@ -60,7 +60,7 @@ def write_report(folder: Path, title: str, chapters: Sequence[Chapter]) -> tuple
 
 
 def _draw(chapters: Sequence[Chapter]) -> dict[int, _Drawn]:
-    """Every figure by its identity, named after its chapter and section: unique, and safe as a file name."""
+    """Draw every figure, by its id; names follow chapter and section, are unique, and are safe as file names."""
     drawn: dict[int, _Drawn] = {}
     for number, chapter in enumerate(chapters, 1):
         for place, section in enumerate(chapter.sections, 1):
@@ -72,7 +72,7 @@ def _draw(chapters: Sequence[Chapter]) -> dict[int, _Drawn]:
 
 
 def svg(figure: Figure) -> str:
-    """The figure as SVG, without a date and without the name of a program.
+    """Return the figure as SVG, without a date and without the name of a program.
 
     `savefig` would draw everything twice, once to measure it; the layout here is found while drawing.
     """
@@ -85,7 +85,7 @@ def svg(figure: Figure) -> str:
 
 
 def cell(value: object) -> str:
-    """A table's value as text: four significant digits, thousands with commas, nothing for NaN and None."""
+    """Write a table's value: four significant digits, thousands with commas, a dash for NaN and None."""
     if value is None or value is pd.NA or (isinstance(value, float) and value != value):
         return EMPTY
     if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
@@ -171,7 +171,7 @@ def _html(title: str, chapters: Sequence[Chapter], drawn: dict[int, _Drawn]) -> 
 
 
 def _contents(chapters: Sequence[Chapter]) -> Iterator[str]:
-    """Every chapter with its sections; folded where that would be a page of its own."""
+    """Yield a list of chapters and their sections, folded where it would be a page of its own."""
     folded = len(chapters) > _UNFOLDED
     yield '<nav aria-label="Contents"><ul>'
     for number, chapter in enumerate(chapters, 1):
@@ -184,7 +184,7 @@ def _contents(chapters: Sequence[Chapter]) -> Iterator[str]:
 
 
 def _paragraph(text: str) -> str:
-    """A paragraph of a section: a fenced block, a list if every line is an item, else running text."""
+    """Write a paragraph of a section: a fenced block, a list if every line is an item, else running text."""
     if text.startswith(CODE):
         return f"<pre>{escape(_unfenced(text))}</pre>"
     lines = text.splitlines()
@@ -199,7 +199,7 @@ def _unfenced(text: str) -> str:
 
 
 def _marked(text: str) -> str:
-    """Escaped text with **bold** and `code`; what stands in code stays as it is."""
+    """Escape text and mark **bold** and `code`; what stands in code stays as it is."""
     parts = re.split(r"(`[^`]+`)", text)
     return "".join(
         f"<code>{escape(part[1:-1])}</code>"
@@ -225,7 +225,7 @@ def _table(caption: str, table: pd.DataFrame) -> str:
 
 
 def _inline(drawn: _Drawn) -> str:
-    """The SVG element alone; ids are made its own, because all figures of a page share one space of names."""
+    """Return the SVG element alone, with ids of its own, because all figures of a page share one space of names."""
     element = drawn.svg[drawn.svg.index("<svg") :]
     element = re.sub(r' xmlns(:\w+)?="[^"]*"', "", element)  # an HTML parser knows them
     element = re.sub(r"<metadata>.*?</metadata>", "", element, flags=re.DOTALL)
@@ -244,17 +244,29 @@ def _markdown(title: str, chapters: Sequence[Chapter], drawn: dict[int, _Drawn])
     for chapter in chapters:
         blocks.append(f"## {_plain(chapter.title)}")
         for section in chapter.sections:
-            blocks.append(f"### {_plain(section.title)}")
-            blocks += [text if text.startswith(CODE) else _without_tags(text) for text in section.text]
-            for caption, table in section.tables:
-                blocks += [_without_tags(caption), markdown_table(table)]
-            for name, figure in section.figures:
-                blocks.append(f"![{_plain(name.replace('_', ' '))}]({FIGURES}/{drawn[id(figure)].name}.svg)")
+            files = [f"{FIGURES}/{drawn[id(figure)].name}.svg" for _, figure in section.figures]
+            blocks += section_blocks(section, "###", files)
     return "\n\n".join(blocks) + "\n"
 
 
+def section_blocks(section: Section, heading: str, files: Sequence[str]) -> list[str]:
+    """Write a section as blocks of Markdown.
+
+    Args:
+        heading: the signs that make its title a heading: "##" or "###".
+        files: where its figures are, beside the page.
+    """
+    blocks = [f"{heading} {_plain(section.title)}"]
+    blocks += [text if text.startswith(CODE) else _without_tags(text) for text in section.text]
+    for caption, table in section.tables:
+        blocks += [_without_tags(caption), markdown_table(table)]
+    for (name, _), file in zip(section.figures, files, strict=True):
+        blocks.append(f"![{_plain(name.replace('_', ' '))}]({file})")
+    return blocks
+
+
 def markdown_table(table: pd.DataFrame) -> str:
-    """A pipe table whose cells cannot break out of it."""
+    """Write a pipe table whose cells cannot break out of it."""
     numeric = [pd.api.types.is_numeric_dtype(table.dtypes.iloc[i]) for i in range(table.shape[1])]
     lines = [
         "| " + " | ".join(_plain(str(name)) for name in table.columns) + " |",
@@ -268,11 +280,11 @@ def markdown_table(table: pd.DataFrame) -> str:
 
 
 def _plain(text: str) -> str:
-    """`text` as itself: Markdown's and HTML's characters escaped, one line."""
+    """Escape Markdown's and HTML's characters, and put the text on one line."""
     return re.sub(r"([\\`*_\[\]<>|#])", r"\\\1", " ".join(text.split()))
 
 
 def _without_tags(text: str) -> str:
-    """A paragraph that is Markdown already: it may be bold, it may not open an HTML element."""
+    """Keep a paragraph that is Markdown already from opening an HTML element; it may be bold."""
     parts = re.split(r"(`[^`]+`)", text)
     return "".join(part if part.startswith("`") else part.replace("<", "&lt;") for part in parts)

@@ -1,4 +1,4 @@
-"""What notebooks share: showing a section, and finding the runs that the overlay `notebooks` made."""
+"""Shows sections in notebooks, and finds the runs that the overlay `notebooks` made."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -6,12 +6,11 @@ from dataclasses import replace
 from specdec.errors import UsageError
 
 from ..account.shape_account import shape_section
-from ..findings import latest_study
+from ..findings import Section, latest_study
 from ..read.mlflow_runs import load_runs, open_run
 from ..read.runs import Run
 from ..runs.compare import comparison_section
 from ..runs.run_sections import papers_section
-from ..sections import Section
 from .html import markdown_table
 
 OVERLAY = "notebooks"
@@ -50,7 +49,7 @@ def overlay_runs(tracking_uri: str, experiment: str, overlay: str = OVERLAY, eac
 
 
 def study(tracking_uri: str, experiment: str, name: str) -> tuple[Section, ...]:
-    """What the newest finished run of a study found; where there is none, a section that says what makes one."""
+    """Return what the newest finished run of a study found; without one, a section that says what makes one."""
     try:
         return latest_study(tracking_uri, experiment, name).sections
     except UsageError as error:
@@ -77,12 +76,12 @@ def live_heads(tracking_uri: str, experiment: str) -> tuple[Section, ...]:
 
 
 def answers(runs: Sequence[Run], sections: Sequence[Section]) -> str:
-    """The first sentence of a section for each run, under its drafter's name: Markdown."""
+    """Return the first sentence of a section for each run, under its drafter's name: Markdown."""
     return "\n".join(
         f"- **{run.params['drafter.name']}**: {section.text[0]}" for run, section in zip(runs, sections, strict=True)
     )
 
 
 def firsts(*sections: Section) -> str:
-    """The first sentence of each section, under its title: Markdown."""
+    """Return the first sentence of each section, under its title: Markdown."""
     return "\n".join(f"- **{section.title}**: {section.text[0]}" for section in sections)

@@ -12,6 +12,7 @@ from specdec.errors import UsageError
 
 from ..acceptance.model_sections import model_sections
 from ..account.account_sections import account_sections
+from ..findings import Section
 from ..read.foreign.imported import Imported
 from ..read.runs import Run
 from ..runs.compare import comparison_section
@@ -27,7 +28,6 @@ from ..runs.run_sections import (
     reproduce_section,
     summary_section,
 )
-from ..sections import Section
 from .html import Chapter
 
 OF_A_RUN: tuple[tuple[str, Callable[..., Section | list[Section]]], ...] = (
@@ -56,7 +56,7 @@ FEWER = (
 
 
 def run_chapters(runs: Sequence[Run], notes: Sequence[str] = ()) -> list[Chapter]:
-    """One chapter per run, after a comparison where there are several."""
+    """Make one chapter per run, after a comparison where there are several."""
     many = len(runs) > MANY
     chapters = [Chapter(_heading(run), tuple(_sections(run, many))) for run in runs]
     remarks = [*notes, *([FEWER] if many else [])]
@@ -68,7 +68,7 @@ def run_chapters(runs: Sequence[Run], notes: Sequence[str] = ()) -> list[Chapter
 
 
 def foreign_chapter(source: Imported, baseline: pd.DataFrame | None, replicates: int) -> Chapter:
-    """All that an imported file can say. UsageError if it and its baseline share no timed prompt."""
+    """Make the chapter of an imported file. UsageError if it and its baseline share no timed prompt."""
     title = f"Foreign results: {source.source} ({source.kind}, gamma {source.gamma})"
     return Chapter(title, tuple(foreign_sections(source, baseline, replicates)))
 
@@ -89,7 +89,9 @@ def _sections(run: Run, many: bool) -> list[Section]:
 
 
 def _guarded(title: str, make: Callable[[], Section | list[Section]]) -> list[Section]:
-    """What `make` gives, or what keeps it from giving it: an artifact, a key of one, or tables that allow no answer."""
+    """Return the sections of `make`, or one that names what keeps it from making them: a file, a key of one, or tables
+    that allow no answer.
+    """
     try:
         made = make()
     except (UsageError, ValueError, KeyError) as error:

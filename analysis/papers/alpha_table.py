@@ -16,7 +16,7 @@ from specdec.config import BASELINE
 from specdec.errors import UsageError
 
 from ..figures import style
-from ..figures.plots import counted
+from ..findings import counted
 from ..intervals import Interval
 from ..read.mlflow_runs import load_runs, open_run
 from ..read.runs import NGRAMS, Run

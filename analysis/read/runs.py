@@ -20,6 +20,7 @@ from specdec.tracking.store import reason
 
 from ..intervals import Interval
 from ..rounds import GENERATION, check_rounds
+from .facts import RunFacts, SessionFacts
 
 COMMAND = "python -m specdec.run +drafter=ngram"
 WRITTEN_BY = {  # file of a run: which runs write it; for the message where it is missing
@@ -33,6 +34,9 @@ WRITTEN_BY = {  # file of a run: which runs write it; for the message where it i
     "calibration.json": "every run that began to decode",
     "cost.json": "every run with a value in measurement.cost_contexts and a target that does arithmetic",
     "environment.json": "every run",
+    "run.json": "every run of this version of specdec",
+    "session.json": "every run that decoded all of its prompts with this version of specdec",
+    "traces.json": "every run that decoded all of its prompts with this version of specdec",
     "trace.html": "every run that finished",
     "peers.json": "every run with measurement.peers=[transformers]",
     "divergences.json": "every greedy run with an output that parted from the baseline's",
@@ -52,6 +56,7 @@ class Run:
         params: the flattened configuration, as text.
         curves: value by gamma, by name (`curve.measured`, `curve.speedup.replay`, ...).
         fetch: returns the path of a file of the run by name; UsageError if the run has none.
+        concluded: the content of `summary.json` while it is not written yet; else None.
     """
 
     name: str
@@ -61,6 +66,19 @@ class Run:
     metrics: Mapping[str, float]
     curves: Mapping[str, Mapping[int, float]]
     fetch: Callable[[str], Path]
+    concluded: Mapping[str, Any] | None = None
+
+    def facts(self) -> RunFacts:
+        """Read what was run, as the run wrote it down before decoding."""
+        return RunFacts.from_json(self._json("run.json"))
+
+    def session(self) -> SessionFacts:
+        """Read what decoding left besides the tables."""
+        return SessionFacts(**self._json("session.json"))
+
+    def peers(self) -> dict[str, Any]:
+        """Read the other engines (`peers`) and what they wrote (`generations`)."""
+        return self._json("peers.json")
 
     def rounds(self) -> pd.DataFrame:
         """Read the rounds table (`analysis.rounds.COLUMNS`), baseline included. UsageError if it contradicts itself."""
@@ -103,7 +121,7 @@ class Run:
 
     def summary(self) -> dict[str, Any]:
         """Read metrics, curves, the headline figures of every gamma (`arms`), and warnings in words (`notes`)."""
-        return self._json("summary.json")
+        return dict(self.concluded) if self.concluded is not None else self._json("summary.json")
 
     def calibration(self) -> dict[str, Any]:
         """Read t(1), t(n) and the drafter's step, in seconds."""
@@ -129,6 +147,17 @@ class Run:
         names = {key: key.removeprefix(prefix) for key in self.curves if key.startswith(prefix)}
         return {name: dict(self.curves[key]) for key, name in names.items() if name != "measured" and "." not in name}
 
+    def whole_number(self, key: str) -> int:
+        """The value of a configuration key that holds a whole number.
+
+        Raises:
+            UsageError: the run recorded none.
+        """
+        value = self.params.get(key, "")
+        if not value.isdigit():
+            raise UsageError(f"{self.source} does not record {key}, which its intervals need: run it again.")
+        return int(value)
+
     @property
     def primary_gamma(self) -> int | None:
         """The depth of the primary structure: gamma of a chain, w of rows, the depth of a tree; None if unfinished."""
@@ -136,10 +165,12 @@ class Run:
             value = self.params.get(key, "")
             if value.isdigit():
                 return int(value)
-        try:
-            return int(self.account()["primary_gamma"])
-        except UsageError:
-            return None
+        for read in (lambda: self.facts().primary_gamma, lambda: int(self.account()["primary_gamma"])):
+            try:
+                return read()
+            except UsageError:
+                continue
+        return None
 
     @property
     def drafter_name(self) -> str:
@@ -165,7 +196,11 @@ class Run:
 
     @property
     def title(self) -> str:
-        """The drafter's registry name and the setting, for headings and figures."""
+        """Drafter, model, dtype and hardware, with the shape of the drafts where they are not chains."""
+        try:
+            return self.facts().title(self.environment())
+        except UsageError:  # a run of an earlier version
+            pass
         return f"{self.params.get('drafter.name', 'unknown drafter')} on {self.setting}"
 
     def _table(self, name: str) -> pd.DataFrame:

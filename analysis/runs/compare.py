@@ -1,4 +1,4 @@
-"""Runs against each other: paired by prompt, differences and ratios with intervals, ranks, the best gamma, in words.
+"""Compares runs, paired by prompt: differences and ratios with intervals, ranks, the best gamma, in words.
 
 Figures of different models, dtypes or machines are not set against each other (DESIGN 6): every such setting is
 compared within itself. Whatever else differs between runs is named.
@@ -13,10 +13,11 @@ from matplotlib.figure import Figure
 from specdec.config import BASELINE
 from specdec.errors import UsageError
 
+from ..findings import Section
+from ..intervals import Interval
 from ..read.runs import Run
-from ..sections import Section
 from .leaderboard import (
-    Arm,
+    RunArm,
     Scores,
     categories,
     leaderboard,
@@ -25,7 +26,6 @@ from .leaderboard import (
     rank_table,
     rank_text,
     score,
-    shown,
 )
 
 NAMED = (  # what does not forbid a comparison, but changes what it says
@@ -34,13 +34,13 @@ NAMED = (  # what does not forbid a comparison, but changes what it says
     *("target.compile", "target.evaluation", "target.attention", "prompts.chat"),
 )
 OF_A_DRAFTER = ("drafter.", "structure.", "verifier.", "sampling.")  # keys that tell two runs of a drafter apart
-ALL_PAIRS = 4  # runs up to which every pair has its row; beyond, each run against the best
+ALL_PAIRS = 4  # runs up to which every pair has its line; beyond, each run against the best
 
 
 def comparison_section(
     runs: Sequence[Run], gamma: int | None = None, replicates: int = 10_000, seed: int = 0
 ) -> Section:
-    """Which run is faster, by how much, and how sure; per setting (model, dtype, hardware).
+    """Say which run is faster, by how much, and how sure that is; per setting (model, dtype, hardware).
 
     At `gamma`, or each run at its own primary gamma. ValueError without runs.
 
@@ -69,7 +69,7 @@ def comparison_section(
 
 
 def _weights(run: Run) -> str:
-    """The start of the hash of the model's content, where the run recorded one."""
+    """Return the start of the hash of the model's content, where the run recorded one."""
     try:
         return str((run.environment().get("model") or {}).get("sha256") or "")[:8]
     except UsageError:
@@ -77,13 +77,13 @@ def _weights(run: Run) -> str:
 
 
 def _heading(key: tuple[str, str], groups: dict[tuple[str, str], list[Run]]) -> str:
-    """The setting; with the weights' hash where two models of that name differ."""
+    """Name the setting, with the weights' hash where two models of that name differ."""
     setting, weights = key
     return f"{setting} [weights {weights}]" if sum(other[0] == setting for other in groups) > 1 else setting
 
 
 def _compared(heading: str, runs: Sequence[Run], gamma: int | None, replicates: int, seed: int) -> Section:
-    """One setting."""
+    """Compare the runs of one setting."""
     opened = [open_arms(run) for run in runs]
     arms = [_chosen(run, each, gamma) for run, each in zip(runs, opened, strict=True)]
     labels = arm_labels(arms)
@@ -94,8 +94,8 @@ def _compared(heading: str, runs: Sequence[Run], gamma: int | None, replicates: 
     notes = [sentence for sentence in (at + pairing, named, *gammas) if sentence]
     if len(arms) == 1:
         alone = score(arms, labels, prompts, replicates, seed)
-        value = f"speedup {shown(alone.interval('speedup', 0))}, " if alone.known("speedup") else ""
-        tokens = shown(alone.interval("tokens_per_round", 0))
+        value = f"speedup {alone.interval('speedup', 0):.2f}, " if alone.known("speedup") else ""
+        tokens = f"{alone.interval('tokens_per_round', 0):.2f}"
         return Section(
             "", (f"One run, nothing to set it against: {labels[0]}, {value}{tokens} tokens per round.", *notes)
         )
@@ -127,8 +127,8 @@ def _compared(heading: str, runs: Sequence[Run], gamma: int | None, replicates: 
     return Section("", tuple(text), tuple(tables), tuple(figures))
 
 
-def _chosen(run: Run, arms: dict[int, Arm], gamma: int | None) -> Arm:
-    """The arm at `gamma`, else at the run's primary gamma."""
+def _chosen(run: Run, arms: dict[int, RunArm], gamma: int | None) -> RunArm:
+    """Return the arm at `gamma`, else at the run's primary gamma."""
     wanted = gamma
     if wanted is None:
         wanted = next(iter(arms)) if len(arms) == 1 else run.primary_gamma
@@ -142,8 +142,8 @@ def _chosen(run: Run, arms: dict[int, Arm], gamma: int | None) -> Arm:
     return arms[wanted]
 
 
-def arm_labels(arms: Sequence[Arm]) -> list[str]:
-    """A name per arm that tells it from the others: drafter, differing keys, gamma where they differ, else a number."""
+def arm_labels(arms: Sequence[RunArm]) -> list[str]:
+    """Name each arm by what tells it from the others: drafter, keys and gamma where they differ, else a number."""
     names = [arm.run.drafter_name for arm in arms]
     labels = []
     for name, arm in zip(names, arms, strict=True):
@@ -161,8 +161,8 @@ def arm_labels(arms: Sequence[Arm]) -> list[str]:
     return labels
 
 
-def common_prompts(arms: Sequence[Arm]) -> tuple[list[str], str]:
-    """The prompts that all arms have, in order, and a sentence on how they pair.
+def common_prompts(arms: Sequence[RunArm]) -> tuple[list[str], str]:
+    """Return the prompts that all arms have, in order, and a sentence on how they pair.
 
     Where the prompt sets differ, a name that stands for different texts is no common prompt.
     """
@@ -194,7 +194,7 @@ def _prompts_hash(run: Run) -> str | None:
 
 
 def _prompt_tokens(run: Run) -> dict[str, tuple[int, ...]]:
-    """The baseline's prompts, as token ids; empty where the run kept none."""
+    """Return the baseline's prompts as token ids; empty where the run kept none."""
     try:
         table = run.generations()
     except UsageError:
@@ -209,7 +209,7 @@ def _prompt_tokens(run: Run) -> dict[str, tuple[int, ...]]:
 
 
 def pair_in_words(scores: Scores, quantity: str, first: int, second: int) -> str:
-    """Such as "A is faster than B by 12% (4% to 21%)", or that the two cannot be told apart."""
+    """Say "A is faster than B by 12% (4% to 21%)", or that the two cannot be told apart."""
     if scores.values[quantity][first] < scores.values[quantity][second]:
         first, second = second, first
     ratio = scores.ratio(quantity, first, second)
@@ -219,16 +219,16 @@ def pair_in_words(scores: Scores, quantity: str, first: int, second: int) -> str
     if not scores.has_bootstrap:
         return f"{a} over {b} in {name}: {ratio.estimate:.2f}, on one prompt and without an interval"
     if not scores.apart(quantity, first, second):
-        return f"{a} and {b} cannot be told apart in {name}: ratio {shown(ratio)}"
-    by, low, high = (f"{end - 1:.0%}" for end in (ratio.estimate, ratio.low, ratio.high))
-    return f"{verb} by {by} ({low} to {high})"
+        return f"{a} and {b} cannot be told apart in {name}: ratio {ratio:.2f}"
+    gain = Interval(ratio.estimate - 1, ratio.low - 1, ratio.high - 1)
+    return f"{verb} by {gain:.0%}"
 
 
 def leaderboard_in_words(scores: Scores, quantity: str) -> str:
-    """Who is first, how firmly, and who cannot be told from it."""
+    """Say which arm is first, how firmly, and which cannot be told from it."""
     order, name = scores.order(quantity), quantity.replace("_", " ")
     best = order[0]
-    first = f"{scores.labels[best]} has the highest {name}, {shown(scores.interval(quantity, best))}"
+    first = f"{scores.labels[best]} has the highest {name}, {scores.interval(quantity, best):.2f}"
     if not scores.has_bootstrap:
         return f"{first}; with one prompt nothing says how firmly."
     share = scores.rank_shares(quantity)[best, 0]
@@ -246,7 +246,7 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def differences_in_words(runs: Sequence[Run], labels: Sequence[str]) -> str:
-    """The settings in NAMED that are not the same everywhere; empty if all are."""
+    """Name the settings of NAMED that differ between the runs; empty if none does."""
     parts = []
     for key in NAMED:
         values = [run.params.get(key, "not recorded") for run in runs]
@@ -258,15 +258,15 @@ def differences_in_words(runs: Sequence[Run], labels: Sequence[str]) -> str:
     return f"The runs also differ in {', '.join(parts)}: a difference may come from there." if parts else ""
 
 
-def best_gamma_in_words(arms: dict[int, Arm], label: str, replicates: int = 10_000, seed: int = 0) -> str:
-    """Which of the gammas is fastest, with its probability under the bootstrap, and which cannot be told from it."""
+def best_gamma_in_words(arms: dict[int, RunArm], label: str, replicates: int = 10_000, seed: int = 0) -> str:
+    """Say which gamma is fastest, how often it is so in the bootstrap, and which cannot be told from it."""
     gammas = list(arms)
     prompts, _ = common_prompts(list(arms.values()))
     scores = score(list(arms.values()), [f"γ {gamma}" for gamma in gammas], prompts, replicates, seed)
     quantity = "speedup" if scores.known("speedup") else "tokens_per_round"
     best = scores.order(quantity)[0]
     answer = (
-        f"Best gamma of {label}: {gammas[best]}, {quantity.replace('_', ' ')} {shown(scores.interval(quantity, best))}"
+        f"Best gamma of {label}: {gammas[best]}, {quantity.replace('_', ' ')} {scores.interval(quantity, best):.2f}"
     )
     if not scores.has_bootstrap:
         return f"{answer}, of {', '.join(map(str, gammas))}; one prompt, so no probability."
@@ -277,8 +277,8 @@ def best_gamma_in_words(arms: dict[int, Arm], label: str, replicates: int = 10_0
     return f"{answer}; {told}. Best in the replicates: {held}."
 
 
-def _sweeps(opened: Sequence[dict[int, Arm]], runs: Sequence[Run]) -> list[tuple[dict[int, Arm], str]]:
-    """The runs with several gammas, each with a name for it."""
+def _sweeps(opened: Sequence[dict[int, RunArm]], runs: Sequence[Run]) -> list[tuple[dict[int, RunArm], str]]:
+    """Return the runs with several gammas, each with a name."""
     labels = arm_labels([next(iter(arms.values())) for arms in opened])
     names = [label.partition(", γ ")[0] for label in labels]
     return [(arms, name) for arms, name in zip(opened, names, strict=True) if len(arms) > 1]
@@ -288,19 +288,19 @@ def _sweeps(opened: Sequence[dict[int, Arm]], runs: Sequence[Run]) -> list[tuple
 
 
 def _pairs(scores: Scores, quantity: str) -> list[tuple[int, int]]:
-    """All pairs of a few arms, better first; of many, the best with each other."""
+    """Return all pairs of a few arms, better first; of many arms the pairs with the best."""
     order = scores.order(quantity)
     return list(combinations(order, 2)) if len(order) <= ALL_PAIRS else [(order[0], arm) for arm in order[1:]]
 
 
 def pair_table(scores: Scores, pairs: Sequence[tuple[int, int]]) -> pd.DataFrame:
-    """Difference and ratio of speedup and tokens per round, first against second, with paired intervals, as text."""
+    """Return difference and ratio of speedup and tokens per round, first against second, with paired intervals."""
     rows = []
     for first, second in pairs:
         row = {"first": scores.labels[first], "second": scores.labels[second]}
         for quantity in ("speedup", "tokens_per_round"):
             name = quantity.replace("_", " ")
-            row[f"{name}, difference"] = shown(scores.difference(quantity, first, second))
-            row[f"{name}, ratio"] = shown(scores.ratio(quantity, first, second))
+            row[f"{name}, difference"] = f"{scores.difference(quantity, first, second):.2f}"
+            row[f"{name}, ratio"] = f"{scores.ratio(quantity, first, second):.2f}"
         rows.append(row)
     return pd.DataFrame(rows)

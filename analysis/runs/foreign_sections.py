@@ -15,12 +15,11 @@ from specdec.theory.capped_geometric import tokens_per_round
 from ..acceptance.estimates import estimate_alpha, hazards, kaplan_meier_tokens, omega_error, robust_error
 from ..acceptance.iid import IidTest, depth, memory, mixing, previous_round, prompts, prompts_beta, trend
 from ..acceptance.models import beta_geometric, capped_geometric, compare_models, position, prompt_beta
-from ..figures import plots
-from ..figures.plots import counted
+from ..figures import run_figures
+from ..findings import Section, counted
 from ..intervals import Columns, Interval, bootstrap
 from ..read.foreign.imported import Imported
 from ..rounds import prompt_sums
-from ..sections import Section
 
 NO_ORDER = "the source has no order of rounds"
 
@@ -80,7 +79,7 @@ def _acceptance(source: Imported, replicates: int, seed: int) -> Section:
     figures = []
     try:
         title = f"{source.kind}, gamma {gamma}"
-        figures.append(("accepted_lengths", plots.accepted_lengths(rounds, alpha.alpha, gamma, title=title)))
+        figures.append(("accepted_lengths", run_figures.accepted_lengths(rounds, alpha.alpha, gamma, title=title)))
     except ValueError as error:
         words.append(f"Accepted lengths are not shown: {error}.")
     tables = (("Estimates", estimates), ("Acceptance by depth (hazards)", by_depth))

@@ -1,5 +1,5 @@
-"""Drafters side by side on the same prompts: speedup by category, tokens per round beside cost per round, and how
-firmly each rank is held when the prompts are drawn again.
+"""Ranks drafters on the same prompts: speedup by category, tokens per round beside cost per round, and how firmly each
+rank is held when the prompts are drawn again.
 
 Every arm is resampled with the same prompts, so a difference between arms keeps what they have in common: long and
 short texts, easy and hard ones.
@@ -38,7 +38,7 @@ SUMS = (
 
 
 @dataclass(frozen=True)
-class Arm:
+class RunArm:
     """One gamma of one run: SUMS per prompt (index), and each prompt's category."""
 
     run: Run
@@ -47,8 +47,8 @@ class Arm:
     category: pd.Series
 
 
-def open_arms(run: Run) -> dict[int, Arm]:
-    """The run's gammas, over the work that all of them have done.
+def open_arms(run: Run) -> dict[int, RunArm]:
+    """Return the run's arms by gamma, over the work that all of them have done.
 
     Raises:
         UsageError: the run has no rounds, only the baseline's, or no prompt that the baseline and every gamma did.
@@ -66,7 +66,7 @@ def open_arms(run: Run) -> dict[int, Arm]:
     baseline = prompt_sums(rounds[rounds["method"] == BASELINE])[["tokens", "rounds", "verify_s", "round_s"]]
     category = rounds.groupby("prompt")["category"].first()
     return {
-        int(gamma): Arm(
+        int(gamma): RunArm(
             run, int(gamma), prompt_sums(arm)[own].join(baseline.add_prefix("baseline_")).fillna(0.0), category
         )
         for gamma, arm in speculative.groupby("gamma", sort=True)
@@ -74,7 +74,7 @@ def open_arms(run: Run) -> dict[int, Arm]:
 
 
 def arm_values(sums: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """The QUANTITIES from sums. t(1) is the mean verification of the baseline's rounds, as in a run's account."""
+    """Return the QUANTITIES from sums; t(1) is the baseline's mean verification, as in a run's account."""
     t1 = sums["baseline_verify_s"] / sums["baseline_rounds"]
     g, v, whole = (sums[name] / sums["rounds"] / t1 for name in ("draft_s", "verify_s", "round_s"))
     per_token = sums["baseline_round_s"] / sums["baseline_tokens"]
@@ -92,8 +92,8 @@ class Scores:
     """Arms on the same prompts, in the data and in the same bootstrap replicates.
 
     Attributes:
-        labels: of the A arms.
-        prompts: how many.
+        labels: names of the A arms.
+        prompts: how many prompts all arms share.
         values: [A] by quantity.
         drawn: [B, A] by quantity; NaN throughout for a single prompt, which has no bootstrap.
     """
@@ -108,12 +108,12 @@ class Scores:
         return self._interval(self.values[quantity][arm], self.drawn[quantity][:, arm])
 
     def difference(self, quantity: str, first: int, second: int) -> Interval:
-        """First minus second, paired."""
+        """Return the first minus the second, paired by prompt."""
         values, drawn = self.values[quantity], self.drawn[quantity]
         return self._interval(values[first] - values[second], drawn[:, first] - drawn[:, second])
 
     def ratio(self, quantity: str, first: int, second: int) -> Interval:
-        """First over second, paired."""
+        """Return the first over the second, paired by prompt."""
         values, drawn = self.values[quantity], self.drawn[quantity]
         with np.errstate(divide="ignore", invalid="ignore"):
             return self._interval(values[first] / values[second], drawn[:, first] / drawn[:, second])
@@ -122,15 +122,15 @@ class Scores:
         return Interval(float(estimate), *percentile_bounds(drawn, self.level), self.level, self.prompts)
 
     def known(self, quantity: str) -> bool:
-        """Whether every arm has a value."""
+        """Return True if every arm has a value."""
         return bool(np.isfinite(self.values[quantity]).all())
 
     def order(self, quantity: str) -> list[int]:
-        """The arms, best first; equal ones as they came."""
+        """Return the arms, best first; equal ones stay in their order."""
         return [int(arm) for arm in np.argsort(-self.values[quantity], kind="stable")]
 
     def apart(self, quantity: str, first: int, second: int) -> bool:
-        """Whether the paired interval of their ratio leaves out 1."""
+        """Return True if the paired interval of their ratio leaves out 1."""
         ratio = self.ratio(quantity, first, second)
         return ratio.low > 1 or ratio.high < 1
 
@@ -139,7 +139,7 @@ class Scores:
         return self.prompts > 1
 
     def rank_shares(self, quantity: str) -> np.ndarray:
-        """[A, A] share of the replicates in which an arm (row) holds a rank (column, best first); NaN for one prompt.
+        """Return [A, A] the share of replicates in which an arm (line) holds a rank (column), NaN for one prompt.
 
         Arms that tie share the ranks that they take up, so that rows and columns add up to 1.
         """
@@ -154,14 +154,14 @@ class Scores:
 
 
 def score(
-    arms: Sequence[Arm],
+    arms: Sequence[RunArm],
     labels: Sequence[str],
     prompts: Sequence[str],
     replicates: int = 10_000,
     seed: int = 0,
     level: float = 0.95,
 ) -> Scores:
-    """The arms over `prompts`, which all of them have; ValueError if there is no arm or no prompt."""
+    """Score the arms over `prompts`, which all of them have; ValueError if there is no arm or no prompt."""
     if not arms or not prompts:
         raise ValueError("a comparison needs at least one arm and one prompt")
     tables = np.stack([arm.sums.loc[list(prompts), list(SUMS)].to_numpy() for arm in arms], axis=1)  # [P, A, S]
@@ -176,37 +176,29 @@ def score(
 
 
 def _by_name(flat: np.ndarray, arms: int) -> dict[str, np.ndarray]:
-    """[B, A] by name of the sum, from [B, A S]."""
+    """Take [B, A S] apart into [B, A] by name of the sum."""
     return dict(zip(SUMS, np.moveaxis(flat.reshape(len(flat), arms, len(SUMS)), 2, 0), strict=True))
 
 
 # Tables -------------------------------------------------------------------------------------------
 
 
-def shown(interval: Interval) -> str:
-    """Such as "1.52 (1.40 to 1.65)", without what is not known."""
-    if not np.isfinite(interval.estimate):
-        return "-"
-    bounds = f" ({interval.low:.2f} to {interval.high:.2f})" if np.isfinite(interval.low) else ""
-    return f"{interval.estimate:.2f}{bounds}"
-
-
-def categories(arms: Sequence[Arm], prompts: Sequence[str]) -> dict[str, list[str]]:
-    """The prompts by category; empty for one category, for more than a table holds, or where each has one prompt."""
+def categories(arms: Sequence[RunArm], prompts: Sequence[str]) -> dict[str, list[str]]:
+    """Group prompts by category; empty for one category, for more than a table holds, or where each has one prompt."""
     category = arms[0].category.loc[list(prompts)]
     members = {str(name): list(part.index) for name, part in category.groupby(category, sort=True)}
     return members if 1 < len(members) <= MOST_CATEGORIES and len(members) < len(prompts) else {}
 
 
 def leaderboard(
-    arms: Sequence[Arm],
+    arms: Sequence[RunArm],
     labels: Sequence[str],
     prompts: Sequence[str],
     replicates: int = 10_000,
     seed: int = 0,
     quantity: str = "speedup",
 ) -> pd.DataFrame:
-    """One row per arm, best overall first: `quantity` by category and overall, then tokens per round and its cost.
+    """Return a line per arm, best first: `quantity` by category and overall, then tokens per round and its cost.
 
     Cells are text with 95% intervals; a category of one prompt has none. Columns are the `categories`.
     """
@@ -214,19 +206,19 @@ def leaderboard(
     columns: dict[str, list[str]] = {"run": list(labels), "gamma": [str(arm.gamma) for arm in arms]}
     for name, members in categories(arms, prompts).items():
         part = score(arms, labels, members, replicates, seed)
-        columns[f"{name or 'none'} ({len(members)})"] = [shown(part.interval(quantity, a)) for a in range(len(arms))]
-    columns["overall"] = [shown(whole.interval(quantity, arm)) for arm in range(len(arms))]
+        columns[f"{name or 'none'} ({len(members)})"] = [f"{part.interval(quantity, a):.2f}" for a in range(len(arms))]
+    columns["overall"] = [f"{whole.interval(quantity, arm):.2f}" for arm in range(len(arms))]
     beside = [name for name in QUANTITIES if name != quantity and np.isfinite(whole.values[name]).any()]
     for name in beside:
         heading = name.replace("_", " ")
-        columns[heading] = [shown(whole.interval(name, arm)) for arm in range(len(arms))]
+        columns[heading] = [f"{whole.interval(name, arm):.2f}" for arm in range(len(arms))]
     table = pd.DataFrame(columns).iloc[whole.order(quantity)].reset_index(drop=True)
     table.insert(0, "rank", range(1, len(table) + 1))
     return table
 
 
 def rank_table(scores: Scores, quantity: str = "speedup") -> pd.DataFrame:
-    """One row per arm, best first: the share of the replicates in which it holds each rank; `best` is the first."""
+    """Return a line per arm, best first: the share of replicates in which it holds each rank."""
     order = scores.order(quantity)
     shares = scores.rank_shares(quantity)[order]
     ranks = {"best" if rank == 0 else f"rank {rank + 1}": shares[:, rank] for rank in range(len(order))}
@@ -234,7 +226,7 @@ def rank_table(scores: Scores, quantity: str = "speedup") -> pd.DataFrame:
 
 
 def rank_text(table: pd.DataFrame) -> pd.DataFrame:
-    """`rank_table` in whole per cents, for reading."""
+    """Return `rank_table` in whole per cents, for reading."""
     return table.assign(
         **{name: table[name].map(lambda share: f"{share:.0%}") for name in table.columns if name != "run"}
     )
@@ -245,7 +237,7 @@ def rank_text(table: pd.DataFrame) -> pd.DataFrame:
 
 @style.in_style
 def leaderboard_figure(scores: Scores, quantity: str = "speedup", *, title: str) -> Figure:
-    """A dot with its interval per arm, best on top. Filled: cannot be told apart from the best.
+    """Draw a dot with its interval per arm, best on top; filled where it cannot be told apart from the best.
 
     ValueError for a quantity that an arm lacks.
     """

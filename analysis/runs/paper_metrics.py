@@ -38,9 +38,9 @@ SPEC_BENCH = frozenset({"translation", "summarization", "qa", "math_reasoning", 
 
 
 def paper_values(sums: Columns) -> dict[str, np.ndarray]:
-    """The metrics of PAPERS but `speedup` from sums: of a run, of each prompt [P], or of the replicates [B].
+    """Return the metrics of PAPERS but `speedup` from sums of a run, of each prompt [P], or of the replicates [B].
 
-    Those against the original model where there are `original_tokens` and `original_round_s`.
+    Metrics against the original model need `original_tokens` and `original_round_s`.
     """
     step_s = sums["round_s"] / sums["rounds"]
     baseline_s = sums["baseline_round_s"] / sums["baseline_tokens"]
@@ -63,10 +63,10 @@ def paper_values(sums: Columns) -> dict[str, np.ndarray]:
 
 
 def category_members(names: pd.Series) -> dict[str, pd.Series]:
-    """Which prompts are in each category, by name; none where there is one category only.
+    """Return which prompts are in each category, by name; none where there is one category only.
 
     Args:
-        names: of the prompts (index), "" for a prompt without one, which is in "none".
+        names: category of each prompt (index), "" for a prompt without one, which is in "none".
     Returns:
         Booleans over the prompts. On Spec-Bench MT-Bench's categories are also there together, as MULTI_TURN.
     """
@@ -80,6 +80,6 @@ def category_members(names: pd.Series) -> dict[str, pd.Series]:
 
 
 def _is_spec_bench(names: Collection[str]) -> bool:
-    """Whether the categories are Spec-Bench's, several of them MT-Bench's and some not."""
+    """Return True if the categories are Spec-Bench's: several of them MT-Bench's, and some not."""
     of_mt_bench = MT_BENCH.intersection(names)
     return len(of_mt_bench) > 1 and of_mt_bench < set(names) <= MT_BENCH | SPEC_BENCH

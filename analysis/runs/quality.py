@@ -1,7 +1,7 @@
-"""What a lossy rule, or a trained backbone, does to the text, in figures of a whole run (`quality.*`).
+"""Measures what a lossy rule, or a trained backbone, does to the text of a whole run (`quality.*`).
 
-From `rounds.parquet` (departure, otherwise) and `quality.parquet` (a row for each output); what those hold is said in
-`specdec.experiment.quality`.
+From `rounds.parquet` (departure, otherwise: see `specdec.observe`) and `quality.parquet` (a line for each output: see
+`specdec.experiment.judging`).
 """
 
 import numpy as np
@@ -19,9 +19,9 @@ OUTPUTS = ("cell", "method", "gamma", "repeat", "prompt", "category", "tokens", 
 def quality_metrics(
     rounds: pd.DataFrame, outputs: pd.DataFrame, gamma: int, replicates: int, seed: int
 ) -> dict[str, float]:
-    """`quality.*` of the drafter at one gamma, `quality.baseline_*` of its baseline and, where the target was trained,
-    `quality.original_*` of plain decoding with the model that it was; each with the `.ci_low` and `.ci_high` of a
-    prompt bootstrap.
+    """Return `quality.*` of the drafter at one gamma, `quality.baseline_*` of its baseline and, where the target was
+    trained, `quality.original_*` of plain decoding with the model that it was; each with the `.ci_low` and `.ci_high`
+    of a prompt bootstrap.
 
     log_likelihood: mean per token, in nats; log_likelihood.over_baseline is the drafter's mean less the baseline's, on
     the same prompts. tv: mean over the tokens of the text. decided_otherwise: mean over rounds with a proposal.
@@ -46,7 +46,7 @@ def quality_metrics(
 
 
 def _sums(rounds: pd.DataFrame, outputs: pd.DataFrame) -> pd.DataFrame:
-    """Sums per prompt (index) of one method; zeros for what is not known of all of its rounds."""
+    """Return sums per prompt (index) of one method; zeros for what is not known of all of its rounds."""
     known = rounds["departure"].map(len)
     decided = rounds["otherwise"].notna()
     of_rounds = pd.DataFrame(

@@ -1,5 +1,5 @@
-"""What every run has to show besides its account and its models: headline figures, curves over gamma, categories,
-the cost of a call, the environment, and how to run it again. From the artifacts alone.
+"""Sections of a run besides its account and its models: headline figures, curves over gamma, categories, the cost of a
+call, the environment, and how to run it again. From the run's files alone.
 """
 
 import shlex
@@ -15,17 +15,25 @@ from specdec.theory.roofline import Product
 
 from ..cost.cost_figure import cost_figure
 from ..cost.cost_report import CostReport, cost_report, intensity_table
-from ..figures import plots
+from ..figures import run_figures
+from ..findings import Section
+from ..intervals import Interval
 from ..read.runs import Run
 from ..rounds import drafted
-from ..sections import Section
 from .paper_metrics import AGAINST_ORIGINAL, MULTI_TURN, RATES
 from .summary import BY_CATEGORY, OURS
 
 LEVEL = "95%"
+BY_GAMMA = {  # metric: what a table over gamma calls it
+    "tokens_per_round": "tokens per round",
+    "tokens_per_round.capped_geometric": "by theory",
+    "speedup": "speedup",
+    "speedup.capped_geometric": "speedup by theory",
+    "alpha.mle": "alpha (MLE)",
+}
 ENDS = ("", ".ci_low", ".ci_high")  # of a metric and its interval
 MADE_OF = ("model", "drafter", "original", "prompts", "seed")  # parts of environment.json, after hardware and versions
-HEADLINES = (  # metric, what it is called, digits
+HEADLINES = (  # metric, what it is called, digits after the point
     ("speedup", "speedup over the baseline, prefill apart", 3),
     ("speedup.end_to_end", "speedup with prefill", 3),
     ("speedup.original", "speedup over the model that the target was before it was trained", 3),
@@ -52,28 +60,15 @@ HEADLINES = (  # metric, what it is called, digits
 )
 
 
-def interval_words(values: Mapping[str, Any], name: str, digits: int = 3) -> str:
-    """Such as "1.304 (1.251 to 1.360)"; only the value where there is no interval, a dash where there is no value."""
-    value, low, high = (_float(values.get(name + suffix)) for suffix in ENDS)
-    if isnan(value):
-        return "–"
-    bounds = "" if isnan(low) or isnan(high) else f" ({low:,.{digits}f} to {high:,.{digits}f})"
-    return f"{value:,.{digits}f}{bounds}"
-
-
-def _float(value: Any) -> float:
-    return nan if value is None else float(value)
-
-
 # Summary ------------------------------------------------------------------------------------------
 
 
 def summary_section(run: Run) -> Section:
-    """The speedup in one sentence, the run's notes, the headline figures, and a row per gamma."""
+    """Say the speedup in one sentence, the run's notes, the headline figures, and what every gamma gave."""
     summary = run.summary()
     metrics = run.metrics
     rows = [
-        {"figure": label, "value": interval_words(metrics, name, digits), "metric": name}
+        {"figure": label, "value": f"{Interval.from_metrics(metrics, name):,.{digits}f}", "metric": name}
         for name, label, digits in HEADLINES
         if name in metrics
     ]
@@ -81,11 +76,7 @@ def summary_section(run: Run) -> Section:
         [
             {
                 "gamma": f"{arm['gamma']}{'*' if arm['primary'] else ''}",
-                "tokens per round": interval_words(arm, "tokens_per_round"),
-                "by theory": interval_words(arm, "tokens_per_round.capped_geometric"),
-                "speedup": interval_words(arm, "speedup"),
-                "speedup by theory": interval_words(arm, "speedup.capped_geometric"),
-                "alpha (MLE)": interval_words(arm, "alpha.mle"),
+                **{name: f"{Interval.from_metrics(arm, metric)}" for metric, name in BY_GAMMA.items()},
             }
             for arm in summary["arms"]
         ]
@@ -102,30 +93,28 @@ def summary_section(run: Run) -> Section:
 
 
 def _speedup_in_words(run: Run) -> str:
-    metrics = run.metrics
-    value, low, high = (_float(metrics.get(f"speedup{suffix}")) for suffix in ENDS)
-    if isnan(value):
+    speedup = Interval.from_metrics(run.metrics, "speedup")
+    if isnan(speedup.estimate):
         return "This run has no speedup."
-    shown = interval_words(metrics, "speedup")
-    if isnan(low) or isnan(high):
-        return f"**Speedup {shown}** without an interval: nothing can be said about whether it differs from 1."
-    if low > 1:
+    if not speedup.known:
+        return f"**Speedup {speedup}** without an interval: nothing can be said about whether it differs from 1."
+    if speedup.low > 1:
         verdict = "faster than the baseline"
-    elif high < 1:
+    elif speedup.high < 1:
         verdict = "slower than the baseline"
     else:
         verdict = "not told apart from the baseline: the interval contains 1"
-    return f"**Speedup {shown}**: {verdict} at gamma {run.primary_gamma}."
+    return f"**Speedup {speedup}**: {verdict} at gamma {run.primary_gamma}."
 
 
 # Curves -------------------------------------------------------------------------------------------
 
 
 def curves_section(run: Run) -> Section:
-    """Tokens per round and speedup over gamma, measured and by each model; in words where they part."""
+    """Show tokens per round and speedup over gamma, measured and by each model; in words where they part."""
     measured = pd.DataFrame(
         [
-            {"gamma": arm["gamma"], **{name: _float(arm.get(name)) for name in _curve_columns()}}
+            {"gamma": arm["gamma"], **{name: arm.get(name, nan) for name in _curve_columns()}}
             for arm in run.summary()["arms"]
         ]
     )
@@ -135,17 +124,15 @@ def curves_section(run: Run) -> Section:
         names = {quantity: "value", f"{quantity}.ci_low": "ci_low", f"{quantity}.ci_high": "ci_high"}
         table = measured.rename(columns=names)[["gamma", *names.values()]]
         lines = run.lines(quantity)
-        figure = plots.curve(
+        figure = run_figures.curve(
             table,
             lines,
             title=run.title,
             ylabel=label,
-            prompts=prompts,
-            rounds=rounds,
+            basis=run_figures.Basis(prompts, rounds, run.metrics.get("account.alpha")),
             primary_gamma=run.primary_gamma,
-            alpha=run.metrics.get("account.alpha"),
         )
-        words.append(plots.curve_in_words(table, lines, label))
+        words.append(run_figures.curve_in_words(table, lines, label))
         figures.append((f"curve_{quantity}", figure))
     return Section("Curves over gamma", tuple(words), figures=tuple(figures))
 
@@ -161,18 +148,18 @@ def _size(run: Run) -> tuple[int, int]:
 
 
 def lengths_section(run: Run) -> Section:
-    """Accepted tokens per round against the capped-geometric law, and where a round's time goes."""
+    """Show accepted tokens per round against the capped-geometric law, and where a round's time goes."""
     rounds = run.rounds()
     speculative = drafted(rounds)
     words, figures = [], []
     try:
-        figure = plots.accepted_lengths(
+        figure = run_figures.accepted_lengths(
             speculative, run.metrics.get("account.alpha"), run.primary_gamma, title=run.title
         )
         figures.append(("accepted_lengths", figure))
     except ValueError as error:  # no proposal at all, or every round cut: there is no length to show
         words.append(f"Accepted lengths are not shown: {error}.")
-    figures.append(("time_split", plots.time_split(rounds, title=run.title)))
+    figures.append(("time_split", run_figures.time_split(rounds, title=run.title)))
     return Section("Rounds: what is accepted, where the time goes", tuple(words), figures=tuple(figures))
 
 
@@ -180,13 +167,13 @@ def lengths_section(run: Run) -> Section:
 
 
 def category_section(run: Run) -> Section:
-    """The headline figures of each category, where the prompts have more than one."""
+    """Show the headline figures of each category, where the prompts have more than one."""
     found = _by_category(run.metrics)
     if not found:
         return Section("By category", ("The prompts of this run are of one category.",))
     table = pd.DataFrame(
         [
-            {"category": name, **{metric: interval_words(values, metric) for metric in OURS}}
+            {"category": name, **{metric: f"{Interval.from_metrics(values, metric)}" for metric in OURS}}
             for name, values in sorted(found.items())
         ]
     )
@@ -196,52 +183,54 @@ def category_section(run: Run) -> Section:
         best, worst = max(speedups, key=speedups.__getitem__), min(speedups, key=speedups.__getitem__)
         words = (
             f"Of {len(found)} categories the speedup is largest in "
-            f"{best} ({interval_words(found[best], 'speedup')}) and smallest in {worst} "
-            f"({interval_words(found[worst], 'speedup')}).",
+            f"{best}, {Interval.from_metrics(found[best], 'speedup')}, and smallest in {worst}, "
+            f"{Interval.from_metrics(found[worst], 'speedup')}.",
         )
     return Section("By category", words, ((f"At the primary gamma, with {LEVEL} prompt-bootstrap intervals", table),))
 
 
 def _by_category(metrics: Mapping[str, Any]) -> dict[str, dict[str, float]]:
-    """The metrics of BY_CATEGORY with their intervals, by category."""
+    """Return the metrics of BY_CATEGORY with their intervals, by category."""
     prefix = "category."
     suffixes = sorted((f".{metric}" for metric in BY_CATEGORY), key=len, reverse=True)
     found: dict[str, dict[str, float]] = {}
     for key in metrics:
         suffix = next((end for end in suffixes if key.startswith(prefix) and key.endswith(end)), None)
         if suffix is not None:
-            values = {f"{suffix[1:]}{end}": _float(metrics.get(key + end)) for end in ENDS}
+            values = {f"{suffix[1:]}{end}": metrics[key + end] for end in ENDS if key + end in metrics}
             found.setdefault(key.removeprefix(prefix).removesuffix(suffix), {}).update(values)
     return found
 
 
 def papers_section(run: Run) -> Section:
-    """Rate, overhead, speedup, compression ratio and throughput as the papers define them, by category."""
-    return papers_of(run.metrics)
+    """Show rate, overhead, speedup, compression ratio and throughput as the papers define them, by category.
 
-
-def papers_of(metrics: Mapping[str, Any]) -> Section:
-    """`papers_section` of a run's metrics; KeyError if they are of a version that did not log them."""
+    KeyError for a run of a version that did not log them.
+    """
     caption = f"At the primary gamma, prefill apart, with {LEVEL} prompt-bootstrap intervals"
-    return Section("As the papers define it", _papers_in_words(metrics), ((caption, paper_table(metrics)),))
+    text = _papers_in_words(run.metrics)
+    return Section("As the papers define it", text, ((caption, paper_table(run.metrics)),))
 
 
 def paper_table(metrics: Mapping[str, Any]) -> pd.DataFrame:
-    """A row per category, and last one for all prompts; cells are text. Columns: see `paper_metrics`."""
+    """Return a line per category, and a last one for all prompts; cells are text. Columns: see `paper_metrics`."""
     columns = {name: words for name, words in {**RATES, **AGAINST_ORIGINAL}.items() if name in metrics}
     found = _by_category(metrics)
     names = sorted(found, key=lambda name: (name == MULTI_TURN, name))  # what pools others stands behind them
     rows = {**{name: found[name] for name in names}, "overall": metrics}
     return pd.DataFrame(
         [
-            {"category": name, **{words: interval_words(values, metric) for metric, words in columns.items()}}
+            {
+                "category": name,
+                **{words: f"{Interval.from_metrics(values, metric):,.3f}" for metric, words in columns.items()},
+            }
             for name, values in rows.items()
         ]
     )
 
 
 def _papers_in_words(metrics: Mapping[str, Any]) -> tuple[str, ...]:
-    """How the columns of `paper_table` hang together, and what the original model changes where it was decoded."""
+    """Say how the columns of `paper_table` hang together, and what the original model changes, if there is one."""
     rate, overhead = metrics["acceleration_rate"], metrics["step_overhead"]
     words = [
         f"Acceleration rate {rate:.3f} over overhead {overhead:.3f} is the speedup, {rate / overhead:.3f} (Medusa). "
@@ -250,9 +239,9 @@ def _papers_in_words(metrics: Mapping[str, Any]) -> tuple[str, ...]:
     if "speedup.original" in metrics:
         words.append(
             "Against the model that the target was before it was trained, decoded on the same prompts between the "
-            f"other methods, the speedup is {interval_words(metrics, 'speedup.original')} and the overhead "
-            f"{interval_words(metrics, 'step_overhead.original')}; against the target's own baseline "
-            f"{interval_words(metrics, 'speedup')} and {interval_words(metrics, 'step_overhead')}."
+            f"other methods, the speedup is {Interval.from_metrics(metrics, 'speedup.original')} and the overhead "
+            f"{Interval.from_metrics(metrics, 'step_overhead.original')}; against the target's own baseline "
+            f"{Interval.from_metrics(metrics, 'speedup')} and {Interval.from_metrics(metrics, 'step_overhead')}."
         )
     return tuple(words)
 
@@ -261,7 +250,7 @@ def _papers_in_words(metrics: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def cost_section(run: Run) -> Section:
-    """t(1), the drafter's step and t(n); with a grid of calls also the fitted model of their cost and its figure."""
+    """Show t(1), the drafter's step and t(n); with a grid of calls also the fitted model of their cost."""
     calibration = run.calibration()
     t1 = float(calibration["t1_s"])
     rows = [
@@ -290,7 +279,7 @@ def cost_section(run: Run) -> Section:
 
 
 def fitted_cost(run: Run, calibration: Mapping[str, Any]) -> CostReport | None:
-    """The cost model of the run's grid of calls; None if it has none. UsageError if `cost.json` is missing then."""
+    """Return the cost model of the run's grid of calls; None without a grid. UsageError if `cost.json` is missing."""
     if not calibration.get("grid"):
         return None
     cost = run.cost()
@@ -306,7 +295,7 @@ def _operations(report: CostReport) -> pd.DataFrame:
 
 
 def environment_section(run: Run) -> Section:
-    """Hardware, versions, code and the content hashes of models and prompts, as recorded."""
+    """Show hardware, versions, code and the content hashes of models and prompts, as recorded."""
     environment = run.environment()
     rows = [
         {"item": key, "value": value}
@@ -322,7 +311,7 @@ def environment_section(run: Run) -> Section:
 
 
 def _flat(name: str, value: Any) -> list[tuple[str, str]]:
-    """(dotted name, text) of every leaf; empty ones are left out, lists are joined."""
+    """Return (dotted name, text) of every leaf; empty ones are left out, lists are joined."""
     if isinstance(value, Mapping):
         return [pair for key, item in value.items() for pair in _flat(f"{name}.{key}", item)]
     if value is None or value == [] or value == "":
@@ -331,7 +320,7 @@ def _flat(name: str, value: Any) -> list[tuple[str, str]]:
 
 
 def reproduce_section(run: Run) -> Section:
-    """The command that made the run, and one that runs its resolved configuration again."""
+    """Show the command that made the run, and one that runs its resolved configuration again."""
     environment, config = run.environment(), run.fetch("config.yaml")
     program, *arguments = environment["argv"]
     module = "specdec." + str(program).replace("\\", "/").rpartition("/")[2].removesuffix(".py").removeprefix(
@@ -363,7 +352,7 @@ def reproduce_section(run: Run) -> Section:
 
 
 def missing_section(title: str, error: Exception) -> Section:
-    """In place of a section that a run cannot have: what is missing, and what would log it."""
+    """Stand in for a section that a run cannot have: say what is missing, and what would log it."""
     if isinstance(error, KeyError):
         why = f"The key {error.args[0]!r} is missing from an artifact, which another version wrote: run it again."
     elif isinstance(error, UsageError):

@@ -1,4 +1,4 @@
-"""The headline metrics of a run, one set per gamma, named as they are logged (DESIGN 5).
+"""The headline metrics of a run, one set per gamma, named as they are logged.
 
 Repeats are pooled. A metric that the data cannot give (one prompt has no interval, gamma 1 no depth test) is
 absent; `ArmSummary.iid` and the intervals say why. The run's other metrics (lossless, memory, peers) come
@@ -6,7 +6,7 @@ from elsewhere.
 """
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import isnan
 
 import numpy as np
@@ -26,6 +26,23 @@ from .paper_metrics import PAPERS, category_members, paper_values
 OURS = ("speedup", "tokens_per_round", "alpha.mle", "accepted_per_offered")
 WITH_INTERVAL = ("tokens_per_round", "alpha.mle", *PAPERS)
 BY_CATEGORY = tuple(dict.fromkeys((*OURS, *PAPERS)))
+
+
+@dataclass(frozen=True)
+class RunTables:
+    """The tables of one cell.
+
+    Attributes:
+        rounds, generations: a line per round, a line per generation.
+        alpha_sums: prompt, numerator and denominator of the mean of sum min(p, q) over the positions of the text with a
+            proposal; None where the text gave none.
+        replay: by gamma, the rounds V_1 that replays expect: prompt, tokens, rounds.
+    """
+
+    rounds: pd.DataFrame
+    generations: pd.DataFrame
+    alpha_sums: pd.DataFrame | None = None
+    replay: Mapping[int, pd.DataFrame] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -50,51 +67,43 @@ class Summary:
 
 
 def summarise(
-    rounds: pd.DataFrame,
-    generations: pd.DataFrame,
-    calibration: Mapping[str, float],
-    primary_gamma: int,
-    alpha_text: float | None = None,
-    alpha_text_sums: pd.DataFrame | None = None,
-    replay: Mapping[int, pd.DataFrame] | None = None,
-    replicates: int = 10_000,
-    permutations: int = 1999,
-    seed: int = 0,
+    tables: RunTables, primary_gamma: int, replicates: int = 10_000, permutations: int = 1999, seed: int = 0
 ) -> Summary:
-    """Summary of the rounds of one cell: a baseline, one drafter at one or more gammas, maybe the original model.
+    """Summarise one cell: a baseline, one drafter at one or more gammas, maybe the original model.
 
-    calibration: `t1_s`, the target's single-token call in seconds; optionally `c`, a drafter step over it
-    (else cost.c is the measured draft time over gamma t1). alpha_text: mean of sum min(p, q) over the text's
-    positions with a proposal; alpha_text_sums: the same as prompt, numerator, denominator, so that it is
-    resampled. Without either, alpha is the MLE at the primary gamma. replay: per gamma a table prompt,
-    tokens, rounds (V_1). Only work that every arm has done counts. ValueError for tables that contradict
-    themselves, a missing baseline, several drafters or cells, or no rounds at the primary gamma.
+    t(1) is the mean verification of the baseline: the bare call in the very harness that is explained, at the same
+    contexts. A drafter step costs its share of the measured draft time. Without sums of alpha along the text, alpha is
+    the maximum-likelihood estimate at the primary gamma. Only work that every arm has done counts.
+
+    Raises:
+        ValueError: tables that contradict themselves, a missing baseline, several drafters or cells, or no rounds at
+            the primary gamma.
     """
-    check_rounds(rounds)
-    rounds = shared_work(rounds)
+    check_rounds(tables.rounds)
+    t1_s = float(tables.rounds.loc[tables.rounds["method"] == BASELINE, "verify_s"].mean())
+    rounds = shared_work(tables.rounds)
     arms = arms_by_gamma(rounds, primary_gamma)
     baseline = rounds[rounds["method"] == BASELINE]
     acceptance = {gamma: distinct_generations(arm) for gamma, arm in arms.items()}
-    alpha, alpha_sums = alpha_text, None
-    if alpha_text_sums is not None:
-        alpha_text_sums = alpha_text_sums[alpha_text_sums["prompt"].isin(rounds["prompt"])]
-    if alpha is None or alpha_text_sums is not None:
-        alpha, alpha_sums = shared_alpha(acceptance[primary_gamma], alpha_text_sums)
+    text = tables.alpha_sums
+    if text is not None:
+        text = text[text["prompt"].isin(rounds["prompt"])]
+    alpha, alpha_sums = shared_alpha(acceptance[primary_gamma], text)
 
-    of_text = _alpha_text(alpha_text_sums, sorted(set(rounds["prompt"])), replicates, seed)
+    of_text = _alpha_text(text, sorted(set(rounds["prompt"])), replicates, seed)
     summaries = {}
     for gamma, arm in arms.items():
-        sums = account_table(arm, baseline, gamma, (replay or {}).get(gamma), alpha_sums)
-        account = gap_account(sums, alpha, gamma, calibration["t1_s"], replicates, seed)
+        sums = account_table(arm, baseline, gamma, tables.replay.get(gamma), alpha_sums)
+        account = gap_account(sums, alpha, gamma, t1_s, replicates, seed)
         tests = iid_tests(acceptance[gamma], permutations, seed)
-        table = _table(arm, acceptance[gamma], rounds, generations)
+        table = _table(arm, acceptance[gamma], rounds, tables.generations)
         category = arm.groupby("prompt")["category"].first()
-        flagged = _flagged(generations, arm)
+        flagged = _flagged(tables.generations, arm)
         metrics = {
             **_headline(table, replicates, seed),
             **_unflagged(table, flagged, replicates, seed),
             **_by_category(table, category, replicates, seed),
-            **_theory(account, arm, acceptance[gamma], calibration),
+            **_theory(account, arm, acceptance[gamma]),
             **{f"account.{name}": value for name, value in account.factors.items()},
             **{f"iid.{name}_p": test.p_value for name, test in tests.items()},
             "account.alpha": alpha,
@@ -102,14 +111,14 @@ def summarise(
         }
         defined = {name: float(value) for name, value in metrics.items() if not isnan(value)}
         summaries[gamma] = ArmSummary(str(arm["method"].iloc[0]), gamma, defined, account, tests)
-    from_text = alpha_text is not None or alpha_text_sums is not None
-    return Summary(summaries, primary_gamma, alpha, "text" if from_text else "mle")
+    return Summary(summaries, primary_gamma, alpha, "mle" if text is None else "text")
 
 
 def _table(arm: pd.DataFrame, distinct: pd.DataFrame, rounds: pd.DataFrame, generations: pd.DataFrame) -> pd.DataFrame:
-    """Sums per prompt (index): the arm's, its distinct repeats', the baseline's, the original model's if any, prefill.
+    """Return sums per prompt (index) of the arm, its distinct repeats, the baseline, the original model, and prefill.
 
-    rounds: of all methods, over the work that they share.
+    Args:
+        rounds: those of all methods, over the work that they share.
     """
     work = pd.MultiIndex.from_frame(arm[["prompt", "repeat"]])
     done = generations[pd.MultiIndex.from_frame(generations[["prompt", "repeat"]]).isin(work)]
@@ -126,7 +135,7 @@ def _table(arm: pd.DataFrame, distinct: pd.DataFrame, rounds: pd.DataFrame, gene
 
 
 def headline_values(sums: Columns) -> dict[str, np.ndarray]:
-    """The headline figures from sums: of the whole run, of each prompt [P], or of the replicates [B]."""
+    """Return the headline figures from sums of the whole run, of each prompt [P], or of the replicates [B]."""
     baseline_s, baseline_tokens = sums["baseline_round_s"], sums["baseline_tokens"]
     baseline_total_s, total_s = baseline_s + sums["baseline_prefill_s"], sums["round_s"] + sums["prefill_s"]
     per_token = baseline_s / baseline_tokens
@@ -157,14 +166,14 @@ def _headline(table: pd.DataFrame, replicates: int, seed: int) -> dict[str, floa
 
 
 def _flagged(generations: pd.DataFrame, arm: pd.DataFrame) -> set[str]:
-    """Prompts whose output fell into repetition, with the baseline or in this arm."""
+    """Return the prompts whose output fell into repetition, with the baseline or in this arm."""
     method, gamma = arm["method"].iloc[0], arm["gamma"].iloc[0]
     here = (generations["method"] == BASELINE) | ((generations["method"] == method) & (generations["gamma"] == gamma))
     return set(generations.loc[here & generations["flagged"].astype(bool), "prompt"])
 
 
 def _alpha_text(sums: pd.DataFrame | None, prompts: Collection[str], replicates: int, seed: int) -> dict[str, float]:
-    """alpha.text and its prompt bootstrap, from the replicates of the account; nothing without a proposal on the text.
+    """Return alpha.text with its prompt bootstrap, from the replicates of the account; nothing without a proposal.
 
     `sums`: prompt, numerator, denominator. `prompts` are the run's: one without a proposal has sums of 0.
     """
@@ -180,7 +189,7 @@ def _alpha_text(sums: pd.DataFrame | None, prompts: Collection[str], replicates:
 
 
 def _unflagged(table: pd.DataFrame, flagged: Collection[str], replicates: int, seed: int) -> dict[str, float]:
-    """Speedup and tokens per round over the prompts that no method's output made repetitive."""
+    """Return speedup and tokens per round over the prompts whose outputs are not repetitive by any method."""
     kept = table[~table.index.isin(list(flagged))]
     metrics = {"repetition.share": 1 - len(kept) / len(table)}
     if len(kept) == 0:
@@ -194,7 +203,7 @@ def _unflagged(table: pd.DataFrame, flagged: Collection[str], replicates: int, s
 
 
 def _by_category(table: pd.DataFrame, category: pd.Series, replicates: int, seed: int) -> dict[str, float]:
-    """category.<name>.<metric> where the prompts have more than one category."""
+    """Return category.<name>.<metric> where the prompts have more than one category."""
     metrics: dict[str, float] = {}
     for name, members in category_members(category.reindex(table.index)).items():
         headline = _headline(table[members], replicates, seed)
@@ -205,12 +214,10 @@ def _by_category(table: pd.DataFrame, category: pd.Series, replicates: int, seed
     return metrics
 
 
-def _theory(
-    account: Account, arm: pd.DataFrame, distinct: pd.DataFrame, calibration: Mapping[str, float]
-) -> dict[str, float]:
-    """What each model expects, and the time side."""
-    gamma, g = account.gamma, account.time["g"]
-    c = calibration.get("c", g / gamma)
+def _theory(account: Account, arm: pd.DataFrame, distinct: pd.DataFrame) -> dict[str, float]:
+    """Return what each model expects, and what a round costs."""
+    gamma = account.gamma
+    c = account.time["g"] / gamma
     metrics = {
         "tokens_per_round.capped_geometric": float(tokens_per_round(account.alpha, gamma)),
         "tokens_per_round.position": position_tokens(arm, hazards(distinct)),

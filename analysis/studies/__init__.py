@@ -1,1 +1,1 @@
-"""What each study found: its numbers and its words."""
+"""What each study says: one file of numbers and words per study, which registers itself by `findings.register`."""

@@ -1,33 +1,61 @@
-"""The numbers of study `ablation`: distributions of accepted lengths, ranks and rows by strategy, with prompt-bootstrap
-intervals. No torch.
-"""
+"""Study `ablation`: whose rows are accepted, how far, at which rank, and which share of the rows each strategy has."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pandas as pd
+from matplotlib.figure import Figure
 
-from ..intervals import percentile_bounds, resampled_sums
-from .replayed import LEVEL
+from ..figures import pictures, style
+from ..findings import About, Findings, Section, Tables, counted, register
+from ..intervals import Interval
+from ..sums import Sums, interval, intervals, tokens_per_call, with_replicates
 
-NONE = ""  # the strategy of rounds that accepted nothing
+_MOST = 16  # numbers under the bars
+
+
+@register("ablation", overlay="ngrammys_ablation")
+def findings(tables: Tables, about: About) -> Findings:
+    """Read `replay`, `histograms` and `skipped`."""
+    replay, histograms = tables["replay"], tables["histograms"]
+    names = strategies(histograms)
+    origin = about.origin(replay, tables["skipped"])
+    if not names:
+        text = f"The drafter proposed nothing in {int(replay['rounds'].sum()):,} rounds: there is nothing to attribute."
+        return Findings((Section("Contribution of strategies", (text, *origin)),))
+    parts = contributions(histograms, replay, names, about.replicates, about.seed)
+    whole = tokens_per_call(replay, ["k", "w"], about.replicates, about.seed).iloc[0]
+    found = {
+        name: {each: distribution(histograms, replay, name, each, about) for each in names}
+        for name in ("accepted", "rank", "allotment")
+    }
+    sections = (
+        _contribution(parts, whole, replay, origin, about),
+        _lengths(found["accepted"], parts, replay, about),
+        _ranks(found["rank"], replay, about),
+        _allotment(found["allotment"], parts, replay, about),
+    )
+    return Findings(sections, _metrics(parts, whole), _curves(found))
+
+
+# Numbers --------------------------------------------------------------------------------------------
 
 
 def strategies(histograms: pd.DataFrame) -> list[str]:
-    """Those that had rows, the one with most first."""
+    """Return the strategies that had rows, the one with most rows first."""
     rows = histograms[histograms["histogram"] == "allotment"]
     total = (rows["value"] * rows["count"]).groupby(rows["strategy"]).sum()
     return [str(name) for name in total.sort_values(ascending=False, kind="stable").index]
 
 
 def distribution(
-    histograms: pd.DataFrame, replay: pd.DataFrame, name: str, strategy: str, replicates: int, seed: int
+    histograms: pd.DataFrame, replay: pd.DataFrame, name: str, strategy: str, about: About
 ) -> pd.DataFrame:
-    """Shares of the values of histogram `name` among the rounds of `strategy`: value, count, share,
-    share_low, share_high.
+    """Return how the values of histogram `name` share the rounds of `strategy`: value, count, share, share_low,
+    share_high.
 
-    Of "accepted" and "rank", its rounds are those that it won; of "allotment" all rounds, those in which it had no row
-    included.
+    The rounds of "accepted" and "rank" are those that the strategy won; those of "allotment" are all rounds, with those
+    in which it had no row.
     """
     mine = histograms[(histograms["histogram"] == name) & (histograms["strategy"] == strategy)]
     wide = mine.pivot_table(index="prompt", columns="value", values="count", aggfunc="sum", fill_value=0)
@@ -36,39 +64,20 @@ def distribution(
         rounds = replay.groupby("prompt")["rounds"].sum()
         wide[0] = wide.get(0, 0) + rounds.reindex(wide.index) - wide.sum(axis=1)
     wide = wide[sorted(wide.columns)]
-    shares, low, high = _shares(wide.to_numpy(dtype=float), replicates, seed)
-    return pd.DataFrame(
-        {
-            "value": wide.columns.to_numpy(dtype=int),
-            "count": wide.sum(axis=0).to_numpy(dtype=int),
-            "share": shares,
-            "share_low": low,
-            "share_high": high,
-        }
-    )
-
-
-def _shares(counts: np.ndarray, replicates: int, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Of the columns of `counts` [P, values] in their sum over prompts, with bounds."""
-    total = counts.sum(axis=0)
-    missing = np.full(counts.shape[1], np.nan)
-    if not total.sum():
-        return missing, missing, missing
-    shares = total / total.sum()
-    if len(counts) < 2:
-        return shares, missing, missing
-    drawn = resampled_sums(counts, replicates, seed)
+    counts = with_replicates(wide.to_numpy(dtype=float), about.replicates, about.seed)
     with np.errstate(invalid="ignore"):
-        bounds = [percentile_bounds(column, LEVEL) for column in (drawn / drawn.sum(axis=1, keepdims=True)).T]
-    return shares, np.array([low for low, _ in bounds]), np.array([high for _, high in bounds])
+        shares = counts / counts.sum(axis=1, keepdims=True)
+    cells = pd.DataFrame({"value": wide.columns.to_numpy(dtype=int), "count": wide.sum(axis=0).to_numpy(dtype=int)})
+    return Sums(cells, {}, len(wide)).table({"share": shares})
 
 
 def contributions(
     histograms: pd.DataFrame, replay: pd.DataFrame, names: Sequence[str], replicates: int, seed: int
 ) -> pd.DataFrame:
-    """By strategy: rows (offered, a round), wins (share of rounds in which its row was accepted), of_rows and of_wins
-    (its shares of all rows and of all won rounds), per_row (won rounds per row offered), tokens (accepted, its share of
-    all accepted), length (mean accepted in the rounds it won); each with _low and _high.
+    """Return a line for each strategy: rows (offered in a round), wins (share of rounds in which its row was accepted),
+    of_rows and of_wins (its shares of all rows and of all won rounds), per_row (won rounds for each row offered),
+    tokens (its share of all accepted tokens), length (mean accepted tokens in the rounds it won); each with _low and
+    _high.
     """
     per_prompt = pd.DataFrame({"rounds": replay.groupby("prompt")["rounds"].sum()})
     for index, name in enumerate(names):
@@ -80,26 +89,189 @@ def contributions(
             per_prompt[f"{column}{index}"] = (
                 values.groupby(part["prompt"]).sum().reindex(per_prompt.index, fill_value=0)
             )
-    sums = per_prompt.to_numpy(dtype=float)
-    drawn = resampled_sums(sums, replicates, seed) if len(sums) > 1 else np.empty((0, sums.shape[1]))
-    both = dict(zip(per_prompt.columns, np.concatenate([sums.sum(axis=0, keepdims=True), drawn]).T, strict=True))
-    total = {kind: sum(both[f"{kind}{index}"] for index in range(len(names))) for kind in ("rows", "wins", "tokens")}
-    found = []
-    for index, name in enumerate(names):
-        rows, wins, tokens = (both[f"{kind}{index}"] for kind in ("rows", "wins", "tokens"))
-        with np.errstate(divide="ignore", invalid="ignore"):
-            values = {
-                "rows": rows / both["rounds"],
-                "wins": wins / both["rounds"],
-                "of_rows": rows / total["rows"],
-                "of_wins": wins / total["wins"],
-                "per_row": wins / rows,
-                "tokens": tokens / total["tokens"],
-                "length": tokens / wins,
-            }
-        row: dict[str, object] = {"strategy": name}
-        for key, value in values.items():
-            low, high = percentile_bounds(value[1:], LEVEL) if len(sums) > 1 else (np.nan, np.nan)
-            row |= {key: float(value[0]), f"{key}_low": low, f"{key}_high": high}
-        found.append(row)
-    return pd.DataFrame(found)
+    drawn = with_replicates(per_prompt.to_numpy(dtype=float), replicates, seed)
+    rounds = drawn[:, :1]
+    rows, wins, tokens = (drawn[:, 1 + at :: 3] for at in range(3))  # [1 + B, strategies] each
+
+    def share(values: np.ndarray) -> np.ndarray:
+        return values / sum(values.T)[:, None]  # added up in their order
+
+    with np.errstate(divide="ignore", invalid="ignore"):
+        statistics = {
+            "rows": rows / rounds,
+            "wins": wins / rounds,
+            "of_rows": share(rows),
+            "of_wins": share(wins),
+            "per_row": wins / rows,
+            "tokens": share(tokens),
+            "length": tokens / wins,
+        }
+    return Sums(pd.DataFrame({"strategy": list(names)}), {}, len(per_prompt)).table(statistics)
+
+
+def _metrics(parts: pd.DataFrame, whole: pd.Series) -> dict[str, float]:
+    """Return `ablation.*`, by strategy."""
+    metrics = {"ablation.tokens_per_call": float(whole["tokens"])}
+    for line in parts.to_dict("records"):
+        for key in ("rows", "wins", "of_rows", "of_wins", "per_row", "tokens", "length"):
+            metrics[f"ablation.{line['strategy']}.{key}"] = float(line[key])
+    return {name: value for name, value in metrics.items() if np.isfinite(value)}
+
+
+def _curves(found: Mapping[str, Mapping[str, pd.DataFrame]]) -> dict[str, dict[int, float]]:
+    """Return shares over accepted length, over rank (from 1), and over rows of a round."""
+    return {
+        f"curve.ablation.{name}.{strategy}": {
+            int(value) + (name == "rank"): float(share)
+            for value, share in zip(table["value"], table["share"], strict=True)
+            if np.isfinite(share)
+        }
+        for name, tables in found.items()
+        for strategy, table in tables.items()
+    }
+
+
+# Words ----------------------------------------------------------------------------------------------
+
+
+def _contribution(
+    parts: pd.DataFrame, whole: pd.Series, replay: pd.DataFrame, origin: tuple[str, ...], about: About
+) -> Section:
+    k, w = _size(replay)
+    first = parts.loc[parts["tokens"].fillna(0.0).idxmax()]
+    text = [
+        f"{first['strategy']} has {interval(first, 'tokens'):.0%} of the accepted draft tokens and "
+        f"{interval(first, 'of_rows'):.0%} of the rows. With {k} rows of {w} a call yields "
+        f"{interval(whole, 'tokens'):.2f} tokens; in {1 - parts['wins'].sum():.0%} of {int(replay['rounds'].sum()):,} "
+        "rounds no row is accepted."
+    ]
+    if len(parts) > 1:
+        ordered = parts.sort_values("per_row", ascending=False, kind="stable").to_dict("records")
+        others = ", ".join(f"{100 * line['per_row']:.1f} of {line['strategy']}" for line in ordered[1:])
+        text.append(
+            f"A row of {ordered[0]['strategy']} is worth most: {100 * ordered[0]['per_row']:.1f} of a hundred are "
+            f"accepted, {others}. Strategies are not alternatives here: the first that offers a row is credited with "
+            "it, and later ones fill the places that are left."
+        )
+    shown = pd.DataFrame(
+        {
+            "strategy": parts["strategy"],
+            "rows a round": [f"{each:.2f}" for each in intervals(parts, "rows")],
+            "share of rows": [f"{each:.0%}" for each in intervals(parts, "of_rows")],
+            "rounds won": [f"{each:.0%}" for each in intervals(parts, "wins")],
+            "share of accepted rows": [f"{each:.0%}" for each in intervals(parts, "of_wins")],
+            "accepted of its rows": [f"{each:.1%}" for each in intervals(parts, "per_row")],
+            "share of accepted tokens": [f"{each:.0%}" for each in intervals(parts, "tokens")],
+            "accepted length when it wins": [f"{each:.2f}" for each in intervals(parts, "length")],
+        }
+    )
+    return Section(
+        "Contribution of strategies",
+        (*text, *origin),
+        tables=(("Contribution by strategy, with 95% prompt-bootstrap intervals", shown),),
+        figures=(("contribution", _shares_figure(parts, replay, about)),),
+    )
+
+
+def _lengths(found: Mapping[str, pd.DataFrame], parts: pd.DataFrame, replay: pd.DataFrame, about: About) -> Section:
+    _, w = _size(replay)
+    won = [line for line in parts.to_dict("records") if line["wins"] > 0]
+    text = ["No row of any strategy was accepted."]
+    if won:
+        listed = "; ".join(f"{line['strategy']} {interval(line, 'length'):.2f}" for line in won)
+        text = [f"Mean accepted tokens in the rounds that a strategy wins: {listed}."]
+    full = "; ".join(
+        f"{name} {table.loc[table['value'] == w, 'share'].sum():.0%}" for name, table in found.items() if len(table)
+    )
+    if full:
+        text.append(
+            f"Share of the rounds that a strategy wins with all {w} tokens of its row: {full}. There longer rows would "
+            "give more."
+        )
+    figure = _bars(_known(found), "accepted tokens", "share of the rounds that it wins", "Accepted length by strategy",
+                   replay, about)  # fmt: skip
+    return Section("Accepted length", tuple(text), _table(found, "accepted tokens"), (("accepted_lengths", figure),))
+
+
+def _ranks(found: Mapping[str, pd.DataFrame], replay: pd.DataFrame, about: About) -> Section:
+    found = {name: table.assign(value=table["value"] + 1) for name, table in found.items()}  # shown from 1
+    listed = []
+    for name, table in _known(found).items():
+        first = table.loc[table["value"] == 1, "share"].sum()
+        needed = int(table["value"].iloc[int(np.searchsorted(table["share"].cumsum(), 0.9 - 1e-9))])
+        listed.append(f"{name} {first:.0%} at rank 1, 90% up to rank {needed}")
+    text = [f"Where the accepted row stood in its strategy's own order: {'; '.join(listed)}."] if listed else []
+    text.append("Where several rows begin alike, the tokens that they share count for the first of them.")
+    figure = _bars(_known(found), "rank that the strategy gave the accepted row", "share of the rounds that it wins",
+                   "Rank of the accepted row by strategy", replay, about)  # fmt: skip
+    return Section("Rank of the accepted row", tuple(text), _table(found, "rank"), (("ranks", figure),))
+
+
+def _allotment(found: Mapping[str, pd.DataFrame], parts: pd.DataFrame, replay: pd.DataFrame, about: About) -> Section:
+    k, _ = _size(replay)
+    listed = []
+    for line in parts.to_dict("records"):
+        table = found[str(line["strategy"])]
+        none = table.loc[table["value"] == 0, "share"].sum()
+        listed.append(f"{line['strategy']} {interval(line, 'rows'):.2f} rows, none in {none:.0%} of the rounds")
+    figure = _bars(found, "rows that the strategy has in a round", "share of all rounds",
+                   "Rows of a round by strategy; a row that two offer counts for the first", replay, about)  # fmt: skip
+    text = (f"A round has {k} rows; on average they are: {'; '.join(listed)}.",)
+    return Section("Allotment of rows", text, _table(found, "rows in a round"), (("allotment", figure),))
+
+
+def _size(replay: pd.DataFrame) -> tuple[int, int]:
+    return int(replay["k"].iloc[0]), int(replay["w"].iloc[0])
+
+
+def _known(found: Mapping[str, pd.DataFrame]) -> dict[str, pd.DataFrame]:
+    return {name: table for name, table in found.items() if len(table)}
+
+
+def _table(found: Mapping[str, pd.DataFrame], what: str) -> tuple[tuple[str, pd.DataFrame]]:
+    """Return a table of shares: values down, strategies across."""
+    columns = {
+        name: pd.Series([f"{each:.1%}" for each in intervals(table, "share")], index=table["value"], dtype=object)
+        for name, table in found.items()
+    }
+    wide = pd.DataFrame(columns).sort_index().fillna("–").rename_axis(what).reset_index()
+    return (("Shares of rounds", wide),)
+
+
+# Pictures -------------------------------------------------------------------------------------------
+
+
+def _caption(replay: pd.DataFrame) -> str:
+    prompts = replay["prompt"].nunique()
+    bars = "whiskers: 95% prompt-bootstrap intervals" if prompts > 1 else "no intervals"
+    return f"{counted(prompts, 'prompt')}, {counted(int(replay['rounds'].sum()), 'round')}, replayed; {bars}."
+
+
+@style.in_style
+def _bars(
+    found: Mapping[str, pd.DataFrame], xlabel: str, ylabel: str, title: str, replay: pd.DataFrame, about: About
+) -> Figure:
+    k, w = _size(replay)
+    figure, axes = style.new_figure(f"{title}, {k} rows of {w}\n{about.title}", _caption(replay))
+    values = sorted({int(value) for table in found.values() for value in table["value"]})
+    groups = {name: dict(zip(table["value"], intervals(table, "share"), strict=True)) for name, table in found.items()}
+    none = Interval(0.0)
+    pictures.grouped_bars(axes, {name: [each.get(at, none) for at in values] for name, each in groups.items()})
+    step = -(-len(values) // _MOST)
+    axes.set_xticks(range(0, len(values), step), [str(value) for value in values[::step]])
+    axes.set(xlabel=xlabel, ylabel=ylabel)
+    return figure
+
+
+@style.in_style
+def _shares_figure(parts: pd.DataFrame, replay: pd.DataFrame, about: About) -> Figure:
+    """Draw each strategy's share of all rows, of all accepted rows and of all accepted tokens."""
+    k, w = _size(replay)
+    title = f"Who has the rows, and whose are accepted, {k} rows of {w}\n{about.title}"
+    figure, axes = style.new_figure(title, _caption(replay))
+    labels = {"of_rows": "rows offered", "of_wins": "accepted rows", "tokens": "accepted tokens"}
+    groups = {line["strategy"]: [interval(line, name) for name in labels] for line in parts.to_dict("records")}
+    pictures.grouped_bars(axes, groups)
+    axes.set_xticks(range(len(labels)), list(labels.values()))
+    axes.set(ylabel="share by strategy", ylim=(0, 1))
+    return figure

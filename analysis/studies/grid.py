@@ -1,126 +1,148 @@
-"""The numbers of study `grid`: tokens per call and speedup of every block with intervals, the best block, its lead over
-another, and what live runs measured beside what was predicted. No torch.
+"""Study `grid`: which shape, k rows of w tokens, is fastest, what it gains over the usual one, and whether live runs
+agree with what was predicted.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 import pandas as pd
+from matplotlib.colors import Normalize
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 
 from ..cost.block_seconds import repeats_of, stream_seconds
-from .replayed import Sums, prompt_sums
+from ..figures import pictures, style
+from ..findings import About, Findings, Section, Tables, counted, register
+from ..intervals import Interval
+from ..sums import Sums, interval, intervals, strategy_sums
 
-Block = tuple[int, int]
+Shape = tuple[int, int]
+"""k rows of w tokens each."""
+
+USUAL: Shape = (10, 10)
+"""The shape of N-Grammys (2411.03786)."""
+_LEAST = 5  # prompts of a category that is looked at alone
+_EXACT = ("float32", "float64")
+
+
+@register("grid", overlay="ngrammys_grid")
+def findings(tables: Tables, about: About) -> Findings:
+    """Read `replay`, `block_times`, `host_times`, `live` and `skipped`."""
+    replay, live = tables["replay"], tables["live"]
+    found = grid(replay, tables["block_times"], tables["host_times"], about.replicates, about.seed)
+    check = live_check(found.texts, live)
+    sections = [_tokens(found, tables["skipped"], about), _speed(found, tables["block_times"], about)]
+    if len(check):
+        sections.append(_live(check, live, about))
+    return Findings(tuple(sections), _metrics(found, check), _curves(found))
+
+
+# Numbers --------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class Lead:
-    """A value of one block less that of another, in the same replicates."""
+class GridNumbers:
+    """Tokens per call and speedup of all shapes.
 
-    value: float
-    low: float
-    high: float
-
-
-@dataclass(frozen=True)
-class Grid:
-    """
     Attributes:
-        rows: the replay, a row for each block and stream, with predicted `seconds` and `plain_s`, means of the repeats.
-        by_repeat: predicted speedup of each block by repeat, [repeats, C].
-        sums: over prompts.
+        texts: the replay, a line for each shape and stream, with predicted `seconds` and `plain_s`, means of the
+            repeats.
+        by_repeat: predicted speedup of each shape by repeat, [repeats, C].
+        sums: sums over prompts by shape.
     """
 
-    rows: pd.DataFrame
+    texts: pd.DataFrame
     by_repeat: np.ndarray
     sums: Sums
 
     @cached_property
-    def tokens(self) -> np.ndarray:
-        """Tokens per call, [1 + B, C]."""
-        return self.sums.values["tokens"] / self.sums.values["rounds"]
+    def statistics(self) -> Mapping[str, np.ndarray]:
+        """Tokens per call and speedup, [1 + B, C] each; the speedup of a shape that could not be timed is NaN."""
+        return {"tokens": self.sums.ratio("tokens", "rounds"), "speedup": self.sums.ratio("plain_s", "seconds")}
 
     @cached_property
-    def speedup(self) -> np.ndarray:
-        """[1 + B, C]; NaN for blocks that could not be timed."""
-        return self.sums.values["plain_s"] / self.sums.values["seconds"]
-
-    @cached_property
-    def blocks(self) -> pd.DataFrame:
-        """One row per block: k, w, tokens, tokens_low, tokens_high, speedup, speedup_low, speedup_high, deviation
-        (standard deviation over repeats; NaN for one), nodes (mean of a draft).
+    def shapes(self) -> pd.DataFrame:
+        """A line for each shape: k, w, tokens and speedup, both with _low and _high, deviation (standard deviation of
+        the speedup over repeats; NaN for one repeat), nodes (mean of a draft).
         """
-        cells = self.sums.cells.copy()
-        for name, values in (("tokens", self.tokens), ("speedup", self.speedup)):
-            low, high = self.sums.interval(values)
-            cells[name], cells[f"{name}_low"], cells[f"{name}_high"] = values[0], low, high
         repeats = len(self.by_repeat)
-        cells["deviation"] = np.std(self.by_repeat, axis=0, ddof=1) if repeats > 1 else np.nan
-        cells["nodes"] = self.sums.values["nodes"][0] / self.sums.values["rounds"][0]
-        return cells
+        return self.sums.table(self.statistics).assign(
+            deviation=np.std(self.by_repeat, axis=0, ddof=1) if repeats > 1 else np.nan,
+            nodes=self.sums.ratio("nodes", "rounds")[0],
+        )
 
-    def best(self, name: str) -> Block:
-        """The block with the largest `tokens` or `speedup`; of equal ones the smallest."""
-        row = self.blocks.loc[self.blocks[name].idxmax()]
-        return int(row["k"]), int(row["w"])
+    def best(self, name: str) -> Shape:
+        """Return the shape with most `tokens` or `speedup`; of equal ones the smallest."""
+        line = self.shapes.loc[self.shapes[name].idxmax()]
+        return int(line["k"]), int(line["w"])
 
-    def has(self, block: Block) -> bool:
-        return bool(((self.sums.cells["k"] == block[0]) & (self.sums.cells["w"] == block[1])).any())
+    def has(self, shape: Shape) -> bool:
+        """Return True if the shape is part of the grid."""
+        return bool(((self.sums.cells["k"] == shape[0]) & (self.sums.cells["w"] == shape[1])).any())
 
-    def value(self, name: str, block: Block) -> float:
-        return float(self.blocks.loc[self._number(block), name])
+    def value(self, name: str, shape: Shape) -> float:
+        """Return a column of `shapes` for one shape."""
+        return float(self.shapes.loc[self._place(shape), name])
 
-    def lead(self, name: str, block: Block, other: Block) -> Lead:
-        """Of `block` over `other`."""
-        values = getattr(self, name)
-        difference = values[:, [self._number(block)]] - values[:, [self._number(other)]]
-        low, high = self.sums.interval(difference)
-        return Lead(float(difference[0, 0]), float(low[0]), float(high[0]))
+    def interval(self, name: str, shape: Shape) -> Interval:
+        """Return `tokens` or `speedup` of one shape."""
+        return interval(self.shapes.loc[self._place(shape)], name)
 
-    def steadiness(self, name: str, block: Block) -> float:
-        """Share of replicates in which `block` is the best, NaN from one prompt: low where many are nearly as good."""
-        values = getattr(self, name)[1:]
+    def lead(self, name: str, shape: Shape, other: Shape) -> Interval:
+        """Return how much one shape has beyond another, in the same replicates."""
+        values = self.statistics[name]
+        return self.sums.interval(values[:, self._place(shape)] - values[:, self._place(other)])
+
+    def steadiness(self, name: str, shape: Shape) -> float:
+        """Return the share of replicates in which `shape` is the best, NaN from one prompt: low where many shapes are
+        nearly as good.
+        """
+        values = self.statistics[name][1:]
         values = values[np.isfinite(values).any(axis=1)]
-        return float(np.mean(np.nanargmax(values, axis=1) == self._number(block))) if len(values) else float("nan")
+        return float(np.mean(np.nanargmax(values, axis=1) == self._place(shape))) if len(values) else float("nan")
 
-    def _number(self, block: Block) -> int:
+    def _place(self, shape: Shape) -> int:
         cells = self.sums.cells
-        return int(np.flatnonzero((cells["k"] == block[0]) & (cells["w"] == block[1]))[0])
+        return int(np.flatnonzero((cells["k"] == shape[0]) & (cells["w"] == shape[1]))[0])
 
 
-def grid(replay: pd.DataFrame, block_times: pd.DataFrame, host_times: pd.DataFrame, replicates: int, seed: int) -> Grid:
-    """From the study's tables."""
+def grid(
+    replay: pd.DataFrame, block_times: pd.DataFrame, host_times: pd.DataFrame, replicates: int, seed: int
+) -> GridNumbers:
+    """Compute the numbers from the study's tables."""
     seconds, plain = stream_seconds(replay, repeats_of(block_times, host_times))
-    rows = replay.assign(seconds=seconds.mean(axis=0), plain_s=plain.mean(axis=0))
-    untimed = rows["seconds"].isna().groupby([rows["k"], rows["w"]]).transform("any")
-    rows.loc[untimed, "seconds"] = np.nan  # a speedup over some of the texts would not compare with the others
-    sums = prompt_sums(rows, ["k", "w"], ["tokens", "rounds", "nodes", "seconds", "plain_s"], replicates, seed)
+    texts = replay.assign(seconds=seconds.mean(axis=0), plain_s=plain.mean(axis=0))
+    untimed = texts["seconds"].isna().groupby([texts["k"], texts["w"]]).transform("any")
+    texts.loc[untimed, "seconds"] = np.nan  # a speedup over some of the texts would not compare with the others
+    sums = strategy_sums(texts, ["k", "w"], ["tokens", "rounds", "nodes", "seconds", "plain_s"], replicates, seed)
     by_repeat = []
     for mine, base in zip(seconds, plain, strict=True):
         totals = replay[["k", "w"]].assign(mine=mine, base=base).groupby(["k", "w"]).agg(_whole)
         by_repeat.append((totals["base"] / totals["mine"]).to_numpy())
-    return Grid(rows, np.stack(by_repeat), sums)
+    return GridNumbers(texts, np.stack(by_repeat), sums)
 
 
 def _whole(values: pd.Series) -> float:
-    """The sum; NaN if a part is."""
+    """Return the sum; NaN if a part is NaN."""
     return float(values.sum(skipna=False))
 
 
-def live_check(rows: pd.DataFrame, live: pd.DataFrame) -> pd.DataFrame:
-    """Live runs beside the prediction for the same texts, one row per block: k, w, streams, tokens_predicted,
+def live_check(texts: pd.DataFrame, live: pd.DataFrame) -> pd.DataFrame:
+    """Set live runs beside the prediction for the same texts, a line for each shape: k, w, streams, tokens_predicted,
     tokens_measured (per call), same_rounds (streams whose every live run took the rounds of the replay), identical
     (share of runs that wrote the replayed text), speedup_predicted, speedup_measured, deviation (standard deviation
     over repeats; NaN for one), error (predicted over measured, less 1).
 
-    rows: of a `Grid`. live: of the study.
+    Args:
+        texts: the texts of `GridNumbers`.
+        live: the study's table.
     """
-    plain = live[live["w"] == 0]
-    base = plain.groupby("repeat")["seconds"].sum()
+    base = live[live["w"] == 0].groupby("repeat")["seconds"].sum()
     found = []
     for (k, w), runs in live[live["w"] > 0].groupby(["k", "w"]):
-        mine = rows[(rows["k"] == k) & (rows["w"] == w)].set_index("stream").loc[sorted(set(runs["stream"]))]
+        mine = texts[(texts["k"] == k) & (texts["w"] == w)].set_index("stream").loc[sorted(set(runs["stream"]))]
         by_repeat = base / runs.groupby("repeat")["seconds"].sum()
         measured = float(base.sum() / runs["seconds"].sum())
         predicted = float(mine["plain_s"].sum() / mine["seconds"].sum(skipna=False))
@@ -144,25 +166,288 @@ def live_check(rows: pd.DataFrame, live: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(found)
 
 
-def best_by_category(whole: Grid, least: int) -> pd.DataFrame:
-    """The fastest block and the one with most tokens per call of every category with at least `least` prompts; empty
-    where there are not two such categories.
+def _by_category(found: GridNumbers) -> pd.DataFrame:
+    """Return the fastest shape and the one with most tokens per call for every category of enough prompts; empty where
+    there are not two such categories.
     """
-    rows = []
-    for category, part in whole.rows.groupby("category"):
-        if part["prompt"].nunique() < least:
+    lines = []
+    for category, part in found.texts.groupby("category"):
+        if part["prompt"].nunique() < _LEAST:
             continue
         totals = part.groupby(["k", "w"])[["tokens", "rounds", "seconds", "plain_s"]].sum()
         tokens, speed = totals["tokens"] / totals["rounds"], totals["plain_s"] / totals["seconds"].replace(0.0, np.nan)
         fastest = speed.idxmax()
-        rows.append(
+        lines.append(
             {
                 "category": category,
                 "prompts": part["prompt"].nunique(),
-                "fastest block": str(fastest),
+                "fastest shape": str(fastest),
                 "speedup": f"{speed.max():.2f}",
                 "its tokens per call": f"{tokens[fastest]:.2f}",
                 "most tokens per call": f"{tokens.max():.2f} at {tokens.idxmax()}",
             }
         )
-    return pd.DataFrame(rows) if len(rows) > 1 else pd.DataFrame()
+    return pd.DataFrame(lines) if len(lines) > 1 else pd.DataFrame()
+
+
+def _metrics(found: GridNumbers, check: pd.DataFrame) -> dict[str, float]:
+    """Return `grid.*`: best_k and best_w are those of the fastest shape."""
+    fastest, longest = found.best("speedup"), found.best("tokens")
+    speedup = found.interval("speedup", fastest)
+    metrics = {
+        "grid.best_k": float(fastest[0]),
+        "grid.best_w": float(fastest[1]),
+        "grid.speedup.best": speedup.estimate,
+        "grid.speedup.best.ci_low": speedup.low,
+        "grid.speedup.best.ci_high": speedup.high,
+        "grid.speedup.best.tokens_per_call": found.value("tokens", fastest),
+        "grid.best_tokens_per_call": found.value("tokens", longest),
+        "grid.best_tokens_per_call.k": float(longest[0]),
+        "grid.best_tokens_per_call.w": float(longest[1]),
+    }
+    if found.has(USUAL):
+        lead = found.lead("speedup", fastest, USUAL)
+        metrics |= {
+            "grid.speedup.10x10": found.value("speedup", USUAL),
+            "grid.tokens_per_call.10x10": found.value("tokens", USUAL),
+            "grid.speedup.lead": lead.estimate,
+            "grid.speedup.lead.ci_low": lead.low,
+            "grid.speedup.lead.ci_high": lead.high,
+        }
+    if len(check):
+        metrics["grid.live.same_rounds"] = float(check["same_rounds"].sum() / check["streams"].sum())
+        metrics["grid.live.worst_error"] = float(check["error"].abs().max())
+    return {name: value for name, value in metrics.items() if np.isfinite(value)}
+
+
+def _curves(found: GridNumbers) -> dict[str, dict[int, float]]:
+    """Return tokens per call and speedup over w, for every k."""
+    return {
+        f"curve.grid.{name}.k{k}": dict(zip(points["w"].tolist(), points[column].tolist(), strict=True))
+        for k, part in found.shapes.groupby("k")
+        for name, column in (("tokens_per_call", "tokens"), ("speedup", "speedup"))
+        if len(points := part.dropna(subset=column))
+    }
+
+
+# Tokens per call ------------------------------------------------------------------------------------
+
+
+def _tokens(found: GridNumbers, skipped: pd.DataFrame, about: About) -> Section:
+    longest, prompts = found.best("tokens"), counted(found.sums.prompts, "prompt")
+    text = (
+        f"Most tokens per call: {found.interval('tokens', longest):.2f} with the shape {longest}"
+        f"{_compared(found, 'tokens', longest, ', ')}.",
+        _enough(found, longest),
+        *about.origin(found.texts, skipped),
+    )
+    figure = _maps(
+        {"Tokens per call of the target, its own token included": (found.shapes, "tokens", longest)},
+        title=f"Tokens per call over k rows of width w\n{about.title}",
+        caption=f"{prompts} of {about.prompts}; greedy texts replayed, which is exact. {_frames('the most')}",
+    )
+    caption = f"Tokens per call with 95% intervals over {prompts}"
+    return Section("Tokens per call", text, ((caption, _table(found, "tokens")),), (("tokens_per_call", figure),))
+
+
+def _enough(found: GridNumbers, longest: Shape) -> str:
+    """Name the smallest shape with most of what the best one gains."""
+    shapes, gain = found.shapes, found.value("tokens", longest) - 1
+    if gain <= 0:
+        return "No shape gains anything over plain decoding."
+    near = shapes[shapes["tokens"] - 1 >= 0.9 * gain].sort_values("nodes").iloc[0]
+    return (
+        f"Nine tenths of its gain over plain decoding come with ({int(near['k'])}, {int(near['w'])}): "
+        f"{near['tokens']:.2f} tokens per call from {near['nodes']:.0f} nodes a round, where the best has "
+        f"{found.value('nodes', longest):.0f}."
+    )
+
+
+def _compared(found: GridNumbers, name: str, best: Shape, joint: str) -> str:
+    """Set the best shape against the usual one; empty where it is that one, or that one was not part of the grid."""
+    if best == USUAL or not found.has(USUAL):
+        return ""
+    lead = found.lead(name, best, USUAL)
+    verdict = ": the best is better beyond chance" if lead.low > 0 else ": no difference beyond chance"
+    return (
+        f"{joint}{USUAL} has {found.interval(name, USUAL):.2f}, the difference being {lead:.2f} (paired)"
+        f"{verdict if lead.known else ''}"
+    )
+
+
+def _table(found: GridNumbers, name: str) -> pd.DataFrame:
+    """Return values with their intervals: w down, k across."""
+    shown = found.shapes.assign(text=[f"{each:.2f}" for each in intervals(found.shapes, name)])
+    wide = shown.pivot(index="w", columns="k", values="text")
+    wide.columns = pd.Index([f"k = {k}" for k in wide.columns])
+    return wide.reset_index()
+
+
+# Speedup --------------------------------------------------------------------------------------------
+
+
+def _speed(found: GridNumbers, times: pd.DataFrame, about: About) -> Section:
+    fastest, repeats = found.best("speedup"), len(found.by_repeat)
+    prompts = counted(found.sums.prompts, "prompt")
+    kind = "simulated speedup" if about.simulated else "speedup"
+    steady = found.steadiness("speedup", fastest)
+    text = [
+        f"Fastest: the shape {fastest} with a {kind} of {found.interval('speedup', fastest):.2f} over plain decoding"
+        f"{_compared(found, 'speedup', fastest, '; ')}.",
+        "It is chosen and judged on the same texts, which favours it a little"
+        + ("" if np.isnan(steady) else f"; it is the best in {steady:.0%} of the resampled sets of prompts")
+        + ".",
+        _how(times, about, repeats),
+    ]
+    mean = kind.capitalize()
+    panels: dict[str, tuple[pd.DataFrame, str, Shape | None]] = {mean: (found.shapes, "speedup", fastest)}
+    if repeats > 1:
+        text.append(
+            "The intervals say how far other prompts would move a speedup, the standard deviation over repeats "
+            f"({found.value('deviation', fastest):.2f} for the fastest shape) how far timing again would."
+        )
+        panels = {
+            f"{mean}, mean of {counted(repeats, 'repeat')}": (found.shapes, "speedup", fastest),
+            "Standard deviation over the repeats of the timing": (found.shapes, "deviation", None),
+        }
+    missing = int(found.shapes["speedup"].isna().sum())
+    if missing:
+        text.append(f"{counted(missing, 'shape')} could not be timed and have no speedup (grey).")
+    source = "simulated by a cost model" if about.simulated else "from measured calls, drafts and commits"
+    figure = _maps(
+        panels,
+        title=f"{mean} over k rows of width w\n{about.title}",
+        caption=f"{prompts} of {about.prompts}. Rounds by replay, seconds {source}; over plain decoding. "
+        f"{_frames('the fastest')}",
+    )
+    tables = [(f"{mean} with 95% intervals over {prompts}", _table(found, "speedup"))]
+    categories = _by_category(found)
+    if len(categories):
+        tables.append((f"Best shapes by category of at least {_LEAST} prompts, without intervals", categories))
+    return Section(mean, tuple(text), tuple(tables), (("speedup", figure),))
+
+
+def _how(times: pd.DataFrame, about: About, repeats: int) -> str:
+    if about.simulated:
+        return (
+            "All seconds, of calls, drafts and commits alike, come from a cost model: nothing was timed, and no live "
+            "run exists to check them."
+        )
+    contexts = ", ".join(f"{context:,}" for context in sorted(times["context"].unique()))
+    calls = int(times.groupby(["k", "w", "context"])["call"].nunique().max())
+    note = (
+        f"Seconds of a round: the call from t(k, w, context) of every shape behind {contexts} cached tokens "
+        f"({counted(calls, 'call')} each). Between these, time is on straight lines in tokens evaluated and in "
+        "context, since drafts whose rows begin alike are smaller than their shape. The time of drafting, accepting "
+        "and committing comes from short live runs in five shapes, on straight lines in draft nodes."
+    )
+    late = times["missing"] == "time"
+    if late.any():
+        note += f" {late.sum():,} of {len(times):,} calls were not made because study.seconds ran out."
+    return note + (f" {counted(repeats, 'repeat')} of all timing." if repeats > 1 else "")
+
+
+# Live runs ------------------------------------------------------------------------------------------
+
+
+def _live(check: pd.DataFrame, live: pd.DataFrame, about: About) -> Section:
+    dtype, streams = str(live["dtype"].iloc[0]), int(check["streams"].max())
+    repeats = int(live["repeat"].nunique())
+    same, of = int(check["same_rounds"].sum()), int(check["streams"].sum())
+    worst = check.loc[check["error"].abs().idxmax()]
+    rounds = (
+        f"In {same} of {of} cases (a text in a corner shape) live decoding took exactly as many rounds as the replay"
+    )
+    if same == of:
+        rounds += ": tokens per call are the same."
+    elif dtype in _EXACT:
+        rounds += f"; in {dtype} it should have in all, and did not: a fault."
+    else:
+        rounds += f"; in {dtype} rounding can change a token where two are nearly as likely, in float32 it does not."
+    spread = check["deviation"].max()
+    text = (
+        rounds,
+        f"Predicted speedups are off by {worst['error']:+.1%} at worst, at ({int(worst['k'])}, {int(worst['w'])}): "
+        f"{worst['speedup_predicted']:.2f} predicted, {worst['speedup_measured']:.2f} live"
+        + ("." if np.isnan(spread) else f"; the standard deviation over live repeats is at most {spread:.2f}."),
+    )
+    lines = check.to_dict("records")
+    shown = pd.DataFrame(
+        {
+            "shape": [f"({line['k']}, {line['w']})" for line in lines],
+            "tokens per call: replayed": check["tokens_predicted"].map("{:.3f}".format),
+            "tokens per call: live": check["tokens_measured"].map("{:.3f}".format),
+            "speedup: predicted": check["speedup_predicted"].map("{:.2f}".format),
+            "speedup: live": [
+                f"{line['speedup_measured']:.2f}"
+                + ("" if np.isnan(line["deviation"]) else f" ± {line['deviation']:.2f}")
+                for line in lines
+            ],
+            "error": check["error"].map("{:+.1%}".format),
+        }
+    )
+    figure = _predicted_and_live(
+        check,
+        title=f"Predicted and live speedup in the corner shapes\n{about.title}",
+        caption=f"{counted(streams, 'prompt')} of {about.prompts}, {counted(repeats, 'repeat')} interleaved with plain "
+        "decoding; bars: standard deviation over repeats. Predictions are for the same texts.",
+    )
+    caption = f"{counted(streams, 'text')} decoded live, {counted(repeats, 'repeat')}"
+    return Section("Live runs in the corners", text, ((caption, shown),), (("live", figure),))
+
+
+# Pictures -------------------------------------------------------------------------------------------
+
+
+def _frames(best: str) -> str:
+    return f"Frame: {best}; dashed: the usual {USUAL}."
+
+
+@style.in_style
+def _maps(panels: Mapping[str, tuple[pd.DataFrame, str, Shape | None]], *, title: str, caption: str) -> Figure:
+    """Draw one map below the other, with values in the cells; a shape without a value is grey.
+
+    Args:
+        panels: title of a panel -> the shapes, the column that it shows, and the shape with a frame. The usual shape
+            has a dashed frame where it is part of the grid.
+    """
+    grids = {name: shapes.set_index(["k", "w"])[column].unstack("w") for name, (shapes, column, _) in panels.items()}
+    rows = [max(2, len(values)) for values in grids.values()]
+    height = 1.5 + sum(0.75 + 0.42 * count for count in rows)
+    figure, axes = style.new_panels(title, caption, height, rows=len(panels), height_ratios=rows)
+    for each, (name, values) in zip(axes[:, 0], grids.items(), strict=True):
+        values = values.sort_index()
+        known = values.stack()
+        low, high = (float(known.min()), float(known.max())) if len(known) else (0.0, 1.0)
+        scale = Normalize(low, high if high > low else low + 1)
+        pictures.heat_map(each, values, scale)
+        for (row, column), value in np.ndenumerate(values.to_numpy(dtype=float)):
+            if np.isfinite(value):
+                text = f"{value:.2f}" if high >= 0.5 else f"{value:.3f}".removeprefix("0")
+                each.text(column, row, text, ha="center", va="center", fontsize=9.5,
+                          color=style.BLACK if scale(value) > 0.47 else "white")  # fmt: skip
+        for shape, dash in ((panels[name][2], "-"), (USUAL, (0, (2, 1.5)))):
+            if shape is not None and shape[0] in values.index and shape[1] in values.columns:
+                corner = list(values.columns).index(shape[1]) - 0.46, list(values.index).index(shape[0]) - 0.46
+                each.add_patch(Rectangle(corner, 0.92, 0.92, fill=False, edgecolor=style.ORANGE, linewidth=2.6,
+                                         linestyle=dash))  # fmt: skip
+        each.set_title(name, fontsize=11, loc="left")
+        each.set_ylabel("k, rows")
+    axes[-1, 0].set_xlabel("w, draft tokens in a row")
+    return figure
+
+
+@style.in_style
+def _predicted_and_live(check: pd.DataFrame, *, title: str, caption: str) -> Figure:
+    """Draw the speedup of each shape, predicted beside measured."""
+    figure, axes = style.new_figure(title, caption, height=4.2)
+    places = np.arange(len(check))
+    pictures.level(axes, 1)
+    axes.plot(places - 0.08, check["speedup_predicted"], linestyle="none", marker="o", markersize=9, fillstyle="none",
+              markeredgewidth=2, color=style.BLUE, label="predicted")  # fmt: skip
+    axes.errorbar(places + 0.08, check["speedup_measured"], yerr=check["deviation"].fillna(0.0), linestyle="none",
+                  marker="D", color=style.ORANGE, label="live")  # fmt: skip
+    axes.set_xticks(places, [f"({line['k']}, {line['w']})" for line in check.to_dict("records")])
+    axes.set(xlabel="shape (k, w)", ylabel="speedup", xlim=(-0.6, len(check) - 0.4), ylim=(0, None))
+    style.legend_above(axes, 2)
+    return figure

@@ -1,135 +1,319 @@
-"""The numbers of study `tree_search`: what a round of a tree is predicted to take, and what trees did when they were
-decoded live. No torch.
+"""Study `tree_search`: which tree a drafter should fill, how well that was predicted, and whether a larger tree, a
+chain or a dynamic tree would have done as well.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 import pandas as pd
-from scipy.optimize import nnls
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
-from ..cost.block_seconds import BlockSeconds, repeats_of
-from .replayed import Sums, prompt_sums
+from ..figures import pictures, style
+from ..findings import About, Findings, Section, Tables, counted, register
+from ..intervals import Interval
+from ..sums import Sums, interval, intervals, strategy_sums
 
 PLAIN, CHOSEN = "plain", "chosen"
+_ORDER = (PLAIN, CHOSEN, "tree", "chain", "dynamic")  # of a table's lines
+_APART = {"chain": 1.0, "tree": 2**0.06, "dynamic": 2**-0.06}  # intervals side by side
+
+
+@register("tree_search")
+def findings(tables: Tables, about: About) -> Findings:
+    """Read all tables of the study but `host_times`."""
+    found = tree_search(tables["arms"], tables["live"], about.replicates, about.seed)
+    accuracy = rank_accuracy(tables["accuracy"], about.replicates, about.seed)
+    sections = (_choice(found, tables, about), _accuracy(accuracy, tables["accuracy"], about))
+    return Findings(sections, _metrics(found.cells, accuracy), _curves(found.cells, accuracy))
+
+
+# Numbers --------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class RoundSeconds:
-    """Seconds of a round by nodes n and levels D of a tree: t(1 + n) + draft + rest (THEORY 7).
+class ArmNumbers:
+    """What the arms of the study, plain decoding among them, did when they were decoded live.
 
     Attributes:
-        calls: t, and accepting, committing and the rest as its `rest`.
-        context: cached tokens.
-        draft: seconds of the draft of a tree: a constant, for each level, for each node.
-        chains: by gamma, seconds of the draft of a chain, which a model makes in a cheaper way.
-    """
-
-    calls: BlockSeconds
-    context: float
-    draft: tuple[float, float, float]
-    chains: Mapping[int, float]
-
-    def target(self, nodes: int) -> float:
-        """All but the draft."""
-        n, none = np.array([float(nodes)]), np.zeros(1)
-        call = self.calls.call(none, n, none, np.array([self.context]))
-        return float(call[0] + self.calls.rest(n)[0])
-
-    def outside(self, nodes: int) -> float:
-        """All but what the levels of a tree's draft take; of plain decoding at 0 nodes."""
-        fixed, _, per_node = self.draft
-        return self.target(nodes) + (fixed + per_node * nodes if nodes else 0.0)
-
-    @property
-    def level(self) -> float:
-        """Seconds for each level of a tree's draft."""
-        return self.draft[1]
-
-    def tree(self, nodes: int, depth: int) -> float:
-        return self.outside(nodes) + self.level * depth
-
-    def chain(self, gamma: int) -> float:
-        return self.target(gamma) + self.chains[gamma]
-
-
-def round_seconds(
-    block_times: pd.DataFrame, draft_times: pd.DataFrame, host_times: pd.DataFrame, context: float
-) -> RoundSeconds:
-    """From tables as the study has them; drafts of trees by least squares of relative errors, no term negative."""
-    medians = draft_times.groupby(["shape", "nodes", "depth"])["seconds"].median()
-    trees = medians.loc["tree"].reset_index()
-    design = np.stack([np.ones(len(trees)), trees["depth"], trees["nodes"]], axis=1) / trees[["seconds"]].to_numpy()
-    fixed, level, node = nnls(design, np.ones(len(trees)))[0]
-    chains = medians.loc["chain"].groupby("depth").first().to_dict()
-    # Drafts are accounted for above.
-    calls = repeats_of(block_times, host_times.assign(draft_s=0.0))[0]
-    return RoundSeconds(calls, context, (float(fixed), float(level), float(node)), chains)
-
-
-@dataclass(frozen=True)
-class TreeSearch:
-    """
-    Attributes:
-        arms: as the study has it, in the order of `sums.cells`.
-        sums: over prompts, by arm: tokens, rounds, nodes, seconds, and plain_tokens and plain_s of plain decoding.
+        arms: the study's table, in the order of `sums.cells`.
+        sums: sums over prompts by arm: tokens, rounds, nodes, seconds, and plain_tokens and plain_s of plain decoding.
     """
 
     arms: pd.DataFrame
     sums: Sums
 
     @cached_property
-    def tokens(self) -> np.ndarray:
-        """Tokens per round, [1 + B, C]."""
-        return self.sums.values["tokens"] / self.sums.values["rounds"]
-
-    @cached_property
-    def speedup(self) -> np.ndarray:
-        """Plain seconds per token over an arm's, [1 + B, C]."""
-        values = self.sums.values
-        return (values["plain_s"] / values["plain_tokens"]) / (values["seconds"] / values["tokens"])
-
-    @cached_property
     def cells(self) -> pd.DataFrame:
-        """One row per arm: `arms`, with predicted_tokens and predicted_speedup; verified (mean draft nodes of a round);
-        and for x in tokens and speedup: x, x_low, x_high, and the same of x_lead, the paired difference to the chosen
-        tree, or to plain decoding where that was chosen.
+        """A line for each arm: `arms`, with predicted_tokens and predicted_speedup; verified (mean draft nodes of a
+        round); tokens (per round) and speedup (plain seconds per token over the arm's), and tokens_lead and
+        speedup_lead, their paired differences to the chosen tree, or to plain decoding where that was chosen, all with
+        _low and _high.
         """
-        cells = self.arms.rename(columns={"tokens": "predicted_tokens", "seconds": "predicted_s"})
-        plain_s = float(cells.loc[cells["shape"] == PLAIN, "predicted_s"].iloc[0])
-        cells["predicted_speedup"] = cells["predicted_tokens"] * plain_s / cells["predicted_s"]
-        cells["verified"] = self.sums.values["nodes"][0] / self.sums.values["rounds"][0]
-        own = [self.reference]
-        for name, values in (("tokens", self.tokens), ("speedup", self.speedup)):
-            for column, each in ((name, values), (f"{name}_lead", values - values[:, own])):
-                cells[column] = each[0]
-                cells[f"{column}_low"], cells[f"{column}_high"] = self.sums.interval(each)
-        return cells
-
-    @property
-    def reference(self) -> int:
-        """The place of what was chosen."""
-        shapes = self.arms["shape"].tolist()
-        return shapes.index(CHOSEN if CHOSEN in shapes else PLAIN)
+        arms = self.arms.rename(columns={"tokens": "predicted_tokens", "seconds": "predicted_s"})
+        shapes = arms["shape"].tolist()
+        plain_s = float(arms.loc[arms["shape"] == PLAIN, "predicted_s"].iloc[0])
+        own = [shapes.index(CHOSEN if CHOSEN in shapes else PLAIN)]
+        ratio = self.sums.ratio
+        speedup = ratio("plain_s", "plain_tokens") / ratio("seconds", "tokens")
+        values = {"tokens": ratio("tokens", "rounds"), "speedup": speedup}
+        leads = {f"{name}_lead": each - each[:, own] for name, each in values.items()}
+        return arms.assign(
+            predicted_speedup=arms["predicted_tokens"] * plain_s / arms["predicted_s"],
+            verified=ratio("nodes", "rounds")[0],
+        ).join(self.sums.table({**values, **leads}).drop(columns="arm"))
 
 
-def tree_search(arms: pd.DataFrame, live: pd.DataFrame, replicates: int, seed: int) -> TreeSearch:
-    """From the study's tables."""
+def tree_search(arms: pd.DataFrame, live: pd.DataFrame, replicates: int, seed: int) -> ArmNumbers:
+    """Compute the numbers from the study's tables."""
     keys = ["repeat", "stream"]
     plain = live[live["arm"] == PLAIN].rename(columns={"tokens": "plain_tokens", "seconds": "plain_s"})
     table = live.merge(plain[[*keys, "plain_tokens", "plain_s"]], on=keys, how="inner")
     columns = ["tokens", "rounds", "nodes", "seconds", "plain_tokens", "plain_s"]
-    sums = prompt_sums(table, ["arm"], columns, replicates, seed)
-    return TreeSearch(arms.set_index("arm").loc[sums.cells["arm"]].reset_index(), sums)
+    sums = strategy_sums(table, ["arm"], columns, replicates, seed)
+    return ArmNumbers(arms.set_index("arm").loc[sums.cells["arm"]].reset_index(), sums)
 
 
 def rank_accuracy(accuracy: pd.DataFrame, replicates: int, seed: int) -> pd.DataFrame:
-    """One row per level and rank: level, rank, tested, hits, share, low, high (prompt bootstrap)."""
-    sums = prompt_sums(accuracy, ["level", "rank"], ["tested", "hits"], replicates, seed)
-    with np.errstate(invalid="ignore"):
-        share = sums.values["hits"] / sums.values["tested"]
-    low, high = sums.interval(share)
+    """Return a line for each level and rank: level, rank, share, share_low, share_high, tested, hits."""
+    sums = strategy_sums(accuracy, ["level", "rank"], ["tested", "hits"], replicates, seed)
     counts = {name: sums.values[name][0].astype(int) for name in ("tested", "hits")}
-    return sums.cells.assign(**counts, share=share[0], low=low, high=high)
+    return sums.table({"share": sums.ratio("hits", "tested")}).assign(**counts)
+
+
+def _metrics(cells: pd.DataFrame, accuracy: pd.DataFrame) -> dict[str, float]:
+    """Return `tree_search.<structure>.<what>.<budget>`, those of the chosen tree without a budget, and its size."""
+    metrics: dict[str, float] = {}
+    for cell in cells[cells["shape"] != PLAIN].to_dict("records"):
+        name, end = f"tree_search.{cell['shape']}", "" if cell["shape"] == CHOSEN else f".{cell['budget']}"
+        for what, shown in (("tokens", "tokens_per_round"), ("speedup", "speedup")):
+            metrics |= {
+                f"{name}.{shown}{end}": cell[what],
+                f"{name}.{shown}{end}.ci_low": cell[f"{what}_low"],
+                f"{name}.{shown}{end}.ci_high": cell[f"{what}_high"],
+                f"{name}.{shown}{end}.predicted": cell[f"predicted_{what}"],
+            }
+        if cell["shape"] == CHOSEN:
+            metrics |= {f"{name}.nodes": cell["nodes"], f"{name}.depth": cell["depth"]}
+    for line in accuracy.to_dict("records"):
+        metrics[f"tree_search.accuracy.depth_{line['level']}.choice_{line['rank'] + 1}"] = line["share"]
+    return {name: float(value) for name, value in metrics.items() if np.isfinite(value)}
+
+
+def _curves(cells: pd.DataFrame, accuracy: pd.DataFrame) -> dict[str, dict[int, float]]:
+    """Return values over draft nodes, and the accuracy of first choices over depth."""
+    curves: dict[str, dict[int, float]] = {}
+    for shape, part in cells[~cells["shape"].isin([PLAIN, CHOSEN])].groupby("shape"):
+        for name, column in (("tokens_per_round", "tokens"), ("speedup", "speedup")):
+            for kind, values in (("", part[column]), ("predicted.", part[f"predicted_{column}"])):
+                points = dict(zip(part["budget"].tolist(), values.tolist(), strict=True))
+                curves[f"curve.tree_search.{kind}{name}.{shape}"] = {n: x for n, x in points.items() if np.isfinite(x)}
+    first = accuracy[(accuracy["rank"] == 0) & (accuracy["tested"] > 0)]
+    curves["curve.tree_search.accuracy"] = dict(zip(first["level"].tolist(), first["share"].tolist(), strict=True))
+    return {name: points for name, points in curves.items() if points}
+
+
+# The choice -----------------------------------------------------------------------------------------
+
+
+def _choice(found: ArmNumbers, tables: Tables, about: About) -> Section:
+    cells, prompts = found.cells, counted(found.sums.prompts, "prompt")
+    text = (
+        _answer(cells),
+        _rivals(cells),
+        _prediction(cells),
+        _cost(tables["block_times"], tables["draft_times"]),
+        _texts(tables["live"], prompts, about),
+        *about.caveats(tables["skipped"]),
+    )
+    figure = _over_nodes(
+        cells,
+        title=f"Tree budget against tokens per round and speed\n{about.title}",
+        caption=f"Live greedy decoding of {prompts} of {about.prompts} that the trees were not built on, interleaved "
+        "with plain decoding (the line at 1); bars: 95% prompt-bootstrap intervals. Dotted: predicted from the other "
+        "prompts' accuracy by rank and depth, and measured calls and drafts.",
+    )
+    return Section(
+        "Which tree to run",
+        text,
+        tables=(("Predicted beforehand, and measured; differences to the chosen tree are paired", _table(cells)),),
+        figures=(("tree_budget", figure),),
+    )
+
+
+def _answer(cells: pd.DataFrame) -> str:
+    chosen = cells[cells["shape"] == CHOSEN]
+    if chosen.empty:
+        best = cells.loc[cells["predicted_speedup"].idxmax()]
+        said = "No tree was predicted to pay: plain decoding has more tokens per second than any."
+        if best["shape"] != PLAIN:
+            said += f" The best prediction is that of {best['arm']}, {best['predicted_speedup']:.2f}."
+        return said
+    tree = chosen.iloc[0]
+    return (
+        f"The tree with most predicted tokens per second has {counted(int(tree['nodes']), 'node')} and depth "
+        f"{tree['depth']}: {interval(tree, 'tokens'):.2f} tokens per round and a speedup of "
+        f"{interval(tree, 'speedup'):.2f}. To run it: structure=tree structure.file=trees/chosen.yaml "
+        f"structure.nodes={tree['nodes']} structure.depth={tree['depth']}."
+    )
+
+
+def _rivals(cells: pd.DataFrame) -> str:
+    """Set the fastest of each other kind, and the largest tree, against what was chosen."""
+
+    def speed(cell: pd.Series) -> str:
+        return (
+            f"of {cell['budget']}, {interval(cell, 'speedup'):.2f}, a difference of "
+            f"{interval(cell, 'speedup_lead'):+.2f} (paired)"
+        )
+
+    others = cells[~cells["shape"].isin([PLAIN, CHOSEN])].groupby("shape", sort=True)
+    said = [f"the fastest {shape}, {speed(part.loc[part['speedup'].idxmax()])}" for shape, part in others]
+    trees = cells[cells["shape"] == "tree"]
+    largest = trees.loc[trees["budget"].idxmax()]
+    said.append(
+        f"the largest tree, {speed(largest)}, although it has {interval(largest, 'tokens'):.2f} tokens per round"
+    )
+    return f"Speedup of others: {'; '.join(said)}. The fastest of several is flattered by having been picked."
+
+
+def _prediction(cells: pd.DataFrame) -> str:
+    known = cells[cells["shape"].isin(["chain", "tree", CHOSEN])]
+    error = {name: (known[f"predicted_{name}"] / known[name] - 1).abs().median() for name in ("tokens", "speedup")}
+    said = (
+        f"Predictions of these {len(known)} chains and trees were off by {error['tokens']:.1%} for tokens per round "
+        f"and by {error['speedup']:.1%} for speedup, in the median"
+    )
+    if np.isfinite(known["tokens_low"]).all():
+        inside = known["predicted_tokens"].between(known["tokens_low"], known["tokens_high"]).sum()
+        said += f"; {inside} of those for tokens per round lie within the measured interval"
+    return (
+        f"{said}. They assume that acceptance depends on rank and depth alone, as it was on the other half of the "
+        "prompts in the rounds of a tree of full width."
+    )
+
+
+def _cost(times: pd.DataFrame, drafts: pd.DataFrame) -> str:
+    """Say the two prices that the choice weighs against tokens."""
+    longest = times[times["context"] == times["context"].max()]
+    calls = longest.groupby("rows_evaluated")["seconds"].median().dropna()
+    tokens = int(calls.index.max())
+    by_size = drafts[drafts["shape"] == "tree"].groupby(["nodes", "depth"])["seconds"].median()
+    ends = [by_size.idxmin(), by_size.idxmax()]
+    said = " and ".join(f"{by_size[size] * 1e3:.2f} ms for {size[0]} nodes of depth {size[1]}" for size in ends)
+    return (
+        f"A call on {tokens} tokens takes {calls[tokens] / calls[1]:.2f} of a plain call of {calls[1] * 1e3:.2f} ms "
+        f"behind {longest['context'].iloc[0]:,} cached tokens; the draft of a tree takes {said}."
+    )
+
+
+def _texts(live: pd.DataFrame, prompts: str, about: About) -> str:
+    plain = live[live["arm"] == PLAIN]
+    differing = int((~live["identical"]).sum())
+    said = (
+        f"Decoded live: {prompts} of {about.prompts} that the trees were not built on, {int(plain['tokens'].sum()):,} "
+        "tokens in each structure; intervals are 95% prompt-bootstrap intervals. "
+    )
+    if differing:
+        return f"{said}{differing} of {len(live)} texts depart from plain decoding's, by rounding: see target.dtype."
+    return f"{said}All {len(live)} texts are those of plain decoding."
+
+
+def _table(cells: pd.DataFrame) -> pd.DataFrame:
+    ordered = cells.sort_values("budget", kind="stable")
+    ordered = ordered.sort_values("shape", key=lambda shapes: shapes.map(_ORDER.index), kind="stable")
+    leads = zip(ordered["shape"], intervals(ordered, "speedup_lead"), strict=True)
+    return pd.DataFrame(
+        {
+            "structure": ordered["arm"],
+            "nodes": ordered["nodes"],
+            "depth": ordered["depth"],
+            "nodes verified": ordered["verified"].map("{:.1f}".format),
+            "tokens per round": [f"{each:.2f}" for each in intervals(ordered, "tokens")],
+            "predicted": [f"{Interval(value):.2f}" for value in ordered["predicted_tokens"]],
+            "speedup": [f"{each:.2f}" for each in intervals(ordered, "speedup")],
+            "predicted speedup": [f"{Interval(value):.2f}" for value in ordered["predicted_speedup"]],
+            "speedup over the chosen": ["" if shape == CHOSEN else f"{lead:+.2f}" for shape, lead in leads],
+        }
+    )
+
+
+@style.in_style
+def _over_nodes(cells: pd.DataFrame, *, title: str, caption: str) -> Figure:
+    """Draw tokens per round and speedup over draft nodes: measured lines with intervals, and predictions of trees."""
+    figure, panels = style.new_panels(title, caption, 6.8, rows=2, sharex=True)
+    upper, lower = panels[:, 0]
+    trees = cells[cells["shape"] == "tree"].sort_values("budget")
+    chosen = cells[cells["shape"] == CHOSEN]
+    for axes, name, label in ((upper, "tokens", "tokens per round"), (lower, "speedup", "speedup")):
+        pictures.level(axes, 1.0)
+        for shape, apart in _APART.items():
+            part = cells[cells["shape"] == shape].sort_values("budget")
+            if len(part):
+                across = (part["budget"] * apart).tolist()
+                pictures.line(axes, across, intervals(part, name), style.STRUCTURES[shape], shape)
+        axes.plot(trees["budget"], trees[f"predicted_{name}"], color=style.STRUCTURES["tree"].colour, linewidth=1.4,
+                  linestyle=":", label="tree, predicted")  # fmt: skip
+        axes.plot(chosen["budget"], chosen[name], linestyle="", marker="*", markersize=15, color=style.PURPLE,
+                  label="chosen tree")  # fmt: skip
+        axes.set_ylabel(label)
+    pictures.budget_axis(lower, sorted(set(trees["budget"])))
+    style.legend_above(upper, 3)
+    return figure
+
+
+# Accuracy -------------------------------------------------------------------------------------------
+
+
+def _accuracy(accuracy: pd.DataFrame, counts: pd.DataFrame, about: About) -> Section:
+    seen = accuracy[accuracy["tested"] > 0]
+    first = seen[seen["rank"] == 0].set_index("level")["share"]
+    levels = list(dict.fromkeys([first.index.min(), first.index.max()])) if len(first) else []
+    any_rank = seen.groupby("level")[["hits", "tested"]].agg({"hits": "sum", "tested": "first"})
+    covered = any_rank["hits"] / any_rank["tested"]
+
+    def by_depth(shares: pd.Series) -> str:
+        return " and ".join(f"{shares[level]:.1%} at depth {level}" for level in levels)
+
+    text = (
+        f"The first choice is the target's next token in {by_depth(first) or 'no draft'}; one of "
+        f"{int(accuracy['rank'].max()) + 1} choices is in {by_depth(covered)}.",
+        "The rounds that count at a depth are those whose tokens above it were right, whatever their rank: this is "
+        "what is left to go wrong there. Trees are built from these shares.",
+    )
+    prompts = counted(counts["prompt"].nunique(), "prompt")
+    figure = _over_depth(
+        accuracy,
+        title=f"Accuracy of the drafter's choices by depth\n{about.title}",
+        caption=f"{prompts} of {about.prompts}, the half that trees are built on; bars: 95% prompt-bootstrap "
+        "intervals.",
+    )
+    lines = []
+    for level, part in seen.groupby("level"):
+        part = part.sort_values("rank")
+        shares = zip(part["rank"], intervals(part, "share"), strict=True)
+        line = {"depth": level, "drafts": int(part["tested"].iloc[0])}
+        lines.append(line | {f"choice {rank + 1}": f"{share:.3f}" for rank, share in shares})
+    return Section(
+        "Accuracy by rank and depth",
+        text,
+        tables=(("Share of drafts whose choice of each rank was right", pd.DataFrame(lines)),),
+        figures=(("rank_accuracy", figure),),
+    )
+
+
+@style.in_style
+def _over_depth(accuracy: pd.DataFrame, *, title: str, caption: str) -> Figure:
+    """Draw the share of drafts whose first choice, second, ... was right, by depth: a line for each of four ranks."""
+    figure, axes = style.new_figure(title, caption)
+    for rank in range(4):
+        part = accuracy[(accuracy["rank"] == rank) & (accuracy["tested"] > 0)].sort_values("level")
+        if len(part):
+            across = (part["level"] + 0.03 * rank).tolist()
+            pictures.line(axes, across, intervals(part, "share"), style.look(rank), f"choice {rank + 1}")
+    axes.set(xlabel="depth in the draft", ylabel="share that is the target's next token")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    pictures.percent_axis(axes)
+    style.legend_above(axes, 4)
+    return figure

@@ -1,12 +1,10 @@
-"""Runs a Hydra task as a well-behaved command: one sentence, no traceback, and DESIGN 4's exit codes.
+"""Runs a Hydra task as a command: a fault is one sentence without traceback, and sets the exit code (DESIGN 4).
 
 Knows Hydra; knows nothing of decoding. Imports stay light, so `--help` and a bad name answer at once.
 """
 
-import errno
 import logging
 import os
-import re
 import signal
 import sys
 from collections.abc import Callable, Mapping
@@ -14,38 +12,37 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from specdec.commands import sweep
+from specdec.commands.failures import ending
 from specdec.config import config_dir
-from specdec.errors import EnvironmentFault, Interrupted, SpecdecError, UsageError
-from specdec.registry import near_misses
+from specdec.errors import Interrupted, SpecdecError, UsageError
 
 # Hydra's own handler would print its trace helper and always exit with 1; we want its exceptions as they are.
 os.environ["HYDRA_FULL_ERROR"] = "1"
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
 
-DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
-MEMORY_REMEDY = (
-    "Try target.dtype=bfloat16, fewer measurement.max_new_tokens or a smaller model (in training: a smaller "
-    "recipe.data.micro_batch_tokens)."
-)
-OUT_OF_MEMORY = re.compile(r"out of memory|can't allocate memory")  # torch raises RuntimeErrors
-
 
 def options(group: str) -> list[str]:
-    """Names of the YAML files of a config group, search path included (call inside a Hydra task)."""
+    """List the YAML files of a config group, search path included (call inside a Hydra task)."""
     from hydra.core.global_hydra import GlobalHydra
 
     return list(GlobalHydra.instance().config_loader().get_group_options(group))
 
 
-def main(config_name: str, task: Callable[[Mapping[str, Any]], Mapping[str, float] | None]) -> None:
-    """Compose `config_name`, call `task` with plain resolved values, end the process with the right code.
+def check_drafter(values: Mapping[str, Any]) -> None:
+    """Raise UsageError, with the choices, if the command line chose no drafter (call inside a Hydra task)."""
+    if "drafter" not in values:
+        raise UsageError(f"No drafter: add +drafter=NAME, one of {', '.join(options('drafter'))}.")
 
-    With `-m` the task runs once per cell; what it returns (`speedup`, `tokens_per_round`) fills the table.
+
+def main(config_name: str, task: Callable[[Mapping[str, Any]], Mapping[str, float] | None]) -> None:
+    """Compose `config_name`, call `task` with plain resolved values, and end the process with the right exit code.
+
+    With `-m` the task runs once for each cell; the metrics that it returns (`speedup`, `tokens_per_round`) fill the
+    sweep's table.
     """
     import hydra
     from omegaconf import DictConfig, OmegaConf
-
-    from specdec.commands import sweep
 
     def resolved(cfg: DictConfig) -> None:
         def cell() -> Mapping[str, float] | None:
@@ -54,7 +51,7 @@ def main(config_name: str, task: Callable[[Mapping[str, Any]], Mapping[str, floa
             return task({str(key): value for key, value in values.items()})
 
         if sweep.in_cell():
-            sweep.run_cell(cell, ending)
+            sweep.run_cell(cell)
             return
         try:
             cell()
@@ -86,35 +83,14 @@ def main(config_name: str, task: Callable[[Mapping[str, Any]], Mapping[str, floa
 
 
 def output_dir() -> Path:
-    """Absolute folder that this run, or this cell of a sweep, writes to (call inside a Hydra task)."""
+    """Return the absolute folder that this run, or this cell of a sweep, writes to (call inside a Hydra task)."""
     from hydra.core.hydra_config import HydraConfig
 
     return Path(HydraConfig.get().runtime.output_dir)
 
 
-def ending(error: BaseException) -> tuple[str, int] | None:
-    """Sentence and exit code for whatever can end a command; None for a bug, which deserves a traceback."""
-    from hydra.errors import HydraException
-    from omegaconf.errors import OmegaConfBaseException
-    from yaml import YAMLError
-
-    if isinstance(error, SpecdecError):
-        return str(error), error.exit_code
-    if isinstance(error, KeyboardInterrupt):
-        return "Interrupted; what was finished is on disk.", 130
-    if isinstance(error, (HydraException, OmegaConfBaseException)):
-        return _composition_sentence(error), UsageError.exit_code
-    if isinstance(error, YAMLError):
-        return f"A YAML file cannot be read: {_one_line(error)}", UsageError.exit_code
-    if isinstance(error, OSError) and error.errno in DISK_FULL:
-        return f"The disk is full: {_one_line(error)}", EnvironmentFault.exit_code
-    if isinstance(error, MemoryError) or isinstance(error, RuntimeError) and OUT_OF_MEMORY.search(str(error)):
-        return f"Memory ran out: {_one_line(error)} {MEMORY_REMEDY}", EnvironmentFault.exit_code
-    return None
-
-
 class ConsoleHandler(logging.StreamHandler):
-    """Log lines on today's stderr: a rich progress bar replaces it, and prints them above the bar."""
+    """Writes log lines to the present `sys.stderr`: a rich progress bar replaces it, to print them above the bar."""
 
     @property
     def stream(self) -> Any:
@@ -133,47 +109,3 @@ def _end(sentence: str, code: int) -> None:
     print(f"specdec: {sentence}", file=sys.stderr)
     sys.stdout.flush()
     raise SystemExit(code)
-
-
-def _composition_sentence(error: Exception) -> str:
-    """One sentence for what Hydra or OmegaConf found wrong in the command line or a YAML file."""
-    missing = getattr(error, "missing_cfg_file", None)
-    available = getattr(error, "options", None)
-    if missing and available:
-        group, _, name = str(missing).rpartition("/")
-        names = ", ".join(available)
-        return f"Unknown {group} {name!r}.{near_misses(name, available)} The options are: {names}."
-    override = getattr(error, "override", None)
-    if override is not None:  # does not parse
-        why = _one_line(error).removeprefix(f"Error parsing override '{override}' ")
-        return f"The argument {override!r} is not of the form KEY=VALUE: {why}"
-    cause = error if hasattr(error, "full_key") else error.__cause__
-    if "not in struct" in str(cause):
-        return _unknown_key(cause)
-    text = _one_line(cause or error)
-    several = re.match(r"Ambiguous value for argument '([^=']+)=([^']*)'", text)
-    if several:
-        key, values = several.groups()
-        return f"{key} has several values: add -m to sweep over them, or write [{values}] for a list."
-    twice = re.match(r"Multiple values for ([^\s.]+)\.", text)
-    if twice:
-        return f"{twice[1]} is chosen twice: if it has a default, write {twice[1]}=NAME without the plus."
-    return text
-
-
-def _unknown_key(cause: Any) -> str:
-    """Answers `structure.k=4` with the keys of the structure that was chosen."""
-    key, node = str(cause.full_key), getattr(cause, "parent_node", None)
-    names = [str(name) for name in node or () if name not in ("name", "hydra")]
-    group, _, leaf = key.rpartition(".")
-    if not group:
-        return f"Unknown key {key}: the configuration has no such key.{near_misses(leaf, names)}"
-    choice = node.get("name") if node is not None else None
-    owner = f"{group} {choice!r}" if choice else group
-    return f"Unknown key {key}: {owner} has the keys {', '.join(names) or '(none)'}."
-
-
-def _one_line(error: BaseException) -> str:
-    text = re.sub(r"See https://\S+ for details\.?", "", str(error))
-    text = " ".join(text.split()) or type(error).__name__
-    return text if text.endswith((".", "?", "!")) else text + "."

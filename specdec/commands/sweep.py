@@ -1,6 +1,6 @@
-"""A sweep (`-m`): one MLflow parent run made before fan-out, one outcome file per cell, one table at the end.
+"""A sweep (`-m`): a parent run in MLflow before the cells start, an outcome file for each cell, a table at the end.
 
-A cell that fails says so in its folder instead of raising, so that the others run under any launcher. Knows
+A cell that fails writes that into its folder instead of raising, so that the other cells run under any launcher. Knows
 Hydra and files; nothing of decoding. Imports stay light.
 """
 
@@ -17,8 +17,10 @@ from typing import Any
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
 
+from specdec.commands.failures import ending
 from specdec.config import TrackingConfig, validated
-from specdec.errors import Interrupted, SpecdecError
+from specdec.errors import Interrupted, SpecdecError, UsageError
+from specdec.tracking.writer import PARENT_RUN, SWEEP_CELL, TrackedRun, check_store, open_run
 
 logger = logging.getLogger(__name__)
 
@@ -26,13 +28,10 @@ OUTCOME = "cell.json"
 HEADLINE = ("speedup", "tokens_per_round")
 FAILED_CELLS = 3
 _GAMMA = "structure.gamma="
-USAGE = 2
-
-Ending = Callable[[BaseException], tuple[str, int] | None]
 
 
 class Stopped(BaseException):
-    """Carries an error past Hydra, which would only warn of an Exception in a callback."""
+    """Carries an error past Hydra, which only warns of an Exception in a callback."""
 
     def __init__(self, error: BaseException) -> None:
         super().__init__(str(error))
@@ -40,8 +39,8 @@ class Stopped(BaseException):
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """How one cell ended; `results` is what the task returned."""
+class CellOutcome:
+    """The end of one cell; `results` are the metrics that the task returned."""
 
     cell: int
     overrides: list[str]
@@ -55,16 +54,14 @@ class Sweep:
     """The sweep that this process launched."""
 
     folder: Path
-    run: Any
+    run: TrackedRun
 
 
 class SweepParent(Callback):
-    """The Hydra callback that `conf/config.yaml` registers. Holds no state: launchers pickle it."""
+    """The Hydra callback that `conf/config.yaml` registers. It holds no state, because launchers pickle it."""
 
     def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
-        """Ready the store and open the parent run; a fault ends the command before any cell starts."""
-        from specdec.tracking.writer import PARENT_RUN, check_store, open_run
-
+        """Make the store ready and open the parent run; a fault ends the command before any cell starts."""
         global _launched
         try:
             plain = OmegaConf.to_container(config.tracking, resolve=True)
@@ -90,20 +87,16 @@ _launched: Sweep | None = None
 
 
 def in_cell() -> bool:
-    """Whether the task now running is a cell of a sweep that `SweepParent` watches."""
+    """Return whether the task now running is a cell of a sweep that has a parent run."""
     from hydra.core.hydra_config import HydraConfig
     from hydra.types import RunMode
-
-    from specdec.tracking.writer import PARENT_RUN
 
     return HydraConfig.get().mode == RunMode.MULTIRUN and PARENT_RUN in os.environ
 
 
-def run_cell(task: Callable[[], Mapping[str, float] | None], ending: Ending) -> None:
+def run_cell(task: Callable[[], Mapping[str, float] | None]) -> None:
     """Run a cell and write its outcome. Only a signal ends the sweep, by raising Stopped."""
     from hydra.core.hydra_config import HydraConfig
-
-    from specdec.tracking.writer import SWEEP_CELL
 
     hydra = HydraConfig.get()
     cell, overrides = int(hydra.job.num), [str(override) for override in hydra.overrides.task]
@@ -113,7 +106,7 @@ def run_cell(task: Callable[[], Mapping[str, float] | None], ending: Ending) -> 
         results = {name: float(value) for name, value in (task() or {}).items() if value is not None}
     except (Interrupted, KeyboardInterrupt) as error:
         sentence, code = ending(error) or ("Interrupted.", 130)
-        _write(path, Outcome(cell, overrides, code, sentence))
+        _write(path, CellOutcome(cell, overrides, code, sentence))
         raise Stopped(error) from None
     except Exception as error:
         known = ending(error)
@@ -121,41 +114,41 @@ def run_cell(task: Callable[[], Mapping[str, float] | None], ending: Ending) -> 
             logger.exception("Cell %d failed by a fault in specdec or in a library.", cell)
         sentence, code = known or (f"{type(error).__name__}: {error}", 1)
         print(f"specdec: cell {cell}: {sentence}", file=sys.stderr)
-        _write(path, Outcome(cell, overrides, code, sentence))
+        _write(path, CellOutcome(cell, overrides, code, sentence))
     except SystemExit as error:
         code = error.code if isinstance(error.code, int) else 1
-        _write(path, Outcome(cell, overrides, code, f"The cell ended itself with exit code {code}."))
+        _write(path, CellOutcome(cell, overrides, code, f"The cell ended itself with exit code {code}."))
     else:
-        _write(path, Outcome(cell, overrides, 0, "", results))
+        _write(path, CellOutcome(cell, overrides, 0, "", results))
     finally:
         os.environ.pop(SWEEP_CELL, None)
 
 
-def _write(path: Path, outcome: Outcome) -> None:
+def _write(path: Path, outcome: CellOutcome) -> None:
     part = path.with_suffix(".part")
     part.write_text(json.dumps(asdict(outcome), indent=2), encoding="utf-8")
     part.replace(path)
 
 
 def conclude(error: BaseException | None) -> int:
-    """Write the sweep's table, close its parent run, return the sweep's exit code; 0 when there was no sweep.
+    """Write the sweep's table, close its parent run, and return the sweep's exit code; 0 if there was no sweep.
+
+    If every cell failed in its configuration, the parent run is deleted.
 
     Args:
-        error: what ended the sweep early. When no cell got past its configuration, the parent run is deleted.
+        error: the error that ended the sweep early, if any.
     Raises:
         EnvironmentFault: tracking is required and the store fails.
     """
-    from specdec.tracking.writer import PARENT_RUN
-
     global _launched
     sweep, _launched = _launched, None
     if sweep is None:
         return 0
     os.environ.pop(PARENT_RUN, None)
     outcomes = read_outcomes(sweep.folder)
-    if all(outcome.exit_code == USAGE for outcome in outcomes):
+    if all(outcome.exit_code == UsageError.exit_code for outcome in outcomes):
         sweep.run.discard()
-        return USAGE
+        return UsageError.exit_code
     failed = sum(outcome.exit_code != 0 for outcome in outcomes)
     status = "FINISHED" if error is None and not failed else "FAILED"
     if isinstance(error, (Interrupted, KeyboardInterrupt)):
@@ -169,49 +162,49 @@ def conclude(error: BaseException | None) -> int:
     return 0 if status == "FINISHED" else FAILED_CELLS
 
 
-def read_outcomes(folder: Path) -> list[Outcome]:
-    """Outcomes of the cells that began below a sweep's folder, in order; a cell that left none died."""
+def read_outcomes(folder: Path) -> list[CellOutcome]:
+    """Read the outcomes of the cells that began, in order; a cell without an outcome file died."""
     outcomes = []
     for settings in folder.rglob(".hydra/hydra.yaml"):
         path = settings.parent.parent / OUTCOME
         if path.is_file():
-            outcomes.append(Outcome(**json.loads(path.read_text(encoding="utf-8"))))
+            outcomes.append(CellOutcome(**json.loads(path.read_text(encoding="utf-8"))))
         else:
             hydra = OmegaConf.load(settings).hydra
             overrides = [str(override) for override in hydra.overrides.task]
-            outcomes.append(Outcome(int(hydra.job.num), overrides, 1, "The cell's process died."))
+            outcomes.append(CellOutcome(int(hydra.job.num), overrides, 1, "The cell's process died."))
     return sorted(outcomes, key=lambda outcome: outcome.cell)
 
 
-def _summarise(sweep: Sweep, outcomes: list[Outcome]) -> None:
-    """`sweep.csv` and `sweep.md` in the sweep's folder and on the parent run; the table on the terminal."""
+def _summarise(sweep: Sweep, outcomes: list[CellOutcome]) -> None:
+    """Write `sweep.csv` and `sweep.md` to the sweep's folder and the parent run, and the table to the terminal."""
     header = ["cell", "overrides", *HEADLINE, "exit code", "fault"]
-    rows = [
+    lines = [
         [str(cell.cell), " ".join(_varied(cell, outcomes)), *(_figure(cell, name) for name in HEADLINE)]
         + [str(cell.exit_code), cell.sentence]
         for cell in outcomes
     ]
     with (sweep.folder / "sweep.csv").open("w", newline="", encoding="utf-8") as file:
-        csv.writer(file).writerows([header, *rows])
-    lines = [header, ["---"] * len(header), *([cell.replace("|", "\\|") for cell in row] for row in rows)]
-    text = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+        csv.writer(file).writerows([header, *lines])
+    markdown = [header, ["---"] * len(header), *([cell.replace("|", "\\|") for cell in line] for line in lines)]
+    text = "\n".join(f"| {' | '.join(line)} |" for line in markdown)
     (sweep.folder / "sweep.md").write_text(text + "\n", encoding="utf-8")
     sweep.run.artifacts(sweep.folder)
     for name in HEADLINE:
         drawn = _lines(outcomes, name)
-        # On the parent for the collapsed list, and a child a line, so that one chart overlays them.
+        # Logged twice: on the parent run, for MLflow's collapsed list, and on a child of each line, for one chart.
         sweep.run.curves({f"sweep.{name}.{label}": points for label, points in drawn.items()})
         sweep.run.curve_children(f"sweep.{name}", drawn)
-    _print(header, rows)
+    _print(header, lines)
     if sweep.run.link:
         print(sweep.run.link)
     if overlay := sweep.run.overlay(f"sweep.{HEADLINE[0]}"):
         print(f"overlay: {overlay}")
 
 
-def _lines(outcomes: list[Outcome], name: str) -> dict[str, dict[int, float]]:
-    """A result over the swept gamma, a line for each combination of the other overrides; over the number of the cell
-    where gamma was not swept.
+def _lines(outcomes: list[CellOutcome], name: str) -> dict[str, dict[int, float]]:
+    """Return one line for each combination of the overrides other than gamma: {line: {gamma: result}}. Where gamma was
+    not swept, the number of the cell takes its place.
     """
     lines: dict[str, dict[int, float]] = {}
     for outcome in outcomes:
@@ -224,18 +217,18 @@ def _lines(outcomes: list[Outcome], name: str) -> dict[str, dict[int, float]]:
     return lines
 
 
-def _varied(outcome: Outcome, outcomes: list[Outcome]) -> list[str]:
-    """The overrides that not all cells share."""
+def _varied(outcome: CellOutcome, outcomes: list[CellOutcome]) -> list[str]:
+    """Return the overrides that not all cells share."""
     shared = set.intersection(*(set(o.overrides) for o in outcomes)) if len(outcomes) > 1 else set()
     return [override for override in outcome.overrides if override not in shared]
 
 
-def _figure(outcome: Outcome, name: str) -> str:
+def _figure(outcome: CellOutcome, name: str) -> str:
     value = outcome.results.get(name)
     return "" if value is None else f"{value:.3f}"
 
 
-def _print(header: list[str], rows: list[list[str]]) -> None:
+def _print(header: list[str], lines: list[list[str]]) -> None:
     from rich import get_console
     from rich.table import Table
     from rich.text import Text
@@ -243,6 +236,6 @@ def _print(header: list[str], rows: list[list[str]]) -> None:
     table = Table()
     for name in header:
         table.add_column(name.replace("_", " "), overflow="fold")
-    for row in rows:
-        table.add_row(*(Text(cell) for cell in row))
+    for line in lines:
+        table.add_row(*(Text(cell) for cell in line))
     get_console().print(table)

@@ -15,7 +15,7 @@ from torch import Tensor
 from specdec.config import typed
 from specdec.drafters.base import EVERY_STRUCTURE, Drafter, DrafterCapabilities, drafters
 from specdec.errors import UsageError
-from specdec.ngrams.corpus import Corpus, open_corpus, tokenize, tokenizer_digest
+from specdec.ngrams.corpus import NgramCorpus, open_corpus, tokenize, tokenizer_digest
 from specdec.ngrams.kneser_ney import NgramTable
 from specdec.records import EMPTY, Draft, Source, TextStart, Tree, chain_tree
 from specdec.sampling import one_hot, probabilities, sample
@@ -170,7 +170,7 @@ def _fitted(config: CorpusNgramConfig, target: Target) -> NgramTable:
     return table
 
 
-def _fit(config: CorpusNgramConfig, target: Target, corpus: Corpus) -> NgramTable:
+def _fit(config: CorpusNgramConfig, target: Target, corpus: NgramCorpus) -> NgramTable:
     logger.info("Fitting an n-gram model of order %d on %s", config.order, corpus.name)
     stream = tokenize(corpus, target.tokenizer, target.vocab_size)
     return NgramTable.fit(stream, target.vocab_size, config.order, config.discount)

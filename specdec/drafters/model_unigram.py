@@ -14,7 +14,7 @@ from specdec.drafters.base import drafters
 from specdec.drafters.base.token_lookup import TokenLookup
 from specdec.errors import UsageError
 from specdec.models.load import Dtype
-from specdec.ngrams.corpus import Block, Corpus, open_corpus, tokenize
+from specdec.ngrams.corpus import CorpusPart, NgramCorpus, open_corpus, tokenize
 from specdec.ngrams.source_model import SourceModel, source_model
 from specdec.targets.base import Target
 
@@ -145,20 +145,20 @@ def _ends(scores: np.ndarray, k: int) -> dict[str, np.ndarray]:
     }
 
 
-class _Beginning(Corpus):
+class _Beginning(NgramCorpus):
     """The blocks of a corpus up to the one in which `length` characters, or token ids, are reached."""
 
-    def __init__(self, corpus: Corpus, length: int) -> None:
+    def __init__(self, corpus: NgramCorpus, length: int) -> None:
         self._corpus, self._length = corpus, length
         self.name, self.size = corpus.name, min(corpus.size, length)
 
     def digest(self) -> str:
         return f"{self._corpus.digest()}/{self._length}"
 
-    def blocks(self) -> Iterator[Block]:
+    def parts(self) -> Iterator[CorpusPart]:
         left = self._length
-        for block in self._corpus.blocks():
-            yield block
-            left -= len(block.content)
+        for part in self._corpus.parts():
+            yield part
+            left -= len(part.content)
             if left <= 0:
                 return

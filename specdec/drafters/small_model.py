@@ -11,9 +11,10 @@ from torch.nn.functional import pad
 from specdec.config import AtLeastOne, typed
 from specdec.drafters.base import EVERY_STRUCTURE, Drafter, DrafterCapabilities, drafters
 from specdec.errors import NumericsError, UsageError
-from specdec.models.decoder import Decoder, check_rollback
+from specdec.models.decoder import Decoder
 from specdec.models.draft_loop import Choice, StaticLoop, joined
 from specdec.models.load import Dtype, describe_model, load_model, load_tokenizer, model_path, resolve_dtype
+from specdec.models.rollback import check_rollback
 from specdec.models.seq2seq import decoder_of
 from specdec.records import EMPTY, Draft, Source, TextStart, chain_tree
 from specdec.sampling import all_finite, drawn, generator_on, one_hot, probabilities
@@ -258,7 +259,7 @@ class SmallModel(Drafter):
         return Choice(tokens, tokens if self.translation is None else self.translation.to_drafter(tokens), q)
 
     def _pending(self, context: list[int], gamma: int) -> list[int]:
-        """Roll the cache back to what it shares with the committed text; return the tokens that it lacks, one at least."""
+        """Roll the cache back to what it shares with the committed text; return the missing tokens, at least one."""
         if self.translation is not None and len(context) + gamma > self._capacity:
             # It is not known beforehand how many tokens a text takes in the other tokenizer.
             self._prefill(context, 2 * (len(context) + gamma))

@@ -1,7 +1,7 @@
-"""What `specdec.advise` says: predictions for every gamma, what it would take to pay, a verdict; and where it is kept.
+"""The advice of `specdec.advise`: a forecast for every gamma, what it would take to pay, a verdict; and its file.
 
 Arithmetic and files only: the costs and the rounds come from `experiment.advisor`. Times are in units of t1, the
-target's own one-token call, as in the gap account (THEORY 8).
+target's own one-token call, as in the gap account.
 """
 
 import hashlib
@@ -9,19 +9,18 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from pydantic import TypeAdapter, ValidationError
 
 from specdec import __version__
+from specdec.analysis.intervals import Interval
 from specdec.config import RunConfig
 from specdec.errors import UsageError
+from specdec.experiment.parts import Parts
 from specdec.models.load import POCKET, content_hash, model_path
 from specdec.theory.capped_geometric import tokens_per_round
-
-if TYPE_CHECKING:
-    from specdec.experiment.experiment import Parts
 
 _REMEDIES = {
     "acceptance": "if every round offered gamma tokens and all were accepted",
@@ -32,20 +31,8 @@ _REMEDIES = {
 
 
 @dataclass(frozen=True)
-class Estimate:
-    """A value with its 95% prompt-bootstrap interval; None where there is one prompt."""
-
-    value: float
-    low: float | None
-    high: float | None
-
-    def __str__(self) -> str:
-        return f"{self.value:.3f}" + ("" if self.low is None else f" ({self.low:.2f}-{self.high:.2f})")
-
-
-@dataclass(frozen=True)
 class RoundCost:
-    """The mean round and the baseline, over t1 (THEORY 8).
+    """The mean round and the baseline, over t1.
 
     Attributes:
         draft, verify, overhead: g, v and o; their sum is the round.
@@ -64,16 +51,16 @@ class RoundCost:
         return self.draft + self.verify + self.overhead
 
     def speedup(self, tokens_per_round: float) -> float:
-        """t_AR over the time of a round per token of it."""
+        """Return t_AR over the time that a round takes per token."""
         return tokens_per_round * self.baseline / self.round
 
 
 @dataclass(frozen=True)
-class Prediction:
-    """One gamma, without having speculated once.
+class Forecast:
+    """The expectation for one gamma, without having speculated once.
 
     Attributes:
-        offered: tokens offered -> share of the rounds that offer so many.
+        offered: tokens offered -> share of the rounds that offer that many.
         pays_from_tokens: tokens per round from which speculation at this gamma is faster than the baseline.
         pays_from_alpha: the i.i.d. alpha that gives these, for these offers; None where no alpha does.
         pays_below_c: the largest cost c of a drafter step over t1 that still pays at the predicted tokens per round;
@@ -81,8 +68,8 @@ class Prediction:
     """
 
     gamma: int
-    tokens_per_round: Estimate
-    speedup: Estimate
+    tokens_per_round: Interval
+    speedup: Interval
     cost: RoundCost
     offered: dict[int, float]
     pays_from_tokens: float
@@ -115,15 +102,15 @@ class Advice:
     best_gamma: int
     blame: str | None
     verdict: str
-    predictions: list[Prediction]
+    predictions: list[Forecast]
     notes: list[str]
 
     @property
-    def best(self) -> Prediction:
+    def best(self) -> Forecast:
         return self.at(self.best_gamma)  # type: ignore[return-value]
 
-    def at(self, gamma: int) -> Prediction | None:
-        """The prediction for one gamma, if it was asked for."""
+    def at(self, gamma: int) -> Forecast | None:
+        """Return the forecast for one gamma; None if it was not asked for."""
         return next((item for item in self.predictions if item.gamma == gamma), None)
 
     def save(self, *paths: Path) -> None:
@@ -136,19 +123,17 @@ class Advice:
             part.replace(path)
 
 
-def predict(gamma: int, tau: Estimate, speedup: Estimate, cost: RoundCost, offered: Mapping[int, float]) -> Prediction:
-    """The prediction for one gamma and what it would take to break even there."""
+def predict(gamma: int, tau: Interval, speedup: Interval, cost: RoundCost, offered: Mapping[int, float]) -> Forecast:
+    """Return the forecast for one gamma, with what it would take to break even there."""
     needed = cost.round / cost.baseline
     total = sum(offered.values())
     shares = {size: rounds / total for size, rounds in sorted(offered.items())}
-    c = (tau.value * cost.baseline - cost.verify - cost.overhead) / gamma
-    return Prediction(
-        gamma, tau, speedup, cost, shares, needed, break_even_alpha(needed, shares), c if c >= 0 else None
-    )
+    c = (tau.estimate * cost.baseline - cost.verify - cost.overhead) / gamma
+    return Forecast(gamma, tau, speedup, cost, shares, needed, break_even_alpha(needed, shares), c if c >= 0 else None)
 
 
 def break_even_alpha(needed: float, offered: Mapping[int, float]) -> float | None:
-    """The smallest alpha at which rounds that offer these shares yield `needed` tokens: the mean of
+    """Return the smallest alpha at which rounds that offer these shares yield `needed` tokens: the mean of
     Omega(alpha, offered), which grows with alpha, is solved by bisection. None where alpha = 1 is not enough.
     """
 
@@ -166,9 +151,9 @@ def break_even_alpha(needed: float, offered: Mapping[int, float]) -> float | Non
     return high
 
 
-def ideals(prediction: Prediction) -> dict[str, float]:
-    """The speedup with one term at its ideal and the others as they are."""
-    cost, tau = prediction.cost, prediction.tokens_per_round.value
+def ideals(prediction: Forecast) -> dict[str, float]:
+    """Return the speedup with one term at its ideal and the others as they are, by term."""
+    cost, tau = prediction.cost, prediction.tokens_per_round.estimate
     return {
         "acceptance": replace(cost, verify=cost.full_verify).speedup(prediction.gamma + 1),
         "draft cost": replace(cost, draft=0.0).speedup(tau),
@@ -177,16 +162,16 @@ def ideals(prediction: Prediction) -> dict[str, float]:
     }
 
 
-def judge(predictions: list[Prediction], label: str) -> tuple[Prediction, str | None, str]:
-    """The best prediction, the term to blame when it does not pay, and the verdict in one sentence."""
-    best = max(predictions, key=lambda item: item.speedup.value)
+def judge(predictions: list[Forecast], label: str) -> tuple[Forecast, str | None, str]:
+    """Return the best forecast, the term to blame when it does not pay, and the verdict in one sentence."""
+    best = max(predictions, key=lambda item: item.speedup.estimate)
     what = f"{label} at gamma {best.gamma}"
-    if best.speedup.value > 1:
+    if best.speedup.estimate > 1:
         rest = (
-            f"{best.speedup} times as fast, with {best.tokens_per_round.value:.2f} tokens per round where "
+            f"{best.speedup} times as fast, with {best.tokens_per_round.estimate:.2f} tokens per round where "
             f"{best.pays_from_tokens:.2f} break even"
         )
-        if best.speedup.low is not None and best.speedup.low <= 1:
+        if best.speedup.known and best.speedup.low <= 1:
             return best, None, f"It may pay: {what} is predicted to be {rest}, but the interval includes 1."
         return best, None, f"Speculate: {what} is predicted to be {rest}."
     gains = ideals(best)
@@ -199,8 +184,8 @@ def judge(predictions: list[Prediction], label: str) -> tuple[Prediction, str | 
     return best, blame, verdict
 
 
-def keyed_by(config: RunConfig, parts: "Parts", prompts: str | None = None) -> dict[str, Any]:
-    """Everything that a prediction depends on, besides the machine's mood: contents, not names of files.
+def keyed_by(config: RunConfig, parts: Parts, prompts: str | None = None) -> dict[str, Any]:
+    """Return everything that advice depends on, besides the machine's mood: contents, not names of files.
 
     Args:
         prompts: hash of other texts than the configured prompts.
@@ -226,7 +211,7 @@ def keyed_by(config: RunConfig, parts: "Parts", prompts: str | None = None) -> d
 
 
 def _content(value: Any) -> Any:
-    """The hash of a file or model folder in place of its name; anything else as it is."""
+    """Return the hash of a file or model folder in place of its name; anything else as it is."""
     if isinstance(value, Mapping):
         return {key: item if key == "name" else _content(item) for key, item in value.items()}
     if value == POCKET:
@@ -241,18 +226,18 @@ def _content(value: Any) -> Any:
 
 
 def key_of(keyed: Mapping[str, Any]) -> str:
-    """sha256 of the canonical JSON."""
+    """Return the sha256 of the canonical JSON."""
     text = json.dumps(keyed, sort_keys=True, separators=(",", ":"), default=str)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def kept_at(folder: str, key: str) -> Path:
-    """Where advice is kept for later runs: `folder` counts from the working directory."""
+    """Return where advice is kept for later runs: `folder` counts from the working directory."""
     return Path.cwd() / folder / f"{key}.json"
 
 
-def find_advice(config: RunConfig, parts: "Parts") -> Advice | None:
-    """The advice given beforehand for this very run, if it was asked for.
+def find_advice(config: RunConfig, parts: Parts) -> Advice | None:
+    """Return the advice that was given for this very run; None if nobody asked for it.
 
     Raises:
         UsageError: a file that is there and is no advice.

@@ -1,11 +1,11 @@
 """One session of `specdec.advise`: calibrate, decode plain text only, replay the drafter along it, predict.
 
-Nothing is ever drafted and verified together. Files only: no tracking run.
+Nothing is ever drafted and verified together. The advice goes to files, not to a tracking run.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from math import isnan
+from functools import partial
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
@@ -19,30 +19,33 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from specdec.analysis.intervals import Columns, Interval, bootstrap
+from specdec.analysis.intervals import Columns, bootstrap
 from specdec.clock import Clock, clock_for
 from specdec.config import BASELINE, AdviseConfig
-from specdec.decode import generate
 from specdec.errors import UsageError
-from specdec.experiment.advice import Advice, Estimate, RoundCost, judge, kept_at, key_of, keyed_by, predict
-from specdec.experiment.experiment import Parts, build, prepare, progress_bar
-from specdec.experiment.results import Cell, ResultsFolder, generation_row, round_rows
+from specdec.experiment.advice import Advice, RoundCost, judge, kept_at, key_of, keyed_by, predict
+from specdec.experiment.parts import Parts, build, prepare
+from specdec.experiment.results import GenerationKey, ResultsFolder, generation_line, round_lines
+from specdec.experiment.terminal import print_lines, print_links
+from specdec.progress import progress_bar
 from specdec.prompts import Prompt
 from specdec.records import Draft, Generation, Request, TextStart, chain_tree
 from specdec.replay.expected_rounds import Walk, agreement, expected_walk, rounds_along
 from specdec.sampling import generator_for
 from specdec.text.streams import Stream, read_streams
 from specdec.timing.calls import Calibration, calibrate
+from specdec.timing.timer import Timer
 
 _CALIBRATIONS = 8  # spread over the prompts, so that contexts and the machine's moods are averaged
 
 
 @dataclass(frozen=True)
 class Costs:
-    """What a round costs over t1, by tokens offered; sizes in between are interpolated.
+    """Costs of a round over t1, by tokens offered; sizes in between are interpolated.
 
     Attributes:
-        verify, draft, accept: offered -> t(offered + 1), a whole draft, accepting beyond what the baseline's takes.
+        verify, draft, accept: tokens offered -> cost of the call t(offered + 1), of a whole draft, and of accepting,
+            less what accepting takes the baseline.
     """
 
     verify: dict[int, float]
@@ -111,7 +114,7 @@ def _check_replay(config: AdviseConfig, parts: Parts) -> None:
 
 
 def _foreign_prompts(recorded: Sequence[Stream] | None, parts: Parts) -> str | None:
-    """A hash of the recorded prompts where they are not the configured ones, which no run decodes under this key."""
+    """Return a hash of the recorded prompts where they are not the configured ones, whose advice no run would find."""
     if recorded is None:
         return None
     found = {text.prompt for text in recorded}
@@ -135,7 +138,7 @@ class _Advisor:
         self._alpha = [0.0, 0.0]  # sum of beta, positions with a proposal
 
     def measure(self, recorded: Sequence[Stream] | None) -> None:
-        """Calibrations, plain decoding and replays, prompt by prompt."""
+        """Calibrate, decode plain text and replay along it, prompt by prompt."""
         prompts = list(self._parts.prompts.prompts)
         if recorded is not None:
             texts = [Prompt(text.id, "", "", text.prompt) for text in recorded]
@@ -163,38 +166,27 @@ class _Advisor:
                 progress.advance(bar)
 
     def _baseline(self, prompt: Prompt) -> Iterator[Stream]:
-        """Plain decoding of a prompt, its later turns and its repeats, exactly as a run does it."""
+        """Decode a prompt, its later turns and its repeats without a drafter, exactly as a run does it."""
         for repeat in range(self._config.measurement.repeats):
             current: Prompt | None = prompt
             while current is not None:
                 done = self._decode(current, repeat, self._config.measurement.max_new_tokens)
                 self._clock.synchronize()
-                cell = Cell("advise", BASELINE, 0, repeat, current.id, current.category)
+                key = GenerationKey("advise", BASELINE, 0, repeat, current.id, current.category)
                 tokenizer = self._target.tokenizer
                 words = "" if tokenizer is None else tokenizer.decode(done.tokens)
-                row = generation_row(cell, done, self._clock, words, flagged=False)
-                self._results.append(round_rows(cell, done, self._clock), [row])
+                line = generation_line(key, done, self._clock, words, flagged=False)
+                self._results.append(round_lines(key, done, self._clock), [line])
                 yield Stream(current.id, current.category, current.tokens, done.tokens, repeat=repeat)
                 current = self._parts.prompts.follow_up(current, done.tokens)
 
     def _decode(self, prompt: Prompt, repeat: int, limit: int) -> Generation:
         arm = self._parts.baseline
         purpose = f"accept/{arm.method}/{arm.gamma}/{repeat}"  # a run's own, so that sampled texts are its texts
-        return generate(
-            target=self._target,
-            drafter=arm.drafter,
-            verifier=arm.verifier,
-            structure=arm.structure,
-            request=Request(
-                prompt.tokens,
-                limit,
-                accept_generator=generator_for(self._config.seed, prompt.id, purpose, self._target.device),
-            ),
-            clock=self._clock,
-        )
+        generator = generator_for(self._config.seed, prompt.id, purpose, self._target.device)
+        return arm.decode(Request(prompt.tokens, limit, accept_generator=generator), self._clock)
 
     def _calibrate(self, prompt: Prompt) -> None:
-        generator = generator_for(self._config.seed, prompt.id, "calibration")
         repeats = self._config.measurement.calibration_calls
         self._calibrations.append(
             calibrate(
@@ -202,45 +194,43 @@ class _Advisor:
                 self._drafter,
                 self._parts.primary.structure,
                 prompt.tokens,
-                trees=[chain_tree(gamma) for gamma in self._gammas],
-                repeats=repeats,
-                clock=self._clock,
-                generator=generator,
-                gammas=self._gammas,
+                [chain_tree(gamma) for gamma in self._gammas],
+                Timer(self._clock, repeats, generator_for(self._config.seed, prompt.id, "calibration")),
+                self._gammas,
             )
         )
         self._accepts.append(self._accept_seconds(prompt, repeats))
 
     @torch.inference_mode()
     def _accept_seconds(self, prompt: Prompt, repeats: int) -> dict[int, float]:
-        """Median seconds of the verifier's decision, by tokens offered (random ones)."""
+        """Return the median seconds of the verifier's decision, by tokens offered (random ones)."""
         sizes = (0, *self._gammas)
         device, purpose = self._target.device, "calibration/accept"
         generator = generator_for(self._config.seed, prompt.id, purpose, device)
         self._target.start(TextStart(prompt.tokens, len(prompt.tokens) + max(sizes) + 1))
-        marks: dict[int, list[tuple[object, object]]] = {size: [] for size in sizes}
+        drafts = {}
         for size in sizes:
             tokens = torch.randint(self._target.vocab_size, (size,), generator=generator, device=device)
             draft = Draft(tokens, chain_tree(size))
-            p = self._target.verify(draft)
-            for _ in range(repeats + 2):
-                start = self._clock.mark()
-                self._parts.primary.verifier.accept(draft, p, generator)
-                marks[size].append((start, self._clock.mark()))
+            drafts[size] = draft, self._target.verify(draft)
             self._target.discard()
-        self._clock.synchronize()
-        return {size: median(self._clock.seconds(*pair) for pair in pairs[2:]) for size, pairs in marks.items()}
+        timer = Timer(self._clock, repeats, generator)
+        for _ in timer.passes(warm_up=2):
+            for size, (draft, p) in drafts.items():
+                timer.time(size, partial(self._parts.primary.verifier.accept, draft, p, generator))
+        return {size: median(timer.seconds(size)) for size in sizes}
 
     def _replay(self, text: Stream) -> None:
-        """The rounds that this text takes at every gamma (DESIGN 3)."""
+        """Count the rounds that this text takes at every gamma."""
+        tokens = text.generated
+        limit = max(self._config.measurement.max_new_tokens, len(tokens))
 
-        def fresh() -> torch.Generator:
-            return generator_for(self._config.seed, text.id, f"draft/{text.repeat}")
+        def request() -> Request:
+            generator = generator_for(self._config.seed, text.id, f"draft/{text.repeat}")
+            return Request(text.prompt, limit, draft_generator=generator, reference=tokens)
 
         structure = self._parts.primary.structure
-        prompt, tokens = text.prompt, text.generated
-        limit = max(self._config.measurement.max_new_tokens, len(tokens))
-        along = agreement(self._drafter, self._target, structure, prompt, tokens, fresh(), tokens)
+        along = agreement(self._drafter, self._target, structure, tokens, request())
         self._alpha[0] += sum(along.beta)
         self._alpha[1] += sum(along.proposed)
         walks = {}
@@ -249,11 +239,11 @@ class _Advisor:
                 walks[gamma] = expected_walk(along, gamma, limit)
             else:
                 shape = structure.resized(gamma)
-                walks[gamma] = rounds_along(self._drafter, shape, prompt, tokens, limit, fresh(), tokens, self._clock)
+                walks[gamma] = rounds_along(self._drafter, shape, tokens, request(), self._clock)
         self._walks.append((text, walks))
 
     def conclude(self, keyed: dict[str, Any], recorded: Sequence[Stream] | None) -> Advice:
-        """From sums to advice."""
+        """Turn what was measured into advice."""
         rounds = self._results.compact()
         t1_s = float(rounds["verify_s"].mean())
         costs = self._costs()
@@ -288,8 +278,7 @@ class _Advisor:
             for _, walks in self._walks:
                 for size, count in walks[gamma].offered.items():
                     offered[size] = offered.get(size, 0.0) + count
-            tau, speedup = _estimate(intervals["tokens_per_round"]), _estimate(intervals["speedup"])
-            predictions.append(predict(gamma, tau, speedup, cost, offered))
+            predictions.append(predict(gamma, intervals["tokens_per_round"], intervals["speedup"], cost, offered))
         best, blame, verdict = judge(predictions, self._parts.label)
         prompts = len({text.id for text, _ in self._walks})
         notes = []
@@ -317,7 +306,7 @@ class _Advisor:
         )
 
     def _costs(self) -> Costs:
-        """Over t(1) of the same calibration, so that a machine that changes its speed changes no ratio."""
+        """Return costs over t(1) of the same calibration, so that a machine that changes its speed changes no ratio."""
 
         def mean(ratio: Callable[[Calibration, dict[int, float]], float]) -> float:
             return fmean(ratio(*pair) for pair in zip(self._calibrations, self._accepts, strict=True))
@@ -332,7 +321,7 @@ class _Advisor:
         return Costs(verify, draft, accept)
 
     def _table(self, gamma: int, costs: Costs, t1_s: float) -> pd.DataFrame:
-        """Sums per prompt (index): tokens, rounds, and the three costs of all its rounds over t1."""
+        """Return sums per prompt (index): tokens, rounds, and the three costs of all its rounds over t1."""
         rows = []
         for text, walks in self._walks:
             walk = walks[gamma]
@@ -347,7 +336,7 @@ class _Advisor:
 
 
 def _statistic(sums: Columns) -> dict[str, np.ndarray]:
-    """The account's quantities (THEORY 8) from sums over prompts."""
+    """Return the quantities of the gap account from sums over prompts."""
     t1, t_ar = sums["verify_s"] / sums["committed"], sums["round_s"] / sums["committed"]
     tau, baseline = sums["tokens"] / sums["rounds"], t_ar / t1
     g, v = sums["draft"] / sums["rounds"], sums["verify"] / sums["rounds"]
@@ -361,12 +350,6 @@ def _statistic(sums: Columns) -> dict[str, np.ndarray]:
         "o": o,
         "baseline": baseline,
     }
-
-
-def _estimate(interval: Interval) -> Estimate:
-    if isnan(interval.low):
-        return Estimate(interval.estimate, None, None)
-    return Estimate(interval.estimate, interval.low, interval.high)
 
 
 def show(advice: Advice, console: Console, folder: Path) -> None:
@@ -385,8 +368,8 @@ def show(advice: Advice, console: Console, folder: Path) -> None:
     for item in advice.predictions:
         table.add_row(
             f"{item.gamma}{'*' if item.gamma == advice.best_gamma else ''}",
-            str(item.tokens_per_round),
-            str(item.speedup),
+            f"{item.tokens_per_round:.2f}",
+            f"{item.speedup:.2f}",
             f"{item.cost.draft:.3f}",
             f"{item.cost.verify:.3f}",
             f"{item.cost.overhead:.3f}",
@@ -395,6 +378,5 @@ def show(advice: Advice, console: Console, folder: Path) -> None:
             "-" if item.pays_below_c is None else f"{item.pays_below_c:.3f}",
         )
     console.print(table)
-    for sentence in (advice.verdict, *advice.notes):
-        console.print(sentence, markup=False, highlight=False)
-    console.print(f"results: {folder}", markup=False, highlight=False, soft_wrap=True)
+    print_lines(console, advice.verdict, *advice.notes)
+    print_links(console, {"results": str(folder)})

@@ -1,6 +1,6 @@
-"""Where a greedy output parts from the baseline's: scored again in float32, explained by rounding or not.
+"""Scores the place where a greedy output parts from the baseline's again in float32: rounding explains it, or not.
 
-In 16-bit a wide verify and a one-token step round differently, so greedy outputs can part at near-ties (DESIGN 3).
+In 16-bit a wide verify and a one-token step round differently, so greedy outputs can part at near-ties.
 """
 
 from collections.abc import Sequence
@@ -33,7 +33,7 @@ class Divergence:
 
 
 def first_difference(one: Sequence[int], other: Sequence[int]) -> int | None:
-    """Index of the first difference, the end of the shorter text included; None when they are the same."""
+    """Return the index of the first difference, the end of the shorter text included; None when they are the same."""
     for index, (a, b) in enumerate(zip(one, other, strict=False)):
         if a != b:
             return index

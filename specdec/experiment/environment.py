@@ -1,4 +1,4 @@
-"""What a number depends on besides the configuration: machine, versions, code.
+"""Records what a number depends on besides the configuration: machine, versions, code.
 
 No host name and no environment variable is recorded. What cannot be found out is left out, or explained in
 `notes`; nothing here raises.
@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def capture(device: torch.device | str, seeds: Mapping[str, int] | None = None) -> dict[str, Any]:
-    """The content of `environment.json`. Takes a fraction of a second; call it outside of anything timed."""
+    """Return the content of `environment.json`. It takes a fraction of a second; call it outside of anything timed."""
     device = torch.device(device)
     notes: list[str] = []
     facts = {
@@ -59,13 +59,13 @@ def versions() -> dict[str, str]:
 
 
 def distributions() -> dict[str, str]:
-    """Every installed distribution with its version, as `pip freeze` knows them."""
+    """Return every installed distribution with its version, as `pip freeze` knows them."""
     found = {str(each.metadata["Name"]): each.version for each in metadata.distributions() if each.metadata}
     return dict(sorted(found.items(), key=lambda item: item[0].lower()))
 
 
 def code_state(root: Path = ROOT) -> dict[str, Any] | None:
-    """Commit and dirtiness of the checkout that specdec runs from; None when it runs from a wheel."""
+    """Return commit and dirtiness of the checkout that specdec runs from; None when it runs from a wheel."""
     if not (root / ".git").exists():  # an enclosing repository would be the user's, not ours
         return None
     commit, changes = _git(root, "rev-parse", "HEAD"), _git(root, "status", "--porcelain")
@@ -83,7 +83,7 @@ def _git(root: Path, *arguments: str) -> str | None:
 
 
 def cpu() -> dict[str, Any]:
-    """Model, cores, torch's threads, and how busy the machine was when asked."""
+    """Return model, cores, torch's threads, and how busy the machine was when asked."""
     information = _read("/proc/cpuinfo")
     model = re.search(r"^(?:model name|Hardware)\s*:\s*(.+)$", information, re.M)
     flags = re.search(r"^(?:flags|Features)\s*:(.*)$", information, re.M)
@@ -112,7 +112,7 @@ def _read(path: str) -> str:
 
 
 def gpu(device: torch.device, notes: list[str]) -> dict[str, Any]:
-    """Name and memory by torch; driver, clocks, power, throttling by NVML where nvidia-ml-py is installed."""
+    """Return name and memory by torch; driver, clocks, power, throttling by NVML where nvidia-ml-py is installed."""
     index = device.index if device.index is not None else torch.cuda.current_device()
     properties = torch.cuda.get_device_properties(index)
     facts: dict[str, Any] = {
@@ -140,7 +140,7 @@ def gpu(device: torch.device, notes: list[str]) -> dict[str, Any]:
 
 
 def _nvml(nvml: Any, uuid: str, notes: list[str]) -> dict[str, Any]:
-    """Facts of one GPU, found by uuid because CUDA_VISIBLE_DEVICES renumbers; the uuid itself is not kept."""
+    """Return facts of one GPU, found by uuid because CUDA_VISIBLE_DEVICES renumbers; the uuid itself is not kept."""
     handle = nvml.nvmlDeviceGetHandleByUUID(uuid)
     readings = {
         "driver": lambda: nvml.nvmlSystemGetDriverVersion(),

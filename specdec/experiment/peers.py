@@ -12,6 +12,7 @@ from typing import Any, cast
 
 import torch
 
+from specdec.config import BASELINE
 from specdec.decode import cut
 from specdec.drafters.base import Drafter
 from specdec.drafters.small_model import SmallModel
@@ -33,7 +34,7 @@ class Setting:
 
 
 def settings(device: torch.device, mode: Mode | None) -> list[Setting]:
-    """The default, and where ours is traced or compiled transformers' static cache with the same done to it."""
+    """Return the default and, where ours is traced or compiled, transformers' static cache with the same done to it."""
     found = [Setting("dynamic cache, eager", {})]
     if mode is not None:
         from transformers import CompileConfig
@@ -116,7 +117,7 @@ class TransformersPeer:
             self.failure = self._tried[0]["failed"]
 
     def __call__(self, prompt: Prompt) -> dict[str, Any] | None:
-        """One timed generation; None once it has failed."""
+        """Time one generation; None once it has failed."""
         if self.failure:
             return None
         try:
@@ -134,7 +135,7 @@ class TransformersPeer:
         }
 
     def describe(self) -> dict[str, Any]:
-        """For `peers.json`: what was tried on the longest prompt, what was chosen, what failed."""
+        """Return for `peers.json` what was tried on the longest prompt, what was chosen, what failed."""
         return {
             "peer": self.name,
             "ours": {"method": self.ours[0], "gamma": self.ours[1]},
@@ -143,20 +144,8 @@ class TransformersPeer:
             "failure": self.failure,
         }
 
-    def note(self) -> str | None:
-        """What a reader of the ratio must not miss, in one sentence; None when all was as usual."""
-        if self.failure:
-            return f"Peer {self.name} failed and is compared as far as it came: {self.failure}"
-        if len(self._tried) < 2:
-            return None
-        times = ", ".join(
-            f"{each['setting']} " + (f"{each['seconds']:.3f} s" if "seconds" in each else f"failed ({each['failed']})")
-            for each in self._tried
-        )
-        return f"Peer {self.name} ran with {self._chosen.name}, the fastest on the longest prompt: {times}."
-
     def _generate(self, prompt: Prompt, setting: Setting) -> tuple[tuple[int, ...], float]:
-        """New tokens by our rule, and seconds."""
+        """Return the new tokens by our rule, and seconds."""
         target = self._target
         ids = torch.tensor([prompt.tokens], device=target.device)
         with _as_published(self._configs):
@@ -189,20 +178,18 @@ def transformers_peers(
     target: Causal,
     structure: Structure,
     max_new_tokens: int,
-    baseline: str,
     mode: Mode | None,
 ) -> list[TransformersPeer]:
-    """Plain generation against our baseline, and what transformers has for our drafter, at the same gamma.
+    """Make plain generation, against our baseline, and what transformers has for our drafter at the same gamma.
 
     Args:
         drafter_values: the drafter's configuration.
         structure: the primary one; transformers drafts chains, so rows and trees have plain generation only.
-        baseline: the name of the baseline's method.
         mode: what is done to our own passes.
     """
     name = drafter_values["name"]
     tried = settings(target.device, mode)
-    peers = [TransformersPeer("generate", target, max_new_tokens, (baseline, 0), tried)]
+    peers = [TransformersPeer("generate", target, max_new_tokens, (BASELINE, 0), tried)]
     if not structure.single:
         return peers
     gamma = structure.gamma
@@ -237,7 +224,7 @@ def _sampling_options(target: Causal) -> dict[str, Any]:
 
 @contextmanager
 def _as_published(configs: Sequence[tuple[Any, Any]]) -> Iterator[None]:
-    """Models as transformers runs them, for the time of a call: its own attention, the given generation configs."""
+    """Run models as transformers does, for the time of a call: its own attention, the given generation configs."""
     with ExitStack() as stack:
         for model, config in configs:
             stack.enter_context(stock_attention(model))

@@ -4,7 +4,7 @@ A kill loses at most the prompt being decoded. Knows the columns of the rounds t
 """
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import nan
 from pathlib import Path
@@ -15,8 +15,8 @@ from specdec.records import Generation, Round
 
 
 @dataclass(frozen=True)
-class Cell:
-    """Which generation this is: the key columns of both tables."""
+class GenerationKey:
+    """The columns that tell generations apart, in both tables."""
 
     cell: str
     method: str
@@ -26,15 +26,15 @@ class Cell:
     category: str
 
 
-def round_rows(cell: Cell, generation: Generation, clock: Clock) -> list[dict[str, Any]]:
-    """One row per round (DESIGN 3, THEORY 5); seconds from the clock's readings, which must be complete."""
-    rows, left = [], len(generation.tokens)
+def round_lines(key: GenerationKey, generation: Generation, clock: Clock) -> list[dict[str, Any]]:
+    """Return a line per round; seconds come from the clock's readings, so the device must be synchronised."""
+    lines, left = [], len(generation.tokens)
     for index, item in enumerate(generation.rounds):
         marks = item.marks
         otherwise = None if item.departure is None else item.departure.otherwise
-        rows.append(
+        lines.append(
             {
-                **vars(cell),
+                **vars(key),
                 "round": index,
                 "context": item.context,
                 "offered_nodes": len(item.draft_tokens),
@@ -58,18 +58,20 @@ def round_rows(cell: Cell, generation: Generation, clock: Clock) -> list[dict[st
             }
         )
         left -= len(item.committed)
-    return rows
+    return lines
 
 
 def _accepted_source(item: Round) -> Any:
-    """Of the last accepted node, or of the first offered one where none was accepted."""
+    """Return the source of the last accepted node, or of the first offered one where none was accepted."""
     return item.source[item.acceptance.path[-1] if item.acceptance.path else 0]
 
 
-def generation_row(cell: Cell, generation: Generation, clock: Clock, text: str, flagged: bool) -> dict[str, Any]:
-    """One line of `generations.jsonl`; its token lists are also what a replay target reads."""
+def generation_line(
+    key: GenerationKey, generation: Generation, clock: Clock, text: str, flagged: bool
+) -> dict[str, Any]:
+    """Return one line of `generations.jsonl`; a replay target reads its token lists."""
     return {
-        **vars(cell),
+        **vars(key),
         "tokens": len(generation.tokens),
         "rounds": len(generation.rounds),
         "prefill_s": clock.seconds(*generation.prefill),
@@ -99,8 +101,8 @@ class ResultsFolder:
         pd.DataFrame(list(rounds)).to_parquet(part.with_suffix(".tmp"), index=False)
         part.with_suffix(".tmp").replace(part)
         with (self.folder / "generations.jsonl").open("a", encoding="utf-8") as stream:
-            for row in generations:
-                stream.write(json.dumps(row) + "\n")
+            for line in generations:
+                stream.write(json.dumps(line) + "\n")
         self._written += 1
 
     def compact(self) -> Any:
@@ -117,12 +119,11 @@ class ResultsFolder:
         self._parts.rmdir()
         return table
 
-    def generations(self) -> Any:
-        """The lines of `generations.jsonl` as a table."""
+    def write_table(self, name: str, lines: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> None:
+        """Write `name`.parquet."""
         import pandas as pd
 
-        lines = (self.folder / "generations.jsonl").read_text(encoding="utf-8").splitlines()
-        return pd.DataFrame([json.loads(line) for line in lines])
+        pd.DataFrame(list(lines), columns=list(columns)).to_parquet(self.folder / f"{name}.parquet", index=False)
 
     def write_json(self, name: str, value: Any) -> None:
         path = self.folder / name

@@ -1,1 +1,1 @@
-"""Heads on a target's hidden states: what they compute, and their files. How they draft is the drafters' business."""
+"""Heads on a target's hidden states: their networks, their choices and their files. Drafters turn these into drafts."""

@@ -1,4 +1,4 @@
-"""What heads choose after h_t: first choices for a topology, and laws for a draft that grows from draws.
+"""The tokens that heads choose after h_t: ranked choices for a given topology, and laws for a draft that is drawn.
 
 Knows heads, tokens and topologies; neither targets nor how a law is standardised.
 """
@@ -10,37 +10,38 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from specdec.heads.model import Heads
+from specdec.heads.network import Heads
 from specdec.heads.parallel import ParallelHeads
 from specdec.records import Tree
 from specdec.tree_building.siblings import index_on, sibling_ranks
 
 Standardise = Callable[[Tensor], Tensor]
-"""Logits [..., V] to laws, or to scores for ranked children."""
+"""Turns logits [..., V] into laws, or into scores that rank children."""
 
 After = Callable[[Tensor], Tensor]
-"""`after(drafted)`: the laws [M, V] of head k behind M paths of tokens [M, k], which begin with the root."""
+"""`after(drafted)` returns the laws [M, V] of head k after M paths of tokens [M, k], which begin with the root."""
 
 
 class Choices(Protocol):
-    """Proposals of one round, from h_t [D], contextual; `root` is a token [1]."""
+    """Makes the proposals of one round from the state h_t [D], as `Heads.contextual` returns it."""
 
     def first(self, state: Tensor, root: Tensor, tree: Tree) -> Tensor:
-        """Tokens [N]: the node of rank j among its siblings has the (j+1)-th choice after its parent.
+        """Return tokens [N] for the nodes of a tree: a node of rank j gets the (j+1)-th choice after its parent.
 
         Args:
-            tree: no deeper than there are heads, and no node with more children than there are tokens.
+            root: [1] the token of the root.
+            tree: at most as deep as there are heads; no node has more children than there are tokens.
         """
         ...
 
     def laws(self, state: Tensor, depth: int, standardise: Standardise) -> After:
-        """What follows paths in a draft at most `depth` deep."""
+        """Return the function that gives the laws after paths, for a draft of at most `depth` levels."""
         ...
 
 
 class IndependentChoices:
-    """Of heads that read h_t alone (Medusa 2401.10774, 2.1): one pass gives all depths, and the nodes of a depth offer
-    the same tokens, so a tree holds the Cartesian product of the heads' first choices.
+    """Choices of heads that read h_t alone (Medusa 2401.10774, 2.1): one pass gives all depths. All nodes of a depth
+    have the same choices below them, so a tree is a part of the Cartesian product of the heads' choices.
     """
 
     def __init__(self, heads: Heads) -> None:
@@ -57,8 +58,8 @@ class IndependentChoices:
 
 
 class SequentialChoices:
-    """Of grounded heads (Hydra 2402.05109, section 3), which read the tokens of the path too: one pass for each level,
-    over all nodes that have children there.
+    """Choices of grounded heads (Hydra 2402.05109, section 3), which also read the tokens of the path: one pass for
+    each level, over all its nodes that have children.
     """
 
     def __init__(self, heads: Heads) -> None:
@@ -80,19 +81,21 @@ class SequentialChoices:
         return lambda drafted: standardise(self._after(state, drafted))
 
     def _after(self, state: Tensor, drafted: Tensor) -> Tensor:
-        """[M, k] -> [M, V]."""
+        """Return the logits [M, V] after M paths [M, k]."""
         k = drafted.shape[1]
         return self._heads.logits(k, self._heads.draft_features(k, state, drafted))
 
 
 def choices_of(heads: Heads) -> Choices:
-    """The way in which these heads choose."""
+    """Return the choices of these heads."""
     return SequentialChoices(heads) if heads.config.grounded else IndependentChoices(heads)
 
 
 @lru_cache(maxsize=256)
 def _by_depth(tree: Tree) -> tuple[int, tuple[int, ...]]:
-    """The most siblings, W, and the place [N] of every node's token in a table [depth, W] of each head's choices."""
+    """Return the largest number of siblings, W, and the place [N] of each node's token in a table [depth, W] of
+    choices.
+    """
     width = max(map(len, tree.children))
     return width, tuple(
         (depth - 1) * width + rank for depth, rank in zip(tree.depths, sibling_ranks(tree), strict=True)
@@ -103,10 +106,10 @@ class _Level(NamedTuple):
     """The nodes of one depth, in the order of their parents, and then of the tree.
 
     Attributes:
-        inner: [M] the parents, among the nodes of the level above.
-        above: [M] the parents' parents, among those of the level above.
-        width: the most children that one of them has, W.
-        places: [n] of every node's token in a table [M, W] of choices after each parent.
+        inner: [M] places of the parents among the nodes of the level above.
+        above: [M] places of the parents' parents among the parents of the level above.
+        width: the largest number of children of one parent, W.
+        places: [n] place of every node's token in a table [M, W] of choices after each parent.
     """
 
     inner: tuple[int, ...]
@@ -117,7 +120,7 @@ class _Level(NamedTuple):
 
 @lru_cache(maxsize=256)
 def _by_level(tree: Tree) -> tuple[tuple[_Level, ...], tuple[int, ...]]:
-    """The levels, and where each node of the tree stands among their nodes, all levels in one row."""
+    """Return the levels of a tree, and the place of each node of the tree when the levels are joined."""
     levels: list[_Level] = []
     order, nodes, grandparents = list[int](), [-1], {-1: 0}
     while True:

@@ -1,6 +1,7 @@
-"""Independent heads in one pass: each layer of all of them is one product in place of one for each head.
+"""Independent heads in one pass: each layer of all heads is one matrix product in place of one for each head.
 
-On a CPU a product of one row takes as long as it takes to begin it, so four small ones cost four times as much as one.
+On a CPU a product with a single vector takes as long as its start-up, so four small ones cost four times as much as
+one.
 """
 
 from typing import NamedTuple
@@ -9,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from specdec.heads.model import Block, Heads, MlpHead
+from specdec.heads.network import Heads, MlpHead, ResidualLayer
 
 
 class _Layer(NamedTuple):
@@ -19,12 +20,12 @@ class _Layer(NamedTuple):
     bias: Tensor
 
     def __call__(self, x: Tensor) -> Tensor:
-        """[k, 1, in] of the first k heads -> [k, 1, out]."""
+        """Return [k, 1, out] for inputs [k, 1, in] of the first k heads."""
         return torch.baddbmm(self.bias[: len(x)], x, self.weight[: len(x)])
 
 
 class ParallelHeads:
-    """Heads that are not grounded, for drafting. Holds a second copy of their blocks, none of their output layers."""
+    """Heads that are not grounded, for drafting. Copies their residual layers, and none of their output layers."""
 
     def __init__(self, heads: Heads) -> None:
         self._heads = heads
@@ -32,7 +33,7 @@ class ParallelHeads:
         self._blocks = [_stacked(list(blocks)) for blocks in zip(*stacks, strict=True)]
 
     def __call__(self, state: Tensor, count: int) -> Tensor:
-        """Logits [count, V] of the first `count` heads after h_t [D], contextual; the others cost nothing."""
+        """Return the logits [count, V] of the first `count` heads after h_t [D]; the other heads are not computed."""
         x = state.expand(count, 1, -1)
         for inner, outer in self._blocks:
             hidden = F.silu(inner(x))
@@ -43,8 +44,8 @@ class ParallelHeads:
         return self._heads.logits(1, features)
 
 
-def _stacked(blocks: list[Block]) -> tuple[_Layer, _Layer | None]:
-    """The same block of every head."""
+def _stacked(blocks: list[ResidualLayer]) -> tuple[_Layer, _Layer | None]:
+    """Stack the same residual layer of every head."""
     outer = [block.outer for block in blocks if block.outer is not None]
     return _layer([block.inner for block in blocks]), _layer(outer) if outer else None
 

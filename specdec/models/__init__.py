@@ -1,1 +1,1 @@
-"""A transformers model over our own cache: loading, forward passes, masks, compilation."""
+"""Transformers models over our own cache: loading, forward passes, masks, compilation."""

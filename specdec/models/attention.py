@@ -1,8 +1,8 @@
-"""transformers' own attention, called so that a single row in 16-bit on a CPU is not the slow case.
+"""The attention of transformers, called so that one token in 16-bit on a CPU is not the slow case.
 
-torch's CPU kernel takes one query row in bfloat16 on a path without matrix instructions: 130 us where two rows take 50
-(400 keys, 5 heads of 64, two cores). A decoding step therefore computes its row twice and keeps one. It also makes a
-one-token step take the kernel that verification takes, so fewer greedy outputs part at near-ties.
+For a single query in bfloat16, torch's CPU kernel uses no matrix instructions: it takes 130 us, where two queries take
+50 (400 keys, 5 heads of 64, two cores). A decoding step therefore computes its query twice and keeps one result. It
+then also uses the kernel that verification uses, so that fewer greedy outputs differ at near-ties.
 """
 
 from collections.abc import Iterator
@@ -12,20 +12,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-NAME = "sdpa_two_rows"
+NAME = "sdpa_two_rows"  # as runs have recorded it
 _STOCK = "sdpa"
 
 
-def two_rows(
+def two_queries(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
 ) -> tuple[Tensor, None]:
-    """`sdpa` of transformers for query [B, H, N, head]; a single row goes in twice and comes out once."""
+    """Call `sdpa` of transformers for query [B, H, N, head]; a single query goes in twice and comes out once."""
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
     if query.shape[2] > 1:
         return sdpa_attention_forward(module, query, key, value, attention_mask, **options)
-    # A copy, not an expanded view: the kernel is as slow on rows of stride 0 as on a single one.
-    # One query row sees whatever the mask leaves of all keys, so causality adds nothing.
+    # A copy, not an expanded view: the kernel is as slow on queries of stride 0 as on a single one.
+    # A single query sees whatever the mask leaves of all keys, so causality adds nothing.
     options["is_causal"] = False
     output, _ = sdpa_attention_forward(
         module, torch.cat([query, query], dim=2), key, value, attention_mask, **options
@@ -33,15 +33,15 @@ def two_rows(
     return output[:, :1], None
 
 
-def use_two_rows(model: Any) -> bool:
-    """Switch a loaded model to `two_rows` where that pays; says whether it did."""
+def use_two_queries(model: Any) -> bool:
+    """Switch a loaded model to `two_queries` where that is faster; return whether it did."""
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import sdpa_mask
 
     pays = model.device.type == "cpu" and model.dtype in (torch.bfloat16, torch.float16)
     if not pays or model.config._attn_implementation != _STOCK:
         return False
-    AttentionInterface.register(NAME, two_rows)
+    AttentionInterface.register(NAME, two_queries)
     AttentionMaskInterface.register(NAME, sdpa_mask)
     model.set_attn_implementation(NAME)
     return True
@@ -49,7 +49,7 @@ def use_two_rows(model: Any) -> bool:
 
 @contextmanager
 def stock_attention(model: Any) -> Iterator[None]:
-    """A model that was switched to `two_rows` has transformers' own attention within."""
+    """Give a model that was switched to `two_queries` its own attention back, within the context."""
     switched = model.config._attn_implementation == NAME
     if switched:
         model.set_attn_implementation(_STOCK)

@@ -1,8 +1,9 @@
 """One key-value cache for every model, handed to transformers as `past_key_values`.
 
-Preallocated to a known capacity: writing never reallocates, rejecting is setting a length, committing a path moves its
-rows next to the prefix in place. It can hold one text several times over, for batches whose rows continue it in
-different ways (N-Grammys, 2411.03786). Positions, masks and what a row means are the target's business.
+A slot holds the key and the value of one token in every layer. The cache is allocated once, for a known capacity:
+writing never reallocates, a rejection only sets a length, and committing a path moves its slots next to the prefix. The
+cache can hold several copies of one text, for a batch whose sequences continue it in different ways (N-Grammys,
+2411.03786). Positions and masks are the caller's business.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,13 +15,13 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 
 
 class PreallocatedLayer(CacheLayerMixin):
-    """Keys and values of one layer, [copies, H, capacity, head]; rows from `length` on are free. A call on B texts
+    """Keys and values of one layer, [copies, H, capacity, head]; slots from `length` on are free. A call on B sequences
     writes and reads the first B copies.
 
-    With `places` set (a tensor of row numbers), writing goes there and everything is returned, masked or not: the same
-    shapes at every call, which a CUDA graph needs. The caller then sets `length`.
+    With `places` set (a tensor of slot numbers), a call writes to these slots and gets the whole buffers back, free
+    slots included: the same shapes at every call, which a CUDA graph needs. The caller then sets `length`.
 
-    Sliding-window layers keep all rows too: the mask hides what the window excludes, so rolling back stays exact.
+    Layers with a sliding window keep all slots too: the mask hides what the window excludes, so rolling back is exact.
     """
 
     is_sliding = False
@@ -33,7 +34,7 @@ class PreallocatedLayer(CacheLayerMixin):
         self.places: Tensor | None = None
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        # Zeroed, not empty: attention multiplies masked rows by 0, and 0 * NaN would be NaN.
+        # Zeroed, not empty: attention multiplies masked values by 0, and 0 * NaN would be NaN.
         self.keys, self.values = (
             states.new_zeros(self.copies, states.shape[1], self.capacity, states.shape[3])
             for states in (key_states, value_states)
@@ -44,7 +45,7 @@ class PreallocatedLayer(CacheLayerMixin):
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
     ) -> tuple[Tensor, Tensor]:
-        """Append [B, H, n, head] rows to the first B copies; returns views of everything in them so far."""
+        """Append keys and values [B, H, n, head] to the first B copies; return views of all that these copies hold."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         assert self.keys is not None and self.values is not None
@@ -56,14 +57,15 @@ class PreallocatedLayer(CacheLayerMixin):
             return keys, values
         start, self.length = self.length, self.length + key_states.shape[-2]
         if self.length > self.capacity:
-            raise IndexError(f"the cache holds {self.capacity} rows, {self.length} were written")
+            raise IndexError(f"the cache has {self.capacity} slots, {self.length} were written")
         self.keys[:batch, :, start : self.length] = key_states
         self.values[:batch, :, start : self.length] = value_states
         return self.keys[:batch, :, : self.length], self.values[:batch, :, : self.length]
 
     def move(self, copy: int, source: Tensor, start: int, copies: int) -> None:
-        """Write rows `source` [n] of one copy to `start`..`start + n` of the first `copies`; right when they overlap,
-        since the read is a copy.
+        """Copy the slots `source` [n] of one copy to the slots from `start` on, in the first `copies` copies.
+
+        Source and destination may overlap, because indexing reads into a new tensor before anything is written.
         """
         assert self.keys is not None and self.values is not None
         for buffer in (self.keys, self.values):
@@ -78,19 +80,19 @@ class PreallocatedLayer(CacheLayerMixin):
     def get_max_length(self) -> int:
         return self.capacity
 
-    # The same question under the name that transformers 5.17 asks it by.
+    # transformers 5.17 asks for the same number under this name.
     get_max_cache_shape = get_max_length
 
 
 class KVCache(Cache):
-    """The cache of one text, or of `copies` of it that a batch continues in different ways.
+    """The cache of one text, in one copy or in several that a batch continues in different ways.
 
-    Between rounds all copies in use hold the same rows; only a batch makes them differ, and `commit` ends that.
+    Between rounds all copies in use hold the same; a batch makes them differ, and `commit` makes them equal again.
 
     Attributes:
-        capacity: rows of each copy.
-        allocated: copies that there is room for.
-        copies: those in use by the present text.
+        capacity: number of slots of each copy.
+        allocated: number of copies that the buffers have room for.
+        copies: number of copies that the present text uses.
     """
 
     def __init__(self, layers: int, capacity: int, copies: int = 1) -> None:
@@ -100,6 +102,7 @@ class KVCache(Cache):
 
     @property
     def length(self) -> int:
+        """The number of slots in use; setting it forgets all slots behind."""
         return self.layers[0].length
 
     @length.setter
@@ -109,7 +112,7 @@ class KVCache(Cache):
 
     @contextmanager
     def writing_to(self, places: Tensor) -> Iterator[None]:
-        """Within: rows are written to `places` [n], and attention gets the whole capacity."""
+        """Within the context, calls write to the slots `places` [n] and attend to the whole capacity."""
         for layer in self.layers:
             layer.places = places
         try:
@@ -119,19 +122,19 @@ class KVCache(Cache):
                 layer.places = None
 
     def restart(self, copies: int) -> None:
-        """Forget everything; the next text uses so many copies, of those allocated."""
+        """Forget everything; the next text uses the first `copies` of the allocated copies."""
         self.length, self.copies = 0, copies
 
     def broadcast(self) -> None:
-        """Give all copies in use what was written to the first one."""
+        """Copy what the first copy holds to all other copies in use."""
         for layer in self.layers:
             if layer.is_initialized and self.copies > 1:
                 for buffer in (layer.keys, layer.values):
                     buffer[1 : self.copies, :, : layer.length] = buffer[:1, :, : layer.length]
 
     def grown(self, copies: int) -> "KVCache":
-        """Another cache with room for `copies` of the same text. This one's buffers stay: compiled passes may hold
-        them.
+        """Return a new cache with room for `copies` copies of the present text. The buffers of this one stay, because
+        compiled passes may hold them.
         """
         grown = KVCache(len(self.layers), self.capacity, copies)
         for index, layer in enumerate(self.layers):
@@ -140,28 +143,30 @@ class KVCache(Cache):
         grown.broadcast()
         return grown
 
-    def commit(self, prefix: int, rows: Sequence[int], copy: int = 0) -> None:
-        """Keep `prefix` rows and, right behind them, the given absolute rows of one copy; forget the rest. Only these
-        rows go to the other copies, never the prefix.
+    def commit(self, prefix: int, slots: Sequence[int], copy: int = 0) -> None:
+        """Keep the first `prefix` slots and, right behind them, the given slots of one copy; forget the rest.
+
+        The other copies receive the given slots; the prefix is already the same in all of them.
 
         Args:
-            prefix: rows that stay where they are, alike in all copies.
-            rows: increasing absolute row numbers, all >= prefix.
-            copy: which copy they are taken from.
+            slots: increasing slot numbers, none below `prefix`.
+            copy: number of the copy that the slots are taken from.
         """
-        length = prefix + len(rows)
-        if rows and (self.copies > 1 or tuple(rows) != tuple(range(prefix, length))):
+        length = prefix + len(slots)
+        if slots and (self.copies > 1 or tuple(slots) != tuple(range(prefix, length))):
             index = None
             for layer in self.layers:
                 if layer.is_initialized:
                     if index is None:
-                        index = torch.tensor(tuple(rows)).to(layer.keys.device, non_blocking=True)
+                        index = torch.tensor(tuple(slots)).to(layer.keys.device, non_blocking=True)
                     layer.move(copy, index, prefix, self.copies)
         self.length = length
 
     def read_by(self, batch: int) -> None:
-        """Make what the first copy holds appear `batch` times, as views: for rows that are never written again, as the
-        keys and values of a prompt in cross-attention, which models read from `keys` and `values` directly.
+        """Show what the first copy holds to a batch of `batch` sequences, as views without memory of their own.
+
+        For slots that are never written again: the keys and values of a prompt in cross-attention, which models read
+        from `keys` and `values` directly.
         """
         for layer in self.layers:
             if not layer.is_initialized or len(layer.keys) == batch:
@@ -170,6 +175,7 @@ class KVCache(Cache):
             layer.values = layer.values[:1].expand(batch, -1, -1, -1)
 
     def nbytes(self) -> int:
+        """Return the bytes of all buffers."""
         return sum(
             tensor.numel() * tensor.element_size()
             for layer in self.layers

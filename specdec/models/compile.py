@@ -1,9 +1,10 @@
-"""Forward passes without the cost of running through a model's modules each time.
+"""Forward passes without the Python of a model's modules.
 
-`trace`: Dynamo's record of one pass, replayed with the same kernels: the same numbers as the eager pass, without its
-Python; one record for a single row, one for any larger number. `inductor`, for given numbers of rows: on a CPU the
-record compiled, weights packed; on a GPU static shapes over the whole cache, compiled and captured in a CUDA graph. All
-write into one cache whose buffers stay where they are, made for one capacity.
+`trace` replays Dynamo's record of one pass with the same kernels, so that its numbers are those of the eager pass: one
+record for calls on a single token, one for calls on more. `inductor` makes a pass for a given number of tokens: on a
+CPU the record is compiled with packed weights; on a GPU the shapes are static over the whole cache, and the pass is
+compiled and captured in a CUDA graph. All passes write into one cache of fixed capacity, whose buffers stay where they
+are.
 """
 
 import logging
@@ -16,20 +17,20 @@ from torch import Tensor
 
 from specdec.errors import UsageError
 from specdec.models.cache import KVCache
+from specdec.models.masks import Mask
 
 logger = logging.getLogger(__name__)
 
-Masks = Tensor | dict[str, Tensor]
 Mode = Literal["trace", "inductor"]
 Result = TypeVar("Result")
 
 
 class Pass(NamedTuple):
-    """What a forward pass gives for its rows.
+    """The result of a forward pass on N tokens.
 
     Attributes:
         logits: [..., N, V].
-        states: [..., N, D] of the layer that was asked for, or None.
+        states: [..., N, D] hidden states of the layer that was asked for, or None.
     """
 
     logits: Tensor
@@ -37,36 +38,34 @@ class Pass(NamedTuple):
 
 
 def run_model(model: Any, offset: int | None, **inputs: Any) -> Pass:
-    """A transformers decoder on a batch.
+    """Run a transformers decoder on a batch.
 
     Args:
-        offset: the layer whose hidden states are wanted, counted down from the last (0 is what the output head reads);
-            None for no states.
+        offset: layer whose hidden states are wanted, counted down from the last (0 is what the output head reads); None
+            for no states.
     """
     output = model(**inputs, use_cache=True, output_hidden_states=offset is not None)
     return Pass(output.logits, None if offset is None else output.hidden_states[-1 - offset])
 
 
 class Step(Protocol):
-    """One forward pass over the rows behind the first `prefix` of the cache; sets the cache's length."""
+    """A forward pass on tokens behind the first `prefix` slots of the cache; it sets the cache's length."""
 
-    def __call__(self, tokens: Tensor, prefix: int, mask: Masks) -> Pass:
-        """
-        Args:
-            tokens: [N] a chain; a `TracedStep` takes trees too.
-            mask: what the rows see, for the steps that do not make it themselves.
-        Returns:
-            On a GPU the next call overwrites it.
+    def __call__(self, tokens: Tensor, prefix: int, mask: Mask) -> Pass:
+        """Evaluate a chain of tokens [N]; on a GPU the next call overwrites the result. A step that makes its own mask
+        ignores `mask`.
         """
         ...
 
 
 def mode_for(wanted: bool | str, device: torch.device) -> Mode | None:
-    """How `target.compile` (true, false, trace or auto) is done on a device; None is eagerly.
+    """Return how passes are made on a device for a value of `target.compile` (true, false, trace or auto); None:
+    eagerly.
+
+    Where a program that compilation needs is missing, "auto" warns and traces.
 
     Raises:
-        UsageError: compilation was demanded, and a program that it needs is missing. With "auto" that is said, and the
-            passes are traced.
+        UsageError: `true`, and such a program is missing.
     """
     if wanted is False:
         return None
@@ -85,9 +84,9 @@ def mode_for(wanted: bool | str, device: torch.device) -> Mode | None:
 
 
 def _missing_program(device: torch.device) -> str | None:
-    """What compilation would need and this machine lacks, or None."""
+    """Name the program that compilation needs and this machine lacks; None if there is none."""
     if device.type != "cpu":
-        return None  # a CUDA graph needs none
+        return None  # CUDA graphs need no compiler
     from torch._inductor.cpp_builder import get_cpp_compiler
     from torch._inductor.exc import InvalidCxxCompiler
 
@@ -99,22 +98,22 @@ def _missing_program(device: torch.device) -> str | None:
 
 
 class TracedStep:
-    """One graph for any context length up to the cache's capacity, replayed as it is or compiled by inductor.
+    """One graph for every context length up to the cache's capacity, replayed as it is or compiled by inductor.
 
-    Of Dynamo's guards only those on shapes are kept: the model and the cache are fixed when the step is made, and
-    checking them would cost some 0.7 ms a call for a model of eight layers. A model whose pass does not fit in one
-    graph (it decides by the numbers that it computes) is an error when the step is made.
+    Only Dynamo's guards on shapes are kept: the model and the cache are fixed when the step is made, and checking them
+    would cost about 0.7 ms a call for a model of eight layers. The first call raises Dynamo's error for a model whose
+    pass does not fit in one graph, because it decides by numbers that it computes.
     """
 
-    def __init__(self, model: Any, cache: KVCache, rows: int | None, mode: Mode, offset: int | None = None) -> None:
+    def __init__(self, model: Any, cache: KVCache, tokens: int | None, mode: Mode, offset: int | None = None) -> None:
         """
         Args:
-            rows: of every call; None for any number from 2 on, and then in batches of any size from 2 on if the first
-                call is one.
-            offset: of the layer whose states are wanted (see `run_model`).
+            tokens: number of tokens in every call; None for any number from 2 on. If the first call is then a batch,
+                all calls are batches, of any number of sequences from 2 on.
+            offset: layer whose states are wanted (see `run_model`).
         """
 
-        def step(tokens: Tensor, positions: Tensor, mask: Masks) -> Pass:
+        def step(tokens: Tensor, positions: Tensor, mask: Mask) -> Pass:
             some = mask if isinstance(mask, Tensor) else next(iter(mask.values()))
             cache.length = some.shape[-1] - tokens.shape[-1]
             return run_model(
@@ -133,20 +132,22 @@ class TracedStep:
             options={"guard_filter_fn": _shapes_only},
         )
         self._offsets = torch.arange(cache.capacity, device=model.device)
-        self._any = rows is None
+        self._any = tokens is None
         self._made = False
 
-    def __call__(self, tokens: Tensor, prefix: int, mask: Masks, offsets: Tensor | None = None) -> Pass:
-        """`tokens` may be a batch of chains too [B, N], and logits are then [B, N, V]. `offsets` [N] are the distances
-        of a tree's root and nodes from its root; None for chains.
+    def __call__(self, tokens: Tensor, prefix: int, mask: Mask, offsets: Tensor | None = None) -> Pass:
+        """Evaluate tokens [N], or a batch of chains [B, N], whose logits are then [B, N, V].
+
+        Args:
+            offsets: [N] distances of the root and the nodes of a tree from its root; None for a chain.
         """
         offsets = self._offsets[: tokens.shape[-1]] if offsets is None else offsets
         step = self._step if self._made else self._make
         batch = tokens if tokens.dim() == 2 else tokens.unsqueeze(0)
         result: Pass = step(batch, (offsets + prefix).expand(len(batch), -1), mask)
-        return result if tokens.dim() == 2 else only_row(result)
+        return result if tokens.dim() == 2 else only_sequence(result)
 
-    def _make(self, tokens: Tensor, positions: Tensor, mask: Masks) -> Pass:
+    def _make(self, tokens: Tensor, positions: Tensor, mask: Mask) -> Pass:
         from torch._inductor import config
 
         for view in [mask] if isinstance(mask, Tensor) else mask.values():
@@ -155,25 +156,31 @@ class TracedStep:
             for each in (tokens, positions):
                 torch._dynamo.mark_dynamic(each, 1 if len(tokens) == 1 else [0, 1])
         self._made = True
-        # Not an option of `torch.compile`: Dynamo itself must know, to keep the weights out of the inputs.
+        # Set globally, not as an option of `torch.compile`: Dynamo itself must know, to keep weights out of the inputs.
         with config.patch(freezing=True):
             result: Pass = self._step(tokens, positions, mask)
         return result
 
 
 class StaticStep:
-    """Rows, positions, mask and cache of fixed shapes: what a CUDA graph can hold. The whole capacity is attended to,
-    masked; nothing but the tokens and the prefix length goes in.
+    """A pass whose tokens, positions, mask and cache have fixed shapes, so that a CUDA graph can hold it.
+
+    It attends to the whole capacity of the cache, masked; its only inputs are the tokens and the length of the prefix.
     """
 
     def __init__(
-        self, model: Any, cache: KVCache, rows: int, windows: Mapping[str, int | None], offset: int | None = None
+        self, model: Any, cache: KVCache, size: int, windows: Mapping[str, int | None], offset: int | None = None
     ) -> None:
-        self._tokens = torch.zeros(1, rows, dtype=torch.long, device=model.device)
+        """
+        Args:
+            size: number of tokens in every call.
+            windows, offset: see `static_pass`.
+        """
+        self._tokens = torch.zeros(1, size, dtype=torch.long, device=model.device)
         self._prefix = torch.zeros(1, dtype=torch.long, device=model.device)
-        self._rows, self._cache = rows, cache
+        self._size, self._cache = size, cache
         forward = static_pass(model, cache, windows, offset)
-        offsets = torch.arange(rows, device=model.device)
+        offsets = torch.arange(size, device=model.device)
 
         def step(tokens: Tensor, prefix: Tensor) -> Pass:
             return forward(tokens[0], prefix + offsets)
@@ -187,14 +194,14 @@ class StaticStep:
         step = compiled(self._step)
         self._graph, self._result = captured(lambda: step(self._tokens, self._prefix))
 
-    def __call__(self, tokens: Tensor, prefix: int, mask: Masks) -> Pass:
+    def __call__(self, tokens: Tensor, prefix: int, mask: Mask) -> Pass:
         self._tokens[0].copy_(tokens)
         self._prefix.fill_(prefix)
         if self._graph is None:
             self._result = self._step(self._tokens, self._prefix)
         else:
             self._graph.replay()
-        self._cache.length = prefix + self._rows
+        self._cache.length = prefix + self._size
         assert self._result is not None
         return self._result
 
@@ -202,14 +209,14 @@ class StaticStep:
 def static_pass(
     model: Any, cache: KVCache, windows: Mapping[str, int | None], offset: int | None = None
 ) -> Callable[[Tensor, Tensor], Pass]:
-    """A forward pass with the same shapes at every call: it attends to all of the cache's capacity, masked.
+    """Make a forward pass with the same shapes at every call: it attends to the cache's whole capacity, masked.
 
     Args:
-        windows: kinds of attention layers, and how far each sees.
-        offset: of the layer whose states are wanted (see `run_model`).
+        windows: for each kind of attention layer, how many tokens back it sees; None for all.
+        offset: layer whose states are wanted (see `run_model`).
     Returns:
-        (tokens [N], places [N]) -> logits [N, V] and states, for a chain of rows written to these places of the cache,
-        whose length stays as it is.
+        (tokens [N], places [N]) -> logits [N, V] and states, for a chain that is written to these slots of the cache.
+        It leaves the cache's length as it is.
     """
     columns = torch.arange(cache.capacity, device=model.device)
     hidden = torch.full((), torch.finfo(model.dtype).min, dtype=model.dtype, device=model.device)
@@ -221,7 +228,7 @@ def static_pass(
             seen = behind >= 0 if window is None else (behind >= 0) & (behind < window)
             masks[kind] = torch.where(seen, hidden.new_zeros(()), hidden)[None, None]
         with cache.writing_to(places):
-            return only_row(
+            return only_sequence(
                 run_model(
                     model,
                     offset,
@@ -235,13 +242,13 @@ def static_pass(
     return forward
 
 
-def only_row(batch: Pass) -> Pass:
-    """Of a batch of one."""
+def only_sequence(batch: Pass) -> Pass:
+    """Return the result of the only sequence of a batch of size one."""
     return Pass(batch.logits[0], None if batch.states is None else batch.states[0])
 
 
 def compiled(function: Callable[..., Result]) -> Callable[..., Result]:
-    """Compiled for the shapes of its first call, which all later ones must have: nothing checks them."""
+    """Compile a function for the shapes of its first call. All later calls must have the same: nothing checks them."""
     result: Callable[..., Result] = torch.compile(
         _with_own_code(function), fullgraph=True, options={"guard_filter_fn": _shapes_only}
     )
@@ -249,11 +256,11 @@ def compiled(function: Callable[..., Result]) -> Callable[..., Result]:
 
 
 def captured(run: Callable[[], Result]) -> tuple[Any, Result]:
-    """What `run` launches as a CUDA graph, and its result, which every replay of the graph writes anew."""
+    """Capture what `run` launches as a CUDA graph; return it and the result, which every replay overwrites."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
-        for _ in range(3):  # compilation, autotuning and the libraries' workspaces must not be captured
+        for _ in range(3):  # compilation, autotuning and workspaces of libraries happen here and are not captured
             run()
     torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()
@@ -263,8 +270,8 @@ def captured(run: Callable[[], Result]) -> tuple[Any, Result]:
 
 
 def _with_own_code(function: Callable[..., Result]) -> Callable[..., Result]:
-    """A copy with a code object of its own: Dynamo files its records by code object, and without guards on the cache
-    it could not tell two of them apart.
+    """Copy a function together with its code object: Dynamo files its records by code object, and without guards on
+    the cache it could not tell the records of two caches apart.
     """
     assert isinstance(function, FunctionType)
     copy = FunctionType(

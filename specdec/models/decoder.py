@@ -1,43 +1,40 @@
-"""A transformers decoder over our own cache: rows in, logits out. Shared by targets and by drafters that are models.
+"""A transformers decoder over our own cache: tokens in, logits out. Shared by targets and by drafters that are models.
 
-Masks and positions are explicit: a mask is a view, so a call allocates nothing but activations. Knows neither sampling
-nor acceptance.
+Masks and positions are passed to the model explicitly; a mask is a view, so a call allocates only activations. Knows
+neither sampling nor acceptance.
 """
 
 import logging
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from inspect import signature
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.fx.experimental.symbolic_shapes import ConstraintViolationError
 
 from specdec.errors import ModelLoadError
-from specdec.models.attention import use_two_rows
+from specdec.models.attention import use_two_queries
 from specdec.models.cache import KVCache
-from specdec.models.compile import Mode, StaticStep, Step, TracedStep, only_row, run_model
+from specdec.models.compile import Mode, StaticStep, Step, TracedStep, only_sequence, run_model
 from specdec.models.draft_loop import Choice, StaticLoop
-from specdec.models.masks import Masks
-from specdec.models.path_batch import row_batch
+from specdec.models.masks import MaskBuffers
+from specdec.models.path_batch import path_batch
 from specdec.records import Tree, chain_tree
-
-if TYPE_CHECKING:
-    from specdec.models.seq2seq import Seq2SeqDecoder
 
 logger = logging.getLogger(__name__)
 
-_BUCKET = 512  # rows: capacities of a compiled cache are multiples of it
-_ANY = 0  # among numbers of rows: all from 2 on
-_BATCH = -1  # batches
-# Layer types whose state can be rolled back by forgetting rows, and what they may see.
+_BUCKET = 512  # the capacity of a compiled cache is a multiple of this number of slots
+_ANY = 0  # the key of a pass for every number of tokens from 2 on
+_BATCH = -1  # the key of a pass for batches
+# Kinds of layers whose state can be rolled back by forgetting slots.
 _ATTENTION = ("full_attention", "sliding_attention")
 
 
 @dataclass(frozen=True)
 class Compiled:
-    """Compiled passes by their number of rows, and the cache that they write into."""
+    """Compiled passes by their number of tokens, and the cache that they write into."""
 
     cache: KVCache
     steps: dict[int, Step]
@@ -51,70 +48,70 @@ class Decoder:
 
     Attributes:
         model: the transformers model, unpatched.
-        vocab_size, context_length, end_tokens: of the model.
-        depth: its number of layers.
-        states: hidden states [N+1, D] of the rows of the last call, where `keep_states` asked for them.
+        vocab_size, context_length, end_tokens: properties of the model.
+        layers: number of the model's layers.
+        states: hidden states [N+1, D] of the tokens of the last call, where `keep_states` asked for them.
     """
 
     states: Tensor | None = None
-    _offset: int | None = None  # of the layer whose states are kept
+    _offset: int | None = None  # layer whose states are kept, counted down from the last
 
     def __init__(self, model: Any, name: str, prefill_chunk: int) -> None:
         """
         Raises:
-            ModelLoadError: layers whose state cannot be rolled back after a rejection.
+            ModelLoadError: the model has layers whose state cannot be rolled back after a rejection.
         """
         self.model, self.name, self.prefill_chunk = model, name, prefill_chunk
         self.device: torch.device = model.device
-        use_two_rows(model)
+        use_two_queries(model)
         config = model.config.get_text_config()
         self.vocab_size: int = config.vocab_size
         self.context_length: int = getattr(config, "max_position_embeddings", None) or 1 << 30
         self.end_tokens = end_tokens_of(model)
-        self.depth: int = config.num_hidden_layers
+        self.layers: int = config.num_hidden_layers
         self._windows = _windows(config, name)
-        # The prefill needs no logits; models that can, compute one row instead of a vocabulary for each prompt token.
+        # The prefill needs no logits: models that can limit them compute those of one token only.
         lean = "logits_to_keep" in signature(model.forward).parameters
         self._no_logits: dict[str, int] = {"logits_to_keep": 1} if lean else {}
-        self.cache = KVCache(self.depth, 1)
-        self._masks = Masks(self._windows, model.dtype, self.device)
+        self.cache = KVCache(self.layers, 1)
+        self._masks = MaskBuffers(self._windows, model.dtype, self.device)
         self._steps: dict[int, Step] = {}
         self._compiled: Compiled | None = None
 
     def keep_states(self, offset: int) -> None:
-        """From now on every call leaves the hidden states of a layer in `states`.
+        """Leave the hidden states of a layer in `states` after every call from now on.
 
         Args:
-            offset: layers below the last, 0 to `depth`: 0 is what the output head reads, `depth` the embeddings.
+            offset: layer, counted down from the last: 0 is what the output head reads, `layers` the embeddings.
         """
         self._offset = offset
-        self._steps, self._compiled = {}, None  # their passes were made without
+        self._steps, self._compiled = {}, None  # passes made before return no states
 
     @torch.inference_mode()
-    def compile(self, rows: Collection[int], capacity: int, mode: Mode, copies: int = 1) -> None:
-        """From now on, drafts of these numbers of rows, root included, take a pass made for them (seconds for each):
-        chains, and trees too except where it is a CUDA graph. What is traced for a draft serves all others as well.
+    def compile(self, sizes: Collection[int], capacity: int, mode: Mode, copies: int = 1) -> None:
+        """Make passes for calls on these numbers of tokens, the root included; each takes seconds to make.
 
-        For texts of at most `capacity` rows, rounded up, in at most `copies`; others are decoded eagerly, and so is
-        everything where the model cannot be traced, which is said. Batches are traced, never compiled.
+        They serve chains, and trees except where a pass is a CUDA graph. A traced pass serves every number of tokens
+        from 2 on; batches are traced, never compiled. Texts that need more slots than `capacity`, rounded up, or more
+        than `copies` copies are decoded eagerly. So is everything if the model cannot be traced, with a warning.
         """
         try:
-            self._compile(rows, capacity, mode, copies)
+            self._compile(sizes, capacity, mode, copies)
         except (torch._dynamo.exc.TorchDynamoException, ConstraintViolationError) as error:
             self._steps, self._compiled = {}, None
             reason = str(error).strip().splitlines()[0]
             logger.warning("%s cannot be traced, so its calls stay eager: %s", self.name, reason)
 
-    def _compile(self, rows: Collection[int], capacity: int, mode: Mode, copies: int) -> None:
-        wanted = set(rows)
-        if mode == "trace" and rows:
-            wanted = {1} if max(rows) == copies == 1 else {1, _ANY}
+    def _compile(self, sizes: Collection[int], capacity: int, mode: Mode, copies: int) -> None:
+        wanted = set(sizes)
+        if mode == "trace" and sizes:
+            wanted = {1} if max(sizes) == copies == 1 else {1, _ANY}
         wanted |= {_BATCH} if copies > 1 else set()
         made = self._compiled
         if made is not None and wanted <= set(made.steps) and made.holds(capacity, copies):
             return
-        # The record of batches is made with two rows, and must not take that for the number of all copies.
-        self.cache = KVCache(self.depth, -(-capacity // _BUCKET) * _BUCKET, 3 if copies == 2 else copies)
+        # The record of batches is made with two sequences; with two copies it would take the two for the same number.
+        self.cache = KVCache(self.layers, -(-capacity // _BUCKET) * _BUCKET, 3 if copies == 2 else copies)
         self._steps = {}
         self.forward(torch.zeros(2, dtype=torch.long, device=self.device), chain_tree(1))  # makes the buffers
         for count in sorted(wanted - {_BATCH}):
@@ -125,30 +122,30 @@ class Decoder:
             else:
                 any_or_count = None if count == _ANY else count
                 self._steps[count] = TracedStep(self.model, self.cache, any_or_count, mode, self._offset)
-            size = 3 if count == _ANY else count  # of 2, a mask fills its buffer, and the record would rely on that
-            for prefix in (2, 3):  # the first call compiles, the second is the first of many
+            size = 3 if count == _ANY else count  # not 2: the mask would fill its buffer, and the record rely on that
+            for prefix in (2, 3):  # the first call compiles; the second shows that it serves other prefixes
                 self.cache.length = prefix
                 self.forward(torch.zeros(size, dtype=torch.long, device=self.device), chain_tree(size - 1))
         if copies > 1:
             self._steps[_BATCH] = TracedStep(self.model, self.cache, None, "trace", self._offset)
-            for prefix, batch in ((7, 2), (8, 2), (9, copies)):  # all sizes differ: equal ones would be taken for one
+            for prefix, batch in ((7, 2), (8, 2), (9, copies)):  # all sizes differ: Dynamo merges equal ones
                 self.cache.length = prefix
                 tree = Tree((-1, 0, *[-1] * (batch - 1)))
-                self.forward_rows(torch.zeros(batch + 2, dtype=torch.long, device=self.device), tree)
+                self.forward_paths(torch.zeros(batch + 2, dtype=torch.long, device=self.device), tree)
         self._compiled = Compiled(self.cache, self._steps)
 
     def static_loop(self, gamma: int, choose: Callable[[Tensor, Tensor], Choice]) -> StaticLoop:
-        """A loop that drafts gamma tokens into the present cache, not captured yet."""
+        """Make a loop that drafts gamma tokens into the present cache; it is not captured yet."""
         return StaticLoop(self.model, self.cache, self._windows, gamma, choose)
 
     @property
     def compiled(self) -> tuple[int, ...]:
-        """Numbers of rows that take a pass made for them; 0 stands for all from 2 on, -1 for batches."""
+        """Numbers of tokens that have a compiled pass; 0 stands for all from 2 on, -1 for batches."""
         return () if self._compiled is None else tuple(sorted(self._compiled.steps))
 
     @property
     def length(self) -> int:
-        """Rows in the cache; setting it forgets the rows behind."""
+        """The number of slots in use; setting it forgets the slots behind."""
         return self.cache.length
 
     @length.setter
@@ -156,20 +153,20 @@ class Decoder:
         self.cache.length = value
 
     def start(self, prompt: Sequence[int], capacity: int, copies: int = 1) -> int:
-        """Begin a new text and prefill all of the prompt but its last token, which is returned: the root of round 1.
+        """Begin a new text: prefill the prompt except its last token, and return that token, the root of round 1.
 
-        `states` are then those of all that was prefilled [len(prompt) - 1, D], where they are kept.
+        Where states are kept, `states` then holds those of the prefilled tokens [len(prompt) - 1, D].
 
         Args:
             prompt: at least one token.
-            capacity: rows that prompt, output and the largest draft need together.
-            copies: of the prefix, for batches of up to so many rows (see `forward_rows`).
+            capacity: slots that prompt, output and the largest draft need together.
+            copies: copies of the prefix; a batch of `forward_paths` needs one for each sequence.
         """
         if self._compiled is not None and self._compiled.holds(capacity, copies):
-            self.cache, self._steps = self._compiled.cache, self._compiled.steps  # they write into these very buffers
+            self.cache, self._steps = self._compiled.cache, self._compiled.steps  # the passes write into this cache
             self.cache.restart(copies)
         else:
-            self.cache, self._steps = KVCache(self.depth, capacity, copies), {}
+            self.cache, self._steps = KVCache(self.layers, capacity, copies), {}
         found: list[Tensor] = []
         for begin in range(0, len(prompt) - 1, self.prefill_chunk):
             end = min(begin + self.prefill_chunk, len(prompt) - 1)
@@ -184,15 +181,17 @@ class Decoder:
         return prompt[-1]
 
     @staticmethod
-    def rows_of(prompt: int, capacity: int, copies: int) -> int:
-        """Rows of keys and values that `start` makes room for, all copies together, with a prompt of so many tokens."""
+    def slots_for(prompt: int, capacity: int, copies: int) -> int:
+        """Return the slots that `start` allocates for a prompt of `prompt` tokens, all copies together."""
         return capacity * copies
 
     def forward(self, tokens: Tensor, tree: Tree, **options: int) -> Tensor:
-        """Append `tokens` [N+1], the first the root of `tree` and the others its nodes, behind the cached rows.
+        """Append `tokens` [N+1], the root and the nodes of `tree`, behind the cached tokens.
 
+        Args:
+            options: further arguments of the model, such as `logits_to_keep`; such calls are eager.
         Returns:
-            logits [N+1, V], or fewer rows where `options` ask for fewer.
+            logits [N+1, V], or of fewer tokens where `options` ask for that.
         """
         prefix = self.cache.length
         mask = self._masks.view(tree, prefix, self.cache.capacity)
@@ -204,7 +203,7 @@ class Decoder:
         elif isinstance(step, TracedStep):
             result = step(tokens, prefix, mask, tree.offsets.to(self.device, non_blocking=True))
         else:
-            result = only_row(
+            result = only_sequence(
                 run_model(
                     self.model,
                     self._offset,
@@ -218,27 +217,29 @@ class Decoder:
         self.states = result.states
         return result.logits
 
-    def forward_rows(self, tokens: Tensor, tree: Tree) -> Tensor:
-        """Like `forward`, with every path from the root to a leaf in a row of its own, behind its own copy of the
-        prefix. More rows than copies take a larger cache, whose making is part of this call.
+    def forward_paths(self, tokens: Tensor, tree: Tree) -> Tensor:
+        """Do as `forward` does, with every path from the root to a leaf as a sequence behind its own copy of the
+        prefix.
+
+        If there are more sequences than copies, this call first makes a larger cache.
 
         Returns:
-            logits [N+1, V], each node's from a row that holds it.
+            logits [N+1, V], those of a node from the first sequence that holds it.
         """
-        batch = row_batch(tree)
+        batch = path_batch(tree)
         if len(batch) > self.cache.copies:
             self.cache, self._steps = self.cache.grown(len(batch)), {}
         prefix = self.cache.length
-        rows = tokens[batch.index.to(self.device, non_blocking=True)]
+        sequences = tokens[batch.index.to(self.device, non_blocking=True)]  # [B, L]
         mask = self._masks.view(batch.chain, prefix, self.cache.capacity)
         step = self._steps.get(_BATCH)
         if prefix and isinstance(step, TracedStep):
-            result = step(rows, prefix, mask)
+            result = step(sequences, prefix, mask)
         else:
             result = run_model(
                 self.model,
                 self._offset,
-                input_ids=rows,
+                input_ids=sequences,
                 attention_mask=mask,
                 position_ids=(batch.chain.offsets.to(self.device, non_blocking=True) + prefix).expand(len(batch), -1),
                 past_key_values=self.cache,
@@ -248,16 +249,16 @@ class Decoder:
         return result.logits.flatten(0, 1)[places]
 
     def score(self, prompt: Sequence[int], text: Sequence[int], model: Any = None) -> Tensor:
-        """Teacher-forced logits of `text` after `prompt`: [len(text) + 1, V], row i before token i.
+        """Return the logits [len(text) + 1, V] of a given text after `prompt`; entry i predicts token i of the text.
 
-        One forward pass without the cache, by `model` where another copy of the weights is given.
+        They come from one forward pass without the cache, by `model` where another copy of the weights is given.
         """
         tokens = torch.tensor([[*prompt, *text]], device=self.device)
         return (model or self.model)(input_ids=tokens, use_cache=False).logits[0, len(prompt) - 1 :]
 
     @property
     def flops_per_token(self) -> float:
-        """About 2 x parameters: input embeddings are looked up, not multiplied; tied ones count as the output head."""
+        """About 2 x parameters, without input embeddings, which are looked up; tied ones count as the output head."""
         embedding = self.model.get_input_embeddings().weight
         head = self.model.get_output_embeddings()
         tied = head is not None and head.weight is embedding
@@ -265,7 +266,7 @@ class Decoder:
 
 
 def end_tokens_of(model: Any) -> frozenset[int]:
-    """The tokens that end a text, as the generation configuration or else the model's own says."""
+    """Return the tokens that end a text, from the generation configuration or else from the model's own."""
     ends = model.generation_config.eos_token_id if model.generation_config is not None else None
     if ends is None:
         ends = model.config.get_text_config().eos_token_id
@@ -275,7 +276,7 @@ def end_tokens_of(model: Any) -> frozenset[int]:
 
 
 def _windows(config: Any, name: str) -> dict[str, int | None]:
-    """The attention kinds of a model and their windows; refuses layers whose state cannot be rolled back."""
+    """Return the kinds of attention layers and their windows; refuse layers whose state cannot be rolled back."""
     kinds = set(getattr(config, "layer_types", None) or ())
     refused = sorted(kinds - set(_ATTENTION))
     if refused:
@@ -287,34 +288,3 @@ def _windows(config: Any, name: str) -> dict[str, int | None]:
     if not kinds:
         return {"full_attention": window}
     return {kind: window if kind == "sliding_attention" else None for kind in sorted(kinds)}
-
-
-@torch.inference_mode()
-def check_rollback(decoder: "Decoder | Seq2SeqDecoder") -> None:
-    """Decode, roll back and decode again on a few tokens: a model whose state cannot forget gives itself away.
-
-    Raises:
-        ModelLoadError: the model cannot be used, and why.
-    """
-    who = f"Model {decoder.name} ({type(decoder.model).__name__})"
-    tokens = [index % decoder.vocab_size for index in range(1, 5)]
-    try:
-        root = decoder.start(tokens[:2], 8)
-        kept = decoder.length + 1
-        decoder.forward(torch.tensor([root, tokens[0], tokens[0]], device=decoder.device), chain_tree(2))
-        decoder.cache.commit(kept, [])
-        again = decoder.forward(torch.tensor([tokens[2]], device=decoder.device), chain_tree(0))[-1]
-        plain = decoder.score(tokens[:2], tokens[2:3])[-1]
-    except torch.OutOfMemoryError:
-        raise
-    except (TypeError, AttributeError, ValueError, IndexError, RuntimeError) as error:
-        reason = " ".join(str(error).split())[:200]
-        raise ModelLoadError(f"{who} does not work with a rolled-back key-value cache: {reason}") from None
-    scale = plain.abs().amax().clamp_min(1.0)
-    if not torch.isfinite(scale):
-        raise ModelLoadError(f"{who} cannot be used: its logits are not finite; try another dtype, as float32.")
-    tolerance = 0.1 if decoder.model.dtype in (torch.bfloat16, torch.float16) else 1e-3
-    if not ((again - plain).abs().amax() <= tolerance * scale):
-        raise ModelLoadError(
-            f"{who} cannot be used: after rolling back its cache its logits differ from a plain forward pass."
-        )

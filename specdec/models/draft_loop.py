@@ -1,7 +1,8 @@
-"""All gamma steps of a model that drafts, unrolled over buffers that stay where they are: one CUDA graph can hold them.
+"""All gamma steps of a model that drafts, unrolled over buffers that stay where they are, so that one CUDA graph holds
+them.
 
-Knows the cache and the order of the steps. How a token is chosen from logits, and what the model reads of it, it is
-told.
+Knows the cache and the order of the steps. The caller says how a token is chosen from logits, and which token the model
+reads next.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -15,11 +16,11 @@ from specdec.models.compile import captured, compiled, static_pass
 
 
 class Choice(NamedTuple):
-    """Drafted tokens: one of them, or all of a draft.
+    """Drafted tokens: those of one step, or of a whole draft.
 
     Attributes:
-        tokens: [N] as the target knows them.
-        read: [N] as the model itself reads them next.
+        tokens: [N] in the target's vocabulary.
+        read: [N] the same tokens in the vocabulary of the model that drafts, which reads them next.
         q: [N, V] the laws that they were drawn from; None for point masses.
     """
 
@@ -29,7 +30,7 @@ class Choice(NamedTuple):
 
 
 def joined(choices: Sequence[Choice]) -> Choice:
-    """One draft of the tokens of its steps."""
+    """Join the choices of all steps into one draft."""
     laws = [choice.q for choice in choices if choice.q is not None]
     return Choice(
         torch.cat([choice.tokens for choice in choices]),
@@ -39,18 +40,18 @@ def joined(choices: Sequence[Choice]) -> Choice:
 
 
 class StaticLoop:
-    """A draft of exactly gamma tokens without a look from the host: what the host knows beforehand goes in, the draft
-    comes out, and in between only the device decides.
+    """Drafts exactly gamma tokens while the host waits for nothing: its inputs are known before the first step, and in
+    between only the device decides.
 
-    The first step always reads the last two committed tokens. The cache lacks one of them, or both after a draft that
-    was accepted whole; a row that it has is written again, so that one graph serves both cases.
+    The first step always reads the last two committed tokens. The cache lacks the last of them, or both after a draft
+    that was accepted whole; a slot that is already filled is written again, so that one graph serves both cases.
 
-    On a CPU nothing is captured, and the same steps run one by one; that is how the tests run them. `capture` is
-    written after torch's documentation and has not been run on a GPU.
+    On a CPU nothing is captured, and the same steps run one by one; the tests run them in this way. `capture` follows
+    torch's documentation and has not been run on a GPU.
 
     Attributes:
         gamma: tokens of a draft.
-        cache: what it reads and writes; useless for a text that is kept in another one.
+        cache: the cache that the loop reads and writes; a text in another cache needs another loop.
     """
 
     def __init__(
@@ -63,8 +64,8 @@ class StaticLoop:
     ) -> None:
         """
         Args:
-            windows: kinds of attention layers, and how far each sees.
-            choose: (the model's logits [1, D], a uniform number []) -> the next token; must not wait for the device.
+            windows: for each kind of attention layer, how many tokens back it sees; None for all.
+            choose: (the model's logits [1, V], a uniform number []) -> the next token; must not wait for the device.
         """
         self.gamma, self.cache = gamma, cache
         self._choose = choose
@@ -77,7 +78,7 @@ class StaticLoop:
         self._choice: Choice | None = None
 
     def capture(self) -> None:
-        """Compile the passes on two rows and on one, and record the loop; call while no text is in the cache."""
+        """Compile the passes on two tokens and on one, and record the loop; call while no text is in the cache."""
         self._first, self._next = compiled(self._forward), compiled(self._forward)
         self._graph, self._choice = captured(self._run)
 
@@ -85,10 +86,10 @@ class StaticLoop:
         """
         Args:
             last: the last two committed tokens.
-            place: the row of the first of them; the cache holds all rows before.
-            uniforms: [gamma] float64 in [0, 1), where `choose` draws.
+            place: slot of the first of them; the cache holds all tokens before it.
+            uniforms: [gamma] float64 in [0, 1), if `choose` draws; else None.
         """
-        # Filled: numbers travel with the launch of the kernel, where a copy from the host would wait for the device.
+        # `fill_` sends its number with the launch of the kernel; a copy from the host would wait for the device.
         for slot, token in zip(self._last, last, strict=True):
             slot.fill_(token)
         self._place.fill_(place)
@@ -100,7 +101,7 @@ class StaticLoop:
             self._graph.replay()
         self.cache.length = place + self.gamma + 1
         assert self._choice is not None
-        # Copies: the next draft writes over these.
+        # Cloned, because the next draft overwrites these tensors.
         tokens, read, q = self._choice
         return Choice(tokens.clone(), read.clone(), None if q is None else q.clone())
 

@@ -1,5 +1,5 @@
-"""From a name to a transformers model that can be trusted: safetensors only, no remote code, every weight present and
-finite. Shared by targets and by drafters that are models themselves.
+"""Loads transformers models that can be trusted: safetensors only, no remote code, every weight present and finite.
+Shared by targets and by drafters that are models themselves.
 """
 
 import hashlib
@@ -12,11 +12,11 @@ from specdec.errors import ModelLoadError, UsageError
 
 POCKET = "pocket"
 Dtype = Literal["auto", "float64", "float32", "bfloat16", "float16"]
-Kind = Literal["causal", "encoder_decoder"]  # the target that a model is for
+Kind = Literal["causal", "encoder_decoder"]  # registry name of the target that a model is for
 
 
 def model_path(name: str, part: str = "target") -> str:
-    """The folder of a shipped pocket model, or `name` itself (a folder or a hub id)."""
+    """Return the folder of a pocket model that comes with specdec, or `name` itself (a folder or a hub id)."""
     if name == POCKET:
         return str(Path(__file__).resolve().parent.parent / "pocket" / part)
     return name
@@ -25,13 +25,13 @@ def model_path(name: str, part: str = "target") -> str:
 def load_model(
     name: str, *, dtype: torch.dtype | None, device: torch.device, attention: str, kind: Kind | None = None
 ) -> Any:
-    """A transformers model in evaluation mode.
+    """Load a transformers model in evaluation mode.
 
     Args:
-        name: a folder or a hub id; hub files are used from the local cache where they are.
+        name: a folder or a hub id; files of the hub are taken from the local cache if it has them.
         dtype: None keeps the checkpoint's own.
         attention: transformers' attention implementation, or "auto".
-        kind: refuses a model of the other kind; None takes both.
+        kind: the only kind that is accepted; None accepts both.
     Raises:
         ModelLoadError: missing or truncated files, missing layers, mismatched shapes, NaN weights, remote code, a model
             of the wrong kind.
@@ -50,7 +50,7 @@ def load_model(
         config = AutoConfig.from_pretrained(name, trust_remote_code=False)
         _check_kind(name, config, kind)
         if attention == "auto":
-            # Gemma-2 caps its attention scores, which only the eager path does.
+            # Gemma-2 caps its attention scores; only the eager implementation does that.
             attention = "eager" if config.model_type == "gemma2" else "sdpa"
         auto = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
         model, info = auto.from_pretrained(
@@ -71,19 +71,19 @@ def load_model(
             some = ", ".join(sorted(str(key) for key in info[fault])[:3])
             raise ModelLoadError(
                 f"Model {name} is incomplete: {len(info[fault])} {fault.replace('_', ' ')} ({some}); "
-                "transformers would fill them with random weights."
+                "transformers would fill them with random weights; get the whole checkpoint."
             )
     for key, weight in model.named_parameters():
         if not torch.isfinite(weight).all():
-            raise ModelLoadError(f"Model {name} is damaged: {key} holds NaN or infinite weights.")
+            raise ModelLoadError(f"Model {name} is damaged: {key} holds NaN or infinite weights; fetch it again.")
     return model.to(device).eval().requires_grad_(False)
 
 
 def load_tokenizer(name: str) -> Any:
-    """The model's fast tokenizer, or None when the folder has none.
+    """Load the model's tokenizer; None if the folder has none.
 
     Raises:
-        ModelLoadError: a tokenizer that is there but broken.
+        ModelLoadError: the tokenizer is broken.
     """
     from transformers import AutoTokenizer
 
@@ -99,7 +99,7 @@ def load_tokenizer(name: str) -> Any:
 
 
 def describe_model(model: Any, name: str) -> dict[str, Any]:
-    """What to record about a loaded model: class, size, dtype, attention kind, hash of its weights."""
+    """Describe a loaded model for the run's record: class, size, dtype, attention, hash of its weights."""
     return {
         "class": type(model).__name__,
         "parameters": sum(weight.numel() for weight in model.parameters()),
@@ -112,7 +112,9 @@ def describe_model(model: Any, name: str) -> dict[str, Any]:
 
 
 def content_hash(name: str) -> str:
-    """sha256 over the safetensors files of a folder, in name order; "" for a hub id (its commit is recorded)."""
+    """Return the sha256 of a folder's safetensors files, in the order of their names; "" for a hub id, whose commit is
+    recorded instead.
+    """
     folder = Path(name)
     digest = hashlib.sha256()
     files = sorted(folder.glob("*.safetensors")) if folder.is_dir() else []
@@ -124,7 +126,7 @@ def content_hash(name: str) -> str:
 
 
 def resolve_device(name: str) -> torch.device:
-    """`auto` takes the GPU where there is one. Raises UsageError for a device that is not there."""
+    """Return the device of a name; `auto` is the GPU where there is one. UsageError for a device that is not there."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -137,7 +139,7 @@ def resolve_device(name: str) -> torch.device:
 
 
 def resolve_dtype(name: Dtype) -> torch.dtype | None:
-    """None for "auto": the checkpoint's own."""
+    """Return the dtype of a name; None for "auto", the checkpoint's own."""
     return None if name == "auto" else getattr(torch, name)
 
 

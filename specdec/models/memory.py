@@ -1,4 +1,4 @@
-"""How much memory a device has left for what is about to be allocated."""
+"""Measures the memory that a device has left for what is about to be allocated."""
 
 import os
 from pathlib import Path
@@ -9,7 +9,7 @@ _CGROUPS = Path("/sys/fs/cgroup")
 
 
 def available_bytes(device: torch.device) -> int | None:
-    """Bytes that could still be allocated on a device; None where the system does not say."""
+    """Return the bytes that can still be allocated on a device; None where the system does not say."""
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
@@ -20,7 +20,7 @@ def available_bytes(device: torch.device) -> int | None:
 
 
 def _of_the_machine(meminfo: Path = Path("/proc/meminfo")) -> int | None:
-    """What can be had without swapping; all of the memory where only that is known."""
+    """Return the bytes that can be had without swapping; where that is not known, all memory of the machine."""
     try:
         for line in meminfo.read_text(encoding="ascii").splitlines():
             if line.startswith("MemAvailable:"):
@@ -34,7 +34,10 @@ def _of_the_machine(meminfo: Path = Path("/proc/meminfo")) -> int | None:
 
 
 def _of_the_cgroup(root: Path) -> int | None:
-    """What a container's limit leaves, file caches counted as free; None without a limit. Version 2, then 1."""
+    """Return the bytes that a container's limit leaves, file caches counted as free; None without a limit.
+
+    Version 2 of cgroups is asked first, then version 1.
+    """
     for limit, used, cache in (
         ("memory.max", "memory.current", "inactive_file"),
         ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "total_inactive_file"),

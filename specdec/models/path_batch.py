@@ -1,4 +1,4 @@
-"""A token tree as a batch: each path from the root to a leaf in a row of its own (N-Grammys, 2411.03786)."""
+"""A token tree as a batch: each path from the root to a leaf is a sequence of its own (N-Grammys, 2411.03786)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,16 +11,17 @@ from specdec.records import Tree, chain_tree
 
 
 @dataclass(frozen=True)
-class RowBatch:
-    """Which of root and nodes stands where in [B, L]: B leaves, L the root and the deepest path.
+class PathBatch:
+    """The place of the root and of every node in a batch [B, L]: B leaves, L the length of the longest path and the
+    root.
 
-    Rows begin with the root and are padded on the right, by the root again: every row is a causal chain, so nothing
-    that counts sees the padding.
+    Sequences begin with the root and are padded on the right, with the root again. Every sequence is causal, so the
+    padding changes nothing before it.
 
     Attributes:
-        chain: the topology of a row.
-        index: [B, L]; 0 is the root, i + 1 node i.
-        places: [N+1] where root and each node stand in the flattened batch; the first row that holds it.
+        chain: topology of one sequence.
+        index: [B, L]; 0 stands for the root, i + 1 for node i.
+        places: [N+1] where the root and each node stand in the flattened batch, in the first sequence that holds them.
     """
 
     chain: Tree
@@ -30,22 +31,22 @@ class RowBatch:
     def __len__(self) -> int:
         return len(self.index)
 
-    def row_of(self, path: Sequence[int]) -> int:
-        """A row that begins with the root and the nodes of `path`."""
+    def sequence_of(self, path: Sequence[int]) -> int:
+        """Return the number of a sequence that begins with the root and the nodes of `path`."""
         return int(self.places[path[-1] + 1]) // self.index.shape[1] if path else 0
 
 
 @lru_cache(maxsize=64)
-def row_batch(tree: Tree) -> RowBatch:
-    """Rows in the order of `tree.leaves`; an empty tree is one row with the root alone."""
+def path_batch(tree: Tree) -> PathBatch:
+    """Return one sequence for each of `tree.leaves`, in their order; for an empty tree, the root alone."""
     width = tree.depth + 1
     places = [0] * (len(tree) + 1)
     seen = [True] + [False] * len(tree)
     index = []
-    for row, leaf in enumerate(tree.leaves or (-1,)):
+    for sequence, leaf in enumerate(tree.leaves or (-1,)):
         path = tree.path(leaf)
         for column, node in enumerate(path, start=1):
             if not seen[node + 1]:
-                seen[node + 1], places[node + 1] = True, row * width + column
+                seen[node + 1], places[node + 1] = True, sequence * width + column
         index.append([0, *(node + 1 for node in path), *[0] * (width - 1 - len(path))])
-    return RowBatch(chain_tree(width - 1), torch.tensor(index), torch.tensor(places))
+    return PathBatch(chain_tree(width - 1), torch.tensor(index), torch.tensor(places))

@@ -1,4 +1,4 @@
-"""The matrix products of a transformers decoder, read off its modules: what `specdec.theory.roofline` reasons about."""
+"""Reads the matrix products of a transformers decoder off its modules, for `specdec.theory.roofline`."""
 
 from collections import Counter
 from typing import Any
@@ -8,25 +8,25 @@ from transformers.pytorch_utils import Conv1D
 
 from specdec.theory.roofline import Product
 
-_COVERED = 0.9  # of the parameters that are multiplied
+_COVERED = 0.9  # least share of the multiplied parameters that the linear layers must hold
 
 
 def matrix_products(model: Any) -> list[Product]:
-    """Linear layers grouped by their own name and shape, in the order of the model, then attention.
+    """List linear layers grouped by name and shape, in the order of the model, then attention.
 
-    Empty where linear layers do not make up the model (experts fused into one tensor): a roofline without most of
-    the weights would mislead.
+    The list is empty where linear layers hold less than `_COVERED` of the weights (experts fused into one tensor): a
+    roofline without most of the weights would mislead.
     """
     weights: Counter[tuple[str, int, int, int]] = Counter()
     for name, module in model.named_modules():
         if isinstance(module, (nn.Linear, Conv1D)):
-            # Conv1D, which GPT-2 uses, stores [inputs, outputs]; Linear the transpose.
+            # Conv1D, which GPT-2 uses, stores [inputs, outputs]; Linear stores the transpose.
             outputs, inputs = module.weight.shape if isinstance(module, nn.Linear) else module.weight.shape[::-1]
             weights[name.rpartition(".")[2], inputs, outputs, module.weight.element_size()] += 1
     products = [Product(name, ins, outs, number, size) for (name, ins, outs, size), number in weights.items()]
     looked_up = {module.weight for module in model.modules() if isinstance(module, nn.Embedding)}
     matrices = sum(weight.numel() for weight in model.parameters() if weight.dim() > 1 and weight not in looked_up)
-    # A tied output head is a product, though its weight is looked up too.
+    # A tied output head is multiplied too, though the same weight is looked up at the input.
     tied = sum(
         weight.numel() for weight in looked_up if weight is getattr(model.get_output_embeddings(), "weight", None)
     )

@@ -1,5 +1,5 @@
-"""A model with random weights from a mapping of transformers configuration values: what a large shape costs, without
-its weights. Its text makes no sense; its timings do.
+"""Makes models with random weights from transformers configuration values, to time a shape without its weights. Their
+text makes no sense; their timings do.
 """
 
 import hashlib
@@ -13,11 +13,11 @@ from specdec.errors import UsageError
 from specdec.registry import near_misses
 
 RANDOM = "random"
-_SEED = "seed"  # the one key of a shape that is not transformers'
+_SEED = "seed"  # the only key of a shape that is not a transformers configuration value
 
 
 def check_shape(model: str, shape: Mapping[str, Any] | None) -> None:
-    """Raises UsageError where only one of target.model=random and target.shape is given."""
+    """Raise UsageError if only one of target.model=random and target.shape is given."""
     if model == RANDOM and shape is None:
         raise UsageError("Bad value target.model='random': it needs a target.shape, as target=random_110m has.")
     if model != RANDOM and shape is not None:
@@ -25,19 +25,19 @@ def check_shape(model: str, shape: Mapping[str, Any] | None) -> None:
 
 
 def shape_hash(shape: Mapping[str, Any]) -> str:
-    """sha256 of shape and seed: what stands for the content of the weights."""
+    """Return the sha256 of shape and seed, which stands for the content of the weights."""
     return hashlib.sha256(json.dumps(shape, sort_keys=True).encode()).hexdigest()
 
 
 def random_model(shape: Mapping[str, Any], *, dtype: torch.dtype | None, device: torch.device, attention: str) -> Any:
-    """A transformers decoder in evaluation mode, initialised by its own rule in its dtype where it will stay.
+    """Make a transformers decoder in evaluation mode, initialised by its own rule, directly on the device.
 
     Args:
         shape: `model_type`, `seed` and any values of that type's configuration.
         dtype: None is float32.
         attention: transformers' attention implementation, or "auto".
     Raises:
-        UsageError: a shape that transformers refuses, or a key that this type of model does not have.
+        UsageError: transformers refuses the shape, or this type of model does not have a key of it.
     """
     from transformers import AutoModelForCausalLM
 
@@ -46,11 +46,11 @@ def random_model(shape: Mapping[str, Any], *, dtype: torch.dtype | None, device:
         attention = "eager" if config.model_type == "gemma2" else "sdpa"  # as for loaded models
     options = {"dtype": dtype or torch.float32, "attn_implementation": attention}
     try:
-        with torch.device("meta"):  # finds out what is wrong without any memory
+        with torch.device("meta"):  # finds faults without allocating weights
             AutoModelForCausalLM.from_config(config, **options)
     except Exception as error:  # transformers raises some ten unrelated types here
         raise _refused(error) from None
-    # transformers initialises from the global generator, whose state is put back.
+    # transformers initialises from the global generator; its state is restored.
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), torch.device(device):
         torch.manual_seed(shape[_SEED])
         model = AutoModelForCausalLM.from_config(config, **options)
@@ -64,7 +64,7 @@ def _config(shape: Mapping[str, Any]) -> Any:
     if not isinstance(shape.get("model_type"), str) or type(shape.get(_SEED)) is not int:
         raise UsageError("Bad value target.shape: it should have a model_type, such as llama, and a seed.")
     try:
-        # Without values first: transformers keeps keys that it does not know, and a misspelt one would do nothing.
+        # First without values, to learn the known keys: transformers accepts unknown ones, and they would do nothing.
         plain = AutoConfig.for_model(shape["model_type"])
         known = plain.to_dict().keys() | dict(plain.attribute_map).keys()
         for key in values:

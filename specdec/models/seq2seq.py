@@ -1,6 +1,6 @@
-"""A transformers encoder-decoder over our own cache: the interface of `decoder.Decoder`, for chains and rows.
+"""A transformers encoder-decoder over our own cache, with the interface of `decoder.Decoder`; a tree becomes a batch.
 
-The prompt goes through the encoder once; what is decoded starts from the model's own start token. Knows neither
+The prompt goes through the encoder once; the decoded text begins with the model's own start token. Knows neither
 sampling nor acceptance.
 """
 
@@ -15,33 +15,34 @@ from transformers.cache_utils import EncoderDecoderCache
 from specdec.errors import ModelLoadError
 from specdec.models.cache import KVCache
 from specdec.models.decoder import Decoder, end_tokens_of
-from specdec.models.masks import Masks
-from specdec.models.path_batch import row_batch
+from specdec.models.masks import MaskBuffers
+from specdec.models.path_batch import path_batch
 from specdec.records import Tree, chain_tree
 
-# Keys and values of the cross-attention, under T5's names and under BART's.
+# The modules that make keys and values of the cross-attention, under T5's names and under BART's.
 _OF_THE_PROMPT = re.compile(r"(EncDecAttention\.[kv]|encoder_attn\.[kv]_proj)$")
 
 
 class Seq2SeqDecoder:
     """One encoder-decoder model, and the caches of one prompt and one output.
 
-    The self-attention cache is ours and is rolled back like any other; the cross-attention's keys and values depend
-    on the prompt alone and stay. T5 derives relative positions from the row numbers of the cache, so a row must stand
-    where its position is: a tree is evaluated as the batch of its paths, over copies of the self-attention cache alone.
+    The self-attention cache is rolled back like any other. The keys and values of the cross-attention depend on the
+    prompt alone and stay. T5 derives relative positions from the slot numbers of the cache, so every token must stand
+    in
+    the slot of its position: a tree is evaluated as the batch of its paths, over copies of the self-attention cache.
 
     Attributes:
         model: the transformers model, unpatched.
-        cache: the self-attention half; its rows are the start token and the output, not the prompt.
-        vocab_size, end_tokens: of the model.
-        context_length: learned positions limit encoder and decoder alike (BART); relative ones limit neither (T5),
-            whatever length it was trained at.
+        cache: the self-attention cache; its slots hold the start token and the output, not the prompt.
+        vocab_size, end_tokens: properties of the model.
+        context_length: learned positions limit encoder and decoder alike (BART); relative positions limit neither (T5),
+            whatever length the model was trained at.
     """
 
     def __init__(self, model: Any, name: str) -> None:
         """
         Raises:
-            ModelLoadError: no decoder start token.
+            ModelLoadError: the model's configuration names no start token for the decoder.
         """
         self.model, self.name = model, name
         self.device: torch.device = model.device
@@ -49,17 +50,17 @@ class Seq2SeqDecoder:
         self.vocab_size: int = config.vocab_size
         self.context_length: int = getattr(config, "max_position_embeddings", None) or 1 << 30
         self.end_tokens = end_tokens_of(model)
-        # T5's and BART's names; `num_hidden_layers` counts the encoder's.
+        # The first name is T5's, the second BART's; `num_hidden_layers` counts the encoder's layers.
         self._layers: int = getattr(config, "num_decoder_layers", None) or config.decoder_layers
         self._start_token = _start_token(model, name)
         self.cache = KVCache(self._layers, 1)
         self._caches = EncoderDecoderCache(self.cache, KVCache(self._layers, 1))
         self._encoded = torch.empty(0)
-        self._masks = Masks({"full_attention": None}, model.dtype, self.device)
+        self._masks = MaskBuffers({"full_attention": None}, model.dtype, self.device)
 
     @property
     def length(self) -> int:
-        """Rows in the self-attention cache; setting it forgets the rows behind."""
+        """The number of slots in use by self-attention; setting it forgets the slots behind."""
         return self.cache.length
 
     @length.setter
@@ -67,54 +68,58 @@ class Seq2SeqDecoder:
         self.cache.length = value
 
     def start(self, prompt: Sequence[int], capacity: int, copies: int = 1) -> int:
-        """Begin a new text: encode all of the prompt, project it for every cross-attention, and return the decoder's
-        start token, which is the root of round 1.
+        """Begin a new text: encode the prompt, project it for every cross-attention, and return the decoder's start
+        token, the root of round 1.
 
         Args:
             prompt: at least one token, for the encoder.
-            capacity: rows that prompt, output and the largest draft need together; those of the prompt are not made.
-            copies: of the decoded text's rows, for batches of up to so many (see `forward_rows`).
+            capacity: slots that prompt, output and the largest draft need together; the self-attention cache has them
+                without those of the prompt.
+            copies: copies of the decoded text; a batch of `forward_paths` needs one for each sequence.
         """
         ids = torch.tensor([list(prompt)], device=self.device)
         self._encoded = self.model.get_encoder()(input_ids=ids).last_hidden_state  # [1, S, D]
         self.cache = KVCache(self._layers, capacity - len(prompt), copies)
         self._caches = EncoderDecoderCache(self.cache, KVCache(self._layers, len(prompt)))
-        # Models project the prompt inside their first decoder call: it belongs to the prefill, not to round 1.
+        # Models project the prompt in their first decoder call; this one makes that part of the prefill, not of round
+        # 1.
         self.forward(torch.tensor([self._start_token], device=self.device), chain_tree(0))
         self.length = 0
         return self._start_token
 
     @staticmethod
-    def rows_of(prompt: int, capacity: int, copies: int) -> int:
-        """Rows of keys and values that `start` makes room for: those of the prompt once, the others in all copies."""
+    def slots_for(prompt: int, capacity: int, copies: int) -> int:
+        """Return the slots that `start` allocates: those of the prompt once, all others in every copy."""
         return prompt + (capacity - prompt) * copies
 
     def forward(self, tokens: Tensor, tree: Tree) -> Tensor:
-        """Append `tokens` [N+1], the first the root of the chain `tree` and the others its nodes.
+        """Append `tokens` [N+1], the root and the nodes of the chain `tree`.
 
         Returns:
             logits [N+1, V].
         Raises:
-            ValueError: a draft that is no chain.
+            ValueError: the tree is no chain; `forward_paths` takes trees.
         """
         if not tree.is_chain:
-            raise ValueError("a row of an encoder-decoder model holds chains only: its positions are cache rows")
+            raise ValueError(
+                "an encoder-decoder evaluates chains only, or trees as batches: its positions are cache slots"
+            )
         return self._logits(tokens.unsqueeze(0), tree)[0]
 
-    def forward_rows(self, tokens: Tensor, tree: Tree) -> Tensor:
-        """See `Decoder.forward_rows`. What belongs to the prompt is shared by all rows."""
-        batch = row_batch(tree)
+    def forward_paths(self, tokens: Tensor, tree: Tree) -> Tensor:
+        """Evaluate a tree as the batch of its paths (see `Decoder.forward_paths`); all sequences share the prompt."""
+        batch = path_batch(tree)
         if len(batch) > self.cache.copies:
             self._caches.self_attention_cache = self.cache = self.cache.grown(len(batch))
         logits = self._logits(tokens[batch.index.to(self.device, non_blocking=True)], batch.chain)
         return logits.flatten(0, 1)[batch.places.to(self.device, non_blocking=True)]
 
-    def _logits(self, rows: Tensor, chain: Tree) -> Tensor:
-        """[B, L] tokens -> [B, L, V]."""
-        self._caches.cross_attention_cache.read_by(len(rows))
+    def _logits(self, tokens: Tensor, chain: Tree) -> Tensor:
+        """Return the logits [B, L, V] of tokens [B, L]."""
+        self._caches.cross_attention_cache.read_by(len(tokens))
         logits: Tensor = self.model(
-            encoder_outputs=(self._encoded.expand(len(rows), -1, -1),),
-            decoder_input_ids=rows,
+            encoder_outputs=(self._encoded.expand(len(tokens), -1, -1),),
+            decoder_input_ids=tokens,
             decoder_attention_mask=self._masks.view(chain, self.length, self.cache.capacity),
             past_key_values=self._caches,
             use_cache=True,
@@ -122,10 +127,10 @@ class Seq2SeqDecoder:
         return logits
 
     def score(self, prompt: Sequence[int], text: Sequence[int], model: Any = None) -> Tensor:
-        """Teacher-forced logits of `text` after `prompt`: [len(text) + 1, V], row i before token i.
+        """Return the logits [len(text) + 1, V] of a given text after `prompt`; entry i predicts token i of the text.
 
-        One forward pass of encoder and decoder without the cache, by `model` where another copy of the weights is
-        given.
+        They come from one pass of encoder and decoder without the cache, by `model` where another copy of the weights
+        is given.
         """
         return (model or self.model)(
             input_ids=torch.tensor([list(prompt)], device=self.device),
@@ -135,8 +140,8 @@ class Seq2SeqDecoder:
 
     @property
     def flops_per_token(self) -> float:
-        """2 x the weights that a generated token is multiplied with: the decoder's and the output head's. The encoder
-        and the cross-attention's keys and values are applied to the prompt, once.
+        """2 x the weights that a generated token is multiplied with: those of the decoder and of the output head. The
+        encoder, and keys and values of the cross-attention, are computed once, from the prompt.
         """
         matrices = [
             module.weight
@@ -147,10 +152,10 @@ class Seq2SeqDecoder:
 
 
 def decoder_of(model: Any, name: str, prefill_chunk: int) -> Decoder | Seq2SeqDecoder:
-    """The decoder that a model's kind needs; `prefill_chunk` is for decoder-only ones (an encoder sees all at once).
+    """Make the decoder that a model needs; `prefill_chunk` is for decoder-only models (an encoder reads all at once).
 
     Raises:
-        ModelLoadError: see both.
+        ModelLoadError: the decoder refuses the model.
     """
     if model.config.is_encoder_decoder:
         return Seq2SeqDecoder(model, name)
@@ -162,4 +167,6 @@ def _start_token(model: Any, name: str) -> int:
         token = getattr(config, "decoder_start_token_id", None)
         if token is not None:
             return int(token)
-    raise ModelLoadError(f"Model {name} names no decoder_start_token_id in its config.json: decoding cannot begin.")
+    raise ModelLoadError(
+        f"Model {name} names no start token, so decoding cannot begin: set decoder_start_token_id in its config.json."
+    )

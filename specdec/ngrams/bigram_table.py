@@ -1,5 +1,5 @@
-"""What a language model says after every single token: tabulated in one batched pass over the vocabulary, kept in a
-file. Knows neither configuration nor drafting.
+"""Tables of the tokens that a language model ranks first after every single token: made in one batched pass over the
+vocabulary, and kept in a file. Knows neither configuration nor drafting.
 """
 
 import hashlib
@@ -28,14 +28,14 @@ _FORMAT = "specdec bigram table 1"
 
 @dataclass(frozen=True)
 class Form:
-    """What a table holds, apart from the weights that it is made of.
+    """The form of a table; form and weights together determine its content.
 
     Attributes:
-        dtype: that the model computes in.
-        begin: token in front of every x; None where x stands alone.
-        k: tokens ranked after each.
-        extended: of these k, how many are continued by greedy decoding; 0 for none.
-        width: tokens of a continuation, the first, y, included.
+        dtype: dtype that the model computes in.
+        begin: token in front of every x; None if x stands alone.
+        k: number of tokens ranked after each x.
+        extended: number of these k that are continued by greedy decoding.
+        width: tokens of a continuation, its first token y included.
     """
 
     dtype: str
@@ -49,8 +49,8 @@ class Form:
 class BigramTable:
     """
     Attributes:
-        first: [V, k] int32, the most likely tokens y after each x, best first, equals in the order of their numbers.
-        rest: [V, extended, width - 1] int32, what greedy decoding writes after x y.
+        first: [V, k] int32, the most likely tokens y after each x, best first; equally likely ones by token number.
+        rest: [V, extended, width - 1] int32, the tokens of greedy decoding after x y.
     """
 
     first: np.ndarray
@@ -74,7 +74,7 @@ class BigramTable:
         """Read what `save` wrote.
 
         Raises:
-            ValueError: the file is damaged, or was made from other weights or in another form; says which.
+            ValueError: the file is damaged, or was made from other weights or in another form; the message says which.
         """
         try:
             with safe_open(path, framework="numpy") as stored:
@@ -94,11 +94,12 @@ class BigramTable:
 
 
 def kept_table(folder: Path, weights: str, form: Form, make: Callable[[], BigramTable]) -> BigramTable:
-    """The table from `folder`, where it is named by the hash of the weights and its form; made and kept where it is
-    not. One that does not fit is made again, which is said.
+    """Return the table of these weights and this form from `folder`; make and keep it if it is not there.
+
+    A table that does not fit is made again, with a warning.
 
     Raises:
-        OSError: it cannot be read or written.
+        OSError: the file cannot be read or written.
     """
     name = hashlib.sha256(f"{_FORMAT}/{weights}/{_text(form)}".encode()).hexdigest()[:16]
     path = folder / f"{name}.safetensors"
@@ -113,7 +114,7 @@ def kept_table(folder: Path, weights: str, form: Form, make: Callable[[], Bigram
 
 
 def weights_hash(model: Any) -> str:
-    """sha256 over names and values of the parameters in memory, for weights that no file or commit stands for."""
+    """Return the sha256 of names and values of all parameters, for weights that no file or commit stands for."""
     digest = hashlib.sha256()
     for name, weight in model.named_parameters():
         digest.update(f"{name}{tuple(weight.shape)}{weight.dtype}".encode())
@@ -123,11 +124,11 @@ def weights_hash(model: Any) -> str:
 
 @torch.inference_mode()
 def tabulate(model: Any, name: str, form: Form, batch_size: int) -> BigramTable:
-    """One call of the model for each `batch_size` tokens of the vocabulary, positions from 0; where continuations are
-    asked for, `width` - 1 more calls for each `batch_size` pairs.
+    """Make a table: one call of the model for each `batch_size` tokens of the vocabulary, positions from 0; for
+    continuations, `width` - 1 more calls for each `batch_size` pairs.
 
     Raises:
-        ModelLoadError: logits that are not finite.
+        ModelLoadError: the logits are not finite.
     """
     size: int = model.config.get_text_config().vocab_size
     batches = torch.arange(size, device=model.device).split(batch_size)
@@ -163,7 +164,7 @@ def tabulate(model: Any, name: str, form: Form, batch_size: int) -> BigramTable:
 
 
 def tabulate_law(law: Callable[[list[int]], Tensor], size: int, form: Form) -> BigramTable:
-    """The same from any law, one context at a time; `law(tokens)` gives the logits [V] after them."""
+    """Make the same table from any law, one context at a time; `law(tokens)` gives the logits [V] after them."""
     first = top_tokens(torch.stack([law([token]) for token in range(size)]), min(form.k, size))
     extended = min(form.extended, first.shape[1]) if form.width > 1 else 0
     rest = np.zeros((size, extended, form.width - 1 if extended else 0), dtype=np.int32)
@@ -177,9 +178,9 @@ def tabulate_law(law: Callable[[list[int]], Tensor], size: int, form: Form) -> B
 
 
 def top_tokens(logits: Tensor, k: int) -> Tensor:
-    """The k largest of each row [B, V] -> [B, k], best first, equals in the order of their numbers.
+    """Return the tokens [B, k] with the largest logits [B, V], best first, equals in the order of their numbers.
 
-    `topk` picks among equals as it likes, and equals are common in 16-bit, so only its smallest value is used.
+    The order of equals in `topk` is arbitrary, and equals are common in 16-bit; so only its smallest value is used.
     """
     smallest = logits.topk(k, dim=-1).values[:, -1:]
     above, tied = logits > smallest, logits == smallest
@@ -190,7 +191,7 @@ def top_tokens(logits: Tensor, k: int) -> Tensor:
 
 
 def continued(model: Any, tokens: Tensor, count: int) -> Tensor:
-    """Greedy decoding of `count` tokens after each row of `tokens` [B, S] -> [B, count]."""
+    """Decode `count` tokens [B, count] greedily after each sequence of `tokens` [B, S]."""
     written: list[Tensor] = []
     cache = None
     while True:

@@ -1,4 +1,4 @@
-"""The text that an n-gram model is fitted on: read block by block, and turned into the target's tokens.
+"""The text that an n-gram model is fitted on, read part by part and turned into the target's tokens.
 
 Knows files and tokenizers, and nothing of counting.
 """
@@ -34,21 +34,21 @@ from specdec.text.python_sources import (
 from specdec.text.sources import GZIP
 
 BOUNDARY = -1  # stands between documents in a stream of tokens: no n-gram spans it
-_BLOCK = 2**16  # bytes of a file that are encoded at once; a piece never spans two blocks
-_BATCH = 2**21  # characters that the tokenizer gets in one call, which spreads blocks over its threads
-_SHOWN = 2**22  # bytes from which there is a progress bar
+_PART = 2**16  # bytes of a file that are encoded at once; a token never spans two parts
+_BATCH = 2**21  # characters that the tokenizer gets in one call, which spreads parts over its threads
+_SHOWN = 2**22  # a corpus of at least so many bytes gets a progress bar
 # Tests, vendored packages, topics of which some are held out, and distutils, which repeats the held-out shutil.
 _SKIPPED = ("test", "tests", "idle_test", "site-packages", "dist-packages", "pydoc_data", "distutils", "__pycache__")
 
 
 @dataclass(frozen=True)
-class Block:
-    """A stretch of a document.
+class CorpusPart:
+    """A part of a document.
 
     Attributes:
         content: text, or token ids.
-        first: whether a document begins here.
-        where: what to name in a message: the file, or file:line.
+        first: True for the first part of a document.
+        where: file, or file:line, for messages.
         read: bytes of the source that have been read so far.
     """
 
@@ -58,26 +58,26 @@ class Block:
     read: int
 
 
-class Corpus(ABC):
-    """Where the text comes from. `name` is for messages, `size` in bytes."""
+class NgramCorpus(ABC):
+    """A source of text. `name` is for messages, `size` in bytes."""
 
     name: str
     size: int
 
     @abstractmethod
     def digest(self) -> str:
-        """A hash of what `blocks` gives."""
+        """Return a hash of all that `parts` yields."""
 
     @abstractmethod
-    def blocks(self) -> Iterator[Block]:
-        """The documents in order.
+    def parts(self) -> Iterator[CorpusPart]:
+        """Yield the documents in order, part by part.
 
         Raises:
-            UsageError: a file that is damaged or not UTF-8, a line that does not fit.
+            UsageError: a file is damaged or not UTF-8, or a line does not fit.
         """
 
 
-class StandardLibrary(Corpus):
+class StandardLibraryCorpus(NgramCorpus):
     """The running interpreter's sources, without held-out modules, tests and generated tables: offline text that every
     installation has, and none of it in the prompts `stdlib_code`.
     """
@@ -95,14 +95,14 @@ class StandardLibrary(Corpus):
     def digest(self) -> str:
         return content_hash(self._documents)
 
-    def blocks(self) -> Iterator[Block]:
+    def parts(self) -> Iterator[CorpusPart]:
         read = 0
         for item in self._documents:
             read += len(item.text)
-            yield Block(item.text, True, item.name, read)
+            yield CorpusPart(item.text, True, item.name, read)
 
 
-class File(Corpus):
+class FileCorpus(NgramCorpus):
     """A local file, gzip or not: plain text (one document), or JSON lines whose `field` is a text, a list of texts (a
     document each) or a list of token ids.
 
@@ -120,13 +120,13 @@ class File(Corpus):
         with self._path.open("rb") as stream:
             return hashlib.file_digest(stream, "sha256").hexdigest() + (f"/{self._field}" if self._field else "")
 
-    def blocks(self) -> Iterator[Block]:
+    def parts(self) -> Iterator[CorpusPart]:
         with self._opened() as (stream, position):
             yield from self._text(stream, position) if self._field is None else self._records(stream, position)
 
     @contextmanager
     def _opened(self) -> Iterator[tuple[BinaryIO, Callable[[], int]]]:
-        """The decompressed stream, and how far the file itself has been read."""
+        """Open the file; yield the decompressed stream, and a function that tells how many bytes were read."""
         try:
             with self._path.open("rb") as raw:
                 zipped = raw.read(len(GZIP)) == GZIP
@@ -139,13 +139,13 @@ class File(Corpus):
         except OSError as error:
             raise UsageError(f"Corpus file {self.name} cannot be read: {error.strerror}.") from None
 
-    def _text(self, stream: BinaryIO, position: Callable[[], int]) -> Iterator[Block]:
-        """Cut at the first newline after `_BLOCK` bytes, and in a longer line after as many again."""
+    def _text(self, stream: BinaryIO, position: Callable[[], int]) -> Iterator[CorpusPart]:
+        """Cut the text at the first newline after `_PART` bytes; a longer line is cut after `_PART` bytes more."""
         decoder = getincrementaldecoder("utf-8")()
         before, first = 0, True
         while True:
-            content = stream.read(_BLOCK)
-            content += stream.readline(_BLOCK)
+            content = stream.read(_PART)
+            content += stream.readline(_PART)
             kept = decoder.getstate()[0]  # the beginning of a character cut in two
             try:
                 text = decoder.decode(content, final=not content)
@@ -156,17 +156,17 @@ class File(Corpus):
             if not content:
                 return
             before += len(content)
-            yield Block(text, first, self._file, position())
+            yield CorpusPart(text, first, self._file, position())
             first = False
 
-    def _records(self, stream: BinaryIO, position: Callable[[], int]) -> Iterator[Block]:
+    def _records(self, stream: BinaryIO, position: Callable[[], int]) -> Iterator[CorpusPart]:
         for number, raw in enumerate(stream, start=1):
             if raw.strip():
                 where = f"{self._file}:{number}"
                 value = self._value(raw, where)
                 texts = value if isinstance(value, list) and isinstance(next(iter(value), None), str) else [value]
                 for content in texts:
-                    yield Block(content, True, where, position())
+                    yield CorpusPart(content, True, where, position())
 
     def _value(self, raw: bytes, where: str) -> Any:
         try:
@@ -188,57 +188,58 @@ class File(Corpus):
 _LISTS: list[set[type]] = [set(), {str}, {int}]
 
 
-def open_corpus(path: str | None, field: str | None) -> Corpus:
-    """The corpus that `drafter.corpus` and `drafter.field` describe.
+def open_corpus(path: str | None, field: str | None) -> NgramCorpus:
+    """Open the corpus that `drafter.corpus` and `drafter.field` describe.
 
     Raises:
-        UsageError: a file that is missing or unreadable, a field without a file.
+        UsageError: the file is missing or unreadable, or there is a field without a file.
     """
     if path is not None:
-        return File(path, field)
+        return FileCorpus(path, field)
     if field is not None:
         raise UsageError(f"Bad value drafter.field={field}: it needs drafter.corpus, a JSON-lines file.")
-    return StandardLibrary()
+    return StandardLibraryCorpus()
 
 
 def tokenizer_digest(tokenizer: Any) -> str:
-    """A hash of all that decides how text becomes tokens; "" for a target without a tokenizer."""
+    """Return a hash of everything that determines how text becomes tokens; "" for a target without a tokenizer."""
     if tokenizer is None:
         return ""
     text = tokenizer.backend_tokenizer.to_str() if tokenizer.is_fast else json.dumps(sorted(tokenizer.get_vocab()))
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def tokenize(corpus: Corpus, tokenizer: Any, vocab_size: int) -> np.ndarray:
-    """The corpus in the target's tokens: [T] int32, a `BOUNDARY` before every document.
+def tokenize(corpus: NgramCorpus, tokenizer: Any, vocab_size: int) -> np.ndarray:
+    """Return the corpus in the target's tokens [T] int32, with a `BOUNDARY` before every document.
 
     Args:
         tokenizer: the target's; None where it has none, then the corpus has to hold token ids.
     Raises:
-        UsageError: an empty corpus, text without a tokenizer, tokens outside the vocabulary, and see `Corpus.blocks`.
+        UsageError: an empty corpus, text without a tokenizer, tokens outside the vocabulary, and see
+        `NgramCorpus.parts`.
     """
     boundary = np.array([BOUNDARY], dtype=np.int32)
     parts: list[np.ndarray] = []
-    for block, tokens in _encoded(corpus, tokenizer):
+    for part, tokens in _encoded(corpus, tokenizer):
         ids = np.asarray(tokens, dtype=np.int64)
         if len(ids) and not 0 <= ids.min() <= ids.max() < vocab_size:
             raise UsageError(
-                f"{block.where}: token {ids.max() if ids.min() >= 0 else ids.min()} is not among the target's "
+                f"{part.where}: token {ids.max() if ids.min() >= 0 else ids.min()} is not among the target's "
                 f"{vocab_size} tokens; the corpus of a drafter has to be tokenised as the target's text is."
             )
-        parts += [boundary, ids.astype(np.int32)] if block.first else [ids.astype(np.int32)]
+        parts += [boundary, ids.astype(np.int32)] if part.first else [ids.astype(np.int32)]
     stream = np.concatenate(parts) if parts else boundary
     if not (stream >= 0).any():
         raise UsageError(f"Corpus {corpus.name} is empty: give a file with text.")
     return stream
 
 
-def _encoded(corpus: Corpus, tokenizer: Any) -> Iterator[tuple[Block, Sequence[int]]]:
+def _encoded(corpus: NgramCorpus, tokenizer: Any) -> Iterator[tuple[CorpusPart, Sequence[int]]]:
     encode = None
     with _progress(corpus.size) as progress:
         bar = progress.add_task("reading the n-gram corpus", total=corpus.size)
-        for batch in _batches(corpus.blocks()):
-            texts = [block.content for block in batch if isinstance(block.content, str)]
+        for batch in _batches(corpus.parts()):
+            texts = [part.content for part in batch if isinstance(part.content, str)]
             if texts and tokenizer is None:
                 raise UsageError(
                     f"Corpus {corpus.name} is text, and the target has no tokenizer: give JSON lines with lists of "
@@ -247,17 +248,17 @@ def _encoded(corpus: Corpus, tokenizer: Any) -> Iterator[tuple[Block, Sequence[i
             if texts and encode is None:
                 encode = _encoder(tokenizer)
             encoded = iter(encode(texts) if encode else ())
-            for block in batch:
-                yield block, next(encoded) if isinstance(block.content, str) else block.content
+            for part in batch:
+                yield part, next(encoded) if isinstance(part.content, str) else part.content
             progress.update(bar, completed=batch[-1].read)
 
 
-def _batches(blocks: Iterable[Block]) -> Iterator[list[Block]]:
-    batch: list[Block] = []
+def _batches(parts: Iterable[CorpusPart]) -> Iterator[list[CorpusPart]]:
+    batch: list[CorpusPart] = []
     length = 0
-    for block in blocks:
-        batch.append(block)
-        length += len(block.content)
+    for part in parts:
+        batch.append(part)
+        length += len(part.content)
         if length >= _BATCH:
             yield batch
             batch, length = [], 0

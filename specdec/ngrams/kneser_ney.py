@@ -20,12 +20,12 @@ _FORMAT = "specdec n-gram table 1"
 
 @dataclass(frozen=True)
 class Level:
-    """The n-grams of one length n >= 2, sorted by context, then token; a row is an n-gram's id.
+    """The n-grams of one length n >= 2, sorted by context, then token; the place of an n-gram is its id.
 
     Attributes:
-        offsets: [contexts + 1] int64; rows offsets[i]:offsets[i+1] continue the (n-1)-gram with id i.
-        tokens: [G] int32, the last token of each.
-        counts: [G] int64: how often it occurred (the longest n), or how many different tokens came before it.
+        offsets: [contexts + 1] int64; the ids offsets[i]:offsets[i+1] continue the (n-1)-gram with id i.
+        tokens: [G] int32, the last token of each n-gram.
+        counts: [G] int64, for the longest n the number of occurrences, else the number of different tokens before it.
     """
 
     offsets: np.ndarray
@@ -40,11 +40,11 @@ class NgramTable:
 
     with one discount d in (0, 1) and N(c) the number of tokens seen after c. k is the count at the highest order and,
     below it, the number of different tokens seen before; p_0 is uniform, so every token has a positive chance. A
-    context that was not seen hands all to the shorter one. A unigram table (order 1) discounts plain counts.
+    context that was not seen has the law of the shorter one. A unigram table (order 1) discounts plain counts.
 
     Attributes:
         unigrams: [V] int64, k of every single token, whose id is the token.
-        levels: of lengths 2 to `order`.
+        levels: the n-grams of lengths 2 to `order`.
     """
 
     def __init__(self, unigrams: np.ndarray, levels: Sequence[Level], discount: float) -> None:
@@ -54,15 +54,15 @@ class NgramTable:
         self._unigram_law = self._interpolated(uniform, np.arange(self.vocab_size), unigrams)
 
     def law(self, context: Sequence[int]) -> np.ndarray:
-        """p(. | context) [V] float64; the last `order` - 1 tokens of the context count, a shorter one is as good."""
+        """Return p(. | context) [V] float64; only the last `order` - 1 tokens of the context count."""
         law = self._unigram_law
         for length in range(1, min(len(context), self.order - 1) + 1):
-            rows = self._continuations(context[-length:])
+            ids = self._continuations(context[-length:])
             level = self.levels[length - 1]
-            counts = level.counts[rows]
+            counts = level.counts[ids]
             if not counts.any():
-                break  # never seen, so no longer context that ends with it was seen either
-            law = self._interpolated(law, level.tokens[rows], counts)
+                break  # this context was never seen, and so no longer one that ends with it
+            law = self._interpolated(law, level.tokens[ids], counts)
         return law
 
     def _interpolated(self, lower: np.ndarray, tokens: np.ndarray, counts: np.ndarray) -> np.ndarray:
@@ -74,7 +74,7 @@ class NgramTable:
         return law
 
     def _continuations(self, context: Sequence[int]) -> slice:
-        """Rows of the level above that continue `context`; none when it was not seen."""
+        """Return the ids of the n-grams that continue `context`; an empty slice if it was not seen."""
         node = context[0]
         for level, token in zip(self.levels, context[1:], strict=False):
             start, stop = level.offsets[node : node + 2]
@@ -122,7 +122,7 @@ class NgramTable:
         """Read what `save` wrote.
 
         Raises:
-            ValueError: the file is damaged or something else; says how.
+            ValueError: the file is damaged, or holds something else; the message says which.
         """
         try:
             with safe_open(path, framework="numpy") as stored:
@@ -141,7 +141,7 @@ class NgramTable:
 
 
 def _keys(ids: np.ndarray, stream: np.ndarray, vocab_size: int, start: int) -> tuple[np.ndarray, np.ndarray]:
-    """(id before, token) as one number for a chunk of places after `start`, and where in the chunk there is one."""
+    """Return (id before, token) as one number, and its place, for each n-gram in a chunk of places after `start`."""
     before, tokens = ids[start : start + _CHUNK], stream[start + 1 : start + 1 + _CHUNK]
     before = before[: len(tokens)]
     places = np.flatnonzero((before >= 0) & (tokens >= 0))
@@ -149,7 +149,7 @@ def _keys(ids: np.ndarray, stream: np.ndarray, vocab_size: int, start: int) -> t
 
 
 def _unique(ids: np.ndarray, stream: np.ndarray, vocab_size: int) -> tuple[np.ndarray, np.ndarray]:
-    """The different n-grams as sorted keys [G], and their counts; sorted in chunks, which are then merged."""
+    """Return the different n-grams as sorted keys [G], and their counts; chunks are sorted and then merged."""
     chunks = [
         np.unique(_keys(ids, stream, vocab_size, start)[0], return_counts=True)
         for start in range(0, max(len(stream) - 1, 1), _CHUNK)
@@ -158,14 +158,14 @@ def _unique(ids: np.ndarray, stream: np.ndarray, vocab_size: int) -> tuple[np.nd
     counts = np.concatenate([count for _, count in chunks])
     if len(chunks) == 1:
         return keys, counts
-    order = np.argsort(keys, kind="stable")  # merges runs that are sorted already
+    order = np.argsort(keys, kind="stable")  # fast, because it merges sorted runs
     keys, counts = keys[order], counts[order]
     first = np.flatnonzero(np.diff(keys, prepend=-1))
     return keys[first], np.add.reduceat(counts, first) if len(first) else counts
 
 
 def _ids(ids: np.ndarray, stream: np.ndarray, vocab_size: int, keys: np.ndarray) -> np.ndarray:
-    """The id of the n-gram that ends at each place [T] int64, -1 where a document is too young for one."""
+    """Return the id of the n-gram that ends at each place [T] int64; -1 near the beginning of a document."""
     longer = np.full(len(stream), -1, dtype=np.int64)
     for start in range(0, len(stream) - 1, _CHUNK):
         own, places = _keys(ids, stream, vocab_size, start)
@@ -175,12 +175,12 @@ def _ids(ids: np.ndarray, stream: np.ndarray, vocab_size: int, keys: np.ndarray)
 
 
 def _continuation_counts(unigrams: np.ndarray, levels: list[Level]) -> tuple[np.ndarray, list[Level]]:
-    """Below the highest order: how many different tokens were seen before each n-gram."""
+    """Replace all counts below the highest order by the number of different tokens seen before each n-gram."""
     vocab_size, counts = len(unigrams), [unigrams]
     below = suffixes = np.empty(0, dtype=np.int64)
     for level in levels:
         contexts = np.repeat(np.arange(len(level.offsets) - 1), np.diff(level.offsets))
-        # Of each n-gram: the id of what is left of it without its first token.
+        # The id of each n-gram without its first token.
         if len(counts) == 1:
             suffixes = level.tokens.astype(np.int64)
         else:

@@ -1,13 +1,13 @@
-"""An index of a text that grows: where its last tokens occurred before. Knows neither drafts nor structures."""
+"""An index of a growing text: the places where its last tokens occurred before. Knows neither drafts nor structures."""
 
 from collections.abc import Iterable, Sequence
 
 
 class SuffixIndex:
-    """The places of a growing text that followed each run of n tokens, for every n in `orders`.
+    """The positions after each n-gram of a text, for every n in `orders`, extended token by token.
 
-    Memory is linear in the text: one link and at most one table entry per token and order. A lookup takes time
-    linear in the matches, whatever the length of the text.
+    Memory is linear in the text: one link and at most one table entry for each token and order. A lookup costs
+    O(matches), whatever the length of the text.
     """
 
     def __init__(self, orders: Iterable[int]) -> None:
@@ -16,7 +16,7 @@ class SuffixIndex:
         # For each order: n-gram -> the latest position after it; position -> the one before after the same n-gram.
         self._tables: dict[int, tuple[dict[int, int], list[int]]] = {order: ({}, []) for order in orders}
         # The last n tokens as one number, 32 bits a token below a leading 1: cheaper to make and to hash than a tuple.
-        # Where the text is shorter than n the number is shorter too, like no other.
+        # If the text is shorter than n, the number is shorter too and equals no other.
         self._keys = [1] * (max(self._tables) + 1)
 
     def extend(self, tokens: Sequence[int]) -> None:
@@ -24,8 +24,8 @@ class SuffixIndex:
         self.text.extend(tokens)
 
     def matches(self, order: int, limit: int) -> list[int]:
-        """Return the positions that followed the last `order` tokens of the text where these occurred before, latest
-        first, at most `limit`.
+        """Return the positions after earlier occurrences of the text's last `order` tokens, latest first, at most
+        `limit`.
         """
         if self._pending < len(self.text):
             self._index()

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from specdec.config import AtLeastOne, typed
 from specdec.errors import UsageError
-from specdec.prompts.base.contract import Entry, PromptSource, SetConfig, Source, prompts
+from specdec.prompts.base.contract import Entry, PromptSource, SetConfig, SourceContent, prompts
 from specdec.text.sources import Records, read_file, read_hub
 
 Key = Annotated[str, Field(min_length=1)]
@@ -27,9 +27,7 @@ class FileConfig(SetConfig):
     max_characters: AtLeastOne | None  # of the field: a longer text ends with the last word that fits; null: whole
     category_field: Key | None  # null: all prompts are of one category, named as the set
     id_field: Key | None  # null: the number of the line
-    reference_field: (
-        Key | None
-    )  # the right answer, in the records that have it; null: outputs are not compared with any
+    reference_field: Key | None  # the right answer, in records that have one; null: outputs are not compared
     strip_end: bool  # white space at the end would stop most tokenizers inside a token
 
 
@@ -42,13 +40,13 @@ class FileConfig(SetConfig):
 @prompts.register("wmt14_en_de")
 @prompts.register("cnn_dailymail")
 class FileSet(PromptSource):
-    """One record, one prompt; the names differ in their YAML only."""
+    """A prompt for each record of a file; the registered names differ in their YAML only."""
 
     def __init__(self, config: FileConfig) -> None:
         self.config: FileConfig = config
         self._template = _parsed(config)
 
-    def read(self) -> Source:
+    def read(self) -> SourceContent:
         records = self._records()
         entries: dict[str, Entry] = {}
         for where, number, record in records.numbered:
@@ -59,7 +57,7 @@ class FileSet(PromptSource):
                     "set prompts.id_field=null to number the prompts by line."
                 )
             entries[entry.id] = entry
-        return Source(list(entries.values()), records.provenance)
+        return SourceContent(list(entries.values()), records.provenance)
 
     def _records(self) -> Records:
         config = self.config
@@ -110,7 +108,7 @@ class FileSet(PromptSource):
 
 
 def _shortened(text: str, limit: int | None) -> str:
-    """Characters, not tokens, so that every tokenizer gets the same prompts, and before the template is filled in."""
+    """Cut a text after the last whole word within `limit` characters; tokens would depend on the tokenizer."""
     if limit is None or len(text) <= limit:
         return text
     head, _, cut_word = text[: limit + 1].rpartition(" ")
@@ -118,7 +116,7 @@ def _shortened(text: str, limit: int | None) -> str:
 
 
 def _parsed(config: FileConfig) -> list[tuple[str, str | None]]:
-    """The template as (literal text, key after it); only plain keys, no attributes, no formats."""
+    """Split the template into (literal text, key after it); only plain keys, no attributes, no formats."""
     try:
         parts = [(literal, key) for literal, key, _, _ in string.Formatter().parse(config.template)]
     except ValueError as error:

@@ -3,7 +3,7 @@
 import random
 
 from specdec.config import AtLeastOne, typed
-from specdec.prompts.base.contract import Entry, PromptSource, SetConfig, Source, prompts
+from specdec.prompts.base.contract import Entry, PromptSource, SetConfig, SourceContent, prompts
 
 
 @typed
@@ -16,16 +16,16 @@ class RandomTokensConfig(SetConfig):
 
 @prompts.register("random_tokens")
 class RandomTokens(PromptSource):
-    """`count` prompts of `length` tokens; each depends on the seed and its own number alone."""
+    """Draws `count` prompts of `length` tokens; each depends on the seed and its own number alone."""
 
     def __init__(self, config: RandomTokensConfig) -> None:
         self.config: RandomTokensConfig = config
 
-    def read(self) -> Source:
+    def read(self) -> SourceContent:
         config = self.config
         entries = []
         for number in range(config.count):
             dice = random.Random(f"{config.seed}/{number}")
             ids = tuple(dice.randrange(config.vocabulary) for _ in range(config.length))
             entries.append(Entry(f"{config.name}/{number}", config.name, tokens=ids))
-        return Source(entries, {"source": "random"})
+        return SourceContent(entries, {"source": "random"})

@@ -1,7 +1,7 @@
-"""The prompts of recorded streams: for target=replay, or for a live target that is to be compared with the record."""
+"""The prompts of recorded streams, for target=replay, or for a live target that is compared with the record."""
 
 from specdec.config import typed
-from specdec.prompts.base.contract import Entry, PromptSource, SetConfig, Source, prompts
+from specdec.prompts.base.contract import Entry, PromptSource, SetConfig, SourceContent, prompts
 from specdec.text.streams import Recording, open_recording
 
 
@@ -17,11 +17,11 @@ class RecordedPrompts(PromptSource):
     def __init__(self, config: RecordedPromptsConfig) -> None:
         self.config: RecordedPromptsConfig = config
 
-    def read(self) -> Source:
+    def read(self) -> SourceContent:
         recorded = open_recording(self.config, "prompts")
         entries = [
             Entry(f"{self.config.name}/{stream.id}", stream.category, tokens=stream.prompt)
             for stream in recorded.streams
         ]
         absent = {"repeated_prompt": dict(recorded.repeated)} if recorded.repeated else {}
-        return Source(entries, {"path": str(self.config.path), "sha256": recorded.sha256}, absent)
+        return SourceContent(entries, {"path": str(self.config.path), "sha256": recorded.sha256}, absent)

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from specdec.config import AtLeastOne, typed
-from specdec.prompts.base.contract import Entry, PromptSource, SetConfig, Source, prompts
+from specdec.prompts.base.contract import Entry, PromptSource, SetConfig, SourceContent, prompts
 from specdec.text.python_sources import held_out_modules, held_out_topics, installed_topics
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -33,15 +33,15 @@ class StdlibDocsConfig(SetConfig):
 
 @prompts.register("stdlib_code")
 class StdlibCode(PromptSource):
-    """Functions of held-out modules cut in mid-body, with what stands before them in the file.
+    """Functions of held-out modules, cut in the middle of the body, with the text before them in the file.
 
-    Within a module they go by the hash of their name: no favourites, and stable across Pythons.
+    Within a module they are ordered by the hash of their name: arbitrary, and the same in every Python version.
     """
 
     def __init__(self, config: StdlibCodeConfig) -> None:
         self.config: StdlibCodeConfig = config
 
-    def read(self) -> Source:
+    def read(self) -> SourceContent:
         entries: list[Entry] = []
         absent: dict[str, int] = {}
         for module in held_out_modules():
@@ -56,10 +56,10 @@ class StdlibCode(PromptSource):
                     found.setdefault(name, cut)  # a property's setter has its getter's name: the first stands
             for name in sorted(found, key=lambda name: hashlib.sha256(name.encode()).digest()):
                 entries.append(Entry(f"{self.config.name}/{module}/{name}", module, (found[name],)))
-        return Source(entries, _provenance(), {"absent_module": absent} if absent else {})
+        return SourceContent(entries, _provenance(), {"absent_module": absent} if absent else {})
 
     def _cut(self, lines: Sequence[str], function: Function) -> str | None:
-        """Context, signature, docstring and half of the body; None when too short or too long."""
+        """Return context, signature, docstring and half of the body; None if that is too short or too long."""
         documented = ast.get_docstring(function, clean=False) is not None
         body = function.body[1:] if documented else function.body
         first = min(node.lineno for node in (function, *function.decorator_list)) - 1
@@ -82,7 +82,7 @@ class StdlibDocs(PromptSource):
     def __init__(self, config: StdlibDocsConfig) -> None:
         self.config: StdlibDocsConfig = config
 
-    def read(self) -> Source:
+    def read(self) -> SourceContent:
         try:
             topics = installed_topics()
         except ImportError:  # some distributions ship Python without its documentation
@@ -101,11 +101,11 @@ class StdlibDocs(PromptSource):
                 text = "\n".join(paragraphs_before(lines, cut, self.config.max_characters)).rstrip()
                 if len(text) >= self.config.min_characters:
                     entries.append(Entry(f"{self.config.name}/{topic}/{number}", topic, (text,)))
-        return Source(entries, _provenance(), {"absent_topic": absent} if absent else {})
+        return SourceContent(entries, _provenance(), {"absent_topic": absent} if absent else {})
 
 
 def module_source(module: str) -> str | None:
-    """A standard-library module's source, found by path, not by import; None when absent."""
+    """Return the source of a standard-library module, found without importing it; None if there is none."""
     path = Path(sysconfig.get_path("stdlib"), *module.split("."))
     for file in (path.with_name(path.name + ".py"), path / "__init__.py"):
         if file.is_file():
@@ -114,7 +114,7 @@ def module_source(module: str) -> str | None:
 
 
 def paragraphs_before(lines: Sequence[str], end: int, room: int) -> Sequence[str]:
-    """The whole lines before `end` that fit in `room` characters, if possible from a paragraph's start."""
+    """Return the whole lines before `end` that fit in `room` characters, if possible from a paragraph's start."""
     start = end
     while start > 0 and room > len(lines[start - 1]):
         start -= 1
@@ -124,7 +124,7 @@ def paragraphs_before(lines: Sequence[str], end: int, room: int) -> Sequence[str
 
 
 def _functions(body: Sequence[ast.stmt], prefix: str = "") -> Iterator[tuple[str, Function]]:
-    """Functions and methods with their qualified names; inner functions belong to the outer one."""
+    """Yield functions and methods with their qualified names; inner functions belong to the outer one."""
     for node in body:
         if isinstance(node, ast.ClassDef):
             yield from _functions(node.body, f"{prefix}{node.name}.")

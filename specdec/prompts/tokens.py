@@ -6,7 +6,7 @@ from typing import Annotated
 from pydantic import Field
 
 from specdec.config import typed
-from specdec.prompts.base.contract import Entry, PromptSource, SetConfig, Source, prompts
+from specdec.prompts.base.contract import Entry, PromptSource, SetConfig, SourceContent, prompts
 
 
 @typed
@@ -21,7 +21,7 @@ class Tokens(PromptSource):
     def __init__(self, config: TokensConfig) -> None:
         self.config: TokensConfig = config
 
-    def read(self) -> Source:
+    def read(self) -> SourceContent:
         name = self.config.name
         entries = []
         seen: Counter[str] = Counter()
@@ -31,4 +31,4 @@ class Tokens(PromptSource):
             seen[label] += 1
             again = f"#{seen[label]}" if seen[label] > 1 else ""
             entries.append(Entry(f"{name}/{label}{again}", name, tokens=tuple(ids)))
-        return Source(entries, {"source": "literal"})
+        return SourceContent(entries, {"source": "literal"})

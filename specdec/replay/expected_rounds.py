@@ -1,4 +1,4 @@
-"""What the target's own text says about a drafter, without decoding again (DESIGN 3, THEORY 4.2)."""
+"""Reads off the target's own text how a drafter would have fared, without decoding again."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from specdec.clock import Clock, CpuClock
 from specdec.drafters.base import Drafter
-from specdec.records import TextStart, Tree
+from specdec.records import Request, TextStart, Tree
 from specdec.sampling import probabilities
 from specdec.structures.base import Structure
 from specdec.targets.base import Target
@@ -19,10 +19,10 @@ from specdec.theory.dependence import replay_rounds
 
 @dataclass(frozen=True)
 class Agreement:
-    """Drafting one token before every position of a text, or one level of a structure that branches.
+    """The result of drafting one token before every position of a text, or one level of a structure that branches.
 
     Attributes:
-        proposed: [N] whether there was a proposal.
+        proposed: [N] True where there was a proposal.
         beta: [N] chance that a proposed token was accepted there (0 without a proposal): sum of min(p, q) of a chain;
             its mean over proposals is `alpha.text`.
         m: [N] the same given the token of the text: min(1, q/p) of a chain, 0/1 when greedy.
@@ -35,29 +35,25 @@ class Agreement:
 
 @torch.inference_mode()
 def agreement(
-    drafter: Drafter,
-    target: Target,
-    structure: Structure,
-    prompt: Sequence[int],
-    text: Sequence[int],
-    generator: torch.Generator | None,
-    reference: Sequence[int] | None,
+    drafter: Drafter, target: Target, structure: Structure, text: Sequence[int], request: Request
 ) -> Agreement:
-    """One pass along the target's own text; under greedy the text itself is p, otherwise the target scores it once.
+    """Draft one token before every position of a text; under greedy the text itself is p, otherwise the target scores
+    it once.
 
+    Args:
+        text: what answers the request; its generator of drafts is in the state that decoding started with.
     Raises:
         ValueError: a structure that branches, sampled: the chance depends on which siblings were drawn.
     """
     if structure.branches > 1 and not target.sampling.greedy:
         raise ValueError("the acceptance of sampled siblings has no replay")
-    p = None
+    prompt, p = request.prompt, None
     if not target.sampling.greedy:
         p = probabilities(target.score(prompt, text)[:-1], target.sampling)
     laws = drafter.laws(prompt, text) if structure.branches == 1 else None
     if laws is not None:
         return _agreement_of_laws(p, laws, torch.tensor(list(text), device=laws.device))
-    capacity = len(prompt) + len(text) + structure.nodes + 1
-    drafter.start(TextStart(prompt, capacity, generator=generator, reference=reference))
+    drafter.start(_start(request, text, structure))
     single = structure.resized(1)
     proposed, beta, m = [], [], []
     for index, token in enumerate(text):
@@ -82,7 +78,9 @@ def agreement(
 
 
 def _agreement_of_laws(p: Tensor | None, q: Tensor, text: Tensor) -> Agreement:
-    """Of a drafter that gives its law at every position; without p the text is the target's greedy choice."""
+    """Return the agreement of a drafter that gives its law at every position; without p the text is the target's greedy
+    choice.
+    """
     of_text = text.unsqueeze(-1)
     q_text = q.gather(-1, of_text).squeeze(-1)
     if p is None:
@@ -113,25 +111,20 @@ class Walk:
 
 
 @torch.inference_mode()
-def rounds_along(
-    drafter: Drafter,
-    structure: Structure,
-    prompt: Sequence[int],
-    text: Sequence[int],
-    max_new_tokens: int,
-    generator: torch.Generator | None,
-    reference: Sequence[int] | None,
-    clock: Clock,
-) -> Walk:
-    """Rounds that greedy decoding of `text` takes, drafting again from each round's start: exact for any shape."""
-    capacity = len(prompt) + len(text) + structure.nodes + 1
-    drafter.start(TextStart(prompt, capacity, generator=generator, reference=reference))
+def rounds_along(drafter: Drafter, structure: Structure, text: Sequence[int], request: Request, clock: Clock) -> Walk:
+    """Return the rounds that greedy decoding of `text` takes, drafting again from each round's start: exact for any
+    structure.
+
+    Args:
+        request: see `agreement`.
+    """
+    drafter.start(_start(request, text, structure))
     offered: defaultdict[int, float] = defaultdict(float)
     marks: list[tuple[object, object]] = []
     position = 0
     while position < len(text):
         start = clock.mark()
-        draft = drafter.draft(structure.clamped(max_new_tokens - position - 1))
+        draft = drafter.draft(structure.clamped(request.max_new_tokens - position - 1))
         marks.append((start, clock.mark()))
         committed = text[position : position + _agreed(draft.tree, draft.tokens.tolist(), text[position:]) + 1]
         drafter.commit(committed)
@@ -141,8 +134,13 @@ def rounds_along(
     return Walk(dict(offered), sum(clock.seconds(*pair) for pair in marks))
 
 
+def _start(request: Request, text: Sequence[int], structure: Structure) -> TextStart:
+    capacity = len(request.prompt) + len(text) + structure.nodes + 1
+    return TextStart(request.prompt, capacity, generator=request.draft_generator, reference=request.reference)
+
+
 def _agreed(tree: Tree, tokens: Sequence[int], text: Sequence[int]) -> int:
-    """How many tokens of the text the draft has, from the root down: siblings differ, so there is one way."""
+    """Count the tokens of the text that the draft has, from the root down: siblings differ, so there is one way."""
     node, depth = -1, 0
     while depth < len(text):
         child = next((child for child in tree.children[node + 1] if tokens[child] == text[depth]), None)
@@ -153,8 +151,8 @@ def _agreed(tree: Tree, tokens: Sequence[int], text: Sequence[int]) -> int:
 
 
 def expected_walk(along: Agreement, gamma: int, max_new_tokens: int) -> Walk:
-    """The rounds of a position-wise drafter of chains: THEORY 4.2 run forwards, so that it also says where rounds
-    begin. Their number is `replay_rounds(along.m, gamma)`.
+    """Return the rounds of a position-wise drafter of chains, and with them where rounds begin; their number is
+    `replay_rounds(along.m, gamma)`.
 
     A round offers gamma tokens, fewer before a position without a proposal and before the limit.
     """
@@ -180,26 +178,18 @@ def expected_walk(along: Agreement, gamma: int, max_new_tokens: int) -> Walk:
 
 
 def expected_rounds(
-    drafter: Drafter,
-    target: Target,
-    structure: Structure,
-    prompt: Sequence[int],
-    text: Sequence[int],
-    max_new_tokens: int,
-    generator: torch.Generator | None,
-    reference: Sequence[int] | None,
-    along: Agreement | None,
+    drafter: Drafter, target: Target, structure: Structure, text: Sequence[int], request: Request
 ) -> float | None:
-    """Expected rounds for one text by the drafter's own form of replay; None where it has none (DESIGN 3).
+    """Return the rounds that writing `text` is expected to take, by the drafter's own form of replay; None where it has
+    none.
 
     Args:
-        generator: a fresh generator in the state that decoding started with.
-        along: the agreement pass of the same text for a position-wise drafter of chains, else None.
+        request: see `agreement`.
     """
-    if along is not None:
-        return float(replay_rounds(along.m, structure.gamma))
-    if drafter.capabilities.replay is not None and target.sampling.greedy:
+    replay = drafter.capabilities.replay
+    if replay == "position" and structure.branches == 1:
+        return float(replay_rounds(agreement(drafter, target, structure, text, request).m, structure.gamma))
+    if replay is not None and target.sampling.greedy:
         # On any clock: the times are not used here.
-        walk = rounds_along(drafter, structure, prompt, tuple(text), max_new_tokens, generator, reference, CpuClock())
-        return walk.rounds
+        return rounds_along(drafter, structure, tuple(text), request, CpuClock()).rounds
     return None

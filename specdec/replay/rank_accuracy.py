@@ -1,4 +1,4 @@
-"""How often a drafter's first, second, ... choice is the next token: what token trees are built from (THEORY 3)."""
+"""Counts how often a drafter's first, second, ... choice is the next token: token trees are built from these counts."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ class RankCounts:
     hits: tuple[tuple[int, ...], ...]
 
     def accuracy(self, depth: int) -> tuple[Vector, ...]:
-        """a_{d,j} for d = 1 ... `depth`, for `theory.trees.best_tree`.
+        """Return a_{d,j} for d = 1 ... `depth`, for `theory.trees.best_tree`.
 
         One more draft than was seen, shared out evenly between the ranks and none of them, keeps every chance between
         0 and 1: how rare a rank is after few drafts is not known.
@@ -43,7 +43,7 @@ class RankCounts:
         return (levels + levels[-1:] * depth)[:depth]
 
     def rows(self) -> list[dict[str, Any]]:
-        """One for each level and rank: level (from 1), rank, tested, hits."""
+        """Return a line for each level and rank: level (from 1), rank, tested, hits."""
         return [
             {"level": level, "rank": rank, "tested": tested, "hits": count}
             for level, (tested, hits) in enumerate(zip(self.tested, self.hits, strict=True), 1)
@@ -52,14 +52,14 @@ class RankCounts:
 
 
 def total(counts: Sequence[RankCounts]) -> RankCounts:
-    """Of counts with the same levels and ranks, at least one."""
+    """Add up counts with the same levels and ranks, at least one."""
     tested = tuple(sum(level) for level in zip(*(each.tested for each in counts), strict=True))
     levels = zip(*(each.hits for each in counts), strict=True)
     return RankCounts(tested, tuple(tuple(sum(rank) for rank in zip(*level, strict=True)) for level in levels))
 
 
 class Proposer(Protocol):
-    """What proposes along a text: a `Lookup`, or any other drafter as `Fed`."""
+    """Something that proposes along a text: a `Lookup`, or any other drafter as `Fed`."""
 
     def start(self, text: TextStart) -> None: ...
 
@@ -69,8 +69,8 @@ class Proposer(Protocol):
 
 
 class Fed:
-    """A drafter that is fed with a text. For one that reads hidden states its target evaluates the text in the same
-    rounds, as in decoding.
+    """Feeds a text to a drafter. For one that reads hidden states the target evaluates the text in the same rounds, as
+    in decoding.
     """
 
     def __init__(self, drafter: Drafter, target: Target) -> None:
@@ -98,10 +98,10 @@ class Fed:
 def rank_counts(
     drafter: Proposer, streams: Sequence[Stream], max_new_tokens: int, ranks: int, depth: int, levels: int = 2
 ) -> RankCounts:
-    """The rounds that greedy decoding of `streams` takes with the full tree of `ranks` children a node and `depth`
-    levels, of which only the path that agrees with the text is drafted.
+    """Count over the rounds that greedy decoding of `streams` takes with the full tree of `ranks` children a node and
+    `depth` levels, of which only the path that agrees with the text is drafted.
 
-    Rounds and not positions: a draft begins right after a rejection, where the next token is hard (THEORY 4.7).
+    Rounds and not positions: a draft begins right after a rejection, where the next token is hard.
 
     Args:
         levels: counted apart; the last one with all that are deeper.
@@ -131,7 +131,7 @@ def rank_counts(
 
 
 def _rank(proposal: Proposal, text: Sequence[int]) -> int | None:
-    """Rank of the last token of `text` among the siblings that follow the tokens before it; None if it is not there."""
+    """Return the rank of the last token of `text` among the siblings behind the tokens before it; None without it."""
     tokens, children = proposal.tokens, proposal.tree.children
     node, rank = -1, None
     for token in text:

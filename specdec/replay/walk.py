@@ -1,5 +1,5 @@
-"""Replaying recorded streams without a target and without tensors: the rounds that greedy decoding takes, at a hundred
-thousand tokens a second, so that a grid of strategies costs seconds (DESIGN 3). Knows no time and no statistics.
+"""Replays recorded streams without a target and without tensors: the rounds that greedy decoding takes, at a hundred
+thousand tokens a second, so that a grid of strategies costs seconds. Knows no time and no statistics.
 
 Rounds are exactly those of `generate` on target=replay with the same drafter and structure.
 """
@@ -54,7 +54,7 @@ class StreamRounds:
 def replay_stream(
     drafter: Lookup, structure: Structure, stream: Stream, max_new_tokens: int, allotment: bool = False
 ) -> StreamRounds:
-    """The rounds in which greedy decoding writes `stream`, or its first `max_new_tokens`.
+    """Return the rounds in which greedy decoding writes `stream`, or its first `max_new_tokens`.
 
     Args:
         allotment: keep which strategies proposed how many rows of each round.
@@ -111,7 +111,7 @@ def replay_stream(
 
 
 def _descend(proposal: Proposal, text: Sequence[int], position: int) -> tuple[int, int]:
-    """How many tokens of the text from `position` on the tree has, and the node of the last (-1 is the root).
+    """Return how many tokens of the text from `position` on the tree has, and the node of the last (-1 is the root).
 
     Siblings carry different tokens, so there is one way down.
     """
@@ -139,12 +139,12 @@ class Cell:
 
 @dataclass(frozen=True)
 class Grid:
-    """What replaying streams in every cell gave. Tables join on `cell` (its number) and `stream` (its id).
+    """The result of replaying streams in every cell. Tables join on `cell` (its number) and `stream` (its id).
 
     Attributes:
-        table: one row per cell and stream: cell, drafter, structure, gamma, nodes_max, stream, category, tokens,
+        table: one line per cell and stream: cell, drafter, structure, gamma, nodes_max, stream, category, tokens,
             rounds, offered (depth, summed), nodes (summed), accepted, rejections, proposals (rounds that had one).
-        histograms: one row per cell, stream, histogram, strategy and value that occurred, with its `count` of rounds:
+        histograms: one line per cell, stream, histogram, strategy and value that occurred, with its `count` of rounds:
             "accepted": accepted tokens, of the rounds that the strategy won ("" where nothing was accepted);
             "rank": rank of the accepted node's source, of the rounds that the strategy won;
             "allotment": rows that the strategy had in a round.
@@ -177,7 +177,7 @@ def replay_grid(
     built = _built(cells, target)
     work = [(cell, index) for cell in range(len(cells)) for index in range(len(streams))]
     total, done = len(cells) * sum(_size(stream, max_new_tokens) for stream in streams), 0
-    rows: list[dict[str, Any]] = []
+    lines: list[dict[str, Any]] = []
     counts: list[dict[str, Any]] = []
     bench = _Bench(built, tuple(streams), max_new_tokens)
     for (cell, index), (row, histogram) in zip(work, _results(bench, work, workers), strict=True):
@@ -185,7 +185,7 @@ def replay_grid(
         stream = streams[index]
         key = {"cell": cell, "stream": stream.id, "category": stream.category}
         about = {"drafter": cells[cell].drafter["name"], "structure": structure.name}
-        rows.append({**key, **about, "gamma": structure.gamma, "nodes_max": structure.nodes, **row})
+        lines.append({**key, **about, "gamma": structure.gamma, "nodes_max": structure.nodes, **row})
         counts += [
             {**key, "histogram": name, "strategy": strategy, "value": value, "count": count}
             for (name, strategy, value), count in histogram.items()
@@ -193,7 +193,7 @@ def replay_grid(
         done += row["tokens"]
         progress(done, total)
     columns = ["cell", "stream", "category", "histogram", "strategy", "value", "count"]
-    return Grid(pd.DataFrame(rows), pd.DataFrame(counts, columns=columns))
+    return Grid(pd.DataFrame(lines), pd.DataFrame(counts, columns=columns))
 
 
 def _size(stream: Stream, max_new_tokens: int) -> int:
@@ -201,7 +201,7 @@ def _size(stream: Stream, max_new_tokens: int) -> int:
 
 
 def _built(cells: Sequence[Cell], target: Target) -> list[tuple[Lookup, Structure]]:
-    """The drafter and the structure of each cell; cells with equal drafters share one."""
+    """Build the drafter and the structure of each cell; cells with equal drafters share one."""
     made: dict[str, Lookup] = {}
     pairs = []
     for cell in cells:
@@ -226,14 +226,14 @@ def _built(cells: Sequence[Cell], target: Target) -> list[tuple[Lookup, Structur
 
 @dataclass(frozen=True)
 class _Bench:
-    """What a process needs to replay any stream in any cell."""
+    """Everything that a process needs to replay any stream in any cell."""
 
     built: Sequence[tuple[Lookup, Structure]]
     streams: Sequence[Stream]
     max_new_tokens: int
 
     def replay(self, item: tuple[int, int]) -> tuple[dict[str, int], Counter[tuple[str, str, int]]]:
-        """The row and the histograms of one (cell, stream)."""
+        """Return the line and the histograms of one (cell, stream)."""
         cell, index = item
         rounds = replay_stream(*self.built[cell], self.streams[index], self.max_new_tokens, allotment=True)
         row = {
@@ -272,7 +272,7 @@ def _replay(item: tuple[int, int]) -> tuple[dict[str, int], Counter[tuple[str, s
 def _results(
     bench: _Bench, work: Sequence[tuple[int, int]], workers: int
 ) -> Iterator[tuple[dict[str, int], Counter[tuple[str, str, int]]]]:
-    """One result per item of `work`, in its order."""
+    """Yield one result per item of `work`, in its order."""
     workers = min(workers, len(work))
     if workers <= 1:
         yield from map(bench.replay, work)

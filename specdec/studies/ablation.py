@@ -10,7 +10,7 @@ import pandas as pd
 from specdec.config import typed
 from specdec.replay.walk import Cell
 from specdec.studies.base import Bench, Study, studies
-from specdec.studies.replayed import Strategy, check_rows, replay, skipped
+from specdec.studies.base.replayed import Strategy, check_rows, replay
 
 
 @typed
@@ -31,4 +31,4 @@ class Ablation(Study):
         structure = check_rows(bench, "ablation")
         strategy = Strategy({"k": structure["k"], "w": structure["w"]}, Cell(bench.config.drafter, structure))
         table, histograms = replay(bench, [strategy], bench.texts())
-        return {"replay": table, "histograms": histograms, "skipped": skipped(bench.parts.prompts)}
+        return {"replay": table, "histograms": histograms, "skipped": bench.skipped()}

@@ -1,4 +1,4 @@
-"""Tokens per call and speedup over blocks of k rows of width w (N-Grammys, 2411.03786): rounds by replay, seconds from
+"""Tokens per call and speedup over shapes, k rows of width w (N-Grammys, 2411.03786): rounds by replay, seconds from
 what calls, drafts and commits were measured to take, and live runs at the corners to check both.
 """
 
@@ -11,17 +11,16 @@ from pydantic import Field
 
 from specdec.config import AtLeastOne, typed
 from specdec.replay.walk import Cell
-from specdec.sampling import generator_for
 from specdec.structures import Structure, structures
 from specdec.studies.base import Bench, Study, studies
-from specdec.studies.live import LiveRuns
-from specdec.studies.replayed import Strategy, check_rows, replay, skipped
+from specdec.studies.base.live_runs import LiveRuns
+from specdec.studies.base.replayed import Strategy, check_rows, replay
 from specdec.targets.replay import Replay
 from specdec.text.streams import Stream
-from specdec.timing.blocks import Block, time_blocks, tokens_evaluated
+from specdec.timing.shapes import Shape, tokens_evaluated
 
-PLAIN: Block = (1, 0)
-"""Plain decoding, as a block."""
+PLAIN: Shape = (1, 0)
+"""Plain decoding, as a shape."""
 
 
 @typed
@@ -38,17 +37,17 @@ class GridConfig:
 
 
 @studies.register("grid")
-class GridStudy(Study):
+class RowsGrid(Study):
     """Tables, all by k and w; a w of 0 is plain decoding:
 
     `replay`: as `replayed.replay` has it.
-    `block_times`: as `time_blocks` has it, with `repeat`; blocks of random tokens at a few contexts that the texts pass
-        through, evenly spaced. Every block is timed: a pass costs less than decoding one prompt in every cell.
+    `block_times`: as `time_shapes` has it, with `repeat`; calls on random tokens at a few contexts that the texts pass
+        through, evenly spaced. Every shape is timed: a pass costs less than decoding one prompt in every cell.
     `host_times`: repeat, k, w, nodes (mean of a draft), draft_s, overhead_s (accept, commit and the rest), means over
         the rounds of a short live run of the first prompt, in the corner cells, the middle one and plain decoding.
     `live`: repeat, k, w, stream, tokens, rounds, nodes (drafted), seconds (prefill apart), identical (to the text that
         was replayed), dtype: whole live runs of the last prompts in the corner cells, interleaved with plain decoding.
-    `skipped`: see `replayed.skipped`.
+    `skipped`: see `Bench.skipped`.
 
     On a target without a model all times are the cost model's, and `live` is empty.
     """
@@ -59,46 +58,35 @@ class GridStudy(Study):
 
     def run(self, bench: Bench) -> Mapping[str, pd.DataFrame]:
         values = check_rows(bench, "grid")
-        blocks = list(itertools.product(self._k, self._w))
-        cells = {(k, w): {**values, "k": k, "w": w} for k, w in blocks}
-        shapes = {block: structures.build(cell) for block, cell in cells.items()}  # the budget, before decoding
+        cells = {(k, w): {**values, "k": k, "w": w} for k, w in itertools.product(self._k, self._w)}
+        shapes = {shape: structures.build(cell) for shape, cell in cells.items()}  # checks the budget, before decoding
         streams = bench.texts()
         strategies = [Strategy({"k": k, "w": w}, Cell(bench.config.drafter, cell)) for (k, w), cell in cells.items()]
         table, _ = replay(bench, strategies, streams)
         target = bench.parts.target
         contexts = _spread(streams, self._config.contexts)
-        timed = [PLAIN, *blocks]
         tables = (
-            _simulated(target, timed, contexts, [*self._corners(), PLAIN])
+            _simulated(target, [PLAIN, *cells], contexts, [*self._corners(), PLAIN])
             if isinstance(target, Replay)
             else self._measured(bench, streams, shapes, contexts)
         )
-        return {"replay": table, **tables, "skipped": skipped(bench.parts.prompts)}
+        return {"replay": table, **tables, "skipped": bench.skipped()}
 
-    def _corners(self) -> list[Block]:
+    def _corners(self) -> list[Shape]:
         ends = (self._k[0], self._k[-1]), (self._w[0], self._w[-1])
         return sorted(set(itertools.product(*ends)))
 
-    def _middle(self) -> Block:
+    def _middle(self) -> Shape:
         return self._k[len(self._k) // 2], self._w[len(self._w) // 2]
 
     def _measured(
-        self, bench: Bench, streams: Sequence[Stream], shapes: Mapping[Block, Structure], contexts: Sequence[int]
+        self, bench: Bench, streams: Sequence[Stream], shapes: Mapping[Shape, Structure], contexts: Sequence[int]
     ) -> dict[str, pd.DataFrame]:
-        config, target = self._config, bench.parts.target
+        config = self._config
         live = LiveRuns(bench, ("k", "w"), PLAIN, shapes, streams)
         live.prepare(contexts[-1])
-        times = time_blocks(
-            target,
-            streams[0].prompt,
-            blocks=[PLAIN, *shapes],
-            contexts=contexts,
-            calls=config.repeats * config.calls,
-            clock=bench.clock,
-            generator=generator_for(bench.config.seed, "blocks", "cost"),
-            heartbeat=bench.heartbeat,
-            seconds=config.seconds,
-        )
+        calls = config.repeats * config.calls
+        times = bench.time_calls(streams[0].prompt, [PLAIN, *shapes], contexts, calls, config.seconds)
         times["repeat"] = times["call"] // config.calls
         probed = sorted({*self._corners(), self._middle()})
         return {
@@ -109,7 +97,7 @@ class GridStudy(Study):
 
 
 def _spread(streams: Sequence[Stream], count: int) -> list[int]:
-    """So many numbers of cached tokens between the shortest prompt and the end of the longest text."""
+    """Return `count` numbers of cached tokens between the shortest prompt and the end of the longest text."""
     low = max(1, min(len(stream.prompt) for stream in streams) - 1)
     high = max(len(stream.prompt) + len(stream.generated) for stream in streams)
     if count == 1:
@@ -118,16 +106,16 @@ def _spread(streams: Sequence[Stream], count: int) -> list[int]:
 
 
 def _simulated(
-    target: Replay, blocks: Sequence[Block], contexts: Sequence[int], probed: Sequence[Block]
+    target: Replay, shapes: Sequence[Shape], contexts: Sequence[int], probed: Sequence[Shape]
 ) -> dict[str, pd.DataFrame]:
-    """The tables of times by the target's cost model; the same at every repeat, so that there is one."""
+    """Return the tables of times by the target's cost model: one repeat, since all would be the same."""
     evaluation = target.evaluation
     times: list[dict[str, Any]] = []
-    for context, (k, w) in itertools.product(contexts, blocks):
-        rows = tokens_evaluated(k, w, evaluation)
+    for context, (k, w) in itertools.product(contexts, shapes):
+        tokens = tokens_evaluated(k, w, evaluation)
         copies = k if evaluation == "rows" and w else 1
-        cell = {"k": k, "w": w, "context": context, "evaluation": evaluation, "rows_evaluated": rows}
-        seconds = target.cost.seconds(rows, context, copies)
+        cell = {"k": k, "w": w, "context": context, "evaluation": evaluation, "rows_evaluated": tokens}
+        seconds = target.cost.seconds(tokens, context, copies)
         times.append({**cell, "call": 0, "repeat": 0, "seconds": seconds, "missing": ""})
     host = [
         (0, k, w, float(k * w), target.cost.lookup_s if w else 0.0, target.cost.overhead_s) for k, w in sorted(probed)

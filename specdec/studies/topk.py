@@ -1,6 +1,5 @@
 """Tokens per call against top-k for strategies that depend on the last token alone (N-Grammys, 2411.03786)."""
 
-import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
@@ -8,12 +7,10 @@ import pandas as pd
 from pydantic import Field
 
 from specdec.config import AtLeastOne, typed
-from specdec.drafters import drafters
 from specdec.errors import UsageError
 from specdec.replay.walk import Cell
 from specdec.studies.base import Bench, Study, studies
-from specdec.studies.replayed import Strategy, check_lookup, replay, skipped
-from specdec.targets import Target
+from specdec.studies.base.replayed import Strategy, built_lookups, replay
 
 
 @typed
@@ -34,31 +31,23 @@ class TopK(Study):
         self._config = config
 
     def run(self, bench: Bench) -> Mapping[str, pd.DataFrame]:
-        for label, values in self._config.drafters.items():
-            self._check(label, values, bench.parts.target)
+        config = self._config
+        built_lookups(bench, config.drafters, "topk", fills=["rows"])
+        for label, values in config.drafters.items():
+            known, asked = values.get("k"), max(config.k)
+            if known is not None and asked > known:
+                raise UsageError(
+                    f"Bad value study.k={asked}: {label} ranks study.drafters.{label}.k={known} tokens only; raise "
+                    "that."
+                )
         strategies = [
             Strategy(
                 {"drafter": label, "k": k, "w": w},
                 Cell(values, {"name": "rows", "k": k, "w": w, "budget": k * (w + 1)}),
             )
-            for label, values in self._config.drafters.items()
-            for w in sorted(set(self._config.w))
-            for k in sorted(set(self._config.k))
+            for label, values in config.drafters.items()
+            for w in sorted(set(config.w))
+            for k in sorted(set(config.k))
         ]
         table, _ = replay(bench, strategies, bench.texts())
-        return {"topk": table, "skipped": skipped(bench.parts.prompts)}
-
-    def _check(self, label: str, values: Mapping[str, Any], target: Target) -> None:
-        """Before anything is decoded, which takes a while; builds the drafter too, since that reads models."""
-        place = f"study.drafters.{label}"
-        try:
-            drafters.config(values)
-            check_lookup(values["name"], "topk")
-            drafter = drafters.build(values, target=target)
-        except UsageError as error:
-            raise UsageError(re.sub(r"(?<![\w./-])drafter(?=[.=])", place, str(error))) from None
-        if "rows" not in drafter.capabilities.fills:
-            raise UsageError(f"Bad value {place}.name={values['name']}: this drafter fills no rows; use another.")
-        known, asked = values.get("k"), max(self._config.k)
-        if known is not None and asked > known:
-            raise UsageError(f"Bad value study.k={asked}: {label} ranks {place}.k={known} tokens only; raise that.")
+        return {"topk": table, "skipped": bench.skipped()}

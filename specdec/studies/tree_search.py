@@ -14,23 +14,20 @@ from typing import Annotated, Any, Literal
 import pandas as pd
 from pydantic import Field
 
-from specdec.analysis.studies.tree_search import CHOSEN, PLAIN, RoundSeconds, round_seconds
+from specdec.analysis.cost.round_seconds import RoundSeconds, round_seconds
+from specdec.analysis.studies.tree_search import CHOSEN, PLAIN
 from specdec.config import AtLeastOne, typed
 from specdec.errors import UsageError
-from specdec.progress import progress_bar
 from specdec.prompts import first_turn
 from specdec.records import Tree
 from specdec.replay.rank_accuracy import Fed, RankCounts, along, rank_counts, total
-from specdec.sampling import generator_for
 from specdec.structures import Structure, structures
 from specdec.structures.tree import TokenTree, given, save_tree
 from specdec.studies.base import Bench, Study, studies
-from specdec.studies.candidates import halves_of
-from specdec.studies.live import LiveRuns
-from specdec.studies.replayed import skipped
+from specdec.studies.base.candidates import halves_of
+from specdec.studies.base.live_runs import LiveRuns
 from specdec.text.streams import Stream
 from specdec.theory.trees import RankedTree, best_tree, choose_tree, expected_tokens
-from specdec.timing.blocks import time_blocks
 from specdec.timing.calls import row_counts
 from specdec.timing.drafts import time_drafts
 
@@ -56,7 +53,7 @@ class TreeSearch(Study):
 
     `accuracy`: prompt, level (from 1), rank, tested, hits: on the first half of the prompts, how often the drafter's
         choice of that rank was the target's next token, in rounds whose choices above were right, whatever their ranks.
-    `block_times`: t(n), as `time_blocks` has it, with `repeat`; chains stand for all shapes, since packed calls on
+    `block_times`: t(n), as `time_shapes` has it, with `repeat`; chains stand for all structures, since packed calls on
         equally many tokens cost the same.
     `draft_times`: shape ("tree", "chain") and what `time_drafts` has, of the best trees of each budget within each
         depth and of all chains.
@@ -67,7 +64,7 @@ class TreeSearch(Study):
         with most predicted tokens per second of its budget; the chosen one has the most of all (THEORY 3) and is
         missing where plain decoding has more.
     `live`: repeat, arm, stream, prompt and what else `LiveRuns.compared` has: whole runs of the second half.
-    `skipped`: see `replayed.skipped`.
+    `skipped`: see `Bench.skipped`.
 
     Each tree is kept in `trees/`, as `structure.file` reads it. The run's own structure is not used.
     """
@@ -93,9 +90,9 @@ class TreeSearch(Study):
         arms = self._arms(bench, accuracy, trees, seconds)
         self._keep(bench.folder / "trees", arms)
         shapes = {
-            (row.arm,): structures.build(json.loads(str(row.structure)))
-            for row in arms.itertuples()
-            if row.shape != PLAIN
+            (line["arm"],): structures.build(json.loads(line["structure"]))
+            for line in arms.to_dict("records")
+            if line["shape"] != PLAIN
         }
         compared = LiveRuns(bench, ("arm",), (PLAIN,), shapes, streams)
         compared.prepare(max(config.contexts))
@@ -106,11 +103,15 @@ class TreeSearch(Study):
             **times,
             "arms": arms,
             "live": table,
-            "skipped": skipped(bench.parts.prompts),
+            "skipped": bench.skipped(),
         }
 
     def _check(self, bench: Bench) -> None:
-        """What can be wrong, before decoding, which takes a while."""
+        """Refuse parts that the study cannot work with, before decoding, which takes a while.
+
+        Raises:
+            UsageError: there is such a part.
+        """
         parts, config = bench.parts, self._config
         if bench.simulated:
             raise UsageError(
@@ -134,7 +135,7 @@ class TreeSearch(Study):
         if len(parts.prompts.prompts) < 2:
             raise UsageError(
                 "Study 'tree_search' builds trees on one half of the prompts and judges them on the other: it needs at "
-                "least 2 prompts."
+                "least 2 prompts (prompts.limit)."
             )
         deepest = parts.drafter.capabilities.deepest
         if deepest is not None and deepest < config.depth:
@@ -148,22 +149,20 @@ class TreeSearch(Study):
         parts.primary.drafter.prepare(longest + max(self._budgets[-1], widest.nodes) + 1, widest)
 
     def _counts(self, bench: Bench, streams: Sequence[Stream]) -> tuple[RankCounts, list[dict[str, Any]]]:
-        """All counts together, and by prompt."""
+        """Return all counts together, and by prompt."""
         config, parts = self._config, bench.parts
         drafter, limit = Fed(parts.primary.drafter, parts.target), bench.config.measurement.max_new_tokens
         counts: list[RankCounts] = []
-        rows: list[dict[str, Any]] = []
-        with progress_bar() as progress:
-            bar = progress.add_task("measuring accuracy by rank", total=len(streams))
+        lines: list[dict[str, Any]] = []
+        with bench.progress("measuring accuracy by rank", len(streams)) as advance:
             for stream in streams:
                 counts.append(rank_counts(drafter, [stream], limit, config.ranks, config.depth, config.depth))
-                rows += [{"prompt": first_turn(stream.id), **row} for row in counts[-1].rows()]
-                progress.advance(bar)
-                bench.heartbeat()
-        return total(counts), rows
+                lines += [{"prompt": first_turn(stream.id), **line} for line in counts[-1].rows()]
+                advance()
+        return total(counts), lines
 
     def _trees(self, accuracy: Sequence[Sequence[float]]) -> dict[tuple[int, int], RankedTree]:
-        """The best tree of each budget within each depth."""
+        """Return the best tree of each budget within each depth."""
         depths = range(1, self._config.depth + 1)
         return {(n, deepest): best_tree(accuracy, n, deepest) for n in self._budgets for deepest in depths}
 
@@ -171,35 +170,18 @@ class TreeSearch(Study):
         self, bench: Bench, trees: Mapping[tuple[int, int], RankedTree], live: LiveRuns, stream: Stream
     ) -> dict[str, pd.DataFrame]:
         config, parts = self._config, bench.parts
-        blocks = time_blocks(
-            parts.target,
-            stream.prompt,
-            # A plain step and chains, so many that t(n) can be read off between them; all budgets among them.
-            blocks=[(1, n) for n in sorted({0, *self._budgets, *row_counts(self._budgets[-1], 4)})],
-            contexts=config.contexts,
-            calls=config.calls,
-            clock=bench.clock,
-            generator=generator_for(bench.config.seed, "blocks", "cost"),
-            heartbeat=bench.heartbeat,
-            seconds=config.seconds,
-        )
+        # A plain step and chains, so many that t(n) can be read off between them; all budgets among them.
+        sizes = [(1, n) for n in sorted({0, *self._budgets, *row_counts(self._budgets[-1], 4)})]
+        calls = bench.time_calls(stream.prompt, sizes, config.contexts, config.calls, config.seconds)
         shapes = [
             *(_structure(tree) for tree in dict.fromkeys(trees.values())),
             *(structures.build(_chain(gamma)) for gamma in range(1, config.depth + 1)),
         ]
-        drafts = time_drafts(
-            parts.target,
-            parts.primary.drafter,
-            shapes,
-            stream.prompt,
-            calls=config.calls,
-            clock=bench.clock,
-            generator=generator_for(bench.config.seed, "drafts", "cost"),
-            heartbeat=bench.heartbeat,
-        )
+        timer = bench.timer("drafts", config.calls)
+        drafts = time_drafts(parts.target, parts.primary.drafter, shapes, stream.prompt, timer)
         drafts["shape"] = drafts["structure"].map(lambda place: shapes[place].name)
         host = live.host_times(stream, [("largest",)], 1, config.probe_tokens)
-        return {"block_times": blocks.assign(repeat=0), "draft_times": drafts, "host_times": host}
+        return {"block_times": calls.assign(repeat=0), "draft_times": drafts, "host_times": host}
 
     def _arms(
         self,
@@ -209,40 +191,40 @@ class TreeSearch(Study):
         seconds: RoundSeconds,
     ) -> pd.DataFrame:
         config = self._config
-        rows: list[tuple[Any, ...]] = [(PLAIN, PLAIN, 0, 0, 0, 1.0, seconds.outside(0), "{}")]
+        lines: list[tuple[Any, ...]] = [(PLAIN, PLAIN, 0, 0, 0, 1.0, seconds.outside(0), "{}")]
         for gamma in range(1, config.depth + 1):
             tokens = expected_tokens(range(-1, gamma - 1), [0] * gamma, accuracy)
             size = (gamma, gamma, gamma)
-            rows.append((f"chain {gamma}", "chain", *size, tokens, seconds.chain(gamma), json.dumps(_chain(gamma))))
+            lines.append((f"chain {gamma}", "chain", *size, tokens, seconds.chain(gamma), json.dumps(_chain(gamma))))
         for n in self._budgets:
             within = [trees[n, deepest] for deepest in range(1, config.depth + 1)]
             fastest = max(within, key=lambda tree: tree.tokens / seconds.tree(len(tree), _depth(tree)))
-            rows.append(_tree_row(f"tree {n}", "tree", n, fastest, seconds))
+            lines.append(_tree_line(f"tree {n}", "tree", n, fastest, seconds))
         chosen = choose_tree(
-            accuracy, lambda rows: seconds.outside(rows - 1), seconds.level, self._budgets[-1], config.depth
+            accuracy, lambda tokens: seconds.outside(tokens - 1), seconds.level, self._budgets[-1], config.depth
         ).tree
         if len(chosen):
-            rows.append(_tree_row(CHOSEN, CHOSEN, len(chosen), chosen, seconds))
+            lines.append(_tree_line(CHOSEN, CHOSEN, len(chosen), chosen, seconds))
         if "dynamic" in bench.parts.drafter.capabilities.fills & bench.parts.primary.verifier.capabilities.handles:
             for n in self._budgets:
                 values = {"name": "dynamic", "nodes": n, "depth": config.depth}
                 values |= {"branching": config.branching, "beam": config.beam}
                 shape = structures.build(values)
                 size = (n, shape.nodes, shape.gamma)
-                rows.append((f"dynamic {n}", "dynamic", *size, nan, nan, json.dumps(values)))
-        return pd.DataFrame(rows, columns=_ARMS)
+                lines.append((f"dynamic {n}", "dynamic", *size, nan, nan, json.dumps(values)))
+        return pd.DataFrame(lines, columns=_ARMS)
 
     def _keep(self, folder: Path, arms: pd.DataFrame) -> None:
-        for row in arms[arms["shape"].isin(["tree", CHOSEN])].itertuples():
-            shape = structures.build(json.loads(str(row.structure)))
-            assert isinstance(shape, TokenTree)
-            save_tree(folder / f"{str(row.arm).replace(' ', '_')}.yaml", shape.tree.parents, shape.ranks)
+        for line in arms[arms["shape"].isin(["tree", CHOSEN])].to_dict("records"):
+            tree = structures.build(json.loads(line["structure"]))
+            assert isinstance(tree, TokenTree)
+            save_tree(folder / f"{line['arm'].replace(' ', '_')}.yaml", tree.tree.parents, tree.ranks)
 
 
 _ARMS = ["arm", "shape", "budget", "nodes", "depth", "tokens", "seconds", "structure"]
 
 
-def _tree_row(arm: str, shape: str, budget: int, tree: RankedTree, seconds: RoundSeconds) -> tuple[Any, ...]:
+def _tree_line(arm: str, shape: str, budget: int, tree: RankedTree, seconds: RoundSeconds) -> tuple[Any, ...]:
     nodes, depth = len(tree), _depth(tree)
     values = json.dumps(given(tree.parents))
     return arm, shape, budget, nodes, depth, tree.tokens, seconds.tree(nodes, depth), values
@@ -261,6 +243,6 @@ def _depth(tree: RankedTree) -> int:
 
 
 def _context(streams: Sequence[Stream]) -> float:
-    """Mean number of cached tokens over the positions of the texts."""
+    """Return the mean number of cached tokens over the positions of the texts."""
     positions = [len(stream.prompt) + place for stream in streams for place in range(len(stream.generated))]
     return fmean(positions) if positions else 1.0

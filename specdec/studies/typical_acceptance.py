@@ -11,21 +11,18 @@ import pandas as pd
 from pydantic import Field
 
 from specdec.config import AtLeastOne, typed
-from specdec.decode import generate
 from specdec.drafters import Drafter, drafters
 from specdec.errors import UsageError
-from specdec.experiment.quality import log_likelihood
-from specdec.progress import progress_bar
+from specdec.experiment.judging import log_likelihood
 from specdec.prompts import first_turn
 from specdec.records import Generation, Request
 from specdec.sampling import generator_for
 from specdec.studies.base import Bench, Study, studies
-from specdec.studies.replayed import skipped
+from specdec.studies.base.live_runs import WARM, decoding_seconds
 from specdec.text.streams import Stream
 from specdec.verifiers import Verifier, verifiers
 from specdec.verifiers.typical import Typical, TypicalConfig
 
-_WARM = 4  # tokens
 NO_EPSILON = 0.0
 """In place of epsilon, of rules that have none."""
 
@@ -43,10 +40,10 @@ class TypicalAcceptanceConfig:
 
 
 @dataclass(frozen=True)
-class _Arm:
-    """One rule at one temperature; `plain` drafts nothing."""
+class _Rule:
+    """An acceptance rule at one temperature; `plain` drafts nothing."""
 
-    rule: str
+    name: str
     epsilon: float
     verifier: Verifier
 
@@ -55,54 +52,56 @@ class _Arm:
 class TypicalAcceptance(Study):
     """Tables:
 
-    `outputs`: one row for every text: rule ("plain", "greedy", "rejection", "typical"), temperature, epsilon
+    `outputs`: a line for every text: rule ("plain", "greedy", "rejection", "typical"), temperature, epsilon
         (NO_EPSILON but for typical), repeat, stream, prompt, category, tokens, rounds, seconds (prefill apart),
         log_likelihood (nats, of the whole text, under the target at temperature 1), tv (total variation of the emitted
         law from the target's at that temperature, summed over tokens), otherwise (chance of a decision that a lossless
         rule would not have made, summed over rounds) and offers (rounds with a proposal); tv and otherwise are missing
-        where they are not known (see `experiment.quality`).
+        where they are not known (see `experiment.judging`).
     `settings`: epsilon and delta of typical acceptance as the temperature rises, and the temperature of the sweep.
-    `skipped`: see `replayed.skipped`.
+    `skipped`: see `Bench.skipped`.
 
-    Greedy text has temperature 0, where the three rules are one; there is one arm for it. All arms of a temperature
-    alternate on a prompt, in random order. The run's verifier is the lossless rule.
+    Greedy text has temperature 0, where the three rules are one. All rules of a temperature alternate on a prompt, in
+    random order. The run's verifier is the lossless rule.
     """
 
     def __init__(self, config: TypicalAcceptanceConfig) -> None:
         self._config = config
 
     def run(self, bench: Bench) -> Mapping[str, pd.DataFrame]:
-        arms = self._arms(bench)
+        rules = self._rules(bench)
         streams = bench.texts()
-        rows: list[dict[str, Any]] = []
-        with progress_bar() as progress:
-            each = len(streams) * self._config.repeats
-            bar = progress.add_task("decoding", total=each * sum(len(several) for several in arms.values()))
-            for temperature, several in arms.items():
+        lines: list[dict[str, Any]] = []
+        each = len(streams) * self._config.repeats
+        with bench.progress("decoding", each * sum(len(several) for several in rules.values())) as advance:
+            for temperature, several in rules.items():
                 drafter = self._at(bench, temperature)
-                for arm in several:
-                    self._decode(bench, arm, drafter, streams[0], temperature, 0, _WARM)
+                for rule in several:
+                    self._decode(bench, rule, drafter, streams[0], (temperature, 0), WARM)
                 for repeat in range(self._config.repeats):
                     for stream in streams:
                         order = list(several)
                         random.Random(f"{bench.config.seed}/{repeat}/{stream.id}").shuffle(order)
-                        for arm in order:
-                            rows.append(self._row(bench, arm, drafter, stream, temperature, repeat))
-                            progress.advance(bar)
-                        bench.heartbeat()
+                        for rule in order:
+                            lines.append(self._line(bench, rule, drafter, stream, (temperature, repeat)))
+                            advance()
         settings = {
             "epsilon": self._config.typical.epsilon,
             "delta": self._config.typical.delta,
             "epsilon_temperature": self._config.epsilon_temperature,
         }
         return {
-            "outputs": pd.DataFrame(rows).astype({"tv": float, "otherwise": float}),
+            "outputs": pd.DataFrame(lines).astype({"tv": float, "otherwise": float}),
             "settings": pd.DataFrame([settings], dtype=float),
-            "skipped": skipped(bench.parts.prompts),
+            "skipped": bench.skipped(),
         }
 
-    def _arms(self, bench: Bench) -> dict[float, list[_Arm]]:
-        """By temperature, and with them all that can be wrong, before anything is decoded."""
+    def _rules(self, bench: Bench) -> dict[float, list[_Rule]]:
+        """Return the rules by temperature, and check all that can be wrong before anything is decoded.
+
+        Raises:
+            UsageError: a part that the study cannot work with.
+        """
         config, study = bench.config, "study 'typical_acceptance'"
         strict, typical = verifiers.build(config.verifier), Typical(self._config.typical)
         shape = config.structure["name"]
@@ -125,22 +124,22 @@ class TypicalAcceptance(Study):
                 f"Bad value drafter={config.drafter['name']}: {study} needs one that proposes at any temperature; use "
                 "another."
             )
-        lowest = [_Arm("plain", NO_EPSILON, strict.for_greedy()), _Arm("greedy", NO_EPSILON, strict.for_greedy())]
-        arms: dict[float, list[_Arm]] = {0.0: lowest}
+        lowest = [_Rule("plain", NO_EPSILON, strict.for_greedy()), _Rule("greedy", NO_EPSILON, strict.for_greedy())]
+        rules: dict[float, list[_Rule]] = {0.0: lowest}
         usual = self._config.typical.epsilon
         for temperature in sorted({*self._config.temperatures, self._config.epsilon_temperature}):
-            arms[temperature] = [
-                _Arm("plain", NO_EPSILON, strict),
-                _Arm("rejection", NO_EPSILON, strict),
-                _Arm("typical", usual, typical),
+            rules[temperature] = [
+                _Rule("plain", NO_EPSILON, strict),
+                _Rule("rejection", NO_EPSILON, strict),
+                _Rule("typical", usual, typical),
             ]
         for epsilon in sorted({*self._config.epsilons} - {usual}):
-            rule = Typical(replace(self._config.typical, epsilon=epsilon, delta=None))
-            arms[self._config.epsilon_temperature].append(_Arm("typical", epsilon, rule))
-        return arms
+            swept = Typical(replace(self._config.typical, epsilon=epsilon, delta=None))
+            rules[self._config.epsilon_temperature].append(_Rule("typical", epsilon, swept))
+        return rules
 
     def _at(self, bench: Bench, temperature: float) -> Drafter:
-        """The run's drafter, made again for a temperature, at which the target is then."""
+        """Set the target to a temperature, and return the run's drafter made again for it."""
         target = bench.parts.target
         target.standardise(replace(target.sampling, temperature=temperature))
         drafter = drafters.build(bench.config.drafter, target=target)
@@ -149,25 +148,26 @@ class TypicalAcceptance(Study):
         drafter.prepare(longest + bench.config.measurement.max_new_tokens + structure.nodes + 1, structure)
         return drafter
 
-    def _row(
-        self, bench: Bench, arm: _Arm, drafter: Drafter, stream: Stream, temperature: float, repeat: int
+    def _line(
+        self, bench: Bench, rule: _Rule, drafter: Drafter, stream: Stream, at: tuple[float, int]
     ) -> dict[str, Any]:
-        target, clock = bench.parts.target, bench.clock
+        """Decode one text at a temperature and repeat, and return its line of `outputs`."""
+        target = bench.parts.target
         limit = target.limit(stream.prompt, bench.config.measurement.max_new_tokens)
-        output = self._decode(bench, arm, drafter, stream, temperature, repeat, limit)
-        clock.synchronize()
-        tv, otherwise = _departures(output, arm.verifier)
+        output = self._decode(bench, rule, drafter, stream, at, limit)
+        bench.clock.synchronize()
+        tv, otherwise = _departures(output, rule.verifier)
         return {
-            "rule": arm.rule,
-            "temperature": temperature,
-            "epsilon": arm.epsilon,
-            "repeat": repeat,
+            "rule": rule.name,
+            "temperature": at[0],
+            "epsilon": rule.epsilon,
+            "repeat": at[1],
             "stream": stream.id,
             "prompt": first_turn(stream.id),
             "category": stream.category,
             "tokens": len(output.tokens),
             "rounds": len(output.rounds),
-            "seconds": sum(clock.seconds(each.marks.start, each.marks.committed) for each in output.rounds),
+            "seconds": decoding_seconds(output, bench.clock),
             "log_likelihood": log_likelihood(target, stream.prompt, output.tokens),
             "tv": tv,
             "otherwise": otherwise,
@@ -175,28 +175,23 @@ class TypicalAcceptance(Study):
         }
 
     def _decode(
-        self, bench: Bench, arm: _Arm, drafter: Drafter, stream: Stream, temperature: float, repeat: int, tokens: int
+        self, bench: Bench, rule: _Rule, drafter: Drafter, stream: Stream, at: tuple[float, int], tokens: int
     ) -> Generation:
         parts, seed = bench.parts, bench.config.seed
-        plain = arm.rule == "plain"
-        purpose = f"{arm.rule}/{arm.epsilon}/{temperature}/{repeat}"
-        return generate(
-            target=parts.target,
-            drafter=parts.baseline.drafter if plain else drafter,
-            verifier=arm.verifier,
-            structure=parts.baseline.structure if plain else parts.primary.structure,
-            request=Request(
-                stream.prompt,
-                tokens,
-                draft_generator=generator_for(seed, stream.id, f"draft/{temperature}/{repeat}"),
-                accept_generator=generator_for(seed, stream.id, f"accept/{purpose}", parts.target.device),
-            ),
-            clock=bench.clock,
+        temperature, repeat = at
+        purpose = f"{rule.name}/{rule.epsilon}/{temperature}/{repeat}"
+        arm = parts.baseline if rule.name == "plain" else replace(parts.primary, drafter=drafter)
+        request = Request(
+            stream.prompt,
+            tokens,
+            draft_generator=generator_for(seed, stream.id, f"draft/{temperature}/{repeat}"),
+            accept_generator=generator_for(seed, stream.id, f"accept/{purpose}", parts.target.device),
         )
+        return replace(arm, verifier=rule.verifier).decode(request, bench.clock)
 
 
 def _departures(output: Generation, verifier: Verifier) -> tuple[float | None, float | None]:
-    """Sums over a text of total variation and of the chance to decide otherwise; nothing where they are not known."""
+    """Return the sums over a text of total variation and of the chance to decide otherwise, None where not known."""
     if verifier.capabilities.lossless:
         return 0.0, 0.0
     known = [each.departure for each in output.rounds if each.departure is not None]

@@ -20,7 +20,7 @@ from specdec.sampling import SamplingConfig
 from specdec.targets.base import TargetCapabilities, targets
 from specdec.targets.base.contract import Evaluation
 from specdec.targets.base.hidden import HiddenStates
-from specdec.targets.base.model import ModelTarget
+from specdec.targets.base.model_target import ModelTarget
 from specdec.theory.roofline import Product
 
 

@@ -11,7 +11,7 @@ from specdec.models.seq2seq import Seq2SeqDecoder
 from specdec.sampling import SamplingConfig
 from specdec.targets.base import TargetCapabilities, targets
 from specdec.targets.base.hidden import HiddenStates
-from specdec.targets.base.model import ModelTarget
+from specdec.targets.base.model_target import ModelTarget
 
 
 @typed

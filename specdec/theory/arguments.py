@@ -1,4 +1,4 @@
-"""Range checks of the closed forms: each returns its argument as an array or raises ValueError."""
+"""Range checks for the closed forms: each returns its argument as an array or raises ValueError."""
 
 from typing import Any, TypeAlias
 
@@ -6,12 +6,12 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 FloatArray: TypeAlias = NDArray[np.float64]
-# What the closed forms return: a numpy float if all arguments are scalars, else a broadcast array.
+# The result of a closed form: a numpy float if all arguments are scalars, else a broadcast array.
 Values: TypeAlias = Any
 
 
 def probability(value: ArrayLike, name: str) -> FloatArray:
-    """`value` as floats; ValueError unless all lie in [0, 1]."""
+    """Return `value` as floats; ValueError unless all lie in [0, 1]."""
     array = np.asarray(value, dtype=np.float64)
     if not np.all((array >= 0) & (array <= 1)):
         raise ValueError(f"{name} must lie between 0 and 1, got {value!r}")
@@ -19,7 +19,7 @@ def probability(value: ArrayLike, name: str) -> FloatArray:
 
 
 def nonnegative(value: ArrayLike, name: str) -> FloatArray:
-    """`value` as floats; ValueError unless all are finite and at least 0."""
+    """Return `value` as floats; ValueError unless all are finite and at least 0."""
     array = np.asarray(value, dtype=np.float64)
     if not np.all((array >= 0) & np.isfinite(array)):
         raise ValueError(f"{name} must be a finite number of at least 0, got {value!r}")
@@ -27,7 +27,7 @@ def nonnegative(value: ArrayLike, name: str) -> FloatArray:
 
 
 def positive(value: ArrayLike, name: str) -> FloatArray:
-    """`value` as floats; ValueError unless all are finite and above 0."""
+    """Return `value` as floats; ValueError unless all are finite and above 0."""
     array = nonnegative(value, name)
     if not np.all(array > 0):
         raise ValueError(f"{name} must be above 0, got {value!r}")
@@ -35,7 +35,7 @@ def positive(value: ArrayLike, name: str) -> FloatArray:
 
 
 def count(value: ArrayLike, name: str, minimum: int = 0, infinite: bool = False) -> FloatArray:
-    """`value` as whole floats of at least `minimum`, infinity only if `infinite`; else ValueError."""
+    """Return `value` as whole floats of at least `minimum`; infinity only if `infinite`. ValueError for others."""
     array = np.asarray(value, dtype=np.float64)
     whole = (array >= minimum) & (array == np.floor(array)) & (np.isfinite(array) | infinite)
     if not np.all(whole):
@@ -44,7 +44,7 @@ def count(value: ArrayLike, name: str, minimum: int = 0, infinite: bool = False)
 
 
 def law(value: ArrayLike, name: str) -> FloatArray:
-    """`value` [..., V] as probabilities that sum to 1 over the last axis (to 1e-6); else ValueError."""
+    """Return `value` [..., V] as floats; ValueError unless they are probabilities that sum to 1 over the last axis."""
     array = probability(value, name)
     if array.ndim == 0 or not np.allclose(array.sum(axis=-1), 1.0, rtol=0, atol=1e-6):
         raise ValueError(f"{name} must hold probabilities that sum to 1 over the last axis, got {value!r}")

@@ -12,7 +12,7 @@ from specdec.theory.arguments import FloatArray, Values, count, probability
 
 
 def accepted_pmf(alpha: float, gamma: int) -> FloatArray:
-    """P(A = 0 ... gamma), [gamma + 1], for one alpha and one gamma."""
+    """Return P(A = 0 ... gamma) [gamma + 1], for one alpha and one gamma."""
     chance, length = float(probability(alpha, "alpha")), int(count(gamma, "gamma"))
     pmf = chance ** np.arange(length + 1)
     pmf[:-1] *= 1 - chance
@@ -20,60 +20,34 @@ def accepted_pmf(alpha: float, gamma: int) -> FloatArray:
 
 
 def tokens_per_round(alpha: ArrayLike, gamma: ArrayLike) -> Values:
-    """Omega = E[T] = (1 - alpha^(gamma+1)) / (1 - alpha); gamma may be infinite (2211.17192, eq. 1)."""
+    """Return Omega = E[T] = (1 - alpha^(gamma+1)) / (1 - alpha); gamma may be infinite (2211.17192, eq. 1)."""
     return _geometric_sum(probability(alpha, "alpha"), count(gamma, "gamma", infinite=True) + 1)
 
 
 def _geometric_sum(alpha: FloatArray, terms: FloatArray) -> Values:
-    """1 + alpha + ... + alpha^(terms-1), accurate for alpha next to 1."""
+    """Return 1 + alpha + ... + alpha^(terms-1), accurate for alpha next to 1."""
     with np.errstate(divide="ignore", invalid="ignore"):  # log 0, 0 * inf and 0 / 0 are replaced
         total = -np.expm1(terms * np.log(alpha)) / (1 - alpha)
     return np.where((alpha == 1) | (terms <= 1), terms, total)[()]  # and these exactly
 
 
 def tokens_per_round_slope(alpha: ArrayLike, gamma: ArrayLike) -> Values:
-    """d Omega / d alpha = sum_{k<=gamma} k alpha^(k-1), for finite gamma."""
-    chance, k, offered = _positions(alpha, gamma)
-    return np.where(offered, k * chance ** (k - 1), 0.0).sum(axis=-1)[()]
-
-
-def tokens_per_round_variance(alpha: ArrayLike, gamma: ArrayLike) -> Values:
-    """var T = var A, in tokens squared, from E[A^2] = sum_{k<=gamma} (2k - 1) alpha^k; finite gamma."""
-    chance, k, offered = _positions(alpha, gamma)
-    mean = np.where(offered, chance**k, 0.0).sum(axis=-1)
-    return (np.where(offered, (2 * k - 1) * chance**k, 0.0).sum(axis=-1) - mean**2)[()]
-
-
-def _positions(alpha: ArrayLike, gamma: ArrayLike) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """alpha [..., 1], k = 1 ... max gamma, and which k are offered [..., max gamma]: plain sums, no
-    cancellation.
-    """
+    """Return d Omega / d alpha = sum_{k<=gamma} k alpha^(k-1), for finite gamma."""
     chance, length = np.broadcast_arrays(probability(alpha, "alpha"), count(gamma, "gamma"))
     k = np.arange(1, int(length.max(initial=0)) + 1)
-    return chance[..., None], k, k <= length[..., None]
-
-
-def tested_positions(alpha: ArrayLike, gamma: ArrayLike) -> Values:
-    """Draft positions tested per round, the rejected one included: (1 - alpha^gamma) / (1 - alpha)."""
-    return _geometric_sum(probability(alpha, "alpha"), count(gamma, "gamma", infinite=True))
-
-
-def full_round_share(alpha: ArrayLike, gamma: ArrayLike) -> Values:
-    """Share of rounds in which every draft token is accepted: alpha^gamma."""
-    return (probability(alpha, "alpha") ** count(gamma, "gamma", infinite=True))[()]
+    return np.where(k <= length[..., None], k * chance[..., None] ** (k - 1), 0.0).sum(axis=-1)[()]
 
 
 def accepted_per_offered(alpha: ArrayLike, gamma: ArrayLike) -> Values:
-    """Accepted over offered draft tokens, (Omega - 1) / gamma: not alpha. ValueError for gamma 0."""
+    """Return accepted over offered draft tokens, (Omega - 1) / gamma, which is not alpha. ValueError for gamma 0."""
     length = count(gamma, "gamma", minimum=1)
     return (tokens_per_round(alpha, length) - 1) / length
 
 
 def expected_rounds(alpha: float, gamma: int, tokens: int) -> FloatArray:
-    """R(0 ... tokens), [tokens + 1]: expected rounds to write an output of exactly n tokens.
+    """Return R(0 ... tokens) [tokens + 1], the expected rounds to write an output of exactly n tokens.
 
-    R(n) = 1 + sum_{k<gamma} alpha^k (1 - alpha) R(n-k-1) + alpha^gamma R(n-gamma-1), R(n <= 0) = 0. O(tokens
-    gamma).
+    R(n) = 1 + sum_{k<gamma} alpha^k (1 - alpha) R(n-k-1) + alpha^gamma R(n-gamma-1), R(n <= 0) = 0. O(tokens gamma).
     """
     pmf, length = accepted_pmf(alpha, gamma), int(count(tokens, "tokens"))
     rounds = np.zeros(length + 1)
@@ -83,15 +57,8 @@ def expected_rounds(alpha: float, gamma: int, tokens: int) -> FloatArray:
     return rounds
 
 
-def expected_rounds_renewal(alpha: float, gamma: int, tokens: ArrayLike) -> Values:
-    """Renewal approximation of R(n) for long outputs: n / Omega + (E[T^2] - E[T]) / (2 Omega^2)."""
-    omega = tokens_per_round(alpha, gamma)
-    second_moment = tokens_per_round_variance(alpha, gamma) + omega**2
-    return count(tokens, "tokens") / omega + (second_moment - omega) / (2 * omega**2)
-
-
 def finite_tokens_per_round(alpha: float, gamma: int, lengths: ArrayLike) -> float:
-    """Pooled tokens per round expected of outputs of the given lengths [P] in tokens: sum N / sum R(N)."""
+    """Return sum N / sum R(N), the pooled tokens per round of outputs with N = `lengths` [P] tokens. A test oracle."""
     sizes = count(lengths, "lengths", minimum=1).astype(np.int64).ravel()
     if sizes.size == 0:
         raise ValueError("lengths is empty: there is no output to average over")
@@ -100,7 +67,7 @@ def finite_tokens_per_round(alpha: float, gamma: int, lengths: ArrayLike) -> flo
 
 
 def tokens_per_round_rows(alpha: ArrayLike, width: int, rows: ArrayLike) -> Values:
-    """Expected tokens of a round with k independent rows of width w: (w + 1) - sum_{i<=w} (1 - alpha^i)^k.
+    """Return the expected tokens of a round with k independent rows of width w: (w + 1) - sum_{i<=w} (1 - alpha^i)^k.
 
     Rows are i.i.d. draws; rows whose first tokens are distinct (top-k) follow another law (THEORY 2).
     """

@@ -1,13 +1,13 @@
-"""Token trees under positional acceptance (THEORY 3): what a tree is worth, and which tree is worth most.
+"""Token trees under positional acceptance (THEORY 3): the expected tokens of a tree, and the tree that has most.
 
-The child of rank j of an accepted node is accepted with chance a_j, or a_{d,j} at depth d, whatever happened before,
-and at most one child of a node is. So a node is worth the product along its path, and a round yields the sum over all
-nodes in tokens, the root counting 1 (Sequoia 2402.12374, 3.4; Medusa 2401.10774, 2.3.3).
+The child of rank j of an accepted node is accepted with chance a_j, or a_{d,j} at depth d, whatever happened before; at
+most one child of a node is accepted. So the worth of a node is the product of chances along its path, and the expected
+tokens of a round are the sum over all nodes, the root counting 1 (Sequoia 2402.12374, 3.4; Medusa 2401.10774, 2.3.3).
 
 Conventions: rank 0 is the drafter's first choice; `nodes` never counts the root; children of the root have depth 1.
-`accuracy` is one vector a_j for every depth, or a list of vectors a_{d,j}, which also ends the tree where it ends.
-The children of a node have ranks 0, 1, ... without a gap, as drawing without replacement demands: a rank of low or no
-accuracy is left out with all that follow, or kept as a leaf where a later rank pays for both. ValueError for an
+`accuracy` is one vector a_j for every depth, or a list of vectors a_{d,j}, one for each depth that the tree may have.
+The children of a node have ranks 0, 1, ... without a gap, as drawing without replacement demands: a rank of low
+accuracy is left out with all later ranks, or kept as a leaf where a later rank is worth both. ValueError for an
 accuracy outside [0, 1] and for counts that are not whole numbers.
 """
 
@@ -19,9 +19,9 @@ from math import fsum
 from typing import TypeAlias
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
-from specdec.theory.arguments import FloatArray, Values, count, nonnegative, positive, probability
+from specdec.theory.arguments import FloatArray, count, nonnegative, positive, probability
 
 Accuracy: TypeAlias = Sequence[float] | Sequence[Sequence[float]] | FloatArray
 
@@ -31,8 +31,8 @@ class RankedTree:
     """A topology in level order: by depth, then by parent, then by rank.
 
     Attributes:
-        parents: [N] node before each node, -1 for the root.
-        ranks: [N] rank of each node in the drafter's order for its parent, 0 the first choice.
+        parents: [N] parent of each node, -1 for the root.
+        ranks: [N] rank of each node among its siblings, 0 for the drafter's first choice.
         tokens: expected tokens of a round, the root's included.
     """
 
@@ -45,7 +45,8 @@ class RankedTree:
 
 
 def expected_tokens(parents: Sequence[int], ranks: Sequence[int], accuracy: Accuracy) -> float:
-    """Sum of f(v) over the nodes [N] and the root, f the product of accuracies along the path.
+    """Return the expected tokens of a round: the sum of f(v) over all nodes [N] and the root, f(v) the product of
+    accuracies along the path.
 
     ValueError for a parent that does not precede its child, and for a node whose depth or rank has no accuracy.
     """
@@ -66,10 +67,11 @@ def expected_tokens(parents: Sequence[int], ranks: Sequence[int], accuracy: Accu
 
 
 def best_tree(accuracy: Accuracy, nodes: int, depth: int | None = None) -> RankedTree:
-    """The tree worth most among those of at most `nodes` nodes and at most `depth` levels (None: no limit).
+    """Return the tree with the most expected tokens among those of at most `nodes` nodes and `depth` levels (None:
+    any).
 
-    By the heap where accuracy never increases with rank, else by the dynamic program. Holds fewer nodes where more
-    would be worth nothing.
+    The heap finds it where accuracy never increases with rank, else the dynamic program. Nodes that are worth nothing
+    are left out.
     """
     if _falls_with_rank(_limited(accuracy, nodes, depth)):
         return tree_by_heap(accuracy, nodes, depth)
@@ -77,24 +79,24 @@ def best_tree(accuracy: Accuracy, nodes: int, depth: int | None = None) -> Ranke
 
 
 def tree_by_heap(accuracy: Accuracy, nodes: int, depth: int | None = None) -> RankedTree:
-    """The `nodes` largest f(v), each found after its parent and its earlier siblings; O(N log N).
+    """Take the `nodes` largest f(v), each after its parent and its earlier siblings; O(N log N).
 
-    The best tree where accuracy never increases with rank (for every vector of it), else only a tree.
+    This is the best tree where no vector of accuracy increases with rank; elsewhere it need not be.
     """
     return _level_order(*_largest(_limited(accuracy, nodes, depth), nodes))
 
 
 def tree_by_program(accuracy: Accuracy, nodes: int, depth: int | None = None) -> RankedTree:
-    """The best tree for any accuracy: T[n, b] = max_m T[n-m, b-1] + a_b max_j T[m, j] (Sequoia).
+    """Find the best tree for any accuracy: T[n, b] = max_m T[n-m, b-1] + a_b max_j T[m, j] (Sequoia).
 
     T[n, b] is the worth of a node with at most n nodes in its subtree, itself included, and children of the first b
-    ranks; one table per depth. O(D J N^2) for J ranks. Of equal trees one with few children is taken.
+    ranks; one table for each depth. O(D J N^2) for J ranks. Of equal trees, one whose nodes have few children is taken.
     """
     vectors = _limited(accuracy, nodes, depth)
     tables = _tables(vectors, nodes)
     parents: list[int] = []
     ranks: list[int] = []
-    waiting = deque([(-1, 0, nodes + 1)])  # node, its depth, most nodes of its subtree
+    waiting = deque([(-1, 0, nodes + 1)])  # node, its depth, most nodes of its subtree with the node itself
     while waiting:
         parent, level, size = waiting.popleft()
         for rank, share in enumerate(tables[level].shares(size) if level < len(tables) else ()):
@@ -105,7 +107,9 @@ def tree_by_program(accuracy: Accuracy, nodes: int, depth: int | None = None) ->
 
 
 def tokens_by_nodes(accuracy: Accuracy, nodes: int, depth: int | None = None) -> FloatArray:
-    """G(n, D), [nodes + 1]: expected tokens of the best tree of at most n = 0 ... `nodes` nodes and `depth` levels."""
+    """Return G(n, D) [nodes + 1], the expected tokens of the best trees of at most n = 0 ... `nodes` nodes and D =
+    `depth` levels.
+    """
     vectors = _limited(accuracy, nodes, depth)
     if not vectors:
         return np.ones(nodes + 1)
@@ -119,21 +123,15 @@ def tokens_by_nodes(accuracy: Accuracy, nodes: int, depth: int | None = None) ->
 
 @dataclass(frozen=True)
 class ChosenTree:
-    """The tree with the most tokens per second; an empty one means that drafting does not pay.
+    """The tree with the most tokens per second; an empty tree means that drafting does not pay.
 
     Attributes:
         seconds: expected time of a round, t(n) + D c.
-        at_limit: the search ended at its most nodes or levels, so a larger tree may be better still.
     """
 
     tree: RankedTree
     depth: int
     seconds: float
-    at_limit: bool
-
-    @property
-    def tokens_per_second(self) -> float:
-        return self.tree.tokens / self.seconds
 
 
 def choose_tree(
@@ -141,49 +139,29 @@ def choose_tree(
 ) -> ChosenTree:
     """Maximise G(n, D) / (t(n) + D c) over n <= `nodes_max` and D <= `depth_max` (hardware-aware Sequoia).
 
-    Args:
-        seconds: t, the time of a target call on so many rows; it is asked for 1 (the root alone) to nodes_max + 1.
-        draft_seconds: c, the time that the drafter takes per level.
-
     Of equal rates the shallower tree wins, then the smaller one.
+
+    Args:
+        seconds: t, the time of a target call on a number of tokens: 1 (the root alone) to nodes_max + 1.
+        draft_seconds: c, the time that the drafter takes for one level.
     """
     widest, deepest = int(count(nodes_max, "nodes_max")), int(count(depth_max, "depth_max"))
-    calls = positive([seconds(rows) for rows in range(1, widest + 2)], "seconds")
+    calls = positive([seconds(tokens) for tokens in range(1, widest + 2)], "seconds")
     level = float(nonnegative(draft_seconds, "draft_seconds"))
     best_rate, best_nodes, best_depth = 1 / float(calls[0]), 0, 0
     for depth in range(1, deepest + 1):
         tokens = tokens_by_nodes(accuracy, widest, depth)
-        # A node that adds nothing is left out of the tree, so its row would be paid for in name only.
+        # A node that adds nothing is left out of the tree, so a size that counts it does not exist.
         rates = np.where(np.diff(tokens, prepend=0.0) > 0, tokens / (calls + depth * level), 0.0)
         nodes = int(np.argmax(rates))
         if rates[nodes] > best_rate:
             best_rate, best_nodes, best_depth = float(rates[nodes]), nodes, depth
     tree = best_tree(accuracy, best_nodes, best_depth)
-    cost = float(calls[best_nodes]) + best_depth * level
-    return ChosenTree(tree, best_depth, cost, best_nodes == widest or best_depth == deepest)
-
-
-def infinite_tree_tokens(accuracy: ArrayLike) -> float:
-    """Limit of the full tree of infinite depth over the ranks of one vector: 1 / (1 - sum_j a_j).
-
-    A chain is the tree of one rank. Infinite where the ranks sum to 1 or more.
-    """
-    missing = 1 - fsum(probability(accuracy, "accuracy").ravel())
-    return 1 / missing if missing > 0 else float("inf")
-
-
-def distinct_rows_tokens(hit_rate: ArrayLike, later: ArrayLike) -> Values:
-    """Tokens of a round with rows whose first tokens are distinct: 1 + P_k (1 + a_2 + a_2 a_3 + ...) (THEORY 2).
-
-    `hit_rate` [...] is P_k, the chance that one of the k first tokens is accepted: at most one row survives them.
-    `later` [..., w - 1] are the chances a_2 ... a_w along the row that survived.
-    """
-    survived = 1 + np.cumprod(probability(later, "later"), axis=-1).sum(axis=-1)
-    return (1 + probability(hit_rate, "hit_rate") * survived)[()]
+    return ChosenTree(tree, best_depth, float(calls[best_nodes]) + best_depth * level)
 
 
 def _by_depth(accuracy: Accuracy, depth: int) -> list[FloatArray]:
-    """The vectors of depths 1, 2, ...: `depth` of them, or fewer where a list by depth ends before."""
+    """Return the vectors of depths 1 to `depth`, or of fewer depths where a list by depth is shorter."""
     kinds = {np.ndim(item) for item in accuracy}
     if kinds == {0}:
         return [probability(accuracy, "accuracy")] * depth
@@ -193,7 +171,7 @@ def _by_depth(accuracy: Accuracy, depth: int) -> list[FloatArray]:
 
 
 def _limited(accuracy: Accuracy, nodes: int, depth: int | None) -> list[FloatArray]:
-    """The vectors of the depths that a tree of so many nodes and levels can have."""
+    """Return the vectors of the depths that a tree of at most `nodes` nodes and `depth` levels can have."""
     most = int(count(nodes, "nodes"))
     return _by_depth(accuracy, most if depth is None else min(most, int(count(depth, "depth"))))
 
@@ -203,7 +181,7 @@ def _falls_with_rank(vectors: Sequence[FloatArray]) -> bool:
 
 
 def _largest(vectors: Sequence[FloatArray], nodes: int) -> tuple[list[int], list[int], list[float]]:
-    """Parents, ranks and worths of the nodes with the largest worth, largest first; none that is worth nothing."""
+    """Return parents, ranks and worths of the nodes with the largest worth above 0, largest first."""
     parents: list[int] = []
     ranks: list[int] = []
     worth: list[float] = []
@@ -226,7 +204,7 @@ def _largest(vectors: Sequence[FloatArray], nodes: int) -> tuple[list[int], list
 
 
 def _level_order(parents: list[int], ranks: list[int], worth: list[float]) -> RankedTree:
-    """Renumber nodes whose siblings stand in the order of their ranks."""
+    """Renumber nodes in level order; siblings already stand in the order of their ranks."""
     children: dict[int, list[int]] = {}
     for node, parent in enumerate(parents):
         children.setdefault(parent, []).append(node)
@@ -256,7 +234,7 @@ class _Table:
     last: NDArray[np.int64]
 
     def shares(self, size: int) -> list[int]:
-        """Sizes of the children's subtrees, in the order of their ranks."""
+        """Return the sizes of the children's subtrees, in the order of their ranks."""
         sizes: list[int] = []
         for b in range(int(self.children[size]), 0, -1):
             sizes.append(int(self.last[b - 1, size]))
@@ -265,7 +243,7 @@ class _Table:
 
 
 def _tables(vectors: Sequence[FloatArray], nodes: int) -> list[_Table]:
-    """One table per depth 0 (the root) ... D - 1; a node at depth D has no children."""
+    """Return one table for each depth 0 (the root) ... D - 1; a node at depth D has no children."""
     below = np.append(-np.inf, np.ones(nodes + 1))
     sizes = np.arange(nodes + 2)
     rest = np.maximum(sizes[:, None] - sizes[None, :], 0)  # n - m [n, m]

@@ -1,1 +1,1 @@
-"""What a call, a draft and the machine cost, measured apart from decoding."""
+"""Times calls, drafts and the machine, apart from decoding."""

@@ -1,19 +1,19 @@
-"""What one target call on n rows costs, t(n), and what one drafter step costs, measured apart from decoding."""
+"""Times single calls of the target, t(n), and single steps of the drafter, apart from decoding."""
 
-import random
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from statistics import median
 from typing import Any
 
 import torch
 
-from specdec.clock import Clock
 from specdec.drafters.base import Drafter
 from specdec.records import Draft, TextStart, Tree, chain_tree
 from specdec.structures.base import Structure
 from specdec.targets.base import Target
+from specdec.timing.timer import Timer
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Calibration:
 
     Attributes:
         context: tokens in the cache during the calls.
-        calls: rows n (root and nodes) -> times of one verification of n rows, from draft tokens to standardised p.
+        calls: tokens n of a call (root and nodes) -> times of one verification, from draft tokens to standardised p.
         draft: times of one draft of one token (empty when the drafter proposed nothing).
         drafts: gamma -> times of one whole draft asked to be gamma deep (empty where nothing was proposed).
     """
@@ -33,7 +33,7 @@ class Calibration:
     drafts: dict[int, list[float]] = field(default_factory=dict)
 
     def t(self, rows: int) -> float:
-        """Median time of a call on `rows` rows, seconds."""
+        """Return the median time of a call on `rows` tokens, root and nodes, in seconds."""
         return median(self.calls[rows])
 
     @property
@@ -53,15 +53,13 @@ def calibrate(
     structure: Structure,
     prompt: Sequence[int],
     trees: Sequence[Tree],
-    repeats: int,
-    clock: Clock,
-    generator: torch.Generator,
+    timer: Timer,
     gammas: Sequence[int] = (),
 ) -> Calibration:
     """Time calls on the root alone and on drafts of each topology in `trees`, one drafter step and whole drafts of each
-    depth in `gammas`, interleaved, on one prompt's context.
+    depth in `gammas`, in turn, on one prompt's context.
 
-    The first two of each warm up and are dropped.
+    The first two times of each are not counted.
     """
     by_depth = {tree.depth: tree for tree in (chain_tree(0), *trees)}
     depths = sorted({1, *gammas})
@@ -71,31 +69,21 @@ def calibrate(
     target.start(TextStart(prompt, len(prompt) + room, branches))
     # A drafter that reads a recorded text gets the prompt's own tokens: only the cost of a step matters here.
     capacity = len(prompt) + max(*sizes, *depths) + 1
-    drafter.start(TextStart(prompt, capacity, generator=generator, reference=prompt), target.states)
-    marks: dict[int, list[tuple[object, object]]] = {size: [] for size in sizes}
-    draft_marks: dict[int, list[tuple[object, object]]] = {depth: [] for depth in depths}
-    tokens = torch.randint(target.vocab_size, (max(*sizes, *depths),), generator=generator).to(target.device)
+    drafter.start(TextStart(prompt, capacity, generator=timer.generator, reference=prompt), target.states)
+    tokens = torch.randint(target.vocab_size, (max(*sizes, *depths),), generator=timer.generator).to(target.device)
     shapes = {depth: structure.resized(depth) for depth in depths}
-    for _ in range(repeats + 2):
+    for _ in timer.passes(warm_up=2):
         # In turn as in decoding: a draft meets the caches that a verification left, and the other way round.
         for depth in sorted({*by_depth, *depths}):
-            if depth in shapes:
-                start = clock.mark()
-                proposed = drafter.draft(shapes[depth])
-                if len(proposed):
-                    draft_marks[depth].append((start, clock.mark()))
+            if depth in shapes and not len(timer.time(("draft", depth), partial(drafter.draft, shapes[depth]))):
+                timer.forget(("draft", depth))
             tree = by_depth.get(depth, chain_tree(depth))
-            draft = Draft(tokens[: len(tree)], tree)
-            start = clock.mark()
-            target.verify(draft)
-            if depth in by_depth:
-                marks[len(tree) + 1].append((start, clock.mark()))
+            timer.time(("call", depth), partial(target.verify, Draft(tokens[: len(tree)], tree)))
             target.discard()
-    clock.synchronize()
-    drafts = {depth: [clock.seconds(*pair) for pair in pairs[2:]] for depth, pairs in draft_marks.items()}
+    drafts = {depth: timer.seconds(("draft", depth)) for depth in depths}
     return Calibration(
         context=len(prompt),
-        calls={size: [clock.seconds(*pair) for pair in pairs[2:]] for size, pairs in marks.items()},
+        calls={len(tree) + 1: timer.seconds(("call", depth)) for depth, tree in by_depth.items()},
         draft=drafts[1],
         drafts={depth: drafts[depth] for depth in sorted(set(gammas))},
     )
@@ -103,10 +91,10 @@ def calibrate(
 
 @dataclass(frozen=True)
 class CallTimes:
-    """Raw times of single calls over rows and contexts, for the cost model.
+    """Raw times of single calls over sizes and contexts, for the cost model.
 
     Attributes:
-        cells: (rows, tokens in the cache) -> times of one call in seconds, from draft tokens to standardised p.
+        cells: (tokens of the call, tokens in the cache) -> times in seconds, from draft tokens to standardised p.
         complete: every cell asked for was measured as often as asked for; false when time ran out.
     """
 
@@ -122,8 +110,8 @@ class CallTimes:
 
 
 def row_counts(largest: int, dense: int) -> list[int]:
-    """Every n up to `dense`, then steps of a quarter of the last power of two, up to `largest`; powers of two are
-    always among them. (64, 16) gives 1, 2, ... 16, 20, ... 32, 40, ... 64; a dense of 1 gives powers of two alone.
+    """Return every n up to `dense`, then steps of a quarter of the last power of two up to `largest`, and the powers
+    of two. (64, 16) gives 1, 2, ... 16, 20, ... 32, 40, ... 64; a dense of 1 gives powers of two alone.
     """
     found = {largest, *(1 << power for power in range(largest.bit_length()))}
     found |= set(range(1, min(dense, largest) + 1))
@@ -136,69 +124,52 @@ def row_counts(largest: int, dense: int) -> list[int]:
 
 @torch.inference_mode()
 def time_calls(
-    target: Target,
-    tokens: Sequence[int],
-    rows: Sequence[int],
-    contexts: Sequence[int],
-    calls: int,
-    seconds: float,
-    clock: Clock,
-    generator: torch.Generator,
+    target: Target, tokens: Sequence[int], rows: Sequence[int], contexts: Sequence[int], timer: Timer
 ) -> CallTimes:
-    """Time calls on chains of each size in `rows` behind each number of cached tokens, interleaved in random order.
+    """Time calls on chains of each size in `rows` behind each number of cached tokens; each is first made once more.
 
     Args:
         tokens: text for the cache, repeated to the length needed.
-        rows: those that the target cannot hold twice are left out.
+        rows: tokens of a call; sizes that the target cannot hold twice are left out. Where the first pass alone would
+            take longer than the timer allows, only powers of two stay.
         contexts: tokens in the cache; cut to what the target can hold beside the rows.
-        calls: of each cell, after one that warms up.
-        seconds: no new pass over the cells begins after this. The first pass is always made; where it alone would
-            take longer, only powers of two stay among the rows.
     """
     sizes = [n for n in sorted({1, *rows}) if n <= max(1, target.context_length // 2)]
     largest = max(sizes)
     depths = sorted({min(context, target.context_length - largest - 1) for context in contexts})
     text = [tokens[index % len(tokens)] for index in range(max(depths) + 1)]
-    offered = torch.randint(target.vocab_size, (largest,), generator=generator).to(target.device)
+    offered = torch.randint(target.vocab_size, (largest,), generator=timer.generator).to(target.device)
     drafts = {n: Draft(offered[: n - 1], chain_tree(n - 1)) for n in sizes}
-    dice = random.Random(generator.initial_seed())
 
-    def call(n: int) -> tuple[object, object]:
-        start = clock.mark()
+    def call(n: int) -> None:
         target.verify(drafts[n])
-        end = clock.mark()
         target.discard()
-        return start, end
 
     def prefill(context: int) -> None:
         target.start(TextStart(text[: context + 1], context + 1 + largest))
 
-    # What a call costs, and whether the first pass can afford every size.
+    # What a call costs, and with it whether the first pass can afford every size.
     coarse = [n for n in sizes if n & (n - 1) == 0]
     prefill(depths[-1])
     for n in coarse:
         call(n)
-    clock.synchronize()
+    timer.clock.synchronize()
     begin = time.perf_counter()
     for n in coarse:
         call(n)
-    clock.synchronize()
+    timer.clock.synchronize()
     first_pass = 2 * len(sizes) * len(depths) * (time.perf_counter() - begin) / len(coarse)
-    thinned = first_pass > seconds and coarse != sizes
+    thinned = first_pass > timer.limit and coarse != sizes
     if thinned:
         sizes = coarse
-    marks: dict[tuple[int, int], list[tuple[object, object]]] = {(n, depth): [] for depth in depths for n in sizes}
-    begin = time.perf_counter()
-    done = 0
-    while done < calls and (done == 0 or time.perf_counter() - begin < seconds):
+    for done in timer.passes():
         for depth in depths:
             prefill(depth)
             call(sizes[0])  # the processor's caches are as the prefill left them
-            for n in dice.sample(sizes, len(sizes)):
+            for n in timer.shuffled(sizes):
                 if done == 0:
                     call(n)
-                marks[n, depth].append(call(n))
-            clock.synchronize()
-        done += 1
-    cells = {cell: [clock.seconds(*pair) for pair in pairs] for cell, pairs in marks.items()}
-    return CallTimes(cells, complete=done == calls and not thinned)
+                timer.time((n, depth), partial(target.verify, drafts[n]))
+                target.discard()
+    cells = {(n, depth): timer.seconds((n, depth)) for depth in depths for n in sizes}
+    return CallTimes(cells, complete=timer.done == timer.calls and not thinned)

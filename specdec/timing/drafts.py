@@ -1,68 +1,62 @@
-"""What a draft costs, by its structure: timed in turn with the target's calls, as in decoding."""
+"""Times drafts by their structure, in turn with the target's calls, as in decoding."""
 
-import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 
 import pandas as pd
 import torch
 
-from specdec.clock import Clock
 from specdec.drafters.base import Drafter
 from specdec.progress import progress_bar
 from specdec.records import TextStart
 from specdec.structures.base import Structure
 from specdec.targets.base import Target
+from specdec.timing.timer import Timer
 
 
 @torch.inference_mode()
 def time_drafts(
-    target: Target,
-    drafter: Drafter,
-    structures: Sequence[Structure],
-    prompt: Sequence[int],
-    calls: int,
-    clock: Clock,
-    generator: torch.Generator,
-    heartbeat: Callable[[], None] = lambda: None,
+    target: Target, drafter: Drafter, structures: Sequence[Structure], prompt: Sequence[int], timer: Timer
 ) -> pd.DataFrame:
-    """Time drafts after `prompt`, in as many passes over the structures, in random order; a first pass is not counted.
+    """Time drafts after `prompt`, all structures in random order in each pass; one more pass comes first and does not
+    count.
 
     Each draft is verified and forgotten, so that the next one meets the processor's caches as a call leaves them.
 
     Returns:
-        One row for each structure and call: structure (its place), nodes and depth (asked for), call (from 0), drafted
+        One line for each structure and call: structure (its place), nodes and depth (asked for), call (from 0), drafted
         (nodes), seconds.
     """
     most = max(structure.nodes for structure in structures)
     capacity = len(prompt) + 1 + max(target.room(structure.tree) for structure in structures)
     target.start(TextStart(prompt, capacity, max(structure.branches for structure in structures)))
-    drafts = TextStart(prompt, len(prompt) + most + 1, generator=generator, reference=prompt)
+    drafts = TextStart(prompt, len(prompt) + most + 1, generator=timer.generator, reference=prompt)
     drafter.start(drafts, target.states)
-    dice = random.Random(generator.initial_seed())
-    marks: list[tuple[int, int, int, object, object]] = []
+    drafted: dict[int, list[int]] = {place: [] for place in range(len(structures))}
+    order: list[int] = []
     with progress_bar() as progress:
-        bar = progress.add_task("timing drafts", total=calls + 1)
-        for call in range(-1, calls):
-            for place in dice.sample(range(len(structures)), len(structures)):
-                start = clock.mark()
-                draft = drafter.draft(structures[place])
-                marks.append((place, call, len(draft), start, clock.mark()))
+        bar = progress.add_task("timing drafts", total=timer.calls + 1)
+        for done in timer.passes(warm_up=1):
+            for place in timer.shuffled(range(len(structures))):
+                draft = timer.time(place, partial(drafter.draft, structures[place]))
                 target.verify(draft)
                 target.discard()
+                if done:
+                    drafted[place].append(len(draft))
+                    order.append(place)
             progress.advance(bar)
-            heartbeat()
-    clock.synchronize()
-    return pd.DataFrame(
-        [
+            timer.heartbeat()
+    lines, calls = [], {place: iter(enumerate(timer.seconds(place))) for place in drafted}
+    for place in order:
+        call, seconds = next(calls[place])
+        lines.append(
             {
                 "structure": place,
                 "nodes": structures[place].nodes,
                 "depth": structures[place].gamma,
                 "call": call,
-                "drafted": drafted,
-                "seconds": clock.seconds(start, end),
+                "drafted": drafted[place][call],
+                "seconds": seconds,
             }
-            for place, call, drafted, start, end in marks
-            if call >= 0
-        ]
-    )
+        )
+    return pd.DataFrame(lines)

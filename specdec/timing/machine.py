@@ -1,11 +1,11 @@
-"""What this machine can do at best, measured: bytes read per second and operations per second in a model's dtype.
+"""Measures what this machine can do at best: bytes read per second and operations per second in a model's dtype.
 
 The ceiling that a call's own figures are set against (THEORY 7). Takes a few hundred milliseconds and two large
 buffers, so it runs apart from anything timed, and after the peak of memory has been read.
 """
 
 import re
-import time
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -14,7 +14,9 @@ from typing import Any
 
 import torch
 
+from specdec.clock import clock_for
 from specdec.theory.roofline import threshold
+from specdec.timing.timer import Timer
 
 _SECONDS = 0.4  # for all kernels together, after one warm-up call of each
 
@@ -69,13 +71,13 @@ def measure_machine(
     }
     for n in rows:
         kernels[n] = partial(torch.nn.functional.linear, torch.ones(n, width, dtype=dtype, device=device), matrix)
-    best: dict[str | int, float] = {}
     for kernel in kernels.values():
         kernel()
-    end = time.perf_counter() + seconds
-    while not best or time.perf_counter() < end:
+    timer = Timer(clock_for(device), sys.maxsize, torch.Generator(), seconds)
+    for _ in timer.passes():
         for name, kernel in kernels.items():
-            best[name] = min(best.get(name, float("inf")), _seconds(kernel, device))
+            timer.time(name, kernel)
+    best = {name: min(timer.seconds(name)) for name in kernels}
     return Machine(
         bandwidth={"read": size / best["read"], "copy": 2 * 4 * half / best["copy"]},
         throughput={n: 2 * n * width**2 / best[n] for n in rows},
@@ -84,22 +86,8 @@ def measure_machine(
     )
 
 
-def _seconds(kernel: Callable[[], Any], device: torch.device) -> float:
-    """One call, waited for: the kernels last long enough for the host's own time not to matter."""
-    _wait(device)
-    start = time.perf_counter()
-    kernel()
-    _wait(device)
-    return time.perf_counter() - start
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
 def buffer_bytes(caches: Path = Path("/sys/devices/system/cpu/cpu0/cache")) -> int:
-    """Four times the largest cache that the system names, within 64 MiB and 1 GiB; 256 MiB where it names none."""
+    """Return four times the largest cache that the system names, from 64 MiB to 1 GiB; 256 MiB where it names none."""
     sizes = [re.match(r"(\d+)([KM])", path.read_text(encoding="ascii")) for path in caches.glob("index*/size")]
     largest = max((int(size[1]) << (20 if size[2] == "M" else 10) for size in sizes if size), default=2**26)
     return min(max(4 * largest, 2**26), 2**30)

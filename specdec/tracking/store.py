@@ -1,7 +1,7 @@
-"""Finds the MLflow store and makes it ready: file, schema, experiment. `tracking` writes the runs.
+"""Finds the MLflow store and makes it ready: file, schema, experiment. `tracking.writer` writes the runs.
 
-Every fault is a UsageError with its remedy, because all of this happens before any decoding. MLflow is
-imported inside functions: it takes over a second.
+Every fault is a UsageError with its remedy, because all of this happens before any decoding. MLflow is imported inside
+functions, because the import takes over a second.
 """
 
 import logging
@@ -27,7 +27,7 @@ SETTINGS = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
-    # MLflow's own (7 retries, 120 s each) block for minutes when a server goes away.
+    # MLflow's own values (7 retries, 120 s each) block for minutes when a server goes away.
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
     "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "1",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "20",
@@ -36,7 +36,7 @@ SETTINGS = {
 
 @dataclass(frozen=True)
 class Store:
-    """An address with nothing relative left in it; `database`, `artifacts`: None where a server decides."""
+    """The absolute address of a store; `database` and `artifacts` are None where a server decides."""
 
     uri: str
     database: Path | None
@@ -53,11 +53,12 @@ class Store:
 
 
 def without_password(text: str) -> str:
+    """Replace user and password in an address by stars."""
     return re.sub(r"://[^/@\s]+@", "://***@", text)
 
 
 def locate(uri: str | None, folder: Path) -> Store:
-    """The store that `tracking.uri` means when the command runs in `folder`; None is `mlflow.db` there.
+    """Return the store that `tracking.uri` means for a command that runs in `folder`; None is `mlflow.db` there.
 
     Raises UsageError for an address that is neither a database nor a server.
     """
@@ -83,16 +84,16 @@ def locate(uri: str | None, folder: Path) -> Store:
 
 @contextmanager
 def locked(store: Store) -> Iterator[None]:
-    """One process at a time: MLflow creating a schema twice at once kills all processes but one.
+    """Let one process at a time use a database: where two create the schema at once, MLflow fails in all but one.
 
-    Raises UsageError when the database's folder cannot be written.
+    Raises UsageError if the database's folder cannot be written.
     """
     if store.database is None:
         yield
         return
     from filelock import FileLock, Timeout
 
-    quieten()  # imports MLflow, which others need not wait for
+    quieten()  # imports MLflow before the lock is held
     lock = FileLock(store.database.parent / f".{store.database.name}.lock", timeout=300)
     try:
         store.database.parent.mkdir(parents=True, exist_ok=True)
@@ -111,9 +112,9 @@ def locked(store: Store) -> Iterator[None]:
 
 
 def opened(store: Store, experiment: str) -> tuple[Any, str]:
-    """Client and experiment id; schema and experiment are made where there are none.
+    """Open the store and return its client and the experiment's id; make schema and experiment if there are none.
 
-    Raises UsageError for everything that keeps the store or the experiment from being used.
+    Raises UsageError if the store or the experiment cannot be used.
     """
     try:
         if store.database is not None:
@@ -157,9 +158,9 @@ def _created(client: Any, store: Store, experiment: str) -> str:
 
 
 def schema_of(database: Path) -> str | None:
-    """The MLflow schema revision in the file; None when the file is new or empty. Changes nothing.
+    """Return the MLflow schema revision of a file, without changing it; None for a new or empty file.
 
-    Raises UsageError, naming the file and what to do, when MLflow did not make it or it cannot be written.
+    Raises UsageError, with file and remedy, if MLflow did not make the file or it cannot be written.
     """
     remedy = f"move it away, or {ELSEWHERE}"
     if not database.exists():
@@ -191,7 +192,7 @@ def schema_of(database: Path) -> str | None:
 
 
 def check_schema(store: Store, revision: str | None) -> None:
-    """Asked before MLflow opens the file, because it would migrate some older files without being told to."""
+    """Refuse a schema of another MLflow version, before MLflow opens the file: it would migrate some without asking."""
     if revision is None:
         return
     quieten()
@@ -207,7 +208,7 @@ def check_schema(store: Store, revision: str | None) -> None:
 
 
 def reap(client: Any, experiment_id: str) -> None:
-    """Runs left RUNNING by a process of this machine that is gone (SIGKILL, power loss) become KILLED."""
+    """Mark runs as KILLED whose process on this machine is gone (SIGKILL, power loss) while they are still RUNNING."""
     import psutil
 
     here = socket.gethostname().replace("'", "")
@@ -222,13 +223,13 @@ def reap(client: Any, experiment_id: str) -> None:
             if not alive:
                 client.set_terminated(run.info.run_id, "KILLED")
                 logger.info("Run %s of a process that is gone was still open: now KILLED.", run.info.run_id)
-    except Exception as error:  # tidying up must not keep a run from starting
+    except Exception as error:  # a fault here must not keep a run from starting
         reraise_interruption(error)
-        logger.debug("No reaping: %s", error)
+        logger.debug("Runs of dead processes could not be closed: %s", error)
 
 
 def quieten() -> None:
-    """Short retries, no telemetry, no chatter; what the user set in the environment stays."""
+    """Give MLflow short retries, no telemetry and few log lines; settings of the user's environment stay."""
     for name, value in SETTINGS.items():
         os.environ.setdefault(name, value)
     import mlflow  # noqa: F401  # sets its own levels when first imported; ours come after
@@ -236,14 +237,14 @@ def quieten() -> None:
     for name, level in (
         ("alembic", logging.WARNING),
         ("mlflow", logging.WARNING),
-        ("mlflow.store.db.utils", logging.CRITICAL),  # prints a traceback for what we say in a sentence
+        ("mlflow.store.db.utils", logging.CRITICAL),  # prints a traceback where we print a sentence
         ("urllib3.connectionpool", logging.ERROR),
     ):
         logging.getLogger(name).setLevel(level)
 
 
 def reraise_interruption(error: BaseException | None) -> None:
-    """A signal that arrives inside MLflow comes back wrapped in MLflow's own exception; unwrap it."""
+    """Raise the signal that an error of MLflow wraps, if it wraps one: a signal can arrive inside MLflow."""
     while error is not None:
         if isinstance(error, (Interrupted, KeyboardInterrupt)):
             raise error
@@ -251,6 +252,6 @@ def reraise_interruption(error: BaseException | None) -> None:
 
 
 def reason(error: BaseException) -> str:
-    """First line of the message, short, without a password and without its full stop."""
+    """Return the first line of an error's message, short, without a password and without its full stop."""
     lines = str(error).strip().splitlines() or [type(error).__name__]
     return without_password(lines[0])[:300].rstrip(". ")

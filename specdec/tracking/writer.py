@@ -1,7 +1,7 @@
-"""Writes runs to MLflow, and is the only file that does. Knows names, values, folders; nothing of decoding.
+"""Writes runs to MLflow; no other file does. Knows names, values and folders; nothing of decoding.
 
-Results are on disk before anything here is called, so a store that fails costs a warning and no measurement,
-unless `tracking.required` says otherwise. MLflow is imported inside functions: it takes over a second.
+Results are on disk before anything here is called, so a store that fails costs a warning and no measurement, unless
+`tracking.required` says otherwise. MLflow is imported inside functions, because the import takes over a second.
 """
 
 import json
@@ -27,19 +27,19 @@ from specdec.tracking.store import without_password as redacted
 
 logger = logging.getLogger(__name__)
 
-PARENT_RUN = "SPECDEC_PARENT_RUN"  # environment: id of the sweep's parent run, empty when it has none
-SWEEP_CELL = "SPECDEC_SWEEP_CELL"  # environment: number of the sweep's cell that this process is at
+PARENT_RUN = "SPECDEC_PARENT_RUN"  # environment variable: id of the sweep's parent run; empty if tracking is off
+SWEEP_CELL = "SPECDEC_SWEEP_CELL"  # environment variable: number of the sweep's cell that this process runs
 ARTIFACTS = ("*.parquet", "*.jsonl", "*.json", "*.csv", "*.html", "*.md", "config.yaml", "figures/**/*", "trees/*.yaml")
 CHART_VIEW = "#/experiments/{}/runs?workflowType=machine_learning&compareRunsMode=CHART"
-BATCH = 1000  # metrics in one request: MLflow's own limit
+BATCH = 1000  # metrics in one request, the limit of MLflow
 HEARTBEAT_SECONDS = 30.0
 
 
 class TrackedRun:
-    """One MLflow run, or nothing at all when tracking is off: then every method returns at once.
+    """One MLflow run. Without tracking there is no run, and every method returns at once.
 
-    When the store fails, methods raise EnvironmentFault if tracking is required; otherwise the first fault is
-    said once and nothing more is written.
+    If the store fails, methods raise EnvironmentFault where tracking is required; otherwise the first fault is logged
+    and nothing more is written.
     """
 
     def __init__(self, client: Any, run_id: str, experiment_id: str, link: str, required: bool) -> None:
@@ -49,17 +49,17 @@ class TrackedRun:
         self._beaten = time.monotonic()
 
     def metrics(self, values: Mapping[str, float | None], step: int | None = None) -> None:
-        """NaN is kept; None and infinities, which MLflow would turn into 1.8e308, are left out."""
+        """Log numbers. NaN is kept; None and infinities, which MLflow would turn into 1.8e308, are left out."""
         self._log({name: {step or 0: value} for name, value in values.items()}, self.run_id)
 
     def curves(self, curves: Mapping[str, Mapping[int, float | None]]) -> None:
-        """Log each key's {step: value} on this run."""
+        """Log curves on this run: {name: {step: value}}."""
         self._log(curves, self.run_id)
 
     def curve_children(self, key: str, lines: Mapping[str, Mapping[int, float | None]]) -> None:
-        """Log every line under the same `key` on a child run of its own: MLflow's chart then overlays them.
+        """Log every line under the same `key` on a child run of its own, so that one MLflow chart overlays them.
 
-        A line that was logged before, under another key, keeps its child.
+        A line that was logged before, under another key, keeps its child run.
         """
         for line, points in lines.items():
             if line not in self._children:
@@ -68,7 +68,7 @@ class TrackedRun:
                 self._log({key: points}, self._children[line])
 
     def overlay(self, key: str) -> str:
-        """Address of one chart with every line that was logged under `key`; "" when there is none."""
+        """Return the address of one chart with all lines that were logged under `key`; "" if there are none."""
         if not self._children:
             return ""
         view = {
@@ -84,7 +84,7 @@ class TrackedRun:
         return f"{page}#/metric?" + "&".join(f"{name}={quote(value)}" for name, value in view.items())
 
     def artifacts(self, folder: Path) -> None:
-        """Upload a run's output folder (`ARTIFACTS`), without the part files that only serve resumption."""
+        """Upload the `ARTIFACTS` of a run's output folder, without the part files that only serve resumption."""
         files = {path for pattern in ARTIFACTS for path in folder.glob(pattern) if path.is_file()}
         for path in sorted(files):
             if not re.search(r"\bpart", path.name):
@@ -94,18 +94,18 @@ class TrackedRun:
         self._write("writing tags", partial(self._set_tags, values))
 
     def heartbeat(self) -> None:
-        """Say that the process lives, at most twice a minute; call it between prompts, outside timing."""
+        """Log that the process is alive, at most twice a minute; call it between prompts, outside timing."""
         if time.monotonic() - self._beaten >= HEARTBEAT_SECONDS:
             self._beaten = time.monotonic()
             self.tags({"specdec.heartbeat": _now()})
 
     def end(self, status: str) -> None:
-        """FINISHED, FAILED or KILLED; only FINISHED insists on a store that is required."""
+        """End the run as FINISHED, FAILED or KILLED; only with FINISHED a fault of a required store is an error."""
         self._required = self._required and status == "FINISHED"
         self._write("ending the run", lambda: self._client.set_terminated(self.run_id, status))
 
     def discard(self) -> None:
-        """Delete the run: what it was made for never began."""
+        """Delete a run whose work never began."""
         self._required = False
         self._write("deleting the run", lambda: self._client.delete_run(self.run_id))
 
@@ -148,7 +148,7 @@ class TrackedRun:
             return
         try:
             action()
-        except Exception as error:  # whatever a store can raise
+        except Exception as error:  # a store can raise anything
             reraise_interruption(error)
             client, self._client = self._client, None
             _last_words(client, self.run_id)
@@ -164,8 +164,8 @@ class TrackedRun:
 def check_store(config: TrackingConfig, folder: Path) -> None:
     """Make the store ready before any decoding, and close runs that dead processes left open.
 
-    Raises UsageError for a file that is no MLflow database or of another schema, a deleted experiment, a
-    server that does not answer, a folder that cannot be written.
+    Raises UsageError for a file that is no MLflow database or has another schema, a deleted experiment, a server that
+    does not answer, a folder that cannot be written.
     """
     if config.enabled:
         store = locate(config.uri, folder)
@@ -182,12 +182,12 @@ def tracked_run(
     tags: Mapping[str, str],
     folder: Path | None = None,
 ) -> Iterator[TrackedRun]:
-    """A run that ends FINISHED, FAILED (with the tag `specdec.failure`) or, after a signal, KILLED.
+    """Open a run that ends FINISHED, FAILED (with the tag `specdec.failure`) or, after a signal, KILLED.
 
     Args:
-        params: flat, dotted keys.
-        tags: added to role, host, process and heartbeat; `specdec.cell` identifies what was run.
-        folder: where the command runs; None for the working directory.
+        params: parameters with dotted keys.
+        tags: tags beside role, host, process and heartbeat; `specdec.cell` identifies what was run.
+        folder: folder that the command runs in; None for the working directory.
     Raises:
         EnvironmentFault: tracking is required and the store fails.
     """
@@ -200,7 +200,7 @@ def tracked_run(
         status = "KILLED"
         raise
     except Exception as error:
-        run._required = False  # this error is the one to report
+        run._required = False  # `error` has to be reported, not a fault of the store
         run.tags({"specdec.failure": f"{type(error).__name__}: {reason(error)}"})
         raise
     finally:
@@ -215,7 +215,7 @@ def open_run(
     tags: Mapping[str, str],
     folder: Path | None = None,
 ) -> TrackedRun:
-    """A run that somebody must `end`: a sweep's parent. Everything else uses `tracked_run`, and see there."""
+    """Open a run that the caller must `end`, as a sweep's parent; for all others see `tracked_run`."""
     if not config.enabled:
         return TrackedRun(None, "", "", "", False)
     try:
@@ -261,7 +261,7 @@ def _log_params(client: Any, run_id: str, params: Mapping[str, Any]) -> None:
 
 
 def _link(store: Store, experiment_id: str) -> str:
-    """What opens the chart view: an address, and before it the command that serves a database."""
+    """Return the address of the chart view; for a database, preceded by the command that serves it."""
     view = CHART_VIEW.format(experiment_id)
     if store.is_server:
         return f"{store.shown}/{view}"
@@ -269,7 +269,7 @@ def _link(store: Store, experiment_id: str) -> str:
 
 
 def _accepted_name(name: str) -> str:
-    """MLflow refuses most punctuation and anything that is no plain path."""
+    """Make a name that MLflow accepts: it refuses most punctuation and names that are no plain path."""
     name = re.sub(r"[^\w.\-/ :]", "_", name)[:250] or "_"
     if posixpath.normpath(name) != name or name.startswith(("/", "..")) or name == ".":
         name = name.replace("/", "_").strip(".") or "_"
@@ -277,7 +277,7 @@ def _accepted_name(name: str) -> str:
 
 
 def _last_words(client: Any, run_id: str) -> None:
-    """One try to say on the run that it is incomplete: a fault of one call need not be one of the store."""
+    """Try once to mark the run as incomplete: that one call failed does not mean that all do."""
     try:
         client.set_tag(run_id, "specdec.tracking.writer", "incomplete")
         client.set_terminated(run_id, "FAILED")

@@ -11,12 +11,19 @@ import pytest
 
 from specdec.analysis.acceptance.iid import iid_tests
 from specdec.analysis.acceptance.models import compare_models
-from specdec.analysis.figures.plots import accepted_length_table, accepted_lengths, curve, curve_in_words, time_split
+from specdec.analysis.figures.run_figures import (
+    Basis,
+    accepted_length_table,
+    accepted_lengths,
+    curve,
+    curve_in_words,
+    time_split,
+)
 from specdec.analysis.read import mlflow_runs
 from specdec.analysis.read.runs import Run
 from specdec.analysis.rounds import measured_curve
 from specdec.analysis.runs.compare import comparison_section
-from specdec.analysis.runs.summary import Summary, summarise
+from specdec.analysis.runs.summary import RunTables, Summary, summarise
 from specdec.errors import UsageError
 
 PLAIN = {"draft_s": 0.0, "verify_s": 0.02, "accept_s": 0.0, "commit_s": 0.0, "round_s": 0.02}
@@ -35,7 +42,8 @@ def with_baseline(make_rounds: Callable[..., pd.DataFrame]) -> Callable[..., pd.
 @pytest.fixture
 def summary_of(make_generations: Callable[..., pd.DataFrame]) -> Callable[..., Summary]:
     def build(rounds: pd.DataFrame, **options: object) -> Summary:
-        return summarise(rounds, make_generations(rounds), {"t1_s": 0.02}, 2, replicates=60, permutations=19, **options)
+        tables = RunTables(rounds, make_generations(rounds), **options)
+        return summarise(tables, 2, replicates=60, permutations=19)
 
     return build
 
@@ -119,7 +127,7 @@ def test_a_comparison_of_little_data(odd, stored_run, kind: str) -> None:
 def test_figures_of_little_data_say_what_they_lack(odd, kind: str) -> None:
     rounds = odd(kind)
     measured = measured_curve(rounds, replicates=60)
-    figure = curve(measured, {"capped_geometric": {2: 2.0}}, title="t", prompts=3)
+    figure = curve(measured, {"capped_geometric": {2: 2.0}}, title="t", basis=Basis(3))
     single = kind in ("one prompt", "one round")
     assert ("no intervals" in figure.get_supxlabel()) == single
     assert ("Without intervals" in curve_in_words(measured, {"capped_geometric": {2: 2.0}})) == single
@@ -136,13 +144,13 @@ def test_figures_of_little_data_say_what_they_lack(odd, kind: str) -> None:
 
 def test_no_proposal_on_the_text_leaves_its_alpha_out(odd, summary_of) -> None:
     nothing = pd.DataFrame({"prompt": ["a", "b", "c"], "numerator": 0.0, "denominator": 0})
-    metrics = summary_of(odd("no proposal"), alpha_text_sums=nothing).arms[2].metrics
+    metrics = summary_of(odd("no proposal"), alpha_sums=nothing).arms[2].metrics
     assert "alpha.text" not in metrics and metrics["account.alpha"] == 0
 
 
 def test_alpha_of_one_prompts_text_has_no_interval(odd, summary_of) -> None:
     sums = pd.DataFrame({"prompt": ["a"], "numerator": [3.0], "denominator": [4]})
-    metrics = summary_of(odd("one prompt"), alpha_text_sums=sums).arms[2].metrics
+    metrics = summary_of(odd("one prompt"), alpha_sums=sums).arms[2].metrics
     assert metrics["alpha.text"] == 0.75
     assert not any(f"{name}.{end}" in metrics for name in INTERVALS for end in ("ci_low", "ci_high"))
 

@@ -1,4 +1,4 @@
-"""Benchmarks log what they measure under `analysis/results/`, with the machine that it was measured on."""
+"""Files for what benchmarks measure: `analysis/results/NAME.json`, with the machine that it was measured on."""
 
 import json
 import os
@@ -15,13 +15,13 @@ RESULTS = Path(__file__).resolve().parents[2] / "analysis" / "results"
 
 @pytest.fixture(autouse=True)
 def alone() -> None:
-    """A second worker would be measured too."""
+    """Refuse a second worker, which would be measured too."""
     assert "PYTEST_XDIST_WORKER" not in os.environ, "benchmarks run one at a time: add -n 0"
 
 
 @pytest.fixture(scope="module")
 def log_figure(request: pytest.FixtureRequest) -> Iterator[Callable[..., None]]:
-    """`log_figure(**values)` keeps one row; the module's rows are written when its last test is done."""
+    """`log_figure(**values)` keeps one line; the lines of a module are written when its last test is done."""
     rows: list[dict[str, object]] = []
     yield lambda **values: rows.append(values)
     if rows:

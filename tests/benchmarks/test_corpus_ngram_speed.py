@@ -17,7 +17,7 @@ import torch
 
 from specdec.drafters.base import drafters
 from specdec.models.load import load_tokenizer, model_path
-from specdec.ngrams.corpus import StandardLibrary
+from specdec.ngrams.corpus import StandardLibraryCorpus
 from specdec.records import TextStart
 from specdec.sampling import SamplingConfig, generator_for
 from specdec.structures.base import structures
@@ -51,7 +51,7 @@ def text(tmp_path_factory):
     ten times.
     """
     path = tmp_path_factory.mktemp("corpus") / "text.txt"
-    source = "\n".join(str(block.content) for block in StandardLibrary().blocks())
+    source = "\n".join(str(block.content) for block in StandardLibraryCorpus().parts())
     copy = written = 0
     with path.open("w", encoding="utf-8") as stream:
         while written < MEGABYTES * 10**6:

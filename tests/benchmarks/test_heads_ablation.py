@@ -20,12 +20,12 @@ import pandas as pd
 import pytest
 import torch
 
+from specdec.analysis.heads import heads_ablation
 from specdec.analysis.read.runs import Run, open_folder
 from specdec.analysis.rounds import drafted, prompt_sums
-from specdec.analysis.studies import heads_ablation
 from specdec.config import BASELINE, config_dir
 from specdec.experiment.environment import cpu, versions
-from specdec.heads.files import load_heads, read_heads, state_offset
+from specdec.heads.checkpoint import load_heads, read_heads, state_offset
 from specdec.training.heads.head_accuracy import HeadAccuracy
 from specdec.training.heads.head_training import load_target
 

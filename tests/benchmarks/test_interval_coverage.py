@@ -9,8 +9,9 @@ from math import sqrt
 import numpy as np
 import pandas as pd
 import pytest
+from fixtures import simulated_rounds as simulation
 
-from specdec.analysis.acceptance import iid, simulation
+from specdec.analysis.acceptance import iid
 from specdec.analysis.intervals import bootstrap
 from specdec.analysis.rounds import prompt_sums
 from specdec.theory.dependence import replay_rounds

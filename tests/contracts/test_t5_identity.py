@@ -167,7 +167,7 @@ def test_the_drafters_laws_are_those_it_drafts_from(encoder_decoder, target_of, 
     p, q = (law(model, text, target.sampling)[:-1] for model in (target.model, drafter.model))
     assert (drafter.laws(PROMPT, text) - q).abs().max() < 1e-12
     structure = structures.build({"name": "chain", "gamma": 4})
-    along = agreement(drafter, target, structure, PROMPT, text, None, None)
+    along = agreement(drafter, target, structure, text, Request(PROMPT, len(text)))
     assert along.beta == pytest.approx(torch.minimum(p, q).sum(-1).tolist(), abs=1e-12)
     assert 0.05 < sum(along.beta) / len(text) < 0.95
 

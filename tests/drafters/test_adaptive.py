@@ -176,7 +176,7 @@ def test_replay_counts_the_rounds_of_a_greedy_run(tiny_model, sampling, rule, th
         clock=CpuClock(),
     )
     assert len({len(row.draft_tokens) for row in generation.rounds[:-1]}) > 1, "the length must have changed"
-    rounds = expected_rounds(drafter, target, chain(6), PROMPT, generation.tokens, 40, None, None, None)
+    rounds = expected_rounds(drafter, target, chain(6), generation.tokens, Request(PROMPT, 40))
     assert rounds == len(generation.rounds)
     assert drafter.laws(PROMPT, generation.tokens).shape == (40, 61)
 

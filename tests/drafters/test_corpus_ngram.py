@@ -15,7 +15,7 @@ from specdec.errors import UsageError
 from specdec.models.load import load_tokenizer, model_path
 from specdec.ngrams import corpus as ngram_corpus
 from specdec.ngrams import kneser_ney as ngram_table
-from specdec.ngrams.corpus import BOUNDARY, StandardLibrary, open_corpus, tokenize
+from specdec.ngrams.corpus import BOUNDARY, StandardLibraryCorpus, open_corpus, tokenize
 from specdec.ngrams.kneser_ney import NgramTable
 from specdec.records import TextStart
 from specdec.sampling import generator_for, probabilities
@@ -208,16 +208,16 @@ def test_a_text_file_is_one_document_in_the_targets_tokens(tmp_path, pocket, zip
     content = TEXT.encode()
     (tmp_path / "a.txt").write_bytes(gzip.compress(content) if zipped else content)
     assert read(tmp_path / "a.txt", None, pocket) == [BOUNDARY, *ids(pocket, TEXT)]
-    # In blocks the same text; pieces end where blocks do.
-    monkeypatch.setattr(ngram_corpus, "_BLOCK", 100)
+    # In parts the same text; tokens end where parts do.
+    monkeypatch.setattr(ngram_corpus, "_PART", 100)
     monkeypatch.setattr(ngram_corpus, "_BATCH", 300)
     tokens = read(tmp_path / "a.txt", None, pocket)
     assert tokens[0] == BOUNDARY and BOUNDARY not in tokens[1:]
     assert pocket.decode(tokens[1:]) == TEXT
 
 
-def test_a_line_longer_than_a_block_is_cut_between_characters(tmp_path, pocket, monkeypatch):
-    monkeypatch.setattr(ngram_corpus, "_BLOCK", 7)
+def test_a_line_longer_than_a_part_is_cut_between_characters(tmp_path, pocket, monkeypatch):
+    monkeypatch.setattr(ngram_corpus, "_PART", 7)
     (tmp_path / "a.txt").write_text("語" * 50, encoding="utf-8")
     assert pocket.decode(read(tmp_path / "a.txt", None, pocket)[1:]) == "語" * 50
 
@@ -240,7 +240,7 @@ def test_a_tokenizer_that_truncates_is_not_obeyed(tmp_path, pocket):
 
 
 def test_the_default_corpus_has_nothing_of_the_held_out_prompts():
-    names = [block.where for block in StandardLibrary().blocks()]
+    names = [part.where for part in StandardLibraryCorpus().parts()]
     assert len(names) > 300 and "bisect.py" in names and "json/decoder.py" in names
     stems = {name.removesuffix(".py").removesuffix("/__init__").replace("/", ".") for name in names}
     assert not stems & set(held_out_modules())

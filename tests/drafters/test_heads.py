@@ -15,8 +15,8 @@ from specdec.drafters.blockwise import BlockwiseHeads
 from specdec.drafters.grounded import Grounded
 from specdec.drafters.medusa import Medusa
 from specdec.errors import NumericsError, UsageError
-from specdec.experiment.experiment import build
-from specdec.heads.files import save_heads
+from specdec.experiment.parts import build
+from specdec.heads.checkpoint import save_heads
 from specdec.records import Draft, Request, Source, TextStart, Tree
 from specdec.sampling import generator_for, probabilities
 from specdec.structures.base import structures

@@ -165,7 +165,7 @@ def test_replay_takes_one_pass(target, tiny_model, temperature):
 
     slow = Stepwise(drafter.model, beside)
     one, other = (
-        agreement(each, beside, chain(4), PROMPT, text, generator_for(0, "p", "draft"), None)
+        agreement(each, beside, chain(4), text, Request(PROMPT, 80, draft_generator=generator_for(0, "p", "draft")))
         for each in (drafter, slow)
     )
     assert one.proposed == other.proposed
@@ -211,7 +211,7 @@ def test_drafts_end_with_the_models_context(target, tiny_llama):
     drafter.start(TextStart(list(range(12)), 64))
     assert len(drafter.draft(chain(4))) == 0
     assert drafter.laws(PROMPT, [1, 2, 3]) is not None and drafter.laws(PROMPT, [1, 2, 3, 4]) is None
-    along = agreement(drafter, beside, chain(4), PROMPT, (1, 2, 3, 4, 5), None, None)
+    along = agreement(drafter, beside, chain(4), (1, 2, 3, 4, 5), Request(PROMPT, 5))
     assert along.proposed == (True, True, True, False, False)
 
 

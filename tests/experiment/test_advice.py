@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 import torch
 
+from specdec.analysis.intervals import Interval
 from specdec.clock import CpuClock
 from specdec.decode import generate
 from specdec.drafters import drafters
-from specdec.experiment.advice import Estimate, RoundCost, break_even_alpha, ideals, judge, key_of, predict
+from specdec.experiment.advice import RoundCost, break_even_alpha, ideals, judge, key_of, predict
 from specdec.records import Request
 from specdec.replay.expected_rounds import Agreement, agreement, expected_walk, rounds_along
 from specdec.sampling import generator_for
@@ -28,9 +29,8 @@ COST = RoundCost(draft=3 / 20, verify=22.5 / 20, overhead=1.9 / 20, full_verify=
 
 def prediction(tau, cost, gamma=5, low=None, offered=None):
     speedup = cost.speedup(tau)
-    bounds = (None, None) if low is None else (low, 2 * speedup - low)
-    estimate = Estimate(tau, None, None)
-    return predict(gamma, estimate, Estimate(speedup, *bounds), cost, offered or {gamma: 10.0})
+    bounds = () if low is None else (low, 2 * speedup - low)
+    return predict(gamma, Interval(tau), Interval(speedup, *bounds), cost, offered or {gamma: 10.0})
 
 
 def test_the_speedup_is_that_of_the_account():
@@ -77,7 +77,7 @@ CHEAP = RoundCost(draft=0.05, verify=1.0, overhead=0.0, full_verify=1.0, baselin
 )
 def test_the_guilty_term_is_the_one_whose_ideal_gains_most(tau, cost, blame):
     best, guilty, verdict = judge([prediction(tau, cost)], "x on y")
-    assert best.speedup.value <= 1 and guilty == blame
+    assert best.speedup.estimate <= 1 and guilty == blame
     assert verdict.startswith("Do not speculate: ") and f"{blame} is to blame" in verdict
     assert ideals(best)[blame] == max(ideals(best).values()) > 1
 
@@ -97,7 +97,7 @@ def test_the_best_gamma_and_how_sure_it_is():
     short, long = prediction(1.5, CHEAP, gamma=1), prediction(2.5, CHEAP, gamma=4, low=1.2)
     best, guilty, verdict = judge([short, long], "x on y")
     assert best.gamma == 4 and guilty is None and verdict.startswith("Speculate: x on y at gamma 4")
-    unsure = judge([short, replace(long, speedup=Estimate(2.38, 0.8, 3.0))], "x on y")[2]
+    unsure = judge([short, replace(long, speedup=Interval(2.38, 0.8, 3.0))], "x on y")[2]
     assert unsure.startswith("It may pay") and unsure.count("\n") == 0
 
 
@@ -138,30 +138,33 @@ def test_offers_of_a_replay_are_those_of_live_decoding(tiny_model, sampling, gro
     target = Causal(tiny_model("llama"), sampling(temperature=0.0))
     chain = structures.build({"name": "chain", "gamma": gamma})
 
+    def request(reference):
+        return Request(PROMPT, 60, draft_generator=generator_for(0, "p", "draft"), reference=reference)
+
     def decode(drafter, reference=None):
         return generate(
             target=target,
             drafter=drafter,
             verifier=verifiers.build({"name": "greedy"}),
             structure=chain,
-            request=Request(PROMPT, 60, draft_generator=generator_for(0, "p", "draft"), reference=reference),
+            request=request(reference),
             clock=CpuClock(),
         )
 
     text = decode(drafters.build({"name": "none"}, target=target)).tokens
     drafter = drafters.build(group_values("drafter", name), target=target)
     live = Counter(item.tree.depth for item in decode(drafter, text).rounds)
-    generator = generator_for(0, "p", "draft")
     if name == "oracle":
-        walk = expected_walk(agreement(drafter, target, chain, PROMPT, text, generator, text), gamma, 60)
+        walk = expected_walk(agreement(drafter, target, chain, text, request(text)), gamma, 60)
     else:
-        walk = rounds_along(drafter, chain, PROMPT, text, 60, generator, text, CpuClock())
+        walk = rounds_along(drafter, chain, text, request(text), CpuClock())
         assert walk.draft_s is not None and walk.draft_s > 0
     assert {size: count for size, count in walk.offered.items() if count} == pytest.approx(dict(live))
 
 
 def test_predictions_survive_json():
-    found = prediction(3.30, COST, offered={0: 1.0, 5: 3.0})
+    found = prediction(3.30, COST, low=2.0, offered={0: 1.0, 5: 3.0})
+    found = replace(found, tokens_per_round=Interval(3.30, 3.0, 3.5))
     from pydantic import TypeAdapter
 
     assert TypeAdapter(type(found)).validate_json(json.dumps(asdict(found))) == found

@@ -6,11 +6,12 @@ import pandas as pd
 import pytest
 import torch
 
+from specdec.analysis.runs.run_metrics import peer_metrics
+from specdec.analysis.runs.run_notes import peer_notes
 from specdec.clock import CpuClock
 from specdec.decode import generate
 from specdec.drafters import drafters
 from specdec.experiment.peers import Setting, TransformersPeer, settings, transformers_peers
-from specdec.experiment.run_report import _peers
 from specdec.prompts import Prompt
 from specdec.records import Request
 from specdec.structures import structures
@@ -43,7 +44,11 @@ CHAIN = {"name": "chain", "gamma": GAMMA}
 def made(target, name, model=None, mode=None, order_max=3, structure=CHAIN):
     values = {"name": name, "q": "auto", "order_max": order_max}
     drafter = SimpleNamespace(model=model, translation=None)
-    return transformers_peers(values, drafter, target, structures.build(structure), LIMIT, "baseline", mode)
+    return transformers_peers(values, drafter, target, structures.build(structure), LIMIT, mode)
+
+
+def note(peer):
+    return peer_notes([peer.describe()])
 
 
 def small(tiny_model):
@@ -67,7 +72,7 @@ def test_every_peer_writes_our_greedy_text(target, tiny_model, name, expected):
         row = peer(PROMPT)
         assert not peer.failure and row["seconds"] > 0
         assert (row["generated_token_ids"], row["tokens"]) == (list(text), len(text) == LIMIT and LIMIT)
-        assert peer.describe()["setting"] == "dynamic cache, eager" and peer.note() is None
+        assert peer.describe()["setting"] == "dynamic cache, eager" and note(peer) == []
 
 
 @pytest.mark.parametrize("name", ["ngram", "small_model"])
@@ -148,7 +153,7 @@ def test_the_fastest_setting_is_kept_and_both_times_are_told(target, monkeypatch
     monkeypatch.setattr(peer, "_generate", lambda prompt, setting: ((1,), seconds[setting.name]))
     peer.tune(PROMPT)
     assert peer.describe()["tried"] == [{"setting": "slow", "seconds": 2.0}, {"setting": "fast", "seconds": 1.0}]
-    assert peer.describe()["setting"] == "fast" and "slow 2.000 s, fast 1.000 s" in peer.note()
+    assert peer.describe()["setting"] == "fast" and "slow 2.000 s, fast 1.000 s" in note(peer)[0]
 
 
 def test_a_setting_that_fails_is_told_and_the_other_is_used(target, tiny_model):
@@ -159,7 +164,7 @@ def test_a_setting_that_fails_is_told_and_the_other_is_used(target, tiny_model):
         peer.tune(PROMPT)
         assert not peer.failure and peer.describe()["setting"] == "dynamic cache, eager"
         assert "not supported with Static cache" in peer.describe()["tried"][1]["failed"]
-        assert "static failed (ValueError: " in peer.note()
+        assert "static failed (ValueError: " in note(peer)[0]
 
 
 def test_a_peer_that_fails_says_so_and_stops(target, monkeypatch):
@@ -173,7 +178,7 @@ def test_a_peer_that_fails_says_so_and_stops(target, monkeypatch):
 
     monkeypatch.setattr(type(target.model), "generate", broken)
     assert peer(PROMPT) is None and peer(PROMPT) is None and len(calls) == 1
-    assert peer.failure == "at prompt p/0: RuntimeError: no luck" and peer.failure in peer.note()
+    assert peer.failure == "at prompt p/0: RuntimeError: no luck" and peer.failure in note(peer)[0]
     fresh = made(target, "none")[0]
     fresh.tune(PROMPT)
     assert fresh.failure == "RuntimeError: no luck" and fresh(PROMPT) is None
@@ -227,9 +232,9 @@ def test_ratios_are_over_the_arm_that_does_the_same():
         {**row, "prompt": "a", "seconds": 3.0, "generated_token_ids": [False] * 10},
         {**row, "prompt": "b", "seconds": 1.0, "generated_token_ids": [False] * 10},
     ]
-    metrics = _peers(rows, generations, True, 500, 0)
+    metrics = peer_metrics(rows, generations, True, 500, 0)
     assert metrics["peer.prompt_lookup.ratio"] == pytest.approx(2.0)
     assert metrics["peer.prompt_lookup.ratio.ci_low"] <= 2.0 <= metrics["peer.prompt_lookup.ratio.ci_high"]
     assert metrics["peer.prompt_lookup.identical"] == 0.5
-    assert "peer.prompt_lookup.identical" not in _peers(rows, generations, False, 500, 0)
-    assert _peers([], generations, True, 500, 0) == {}
+    assert "peer.prompt_lookup.identical" not in peer_metrics(rows, generations, False, 500, 0)
+    assert peer_metrics([], generations, True, 500, 0) == {}

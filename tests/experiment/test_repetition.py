@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specdec.experiment.repetition import repeated_share
+from specdec.experiment.judging import repeated_share
 
 
 def brute_force(tokens, period_max):

@@ -10,7 +10,7 @@ from omegaconf import OmegaConf
 
 from specdec.analysis.read.runs import open_folder
 from specdec.config import config_dir
-from specdec.heads.files import save_heads
+from specdec.heads.checkpoint import save_heads
 from specdec.targets.base import targets
 
 CONF = Path(config_dir())

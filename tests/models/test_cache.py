@@ -48,7 +48,7 @@ def test_writing_never_reallocates():
 
 def test_more_than_the_capacity_is_an_error():
     cache = filled(15)
-    with pytest.raises(IndexError, match="holds 16 rows, 17 were written"):
+    with pytest.raises(IndexError, match="has 16 slots, 17 were written"):
         cache.update(*rows(15, 2), 0)
 
 

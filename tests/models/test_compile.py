@@ -108,7 +108,7 @@ def test_trees_take_the_pass_of_their_size_too(tiny_model, monkeypatch, name, mo
                 decoder.length -= len(tree)
             if copies > 1:
                 decoder.cache.broadcast()  # as a commit does
-                logits.append(decoder.forward_rows(torch.arange(3), trees[-1]))
+                logits.append(decoder.forward_paths(torch.arange(3), trees[-1]))
         for ours, plain in zip(logits[len(logits) // 2 :], logits[: len(logits) // 2], strict=True):
             assert (ours - plain).abs().max() < tolerance
         assert compiled.cache is compiled._compiled.cache
@@ -133,7 +133,7 @@ def test_one_record_serves_every_batch(tiny_model, name, most):
         for tree in map(Tree, trees):
             if len(tree.leaves) <= copies:
                 tokens = torch.arange(len(tree) + 1) + 3
-                assert torch.equal(*(decoder.forward_rows(tokens, tree) for decoder in (eager, traced)))
+                assert torch.equal(*(decoder.forward_paths(tokens, tree) for decoder in (eager, traced)))
                 eager.length = traced.length = len(TEXT)
         assert traced.cache is traced._compiled.cache
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == graphs, "nothing is recorded twice"
@@ -151,7 +151,7 @@ def test_a_batch_too_large_for_the_compiled_cache_leaves_it_alone(tiny_model):
     assert compiled.cache is buffers
     eager.start(TEXT, 64, 4)
     tokens, tree = torch.tensor([1, 2, 3, 4, 5]), Tree((-1, -1, -1, -1))
-    assert (compiled.forward_rows(tokens, tree) - eager.forward(tokens, tree)).abs().max() < EXACT
+    assert (compiled.forward_paths(tokens, tree) - eager.forward(tokens, tree)).abs().max() < EXACT
     assert compiled.cache is not buffers and buffers.allocated == 3
     compiled.start(TEXT, 64, 3)
     assert compiled.cache is buffers

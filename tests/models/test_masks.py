@@ -1,10 +1,10 @@
-"""Masks against the definition: a row sees the prefix, its ancestors and itself, within its window."""
+"""Masks against the definition: a token sees the prefix, its ancestors and itself, within its window."""
 
 import pytest
 import torch
 
 from specdec.models import masks
-from specdec.models.masks import Masks
+from specdec.models.masks import MaskBuffers
 from specdec.records import Tree, chain_tree
 
 HIDDEN = torch.finfo(torch.float64).min
@@ -20,8 +20,10 @@ TREES = [
 ]
 
 
-def made(*windows: int | None) -> Masks:
-    return Masks({f"kind{index}": window for index, window in enumerate(windows)}, torch.float64, torch.device("cpu"))
+def made(*windows: int | None) -> MaskBuffers:
+    return MaskBuffers(
+        {f"kind{index}": window for index, window in enumerate(windows)}, torch.float64, torch.device("cpu")
+    )
 
 
 def defined(tree: Tree, prefix: int, window: int | None) -> torch.Tensor:

@@ -4,7 +4,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specdec.models.path_batch import row_batch
+from specdec.models.path_batch import path_batch
 from specdec.records import Tree, chain_tree
 
 TREES = st.lists(st.floats(0, 0.999), max_size=12).map(
@@ -14,7 +14,7 @@ TREES = st.lists(st.floats(0, 0.999), max_size=12).map(
 
 @given(TREES)
 def test_every_row_is_the_root_and_a_path_to_a_leaf(tree):
-    batch = row_batch(tree)
+    batch = path_batch(tree)
     assert len(batch) == max(1, len(tree.leaves)) and batch.chain is chain_tree(tree.depth)
     for row, leaf in zip(batch.index.tolist(), tree.leaves, strict=len(tree) > 0):
         path = [0, *(node + 1 for node in tree.path(leaf))]
@@ -23,7 +23,7 @@ def test_every_row_is_the_root_and_a_path_to_a_leaf(tree):
 
 @given(TREES)
 def test_every_node_is_found_where_it_stands(tree):
-    batch = row_batch(tree)
+    batch = path_batch(tree)
     assert batch.index.flatten()[batch.places].tolist() == list(range(len(tree) + 1))
     assert batch.places[0] == 0
     columns = batch.places % batch.index.shape[1]
@@ -32,9 +32,9 @@ def test_every_node_is_found_where_it_stands(tree):
 
 @given(TREES)
 def test_a_path_is_taken_from_a_row_that_begins_with_it(tree):
-    batch = row_batch(tree)
-    assert batch.row_of(()) == 0
+    batch = path_batch(tree)
+    assert batch.sequence_of(()) == 0
     for node in range(len(tree)):
         path = tree.path(node)
-        row = batch.index[batch.row_of(path)].tolist()
+        row = batch.index[batch.sequence_of(path)].tolist()
         assert row[: len(path) + 1] == [0, *(step + 1 for step in path)]

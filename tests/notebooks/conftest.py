@@ -12,13 +12,13 @@ import pytest
 import yaml
 
 from specdec.config import config_dir
-from specdec.heads.files import save_heads
+from specdec.heads.checkpoint import save_heads
 from specdec.targets.base import targets
 
 
 @dataclass(frozen=True)
 class RunStore:
-    """What a notebook is told."""
+    """The parameters that a notebook is given."""
 
     tracking_uri: str
     experiment: str
@@ -32,8 +32,10 @@ PROMPTS = "prompts.tokens=[[0],[1],[2],[0,1],[0,2],[1,0],[1,2],[2,0],[2,1],[0,1,
 def run_store(
     tmp_path_factory: pytest.TempPathFactory, random_heads: Callable[..., Any], sampling: Callable[..., Any]
 ) -> RunStore:
-    """The alpha table of two n-gram drafters; studies; random heads of both kinds; and of the overlay's drafters a
-    context n-gram and, newest, the oracle, whose acceptance is i.i.d.: the model holds by construction.
+    """Make a store with every kind of run that notebooks read.
+
+    It holds the alpha table of two n-gram drafters, studies, random heads of both kinds, and two drafters of the
+    overlay `notebooks`: a context n-gram and, newest, the oracle, whose acceptance is i.i.d. by construction.
     """
     folder = tmp_path_factory.mktemp("store")
     corpus = folder / "corpus.jsonl"

@@ -20,7 +20,7 @@ FILES = {
 
 
 class Characters:
-    """One token per character, with a begin token (0) on plain text, as Llama's tokenizers have."""
+    """A tokenizer with one token per character, and a begin token (0) on plain text, as Llama's tokenizers have."""
 
     def __init__(self, chat_template: str | None = None) -> None:
         self.chat_template = chat_template
@@ -47,7 +47,7 @@ def characters() -> type[Characters]:
 
 @pytest.fixture
 def values() -> Callable[..., dict[str, Any]]:
-    """The values of a set's YAML; a real file's path is filled in, or the test is skipped."""
+    """`values(yaml_name)` reads the YAML of a prompt set; `real` fills in the real file's path, or skips the test."""
 
     def read(yaml_name: str, real: bool = False, **overrides: Any) -> dict[str, Any]:
         file = REPOSITORY / "conf/prompts" / f"{yaml_name}.yaml"
@@ -64,7 +64,7 @@ def values() -> Callable[..., dict[str, Any]]:
 
 @pytest.fixture
 def load(values: Callable[..., dict[str, Any]]) -> Callable[..., Any]:
-    """`load(yaml_name, real=..., tokenizer=..., context=..., new=..., **overrides)`."""
+    """`load(yaml_name, real=..., tokenizer=..., context=..., new=..., **overrides)` loads a prompt set."""
     from specdec.prompts import load_prompts
 
     def load_set(

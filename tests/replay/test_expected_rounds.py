@@ -28,13 +28,17 @@ def target(tiny_model, sampling):
     return Causal(tiny_model("llama"), sampling(temperature=0.0))
 
 
+def request(reference):
+    return Request(PROMPT, 80, draft_generator=generator_for(0, "p", "draft"), reference=reference)
+
+
 def decode(target, drafter, structure, reference=None):
     return generate(
         target=target,
         drafter=drafter,
         verifier=verifiers.build({"name": "greedy"}),
         structure=structure,
-        request=Request(PROMPT, 80, draft_generator=generator_for(0, "p", "draft"), reference=reference),
+        request=request(reference),
         clock=CpuClock(),
     )
 
@@ -47,12 +51,7 @@ def test_replay_gives_the_rounds_of_live_greedy_decoding(target, drafter_values,
     text = decode(target, drafters.build({"name": "none"}, target=target), structure).tokens
     live = decode(target, drafter, structure, reference=text)
     assert live.tokens == text
-    along = None
-    if drafter.capabilities.replay == "position" and structure.branches == 1:
-        along = agreement(drafter, target, structure, PROMPT, text, generator_for(0, "p", "draft"), text)
-    replayed = expected_rounds(
-        drafter, target, structure, PROMPT, text, 80, generator_for(0, "p", "draft"), text, along
-    )
+    replayed = expected_rounds(drafter, target, structure, text, request(text))
     assert replayed == pytest.approx(len(live.rounds), abs=1e-9)
 
 
@@ -60,7 +59,7 @@ def test_agreement_of_the_oracle_is_its_coins(target, group_values):
     drafter = drafters.build(group_values("drafter", "oracle", alpha=0.6), target=target)
     structure = structures.build({"name": "chain", "gamma": 3})
     text = decode(target, drafters.build({"name": "none"}, target=target), structure).tokens
-    along = agreement(drafter, target, structure, PROMPT, text, generator_for(0, "p", "draft"), text)
+    along = agreement(drafter, target, structure, text, request(text))
     coins = torch.rand(len(text), generator=generator_for(0, "p", "draft")) < 0.6
     assert along.beta == along.m == tuple(coins.double().tolist())
     assert all(along.proposed)
@@ -73,9 +72,9 @@ def test_agreement_when_sampling_is_p_of_the_proposal(group_values, table):
     target = table(law, temperature=1.0)
     drafter = drafters.build(group_values("drafter", "ngram"), target=target)
     structure = structures.build({"name": "chain", "gamma": 4})
-    prompt, text = (0, 1, 2, 0), (1, 2, 1, 0)
-    along = agreement(drafter, target, structure, prompt, text, None, None)
+    asked, text = Request((0, 1, 2, 0), 4), (1, 2, 1, 0)
+    along = agreement(drafter, target, structure, text, asked)
     # Proposals: 1 (seen after 0), 2 (after 0 1), 0 (after 2), 2 (after 1); beta is p of the proposal after the text.
     assert along.beta == pytest.approx((law[0][1], law[1][2], law[2][0], law[1][2]))
     assert along.m == (1.0, 1.0, 0.0, 0.0)
-    assert expected_rounds(drafter, target, structure, prompt, text, 4, None, None, None) is None
+    assert expected_rounds(drafter, target, structure, text, asked) is None

@@ -11,15 +11,17 @@ from omegaconf import OmegaConf
 
 from specdec.analysis.findings import Findings, open_study
 from specdec.config import RunConfig, config_dir, validated
-from specdec.studies.run import run_study
+from specdec.studies.base.run_study import run_study
 
 Tables = dict[str, pd.DataFrame]
 
 
 @pytest.fixture
 def study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Findings, Tables]]:
-    """`study("ngrammys_grid", "study.k=[1]", ...)`: its findings and its tables, in one process, and a check that the
-    findings can be had again from the folder."""
+    """`study("ngrammys_grid", "study.k=[1]", ...)` runs a study in this process; it gives its findings and its tables.
+
+    It also checks that the folder alone gives the same findings.
+    """
     monkeypatch.chdir(tmp_path)
 
     def run(experiment: str, *overrides: str) -> tuple[Findings, Tables]:

@@ -10,7 +10,7 @@ from specdec.clock import CpuClock
 from specdec.decode import generate
 from specdec.drafters.base import Drafter, DrafterCapabilities
 from specdec.errors import UsageError
-from specdec.models.path_batch import row_batch
+from specdec.models.path_batch import path_batch
 from specdec.records import EMPTY, Draft, Request, Source, TextStart, Tree, chain_tree
 from specdec.sampling import generator_for
 from specdec.structures.base import structures
@@ -166,7 +166,7 @@ def test_a_prompt_of_one_token_needs_no_prefill(target_of):
 def test_a_chain_takes_one_row(target_of, monkeypatch):
     """And so does the baseline, through compiled passes where there are any."""
     target = target_of("llama", "rows")
-    monkeypatch.setattr(target.decoder, "forward_rows", lambda *_: pytest.fail("a batch"))
+    monkeypatch.setattr(target.decoder, "forward_paths", lambda *_: pytest.fail("a batch"))
     target.start(TextStart(PROMPT, CAPACITY, branches=BRANCHES))
     for draft in (EMPTY, Draft(torch.tensor([1, 2]), chain_tree(2))):
         assert_like_plain(target, [], draft)
@@ -245,7 +245,7 @@ def test_whole_texts_have_the_same_rounds(name, temperature, tiny_model, tiny_en
     if temperature == 0:
         assert generation.tokens == own
         assert {row.accepted for row in generation.rounds} == {0, 1, 2, 3}
-        taken = [row_batch(row.tree).row_of(row.acceptance.path) for row in generation.rounds]
+        taken = [path_batch(row.tree).sequence_of(row.acceptance.path) for row in generation.rounds]
         assert len(set(taken)) > 1
     if packed is not None:
         other = decoded(packed, Rows(list(own)), shape)

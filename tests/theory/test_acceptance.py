@@ -10,9 +10,6 @@ from specdec.theory.acceptance import (
     block_weights,
     entropy,
     expected_accepted,
-    lenient_beta,
-    lenient_greedy_accepts,
-    lenient_residual,
     residual,
     typical_threshold,
 )
@@ -55,27 +52,6 @@ def test_greedy_is_the_case_of_one_hot_laws():
     one, other = np.eye(4)[0], np.eye(4)[2]
     assert beta(one, one) == 1 and beta(one, other) == 0
     np.testing.assert_array_equal(residual(one, other), one)
-
-
-@pytest.mark.parametrize(("lenience", "expected"), [(1.0, 0.65), (0.5, 0.9), (0.3, 0.966667), (0.1, 1.0)])
-def test_check_values_of_lenience(lenience, expected):
-    assert lenient_beta(P, Q, lenience) == pytest.approx(expected, abs=5e-7)
-
-
-@pytest.mark.parametrize("scaled", [False, True])
-def test_lenience_gives_no_token_more_than_p_over_l(scaled):
-    p, q, lenience = random_laws(4, 200), random_laws(5, 200), 0.6
-    accepted = np.minimum(q, p / lenience)
-    rejected = 1 - lenient_beta(p, q, lenience)
-    emitted = accepted + rejected[:, None] * lenient_residual(p, q, lenience, scaled)
-    np.testing.assert_allclose(emitted.sum(axis=-1), 1)
-    assert np.all(emitted <= p / lenience + 1e-12)
-    assert np.abs(emitted - p).max() > 0.05  # not lossless
-
-
-def test_lenient_greedy_keeps_tokens_near_the_maximum():
-    np.testing.assert_array_equal(lenient_greedy_accepts(P, 0.3), [True, True, True, False])
-    np.testing.assert_array_equal(lenient_greedy_accepts(P, 1.0), [True, False, False, False])
 
 
 def test_check_values_of_typical_acceptance():
@@ -157,8 +133,6 @@ def test_out_of_range_arguments_are_refused():
         beta(P * 0.9, Q)
     with pytest.raises(ValueError, match="between 0 and 1"):
         beta([1.5, -0.5], [0.5, 0.5])
-    with pytest.raises(ValueError, match="lenience"):
-        lenient_beta(P, Q, 0.0)
     with pytest.raises(ValueError, match="epsilon must be above 0"):
         typical_threshold(P, 0.0, 0.3)
     with pytest.raises(ValueError, match="cannot have been drawn"):

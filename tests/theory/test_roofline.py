@@ -5,17 +5,13 @@ import pytest
 
 from specdec.theory.roofline import (
     Product,
-    batch_rows,
     cache_bytes,
     call_bytes,
     call_flops,
     call_seconds,
-    chain_rows,
-    experts_read,
     padded_rows,
     ridge_rows,
     threshold,
-    waves,
 )
 
 P, BANDWIDTH, THROUGHPUT = 6.738e9, 1.935e12, 3.12e14
@@ -41,35 +37,12 @@ def test_check_values_of_a_call():
     ("k", "w", "copies", "expected"), [(10, 10, 10, 1.344814), (10, 10, 1, 1.0), (25, 15, 1, 2.385724)]
 )
 def test_check_values_of_rows(k, w, copies, expected):
-    assert seconds(batch_rows(k, w), copies) / seconds(1) == pytest.approx(expected, abs=5e-7)
-
-
-def test_rows_of_a_chain_are_one_row_of_a_batch():
-    assert chain_rows(4) == batch_rows(1, 4) == 5
-    assert batch_rows([1, 2], 3).tolist() == [4, 8]
-
-
-@pytest.mark.parametrize(("rows", "expected"), [(128, 1), (129, 2), (257, 3), (385, 4)])
-def test_check_values_of_waves(rows, expected):
-    assert waves(rows, 11008, 128, 128, 108) == expected
+    assert seconds(k * (w + 1), copies) / seconds(1) == pytest.approx(expected, abs=5e-7)
 
 
 def test_padded_rows_climb_in_steps():
     assert padded_rows([1, 8, 9, 16, 17], 8).tolist() == [8, 8, 16, 16, 24]
     assert padded_rows(5, 1) == 5
-
-
-@pytest.mark.parametrize(("rows", "ratio"), [(4, 3.816376), (6, 5.550329)])
-def test_check_values_of_experts(rows, ratio):
-    assert experts_read(rows, 256, 8) / experts_read(1, 256, 8) == pytest.approx(ratio, abs=5e-7)
-
-
-def test_experts_against_simulation():
-    """500 draws of three rows; a mean this far off has a chance below 1e-6."""
-    generator = np.random.default_rng(0)
-    read = [len({*np.concatenate([generator.permutation(8)[:2] for _ in range(3)])}) for _ in range(500)]
-    assert np.mean(read) == pytest.approx(experts_read(3, 8, 2), abs=0.22)
-    assert experts_read(10_000, 8, 2) == pytest.approx(8)
 
 
 WEIGHT = Product("up", inputs=32, outputs=48, matrices=2, bytes_per_value=2)
@@ -106,8 +79,7 @@ def test_operations_per_byte():
         lambda: call_seconds(-1, 1, 1, 1),
         lambda: call_seconds(1, 1, 0, 1),
         lambda: ridge_rows(1, 0, 1, 1),
-        lambda: waves(1.5, 1, 1, 1, 1),
-        lambda: experts_read(1, 4, 5),
+        lambda: padded_rows(1.5, 1),
         lambda: WEIGHT.flops(0, 1),
     ],
 )

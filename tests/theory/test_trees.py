@@ -11,9 +11,7 @@ from specdec.theory.dependence import product_identity
 from specdec.theory.trees import (
     best_tree,
     choose_tree,
-    distinct_rows_tokens,
     expected_tokens,
-    infinite_tree_tokens,
     tokens_by_nodes,
     tree_by_heap,
     tree_by_program,
@@ -46,14 +44,6 @@ def test_check_values_of_depth_two(build, rows, tokens):
 @pytest.mark.parametrize(("nodes", "tokens"), [(1, 1.56), (4, 1.9108), (8, 2.07544), (16, 2.224388), (32, 2.319564)])
 def test_check_values_of_heads(build, nodes, tokens):
     assert build(HEADS, nodes).tokens == pytest.approx(tokens, abs=5e-7)
-
-
-def test_limits_of_endless_trees():
-    assert infinite_tree_tokens(FLAT[:1]) == pytest.approx(2.5)
-    assert infinite_tree_tokens(FLAT[:2]) == pytest.approx(5)
-    assert infinite_tree_tokens((0.5, 0.5)) == np.inf
-    assert best_tree(FLAT[:1], 60).tokens == pytest.approx(2.5)
-    assert best_tree((0.4, 0.2), 20_000).tokens == pytest.approx(infinite_tree_tokens((0.4, 0.2)), rel=2e-3)
 
 
 FALLING = st.lists(st.floats(0, 0.6), min_size=1, max_size=4).map(lambda values: sorted(values, reverse=True))
@@ -158,9 +148,7 @@ def test_a_chain_and_rows_are_trees():
         product_identity([0.6, 0.5, 0.4])
     )
     rows = expected_tokens((-1, -1, 0, 1, 2, 3), (0, 1, 0, 0, 0, 0), [(0.5, 0.2), (0.6,), (0.5,)])
-    assert rows == pytest.approx(distinct_rows_tokens(0.7, [0.6, 0.5]))
-    assert distinct_rows_tokens(0.7, []) == pytest.approx(1.7)
-    np.testing.assert_allclose(distinct_rows_tokens([0.5, 0.7], [0.6, 0.5]), 1 + np.array([0.5, 0.7]) * 1.9)
+    assert rows == pytest.approx(1 + 0.7 * (1 + 0.6 + 0.6 * 0.5))  # at most one of the two first tokens is accepted
 
 
 def test_expected_tokens_is_the_mean_of_simulated_rounds():
@@ -189,19 +177,19 @@ def test_the_chosen_tree_has_the_highest_rate(accuracy, draft_seconds):
         for depth in range(6)
         if n == 0 or depth > 0
     }
-    assert chosen.tokens_per_second == pytest.approx(max(rates.values()))
-    assert chosen.tokens_per_second == pytest.approx(rates[len(chosen.tree), chosen.depth])
+    assert chosen.tree.tokens / chosen.seconds == pytest.approx(max(rates.values()))
+    assert chosen.tree.tokens / chosen.seconds == pytest.approx(rates[len(chosen.tree), chosen.depth])
     assert chosen.seconds == pytest.approx(seconds(len(chosen.tree) + 1) + chosen.depth * draft_seconds)
 
 
-def test_the_choice_stops_at_the_step_and_says_when_it_met_its_limits():
+def test_the_choice_stops_at_the_step_and_at_its_limits():
     step = choose_tree(FLAT, lambda rows: 1.0 if rows <= 8 else 2.0, 0.0, nodes_max=20, depth_max=6)
-    assert len(step.tree) == 7 and not step.at_limit
+    assert len(step.tree) == 7
     free = choose_tree(FLAT, lambda rows: 1.0, 0.0, nodes_max=20, depth_max=30)
-    assert len(free.tree) == 20 and free.at_limit
-    assert choose_tree(FLAT, lambda rows: 1.0, 0.0, nodes_max=100, depth_max=2).at_limit
+    assert len(free.tree) == 20
+    assert choose_tree(FLAT, lambda rows: 1.0, 0.0, nodes_max=100, depth_max=2).depth == 2
     dear = choose_tree(FLAT, lambda rows: 1.0 * rows, 0.5, nodes_max=20, depth_max=6)
-    assert len(dear.tree) == 0 and dear.depth == 0 and dear.tokens_per_second == 1 and not dear.at_limit
+    assert len(dear.tree) == 0 and dear.depth == 0 and dear.seconds == 1
 
 
 def test_a_call_that_is_cheaper_with_more_rows_is_not_paid_for_rows_that_are_not_there():

@@ -13,6 +13,11 @@ from specdec.sampling import generator_for
 from specdec.structures import structures
 from specdec.targets.causal import Causal
 from specdec.timing.calls import calibrate, row_counts, time_calls
+from specdec.timing.timer import Timer
+
+
+def timer(calls, *limits):
+    return Timer(CpuClock(), calls, generator_for(0, "p", "calibration"), *limits)
 
 
 def test_sizes_repeats_and_an_untouched_cache(tiny_model, sampling, group_values):
@@ -21,7 +26,7 @@ def test_sizes_repeats_and_an_untouched_cache(tiny_model, sampling, group_values
     chain = structures.build({"name": "chain", "gamma": 4})
     prompt = [5, 6, 7, 5, 6]
     trees = [chain_tree(2), chain_tree(4)]
-    found = calibrate(target, drafter, chain, prompt, trees, 4, CpuClock(), generator_for(0, "p", "calibration"))
+    found = calibrate(target, drafter, chain, prompt, trees, timer(4))
     assert {rows: len(times) for rows, times in found.calls.items()} == {1: 4, 3: 4, 5: 4}
     assert found.context == 5 and len(found.draft) == 4
     assert min(time for times in found.calls.values() for time in times) > 0
@@ -36,12 +41,12 @@ def test_whole_drafts_by_depth(tiny_model, sampling, group_values):
     target = Causal(tiny_model("llama"), sampling(temperature=0.0))
     drafter = drafters.build(group_values("drafter", "ngram"), target=target)
     chain = structures.build({"name": "chain", "gamma": 4})
-    asked = dict(trees=[chain_tree(1)], repeats=3, clock=CpuClock(), generator=generator_for(0, "p", "calibration"))
-    found = calibrate(target, drafter, chain, [5, 6, 7, 5, 6], gammas=(4, 2), **asked)
+    trees = [chain_tree(1)]
+    found = calibrate(target, drafter, chain, [5, 6, 7, 5, 6], trees, timer(3), gammas=(4, 2))
     assert {gamma: len(times) for gamma, times in found.drafts.items()} == {2: 3, 4: 3} and len(found.draft) == 3
-    assert calibrate(target, drafter, chain, [5, 6, 7, 5, 6], **asked).drafts == {}
+    assert calibrate(target, drafter, chain, [5, 6, 7, 5, 6], trees, timer(3)).drafts == {}
     # A text without repetition gives an n-gram drafter nothing to propose, and so nothing to time.
-    assert calibrate(target, drafter, chain, [1, 2, 3], gammas=(2,), **asked).drafts == {2: []}
+    assert calibrate(target, drafter, chain, [1, 2, 3], trees, timer(3), gammas=(2,)).drafts == {2: []}
 
 
 @pytest.mark.parametrize(
@@ -58,17 +63,8 @@ def test_row_counts(largest, dense, expected):
     assert row_counts(largest, dense) == expected
 
 
-def grid(target, **changes):
-    asked = dict(
-        tokens=[5, 6, 7],
-        rows=[1, 2, 3, 4],
-        contexts=[8, 40],
-        calls=2,
-        seconds=60.0,
-        clock=CpuClock(),
-        generator=generator_for(0, "p", "cost"),
-    )
-    return time_calls(target, **{**asked, **changes})
+def grid(target, rows=(1, 2, 3, 4), contexts=(8, 40), calls=2, seconds=60.0):
+    return time_calls(target, [5, 6, 7], rows, contexts, timer(calls, seconds))
 
 
 def test_every_cell_of_the_grid_is_measured_at_its_context(tiny_model, sampling):

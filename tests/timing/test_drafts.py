@@ -10,6 +10,7 @@ from specdec.records import EMPTY, Draft
 from specdec.sampling import generator_for
 from specdec.targets.causal import Causal
 from specdec.timing.drafts import time_drafts
+from specdec.timing.timer import Timer
 
 PROMPT = [7, 3, 19, 44, 3, 19, 52]
 
@@ -45,13 +46,15 @@ class Slow(Drafter):
         return Draft(torch.zeros(len(structure.tree), dtype=torch.long), structure.tree) if structure.nodes else EMPTY
 
 
+def timer(clock, calls):
+    return Timer(clock, calls, generator_for(0, "drafts", "cost"))
+
+
 def test_every_structure_is_timed_apart_from_its_first_draft(tiny_model, sampling, make_structure):
     target = Causal(tiny_model("llama"), sampling(temperature=0.0))
     clock = Turns()
     shapes = [make_structure("tree", 3), make_structure("chain", 2), make_structure("tree", 1)]
-    table = time_drafts(
-        target, Slow(clock), shapes, PROMPT, calls=4, clock=clock, generator=generator_for(0, "drafts", "cost")
-    )
+    table = time_drafts(target, Slow(clock), shapes, PROMPT, timer(clock, 4))
     assert table.groupby("structure")["call"].apply(sorted).tolist() == [[0, 1, 2, 3]] * 3
     assert table["drafted"].tolist() == table["nodes"].tolist()
     assert dict(zip(table["structure"], table["nodes"], strict=True)) == {0: 6, 1: 2, 2: 2}
@@ -72,7 +75,7 @@ def test_a_drafter_that_reads_states_is_given_them(tiny_model, sampling, make_st
     target.hidden.keep(0)
     clock = Turns()
     reader = Reader(clock)
-    time_drafts(target, reader, [make_structure("chain", 1)], PROMPT, 1, clock, generator_for(0, "drafts", "cost"))
+    time_drafts(target, reader, [make_structure("chain", 1)], PROMPT, timer(clock, 1))
     assert tuple(reader.read_of) == (len(PROMPT) - 1, 32)
 
 
@@ -82,5 +85,5 @@ def test_there_is_room_for_every_draft(tiny_model, sampling, make_structure, eva
     target.evaluation = evaluation
     clock = Turns()
     shapes = [make_structure("tree", 1), make_structure("tree", 5)]
-    table = time_drafts(target, Slow(clock), shapes, PROMPT, 1, clock, generator_for(1, "drafts", "cost"))
+    table = time_drafts(target, Slow(clock), shapes, PROMPT, timer(clock, 1))
     assert len(table) == 2

@@ -151,7 +151,7 @@ def test_greedy_output_is_the_targets_own(pair, gamma):
     assert sum(row.accepted for row in drafted.rounds) > 0
     # Under greedy a draft is a function of the text, so drafting again along it counts the rounds.
     assert drafter.capabilities.replay == "copying"
-    rounds = expected_rounds(drafter, target, chain(gamma), [A, B, D], drafted.tokens, 30, None, None, None)
+    rounds = expected_rounds(drafter, target, chain(gamma), drafted.tokens, Request([A, B, D], 30))
     assert rounds == len(drafted.rounds)
 
 

@@ -1,4 +1,4 @@
-"""Exact laws of what a rule emits, for rules that are not lossless."""
+"""Exact laws of the tokens that a rule emits, for rules that are not lossless."""
 
 from collections.abc import Callable
 
@@ -13,8 +13,8 @@ from specdec.verifiers import Verifier
 
 @pytest.fixture
 def first_token(enumeration) -> Callable[..., tuple[Tensor, float]]:
-    """`first_token(rule, p, q, deterministic=None)`: law [V] of the first token that a round with one drafted token
-    emits, and the chance that it was the draft's; the draft is drawn from q, or is the given token as a point mass.
+    """`first_token(rule, p, q, deterministic=None)` gives the law [V] of the first token that a round with one drafted
+    token emits, and the chance that it was the draft's. The draft is drawn from q, or is `deterministic`, a point mass.
     """
 
     def law_of(rule: Verifier, p: Tensor, q: Tensor, deterministic: int | None = None) -> tuple[Tensor, float]:
@@ -37,8 +37,8 @@ def first_token(enumeration) -> Callable[..., tuple[Tensor, float]]:
 
 @pytest.fixture
 def chain_law(enumeration) -> Callable[..., dict[tuple[int, ...], float]]:
-    """`chain_law(rule, p, q, root, gamma)`: chance of all that a round commits after `root`, the chain drawn from the
-    rows of q [V, V] and judged by the rows of p [V, V].
+    """`chain_law(rule, p, q, root, gamma)` gives the chance of each text that a round commits after `root`. The
+    chain is drawn from the laws q [V, V] and judged by the laws p [V, V].
     """
 
     def law_of(rule: Verifier, p: Tensor, q: Tensor, root: int, gamma: int) -> dict[tuple[int, ...], float]:

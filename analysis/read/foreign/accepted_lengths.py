@@ -34,7 +34,8 @@ def accepted_lengths(path: Path, gamma: int, bonus: bool | None = None, field: s
     """Return the rounds of a trace.
 
     bonus: True if lengths per round include the target's own token (None: by the field's name). field: the acc_NAME to
-    read from a per-position trace (None: its only one). UsageError with file and line for what is not of this form, both forms in one file, or a length beyond gamma.
+    read from a per-position trace (None: its only one). UsageError with file and line for another form, for both
+    forms in one file, or for a length beyond gamma.
     """
     texts: list[ImportedText] = []
     forms: set[str] = set()

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from specdec.drafters.base.contract import EVERY_STRUCTURE, Drafter, DrafterCapabilities
 from specdec.errors import NumericsError, UsageError
+from specdec.heads.checkpoint import load_heads, shipped_heads, state_offset
 from specdec.heads.choices import choices_of
-from specdec.heads.files import load_heads, shipped_heads, state_offset
-from specdec.heads.model import Heads
+from specdec.heads.network import Heads
 from specdec.records import EMPTY, Draft, Source, TextStart, Tree
 from specdec.sampling import all_finite, generator_on, probabilities
 from specdec.structures.base import Structure

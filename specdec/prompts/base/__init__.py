@@ -1,1 +1,1 @@
-"""The contract of a prompt source, and how a prompt set becomes prompts in tokens."""
+"""The contract of a prompt source, and the way from a prompt set to prompts in tokens."""

@@ -1,16 +1,13 @@
-"""The contract of a prompt source, and what the loader makes of it. Knows no tokenizer: sources give text."""
+"""The contract of a prompt source, and the prompts that are made of it. Knows no tokenizer: sources give text."""
 
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from specdec.config import AtLeastOne, typed
 from specdec.registry import Registry
-
-if TYPE_CHECKING:
-    from specdec.prompts.base.rendering import Renderer
 
 Counts = dict[str, dict[str, int]]  # reason -> category -> count
 
@@ -20,9 +17,9 @@ class SetConfig:
     """The keys that every prompt set has."""
 
     name: str
-    limit: AtLeastOne | None  # of usable prompts; null is all
+    limit: AtLeastOne | None  # number of usable prompts; null takes all
     balance: bool  # with a limit: true takes the categories in turn, false the first prompts of the source
-    chat: Literal["auto", "never"]  # auto applies the tokenizer's chat template where there is one
+    chat: Literal["auto", "never"]  # auto applies the tokenizer's chat template, if it has one
 
 
 @dataclass(frozen=True)
@@ -37,8 +34,8 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Source:
-    """What a source holds, in its own order; `absent` counts what this machine lacks."""
+class SourceContent:
+    """All that a source holds, in its own order; `absent` counts what this machine lacks."""
 
     entries: Sequence[Entry]
     provenance: Mapping[str, str]
@@ -51,17 +48,17 @@ class PromptSource(ABC):
     config: SetConfig
 
     @abstractmethod
-    def read(self) -> Source:
-        """All entries, the same at every call.
+    def read(self) -> SourceContent:
+        """Return all entries, the same at every call.
 
         Raises:
-            UsageError: a file that is missing, empty or damaged, or a key that does not fit it.
+            UsageError: a file is missing, empty or damaged, or a key does not fit it.
         """
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """A rendered prompt. `turns` is the conversation that `text` renders: user, assistant, user, ..."""
+    """A rendered prompt. `turns` are the turns of the conversation that `text` renders: user, assistant, user, ..."""
 
     id: str  # stable and unique within the set, e.g. stdlib_code/textwrap/TextWrapper._split
     category: str
@@ -72,32 +69,16 @@ class Prompt:
     reference: str | None = None  # the right answer, to judge outputs by
 
 
-@dataclass(frozen=True)
-class PromptSet:
-    """The usable prompts of a set, and what was left out on the way to them."""
-
-    name: str
-    prompts: tuple[Prompt, ...]
-    content_hash: str  # of the chosen entries before rendering: the same for every tokenizer
-    skipped: Mapping[str, Mapping[str, int]]  # reason -> category -> count
-    provenance: Mapping[str, str]
-    renderer: "Renderer" = field(repr=False, compare=False)
-
-    def follow_up(self, prompt: Prompt, answer: Sequence[int]) -> Prompt | None:
-        """The next turn, asked after the baseline's `answer`; None when there is none or it is too long."""
-        return self.renderer.follow_up(prompt, answer)
-
-
 _TURN = re.compile(r"/turn\d+$")
 
 
 def turn_id(first: str, number: int) -> str:
-    """The id of a conversation's later turn."""
+    """Return the id of a later turn of a conversation."""
     return f"{first}/turn{number}"
 
 
 def first_turn(id: str) -> str:
-    """The id of the turn that a conversation began with: what intervals over prompts resample."""
+    """Return the id of the first turn of a conversation; intervals over prompts resample whole conversations."""
     return _TURN.sub("", id)
 
 

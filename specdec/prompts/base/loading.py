@@ -1,16 +1,38 @@
-"""From a prompt set's configuration to prompts that the target can decode."""
+"""Makes prompts that the target can decode from the configuration of a prompt set."""
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
 from specdec.errors import UsageError
-from specdec.prompts.base.contract import Counts, Entry, Prompt, PromptSet, SetConfig, prompts
+from specdec.prompts.base.contract import Counts, Entry, Prompt, SetConfig, prompts
 from specdec.prompts.base.rendering import Renderer
 
 TOO_LONG, EMPTY = "too_long", "empty"
+
+
+@dataclass(frozen=True)
+class PromptSet:
+    """The usable prompts of a set, and the entries that were left out.
+
+    Attributes:
+        content_hash: sha256 of the chosen entries before rendering: the same for every tokenizer.
+        skipped: reason -> category -> number of entries left out.
+    """
+
+    name: str
+    prompts: tuple[Prompt, ...]
+    content_hash: str
+    skipped: Mapping[str, Mapping[str, int]]
+    provenance: Mapping[str, str]
+    renderer: Renderer = field(repr=False, compare=False)
+
+    def follow_up(self, prompt: Prompt, answer: Sequence[int]) -> Prompt | None:
+        """Return the next turn, asked after the baseline's `answer`; None if there is none or it is too long."""
+        return self.renderer.follow_up(prompt, answer)
 
 
 def load_prompts(
@@ -21,15 +43,16 @@ def load_prompts(
     max_new_tokens: int,
     vocab_size: int | None = None,
 ) -> PromptSet:
-    """The prompts that `values` (the config group `prompts`) describes.
+    """Load the prompts that `values` (the config group `prompts`) describes.
 
-    A limit counts usable prompts: where one is too long or empty, the next of its category takes its place.
-    Skipped prompts are counted among those looked at, which without a limit are all.
+    A limit counts usable prompts: where a prompt is too long or empty, the next of its category takes its place.
+    Skipped
+    prompts are counted up to the limit; without a limit, among all.
 
     Args:
         tokenizer: the target's; None for targets without one, which take literal tokens only.
-        context_length: of the target; a prompt may be at most `max_new_tokens` shorter.
-        vocab_size: the target's, against which literal tokens are checked.
+        context_length: tokens that the target can hold: those of a prompt and `max_new_tokens`.
+        vocab_size: the target's, to check literal tokens; None checks nothing.
     Raises:
         UsageError: an unknown set or key, a bad value, an unusable file, no usable prompt.
     """
@@ -63,7 +86,7 @@ def load_prompts(
 def _usable_in_turn(
     entries: Iterable[Entry], config: SetConfig, renderer: Renderer, skipped: Counts
 ) -> Iterator[tuple[Entry, Prompt]]:
-    """Usable entries in the source's order, or by category in turn when a limit is to be balanced."""
+    """Yield usable entries in the source's order; with a limit that is balanced, the categories in turn."""
     groups: dict[str, list[Entry]] = {}
     for entry in entries:
         groups.setdefault(entry.category if config.balance and config.limit else "", []).append(entry)
@@ -79,7 +102,7 @@ def _usable_in_turn(
 
 def _usable(entries: Iterable[Entry], renderer: Renderer, skipped: Counts) -> Iterator[tuple[Entry, Prompt]]:
     for entry in entries:
-        # Looked at before rendering: a chat template or a begin token makes something of nothing.
+        # Checked before rendering: a chat template or a begin token makes a prompt out of nothing.
         empty = not entry.tokens and not (entry.turns and entry.turns[0].strip())
         prompt = None if empty else renderer.prompt(entry)
         if prompt is None or not prompt.tokens or len(prompt.tokens) > renderer.room:

@@ -1,4 +1,4 @@
-"""From the turns of a conversation to tokens: by chat template or as plain text."""
+"""Renders the turns of a conversation as tokens, by chat template or as plain text."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,12 +7,12 @@ from typing import Any
 from specdec.errors import UsageError
 from specdec.prompts.base.contract import Entry, Prompt, first_turn, turn_id
 
-BETWEEN_TURNS = "\n\n"  # of a conversation without a chat template
+BETWEEN_TURNS = "\n\n"  # stands between the turns of a conversation without a chat template
 
 
 @dataclass(frozen=True)
 class Renderer:
-    """Renders for one tokenizer (None: literal tokens only); `room` is the context less the new tokens."""
+    """Renders for one tokenizer (None: literal tokens only). A prompt may have at most `room` tokens."""
 
     tokenizer: Any
     chat: bool
@@ -20,10 +20,10 @@ class Renderer:
     vocab_size: int | None
 
     def prompt(self, entry: Entry) -> Prompt:
-        """The first turn, or the literal tokens.
+        """Render the first turn, or take the literal tokens.
 
         Raises:
-            UsageError: text without a tokenizer, a chat template that fails, a token outside the vocabulary.
+            UsageError: the chat template fails, or a token lies outside the vocabulary.
         """
         if entry.tokens:
             self._check_vocabulary(entry)
@@ -33,9 +33,10 @@ class Renderer:
         return Prompt(entry.id, entry.category, text, self._tokens(text), entry.turns[1:], turns, entry.reference)
 
     def follow_up(self, prompt: Prompt, answer: Sequence[int]) -> Prompt | None:
+        """Render the next turn after an answer; None if there is none or it is too long."""
         if not prompt.follow_ups or not prompt.follow_ups[0].strip():
             return None
-        # Decoded together and then parted: some tokenizers drop the space before a text's first word.
+        # Decoded together and then divided: some tokenizers drop the space before the first word of a text.
         whole, before = self._decoded([*prompt.tokens, *answer]), self._decoded(prompt.tokens)
         said, turn = whole[len(before) :], prompt.follow_ups[0]
         turns = (*prompt.turns, said, turn)
@@ -53,7 +54,7 @@ class Renderer:
         ]
         try:
             text: str = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-        except Exception as error:  # a template is a program of its own and raises what it likes
+        except Exception as error:  # a template is a program of its own and can raise anything
             reason = " ".join(str(error).split())[:200]
             raise UsageError(
                 f"The tokenizer's chat template fails ({reason}): set prompts.chat=never for plain text."

@@ -6,8 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from specdec.heads.files import state_offset
-from specdec.heads.model import Heads
+from specdec.heads.checkpoint import state_offset
+from specdec.heads.network import Heads
 from specdec.targets.base import Target
 from specdec.training.heads.head_loss import chunks, logits_of, positions
 from specdec.training.heads.sequences import Batch

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from specdec.heads.model import Heads
+from specdec.heads.network import Heads
 
 _CHUNK_BYTES = 1 << 26  # of logits that exist at a time
 

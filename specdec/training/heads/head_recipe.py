@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from specdec.config import AtLeastOne, Probability, TrackingConfig, typed
-from specdec.heads.config import HeadsConfig
+from specdec.heads.heads_config import HeadsConfig
 from specdec.training.heads.head_data_config import HeadDataConfig
 from specdec.training.recipe_parts import NonNegative, PaceConfig, Positive, fingerprint
 from specdec.training.schedules import RateConfig, Weight

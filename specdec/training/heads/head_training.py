@@ -19,7 +19,7 @@ from torch import Tensor
 
 from specdec.config import validated
 from specdec.errors import NumericsError, UsageError
-from specdec.heads.files import load_heads, save_heads, state_offset
+from specdec.heads.checkpoint import load_heads, save_heads, state_offset
 from specdec.sampling import SamplingConfig
 from specdec.targets.base import Target, targets
 from specdec.targets.causal import Causal

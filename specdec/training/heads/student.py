@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from specdec.errors import UsageError
-from specdec.heads.files import read_heads
-from specdec.heads.model import Heads
+from specdec.heads.checkpoint import read_heads
+from specdec.heads.network import Heads
 from specdec.targets.base import Target
 from specdec.training.heads.backbone import Backbone, backbone_loss
 from specdec.training.heads.head_loss import heads_loss

@@ -1,16 +1,15 @@
-"""Put finished trainings where the package ships them, and write the model card from their summaries.
+"""Copies finished trainings to where the package ships them, and writes the model card from their summaries.
 
     python -m specdec.training.models.publish models/pocket_target models/pocket_drafter specdec/pocket
 
 Every figure of the card comes from `summary.json` and `corpus.json`; none is typed by hand.
 """
 
-from __future__ import annotations
-
 import csv
 import json
 import shutil
 import sys
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,7 @@ say nothing about any real model. They continue Python source text and do not fo
 {rows}
 
 Held-out text: {modules} files of the standard-library modules named in `holdout.json`, read from Python
-{python}, and {topics} topics of `pydoc_data`. Scored are the shipped bfloat16 weights, in float32, in windows
+{python}, and {topics} topics of `pydoc_data`. The shipped bfloat16 weights are scored, in float32, in windows
 of {context} tokens that do not overlap; the end-of-text token is not counted. Bits per byte divide by the
 UTF-8 bytes of the scored tokens and can be compared across tokenizers; nats per token cannot.
 
@@ -36,17 +35,17 @@ UTF-8 bytes of the scored tokens and can be compared across tokenizers; nats per
 
 `python -m specdec.train +recipe=pocket_target`, then `python -m specdec.train +recipe=pocket_drafter`, on one
 corpus with one tokenizer. Muon (`torch.optim.Muon`) for the matrices of the layers, AdamW for embeddings and
-norms; learning rates warm up, stay, and fall linearly to zero. Arithmetic: {arithmetic}. The tokenizer is a
-byte-level BPE of {vocabulary:,} pieces, trained on the training part only; `<|endoftext|>` stands between
-documents.
+norms; learning rates grow linearly from zero, stay constant, and fall linearly to zero. Arithmetic: {arithmetic}.
+The tokenizer is a byte-level BPE of {vocabulary:,} pieces, trained on the training part only; `<|endoftext|>`
+stands between documents.
 
 ```json
 {recipe}
 ```
 
-`history_target.csv` and `history_drafter.csv` have one line per step; their held-out columns score a fixed
-slice of the held-out code in the arithmetic of training and in shorter windows, unlike the table's. Seconds
-are of training alone, all sittings together; the machine did other work at the same time.
+`history_target.csv` and `history_drafter.csv` have one line per step. Unlike the table, their held-out columns
+score a fixed slice of the held-out code, in the arithmetic of training and in shorter windows. Seconds count
+training alone, all sittings together; the machine did other work at the same time.
 
 ## Hardware
 
@@ -56,9 +55,10 @@ are of training alone, all sittings together; the machine did other work at the 
 
 {corpus_bytes:,} bytes in {corpus_files:,} files, {corpus_tokens:,} tokens; content hash
 `{corpus_sha256}`.
-The standard library and the language reference were read {passes} times, a seeded random part
-of the packages once. `corpus.json` has hashes per source, and what was dropped and why: tests, vendored and
-generated files, repetitions, and everything that repeats a held-out module (its tests by name, copies by shared lines).
+The standard library and the language reference were read {passes} times, and a seeded random part
+of the packages once. `corpus.json` has hashes per source, and counts the dropped files by reason: tests, vendored and
+generated files, repetitions, and every file that repeats a held-out module (tests are found by name, copies by shared
+lines).
 
 | source | version | licence as stated by the distribution | files | bytes | sha256 |
 |---|---|---|---|---|---|
@@ -69,24 +69,23 @@ generated files, repetitions, and everything that repeats a held-out module (its
 The weights and the tokenizer come under specdec's licence (Apache-2.0). They were trained on sources under
 the licences listed above: PSF-2.0 for the standard library and its reference; BSD, MIT, Apache and similar
 permissive licences for the packages, whose authors hold the rights in those texts. A model of this kind can
-repeat passages of its training text; what it writes is a demonstration, not code to reuse.
+repeat passages of its training text: its output is a demonstration, not code to reuse.
 """
 
 
 def publish(target: Path, drafter: Path, destination: Path) -> None:
     """Copy both models, histories and the corpus manifest, and write `MODEL_CARD.md`.
 
-    Raises UsageError when a training is not finished or the two read different corpora.
+    Raises:
+        UsageError: a training is not finished, or the two read different corpora.
     """
     summaries = {}
     for role, folder in (("target", target), ("drafter", drafter)):
-        if not (folder / "summary.json").exists():
-            raise UsageError(f"{folder} has no summary.json: the training is not finished.")
-        summaries[role] = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
-        rows = list(csv.DictReader((folder / "history.csv").read_text(encoding="utf-8").splitlines()))
-        summaries[role]["monitor"] = float(rows[-1]["heldout_nats_per_token"])
+        summaries[role] = finished_summary(folder)
+        history = list(csv.DictReader((folder / "history.csv").read_text(encoding="utf-8").splitlines()))
+        summaries[role]["monitor"] = float(history[-1]["heldout_nats_per_token"])
     if summaries["target"]["corpus_sha256"] != summaries["drafter"]["corpus_sha256"]:
-        raise UsageError("The target and the drafter were trained on different corpora.")
+        raise UsageError(f"{target} and {drafter} were trained on different corpora: train both on one.")
     corpus = json.loads((target / "corpus.json").read_text(encoding="utf-8"))
     for role, folder in (("target", target), ("drafter", drafter)):
         shutil.rmtree(destination / role, ignore_errors=True)
@@ -99,15 +98,27 @@ def publish(target: Path, drafter: Path, destination: Path) -> None:
     (destination / "MODEL_CARD.md").write_text(model_card(summaries, corpus), encoding="utf-8")
 
 
+def finished_summary(folder: Path) -> dict[str, Any]:
+    """Read the summary of a finished training.
+
+    Raises:
+        UsageError: the training is not finished.
+    """
+    if not (folder / "summary.json").is_file():
+        raise UsageError(f"{folder} has no summary.json, so the training is not finished: run its command again.")
+    summary: dict[str, Any] = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+    return summary
+
+
 def model_card(summaries: dict[str, dict[str, Any]], corpus: dict[str, Any]) -> str:
-    """The card's text, from the two `summary.json` and the `corpus.json`."""
+    """Return the card's text, from the two `summary.json` and the `corpus.json`."""
     target, drafter = summaries["target"], summaries["drafter"]
     sources = corpus["sources"]
     recipe = {role: {key: s["recipe"][key] for key in ("model", "data", "optimizer")} for role, s in summaries.items()}
     machines = {role: hardware_line(s["hardware"]) for role, s in summaries.items()}
     same = machines["target"] == machines["drafter"]
     return CARD.format(
-        rows="\n".join(f"| {label} | {show(target)} | {show(drafter)} |" for label, show in card_rows().items()),
+        rows=table(_shown(), [target, drafter]),
         modules=sum(name.startswith("stdlib:") for name in corpus["held_out"]),
         topics=sum(name.startswith("pydoc_data:") for name in corpus["held_out"]),
         python=corpus["python"],
@@ -121,19 +132,33 @@ def model_card(summaries: dict[str, dict[str, Any]], corpus: dict[str, Any]) -> 
         corpus_tokens=sum(s["tokens"] for s in sources.values()),
         corpus_sha256=corpus["sha256"],
         passes=" and ".join(f"{s['recipe']['data']['stdlib_passes']:g} ({r})" for r, s in summaries.items()),
-        sources="\n".join(source_row(name, source) for name, source in sources.items()),
+        sources="\n".join(_source_line(name, source) for name, source in sources.items()),
     )
 
 
-def source_row(name: str, source: dict[str, Any]) -> str:
+def table(shown: dict[str, Callable[[dict[str, Any]], str]], summaries: Iterable[dict[str, Any]]) -> str:
+    """Return the lines of a Markdown table: a label, then each summary's value as the label's function shows it."""
+    columns = list(summaries)
+    return "\n".join(f"| {label} | " + " | ".join(map(show, columns)) + " |" for label, show in shown.items())
+
+
+def figures() -> dict[str, Callable[[dict[str, Any]], str]]:
+    """Return the labels, and how they are shown, that models and heads have in common."""
+    return {
+        "tokens trained on": lambda s: f"{s['tokens']:,}",
+        "steps": lambda s: f"{s['steps']:,}",
+        "training (seconds)": lambda s: f"{s['seconds']:,.0f}",
+        "date": lambda s: s["date"],
+    }
+
+
+def _source_line(name: str, source: dict[str, Any]) -> str:
     cells = (name, source["version"], source["licence"], source["files"], f"{source['bytes']:,}")
     return "| " + " | ".join(map(str, cells)) + f" | `{source['sha256'][:16]}` |"
 
 
-def card_rows() -> dict[str, Any]:
-    """Label -> how a summary shows it."""
-
-    def loss(part: str, unit: str) -> Any:
+def _shown() -> dict[str, Callable[[dict[str, Any]], str]]:
+    def loss(part: str, unit: str) -> Callable[[dict[str, Any]], str]:
         return lambda s: f"{s['heldout'][part][unit]:.3f}"
 
     def shape(s: dict[str, Any]) -> str:
@@ -146,10 +171,7 @@ def card_rows() -> dict[str, Any]:
         "parameters": lambda s: f"{s['parameters']:,}",
         "context (tokens)": lambda s: f"{s['recipe']['model']['context']:,}",
         "files (bytes)": lambda s: f"{s['bytes']:,}",
-        "tokens trained on": lambda s: f"{s['tokens']:,}",
-        "steps": lambda s: f"{s['steps']:,}",
-        "training (seconds)": lambda s: f"{s['seconds']:,.0f}",
-        "date": lambda s: s["date"],
+        **figures(),
         "**held-out, nats per token**": loss("all", "nats_per_token"),
         "**held-out, bits per byte**": loss("all", "bits_per_byte"),
         "held-out code, nats per token": loss("code", "nats_per_token"),
@@ -164,6 +186,7 @@ def card_rows() -> dict[str, Any]:
 
 
 def hardware_line(hardware: dict[str, Any]) -> str:
+    """Describe a summary's hardware in one line."""
     return (
         f"{hardware['cpu']}, {hardware['cores']} cores, {hardware['threads']} threads; "
         f"Python {hardware['python']}, torch {hardware['torch']}."

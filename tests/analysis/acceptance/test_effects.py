@@ -5,8 +5,9 @@ from math import isnan
 import numpy as np
 import pandas as pd
 import pytest
+from fixtures import simulated_rounds as simulation
 
-from specdec.analysis.acceptance import effects, simulation
+from specdec.analysis.acceptance import effects
 from specdec.analysis.acceptance.estimates import estimate_alpha, robust_error
 from specdec.analysis.acceptance.models import markov, prompt_beta
 from specdec.theory.dependence import replay_rounds

@@ -6,8 +6,9 @@ from math import isnan
 import numpy as np
 import pandas as pd
 import pytest
+from fixtures import simulated_rounds as simulation
 
-from specdec.analysis.acceptance import effects, iid, simulation
+from specdec.analysis.acceptance import effects, iid
 from specdec.analysis.acceptance.estimates import estimate_alpha
 from specdec.theory.capped_geometric import accepted_pmf
 from specdec.theory.dependence import replay_rounds

@@ -5,11 +5,11 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from fixtures import simulated_rounds as simulation
 
-from specdec.analysis.acceptance import simulation
 from specdec.analysis.acceptance.model_sections import model_sections
+from specdec.analysis.findings import Section
 from specdec.analysis.read.runs import Run
-from specdec.analysis.sections import Section
 from specdec.errors import UsageError
 from specdec.theory.dependence import replay_rounds
 

@@ -5,9 +5,10 @@ from math import isnan
 import numpy as np
 import pandas as pd
 import pytest
+from fixtures import simulated_rounds as simulation
 from scipy.stats import beta as beta_law
 
-from specdec.analysis.acceptance import laws, simulation
+from specdec.analysis.acceptance import laws
 from specdec.analysis.acceptance import prediction as P
 from specdec.analysis.acceptance.prediction_section import prediction_in_words
 from specdec.theory.capped_geometric import expected_rounds, tokens_per_round

@@ -27,11 +27,11 @@ def rounds(make_rounds: Callable[..., pd.DataFrame]) -> pd.DataFrame:
 
 
 @pytest.fixture
-def arms(rounds: pd.DataFrame, stored_run: Callable[..., Run]) -> list[board.Arm]:
+def arms(rounds: pd.DataFrame, stored_run: Callable[..., Run]) -> list[board.RunArm]:
     return list(board.open_arms(stored_run(rounds)).values())
 
 
-def test_values_and_intervals_are_those_of_the_measured_curve(rounds: pd.DataFrame, arms: list[board.Arm]) -> None:
+def test_values_and_intervals_are_those_of_the_measured_curve(rounds: pd.DataFrame, arms: list[board.RunArm]) -> None:
     scores = board.score(arms, ["one", "two"], list("abcd"), replicates=300)
     for quantity in ("speedup", "tokens_per_round"):
         curve = measured_curve(rounds, quantity, replicates=300)
@@ -43,7 +43,7 @@ def test_values_and_intervals_are_those_of_the_measured_curve(rounds: pd.DataFra
     assert [scores.values[name][1] for name in "gvo"] == pytest.approx([0.2, 1.2, 0.1])
 
 
-def test_a_difference_keeps_what_the_arms_share(arms: list[board.Arm]) -> None:
+def test_a_difference_keeps_what_the_arms_share(arms: list[board.RunArm]) -> None:
     """An arm against itself differs by exactly nothing; resampled apart it would not."""
     scores = board.score([arms[1], arms[1]], ["x", "y"], list("abcd"), replicates=200)
     assert np.ptp(scores.drawn["speedup"][:, 0]) > 0
@@ -68,7 +68,7 @@ def test_rank_shares_count_the_replicates() -> None:
     assert board.rank_text(table)["best"].tolist() == ["62%", "38%", "0%"]
 
 
-def test_the_table_has_categories_beside_overall_and_cost(arms: list[board.Arm]) -> None:
+def test_the_table_has_categories_beside_overall_and_cost(arms: list[board.RunArm]) -> None:
     table = board.leaderboard(arms, ["one", "two"], list("abcd"), replicates=200)
     assert list(table.columns) == [
         *("rank", "run", "gamma", "code (2)", "text (2)", "overall", "tokens per round", "g", "v", "o")
@@ -81,7 +81,7 @@ def test_the_table_has_categories_beside_overall_and_cost(arms: list[board.Arm])
     assert list(board.leaderboard(arms, ["one", "two"], ["a", "b"], 50).columns)[3] == "overall"
 
 
-def test_one_prompt_has_values_without_intervals(arms: list[board.Arm]) -> None:
+def test_one_prompt_has_values_without_intervals(arms: list[board.RunArm]) -> None:
     scores = board.score(arms, ["one", "two"], ["a"])
     assert np.isnan(scores.interval("speedup", 0).low) and np.isfinite(scores.values["speedup"]).all()
     assert np.isnan(scores.rank_shares("speedup")).all() and not scores.apart("speedup", 0, 1)

@@ -3,6 +3,7 @@ original model of a trained target changes: figures of its own, and nothing else
 """
 
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -11,13 +12,13 @@ import pytest
 from specdec.analysis.acceptance.model_sections import model_sections
 from specdec.analysis.acceptance.prediction import unpredictable
 from specdec.analysis.account.run_account import account_of
-from specdec.analysis.figures.plots import time_split
+from specdec.analysis.figures.run_figures import time_split
 from specdec.analysis.read.runs import Run
 from specdec.analysis.rounds import measured_curve
 from specdec.analysis.runs.leaderboard import open_arms
 from specdec.analysis.runs.paper_metrics import AGAINST_ORIGINAL, MT_BENCH, PAPERS, category_members
-from specdec.analysis.runs.run_sections import category_section, paper_table, papers_of
-from specdec.analysis.runs.summary import summarise
+from specdec.analysis.runs.run_sections import category_section, paper_table, papers_section
+from specdec.analysis.runs.summary import RunTables, summarise
 
 Tables = tuple[pd.DataFrame, pd.DataFrame]
 
@@ -51,7 +52,7 @@ def tables(simulate, make_rounds, make_generations) -> Callable[..., Tables]:
 
 
 def metrics_of(tables: Tables) -> dict[str, float]:
-    summary = summarise(*tables, {"t1_s": 0.02}, primary_gamma=3, replicates=100, permutations=19)
+    summary = summarise(RunTables(*tables), primary_gamma=3, replicates=100, permutations=19)
     return summary.arms[3].metrics
 
 
@@ -151,7 +152,7 @@ def test_other_sets_are_not_pooled(names):
 
 def test_the_table_has_a_row_per_category_and_the_original_model_only_where_it_ran(tables, stored_run):
     metrics = metrics_of(tables())
-    section = papers_of(metrics)
+    section = papers_section(SimpleNamespace(metrics=metrics))
     table = section.tables[0][1]
     assert list(table["category"]) == ["code", "none", "text", "overall"]
     overall = table.iloc[-1]
@@ -160,7 +161,7 @@ def test_the_table_has_a_row_per_category_and_the_original_model_only_where_it_r
     assert overall["speedup (original)"].startswith(f"{metrics['speedup.original']:.3f} ")
     assert f"{metrics['acceleration_rate']:.3f} over overhead {metrics['step_overhead']:.3f}" in section.text[0]
     assert len(section.text) == 2
-    plain = papers_of(metrics_of(tables(original=False)))
+    plain = papers_section(SimpleNamespace(metrics=metrics_of(tables(original=False))))
     assert len(plain.text) == 1 and not [name for name in plain.tables[0][1] if "original" in name]
     run = stored_run(None)
     run = Run(run.name, run.source, run.status, run.params, metrics, {}, run.fetch)

@@ -6,11 +6,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from specdec.analysis.runs.summary import Summary, summarise
+from specdec.analysis.runs.summary import RunTables, Summary, summarise
 from specdec.theory.capped_geometric import tokens_per_round
 
-CALIBRATION = {"t1_s": 0.018}
-BASELINE_TIMES = {"draft_s": 0.0, "verify_s": 0.019, "accept_s": 0.0, "commit_s": 0.001, "round_s": 0.02}
+T1_S = 0.019
+BASELINE_TIMES = {"draft_s": 0.0, "verify_s": T1_S, "accept_s": 0.0, "commit_s": 0.001, "round_s": 0.02}
 ALWAYS = {
     "speedup", "speedup.ci_low", "speedup.ci_high", "speedup.prompt_mean", "speedup.prompt_median",
     "speedup.end_to_end", "speedup.capped_geometric", "cost.prefill_share",
@@ -55,8 +55,9 @@ def run(simulate, make_rounds, make_generations) -> tuple[pd.DataFrame, pd.DataF
     return rounds, make_generations(rounds, flagged=["p000"])
 
 
-def summary_of(run, **options) -> Summary:
-    return summarise(*run, CALIBRATION, primary_gamma=3, replicates=200, permutations=99, **options)
+def summary_of(run, **more) -> Summary:
+    """Summarise rounds and generations, with `more` tables."""
+    return summarise(RunTables(*run, **more), primary_gamma=3, replicates=200, permutations=99)
 
 
 def test_every_metric_has_its_name_and_is_finite(run):
@@ -125,12 +126,9 @@ def test_one_alpha_stands_behind_every_arm(run):
 
 
 def test_alpha_of_the_text_takes_precedence(run):
-    summary = summary_of(run, alpha_text=0.65)
-    assert (summary.alpha, summary.alpha_source) == (0.65, "text")
-    assert summary.arms[3].metrics["account.omega"] == pytest.approx(tokens_per_round(0.65, 3))
     prompts = sorted(run[0]["prompt"].unique())
     sums = pd.DataFrame({"prompt": prompts, "numerator": range(1, 13), "denominator": 20.0})
-    resampled = summary_of(run, alpha_text_sums=sums)
+    resampled = summary_of(run, alpha_sums=sums)
     assert resampled.alpha == pytest.approx(78 / 240) and resampled.alpha_source == "text"
     metrics, omega = resampled.arms[3].metrics, resampled.arms[3].account.intervals["omega"]
     ends = [metrics["alpha.text.ci_low"], metrics["alpha.text.ci_high"]]
@@ -140,20 +138,17 @@ def test_alpha_of_the_text_takes_precedence(run):
     assert "alpha.text" not in summary_of(run).arms[3].metrics
 
 
-def test_replay_and_a_calibrated_c_are_taken_up(run):
+def test_replay_and_the_cost_of_a_step_are_taken_up(run):
     prompts = sorted(run[0]["prompt"].unique())
     replay = pd.DataFrame({"prompt": prompts, "tokens": 50, "rounds": 18.5})
-    rounds, generations = run
-    summary = summarise(
-        rounds, generations, {**CALIBRATION, "c": 0.04}, 3, replay={3: replay}, replicates=50, permutations=19
-    )
+    summary = summary_of(run, replay={3: replay})
     metrics = summary.arms[3].metrics
     assert metrics["tokens_per_round.replay"] == pytest.approx(50 / 18.5) and "account.drift" in metrics
     assert "account.drift" not in summary.arms[1].metrics
-    assert metrics["cost.c"] == 0.04
-    expected = metrics["tokens_per_round.capped_geometric"] / (1 + 3 * 0.04)
+    assert metrics["cost.c"] == pytest.approx(metrics["cost.g"] / 3)
+    expected = metrics["tokens_per_round.capped_geometric"] / (1 + metrics["cost.g"])
     assert metrics["speedup.capped_geometric"] == pytest.approx(expected)
-    assert summary.arms[1].metrics["cost.g"] == pytest.approx(0.003 / 0.018)
+    assert summary.arms[1].metrics["cost.g"] == pytest.approx(0.003 / T1_S)
 
 
 def test_copies_add_time_and_no_evidence(run, make_generations):
@@ -188,7 +183,7 @@ def test_gamma_one_has_no_depth_test_and_one_prompt_no_interval(run, make_genera
 def test_a_drafter_that_never_proposes_is_described(make_rounds, make_generations):
     arm = make_rounds({"a": [0, 0], "b": [0, 0, 0]}, 2, offered={"a": [0, 0], "b": [0, 0, 0]})
     rounds = pd.concat([arm, baseline_rounds(make_rounds, arm)], ignore_index=True)
-    summary = summarise(rounds, make_generations(rounds), CALIBRATION, 2, replicates=50, permutations=19)
+    summary = summarise(RunTables(rounds, make_generations(rounds)), 2, replicates=50, permutations=19)
     metrics = summary.arms[2].metrics
     assert metrics["proposals.share"] == 0 and metrics["tokens_per_round"] == 1
     assert metrics["account.offered"] == 1 and summary.alpha == 0
@@ -206,9 +201,9 @@ def test_unfinished_work_is_left_out(run):
 def test_bad_input_is_refused(run):
     rounds, generations = run
     with pytest.raises(ValueError, match="primary gamma 5"):
-        summarise(rounds, generations, CALIBRATION, 5)
+        summarise(RunTables(rounds, generations), 5)
     with pytest.raises(ValueError, match="a baseline and one drafter"):
-        summarise(rounds[rounds["method"] != "baseline"], generations, CALIBRATION, 3)
+        summarise(RunTables(rounds[rounds["method"] != "baseline"], generations), 3)
     two = rounds.assign(method=rounds["method"].where(rounds["gamma"] != 1, "medusa"))
     with pytest.raises(ValueError, match=r"\['medusa', 'ngram'\]"):
-        summarise(two, generations, CALIBRATION, 3)
+        summarise(RunTables(two, generations), 3)

@@ -7,6 +7,7 @@ import pytest
 from specdec.analysis.findings import About, findings
 from specdec.analysis.studies.ablation import contributions, distribution, strategies
 
+ABOUT = About("mixed on pocket (float32), a machine", "stdlib_code", False, 300, 0)
 # Two prompts, 10 rounds each, 2 rows: "x" has a row in all rounds, "y" one or two in some.
 COUNTS = [
     ("one", "accepted", "x", 1, 4), ("one", "accepted", "x", 3, 2), ("one", "accepted", "y", 2, 1),
@@ -27,7 +28,7 @@ def histograms():
 
 
 def shares(name, strategy):
-    found = distribution(histograms(), REPLAY, name, strategy, 300, 0)
+    found = distribution(histograms(), REPLAY, name, strategy, ABOUT)
     # A strategy that wins in one of the prompts only has no interval: many replicates do not have that prompt.
     bounded = found.dropna()
     assert len(bounded) == (len(found) if (name, strategy) != ("accepted", "y") else 0)
@@ -54,11 +55,10 @@ def test_contributions():
 
 
 def test_what_is_said():
-    about = About("mixed on pocket (float32), a machine", "stdlib_code", False, 300, 0)
     skips = pd.DataFrame(columns=["reason", "category", "count"])
-    said = findings("ablation", {"replay": REPLAY, "histograms": histograms(), "skipped": skips}, about)
+    said = findings("ablation", {"replay": REPLAY, "histograms": histograms(), "skipped": skips}, ABOUT)
     answer = said.sections[0].text[0]
-    assert answer.startswith("Of the accepted draft tokens 89% [") and "in 55% of 20 rounds no row" in answer
+    assert answer.startswith("x has 89% (") and "in 55% of 20 rounds no row" in answer
     assert said.curves["curve.ablation.rank.x"] == pytest.approx({1: 7 / 8, 2: 1 / 8})
     assert said.metrics["ablation.tokens_per_call"] == 2 and said.metrics["ablation.y.wins"] == pytest.approx(1 / 20)
     assert [section.figures[0][0] for section in said.sections] == [
@@ -70,5 +70,5 @@ def test_what_is_said():
 
 def test_one_prompt_has_shares_without_intervals():
     one = histograms().query("prompt == 'one'"), REPLAY.query("prompt == 'one'")
-    found = distribution(*one, "accepted", "x", 100, 0)
+    found = distribution(*one, "accepted", "x", ABOUT)
     assert found["share"].sum() == 1 and np.isnan(found["share_low"]).all()

@@ -1,4 +1,4 @@
-"""The grid's numbers and sentences on made-up tables whose best block is known."""
+"""The grid's numbers and sentences on made-up tables whose best shape is known."""
 
 import numpy as np
 import pandas as pd
@@ -13,7 +13,7 @@ ABOUT = About("mixed on pocket (float32), a machine", "stdlib_code", False, 500,
 
 
 def replay(rounds=lambda k, w, prompt: 60 - 3 * min(k, 6) - 2 * min(w, 8) + prompt % 3):
-    """60 tokens by every block and prompt."""
+    """60 tokens by every shape and prompt."""
     return pd.DataFrame(
         [
             {"k": k, "w": w, "stream": f"p{p}", "prompt": f"p{p}", "category": f"c{p % 2}", "context": 100.0,
@@ -24,7 +24,7 @@ def replay(rounds=lambda k, w, prompt: 60 - 3 * min(k, 6) - 2 * min(w, 8) + prom
 
 
 def times(seconds=lambda tokens: 1.0 + 0.01 * tokens, scale=(1.0, 1.5)):
-    """Calls, and nothing for drafts and the rest; a repeat in which blocks, and they alone, are slower."""
+    """Calls, and nothing for drafts and the rest; a repeat in which drafts, and they alone, are slower."""
     calls = [
         (r, k, w, 100, "packed", 1 + k * w, r, seconds(1 + k * w) * (s if w else 1.0), "")
         for r, s in enumerate(scale)
@@ -39,7 +39,7 @@ def times(seconds=lambda tokens: 1.0 + 0.01 * tokens, scale=(1.0, 1.5)):
 def live(rounds_more=0, factor=1.0, repeats=2):
     """What the prediction says of the last two prompts in the corners, changed."""
     found = grid(replay(), *times(), 10, 0)
-    rows = found.rows[found.rows["stream"].isin(["p10", "p11"])]
+    rows = found.texts[found.texts["stream"].isin(["p10", "p11"])]
     made = []
     for repeat in range(repeats):
         for row in rows[rows["k"].isin([1, 10]) & rows["w"].isin([1, 10])].to_dict("records"):
@@ -51,20 +51,20 @@ def live(rounds_more=0, factor=1.0, repeats=2):
     return pd.DataFrame(made, columns=names)
 
 
-def test_the_best_blocks_are_found_with_their_intervals():
+def test_the_best_shapes_are_found_with_their_intervals():
     found = grid(replay(), *times(), 500, 0)
     assert found.best("tokens") == (10, 10)  # as (10, 10), and no other, has both k > 6 and w > 8
     expected = 60 * PROMPTS / sum(60 - 18 - 16 + p % 3 for p in range(PROMPTS))
     assert found.value("tokens", (10, 10)) == pytest.approx(expected)
     low, high = (found.value(f"tokens_{end}", (10, 10)) for end in ("low", "high"))
     assert low < expected < high
-    # Per repeat: rounds of a block by its call, against 60 plain steps of 1.01.
+    # Per repeat: rounds of a shape by its call, against 60 plain steps of 1.01.
     by_hand = {}
     for k in K:
         for w in W:
             rounds = sum(60 - 3 * min(k, 6) - 2 * min(w, 8) + p % 3 for p in range(PROMPTS))
             by_hand[k, w] = [60 * PROMPTS * 1.01 / (rounds * (1.01 + 0.01 * k * w) * s) for s in (1.0, 1.5)]
-    best = max(by_hand, key=lambda block: by_hand[block][0])
+    best = max(by_hand, key=lambda shape: by_hand[shape][0])
     assert found.best("speedup") == best != (10, 10)
     # The mean over repeats is that of the seconds.
     assert found.value("speedup", best) == pytest.approx(by_hand[best][0] / 1.25)
@@ -72,19 +72,19 @@ def test_the_best_blocks_are_found_with_their_intervals():
 
 
 def test_the_lead_is_paired():
-    """All blocks share the noise of the prompts: a difference that is the same for all has no width."""
+    """All shapes share the noise of the prompts: a difference that is the same for all has no width."""
     found = grid(replay(lambda k, w, p: 30 if (k, w) == (5, 4) else 40), *times(), 500, 0)
     lead = found.lead("tokens", (5, 4), (10, 10))
-    assert (lead.value, lead.low, lead.high) == pytest.approx((0.5, 0.5, 0.5))
+    assert (lead.estimate, lead.low, lead.high) == pytest.approx((0.5, 0.5, 0.5))
     assert found.steadiness("tokens", (5, 4)) == 1
 
 
-def test_a_block_that_was_not_timed_has_no_speedup_and_is_not_the_best():
+def test_a_shape_that_was_not_timed_has_no_speedup_and_is_not_the_best():
     calls, host = times()
     calls.loc[calls["rows_evaluated"] > 51, ["seconds", "missing"]] = [np.nan, "memory"]
     found = grid(replay(), calls, host, 100, 0)
-    blocks = found.blocks.set_index(["k", "w"])["speedup"]
-    assert np.isnan(blocks[10, 10]) and blocks.notna().sum() == 8
+    speedups = found.shapes.set_index(["k", "w"])["speedup"]
+    assert np.isnan(speedups[10, 10]) and speedups.notna().sum() == 8
     assert found.best("speedup") != (10, 10)
     tables = {
         "replay": replay(),
@@ -102,10 +102,10 @@ NO_SKIPS = pd.DataFrame(columns=["reason", "category", "count"])
 
 def test_live_runs_are_compared_text_by_text():
     found = grid(replay(), *times(), 10, 0)
-    check = live_check(found.rows, live())
+    check = live_check(found.texts, live())
     assert list(zip(check["k"], check["w"], strict=True)) == [(1, 1), (1, 10), (10, 1), (10, 10)]
     assert (check["same_rounds"] == 2).all() and check["error"].abs().max() < 1e-12
-    slower = live_check(found.rows, live(rounds_more=1, factor=1.25))
+    slower = live_check(found.texts, live(rounds_more=1, factor=1.25))
     assert (slower["same_rounds"] == 0).all() and slower["error"].to_numpy() == pytest.approx(0.25)
     assert (slower["tokens_measured"] < slower["tokens_predicted"]).all()
 
@@ -135,5 +135,5 @@ def test_one_prompt_has_no_interval():
     tables = dict(zip(("block_times", "host_times"), times(), strict=True))
     one = replay().query("prompt == 'p0'")
     said = findings("grid", {**tables, "replay": one, "live": live().iloc[:0], "skipped": NO_SKIPS}, ABOUT)
-    assert "[" not in said.sections[0].text[0] and "grid.speedup.best.ci_low" not in said.metrics
+    assert " to " not in said.sections[0].text[0] and "grid.speedup.best.ci_low" not in said.metrics
     assert not any(np.isnan(value) for value in said.metrics.values())

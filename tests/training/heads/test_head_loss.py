@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from specdec.heads.config import HeadsConfig
-from specdec.heads.model import Heads
+from specdec.heads.heads_config import HeadsConfig
+from specdec.heads.network import Heads
 from specdec.training.heads import head_loss
 from specdec.training.heads.head_accuracy import HeadAccuracy, TargetScore, ranks
 from specdec.training.heads.head_loss import cross_entropy, heads_loss, positions

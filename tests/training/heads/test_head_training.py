@@ -17,8 +17,8 @@ from omegaconf import OmegaConf
 
 from specdec.config import validated
 from specdec.errors import Interrupted, NumericsError, UsageError
-from specdec.heads.files import load_heads, read_heads, save_heads
-from specdec.heads.model import Heads
+from specdec.heads.checkpoint import load_heads, read_heads, save_heads
+from specdec.heads.network import Heads
 from specdec.text.document_store import DocumentStore, Encoded, write_documents
 from specdec.training.heads import head_training
 from specdec.training.heads.head_accuracy import score_heads, target_score
@@ -242,9 +242,9 @@ def test_a_trained_backbone_is_saved_with_heads_that_carry_its_hash(values: dict
     training = train(opened(changed(values, backbone="joint", loss__backbone=1.0, data__steps=30), store))
     outcome = training.finish()
     trained = load_target(values["target"] | {"model": str(outcome.folder / "backbone")}, torch.device("cpu"))
-    assert trained.identity != original.identity
+    assert trained.hidden.identity != original.hidden.identity
     heads = load_heads(outcome.folder / "heads.safetensors", trained)
-    with pytest.raises(UsageError, match=f"{trained.identity[:16]}.*{original.identity[:16]}"):
+    with pytest.raises(UsageError, match=f"{trained.hidden.identity[:16]}.*{original.hidden.identity[:16]}"):
         load_heads(outcome.folder / "heads.safetensors", original)
     held = list(training.sequences.heldout())
     before, after = (target_score(each, held, 3).metrics() for each in (original, trained))
@@ -252,7 +252,7 @@ def test_a_trained_backbone_is_saved_with_heads_that_carry_its_hash(values: dict
     assert outcome.summary["heldout"]["heldout.before.target.nats_per_token"] == pytest.approx(before[name])
     assert outcome.summary["heldout"][name] == pytest.approx(after[name])
     assert after[name] < before[name]
-    assert outcome.summary["target_before"]["sha256"] == original.identity
+    assert outcome.summary["target_before"]["sha256"] == original.hidden.identity
     assert score_heads(heads, trained, held, 2)["heldout.head_1.top1"] == pytest.approx(
         outcome.summary["heldout"]["heldout.head_1.top1"]
     )

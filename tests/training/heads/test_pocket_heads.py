@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from specdec.heads.files import load_heads, read_heads, shipped_heads
+from specdec.heads.checkpoint import load_heads, read_heads, shipped_heads
 from specdec.targets import targets
 from specdec.targets.causal import Causal
 from specdec.text.python_sources import STDLIB, held_out_modules, is_held_out, read_python_files

@@ -1,0 +1,108 @@
+"""The few shapes of picture that studies and runs share: lines with intervals, grouped bars, heat maps, dots.
+
+Each draws into axes that `style` made; titles, captions and labels are the caller's business.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import pandas as pd
+from matplotlib import colormaps
+from matplotlib.axes import Axes
+from matplotlib.colors import Normalize
+from matplotlib.image import AxesImage
+from matplotlib.ticker import NullLocator, PercentFormatter
+
+from ..intervals import Interval
+from . import style
+from .style import Look
+
+
+def level(axes: Axes, value: float, label: str = "") -> None:
+    """Draw a dotted horizontal line that others are compared with, and its name at the right end."""
+    axes.axhline(value, color=style.GREY, linewidth=1.6, linestyle=style.DOTTED)
+    if label:
+        axes.annotate(label, (1, value), xycoords=("axes fraction", "data"), xytext=(-2, 4),
+                      textcoords="offset points", ha="right", color=style.GREY)  # fmt: skip
+
+
+def whiskers(values: Sequence[Interval]) -> np.ndarray:
+    """Return lengths [2, N] of error bars below and above: 0 without bounds, and where a percentile interval does not
+    contain its estimate.
+    """
+    ends = [(each.estimate - each.low, each.high - each.estimate) for each in values]
+    return np.nan_to_num(np.reshape(ends, (-1, 2)).T.clip(min=0.0))
+
+
+def line(
+    axes: Axes, across: Sequence[float] | Sequence[Interval], up: Sequence[Interval], look: Look, label: str
+) -> None:
+    """Draw points with intervals, joined by a line; `across` may have intervals too. A single point has no line."""
+    wide = [each for each in across if isinstance(each, Interval)]
+    axes.errorbar(
+        [each.estimate for each in wide] or np.asarray(across, dtype=float),
+        [each.estimate for each in up],
+        xerr=whiskers(wide) if wide else None,
+        yerr=whiskers(up),
+        color=look.colour,
+        marker=look.marker,
+        linestyle=look.dash if len(up) > 1 else "none",
+        elinewidth=1.3,
+        capsize=2.5,
+        label=label,
+    )
+
+
+def percent_axis(axes: Axes) -> None:
+    """Show the vertical axis in per cent, from 0."""
+    axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
+    axes.set_ylim(bottom=0)
+
+
+def budget_axis(axes: Axes, budgets: Sequence[int]) -> None:
+    """Make the horizontal axis logarithmic, with a tick for each number of draft nodes."""
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(budgets, [str(budget) for budget in budgets])
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.set_xlabel("draft nodes that the structure asks for")
+
+
+def grouped_bars(axes: Axes, groups: Mapping[str, Sequence[Interval]]) -> None:
+    """Draw bars with intervals side by side at places 0, 1, ...: one colour for each group, shares in per cent."""
+    width = 0.8 / max(1, len(groups))
+    for index, (name, values) in enumerate(groups.items()):
+        colour, _, _, hatch = style.look(index)
+        at = np.arange(len(values)) + (index - (len(groups) - 1) / 2) * width
+        heights = np.nan_to_num([each.estimate for each in values])
+        axes.bar(at, heights, width, color=colour, hatch=hatch, edgecolor="white", linewidth=0.5, label=name)
+        axes.errorbar(
+            at, heights, yerr=whiskers(values), linestyle="none", color=style.BLACK, capsize=2, linewidth=1
+        )  # fmt: skip
+    percent_axis(axes)
+    axes.grid(visible=False, axis="x")
+    style.legend_above(axes, min(3, max(1, len(groups))))
+
+
+def heat_map(axes: Axes, grid: pd.DataFrame, scale: Normalize, ticks: int = 30) -> AxesImage:
+    """Draw values over w (across) and k (up), at most `ticks` numbers along an axis; what is missing is grey."""
+    colours = colormaps["cividis"].with_extremes(bad=style.LIGHT)
+    values = np.ma.masked_invalid(grid.to_numpy(dtype=float))
+    image = axes.imshow(values, cmap=colours, norm=scale, aspect="auto", origin="lower")
+    for axis, names in ((axes.xaxis, grid.columns), (axes.yaxis, grid.index)):
+        shown = range(0, len(names), -(-len(names) // ticks))
+        axis.set_ticks(list(shown), [str(names[at]) for at in shown])
+    axes.grid(visible=False)
+    return image
+
+
+def dots(axes: Axes, names: Sequence[str], values: Sequence[Interval], filled: Sequence[bool], start: float) -> None:
+    """Draw a dot with its interval for each name, the first on top, and a dotted line at `start`."""
+    for row, (value, full) in enumerate(zip(values, filled, strict=True)):
+        if value.known:
+            axes.hlines(row, value.low, value.high, color=style.BLUE, linewidth=2.2, zorder=2)
+        face = style.BLUE if full else "white"
+        axes.plot(value.estimate, row, "o", color=style.BLUE, markerfacecolor=face, markersize=8, zorder=3)
+    axes.axvline(start, color=style.BLACK, linewidth=1.6, linestyle=style.DOTTED, zorder=1)
+    axes.set_ylim(len(names) - 0.5, -0.5)
+    axes.set_yticks(range(len(names)), list(names))
+    axes.grid(axis="y", visible=False)

@@ -1,0 +1,459 @@
+"""Ablations of heads: grounded against independent heads, each variant against the plain grounded ones, and how many
+heads pay. Reads `results/heads_ablation.json`, which holds counts of every prompt, so that each figure is made anew.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+
+from specdec.errors import UsageError
+
+from ..figures import pictures, style
+from ..findings import Section, counted
+from ..intervals import Columns, Interval, bootstrap
+
+RESULT = Path(__file__).parents[1] / "results" / "heads_ablation.json"
+COMMAND = "python -m pytest -n 0 -m benchmark tests/benchmarks/test_heads_ablation.py"
+GROUNDED, INDEPENDENT = "grounded", "medusa"
+TREE, CHAIN = "tree", "chain"
+PUBLISHED_GAIN = 0.43
+PUBLISHED = f'+{PUBLISHED_GAIN} ("Not So Speculative Decoding", Vicuna-7B)'
+WORDS = {  # variant -> its name in sentences
+    "medusa": "independent heads",
+    "layers_2": "two blocks",
+    "layers_4": "four blocks",
+    "width_quarter": "a quarter of the width",
+    "width_four_times": "four times the width",
+    "offset_1": "states 1 layer below the last",
+    "offset_2": "states 2 layers below the last",
+    "offset_4": "states 4 layers below the last",
+    "offset_6": "states 6 layers below the last",
+    "embeddings": "embeddings for states",
+    "gru": "a GRU",
+    "prefix": "attention over the prefix",
+    "output_own": "own output layers",
+    "output_tied": "the target's output layer",
+}
+
+Measured = Mapping[str, Any]
+"""What the benchmark left of one variant, structure and depth."""
+
+
+def load_ablation(path: Path | str = RESULT) -> list[dict[str, Any]]:
+    """Return what a result file holds, an entry for each variant, structure and depth.
+
+    Raises:
+        UsageError: there is no such file, or it holds something else.
+    """
+    try:
+        found = json.loads(Path(path).read_text(encoding="utf-8"))["figures"]
+        for each in found:
+            _counts(each)
+    except FileNotFoundError:
+        raise UsageError(f"The ablations {path} do not exist: `{COMMAND}` makes them.") from None
+    except (OSError, ValueError, KeyError, TypeError):
+        raise UsageError(f"{path} holds no ablations of heads: `{COMMAND}` makes them.") from None
+    return list(found)
+
+
+def ablation_sections(path: Path | str = RESULT, replicates: int = 10_000, seed: int = 0) -> tuple[Section, ...]:
+    """Return all sections; where there is no result yet, one that says what makes it."""
+    try:
+        found = load_ablation(path)
+    except UsageError as error:
+        return (Section("Ablations", (str(error),)),)
+    return (
+        grounding_section(found, replicates, seed),
+        variants_section(found, replicates, seed),
+        count_section(found, replicates, seed),
+    )
+
+
+# Numbers --------------------------------------------------------------------------------------------
+
+
+def _counts(measured: Measured, suffix: str = "") -> pd.DataFrame:
+    """Return by prompt the tokens and rounds, and for each head the tokens that it was asked for and its hits."""
+    counts = measured["by_prompt"]
+    columns = {"tokens": counts["tokens"], "rounds": counts["rounds"]}
+    for name in ("asked", "hits"):
+        columns |= {f"{name}_{head}": values for head, values in enumerate(zip(*counts[name], strict=True), 1)}
+    return pd.DataFrame(columns, index=counts["prompts"]).astype(float).add_suffix(suffix)
+
+
+def deepest(found: Sequence[Measured], variant: str, structure: str) -> Measured | None:
+    """Return the entry of a variant with the most heads in use; None where it was not measured."""
+    mine = [each for each in found if each["variant"] == variant and each["structure"] == structure]
+    return max(mine, key=lambda each: int(each["depth"]), default=None)
+
+
+def both(first: Measured, second: Measured) -> pd.DataFrame:
+    """Return counts of two entries on the prompts that both have, the columns suffixed `_first` and `_second`.
+
+    Raises:
+        UsageError: they share no prompt.
+    """
+    table = _counts(first, "_first").join(_counts(second, "_second"), how="inner")
+    if table.empty:
+        raise UsageError(
+            f"Ablations {first['variant']} and {second['variant']} have no prompt in common: `{COMMAND}` makes both."
+        )
+    return table
+
+
+def _rate(sums: Columns, suffix: str) -> np.ndarray:
+    return sums[f"tokens{suffix}"] / sums[f"rounds{suffix}"]
+
+
+def tokens_per_round(measured: Measured, replicates: int = 10_000, seed: int = 0) -> Interval:
+    """Return the tokens per round of one entry."""
+    return bootstrap(_counts(measured), lambda sums: {"rate": _rate(sums, "")}, replicates, seed)["rate"]
+
+
+def difference(
+    first: Measured, second: Measured, replicates: int = 10_000, seed: int = 0, prompts: Sequence[str] | None = None
+) -> Interval:
+    """Return tokens per round of the first less the second's, the same prompts resampled for both.
+
+    Args:
+        prompts: the prompts to look at, of those that both have; None is all.
+    """
+    table = both(first, second)
+    kept = table if prompts is None else table[table.index.isin(prompts)]
+    return bootstrap(
+        kept, lambda sums: {"difference": _rate(sums, "_first") - _rate(sums, "_second")}, replicates, seed
+    )["difference"]
+
+
+def compared(found: Sequence[Measured], replicates: int = 10_000, seed: int = 0) -> pd.DataFrame:
+    """Return a line for each entry: tokens per round, and its difference to the grounded heads of that structure with
+    most heads in use.
+
+    Columns: variant, structure, depth, prompts, tokens_per_round, ci_low, ci_high, difference, difference_low,
+    difference_high; the last three are NaN without grounded heads, and 0 for these themselves.
+    """
+    lines = []
+    for each in found:
+        rate = tokens_per_round(each, replicates, seed)
+        plain = deepest(found, GROUNDED, each["structure"])
+        beyond = Interval(np.nan) if plain is None else difference(each, plain, replicates, seed)
+        lines.append(
+            {
+                **{name: each[name] for name in ("variant", "structure", "depth")},
+                "prompts": rate.prompts,
+                "tokens_per_round": rate.estimate,
+                "ci_low": rate.low,
+                "ci_high": rate.high,
+                "difference": beyond.estimate,
+                "difference_low": beyond.low,
+                "difference_high": beyond.high,
+            }
+        )
+    return pd.DataFrame(lines)
+
+
+@dataclass(frozen=True)
+class Steepness:
+    """How the accuracy of two sets of heads falls with the position that a head predicts.
+
+    Attributes:
+        heads: a line for each head k: `first`, `second` and `difference`, Intervals of the share of the target's own
+            tokens that were its first choice, given the true tokens before.
+        first: accuracy of the last head over that of the first head, in the first set: 1 does not fall at all.
+        second: the same in the second set.
+        difference: the difference between these two, paired.
+    """
+
+    heads: pd.DataFrame
+    first: Interval
+    second: Interval
+    difference: Interval
+
+
+def steepness(first: Measured, second: Measured, replicates: int = 10_000, seed: int = 0) -> Steepness:
+    """Compare two entries with as many heads, on the same prompts."""
+    heads = range(1, min(int(each["heads"]["count"]) for each in (first, second)) + 1)
+
+    def values(sums: Columns) -> Mapping[str, np.ndarray]:
+        found: dict[str, np.ndarray] = {}
+        for side in ("first", "second"):
+            for head in heads:
+                found[f"{side}_{head}"] = sums[f"hits_{head}_{side}"] / sums[f"asked_{head}_{side}"]
+            found[side] = found[f"{side}_{heads[-1]}"] / found[f"{side}_{heads[0]}"]
+        found |= {f"difference_{head}": found[f"first_{head}"] - found[f"second_{head}"] for head in heads}
+        return found | {"difference": found["first"] - found["second"]}
+
+    intervals = bootstrap(both(first, second), values, replicates, seed)
+    lines = [
+        {"head": head} | {side: intervals[f"{side}_{head}"] for side in ("first", "second", "difference")}
+        for head in heads
+    ]
+    return Steepness(pd.DataFrame(lines), *(intervals[name] for name in ("first", "second", "difference")))
+
+
+# Grounded against independent heads -------------------------------------------------------------------
+
+
+def grounding_section(found: Sequence[Measured], replicates: int = 10_000, seed: int = 0) -> Section:
+    """Say how many tokens per round grounded heads have beyond independent ones, how accuracy falls, and why."""
+    title = "Grounded against independent heads"
+    grounded, independent = (deepest(found, variant, TREE) for variant in (GROUNDED, INDEPENDENT))
+    if grounded is None or independent is None:
+        return _missing(title, *(name for name, each in ((GROUNDED, grounded), (INDEPENDENT, independent)) if not each))
+    gain = difference(grounded, independent, replicates, seed)
+    falls = steepness(grounded, independent, replicates, seed)
+    prompts = counted(gain.prompts, "prompt")
+    figure = _by_head(
+        {"grounded": list(falls.heads["first"]), "independent": list(falls.heads["second"])},
+        title=f"Top-1 accuracy by head, along the target's own text\n{_setting(grounded)}",
+        caption=f"{prompts}, given the true tokens before; bars: 95% prompt-bootstrap intervals. {_budget(grounded)}.",
+    )
+    text = (
+        f"On the same tree of {grounded['nodes']} nodes and {prompts} grounded heads yield "
+        f"{tokens_per_round(grounded, replicates, seed):.2f} tokens per round and independent ones "
+        f"{tokens_per_round(independent, replicates, seed):.2f}: {gain:+.2f}. {_gain_in_words(gain)}",
+        _fall_in_words(falls),
+        *_without_repetition(grounded, independent, replicates, seed),
+        *_chain_in_words(found, replicates, seed),
+        *_why(found, grounded, independent, replicates, seed),
+        f"{_setting(grounded)}; {_budget(grounded)}; intervals are 95% prompt-bootstrap intervals, paired by prompt.",
+    )
+    shown = pd.DataFrame(
+        {
+            "head": falls.heads["head"],
+            "grounded": [f"{each:.0%}" for each in falls.heads["first"]],
+            "independent": [f"{each:.0%}" for each in falls.heads["second"]],
+            "difference": [f"{each:+.3f}" for each in falls.heads["difference"]],
+        }
+    )
+    caption = "Top-1 accuracy by head along the target's own text, given the true tokens before"
+    return Section(title, text, ((caption, shown),), (("heads_by_position", figure),))
+
+
+def _missing(title: str, *variants: str) -> Section:
+    """Return what stands in the place of a section that lacks entries."""
+    return Section(title, (f"The ablations lack {' and '.join(variants)}: `{COMMAND}` measures them.",))
+
+
+def _gain_in_words(gain: Interval) -> str:
+    if gain.low > 0:
+        verdict = "Grounded heads are better"
+    elif gain.high < 0:
+        verdict = "Grounded heads are worse"
+    else:
+        return f"Whether grounded heads are better cannot be told from these prompts; the paper found {PUBLISHED}."
+    if gain.low <= PUBLISHED_GAIN <= gain.high:
+        return f"{verdict}; what the paper found lies within the interval: {PUBLISHED}."
+    return f"{verdict}, by {'more' if gain.low > PUBLISHED_GAIN else 'less'} than the paper found, {PUBLISHED}."
+
+
+def _fall_in_words(falls: Steepness) -> str:
+    kept = (
+        f"the last of grounded heads keeps {falls.first:.0%} of the accuracy of the first, the last of independent "
+        f"ones {falls.second:.0%}"
+    )
+    if falls.difference.low > 0:
+        return f"Accuracy falls less steeply with position for grounded heads: {kept}."
+    if falls.difference.high < 0:
+        return f"Accuracy falls more steeply with position for grounded heads: {kept}."
+    return f"Whether accuracy falls less steeply for grounded heads cannot be told from these prompts: {kept}."
+
+
+def _without_repetition(grounded: Measured, independent: Measured, replicates: int, seed: int) -> list[str]:
+    """Say the gain on the prompts whose text does not fall into a loop, where some does."""
+    counts = grounded["by_prompt"]
+    kept = [name for name, flagged in zip(counts["prompts"], counts["repetitive"], strict=True) if not flagged]
+    if not kept or len(kept) == len(counts["prompts"]):
+        return []
+    gain = difference(grounded, independent, replicates, seed, prompts=kept)
+    return [f"On the {counted(gain.prompts, 'prompt')} whose text does not fall into repetition: {gain:+.2f}."]
+
+
+def _chain_in_words(found: Sequence[Measured], replicates: int, seed: int) -> list[str]:
+    grounded, independent = (deepest(found, variant, CHAIN) for variant in (GROUNDED, INDEPENDENT))
+    if grounded is None or independent is None:
+        return []
+    gain = difference(grounded, independent, replicates, seed)
+    return [
+        f"In a chain of {grounded['depth']}, where first choices alone count, grounded heads yield "
+        f"{tokens_per_round(grounded, replicates, seed):.2f} tokens per round, {gain:+.2f} beyond independent ones."
+    ]
+
+
+def _why(found: Sequence[Measured], grounded: Measured, independent: Measured, replicates: int, seed: int) -> list[str]:
+    """Say what the variant without states tells about where the gain comes from."""
+    blind = deepest(found, "embeddings", TREE)
+    if blind is None:
+        return []
+    without, whole = (tokens_per_round(each, replicates, seed).estimate - 1 for each in (blind, grounded))
+    alone = difference(blind, independent, replicates, seed)
+    if alone.low > 0:
+        lesson = (
+            "which is more than independent heads have: at this scale the tokens themselves say more about what "
+            "follows than the target's state does"
+        )
+    elif alone.high < 0:
+        lesson = (
+            "which is less than independent heads have: at this scale too the target's state says more about what "
+            "follows than the tokens themselves do"
+        )
+    else:
+        lesson = (
+            "which cannot be told from what independent heads have: at this scale the tokens themselves say about as "
+            "much as the target's state does"
+        )
+    return [
+        "A likely reason for the difference to the paper: a state of the pocket target, of 8 layers and 320 "
+        "dimensions, holds less about the tokens behind the next one than a state of a 7B model, so that reading them "
+        "helps more, and its text is less predictable. Given embeddings in place of states, grounded heads keep "
+        f"{without / whole:.0%} of their tokens beyond the first of each round, {lesson} ({alone:+.2f})."
+    ]
+
+
+# Variants -----------------------------------------------------------------------------------------
+
+
+def variants_section(found: Sequence[Measured], replicates: int = 10_000, seed: int = 0) -> Section:
+    """Set each variant against the plain grounded heads: tokens per round, and what a draft costs."""
+    title = "What matters in grounded heads"
+    plain = deepest(found, GROUNDED, TREE)
+    variants = {
+        words: each for name, words in WORDS.items() if name != INDEPENDENT and (each := deepest(found, name, TREE))
+    }
+    if plain is None or not variants:
+        return _missing(title, GROUNDED, "its variants")
+    gains = {words: difference(each, plain, replicates, seed) for words, each in variants.items()}
+    better = [f"{words}, {gain:+.2f}" for words, gain in gains.items() if gain.low > 0]
+    worse = [f"{words}, {gain:+.2f}" for words, gain in gains.items() if gain.high < 0]
+    level = [words for words, gain in gains.items() if gain.low <= 0 <= gain.high]
+    parts = [
+        f"{label}: {'; '.join(part)}."
+        for label, part in (("More tokens per round than plain grounded heads", better), ("Fewer", worse))
+        if part
+    ]
+    parts += [f"Not told apart: {', '.join(level)}."] if level else []
+    order = sorted(gains, key=lambda words: -gains[words].estimate)
+    figure = _differences(
+        {words: gains[words] for words in order},
+        title=f"Variants of grounded heads, on one tree\n{_setting(plain)}",
+        caption=f"{counted(gains[order[0]].prompts, 'prompt')}; 95% prompt-bootstrap intervals, paired. Filled: apart "
+        f"from 0. {_budget(plain)}.",
+    )
+    places = {f"{each['decoding']['cpu']}, {each['decoding']['threads']} threads" for each in found}
+    lines = [_line("plain", plain, "", replicates, seed)]
+    lines += [_line(words, variants[words], f"{gains[words]:+.2f}", replicates, seed) for words in order]
+    caption = (
+        "Variants: held-out accuracy of the first head and of the last, tokens per round, and draft time over t(1) (on "
+        f"{'; '.join(sorted(places))}, in separate runs)"
+    )
+    text = (
+        " ".join(parts),
+        f"{len(gains)} variants are set against one: about one in twenty 95% intervals leaves out 0 by chance. All "
+        "were trained alike and briefly, so that a variant that needs more text is at a disadvantage.",
+    )
+    return Section(title, text, ((caption, pd.DataFrame(lines)),), (("heads_variants", figure),))
+
+
+def _line(name: str, measured: Measured, beyond: str, replicates: int, seed: int) -> dict[str, Any]:
+    accuracies = measured["heldout"]["top1"]
+    return {
+        "variant": name,
+        "parameters": int(measured["training"]["parameters"]),
+        "trained, s": round(float(measured["training"]["seconds"])),
+        "head 1": accuracies[0],
+        f"head {len(accuracies)}": accuracies[-1],
+        "tokens per round": f"{tokens_per_round(measured, replicates, seed):.2f}",
+        "beyond plain": beyond,
+        "draft over t(1)": measured["cost"]["cost.g"],
+    }
+
+
+# The number of heads ------------------------------------------------------------------------------
+
+
+def count_section(found: Sequence[Measured], replicates: int = 10_000, seed: int = 0) -> Section:
+    """Say how tokens per round grow with the number of heads in use."""
+    title = "How many heads"
+    used = [each for each in found if each["variant"] == GROUNDED and each["structure"] == TREE]
+    used.sort(key=lambda each: int(each["depth"]))
+    if len(used) < 2:
+        return _missing(title, f"fewer heads than {used[0]['depth'] if used else 'all'}")
+    depths = [int(each["depth"]) for each in used]
+    rates = [tokens_per_round(each, replicates, seed) for each in used]
+    steps = [difference(later, each, replicates, seed) for each, later in zip(used, used[1:], strict=False)]
+    adds = [str(depth) for depth, step in zip(depths[1:], steps, strict=True) if step.low > 0]
+    answer = "No head after the first adds tokens that can be told from none"
+    if adds:
+        answer = f"Of the heads after the first, {', '.join(adds)} {'adds' if len(adds) == 1 else 'add'} tokens"
+    steps_in_words = ", ".join(f"head {depth} {step:+.2f}" for depth, step in zip(depths[1:], steps, strict=True))
+    figure = _over_count(
+        depths,
+        rates,
+        title=f"Tokens per round over the heads in use\n{_setting(used[-1])}",
+        caption=f"Grounded heads, the best tree of at most {max(each['nodes'] for each in used)} nodes for each depth; "
+        f"{counted(rates[0].prompts, 'prompt')}; bars: 95% prompt-bootstrap intervals. {_budget(used[-1])}.",
+    )
+    shown = pd.DataFrame(
+        {
+            "heads in use": depths,
+            "nodes": [each["nodes"] for each in used],
+            "tokens per round": [f"{rate:.2f}" for rate in rates],
+            "beyond one head fewer": ["", *(f"{step:+.2f}" for step in steps)],
+            "draft over t(1)": [each["cost"]["cost.g"] for each in used],
+        }
+    )
+    text = (f"{answer}: {steps_in_words}.", "A head that a tree has no level for is not computed.")
+    caption = "Of five heads trained together, the first 1 to 5 in use"
+    return Section(title, text, ((caption, shown),), (("heads_count", figure),))
+
+
+# Pictures -------------------------------------------------------------------------------------------
+
+
+def _setting(measured: Measured) -> str:
+    decoding = measured["decoding"]
+    return f"{decoding['model']} ({decoding['dtype']}), {decoding['prompts']}, {decoding['cpu']}"
+
+
+def _budget(measured: Measured) -> str:
+    return f"{measured['heads']['count']} heads, {measured['training']['tokens']:,} tokens of training"
+
+
+@style.in_style
+def _by_head(lines: Mapping[str, Sequence[Interval]], *, title: str, caption: str) -> Figure:
+    """Draw accuracy over the number of the head, a line with intervals for each kind of heads."""
+    figure, axes = style.new_figure(title, caption)
+    for place, (name, intervals) in enumerate(lines.items()):
+        heads = range(1, len(intervals) + 1)
+        pictures.line(axes, heads, intervals, style.look(place), name)
+        axes.set_xticks(heads)
+    axes.set(xlabel="head k, which predicts the token but k after the last evaluated", ylabel="top-1 accuracy")
+    pictures.percent_axis(axes)
+    style.legend_above(axes, 2)
+    return figure
+
+
+@style.in_style
+def _differences(gains: Mapping[str, Interval], *, title: str, caption: str) -> Figure:
+    """Draw a dot with its interval for each variant, best on top; filled where it is apart from 0."""
+    figure, axes = style.new_figure(title, caption, height=2.2 + 0.36 * len(gains))
+    apart = [gain.low > 0 or gain.high < 0 for gain in gains.values()]
+    pictures.dots(axes, list(gains), list(gains.values()), apart, start=0)
+    axes.set_xlabel("tokens per round beyond grounded heads")
+    return figure
+
+
+@style.in_style
+def _over_count(counts: Sequence[int], rates: Sequence[Interval], *, title: str, caption: str) -> Figure:
+    """Draw tokens per round over the number of heads in use."""
+    figure, axes = style.new_figure(title, caption)
+    pictures.line(axes, counts, rates, style.look(0), "grounded heads")
+    axes.set(xlabel="heads in use, and depth of the tree", ylabel="tokens per round")
+    axes.set_xticks(list(counts))
+    return figure

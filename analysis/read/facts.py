@@ -1,0 +1,90 @@
+"""What a run writes down about itself for the analysis: the records behind `run.json` and `session.json`.
+
+The run fills them in, the analysis reads them back; nobody else knows the keys of these files.
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class RunFacts:
+    """What is run (`run.json`, written before decoding begins).
+
+    Attributes:
+        label: drafter on model, for titles.
+        structure: registry name of the drafts' structure; `structure_label` gives its size in words.
+        single: drafts have one candidate for each position, as chains do.
+        depth_name: what the depth of a draft is called in tables.
+        primary_gamma: depth of the structure that was asked for, beside the other depths of the curves.
+        left_out: values of `measurement.gammas` that are deeper than the drafter drafts.
+        deepest: depth that the drafter drafts at most; None without a limit.
+        lossless, deterministic: what the verifier declares.
+        greedy: the temperature is 0.
+        forced: the recorded text is committed whatever the target says.
+        simulated: times come from a cost model.
+        judge: "target" or "original", the model whose law judges the outputs; None where nothing is judged.
+        target_flops, drafter_flops: floating-point operations per token.
+        predicted: speedup by gamma that `specdec.advise` predicted for this run; empty without advice.
+    """
+
+    label: str
+    structure: str
+    structure_label: str
+    single: bool
+    depth_name: str
+    primary_gamma: int
+    left_out: tuple[int, ...]
+    deepest: int | None
+    lossless: bool
+    deterministic: bool
+    greedy: bool
+    forced: bool
+    simulated: bool
+    judge: str | None
+    target_flops: float
+    drafter_flops: float
+    predicted: dict[int, float]
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> "RunFacts":
+        """Read back what `asdict` gave before it went through JSON."""
+        predicted = {int(gamma): float(speedup) for gamma, speedup in values["predicted"].items()}
+        return cls(**{**values, "left_out": tuple(values["left_out"]), "predicted": predicted})
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the content of `run.json`."""
+        return asdict(self)
+
+    def title(self, environment: Mapping[str, Any], *, shape: bool = True) -> str:
+        """Name drafter, model, dtype and hardware, or say that time was simulated: the title of figures.
+
+        Args:
+            environment: the content of `environment.json`.
+            shape: also name the shape of the drafts where they are not chains; a study has many shapes.
+        """
+        model = environment.get("model", {})
+        about = f"{self.label}, {self.structure_label}" if shape and not self.single else self.label
+        if self.simulated:
+            return f"{about}, time simulated: {model['cost_model']}"
+        hardware = environment.get("gpu", {}).get("name") or environment.get("cpu", {}).get("model", "")
+        return f"{about} ({model.get('dtype', 'float64')}), {hardware}"
+
+
+@dataclass(frozen=True)
+class SessionFacts:
+    """What decoding left besides the tables (`session.json`, written when the last prompt is done).
+
+    Attributes:
+        compared: outputs that were compared with the baseline's; `identical` of them are the same.
+        unexplained: outputs that differ from the baseline's without a near-tie to explain it (`divergences.json`).
+        cache_bytes: size of the target's largest key-value cache.
+        peak_mb: largest memory of the process so far: the allocator's on a GPU, the resident set on a CPU.
+    """
+
+    compared: int
+    identical: int
+    unexplained: int
+    cache_bytes: int
+    peak_mb: float

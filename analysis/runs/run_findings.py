@@ -1,0 +1,201 @@
+"""Computes what a run found from the files in its folder alone: metrics and curves by the names that are logged, and
+sections for people. Nothing of the run that made the files needs to be alive, and torch need not be installed.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pandas as pd
+
+from specdec.theory.capped_geometric import tokens_per_round
+
+from ..acceptance.estimates import hazards, position_tokens
+from ..acceptance.prediction_section import prediction_section
+from ..account.account_sections import account_section, verdict
+from ..findings import Findings, Section
+from ..read.facts import RunFacts
+from ..read.runs import Run
+from ..rounds import distinct_generations, drafted, shared_work
+from .quality import quality_metrics
+from .run_metrics import (
+    limit_metrics,
+    lossless_metrics,
+    memory_metrics,
+    operation_metrics,
+    peer_metrics,
+    total_variation,
+)
+from .run_notes import peer_notes, run_notes
+from .run_sections import (
+    category_section,
+    cost_section,
+    curves_section,
+    fitted_cost,
+    lengths_section,
+    papers_section,
+    summary_section,
+)
+from .summary import RunTables, Summary, summarise
+
+Curves = dict[str, dict[int, float]]
+MODELS = ("measured", "capped_geometric", "position", "replay", "predicted")
+REFITS = 200  # of the models whose predictions get intervals, at most
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunFindings(Findings):
+    """The findings of a run.
+
+    Attributes:
+        arms: the metrics of every depth, with `gamma` and `primary`: a line each for the summary table.
+        notes: sentences that a reader must not miss.
+        account: the content of `account.json`.
+        alpha_source: what stands behind `account.alpha`: "text" or "mle".
+        depth_name: what the depth of a draft is called in tables.
+    """
+
+    arms: list[dict[str, Any]]
+    notes: list[str]
+    account: dict[str, Any]
+    alpha_source: str
+    depth_name: str
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """The content of `summary.json`."""
+        return {"metrics": self.metrics, "curves": self.curves, "arms": self.arms, "notes": self.notes}
+
+    def lines(self, key: str) -> Curves:
+        """Return the curves of one chart, by line: `curve.tokens_per_round` or `curve.speedup`."""
+        prefix = "curve.speedup." if key == "curve.speedup" else "curve."
+        return {name: self.curves[prefix + name] for name in MODELS if prefix + name in self.curves}
+
+
+def run_findings(run: Run) -> RunFindings:
+    """Compute everything that a run says.
+
+    Raises:
+        UsageError: the run lacks a file that it needs, or tables contradict themselves.
+    """
+    facts, session, environment = run.facts(), run.session(), run.environment()
+    replicates, seed = run.whole_number("measurement.bootstrap"), run.whole_number("seed")
+    rounds, generations, replay, alpha_sums = run.rounds(), run.generations(), run.replay(), run.alpha_sums()
+    own = replay[replay["kind"] == "own"]
+    has_alpha = len(alpha_sums) > 0 and alpha_sums["denominator"].sum() > 0
+    tables = RunTables(
+        rounds,
+        generations,
+        alpha_sums if has_alpha else None,
+        {int(gamma): part for gamma, part in own.groupby("gamma")},
+    )
+    summary = summarise(tables, facts.primary_gamma, replicates, seed=seed)
+    arm = summary.arms[facts.primary_gamma]
+    peers = run.peers() if run.params.get("measurement.peers", "[]") != "[]" else {"peers": [], "generations": []}
+    cost = fitted_cost(run, run.calibration())
+    metrics = {
+        **arm.metrics,
+        **operation_metrics(summary, rounds, facts),
+        **lossless_metrics(session),
+        **total_variation(rounds, facts, replicates, seed),
+        **(quality_metrics(rounds, run.quality(), facts.primary_gamma, replicates, seed) if facts.judge else {}),
+        **limit_metrics(summary),
+        **peer_metrics(peers["generations"], generations, facts.greedy, replicates, seed),
+        **memory_metrics(session, environment),
+        **({"alpha.text": summary.alpha} if has_alpha else {}),
+        **({} if cost is None else cost.metrics),
+    }
+    if facts.primary_gamma in facts.predicted:
+        metrics["speedup.predicted"] = facts.predicted[facts.primary_gamma]
+    notes = [
+        verdict(arm.account),
+        *run_notes(metrics, facts, session, environment["prompts"]),
+        *peer_notes(peers["peers"]),
+    ]
+    if peers["peers"] and not facts.single:
+        notes.append(f"transformers drafts chains only: structure={facts.structure} has no peer but plain generate.")
+    found = RunFindings(
+        sections=(),
+        metrics=metrics,
+        curves=_curves(summary, rounds, replay, facts),
+        arms=[
+            {"gamma": gamma, "primary": gamma == summary.primary_gamma, **item.metrics}
+            for gamma, item in summary.arms.items()
+        ],
+        notes=notes,
+        account=_account(summary),
+        alpha_source=summary.alpha_source,
+        depth_name=facts.depth_name,
+    )
+    return replace(found, sections=_sections(run, found, summary, replicates, seed))
+
+
+def _sections(run: Run, found: RunFindings, summary: Summary, replicates: int, seed: int) -> tuple[Section, ...]:
+    """Make the sections of the run's own page; a report on runs has these and the slower ones."""
+    run = replace(run, metrics=found.metrics, curves=found.curves, concluded=found.summary)
+    replay = run.replay()
+    prediction = prediction_section(
+        run.rounds(),
+        run.alpha_sums(),
+        replay[replay["kind"] == "baseline"],
+        run.title,
+        replicates,
+        min(replicates // 10, REFITS),
+        seed,
+    )
+    return (
+        summary_section(run),
+        account_section(summary.arms[summary.primary_gamma].account, run.title),
+        curves_section(run),
+        lengths_section(run),
+        category_section(run),
+        papers_section(run),
+        cost_section(run),
+        replace(prediction, title="Prediction", tables=prediction.tables[:1]),
+    )
+
+
+def _curves(summary: Summary, rounds: pd.DataFrame, replay: pd.DataFrame, facts: RunFacts) -> Curves:
+    """Return tokens per round and speedup by gamma; a model's speedup is its tokens over 1 + gamma c."""
+    speculative = drafted(shared_work(rounds))
+    along_baseline = replay[replay["kind"] == "baseline"]
+    largest = max(summary.arms)
+    # Hazards at the largest gamma reach every depth that a shorter chain does.
+    table = hazards(distinct_generations(speculative[speculative["gamma"] == largest]))
+    curves: Curves = {f"curve.{kind}{name}": {} for name in MODELS for kind in ("", "speedup.")}
+    for gamma, arm in summary.arms.items():
+        values = {
+            "capped_geometric": float(tokens_per_round(summary.alpha, gamma)),
+            "position": position_tokens(speculative[speculative["gamma"] == gamma], table),
+        }
+        replayed = along_baseline[along_baseline["gamma"] == gamma]
+        if len(replayed):
+            values["replay"] = sum(replayed["tokens"].tolist()) / sum(replayed["rounds"].tolist())
+        step = 1 + gamma * arm.metrics["cost.c"]
+        for name, value in values.items():
+            curves[f"curve.{name}"][gamma] = value
+            curves[f"curve.speedup.{name}"][gamma] = value / step
+        curves["curve.measured"][gamma] = arm.metrics["tokens_per_round"]
+        curves["curve.speedup.measured"][gamma] = arm.metrics["speedup"]
+        if gamma in facts.predicted:
+            curves["curve.speedup.predicted"][gamma] = facts.predicted[gamma]
+    return {key: curve for key, curve in curves.items() if curve}
+
+
+def _account(summary: Summary) -> dict[str, Any]:
+    """Return the factors, their intervals and the time split, by gamma: `account.json`."""
+    return {
+        "alpha": summary.alpha,
+        "alpha_source": summary.alpha_source,
+        "primary_gamma": summary.primary_gamma,
+        "gammas": {
+            gamma: {
+                "speedup": arm.account.speedup,
+                "product": arm.account.product,
+                "factors": arm.account.factors,
+                "time": arm.account.time,
+                "intervals": {name: vars(item) for name, item in arm.account.intervals.items()},
+                "iid": {name: vars(test) for name, test in arm.iid.items()},
+            }
+            for gamma, arm in summary.arms.items()
+        },
+    }

@@ -1,0 +1,102 @@
+"""The sentences that a reader of a run must not miss: what its figures do not hold for, and what was left out."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ..intervals import Interval
+from ..read.facts import RunFacts, SessionFacts
+
+
+def run_notes(
+    metrics: Mapping[str, float], facts: RunFacts, session: SessionFacts, prompts: Mapping[str, Any]
+) -> list[str]:
+    """Say what time was, whether outputs are the baseline's, how prediction and measurement differ, what is missing.
+
+    Args:
+        prompts: the part `prompts` of `environment.json`.
+    """
+    notes = []
+    if facts.simulated:
+        notes.append("Time is simulated by a cost model: no duration of this run was measured.")
+    if facts.forced:
+        notes.append("Forced: the recorded text was committed whatever the target said; nothing here is lossless.")
+    elif session.compared:
+        notes.append(
+            f"Lossless: {session.identical} of {session.compared} outputs are identical to the baseline's; "
+            f"{session.compared - session.identical} differ, {session.unexplained} of them without a near-tie that "
+            "rounding could explain."
+        )
+    if "lossless.tv" in metrics:
+        notes.append(
+            "Not lossless by its rule: at a tested position the law of the output differs from the baseline's by "
+            f"{Interval.from_metrics(metrics, 'lossless.tv')} in total variation, on average."
+        )
+    notes += _quality_notes(metrics, facts)
+    if "speedup.predicted" in metrics:
+        predicted, measured = metrics["speedup.predicted"], metrics["speedup"]
+        notes.append(
+            f"specdec.advise predicted a speedup of {predicted:.3f}; {measured:.3f} was measured, "
+            f"{measured / predicted - 1:+.1%} from the prediction."
+        )
+    share = metrics.get("repetition.share", 0.0)
+    if share:
+        rest = Interval.from_metrics(metrics, "speedup.unflagged")
+        without = f"; without them the speedup is {rest}" if share < 1 else ""
+        notes.append(f"Repetition: {share:.0%} of the prompts have an output that falls into a loop{without}.")
+    skipped = {reason: sum(counts.values()) for reason, counts in prompts["skipped"].items() if counts}
+    if skipped:
+        notes.append("Skipped prompts: " + ", ".join(f"{count} {reason}" for reason, count in skipped.items()) + ".")
+    if prompts["count"] == 1:
+        notes.append("One prompt only: no bootstrap, so no intervals.")
+    if facts.left_out:
+        left_out = ", ".join(map(str, facts.left_out))
+        notes.append(f"Left out of measurement.gammas: {left_out}; this drafter drafts {facts.deepest} levels at most.")
+    return notes
+
+
+def _quality_notes(metrics: Mapping[str, float], facts: RunFacts) -> list[str]:
+    """Say what the text lost, where it was judged."""
+    if facts.judge is None:
+        return []
+    model = "the target" if facts.judge == "target" else "the original target"
+    likelihood = "quality.log_likelihood"
+    notes = []
+    if facts.deterministic and not facts.lossless and not facts.greedy:
+        notes.append(
+            "Without a draft this rule takes the target's likeliest token: the baseline's text is greedy, not sampled."
+        )
+    if likelihood not in metrics:
+        notes.append(f"Quality: {model} gives some token no chance, so there is no mean log-likelihood.")
+    for name, sentence in (
+        (likelihood, f"Quality under {model} at temperature 1: {{}} nats per token, the baseline's text {{}}."),
+        ("quality.tv", "A token's law is {} from the target's in total variation, the baseline's {}."),
+        ("quality.decided_otherwise", "A lossless rule would have decided otherwise in {} of the rounds that offered."),
+        ("quality.gsm8k_exact_match", "Right answers: {} of the outputs, the baseline's {}."),
+    ):
+        if name in metrics:
+            of_baseline = name.replace("quality.", "quality.baseline_")
+            values = (Interval.from_metrics(metrics, key) for key in (name, of_baseline))
+            notes.append(sentence.format(*values))
+    return notes
+
+
+def peer_notes(peers: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Say which peers failed and which of their settings was the fastest.
+
+    Args:
+        peers: the part `peers` of `peers.json`.
+    """
+    return [note for note in map(_peer_note, peers) if note]
+
+
+def _peer_note(peer: Mapping[str, Any]) -> str:
+    name, tried = peer["peer"], peer["tried"]
+    if peer["failure"]:
+        return f"Peer {name} failed and is compared as far as it came: {peer['failure']}"
+    if len(tried) < 2:
+        return ""
+    times = ", ".join(
+        f"{each['setting']} " + (f"{each['seconds']:.3f} s" if "seconds" in each else f"failed ({each['failed']})")
+        for each in tried
+    )
+    return f"Peer {name} ran with {peer['setting']}, the fastest on the longest prompt: {times}."

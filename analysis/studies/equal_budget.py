@@ -1,0 +1,360 @@
+"""Study `equal_budget`: which of chain, rows and tree earns most from the same number of draft nodes, in tokens per
+call and on the clock.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+
+from ..cost.block_seconds import BlockSeconds, repeats_of, stream_seconds
+from ..figures import pictures, style
+from ..findings import About, Findings, Section, Tables, counted, register
+from ..sums import Sums, interval, intervals, strategy_sums
+
+KEYS = ["drafter", "shape", "budget"]  # the tables call a structure's name its shape
+REFERENCE = "chain"
+_NAMES = {"chain": "the chain", "rows": "rows", "tree": "the tree"}
+_APART = {"chain": 1.0, "rows": 2**-0.06, "tree": 2**0.06}  # intervals side by side: as bands they cover each other
+
+
+@register("equal_budget")
+def findings(tables: Tables, about: About) -> Findings:
+    """Read all tables of the study but `accuracy`."""
+    found = budgets(tables, about.replicates, about.seed)
+    sections = [
+        section
+        for drafter, cells in found.cells.groupby("drafter", sort=True)
+        for section in (
+            _tokens(str(drafter), cells, found, tables["skipped"], about),
+            _speed(str(drafter), cells, found, tables["block_times"], about),
+        )
+    ]
+    return Findings(tuple(sections), _metrics(found.cells), _curves(found.cells))
+
+
+# Numbers --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class BudgetNumbers:
+    """Tokens per call and speedup by drafter, structure and budget.
+
+    Attributes:
+        texts: a line for each drafter, structure, budget and stream, of the candidate that the other half chose; as the
+            replay, with predicted `seconds` and `plain_s`.
+        sums: sums over prompts.
+        choices: the study's table.
+        calls: seconds of packed calls.
+    """
+
+    texts: pd.DataFrame
+    sums: Sums
+    choices: pd.DataFrame
+    calls: BlockSeconds
+
+    @cached_property
+    def statistics(self) -> Mapping[str, np.ndarray]:
+        """Tokens per call and speedup, [1 + B, C] each."""
+        return {"tokens": self.sums.ratio("tokens", "rounds"), "speedup": self.sums.ratio("plain_s", "seconds")}
+
+    @cached_property
+    def cells(self) -> pd.DataFrame:
+        """A line for each drafter, structure and budget: those; verified (mean draft nodes of a round); tokens and
+        speedup, and tokens_lead and speedup_lead, their paired differences to the chain, all with _low and _high; price
+        (what a draft node adds to a call, in plain calls: (t(1 + n) / t(1) - 1) / n); and break_even, the price at
+        which calls alone would take away all that the accepted tokens give, (tokens - 1) / n.
+        """
+        cells = self.sums.cells
+        chains = {
+            (cell["drafter"], cell["budget"]): place
+            for place, cell in enumerate(cells.to_dict("records"))
+            if cell["shape"] == REFERENCE
+        }
+        own = [chains[cell["drafter"], cell["budget"]] for cell in cells.to_dict("records")]
+        leads = {f"{name}_lead": values - values[:, own] for name, values in self.statistics.items()}
+        nodes = self.sums.ratio("nodes", "rounds")[0]
+        context = np.full(len(cells), float(self.texts["context"].mean()))
+        none = np.zeros(len(cells))
+        longer = self.calls.call(none, nodes, none, context) / self.calls.call(none, none, none, context)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            prices = {
+                "verified": nodes,
+                "price": (longer - 1) / nodes,
+                "break_even": (self.statistics["tokens"][0] - 1) / nodes,
+            }
+        return self.sums.table({**self.statistics, **leads}).assign(**prices)
+
+    def variants(self) -> Mapping[tuple[str, str, int], str]:
+        """Return, by drafter, structure and budget, the variants that were chosen, such as "4 x 4", or "4 x 4, 2 x 8"
+        where the halves disagree.
+        """
+        return self.choices.groupby(KEYS)["variant"].agg(lambda names: ", ".join(dict.fromkeys(names))).to_dict()
+
+
+def budgets(tables: Tables, replicates: int, seed: int) -> BudgetNumbers:
+    """Compute the numbers from the study's tables: every text with the candidate that the other half chose."""
+    block_times, host_times, choices = tables["block_times"], tables["host_times"], tables["choices"]
+    judged = choices.assign(half=1 - choices["half"])[[*KEYS, "half", "variant", "made_on"]]
+    texts = tables["replay"].merge(judged, on=[*KEYS, "half", "variant", "made_on"], how="inner").assign(w=1)
+    parts = []
+    plain = host_times[host_times["shape"] == "plain"]
+    for (drafter, shape), part in texts.groupby(["drafter", "shape"]):
+        own = host_times[(host_times["drafter"] == drafter) & (host_times["shape"] == shape)]
+        seconds, baseline = stream_seconds(part, repeats_of(block_times, pd.concat([plain, own])))
+        parts.append(part.assign(seconds=seconds.mean(axis=0), plain_s=baseline.mean(axis=0)))
+    timed = pd.concat(parts, ignore_index=True)
+    sums = strategy_sums(timed, KEYS, ["tokens", "rounds", "nodes", "seconds", "plain_s"], replicates, seed)
+    return BudgetNumbers(timed, sums, choices, repeats_of(block_times, plain)[0])
+
+
+def _metrics(cells: pd.DataFrame) -> dict[str, float]:
+    """Return `budget.<drafter>.<structure>.<what>.<budget>`, the lead with its interval."""
+    metrics: dict[str, float] = {}
+    for cell in cells.to_dict("records"):
+        name, n = f"budget.{cell['drafter']}.{cell['shape']}", cell["budget"]
+        metrics |= {
+            f"{name}.tokens_per_call.{n}": cell["tokens"],
+            f"{name}.speedup.{n}": cell["speedup"],
+            f"{name}.nodes_verified.{n}": cell["verified"],
+        }
+        if cell["shape"] != REFERENCE:
+            metrics |= {
+                f"{name}.lead.{n}": cell["tokens_lead"],
+                f"{name}.lead.{n}.ci_low": cell["tokens_lead_low"],
+                f"{name}.lead.{n}.ci_high": cell["tokens_lead_high"],
+            }
+    return {name: float(value) for name, value in metrics.items() if np.isfinite(value)}
+
+
+def _curves(cells: pd.DataFrame) -> dict[str, dict[int, float]]:
+    """Return tokens per call and speedup over budgets."""
+    return {
+        f"curve.budget.{name}.{drafter}.{shape}": dict(
+            zip(points["budget"].tolist(), points[column].tolist(), strict=True)
+        )
+        for (drafter, shape), part in cells.groupby(["drafter", "shape"])
+        for name, column in (("tokens_per_call", "tokens"), ("speedup", "speedup"))
+        for points in [part.dropna(subset=column)]
+    }
+
+
+# Tokens per call ------------------------------------------------------------------------------------
+
+
+def _tokens(drafter: str, cells: pd.DataFrame, found: BudgetNumbers, skipped: pd.DataFrame, about: About) -> Section:
+    text = (
+        f"At the same number of draft nodes, {drafter}: {'; '.join(_against_chain(cells, 'tokens'))}.",
+        _most(cells, found),
+        _merged(cells),
+        "The shape of rows and the tree are chosen by the prompts of one half and judged on the other, both ways "
+        "round, so that taking the best of many flatters neither; a tree is the best one (THEORY 3) for the accuracy "
+        "of each rank on the half that chose it.",
+        *about.origin(found.texts, skipped),
+    )
+    figure = _over_budget(
+        cells,
+        "tokens",
+        label="tokens per call",
+        title=f"Tokens per call at equal budgets, drafter {drafter}\n{about.title}",
+        caption=f"{counted(found.sums.prompts, 'prompt')} of {about.prompts}, greedy texts replayed, exact for these; "
+        f"{_bars(cells, 'tokens')}. Below: paired differences, surer than the intervals above suggest.",
+    )
+    ordered, chosen = cells.sort_values(["budget", "shape"]), found.variants()
+    shown = pd.DataFrame(
+        {
+            "budget": ordered["budget"],
+            "structure": ordered["shape"],
+            "chosen": [chosen[key] for key in ordered[KEYS].itertuples(index=False, name=None)],
+            "nodes verified": ordered["verified"].map("{:.1f}".format),
+            "tokens per call": [f"{each:.2f}" for each in intervals(ordered, "tokens")],
+            "over the chain": _leads(ordered, "tokens"),
+        }
+    )
+    return Section(
+        f"Tokens per call of chain, rows and tree: {drafter}",
+        text,
+        tables=(("Tokens per call, with the paired difference to the chain", shown),),
+        figures=((f"tokens_per_call_{drafter}", figure),),
+    )
+
+
+def _leads(cells: pd.DataFrame, name: str) -> list[str]:
+    """Return differences to the chain as text, empty for the chain itself."""
+    leads = zip(cells["shape"], intervals(cells, f"{name}_lead"), strict=True)
+    return ["" if shape == REFERENCE else f"{lead:+.2f}" for shape, lead in leads]
+
+
+def _bars(cells: pd.DataFrame, name: str) -> str:
+    known = np.isfinite(cells[f"{name}_low"]).any()
+    return "bars: 95% prompt-bootstrap intervals" if known else "no intervals from one prompt"
+
+
+def _against_chain(cells: pd.DataFrame, name: str) -> list[str]:
+    """Say, for each other structure, at how many budgets it beats the chain beyond chance, and by how much."""
+    said = []
+    lead = f"{name}_lead"
+    for shape, part in cells[cells["shape"] != REFERENCE].groupby("shape", sort=True):
+        better, worse = part[part[f"{lead}_low"] > 0], int((part[f"{lead}_high"] < 0).sum())
+        beats, loses = ("beats", "loses") if shape == "tree" else ("beat", "lose")
+        words = (
+            f"{_NAMES[str(shape)]} {beats} the chain beyond chance at {len(better)} of {counted(len(part), 'budget')}"
+        )
+        if 0 < len(better) < len(part):
+            words += f" ({', '.join(str(n) for n in better['budget'])} nodes)"
+        if worse:
+            words += f" and {loses} to it at {worse}"
+        ends = part.sort_values(lead).iloc[[0, -1]].drop_duplicates("budget").to_dict("records")
+        listed = [f"{interval(each, lead):+.2f} at {each['budget']} nodes" for each in ends]
+        said.append(f"{words}; the difference goes from {' to '.join(listed)}")
+    return said
+
+
+def _best(cells: pd.DataFrame, name: str) -> pd.Series:
+    return cells.loc[cells[name].idxmax()]
+
+
+def _most(cells: pd.DataFrame, found: BudgetNumbers) -> str:
+    """Name the best of all; and, since chains end where their n-gram does, the best that verifies no more than they."""
+    best, own = _best(cells, "tokens"), _best(cells[cells["shape"] == REFERENCE], "tokens")
+    sentence = (
+        f"Most tokens per call: {interval(best, 'tokens'):.2f} by {_NAMES[best['shape']]} of {best['budget']} nodes"
+    )
+    if best["shape"] == REFERENCE:
+        return sentence + "."
+    sentence += f"; the best chain, of {own['budget']}, has {interval(own, 'tokens'):.2f}"
+    others = cells[(cells["shape"] != REFERENCE) & (cells["verified"] <= own["verified"])]
+    if others.empty:
+        return sentence + "."
+    equal = _best(others, "tokens")
+    tokens = found.statistics["tokens"]
+    lead = found.sums.interval(tokens[:, equal.name] - tokens[:, own.name])
+    return (
+        f"{sentence} with {own['verified']:.1f} nodes verified in the mean round. Of structures that verify no more, "
+        f"{_NAMES[equal['shape']]} of {equal['budget']} ({equal['verified']:.1f}) has most: "
+        f"{interval(equal, 'tokens'):.2f}, a difference of {lead:+.2f} (paired)."
+    )
+
+
+def _merged(cells: pd.DataFrame) -> str:
+    """Say how much of the budget is verified."""
+    largest = cells[cells["budget"] == cells["budget"].max()].set_index("shape")["verified"]
+    listed = ", ".join(f"{_NAMES[str(shape)]} {value:.1f}" for shape, value in largest.items())
+    return (
+        f"Fewer nodes are verified than the budget of {cells['budget'].max()}: {listed} in the mean round. Rows that "
+        "begin alike share nodes, n-grams that run into the end of the text are short, and nothing is offered beyond "
+        "a text's end."
+    )
+
+
+# The clock ------------------------------------------------------------------------------------------
+
+
+def _speed(drafter: str, cells: pd.DataFrame, found: BudgetNumbers, times: pd.DataFrame, about: About) -> Section:
+    kind = "simulated speedup" if about.simulated else "predicted speedup"
+    source = "simulated by a cost model" if about.simulated else "from measured calls, drafts and commits"
+    text = (
+        _fastest(drafter, cells, found, kind),
+        f"At the same number of draft nodes: {'; '.join(_against_chain(cells, 'speedup'))}.",
+        _price(cells),
+        _how(times, about),
+    )
+    figure = _over_budget(
+        cells,
+        "speedup",
+        label=kind,
+        title=f"{kind.capitalize()} at equal budgets, drafter {drafter}\n{about.title}",
+        caption=f"{counted(found.sums.prompts, 'prompt')} of {about.prompts}. Rounds by replay, seconds {source}; "
+        f"{_bars(cells, 'speedup')}.",
+    )
+    ordered = cells.sort_values(["budget", "shape"])
+    shown = pd.DataFrame(
+        {
+            "budget": ordered["budget"],
+            "structure": ordered["shape"],
+            kind: [f"{each:.2f}" for each in intervals(ordered, "speedup")],
+            "over the chain": _leads(ordered, "speedup"),
+            "price": ordered["price"].map("{:.3f}".format),
+            "break-even": ordered["break_even"].map("{:.3f}".format),
+        }
+    )
+    caption = (
+        f"{kind.capitalize()}, with the paired difference to the chain; price of a draft node in plain calls, and the "
+        "price at which calls alone would take all that the accepted tokens give"
+    )
+    title = f"{kind.capitalize()} of chain, rows and tree: {drafter}"
+    return Section(title, text, ((caption, shown),), ((f"speedup_{drafter}", figure),))
+
+
+def _fastest(drafter: str, cells: pd.DataFrame, found: BudgetNumbers, kind: str) -> str:
+    """Give the answer: the fastest of all, and its lead over the fastest chain."""
+    best, own = _best(cells, "speedup"), _best(cells[cells["shape"] == REFERENCE], "speedup")
+    longest = _best(cells, "tokens")
+    said = (
+        f"On the clock {_NAMES[best['shape']]} of {best['budget']} nodes {'are' if best['shape'] == 'rows' else 'is'} "
+        f"fastest with {drafter}: a {kind} of {interval(best, 'speedup'):.2f}"
+    )
+    if best["shape"] != REFERENCE:
+        speedup = found.statistics["speedup"]
+        lead = found.sums.interval(speedup[:, best.name] - speedup[:, own.name])
+        said += f", {lead:+.2f} (paired) over the fastest chain, of {own['budget']} nodes"
+        said += ", which is within chance" if lead.known and lead.low <= 0 else ""
+    if (longest["shape"], longest["budget"]) != (best["shape"], best["budget"]):
+        said += (
+            f"; the most tokens per call, {longest['tokens']:.2f} by {_NAMES[longest['shape']]} of "
+            f"{longest['budget']}, make {longest['speedup']:.2f}"
+        )
+    return said + "."
+
+
+def _price(cells: pd.DataFrame) -> str:
+    """Say what a verified token costs against what it may cost, where the gain is largest and at the largest budget."""
+    best = _best(cells, "speedup")
+    largest = cells[cells["budget"] == cells["budget"].max()]
+    worst = largest.loc[largest["speedup"].idxmin()]
+    listed = [
+        f"{each['price']:.3f} of a plain call in {_NAMES[each['shape']]} of {each['budget']}, which breaks even at "
+        f"{each['break_even']:.3f}"
+        for each in pd.DataFrame([best, worst]).drop_duplicates(["shape", "budget"]).to_dict("records")
+    ]
+    return f"A draft node costs {'; '.join(listed)}. Above its break-even price a draft costs more calls than it saves."
+
+
+def _how(times: pd.DataFrame, about: About) -> str:
+    if about.simulated:
+        return "All seconds, of calls, drafts and commits alike, come from a cost model: nothing was timed."
+    contexts = ", ".join(f"{context:,}" for context in sorted(times["context"].unique()))
+    calls = int(times.groupby(["w", "context"])["call"].nunique().max())
+    return (
+        f"Seconds of a call: t(n) of packed calls on chains behind {contexts} cached tokens, medians of "
+        f"{counted(calls, 'call')}; of drafts and commits: medians of a short live run of every structure and budget. "
+        "Everything between is on straight lines."
+    )
+
+
+@style.in_style
+def _over_budget(cells: pd.DataFrame, name: str, *, label: str, title: str, caption: str) -> Figure:
+    """Draw a line for each structure over the number of draft nodes, and below it the paired differences to the chain.
+
+    Args:
+        cells: lines of `BudgetNumbers.cells`, of one drafter.
+        name: "tokens" or "speedup".
+    """
+    figure, panels = style.new_panels(title, caption, 6.4, rows=2, sharex=True, height_ratios=[3, 2])
+    values, leads = panels[:, 0]
+    for axes, column in ((values, name), (leads, f"{name}_lead")):
+        for shape, part in cells.groupby("shape", sort=True):
+            if column == name or shape != REFERENCE:
+                part = part.sort_values("budget")
+                across = (part["budget"] * _APART[str(shape)]).tolist()
+                pictures.line(axes, across, intervals(part, column), style.STRUCTURES[str(shape)], str(shape))
+    pictures.level(values, 1.0, "plain decoding")
+    pictures.level(leads, 0.0)
+    pictures.budget_axis(leads, sorted(set(cells["budget"])))
+    leads.set_ylabel("over the chain")
+    values.set_ylabel(label)
+    style.legend_above(values, 3)
+    return figure

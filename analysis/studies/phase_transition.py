@@ -1,0 +1,533 @@
+"""Study `phase_transition`: up to how many tokens verification is nearly free, where a call turns from reading to
+arithmetic, and what context and evaluation change.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.colors import LogNorm
+from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter, NullLocator
+from scipy.optimize import isotonic_regression
+
+from ..figures import pictures, style
+from ..findings import About, Findings, Section, Tables, counted, register
+
+Shape = tuple[int, int]
+"""k rows of w draft tokens each."""
+
+UNIT: Shape = (1, 1)
+"""The shape whose call is the unit of a slow-down: one row of width 1, as in N-Grammys (2411.03786)."""
+PLAIN: Shape = (1, 0)
+USUAL: Shape = (10, 10)
+"""The shape of N-Grammys."""
+_SHOWN = ((1, 0), (1, 1), (1, 4), (1, 10), (2, 2), (5, 5), (10, 1), (10, 4), USUAL, (25, 14), (32, 15))
+_ZOOM = 64  # tokens: where single tiles can be told apart
+_FLAT = 1.1  # slow-down over all sizes below which nothing can be said about where it begins to grow
+_LEVELS = (1.1, 1.5, 2, 4, 8, 16, 32)  # of the lines of equal slow-down
+_CACHES = {
+    "packed": "packed into one sequence over one cache: 1 + k w of them",
+    "rows": "in k rows, each with a root and a copy of the cache: k (w + 1) of them",
+}
+
+
+@register("phase_transition")
+def findings(tables: Tables, about: About) -> Findings:
+    """Read `block_times` and `intensity`."""
+    times, intensity = tables["block_times"], tables["intensity"]
+    cells = slowdowns(times)
+    contexts = sorted(int(context) for context in cells["context"].unique())
+    middle = contexts[len(contexts) // 2]  # at which single figures are given
+    grown = {context: growth(times, context) for context in contexts}
+    ridge = roofline_ridge(intensity, middle)
+    sections = (
+        _slowdown_section(times, cells, grown[middle], middle, about),
+        _bound_section(times, grown, product_lines(intensity, middle), middle, ridge, about),
+        _context_section(times, cells, contexts),
+    )
+    curves = {
+        f"curve.slowdown.{context}": dict(zip(each.tokens.tolist(), each.slowdown.tolist(), strict=True))
+        for context, each in grown.items()
+    }
+    return Findings(sections, _metrics(cells, grown, middle, ridge), curves)
+
+
+# Numbers --------------------------------------------------------------------------------------------
+
+
+def slowdowns(times: pd.DataFrame) -> pd.DataFrame:
+    """Return t(k, w, context) / t(1, 1, context) by cell: k, w, context, rows_evaluated (tokens), calls, seconds (mean
+    of the calls), slowdown, spread (standard deviation of the calls over their mean; NaN for a single call).
+
+    Cells that were not timed, and contexts without t(1, 1), are left out.
+
+    Args:
+        times: the study's `block_times`.
+    """
+    timed = times.dropna(subset="seconds")
+    groups = timed.groupby(["context", "k", "w", "rows_evaluated"])["seconds"]
+    cells = groups.agg(calls="size", seconds="mean", deviation="std").reset_index()
+    units = cells[(cells["k"] == UNIT[0]) & (cells["w"] == UNIT[1])].set_index("context")["seconds"]
+    cells = cells[cells["context"].isin(units.index)].reset_index(drop=True)
+    cells["slowdown"] = cells["seconds"] / cells["context"].map(units)
+    cells["spread"] = cells["deviation"] / cells["seconds"]
+    return cells.drop(columns="deviation")
+
+
+@dataclass(frozen=True)
+class Growth:
+    """How the slow-down at one context grows with the tokens evaluated, whatever their shape.
+
+    Attributes:
+        tokens: sizes, ascending.
+        slowdown: median over all calls of each size, over that of t(1, 1): one disturbed call does not move it.
+        shapes: number of shapes of each size.
+        low: lower quartile of the calls of each size, over the same.
+        high: upper quartile.
+        fitted: the values closest to the medians that never fall from a size to the next.
+    """
+
+    tokens: np.ndarray
+    slowdown: np.ndarray
+    shapes: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
+    fitted: np.ndarray
+
+    def within(self, limit: float) -> int:
+        """Return the largest size up to which no call costs more than `limit` times t(1, 1)."""
+        below = self.tokens[self.fitted <= limit]
+        return int(below[-1]) if len(below) else 0
+
+    @property
+    def largest(self) -> int:
+        """The largest size."""
+        return int(self.tokens[-1])
+
+    def steps(self, largest: int, least: float = 0.08) -> list[tuple[int, int, float]]:
+        """Return rises between neighbouring numbers of tokens up to `largest`, as (from, to, relative size): those by
+        more than `least`, and by more than the middle halves of their calls scatter. A further tile shows so.
+        """
+        rises = self.fitted[1:] / self.fitted[:-1] - 1
+        clear = (rises > least) & (self.low[1:] > self.high[:-1]) & (np.diff(self.tokens) == 1)
+        return [
+            (int(self.tokens[at]), int(self.tokens[at + 1]), float(rises[at]))
+            for at in np.flatnonzero(clear & (self.tokens[1:] <= largest))
+        ]
+
+    def knee(self) -> float | None:
+        """Return the measured end of the memory-bound region: the n of the model that is flat up to n and then a
+        straight line (least squares of relative residuals). The smallest size where there is no flat part; None where
+        the slow-down never grows.
+        """
+        if self.fitted[-1] < _FLAT * self.fitted[0] or len(self.tokens) < 3:
+            return None
+        candidates = np.unique(np.concatenate([self.tokens[:-1], np.geomspace(self.tokens[0], self.tokens[-2], 400)]))
+        misfits = [self._misfit(candidate) for candidate in candidates]
+        return float(candidates[int(np.argmin(misfits))])
+
+    def _misfit(self, knee: float) -> float:
+        weights = np.sqrt(self.shapes) / self.slowdown
+        design = np.stack([np.ones(len(self.tokens)), np.maximum(0.0, self.tokens - knee)], axis=1) * weights[:, None]
+        target = self.slowdown * weights
+        found, *_ = np.linalg.lstsq(design, target, rcond=None)
+        return float(np.sum((design @ found - target) ** 2))
+
+
+def growth(times: pd.DataFrame, context: int) -> Growth:
+    """Compute the growth over all shapes at `context`, where t(1, 1) was timed."""
+    timed = times.dropna(subset="seconds")
+    timed = timed[timed["context"] == context]
+    by_size = timed.groupby("rows_evaluated")
+    medians = by_size["seconds"].median()
+    unit = timed.loc[(timed["k"] == UNIT[0]) & (timed["w"] == UNIT[1]), "seconds"].median()
+    ratios = (medians / unit).to_numpy()
+    shapes = (by_size["k"].size() / by_size["call"].nunique()).to_numpy()
+    return Growth(
+        tokens=medians.index.to_numpy(),
+        slowdown=ratios,
+        shapes=shapes,
+        low=(by_size["seconds"].quantile(0.25) / unit).to_numpy(),
+        high=(by_size["seconds"].quantile(0.75) / unit).to_numpy(),
+        fitted=isotonic_regression(ratios, weights=shapes).x,
+    )
+
+
+def shape_effect(times: pd.DataFrame, context: int, least: int = 2) -> tuple[float, int] | None:
+    """Compare shapes of equally many tokens: return the median over sizes of t with most rows over t with fewest, and
+    how many sizes have shapes whose numbers of rows differ by a factor of `least` or more; None where none has.
+    """
+    timed = times.dropna(subset="seconds")
+    timed = timed[(timed["context"] == context) & (timed["w"] > 0)]
+    cells = timed.groupby(["rows_evaluated", "k"])["seconds"].median().reset_index()
+    ratios = []
+    for _, same in cells.groupby("rows_evaluated"):
+        fewest, most = same.loc[same["k"].idxmin()], same.loc[same["k"].idxmax()]
+        if most["k"] >= least * fewest["k"]:
+            ratios.append(most["seconds"] / fewest["seconds"])
+    return (float(np.median(ratios)), len(ratios)) if ratios else None
+
+
+def crossing(tokens: np.ndarray, operations: np.ndarray, threshold: float) -> float | None:
+    """Return the size at which operations per byte reach `threshold`, between two sizes on a straight line; None if
+    they do not. Sizes are ascending; a threshold below the first value is reached at the smallest size.
+    """
+    above = np.flatnonzero(operations >= threshold)
+    if not len(above):
+        return None
+    at = int(above[0])
+    if at == 0:
+        return float(tokens[0])
+    share = (threshold - operations[at - 1]) / (operations[at] - operations[at - 1])
+    return float(tokens[at - 1] + share * (tokens[at] - tokens[at - 1]))
+
+
+def roofline_ridge(intensity: pd.DataFrame, context: int) -> float | None:
+    """Return n* = (W + KV) F / (2 P BW) of one cache (THEORY 7), the tokens at which a call without any overhead would
+    leave the memory-bound region; None without a table of products.
+    """
+    step = intensity[(intensity["context"] == context) & (intensity["k"] == PLAIN[0]) & (intensity["w"] == PLAIN[1])]
+    if step.empty:
+        return None
+    return float(step["threshold"].iloc[0] * step["bytes"].sum() / step["flops"].sum())
+
+
+def product_lines(intensity: pd.DataFrame, context: int) -> pd.DataFrame:
+    """Return operations per byte by product and tokens evaluated at `context`: products (the names of those that move
+    and compute alike), size (of the first), rows_evaluated, low and high (over the shapes of that many tokens),
+    threshold.
+    """
+    groups: dict[tuple[float, ...], tuple[list[str], pd.DataFrame]] = {}
+    at = intensity[intensity["context"] == context]
+    for (name, inputs, outputs), part in at.groupby(["product", "inputs", "outputs"], sort=False):
+        lines = part.groupby("rows_evaluated").agg(
+            low=("operations_per_byte", "min"), high=("operations_per_byte", "max"), threshold=("threshold", "first")
+        )
+        lines["size"] = f"{inputs or 'cache'} x {outputs or 'cache'}"
+        # A matrix and its transpose are alike too.
+        names, _ = groups.setdefault(tuple(lines["low"].round(9)), ([], lines.reset_index()))
+        names.append(str(name))
+    named = [lines.assign(products=", ".join(names)) for names, lines in groups.values()]
+    return pd.concat(named, ignore_index=True) if named else pd.DataFrame()
+
+
+def _metrics(cells: pd.DataFrame, grown: Mapping[int, Growth], middle: int, ridge: float | None) -> dict[str, float]:
+    """Return `transition.*`; single figures are those of the middle context, the others end in theirs."""
+    values: dict[str, float | None] = {
+        "transition.tokens_within_10pct": float(grown[middle].within(1.1)),
+        "transition.tokens_within_50pct": float(grown[middle].within(1.5)),
+        "transition.ridge": grown[middle].knee(),
+        "transition.ridge.roofline": ridge,
+        "transition.context": float(middle),
+    }
+    for context, each in grown.items():
+        values[f"transition.tokens_within_10pct.{context}"] = float(each.within(1.1))
+        values[f"transition.tokens_within_50pct.{context}"] = float(each.within(1.5))
+        values[f"transition.t11_ms.{context}"] = 1e3 * _cell(cells, UNIT, context, "seconds")
+        usual = _cell(cells, USUAL, context)
+        values[f"transition.slowdown.{USUAL[0]}x{USUAL[1]}.{context}"] = None if np.isnan(usual) else usual
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _cell(cells: pd.DataFrame, shape: Shape, context: int, column: str = "slowdown") -> float:
+    """Return a value of one cell, NaN where it was not timed."""
+    found = cells[(cells["k"] == shape[0]) & (cells["w"] == shape[1]) & (cells["context"] == context)]
+    return float(found[column].iloc[0]) if len(found) else float("nan")
+
+
+# How much longer a call takes -----------------------------------------------------------------------
+
+
+def _slowdown_section(times: pd.DataFrame, cells: pd.DataFrame, each: Growth, middle: int, about: About) -> Section:
+    evaluated = _CACHES[str(times["evaluation"].iloc[0])]
+    unit = _cell(cells, UNIT, middle, "seconds")
+    usual, plain = _cell(cells, USUAL, middle), _cell(cells, PLAIN, middle)
+    answer = (
+        f"With {middle:,} tokens in the cache a call costs at most 10% more than t(1, 1) = {1e3 * unit:.3g} ms "
+        f"{_up_to(each, 1.1)}, and at most 50% more {_up_to(each, 1.5)}"
+        + ("." if np.isnan(usual) else f"; the shape (10, 10) takes {usual:.2f} times as long.")
+    )
+    meaning = (
+        "A shape is k rows of w draft tokens after the root, the last committed token; its tokens are evaluated "
+        f"{evaluated}. The slow-down is t(k, w) over t(1, 1), as in N-Grammys (2411.03786); (1, 0) is a plain step of "
+        "decoding" + ("." if np.isnan(plain) else f" and takes {plain:.2f} of t(1, 1).")
+    )
+    spread = cells["spread"].dropna()
+    scatter = (
+        f"; standard deviation over mean {spread.median():.1%} in the median cell, {spread.max():.0%} in the worst"
+    )
+    figure = _heat_maps(
+        cells,
+        title=f"Slow-down of a call on k rows of w draft tokens\n{about.title}",
+        caption=f"Mean of {_calls(cells)} for each cell{scatter if len(spread) else ''}. w counts draft tokens, "
+        f"without the root; at w = 0, whatever k, a call is a plain step. Tokens are evaluated {evaluated}. White "
+        "lines: equal slow-down.",
+    )
+    caption = f"t(k, w) / t(1, 1): mean of {_calls(cells)} ± their standard deviation; t(1, 1) in ms"
+    return Section(
+        "How much longer a call takes",
+        (answer, meaning, *_missing(times)),
+        tables=((caption, _table(cells)),),
+        figures=(("slowdown", figure),),
+    )
+
+
+def _up_to(each: Growth, limit: float) -> str:
+    tokens = each.within(limit)
+    return f"at all sizes measured, up to {tokens} tokens" if tokens == each.largest else f"up to {tokens} tokens"
+
+
+def _calls(cells: pd.DataFrame) -> str:
+    least, most = int(cells["calls"].min()), int(cells["calls"].max())
+    return counted(most, "call") if least == most else f"{least} to {most} calls"
+
+
+def _missing(times: pd.DataFrame) -> list[str]:
+    """Say what was asked for and not timed, and why."""
+    reasons = {"context": ("exceeds", "exceed", "what the target can hold"),
+               "memory": ("needs", "need", "more memory than there is")}  # fmt: skip
+    cells = times.groupby(["k", "w", "context"])["missing"].agg(["first", "last"])
+    notes = [
+        f"{counted(number, 'cell')} of {len(cells):,} {one if number == 1 else several} {what}"
+        for reason, (one, several, what) in reasons.items()
+        if (number := int((cells["first"] == reason).sum()))
+    ]
+    late = int((times["missing"] == "time").sum())
+    if late:
+        notes.append(f"{late:,} of {len(times):,} calls were not made because time (`study.seconds`) ran out")
+    return [f"Left out: {'; '.join(notes)}."] if notes else []
+
+
+def _table(cells: pd.DataFrame) -> pd.DataFrame:
+    """Return slow-downs by context: of a few shapes that tell most, those that were measured."""
+    measured = set(cells[["k", "w"]].itertuples(index=False, name=None))
+    contexts = sorted(cells["context"].unique())
+    lines = []
+    for shape in sorted({*(shape for shape in _SHOWN if shape in measured), max(measured)}):
+        tokens = int(cells.loc[(cells["k"] == shape[0]) & (cells["w"] == shape[1]), "rows_evaluated"].iloc[0])
+        line: dict[str, object] = {"k": shape[0], "w": shape[1], "tokens": tokens}
+        for context in contexts:
+            value, spread = _cell(cells, shape, context), _cell(cells, shape, context, "spread")
+            text = "–" if np.isnan(value) else f"{value:.2f}" + ("" if np.isnan(spread) else f" ± {value * spread:.2f}")
+            if shape == UNIT:
+                text += f" ({1e3 * _cell(cells, UNIT, context, 'seconds'):.3g} ms)"
+            line[f"{context:,} cached"] = text
+        lines.append(line)
+    return pd.DataFrame(lines)
+
+
+# Where it turns to arithmetic -----------------------------------------------------------------------
+
+
+def _bound_section(
+    times: pd.DataFrame,
+    grown: Mapping[int, Growth],
+    lines: pd.DataFrame,
+    middle: int,
+    ridge: float | None,
+    about: About,
+) -> Section:
+    sentences = [_flat_part(grown[middle], middle)]
+    if ridge is not None:
+        bound = float(lines["threshold"].iloc[0])
+        sentences[0] += (
+            f" At its best this machine does {bound:.3g} operations in the time of reading a byte, so that a call "
+            f"without any overhead would leave the memory-bound region at n* = {ridge:.3g} tokens."
+        )
+        sentences.append(_crossings(lines))
+    steps = grown[middle].steps(_ZOOM)
+    # In rows, neighbouring sizes are other shapes, whose copies of the cache make steps of their own.
+    if steps and (times["evaluation"] == "packed").all():
+        largest = sorted(steps, key=lambda step: -step[2])[:4]
+        listed = ", ".join(f"{a} to {b} ({rise:+.0%})" for a, b, rise in sorted(largest))
+        sentences.append(
+            f"The time climbs in steps where one more token needs a further tile of a kernel; the largest up to "
+            f"{_ZOOM} tokens: from {listed}."
+        )
+    caption = (
+        f"Points: median over all calls on so many tokens, {int(times['k'].nunique())} x {int(times['w'].nunique())} "
+        "shapes; lines: the closest that never fall. Unit: t(1, 1) at the same context; no intervals."
+    )
+    if len(lines):
+        caption += (
+            f" Below: operations per byte of the model's matrix products with {middle:,} cached tokens; above the "
+            "dotted line this machine computes a product more slowly than it reads it."
+        )
+    title = f"Slow-down by tokens evaluated\n{about.title}"
+    end = max(each.largest for each in grown.values())
+    figures = [("slowdown_by_tokens", _by_tokens(grown, lines, end, title=title, caption=caption))]
+    if grown[middle].largest > 2 * _ZOOM:
+        zoomed = _by_tokens(grown, lines, _ZOOM, title=f"{title}, up to {_ZOOM} tokens", caption=caption)
+        figures.append(("slowdown_steps", zoomed))
+    tables = ((f"Operations per byte by product, {middle:,} cached tokens", _products(lines)),) if len(lines) else ()
+    return Section("Where a call turns compute-bound", tuple(sentences), tables, tuple(figures))
+
+
+def _flat_part(each: Growth, middle: int) -> str:
+    """Give the answer: from where on every token adds to the time."""
+    start, knee = f"With {middle:,} tokens in the cache", each.knee()
+    if knee is None:
+        return f"{start} the time does not grow with the tokens evaluated, as far as measured."
+    if knee <= each.tokens[0]:
+        return f"{start} there is no flat part: every token adds to the time."
+    return f"{start} the time is flat up to about {knee:.0f} tokens; from there on every token adds to it."
+
+
+def _crossed(lines: pd.DataFrame) -> float | None:
+    return crossing(lines["rows_evaluated"].to_numpy(), lines["high"].to_numpy(), float(lines["threshold"].iloc[0]))
+
+
+def _crossings(lines: pd.DataFrame) -> str:
+    end = int(lines["rows_evaluated"].max())
+    at = {str(names): _crossed(part) for names, part in lines.groupby("products", sort=False)}
+    reached = sorted((value, names) for names, value in at.items() if value is not None)
+    never = [names for names, value in at.items() if value is None]
+    sentences = []
+    if reached:
+        listed = "; ".join(f"{names} from {value:.0f} tokens" for value, names in reached)
+        sentences.append(f"Products become bound by arithmetic one by one: {listed}.")
+    if never:
+        sentences.append(f"{'; '.join(never)}: bound by memory at all sizes measured, up to {end} tokens.")
+    return " ".join(sentences)
+
+
+def _products(lines: pd.DataFrame) -> pd.DataFrame:
+    found = []
+    for names, part in lines.groupby("products", sort=False):
+        part = part.sort_values("rows_evaluated")
+        value, first, last = _crossed(part), part.iloc[0], part.iloc[-1]
+        found.append(
+            {
+                "product": names,
+                "size": first["size"],
+                f"{first['rows_evaluated']} token": f"{first['high']:.3g}",
+                f"{last['rows_evaluated']} tokens": f"{last['high']:.3g}",
+                "bound by arithmetic from": "–" if value is None else f"{value:.0f} tokens",
+            }
+        )
+    return pd.DataFrame(found)
+
+
+# Context and evaluation -----------------------------------------------------------------------------
+
+
+def _context_section(times: pd.DataFrame, cells: pd.DataFrame, contexts: list[int]) -> Section:
+    short, long = contexts[0], contexts[-1]
+    sentences = []
+    if short == long:
+        sentences.append(f"One context was measured, {short:,} tokens: nothing can be said about its effect.")
+    else:
+        largest = max(cells[["k", "w"]].itertuples(index=False, name=None))
+        shape = largest if np.isnan(_cell(cells, USUAL, short)) else USUAL
+        low, high = _cell(cells, shape, short), _cell(cells, shape, long)
+        units = [1e3 * _cell(cells, UNIT, context, "seconds") for context in (short, long)]
+        more = "steeper" if high > 1.05 * low else "flatter" if high < 0.95 * low else "the same"
+        sentences.append(
+            f"From {short:,} to {long:,} cached tokens t(1, 1) goes from {units[0]:.3g} to {units[1]:.3g} ms, and the "
+            f"slow-down of {shape} from {low:.2f} to {high:.2f}: the transition is {more} behind a longer context."
+        )
+    effect = shape_effect(times, long)
+    if effect is not None:
+        ratio, sizes = effect
+        packed = str(times["evaluation"].iloc[0]) == "packed"
+        why = "all nodes share one cache" if packed else "every further row reads a copy of the cache"
+        sentences.append(
+            f"Evaluated {'packed' if packed else 'in rows'}, of shapes with equally many tokens the one with most rows "
+            f"takes {ratio:.2f} times as long as the one with fewest (median over {counted(sizes, 'size')}, {long:,} "
+            f"cached): {why}."
+        )
+    return Section("What context and evaluation change", tuple(sentences))
+
+
+# Pictures -------------------------------------------------------------------------------------------
+
+
+@style.in_style
+def _heat_maps(cells: pd.DataFrame, *, title: str, caption: str) -> Figure:
+    """Draw slow-down by w and k, a map for each context, all in the same colours."""
+    contexts = sorted(int(context) for context in cells["context"].unique())
+    columns = min(2, len(contexts))
+    lines = -(-len(contexts) // columns)
+    figure, panels = style.new_panels(title, caption, 1.6 + 3.1 * lines, lines, columns, sharex=True, sharey=True)
+    top = max(2.0, float(cells["slowdown"].max()))
+    for panel, context in zip(panels.flat, contexts, strict=False):
+        grid = cells[cells["context"] == context].pivot(index="k", columns="w", values="slowdown")
+        if 0 in grid:  # a plain step stands for width 0 at every k: the calls are the same
+            grid[0] = grid[0].fillna(grid[0].iloc[0])
+        # Only the plain step is below 1: the scale begins at the unit.
+        image = pictures.heat_map(panel, grid, LogNorm(1, top), ticks=9)
+        _contours(panel, grid.to_numpy())
+        panel.set_title(f"{context:,} tokens in the cache", fontsize=11)
+    for panel in panels.flat[len(contexts) :]:
+        panel.set_axis_off()
+    for panel in panels[:, 0]:
+        panel.set_ylabel("k, rows")
+    for panel in panels[-1]:
+        panel.set_xlabel("w, draft tokens in a row")
+    bar = figure.colorbar(image, ax=panels, shrink=0.9, pad=0.02)
+    ticks = [level for level in (1, 1.5, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64) if level <= top]
+    bar.ax.yaxis.set_major_locator(FixedLocator(ticks))
+    bar.ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    bar.ax.yaxis.set_minor_locator(NullLocator())
+    bar.set_label("t(k, w) / t(1, 1)")
+    return figure
+
+
+def _contours(panel: Axes, values: np.ndarray) -> None:
+    """Draw lines of equal slow-down, where they are reached."""
+    levels = [level for level in _LEVELS if np.nanmin(values) < level < np.nanmax(values)]
+    if min(values.shape) < 3 or not levels:
+        return
+    lines = panel.contour(values, levels=levels, colors="white", linewidths=1.3)
+    panel.clabel(lines, fmt=lambda level: f"{level:g}", fontsize=10)
+
+
+@style.in_style
+def _by_tokens(grown: Mapping[int, Growth], products: pd.DataFrame, end: int, *, title: str, caption: str) -> Figure:
+    """Draw slow-down over tokens evaluated, up to `end`, points and a line that never falls for each context; and
+    below, where there are products, their operations per byte with the machine's threshold.
+    """
+    if len(products):
+        figure, panels = style.new_panels(title, caption, 8.2, rows=2, sharex=True, height_ratios=(1.15, 1))
+        upper, bottom = panels[:, 0]
+        _operations(bottom, products[products["rows_evaluated"] <= end])
+    else:
+        figure, upper = style.new_figure(title, caption)
+        bottom = upper
+    for index, (cached, each) in enumerate(grown.items()):
+        colour, marker, *_ = style.look(index)
+        shown = each.tokens <= end
+        upper.plot(each.tokens[shown], each.slowdown[shown], color=colour, marker=marker, linestyle="none",
+                   markersize=4 if shown.sum() <= 80 else 2.5, label=f"{cached:,} cached")  # fmt: skip
+        upper.plot(each.tokens[shown], each.fitted[shown], color=colour, linewidth=1.2)
+    pictures.level(upper, 1)
+    upper.set(ylabel="t / t(1, 1)", ylim=(0, None))
+    style.legend_above(upper, len(grown) if len(grown) <= 3 else 2)
+    bottom.set(xlabel="tokens evaluated in the call, root included", xlim=(0, 1.02 * end))
+    return figure
+
+
+def _operations(axes: Axes, products: pd.DataFrame) -> None:
+    for index, (names, lines) in enumerate(products.groupby("products", sort=False)):
+        colour, _, dash, _ = style.look(index)
+        first, more, _ = str(names).partition(", ")
+        label = f"{first}{', …' if more else ''} ({lines['size'].iloc[0]})"
+        if (lines["high"] > 1.001 * lines["low"]).any():
+            # Each copy of the cache serves the tokens of its own row, so that shapes of one size differ.
+            ends = (lines["low"], lines["high"])
+            axes.vlines(lines["rows_evaluated"], *ends, color=colour, linewidth=0.8)
+            for end, name in zip(ends, (label, None), strict=True):
+                axes.plot(lines["rows_evaluated"], end, ".", color=colour, markersize=5, label=name)
+        else:
+            axes.plot(lines["rows_evaluated"], lines["high"], color=colour, linestyle=dash, label=label)
+    bound = float(products["threshold"].iloc[0])
+    label = f"this machine's {bound:.3g}"
+    axes.axhline(bound, color=style.BLACK, linewidth=1.6, linestyle=style.DOTTED, label=label)
+    axes.set_yscale("log")
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.yaxis.set_minor_formatter(NullFormatter())
+    axes.set_ylabel("operations per byte")
+    style.legend_above(axes, 2)

@@ -1,0 +1,79 @@
+"""Turns whatever can end a command into one sentence and an exit code (DESIGN 4). Knows Hydra's and YAML's errors."""
+
+import errno
+import re
+from typing import Any
+
+from specdec.errors import EnvironmentFault, SpecdecError, UsageError, is_out_of_memory
+from specdec.registry import near_misses
+
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+MEMORY_REMEDY = (
+    "Try target.dtype=bfloat16, fewer measurement.max_new_tokens or a smaller model (in training: a smaller "
+    "recipe.data.micro_batch_tokens)."
+)
+
+
+def ending(error: BaseException) -> tuple[str, int] | None:
+    """Return sentence and exit code for what ended a command; None for a bug, which deserves a traceback."""
+    from hydra.errors import HydraException
+    from omegaconf.errors import OmegaConfBaseException
+    from yaml import YAMLError
+
+    if isinstance(error, SpecdecError):
+        return str(error), error.exit_code
+    if isinstance(error, KeyboardInterrupt):
+        return "Interrupted; what was finished is on disk.", 130
+    if isinstance(error, (HydraException, OmegaConfBaseException)):
+        return _composition_sentence(error), UsageError.exit_code
+    if isinstance(error, YAMLError):
+        return f"A YAML file cannot be read: {_one_line(error)}", UsageError.exit_code
+    if isinstance(error, OSError) and error.errno in DISK_FULL:
+        return f"The disk is full: {_one_line(error)}", EnvironmentFault.exit_code
+    if is_out_of_memory(error):
+        return f"Memory ran out: {_one_line(error)} {MEMORY_REMEDY}", EnvironmentFault.exit_code
+    return None
+
+
+def _composition_sentence(error: Exception) -> str:
+    """Say in one sentence what Hydra or OmegaConf found wrong in the command line or a YAML file."""
+    missing = getattr(error, "missing_cfg_file", None)
+    available = getattr(error, "options", None)
+    if missing and available:
+        group, _, name = str(missing).rpartition("/")
+        names = ", ".join(available)
+        return f"Unknown {group} {name!r}.{near_misses(name, available)} The options are: {names}."
+    override = getattr(error, "override", None)
+    if override is not None:  # the override does not parse
+        why = _one_line(error).removeprefix(f"Error parsing override '{override}' ")
+        return f"The argument {override!r} is not of the form KEY=VALUE: {why}"
+    cause = error if hasattr(error, "full_key") else error.__cause__
+    if "not in struct" in str(cause):
+        return _unknown_key(cause)
+    text = _one_line(cause or error)
+    several = re.match(r"Ambiguous value for argument '([^=']+)=([^']*)'", text)
+    if several:
+        key, values = several.groups()
+        return f"{key} has several values: add -m to sweep over them, or write [{values}] for a list."
+    twice = re.match(r"Multiple values for ([^\s.]+)\.", text)
+    if twice:
+        return f"{twice[1]} is chosen twice: if it has a default, write {twice[1]}=NAME without the plus."
+    return text
+
+
+def _unknown_key(cause: Any) -> str:
+    """List the known keys where an unknown one was given: `structure.k=4` lists those of the chosen structure."""
+    key, node = str(cause.full_key), getattr(cause, "parent_node", None)
+    names = [str(name) for name in node or () if name not in ("name", "hydra")]
+    group, _, leaf = key.rpartition(".")
+    if not group:
+        return f"Unknown key {key}: the configuration has no such key.{near_misses(leaf, names)}"
+    choice = node.get("name") if node is not None else None
+    owner = f"{group} {choice!r}" if choice else group
+    return f"Unknown key {key}: {owner} has the keys {', '.join(names) or '(none)'}."
+
+
+def _one_line(error: BaseException) -> str:
+    text = re.sub(r"See https://\S+ for details\.?", "", str(error))
+    text = " ".join(text.split()) or type(error).__name__
+    return text if text.endswith((".", "?", "!")) else text + "."

@@ -1,0 +1,110 @@
+"""Writes down what a run is before it begins: configuration, machine, parts, and the hash that two runs of the same
+measurement share.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import yaml
+
+from specdec import __version__
+from specdec.analysis.read.facts import RunFacts
+from specdec.config import RunConfig, flattened
+from specdec.experiment.advice import Advice
+from specdec.experiment.environment import capture
+from specdec.experiment.parts import Parts
+from specdec.experiment.results import ResultsFolder
+
+
+@dataclass(frozen=True)
+class RunIdentity:
+    """The record that a run makes of itself before it begins.
+
+    Attributes:
+        params: the resolved configuration, flat.
+        environment: versions, hardware, weights, prompts (`environment.json`).
+        cell: hash that two runs share if they are the same measurement.
+        tags: of the MLflow run.
+    """
+
+    params: dict[str, Any]
+    environment: dict[str, Any]
+    cell: str
+    tags: dict[str, str]
+
+
+def identify(config: RunConfig, parts: Parts, results: ResultsFolder) -> RunIdentity:
+    """Write `config.yaml` and `environment.json`, and return the record."""
+    plain = asdict(config)
+    (results.folder / "config.yaml").write_text(yaml.safe_dump(plain, sort_keys=False), encoding="utf-8")
+    model, drafter = parts.target.describe(), parts.primary.drafter.describe()
+    environment = {
+        **capture(parts.target.device),
+        "model": model,
+        "drafter": drafter,
+        **({} if parts.original is None else {"original": parts.original.target.describe()}),
+        "prompts": {
+            "name": parts.prompts.name,
+            "sha256": parts.prompts.content_hash,
+            "count": len(parts.prompts.prompts),
+            "skipped": {reason: dict(counts) for reason, counts in parts.prompts.skipped.items()},
+            **parts.prompts.provenance,
+        },
+        "seed": config.seed,
+    }
+    results.write_json("environment.json", environment)
+    cell = _fingerprint(plain, model, drafter, environment.get("original", {}), parts.prompts.content_hash)
+    tags = {
+        "specdec.cell": cell,
+        "specdec.version": __version__,
+        "drafter": config.drafter["name"],
+        "model": str(config.target.get("model", config.target["name"])),
+        "dtype": str(model.get("dtype", "float64")),
+        "time": "measured" if parts.target.clock() is None else "simulated",
+    }
+    return RunIdentity(flattened(plain), environment, cell, tags)
+
+
+def _fingerprint(
+    config: Mapping[str, Any],
+    model: Mapping[str, Any],
+    drafter: Mapping[str, Any],
+    original: Mapping[str, Any],
+    prompts: str,
+) -> str:
+    """Hash what makes two runs the same measurement: the resolved config, the weights, the prompts, the version."""
+    keep = {key: value for key, value in config.items() if key not in ("tracking", "experiment_name", "advice_dir")}
+    text = json.dumps(
+        [keep, *(weights.get("sha256") for weights in (model, drafter, original)), prompts, __version__],
+        sort_keys=True,
+        default=str,
+    )
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def run_facts(parts: Parts, advice: Advice | None = None) -> RunFacts:
+    """Collect what the analysis needs to know of the parts."""
+    primary, verifier = parts.primary.structure, parts.primary.verifier
+    judge = None if parts.judge is None else "target" if parts.original is None else "original"
+    return RunFacts(
+        label=parts.label,
+        structure=primary.name,
+        structure_label=primary.label,
+        single=primary.single,
+        depth_name=primary.depth_name,
+        primary_gamma=parts.primary.gamma,
+        left_out=parts.left_out,
+        deepest=parts.drafter.capabilities.deepest,
+        lossless=verifier.capabilities.lossless,
+        deterministic=verifier.capabilities.deterministic,
+        greedy=parts.target.sampling.greedy,
+        forced=parts.forced,
+        simulated=parts.target.clock() is not None,
+        judge=judge,
+        target_flops=float(parts.target.flops_per_token),
+        drafter_flops=float(parts.primary.drafter.flops_per_token),
+        predicted={} if advice is None else {item.gamma: item.speedup.value for item in advice.predictions},
+    )

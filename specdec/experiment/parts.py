@@ -1,0 +1,248 @@
+"""Builds the parts of a run from its configuration and checks that they fit together."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from specdec.config import BASELINE, ORIGINAL, MeasurementConfig, RunConfig, validated
+from specdec.drafters import Drafter, drafters
+from specdec.drafters.none import NoDrafter
+from specdec.errors import UsageError
+from specdec.experiment.arm import Arm
+from specdec.prompts import Prompt, PromptSet, load_prompts
+from specdec.sampling import SamplingConfig
+from specdec.structures import Structure, structures
+from specdec.targets import Target, targets
+from specdec.targets.causal import Causal
+from specdec.timing.simulated import priced
+from specdec.tracking import writer as tracking
+from specdec.verifiers import Verifier, verifiers
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Everything a session needs, built and found compatible."""
+
+    target: Target
+    drafter: Drafter  # as configured; where time is simulated, that of the arms also moves the clock
+    baseline: Arm
+    arms: tuple[Arm, ...]
+    primary: Arm
+    prompts: PromptSet
+    forced: bool
+    label: str  # drafter on model, for titles
+    original: Arm | None = None  # plain decoding with the model that the target was before it was trained
+    left_out: tuple[int, ...] = ()  # of measurement.gammas: deeper than the drafter drafts
+
+    @property
+    def plain(self) -> tuple[Arm, ...]:
+        """Plain decoding: with the target, and with its original where one is named."""
+        return (self.baseline,) if self.original is None else (self.baseline, self.original)
+
+    @property
+    def judge(self) -> Target | None:
+        """The model under whose law outputs are judged; None where they are the target's own by the rules."""
+        if self.original is not None:
+            return self.original.target
+        return None if self.primary.verifier.capabilities.lossless or self.forced else self.target
+
+
+def build(config: RunConfig) -> Parts:
+    """Validate every component's own config, then construct it.
+
+    Raises:
+        UsageError: the first thing that is wrong, before any weight is read where that is possible.
+    """
+    sampling = validated(SamplingConfig, config.sampling, where="sampling")
+    target_config = targets.config(config.target)
+    drafter_config = drafters.config(config.drafter)
+    structure = structures.build(config.structure)
+    verifier = verifiers.build(config.verifier)
+    _check_compatible(config, sampling, structure, verifier)
+    if sampling.greedy:
+        verifier = verifier.for_greedy()
+    target = targets.construct(target_config, sampling=sampling)
+    prompts = load_prompts(
+        config.prompts,
+        tokenizer=target.tokenizer,
+        context_length=target.context_length,
+        max_new_tokens=config.measurement.max_new_tokens,
+        vocab_size=target.vocab_size,
+    )
+    original = _open_original(config, target)
+    # One drafter serves every gamma: arms never decode at the same time.
+    drafter = drafters.construct(drafter_config, target=target)
+    can = drafter.capabilities
+    if can.vocab_size not in (None, target.vocab_size):
+        raise UsageError(
+            f"Bad value drafter={config.drafter['name']}: it was made for a vocabulary of {can.vocab_size} tokens, "
+            f"the target has {target.vocab_size}; use a drafter with the target's own tokenizer."
+        )
+    deepest = can.deepest or max(structure.gamma, *config.measurement.gammas, 0)
+    if structure.gamma > deepest:
+        raise UsageError(
+            f"Bad value structure={config.structure['name']}: it is {structure.gamma} deep, and drafter "
+            f"{config.drafter['name']} drafts {deepest} levels at most; lower the structure's depth."
+        )
+    gammas = sorted({*config.measurement.gammas, structure.gamma})
+    arms = {
+        gamma: Arm(
+            method=config.drafter["name"],
+            target=target,
+            drafter=priced(drafter, target),
+            structure=structure if gamma == structure.gamma else structure.resized(gamma),
+            verifier=verifier,
+        )
+        for gamma in gammas
+        if gamma <= deepest
+    }
+    baseline = Arm(
+        method=BASELINE, target=target, drafter=NoDrafter(), structure=structure.resized(0), verifier=verifier
+    )
+    return Parts(
+        target=target,
+        drafter=drafter,
+        baseline=baseline,
+        arms=tuple(arms.values()),
+        primary=arms[structure.gamma],
+        prompts=prompts,
+        forced=bool(config.drafter.get("forced", False)),
+        label=("" if drafter_config.name == "none" else f"{drafter_config.name} on ")
+        + str(config.target.get("model", config.target["name"])),
+        original=None if original is None else replace(baseline, method=ORIGINAL, target=original),
+        left_out=tuple(gamma for gamma in gammas if gamma > deepest),
+    )
+
+
+def _open_original(config: RunConfig, target: Target) -> Causal | None:
+    """Load the model of `measurement.original` and run it exactly as the target; None where none is named.
+
+    Raises:
+        UsageError: it does not read and write the target's tokens, or holds fewer of them.
+    """
+    name = config.measurement.original
+    if name is None:
+        return None
+    assert isinstance(target, Causal)  # checked before anything was loaded
+    dtype = str(target.model.dtype).removeprefix("torch.")  # a checkpoint's own may be another
+    original = targets.build({**config.target, "model": name, "shape": None, "dtype": dtype}, sampling=target.sampling)
+    assert isinstance(original, Causal)
+    known = None not in (original.tokenizer, target.tokenizer)
+    for differs, what in (
+        (original.vocab_size != target.vocab_size, f"has {original.vocab_size} tokens, the target {target.vocab_size}"),
+        (known and original.tokenizer.get_vocab() != target.tokenizer.get_vocab(), "has another tokenizer"),
+        (
+            original.context_length < target.context_length,
+            f"holds {original.context_length} tokens of context, the target {target.context_length}",
+        ),
+    ):
+        if differs:
+            raise UsageError(
+                f"Bad value measurement.original={name}: it {what}; give the model that the target was trained from."
+            )
+    return original
+
+
+def _check_compatible(config: RunConfig, sampling: SamplingConfig, structure: Structure, verifier: Verifier) -> None:
+    drafter = drafters.get(config.drafter["name"]).capabilities
+    target = targets.get(config.target["name"]).capabilities
+    rule = verifier.capabilities
+    shape = config.structure["name"]
+    for fits, who, what in (
+        (drafter.fills, f"drafter {config.drafter['name']!r}", "fills"),
+        (rule.handles, f"verifier {config.verifier['name']!r}", "handles"),
+        (target.structures, f"target {config.target['name']!r}", "evaluates"),
+    ):
+        if shape not in fits:
+            raise UsageError(f"Bad value structure={shape}: {who} {what} only {', '.join(sorted(fits))}.")
+    if config.measurement.lossless:
+        _check_lossless(config, verifier)
+    if target.recorded and not verifier.for_greedy().capabilities.lossless:
+        raise UsageError(
+            f"Bad value verifier={config.verifier['name']}: target {config.target['name']!r} knows "
+            "recorded tokens only, and this rule commits others; use verifier=speculative_sampling."
+        )
+    if rule.greedy_only and not sampling.greedy:
+        raise UsageError(
+            f"Bad value sampling.temperature={sampling.temperature}: verifier {config.verifier['name']!r} is right "
+            "only at 0; use verifier=speculative_sampling."
+        )
+    if drafter.needs_reference and not sampling.greedy:
+        raise UsageError(
+            f"Bad value sampling.temperature={sampling.temperature}: drafter {config.drafter['name']!r} reads the "
+            "recorded greedy text; use sampling=greedy."
+        )
+    if config.measurement.peers and config.target["name"] != "causal":
+        raise UsageError("Bad value measurement.peers: peers need target=causal; use measurement.peers=[].")
+    if config.measurement.original is not None and config.target["name"] != "causal":
+        raise UsageError(
+            f"Bad value measurement.original={config.measurement.original}: a second baseline needs target=causal; use "
+            "measurement.original=null."
+        )
+
+
+def _check_lossless(config: RunConfig, verifier: Verifier) -> None:
+    """Refuse parts that do not claim to leave the target's law as it is; that they do at some temperature is no claim.
+
+    Raises:
+        UsageError: the first part that makes no such claim.
+    """
+    for claims, key, instead in (
+        (verifier.capabilities.lossless, f"verifier={config.verifier['name']}", "verifier=speculative_sampling"),
+        (
+            drafters.get(config.drafter["name"]).capabilities.lossless,
+            f"drafter={config.drafter['name']}",
+            "another drafter",
+        ),
+        (not config.drafter.get("forced", False), "drafter.forced=true", "drafter.forced=false"),
+    ):
+        if not claims:
+            raise UsageError(
+                f"Bad value {key}: it does not claim to be lossless as configured, and measurement.lossless=true asks "
+                f"for that; use {instead}, or measurement.lossless=false."
+            )
+
+
+def open_parts(config: RunConfig) -> Parts:
+    """Check everything that can be wrong before decoding: the store, then every part; return the parts.
+
+    Raises:
+        UsageError: the first thing that is wrong.
+    """
+    tracking.check_store(config.tracking, Path.cwd())
+    if config.measurement.threads is not None:
+        torch.set_num_threads(config.measurement.threads)
+    return build(config)
+
+
+def prepare(parts: Parts, longest: Prompt, measurement: MeasurementConfig, grid_rows: Sequence[int] = ()) -> None:
+    """Have target and drafter compile, where they do, for all that is to be timed.
+
+    Raises:
+        UsageError: no memory for the key-value cache, or for a call on a full draft.
+    """
+    target, primary = parts.target, parts.primary.structure
+    for arm in parts.arms:
+        target.check_draft(arm.structure)
+    length = len(longest.tokens) + measurement.max_new_tokens
+    if any(prompt.follow_ups for prompt in parts.prompts.prompts):
+        length = target.context_length  # how long the later turns will be is not known yet
+    capacity = length + max(target.room(arm.structure.tree) for arm in parts.arms)
+    branches = max(arm.structure.branches for arm in parts.arms)
+    target.check_memory(len(longest.tokens), capacity, branches)
+    if parts.original is not None:
+        original = parts.original.target
+        plain = length + original.room(parts.original.structure.tree)
+        original.check_memory(len(longest.tokens), plain)
+        original.prepare({1}, plain)
+    rows = {1}
+    # A pass made for one number of rows serves neither batches nor drafts whose nodes are merged.
+    if primary.branches == 1 or (target.evaluation == "packed" and (primary.fixed or target.compilation == "trace")):
+        rows.add(primary.nodes + 1)
+    if target.compilation == "inductor":
+        rows |= set(grid_rows)
+    deepest = max(measurement.cost_contexts) + max(grid_rows) + 1 if grid_rows else 0
+    target.prepare(rows, max(capacity, min(deepest, target.context_length)), branches)
+    parts.primary.drafter.prepare(length + max(arm.structure.nodes for arm in parts.arms) + 1, primary)

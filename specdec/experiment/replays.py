@@ -1,0 +1,64 @@
+"""The rounds that every arm would take along texts that are written already: two tables of a session."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from specdec.experiment.arm import Arm
+from specdec.experiment.results import ResultsFolder
+from specdec.records import Request
+from specdec.replay.expected_rounds import agreement, expected_rounds
+
+
+class Replays:
+    """Collects what replays gave, a line per prompt and repeat.
+
+    `replay.parquet` has the rounds of every arm along its own texts (kind "own", for the account) and along the
+    baseline's (kind "baseline", for the curves, which need no speculation). `alpha.parquet` has the two sums whose
+    ratio is `alpha.text`: sum of min(p, q) over positions, and positions with a proposal.
+    """
+
+    def __init__(self) -> None:
+        self._rounds: list[dict[str, Any]] = []
+        self._alpha: list[dict[str, Any]] = []
+
+    def own(self, arm: Arm, request: Request, text: Sequence[int], work: dict[str, Any]) -> None:
+        """Replay an arm along the text that it wrote itself.
+
+        Args:
+            request: what `text` answered, with a fresh generator of drafts.
+            work: prompt and repeat.
+        """
+        self._add("own", arm, request, text, work)
+
+    def baseline(self, arm: Arm, request: Request, text: Sequence[int], work: dict[str, Any]) -> None:
+        """Replay an arm along the baseline's text."""
+        self._add("baseline", arm, request, text, work)
+
+    def alpha(self, arm: Arm, request: Request, text: Sequence[int], work: dict[str, Any]) -> None:
+        """Sum the chances of acceptance along the baseline's text; nothing under a lossy rule, which accepts more than
+        sum min(p, q).
+        """
+        if arm.verifier.capabilities.lossless and _has_replay(arm):
+            along = agreement(arm.drafter, arm.target, arm.structure, text, request)
+            self._alpha.append({**work, "numerator": sum(along.beta), "denominator": sum(along.proposed)})
+
+    def write(self, results: ResultsFolder) -> None:
+        """Write both tables."""
+        lines = sorted(self._rounds, key=lambda line: (line["kind"] == "baseline", line["gamma"]))
+        results.write_table("replay", lines, ("gamma", "kind", "prompt", "repeat", "tokens", "rounds"))
+        results.write_table("alpha", self._alpha, ("prompt", "repeat", "numerator", "denominator"))
+
+    def _add(self, kind: str, arm: Arm, request: Request, text: Sequence[int], work: dict[str, Any]) -> None:
+        rounds = None
+        if _has_replay(arm):
+            rounds = expected_rounds(arm.drafter, arm.target, arm.structure, text, request)
+        if rounds is not None:
+            self._rounds.append({"gamma": arm.gamma, "kind": kind, **work, "tokens": len(text), "rounds": rounds})
+
+
+def _has_replay(arm: Arm) -> bool:
+    """Return True if what a round accepts follows from the text: under greedy, where all lossless rules are one; with a
+    temperature for chains that are tested token by token.
+    """
+    rule = arm.verifier.capabilities
+    return (arm.target.sampling.greedy and rule.lossless) or (rule.token_by_token and arm.structure.branches == 1)

@@ -1,0 +1,136 @@
+"""Prints what a run found: the summary table, its notes, where to look next, and the traces of a few generations.
+
+Text of a model is only ever data here: it is never read as markup, and its control characters are shown as glyphs.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from math import nan
+from pathlib import Path
+
+from rich.box import SIMPLE_HEAD
+from rich.cells import cell_len
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from specdec.analysis.intervals import Interval
+from specdec.analysis.pages.trace import ENDS, Kind, Trace, visible, visible_piece
+from specdec.analysis.runs.run_findings import RunFindings
+
+_COLUMNS = {  # metric: its heading; narrower than those of a page
+    "tokens_per_round": "tokens/round",
+    "tokens_per_round.capped_geometric": "theory",
+    "speedup": "speedup",
+    "speedup.capped_geometric": "theory",
+}
+
+
+def show_run(found: RunFindings, console: Console, folder: Path, links: Mapping[str, str]) -> None:
+    """Print the summary table, the notes and where to look next.
+
+    Args:
+        links: by name, commands or addresses that open the run elsewhere; empty ones are left out.
+    """
+    alpha = found.metrics.get("account.alpha", float("nan"))
+    table = Table(
+        box=SIMPLE_HEAD,
+        title="Measured against the capped-geometric theory",
+        caption=f"95% prompt-bootstrap intervals; theory at alpha {alpha:.3f} ({found.alpha_source}); * primary",
+    )
+    for heading in (found.depth_name, *_COLUMNS.values(), "alpha"):
+        table.add_column(heading, justify="right")
+    for arm in found.arms:
+        depth = f"{arm['gamma']}{'*' if arm['primary'] else ''}"
+        values = [Interval.from_metrics(arm, metric) for metric in _COLUMNS]
+        table.add_row(depth, *(f"{value:.2f}" for value in values), f"{Interval(arm.get('alpha.mle', nan))}")
+    console.print(table)
+    print_lines(console, *found.notes)
+    print_links(console, {"results": str(folder), **links})
+
+
+def print_lines(console: Console, *sentences: str) -> None:
+    """Print sentences as they are, without markup or colours."""
+    for sentence in sentences:
+        console.print(sentence, markup=False, highlight=False)
+
+
+def print_links(console: Console, links: Mapping[str, str]) -> None:
+    """Print each link that is there behind its name."""
+    for name, link in links.items():
+        if link:
+            console.print(f"{name + ':':<8} {link}", markup=False, highlight=False, soft_wrap=True)
+
+
+# Traces -------------------------------------------------------------------------------------------
+
+_STYLES = {
+    Kind.ACCEPTED: "green underline",
+    Kind.REJECTED: "red strike",
+    Kind.CORRECTION: "bold blue",
+    Kind.BONUS: "bold cyan",
+    Kind.PLAIN: "bold",
+}
+_MARKS = {  # readable when styles are lost, as in a log file
+    Kind.ACCEPTED: ("", ""),
+    Kind.REJECTED: ("✗", ""),
+    Kind.CORRECTION: ("«", "»"),
+    Kind.BONUS: ("«+", "»"),
+    Kind.PLAIN: ("«", "»"),
+}
+
+
+def terminal_lines(trace: Trace, width: int = 100) -> Iterator[Text]:
+    """Yield the header, then rounds of at most `width` cells, cut from the left so that the newest part shows."""
+    yield Text(f"prompt {visible(trace.prompt)} · {visible(trace.summary)}", style="bold")
+    digits = len(str(len(trace.lines)))
+    for line in trace.lines:
+        lead = f"{line.number:>{digits}} {line.accepted:>2}/{line.offered:<2} "
+        text = Text().append(visible(line.so_far) + "│", style="dim")
+        for piece in line.pieces:
+            left, right = _MARKS[piece.kind]
+            shown = visible_piece(piece.text)
+            space = " " * (shown.startswith(" ") and piece.kind != Kind.ACCEPTED)
+            text.append(space + left + shown[len(space) :] + right, style=_STYLES[piece.kind])
+        if line.unused:
+            text.append(f" (+{line.unused})", style="dim")
+        if line.end:
+            text.append(" " + ENDS.get(line.end, line.end), style="dim")
+        yield Text().append(lead, style="dim").append_text(_cut_left(text, width - cell_len(lead)))
+
+
+def _cut_left(text: Text, width: int) -> Text:
+    excess = cell_len(text.plain) - width
+    if excess <= 0:
+        return text
+    start, dropped = 0, 0
+    while dropped < excess + 1 and start < len(text):  # one cell more, for the ellipsis
+        dropped += cell_len(text.plain[start])
+        start += 1
+    return Text().append("…", style="dim").append_text(text[start:])
+
+
+def terminal_legend() -> Text:
+    """Explain the signs."""
+    legend = Text().append("text so far│then ", style="dim")
+    for kind, shown in (
+        (Kind.ACCEPTED, "accepted"),
+        (Kind.REJECTED, "✗rejected"),
+        (Kind.CORRECTION, "«correction»"),
+        (Kind.BONUS, "«+bonus»"),
+    ):
+        legend.append(shown, style=_STYLES[kind]).append("  ")
+    return legend.append("(+n) drafted, not tested; a/n: accepted of n drafted", style="dim")
+
+
+def print_trace(traces: Sequence[Trace], console: Console | None = None, rounds: int | None = None) -> None:
+    """Print at most the first `rounds` rounds of each trace, or all of them."""
+    console = console or Console()
+    console.print(terminal_legend())
+    for trace in traces:
+        console.print()
+        header, *lines = terminal_lines(trace, console.width)
+        console.print(header)
+        for line in lines[:rounds]:
+            console.print(line, no_wrap=True, overflow="crop")
+        if rounds is not None and len(lines) > rounds:
+            console.print(Text(f"… {len(lines) - rounds} more rounds", style="dim"))

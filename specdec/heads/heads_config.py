@@ -1,0 +1,47 @@
+"""The typed config of a set of heads, in which every variant of the literature is a few values."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from specdec.config import AtLeastOne, typed
+
+
+@typed
+class HeadsConfig:
+    """K heads over h_t, the state of the last token that the target has evaluated; head k predicts x_{t+k+1}.
+
+    Attributes:
+        name: name of the heads in tables.
+        count: number of heads, K.
+        grounded: head k also reads the input embeddings of x_{t+1}, ..., x_{t+k}.
+        mixer: "mlp": residual SiLU layers; "gru": a recurrence over those embeddings that begins with h_t (grounded
+            heads only).
+        layers: residual layers of a head, or layers of the GRU.
+        width: width inside a residual layer; None is the target's hidden size, which needs no second matrix.
+        state: "hidden", or "embeddings": h_t is then the input embedding of x_t, to see what the states are worth.
+        offset: layer that h_t is taken from, counted down from the last; 0 is what the output head reads.
+        prefix: a causal self-attention layer over the states of the whole prefix stands before the heads (Hydra++).
+        output: layer to the vocabulary: "own" for each head, "shared" by all heads, or "tied", the target's own.
+    """
+
+    name: Annotated[str, Field(min_length=1)]
+    count: AtLeastOne
+    grounded: bool
+    mixer: Literal["mlp", "gru"]
+    layers: Annotated[int, Field(ge=1, le=8)]
+    width: AtLeastOne | None
+    state: Literal["hidden", "embeddings"]
+    offset: Annotated[int, Field(ge=0)]
+    prefix: bool
+    output: Literal["own", "shared", "tied"]
+
+    @model_validator(mode="after")
+    def _fits(self) -> "HeadsConfig":
+        if self.mixer == "gru" and not self.grounded:
+            raise ValueError("a GRU reads the drafted tokens: it needs grounded=true")
+        if self.mixer == "gru" and self.width is not None:
+            raise ValueError("a GRU begins with h_t, so its width is the target's: set width to null")
+        if self.state == "embeddings" and self.offset:
+            raise ValueError("state=embeddings has no layer: set offset to 0")
+        return self

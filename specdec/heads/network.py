@@ -1,0 +1,215 @@
+"""Medusa (Cai et al. 2401.10774, section 2.1) and grounded heads (Hydra, 2402.05109), with the variants of their
+papers.
+
+A residual layer is x + SiLU(W x), zero at the start, so that an untrained head has the target's law of one token
+earlier. The first layer of a grounded head also reads the input embeddings of the tokens since h_t; only h_t is carried
+on. Knows tensors only: neither where states come from nor how laws become a draft.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from specdec.heads.heads_config import HeadsConfig
+
+Past = tuple[Tensor, Tensor]
+"""Keys and values [B, H, P, D/H] of the P states before."""
+
+
+class ResidualLayer(nn.Module):
+    """x + SiLU(W [x; more]), or with a hidden layer of another width x + U SiLU(W [x; more])."""
+
+    def __init__(self, size: int, more: int, width: int | None) -> None:
+        """
+        Args:
+            size: width of x.
+            more: width of further inputs, which are read and not carried on.
+            width: width of a hidden layer; None for no hidden layer.
+        """
+        super().__init__()
+        self.inner = nn.Linear(size + more, width or size)
+        self.outer = None if width is None else nn.Linear(width, size)
+        last = self.inner if self.outer is None else self.outer
+        nn.init.zeros_(last.weight)
+        nn.init.zeros_(last.bias)
+
+    def forward(self, x: Tensor, more: Tensor | None = None) -> Tensor:
+        inner = F.silu(self.inner(x if more is None else torch.cat([x, more], -1)))
+        return x + (inner if self.outer is None else self.outer(inner))
+
+
+class MlpHead(nn.Module):
+    """One head: residual layers over h_t, the first of which also reads `tokens` embeddings."""
+
+    def __init__(self, size: int, tokens: int, layers: int, width: int | None) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(
+            ResidualLayer(size, tokens * size if layer == 0 else 0, width) for layer in range(layers)
+        )
+
+    def forward(self, state: Tensor, embedded: Tensor | None) -> Tensor:
+        """Return features [..., D] for a state [..., D] and embeddings [..., tokens * D], or None if it reads none."""
+        x: Tensor = self.blocks[0](state, embedded)
+        for block in self.blocks[1:]:
+            x = block(x)
+        return x
+
+
+class PrefixLayer(nn.Module):
+    """One layer of causal self-attention over the states of the prefix, residual and zero at the start.
+
+    It has no positions: the causal mask is enough for one layer to tell tokens apart.
+    """
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.heads = max(1, size // 64)
+        while size % self.heads:
+            self.heads -= 1
+        self.norm = nn.RMSNorm(size)
+        self.queries_keys_values = nn.Linear(size, 3 * size, bias=False)
+        self.out = nn.Linear(size, size, bias=False)
+        nn.init.zeros_(self.out.weight)
+
+    def forward(
+        self, states: Tensor, past: tuple[Tensor, Tensor] | None = None
+    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        """
+        Args:
+            states: [B, S, D] of the tokens behind those of `past`.
+        Returns:
+            states [B, S, D], and the keys and values of all tokens so far.
+        """
+        batch, length, size = states.shape
+        mixed = self.queries_keys_values(self.norm(states)).view(batch, length, 3, self.heads, -1)
+        query, key, value = mixed.permute(2, 0, 3, 1, 4)  # [B, H, S, D/H] each
+        before = 0
+        if past is not None:
+            before = past[0].shape[2]
+            key, value = torch.cat([past[0], key], 2), torch.cat([past[1], value], 2)
+        seen = torch.ones(length, before + length, dtype=torch.bool, device=states.device).tril_(before)
+        attended = F.scaled_dot_product_attention(query, key, value, attn_mask=seen)
+        return states + self.out(attended.transpose(1, 2).reshape(batch, length, size)), (key, value)
+
+
+class Heads(nn.Module):
+    """K heads with their layers to the vocabulary. They read the target's embeddings and output layer, and never store
+    them.
+
+    Attributes:
+        hidden_size, vocab_size: D and V, as the target has them.
+    """
+
+    def __init__(self, config: HeadsConfig, embedding: Tensor, output: Tensor) -> None:
+        """
+        Args:
+            embedding: [V, D] the target's input embeddings.
+            output: [V, D] its output layer.
+        """
+        super().__init__()
+        self.config = config
+        self.vocab_size, size = output.shape
+        self.hidden_size: int = size
+        self._target = (embedding, output)  # in a tuple, so that they do not become parameters of this module
+        # States from before the target's final norm need a norm: their scale would drown what heads add.
+        raw = config.offset > 0 or config.state == "embeddings"
+        self.norm = nn.RMSNorm(size) if raw else None
+        self.prefix = PrefixLayer(size) if config.prefix else None
+        self.gru = nn.GRU(size, size, config.layers, batch_first=True) if config.mixer == "gru" else None
+        self.heads = nn.ModuleList()
+        if config.mixer == "mlp":
+            self.heads.extend(
+                MlpHead(size, k if config.grounded else 0, config.layers, config.width)
+                for k in range(1, config.count + 1)
+            )
+        layers = {"own": config.count, "shared": 1, "tied": 0}[config.output]
+        self.outputs = nn.ParameterList(nn.Parameter(output.detach().clone()) for _ in range(layers))
+
+    def __len__(self) -> int:
+        return self.config.count
+
+    def rebind(self, embedding: Tensor, output: Tensor) -> None:
+        """Read the embeddings and output layer of another target from now on, such as a copy or a trained backbone."""
+        self._target = (embedding, output)
+
+    def contextual(self, states: Tensor, past: Past | None = None) -> tuple[Tensor, Past | None]:
+        """Turn the target's states [B, S, D] into what the heads read: normalised if the target has not done it, and
+        passed through the prefix layer if there is one.
+
+        Args:
+            past: second result of the call on the states before these.
+        """
+        if self.norm is not None:
+            states = self.norm(states)
+        if self.prefix is None:
+            return states, None
+        result: tuple[Tensor, Past] = self.prefix(states, past)
+        return result
+
+    def features(self, states: Tensor, tokens: Tensor, count: int | None = None) -> list[Tensor]:
+        """Return the features [B, S, D] of heads 1, ..., `count` (all if None) at every position of given texts.
+
+        Head k at position t reads tokens t+1 to t+k and predicts x_{t+k+1}. Its features have no meaning where the text
+        has no such token.
+
+        Args:
+            states: [B, S, D] of the target.
+            tokens: [B, S].
+        """
+        count = self.config.count if count is None else count
+        states, _ = self.contextual(states)
+        embedded = self.embedded(tokens).to(states.dtype) if self.config.grounded else None
+        if self.gru is not None:
+            assert embedded is not None
+            return self._recurrent(states, _following(embedded, count))
+        found = []
+        for k in range(1, count + 1):
+            more = None if embedded is None else _following(embedded, k).flatten(-2)
+            found.append(self.heads[k - 1](states, more))
+        return found
+
+    def draft_features(self, k: int, state: Tensor, drafted: Tensor) -> Tensor:
+        """Return the features [M, D] of head k after M drafted paths; [1, D] for all of them if it is not grounded.
+
+        Args:
+            state: [D] h_t, as `contextual` returns it.
+            drafted: [M, k] x_{t+1} (the root), ..., x_{t+k}.
+        """
+        if not self.config.grounded:
+            result: Tensor = self.heads[k - 1](state.unsqueeze(0), None)
+            return result
+        embedded = self.embedded(drafted).to(state.dtype)  # [M, k, D]
+        states = state.expand(len(drafted), -1)
+        if self.gru is not None:
+            return self._recurrent(states, embedded)[-1]
+        result = self.heads[k - 1](states, embedded.flatten(1))
+        return result
+
+    def logits(self, k: int, features: Tensor) -> Tensor:
+        """Return the logits [..., V] of head k for its features [..., D]."""
+        return F.linear(features, self.output_layer(k))
+
+    def output_layer(self, k: int) -> Tensor:
+        """Return the weights [V, D] from head k to the vocabulary."""
+        if self.config.output == "tied":
+            return self._target[1]
+        return self.outputs[k - 1 if self.config.output == "own" else 0]
+
+    def embedded(self, tokens: Tensor) -> Tensor:
+        """Return the target's input embeddings [..., D] of tokens [...]."""
+        return F.embedding(tokens, self._target[0])
+
+    def _recurrent(self, states: Tensor, embedded: Tensor) -> list[Tensor]:
+        """Return the GRU's output [..., D] after each of k tokens, embedded [..., k, D], beginning with states [...,
+        D].
+        """
+        assert self.gru is not None
+        shape = states.shape
+        first = states.reshape(1, -1, shape[-1]).expand(self.config.layers, -1, -1).contiguous()
+        steps, _ = self.gru(embedded.reshape(-1, *embedded.shape[-2:]), first)  # [M, k, D]
+        return [step.reshape(shape) for step in steps.unbind(1)]
+
+
+def _following(embedded: Tensor, count: int) -> Tensor:
+    """Return at each position of [B, S, D] the next `count` tokens [B, S, count, D]; past the end, the first ones."""
+    return torch.stack([embedded.roll(-step, dims=1) for step in range(1, count + 1)], dim=2)

@@ -1,0 +1,114 @@
+"""The contract of a study: from built parts to tables; what the tables say is `analysis`' business."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from math import inf
+from pathlib import Path
+
+import pandas as pd
+
+from specdec.clock import Clock
+from specdec.config import RunConfig
+from specdec.experiment.parts import Parts, prepare
+from specdec.progress import progress_bar
+from specdec.prompts import Prompt
+from specdec.records import Request
+from specdec.registry import Registry
+from specdec.sampling import generator_for
+from specdec.targets.replay import Replay
+from specdec.text.streams import Stream, write_streams
+from specdec.timing.shapes import Shape, time_shapes
+from specdec.timing.timer import Timer
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What a study works with: the parts that a run has, and where results go.
+
+    Attributes:
+        clock: measured, or simulated where the target has no model.
+        folder: the run's output folder.
+        heartbeat: to be called now and then, so that the run is seen to be alive.
+    """
+
+    config: RunConfig
+    parts: Parts
+    clock: Clock
+    folder: Path
+    heartbeat: Callable[[], None]
+
+    @property
+    def simulated(self) -> bool:
+        """True where times come from a cost model."""
+        return self.parts.target.clock() is not None
+
+    @contextmanager
+    def progress(self, task: str, total: int) -> Iterator[Callable[[], None]]:
+        """Show a progress bar; each call of what is yielded advances it by one and tells that the run is alive."""
+        with progress_bar() as progress:
+            bar = progress.add_task(task, total=total)
+
+            def advance() -> None:
+                progress.advance(bar)
+                self.heartbeat()
+
+            yield advance
+
+    def texts(self) -> list[Stream]:
+        """Return the greedy texts that strategies are replayed on: recorded ones, or those that the target writes now,
+        which are kept as `streams.jsonl`.
+        """
+        target, prompts = self.parts.target, self.parts.prompts
+        if isinstance(target, Replay):
+            return [target.stream(prompt.tokens) for prompt in prompts.prompts]
+        prepare(self.parts, max(prompts.prompts, key=lambda prompt: len(prompt.tokens)), self.config.measurement)
+        streams: list[Stream] = []
+        with self.progress("decoding", sum(1 + len(prompt.follow_ups) for prompt in prompts.prompts)) as advance:
+            for prompt in prompts.prompts:
+                current: Prompt | None = prompt
+                while current is not None:
+                    limit = target.limit(current.tokens, self.config.measurement.max_new_tokens)
+                    answer = self.parts.baseline.decode(Request(current.tokens, limit), self.clock)
+                    ended = answer.finish == "end_token"
+                    streams.append(Stream(current.id, current.category, answer.prompt, answer.tokens, ended=ended))
+                    advance()
+                    current = prompts.follow_up(current, answer.tokens)
+        write_streams(self.folder / "streams.jsonl", streams)
+        return streams
+
+    def timer(self, purpose: str, calls: int, seconds: float = inf) -> Timer:
+        """Return a timer of `calls` passes, which ends after `seconds`; `purpose` seeds its random tokens and order."""
+        generator = generator_for(self.config.seed, purpose, "cost")
+        return Timer(self.clock, calls, generator, seconds, self.heartbeat)
+
+    def time_calls(
+        self, prompt: Sequence[int], shapes: Sequence[Shape], contexts: Sequence[int], calls: int, seconds: float
+    ) -> pd.DataFrame:
+        """Return the times of the target's calls on shapes (k, w), as `time_shapes` has them."""
+        return time_shapes(self.parts.target, prompt, shapes, contexts, self.timer("blocks", calls, seconds))
+
+    def skipped(self) -> pd.DataFrame:
+        """Return the prompts that were left out: reason, category, count."""
+        lines = [
+            (reason, category, count)
+            for reason, counts in self.parts.prompts.skipped.items()
+            for category, count in counts.items()
+        ]
+        return pd.DataFrame(lines, columns=["reason", "category", "count"])
+
+
+class Study(ABC):
+    """One kind of study. Constructed as `cls(config)`; greedy only, because it replays texts (DESIGN 3)."""
+
+    @abstractmethod
+    def run(self, bench: Bench) -> Mapping[str, pd.DataFrame]:
+        """Return tables by name; each becomes `<name>.parquet`, and `analysis.findings` reads nothing else.
+
+        Raises:
+            UsageError: a part that the study cannot work with.
+        """
+
+
+studies: Registry[Study] = Registry("studies", "study")

@@ -1,0 +1,67 @@
+"""Run one study from a typed config: build the parts, write its tables, have `analysis` read them, log."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pandas as pd
+from rich import get_console
+
+from specdec.analysis.figures import style
+from specdec.analysis.findings import About, Findings, findings
+from specdec.analysis.pages.html import Chapter, write_report
+from specdec.clock import clock_for
+from specdec.config import RunConfig
+from specdec.errors import UsageError
+from specdec.experiment.identity import identify, run_facts
+from specdec.experiment.parts import open_parts
+from specdec.experiment.results import ResultsFolder
+from specdec.studies.base.contract import Bench, studies
+from specdec.tracking import writer as tracking
+
+
+def run_study(config: RunConfig, folder: Path) -> Findings:
+    """Run and log a study, and return what was found.
+
+    Raises:
+        SpecdecError: see `specdec.errors`.
+    """
+    assert config.study is not None
+    study, name = studies.build(config.study), str(config.study["name"])
+    parts = open_parts(config)
+    if not parts.target.sampling.greedy:
+        raise UsageError(
+            f"Bad value sampling.temperature={parts.target.sampling.temperature}: study {name!r} replays greedy texts; "
+            "use sampling=greedy."
+        )
+    results = ResultsFolder(folder)
+    identity = identify(config, parts, results)
+    title = run_facts(parts).title(identity.environment, shape=False)
+    tags = identity.tags | {"specdec.role": "study", "specdec.study": name}
+    run_name = f"{name}: {parts.label}, {parts.prompts.name}"
+    with tracking.tracked_run(config.tracking, name=run_name, params=identity.params, tags=tags) as tracked:
+        clock = parts.target.clock() or clock_for(parts.target.device)
+        tables = study.run(Bench(config, parts, clock, folder, tracked.heartbeat))
+        results.compact()
+        _write(folder, tables)
+        about = About(title, parts.prompts.name, tags["time"] == "simulated", config.measurement.bootstrap, config.seed)
+        found = findings(name, tables, about)
+        results.write_json("study.json", {"study": name, **vars(about), "metrics": found.metrics})
+        for section in found.sections:
+            for figure_name, figure in section.figures:
+                style.save(figure, folder / "figures", figure_name)
+        write_report(folder, run_name, [Chapter(title, found.sections)])
+        tracked.metrics(found.metrics)
+        tracked.curves(found.curves)
+        tracked.artifacts(folder)
+    console = get_console()
+    for section in found.sections:
+        console.print(f"{section.title}: {section.text[0]}", markup=False, highlight=False)
+    console.print(f"results: {folder / 'report.html'}", markup=False, highlight=False, soft_wrap=True)
+    if tracked.link:
+        console.print(f"browse:  {tracked.link}", markup=False, highlight=False, soft_wrap=True)
+    return found
+
+
+def _write(folder: Path, tables: Mapping[str, pd.DataFrame]) -> None:
+    for name, table in tables.items():
+        table.to_parquet(folder / f"{name}.parquet", index=False)

@@ -1,0 +1,133 @@
+"""The part that all targets with a transformers model share: a decoder over our own cache."""
+
+from collections.abc import Sequence
+from copy import deepcopy
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from specdec.errors import NumericsError, UsageError
+from specdec.models.decoder import Decoder
+from specdec.models.load import describe_model
+from specdec.models.memory import available_bytes
+from specdec.models.path_batch import path_batch
+from specdec.models.rollback import check_rollback
+from specdec.models.seq2seq import Seq2SeqDecoder
+from specdec.records import Draft, TextStart, Tree, chain_tree
+from specdec.sampling import SamplingConfig, checked_probabilities
+from specdec.targets.base.contract import Evaluation, Target
+
+
+class ModelTarget(Target):
+    """A transformers model behind its decoder. One call evaluates root and draft: in one sequence with a tree mask, or,
+    with `evaluation=rows`, every path in a sequence of a batch.
+
+    Attributes:
+        name: of the model, for messages.
+        decoder: the model and the cache of one text.
+    """
+
+    decoder: Decoder | Seq2SeqDecoder
+
+    def __init__(
+        self, decoder: Decoder | Seq2SeqDecoder, sampling: SamplingConfig, tokenizer: Any, evaluation: Evaluation
+    ) -> None:
+        """
+        Raises:
+            ModelLoadError: a model whose cache cannot be rolled back.
+        """
+        decoder.model.eval().requires_grad_(False)
+        self.decoder, self.model, self.name, self.device = decoder, decoder.model, decoder.name, decoder.device
+        self.sampling, self.tokenizer, self.evaluation = sampling, tokenizer, evaluation
+        self.vocab_size, self.context_length = decoder.vocab_size, decoder.context_length
+        self.end_tokens = decoder.end_tokens
+        self._scorer: Any = None
+        self._root = torch.zeros(1, dtype=torch.long, device=self.device)
+        self._tree = chain_tree(0)  # of the last verified draft
+        check_rollback(decoder)
+        self._slot_bytes = decoder.cache.nbytes() // decoder.cache.capacity
+
+    def _copies(self, branches: int) -> int:
+        return branches if self.evaluation == "rows" else 1
+
+    def check_memory(self, prompt: int, capacity: int, branches: int = 1) -> None:
+        copies = self._copies(branches)
+        asked = self.decoder.slots_for(prompt, capacity, copies) * self._slot_bytes
+        free = available_bytes(self.device)
+        if free is None or asked <= free + self.cache_bytes:  # the present cache is given up for the next
+            return
+        fault = f"take {asked:,} bytes, and {free:,} are free on {self.device}"
+        if copies == 1:
+            raise UsageError(
+                f"Bad value measurement.max_new_tokens: {capacity:,} slots of key-value cache {fault}; lower it, or "
+                "use shorter prompts."
+            )
+        instead = ", or use target.evaluation=packed" if "packed" in self.capabilities.evaluations else ""
+        raise UsageError(
+            f"Bad value target.evaluation=rows: {copies} copies of a key-value cache of {capacity:,} slots {fault}; "
+            f"lower structure.k or measurement.max_new_tokens{instead}."
+        )
+
+    def start(self, text: TextStart) -> None:
+        root = self.decoder.start(text.prompt, text.capacity, self._copies(text.branches))
+        self._root = torch.tensor([root], device=self.device)
+
+    def verify(self, draft: Draft) -> Tensor:
+        self._prefix, self._tree = self.decoder.length, draft.tree
+        logits = self._forward(torch.cat([self._root, draft.tokens]) if len(draft) else self._root, draft.tree)
+        p, finite = checked_probabilities(logits, self.sampling)
+        # Arrives while the host waits for the acceptance, which is decided later.
+        self._finite = finite.to("cpu", non_blocking=True)
+        if self.device.type == "cpu":
+            self._check_finite()
+        return p
+
+    def _check_finite(self) -> None:
+        if not self._finite:
+            raise NumericsError(
+                f"The target's logits are not finite after position {self._prefix}: the run stops here. "
+                "Try target.dtype=float32, or check the model."
+            )
+
+    def _forward(self, tokens: Tensor, tree: Tree) -> Tensor:
+        if self.evaluation == "rows" and not tree.is_chain:
+            return self.decoder.forward_paths(tokens, tree)
+        return self.decoder.forward(tokens, tree)
+
+    def commit(self, path: Sequence[int], next_token: int) -> None:
+        if self.device.type != "cpu":
+            self._check_finite()  # the acceptance has waited for the device: known by now
+        if self.evaluation == "rows":
+            # The path stands in one piece, from the root on, in the only sequence or in one of the batch.
+            sequence = 0 if self._tree.is_chain else path_batch(self._tree).sequence_of(path)
+            self.decoder.cache.commit(self._prefix, range(self._prefix, self._prefix + 1 + len(path)), sequence)
+        else:
+            self.decoder.cache.commit(self._prefix + 1, [self._prefix + 1 + node for node in path])
+        self._root = torch.full((1,), next_token, device=self.device)  # written there: copying would wait for it
+
+    def discard(self) -> None:
+        self.decoder.length = self._prefix
+
+    @torch.inference_mode()
+    def score(self, prompt: Sequence[int], text: Sequence[int]) -> Tensor:
+        if self._scorer is None:
+            wide = self.model.dtype in (torch.float32, torch.float64)
+            self._scorer = self.model if wide else deepcopy(self.model).float()
+        return self.decoder.score(prompt, text, self._scorer)
+
+    @torch.inference_mode()
+    def score_as_decoded(self, prompt: Sequence[int], text: Sequence[int]) -> Tensor:
+        return self.decoder.score(prompt, text)
+
+    @property
+    def flops_per_token(self) -> float:
+        return self.decoder.flops_per_token
+
+    @property
+    def cache_bytes(self) -> int:
+        return self.decoder.cache.nbytes()
+
+    def describe(self) -> dict[str, Any]:
+        described = describe_model(self.model, self.name)
+        return {**described, "compilation": self.compilation, "evaluation": self.evaluation}

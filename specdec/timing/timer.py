@@ -1,0 +1,74 @@
+"""Times cases in turn, pass after pass, until there are enough or the time is up."""
+
+import random
+import time
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from math import inf
+from typing import TypeVar
+
+import torch
+
+from specdec.clock import Clock
+
+Case = TypeVar("Case", bound=Hashable)
+Result = TypeVar("Result")
+
+
+class Timer:
+    """A series of passes over cases, each in an order of its own, and the times of what was done in them.
+
+    Attributes:
+        calls: passes that are asked for; every case is timed once in each.
+        done: passes that were made.
+        generator: source of whatever tokens are drawn.
+        limit: seconds after which no new pass begins; the first one is always made.
+    """
+
+    def __init__(
+        self,
+        clock: Clock,
+        calls: int,
+        generator: torch.Generator,
+        seconds: float = inf,
+        heartbeat: Callable[[], None] = lambda: None,
+    ) -> None:
+        """
+        Args:
+            seconds: the `limit`.
+            heartbeat: to be called now and then, so that a long series is seen to be alive.
+        """
+        self.calls, self.generator, self.done = calls, generator, 0
+        self.clock, self.limit, self.heartbeat = clock, seconds, heartbeat
+        self._warm_up = 0
+        self._dice = random.Random(generator.initial_seed())
+        self._marks: defaultdict[Hashable, list[tuple[object, object]]] = defaultdict(list)
+
+    def passes(self, warm_up: int = 0) -> Iterator[int]:
+        """Yield the number of each pass, from 0; the first times of every case, `warm_up` of them, are not counted."""
+        self._warm_up = warm_up
+        begin = time.perf_counter()
+        while self.done < self.calls + warm_up and (self.done == 0 or time.perf_counter() - begin < self.limit):
+            yield self.done
+            self.clock.synchronize()
+            self.done += 1
+
+    def shuffled(self, cases: Sequence[Case]) -> list[Case]:
+        """Return the cases in random order."""
+        return self._dice.sample(cases, len(cases))
+
+    def time(self, case: Hashable, action: Callable[[], Result]) -> Result:
+        """Do `action` and keep its time under `case`."""
+        start = self.clock.mark()
+        result = action()
+        self._marks[case].append((start, self.clock.mark()))
+        return result
+
+    def forget(self, case: Hashable) -> None:
+        """Drop the last time of a case: it did not do what was to be timed."""
+        self._marks[case].pop()
+
+    def seconds(self, case: Hashable) -> list[float]:
+        """Return the times of a case, in order; empty where it was never timed."""
+        self.clock.synchronize()
+        return [self.clock.seconds(*pair) for pair in self._marks.get(case, [])[self._warm_up :]]

@@ -1,0 +1,246 @@
+"""The figures show what theory and the tables say: lines, labels and captions, read back from the artists."""
+
+import re
+from math import inf
+
+import matplotlib
+import numpy as np
+import pandas as pd
+import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+from specdec.analysis.figures import run_figures, style
+
+MEASURED = pd.DataFrame(
+    {
+        "gamma": [4, 1, 2],
+        "value": [2.4, 1.5, 2.0],
+        "ci_low": [2.3, 1.4, 1.9],
+        "ci_high": [2.6, 1.6, 2.1],
+    }
+)
+LINES = {
+    "capped_geometric": {1: 1.6, 2: 1.96, 4: 2.31},
+    "position": {1: 1.5, 2: 2.0, 4: 2.4},
+    "replay": {},
+}
+
+
+def by_label(figure):
+    (axes,) = figure.axes
+    return {line.get_label(): line for line in axes.lines}
+
+
+def caption(figure):
+    return " ".join(figure.get_supxlabel().split()).replace("\u00a0", " ")
+
+
+def title(figure):
+    return " ".join(figure.get_suptitle().split())
+
+
+def texts(figure):
+    return [text.get_text() for text in figure.axes[0].texts]
+
+
+def points(line):
+    return dict(zip(np.asarray(line.get_xdata()).tolist(), np.asarray(line.get_ydata()).tolist(), strict=True))
+
+
+def test_expected_tokens_has_a_labelled_line_per_gamma_and_the_baseline():
+    figure = run_figures.expected_tokens()
+    lines = by_label(figure)
+    assert list(lines) == ["γ = 1", "γ = 3", "γ = 5", "γ = 7", "γ = 10", "γ = ∞", "baseline"]
+    assert set(texts(figure)) == {*list(lines)[:-1], "no drafter: 1"}
+    for gamma in (1, 3, 5, 7, 10):
+        alpha, omega = lines[f"γ = {gamma}"].get_data()
+        sums = sum(alpha**k for k in range(gamma + 1))  # the geometric sum, term by term
+        np.testing.assert_allclose(omega, sums, rtol=1e-9)
+    alpha, omega = lines["γ = ∞"].get_data()
+    shown = ~np.isnan(omega)
+    np.testing.assert_allclose(omega[shown], 1 / (1 - alpha[shown]))
+    assert alpha[shown].max() > 0.9
+    assert points(lines["γ = 5"])[0.8] == pytest.approx(3.68928)
+
+
+def test_expected_tokens_takes_other_gammas_and_alphas():
+    lines = by_label(run_figures.expected_tokens(np.linspace(0.5, 0.9, 5), gammas=(2, inf)))
+    assert list(lines) == ["γ = 2", "γ = ∞", "baseline"]
+    assert lines["γ = 2"].get_xdata()[[0, -1]].tolist() == [0.5, 0.9]
+
+
+def test_curve_draws_models_as_lines_and_the_measurement_with_intervals():
+    figure = run_figures.curve(MEASURED, LINES, title="ngram on pocket, cpu", basis=run_figures.Basis(40, 1234, 0.6))
+    (axes,) = figure.axes
+    labels = [text.get_text() for text in axes.get_legend().get_texts()]
+    assert labels == ["no drafter", "capped geometric", "by position", "measured"]  # replay has no points
+    assert points(by_label(figure)["capped geometric"]) == LINES["capped_geometric"]
+    (container,) = axes.containers
+    data, _, (bars,) = container.lines
+    assert points(data) == {1: 1.5, 2: 2.0, 4: 2.4}
+    ends = [segment[:, 1].tolist() for segment in bars.get_segments()]
+    np.testing.assert_allclose(ends, [[1.4, 1.6], [1.9, 2.1], [2.3, 2.6]])
+    assert title(figure) == "ngram on pocket, cpu"
+    assert caption(figure) == (
+        "40 prompts, 1,234 rounds; measured points with 95% prompt-bootstrap intervals; theory at α = 0.600."
+    )
+    assert axes.get_xlabel() == "γ, depth of a draft in tokens"
+    assert axes.get_ylabel() == "tokens per round"
+    assert axes.get_xticks().tolist() == [1, 2, 4]
+
+
+def test_curve_has_the_line_at_one_inside():
+    (axes,) = run_figures.curve(MEASURED, {}, title="t", ylabel="speedup over the baseline").axes
+    assert axes.get_ylim()[0] < 1 < axes.get_ylim()[1]
+    assert set(by_label(axes.figure)["no drafter"].get_ydata()) == {1}
+
+
+def test_curve_of_one_prompt_says_that_there_is_no_interval():
+    alone = MEASURED.assign(ci_low=np.nan, ci_high=np.nan)
+    figure = run_figures.curve(alone, LINES, title="t", basis=run_figures.Basis(prompts=1))
+    assert caption(figure) == "1 prompt; no intervals."
+    ((_, _, (bars,)),) = [container.lines for container in figure.axes[0].containers]
+    assert all(np.ptp(segment[:, 1]) == 0 for segment in bars.get_segments())
+
+
+def test_curve_marks_the_primary_gamma_and_takes_models_of_any_name():
+    figure = run_figures.curve(MEASURED, {"prompt_beta": {1: 1.4}}, title="t", primary_gamma=2)
+    large = [line for line in figure.axes[0].lines if line.get_markersize() > 10]
+    assert [points(line) for line in large] == [{2: 2.0}]
+    assert "prompt beta" in by_label(figure)
+
+
+@pytest.mark.parametrize(
+    ("model", "sentence"),
+    [
+        (
+            "capped_geometric",
+            "At 1 of 3 gammas (1) the measured tokens per round lies below the capped geometric model by "
+            "more than its interval allows; the largest gap is -7.4% at gamma 1 (1.500 measured, 1.620 "
+            "expected).",
+        ),
+        (
+            "position",
+            "At each of 3 gammas the position model lies within the interval of the measured tokens per "
+            "round; the largest gap is +0.0% at gamma 4 (2.400 measured, 2.400 expected).",
+        ),
+        ("replay", "There is no replay line to set the measured tokens per round against."),
+    ],
+)
+def test_the_curve_in_words(model, sentence):
+    lines = LINES | {"capped_geometric": {1: 1.62, 2: 1.96, 4: 2.31}}
+    assert run_figures.curve_in_words(MEASURED, lines, model=model) == sentence
+
+
+def test_the_curve_in_words_says_when_it_cannot_tell():
+    alone = MEASURED.assign(ci_low=np.nan, ci_high=np.nan)
+    assert run_figures.curve_in_words(alone, LINES, "speedup").startswith("Without intervals no difference")
+    exact = MEASURED.assign(ci_low=MEASURED["value"], ci_high=MEASURED["value"])
+    equal = {"replay": {g: v * (1 + 1e-15) for g, v in {1: 1.5, 2: 2.0, 4: 2.4}.items()}}
+    assert run_figures.curve_in_words(exact, equal, model="replay").startswith("At each of 3 gammas the replay")
+    both = {"capped_geometric": {1: 1.9, 2: 2.0, 4: 1.0}}
+    assert "lies off the capped geometric" in run_figures.curve_in_words(MEASURED, both)
+
+
+def test_accepted_lengths_match_a_count_and_the_law(from_counts):
+    rounds = from_counts([40, 25, 15, 8, 12], censored=[1, 2])  # D1 of THEORY 5, and two cut rounds
+    table = run_figures.accepted_length_table(rounds, alpha=0.5)
+    assert table["rounds"].tolist() == [40, 25, 15, 8, 12]
+    assert table["share"].tolist() == pytest.approx([0.4, 0.25, 0.15, 0.08, 0.12])
+    assert table["expected"].tolist() == pytest.approx([0.5, 0.25, 0.125, 0.0625, 0.0625])
+    assert table["ci_low"].isna().all()  # one prompt
+    figure = run_figures.accepted_lengths(rounds, 0.5, title="t")
+    (axes,) = figure.axes
+    assert [bar.get_height() for bar in axes.patches] == pytest.approx(table["share"].tolist())
+    assert points(by_label(figure)["capped-geometric law"])[4] == 0.0625
+    assert caption(figure) == (
+        "100 rounds of 1 prompt; no intervals; law at α = 0.500. Left out: 0 rounds without a proposal, "
+        "2 cut short by the end of the text."
+    )
+    assert "γ = 4" in axes.get_xlabel()
+
+
+def test_accepted_lengths_follow_what_was_offered(make_rounds):
+    outputs = {"a": [0, 1, 2, 0], "b": [0, 1, 0, 2]}
+    offered = {"a": [2, 1, 2, 0], "b": [2, 2, 2, 2]}  # one round without a proposal, one of a single token
+    rounds = make_rounds(outputs, 2, offered=offered)
+    table = run_figures.accepted_length_table(rounds, alpha=0.5)
+    assert table["rounds"].sum() == 7
+    assert table["expected"].sum() == pytest.approx(1)
+    assert table["expected"].iloc[2] == pytest.approx(6 / 7 * 0.25)
+    assert (table["ci_low"] <= table["share"]).all()
+    assert (table["share"] <= table["ci_high"]).all()
+    figure = run_figures.accepted_lengths(rounds, title="t")
+    assert "95% prompt-bootstrap intervals" in caption(figure)
+    assert "1 round without a proposal" in caption(figure)
+
+
+def test_accepted_lengths_choose_one_gamma(make_rounds):
+    rounds = pd.concat([make_rounds({"a": [0, 1]}, 2), make_rounds({"a": [3, 1]}, 3)])
+    with pytest.raises(ValueError, match=r"choose one gamma of \[2, 3\]"):
+        run_figures.accepted_lengths(rounds, 0.5, title="t")
+    (axes,) = run_figures.accepted_lengths(rounds, 0.5, 3, title="t").axes
+    assert len(axes.patches) == 4
+    with pytest.raises(ValueError, match="no round has a proposal"):
+        run_figures.accepted_lengths(make_rounds({"a": [0]}, 2, offered={"a": [0]}), 0.5, title="t")
+
+
+@pytest.fixture
+def timed(make_rounds):
+    plain = {"draft_s": 0.0, "verify_s": 0.02, "accept_s": 0.001, "commit_s": 0.0, "round_s": 0.022}
+    drafted = {"draft_s": 0.01, "verify_s": 0.03, "accept_s": 0.002, "commit_s": 0.002, "round_s": 0.05}
+    baseline = make_rounds({"a": [0, 0]}, 0, method="baseline", durations=plain)
+    return pd.concat([make_rounds({"a": [1, 2]}, 4, durations=drafted), baseline])
+
+
+def test_time_split_adds_up_to_the_round(timed):
+    table = run_figures.time_split_table(timed, t1_s=0.02)
+    row = table.loc[("ngram", 4)]
+    assert row.to_dict() == pytest.approx({"draft": 0.5, "verify": 1.5, "accept": 0.1, "commit": 0.1, "rest": 0.3})
+    assert row.sum() == pytest.approx(0.05 / 0.02)
+    figure = run_figures.time_split(timed, title="t")  # the baseline's verify is the unit
+    (axes,) = figure.axes
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["baseline", "γ = 4"]
+    widths = np.array([[bar.get_width() for bar in group] for group in axes.containers])  # [verb, row]
+    np.testing.assert_allclose(widths.sum(axis=0), [1.1, 2.5])
+    assert " 2.50 (20.0%)" in texts(figure)
+    assert "t(1) = 20 ms" in caption(figure)
+    with pytest.raises(ValueError, match="must be positive"):
+        run_figures.time_split_table(timed, 0.0)
+
+
+def every_figure(rounds):
+    return {
+        "expected": run_figures.expected_tokens(),
+        "curve": run_figures.curve(MEASURED, LINES, title="a $ in a name_, not mathematics $"),
+        "lengths": run_figures.accepted_lengths(rounds, title="t", gamma=4),
+        "split": run_figures.time_split(rounds, title="t"),
+    }
+
+
+def test_figures_are_written_as_png_and_svg_without_network_or_pyplot(timed, tmp_path):
+    before = dict(matplotlib.rcParams)
+    for name, figure in every_figure(timed).items():
+        png, svg = style.save(figure, tmp_path / "figures", name)
+        assert (png.name, svg.name) == (f"{name}.png", f"{name}.svg")
+        assert png.read_bytes().startswith(b"\x89PNG")
+        text = svg.read_text(encoding="utf-8")
+        assert not re.search(r"<script|<image|@import|href=\"(?!#)|url\((?!#)", text)
+        assert "matplotlib.org" not in text
+        assert isinstance(figure.canvas, FigureCanvasAgg)
+        assert figure.get_facecolor() == (1, 1, 1, 1)
+        assert style.new_figure  # every figure says how many, or that there is nothing to count
+        assert re.search(r"\d|no intervals|no measurement", caption(figure))
+        assert figure.axes[0].get_xlabel()
+    assert dict(matplotlib.rcParams) == before
+
+
+def test_equal_figures_give_equal_files(tmp_path):
+    first = [path.read_bytes() for path in style.save(run_figures.expected_tokens(), tmp_path, "a")]
+    assert first == [path.read_bytes() for path in style.save(run_figures.expected_tokens(), tmp_path, "b")]
+
+
+def test_a_figure_shows_itself_in_a_notebook():
+    data, options = run_figures.expected_tokens()._repr_png_()
+    assert data.startswith(b"\x89PNG")
+    assert options == {"width": 640}

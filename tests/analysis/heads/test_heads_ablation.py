@@ -1,0 +1,203 @@
+"""Ablations of heads from their counts: rates, paired differences, how accuracy falls, and that the words stay true."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from specdec.analysis.heads import heads_ablation
+from specdec.analysis.heads.heads_ablation import both, compared, deepest, difference, load_ablation, steepness
+from specdec.errors import UsageError
+
+Row = dict[str, Any]
+PROMPTS = [f"p{number:02}" for number in range(20)]
+FAST = 400  # bootstrap replicates
+
+
+@pytest.fixture
+def row() -> Callable[..., Row]:
+    """`row("gru", rate=1.6)`: what a measured variant leaves; `share` is the first head's accuracy, `keeps` the factor
+    from head to head.
+    """
+
+    def make(
+        variant: str, rate: float = 1.5, share: float = 0.4, keeps: float = 0.9, structure: str = "tree",
+        depth: int = 5, seed: int = 0, prompts: list[str] = PROMPTS, loops: int = 0,
+    ) -> Row:  # fmt: skip
+        generator = np.random.default_rng(seed)  # one seed: the same prompts are easy for every variant
+        rounds = generator.integers(40, 70, len(prompts))
+        ease = generator.normal(1.0, 0.1, len(prompts))
+        asked = [[1000] * 5 for _ in prompts]
+        return {
+            "variant": variant, "structure": structure, "depth": depth, "nodes": 24 if structure == "tree" else depth,
+            "heads": {"count": 5},
+            "training": {"parameters": 1000, "tokens": 819200, "seconds": 100.4},
+            "heldout": {"top1": [share * keeps**k for k in range(5)]},
+            "decoding": {"model": "pocket", "dtype": "float32", "prompts": "stdlib_code", "cpu": "EPYC", "threads": 2},
+            "cost": {"cost.g": 0.25},
+            "by_prompt": {
+                "prompts": prompts,
+                "tokens": [round(n * rate * e) for n, e in zip(rounds, ease, strict=True)],
+                "rounds": rounds.tolist(),
+                "repetitive": [number < loops for number in range(len(prompts))],
+                "asked": asked,
+                "hits": [[round(1000 * share * e * keeps**k) for k in range(5)] for e in ease],
+            },
+        }  # fmt: skip
+
+    return make
+
+
+def test_a_difference_is_paired_by_prompt(row):
+    """Prompts differ by much, variants on the same prompt by little: what is common to both drops out."""
+    first, second = row("gru", 1.6), row("grounded", 1.5)
+    found = difference(first, second, FAST)
+    tokens, rounds = (np.array(first["by_prompt"][name]) for name in ("tokens", "rounds"))
+    other = np.array(second["by_prompt"]["tokens"])
+    assert found.estimate == pytest.approx(tokens.sum() / rounds.sum() - other.sum() / rounds.sum())
+    assert found.prompts == len(PROMPTS)
+    alone = heads_ablation.tokens_per_round(first, FAST)
+    assert found.high - found.low < 0.3 * (alone.high - alone.low)
+
+
+def test_only_shared_prompts_count_and_only_those_asked_for(row):
+    first, second = row("gru", 1.6), row("grounded", 1.5, prompts=PROMPTS[5:])
+    assert difference(first, second, FAST).prompts == 15
+    assert difference(first, second, FAST, prompts=PROMPTS[3:8]).prompts == 3
+    with pytest.raises(UsageError, match="gru and grounded have no prompt in common"):
+        both(first, row("grounded", prompts=["elsewhere"]))
+
+
+def test_compared_sets_every_row_against_the_deepest_grounded_heads_of_its_structure(row):
+    rows = [
+        *(row("grounded", 1.2 + 0.1 * depth, depth=depth) for depth in (1, 5)),
+        row("medusa", 1.5), row("grounded", 1.3, structure="chain"), row("medusa", 1.2, structure="chain"),
+    ]  # fmt: skip
+    table = compared(rows, FAST).set_index(["structure", "variant", "depth"])
+    assert table.loc[("tree", "grounded", 5), ["difference", "difference_low", "difference_high"]].tolist() == [0, 0, 0]
+    for key, expected in (
+        (("tree", "grounded", 1), -0.4),
+        (("tree", "medusa", 5), -0.2),
+        (("chain", "medusa", 5), -0.1),
+    ):
+        assert table.loc[key, "difference"] == pytest.approx(expected, abs=0.02)
+        assert table.loc[key, "difference_low"] <= table.loc[key, "difference"] <= table.loc[key, "difference_high"]
+    alone = compared([row("medusa")], FAST)
+    assert alone["difference"].isna().all() and alone["tokens_per_round"].notna().all()
+
+
+def test_steepness_is_what_the_last_head_keeps_of_the_first(row):
+    found = steepness(row("grounded", share=0.3, keeps=0.95), row("medusa", share=0.2, keeps=0.6), FAST)
+    assert found.first.estimate == pytest.approx(0.95**4, abs=0.01)
+    assert found.second.estimate == pytest.approx(0.6**4, abs=0.01)
+    assert found.difference.low > 0.5
+    assert [each.estimate for each in found.heads["first"]] == pytest.approx(
+        [0.3 * 0.95**k for k in range(5)], rel=0.05
+    )
+    assert found.heads["difference"][0].estimate == pytest.approx(0.1, abs=0.01)
+
+
+def rows_of(row, gain=0.3, keeps=0.6, embeddings=1.4) -> list[Row]:
+    return [
+        row("grounded", 1.4 + gain, keeps=0.95, loops=4),
+        row("medusa", 1.4, keeps=keeps, loops=4),
+        row("embeddings", embeddings),
+        row("gru", 1.4 + gain, seed=1),  # its prompts are as easy, but others are
+        row("layers_2", 1.5 + gain),
+        *(row("grounded", 1.3 + gain * (1 - 0.5**depth), depth=depth) for depth in range(1, 5)),
+        row("grounded", 1.3, structure="chain"),
+        row("medusa", 1.2, structure="chain"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("gain", "verdict"),
+    [
+        (0.2, "Grounded heads are better, by less than the paper found, +0.43"),
+        (0.43, "Grounded heads are better; what the paper found lies within the interval: +0.43"),
+        (0.7, "Grounded heads are better, by more than the paper found"),
+        (-0.1, "Grounded heads are worse, by less"),
+        (0.0, "cannot be told from these prompts; the paper found +0.43"),
+    ],
+)
+def test_the_verdict_follows_from_the_interval(row, gain, verdict):
+    text = heads_ablation.grounding_section(rows_of(row, gain), FAST).text
+    assert verdict in text[0] and text[0].startswith("On the same tree of 24 nodes and 20 prompts")
+
+
+def test_the_fall_the_loops_the_chain_and_the_reason_are_said(row):
+    section = heads_ablation.grounding_section(rows_of(row), FAST)
+    words = "\n".join(section.text)
+    assert "Accuracy falls less steeply with position for grounded heads: the last of grounded heads keeps 81%" in words
+    assert "On the 16 prompts whose text does not fall into repetition: +0.3" in words
+    assert "In a chain of 5" in words and "+0.10" in words
+    assert "cannot be told from what independent heads have" in words  # embeddings have their rate
+    assert "more than independent heads have" in "\n".join(
+        heads_ablation.grounding_section(rows_of(row, embeddings=1.6), FAST).text
+    )
+    assert "less than independent heads have" in "\n".join(
+        heads_ablation.grounding_section(rows_of(row, embeddings=1.2), FAST).text
+    )
+    steep = heads_ablation.grounding_section(rows_of(row, keeps=0.99), FAST).text[1]
+    assert steep.startswith("Accuracy falls more steeply with position for grounded heads")
+    assert [name for name, _ in section.figures] == ["heads_by_position"]
+
+
+def test_variants_are_sorted_into_more_fewer_and_not_told_apart(row):
+    section = heads_ablation.variants_section(rows_of(row), FAST)
+    more, _, rest = section.text[0].partition(" Fewer: ")
+    fewer, _, level = rest.partition(" Not told apart: ")
+    assert "two blocks, +0.1" in more and "embeddings for states, -0.3" in fewer and level == "a GRU."
+    ((_, table),) = section.tables
+    assert table["variant"].tolist() == ["plain", "two blocks", "a GRU", "embeddings for states"]
+    assert table["beyond plain"][0] == "" and (table["draft over t(1)"] == 0.25).all()
+
+
+def test_heads_that_add_tokens_are_named(row):
+    rows = [row("grounded", rate, depth=depth) for depth, rate in enumerate((1.2, 1.4, 1.5, 1.5, 1.5), 1)]
+    section = heads_ablation.count_section(rows, FAST)
+    assert section.text[0].startswith("Of the heads after the first, 2, 3 add tokens: head 2 +0.2")
+    flat = [row("grounded", 1.5, depth=depth) for depth in (1, 2)]
+    assert heads_ablation.count_section(flat, FAST).text[0].startswith("No head after the first adds tokens")
+
+
+def test_what_was_not_measured_is_said(row):
+    rows = [row("medusa")]
+    for section in (heads_ablation.grounding_section, heads_ablation.variants_section, heads_ablation.count_section):
+        found = section(rows, FAST)
+        assert "test_heads_ablation.py" in found.text[0] and not found.figures
+    assert deepest(rows, "gru", "tree") is None
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"figures": [{"variant": "gru"}]}', '{"figures": 3}'])
+def test_another_file_is_named(tmp_path: Path, content: str):
+    path = tmp_path / "x.json"
+    path.write_text(content)
+    with pytest.raises(UsageError, match="x.json holds no ablations of heads"):
+        load_ablation(path)
+
+
+def test_a_file_is_read_back_and_a_missing_one_says_what_makes_it(row, tmp_path: Path):
+    path = tmp_path / "x.json"
+    (section,) = heads_ablation.ablation_sections(path)
+    assert "x.json do not exist" in section.text[0] and "-m benchmark" in section.text[0]
+    rows = rows_of(row)
+    path.write_text(json.dumps({"date": "2026-01-01", "figures": rows}))
+    assert load_ablation(path) == rows
+    assert len(heads_ablation.ablation_sections(path, FAST)) == 3
+
+
+@pytest.mark.skipif(not heads_ablation.RESULT.is_file(), reason="the ablations have not been measured yet")
+def test_the_committed_result_has_all_variants_and_its_differences_follow_from_its_counts():
+    stored = json.loads(heads_ablation.RESULT.read_text(encoding="utf-8"))
+    rows = load_ablation()
+    assert {row["variant"] for row in rows} >= {"grounded", "medusa"}
+    again = compared(rows).round(4).to_dict("records")
+    assert [{key: None if value != value else value for key, value in line.items()} for line in again] == [
+        pytest.approx(line) for line in stored["compared"]
+    ]
+    assert len({tuple(row["by_prompt"]["prompts"]) for row in rows}) == 1
+    assert len({row["nodes"] for row in rows if (row["structure"], row["depth"]) == ("tree", 5)}) == 1

@@ -1,0 +1,71 @@
+"""Histories of heads: what is read of them, what is said, and what is no history."""
+
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from specdec.analysis.heads.heads_training import final_accuracies, load_history, shipped_histories, training_section
+from specdec.errors import UsageError
+
+
+def history(path: Path, *finals: float) -> Path:
+    """Four steps, of which the second and the last were scored; accuracies double in between."""
+    table = pd.DataFrame({"step": [1, 2, 3, 4], "tokens": [10, 20, 30, 40], "train_loss": [3.0, 2.5, 2.2, 2.1]})
+    for head, final in enumerate(finals, 1):
+        table[f"heldout_head_{head}_top1"] = [None, final / 2, None, final]
+        table[f"heldout_head_{head}_top1_given_earlier"] = 0.9
+        table[f"heldout_head_{head}_top2"] = 0.8
+    table["heldout_target_top1"] = [None, 0.5, None, 0.5]
+    table.to_csv(path, index=False)
+    return path
+
+
+def test_scored_steps_are_kept_and_top1_alone(tmp_path):
+    table = load_history(history(tmp_path / "a.csv", 0.4, 0.2))
+    assert table.to_dict("list") == {
+        "step": [2, 4], "tokens": [20, 40], "target": [0.5, 0.5], "head_1": [0.2, 0.4], "head_2": [0.1, 0.2],
+    }  # fmt: skip
+
+
+def test_the_fall_is_named_by_kind(tmp_path):
+    histories = {
+        "medusa": load_history(history(tmp_path / "a.csv", 0.4, 0.2, 0.1)),
+        "grounded": load_history(history(tmp_path / "b.csv", 0.5, 0.45, 0.4)),
+    }
+    assert final_accuracies(histories)["kept"].to_dict() == pytest.approx({"medusa": 0.25, "grounded": 0.8})
+    section = training_section(histories, "somewhere")
+    words = section.text[0]
+    assert "independent heads end at 0.400 for head 1 and 0.100 for the last, which keeps 25% of it" in words
+    assert "falls least steeply with position for grounded heads" in words
+    ((_, figure),) = section.figures
+    assert [axes.get_title() for axes in figure.axes] == ["independent heads", "grounded heads"]
+    other = training_section({"grounded": histories["medusa"], "medusa": histories["grounded"]})
+    assert "falls least steeply with position for independent heads" in other.text[0]
+    assert "least steeply" not in training_section({"medusa": histories["medusa"]}).text[0]
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (None, "does not exist"),
+        ("", "is no history of heads"),
+        ("step,tokens\n1,2\n", "is no history of heads"),
+        ("step,tokens,heldout_head_1_top1,heldout_target_top1\n1,2,,\n", "ends before held-out text was scored"),
+    ],
+)
+def test_what_is_no_history_is_named(tmp_path, content, words):
+    path = tmp_path / "history.csv"
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(UsageError, match=words):
+        load_history(path)
+
+
+def test_the_shipped_histories_have_the_same_heads_and_text():
+    histories = shipped_histories()
+    assert list(histories) == ["medusa", "grounded"]
+    medusa, grounded = histories.values()
+    assert list(medusa) == list(grounded) and medusa["tokens"].tolist() == grounded["tokens"].tolist()
+    assert medusa["target"].tolist() == grounded["target"].tolist()
+    assert ((grounded.filter(like="head_") > 0) & (grounded.filter(like="head_") < 1)).all(axis=None)

@@ -1,0 +1,158 @@
+"""What `equal_budget` says where t(n) = 1 ms (1 + n / 10), drafts take 0.1 ms and all else 0.1 ms."""
+
+import json
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from specdec.analysis.findings import About, findings
+from specdec.analysis.studies.equal_budget import budgets
+
+ABOUT = About("model (float32), machine", "prompts", simulated=False, replicates=300, seed=0)
+STEP, PRICE, DRAFT, REST = 1e-3, 0.1, 1e-4, 1e-4
+NODES = {4: 4, 16: 16}
+
+
+def replayed(tokens_per_call, nodes, prompts=8):
+    """Rows of every candidate: (shape, budget, variant, made_on) -> tokens per call on half 0 and on half 1."""
+    rows = []
+    for (shape, budget, variant, made_on), by_half in tokens_per_call.items():
+        for prompt in range(prompts):
+            half = prompt % 2
+            rounds = 100 + 10 * prompt
+            rows.append(
+                {
+                    "drafter": "ngram",
+                    "shape": shape,
+                    "budget": budget,
+                    "variant": variant,
+                    "made_on": made_on,
+                    "stream": f"p{prompt}",
+                    "prompt": f"p{prompt}",
+                    "category": "",
+                    "tokens": by_half[half] * rounds,
+                    "rounds": rounds,
+                    "nodes": nodes[shape, budget] * rounds,
+                    "paths": rounds,
+                    "context": 50.0,
+                    "half": half,
+                }
+            )
+    return pd.DataFrame(rows)
+
+
+CANDIDATES = {
+    ("chain", 4, "gamma 4", -1): (2.0, 2.0),
+    ("rows", 4, "2 x 2", -1): (9.0, 1.5),  # half 0 likes it, half 1 does not
+    ("rows", 4, "4 x 1", -1): (1.0, 1.8),
+    ("tree", 4, "depth 3", 0): (2.0, 2.0),
+    ("tree", 4, "depth 4", 1): (2.0, 2.0),
+    ("chain", 16, "gamma 16", -1): (3.0, 3.0),
+    ("rows", 16, "4 x 4", -1): (3.5, 3.5),
+    ("tree", 16, "depth 5", 0): (4.0, 4.0),
+    ("tree", 16, "depth 6", 1): (4.0, 4.0),
+}
+CHOSEN = {
+    ("chain", 4): ("gamma 4", "gamma 4"),
+    ("rows", 4): ("2 x 2", "4 x 1"),
+    ("tree", 4): ("depth 3", "depth 4"),
+    ("chain", 16): ("gamma 16", "gamma 16"),
+    ("rows", 16): ("4 x 4", "4 x 4"),
+    ("tree", 16): ("depth 5", "depth 6"),
+}
+
+
+def tables():
+    nodes = {(shape, budget): NODES[budget] for shape in ("chain", "rows", "tree") for budget in NODES}
+    nodes["tree", 16] = 12.0
+    choices = [
+        {
+            "drafter": "ngram",
+            "shape": shape,
+            "budget": budget,
+            "half": half,
+            "variant": variants[half],
+            "made_on": half if shape == "tree" else -1,
+            "structure": json.dumps({"name": shape}),
+        }
+        for (shape, budget), variants in CHOSEN.items()
+        for half in (0, 1)
+    ]
+    times = [
+        {"k": 1, "w": n, "context": context, "evaluation": "packed", "rows_evaluated": 1 + n, "call": 0, "repeat": 0}
+        | {"seconds": STEP * (1 + PRICE * n), "missing": ""}
+        for n in (0, 1, 4, 16)
+        for context in (10, 100)
+    ]
+    host = [(0, "", "plain", 0, 0.0, 0.0, REST)]
+    host += [(0, "ngram", shape, budget, float(n), DRAFT, REST) for (shape, budget), n in nodes.items()]
+    return {
+        "replay": replayed(CANDIDATES, nodes),
+        "choices": pd.DataFrame(choices),
+        "block_times": pd.DataFrame(times),
+        "host_times": pd.DataFrame(
+            host, columns=["repeat", "drafter", "shape", "budget", "nodes", "draft_s", "overhead_s"]
+        ),
+        "skipped": pd.DataFrame(columns=["reason", "category", "count"]),
+    }
+
+
+@pytest.fixture(scope="module")
+def cells():
+    found = budgets(tables(), ABOUT.replicates, ABOUT.seed)
+    return found.cells.set_index(["shape", "budget"])
+
+
+def test_each_half_is_judged_on_the_others_choice(cells):
+    rounds = {half: sum(100 + 10 * prompt for prompt in range(8) if prompt % 2 == half) for half in (0, 1)}
+    # Half 0 has what half 1 chose, 4 x 1, and half 1 has 2 x 2.
+    expected = (1.0 * rounds[0] + 1.5 * rounds[1]) / (rounds[0] + rounds[1])
+    assert cells.loc[("rows", 4), "tokens"] == pytest.approx(expected)
+
+
+def test_differences_are_paired(cells):
+    # Every prompt gains the same: there is nothing to be unsure of, whatever prompts are drawn.
+    tree = cells.loc[("tree", 16)]
+    assert (tree["tokens_lead"], tree["tokens_lead_low"], tree["tokens_lead_high"]) == pytest.approx((1.0, 1.0, 1.0))
+    assert cells.loc[("chain", 16), "tokens_lead"] == 0
+
+
+@pytest.mark.parametrize(("shape", "budget", "tokens", "nodes"), [("chain", 4, 2.0, 4), ("tree", 16, 4.0, 12)])
+def test_speedup_and_prices_follow_the_law(cells, shape, budget, tokens, nodes):
+    cell = cells.loc[(shape, budget)]
+    spent = STEP * (1 + PRICE * nodes) + DRAFT + REST
+    assert cell["speedup"] == pytest.approx(tokens * (STEP + REST) / spent)
+    assert cell["price"] == pytest.approx(PRICE)
+    assert cell["break_even"] == pytest.approx((tokens - 1) / nodes)
+
+
+def test_the_answer_comes_first():
+    tokens, speed = findings("equal_budget", tables(), ABOUT).sections
+    assert tokens.text[0].startswith(
+        "At the same number of draft nodes, ngram: rows beat the chain beyond chance at 1 of 2 budgets (16 nodes) and "
+        "lose to it at 1;"
+    )
+    assert "the tree beats the chain beyond chance at 1 of 2 budgets (16 nodes); the difference goes" in tokens.text[0]
+    assert "Of structures that verify no more, the tree of 16 (12.0) has most: 4.00" in tokens.text[1]
+    assert "+1.00 (+1.00 to +1.00) (paired)" in tokens.text[1]
+    assert speed.text[0].startswith(
+        "On the clock the tree of 16 nodes is fastest with ngram: a predicted speedup of 1.8"
+    )
+    assert "chosen" in tokens.tables[0][1] and "2 x 2, 4 x 1" in set(tokens.tables[0][1]["chosen"])
+    assert [name for name, _ in (*tokens.figures, *speed.figures)] == ["tokens_per_call_ngram", "speedup_ngram"]
+
+
+def test_metrics_and_curves():
+    found = findings("equal_budget", tables(), ABOUT)
+    assert found.metrics["budget.ngram.rows.lead.16"] == pytest.approx(0.5)
+    assert found.metrics["budget.ngram.tree.nodes_verified.16"] == pytest.approx(12)
+    assert found.curves["curve.budget.tokens_per_call.ngram.chain"] == pytest.approx({4: 2.0, 16: 3.0})
+    assert all(np.isfinite(value) for value in found.metrics.values())
+
+
+def test_two_prompts_have_no_words_on_chance_that_are_wrong():
+    made = tables()
+    made["replay"] = made["replay"][made["replay"]["prompt"].isin(["p0"])]
+    tokens, _ = findings("equal_budget", made, ABOUT).sections
+    assert " to +" not in tokens.text[0].partition("from")[0] and "at 0 of 2 budgets" in tokens.text[0]

@@ -1,0 +1,206 @@
+"""Sentences, metrics and figures from times with a known law: flat up to a ridge, then in proportion to the tokens."""
+
+import re
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from specdec.analysis.findings import About, findings
+from specdec.analysis.studies.phase_transition import (
+    crossing,
+    growth,
+    product_lines,
+    roofline_ridge,
+    shape_effect,
+    slowdowns,
+)
+from specdec.theory.roofline import Product, call_bytes, call_flops, ridge_rows, threshold
+
+ABOUT = About("model, machine", "prompts", simulated=False, replicates=10, seed=0)
+RIDGE = 40
+PRODUCTS = (
+    Product("q_proj", 64, 64, 8, 2),
+    Product("o_proj", 64, 64, 8, 2),
+    Product("attention scores", 16, None, 8, 2),
+)
+BANDWIDTH, THROUGHPUT = 1e9, 2e10
+KS, WS = (1, 2, 5, 10, 20, 25), (0, 1, 2, 4, 7, 10, 15)
+
+
+def flat_then_linear(k, w, tokens, context):
+    """Seconds: 2 ms up to the ridge, and half as much again at ten times the context."""
+    return 2e-3 * (0.5 + 0.5 * context / 50 / 10) * max(1.0, tokens / RIDGE)
+
+
+def block_times(law=flat_then_linear, contexts=(50, 500), calls=3, evaluation="packed", noise=(0.99, 1.0, 1.01)):
+    rows = []
+    for context in contexts:
+        for k in KS:
+            for w in WS:
+                if w == 0 and k > 1:
+                    continue
+                tokens = 1 + k * w if evaluation == "packed" else k * (w + 1)
+                for call in range(calls):
+                    seconds = law(k, w, tokens, context) * noise[call % len(noise)]
+                    rows.append((k, w, context, evaluation, tokens, call, seconds, ""))
+    names = ["k", "w", "context", "evaluation", "rows_evaluated", "call", "seconds", "missing"]
+    return pd.DataFrame(rows, columns=names)
+
+
+def intensity_of(times):
+    cells = times[["k", "w", "context", "rows_evaluated"]].drop_duplicates()
+    rows = [
+        {
+            "product": product.name,
+            "inputs": product.inputs or 0,
+            "outputs": product.outputs or 0,
+            **cell,
+            "bytes": product.bytes(cell["context"]),
+            "flops": product.flops(cell["rows_evaluated"], cell["context"]),
+            "operations_per_byte": product.intensity(cell["rows_evaluated"], cell["context"]),
+            "threshold": threshold(BANDWIDTH, THROUGHPUT),
+        }
+        for cell in cells.to_dict("records")
+        for product in PRODUCTS
+    ]
+    return pd.DataFrame(rows)
+
+
+def found_in(times):
+    return findings("phase_transition", {"block_times": times, "intensity": intensity_of(times)}, ABOUT)
+
+
+def text_of(found):
+    return "\n".join(text for section in found.sections for text in section.text)
+
+
+def test_the_known_ridge_is_found_and_said():
+    found = found_in(block_times())
+    metrics, text = found.metrics, text_of(found)
+    sizes = sorted({1 + k * w for k in KS for w in WS})
+    assert metrics["transition.context"] == 500
+    assert metrics["transition.tokens_within_10pct"] == max(n for n in sizes if n <= 1.1 * RIDGE) == 41
+    assert metrics["transition.tokens_within_50pct"] == max(n for n in sizes if n <= 1.5 * RIDGE) == 51
+    assert metrics["transition.ridge"] == pytest.approx(RIDGE, rel=0.02)
+    assert metrics["transition.slowdown.10x10.50"] == pytest.approx(101 / RIDGE)
+    assert metrics["transition.t11_ms.500"] == pytest.approx(2)
+    assert "10% more than t(1, 1) = 2 ms up to 41 tokens, and at most 50% more up to 51 tokens" in text
+    assert "(10, 10) takes 2.52 times as long" in text and "takes 1.00 of t(1, 1)" in text
+    assert "flat up to about 40 tokens" in text or "flat up to about 39 tokens" in text
+    assert found.curves["curve.slowdown.50"][101] == pytest.approx(101 / RIDGE)
+
+
+def test_the_roofline_is_that_of_the_theory():
+    found = found_in(block_times())
+    expected = ridge_rows(call_bytes(PRODUCTS, 500), call_flops(PRODUCTS, 1, 500), BANDWIDTH, THROUGHPUT)
+    assert found.metrics["transition.ridge.roofline"] == pytest.approx(float(expected))
+    text = text_of(found)
+    assert f"n* = {float(expected):.3g} tokens" in text and "does 20 operations" in text
+    # n d / (d + 2 n) operations per byte with d = 64: 20 of them at n = 53.3, read off between the sizes 51 and 71.
+    assert 52 < int(re.search(r"q_proj, o_proj from (\d+) tokens", text)[1]) < 55
+    (table,) = (table for section in found.sections for caption, table in section.tables if "Operations" in caption)
+    assert list(table["product"]) == ["q_proj, o_proj", "attention scores"]
+
+
+def test_a_cost_from_the_first_token_on_has_no_flat_part():
+    found = found_in(block_times(lambda k, w, tokens, context: 1e-3 * (4 + tokens)))
+    assert found.metrics["transition.ridge"] == 1
+    assert "there is no flat part" in text_of(found)
+
+
+def test_a_time_that_never_grows_has_no_ridge():
+    found = found_in(block_times(lambda k, w, tokens, context: 1e-3))
+    assert "transition.ridge" not in found.metrics
+    assert "does not grow" in text_of(found)
+    assert "at most 50% more at all sizes measured, up to 376 tokens" in text_of(found)
+
+
+def test_tiles_are_named_only_where_calls_do_not_overlap():
+    def tiled(k, w, tokens, context):
+        return 1e-3 * (4 + np.ceil(tokens / 8))
+
+    text = text_of(found_in(block_times(tiled)))
+    assert "from 8 to 9 (+20%)" in text
+    scattered = block_times(tiled, noise=(0.6, 1.0, 1.4))
+    assert growth(scattered, 500).steps(64) == []
+
+
+def test_one_disturbed_call_moves_neither_sentence_nor_curve():
+    times = block_times()
+    times.loc[times.query("k == 2 and w == 1 and context == 500 and call == 0").index, "seconds"] = 10.0
+    found = found_in(times)
+    assert found.metrics["transition.tokens_within_10pct"] == 41
+    assert found.metrics["transition.ridge"] == pytest.approx(RIDGE, rel=0.02)
+    cells = slowdowns(times).set_index(["context", "k", "w"])
+    assert cells["slowdown"][500, 2, 1] > 1000 and cells["spread"][500, 2, 1] > 1  # a cell is the mean of its calls
+
+
+def test_context_and_evaluation():
+    packed = text_of(found_in(block_times()))
+    assert "From 50 to 500 cached tokens t(1, 1) goes from 1.1 to 2 ms" in packed and "the same behind" in packed
+    assert "most rows takes 1.00 times" in packed and "share one cache" in packed
+
+    def copied(k, w, tokens, context):
+        return 1e-3 * (5 + k * context / 100)
+
+    times = block_times(copied, evaluation="rows")
+    ratio, sizes = shape_effect(times, 500)
+    pairs = {}
+    for k in KS:
+        for w in WS[1:]:
+            pairs.setdefault(k * (w + 1), []).append(k)
+    expected = [(5 + 5 * max(ks)) / (5 + 5 * min(ks)) for ks in pairs.values() if max(ks) >= 2 * min(ks)]
+    assert ratio == pytest.approx(np.median(expected)) and sizes == len(expected)
+    text = text_of(found_in(times))
+    assert "Evaluated in rows" in text and "reads a copy of the cache" in text and "steeper behind" in text
+    assert "k (w + 1) of them" in text
+
+
+def test_what_was_not_timed_is_said():
+    times = block_times()
+    times.loc[(times["k"] == 25) & (times["w"] == 15), ["seconds", "missing"]] = [np.nan, "memory"]
+    times.loc[(times["call"] == 2) & (times["missing"] == ""), ["seconds", "missing"]] = [np.nan, "time"]
+    late = int((times["missing"] == "time").sum())
+    found = found_in(times)
+    text = text_of(found)
+    assert f"Left out: 2 cells of {len(times) // 3} need more memory than there is" in text
+    assert f"{late} of {len(times)} calls were not made because time" in text
+    (caption, table) = found.sections[0].tables[0]
+    assert "mean of 2 calls" in caption and not ((table["k"] == 25) & (table["w"] == 15)).any()
+
+
+def test_a_single_cell_and_no_products_still_make_sentences():
+    times = block_times(contexts=(50,), calls=1)
+    times = times[(times["k"] == 1) & (times["w"] <= 1)]
+    empty = intensity_of(times).iloc[:0]
+    found = findings("phase_transition", {"block_times": times, "intensity": empty}, ABOUT)
+    text = text_of(found)
+    assert "One context was measured" in text and "n*" not in text
+    assert roofline_ridge(empty, 50) is None and product_lines(empty, 50).empty
+
+
+def test_a_line_crosses_between_two_sizes():
+    tokens = np.array([1, 10, 20])
+    assert crossing(tokens, np.array([1.0, 10.0, 20.0]), 15) == pytest.approx(15)
+    assert crossing(tokens, np.array([1.0, 10.0, 20.0]), 0.5) == 1
+    assert crossing(tokens, np.array([1.0, 10.0, 20.0]), 30) is None
+
+
+def test_figures_show_every_context_and_product():
+    found = found_in(block_times())
+    figures = dict(figure for section in found.sections for figure in section.figures)
+    assert set(figures) == {"slowdown", "slowdown_by_tokens", "slowdown_steps"}
+    maps = [axes for axes in figures["slowdown"].axes if axes.images]
+    assert [axes.get_title() for axes in maps] == ["50 tokens in the cache", "500 tokens in the cache"]
+    shown = maps[0].images[0].get_array()
+    assert shown.shape == (len(KS), len(WS))
+    assert not np.ma.is_masked(shown)  # width 0 at every k is the plain step
+    assert shown[KS.index(10), WS.index(10)] == pytest.approx(101 / RIDGE)
+    upper, lower = figures["slowdown_by_tokens"].axes
+    lines = {line.get_label(): line for line in upper.lines}
+    assert {"50 cached", "500 cached"} <= set(lines)
+    labels = {line.get_label() for line in lower.lines}
+    assert {"q_proj, … (64 x 64)", "attention scores (16 x cache)", "this machine's 20"} <= labels
+    caption = " ".join(figures["slowdown"].get_supxlabel().split())
+    assert "Mean of 3 calls" in caption and "w counts draft tokens" in caption

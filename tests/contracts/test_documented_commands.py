@@ -1,0 +1,59 @@
+"""Every command that a README names is understood: it composes with Hydra, or its options are those of the report."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
+
+from specdec import report
+from specdec.config import AdviseConfig, RunConfig, config_dir, validated
+
+ROOT = Path(__file__).resolve().parents[2]
+ROOTS = {"run": ("config", RunConfig), "advise": ("advise", AdviseConfig), "train": ("train", None)}
+COMMAND = re.compile(r"python -m specdec\.(\w+) ?(.*)")
+
+
+def documented() -> list[tuple[str, str]]:
+    """Return (command, arguments) for each line of a block and each span of code that starts one."""
+    found = []
+    for file in (ROOT / "README.md", ROOT / "notebooks" / "README.md"):
+        text = file.read_text(encoding="utf-8")
+        blocks = re.findall(r"```bash\n(.*?)```", text, re.DOTALL)
+        spans = re.findall(r"`([^`]+)`", re.sub(r"```.*?```", "", text, flags=re.DOTALL))
+        lines = [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
+        for code in [*lines, *(" ".join(span.split()) for span in spans)]:
+            match = COMMAND.search(code)
+            if match:
+                found.append((match[1], match[2].partition(" #")[0].strip()))
+    return list(dict.fromkeys(found))
+
+
+def overrides_of(arguments: str) -> list[str]:
+    """Return the overrides of a command, with the first choice of each sweep."""
+    overrides = [word for word in shlex.split(arguments) if word not in ("-m", "...") and not word.startswith("hydra.")]
+    if "-m" in arguments.split():
+        overrides = [re.sub(r"=glob\(\*\)$", "=grounded", word) for word in overrides]
+        overrides = [word.partition(",")[0] if "[" not in word else word for word in overrides]
+    return overrides
+
+
+@pytest.mark.parametrize(("command", "arguments"), documented())
+def test_the_command_is_understood(command, arguments):
+    if command == "report":
+        assert report.parser().parse_args(shlex.split(arguments.replace("...", "")))
+        return
+    if "--help" in arguments or not arguments:
+        return
+    root, config = ROOTS[command]
+    overrides = overrides_of(arguments)
+    with initialize_config_dir(config_dir(), version_base="1.3"):
+        composed = compose(root, overrides)
+    if config is not None and "drafter" in composed:
+        validated(config, OmegaConf.to_container(composed, resolve=True, throw_on_missing=True))
+
+
+def test_the_readme_has_commands_of_every_kind():
+    assert {command for command, _ in documented()} == {"run", "advise", "train", "report"}

@@ -1,0 +1,31 @@
+"""What a set of heads can be made of, and the sentence for what it cannot."""
+
+import pytest
+
+from specdec.config import validated
+from specdec.errors import UsageError
+from specdec.heads.heads_config import HeadsConfig
+
+PLAIN = dict(
+    name="x", count=4, grounded=False, mixer="mlp", layers=1, width=None, state="hidden", offset=0, prefix=False
+)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"count": 0}, "heads.count=0"),
+        ({"layers": 0}, "heads.layers=0"),
+        ({"offset": -1}, "heads.offset=-1"),
+        ({"width": 0}, "heads.width=0"),
+        ({"output": "none"}, "heads.output='none'"),
+        ({"mixer": "gru"}, "grounded=true"),
+        ({"mixer": "gru", "grounded": True, "width": 8}, "width to null"),
+        ({"state": "embeddings", "offset": 2}, "offset to 0"),
+        ({"depth": 3}, "heads.depth"),
+    ],
+)
+def test_what_does_not_fit_is_named(changes, words):
+    with pytest.raises(UsageError, match=words) as raised:
+        validated(HeadsConfig, {**PLAIN, "output": "tied", **changes}, where="heads")
+    assert "\n" not in str(raised.value)

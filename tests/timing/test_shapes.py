@@ -1,0 +1,152 @@
+"""Every call asked for is in the table: made at its context on its shape, or not made, with the reason."""
+
+from collections import Counter
+from dataclasses import replace
+
+import pandas as pd
+import pytest
+import torch
+
+from specdec.clock import CpuClock
+from specdec.errors import UsageError
+from specdec.records import EMPTY, TextStart
+from specdec.sampling import generator_for
+from specdec.targets.causal import Causal
+from specdec.targets.encoder_decoder import EncoderDecoder
+from specdec.timing.shapes import time_shapes, tokens_evaluated
+from specdec.timing.timer import Timer
+
+SHAPES = [(1, 0), (1, 2), (2, 0), (2, 1), (4, 1), (4, 3)]
+
+
+@pytest.fixture(params=["packed", "rows"])
+def target(request, tiny_model, sampling):
+    target = Causal(tiny_model("llama"), sampling(temperature=0.0))
+    target.evaluation = request.param
+    return target
+
+
+def timed(target, shapes=SHAPES, contexts=(8, 40), calls=2, **limits):
+    timer = Timer(CpuClock(), calls, generator_for(0, "p", "cost"), **limits)
+    return time_shapes(target, [5, 6, 7], shapes, contexts, timer)
+
+
+def cells(table: pd.DataFrame, missing: str = "") -> Counter:
+    kept = table[table["missing"] == missing]
+    return Counter(kept[["k", "w", "context"]].itertuples(index=False, name=None))
+
+
+def shapes_of(table):
+    return set(table[["k", "w"]].itertuples(index=False, name=None))
+
+
+@pytest.mark.parametrize(
+    ("k", "w", "packed", "rows"), [(1, 0, 1, 1), (5, 0, 1, 1), (1, 4, 5, 5), (10, 10, 101, 110), (32, 15, 481, 512)]
+)
+def test_tokens_of_a_shape(k, w, packed, rows):
+    assert tokens_evaluated(k, w, "packed") == packed and tokens_evaluated(k, w, "rows") == rows
+
+
+def test_every_cell_is_measured_on_its_shape_at_its_context(target):
+    seen, inputs = Counter(), Counter()
+    verify, model = target.verify, target.decoder.model
+
+    def watched(draft):
+        tree = draft.tree
+        assert all(len(tree.path(leaf)) == tree.depth for leaf in tree.leaves)
+        seen[max(1, len(tree.leaves)), tree.depth, target.decoder.length] += 1
+        return verify(draft)
+
+    hook = model.register_forward_pre_hook(
+        lambda _, args, named: inputs.update([named["input_ids"].numel()]), with_kwargs=True
+    )
+    beats = []
+    target.verify = watched
+    found = timed(target, heartbeat=lambda: beats.append(1))
+    hook.remove()
+    distinct = {(k if w else 1, w) for k, w in SHAPES}
+    assert cells(found) == {(k, w, context): 2 for k, w in distinct for context in (8, 40)}
+    assert (found["seconds"] > 0).all() and (found["missing"] == "").all() and set(found["call"]) == {0, 1}
+    # Each timed call follows one that is not counted, and a prefill is followed by one more on the first shape.
+    assert set(seen) == set(cells(found))
+    assert seen[4, 3, 8] == 4 and seen[1, 0, 8] == 6 and len(beats) == 4
+    # What the model was given is what the table says it evaluated.
+    assert set(found["rows_evaluated"]) == {tokens_evaluated(k, w, target.evaluation) for k, w in distinct}
+    assert set(found["rows_evaluated"]) <= set(inputs)
+    assert set(found["evaluation"]) == {target.evaluation}
+
+
+def test_the_cache_is_left_as_it_was_found(target):
+    with torch.inference_mode():
+        timed(target, contexts=[8], calls=1)
+        after = target.verify(EMPTY)
+        target.start(TextStart([5, 6, 7, 5, 6, 7, 5, 6, 7], 12))
+        assert torch.allclose(after, target.verify(EMPTY), atol=1e-12)
+
+
+def test_a_spent_budget_leaves_one_pass(target):
+    found = timed(target, calls=3, seconds=0.0)
+    distinct = {(k if w else 1, w) for k, w in SHAPES}
+    assert cells(found) == {(k, w, context): 1 for k, w in distinct for context in (8, 40)}
+    assert cells(found, "time") == {cell: 2 for cell in cells(found)}
+    assert found["seconds"].isna().sum() == 2 * len(cells(found))
+
+
+def test_contexts_are_cut_and_shapes_left_out_by_what_the_target_holds(tiny_model, sampling, caplog):
+    target = Causal(tiny_model("llama"), sampling(temperature=0.0))
+    assert target.context_length == 256
+    found = timed(target, shapes=[(1, 1), (2, 4), (1, 200)], contexts=[8, 500, 1000], calls=1)
+    longest = 256 - 1 - 4
+    assert set(cells(found)) == {(k, w, context) for k, w in ((1, 1), (2, 4)) for context in (8, longest)}
+    left_out = {(1, 200, 8), (1, 200, longest), *((k, w, c) for k, w in shapes_of(found) for c in (500, 1000))}
+    assert set(cells(found, "context")) == left_out
+    assert "500, 1000" in caplog.text and str(longest) in caplog.text
+
+
+def test_what_there_is_no_memory_for_is_left_out(tiny_model, sampling):
+    target = Causal(tiny_model("llama"), sampling(temperature=0.0))
+    target.evaluation = "rows"
+    asked, verify = [], target.verify
+
+    def check(prompt, capacity, branches=1):
+        asked.append(branches)
+        if branches > 2:
+            raise UsageError("too many copies")
+
+    def limited(draft):
+        if draft.tree.depth == 2:
+            raise RuntimeError("CUDA out of memory. Tried to allocate 2 GiB")
+        return verify(draft)
+
+    target.check_memory, target.verify = check, limited
+    with torch.inference_mode():
+        target.verify(EMPTY)
+    found = timed(target, contexts=[8])
+    assert asked[:2] == [4, 2] and 4 not in asked[1:]  # what there is no memory for is asked for once
+    assert set(cells(found, "memory")) == {(4, 1, 8), (4, 3, 8), (1, 2, 8)}
+    assert set(cells(found)) == {(1, 0, 8), (2, 1, 8)}
+
+
+def test_other_faults_are_not_swallowed(tiny_model, sampling):
+    target = Causal(tiny_model("llama"), sampling(temperature=0.0))
+
+    def broken(draft):
+        raise RuntimeError("shapes do not match")
+
+    target.verify = broken
+    with pytest.raises(RuntimeError, match="shapes"):
+        timed(target)
+
+
+def test_rows_of_an_encoder_decoder(tiny_encoder_decoder, sampling):
+    target = EncoderDecoder(tiny_encoder_decoder("t5"), sampling(temperature=0.0))
+    found = timed(target, calls=1)
+    assert (found["missing"] == "").all() and found["rows_evaluated"].max() == 16
+
+
+def test_a_target_without_rows_is_refused(table, random_law):
+    target = table(random_law(4, 0))
+    assert (timed(target, calls=1)["missing"] == "").all()
+    target.capabilities = replace(target.capabilities, structures=frozenset({"chain"}))
+    with pytest.raises(UsageError, match="rows"):
+        timed(target)

@@ -1,0 +1,39 @@
+"""A timer makes as many passes as asked for or as there is time for, and keeps the times of each case apart."""
+
+from specdec.clock import SimulatedClock
+from specdec.sampling import generator_for
+from specdec.timing.timer import Timer
+
+
+def timer(calls, *limits):
+    clock = SimulatedClock()
+    return clock, Timer(clock, calls, generator_for(0, "timer", "cost"), *limits)
+
+
+def test_warm_up_passes_are_made_and_not_counted():
+    clock, made = timer(3)
+    for number in made.passes(warm_up=2):
+        made.time("a", lambda number=number: clock.advance(number + 1))
+        made.time("b", lambda: clock.advance(0.5))
+    assert made.done == 5 and made.seconds("a") == [3, 4, 5] and made.seconds("b") == [0.5] * 3
+    assert made.seconds("never") == []
+
+
+def test_a_spent_time_leaves_the_first_pass():
+    _, made = timer(4, 0.0)
+    assert list(made.passes()) == [0] and made.done == 1
+
+
+def test_what_was_not_done_is_forgotten():
+    clock, made = timer(2)
+    for number in made.passes():
+        assert made.time("a", lambda number=number: clock.advance(1) or number) == number
+        if number == 0:
+            made.forget("a")
+    assert made.seconds("a") == [1]
+
+
+def test_cases_come_in_another_order_each_time():
+    _, made = timer(1)
+    orders = {tuple(made.shuffled(range(6))) for _ in range(20)}
+    assert len(orders) > 1 and all(sorted(order) == list(range(6)) for order in orders)
