@@ -1,4 +1,4 @@
-"""From logits to probabilities, drawing tokens, and the one `residual` of the project.
+"""Probabilities made of logits, tokens drawn from them, and the one `residual` of the project.
 
 Probabilities, not logits, leave this module, so that verifiers and drafters never see a temperature.
 """
@@ -15,7 +15,7 @@ from specdec.config import AtLeastOne, Probability, typed
 
 @typed
 class SamplingConfig:
-    """How the logits of target and drafter become probabilities (`conf/sampling/`); temperature 0 is greedy."""
+    """The way from logits to probabilities for target and drafter (`conf/sampling/`); temperature 0 is greedy."""
 
     name: str
     temperature: Annotated[float, Field(ge=0.0)]

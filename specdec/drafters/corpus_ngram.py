@@ -13,13 +13,13 @@ from pydantic import Field
 from torch import Tensor
 
 from specdec.config import typed
-from specdec.drafters.base import EVERY_STRUCTURE, Drafter, DrafterCapabilities, drafters
+from specdec.drafters.base import Drafter, DrafterCapabilities, drafters
 from specdec.errors import UsageError
 from specdec.ngrams.corpus import NgramCorpus, open_corpus, tokenize, tokenizer_digest
 from specdec.ngrams.kneser_ney import NgramTable
 from specdec.records import EMPTY, Draft, Source, TextStart, Tree, chain_tree
 from specdec.sampling import one_hot, probabilities, sample
-from specdec.structures.base import Structure
+from specdec.structures.base import EVERY_STRUCTURE, Structure
 from specdec.targets.base import Target
 from specdec.tree_building.siblings import How, Siblings, grow
 

@@ -3,9 +3,9 @@
 from typing import Literal
 
 from specdec.config import typed
-from specdec.drafters.base import EVERY_STRUCTURE, Drafter, DrafterCapabilities, drafters
+from specdec.drafters.base import Drafter, DrafterCapabilities, drafters
 from specdec.records import EMPTY, Draft
-from specdec.structures.base import Structure
+from specdec.structures.base import EVERY_STRUCTURE, Structure
 from specdec.targets.base import Target
 
 

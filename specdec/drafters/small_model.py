@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from specdec.config import AtLeastOne, typed
-from specdec.drafters.base import EVERY_STRUCTURE, Drafter, DrafterCapabilities, drafters
+from specdec.drafters.base import Drafter, DrafterCapabilities, drafters
 from specdec.errors import NumericsError, UsageError
 from specdec.models.decoder import Decoder
 from specdec.models.draft_loop import Choice, StaticLoop, joined
@@ -18,7 +18,7 @@ from specdec.models.rollback import check_rollback
 from specdec.models.seq2seq import decoder_of
 from specdec.records import EMPTY, Draft, Source, TextStart, chain_tree
 from specdec.sampling import all_finite, drawn, generator_on, one_hot, probabilities
-from specdec.structures.base import Structure
+from specdec.structures.base import EVERY_STRUCTURE, Structure
 from specdec.targets.base import Target
 from specdec.tree_building.model_tree import draft_tree
 from specdec.tree_building.siblings import How, Siblings

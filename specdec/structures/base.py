@@ -6,6 +6,8 @@ from typing import ClassVar, NamedTuple
 from specdec.records import Tree
 from specdec.registry import Registry
 
+EVERY_STRUCTURE = frozenset({"chain", "rows", "tree", "dynamic"})
+
 
 class Beam(NamedTuple):
     """A search for the most confident nodes, level by level.

@@ -1,4 +1,4 @@
-"""Any decoder-only transformers model as a target: trees and batches of paths are verified over our own cache."""
+"""Decoder-only transformers models as targets: trees and batches of paths are verified over our own cache."""
 
 import hashlib
 from collections.abc import Collection, Sequence
@@ -17,6 +17,7 @@ from specdec.models.products import matrix_products
 from specdec.models.random_weights import check_shape, random_model, shape_hash
 from specdec.records import TextStart
 from specdec.sampling import SamplingConfig
+from specdec.structures.base import EVERY_STRUCTURE
 from specdec.targets.base import TargetCapabilities, targets
 from specdec.targets.base.contract import Evaluation
 from specdec.targets.base.hidden import HiddenStates
@@ -42,7 +43,7 @@ class Causal(ModelTarget):
     """A decoder-only transformers model. A call on a batch of paths is never compiled, at most traced, whatever
     `compile` says."""
 
-    capabilities = TargetCapabilities(structures=frozenset({"chain", "rows", "tree", "dynamic"}))
+    capabilities = TargetCapabilities(structures=EVERY_STRUCTURE)
     decoder: Decoder
     _shape_hash = ""  # of random weights
 

@@ -1,4 +1,4 @@
-"""Any transformers encoder-decoder (T5 and its kin) as a target: one pass of the encoder over the prompt, then chains
+"""Encoder-decoder transformers models (T5 and its kin) as targets: one pass of the encoder over the prompt, then chains
 and batches of paths verified over our own cache.
 """
 
@@ -9,6 +9,7 @@ from specdec.errors import UsageError
 from specdec.models.load import Dtype, load_model, load_tokenizer, model_path, resolve_device, resolve_dtype
 from specdec.models.seq2seq import Seq2SeqDecoder
 from specdec.sampling import SamplingConfig
+from specdec.structures.base import EVERY_STRUCTURE
 from specdec.targets.base import TargetCapabilities, targets
 from specdec.targets.base.hidden import HiddenStates
 from specdec.targets.base.model_target import ModelTarget
@@ -35,7 +36,7 @@ class EncoderDecoder(ModelTarget):
     that copy see the prompt followed by the output, without it.
     """
 
-    capabilities = TargetCapabilities(structures=frozenset({"chain", "rows", "tree", "dynamic"}), evaluations=("rows",))
+    capabilities = TargetCapabilities(structures=EVERY_STRUCTURE, evaluations=("rows",))
 
     def __init__(self, model: Any, sampling: SamplingConfig, tokenizer: Any = None, name: str = "") -> None:
         """

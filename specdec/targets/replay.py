@@ -14,6 +14,7 @@ from specdec.cost_model import load_cost
 from specdec.errors import UsageError
 from specdec.records import Draft, TextStart
 from specdec.sampling import SamplingConfig, one_hot
+from specdec.structures.base import EVERY_STRUCTURE
 from specdec.targets.base import Target, TargetCapabilities, targets
 from specdec.text.streams import Recording, Stream, open_recording
 
@@ -43,7 +44,7 @@ class Replay(Target):
         cost: the cost model.
     """
 
-    capabilities = TargetCapabilities(structures=frozenset({"chain", "rows", "tree", "dynamic"}), recorded=True)
+    capabilities = TargetCapabilities(structures=EVERY_STRUCTURE, recorded=True)
 
     def __init__(self, config: ReplayConfig, sampling: SamplingConfig) -> None:
         """

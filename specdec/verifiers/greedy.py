@@ -7,7 +7,8 @@ from torch import Tensor
 
 from specdec.config import typed
 from specdec.records import Acceptance, Draft
-from specdec.verifiers.base.contract import EVERY_STRUCTURE, Verifier, VerifierCapabilities, verifiers
+from specdec.structures.base import EVERY_STRUCTURE
+from specdec.verifiers.base.contract import Verifier, VerifierCapabilities, verifiers
 
 
 @typed

@@ -9,7 +9,8 @@ from specdec.config import typed
 from specdec.errors import UsageError
 from specdec.records import Acceptance, Draft
 from specdec.sampling import residual
-from specdec.verifiers.base.contract import EVERY_STRUCTURE, Verifier, VerifierCapabilities, verifiers
+from specdec.structures.base import EVERY_STRUCTURE
+from specdec.verifiers.base.contract import Verifier, VerifierCapabilities, verifiers
 from specdec.verifiers.base.descent import at, descend
 from specdec.verifiers.greedy import Greedy
 from specdec.verifiers.speculative_sampling import accept_chain

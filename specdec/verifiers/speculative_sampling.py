@@ -10,8 +10,8 @@ from torch import Tensor
 from specdec.config import typed
 from specdec.records import Acceptance, Draft
 from specdec.sampling import residual, sample
+from specdec.structures.base import EVERY_STRUCTURE
 from specdec.verifiers.base.contract import (
-    EVERY_STRUCTURE,
     Verifier,
     VerifierCapabilities,
     chain_acceptance,

@@ -11,12 +11,10 @@ from specdec.records import Draft, TextStart
 from specdec.registry import Registry
 from specdec.structures.base import Structure
 
-EVERY_STRUCTURE = frozenset({"chain", "rows", "tree", "dynamic"})
-
 
 @dataclass(frozen=True)
 class DrafterCapabilities:
-    """What a drafter can do, and what it needs.
+    """The abilities of a drafter, and its needs.
 
     Attributes:
         fills: names of the structures that it can fill.

@@ -9,14 +9,14 @@ from typing import Any, ClassVar, Literal, Self
 import torch
 from torch import Tensor
 
-from specdec.drafters.base.contract import EVERY_STRUCTURE, Drafter, DrafterCapabilities
+from specdec.drafters.base.contract import Drafter, DrafterCapabilities
 from specdec.errors import NumericsError, UsageError
 from specdec.heads.checkpoint import load_heads, shipped_heads, state_offset
 from specdec.heads.choices import choices_of
 from specdec.heads.network import Heads
 from specdec.records import EMPTY, Draft, Source, TextStart, Tree
 from specdec.sampling import all_finite, generator_on, probabilities
-from specdec.structures.base import Structure
+from specdec.structures.base import EVERY_STRUCTURE, Structure
 from specdec.targets.base import Target
 from specdec.tree_building.siblings import How, Siblings, grow, sibling_ranks
 

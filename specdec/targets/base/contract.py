@@ -29,7 +29,7 @@ Evaluation = Literal["packed", "rows"]
 
 @dataclass(frozen=True)
 class TargetCapabilities:
-    """What a target can do.
+    """The abilities of a target.
 
     Attributes:
         structures: names of the structures that it can evaluate.

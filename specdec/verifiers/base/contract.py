@@ -10,12 +10,10 @@ from specdec.records import Acceptance, Draft
 from specdec.registry import Registry
 from specdec.sampling import one_hot, residual
 
-EVERY_STRUCTURE = frozenset({"chain", "rows", "tree", "dynamic"})
-
 
 @dataclass(frozen=True)
 class VerifierCapabilities:
-    """What an acceptance rule can do.
+    """The abilities of an acceptance rule.
 
     Attributes:
         handles: names of the structures that it can judge.
