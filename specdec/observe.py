@@ -1,5 +1,5 @@
-"""What is written down about a round: what counts as accepted, the overlap of p and q, and how far a rule that is not
-lossless went from the target. Called between rounds, so that nothing here is timed.
+"""The record of a round: what counts as accepted, the overlap of p and q, and how far a rule that is not lossless went
+from the target. It is written between rounds, so that nothing here is timed.
 """
 
 from itertools import pairwise
@@ -37,7 +37,7 @@ class Decided(NamedTuple):
 
     @property
     def rejected(self) -> bool:
-        """Whether a rejection was observed within the text: a cut before it hides it (THEORY 5)."""
+        """A rejection was observed within the text: a cut before it hides it (THEORY 5)."""
         return self.acceptance.rejected and len(self.committed) == len(self.acceptance.path) + 1
 
     @property

@@ -1,7 +1,7 @@
-"""What passes between the parts, from `TextStart` and `Draft` to `Round` and `Generation`. Frozen, named fields, no
-behaviour that knows a method.
+"""Records that pass between the parts, from `TextStart` and `Draft` to `Round` and `Generation`: frozen, with named
+fields, and without behaviour that knows a method.
 
-Shape letters, used in comments everywhere: B rows, S context, N draft nodes, V vocabulary, D hidden, H heads.
+Shape letters, used in comments everywhere: B sequences, S context, N draft nodes, V vocabulary, D hidden, H heads.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from torch import Tensor
 
 
 class Source(NamedTuple):
-    """Which strategy proposed a node, and the rank it gave it (0 is its first choice)."""
+    """The strategy that proposed a node, and the rank that it gave the node (0 is its first choice)."""
 
     strategy: str
     rank: int
@@ -22,7 +22,7 @@ class Source(NamedTuple):
 
 @dataclass(frozen=True)
 class Tree:
-    """The topology of a draft: `parents[i]` is a node before `i`, or -1 for the root (the last committed token).
+    """The topology of a draft. `parents[i]` is a node before `i`, or -1 for the root (the last committed token).
 
     Raises:
         ValueError: when a parent does not precede its child.
@@ -40,7 +40,7 @@ class Tree:
 
     @cached_property
     def depths(self) -> tuple[int, ...]:
-        """Depth of each node; children of the root have depth 1."""
+        """The depth of each node; children of the root have depth 1."""
         depths: list[int] = []
         for parent in self.parents:
             depths.append(1 if parent < 0 else depths[parent] + 1)
@@ -77,7 +77,7 @@ class Tree:
 
     @cached_property
     def visible(self) -> Tensor:
-        """Boolean [N+1, N+1]: row sees column among root and nodes (itself and its ancestors)."""
+        """The attention mask [N+1, N+1] over root and nodes: entry (i, j) is true where i is j or lies below j."""
         size = len(self.parents) + 1
         if self.is_chain:
             return torch.ones(size, size, dtype=torch.bool).tril_()
@@ -90,29 +90,30 @@ class Tree:
 
     @cached_property
     def offsets(self) -> Tensor:
-        """[N+1] distance of root and nodes from the root: 0 and the depths."""
+        """The distances [N+1] of root and nodes from the root: 0 and the depths."""
         return torch.tensor((0, *self.depths))
 
 
 @lru_cache(maxsize=64)
 def chain_tree(length: int) -> Tree:
-    """The chain of `length` nodes; cached because every round of a chain asks for one. Few, because a long chain (a
-    prefill is one) holds a square mask."""
+    """Return the chain of `length` nodes. Chains are kept, because every round asks for one; only a few, because a long
+    one (a prefill) holds a square mask.
+    """
     return Tree(tuple(range(-1, length - 1)))
 
 
 @dataclass(frozen=True)
 class Draft:
-    """A token tree proposed by a drafter. Tokens and `q` are made in the same place, so they cannot part.
+    """A token tree that a drafter proposes. Tokens and q are made in one place, so that they always belong together.
 
     Attributes:
         tokens: [N] int64.
         tree: topology over the N nodes.
-        q: [N, V], row i the law that token i was really drawn from; None declares every node deterministic
+        q: [N, V], in place i the law that token i was really drawn from; None declares every node deterministic
             (a point mass on its token).
         source: [N] strategy and rank of each node.
-        draws: entry i + 1 lists the children of node i (entry 0 the root's) in the order in which they were drawn, a
-            child that was drawn again once more: drawing the same token twice from q makes one node, and rules for
+        draws: entry i + 1 lists the children of node i (entry 0 those of the root) in the order in which they were
+            drawn. A child whose token was drawn again is listed again: both draws make one node, and rules for
             independent draws test it twice. None where each child was drawn once, in the order of `tree.children`.
     """
 
@@ -127,13 +128,13 @@ class Draft:
 
     @property
     def tests(self) -> tuple[tuple[int, ...], ...]:
-        """For the root and each node, the children in the order in which an acceptance rule takes them up."""
+        """The children of the root and of each node, in the order in which an acceptance rule tests them."""
         return self.tree.children if self.draws is None else self.draws
 
 
 @dataclass(frozen=True)
 class TextStart:
-    """What a target and a drafter are told when a text begins.
+    """The beginning of a text, as a target and a drafter are told of it.
 
     Attributes:
         prompt: all prompt tokens, at least one; the last is the root of round 1.
@@ -177,10 +178,10 @@ class Acceptance:
 
     Attributes:
         path: accepted nodes from the root downwards.
-        next_token: the correction or the bonus.
-        rejected: whether a rejection was observed, i.e. the last accepted node had children and none passed
-            (false for an empty draft: no proposal is not a rejection).
-        tokens: [N] the draft's tokens as numbers; they come with the decision, so that a round waits for the device
+        next_token: the correction after a rejection, or the bonus after a full acceptance.
+        rejected: whether a rejection was observed: the last accepted node had children and none passed. An empty draft
+            has no rejection.
+        tokens: [N] the draft's tokens as numbers. They come with the decision, so that a round waits for the device
             once.
     """
 
@@ -192,7 +193,7 @@ class Acceptance:
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """Clock readings around the four verbs of a round, in the clock's own type (see `clock`)."""
+    """Clock readings before, between and after the four verbs of a round, in the clock's own type (see `clock`)."""
 
     start: object
     drafted: object
@@ -203,11 +204,11 @@ class Marks:
 
 @dataclass(frozen=True)
 class Departure:
-    """How far a round of a rule that is not lossless went from what the target alone would do (`observe`).
+    """The distance between a round of a rule that is not lossless and what the target alone would do (`observe`).
 
     Attributes:
-        tv: at each committed position, total variation between what is emitted there and the target's law.
-        otherwise: chance that a lossless rule would have decided otherwise on this draft; None for an empty one.
+        tv: at each committed position, the total variation between the law of the emitted token and the target's law.
+        otherwise: chance that a lossless rule would have decided otherwise on this draft; None for an empty draft.
     """
 
     tv: tuple[float, ...]
@@ -216,21 +217,22 @@ class Departure:
 
 @dataclass(frozen=True)
 class Round:
-    """One draft-verify-accept-commit cycle, as it happened; plain numbers, so that it can be kept for every round.
+    """One cycle of draft, verify, accept and commit, as it happened. Plain numbers, so that every round can be kept.
 
     Attributes:
         context: tokens in the context when the round began, root included.
         draft_tokens: [N] offered tokens, over `tree`, proposed by `source`.
         acceptance: the verifier's decision.
         committed: tokens appended to the text (accepted + 1, fewer when cut).
-        accepted: accepted draft tokens that count: up to the cut, nothing after it.
-        rejected: a rejection was observed, and it lies inside the text (false means censored, or nothing offered).
+        accepted: accepted draft tokens that became text: those up to the cut.
+        rejected: a rejection was observed inside the text. False where every tested token passed, where the cut hides
+            what came next, and where nothing was offered.
         truncation: "end_token" or "limit" when that ended the text in this round, else "".
-        beta: sum over tokens of min(p, q) at each tested position of a chain, root's child first.
+        beta: sum over tokens of min(p, q) at each tested position of a chain, the root's child first.
         marks: clock readings.
-        tv: where the verifier is not lossless, total variation between what it emits there and what it emits without
-            a draft, at each of those positions.
-        departure: of a verifier that is not lossless; None where it is, and where that is not known.
+        tv: for a verifier that is not lossless, at each of those positions the total variation between the law that it
+            emits and the law that it emits without a draft.
+        departure: see `Departure`; None for a lossless verifier, and where the emitted law is not known.
     """
 
     context: int
@@ -250,7 +252,7 @@ class Round:
 
 @dataclass(frozen=True)
 class Generation:
-    """All rounds of one prompt by one method.
+    """The output for one prompt by one method, with all of its rounds.
 
     Attributes:
         tokens: committed tokens after the prompt, the end token included, nothing after it.

@@ -72,7 +72,7 @@ def report(arguments: Sequence[str]) -> list[Path]:
         runs, notes = find_runs(options.runs, options.tracking_uri)
         chapters += run_chapters(runs, notes)
     if options.imports:
-        from specdec.analysis.read.foreign.imported import importers
+        from specdec.analysis.read.foreign.importers import IMPORTERS
         from specdec.analysis.read.foreign.spec_bench import spec_bench_times
 
         baseline = None if options.baseline is None else spec_bench_times(options.baseline)
@@ -81,7 +81,7 @@ def report(arguments: Sequence[str]) -> list[Path]:
             if kind == "accepted_lengths":
                 bonus = None if options.bonus is None else options.bonus == "included"
                 choices = {"bonus": bonus, "field": options.field}
-            source = importers()[kind](Path(file), options.gamma, **choices)
+            source = IMPORTERS[kind](Path(file), options.gamma, **choices)
             chapters.append(foreign_chapter(source, baseline, REPLICATES))
     title = "Speculative decoding: measured, explained" if options.runs else "Speculative decoding: foreign results"
     try:

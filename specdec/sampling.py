@@ -1,6 +1,6 @@
-"""Logits to probabilities, drawing tokens, and the one `residual` of the project.
+"""Probabilities made of logits, tokens drawn from them, and the one `residual` of the project.
 
-Probabilities, not logits, leave this module, so verifiers and drafters never see a temperature.
+Probabilities, not logits, leave this module, so that verifiers and drafters never see a temperature.
 """
 
 import hashlib
@@ -15,7 +15,7 @@ from specdec.config import AtLeastOne, Probability, typed
 
 @typed
 class SamplingConfig:
-    """How both models' logits are standardised (`conf/sampling/`); temperature 0 is greedy."""
+    """The way from logits to probabilities for target and drafter (`conf/sampling/`); temperature 0 is greedy."""
 
     name: str
     temperature: Annotated[float, Field(ge=0.0)]
@@ -29,7 +29,7 @@ class SamplingConfig:
 
 
 def probabilities(logits: Tensor, sampling: SamplingConfig) -> Tensor:
-    """Standardised law of each row: temperature, then top-k, then top-p, then min-p, renormalised.
+    """Return the standardised laws: temperature, then top-k, then top-p, then min-p, renormalised.
 
     Args:
         logits: [..., V] of any float type; computed in float32, or float64 where the logits are.
@@ -56,8 +56,8 @@ def probabilities(logits: Tensor, sampling: SamplingConfig) -> Tensor:
 
 
 def among_largest(values: Tensor, k: int) -> Tensor:
-    """Which of each row of values [..., V] are its k largest, k at most V: exactly k, ties broken by order, so that
-    target and drafter cut alike.
+    """Return a mask [..., V] of the k largest of values [..., V], k at most V. Exactly k: ties are broken by order, so
+    that target and drafter cut alike.
     """
     # `topk` picks among equals as it likes, so only its smallest value is used.
     smallest = values.topk(k, dim=-1).values[..., -1:]
@@ -66,10 +66,10 @@ def among_largest(values: Tensor, k: int) -> Tensor:
 
 
 def checked_probabilities(logits: Tensor, sampling: SamplingConfig) -> tuple[Tensor, Tensor]:
-    """`probabilities`, and whether the logits can be trusted: [..., V] and a boolean [], on their device.
+    """Return `probabilities` [..., V], and whether the logits are finite, a boolean [] on their device.
 
-    The maximum carries any NaN or +inf of its row; -inf alone is a legitimate way to forbid a token. Greedy, the same
-    pass over the vocabulary gives both.
+    The maximum over the vocabulary is NaN or +inf where any logit is; -inf alone is a legitimate way to forbid a token.
+    At temperature 0 the same pass over the vocabulary gives both.
     """
     top = logits.max(dim=-1)
     finite = torch.isfinite(top.values).all()
@@ -79,20 +79,20 @@ def checked_probabilities(logits: Tensor, sampling: SamplingConfig) -> tuple[Ten
 
 
 def one_hot(tokens: Tensor, size: int) -> Tensor:
-    """[...] tokens -> [..., size] point masses in float32."""
+    """Return the point masses [..., size], in float32, of tokens [...]."""
     return torch.zeros(*tokens.shape, size, device=tokens.device).scatter_(-1, tokens.unsqueeze(-1), 1.0)
 
 
 def sample(p: Tensor, generator: torch.Generator | None) -> Tensor:
-    """One token from each row of p [..., V] -> [...]."""
+    """Draw one token [...] from each law of p [..., V]."""
     return drawn(p, torch.rand((*p.shape[:-1], 1), generator=generator, device=p.device, dtype=torch.float64))
 
 
 def drawn(p: Tensor, uniform: Tensor) -> Tensor:
-    """The token of each row of p [..., V] at which the cumulative sum passes `uniform` [..., 1] in [0, 1) -> [...].
+    """Return the token [...] at which the cumulative sum of p [..., V] passes `uniform` [..., 1] in [0, 1).
 
-    In float64, so that the sum's rounding stays below that of p; several times faster than `torch.multinomial`, which
-    draws one exponential per token of the vocabulary.
+    The sum is in float64, so that its rounding stays below that of p. Several times faster than `torch.multinomial`,
+    which draws one exponential number per token of the vocabulary.
     """
     cumulative = p.cumsum(-1, dtype=torch.float64)
     # The first token whose sum exceeds u has p > 0; u just below the total may round up to it.
@@ -101,9 +101,9 @@ def drawn(p: Tensor, uniform: Tensor) -> Tensor:
 
 
 def residual(p: Tensor, q: Tensor) -> Tensor:
-    """norm((p - q)_+) over the last dimension (Leviathan et al. 2.3; Chen et al. Algorithm 2).
+    """Return norm((p - q)_+) over the last dimension (Leviathan et al. 2.3; Chen et al. Algorithm 2).
 
-    Where p and q agree to rounding nothing is left; a rejection then had probability 0 in exact arithmetic, and p
+    Where p and q agree up to rounding, nothing is left. A rejection then had probability 0 in exact arithmetic, and p
     itself is the right law to fall back to.
     """
     positive = (p - q).clamp_min(0.0)
@@ -112,13 +112,16 @@ def residual(p: Tensor, q: Tensor) -> Tensor:
 
 
 def generator_for(seed: int, prompt: str, purpose: str, device: torch.device | str = "cpu") -> torch.Generator:
-    """A generator of its own per (prompt, purpose), so that order, resumption and sharding change no output."""
+    """Return a generator for one prompt and purpose, so that neither order nor interruptions change an output."""
     digest = hashlib.sha256(f"{seed}/{purpose}/{prompt}".encode()).digest()
     return torch.Generator(device=device).manual_seed(int.from_bytes(digest[:8], "big") >> 1)
 
 
 def generator_on(generator: torch.Generator | None, device: torch.device) -> torch.Generator | None:
-    """A run's generators live on the host; drawing on a GPU takes one that lives there."""
+    """Return a generator that can draw on `device`: a new one, seeded by `generator`, where that lives elsewhere.
+
+    A run's generators live on the host, and drawing on a GPU takes one that lives there.
+    """
     if generator is None or generator.device.type == device.type:
         return generator
     seed = int(torch.randint(1 << 62, (), generator=generator, device=generator.device))
@@ -126,5 +129,5 @@ def generator_on(generator: torch.Generator | None, device: torch.device) -> tor
 
 
 def all_finite(q: Tensor | None) -> Tensor | None:
-    """Whether the laws of a draft are, a boolean [] to be read on the host once it has waited for something later."""
+    """Return whether all laws q are finite, a boolean [] for the host to read after its next wait for the device."""
     return None if q is None else torch.isfinite(q).all().to("cpu", non_blocking=True)

@@ -1,4 +1,4 @@
-"""What proposes tokens; one file each."""
+"""The ways to propose tokens, one file each."""
 
 from specdec.drafters.base import Drafter, drafters
 

@@ -1,4 +1,4 @@
-"""Another drafter's chain, ended early where the drafts look likely to fail, or sized by how the last ones did."""
+"""Another drafter's chain, ended early where it looks likely to fail, or made as long as the last rounds suggest."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -29,7 +29,7 @@ class AdaptiveConfig:
     @field_validator("of")
     @classmethod
     def _of_is_a_drafter(cls, of: dict[str, Any]) -> dict[str, Any]:
-        """Before any weight is read. Raises UsageError."""
+        """Check the wrapped drafter's config before any weight is read. Raises UsageError."""
         with named_below("of"):
             drafters.config(of)
         return of
@@ -37,17 +37,17 @@ class AdaptiveConfig:
 
 @drafters.register("adaptive")
 class Adaptive(Drafter):
-    """Chains of a length of their own, at most the structure's gamma, from the drafter `of`; its q and its costs.
+    """Drafts chains with the drafter `of` and chooses their length, at most the structure's gamma. q and the cost of a
+    token are those of `of`.
 
-    `confidence` (SpecDec++ 2405.19715; THEORY 9): no further token is drafted once 1 - prod_j beta_hat_j
-    exceeds 1 - `threshold`, with beta_hat_j the drafter's own probability of the token it drafted instead of a trained
-    prediction head. A step not taken costs nothing. The token that crosses the threshold has been drawn and is still
-    offered: the length may depend on the drafts before a position, never on whether the draft at that
-    position is to be seen by the verifier, which would bias sampling.
+    `confidence` (SpecDec++ 2405.19715; THEORY 9): no further token is drafted once 1 - prod_j beta_hat_j exceeds
+    1 - `threshold`. beta_hat_j is the drafter's own probability of the token that it drafted, in place of a trained
+    prediction head. The token that crosses the threshold has been drawn and is still offered: the length may depend on
+    the tokens before a position, but a drawn token is never withdrawn, which would bias sampling.
     `heuristic` (transformers' assisted generation): `length` in the first round of a text, 2 more after a round whose
-    drafts were all accepted, 1 fewer after a rejection, at least 1 and at most gamma.
+    tokens were all accepted, 1 fewer after a rejection, at least 1 and at most gamma.
 
-    Both are functions of the text and of the drafts, so the replay is the copying one.
+    Both lengths depend on where rounds began, so the replay is the copying one.
     """
 
     capabilities = DrafterCapabilities(fills=frozenset({"chain"}), replay="copying")
@@ -97,7 +97,7 @@ class Adaptive(Drafter):
         self.drafter.commit(tokens, states)
 
     def laws(self, prompt: Sequence[int], text: Sequence[int]) -> Tensor | None:
-        """Of the wrapped drafter: at every position a draft of one token is its own."""
+        """Return those of the wrapped drafter: at every position, a draft of one token is its own."""
         return self.drafter.laws(prompt, text)
 
     def prepare(self, capacity: int, structure: Structure) -> None:

@@ -19,8 +19,8 @@ class BlockwiseHeadsConfig:
 
 @drafters.register("blockwise")
 class BlockwiseHeads(HeadsDrafter):
-    """A chain of each head's own choice (1811.03115, section 3), from heads as Medusa's. Which of them stay is the
-    verifier's business: `blockwise` has the paper's rules.
+    """Drafts a chain of each head's own choice (1811.03115, section 3), with heads like those of Medusa. The verifier
+    `blockwise` has the paper's rules for which of them stay.
     """
 
     capabilities = DrafterCapabilities(fills=frozenset({"chain"}), reads_states=True)

@@ -13,13 +13,13 @@ from pydantic import Field
 from torch import Tensor
 
 from specdec.config import typed
-from specdec.drafters.base import EVERY_STRUCTURE, Drafter, DrafterCapabilities, drafters
+from specdec.drafters.base import Drafter, DrafterCapabilities, drafters
 from specdec.errors import UsageError
 from specdec.ngrams.corpus import NgramCorpus, open_corpus, tokenize, tokenizer_digest
 from specdec.ngrams.kneser_ney import NgramTable
 from specdec.records import EMPTY, Draft, Source, TextStart, Tree, chain_tree
 from specdec.sampling import one_hot, probabilities, sample
-from specdec.structures.base import Structure
+from specdec.structures.base import EVERY_STRUCTURE, Structure
 from specdec.targets.base import Target
 from specdec.tree_building.siblings import How, Siblings, grow
 
@@ -39,27 +39,30 @@ class CorpusNgramConfig:
 
 @drafters.register("corpus_ngram")
 class CorpusNgram(Drafter):
-    """Draws from p(x | last order-1 tokens) of a corpus in the target's own tokens (Leviathan et al. 2211.17192, 4.1),
-    smoothed by interpolated Kneser-Ney (`NgramTable`).
+    """Draws from p(x | last order - 1 tokens) of a corpus in the target's own tokens (Leviathan et al. 2211.17192,
+    4.1), smoothed by interpolated Kneser-Ney (`NgramTable`).
 
     q is that law, standardised as the target's logits are; under greedy its argmax is proposed (a point mass). Children
-    in rows and trees are drawn from q as `siblings` says, under greedy ranked by likelihood (see `grow`). A draft token
-    costs a few binary searches and passes over the vocabulary, no arithmetic of a model. Needs a corpus and, for text,
-    the target's tokenizer. Fitted models are kept in `cache_dir`. A proposal depends on the text before it only: replay
-    is position-wise.
+    in rows and trees are drawn from q as `siblings` says; under greedy they are ranked by likelihood (see `grow`). A
+    draft token costs a few binary searches and passes over the vocabulary, and no model. Needs a corpus and, for text,
+    the target's tokenizer. Fitted models are kept in `cache_dir`. A proposal depends only on the text before it, so the
+    replay is position-wise.
     """
 
     capabilities = DrafterCapabilities(fills=EVERY_STRUCTURE, replay="position")
 
-    def __init__(self, config: CorpusNgramConfig, target: Target) -> None:
-        self._sampling, self._device = target.sampling, target.device
-        self._table = _fitted(config, target)
+    def __init__(self, table: NgramTable, order: int, siblings: Siblings, target: Target) -> None:
+        self._table, self._sampling, self._device = table, target.sampling, target.device
         self.capabilities = replace(self.capabilities, vocab_size=target.vocab_size)
-        self._siblings: Siblings = config.siblings
-        self._memory = config.order - 1  # tokens that a proposal depends on
+        self._siblings: Siblings = siblings
+        self._memory = order - 1  # tokens that a proposal depends on
         self._greedy: dict[tuple[int, ...], int] = {}
         self._context: tuple[int, ...] = ()
         self._generator: torch.Generator | None = None
+
+    @classmethod
+    def from_config(cls, config: CorpusNgramConfig, target: Target) -> "CorpusNgram":
+        return cls(_fitted(config, target), config.order, config.siblings, target)
 
     def start(self, text: TextStart, states: Tensor | None = None) -> None:
         self._context, self._generator = self._last(tuple(text.prompt)), text.generator
@@ -73,24 +76,24 @@ class CorpusNgram(Drafter):
             return EMPTY
         if not structure.single:
             return self._branching(structure)
-        context, tokens, rows = self._context, list[int](), list[Tensor]()
+        context, tokens, laws = self._context, list[int](), list[Tensor]()
         for _ in range(width):
             if self._sampling.greedy:
                 token = self._most_likely(context)
             else:
-                rows.append(self._laws([context])[0])
-                token = int(sample(rows[-1], self._generator))
+                laws.append(self._laws([context])[0])
+                token = int(sample(laws[-1], self._generator))
             tokens.append(token)
             context = self._last((*context, token))
         return Draft(
             tokens=torch.tensor(tokens, device=self._device),
             tree=chain_tree(width),
-            q=torch.stack(rows).to(self._device) if rows else None,
+            q=torch.stack(laws).to(self._device) if laws else None,
             source=_SOURCE * width,
         )
 
     def _branching(self, structure: Structure) -> Draft:
-        """Rows or a tree."""
+        """Draft rows or a tree."""
 
         def after(tokens: Tensor, tree: Tree, nodes: Sequence[int]) -> Tensor:
             numbers: list[int] = tokens.tolist()
@@ -116,16 +119,16 @@ class CorpusNgram(Drafter):
             return one_hot(guesses, self._table.vocab_size).to(self._device)
         numbers = {context: number for number, context in enumerate(dict.fromkeys(contexts))}
         distinct = list(numbers)
-        rows = torch.empty(len(distinct), self._table.vocab_size, dtype=torch.float32)
+        found = torch.empty(len(distinct), self._table.vocab_size, dtype=torch.float32)
         for start in range(0, len(distinct), _CHUNK):
-            rows[start : start + _CHUNK] = self._laws(distinct[start : start + _CHUNK])
-        return rows[torch.tensor([numbers[context] for context in contexts], dtype=torch.long)].to(self._device)
+            found[start : start + _CHUNK] = self._laws(distinct[start : start + _CHUNK])
+        return found[torch.tensor([numbers[context] for context in contexts], dtype=torch.long)].to(self._device)
 
     def _last(self, tokens: tuple[int, ...]) -> tuple[int, ...]:
         return tokens[-self._memory :] if self._memory else ()
 
     def _laws(self, contexts: Sequence[tuple[int, ...]]) -> Tensor:
-        """Standardised q after each context [C, V], in float64 on the CPU, where the generator of drafts lives."""
+        """Return standardised q [C, V] after each context, in float64 on the CPU, where the drafts' generator lives."""
         laws = np.stack([self._table.law(context) for context in contexts])
         return probabilities(torch.from_numpy(laws).log_(), self._sampling)
 
@@ -141,7 +144,7 @@ _CHUNK = 256  # contexts whose laws are standardised at once
 
 
 def _fitted(config: CorpusNgramConfig, target: Target) -> NgramTable:
-    """The model of the configured corpus, from the cache where it is; a damaged file there is replaced.
+    """Return the model of the configured corpus, from the cache if it is there; a damaged file is replaced.
 
     Raises:
         UsageError: see `open_corpus` and `tokenize`.

@@ -21,8 +21,8 @@ class GroundedConfig:
 
 @drafters.register("grounded")
 class Grounded(HeadsDrafter):
-    """Each path of a draft goes on by what the next head says after it (2402.05109, section 3), so that siblings have
-    children of their own. One pass for each level, over all of its nodes that have children.
+    """Continues each path of a draft by what the next head says after it (2402.05109, section 3), so that siblings have
+    different children. One pass for each level, over all of its nodes that have children.
     """
 
     strategy, grounded, shipped = "grounded", True, "grounded"

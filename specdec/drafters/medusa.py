@@ -21,8 +21,8 @@ class MedusaConfig:
 
 @drafters.register("medusa")
 class Medusa(HeadsDrafter):
-    """The Cartesian product of each head's choices, laid on the structure's topology (2401.10774, 2.1.2): all nodes of
-    a depth have one law, that of its head. One pass for all heads.
+    """Lays the Cartesian product of the heads' choices on the structure's topology (2401.10774, 2.1.2): all nodes of a
+    depth have one law, that of its head. One pass for all heads.
     """
 
     strategy, grounded, shipped = "medusa", False, "medusa"

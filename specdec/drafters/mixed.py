@@ -1,4 +1,4 @@
-"""Rows shared out between strategies: what the context offers first, then what the model's own bigram does."""
+"""Rows shared out between two strategies: first those that the context offers, then those of the model's own bigram."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -37,7 +37,7 @@ class MixedConfig:
     context_rows: Annotated[int, Field(ge=0)] | None
     fill: bool
 
-    # Both before any weight is read. Raises UsageError.
+    # Both checks come before any weight is read; they raise UsageError.
     @field_validator("context")
     @classmethod
     def _context_matches(cls, context: dict[str, Any]) -> dict[str, Any]:
@@ -53,37 +53,47 @@ class MixedConfig:
 class Mixed(Lookup):
     """Context n-grams and the extended model bigram in one draft (N-Grammys 2411.03786, section 4).
 
-    Of k rows, the context has as many as it finds, at most `context_rows`; the bigram has the rest, so that the shares
-    vary from step to step. Without `fill` they are fixed: rows that the context leaves stay empty. A row that is
-    there already is dropped, and the next one takes its place. A chain is the first row. In a tree the siblings
-    are shared out in the same way: the tokens that followed the matches which agree with the path, then those that
+    Of k rows, the context has as many as it finds, at most `context_rows`, and the bigram has the rest, so that the
+    shares vary from round to round. Without `fill` the shares are fixed: rows that the context leaves stay empty. A row
+    that is there already is dropped, and the next one takes its place. A chain is the first row. Siblings in a tree are
+    shared out in the same way: first the tokens that followed the matches which agree with the path, then those that
     the bigram ranks first after the parent.
 
-    The rank of a row is the one that its strategy gave it, of a tree's node its place among its siblings.
-    Deterministic (q is a point mass); costs and needs what its two parts do.
+    The rank of a row is the one that its strategy gave it; the rank of a node in a tree is its place among its
+    siblings. Deterministic (q is a point mass); costs and needs what its two parts do.
     """
 
     capabilities = DrafterCapabilities(fills=frozenset({"chain", "rows", "tree"}), replay="copying")
 
-    def __init__(self, config: MixedConfig, target: Target) -> None:
+    def __init__(
+        self, context: Ngram, bigram: TokenLookup, target: Target, context_rows: int | None, fill: bool
+    ) -> None:
         super().__init__(target)
+        self.context, self.bigram = context, bigram
+        self._context_rows, self._fill = context_rows, fill
+        self.capabilities = replace(self.capabilities, vocab_size=bigram.capabilities.vocab_size)
+        self._last = 0
+
+    @classmethod
+    def from_config(cls, config: MixedConfig, target: Target) -> "Mixed":
+        """
+        Raises:
+            UsageError: fixed shares without a number, or a part that cannot be made.
+        """
         if config.context_rows is None and not config.fill:
             raise UsageError(
                 "Bad value drafter.fill=false: fixed shares need a drafter.context_rows, how many are the context's."
             )
-        self._context_rows, self._fill = config.context_rows, config.fill
         with named_below("context"):
-            self.context = cast(Ngram, drafters.build(config.context, target=target))
+            context = cast(Ngram, drafters.build(config.context, target=target))
         with named_below("bigram"):
-            self.bigram = cast(TokenLookup, drafters.build(config.bigram, target=target))
-        vocab_size = self.bigram.capabilities.vocab_size
-        self.capabilities = replace(self.capabilities, vocab_size=vocab_size)
-        self._last = 0
+            bigram = cast(TokenLookup, drafters.build(config.bigram, target=target))
+        return cls(context, bigram, target, config.context_rows, config.fill)
 
     def prepare(self, capacity: int, structure: Structure) -> None:
         """
         Raises:
-            UsageError: more rows or siblings than the bigram could have alone, where it fills what the context leaves.
+            UsageError: more rows or siblings than the bigram could offer alone, where it has to fill what is left.
         """
         if self._fill:
             with named_below("bigram"):
@@ -111,11 +121,11 @@ class Mixed(Lookup):
         return filled(structure.tree, (self._last, self.context.matches()), self._siblings)
 
     def _share(self, count: int) -> int:
-        """How many of `count` rows, or siblings, the context may have."""
+        """Return how many of `count` rows or siblings the context may have."""
         return count if self._context_rows is None else min(count, self._context_rows)
 
     def _rest(self, count: int, found: int) -> int:
-        """How many the bigram may have, where the context has found so many."""
+        """Return how many of `count` the bigram may have, where the context has `found` some."""
         return count - (found if self._fill else self._share(count))
 
     def _rows(self, k: int, w: int) -> Iterator[tuple[tuple[int, ...], Source]]:

@@ -1,7 +1,7 @@
-"""The target's own bigram: what it says after each single token of its vocabulary, tabulated once."""
+"""The target's own bigram: its most likely tokens after each single token of its vocabulary, in a table made once."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -23,6 +23,9 @@ logger = logging.getLogger(__name__)
 _LARGEST_LAW = 4096  # tokens of a target without a model, which is asked token by token
 
 
+Extend = Literal["chain", "greedy"]
+
+
 @typed
 class ModelBigramConfig:
     name: Literal["model_bigram"]
@@ -30,7 +33,7 @@ class ModelBigramConfig:
     dtype: Dtype
     begin: bool
     k: AtLeastOne
-    extend: Literal["chain", "greedy"]
+    extend: Extend
     extend_k: AtLeastOne
     extend_w: AtLeastOne
     batch_size: AtLeastOne
@@ -39,37 +42,48 @@ class ModelBigramConfig:
 
 @drafters.register("model_bigram")
 class ModelBigram(TokenLookup):
-    """The k most likely tokens of p(. | x), x the last token, as the target itself says (N-Grammys 2411.03786), x
-    alone in the model's context unless `begin` puts its begin token in front.
+    """Proposes the k most likely tokens of p(. | x), x the last token, under the target itself (N-Grammys 2411.03786).
+    x is alone in the model's context, unless `begin` puts the begin token in front.
 
     Deterministic: q is a point mass. Further tokens of a row follow the table from token to token (`extend=chain`), or
-    are what greedy decoding writes after the pair, tabulated for the first `extend_k` of every token and `extend_w`
-    tokens of a row (`extend=greedy`); rows and tokens beyond are chained. Nodes of a tree take the rank that they have
-    among their siblings, after their parent. A draft costs a few list look-ups and no arithmetic of a model.
+    are those that greedy decoding writes after the pair (`extend=greedy`): these are tabulated for the first `extend_k`
+    choices after every token and for `extend_w` tokens of a row; what is beyond follows the table. A node of a tree
+    takes the choice of its rank among its siblings, after its parent. A draft costs a few list look-ups and no model.
 
     Needs the target's model, or `drafter.model` for a target that has none; a target with an explicit law of few tokens
-    is asked for it. Tables of models are kept in `cache_dir`. A chained chain depends on the text before each token
-    only, so its replay is position-wise; what was decoded from a pair depends on where the round began: copying.
+    is asked for that. Tables of models are kept in `cache_dir`. With `extend=chain` a token depends only on the text
+    before it, so the replay is position-wise; with `extend=greedy` it depends on where the round began: copying.
     """
 
     strategy = "model_bigram"
 
-    def __init__(self, config: ModelBigramConfig, target: Target) -> None:
+    def __init__(
+        self, table: BigramTable, target: Target, k: int, extend: Extend, described: Mapping[str, Any]
+    ) -> None:
+        """
+        Args:
+            described: what is recorded about the model of the table.
+        """
+        super().__init__(target, k)
+        if extend == "greedy":
+            self.capabilities = replace(self.capabilities, replay="copying")
+        self._described = {**described, "bigram_tokens": int(table.first.shape[1]), "extend": extend}
+        self._ranked, self._rest = table.first, table.rest
+        self._next: list[int] = table.first[:, 0].tolist()  # the most likely token after each
+
+    @classmethod
+    def from_config(cls, config: ModelBigramConfig, target: Target) -> "ModelBigram":
+        """
+        Raises:
+            UsageError: keys that do not go together, no model or law to make the table of.
+        """
         if config.extend == "greedy" and config.extend_k > config.k:
             raise UsageError(
                 f"Bad value drafter.extend_k={config.extend_k}: it should be at most drafter.k={config.k}."
             )
-        super().__init__(target, config.k)
-        if config.extend == "greedy":
-            self.capabilities = replace(self.capabilities, replay="copying")
         source = source_model(config.model, config.dtype, target)
-        if source is None:
-            table, self._described = _of_law(config, target), {}
-        else:
-            table, self._described = _of_model(config, source), source.described
-        self._described = {**self._described, "bigram_tokens": int(table.first.shape[1]), "extend": config.extend}
-        self._ranked, self._rest = table.first, table.rest
-        self._next: list[int] = table.first[:, 0].tolist()  # the most likely token after each
+        table = _of_law(config, target) if source is None else _of_model(config, source)
+        return cls(table, target, config.k, config.extend, {} if source is None else source.described)
 
     def ranked(self, token: int, count: int) -> Sequence[int]:
         return self._ranked[token, :count].tolist()
@@ -115,7 +129,7 @@ def _tabulated(source: SourceModel, form: Form, batch_size: int) -> BigramTable:
 
 
 def _of_law(config: ModelBigramConfig, target: Target) -> BigramTable:
-    """Of a target without a model, from its own law; nothing is kept.
+    """Return the table of a target without a model, made from its own law; it is not kept.
 
     Raises:
         UsageError: a recorded stream, which has no law; too large a vocabulary.

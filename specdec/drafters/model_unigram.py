@@ -1,7 +1,7 @@
-"""The target's own unigram: which tokens its embeddings favour whatever the text."""
+"""The target's own unigram: the tokens that its embeddings favour whatever the text is."""
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -20,7 +20,7 @@ from specdec.targets.base import Target
 
 logger = logging.getLogger(__name__)
 
-_CHUNK = 8192  # rows of an embedding that are widened at once
+_CHUNK = 8192  # tokens whose embeddings are widened at once
 
 
 @typed
@@ -36,13 +36,13 @@ class ModelUnigramConfig:
 
 @drafters.register("model_unigram")
 class ModelUnigram(TokenLookup):
-    """The same k tokens in every context: those whose output embeddings lie at one end of the mean's direction
-    (N-Grammys 2411.03786; THEORY 9). Which end is empirical: the one whose k tokens make up more of a calibration text.
+    """Proposes the same k tokens in every context: those whose output embeddings lie at one end of the mean's direction
+    (N-Grammys 2411.03786; THEORY 9). The end is an empirical choice: its k tokens make up more of a calibration text.
 
-    Deterministic: q is a point mass. Row j begins with the token of rank j; all that follows, and the only child of
-    anything deeper in a row, is the token of rank 0, by the same rule; children of a tree's node are the first ranks
-    whoever the parent is. A draft costs nothing but copying; making the table, two passes over the embeddings and as
-    much of the corpus as `calibration` says. A proposal depends on nothing: replay is position-wise.
+    Deterministic: q is a point mass. Row j begins with the token of rank j, and all that follows is the token of rank
+    0; children in a tree are the first ranks, whatever their parent is. A draft costs nothing but copying; making the
+    table costs two passes over the embeddings and over as much of the corpus as `calibration` says. A proposal depends
+    on nothing, so the replay is position-wise.
 
     Attributes:
         sign: the end of the ranking that is used: "smallest" scores first, or "largest".
@@ -51,30 +51,47 @@ class ModelUnigram(TokenLookup):
 
     strategy = "model_unigram"
 
-    def __init__(self, config: ModelUnigramConfig, target: Target) -> None:
-        super().__init__(target, config.k)
+    def __init__(
+        self, scores: np.ndarray, text: np.ndarray, target: Target, k: int, described: Mapping[str, Any]
+    ) -> None:
+        """
+        Args:
+            scores: [V] see `unigram_scores`.
+            text: tokens for the calibration; negative numbers stand for breaks.
+            described: what is recorded about the model of the scores.
+        """
+        super().__init__(target, k)
+        ends = _ends(scores, k)
+        self.hits = {sign: float(np.isin(text[text >= 0], tokens).mean()) for sign, tokens in ends.items()}
+        self.sign = max(ends, key=self.hits.__getitem__)  # of equals the paper's, "smallest"
+        self._tokens: list[int] = ends[self.sign].tolist()
+        self._described = {**described, "sign": self.sign, "hits": self.hits}
+
+    @classmethod
+    def from_config(cls, config: ModelUnigramConfig, target: Target) -> "ModelUnigram":
+        """
+        Raises:
+            UsageError: no model, one without embeddings to rank, or no corpus.
+        """
         source = source_model(config.model, config.dtype, target)
         if source is None:
             raise UsageError(
                 "Bad value drafter.model=null: the target has no model whose embeddings could be ranked; give a "
                 "drafter.model with the same tokens."
             )
-        corpus = _Head(open_corpus(config.corpus, config.field), config.calibration)
+        corpus = _Beginning(open_corpus(config.corpus, config.field), config.calibration)
         text = tokenize(corpus, source.tokenizer, target.vocab_size)
-        ends = _ends(_scores_of(source), config.k)
-        self.hits = {sign: float(np.isin(text[text >= 0], tokens).mean()) for sign, tokens in ends.items()}
-        self.sign = max(ends, key=self.hits.__getitem__)  # the paper's, "smallest", of equals
-        self._tokens: list[int] = ends[self.sign].tolist()
-        self._described = {**source.described, "sign": self.sign, "hits": self.hits}
+        drafter = cls(_scores_of(source), text, target, config.k, source.described)
         logger.info(
             "Model unigram of %s: the %d %s scores make up %.1f%% of %s, the other end's %.1f%%",
             source.name,
-            len(self._tokens),
-            self.sign,
-            100 * self.hits[self.sign],
+            len(drafter._tokens),
+            drafter.sign,
+            100 * drafter.hits[drafter.sign],
             corpus.name,
-            100 * min(self.hits.values()),
+            100 * min(drafter.hits.values()),
         )
+        return drafter
 
     def ranked(self, token: int, count: int) -> Sequence[int]:
         return self._tokens[:count]
@@ -88,8 +105,8 @@ class ModelUnigram(TokenLookup):
 
 
 def unigram_scores(u: Tensor, v: Tensor) -> Tensor:
-    """The mean output embedding's product with each output embedding under the metric G = V^T V / |X|, so that it is
-    the mean over tokens x of (mean u . v_x)(u_i . v_x); THEORY 9.
+    """Return the product of the mean output embedding with each output embedding under the metric G = V^T V / |X|: the
+    mean over tokens x of (mean u . v_x)(u_i . v_x); THEORY 9.
 
     Args:
         u, v: output and input embeddings, [X, D] each, of any float type.
@@ -97,7 +114,7 @@ def unigram_scores(u: Tensor, v: Tensor) -> Tensor:
         [X] float64.
     """
     mean = sum((chunk.sum(0) for chunk in _widened(u)), torch.zeros(())) / len(u)
-    # G as such is D x D; this is V^T (V mean) / |X|.
+    # V^T (V mean) / |X|, without the matrix G, which is D x D.
     direction = sum((chunk.T @ (chunk @ mean) for chunk in _widened(v)), torch.zeros(())) / len(v)
     return torch.cat([chunk @ direction for chunk in _widened(u)])
 
@@ -121,14 +138,14 @@ def _scores_of(source: SourceModel) -> np.ndarray:
 
 
 def _ends(scores: np.ndarray, k: int) -> dict[str, np.ndarray]:
-    """The k tokens at either end of the ranking, best first, equals in the order of their numbers."""
+    """Return the k tokens at either end of the ranking, best first, equals in the order of their numbers."""
     return {
         "smallest": np.argsort(scores, kind="stable")[:k],
         "largest": np.argsort(-scores, kind="stable")[:k],
     }
 
 
-class _Head(NgramCorpus):
+class _Beginning(NgramCorpus):
     """The blocks of a corpus up to the one in which `length` characters, or token ids, are reached."""
 
     def __init__(self, corpus: NgramCorpus, length: int) -> None:

@@ -1,4 +1,4 @@
-"""Context n-grams, or prompt lookup: copy what followed when these tokens appeared before."""
+"""Context n-grams, or prompt lookup: the tokens that followed when the last ones appeared before."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
@@ -18,7 +18,7 @@ from specdec.targets.base import Target
 from specdec.tree_building.lookup_filling import NOTHING, Proposal, filled, merged
 
 Matches = Sequence[Sequence[int]]
-"""For each match length, positions of the text that followed a match, latest first."""
+"""The positions of the text that followed a match, for each match length, latest first."""
 
 
 @typed
@@ -32,17 +32,16 @@ class NgramConfig:
 
 @drafters.register("ngram")
 class Ngram(Lookup):
-    """The last q tokens matched against all of prompt and output; the next tokens of each match, ranked by count and
-    then by recency (N-Grammys 2411.03786, section 4; of a chain: prompt lookup, Saxena 2023).
+    """Finds earlier occurrences of the last q tokens in prompt and output, and proposes the tokens that followed them,
+    ranked by count and then by recency (N-Grammys 2411.03786, section 4; for a chain: prompt lookup, Saxena 2023).
 
     Rows are the k best continuations of w tokens, a chain is the best one. In a tree, the node of rank j is the
     (j+1)-th most common token among the matches that agree with the path to it.
-    Where q is "longest", the matches of `order_max` tokens come first, and those of fewer tokens, down to
-    `order_min`, have what is left of the rows and siblings; "auto" is longest for a chain and 1 otherwise.
+    Where q is "longest", the matches of `order_max` tokens come first, and those of fewer tokens, down to `order_min`,
+    get the rows and siblings that are left; "auto" is longest for a chain and 1 otherwise.
 
-    Of a suffix that occurred more often than `matches_max` times, the latest occurrences are counted. Deterministic
-    (q is a point mass); one draft is a few dictionary lookups; needs nothing. Several tokens are copied at once, so
-    its replay is the copying one.
+    Only the latest `matches_max` occurrences count. Deterministic (q is a point mass); a draft costs a few dictionary
+    look-ups; needs nothing. Several tokens are copied at once, so the replay is the copying one.
     """
 
     capabilities = DrafterCapabilities(fills=frozenset({"chain", "rows", "tree"}), replay="copying")
@@ -55,7 +54,7 @@ class Ngram(Lookup):
                 f"drafter.order_max={config.order_max}."
             )
         longest = tuple(range(config.order_max, config.order_min - 1, -1))
-        # Match lengths that a chain, and that rows and trees ask for, in the order in which they are asked for.
+        # Match lengths for a chain, and for rows and trees, in the order in which they are tried.
         self._of_chain: tuple[int, ...] = longest if config.q in ("auto", "longest") else (int(config.q),)
         self._of_several: tuple[int, ...] = (1,) if config.q == "auto" else self._of_chain
         self._matches_max = config.matches_max
@@ -67,7 +66,7 @@ class Ngram(Lookup):
     def start(self, text: TextStart, states: Tensor | None = None) -> None:
         self._index = self._new_index()
         self._index.extend(text.prompt)
-        self._index.matches(self._of_chain[0], 1)  # index the prompt now: it is part of the prefill
+        self._index.matches(self._of_chain[0], 1)  # indexes the prompt now, as part of the prefill
 
     def commit(self, tokens: Sequence[int], states: Tensor | None = None) -> None:
         self._index.extend(tokens)
@@ -85,8 +84,9 @@ class Ngram(Lookup):
         return filled(structure.tree, self.matches(), self._siblings)
 
     def rows(self, k: int, w: int) -> list[tuple[int, ...]]:
-        """At most k continuations of the text, best first, none the beginning of another of its match length or of an
-        earlier one; of w tokens, or of fewer where the text ends before.
+        """Return at most k continuations of the text, best first, of w tokens, or of fewer where the text ends before.
+
+        None is the beginning of another one of its match length, or of one before it.
         """
         return self._continuations(k, w, self._of_several)
 
@@ -103,13 +103,13 @@ class Ngram(Lookup):
         return rows
 
     def _ranked(self, positions: Sequence[int], w: int) -> list[tuple[int, ...]]:
-        """What followed these matches, by count and then by recency."""
+        """Return what followed these matches, by count and then by recency."""
         text = self._index.text
         counts: dict[tuple[int, ...], int] = {}
         for position in positions:
             row = tuple(text[position : position + w])
             counts[row] = counts.get(row, 0) + 1
-        if positions[0] + w > len(text):  # the latest of them run into the end of the text
+        if positions[0] + w > len(text):  # the latest matches run into the end of the text
             for row in [row for row in counts if len(row) < w]:
                 if _begins_one(row, (other for other in counts if other is not row)):
                     del counts[row]
@@ -117,11 +117,11 @@ class Ngram(Lookup):
         return sorted(counts, key=counts.__getitem__, reverse=True)
 
     def matches(self) -> Matches:
-        """Where a tree begins: the matches of the text's end."""
+        """Return the matches of the text's end: the place of a tree's root."""
         return [self._index.matches(order, self._matches_max) for order in self._of_several]
 
     def following(self, matches: Matches) -> dict[int, Matches]:
-        """The tokens that followed `matches`, best first, each with the matches that agree with it, one token later."""
+        """Return the tokens that followed `matches`, best first, each with the matches that go on with it."""
         text = self._index.text
         of_orders: list[dict[int, list[int]]] = []
         ranked: dict[int, None] = {}
@@ -132,7 +132,7 @@ class Ngram(Lookup):
                     of_tokens.setdefault(text[position], []).append(position + 1)
             of_orders.append(of_tokens)
             for token, _ in sorted(of_tokens.items(), key=lambda item: len(item[1]), reverse=True):
-                ranked[token] = None  # where it was ranked already, it keeps its place
+                ranked[token] = None  # a token that was ranked already keeps its place
         return {token: [of_tokens.get(token, ()) for of_tokens in of_orders] for token in ranked}
 
     def _siblings(self, matches: Matches, count: int) -> Iterator[tuple[int, str, Matches]]:

@@ -3,9 +3,9 @@
 from typing import Literal
 
 from specdec.config import typed
-from specdec.drafters.base import EVERY_STRUCTURE, Drafter, DrafterCapabilities, drafters
+from specdec.drafters.base import Drafter, DrafterCapabilities, drafters
 from specdec.records import EMPTY, Draft
-from specdec.structures.base import Structure
+from specdec.structures.base import EVERY_STRUCTURE, Structure
 from specdec.targets.base import Target
 
 
@@ -16,7 +16,7 @@ class NoneConfig:
 
 @drafters.register("none")
 class NoDrafter(Drafter):
-    """Every draft is empty; one token a round; costs nothing."""
+    """Makes empty drafts, which cost nothing: every round commits one token."""
 
     capabilities = DrafterCapabilities(fills=EVERY_STRUCTURE, replay="copying")
 

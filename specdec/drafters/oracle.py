@@ -1,4 +1,4 @@
-"""An oracle with a known alpha: makes the capped-geometric model true, so that any gap left is the engine's."""
+"""An oracle with a known alpha: it makes the capped-geometric model true, so that any gap left is the engine's."""
 
 import time
 from collections.abc import Sequence
@@ -27,10 +27,10 @@ class OracleConfig:
 class Oracle(Drafter):
     """Proposes the recorded baseline text and corrupts a token with probability 1 - alpha.
 
-    One coin per absolute position, drawn when the text starts, hence the same at every gamma; a corrupt token differs
-    from the recorded one. Deterministic (q is a point mass). `step_ms` is an artificial cost per drafted token. With
-    `forced` the recorded tokens are committed whatever the target says (see `experiment.forced`): this is for timing in
-    16-bit arithmetic and says nothing about losslessness.
+    There is one coin for each position of the text, drawn when the text starts, so that it is the same at every gamma;
+    a corrupt token always differs from the recorded one. Deterministic (q is a point mass). `step_ms` is an artificial
+    cost per drafted token. With `forced` the recorded tokens are committed whatever the target says (see
+    `experiment.forced`): this is for timing in 16-bit arithmetic and says nothing about losslessness.
     """
 
     capabilities = DrafterCapabilities(fills=frozenset({"chain"}), needs_reference=True, replay="position")
@@ -43,7 +43,7 @@ class Oracle(Drafter):
 
     def start(self, text: TextStart, states: Tensor | None = None) -> None:
         if text.reference is None:
-            raise ValueError("the oracle needs the recorded baseline text as its reference")
+            raise ValueError("the oracle needs the recorded baseline text: TextStart.reference")
         size = self._target.vocab_size
         recorded = torch.tensor(list(text.reference), dtype=torch.long)
         corrupt = torch.rand(len(recorded), generator=text.generator) >= self._config.alpha

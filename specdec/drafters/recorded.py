@@ -1,4 +1,4 @@
-"""A drafter of which only the accepted lengths were recorded: EAGLE or any other, without its model."""
+"""A stand-in for EAGLE or any other drafter of which only the accepted lengths were recorded: it needs no model."""
 
 from collections.abc import Sequence
 from typing import Annotated, Literal
@@ -30,12 +30,12 @@ class RecordedLengthsConfig:
 
 @drafters.register("recorded")
 class RecordedLengths(Lookup):
-    """Proposes gamma tokens of which exactly min(length - 1, gamma) are the recorded text's, where `length` was
-    recorded for the position at which the round begins (the target's own token is counted, as public traces do), and
-    the others are wrong. So a replay takes the rounds that `analysis.import_accepted_lengths` walks.
+    """Proposes gamma tokens, of which exactly min(length - 1, gamma) are those of the recorded text and the others are
+    wrong. `length` was recorded for the position at which the round begins; it counts the target's own token, as in
+    public traces. So a replay takes the rounds that `analysis.import_accepted_lengths` walks.
 
     Deterministic (q is a point mass). Lengths are those of the streams of target=replay, or of a file of its own. A
-    prompt that the file does not have gets no proposals. What was accepted depends on where the round began: the replay
+    prompt that is not among them gets no proposals. What was accepted depends on where the round began, so the replay
     is the copying one.
 
     Attributes:
@@ -44,22 +44,29 @@ class RecordedLengths(Lookup):
 
     capabilities = DrafterCapabilities(fills=frozenset({"chain"}), replay="copying")
 
-    def __init__(self, config: RecordedLengthsConfig, target: Target) -> None:
+    def __init__(self, streams: Sequence[Stream], field: str, target: Target, cost: DraftCost | None = None) -> None:
         """
-        Raises:
-            UsageError: no streams with accepted lengths of that name.
+        Args:
+            field: the name of the lengths, which every stream has.
         """
         super().__init__(target)
-        streams = _streams(config, target)
-        self._field = _chosen(streams, config.field)
+        self._field, self.cost = field, cost
         self._by_prompt: dict[tuple[int, ...], Stream] = {}
         for stream in streams:
             self._by_prompt.setdefault(stream.prompt, stream)
         self._size = target.vocab_size
-        self.cost = _cost(config)
         self._text: tuple[int, ...] = ()
         self._lengths: tuple[int, ...] = ()
         self._position = 0
+
+    @classmethod
+    def from_config(cls, config: RecordedLengthsConfig, target: Target) -> "RecordedLengths":
+        """
+        Raises:
+            UsageError: no streams with accepted lengths of that name.
+        """
+        streams = _streams(config, target)
+        return cls(streams, _chosen(streams, config.field), target, _cost(config))
 
     def start(self, text: TextStart, states: Tensor | None = None) -> None:
         stream = self._by_prompt.get(tuple(text.prompt))
@@ -76,15 +83,11 @@ class RecordedLengths(Lookup):
             return NOTHING
         right = min(self._lengths[self._position] - 1, gamma)
         recorded = self._text[self._position : self._position + gamma]
-        # Shifted by one a token is always another one; beyond the record any will do.
+        # A token shifted by one is always another one; beyond the record any token will do.
         wrong = tuple((token + 1) % self._size for token in recorded[right:])
         tokens = recorded[:right] + wrong
         tokens += (0,) * (gamma - len(tokens))
-        return Proposal(tokens, chain_tree(gamma), _source(self._field) * gamma)
-
-
-def _source(field: str) -> tuple[Source, ...]:
-    return (Source(field, 0),)
+        return Proposal(tokens, chain_tree(gamma), (Source(self._field, 0),) * gamma)
 
 
 def _streams(config: RecordedLengthsConfig, target: Target) -> Sequence[Stream]:
@@ -99,7 +102,7 @@ def _streams(config: RecordedLengthsConfig, target: Target) -> Sequence[Stream]:
 
 
 def _chosen(streams: Sequence[Stream], field: str | None) -> str:
-    """The name of the lengths that every stream has."""
+    """Return the name of the lengths to use, which every stream has."""
     names = sorted(set.intersection(*(set(stream.accepted_lengths) for stream in streams)))
     if field in names:
         return str(field)

@@ -1,4 +1,4 @@
-"""A smaller language model drafts a chain, token by token, over a cache of its own."""
+"""A smaller language model that drafts token by token, over a cache of its own."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from specdec.config import AtLeastOne, typed
-from specdec.drafters.base import EVERY_STRUCTURE, Drafter, DrafterCapabilities, drafters
+from specdec.drafters.base import Drafter, DrafterCapabilities, drafters
 from specdec.errors import NumericsError, UsageError
 from specdec.models.decoder import Decoder
 from specdec.models.draft_loop import Choice, StaticLoop, joined
@@ -18,7 +18,7 @@ from specdec.models.rollback import check_rollback
 from specdec.models.seq2seq import decoder_of
 from specdec.records import EMPTY, Draft, Source, TextStart, chain_tree
 from specdec.sampling import all_finite, drawn, generator_on, one_hot, probabilities
-from specdec.structures.base import Structure
+from specdec.structures.base import EVERY_STRUCTURE, Structure
 from specdec.targets.base import Target
 from specdec.tree_building.model_tree import draft_tree
 from specdec.tree_building.siblings import How, Siblings
@@ -39,23 +39,23 @@ class SmallModelConfig:
 
 @drafters.register("small_model")
 class SmallModel(Drafter):
-    """A transformers model beside the target's (Leviathan et al. 2211.17192, section 2; Chen et al. 2302.01318).
+    """Drafts with a second transformers model (Leviathan et al. 2211.17192, section 2; Chen et al. 2302.01318).
 
-    q is the model's law standardised by the target's own sampling, so that both are cut alike, and each token is drawn
-    from it; under a greedy target, or with `drafts=greedy`, the most likely token is a point mass. One draft is gamma
-    calls of the model, the first on the one or two committed tokens that its cache lacks. Where the structure has a
-    `threshold`, the model's own probability of what it drafted (softmax at temperature 1) is read after every token,
-    which waits for the device; otherwise the loop does not, and where the target is captured in CUDA graphs, so is a
-    whole draft of the primary gamma (see `StaticLoop`).
+    q is the model's law, standardised by the target's own sampling so that both are cut alike, and each token is drawn
+    from it. Under a greedy target, or with `drafts=greedy`, each token is the most likely one, a point mass. A draft
+    takes gamma calls of the model, the first on the one or two committed tokens that its cache lacks. Where the
+    structure has a `threshold`, the model's own probability of the drafted token (softmax at temperature 1) is read
+    after every token, which waits for the device. Otherwise nothing in a draft waits, and where the target is captured
+    in CUDA graphs, so is a whole draft of the primary gamma (see `StaticLoop`).
 
-    Needs the target's tokenizer. Output matrices padded to different widths are made one: q is 0 beyond the narrower.
-    With `translate` any tokenizer that shares pieces will do (see `Translation`); a round then begins by tokenising the
-    whole text anew, so a proposal depends on where the round began and the replay is the copying one.
+    Needs the target's tokenizer. Where output matrices are padded to different widths, q is 0 beyond the narrower one.
+    With `translate`, any tokenizer that shares pieces will do (see `Translation`); a round then begins by tokenising
+    the whole text anew, so a proposal depends on where the round began and the replay is the copying one.
 
-    Rows and trees are grown level by level (see `draft_tree`): children drawn from q as `siblings` says, or ranked by
-    likelihood where they are point masses. Between decoder-only models of one tokenizer.
+    Rows and trees grow level by level (see `draft_tree`): children are drawn from q as `siblings` says, or ranked by
+    likelihood where they are point masses. This works between decoder-only models of one tokenizer.
 
-    Nothing is offered where the text is longer than the model's context; a draft that would pass it ends there.
+    Nothing is offered where the text is longer than the model's context; a draft that would pass its end stops there.
 
     Attributes:
         model: the transformers model.
@@ -125,10 +125,11 @@ class SmallModel(Drafter):
 
     def _reset(self, generator: torch.Generator | None) -> None:
         self._generator = generator_on(generator, self._device)
-        # The text so far: the target's tokens to translate them, from the root on where an encoder has the rest.
+        # The text so far: in the target's tokens where they are translated, from the root on where an encoder has the
+        # rest.
         self._text: list[int] = []
-        self._rows: list[int] = []  # the model's own token behind each row of its cache
-        self._sure = 0  # rows that no longer text can contradict
+        self._cached: list[int] = []  # the model's own token in each slot of its cache
+        self._sure = 0  # slots that a longer text cannot change
         self._capacity = 0
         self._drafted: Tensor | None = None  # [N] the model's own tokens, since the last commit
         self._finite: Tensor | None = None
@@ -137,7 +138,7 @@ class SmallModel(Drafter):
     def prepare(self, capacity: int, structure: Structure) -> None:
         if self._compilation is None or not isinstance(self._decoder, Decoder):
             return
-        # One row a token; two at the start of a draft whose predecessor was accepted whole.
+        # A call has one token, or two at the start of a draft whose predecessor was accepted whole.
         self._decoder.compile({1, 2}, capacity, self._compilation)
         captures = self._compilation == "inductor" and self._device.type == "cuda" and self._decoder.compiled
         if captures and structure.single and structure.threshold == 0:
@@ -145,9 +146,9 @@ class SmallModel(Drafter):
             self._loop.capture()
 
     def _static_loop(self, gamma: int) -> StaticLoop:
-        """Over the decoder's present cache."""
+        """Return a loop over the decoder's present cache."""
         assert isinstance(self._decoder, Decoder)
-        return self._decoder.static_loop(gamma, lambda row, uniform: self._choose(self._align(row), uniform))
+        return self._decoder.static_loop(gamma, lambda logits, uniform: self._choose(self._align(logits), uniform))
 
     def start(self, text: TextStart, states: Tensor | None = None) -> None:
         self._reset(text.generator)
@@ -159,18 +160,18 @@ class SmallModel(Drafter):
         self._text = self._known(text.prompt)
         if len(self._text) <= self._decoder.context_length:
             root = self._prefill(self._text, text.capacity)
-            # An encoder-decoder's prompt is in its encoder, not in the rows: its own text begins at the root.
-            self._text = [*self._rows, root]
+            # An encoder-decoder's prompt is in its encoder, not in the cache: its own text begins at the root.
+            self._text = [*self._cached, root]
 
     def _prefill(self, tokens: list[int], capacity: int) -> int:
-        """A fresh cache; returns the root. Nothing happens where the tokens do not fit in the model's context."""
-        self._rows, self._sure = [], 0
+        """Fill a new cache and return the root. Nothing happens where the tokens do not fit in the model's context."""
+        self._cached, self._sure = [], 0
         self._decoder.length = 0
         if not 0 < len(tokens) <= self._decoder.context_length:
             return -1
         root = self._decoder.start(tokens, capacity)
-        self._rows, self._capacity = tokens[: self._decoder.length], capacity
-        self._sure = 0 if self.translation is not None else len(self._rows)
+        self._cached, self._capacity = tokens[: self._decoder.length], capacity
+        self._sure = 0 if self.translation is not None else len(self._cached)
         return root
 
     def draft(self, structure: Structure) -> Draft:
@@ -181,7 +182,7 @@ class SmallModel(Drafter):
         pending = self._pending(context, gamma)
         if not structure.single:
             return self._branching(structure.clamped(gamma), pending)
-        # Drawn at once, and so alike by every way of drafting.
+        # Drawn at once, so that every way of drafting uses the same numbers.
         uniforms = None
         if not self._greedy:
             uniforms = torch.rand(gamma, generator=self._generator, device=self._device, dtype=torch.float64)
@@ -196,7 +197,7 @@ class SmallModel(Drafter):
         return Draft(drafted.tokens, chain_tree(size), drafted.q, _SOURCE * size)
 
     def _branching(self, structure: Structure, pending: list[int]) -> Draft:
-        """Rows or a tree.
+        """Draft rows or a tree.
 
         Raises:
             UsageError: between tokenizers, or from an encoder-decoder.
@@ -221,33 +222,33 @@ class SmallModel(Drafter):
         return draft
 
     def _loops(self, pending: list[int], context: list[int], gamma: int, threshold: float) -> bool:
-        """Whether the loop makes this very draft: of its length, in its cache, without a look in between."""
+        """Return whether the captured loop can make this draft: of its length, in its cache, without a threshold."""
         loop = self._loop
         if loop is None or loop.gamma != gamma or threshold > 0 or loop.cache is not self._decoder.cache:
             return False
         return len(pending) <= 2 <= len(context)
 
     def _step_by_step(self, pending: list[int], gamma: int, uniforms: Tensor | None, threshold: float) -> Choice:
-        """A call of the model for each token, until gamma or the threshold."""
-        rows = torch.tensor(pending).to(self._device, non_blocking=True)
+        """Draft with a call of the model for each token, until gamma or the threshold."""
+        tokens = torch.tensor(pending).to(self._device, non_blocking=True)
         choices: list[Choice] = []
         chance = 1.0
         while True:
-            logits = self._align(self._decoder.forward(rows, chain_tree(len(rows) - 1))[-1:])  # [1, V]
+            logits = self._align(self._decoder.forward(tokens, chain_tree(len(tokens) - 1))[-1:])  # [1, V]
             choices.append(self._choose(logits, None if uniforms is None else uniforms[len(choices)]))
             if len(choices) == gamma:
                 break
             if threshold > 0:
-                # Looked at after the draw and never undone: a token withdrawn for being unlikely would bias the output.
+                # Read after the draw, which is never undone: withdrawing unlikely tokens would bias the output.
                 confidence = logits.softmax(-1, dtype=torch.float32).gather(-1, choices[-1].tokens.unsqueeze(-1))
                 chance *= float(confidence)
                 if chance < threshold:
                     break
-            rows = choices[-1].read
+            tokens = choices[-1].read
         return joined(choices)
 
     def _choose(self, logits: Tensor, uniform: Tensor | None) -> Choice:
-        """The next token after logits [1, V] over the target's tokens; `uniform` [] is not used by greedy drafts."""
+        """Choose the next token by logits [1, V] over the target's tokens; greedy drafts need no `uniform` []."""
         q = None
         if self._greedy:
             tokens = logits.max(dim=-1).indices
@@ -258,36 +259,36 @@ class SmallModel(Drafter):
         return Choice(tokens, tokens if self.translation is None else self.translation.to_drafter(tokens), q)
 
     def _pending(self, context: list[int], gamma: int) -> list[int]:
-        """Roll the cache back to what it shares with the committed text; the tokens that it lacks, one at least."""
+        """Roll the cache back to what it shares with the committed text; return the missing tokens, at least one."""
         if self.translation is not None and len(context) + gamma > self._capacity:
-            # How many tokens a text takes in the other tokenizer is not known beforehand.
+            # It is not known beforehand how many tokens a text takes in the other tokenizer.
             self._prefill(context, 2 * (len(context) + gamma))
-        shared, most = self._sure, min(len(self._rows), len(context) - 1)
-        while shared < most and self._rows[shared] == context[shared]:
+        shared, most = self._sure, min(len(self._cached), len(context) - 1)
+        while shared < most and self._cached[shared] == context[shared]:
             shared += 1
         shared = min(shared, most)
         self._decoder.length = shared
-        self._rows[shared:] = context[shared:]
+        self._cached[shared:] = context[shared:]
         # Committed tokens stay; their tokenisation may still change with what follows.
         self._sure = len(context) if self.translation is None else 0
         return context[shared:]
 
     def commit(self, tokens: Sequence[int], states: Tensor | None = None) -> None:
-        """Take note of the tokens appended to the text in this round.
+        """See `Drafter.commit`.
 
         Raises:
-            NumericsError: the q of the round's draft was not finite. Seen here, not while drafting, because here the
-                device has been waited for already.
+            NumericsError: the q of the round's draft was not finite. It is seen only here, because by now the host
+                has waited for the device.
         """
         if self._finite is not None and not self._finite:
             raise NumericsError(_NOT_FINITE)
         if self._drafted is not None:
-            self._rows += self._drafted[:-1].tolist()
+            self._cached += self._drafted[:-1].tolist()
         self._drafted = self._finite = None
         self._text += tokens if self.translation is not None else self._known(tokens)
 
     def laws(self, prompt: Sequence[int], text: Sequence[int]) -> Tensor | None:
-        """See `Drafter.laws`; None when translating, and for a text that is longer than the model's context.
+        """See `Drafter.laws`. None with `translate`, and for a text that is longer than the model's context.
 
         Raises:
             NumericsError: q is not finite.
@@ -303,7 +304,7 @@ class SmallModel(Drafter):
         return q
 
     def _align(self, logits: Tensor) -> Tensor:
-        """The model's logits over the target's tokens [..., V]; -inf for one that it cannot propose."""
+        """Return the model's logits over the target's tokens [..., V], -inf for tokens that it cannot propose."""
         if self.translation is not None:
             return self.translation.align(logits)
         missing = self._size - logits.shape[-1]
@@ -311,7 +312,7 @@ class SmallModel(Drafter):
         return logits if missing == 0 else pad(logits, (0, missing), value=-torch.inf)
 
     def _known(self, tokens: Sequence[int]) -> list[int]:
-        """Ids that only the target's wider matrix has stand for no token; the model reads its first one instead."""
+        """Return tokens that the model knows: ids beyond its matrix stand for no token; it reads its first one."""
         size = self._decoder.vocab_size
         return list(tokens) if size >= self._size else [token if token < size else 0 for token in tokens]
 
@@ -334,7 +335,7 @@ def _is_encoder_decoder(target: Target) -> bool:
 
 
 def _check_kind(name: str, model: Any, target: Target, translate: bool) -> None:
-    """Raises UsageError for a decoder-only drafter of an encoder-decoder target, and the reverse."""
+    """Check that drafter and target are both decoder-only or both encoder-decoders; raises UsageError."""
     kinds = {False: "decoder-only", True: "encoder-decoder"}
     own, theirs = bool(model.config.is_encoder_decoder), _is_encoder_decoder(target)
     if own != theirs:

@@ -13,7 +13,7 @@ class SuffixIndex:
     def __init__(self, orders: Iterable[int]) -> None:
         self.text: list[int] = []
         self._pending = 0
-        # For each order: n-gram -> the latest position after it; and, by position, the one before with the same n-gram.
+        # For each order: n-gram -> the latest position after it; position -> the one before after the same n-gram.
         self._tables: dict[int, tuple[dict[int, int], list[int]]] = {order: ({}, []) for order in orders}
         # The last n tokens as one number, 32 bits a token below a leading 1: cheaper to make and to hash than a tuple.
         # If the text is shorter than n, the number is shorter too and equals no other.

@@ -1,5 +1,5 @@
-"""Shapes that a drafter is asked to fill; one file each."""
+"""The shapes of drafts, one file each."""
 
-from specdec.structures.base import Structure, structures
+from specdec.structures.base import EVERY_STRUCTURE, Structure, structures
 
-__all__ = ["Structure", "structures"]
+__all__ = ["EVERY_STRUCTURE", "Structure", "structures"]

@@ -6,6 +6,8 @@ from typing import ClassVar, NamedTuple
 from specdec.records import Tree
 from specdec.registry import Registry
 
+EVERY_STRUCTURE = frozenset({"chain", "rows", "tree", "dynamic"})
+
 
 class Beam(NamedTuple):
     """A search for the most confident nodes, level by level.
@@ -32,8 +34,8 @@ class Structure(ABC):
             offered depends on what they are, so they are no draws from a law.
 
     Class attributes:
-        single: a draft is one continuation, drafted token by token, which may end early (`until`). Not so a single row:
-            it is offered as several would be.
+        single: a draft is one continuation, drafted token by token, that may end early (`until`). One row of `rows` is
+            not: it is made as several rows would be.
         fixed: a full draft has the topology `tree`; false where it follows the tokens: nodes are merged, or chosen.
         depth_name: what the depth is called in tables: a key of its config, or a word.
         sized_by: config keys to lower when a draft is too large; shown in errors.
@@ -57,7 +59,7 @@ class Structure(ABC):
     @property
     @abstractmethod
     def tree(self) -> Tree:
-        """The topology of a full draft; a drafter may offer less."""
+        """The topology of a full draft. A drafter may offer less."""
 
     @property
     def nodes(self) -> int:
@@ -66,7 +68,7 @@ class Structure(ABC):
 
     @property
     def label(self) -> str:
-        """Its size in words, for names of runs and titles."""
+        """The size in words, for names of runs and titles."""
         return f"{self.name} of {self.nodes} nodes, depth {self.gamma}"
 
     @property
@@ -76,10 +78,10 @@ class Structure(ABC):
 
     @abstractmethod
     def resized(self, gamma: int) -> "Structure":
-        """The same shape with another depth: one step of a curve."""
+        """Return the same shape with another depth: one step of a curve. A depth of 0 has no nodes."""
 
     def until(self, threshold: float) -> "Structure":
-        """The same shape, ended early once the chance of all drafted tokens falls below `threshold`.
+        """Return the same shape with an early end, once the chance of all drafted tokens falls below `threshold`.
 
         Raises:
             ValueError: a structure that always has its whole shape.
@@ -87,7 +89,7 @@ class Structure(ABC):
         raise ValueError(f"structure {self.name} has no early end: only one continuation can end at a threshold")
 
     def clamped(self, depth: int) -> "Structure":
-        """The same shape, at most `depth` deep: nothing is offered beyond the end of the text."""
+        """Return the same shape, at most `depth` deep: nothing is offered beyond the end of the text."""
         return self if self.gamma <= depth else self.resized(depth)
 
 

@@ -23,7 +23,8 @@ class Chain(Structure):
     def __init__(self, gamma: int, threshold: float = 0.0) -> None:
         """
         Args:
-            gamma: may be 0: the last token of a text needs no draft.
+            gamma: number of tokens; 0 before the last token of a text, which needs no draft.
+            threshold: see `Structure`.
         """
         self._gamma, self.threshold = gamma, threshold
 

@@ -1,4 +1,4 @@
-"""A tree whose topology follows the drafter's confidence, anew in each round (EAGLE-2 2406.16858, section 4)."""
+"""A tree whose topology follows the drafter's confidence, a new one in each round (EAGLE-2 2406.16858, section 4)."""
 
 from functools import lru_cache
 from typing import Literal
@@ -19,10 +19,10 @@ class DynamicConfig:
 
 @structures.register("dynamic")
 class Dynamic(Structure):
-    """The most confident nodes of a beam search. A node's confidence is the product of its path's chances under the
-    drafter. Level by level the `beam` most confident nodes are expanded by the `branching` most likely tokens each; of
-    all that were drafted the `nodes` most confident are offered, which brings their ancestors along. The root is always
-    expanded.
+    """The most confident nodes of a beam search. A node's confidence is the product of the chances, under the drafter,
+    of the tokens on its path. Level by level the `beam` most confident nodes are expanded, each by its `branching` most
+    likely tokens; the root is always expanded. Of all drafted nodes the `nodes` most confident are offered. Their
+    ancestors are among them, because a node is never more confident than its parent.
     """
 
     name = "dynamic"
@@ -32,8 +32,8 @@ class Dynamic(Structure):
     def __init__(self, nodes: int, depth: int, beam: Beam) -> None:
         """
         Args:
-            nodes: the most that are offered.
-            depth: may be 0: the last token of a text needs no draft.
+            nodes: the most nodes that are offered.
+            depth: the most levels; 0 before the last token of a text, which needs no draft.
         """
         self._beam = self.beam = beam
         self._most, self._depth = nodes, depth
@@ -48,22 +48,22 @@ class Dynamic(Structure):
 
     @property
     def nodes(self) -> int:
-        """The most that are offered: `structure.nodes`, or all that are drafted."""
+        """The most nodes that are offered: `structure.nodes`, or all drafted ones where these are fewer."""
         return min(self._most, sum(self._drafted))
 
     @property
     def branches(self) -> int:
-        """Every inner node is expanded once and has at most `branching` children, so that many leaves take some inner
-        nodes.
+        """The largest number of leaves: every inner node has at most `branching` children, so n nodes have at least
+        n / branching parents, the root among them.
         """
         return max(1, self.nodes - max(0, -(-self.nodes // self._beam.branching) - 1))
 
     @property
     def tree(self) -> Tree:
-        """A draft of the most nodes and the deepest level; what a round offers has another topology and is no larger.
+        """A draft with the most nodes and the deepest level. A round offers another topology, which is no larger.
 
-        A spine of first choices to the deepest level, then the remaining nodes as the search could have drafted them,
-        shallow ones first.
+        It has a chain of first choices down to the deepest level; the other nodes stand where the search could have
+        drafted them, from the top level down.
         """
         return _fullest(self._drafted, self.nodes, self._beam.branching)
 
@@ -72,7 +72,7 @@ class Dynamic(Structure):
 
     @property
     def _drafted(self) -> tuple[int, ...]:
-        """Nodes drafted at each level."""
+        """The number of nodes that the search drafts at each level."""
         sizes: list[int] = []
         for _ in range(self.gamma):
             sizes.append(self._beam.branching * (min(self._beam.width, sizes[-1]) if sizes else 1))
@@ -81,8 +81,8 @@ class Dynamic(Structure):
 
 @lru_cache(maxsize=64)
 def _fullest(drafted: tuple[int, ...], nodes: int, branching: int) -> Tree:
-    """`drafted` nodes a level at most, `nodes` in all, `branching` children of one parent at most."""
-    spare = nodes - len(drafted)  # beside the spine
+    """Return a tree of `nodes` nodes, at most `drafted` of them at each level and `branching` below each parent."""
+    spare = nodes - len(drafted)  # beside the chain of first choices
     parents: list[int] = []
     above = [-1]
     for size in drafted:

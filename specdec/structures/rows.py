@@ -19,7 +19,7 @@ class RowsConfig:
 
 @structures.register("rows")
 class Rows(Structure):
-    """k candidate continuations of w tokens each; rows that begin alike share these nodes once drafted."""
+    """k candidate continuations of w tokens each. Rows that begin with the same tokens share the nodes of these."""
 
     name = "rows"
     fixed = False
@@ -28,7 +28,8 @@ class Rows(Structure):
     def __init__(self, k: int, w: int) -> None:
         """
         Args:
-            w: may be 0: the last token of a text needs no draft.
+            k: number of rows.
+            w: tokens of each; 0 before the last token of a text, which needs no draft.
         """
         self.k = self.rows = k
         self._width = w
@@ -37,7 +38,7 @@ class Rows(Structure):
     def from_config(cls, config: RowsConfig) -> "Rows":
         """
         Raises:
-            UsageError: more tokens than the budget.
+            UsageError: more tokens to evaluate than the budget.
         """
         evaluated = config.k * (config.w + 1)
         if evaluated > config.budget:
@@ -57,7 +58,7 @@ class Rows(Structure):
 
     @property
     def nodes(self) -> int:
-        return self.k * self._width  # not by the tree, which `Target.check_draft` has not allowed yet
+        return self.k * self._width  # without the tree: `Target.check_draft` asks before it is made
 
     @property
     def branches(self) -> int:

@@ -1,4 +1,4 @@
-"""A static token tree: given, read from a small file, or the best one for given accuracies (THEORY 3)."""
+"""A fixed token tree: given, read from a small file, or the best one for given accuracies (THEORY 3)."""
 
 from collections.abc import Sequence
 from functools import lru_cache
@@ -29,7 +29,7 @@ class TokenTreeConfig:
 
 
 class Topology(NamedTuple):
-    """A tree and the rank [N] of each node among its siblings: 0, 1, ... in the order of the nodes."""
+    """A tree, and the rank [N] of each node among its siblings: 0, 1, ... in the order of the nodes."""
 
     tree: Tree
     ranks: tuple[int, ...]
@@ -37,10 +37,10 @@ class Topology(NamedTuple):
 
 @structures.register("tree")
 class TokenTree(Structure):
-    """A topology for every round; the node of rank j is for the drafter's (j+1)-th choice after the node's parent.
+    """One topology for every round. A node of rank j gets the drafter's (j+1)-th choice after the node's parent.
 
     Attributes:
-        ranks: [N] rank of each node among its siblings, without a gap.
+        ranks: [N] rank of each node among its siblings.
     """
 
     name = "tree"
@@ -90,26 +90,26 @@ class TokenTree(Structure):
         return self._topology.ranks
 
     def resized(self, gamma: int) -> "TokenTree":
-        """The configured tree without its nodes below depth `gamma`; 0 leaves none.
+        """Return the configured tree without its nodes below depth `gamma`; 0 leaves none.
 
-        Deeper than configured, a tree of accuracies is built anew for that depth, with the same number of nodes; it may
-        stay shallower where more depth does not pay. A given tree stays as it is. So `gamma` of the result is at most
-        what was asked for, and the same whichever size it was asked of.
+        For more depth than configured, a tree that was built from accuracies is built again for that depth, with the
+        same number of nodes; it may stay shallower where more depth does not pay. A given tree stays as it is. So the
+        result is at most `gamma` deep, and does not depend on the size that this tree has now.
         """
         return TokenTree(self._full, self._nodes, self._accuracy, gamma)
 
 
 def given(parents: Sequence[int]) -> dict[str, Any]:
-    """The config values of `parents`, with no room to spare."""
+    """Return config values for the tree of `parents`, with limits that it just meets."""
     values = {"name": "tree", "file": None, "parents": list(parents), "accuracy": None}
     return values | {"nodes": len(parents), "depth": Tree(tuple(parents)).depth}
 
 
 def load_tree(path: str | Path) -> Topology:
-    """The tree of a YAML file with `parents` and, optionally, `ranks`: a list of numbers each, one for each node.
+    """Read a tree from a YAML file with `parents` and, optionally, `ranks`: two lists with a number for each node.
 
     Raises:
-        UsageError: a file that is missing, unreadable, empty or no such YAML; parents that do not precede their
+        UsageError: a file that is missing, unreadable, empty or another YAML; parents that do not precede their
             children; ranks of siblings other than 0, 1, ... in this order.
     """
     try:
@@ -131,7 +131,7 @@ _LAYOUT = 'it should hold "parents: [-1, -1, 0, ...]" and may hold "ranks: [0, 1
 
 
 def save_tree(path: Path, parents: Sequence[int], ranks: Sequence[int]) -> None:
-    """Write a tree as the YAML file that `structure.file` reads, folders included.
+    """Write the YAML file that `structure.file` reads, and the folders that it needs.
 
     Raises:
         UsageError: as `load_tree`, before anything is written.
@@ -202,7 +202,7 @@ def _built(accuracy: Accuracy, nodes: int, depth: int) -> Topology:
 
 @lru_cache(maxsize=256)
 def _pruned(topology: Topology, depth: int) -> Topology:
-    """Kept, because the last rounds of every text ask for the same few."""
+    """Return a topology without nodes below `depth`. Kept, because the last rounds of every text ask for the same."""
     tree, ranks = topology
     if depth >= tree.depth:
         return topology
@@ -214,5 +214,5 @@ def _pruned(topology: Topology, depth: int) -> Topology:
 
 @lru_cache(maxsize=256)
 def _tree(parents: tuple[int, ...]) -> Tree:
-    """One object for a topology, because it remembers its depths and its mask."""
+    """Return one object for each topology, because a tree remembers its depths and its mask."""
     return Tree(parents)

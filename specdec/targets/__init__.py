@@ -1,4 +1,4 @@
-"""What is decoded from; one file each."""
+"""The models, and what stands for one, that text is decoded from; one file each."""
 
 from specdec.targets.base import Target, targets
 

@@ -1,4 +1,4 @@
-"""Any transformers decoder as a target: trees and batches of paths verified over our own cache."""
+"""Decoder-only transformers models as targets: trees and batches of paths are verified over our own cache."""
 
 import hashlib
 from collections.abc import Collection, Sequence
@@ -17,6 +17,7 @@ from specdec.models.products import matrix_products
 from specdec.models.random_weights import check_shape, random_model, shape_hash
 from specdec.records import TextStart
 from specdec.sampling import SamplingConfig
+from specdec.structures.base import EVERY_STRUCTURE
 from specdec.targets.base import TargetCapabilities, targets
 from specdec.targets.base.contract import Evaluation
 from specdec.targets.base.hidden import HiddenStates
@@ -39,9 +40,10 @@ class CausalConfig:
 
 @targets.register("causal")
 class Causal(ModelTarget):
-    """A decoder-only transformers model. A call on a batch of paths is traced at most, whatever `compile` says."""
+    """A decoder-only transformers model. A call on a batch of paths is never compiled, at most traced, whatever
+    `compile` says."""
 
-    capabilities = TargetCapabilities(structures=frozenset({"chain", "rows", "tree", "dynamic"}))
+    capabilities = TargetCapabilities(structures=EVERY_STRUCTURE)
     decoder: Decoder
     _shape_hash = ""  # of random weights
 
@@ -91,9 +93,9 @@ class Causal(ModelTarget):
             target._shape_hash = shape_hash(config.shape)
         return target
 
-    def prepare(self, rows: Collection[int], capacity: int, branches: int = 1) -> None:
+    def prepare(self, sizes: Collection[int], capacity: int, branches: int = 1) -> None:
         if self.compilation is not None:
-            self.decoder.compile(rows, capacity, self.compilation, self._copies(branches))
+            self.decoder.compile(sizes, capacity, self.compilation, self._copies(branches))
 
     def start(self, text: TextStart) -> None:
         super().start(text)
@@ -145,7 +147,7 @@ class _CausalStates(HiddenStates):
 
     @cached_property
     def _weights_hash(self) -> str:
-        """Of a model made in memory, which has neither file nor commit."""
+        """Hash of the weights of a model made in memory, which has neither file nor commit."""
         digest = hashlib.sha256()
         for name, weight in sorted(self._target.model.state_dict().items()):
             digest.update(name.encode() + weight.detach().cpu().double().numpy().tobytes())

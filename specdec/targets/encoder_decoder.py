@@ -1,14 +1,17 @@
-"""Any transformers encoder-decoder (T5 and its kin) as a target: one pass of the encoder over the prompt, then chains
+"""Encoder-decoder transformers models (T5 and its kin) as targets: one pass of the encoder over the prompt, then chains
 and batches of paths verified over our own cache.
 """
 
 from typing import Any, Literal
 
 from specdec.config import typed
+from specdec.errors import UsageError
 from specdec.models.load import Dtype, load_model, load_tokenizer, model_path, resolve_device, resolve_dtype
 from specdec.models.seq2seq import Seq2SeqDecoder
 from specdec.sampling import SamplingConfig
+from specdec.structures.base import EVERY_STRUCTURE
 from specdec.targets.base import TargetCapabilities, targets
+from specdec.targets.base.hidden import HiddenStates
 from specdec.targets.base.model_target import ModelTarget
 
 
@@ -26,14 +29,14 @@ class EncoderDecoderConfig:
 class EncoderDecoder(ModelTarget):
     """An encoder-decoder transformers model.
 
-    Drafts that branch are evaluated by rows: these models' positions are slots of the cache, which a packed tree would
-    need to have twice. The paths share one encoder output and one cross-attention cache.
+    Drafts that branch are evaluated path by path: in these models a position is a slot of the cache, and nodes of a
+    packed tree would need the same slot twice. The paths share one encoder output and one cross-attention cache.
 
     The whole prompt goes to the encoder, in the prefill, and the root of round 1 is the model's start token; drafters
     that copy see the prompt followed by the output, without it.
     """
 
-    capabilities = TargetCapabilities(structures=frozenset({"chain", "rows", "tree", "dynamic"}), evaluations=("rows",))
+    capabilities = TargetCapabilities(structures=EVERY_STRUCTURE, evaluations=("rows",))
 
     def __init__(self, model: Any, sampling: SamplingConfig, tokenizer: Any = None, name: str = "") -> None:
         """
@@ -53,3 +56,7 @@ class EncoderDecoder(ModelTarget):
         how: dict[str, Any] = {"dtype": resolve_dtype(config.dtype), "device": resolve_device(config.device)}
         model = load_model(name, attention=config.attention, kind="encoder_decoder", **how)
         return cls(model, sampling, load_tokenizer(name), name)
+
+    @property
+    def hidden(self) -> HiddenStates:
+        raise UsageError("An encoder-decoder gives no hidden states to heads: use target=causal.")

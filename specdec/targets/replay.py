@@ -1,4 +1,4 @@
-"""Recorded streams in the place of a model: greedy decoding of outputs that somebody else wrote, in simulated time."""
+"""Recorded streams in place of a model: greedy decoding of outputs that another engine wrote, in simulated time."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,6 +14,7 @@ from specdec.cost_model import load_cost
 from specdec.errors import UsageError
 from specdec.records import Draft, TextStart
 from specdec.sampling import SamplingConfig, one_hot
+from specdec.structures.base import EVERY_STRUCTURE
 from specdec.targets.base import Target, TargetCapabilities, targets
 from specdec.text.streams import Recording, Stream, open_recording
 
@@ -31,23 +32,24 @@ class ReplayConfig(Recording):
 
 @targets.register("replay")
 class Replay(Target):
-    """Decides at every position for the recorded token, so that greedy decoding writes the recorded text in exactly
-    the rounds that the model which wrote it would have taken (DESIGN 3). A recording that merely stops is a limit.
+    """Chooses the recorded token at every position, so that greedy decoding writes the recorded text in exactly the
+    rounds that the model which wrote it would have taken (DESIGN 3). A recording without an end token ends as at a
+    limit.
 
-    Greedy only. No call takes time: `clock` shows what calls would have taken by a cost model. Streams are found by
-    their prompt; of several with the same prompt the first counts, because greedy decoding writes one text.
+    Greedy only. No call takes time: `clock` shows what calls would have taken by a cost model. A stream is found by its
+    prompt; of several with the same prompt the first is used, because greedy decoding writes one text.
 
     Attributes:
         streams: one per prompt, in the order of the file.
         cost: the cost model.
     """
 
-    capabilities = TargetCapabilities(structures=frozenset({"chain", "rows", "tree", "dynamic"}), recorded=True)
+    capabilities = TargetCapabilities(structures=EVERY_STRUCTURE, recorded=True)
 
     def __init__(self, config: ReplayConfig, sampling: SamplingConfig) -> None:
         """
         Raises:
-            UsageError: a temperature; see `specdec.text.streams.open_recording` and `load_cost`.
+            UsageError: a temperature above 0; and see `open_recording` and `load_cost`.
         """
         if not sampling.greedy:
             raise UsageError(
@@ -72,10 +74,10 @@ class Replay(Target):
         self._context, self._position = 0, 0
 
     def stream(self, prompt: Sequence[int]) -> Stream:
-        """The stream that begins with `prompt`.
+        """Return the stream that begins with `prompt`.
 
         Raises:
-            UsageError: there is none.
+            UsageError: no stream does.
         """
         found = self._by_prompt.get(tuple(prompt))
         if found is None:
@@ -98,10 +100,10 @@ class Replay(Target):
             self._clock.advance(self.cost.seconds(self._context, 0))
 
     def verify(self, draft: Draft) -> Tensor:
-        """The recorded token at the depth of each node.
+        """Return point masses [N+1, V] on the recorded tokens, for each node the one that follows at its depth.
 
-        For a node off the record that is not what the model would have chosen. It cannot matter: greedy acceptance
-        comes to a node only by the tokens that were chosen before it, which are the recorded ones.
+        After a node that differs from the record, the model would have chosen something else. It does not matter:
+        greedy acceptance comes to a node only through the recorded tokens.
         """
         if self._position >= len(self._text):
             raise ValueError(f"decoded beyond the {len(self._text)} recorded tokens; see `limit`")
@@ -112,7 +114,7 @@ class Replay(Target):
         return one_hot(recorded[places], self.vocab_size)
 
     def _evaluated(self, draft: Draft) -> tuple[int, int, int]:
-        """Rows of the call, tokens in the cache and copies of the cache that it reads."""
+        """Return the tokens of the call, the tokens in the cache, and the copies of the cache that the call reads."""
         branches = len(draft.tree.leaves)
         if self.evaluation == "packed" or branches < 2:
             return len(draft) + 1, self._context, 1
@@ -124,10 +126,10 @@ class Replay(Target):
         self._context += len(path) + 1
 
     def discard(self) -> None:
-        pass  # verifying changes nothing here but the time
+        pass  # verifying changed nothing but the time
 
     def score(self, prompt: Sequence[int], text: Sequence[int]) -> Tensor:
-        """The recorded choices as logits, 1 against 0, for a text that is the record or begins it."""
+        """Return the recorded choices as logits of 1 against 0, for the recorded text or a beginning of it."""
         recorded = self.stream(prompt).generated
         places = torch.arange(len(text) + 1).clamp_max(len(recorded) - 1)
         return one_hot(torch.tensor(recorded)[places], self.vocab_size)

@@ -1,4 +1,4 @@
-"""An explicit Markov law over a handful of tokens: exact tests, and decoding without any model."""
+"""An explicit Markov law over a few tokens: for exact tests, and for decoding without any model."""
 
 import hashlib
 from collections.abc import Sequence
@@ -12,6 +12,7 @@ from specdec.config import AtLeastOne, typed
 from specdec.errors import UsageError
 from specdec.records import Draft, TextStart
 from specdec.sampling import SamplingConfig, probabilities
+from specdec.structures.base import EVERY_STRUCTURE
 from specdec.targets.base import Target, TargetCapabilities, targets
 from specdec.targets.base.hidden import HiddenStates
 
@@ -28,7 +29,7 @@ class TableConfig:
 class Table(Target):
     """p(next | last) is line `last` of a square stochastic matrix, standardised like any model's logits."""
 
-    capabilities = TargetCapabilities(structures=frozenset({"chain", "rows", "tree", "dynamic"}))
+    capabilities = TargetCapabilities(structures=EVERY_STRUCTURE)
 
     def __init__(self, config: TableConfig, sampling: SamplingConfig) -> None:
         size = len(config.law)
@@ -63,7 +64,7 @@ class Table(Target):
         self._p = probabilities(self._logits, sampling)
 
     def discard(self) -> None:
-        pass  # verifying changes nothing here
+        pass  # verifying changed nothing
 
     @property
     def hidden(self) -> HiddenStates:

@@ -1,1 +1,1 @@
-"""How proposals become a token tree, and how rules walk down it."""
+"""The ways in which proposals become a token tree."""

@@ -1,6 +1,6 @@
-"""How looked-up tokens become a tree: rows merged where they begin alike, or candidates laid on a topology.
+"""Trees of tokens that were looked up: rows merged where they begin alike, or candidates laid on a topology.
 
-Made of plain numbers, many thousand times a second: knows neither tensors nor drafters.
+All in plain numbers, because a replay makes many thousand a second. Knows neither tensors nor drafters.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -12,7 +12,7 @@ Place = TypeVar("Place")
 
 
 class Proposal(NamedTuple):
-    """A draft before it becomes a tensor: a replay of recorded text needs no more of it.
+    """A draft in plain numbers, before it becomes a tensor; a replay of recorded text needs no more.
 
     Attributes:
         tokens: [N].
@@ -29,7 +29,9 @@ NOTHING = Proposal((), chain_tree(0), ())
 
 
 def merged(rows: Iterable[tuple[Sequence[int], Source]]) -> Proposal:
-    """Rows that share the root as one tree: a prefix that several begin with is one node, of the first row's source."""
+    """Return rows that share the root as one tree. A beginning that several rows share is one path, with the source of
+    the first of them.
+    """
     parents: list[int] = []
     tokens: list[int] = []
     source: list[Source] = []
@@ -48,10 +50,11 @@ def merged(rows: Iterable[tuple[Sequence[int], Source]]) -> Proposal:
 
 
 def filled(tree: Tree, root: Place, best: Callable[[Place, int], Iterable[tuple[int, str, Place]]]) -> Proposal:
-    """A topology with the best candidates at every node; a node without one is left out, and all that is below it.
+    """Return a topology with the best candidates at every node. A node without a candidate is left out, with all nodes
+    below it.
 
     Args:
-        root: what `best` has to know about the root.
+        root: the place of the root, for `best`.
         best: (place, count) -> at most `count` different tokens to follow there, best first, each with its strategy
             and with the place that it leads to.
     """

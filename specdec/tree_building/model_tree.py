@@ -1,4 +1,4 @@
-"""How a model drafts rows and trees: level by level, over the cache of its chain drafts."""
+"""Rows and trees drafted by a model, level by level, over the cache of its chain drafts."""
 
 from collections.abc import Callable, Sequence
 
@@ -20,15 +20,15 @@ def draft_tree(
     strategy: str,
     generator: torch.Generator | None,
 ) -> Draft:
-    """One call of the model for each level: the first over `pending`, the others over the root and all nodes so far,
-    from the root's place in the cache on, with the tree's mask. A row that was evaluated before is evaluated again,
-    because a call sees whole prefixes and none of the branches beside it.
+    """Draft with one call of the model for each level. The first call is over `pending`, the others over root and all
+    nodes so far, from the root's place in the cache on, with the tree's mask. Nodes are evaluated again at every level,
+    because the cache holds one sequence and none of the branches beside it.
 
-    Leaves the cache with the committed text and no node of the draft.
+    Afterwards the cache has the committed text and no node of the draft.
 
     Args:
         pending: committed tokens that the cache lacks, the root last.
-        laws: the model's logits [M, D] to laws over the target's tokens [M, V], or to scores for ranked children.
+        laws: (the model's logits [M, D]) -> laws over the target's tokens [M, V], or scores for ranked children.
     """
     committed = decoder.length + len(pending)
 
@@ -37,9 +37,9 @@ def draft_tree(
             return laws(decoder.forward(lacking, chain_tree(len(pending) - 1))[-1:])
         decoder.length = committed - 1
         # Ids beyond the model's own stand for no token; it reads its first one instead.
-        rows = torch.cat([lacking[-1:], torch.where(tokens < decoder.vocab_size, tokens, 0)])
+        read = torch.cat([lacking[-1:], torch.where(tokens < decoder.vocab_size, tokens, 0)])
         wanted = index_on(decoder.device, tuple(node + 1 for node in nodes))
-        return laws(decoder.forward(rows, tree).index_select(0, wanted))
+        return laws(decoder.forward(read, tree).index_select(0, wanted))
 
     lacking = torch.tensor(pending, device=decoder.device)
     draft = grow(structure, after, how, strategy, generator)

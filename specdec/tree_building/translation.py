@@ -1,4 +1,4 @@
-"""Between the vocabularies of two tokenizers: what lets a drafter write for a target that spells text differently.
+"""Translation between the vocabularies of two tokenizers, for a drafter that spells text differently than the target.
 
 Knows tokenizers and logits, neither models nor caches.
 """
@@ -25,8 +25,8 @@ class Translation:
         """
         Args:
             name: of the drafter's model, for messages.
-            drafter: its fast transformers tokenizer.
-            drafter_size: rows of its output matrix; a tokenizer may have more tokens or fewer.
+            drafter: the fast transformers tokenizer of that model.
+            drafter_size: tokens of its output matrix; a tokenizer may have more of them or fewer.
         Raises:
             UsageError: no tokenizer, or no token in common.
         """
@@ -59,7 +59,7 @@ class Translation:
         self._front = [start] if start is not None and drafter.encode("")[:1] == [start] else []
 
     def read(self, tokens: Sequence[int]) -> list[int]:
-        """The target's tokens as the drafter's: their text, tokenised anew. Costs time linear in the text."""
+        """Return the target's tokens as the drafter's: their text, tokenised anew. Takes time linear in the text."""
         text = self._target.decode(
             [token for token in tokens if token not in self._unread],
             skip_special_tokens=False,
@@ -69,21 +69,21 @@ class Translation:
         return read if read[:1] == self._front else self._front + read
 
     def align(self, logits: Tensor) -> Tensor:
-        """The drafter's logits [..., D] over the target's tokens [..., V], -inf where a token is not shared.
+        """Return the drafter's logits [..., D] over the target's tokens [..., V], -inf where a token is not shared.
 
-        Standardised after this, q is the drafter's law restricted to shared tokens and renormalised, and top-k and
-        top-p cut among those that can be proposed.
+        So q, which is standardised afterwards, is the drafter's law restricted to shared tokens and renormalised, and
+        top-k and top-p cut among tokens that can be proposed.
         """
         aligned = logits.new_full((*logits.shape[:-1], self._target_size), -torch.inf)
         return aligned.index_copy_(-1, self._target_ids, logits.index_select(-1, self._drafter_ids))
 
     def to_drafter(self, tokens: Tensor) -> Tensor:
-        """Shared tokens [...] of the target -> the drafter's."""
+        """Return shared tokens [...] of the target as the drafter's."""
         return self._to_drafter[tokens]
 
 
 def check_same(name: str, drafter: Any, target: Any) -> None:
-    """Raises UsageError where an id means different tokens to two tokenizers."""
+    """Check that two tokenizers are the same; raises UsageError where an id means different tokens to them."""
     own, theirs = drafter.get_vocab(), target.get_vocab()
     if own != theirs:
         differ = len(dict(own.items() ^ theirs.items()))
@@ -94,6 +94,6 @@ def check_same(name: str, drafter: Any, target: Any) -> None:
 
 
 def _special(tokenizer: Any) -> set[str]:
-    """Pieces that stand for no text, among them markers that the tokenizer has no role for."""
+    """Return the pieces that stand for no text, among them markers for which the tokenizer has no role."""
     added = {str(token) for token in tokenizer.added_tokens_decoder.values() if token.special}
     return added | set(tokenizer.all_special_tokens)

@@ -1,4 +1,4 @@
-"""Blockwise parallel decoding (Stern et al. 1811.03115): exact match, and what section 5 puts in its place."""
+"""Blockwise parallel decoding (Stern et al. 1811.03115): exact match, and the looser rules of its section 5."""
 
 from dataclasses import replace
 from typing import Annotated, Literal
@@ -32,8 +32,8 @@ class BlockwiseRuleConfig:
 
 @verifiers.register("blockwise")
 class BlockwiseRule(Verifier):
-    """Accept a chain's tokens for as long as they pass; the next is argmax p, as is a round's only token without a
-    draft. No randomness; the baseline is greedy text.
+    """Accept a chain's tokens for as long as they pass. The next token is argmax p, also in a round without a draft. No
+    randomness; the baseline is greedy text.
 
     acceptance=exact: the token is argmax p (section 3). top_k: it is among the k likeliest (5.1). score: p(x) >= max p
     - threshold; the paper keeps an ordinal output, the intensity of a pixel, that lies within a distance of the argmax
@@ -77,7 +77,7 @@ class BlockwiseRule(Verifier):
         return most_likely(p)
 
     def _passing(self, p: Tensor, depth: int | Tensor) -> Tensor:
-        """Which tokens [..., V] pass under p [..., V] at depth [...] of the draft."""
+        """Return a mask [..., V] of the tokens that pass under p [..., V] at depth [...] of the draft."""
         forced = torch.as_tensor(depth, device=p.device).unsqueeze(-1) <= self._forced
         if self._acceptance == "score":
             return forced | (p >= p.amax(-1, keepdim=True) - self._threshold)

@@ -7,7 +7,8 @@ from torch import Tensor
 
 from specdec.config import typed
 from specdec.records import Acceptance, Draft
-from specdec.verifiers.base.contract import EVERY_STRUCTURE, Verifier, VerifierCapabilities, verifiers
+from specdec.structures.base import EVERY_STRUCTURE
+from specdec.verifiers.base.contract import Verifier, VerifierCapabilities, verifiers
 
 
 @typed
@@ -17,7 +18,7 @@ class GreedyConfig:
 
 @verifiers.register("greedy")
 class Greedy(Verifier):
-    """Follows the target's argmax down the tree for as long as a child carries it; no randomness."""
+    """Follow the target's argmax down the tree for as long as a child has that token; no randomness."""
 
     capabilities = VerifierCapabilities(handles=EVERY_STRUCTURE, greedy_only=True, deterministic=True)
 

@@ -9,7 +9,8 @@ from specdec.config import typed
 from specdec.errors import UsageError
 from specdec.records import Acceptance, Draft
 from specdec.sampling import residual
-from specdec.verifiers.base.contract import EVERY_STRUCTURE, Verifier, VerifierCapabilities, verifiers
+from specdec.structures.base import EVERY_STRUCTURE
+from specdec.verifiers.base.contract import Verifier, VerifierCapabilities, verifiers
 from specdec.verifiers.base.descent import at, descend
 from specdec.verifiers.greedy import Greedy
 from specdec.verifiers.speculative_sampling import accept_chain
@@ -59,7 +60,7 @@ class KSeq(Verifier):
 
 
 def _k_seq(draft: Draft, p: Tensor, children: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
-    """All tests of one node (see `descent.Rule`)."""
+    """Make all tests of one node (see `descent.Rule`)."""
     assert draft.q is not None
     due = children >= 0  # [T]
     draws = due.sum()
@@ -77,7 +78,7 @@ def _k_seq(draft: Draft, p: Tensor, children: Tensor, uniforms: Tensor) -> tuple
 
 
 def acceptance_scale(p: Tensor, q: Tensor, draws: Tensor) -> Tensor:
-    """rho [..., 1] for float64 laws p, q [..., V] and K `draws` [], by bisection in [1, K].
+    """Return rho [..., 1] for float64 laws p, q [..., V] and K `draws` [], by bisection in [1, K].
 
     1 - (1 - b)^K - rho b falls as rho grows. The upper end is returned: any rho at or above the root gives exactly p,
     so what is left of the interval costs acceptance (less than 1e-9) and never the law.
@@ -96,5 +97,5 @@ _HALVINGS = 36
 
 
 def _some_of(b: Tensor, draws: Tensor) -> Tensor:
-    """1 - (1 - b)^K, the chance that one of K draws passes, without losing a small b."""
+    """Return 1 - (1 - b)^K, the chance that one of K draws passes, precise for a small b."""
     return -torch.expm1(draws * torch.log1p(-b.clamp_max(1.0)))

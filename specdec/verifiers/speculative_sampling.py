@@ -10,8 +10,8 @@ from torch import Tensor
 from specdec.config import typed
 from specdec.records import Acceptance, Draft
 from specdec.sampling import residual, sample
+from specdec.structures.base import EVERY_STRUCTURE
 from specdec.verifiers.base.contract import (
-    EVERY_STRUCTURE,
     Verifier,
     VerifierCapabilities,
     chain_acceptance,
@@ -54,7 +54,7 @@ class SpeculativeSampling(Verifier):
 
 
 def accept_chain(draft: Draft, p: Tensor, generator: torch.Generator | None) -> Acceptance:
-    """All positions of a chain at once; an empty draft gets its token from p[0]."""
+    """Decide all positions of a chain at once; after an empty draft the token is drawn from p[0]."""
     offered = len(draft)
     if offered == 0:
         return chain_acceptance(draft, None, sample(p[0], generator))
@@ -69,12 +69,12 @@ def accept_chain(draft: Draft, p: Tensor, generator: torch.Generator | None) -> 
 
 
 def _multi_round(draft: Draft, p: Tensor, children: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
-    """The tests of one node, one after the other (see `descent.Rule`)."""
+    """Make the tests of one node, one after the other (see `descent.Rule`)."""
     assert draft.q is not None
-    rows, tokens = at(draft.q, children).to(p.dtype), at(draft.tokens, children)  # [T, V], [T]
+    laws, tokens = at(draft.q, children).to(p.dtype), at(draft.tokens, children)  # [T, V], [T]
     chosen = torch.full_like(children[:1], -1)
     for test in range(len(children)):
-        child, token, q = children[test : test + 1], tokens[test : test + 1], rows[test : test + 1]
+        child, token, q = children[test : test + 1], tokens[test : test + 1], laws[test : test + 1]
         due = (child >= 0) & (chosen < 0)
         p_token = torch.where(due, p.index_select(-1, token)[0], 0.0)  # where nothing is due, nothing passes
         passed = uniforms[test : test + 1] * q.index_select(-1, token)[0] < p_token

@@ -1,4 +1,4 @@
-"""Typical acceptance (Medusa, Cai et al. 2401.10774, 2.3.1): what the target finds likely enough is kept."""
+"""Typical acceptance (Medusa, Cai et al. 2401.10774, 2.3.1): tokens that the target finds likely enough are kept."""
 
 from functools import lru_cache
 from typing import Annotated, Literal
@@ -9,8 +9,8 @@ from torch import Tensor
 
 from specdec.config import typed
 from specdec.records import Acceptance, Draft
+from specdec.structures.base import EVERY_STRUCTURE
 from specdec.verifiers.base.contract import (
-    EVERY_STRUCTURE,
     Verifier,
     VerifierCapabilities,
     most_likely,
@@ -54,7 +54,7 @@ class Typical(Verifier):
 
     def accept(self, draft: Draft, p: Tensor, generator: torch.Generator | None) -> Acceptance:
         parents = draft.tree.parents
-        above = _rows_above(parents, p.device)  # [N]
+        above = _parent_places(parents, p.device)  # [N]
         p_token = p[above, draft.tokens]
         passed = p_token > self._threshold(p).squeeze(-1)[above]
         # One transfer, the only one of the round.
@@ -76,12 +76,12 @@ class Typical(Verifier):
         return most_likely(p)
 
     def _threshold(self, p: Tensor) -> Tensor:
-        """[..., 1] for p [..., V]."""
+        """Return the threshold [..., 1] under p [..., V]."""
         entropy = torch.special.entr(p).sum(-1, keepdim=True)
         return (self._delta * (-entropy).exp()).clamp_max(self._epsilon)
 
 
 @lru_cache(maxsize=64)
-def _rows_above(parents: tuple[int, ...], device: torch.device) -> Tensor:
-    """[N] the row of p that holds the law in which each node is tested: its parent's."""
+def _parent_places(parents: tuple[int, ...], device: torch.device) -> Tensor:
+    """Return for each node [N] the place in p of the law that it is tested against: that of its parent."""
     return (torch.tensor(parents, dtype=torch.long) + 1).to(device, non_blocking=True)

@@ -1,11 +1,11 @@
-"""Rounds tables made of foreign files: the pieces that every importer shares, and the list of importers.
+"""Rounds tables made of foreign files: the pieces that every importer shares.
 
 A source says less than a run of ours. `Imported.notes` say what it does not contain; seconds and sizes that nobody
 recorded are NaN, never zero, and no statistic uses them.
 """
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from math import nan
 from pathlib import Path
@@ -182,17 +182,3 @@ def within_gamma(where: str, accepted: Sequence[int], gamma: int) -> None:
 def named(values: dict[str, Any], number: int, keys: Sequence[str] = ("question_id", "request_id", "id")) -> str:
     """Return the name of a line's prompt: the first of `keys` that it has, else its number."""
     return next((str(values[key]) for key in keys if values.get(key) is not None), f"line {number}")
-
-
-# Importers ----------------------------------------------------------------------------------------
-
-Importer = Callable[..., Imported]
-
-
-def importers() -> dict[str, Importer]:
-    """Return the importers by the name that `--import` takes; each takes (path, gamma) and options of its own."""
-    from .accepted_lengths import accepted_lengths
-    from .spec_bench import spec_bench
-    from .vllm import vllm
-
-    return {"accepted_lengths": accepted_lengths, "vllm": vllm, "spec_bench": spec_bench}

@@ -11,12 +11,10 @@ from specdec.records import Draft, TextStart
 from specdec.registry import Registry
 from specdec.structures.base import Structure
 
-EVERY_STRUCTURE = frozenset({"chain", "rows", "tree", "dynamic"})
-
 
 @dataclass(frozen=True)
 class DrafterCapabilities:
-    """What a drafter can do, and what it needs.
+    """The abilities of a drafter, and its needs.
 
     Attributes:
         fills: names of the structures that it can fill.
@@ -43,7 +41,7 @@ class DrafterCapabilities:
 
 
 class Drafter(ABC):
-    """Proposes a token tree in each round. Made once by the registry, with the run's `target`, then reused per prompt.
+    """Proposes a token tree in each round. Made once by the registry with the run's `target`, then reused per prompt.
 
     Attributes:
         capabilities: those of this drafter; the class says what its YAML gives, before anything is loaded.
@@ -52,11 +50,11 @@ class Drafter(ABC):
     capabilities: DrafterCapabilities
 
     def prepare(self, capacity: int, structure: Structure) -> None:
-        """Compile what can be compiled where the target does (`Target.compilation`), before anything is timed.
+        """Compile what can be compiled, if the target does (`Target.compilation`), before anything is timed.
 
         Args:
             capacity: the largest that `start` will be given.
-            structure: the primary one; drafts of others come too.
+            structure: the primary one; drafts of other structures are asked for as well.
         """
 
     def start(self, text: TextStart, states: Tensor | None = None) -> None:
@@ -69,7 +67,7 @@ class Drafter(ABC):
 
     @abstractmethod
     def draft(self, structure: Structure) -> Draft:
-        """Propose at most what `structure` asks for; an empty draft where there is nothing to propose."""
+        """Propose at most what `structure` asks for; the draft is empty where there is nothing to propose."""
 
     def commit(self, tokens: Sequence[int], states: Tensor | None = None) -> None:
         """Take note of the tokens appended to the text in this round.
@@ -79,20 +77,20 @@ class Drafter(ABC):
         """
 
     def laws(self, prompt: Sequence[int], text: Sequence[int]) -> Tensor | None:
-        """q before every token of `text`, in one teacher-forced pass: [len(text), V].
+        """Return q [len(text), V] before every token of `text`, in one teacher-forced pass; point masses are one-hot.
 
-        Only for drafters whose replay is "position" and that always propose; point masses are one-hot rows. None
-        means that the pass has to draft token by token. Leaves the drafter without a text: call `start` next.
+        Only drafters whose replay is "position" and that always propose can do so. None means that a replay has to
+        draft token by token. Afterwards the drafter has no text: call `start` next.
         """
         return None
 
     def describe(self) -> dict[str, Any]:
-        """What to record about a model that drafts: hash, dtype, attention kind, parameters."""
+        """Return what is recorded about a model that drafts: hash, dtype, attention kind, parameters."""
         return {}
 
     @property
     def flops_per_token(self) -> float:
-        """Floating-point operations of one drafted token; 0 for drafters that look things up."""
+        """Floating-point operations of one drafted token; 0 for drafters that look tokens up."""
         return 0.0
 
 

@@ -1,4 +1,4 @@
-"""What drafters over heads share: heads from a file, h_t round by round, and the draft of any structure."""
+"""The part that drafters over heads share: heads from a file, h_t in every round, and the draft of any structure."""
 
 import hashlib
 from collections.abc import Sequence
@@ -9,14 +9,14 @@ from typing import Any, ClassVar, Literal, Self
 import torch
 from torch import Tensor
 
-from specdec.drafters.base.contract import EVERY_STRUCTURE, Drafter, DrafterCapabilities
+from specdec.drafters.base.contract import Drafter, DrafterCapabilities
 from specdec.errors import NumericsError, UsageError
 from specdec.heads.checkpoint import load_heads, shipped_heads, state_offset
 from specdec.heads.choices import choices_of
 from specdec.heads.network import Heads
 from specdec.records import EMPTY, Draft, Source, TextStart, Tree
 from specdec.sampling import all_finite, generator_on, probabilities
-from specdec.structures.base import Structure
+from specdec.structures.base import EVERY_STRUCTURE, Structure
 from specdec.targets.base import Target
 from specdec.tree_building.siblings import How, Siblings, grow, sibling_ranks
 
@@ -31,12 +31,12 @@ class HeadsDrafter(Drafter):
     `siblings` says. Heads that a structure has no level for are not computed. Nothing is offered before the first
     state: after a prompt of one token, and where nobody gives the target's states (a replay does not).
 
-    What a draft costs is a few products of one row or of few: there is nothing to compile.
+    A draft costs a few matrix products over one or a few states: there is nothing to compile.
 
     Class attributes:
-        strategy: its registry name, which `Source` gets.
-        grounded: whether its heads read the drafted tokens.
-        shipped: the heads that `drafter.model=pocket` stands for.
+        strategy: the registry name, for `Source`.
+        grounded: whether the heads read the drafted tokens.
+        shipped: the heads that `drafter.model=pocket` names.
 
     Attributes:
         heads: in the target's dtype, on its device.
@@ -96,7 +96,7 @@ class HeadsDrafter(Drafter):
     def _begin(self, generator: torch.Generator | None, root: int) -> None:
         self._generator, self._root = generator, root
         self._state: Tensor | None = None  # [D] h_t
-        self._past: tuple[Tensor, Tensor] | None = None  # of the prefix layer
+        self._past: tuple[Tensor, Tensor] | None = None  # keys and values of the prefix layer
         self._finite: Tensor | None = None
 
     def start(self, text: TextStart, states: Tensor | None = None) -> None:
@@ -119,8 +119,8 @@ class HeadsDrafter(Drafter):
         return self._grown(shape, self._state, root)
 
     def _has_topology(self, shape: Structure) -> bool:
-        """Whether a draft of ranked tokens has the structure's own: where it follows no confidence, and no node has
-        more children than there are tokens.
+        """Return whether a draft of ranked tokens has the topology of the structure: no beam chooses it, and no node
+        has more children than there are tokens.
         """
         return shape.beam is None and max(map(len, shape.tree.children)) <= self.heads.vocab_size
 
@@ -128,7 +128,7 @@ class HeadsDrafter(Drafter):
         return tuple(Source(self.strategy, rank) for rank in sibling_ranks(shape.tree, shape.rows is not None))
 
     def _grown(self, shape: Structure, state: Tensor, root: Tensor) -> Draft:
-        """Level by level, by what the level before drew."""
+        """Draft level by level, each by the tokens of the levels above."""
         ranked = self._greedy or shape.beam is not None
         after = self._choices.laws(state, shape.gamma, (lambda logits: logits) if ranked else self._standardised)
 
@@ -147,11 +147,11 @@ class HeadsDrafter(Drafter):
         return probabilities(logits, self._sampling)
 
     def commit(self, tokens: Sequence[int], states: Tensor | None = None) -> None:
-        """Take note of the tokens appended to the text in this round.
+        """See `Drafter.commit`.
 
         Raises:
-            NumericsError: the q of the round's draft was not finite. Seen here, not while drafting, because here the
-                device has been waited for already.
+            NumericsError: the q of the round's draft was not finite. It is seen only here, because by now the host
+                has waited for the device.
         """
         if self._finite is not None and not self._finite:
             raise NumericsError(
@@ -174,8 +174,8 @@ class HeadsDrafter(Drafter):
 
     @property
     def flops_per_token(self) -> float:
-        """Of a head and its way to the vocabulary, the mean over the heads. A prefix layer is left out: it runs once
-        for a token of the text, however many are drafted.
+        """Operations of a head and its way to the vocabulary, the mean over the heads. A prefix layer is left out: it
+        runs once for a token of the text, however many are drafted.
         """
         heads, count = self.heads, len(self.heads)
         mixed = sum(weight.numel() for weight in heads.heads.parameters()) / count

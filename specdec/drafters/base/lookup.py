@@ -1,4 +1,4 @@
-"""What drafters that look tokens up have in common: proposals are made of plain numbers, and are point masses."""
+"""The part that drafters which look tokens up share: their proposals are plain numbers, and point masses."""
 
 from abc import abstractmethod
 
@@ -12,14 +12,14 @@ from specdec.tree_building.lookup_filling import Proposal
 
 
 class Lookup(Drafter):
-    """Deterministic drafts, a point mass on every node, out of tables and indexes on the host."""
+    """Drafts deterministically, with a point mass on every node, from tables and indexes on the host."""
 
     def __init__(self, target: Target) -> None:
         self._device = target.device
 
     @abstractmethod
     def propose(self, structure: Structure) -> Proposal:
-        """At most what `structure` asks for; `NOTHING` where there is nothing to propose."""
+        """Return at most what `structure` asks for; `NOTHING` where there is nothing to propose."""
 
     def draft(self, structure: Structure) -> Draft:
         tokens, tree, source = self.propose(structure)

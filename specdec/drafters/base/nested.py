@@ -1,4 +1,4 @@
-"""Drafters made of other drafters: what a part says of its keys, said of where they stand."""
+"""Drafters made of other drafters: errors of a part name its keys where these stand in the configuration."""
 
 import re
 from collections.abc import Iterator
@@ -9,11 +9,11 @@ from specdec.errors import UsageError
 
 @contextmanager
 def named_below(place: str) -> Iterator[None]:
-    """A part speaks of its keys as `drafter.model`; in a drafter that has it at `place` they are
-    `drafter.PLACE.model`.
+    """Rename the keys in errors of a part: what it calls `drafter.model` is `drafter.PLACE.model` in the drafter with
+    that part at `place`.
 
     Raises:
-        UsageError: the one that was raised within, so named.
+        UsageError: the one raised within, with the keys renamed.
     """
     try:
         yield

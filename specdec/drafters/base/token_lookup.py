@@ -1,4 +1,4 @@
-"""What drafters that rank a few tokens after the last one share: how these become a draft."""
+"""The part that drafters which rank a few tokens after the last one share: how these become a draft."""
 
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -21,10 +21,10 @@ from specdec.tree_building.lookup_filling import NOTHING, Proposal, filled
 
 
 class TokenLookup(Lookup):
-    """Proposals that depend on the last token alone, of a fixed ranking of the tokens after each.
+    """Proposes by a fixed ranking of the tokens that may follow each token; a proposal depends on the last token alone.
 
     Class attributes:
-        strategy: its name in `Source`.
+        strategy: the name in `Source`.
     """
 
     capabilities = DrafterCapabilities(fills=frozenset({"chain", "rows", "tree"}), replay="position")
@@ -33,7 +33,7 @@ class TokenLookup(Lookup):
     def __init__(self, target: Target, k: int) -> None:
         """
         Args:
-            k: tokens ranked after each, or all of the vocabulary where that has fewer.
+            k: number of tokens that are ranked after each; all of a vocabulary that has fewer.
         """
         super().__init__(target)
         self._k = k
@@ -44,7 +44,7 @@ class TokenLookup(Lookup):
     def prepare(self, capacity: int, structure: Structure) -> None:
         """
         Raises:
-            UsageError: a structure with more siblings than tokens are ranked; rows of it would stay empty.
+            UsageError: the structure has more siblings than tokens are ranked, so that some places would stay empty.
         """
         widest = max(map(len, structure.tree.children))
         if widest > self._k:
@@ -55,12 +55,12 @@ class TokenLookup(Lookup):
 
     @abstractmethod
     def ranked(self, token: int, count: int) -> Sequence[int]:
-        """The `count` first tokens of the ranking after `token`, best first; fewer where no more are known."""
+        """Return the first `count` tokens of the ranking after `token`, best first; fewer where no more are known."""
 
     @abstractmethod
     def rows(self, token: int, k: int, w: int) -> list[tuple[int, ...]]:
-        """Continuations of `token`, `w` tokens each, best first: row j begins with the token of rank j. At most `k`,
-        fewer where no more are known.
+        """Return at most `k` continuations of `token`, of `w` tokens each: row j begins with the token of rank j. Fewer
+        where no more are known.
         """
 
     def start(self, text: TextStart, states: Tensor | None = None) -> None:
@@ -70,16 +70,16 @@ class TokenLookup(Lookup):
         self._last = tokens[-1]
 
     def propose(self, structure: Structure) -> Proposal:
-        """Chains and rows as `rows` gives them; in any other tree the child of rank j of a token x is the token of rank
-        j after x, left out with all that hangs on it where there is none.
+        """Propose chains and rows as `rows` gives them. In a tree, the child of rank j of a token x is the token of
+        rank j after x; where there is none, the node is left out with all nodes below it.
         """
         if structure.gamma == 0:
             return NOTHING
         if structure.rows is None:
             return filled(structure.tree, self._last, self._children)
         rows = self.rows(self._last, structure.rows, structure.gamma)
-        # Their first tokens differ, so there is nothing to merge.
-        return Proposal(tuple(chain.from_iterable(rows)), *_block(self.strategy, len(rows), structure.gamma))
+        # The first tokens of rows differ, so there is nothing to merge.
+        return Proposal(tuple(chain.from_iterable(rows)), *_apart(self.strategy, len(rows), structure.gamma))
 
     def _children(self, token: int, count: int) -> list[tuple[int, str, int]]:
         return [(child, self.strategy, child) for child in self.ranked(token, count)]
@@ -92,7 +92,7 @@ class TokenLookup(Lookup):
 
 
 @lru_cache(maxsize=256)
-def _block(strategy: str, k: int, w: int) -> tuple[Tree, tuple[Source, ...]]:
-    """Topology and sources of k rows of w tokens that share nothing but the root."""
+def _apart(strategy: str, k: int, w: int) -> tuple[Tree, tuple[Source, ...]]:
+    """Return topology and sources of k rows of w tokens that share nothing but the root."""
     tree = chain_tree(w) if k == 1 else Tree(tuple(node - 1 if node % w else -1 for node in range(k * w)))
     return tree, tuple(Source(strategy, node // w) for node in range(k * w))

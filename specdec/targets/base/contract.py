@@ -29,7 +29,7 @@ Evaluation = Literal["packed", "rows"]
 
 @dataclass(frozen=True)
 class TargetCapabilities:
-    """What a target can do.
+    """The abilities of a target.
 
     Attributes:
         structures: names of the structures that it can evaluate.
@@ -72,37 +72,38 @@ class Target(ABC):
     states: Tensor | None = None
 
     def room(self, tree: Tree) -> int:
-        """Rows of the cache that the root and a draft take: for all nodes, or in each copy for the longest path."""
+        """Return the cache slots that root and draft take: for all nodes, or in each copy for the longest path."""
         return 1 + (tree.depth if self.evaluation == "rows" else len(tree))
 
-    def prepare(self, rows: Collection[int], capacity: int, branches: int = 1) -> None:
-        """Compile what can be compiled, before anything is timed; nothing where compilation was not asked for.
+    def prepare(self, sizes: Collection[int], capacity: int, branches: int = 1) -> None:
+        """Compile what can be compiled, before anything is timed; do nothing where compilation was not asked for.
 
         Args:
-            rows: numbers of rows of the calls to come: 1, and those of the primary draft with its root.
-            capacity, branches: the largest that `start` will be given.
+            sizes: tokens of the calls to come: 1, and those of the primary draft with its root.
+            capacity, branches: the largest values that `start` will be given.
         """
 
     def check_memory(self, prompt: int, capacity: int, branches: int = 1) -> None:
-        """Whether `start` with these arguments can have its key-value cache; to be asked before anything is decoded.
+        """Check that there is memory for the key-value cache of a text; to be called before anything is decoded.
 
         Args:
-            prompt: its number of tokens.
+            prompt: tokens of the prompt.
+            capacity, branches: see `TextStart`.
         Raises:
-            UsageError: the bytes asked for are more than there are; says what to change.
+            UsageError: there is less memory; says what to change.
         """
 
     def check_draft(self, structure: Structure) -> None:
-        """Whether a call on a full draft can have its p and its mask; to be asked before a tree of that size is made.
+        """Check that there is memory for p and the mask of a full draft; to be called before such a tree is made.
 
         Raises:
-            UsageError: the bytes asked for are more than there are.
+            UsageError: there is less memory.
         """
         batch = self.evaluation == "rows" and structure.branches > 1
-        rows = structure.branches * (structure.gamma + 1) if batch else structure.nodes + 1
-        asked = rows * self.vocab_size * _LAW_BYTES
+        tokens = structure.branches * (structure.gamma + 1) if batch else structure.nodes + 1
+        asked = tokens * self.vocab_size * _LAW_BYTES
         if structure.branches > 1 and not batch:
-            asked += rows * rows  # who sees whom, a byte each
+            asked += tokens * tokens  # the mask, a byte for each pair
         free = available_bytes(self.device)
         if free is not None and asked > free:
             raise UsageError(
@@ -116,20 +117,20 @@ class Target(ABC):
 
     @abstractmethod
     def verify(self, draft: Draft) -> Tensor:
-        """One call over root and draft -> p [N+1, V], row 0 after the root.
+        """Evaluate root and draft in one call; return p [N+1, V], in place 0 the law after the root.
 
         Raises:
-            NumericsError: when the logits are not finite; names the position. On a GPU `commit` raises it, because
-                looking any earlier would wait for the device.
+            NumericsError: the logits are not finite; names the position. On a GPU `commit` raises it, because an
+                earlier look would wait for the device.
         """
 
     @abstractmethod
     def commit(self, path: Sequence[int], next_token: int) -> None:
-        """Keep root and the accepted nodes `path`; `next_token` becomes the root."""
+        """Keep the root and the accepted nodes `path` in the cache; `next_token` becomes the root."""
 
     def standardise(self, sampling: SamplingConfig) -> None:
-        """Give p at another temperature from the next `verify` on. What a drafter took from the last one stays there:
-        it has to be made again.
+        """Standardise p in another way from the next `verify` on. A drafter keeps the sampling that its target had when
+        it was made, so it has to be made again.
         """
         self.sampling = sampling
 
@@ -139,20 +140,20 @@ class Target(ABC):
 
     @abstractmethod
     def score(self, prompt: Sequence[int], text: Sequence[int]) -> Tensor:
-        """Teacher-forced logits of `text` after `prompt`, in float32 or better: [len(text) + 1, V], row i before
-        token i, the last row after the text. Untimed.
+        """Return teacher-forced logits [len(text) + 1, V] of `text` after `prompt`, in float32 or better: in place i
+        those before token i, in the last those after the text. Never timed.
         """
 
     def score_as_decoded(self, prompt: Sequence[int], text: Sequence[int]) -> Tensor:
-        """Like `score`, in the arithmetic that the target decodes in: the difference is its rounding error."""
+        """Return what `score` does, computed in the arithmetic of decoding: the difference is its rounding error."""
         return self.score(prompt, text)
 
     def clock(self) -> Clock | None:
-        """The clock of a target whose durations are simulated (a replay); None where they are measured."""
+        """Return the clock of a target whose durations are simulated (a replay); None where they are measured."""
         return None
 
     def limit(self, prompt: Sequence[int], max_new_tokens: int) -> int:
-        """How many tokens may follow `prompt`: all of `max_new_tokens`, or what a recorded text has."""
+        """Return how many tokens may follow `prompt`: `max_new_tokens`, or fewer where a recorded text is shorter."""
         return max_new_tokens
 
     @property
@@ -170,7 +171,7 @@ class Target(ABC):
         return 0.0
 
     def products(self) -> list[Product]:
-        """The matrix products of one call, for the roofline; empty where there is no model or they cannot be told."""
+        """Return the matrix products of one call, for the roofline; empty where they are not known."""
         return []
 
     @property
@@ -179,7 +180,7 @@ class Target(ABC):
         return 0
 
     def describe(self) -> dict[str, Any]:
-        """What to record about the model: hash, dtype, attention kind, parameters."""
+        """Return what is recorded about the model: hash, dtype, attention kind, parameters."""
         return {}
 
 

@@ -1,4 +1,4 @@
-"""What a target gives to whoever reads its hidden states: drafters over heads, and the training of heads."""
+"""The contract of hidden states: what a target gives to drafters over heads and to the training of heads."""
 
 from abc import ABC, abstractmethod
 
@@ -25,7 +25,7 @@ class HiddenStates(ABC):
     @property
     @abstractmethod
     def output_layer(self) -> Tensor:
-        """The product [V, D] from the last layer's states to logits."""
+        """The weights [V, D] that make logits of the last layer's states."""
 
     @property
     @abstractmethod
@@ -34,16 +34,16 @@ class HiddenStates(ABC):
 
     @abstractmethod
     def keep(self, offset: int) -> None:
-        """From now on `Target.start` and `commit` leave states in `Target.states`; ask before anything is compiled.
+        """Make `Target.start` and `commit` leave states in `Target.states`; to be called before anything is compiled.
 
         Raises:
-            UsageError: fewer layers than that.
+            UsageError: the model has no such layer.
         """
 
     @abstractmethod
     def sequence(self, tokens: Tensor, offset: int) -> tuple[Tensor, Tensor]:
-        """Teacher-forced, without the cache: states [B, S, D] and logits [B, S, V] of tokens [B, S].
+        """Return states [B, S, D] and logits [B, S, V] of tokens [B, S], teacher-forced and without the cache.
 
         Raises:
-            UsageError: fewer layers than that.
+            UsageError: the model has no such layer.
         """

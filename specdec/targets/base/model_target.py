@@ -1,4 +1,4 @@
-"""What targets that are transformers models share: a decoder over our own cache, masks and positions explicit."""
+"""The part that all targets with a transformers model share: a decoder over our own cache."""
 
 from collections.abc import Sequence
 from copy import deepcopy
@@ -44,7 +44,7 @@ class ModelTarget(Target):
         self.end_tokens = decoder.end_tokens
         self._scorer: Any = None
         self._root = torch.zeros(1, dtype=torch.long, device=self.device)
-        self._tree = chain_tree(0)  # of the last draft verified
+        self._tree = chain_tree(0)  # of the last verified draft
         check_rollback(decoder)
         self._slot_bytes = decoder.cache.nbytes() // decoder.cache.capacity
 
@@ -60,12 +60,12 @@ class ModelTarget(Target):
         fault = f"take {asked:,} bytes, and {free:,} are free on {self.device}"
         if copies == 1:
             raise UsageError(
-                f"Bad value measurement.max_new_tokens: {capacity:,} rows of key-value cache {fault}; lower it, or use "
-                "shorter prompts."
+                f"Bad value measurement.max_new_tokens: {capacity:,} slots of key-value cache {fault}; lower it, or "
+                "use shorter prompts."
             )
         instead = ", or use target.evaluation=packed" if "packed" in self.capabilities.evaluations else ""
         raise UsageError(
-            f"Bad value target.evaluation=rows: {copies} copies of a key-value cache of {capacity:,} rows {fault}; "
+            f"Bad value target.evaluation=rows: {copies} copies of a key-value cache of {capacity:,} slots {fault}; "
             f"lower structure.k or measurement.max_new_tokens{instead}."
         )
 
@@ -99,9 +99,9 @@ class ModelTarget(Target):
         if self.device.type != "cpu":
             self._check_finite()  # the acceptance has waited for the device: known by now
         if self.evaluation == "rows":
-            # The path stands in one piece, from the root on: in the only row, or in one of the batch.
-            row = 0 if self._tree.is_chain else path_batch(self._tree).sequence_of(path)
-            self.decoder.cache.commit(self._prefix, range(self._prefix, self._prefix + 1 + len(path)), row)
+            # The path stands in one piece, from the root on, in the only sequence or in one of the batch.
+            sequence = 0 if self._tree.is_chain else path_batch(self._tree).sequence_of(path)
+            self.decoder.cache.commit(self._prefix, range(self._prefix, self._prefix + 1 + len(path)), sequence)
         else:
             self.decoder.cache.commit(self._prefix + 1, [self._prefix + 1 + node for node in path])
         self._root = torch.full((1,), next_token, device=self.device)  # written there: copying would wait for it

@@ -10,12 +10,10 @@ from specdec.records import Acceptance, Draft
 from specdec.registry import Registry
 from specdec.sampling import one_hot, residual
 
-EVERY_STRUCTURE = frozenset({"chain", "rows", "tree", "dynamic"})
-
 
 @dataclass(frozen=True)
 class VerifierCapabilities:
-    """What an acceptance rule can do.
+    """The abilities of an acceptance rule.
 
     Attributes:
         handles: names of the structures that it can judge.
@@ -36,7 +34,7 @@ class VerifierCapabilities:
 
 
 class Verifier(ABC):
-    """Decides how much of a draft becomes text. Sees probabilities only, never a temperature or logits.
+    """An acceptance rule: decides how much of a draft becomes text. It sees probabilities only, never logits.
 
     Attributes:
         capabilities: those of this rule as configured; the class says what holds for some of its configurations only.
@@ -50,43 +48,43 @@ class Verifier(ABC):
 
         Args:
             draft: N nodes; N may be 0, then the next token is drawn from p[0].
-            p: [N+1, V] the target's law after the root (row 0) and after each node.
+            p: [N+1, V] the target's law after the root (place 0) and after each node.
             generator: the source of all randomness of the decision.
         """
 
     def for_greedy(self) -> "Verifier":
-        """The rule that decides exactly as this one does wherever p is one-hot, in the fewest steps."""
+        """Return the cheapest rule that decides exactly as this one does wherever p is one-hot."""
         return self
 
     def law(self, p: Tensor, q: Tensor, depth: int | Tensor = 1) -> Tensor:
-        """Exact law of the token emitted at a tested position of a chain, accepted or corrected.
+        """Return the exact law [..., V] of the token emitted at a tested position of a chain, accepted or corrected.
 
         Args:
             p: [..., V] the target's law there.
             q: [..., V] the drafter's, one-hot for a deterministic draft.
             depth: [...] of the position in its draft, 1 after the root: some rules treat the first ones differently.
         Raises:
-            NotImplementedError: a rule that is not lossless has not said it.
+            NotImplementedError: a rule that is not lossless does not say it.
         """
         if not self.capabilities.lossless:
             raise NotImplementedError(f"{type(self).__name__} is not lossless and does not say what it emits")
         return p
 
     def reference(self, p: Tensor) -> Tensor:
-        """What the rule emits [..., V] where nothing is drafted: the law that `law` is held against."""
+        """Return the law [..., V] of the emitted token where nothing is drafted, with which `law` is compared."""
         return p
 
     def total_variation(self, p: Tensor, q: Tensor, depth: int | Tensor = 1) -> Tensor:
-        """Distance [...] of the emitted law from what is emitted without a draft, sum |law - reference| / 2."""
+        """Return the distance [...] between the laws emitted with a draft and without, sum |law - reference| / 2."""
         return (self.law(p, q, depth) - self.reference(p)).abs().sum(-1) / 2
 
     def acceptance(self, p: Tensor, q: Tensor) -> Tensor:
-        """Chance [...] that a rule which tests token by token lets a token of a chain pass.
+        """Return the chance [...] that a token of a chain passes, for a rule that tests tokens one by one.
 
         Args:
-            p, q: [...] the chances of that token.
+            p, q: [...] the chances of that token under target and drafter.
         Raises:
-            NotImplementedError: a rule that is not lossless has not said it; one that is `deterministic` need not.
+            NotImplementedError: a rule that is not lossless does not say it; a deterministic one need not.
         """
         if not self.capabilities.lossless:
             raise NotImplementedError(f"{type(self).__name__} is not lossless and does not say when a token passes")
@@ -94,30 +92,30 @@ class Verifier(ABC):
 
 
 def passed_or_corrected(passed: Tensor, corrected: Tensor) -> Tensor:
-    """The law [..., V] of a token that is accepted with `passed` [..., V], which adds up to 1 at most, and otherwise
-    drawn from `corrected` [..., V].
+    """Return the law [..., V] of a token that is accepted with chances `passed` [..., V], which sum to at most 1, and
+    otherwise drawn from `corrected` [..., V].
     """
     return passed + (1 - passed.sum(-1, keepdim=True)).clamp_min(0.0) * corrected
 
 
 def most_likely(p: Tensor) -> Tensor:
-    """All on the target's first choice [..., V]: what a rule for greedy text emits without a draft."""
+    """Return a point mass [..., V] on the target's first choice: what a rule for greedy text emits without a draft."""
     return one_hot(p.argmax(-1), p.shape[-1]).to(p.dtype)
 
 
 def correction(draft: Draft, p: Tensor, accepted: Tensor, scaled: Tensor | None = None, kept: float = 1.0) -> Tensor:
-    """The law [V] of the token after the first `accepted` [] of a chain of one token or more: the residual where one
-    was rejected, else p. Nothing here waits for the device.
+    """Return the law [V] of the token after the first `accepted` [] of a chain that is not empty: the residual after a
+    rejection, else p. Nothing here waits for the device.
 
     Args:
-        scaled: [N, V] what the residual takes for p (block verification), else p itself.
-        kept: share of q that the residual takes off (lenience).
+        scaled: [N, V] the law that stands for p in the residual (block verification); None for p itself.
+        kept: the share of q that the residual subtracts (lenience).
     """
     # Not an index: reading a number off a GPU for one would wait for it.
     last = accepted.clamp_max(len(draft) - 1).reshape(1)
 
-    def of_last(rows: Tensor) -> Tensor:
-        return rows.index_select(0, last)[0]
+    def of_last(values: Tensor) -> Tensor:
+        return values.index_select(0, last)[0]
 
     q = one_hot(of_last(draft.tokens), p.shape[-1]) if draft.q is None else of_last(draft.q)
     rejected = residual(of_last(p if scaled is None else scaled), kept * q.to(p.dtype))
@@ -125,10 +123,10 @@ def correction(draft: Draft, p: Tensor, accepted: Tensor, scaled: Tensor | None 
 
 
 def chain_acceptance(draft: Draft, accepted: Tensor | None, next_token: Tensor) -> Acceptance:
-    """The decision for a chain, fetched from the device in one transfer: the only one of a round.
+    """Return the decision for a chain, fetched from the device in one transfer, the only one of a round.
 
     Args:
-        accepted: [] how many of the draft's tokens, from the first on; None for an empty draft.
+        accepted: [] the number of accepted tokens, from the first on; None for an empty draft.
         next_token: [] the correction or the bonus.
     """
     if accepted is None:

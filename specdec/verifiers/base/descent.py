@@ -1,7 +1,7 @@
-"""Down a branching draft, node by node; what happens at one node is the rule's business.
+"""The way down a branching draft, node by node; a rule says what happens at one node.
 
-Every choice stays on the device: positions are tensors, and what does not happen is masked out. The decision is fetched
-once, at the end, so that a round waits for a GPU once.
+Every choice stays on the device: positions are tensors, and steps that do not happen are masked out. The decision is
+fetched once, at the end, so that a round waits for a GPU once.
 """
 
 from collections.abc import Callable
@@ -14,16 +14,18 @@ from specdec.records import Acceptance, Draft
 from specdec.sampling import one_hot, sample
 
 Rule = Callable[[Draft, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
-"""`rule(draft, p, children, uniforms) -> (chosen, rest)` at one node: p [1, V] the target's law there, children [T] the
-nodes to test in this order (-1 where there are fewer), uniforms [T] one for each test; chosen [1] the accepted child or
--1, rest [1, V] the law of the next token where none is accepted (p itself for a node without children)."""
+"""`rule(draft, p, children, uniforms) -> (chosen, rest)` decides at one node. It is given the target's law p [1, V]
+there, the children [T] to test in this order (-1 where there are fewer) and a uniform number for each test, [T]. It
+returns the accepted child [1] or -1, and the law [1, V] of the next token where none is accepted (p itself for a node
+without children)."""
 
 
 def descend(draft: Draft, p: Tensor, generator: torch.Generator | None, rule: Rule) -> Acceptance:
     """Follow accepted children from the root until none passes; the next token comes from what is left of p there.
 
     Children that are point masses (`draft.q` is None) need no rule: testing them in turn, each with its share of what
-    is left of p, is drawing the next token from p and following the child that carries it. Otherwise `rule` decides.
+    is left of p, is the same as drawing the next token from p and following the child with that token. Otherwise `rule`
+    decides.
 
     Args:
         draft: N nodes, at least one.
@@ -33,21 +35,21 @@ def descend(draft: Draft, p: Tensor, generator: torch.Generator | None, rule: Ru
     uniforms = None
     if draft.q is not None:
         uniforms = torch.rand(sum(widths), generator=generator, device=p.device, dtype=p.dtype)
-    row = torch.zeros(1, dtype=torch.long, device=p.device)  # of p: 0 is the root's, node i's is i + 1
+    place = torch.zeros(1, dtype=torch.long, device=p.device)  # in p and `table`: 0 for the root, i + 1 for node i
     going = torch.ones(1, dtype=torch.bool, device=p.device)
-    law = p[:1]  # [1, V] of the next token, as far as is known
+    law = p[:1]  # [1, V] the law of the next token, as far as it is known
     path: list[Tensor] = []
     tested = 0
     for width in widths:
-        children = table.index_select(0, row)[0, :width]
+        children = table.index_select(0, place)[0, :width]
         if uniforms is None:
             chosen, rest = _follow(draft, law, children, generator)
         else:
             chosen, rest = rule(draft, law, children, uniforms[tested : tested + width])
         tested += width
         passed = going & (chosen >= 0)
-        row = torch.where(passed, chosen + 1, row)
-        law = torch.where(passed, p.index_select(0, row), torch.where(going, rest, law))
+        place = torch.where(passed, chosen + 1, place)
+        law = torch.where(passed, p.index_select(0, place), torch.where(going, rest, law))
         path.append(torch.where(passed, chosen, -1))
         going = passed
         if can_look(p) and not going:
@@ -60,16 +62,17 @@ def descend(draft: Draft, p: Tensor, generator: torch.Generator | None, rule: Ru
 
 
 def can_look(values: Tensor) -> bool:
-    """Whether reading a number costs nothing, so that what would be masked out need not be computed."""
+    """Return whether the host reads numbers for free, so that steps that do not happen need not be computed."""
     return values.device.type == "cpu"
 
 
 def at(values: Tensor, nodes: Tensor) -> Tensor:
-    """Rows of `values` [N, ...] for nodes [T]; any row where a node is -1. A number as an index would be fetched."""
+    """Return the entries [T, ...] of `values` [N, ...] for nodes [T], any entry for -1; nothing is fetched."""
     return values.index_select(0, nodes.clamp_min(0))
 
 
 def _follow(draft: Draft, law: Tensor, children: Tensor, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
+    """Draw the next token and choose the child that has it; returns what a `Rule` does."""
     token = sample(law, generator)  # [1]
     carries = (children >= 0) & (at(draft.tokens, children) == token)
     chosen = torch.where(carries.any(), children.index_select(0, carries.int().argmax(-1, keepdim=True)), -1)
@@ -78,7 +81,7 @@ def _follow(draft: Draft, law: Tensor, children: Tensor, generator: torch.Genera
 
 @lru_cache(maxsize=64)
 def _tests(tests: tuple[tuple[int, ...], ...], device: torch.device) -> tuple[tuple[int, ...], Tensor]:
-    """How many tests a node can need at each depth from the root on, and the tests as a table [N+1, T], -1 beyond."""
+    """Return the most tests of a node at each depth, the root first, and all tests as a table [N+1, T], -1 beyond."""
     table = torch.full((len(tests), max(map(len, tests))), -1)
     depth = [0] * len(tests)
     widths: list[int] = []

@@ -8,7 +8,7 @@ import pytest
 
 from specdec.analysis.acceptance.estimates import estimate_alpha, hazards
 from specdec.analysis.read.foreign.accepted_lengths import accepted_lengths, walk
-from specdec.analysis.read.foreign.imported import importers
+from specdec.analysis.read.foreign.importers import IMPORTERS
 from specdec.analysis.read.foreign.spec_bench import spec_bench, spec_bench_times
 from specdec.analysis.read.foreign.vllm import vllm
 from specdec.analysis.rounds import COLUMNS
@@ -240,7 +240,7 @@ BAD = [
 @pytest.mark.parametrize("kind, lines, says", BAD, ids=[f"{kind}-{number}" for number, (kind, _, _) in enumerate(BAD)])
 def test_bad_lines_are_one_sentence_with_file_and_line(write, kind, lines, says):
     with pytest.raises(UsageError, match=says) as caught:
-        importers()[kind](write(*lines), 4)
+        IMPORTERS[kind](write(*lines), 4)
     assert "\n" not in str(caught.value) and "trace.jsonl" in str(caught.value)
 
 
