@@ -169,7 +169,7 @@ def test_bad_input_is_one_sentence_and_code_2(command, tmp_path, arguments, says
 def test_drafters_without_a_replay_are_refused(command, monkeypatch):
     from specdec.drafters.ngram import Ngram
 
-    monkeypatch.setattr(Ngram, "replay", None)
+    monkeypatch.setattr(Ngram, "capabilities", replace(Ngram.capabilities, replay=None))
     code, _, error = command(advise, "+drafter=ngram", *TINY)
     assert code == 2 and "cannot be replayed along a text" in error and error.count("\n") == 1
 
