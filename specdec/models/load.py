@@ -17,9 +17,7 @@ Kind = Literal["causal", "encoder_decoder"]  # registry name of the target that 
 
 def model_path(name: str, part: str = "target") -> str:
     """Return the folder of a pocket model that comes with specdec, or `name` itself (a folder or a hub id)."""
-    if name == POCKET:
-        return str(Path(__file__).resolve().parent.parent / "pocket" / part)
-    return name
+    return str(Path(__file__).resolve().parent.parent / "pocket" / part) if name == POCKET else name
 
 
 def load_model(
@@ -120,8 +118,7 @@ def content_hash(name: str) -> str:
     files = sorted(folder.glob("*.safetensors")) if folder.is_dir() else []
     for file in files:
         with file.open("rb") as stream:
-            while block := stream.read(1 << 20):
-                digest.update(block)
+            hashlib.file_digest(stream, lambda: digest)  # goes on with the same hash
     return digest.hexdigest() if files else ""
 
 

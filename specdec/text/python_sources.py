@@ -279,11 +279,9 @@ def _manifest(training: list[Document], heldout: list[Document], drops: Drops, m
         "sources": sources,
         "packages_not_installed": missing,
         "held_out": {
-            f"{d.source}:{d.name}": {
-                "bytes": len(d.text.encode()),
-                "sha256": hashlib.sha256(d.text.encode()).hexdigest(),
-            }
+            f"{d.source}:{d.name}": {"bytes": len(text), "sha256": hashlib.sha256(text).hexdigest()}
             for d in heldout
+            for text in [d.text.encode()]
         },
         "dropped_for_the_hold_out": drops.heldout,
     }

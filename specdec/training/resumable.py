@@ -113,6 +113,16 @@ class ResumableTraining(ABC):
         """Tell if the training stops after this step; processes that train together ask each other."""
         return stopped
 
+    def effort(self, device: torch.device) -> dict[str, Any]:
+        """Return the lines of `summary.json` that say what the training took."""
+        return {
+            "steps": self.progress.step,
+            "tokens": self.progress.step * self.step_tokens,
+            "seconds": round(self.progress.seconds, 1),
+            "date": time.strftime("%Y-%m-%d"),
+            "hardware": _hardware(device),
+        }
+
     # --- checkpoints
 
     def restore(self) -> bool:
@@ -251,7 +261,7 @@ def training_device(name: str) -> torch.device:
     return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
 
 
-def hardware(device: torch.device) -> dict[str, Any]:
+def _hardware(device: torch.device) -> dict[str, Any]:
     """Describe the processor, the GPU if one was used, and the versions; no host name."""
     model = platform.processor() or platform.machine()
     try:

@@ -5,9 +5,8 @@ MLflow.
 """
 
 import json
-import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
@@ -15,7 +14,6 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator, DistributedDataParallelKwargs
-from torch import Tensor
 
 from specdec.config import validated
 from specdec.errors import NumericsError, UsageError
@@ -24,17 +22,16 @@ from specdec.sampling import SamplingConfig
 from specdec.targets.base import Target, targets
 from specdec.targets.causal import Causal
 from specdec.text.writing import write_atomically
-from specdec.tracking.writer import check_store
 from specdec.training.heads.backbone import Backbone
-from specdec.training.heads.head_accuracy import HeadAccuracy, TargetScore, score_heads, target_score
+from specdec.training.heads.head_accuracy import HeadAccuracy, TargetScore, score_heads
 from specdec.training.heads.head_data import open_sequences
 from specdec.training.heads.head_recipe import HeadTrainConfig, head_fingerprint
 from specdec.training.heads.hidden_states import StateSource
 from specdec.training.heads.sequences import Batch, Sequences
 from specdec.training.heads.student import Student, build_optimizer, first_heads
-from specdec.training.resumable import FinishedTraining, ResumableTraining, column, hardware, training_device
+from specdec.training.resumable import FinishedTraining, ResumableTraining, column, training_device
 from specdec.training.schedules import rate_factor, warm_up
-from specdec.training.sitting import keep_freed_memory, sit
+from specdec.training.sitting import prepare, sit
 
 HEADS_FILE = "heads.safetensors"
 BACKBONE_FOLDER = "backbone"
@@ -128,9 +125,10 @@ class HeadTraining(ResumableTraining):
         parts = list(batch.split(self.config.micro_batch))[accelerator.process_index :: processes]
         losses = torch.zeros(2, dtype=torch.float64, device=accelerator.device)
         for number, part in enumerate(parts, start=1):
-            states, teacher = self._states(part)
-            tokens, scored = part.tokens.to(accelerator.device), part.scored.to(accelerator.device)
-            with self._synchronised(number == len(parts)):
+            states, teacher = (None, None) if self.student.backbone is not None else self.source.states(part)
+            tokens, scored = part.on(accelerator.device)
+            # Gradients are averaged over the processes once a step, after its last part.
+            with nullcontext() if number == len(parts) else accelerator.no_sync(self.wrapped):
                 theirs, own = self.wrapped(tokens, scored, scales, states, teacher)
                 # Processes average their gradients, and each has its part of a sum.
                 accelerator.backward((theirs + own) * processes)
@@ -159,26 +157,10 @@ class HeadTraining(ResumableTraining):
     def _set_rates(self, step: int) -> None:
         rate = self.config.optimizer.rate
         factor = rate_factor(step, self.steps, rate)
+        start = self.backbone_start or 0
+        later = warm_up(max(step - start, 0), rate.warmup_steps) if start else 1.0
         for group in self.optimizer.param_groups:
-            later = 1.0
-            if group["part"] == "backbone" and self.backbone_start is not None:
-                later = warm_up(max(step - self.backbone_start, 0), rate.warmup_steps) if self.backbone_start else 1.0
-            group["lr"] = group["base_lr"] * factor * later
-
-    def _states(self, part: Batch) -> tuple[Tensor | None, Tensor | None]:
-        if self.student.backbone is not None:
-            return None, None
-        states, teacher = self.source.states(part)
-        return states, teacher if self.config.loss.teacher else None
-
-    @contextmanager
-    def _synchronised(self, last: bool) -> Iterator[None]:
-        """Average the gradients over the processes once a step, after its last part."""
-        if last:
-            yield
-        else:
-            with self.accelerator.no_sync(self.wrapped):
-                yield
+            group["lr"] = group["base_lr"] * factor * (later if group["part"] == "backbone" else 1.0)
 
     def agreed(self, stopped: bool) -> bool:
         if self.accelerator.num_processes == 1:
@@ -198,7 +180,7 @@ class HeadTraining(ResumableTraining):
         backbone = self.student.backbone
         for batch in islice(self.sequences.heldout(), self.config.monitor.heldout_batches):
             for part in batch.split(self.config.micro_batch):
-                tokens, scored = part.tokens.to(self.accelerator.device), part.scored.to(self.accelerator.device)
+                tokens, scored = part.on(self.accelerator.device)
                 with self.accelerator.autocast():
                     states, logits = self.source.states(part) if backbone is None else backbone(tokens)
                     accuracy.add(self.student.heads, states.float(), tokens, scored)
@@ -212,7 +194,7 @@ class HeadTraining(ResumableTraining):
     def _target_score(self, all_batches: bool) -> dict[str, float]:
         """Score the target's own next token, in its own arithmetic."""
         limit = None if all_batches else self.config.monitor.heldout_batches
-        return target_score(self.target, islice(self.sequences.heldout(), limit), self.config.micro_batch).metrics()
+        return score_heads(None, self.target, islice(self.sequences.heldout(), limit), self.config.micro_batch)
 
     # --- the end
 
@@ -226,12 +208,8 @@ class HeadTraining(ResumableTraining):
             "data": self.sequences.manifest,
             "data_fingerprint": self.sequences.fingerprint,
             "parameters": sum(weight.numel() for weight in self.student.heads.parameters()),
-            "steps": self.progress.step,
-            "tokens": self.progress.step * self.step_tokens,
-            "seconds": round(self.progress.seconds, 1),
-            "date": time.strftime("%Y-%m-%d"),
             "processes": self.accelerator.num_processes,
-            "hardware": hardware(self.accelerator.device),
+            **self.effort(self.accelerator.device),
         }
         heads = self.student.heads.to(getattr(torch, self.config.save_dtype))
         if self.student.backbone is None:
@@ -307,8 +285,5 @@ def run(values: Mapping[str, Any]) -> FinishedTraining | None:
         Interrupted: after a signal.
     """
     config = validated(HeadTrainConfig, values)
-    check_store(config.tracking, Path.cwd())
-    keep_freed_memory()
-    if config.threads is not None:
-        torch.set_num_threads(config.threads)
+    prepare(config)
     return sit(open_training(config), config.tracking, asdict(config))

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from specdec.errors import UsageError
-from specdec.training.models.publish import figures, finished_summary, hardware_line, table
+from specdec.training.models.publish import copy_records, figures, finished_summary, hardware_line, table
 
 CARD = """\
 # Heads of the pocket target
@@ -74,8 +74,7 @@ def publish_heads(folders: Sequence[Path], destination: Path) -> None:
     destination.mkdir(parents=True, exist_ok=True)
     for name, folder in zip(summaries, folders, strict=True):
         shutil.copyfile(folder / "heads.safetensors", destination / f"{name}.safetensors")
-        shutil.copyfile(folder / "history.csv", destination / f"history_{name}.csv")
-        shutil.copyfile(folder / "summary.json", destination / f"summary_{name}.json")
+        copy_records(folder, destination, name)
     (destination / "MODEL_CARD.md").write_text(heads_card(summaries), encoding="utf-8")
 
 

@@ -35,6 +35,10 @@ class Batch:
     def __len__(self) -> int:
         return len(self.numbers)
 
+    def on(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Return tokens and scored on a device."""
+        return self.tokens.to(device), self.scored.to(device)
+
     def split(self, size: int) -> "Iterator[Batch]":
         """Yield micro-batches of at most `size` sequences."""
         for i in range(0, len(self), size):
