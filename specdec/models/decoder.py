@@ -224,8 +224,8 @@ class Decoder(CachedModel):
         return result.logits
 
     def forward_paths(self, tokens: Tensor, tree: Tree) -> Tensor:
-        """Do as `forward` does, with every path from the root to a leaf as a sequence behind its own copy of the
-        prefix.
+        """Evaluate the tokens of `forward`, with every path from the root to a leaf as a sequence behind its own copy
+        of the prefix.
 
         If there are more sequences than copies, this call first makes a larger cache.
 
@@ -258,7 +258,7 @@ class Decoder(CachedModel):
 
     @property
     def flops_per_token(self) -> float:
-        """About 2 x parameters, without input embeddings, which are looked up; tied ones count as the output head."""
+        """2 x parameters, about, without input embeddings, which are looked up; tied ones count as the output head."""
         embedding = self.model.get_input_embeddings().weight
         head = self.model.get_output_embeddings()
         tied = head is not None and head.weight is embedding

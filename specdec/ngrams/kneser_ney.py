@@ -4,7 +4,7 @@ Knows neither tokenizers nor drafting.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -168,6 +168,4 @@ def _continuation_counts(unigrams: np.ndarray, levels: list[Level]) -> tuple[np.
         below = contexts * vocab_size + level.tokens
         counts[-1] = np.bincount(suffixes, minlength=len(counts[-1]))
         counts.append(level.counts)
-    return counts[0], [
-        Level(level.offsets, level.tokens, count) for level, count in zip(levels, counts[1:], strict=True)
-    ]
+    return counts[0], [replace(level, counts=count) for level, count in zip(levels, counts[1:], strict=True)]

@@ -166,8 +166,7 @@ class TrackedRun:
             client, self._client = self._client, None
             _last_words(client, self.run_id)
             if self._required:
-                sentence = f"Tracking is required and failed while {doing}: {reason(error)}."
-                raise EnvironmentFault(sentence) from error
+                raise EnvironmentFault(f"Tracking is required and failed while {doing}: {reason(error)}.") from error
             logger.warning(
                 "Tracking failed while %s and is off for the rest of this run; the results stay on disk. %s.",
                 doing, reason(error),
@@ -187,12 +186,7 @@ def check_store(config: TrackingConfig, folder: Path) -> None:
 
 
 def tracked_run(
-    config: TrackingConfig,
-    *,
-    name: str,
-    params: Mapping[str, Any],
-    tags: Mapping[str, str],
-    folder: Path | None = None,
+    config: TrackingConfig, *, name: str, params: Mapping[str, Any], tags: Mapping[str, str], folder: Path | None = None
 ) -> TrackedRun:
     """Open a run; the caller uses it as a context, or calls `end`.
 
@@ -203,8 +197,9 @@ def tracked_run(
     Raises:
         EnvironmentFault: tracking is required and the store fails.
     """
+    off = TrackedRun(None, "", "", "", False)
     if not config.enabled:
-        return TrackedRun(None, "", "", "", False)
+        return off
     try:
         store = locate(config.uri, folder or Path.cwd())
         client, experiment_id = opened(store, config.experiment)
@@ -216,10 +211,9 @@ def tracked_run(
     except Exception as error:
         reraise_interruption(error)
         if config.required:
-            sentence = f"Tracking is required and no run could be opened: {reason(error)}."
-            raise EnvironmentFault(sentence) from error
+            raise EnvironmentFault(f"Tracking is required and no run could be opened: {reason(error)}.") from error
         logger.warning("Tracking is off for this run; the results stay on disk. %s.", reason(error))
-        return TrackedRun(None, "", "", "", False)
+        return off
     run = TrackedRun(client, run_id, experiment_id, _link(store, experiment_id), config.required)
     run._write("logging parameters", lambda: _log_params(client, run_id, params))
     return run

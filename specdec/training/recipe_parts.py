@@ -15,7 +15,7 @@ Positive = Annotated[float, Field(gt=0.0)]
 
 @typed
 class PaceConfig:
-    """How often a training is measured, logged and saved on the way; changes no weight."""
+    """The pace of measuring, logging and saving on the way; changes no weight."""
 
     heldout_every_steps: AtLeastOne
     log_every_steps: AtLeastOne  # MLflow batches

@@ -33,7 +33,7 @@ def ranks(features: Tensor, output: Tensor, targets: Tensor) -> Tensor:
 
 
 def logit_ranks(logits: Tensor, targets: Tensor) -> Tensor:
-    """Do the same from logits [N, V]."""
+    """Return the same count from logits [N, V]."""
     right = logits.gather(-1, targets.unsqueeze(-1))
     before = torch.arange(logits.shape[-1], device=logits.device) < targets.unsqueeze(-1)
     return ((logits > right) | ((logits == right) & before)).sum(-1)
@@ -51,10 +51,8 @@ class HeadAccuracy:
     """
 
     def __init__(self, count: int) -> None:
-        self.hits = torch.zeros(count, TOP, dtype=torch.long)
-        self.conditional_hits = torch.zeros(count, TOP, dtype=torch.long)
-        self.seen = torch.zeros(count, dtype=torch.long)
-        self.conditional_seen = torch.zeros(count, dtype=torch.long)
+        self.hits, self.conditional_hits = torch.zeros(2, count, TOP, dtype=torch.long)
+        self.seen, self.conditional_seen = torch.zeros(2, count, dtype=torch.long)
 
     @torch.no_grad()
     def add(self, heads: Heads, states: Tensor, tokens: Tensor, scored: Tensor) -> None:

@@ -82,7 +82,7 @@ class HeadTraining(ResumableTraining):
         if config.backbone == "joint":
             if not isinstance(target, Causal):
                 raise UsageError(f"Target {type(target).__name__} is no model that can be trained: use target=causal.")
-            self.before = self._target_score(all_batches=True)
+            self.before = self._target_score(None)
             backbone = Backbone(target, state_offset(config.heads, target), config.lora, config.seed)
             heads.rebind(*backbone.ends())
         self.student = Student(heads, backbone, config).to(accelerator.device)
@@ -90,9 +90,8 @@ class HeadTraining(ResumableTraining):
         self.optimizer = build_optimizer(self.student, config.optimizer)
         self.backbone_start = config.loss.backbone.first_step(self.steps)
         self._reference: dict[str, float] | None = None
-        count = config.heads.count
         self.losses = ("train.heads_loss", "train.backbone_loss") if backbone is not None else ()
-        self.scores = (*HeadAccuracy(count).metrics(), *TargetScore().metrics())
+        self.scores = (*HeadAccuracy(config.heads.count).metrics(), *TargetScore().metrics())
 
     # --- checkpoints
 
@@ -187,13 +186,12 @@ class HeadTraining(ResumableTraining):
                 if backbone is not None and logits is not None:
                     own.add(logits, tokens, scored)
         if backbone is None:  # a frozen target's own figures are the same every time
-            self._reference = self._reference or self._target_score(all_batches=False)
+            self._reference = self._reference or self._target_score(self.config.monitor.heldout_batches)
             return accuracy.metrics() | self._reference
         return accuracy.metrics() | own.metrics()
 
-    def _target_score(self, all_batches: bool) -> dict[str, float]:
-        """Score the target's own next token, in its own arithmetic."""
-        limit = None if all_batches else self.config.monitor.heldout_batches
+    def _target_score(self, limit: int | None) -> dict[str, float]:
+        """Score the target's own next token, in its own arithmetic, on at most `limit` batches."""
         return score_heads(None, self.target, islice(self.sequences.heldout(), limit), self.config.micro_batch)
 
     # --- the end
@@ -231,10 +229,8 @@ class HeadTraining(ResumableTraining):
         return FinishedTraining(self.folder, summary, final, self._sentence(metrics, path))
 
     def _sentence(self, metrics: dict[str, float], path: Path) -> str:
-        heads = range(1, self.config.heads.count + 1)
-        tops = ", ".join(f"{metrics[f'heldout.head_{k}.top1']:.3f}" for k in heads)
-        own = f"the target's own {metrics['heldout.target.top1']:.3f}"
-        loss = ""
+        tops = ", ".join(f"{metrics[f'heldout.head_{k + 1}.top1']:.3f}" for k in range(self.config.heads.count))
+        own, loss = f"the target's own {metrics['heldout.target.top1']:.3f}", ""
         if self.before:
             name = "heldout.target.nats_per_token"
             loss = f"; the backbone's held-out loss was {self.before[name]:.4f} and is {metrics[name]:.4f} nats"

@@ -86,7 +86,7 @@ def _write_python_sources(config: PythonCorpusConfig, context: int, place: Path)
 
 
 def _write_text(text: OpenedText, context: int, place: Path) -> None:
-    """Do the same for any other text, in two passes over it, so that it need not fit into memory as text."""
+    """Write the same of any other text, in two passes over it, so that it need not fit into memory as text."""
     try:
         tokenizer = train_tokenizer(text.training(), text.config.vocabulary, context)
     except ValueError as error:
