@@ -1,6 +1,4 @@
-"""Loads transformers models that can be trusted: safetensors only, no remote code, every weight present and finite.
-Shared by targets and by drafters that are models themselves.
-"""
+"""Loads transformers models that can be trusted: safetensors only, no remote code, every weight present and finite."""
 
 import hashlib
 from pathlib import Path
@@ -110,9 +108,7 @@ def describe_model(model: Any, name: str) -> dict[str, Any]:
 
 
 def content_hash(name: str) -> str:
-    """Return the sha256 of a folder's safetensors files, in the order of their names; "" for a hub id, whose commit is
-    recorded instead.
-    """
+    """Return the sha256 of a folder's safetensors files, sorted by name; "" for a hub id, whose commit is recorded."""
     folder = Path(name)
     digest = hashlib.sha256()
     files = sorted(folder.glob("*.safetensors")) if folder.is_dir() else []

@@ -198,8 +198,7 @@ def tokenize(corpus: NgramCorpus, tokenizer: Any, vocab_size: int) -> np.ndarray
     Args:
         tokenizer: the target's; None where it has none, then the corpus has to hold token ids.
     Raises:
-        UsageError: an empty corpus, text without a tokenizer, tokens outside the vocabulary, and see
-        `NgramCorpus.parts`.
+        UsageError: an empty corpus, text without a tokenizer, tokens outside the vocabulary; see `NgramCorpus.parts`.
     """
     boundary = np.array([BOUNDARY], dtype=np.int32)
     parts: list[np.ndarray] = []

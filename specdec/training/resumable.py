@@ -11,7 +11,7 @@ import signal
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -230,9 +230,8 @@ def column(metric: str) -> str:
 def stop_requests() -> Iterator[list[int]]:
     """Give a list to which SIGINT and SIGTERM append their number, instead of interrupting the step."""
     received: list[int] = []
-    previous = {}
-    for number in (signal.SIGINT, signal.SIGTERM):
-        previous[number] = signal.signal(number, lambda signum, frame: received.append(signum))
+    stops = (signal.SIGINT, signal.SIGTERM)
+    previous = {number: signal.signal(number, lambda signum, frame: received.append(signum)) for number in stops}
     try:
         yield received
     finally:
@@ -264,11 +263,9 @@ def training_device(name: str) -> torch.device:
 def _hardware(device: torch.device) -> dict[str, Any]:
     """Describe the processor, the GPU if one was used, and the versions; no host name."""
     model = platform.processor() or platform.machine()
-    try:
+    with suppress(OSError):
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
         model = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), model)
-    except OSError:
-        pass
     gpu = {"gpu": torch.cuda.get_device_name(device)} if device.type == "cuda" else {}
     return {
         **gpu,

@@ -4,7 +4,7 @@ import ctypes
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -71,13 +71,11 @@ def _keep_freed_memory() -> None:
     On the machine that trained the pocket models this was worth 20% of the speed; without glibc it does nothing.
     """
     trim_threshold, top_pad, mmap_max = -1, -2, -4
-    try:
+    with suppress(OSError, AttributeError):
         libc = ctypes.CDLL("libc.so.6")
         libc.mallopt(mmap_max, 0)
         libc.mallopt(trim_threshold, 2**31 - 1)
         libc.mallopt(top_pad, 2**28)
-    except (OSError, AttributeError):
-        pass
 
 
 @contextmanager

@@ -154,10 +154,8 @@ def _before_answers(documents: Documents, count: int, longest: int, rng: np.rand
 
 
 def _until_end(tokens: list[int], ends: frozenset[int]) -> tuple[tuple[int, ...], bool]:
-    for place, token in enumerate(tokens):
-        if token in ends:
-            return tuple(tokens[: place + 1]), True
-    return tuple(tokens), False
+    end = next((place + 1 for place, token in enumerate(tokens) if token in ends), None)
+    return tuple(tokens[:end]), end is not None
 
 
 def _documents(batches: list[tuple[Path, Part, int]]) -> Iterator[tuple[Part, Encoded]]:

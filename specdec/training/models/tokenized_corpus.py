@@ -116,13 +116,11 @@ def _write(
     """Write tokenizer and tokens, then the manifest, which says that all is there."""
     place.mkdir(parents=True, exist_ok=True)
     tokenizer.save_pretrained(place / "tokenizer")
-    np.savez(
-        place / "tokens.npz",
-        tokens=np.concatenate(parts),
-        ends=np.cumsum(lengths),
-        in_stdlib=np.array(in_stdlib),
-        **{HELDOUT + name: with_end_of_text(encoded, tokenizer.eos_token_id) for name, encoded in heldout.items()},
-    )
+    arrays: dict[str, Any] = {
+        HELDOUT + name: with_end_of_text(encoded, tokenizer.eos_token_id) for name, encoded in heldout.items()
+    }
+    arrays |= {"tokens": np.concatenate(parts), "ends": np.cumsum(lengths), "in_stdlib": np.array(in_stdlib)}
+    np.savez(place / "tokens.npz", **arrays)
     write_atomically(place / "corpus.json", json.dumps(manifest, indent=1) + "\n")
 
 
