@@ -96,19 +96,23 @@ class StateSource:
 
     def _fill(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
-        with FileLock(self.folder / ".lock"), progress_bar() as progress:
-            missing, done = self._missing(), self._complete()
+        with FileLock(self.folder / ".lock"):
+            missing = self._missing()
             if missing:
                 logger.info("Computing hidden states: %d files to %s", len(missing), self.folder)
-                total = sum(self.sequences.counts.values())
-                left = sum(end - first for _, first, end in missing)
-                bar = progress.add_task("hidden states", total=total, completed=total - left)
+                self._write(missing)
+        self.cached = True
+
+    def _write(self, missing: list[tuple[Part, int, int]]) -> None:
+        total, left = sum(self.sequences.counts.values()), sum(end - first for _, first, end in missing)
+        done = self._complete()
+        with progress_bar() as progress:
+            bar = progress.add_task("hidden states", total=total, completed=total - left)
             for part, first, end in missing:
                 self._write_shard(part, first, end)
                 done.add(_shard(part, first, end))
                 write_atomically(self.folder / MANIFEST, json.dumps({"complete": sorted(done)}, indent=1) + "\n")
                 progress.advance(bar, end - first)
-        self.cached = True
 
     def _complete(self) -> set[str]:
         path = self.folder / MANIFEST
