@@ -118,13 +118,13 @@ def from_run(folder: Path) -> SimulatedCost:
         "overhead_s": _overhead(folder),
     }
     if (folder / "cost.json").is_file():
-        return validated(
-            SimulatedCost, {**_fitted(_json(folder / "cost.json")), **rest, "source": source}, where="cost"
-        )
-    fixed, row = _line({int(rows): median(times) for rows, times in calibration["calls"].items()})
-    line = {"fixed_s": fixed, "row_s": row, "token_s": 0.0, "weights_s": 0.0, "cached_s": 0.0, "key_s": 0.0}
-    source += f", at {calibration['context']} cached tokens only"
-    return validated(SimulatedCost, {**line, "tile": 1, "overlap": False, **rest, "source": source}, where="cost")
+        calls = _fitted(_json(folder / "cost.json"))
+    else:
+        fixed, row = _line({int(rows): median(times) for rows, times in calibration["calls"].items()})
+        calls = {"fixed_s": fixed, "row_s": row, "token_s": 0.0, "weights_s": 0.0, "cached_s": 0.0, "key_s": 0.0}
+        calls |= {"tile": 1, "overlap": False}
+        source += f", at {calibration['context']} cached tokens only"
+    return validated(SimulatedCost, {**calls, **rest, "source": source}, where="cost")
 
 
 def _fitted(cost: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,1 +1,1 @@
-"""How a command starts, fails and sweeps: the Hydra edge, and nothing of decoding."""
+"""The start, the faults and the sweeps of a command: the Hydra edge, and nothing of decoding."""

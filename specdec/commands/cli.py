@@ -77,8 +77,10 @@ def main(config_name: str, task: Callable[[Mapping[str, Any]], Mapping[str, floa
             known = f"The sweep broke off: {type(error).__name__}: {first_line}", code
         if known is None:
             raise error
-        _end(*known)
-    if code:
+        sentence, code = known
+        print(f"specdec: {sentence}", file=sys.stderr)
+        sys.stdout.flush()
+    if code or error is not None:
         raise SystemExit(code)
 
 
@@ -103,9 +105,3 @@ class ConsoleHandler(logging.StreamHandler):
 
 def _raise_interrupted(signum: int, frame: FrameType | None) -> None:
     raise Interrupted("Stopped by SIGTERM; what was finished is on disk.", 143)
-
-
-def _end(sentence: str, code: int) -> None:
-    print(f"specdec: {sentence}", file=sys.stderr)
-    sys.stdout.flush()
-    raise SystemExit(code)

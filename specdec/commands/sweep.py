@@ -20,7 +20,8 @@ from omegaconf import DictConfig, OmegaConf
 from specdec.commands.failures import ending
 from specdec.config import TrackingConfig, validated
 from specdec.errors import Interrupted, SpecdecError, UsageError
-from specdec.tracking.writer import PARENT_RUN, SWEEP_CELL, TrackedRun, check_store, open_run
+from specdec.text.writing import write_atomically
+from specdec.tracking.writer import PARENT_RUN, SWEEP_CELL, TrackedRun, check_store, tracked_run
 
 logger = logging.getLogger(__name__)
 
@@ -70,13 +71,8 @@ class SweepParent(Callback):
             here = Path.cwd()
             check_store(tracking, here)
             overrides = " ".join(config.hydra.overrides.task)
-            run = open_run(
-                tracking,
-                name=f"sweep {overrides}"[:200],
-                params={},
-                tags={"specdec.role": "sweep", "specdec.overrides": overrides},
-                folder=here,
-            )
+            tags = {"specdec.role": "sweep", "specdec.overrides": overrides}
+            run = tracked_run(tracking, name=f"sweep {overrides}"[:200], params={}, tags=tags, folder=here)
         except SpecdecError as error:
             raise Stopped(error) from None
         os.environ[PARENT_RUN] = run.run_id
@@ -102,11 +98,16 @@ def run_cell(task: Callable[[], Mapping[str, float] | None]) -> None:
     cell, overrides = int(hydra.job.num), [str(override) for override in hydra.overrides.task]
     path = Path(hydra.runtime.output_dir) / OUTCOME
     os.environ[SWEEP_CELL] = str(cell)
+
+    def write(code: int, sentence: str, results: dict[str, float] | None = None) -> None:
+        outcome = CellOutcome(cell, overrides, code, sentence, results or {})
+        write_atomically(path, json.dumps(asdict(outcome), indent=2))
+
     try:
         results = {name: float(value) for name, value in (task() or {}).items() if value is not None}
     except (Interrupted, KeyboardInterrupt) as error:
         sentence, code = ending(error) or ("Interrupted.", 130)
-        _write(path, CellOutcome(cell, overrides, code, sentence))
+        write(code, sentence)
         raise Stopped(error) from None
     except Exception as error:
         known = ending(error)
@@ -114,20 +115,14 @@ def run_cell(task: Callable[[], Mapping[str, float] | None]) -> None:
             logger.exception("Cell %d failed by a fault in specdec or in a library.", cell)
         sentence, code = known or (f"{type(error).__name__}: {error}", 1)
         print(f"specdec: cell {cell}: {sentence}", file=sys.stderr)
-        _write(path, CellOutcome(cell, overrides, code, sentence))
+        write(code, sentence)
     except SystemExit as error:
         code = error.code if isinstance(error.code, int) else 1
-        _write(path, CellOutcome(cell, overrides, code, f"The cell ended itself with exit code {code}."))
+        write(code, f"The cell ended itself with exit code {code}.")
     else:
-        _write(path, CellOutcome(cell, overrides, 0, "", results))
+        write(0, "", results)
     finally:
         os.environ.pop(SWEEP_CELL, None)
-
-
-def _write(path: Path, outcome: CellOutcome) -> None:
-    part = path.with_suffix(".part")
-    part.write_text(json.dumps(asdict(outcome), indent=2), encoding="utf-8")
-    part.replace(path)
 
 
 def conclude(error: BaseException | None) -> int:

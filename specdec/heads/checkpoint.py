@@ -16,6 +16,7 @@ from specdec.errors import UsageError
 from specdec.heads.heads_config import HeadsConfig
 from specdec.heads.network import Heads
 from specdec.targets.base import Target
+from specdec.text.writing import write_atomically
 
 _KEY = "specdec.heads"
 _USUAL_PLACE = re.compile(r"(?:^|/)models/heads/(.+)/heads\.safetensors$")  # where a training writes the heads
@@ -48,11 +49,8 @@ def save_heads(heads: Heads, path: Path, target: str, training: dict[str, Any]) 
         training: JSON values.
     """
     about = {"config": asdict(heads.config), "target": target, "training": training}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(path.name + ".part")
     weights = {name: weight.detach().cpu().contiguous() for name, weight in heads.state_dict().items()}
-    part.write_bytes(save(weights, metadata={_KEY: json.dumps(about, sort_keys=True)}))  # with the usual permissions
-    part.replace(path)
+    write_atomically(path, save(weights, metadata={_KEY: json.dumps(about, sort_keys=True)}))
 
 
 def read_heads(path: str | Path, key: str = "drafter.model") -> Stored:

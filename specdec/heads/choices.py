@@ -93,13 +93,10 @@ def choices_of(heads: Heads) -> Choices:
 
 @lru_cache(maxsize=256)
 def _by_depth(tree: Tree) -> tuple[int, tuple[int, ...]]:
-    """Return the largest number of siblings, W, and the place [N] of each node's token in a table [depth, W] of
-    choices.
-    """
+    """Return the most siblings, W, and the place [N] of each node's token in a table [depth, W] of choices."""
     width = max(map(len, tree.children))
-    return width, tuple(
-        (depth - 1) * width + rank for depth, rank in zip(tree.depths, sibling_ranks(tree), strict=True)
-    )
+    ranks = zip(tree.depths, sibling_ranks(tree), strict=True)
+    return width, tuple((depth - 1) * width + rank for depth, rank in ranks)
 
 
 class _Level(NamedTuple):
@@ -123,22 +120,12 @@ def _by_level(tree: Tree) -> tuple[tuple[_Level, ...], tuple[int, ...]]:
     """Return the levels of a tree, and the place of each node of the tree when the levels are joined."""
     levels: list[_Level] = []
     order, nodes, grandparents = list[int](), [-1], {-1: 0}
-    while True:
-        parents = [node for node in nodes if tree.children[node + 1]]
-        if not parents:
-            break
+    while parents := [node for node in nodes if tree.children[node + 1]]:
         families = [tree.children[parent + 1] for parent in parents]
         width = max(map(len, families))
-        levels.append(
-            _Level(
-                inner=tuple(nodes.index(parent) for parent in parents),
-                above=tuple(grandparents[parent] for parent in parents),
-                width=width,
-                places=tuple(
-                    place * width + rank for place, family in enumerate(families) for rank in range(len(family))
-                ),
-            )
-        )
+        places = (place * width + rank for place, family in enumerate(families) for rank in range(len(family)))
+        inner, above = map(nodes.index, parents), (grandparents[parent] for parent in parents)
+        levels.append(_Level(tuple(inner), tuple(above), width, tuple(places)))
         nodes = [child for family in families for child in family]
         grandparents = {child: place for place, family in enumerate(families) for child in family}
         order += nodes

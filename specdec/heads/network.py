@@ -1,5 +1,4 @@
-"""Medusa (Cai et al. 2401.10774, section 2.1) and grounded heads (Hydra, 2402.05109), with the variants of their
-papers.
+"""Medusa (2401.10774, section 2.1) and grounded heads (Hydra, 2402.05109), with the variants of their papers.
 
 A residual layer is x + SiLU(W x), zero at the start, so that an untrained head has the target's law of one token
 earlier. The first layer of a grounded head also reads the input embeddings of the tokens since h_t; only h_t is carried
@@ -71,9 +70,7 @@ class PrefixLayer(nn.Module):
         self.out = nn.Linear(size, size, bias=False)
         nn.init.zeros_(self.out.weight)
 
-    def forward(
-        self, states: Tensor, past: tuple[Tensor, Tensor] | None = None
-    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    def forward(self, states: Tensor, past: Past | None = None) -> tuple[Tensor, Past]:
         """
         Args:
             states: [B, S, D] of the tokens behind those of `past`.
@@ -118,10 +115,8 @@ class Heads(nn.Module):
         self.gru = nn.GRU(size, size, config.layers, batch_first=True) if config.mixer == "gru" else None
         self.heads = nn.ModuleList()
         if config.mixer == "mlp":
-            self.heads.extend(
-                MlpHead(size, k if config.grounded else 0, config.layers, config.width)
-                for k in range(1, config.count + 1)
-            )
+            tokens = [k if config.grounded else 0 for k in range(1, config.count + 1)]
+            self.heads.extend(MlpHead(size, count, config.layers, config.width) for count in tokens)
         layers = {"own": config.count, "shared": 1, "tied": 0}[config.output]
         self.outputs = nn.ParameterList(nn.Parameter(output.detach().clone()) for _ in range(layers))
 

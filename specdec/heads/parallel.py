@@ -1,7 +1,6 @@
 """Independent heads in one pass: each layer of all heads is one matrix product in place of one for each head.
 
-On a CPU a product with a single vector takes as long as its start-up, so four small ones cost four times as much as
-one.
+On a CPU a product with one vector takes as long as its start-up: four small ones cost four times as much as one.
 """
 
 from typing import NamedTuple

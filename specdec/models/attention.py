@@ -27,9 +27,8 @@ def two_queries(
     # A copy, not an expanded view: the kernel is as slow on queries of stride 0 as on a single one.
     # A single query sees whatever the mask leaves of all keys, so causality adds nothing.
     options["is_causal"] = False
-    output, _ = sdpa_attention_forward(
-        module, torch.cat([query, query], dim=2), key, value, attention_mask, **options
-    )  # [B, N, H, head]
+    twice = torch.cat([query, query], dim=2)
+    output, _ = sdpa_attention_forward(module, twice, key, value, attention_mask, **options)  # [B, N, H, head]
     return output[:, :1], None
 
 

@@ -112,7 +112,7 @@ class KVCache(Cache):
 
     @contextmanager
     def writing_to(self, places: Tensor) -> Iterator[None]:
-        """Within the context, calls write to the slots `places` [n] and attend to the whole capacity."""
+        """Let calls within the context write to the slots `places` [n] and attend to the whole capacity."""
         for layer in self.layers:
             layer.places = places
         try:

@@ -37,14 +37,20 @@ class Pass(NamedTuple):
     states: Tensor | None
 
 
-def run_model(model: Any, offset: int | None, **inputs: Any) -> Pass:
-    """Run a transformers decoder on a batch.
+def run_model(
+    model: Any, cache: KVCache, offset: int | None, tokens: Tensor, positions: Tensor, mask: Mask, **options: int
+) -> Pass:
+    """Run a transformers decoder on a batch of tokens [B, N].
 
     Args:
         offset: layer whose hidden states are wanted, counted down from the last (0 is what the output head reads); None
             for no states.
+        options: further arguments of the model.
     """
-    output = model(**inputs, use_cache=True, output_hidden_states=offset is not None)
+    output = model(
+        input_ids=tokens, attention_mask=mask, position_ids=positions, past_key_values=cache, use_cache=True,
+        output_hidden_states=offset is not None, **options,
+    )  # fmt: skip
     return Pass(output.logits, None if offset is None else output.hidden_states[-1 - offset])
 
 
@@ -59,8 +65,7 @@ class Step(Protocol):
 
 
 def mode_for(wanted: bool | str, device: torch.device) -> Mode | None:
-    """Return how passes are made on a device for a value of `target.compile` (true, false, trace or auto); None:
-    eagerly.
+    """Return the mode of passes on a device for a value of `target.compile` (true, false, trace or auto); None: eager.
 
     Where a program that compilation needs is missing, "auto" warns and traces.
 
@@ -116,14 +121,7 @@ class TracedStep:
         def step(tokens: Tensor, positions: Tensor, mask: Mask) -> Pass:
             some = mask if isinstance(mask, Tensor) else next(iter(mask.values()))
             cache.length = some.shape[-1] - tokens.shape[-1]
-            return run_model(
-                model,
-                offset,
-                input_ids=tokens,
-                attention_mask=mask,
-                position_ids=positions,
-                past_key_values=cache,
-            )
+            return run_model(model, cache, offset, tokens, positions, mask)
 
         self._step = torch.compile(
             _with_own_code(step),
@@ -227,17 +225,9 @@ def static_pass(
         for kind, window in windows.items():
             seen = behind >= 0 if window is None else (behind >= 0) & (behind < window)
             masks[kind] = torch.where(seen, hidden.new_zeros(()), hidden)[None, None]
+        mask = masks if len(masks) > 1 else next(iter(masks.values()))
         with cache.writing_to(places):
-            return only_sequence(
-                run_model(
-                    model,
-                    offset,
-                    input_ids=tokens.unsqueeze(0),
-                    attention_mask=masks if len(masks) > 1 else next(iter(masks.values())),
-                    position_ids=places.unsqueeze(0),
-                    past_key_values=cache,
-                )
-            )
+            return only_sequence(run_model(model, cache, offset, tokens.unsqueeze(0), places.unsqueeze(0), mask))
 
     return forward
 
@@ -274,10 +264,8 @@ def _with_own_code(function: Callable[..., Result]) -> Callable[..., Result]:
     the cache it could not tell the records of two caches apart.
     """
     assert isinstance(function, FunctionType)
-    copy = FunctionType(
-        function.__code__.replace(), function.__globals__, function.__name__, None, function.__closure__
-    )
-    return copy
+    code = function.__code__.replace()
+    return FunctionType(code, function.__globals__, function.__name__, None, function.__closure__)
 
 
 def _shapes_only(entries: Any) -> list[bool]:

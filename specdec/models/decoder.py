@@ -43,12 +43,37 @@ class Compiled:
         return capacity <= self.cache.capacity and copies <= self.cache.allocated
 
 
-class Decoder:
-    """One decoder-only model and the cache of one text.
+class CachedModel:
+    """A model and the cache of one text.
 
     Attributes:
         model: the transformers model, unpatched.
         vocab_size, context_length, end_tokens: properties of the model.
+    """
+
+    cache: KVCache
+
+    def __init__(self, model: Any, name: str, config: Any) -> None:
+        self.model, self.name = model, name
+        self.device: torch.device = model.device
+        self.vocab_size: int = config.vocab_size
+        self.context_length: int = getattr(config, "max_position_embeddings", None) or 1 << 30
+        self.end_tokens = end_tokens_of(model)
+
+    @property
+    def length(self) -> int:
+        """The number of slots in use; setting it forgets the slots behind."""
+        return self.cache.length
+
+    @length.setter
+    def length(self, value: int) -> None:
+        self.cache.length = value
+
+
+class Decoder(CachedModel):
+    """One decoder-only model and the cache of one text.
+
+    Attributes:
         layers: number of the model's layers.
         states: hidden states [N+1, D] of the tokens of the last call, where `keep_states` asked for them.
     """
@@ -61,13 +86,10 @@ class Decoder:
         Raises:
             ModelLoadError: the model has layers whose state cannot be rolled back after a rejection.
         """
-        self.model, self.name, self.prefill_chunk = model, name, prefill_chunk
-        self.device: torch.device = model.device
-        use_two_queries(model)
         config = model.config.get_text_config()
-        self.vocab_size: int = config.vocab_size
-        self.context_length: int = getattr(config, "max_position_embeddings", None) or 1 << 30
-        self.end_tokens = end_tokens_of(model)
+        super().__init__(model, name, config)
+        self.prefill_chunk = prefill_chunk
+        use_two_queries(model)
         self.layers: int = config.num_hidden_layers
         self._windows = _windows(config, name)
         # The prefill needs no logits: models that can limit them compute those of one token only.
@@ -143,15 +165,6 @@ class Decoder:
         """Numbers of tokens that have a compiled pass; 0 stands for all from 2 on, -1 for batches."""
         return () if self._compiled is None else tuple(sorted(self._compiled.steps))
 
-    @property
-    def length(self) -> int:
-        """The number of slots in use; setting it forgets the slots behind."""
-        return self.cache.length
-
-    @length.setter
-    def length(self, value: int) -> None:
-        self.cache.length = value
-
     def start(self, prompt: Sequence[int], capacity: int, copies: int = 1) -> int:
         """Begin a new text: prefill the prompt except its last token, and return that token, the root of round 1.
 
@@ -196,30 +209,23 @@ class Decoder:
         prefix = self.cache.length
         mask = self._masks.view(tree, prefix, self.cache.capacity)
         step = None
-        if self._steps and prefix and not options:
+        if prefix and not options:
             step = self._steps.get(len(tokens)) or self._steps.get(_ANY)
         if step is not None and tree.is_chain:
             result = step(tokens, prefix, mask)
         elif isinstance(step, TracedStep):
             result = step(tokens, prefix, mask, tree.offsets.to(self.device, non_blocking=True))
         else:
+            places = (tree.offsets.to(self.device, non_blocking=True) + prefix).unsqueeze(0)
             result = only_sequence(
-                run_model(
-                    self.model,
-                    self._offset,
-                    input_ids=tokens.unsqueeze(0),
-                    attention_mask=mask,
-                    position_ids=(tree.offsets.to(self.device, non_blocking=True) + prefix).unsqueeze(0),
-                    past_key_values=self.cache,
-                    **options,
-                )
+                run_model(self.model, self.cache, self._offset, tokens.unsqueeze(0), places, mask, **options)
             )
         self.states = result.states
         return result.logits
 
     def forward_paths(self, tokens: Tensor, tree: Tree) -> Tensor:
-        """Do as `forward` does, with every path from the root to a leaf as a sequence behind its own copy of the
-        prefix.
+        """Evaluate the tokens of `forward`, with every path from the root to a leaf as a sequence behind its own copy
+        of the prefix.
 
         If there are more sequences than copies, this call first makes a larger cache.
 
@@ -236,14 +242,8 @@ class Decoder:
         if prefix and isinstance(step, TracedStep):
             result = step(sequences, prefix, mask)
         else:
-            result = run_model(
-                self.model,
-                self._offset,
-                input_ids=sequences,
-                attention_mask=mask,
-                position_ids=(batch.chain.offsets.to(self.device, non_blocking=True) + prefix).expand(len(batch), -1),
-                past_key_values=self.cache,
-            )
+            positions = (batch.chain.offsets.to(self.device, non_blocking=True) + prefix).expand(len(batch), -1)
+            result = run_model(self.model, self.cache, self._offset, sequences, positions, mask)
         places = batch.places.to(self.device, non_blocking=True)
         self.states = None if result.states is None else result.states.flatten(0, 1)[places]
         return result.logits.flatten(0, 1)[places]
@@ -258,7 +258,7 @@ class Decoder:
 
     @property
     def flops_per_token(self) -> float:
-        """About 2 x parameters, without input embeddings, which are looked up; tied ones count as the output head."""
+        """2 x parameters, about, without input embeddings, which are looked up; tied ones count as the output head."""
         embedding = self.model.get_input_embeddings().weight
         head = self.model.get_output_embeddings()
         tied = head is not None and head.weight is embedding

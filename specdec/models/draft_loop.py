@@ -1,4 +1,4 @@
-"""All gamma steps of a model that drafts, unrolled over buffers that stay where they are, so that one CUDA graph holds
+"""The gamma steps of a model that drafts, unrolled over buffers that stay where they are, so that one CUDA graph holds
 them.
 
 Knows the cache and the order of the steps. The caller says how a token is chosen from logits, and which token the model
@@ -72,8 +72,7 @@ class StaticLoop:
         self._last = torch.zeros(2, dtype=torch.long, device=model.device)
         self._place = torch.zeros(1, dtype=torch.long, device=model.device)
         self._uniforms = torch.zeros(gamma, dtype=torch.float64, device=model.device)
-        self._forward = static_pass(model, cache, windows)
-        self._first, self._next = self._forward, self._forward
+        self._first = self._next = self._forward = static_pass(model, cache, windows)
         self._graph: Any = None
         self._choice: Choice | None = None
 

@@ -1,6 +1,4 @@
-"""Loads transformers models that can be trusted: safetensors only, no remote code, every weight present and finite.
-Shared by targets and by drafters that are models themselves.
-"""
+"""Loads transformers models that can be trusted: safetensors only, no remote code, every weight present and finite."""
 
 import hashlib
 from pathlib import Path
@@ -17,9 +15,7 @@ Kind = Literal["causal", "encoder_decoder"]  # registry name of the target that 
 
 def model_path(name: str, part: str = "target") -> str:
     """Return the folder of a pocket model that comes with specdec, or `name` itself (a folder or a hub id)."""
-    if name == POCKET:
-        return str(Path(__file__).resolve().parent.parent / "pocket" / part)
-    return name
+    return str(Path(__file__).resolve().parent.parent / "pocket" / part) if name == POCKET else name
 
 
 def load_model(
@@ -112,16 +108,13 @@ def describe_model(model: Any, name: str) -> dict[str, Any]:
 
 
 def content_hash(name: str) -> str:
-    """Return the sha256 of a folder's safetensors files, in the order of their names; "" for a hub id, whose commit is
-    recorded instead.
-    """
+    """Return the sha256 of a folder's safetensors files, sorted by name; "" for a hub id, whose commit is recorded."""
     folder = Path(name)
     digest = hashlib.sha256()
     files = sorted(folder.glob("*.safetensors")) if folder.is_dir() else []
     for file in files:
         with file.open("rb") as stream:
-            while block := stream.read(1 << 20):
-                digest.update(block)
+            hashlib.file_digest(stream, lambda: digest)  # goes on with the same hash
     return digest.hexdigest() if files else ""
 
 

@@ -1,6 +1,7 @@
 """Measures the memory that a device has left for what is about to be allocated."""
 
 import os
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -21,12 +22,10 @@ def available_bytes(device: torch.device) -> int | None:
 
 def _of_the_machine(meminfo: Path = Path("/proc/meminfo")) -> int | None:
     """Return the bytes that can be had without swapping; where that is not known, all memory of the machine."""
-    try:
+    with suppress(OSError):
         for line in meminfo.read_text(encoding="ascii").splitlines():
             if line.startswith("MemAvailable:"):
                 return int(line.split()[1]) * 1024
-    except OSError:
-        pass
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError, OSError):

@@ -1,6 +1,4 @@
-"""Makes models with random weights from transformers configuration values, to time a shape without its weights. Their
-text makes no sense; their timings do.
-"""
+"""Makes models with random weights from transformers configuration values, to time a shape without its weights."""
 
 import hashlib
 import json

@@ -14,7 +14,7 @@ from transformers.cache_utils import EncoderDecoderCache
 
 from specdec.errors import ModelLoadError
 from specdec.models.cache import KVCache
-from specdec.models.decoder import Decoder, end_tokens_of
+from specdec.models.decoder import CachedModel, Decoder
 from specdec.models.masks import MaskBuffers
 from specdec.models.path_batch import path_batch
 from specdec.records import Tree, chain_tree
@@ -23,18 +23,15 @@ from specdec.records import Tree, chain_tree
 _OF_THE_PROMPT = re.compile(r"(EncDecAttention\.[kv]|encoder_attn\.[kv]_proj)$")
 
 
-class Seq2SeqDecoder:
+class Seq2SeqDecoder(CachedModel):
     """One encoder-decoder model, and the caches of one prompt and one output.
 
     The self-attention cache is rolled back like any other. The keys and values of the cross-attention depend on the
     prompt alone and stay. T5 derives relative positions from the slot numbers of the cache, so every token must stand
-    in
-    the slot of its position: a tree is evaluated as the batch of its paths, over copies of the self-attention cache.
+    in the slot of its position: a tree is evaluated as the batch of its paths, over copies of the self-attention cache.
 
     Attributes:
-        model: the transformers model, unpatched.
         cache: the self-attention cache; its slots hold the start token and the output, not the prompt.
-        vocab_size, end_tokens: properties of the model.
         context_length: learned positions limit encoder and decoder alike (BART); relative positions limit neither (T5),
             whatever length the model was trained at.
     """
@@ -44,12 +41,8 @@ class Seq2SeqDecoder:
         Raises:
             ModelLoadError: the model's configuration names no start token for the decoder.
         """
-        self.model, self.name = model, name
-        self.device: torch.device = model.device
         config = model.config
-        self.vocab_size: int = config.vocab_size
-        self.context_length: int = getattr(config, "max_position_embeddings", None) or 1 << 30
-        self.end_tokens = end_tokens_of(model)
+        super().__init__(model, name, config)
         # The first name is T5's, the second BART's; `num_hidden_layers` counts the encoder's layers.
         self._layers: int = getattr(config, "num_decoder_layers", None) or config.decoder_layers
         self._start_token = _start_token(model, name)
@@ -57,15 +50,6 @@ class Seq2SeqDecoder:
         self._caches = EncoderDecoderCache(self.cache, KVCache(self._layers, 1))
         self._encoded = torch.empty(0)
         self._masks = MaskBuffers({"full_attention": None}, model.dtype, self.device)
-
-    @property
-    def length(self) -> int:
-        """The number of slots in use by self-attention; setting it forgets the slots behind."""
-        return self.cache.length
-
-    @length.setter
-    def length(self, value: int) -> None:
-        self.cache.length = value
 
     def start(self, prompt: Sequence[int], capacity: int, copies: int = 1) -> int:
         """Begin a new text: encode the prompt, project it for every cross-attention, and return the decoder's start
@@ -81,8 +65,7 @@ class Seq2SeqDecoder:
         self._encoded = self.model.get_encoder()(input_ids=ids).last_hidden_state  # [1, S, D]
         self.cache = KVCache(self._layers, capacity - len(prompt), copies)
         self._caches = EncoderDecoderCache(self.cache, KVCache(self._layers, len(prompt)))
-        # Models project the prompt in their first decoder call; this one makes that part of the prefill, not of round
-        # 1.
+        # Models project the prompt in their first decoder call; this one makes that part of the prefill.
         self.forward(torch.tensor([self._start_token], device=self.device), chain_tree(0))
         self.length = 0
         return self._start_token

@@ -5,8 +5,6 @@ vocabulary, and kept in a file. Knows neither configuration nor drafting.
 import hashlib
 import json
 import logging
-import os
-import zlib
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -14,11 +12,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save_file
 from torch import Tensor
 
 from specdec.errors import ModelLoadError
+from specdec.ngrams.array_file import read_arrays, write_arrays
 from specdec.progress import progress_bar
 
 logger = logging.getLogger(__name__)
@@ -58,16 +55,7 @@ class BigramTable:
 
     def save(self, path: Path, weights: str, form: Form) -> None:
         """Write the table; a reader never sees half a file."""
-        arrays = vars(self)
-        checksums = {name: _checksum(array) for name, array in arrays.items()}
-        metadata = {"format": _FORMAT, "weights": weights, "form": _text(form), "checksums": json.dumps(checksums)}
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_name(f"{path.name}.{os.getpid()}.part")
-        try:
-            save_file(arrays, part, metadata)
-            os.replace(part, path)
-        finally:
-            part.unlink(missing_ok=True)
+        write_arrays(path, vars(self), {"format": _FORMAT, "weights": weights, "form": _text(form)})
 
     @classmethod
     def load(cls, path: Path, weights: str, form: Form) -> "BigramTable":
@@ -77,19 +65,13 @@ class BigramTable:
             ValueError: the file is damaged, or was made from other weights or in another form; the message says which.
         """
         try:
-            with safe_open(path, framework="numpy") as stored:
-                metadata = stored.metadata() or {}
-                arrays = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118
-        except SafetensorError as error:
+            arrays, metadata = read_arrays(path, _FORMAT)
+        except ValueError as error:
             raise ValueError(f"is damaged ({error})") from None
-        if metadata.get("format") != _FORMAT:
-            raise ValueError(f"is damaged (its format is not {_FORMAT!r})")
         if metadata["weights"] != weights:
             raise ValueError("was made from other weights")
         if metadata["form"] != _text(form):
             raise ValueError("was made in another form")
-        if {name: _checksum(array) for name, array in arrays.items()} != json.loads(metadata["checksums"]):
-            raise ValueError("is damaged (its checksums do not fit)")
         return cls(**arrays)
 
 
@@ -153,7 +135,9 @@ def tabulate(model: Any, name: str, form: Form, batch_size: int) -> BigramTable:
         ranked = torch.cat(first)  # [V, k]
         extended = min(form.extended, k) if form.width > 1 else 0
         if extended:
-            pairs = inputs(torch.arange(size, device=model.device).repeat_interleave(extended), _flat(ranked, extended))
+            pairs = inputs(
+                torch.arange(size, device=model.device).repeat_interleave(extended), ranked[:, :extended].flatten()
+            )
             bar = progress.add_task("its continuations", total=len(pairs))
             for batch in pairs.split(batch_size):
                 rest.append(continued(model, batch, form.width - 1))
@@ -194,16 +178,11 @@ def continued(model: Any, tokens: Tensor, count: int) -> Tensor:
     """Decode `count` tokens [B, count] greedily after each sequence of `tokens` [B, S]."""
     written: list[Tensor] = []
     cache = None
-    while True:
+    while len(written) < count:
         output = model(input_ids=tokens, past_key_values=cache, use_cache=True)
         tokens, cache = output.logits[:, -1].max(dim=-1, keepdim=True).indices, output.past_key_values
         written.append(tokens)
-        if len(written) == count:
-            return torch.cat(written, dim=-1)
-
-
-def _flat(ranked: Tensor, count: int) -> Tensor:
-    return ranked[:, :count].reshape(-1)
+    return torch.cat(written, dim=-1)
 
 
 def _int32(tokens: Tensor) -> np.ndarray:
@@ -212,7 +191,3 @@ def _int32(tokens: Tensor) -> np.ndarray:
 
 def _text(form: Form) -> str:
     return json.dumps(asdict(form))
-
-
-def _checksum(array: np.ndarray) -> int:
-    return zlib.crc32(np.ascontiguousarray(array).data)

@@ -3,16 +3,13 @@
 Knows files and tokenizers, and nothing of counting.
 """
 
-import gzip
 import hashlib
 import json
 import sys
 import sysconfig
-import zlib
 from abc import ABC, abstractmethod
 from codecs import getincrementaldecoder
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -31,7 +28,7 @@ from specdec.text.python_sources import (
     is_held_out,
     read_python_files,
 )
-from specdec.text.sources import GZIP
+from specdec.text.sources import unpacked
 
 BOUNDARY = -1  # stands between documents in a stream of tokens: no n-gram spans it
 _PART = 2**16  # bytes of a file that are encoded at once; a token never spans two parts
@@ -113,7 +110,8 @@ class FileCorpus(NgramCorpus):
     def __init__(self, name: str, field: str | None) -> None:
         self.name = f"drafter.corpus={name}"
         self._file, self._path, self._field = name, Path(name).expanduser(), field
-        with self._opened():
+        self._noun = f"Corpus file {self.name}"
+        with unpacked(self._path, self._noun):
             self.size = self._path.stat().st_size
 
     def digest(self) -> str:
@@ -121,23 +119,8 @@ class FileCorpus(NgramCorpus):
             return hashlib.file_digest(stream, "sha256").hexdigest() + (f"/{self._field}" if self._field else "")
 
     def parts(self) -> Iterator[CorpusPart]:
-        with self._opened() as (stream, position):
-            yield from self._text(stream, position) if self._field is None else self._records(stream, position)
-
-    @contextmanager
-    def _opened(self) -> Iterator[tuple[BinaryIO, Callable[[], int]]]:
-        """Open the file; yield the decompressed stream, and a function that tells how many bytes were read."""
-        try:
-            with self._path.open("rb") as raw:
-                zipped = raw.read(len(GZIP)) == GZIP
-                raw.seek(0)
-                yield gzip.GzipFile(fileobj=raw) if zipped else raw, raw.tell  # type: ignore[misc]
-        except FileNotFoundError:
-            raise UsageError(f"Corpus file {self.name} does not exist.") from None
-        except (EOFError, zlib.error, gzip.BadGzipFile):
-            raise UsageError(f"Corpus file {self.name} is a damaged gzip file: fetch it again.") from None
-        except OSError as error:
-            raise UsageError(f"Corpus file {self.name} cannot be read: {error.strerror}.") from None
+        with unpacked(self._path, self._noun) as (stream, raw):
+            yield from (self._text if self._field is None else self._records)(stream, raw.tell)
 
     def _text(self, stream: BinaryIO, position: Callable[[], int]) -> Iterator[CorpusPart]:
         """Cut the text at the first newline after `_PART` bytes; a longer line is cut after `_PART` bytes more."""
@@ -151,7 +134,7 @@ class FileCorpus(NgramCorpus):
                 text = decoder.decode(content, final=not content)
             except UnicodeDecodeError as error:
                 raise UsageError(
-                    f"Corpus file {self.name} is not UTF-8 text at byte {before - len(kept) + error.start}: convert it."
+                    f"{self._noun} is not UTF-8 text at byte {before - len(kept) + error.start}: convert it."
                 ) from None
             if not content:
                 return
@@ -215,8 +198,7 @@ def tokenize(corpus: NgramCorpus, tokenizer: Any, vocab_size: int) -> np.ndarray
     Args:
         tokenizer: the target's; None where it has none, then the corpus has to hold token ids.
     Raises:
-        UsageError: an empty corpus, text without a tokenizer, tokens outside the vocabulary, and see
-        `NgramCorpus.parts`.
+        UsageError: an empty corpus, text without a tokenizer, tokens outside the vocabulary; see `NgramCorpus.parts`.
     """
     boundary = np.array([BOUNDARY], dtype=np.int32)
     parts: list[np.ndarray] = []

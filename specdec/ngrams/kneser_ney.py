@@ -3,16 +3,13 @@
 Knows neither tokenizers nor drafting.
 """
 
-import json
-import os
-import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save_file
+
+from specdec.ngrams.array_file import read_arrays, write_arrays
 
 _CHUNK = 2**23  # n-grams that are sorted at once
 _FORMAT = "specdec n-gram table 1"
@@ -108,14 +105,7 @@ class NgramTable:
         arrays = {"unigrams": self.unigrams}
         for number, level in enumerate(self.levels, start=2):
             arrays |= {f"{number}.{name}": array for name, array in vars(level).items()}
-        metadata = {"format": _FORMAT, "checksums": json.dumps({name: _checksum(a) for name, a in arrays.items()})}
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_name(f"{path.name}.{os.getpid()}.part")
-        try:
-            save_file(arrays, part, metadata)
-            os.replace(part, path)
-        finally:
-            part.unlink(missing_ok=True)
+        write_arrays(path, arrays, {"format": _FORMAT})
 
     @classmethod
     def load(cls, path: Path, discount: float) -> "NgramTable":
@@ -124,17 +114,7 @@ class NgramTable:
         Raises:
             ValueError: the file is damaged, or holds something else; the message says which.
         """
-        try:
-            with safe_open(path, framework="numpy") as stored:
-                metadata = stored.metadata() or {}
-                arrays = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118
-        except SafetensorError as error:
-            raise ValueError(str(error)) from None
-        if metadata.get("format") != _FORMAT:
-            raise ValueError(f"its format is not {_FORMAT!r}")
-        checksums = {name: _checksum(array) for name, array in arrays.items()}
-        if checksums != json.loads(metadata["checksums"]):
-            raise ValueError("its checksums do not fit")
+        arrays, _ = read_arrays(path, _FORMAT)
         numbers = range(2, 2 + len(arrays) // 3)
         levels = [Level(*(arrays[f"{n}.{name}"] for name in ("offsets", "tokens", "counts"))) for n in numbers]
         return cls(arrays["unigrams"], levels, discount)
@@ -188,10 +168,4 @@ def _continuation_counts(unigrams: np.ndarray, levels: list[Level]) -> tuple[np.
         below = contexts * vocab_size + level.tokens
         counts[-1] = np.bincount(suffixes, minlength=len(counts[-1]))
         counts.append(level.counts)
-    return counts[0], [
-        Level(level.offsets, level.tokens, count) for level, count in zip(levels, counts[1:], strict=True)
-    ]
-
-
-def _checksum(array: np.ndarray) -> int:
-    return zlib.crc32(np.ascontiguousarray(array).data)
+    return counts[0], [replace(level, counts=count) for level, count in zip(levels, counts[1:], strict=True)]

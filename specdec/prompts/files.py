@@ -75,12 +75,9 @@ class FileSet(PromptSource):
         config = self.config
         value = _lookup(record, config.field, where, "prompts.field")
         turns = value if isinstance(value, list) else [value]
-        category: Any = None
-        if config.category_field is not None:
-            category = _lookup(record, config.category_field, where, "prompts.category_field")
-        name: Any = number
-        if config.id_field is not None:
-            name = _lookup(record, config.id_field, where, "prompts.id_field")
+        key = config.category_field
+        category = None if key is None else _lookup(record, key, where, "prompts.category_field")
+        name = number if config.id_field is None else _lookup(record, config.id_field, where, "prompts.id_field")
         texts = tuple(self._rendered(turn, record, where) for turn in turns)
         answer = None if config.reference_field is None else record.get(config.reference_field)
         reference = None if answer is None else str(answer)

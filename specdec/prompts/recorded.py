@@ -18,10 +18,7 @@ class RecordedPrompts(PromptSource):
         self.config: RecordedPromptsConfig = config
 
     def read(self) -> SourceContent:
-        recorded = open_recording(self.config, "prompts")
-        entries = [
-            Entry(f"{self.config.name}/{stream.id}", stream.category, tokens=stream.prompt)
-            for stream in recorded.streams
-        ]
+        recorded, name = open_recording(self.config, "prompts"), self.config.name
+        entries = [Entry(f"{name}/{each.id}", each.category, tokens=each.prompt) for each in recorded.streams]
         absent = {"repeated_prompt": dict(recorded.repeated)} if recorded.repeated else {}
         return SourceContent(entries, {"path": str(self.config.path), "sha256": recorded.sha256}, absent)

@@ -3,9 +3,7 @@
 Read as a stream, several times over: a text need not fit into memory. Knows neither torch nor tokenizers.
 """
 
-import gzip
 import hashlib
-import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import takewhile
@@ -16,7 +14,7 @@ from pydantic import Field
 
 from specdec.config import AtLeastOne, typed
 from specdec.errors import UsageError
-from specdec.text.sources import BYTE_ORDER_MARK, GZIP, Records, read_hub
+from specdec.text.sources import BYTE_ORDER_MARK, Records, read_hub, readable, unpacked
 
 
 @typed
@@ -69,24 +67,26 @@ class OpenedText:
 
     def training(self) -> Iterator[str]:
         """Yield the documents that are not held out."""
-        every = self.config.heldout_every
-        return (document for number, document in enumerate(self.documents(), 1) if number % every)
+        return (document for document, held_out in self._divided() if not held_out)
 
     def heldout(self) -> Iterator[str]:
         """Yield every n-th document."""
+        return (document for document, held_out in self._divided() if held_out)
+
+    def _divided(self) -> Iterator[tuple[str, bool]]:
         every = self.config.heldout_every
-        return (document for number, document in enumerate(self.documents(), 1) if number % every == 0)
+        return ((document, number % every == 0) for number, document in enumerate(self.documents(), 1))
 
     def manifest(self, tokens: int, heldout_tokens: int) -> dict[str, Any]:
         """Return the content of `corpus.json`; its `sha256` covers documents, hold-out and the vocabulary's size."""
         every = self.config.heldout_every
         digest = hashlib.sha256(f"{every} {self.config.vocabulary}".encode())
         count, size = [0, 0], [0, 0]  # of training and held-out documents
-        for number, document in enumerate(self.documents(), 1):
+        for document, held_out in self._divided():
             content = document.encode()
             digest.update(hashlib.sha256(content).digest())
-            count[number % every == 0] += 1
-            size[number % every == 0] += len(content)
+            count[held_out] += 1
+            size[held_out] += len(content)
         return {
             "sha256": digest.hexdigest(),
             "sources": {"text": {**self.provenance, "documents": count[0], "bytes": size[0], "tokens": tokens}},
@@ -108,8 +108,10 @@ def open_text(config: TextCorpusConfig, group: str) -> OpenedText:
             "and leave the other null."
         )
     if config.path is not None:
-        hashed = _file_hash(config.path, group)
-        name, provenance = config.path, {"file": Path(config.path).name, "file_sha256": hashed}
+        path = Path(config.path)
+        with readable(f"Text file {group}.path={config.path}"), path.expanduser().open("rb") as file:
+            hashed = hashlib.file_digest(file, "sha256").hexdigest()
+        name, provenance = config.path, {"file": path.name, "file_sha256": hashed}
     else:
         name, provenance = str(config.hub_id), _hub_records(config, group).provenance
     text = OpenedText(config, name, provenance, group)
@@ -121,19 +123,6 @@ def open_text(config: TextCorpusConfig, group: str) -> OpenedText:
             f"is held out: lower it, or see {group}.documents."
         )
     return text
-
-
-def _file_hash(path: str, group: str) -> str:
-    digest = hashlib.sha256()
-    try:
-        with Path(path).expanduser().open("rb") as file:
-            while block := file.read(1 << 20):
-                digest.update(block)
-    except FileNotFoundError:
-        raise UsageError(f"Text file {group}.path={path} does not exist.") from None
-    except OSError as error:
-        raise UsageError(f"Text file {group}.path={path} cannot be read: {error.strerror}.") from None
-    return digest.hexdigest()
 
 
 def _documents_of_file(config: TextCorpusConfig, group: str) -> Iterator[str]:
@@ -153,21 +142,15 @@ def _documents_of_file(config: TextCorpusConfig, group: str) -> Iterator[str]:
 
 
 def _lines(path: str, group: str) -> Iterator[str]:
-    place = Path(path).expanduser()
-    with place.open("rb") as file:
-        packed = file.read(2) == GZIP
-    try:
-        with gzip.open(place) if packed else place.open("rb") as file:
-            for number, raw in enumerate(file, start=1):
-                line = raw.removeprefix(BYTE_ORDER_MARK) if number == 1 else raw
-                try:
-                    yield line.decode("utf-8").rstrip("\r\n")
-                except UnicodeDecodeError:
-                    raise UsageError(
-                        f"{path}:{number}: not UTF-8 text; convert the file that {group}.path names."
-                    ) from None
-    except (EOFError, zlib.error, gzip.BadGzipFile):
-        raise UsageError(f"Text file {group}.path={path} is a damaged gzip file: fetch it again.") from None
+    with unpacked(Path(path).expanduser(), f"Text file {group}.path={path}") as (content, _):
+        for number, raw in enumerate(content, start=1):
+            line = raw.removeprefix(BYTE_ORDER_MARK) if number == 1 else raw
+            try:
+                yield line.decode("utf-8").rstrip("\r\n")
+            except UnicodeDecodeError:
+                raise UsageError(
+                    f"{path}:{number}: not UTF-8 text; convert the file that {group}.path names."
+                ) from None
 
 
 def _hub_records(config: TextCorpusConfig, group: str) -> Records:

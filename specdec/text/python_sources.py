@@ -224,25 +224,22 @@ class Keeper:
         self.seen: set[int] = set()
 
     def __call__(self, document: Document) -> bool:
-        reason = None if document.source == TOPICS else _unsuitable(document, self.config)
-        if reason:
-            self.drops.add(document, reason)
-            return False
+        unsuitable = None if document.source == TOPICS else _unsuitable(document, self.config)
         digest = hashlib.sha256(document.text.encode()).hexdigest()
-        own = shingles(document.text, self.config.shingle_lines)
-        held = self.holdout.reason(document, own)
-        if held:
+        own = set() if unsuitable else shingles(document.text, self.config.shingle_lines)
+        if unsuitable:
+            self.drops.add(document, unsuitable)
+        elif held := self.holdout.reason(document, own):
             self.drops.add(document, *held)
-            return False
-        if digest in self.digests:
+        elif digest in self.digests:
             self.drops.add(document, "duplicate")
-            return False
-        if len(own & self.seen) > self.config.repeat_overlap * max(len(own), 1):
+        elif len(own & self.seen) > self.config.repeat_overlap * max(len(own), 1):
             self.drops.add(document, "mostly repeats kept files")
-            return False
-        self.digests.add(digest)
-        self.seen |= own
-        return True
+        else:
+            self.digests.add(digest)
+            self.seen |= own
+            return True
+        return False
 
 
 def installed_topics() -> dict[str, str]:
@@ -279,11 +276,9 @@ def _manifest(training: list[Document], heldout: list[Document], drops: Drops, m
         "sources": sources,
         "packages_not_installed": missing,
         "held_out": {
-            f"{d.source}:{d.name}": {
-                "bytes": len(d.text.encode()),
-                "sha256": hashlib.sha256(d.text.encode()).hexdigest(),
-            }
+            f"{d.source}:{d.name}": {"bytes": len(text), "sha256": hashlib.sha256(text).hexdigest()}
             for d in heldout
+            for text in [d.text.encode()]
         },
         "dropped_for_the_hold_out": drops.heldout,
     }

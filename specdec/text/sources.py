@@ -6,9 +6,10 @@ import json
 import re
 import zlib
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from specdec.errors import UsageError
 
@@ -52,21 +53,40 @@ def read_content(name: str, what: str) -> tuple[bytes, str]:
     Raises:
         UsageError: missing, unreadable, damaged or empty file.
     """
-    path = Path(name).expanduser()
-    try:
-        content = path.read_bytes()
+    with readable(f"{what}={name}"):
+        content = Path(name).expanduser().read_bytes()
         digest = hashlib.sha256(content).hexdigest()
         if content.startswith(GZIP):
             content = gzip.decompress(content)
-    except FileNotFoundError:
-        raise UsageError(f"{what}={name} does not exist.") from None
-    except (EOFError, zlib.error, gzip.BadGzipFile):
-        raise UsageError(f"{what}={name} is a damaged gzip file: fetch it again.") from None
-    except OSError as error:
-        raise UsageError(f"{what}={name} cannot be read: {error.strerror}.") from None
     if not content.strip():
         raise UsageError(f"{what}={name} is empty: give one with a record in it.")
     return content, digest
+
+
+@contextmanager
+def readable(what: str) -> Iterator[None]:
+    """Turn whatever goes wrong with a file, gzip or not, into a UsageError that calls the file `what`."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise UsageError(f"{what} does not exist.") from None
+    except (EOFError, zlib.error, gzip.BadGzipFile):
+        raise UsageError(f"{what} is a damaged gzip file: fetch it again.") from None
+    except OSError as error:
+        raise UsageError(f"{what} cannot be read: {error.strerror}.") from None
+
+
+@contextmanager
+def unpacked(path: Path, what: str) -> Iterator[tuple[Any, BinaryIO]]:
+    """Open a file, gzip or not: give its content as a binary stream, and the file as it lies on disk.
+
+    Raises:
+        UsageError: see `readable`; also for faults within the context.
+    """
+    with readable(what), path.open("rb") as file:
+        packed = file.read(len(GZIP)) == GZIP
+        file.seek(0)
+        yield gzip.GzipFile(fileobj=file) if packed else file, file
 
 
 def text_lines(name: str, content: bytes, key: str) -> Iterator[tuple[str, int, str]]:

@@ -6,7 +6,7 @@ torch.
 import gzip
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -253,10 +253,13 @@ def _lengths(where: str, name: str, value: Any, tokens: int) -> tuple[int, ...]:
 
 def _named_apart(streams: list[Stream]) -> list[Stream]:
     """Return the same streams; of several with one id, the later ones get a number."""
+    names = told_apart(stream.id for stream in streams)
+    return [replace(stream, id=name) for stream, name in zip(streams, names, strict=True)]
+
+
+def told_apart(names: Iterable[str]) -> Iterator[str]:
+    """Yield the names; the second and later ones of a name get their number: a, a#2, a#3."""
     seen: Counter[str] = Counter()
-    apart = []
-    for stream in streams:
-        seen[stream.id] += 1
-        again = f"#{seen[stream.id]}" if seen[stream.id] > 1 else ""
-        apart.append(replace(stream, id=stream.id + again))
-    return apart
+    for name in names:
+        seen[name] += 1
+        yield f"{name}#{seen[name]}" if seen[name] > 1 else name

@@ -13,8 +13,7 @@ import re
 import shlex
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -38,6 +37,8 @@ HEARTBEAT_SECONDS = 30.0
 class TrackedRun:
     """One MLflow run. Without tracking there is no run, and every method returns at once.
 
+    As a context it ends FINISHED, FAILED (with the tag `specdec.failure`) or, after a signal, KILLED.
+
     If the store fails, methods raise EnvironmentFault where tracking is required; otherwise the first fault is logged
     and nothing more is written.
     """
@@ -47,6 +48,18 @@ class TrackedRun:
         self._client, self._experiment_id, self._required = client, experiment_id, required
         self._children: dict[str, str] = {}
         self._beaten = time.monotonic()
+
+    def __enter__(self) -> "TrackedRun":
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        status = "FINISHED" if error is None else "FAILED"
+        if isinstance(error, (Interrupted, KeyboardInterrupt)):
+            status = "KILLED"
+        elif isinstance(error, Exception):
+            self._required = False  # `error` has to be reported, not a fault of the store
+            self.tags({"specdec.failure": f"{type(error).__name__}: {reason(error)}"})
+        self.end(status)
 
     def metrics(self, values: Mapping[str, float | None], step: int | None = None) -> None:
         """Log numbers. NaN is kept; None and infinities, which MLflow would turn into 1.8e308, are left out."""
@@ -153,8 +166,7 @@ class TrackedRun:
             client, self._client = self._client, None
             _last_words(client, self.run_id)
             if self._required:
-                sentence = f"Tracking is required and failed while {doing}: {reason(error)}."
-                raise EnvironmentFault(sentence) from error
+                raise EnvironmentFault(f"Tracking is required and failed while {doing}: {reason(error)}.") from error
             logger.warning(
                 "Tracking failed while %s and is off for the rest of this run; the results stay on disk. %s.",
                 doing, reason(error),
@@ -173,16 +185,10 @@ def check_store(config: TrackingConfig, folder: Path) -> None:
             reap(*opened(store, config.experiment))
 
 
-@contextmanager
 def tracked_run(
-    config: TrackingConfig,
-    *,
-    name: str,
-    params: Mapping[str, Any],
-    tags: Mapping[str, str],
-    folder: Path | None = None,
-) -> Iterator[TrackedRun]:
-    """Open a run that ends FINISHED, FAILED (with the tag `specdec.failure`) or, after a signal, KILLED.
+    config: TrackingConfig, *, name: str, params: Mapping[str, Any], tags: Mapping[str, str], folder: Path | None = None
+) -> TrackedRun:
+    """Open a run; the caller uses it as a context, or calls `end`.
 
     Args:
         params: parameters with dotted keys.
@@ -191,33 +197,9 @@ def tracked_run(
     Raises:
         EnvironmentFault: tracking is required and the store fails.
     """
-    run = open_run(config, name=name, params=params, tags=tags, folder=folder)
-    status = "FAILED"
-    try:
-        yield run
-        status = "FINISHED"
-    except (Interrupted, KeyboardInterrupt):
-        status = "KILLED"
-        raise
-    except Exception as error:
-        run._required = False  # `error` has to be reported, not a fault of the store
-        run.tags({"specdec.failure": f"{type(error).__name__}: {reason(error)}"})
-        raise
-    finally:
-        run.end(status)
-
-
-def open_run(
-    config: TrackingConfig,
-    *,
-    name: str,
-    params: Mapping[str, Any],
-    tags: Mapping[str, str],
-    folder: Path | None = None,
-) -> TrackedRun:
-    """Open a run that the caller must `end`, as a sweep's parent; for all others see `tracked_run`."""
+    off = TrackedRun(None, "", "", "", False)
     if not config.enabled:
-        return TrackedRun(None, "", "", "", False)
+        return off
     try:
         store = locate(config.uri, folder or Path.cwd())
         client, experiment_id = opened(store, config.experiment)
@@ -229,10 +211,9 @@ def open_run(
     except Exception as error:
         reraise_interruption(error)
         if config.required:
-            sentence = f"Tracking is required and no run could be opened: {reason(error)}."
-            raise EnvironmentFault(sentence) from error
+            raise EnvironmentFault(f"Tracking is required and no run could be opened: {reason(error)}.") from error
         logger.warning("Tracking is off for this run; the results stay on disk. %s.", reason(error))
-        return TrackedRun(None, "", "", "", False)
+        return off
     run = TrackedRun(client, run_id, experiment_id, _link(store, experiment_id), config.required)
     run._write("logging parameters", lambda: _log_params(client, run_id, params))
     return run

@@ -3,11 +3,11 @@
 import hashlib
 import json
 from dataclasses import asdict
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from specdec.config import AtLeastOne, typed
+from specdec.config import AtLeastOne, TrackingConfig, typed
 
 NonNegative = Annotated[float, Field(ge=0.0)]
 Positive = Annotated[float, Field(gt=0.0)]
@@ -15,11 +15,23 @@ Positive = Annotated[float, Field(gt=0.0)]
 
 @typed
 class PaceConfig:
-    """How often a training is measured, logged and saved on the way; changes no weight."""
+    """The pace of measuring, logging and saving on the way; changes no weight."""
 
     heldout_every_steps: AtLeastOne
     log_every_steps: AtLeastOne  # MLflow batches
     checkpoint_seconds: Positive
+
+
+@typed
+class TrainingConfig:
+    """The keys of `conf/train.yaml`, which every recipe is added to."""
+
+    output_dir: Annotated[str, Field(min_length=1)] | None
+    corpus_dir: Annotated[str, Field(min_length=1)]
+    tracking: TrackingConfig
+    seed: Annotated[int, Field(ge=0, lt=2**31)]
+    device: Literal["auto", "cpu", "cuda"]
+    threads: AtLeastOne | None
 
 
 def fingerprint(*parts: Any) -> str:

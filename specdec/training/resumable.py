@@ -11,7 +11,7 @@ import signal
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -112,6 +112,16 @@ class ResumableTraining(ABC):
     def agreed(self, stopped: bool) -> bool:
         """Tell if the training stops after this step; processes that train together ask each other."""
         return stopped
+
+    def effort(self, device: torch.device) -> dict[str, Any]:
+        """Return the lines of `summary.json` that say what the training took."""
+        return {
+            "steps": self.progress.step,
+            "tokens": self.progress.step * self.step_tokens,
+            "seconds": round(self.progress.seconds, 1),
+            "date": time.strftime("%Y-%m-%d"),
+            "hardware": _hardware(device),
+        }
 
     # --- checkpoints
 
@@ -220,9 +230,8 @@ def column(metric: str) -> str:
 def stop_requests() -> Iterator[list[int]]:
     """Give a list to which SIGINT and SIGTERM append their number, instead of interrupting the step."""
     received: list[int] = []
-    previous = {}
-    for number in (signal.SIGINT, signal.SIGTERM):
-        previous[number] = signal.signal(number, lambda signum, frame: received.append(signum))
+    stops = (signal.SIGINT, signal.SIGTERM)
+    previous = {number: signal.signal(number, lambda signum, frame: received.append(signum)) for number in stops}
     try:
         yield received
     finally:
@@ -251,14 +260,12 @@ def training_device(name: str) -> torch.device:
     return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
 
 
-def hardware(device: torch.device) -> dict[str, Any]:
+def _hardware(device: torch.device) -> dict[str, Any]:
     """Describe the processor, the GPU if one was used, and the versions; no host name."""
     model = platform.processor() or platform.machine()
-    try:
+    with suppress(OSError):
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
         model = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), model)
-    except OSError:
-        pass
     gpu = {"gpu": torch.cuda.get_device_name(device)} if device.type == "cuda" else {}
     return {
         **gpu,

@@ -52,7 +52,7 @@ Weight = Annotated[Ramp, BeforeValidator(_constant)]
 
 @typed
 class RateConfig:
-    """How the learning rate changes over a training.
+    """The course of the learning rate over a training.
 
     Attributes:
         schedule: after the warm-up; cosine falls to 0 over all other steps, trapezoid in a line over `decay_share`.

@@ -4,13 +4,16 @@ import ctypes
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
+import torch
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from specdec.config import TrackingConfig, flattened
-from specdec.tracking.writer import TrackedRun, tracked_run
+from specdec.tracking.writer import TrackedRun, check_store, tracked_run
+from specdec.training.recipe_parts import TrainingConfig
 from specdec.training.resumable import FinishedTraining, ResumableTraining, column
 
 logger = logging.getLogger(__name__)
@@ -54,19 +57,25 @@ def _log_earlier_sittings(tracked: TrackedRun, training: ResumableTraining) -> N
         tracked.tags({"specdec.resumed_from_step": str(training.progress.step)})
 
 
-def keep_freed_memory() -> None:
+def prepare(config: TrainingConfig) -> None:
+    """Check the tracking store, and set up this process: its memory and its threads."""
+    check_store(config.tracking, Path.cwd())
+    _keep_freed_memory()
+    if config.threads is not None:
+        torch.set_num_threads(config.threads)
+
+
+def _keep_freed_memory() -> None:
     """Make glibc reuse large blocks of memory instead of returning them to the system after every tensor.
 
     On the machine that trained the pocket models this was worth 20% of the speed; without glibc it does nothing.
     """
     trim_threshold, top_pad, mmap_max = -1, -2, -4
-    try:
+    with suppress(OSError, AttributeError):
         libc = ctypes.CDLL("libc.so.6")
         libc.mallopt(mmap_max, 0)
         libc.mallopt(trim_threshold, 2**31 - 1)
         libc.mallopt(top_pad, 2**28)
-    except (OSError, AttributeError):
-        pass
 
 
 @contextmanager

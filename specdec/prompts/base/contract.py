@@ -35,7 +35,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class SourceContent:
-    """All that a source holds, in its own order; `absent` counts what this machine lacks."""
+    """The entries of a source, in its own order; `absent` counts what this machine lacks."""
 
     entries: Sequence[Entry]
     provenance: Mapping[str, str]

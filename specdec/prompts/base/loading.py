@@ -46,8 +46,7 @@ def load_prompts(
     """Load the prompts that `values` (the config group `prompts`) describes.
 
     A limit counts usable prompts: where a prompt is too long or empty, the next of its category takes its place.
-    Skipped
-    prompts are counted up to the limit; without a limit, among all.
+    Skipped prompts are counted up to the limit; without a limit, among all.
 
     Args:
         tokenizer: the target's; None for targets without one, which take literal tokens only.

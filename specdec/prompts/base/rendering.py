@@ -26,7 +26,12 @@ class Renderer:
             UsageError: the chat template fails, or a token lies outside the vocabulary.
         """
         if entry.tokens:
-            self._check_vocabulary(entry)
+            largest = max(entry.tokens)
+            if self.vocab_size is not None and largest >= self.vocab_size:
+                raise UsageError(
+                    f"Bad value in prompts: {entry.id} holds token {largest}, and the target's "
+                    f"vocabulary ends at {self.vocab_size - 1}."
+                )
             return Prompt(entry.id, entry.category, "", entry.tokens, reference=entry.reference)
         turns = entry.turns[:1]
         text = self._conversation(turns) if self.chat else turns[0]
@@ -68,10 +73,3 @@ class Renderer:
     def _decoded(self, tokens: Sequence[int]) -> str:
         text: str = self.tokenizer.decode(list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False)
         return text
-
-    def _check_vocabulary(self, entry: Entry) -> None:
-        if self.vocab_size is not None and max(entry.tokens) >= self.vocab_size:
-            raise UsageError(
-                f"Bad value in prompts: {entry.id} holds token {max(entry.tokens)}, and the target's "
-                f"vocabulary ends at {self.vocab_size - 1}."
-            )

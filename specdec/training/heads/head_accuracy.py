@@ -33,7 +33,7 @@ def ranks(features: Tensor, output: Tensor, targets: Tensor) -> Tensor:
 
 
 def logit_ranks(logits: Tensor, targets: Tensor) -> Tensor:
-    """Do the same from logits [N, V]."""
+    """Return the same count from logits [N, V]."""
     right = logits.gather(-1, targets.unsqueeze(-1))
     before = torch.arange(logits.shape[-1], device=logits.device) < targets.unsqueeze(-1)
     return ((logits > right) | ((logits == right) & before)).sum(-1)
@@ -51,10 +51,8 @@ class HeadAccuracy:
     """
 
     def __init__(self, count: int) -> None:
-        self.hits = torch.zeros(count, TOP, dtype=torch.long)
-        self.conditional_hits = torch.zeros(count, TOP, dtype=torch.long)
-        self.seen = torch.zeros(count, dtype=torch.long)
-        self.conditional_seen = torch.zeros(count, dtype=torch.long)
+        self.hits, self.conditional_hits = torch.zeros(2, count, TOP, dtype=torch.long)
+        self.seen, self.conditional_seen = torch.zeros(2, count, dtype=torch.long)
 
     @torch.no_grad()
     def add(self, heads: Heads, states: Tensor, tokens: Tensor, scored: Tensor) -> None:
@@ -63,19 +61,15 @@ class HeadAccuracy:
         for k, features in enumerate(heads.features(states, tokens), start=1):
             where = positions(tokens, scored, k)
             rank = ranks(where.select(features), heads.output_layer(k), where.targets)
-            before = where.select(right)
-            self._count(k - 1, rank.cpu(), before.cpu())
+            before = where.select(right).cpu()
+            within = rank.unsqueeze(-1).cpu() <= torch.arange(TOP)  # [N, TOP]
+            self.hits[k - 1] += within.sum(0)
+            self.seen[k - 1] += len(rank)
+            self.conditional_hits[k - 1] += within[before].sum(0)
+            self.conditional_seen[k - 1] += int(before.sum())
             here = torch.zeros_like(where.mask)
             here[where.mask] = rank == 0
             right = right[:, : here.shape[1]] & here
-
-    def _count(self, head: int, rank: Tensor, before: Tensor) -> None:
-        places = torch.arange(TOP)
-        within = rank.unsqueeze(-1) <= places  # [N, TOP]
-        self.hits[head] += within.sum(0)
-        self.seen[head] += len(rank)
-        self.conditional_hits[head] += within[before].sum(0)
-        self.conditional_seen[head] += int(before.sum())
 
     def metrics(self) -> dict[str, float]:
         """Return `heldout.head_1.top1`, ... and `heldout.head_1.top1_given_earlier`, ...; NaN without positions."""
@@ -113,24 +107,20 @@ class TargetScore:
         return {f"{HELDOUT}.target.nats_per_token": self.nats / max(self.tokens, 1)} | tops
 
 
-def target_score(target: Target, batches: Iterable[Batch], micro_batch: int) -> TargetScore:
-    """Score the target's own next token on batches of text, in its own arithmetic."""
-    score = TargetScore()
+def score_heads(heads: Heads | None, target: Target, batches: Iterable[Batch], micro_batch: int) -> dict[str, float]:
+    """Return the accuracy of heads on their target's states of batches of text, and the target's own.
+
+    Args:
+        heads: None scores the target alone, in its own arithmetic.
+    """
+    accuracy, own = HeadAccuracy(0 if heads is None else len(heads)), TargetScore()
+    offset = 0 if heads is None else state_offset(heads.config, target)
     for batch in batches:
         for part in batch.split(micro_batch):
-            tokens, scored = part.tokens.to(target.device), part.scored.to(target.device)
-            score.add(target.hidden.sequence(tokens, 0)[1], tokens, scored)
-    return score
-
-
-def score_heads(heads: Heads, target: Target, batches: Iterable[Batch], micro_batch: int) -> dict[str, float]:
-    """Return the accuracy of heads on their target's states of batches of text, and the target's own."""
-    accuracy, own = HeadAccuracy(len(heads)), TargetScore()
-    for batch in batches:
-        for part in batch.split(micro_batch):
-            tokens, scored = part.tokens.to(target.device), part.scored.to(target.device)
-            states, logits = target.hidden.sequence(tokens, state_offset(heads.config, target))
-            accuracy.add(heads, states, tokens, scored)
+            tokens, scored = part.on(target.device)
+            states, logits = target.hidden.sequence(tokens, offset)
+            if heads is not None:
+                accuracy.add(heads, states, tokens, scored)
             own.add(logits, tokens, scored)
     return accuracy.metrics() | own.metrics()
 

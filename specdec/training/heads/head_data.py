@@ -5,7 +5,6 @@ continuations of them; tokens are kept on disk.
 import hashlib
 import logging
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from specdec.text.encoding import batched, encode_texts
 from specdec.text.python_sources import build_corpus
 from specdec.training.heads.head_data_config import HeadDataConfig, SelfDistillationConfig, SourceConfig
 from specdec.training.heads.hidden_states import GIB, check_space, states_dtype
-from specdec.training.heads.self_distillation import SelfDistillation, generated_hash
+from specdec.training.heads.self_distillation import SelfDistillation
 from specdec.training.heads.sequences import Sequences, SpecialTokens
 from specdec.training.recipe_parts import fingerprint
 
@@ -58,9 +57,9 @@ def open_sequences(config: HeadDataConfig, target: Target, seed: int) -> Sequenc
         writer = SelfDistillation(config.generated, target, seed, config.sequence_length)
     store, content = _source_documents(config.source, tokenizer, folder)
     if writer is not None and config.generated is not None:
-        content = generated_hash(config.generated, seed, config.sequence_length, target.hidden.identity, content)
+        content = fingerprint(config.generated, seed, config.sequence_length, target.hidden.identity, content)
         place = folder / content[:16]
-        with _locked(place):
+        with FileLock(place.with_suffix(".lock")):
             written = read_documents(place)
             if written is None:
                 _check_space(config, config.generated, target)
@@ -91,7 +90,8 @@ def _source_documents(config: SourceConfig, tokenizer: Any, folder: Path) -> tup
         provenance = text.provenance
     content = fingerprint(config, encoder, provenance)
     place = folder / content[:16]
-    with _locked(place):
+    # One process builds, while others (of the same training, or of another one) wait and find it built.
+    with FileLock(place.with_suffix(".lock")):
         found = read_documents(place)
         if found is not None:
             return found, content
@@ -105,10 +105,7 @@ def _source_documents(config: SourceConfig, tokenizer: Any, folder: Path) -> tup
         else:
             corpus = build_corpus(config)
             manifest |= {"corpus_sha256": corpus.manifest["sha256"], "sources": corpus.manifest["sources"]}
-            parts = {
-                "train": (document.text for document in corpus.training),
-                "heldout": (document.text for document in corpus.heldout),
-            }
+            parts = {"train": (d.text for d in corpus.training), "heldout": (d.text for d in corpus.heldout)}
         return write_documents(place, _encoded(parts, tokenizer), manifest), content
 
 
@@ -118,11 +115,3 @@ def _encoded(parts: Mapping[Part, Iterator[str]], tokenizer: Any) -> Iterator[tu
         for batch in batched(texts, ENCODED_AT_ONCE):
             for tokens in encode_texts(tokenizer, batch, np.uint32):
                 yield part, Encoded(tokens, np.ones(len(tokens), dtype=bool))
-
-
-@contextmanager
-def _locked(place: Path) -> Iterator[None]:
-    """Let one process build, while others (of the same training, or of another one) wait and find it built."""
-    place.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(place.with_suffix(".lock")):
-        yield

@@ -15,7 +15,7 @@ from specdec.training.recipe_parts import NonNegative, Positive
 
 @typed
 class SelfDistillationConfig:
-    """How the target writes the text that heads are trained on.
+    """The text that the target writes for heads to be trained on.
 
     Attributes:
         texts, heldout_texts: how many training and held-out documents it continues.
@@ -35,7 +35,7 @@ class SelfDistillationConfig:
 
 @typed
 class StatesConfig:
-    """How hidden states are computed and kept.
+    """The computing and keeping of hidden states.
 
     Attributes:
         cache: "disk": computed once and kept, unless they take more than `limit_gib`; "none": computed in every step.
@@ -54,16 +54,12 @@ class StatesConfig:
 
 
 SourceConfig = PythonCorpusConfig | TextCorpusConfig | ConversationsConfig
-_KINDS: dict[Any, Any] = {
-    None: PythonCorpusConfig,
-    "text": TextCorpusConfig,
-    "conversations": ConversationsConfig,
-}
+_KINDS: dict[Any, Any] = {None: PythonCorpusConfig, "text": TextCorpusConfig, "conversations": ConversationsConfig}
 
 
 def _by_name(source: Any) -> SourceConfig:
     """Check a source as the kind that its name selects; a pydantic union would put its labels into messages."""
-    if isinstance(source, PythonCorpusConfig | TextCorpusConfig | ConversationsConfig):
+    if isinstance(source, SourceConfig):
         return source
     if not isinstance(source, Mapping):
         raise ValueError("source should be a group of keys")

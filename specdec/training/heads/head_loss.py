@@ -112,13 +112,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        features_grad, output_grad = ctx.saved_tensors
-        scale = gradients[0]
-        return (
-            None if features_grad is None else features_grad * scale,
-            None if output_grad is None else output_grad * scale,
-            *(None,) * 4,
-        )
+        return *(None if each is None else each * gradients[0] for each in ctx.saved_tensors), *(None,) * 4
 
 
 def heads_loss(
@@ -143,9 +137,8 @@ def heads_loss(
     laws = None if teacher is None else teacher.flatten(0, 1)
     for k, features in enumerate(heads.features(states, tokens), start=1):
         where = positions(tokens, scored, k)
-        loss = cross_entropy(
-            where.select(features), heads.output_layer(k), where.targets, laws, where.laws, teacher_share
-        )
+        chosen, output = where.select(features), heads.output_layer(k)
+        loss = cross_entropy(chosen, output, where.targets, laws, where.laws, teacher_share)
         total = total + scales[k - 1] * loss
     return total
 

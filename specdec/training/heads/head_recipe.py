@@ -5,10 +5,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from specdec.config import AtLeastOne, Probability, TrackingConfig, typed
+from specdec.config import AtLeastOne, Probability, typed
 from specdec.heads.heads_config import HeadsConfig
 from specdec.training.heads.head_data_config import HeadDataConfig
-from specdec.training.recipe_parts import NonNegative, PaceConfig, Positive, fingerprint
+from specdec.training.recipe_parts import NonNegative, PaceConfig, Positive, TrainingConfig, fingerprint
 from specdec.training.schedules import RateConfig, Weight
 
 
@@ -67,13 +67,13 @@ class LoraConfig:
 
 @typed
 class HeadMonitorConfig(PaceConfig):
-    """How much is measured on the way, and how often."""
+    """The measurements on the way."""
 
     heldout_batches: AtLeastOne  # the most batches of held-out text; the end scores all of it
 
 
 @typed
-class HeadTrainConfig:
+class HeadTrainConfig(TrainingConfig):
     """The root of `conf/train.yaml` with a recipe of `conf/heads/`.
 
     Attributes:
@@ -97,12 +97,6 @@ class HeadTrainConfig:
     bfloat16: bool
     save_dtype: Literal["float32", "bfloat16", "float16"]
     monitor: HeadMonitorConfig
-    output_dir: Annotated[str, Field(min_length=1)] | None
-    corpus_dir: Annotated[str, Field(min_length=1)]
-    tracking: TrackingConfig
-    seed: Annotated[int, Field(ge=0, lt=2**31)]
-    device: Literal["auto", "cpu", "cuda"]
-    threads: AtLeastOne | None
 
     @model_validator(mode="after")
     def _fits(self) -> "HeadTrainConfig":

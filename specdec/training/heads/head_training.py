@@ -5,9 +5,8 @@ MLflow.
 """
 
 import json
-import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
@@ -15,7 +14,6 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator, DistributedDataParallelKwargs
-from torch import Tensor
 
 from specdec.config import validated
 from specdec.errors import NumericsError, UsageError
@@ -24,17 +22,16 @@ from specdec.sampling import SamplingConfig
 from specdec.targets.base import Target, targets
 from specdec.targets.causal import Causal
 from specdec.text.writing import write_atomically
-from specdec.tracking.writer import check_store
 from specdec.training.heads.backbone import Backbone
-from specdec.training.heads.head_accuracy import HeadAccuracy, TargetScore, score_heads, target_score
+from specdec.training.heads.head_accuracy import HeadAccuracy, TargetScore, score_heads
 from specdec.training.heads.head_data import open_sequences
 from specdec.training.heads.head_recipe import HeadTrainConfig, head_fingerprint
 from specdec.training.heads.hidden_states import StateSource
 from specdec.training.heads.sequences import Batch, Sequences
 from specdec.training.heads.student import Student, build_optimizer, first_heads
-from specdec.training.resumable import FinishedTraining, ResumableTraining, column, hardware, training_device
+from specdec.training.resumable import FinishedTraining, ResumableTraining, column, training_device
 from specdec.training.schedules import rate_factor, warm_up
-from specdec.training.sitting import keep_freed_memory, sit
+from specdec.training.sitting import prepare, sit
 
 HEADS_FILE = "heads.safetensors"
 BACKBONE_FOLDER = "backbone"
@@ -85,7 +82,7 @@ class HeadTraining(ResumableTraining):
         if config.backbone == "joint":
             if not isinstance(target, Causal):
                 raise UsageError(f"Target {type(target).__name__} is no model that can be trained: use target=causal.")
-            self.before = self._target_score(all_batches=True)
+            self.before = self._target_score(None)
             backbone = Backbone(target, state_offset(config.heads, target), config.lora, config.seed)
             heads.rebind(*backbone.ends())
         self.student = Student(heads, backbone, config).to(accelerator.device)
@@ -93,9 +90,8 @@ class HeadTraining(ResumableTraining):
         self.optimizer = build_optimizer(self.student, config.optimizer)
         self.backbone_start = config.loss.backbone.first_step(self.steps)
         self._reference: dict[str, float] | None = None
-        count = config.heads.count
         self.losses = ("train.heads_loss", "train.backbone_loss") if backbone is not None else ()
-        self.scores = (*HeadAccuracy(count).metrics(), *TargetScore().metrics())
+        self.scores = (*HeadAccuracy(config.heads.count).metrics(), *TargetScore().metrics())
 
     # --- checkpoints
 
@@ -128,9 +124,10 @@ class HeadTraining(ResumableTraining):
         parts = list(batch.split(self.config.micro_batch))[accelerator.process_index :: processes]
         losses = torch.zeros(2, dtype=torch.float64, device=accelerator.device)
         for number, part in enumerate(parts, start=1):
-            states, teacher = self._states(part)
-            tokens, scored = part.tokens.to(accelerator.device), part.scored.to(accelerator.device)
-            with self._synchronised(number == len(parts)):
+            states, teacher = (None, None) if self.student.backbone is not None else self.source.states(part)
+            tokens, scored = part.on(accelerator.device)
+            # Gradients are averaged over the processes once a step, after its last part.
+            with nullcontext() if number == len(parts) else accelerator.no_sync(self.wrapped):
                 theirs, own = self.wrapped(tokens, scored, scales, states, teacher)
                 # Processes average their gradients, and each has its part of a sum.
                 accelerator.backward((theirs + own) * processes)
@@ -159,26 +156,10 @@ class HeadTraining(ResumableTraining):
     def _set_rates(self, step: int) -> None:
         rate = self.config.optimizer.rate
         factor = rate_factor(step, self.steps, rate)
+        start = self.backbone_start or 0
+        later = warm_up(max(step - start, 0), rate.warmup_steps) if start else 1.0
         for group in self.optimizer.param_groups:
-            later = 1.0
-            if group["part"] == "backbone" and self.backbone_start is not None:
-                later = warm_up(max(step - self.backbone_start, 0), rate.warmup_steps) if self.backbone_start else 1.0
-            group["lr"] = group["base_lr"] * factor * later
-
-    def _states(self, part: Batch) -> tuple[Tensor | None, Tensor | None]:
-        if self.student.backbone is not None:
-            return None, None
-        states, teacher = self.source.states(part)
-        return states, teacher if self.config.loss.teacher else None
-
-    @contextmanager
-    def _synchronised(self, last: bool) -> Iterator[None]:
-        """Average the gradients over the processes once a step, after its last part."""
-        if last:
-            yield
-        else:
-            with self.accelerator.no_sync(self.wrapped):
-                yield
+            group["lr"] = group["base_lr"] * factor * (later if group["part"] == "backbone" else 1.0)
 
     def agreed(self, stopped: bool) -> bool:
         if self.accelerator.num_processes == 1:
@@ -198,21 +179,20 @@ class HeadTraining(ResumableTraining):
         backbone = self.student.backbone
         for batch in islice(self.sequences.heldout(), self.config.monitor.heldout_batches):
             for part in batch.split(self.config.micro_batch):
-                tokens, scored = part.tokens.to(self.accelerator.device), part.scored.to(self.accelerator.device)
+                tokens, scored = part.on(self.accelerator.device)
                 with self.accelerator.autocast():
                     states, logits = self.source.states(part) if backbone is None else backbone(tokens)
                     accuracy.add(self.student.heads, states.float(), tokens, scored)
                 if backbone is not None and logits is not None:
                     own.add(logits, tokens, scored)
         if backbone is None:  # a frozen target's own figures are the same every time
-            self._reference = self._reference or self._target_score(all_batches=False)
+            self._reference = self._reference or self._target_score(self.config.monitor.heldout_batches)
             return accuracy.metrics() | self._reference
         return accuracy.metrics() | own.metrics()
 
-    def _target_score(self, all_batches: bool) -> dict[str, float]:
-        """Score the target's own next token, in its own arithmetic."""
-        limit = None if all_batches else self.config.monitor.heldout_batches
-        return target_score(self.target, islice(self.sequences.heldout(), limit), self.config.micro_batch).metrics()
+    def _target_score(self, limit: int | None) -> dict[str, float]:
+        """Score the target's own next token, in its own arithmetic, on at most `limit` batches."""
+        return score_heads(None, self.target, islice(self.sequences.heldout(), limit), self.config.micro_batch)
 
     # --- the end
 
@@ -226,12 +206,8 @@ class HeadTraining(ResumableTraining):
             "data": self.sequences.manifest,
             "data_fingerprint": self.sequences.fingerprint,
             "parameters": sum(weight.numel() for weight in self.student.heads.parameters()),
-            "steps": self.progress.step,
-            "tokens": self.progress.step * self.step_tokens,
-            "seconds": round(self.progress.seconds, 1),
-            "date": time.strftime("%Y-%m-%d"),
             "processes": self.accelerator.num_processes,
-            "hardware": hardware(self.accelerator.device),
+            **self.effort(self.accelerator.device),
         }
         heads = self.student.heads.to(getattr(torch, self.config.save_dtype))
         if self.student.backbone is None:
@@ -253,10 +229,8 @@ class HeadTraining(ResumableTraining):
         return FinishedTraining(self.folder, summary, final, self._sentence(metrics, path))
 
     def _sentence(self, metrics: dict[str, float], path: Path) -> str:
-        heads = range(1, self.config.heads.count + 1)
-        tops = ", ".join(f"{metrics[f'heldout.head_{k}.top1']:.3f}" for k in heads)
-        own = f"the target's own {metrics['heldout.target.top1']:.3f}"
-        loss = ""
+        tops = ", ".join(f"{metrics[f'heldout.head_{k + 1}.top1']:.3f}" for k in range(self.config.heads.count))
+        own, loss = f"the target's own {metrics['heldout.target.top1']:.3f}", ""
         if self.before:
             name = "heldout.target.nats_per_token"
             loss = f"; the backbone's held-out loss was {self.before[name]:.4f} and is {metrics[name]:.4f} nats"
@@ -307,8 +281,5 @@ def run(values: Mapping[str, Any]) -> FinishedTraining | None:
         Interrupted: after a signal.
     """
     config = validated(HeadTrainConfig, values)
-    check_store(config.tracking, Path.cwd())
-    keep_freed_memory()
-    if config.threads is not None:
-        torch.set_num_threads(config.threads)
+    prepare(config)
     return sit(open_training(config), config.tracking, asdict(config))

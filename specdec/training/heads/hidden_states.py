@@ -18,7 +18,7 @@ from torch import Tensor
 from specdec.errors import NumericsError, UsageError
 from specdec.progress import progress_bar
 from specdec.targets.base import Target
-from specdec.text.document_store import PARTS, Part
+from specdec.text.document_store import Part
 from specdec.text.writing import write_atomically
 from specdec.training.heads.head_data_config import StatesConfig
 from specdec.training.heads.sequences import Batch, Sequences
@@ -104,36 +104,29 @@ class StateSource:
         self.cached = True
 
     def _write(self, missing: list[tuple[Part, int, int]]) -> None:
-        total = sum(self.sequences.counts.values())
+        total, left = sum(self.sequences.counts.values()), sum(end - first for _, first, end in missing)
+        done = self._complete()
         with progress_bar() as progress:
-            bar = progress.add_task("hidden states", total=total)
-            progress.advance(bar, total - sum(end - first for _, first, end in missing))
-            done = self._complete()
+            bar = progress.add_task("hidden states", total=total, completed=total - left)
             for part, first, end in missing:
                 self._write_shard(part, first, end)
                 done.add(_shard(part, first, end))
                 write_atomically(self.folder / MANIFEST, json.dumps({"complete": sorted(done)}, indent=1) + "\n")
                 progress.advance(bar, end - first)
 
-    def _ranges(self) -> list[tuple[Part, int, int]]:
-        """Return (part, first sequence, sequence after the last) of each file."""
-        return [
-            (part, first, min(first + self._shard_size, self.sequences.counts[part]))
-            for part in PARTS
-            for first in range(0, self.sequences.counts[part], self._shard_size)
-        ]
-
     def _complete(self) -> set[str]:
         path = self.folder / MANIFEST
         return set(json.loads(path.read_text(encoding="utf-8"))["complete"]) if path.exists() else set()
 
     def _missing(self) -> list[tuple[Part, int, int]]:
-        done = self._complete()
-        return [
-            (part, first, end)
-            for part, first, end in self._ranges()
-            if _shard(part, first, end) not in done or not (self.folder / _shard(part, first, end)).exists()
+        """Return (part, first sequence, sequence after the last) of each file that is not complete."""
+        done, size = self._complete(), self._shard_size
+        ranges = [
+            (part, first, min(first + size, count))
+            for part, count in self.sequences.counts.items()
+            for first in range(0, count, size)
         ]
+        return [each for each in ranges if _shard(*each) not in done or not (self.folder / _shard(*each)).exists()]
 
     def _write_shard(self, part: Part, first: int, end: int) -> None:
         path = self.folder / _shard(part, first, end)

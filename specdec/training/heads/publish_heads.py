@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from specdec.errors import UsageError
-from specdec.training.models.publish import figures, finished_summary, hardware_line, table
+from specdec.training.models.publish import copy_records, figures, finished_summary, hardware_line, table
 
 CARD = """\
 # Heads of the pocket target
@@ -74,20 +74,17 @@ def publish_heads(folders: Sequence[Path], destination: Path) -> None:
     destination.mkdir(parents=True, exist_ok=True)
     for name, folder in zip(summaries, folders, strict=True):
         shutil.copyfile(folder / "heads.safetensors", destination / f"{name}.safetensors")
-        shutil.copyfile(folder / "history.csv", destination / f"history_{name}.csv")
-        shutil.copyfile(folder / "summary.json", destination / f"summary_{name}.json")
+        copy_records(folder, destination, name)
     (destination / "MODEL_CARD.md").write_text(heads_card(summaries), encoding="utf-8")
 
 
 def heads_card(summaries: dict[str, dict[str, Any]]) -> str:
     """Return the card's text, from the `summary.json` of each set of heads, by name."""
     first = next(iter(summaries.values()))
-    recipes = {
-        name: {key: summary["recipe"][key] for key in ("heads", "loss", "optimizer", "data")}
-        for name, summary in summaries.items()
-    }
-    machines = {name: hardware_line(summary["hardware"]) for name, summary in summaries.items()}
-    deepest = max(summary["recipe"]["heads"]["count"] for summary in summaries.values())
+    keys = ("heads", "loss", "optimizer", "data")
+    recipes = {name: {key: s["recipe"][key] for key in keys} for name, s in summaries.items()}
+    machines = {hardware_line(s["hardware"]) for s in summaries.values()}
+    deepest = max(s["recipe"]["heads"]["count"] for s in summaries.values())
     shown: dict[str, Callable[[dict[str, Any]], str]] = {
         "parameters": lambda s: f"{s['parameters']:,}",
         "file (bytes)": lambda s: f"{s['bytes']:,}",
@@ -102,7 +99,7 @@ def heads_card(summaries: dict[str, dict[str, Any]]) -> str:
         reference=f"{first['heldout']['heldout.target.top1']:.3f}",
         commands="\n".join(f"- `python -m specdec.train +heads={name}`" for name in summaries),
         recipe=json.dumps(recipes, indent=1),
-        hardware="\n".join(sorted(set(machines.values()))),
+        hardware="\n".join(sorted(machines)),
         corpus=first["data"]["corpus_sha256"],
     )
 

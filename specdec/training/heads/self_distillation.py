@@ -22,7 +22,6 @@ from specdec.targets.causal import Causal
 from specdec.text.document_store import PARTS, Documents, DocumentStore, Encoded, Part, write_documents
 from specdec.text.streams import Stream, read_streams, write_streams
 from specdec.training.heads.head_data_config import SelfDistillationConfig
-from specdec.training.recipe_parts import fingerprint
 
 logger = logging.getLogger(__name__)
 
@@ -155,10 +154,8 @@ def _before_answers(documents: Documents, count: int, longest: int, rng: np.rand
 
 
 def _until_end(tokens: list[int], ends: frozenset[int]) -> tuple[tuple[int, ...], bool]:
-    for place, token in enumerate(tokens):
-        if token in ends:
-            return tuple(tokens[: place + 1]), True
-    return tuple(tokens), False
+    end = next((place + 1 for place, token in enumerate(tokens) if token in ends), None)
+    return tuple(tokens[:end]), end is not None
 
 
 def _documents(batches: list[tuple[Path, Part, int]]) -> Iterator[tuple[Part, Encoded]]:
@@ -166,8 +163,3 @@ def _documents(batches: list[tuple[Path, Part, int]]) -> Iterator[tuple[Part, En
         for stream in read_streams(path):
             tokens = np.array(stream.prompt + stream.generated, dtype=np.uint32)
             yield part, Encoded(tokens, np.arange(len(tokens)) >= len(stream.prompt))
-
-
-def generated_hash(config: SelfDistillationConfig, seed: int, longest: int, identity: str, documents: str) -> str:
-    """Hash all that the target's text depends on, and nothing of the machine's folders."""
-    return fingerprint(config, seed, longest, identity, documents)

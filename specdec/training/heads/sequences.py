@@ -19,7 +19,7 @@ from specdec.training.recipe_parts import fingerprint
 
 @dataclass(frozen=True)
 class Batch:
-    """Some of the sequences.
+    """Sequences that are read together.
 
     Attributes:
         tokens: [B, S] int64.
@@ -34,6 +34,10 @@ class Batch:
 
     def __len__(self) -> int:
         return len(self.numbers)
+
+    def on(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Return tokens and scored on a device."""
+        return self.tokens.to(device), self.scored.to(device)
 
     def split(self, size: int) -> "Iterator[Batch]":
         """Yield micro-batches of at most `size` sequences."""
@@ -77,12 +81,10 @@ class SpecialTokens:
 
         A token that both begins and ends texts ends the one before it, so it is scored where it stands: before.
         """
-        tokens = np.concatenate([self.before, document.tokens, self.after]).astype(np.uint32)
-        both = bool(self.before) and not self.after
-        scored = np.concatenate(
-            [np.full(len(self.before), both), document.scored, np.full(len(self.after), True)]
-        ).astype(bool)
-        return Encoded(tokens, scored)
+        tokens = np.concatenate([self.before, document.tokens, self.after])
+        both = not self.after
+        scored = np.concatenate([[both] * len(self.before), document.scored, [True] * len(self.after)])
+        return Encoded(tokens.astype(np.uint32), scored.astype(bool))
 
     @property
     def size(self) -> int:

@@ -1,4 +1,4 @@
-"""All that a training of heads changes: the heads and, if it is trained too, the backbone."""
+"""The modules that a training of heads changes: the heads and, if it is trained too, the backbone."""
 
 from dataclasses import asdict
 
@@ -22,12 +22,7 @@ class Student(nn.Module):
         self.heads, self.backbone, self.loss = heads, backbone, config.loss
 
     def forward(
-        self,
-        tokens: Tensor,
-        scored: Tensor,
-        scales: list[float],
-        states: Tensor | None,
-        teacher: Tensor | None,
+        self, tokens: Tensor, scored: Tensor, scales: list[float], states: Tensor | None, teacher: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         """Return the heads' loss and the backbone's, each weighted.
 
@@ -50,11 +45,8 @@ class Student(nn.Module):
                 original = teacher if self.loss.self_distillation else None
                 own = scales[0] * backbone_loss(logits, tokens, scored, original, self.loss.self_distillation)
         assert states is not None
-        theirs = heads_loss(
-            self.heads, states.float(), tokens, scored, scales[1:], teacher if self.loss.teacher else None,
-            self.loss.teacher,
-        )  # fmt: skip
-        return theirs, own
+        teacher = teacher if self.loss.teacher else None
+        return heads_loss(self.heads, states.float(), tokens, scored, scales[1:], teacher, self.loss.teacher), own
 
 
 def first_heads(config: HeadTrainConfig, target: Target) -> Heads:
@@ -88,18 +80,11 @@ def first_heads(config: HeadTrainConfig, target: Target) -> Heads:
 
 def build_optimizer(student: Student, config: HeadOptimizerConfig) -> torch.optim.Optimizer:
     """Build an optimizer with two groups, the heads and the trained backbone; each keeps its `base_lr`."""
-    groups: list[tuple[str, nn.Module, float]] = [
-        ("heads", student.heads, config.learning_rate * config.heads_multiplier)
+    rates = {"heads": config.learning_rate * config.heads_multiplier, "backbone": config.learning_rate}
+    groups = [
+        {"params": [p for p in module.parameters() if p.requires_grad], "lr": rate, "base_lr": rate, "part": part}
+        for part, rate in rates.items()
+        if (module := getattr(student, part)) is not None
     ]
-    if student.backbone is not None:
-        groups.append(("backbone", student.backbone, config.learning_rate))
     kind = torch.optim.Adam if config.name == "adam" else torch.optim.AdamW
-    return kind(
-        [
-            {"params": [p for p in module.parameters() if p.requires_grad], "lr": rate, "base_lr": rate, "part": part}
-            for part, module, rate in groups
-        ],
-        betas=(config.beta1, config.beta2),
-        weight_decay=config.weight_decay,
-        fused=True,
-    )
+    return kind(groups, betas=(config.beta1, config.beta2), weight_decay=config.weight_decay, fused=True)

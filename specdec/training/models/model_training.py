@@ -2,7 +2,6 @@
 
 import json
 import logging
-import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
@@ -17,7 +16,6 @@ from specdec.config import validated
 from specdec.errors import NumericsError
 from specdec.models.load import load_model
 from specdec.text.writing import write_atomically
-from specdec.tracking.writer import check_store
 from specdec.training.models.batches import Batches
 from specdec.training.models.networks import build_model, export_model
 from specdec.training.models.optimizer import build_optimizers, schedule, set_learning_rates
@@ -25,8 +23,8 @@ from specdec.training.models.recipe import TrainConfig, training_fingerprint
 from specdec.training.models.scoring import HeldOutLoss, evenly_spaced_slice, heldout_loss, token_losses
 from specdec.training.models.tokenized_corpus import TokenizedCorpus, load_corpus
 from specdec.training.models.tokenizer import bytes_per_token
-from specdec.training.resumable import FinishedTraining, ResumableTraining, hardware, training_device
-from specdec.training.sitting import keep_freed_memory, sit
+from specdec.training.resumable import FinishedTraining, ResumableTraining, training_device
+from specdec.training.sitting import prepare, sit
 
 logger = logging.getLogger(__name__)
 
@@ -41,8 +39,7 @@ class ModelTraining(ResumableTraining):
     def __init__(self, config: TrainConfig, corpus: TokenizedCorpus) -> None:
         super().__init__(config.recipe.monitor)
         recipe = config.recipe
-        self.name = recipe.name
-        self.config, self.recipe, self.corpus = config, recipe, corpus
+        self.name, self.config, self.recipe, self.corpus = recipe.name, config, recipe, corpus
         self.folder = Path(config.output_dir or f"models/{recipe.name}")
         self.tokenizer = corpus.tokenizer
         self.end_of_text = int(corpus.tokenizer.eos_token_id)
@@ -96,7 +93,7 @@ class ModelTraining(ResumableTraining):
                 f"The training loss is {total} at step {step}: lower the learning rates of recipe.optimizer."
             )
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.recipe.optimizer.grad_clip)
-        factor = schedule(step, self.batches.steps, self.recipe.optimizer)
+        factor = schedule(step, self.steps, self.recipe.optimizer)
         set_learning_rates(self.optimizers, factor)
         for optimizer in self.optimizers:
             optimizer.step()
@@ -121,10 +118,9 @@ class ModelTraining(ResumableTraining):
         folder = self.folder / "model"
         export_model(self.model, self.tokenizer, folder)
         exported = load_model(str(folder), dtype=torch.float32, device=self.device, attention="auto", kind="causal")
+        window = self.recipe.model.context
         scores = {
-            name: heldout_loss(
-                exported, stream, self.token_bytes, self.end_of_text, self.recipe.model.context, at_once=1
-            )
+            name: heldout_loss(exported, stream, self.token_bytes, self.end_of_text, window, at_once=1)
             for name, stream in self.corpus.heldout.items()
         }
         scores["all"] = sum(scores.values(), HeldOutLoss(0.0, 0, 0))
@@ -135,11 +131,7 @@ class ModelTraining(ResumableTraining):
             "corpus_sha256": self.corpus.manifest["sha256"],
             "parameters": sum(p.numel() for p in exported.parameters()),
             "bytes": sum(f.stat().st_size for f in folder.iterdir()),
-            "steps": self.progress.step,
-            "tokens": self.progress.step * self.recipe.data.batch_tokens,
-            "seconds": round(self.progress.seconds, 1),
-            "date": time.strftime("%Y-%m-%d"),
-            "hardware": hardware(self.device),
+            **self.effort(self.device),
             "heldout": {
                 name: asdict(score) | {"nats_per_token": score.nats_per_token, "bits_per_byte": score.bits_per_byte}
                 for name, score in scores.items()
@@ -170,14 +162,10 @@ def run(values: Mapping[str, Any]) -> FinishedTraining:
         Interrupted: after a signal.
     """
     config = validated(TrainConfig, values, source="the configuration")
-    check_store(config.tracking, Path.cwd())
-    keep_freed_memory()
-    if config.threads is not None:
-        torch.set_num_threads(config.threads)
+    prepare(config)
     logger.info("Reading the corpus")
     corpus = load_corpus(config.recipe.corpus, config.recipe.model.context, Path(config.corpus_dir))
-    outcome = sit(
-        ModelTraining(config, corpus), config.tracking, {"recipe": asdict(config.recipe), "seed": config.seed}
-    )
+    params = {"recipe": asdict(config.recipe), "seed": config.seed}
+    outcome = sit(ModelTraining(config, corpus), config.tracking, params)
     assert outcome is not None  # one process trains a whole model
     return outcome

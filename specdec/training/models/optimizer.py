@@ -14,7 +14,10 @@ def build_optimizers(model: nn.Module, config: OptimizerConfig) -> list[torch.op
     others: list[nn.Parameter] = []
     for name, parameter in model.named_parameters():
         if parameter.ndim == 2 and (".layers." in name or ".h." in name):
-            matrices[muon_factor(name, parameter)].append(parameter)
+            # Muon's own factor sqrt(max(1, out/in)) reads a shape as [out, in]; GPT-2's weights lie as [in, out], and
+            # a factor sqrt(out/in) turns one into the other.
+            factor = (parameter.shape[1] / parameter.shape[0]) ** 0.5 if ".h." in name else 1.0
+            matrices[factor].append(parameter)
         else:
             others.append(parameter)
     muon = torch.optim.Muon(
@@ -31,14 +34,6 @@ def build_optimizers(model: nn.Module, config: OptimizerConfig) -> list[torch.op
         for group in optimizer.param_groups:
             group["base_lr"] = group["lr"]
     return [muon, adamw]
-
-
-def muon_factor(name: str, weight: nn.Parameter) -> float:
-    """Return the factor on a matrix's learning rate that corrects for GPT-2's weights, which lie as [in, out].
-
-    Muon's own factor sqrt(max(1, out/in)) reads the shape as [out, in]; a factor sqrt(out/in) turns one into the other.
-    """
-    return (weight.shape[1] / weight.shape[0]) ** 0.5 if ".h." in name else 1.0
 
 
 def schedule(step: int, steps: int, config: OptimizerConfig) -> float:

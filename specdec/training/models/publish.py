@@ -80,22 +80,28 @@ def publish(target: Path, drafter: Path, destination: Path) -> None:
         UsageError: a training is not finished, or the two read different corpora.
     """
     summaries = {}
-    for role, folder in (("target", target), ("drafter", drafter)):
+    folders = {"target": target, "drafter": drafter}
+    for role, folder in folders.items():
         summaries[role] = finished_summary(folder)
         history = list(csv.DictReader((folder / "history.csv").read_text(encoding="utf-8").splitlines()))
         summaries[role]["monitor"] = float(history[-1]["heldout_nats_per_token"])
     if summaries["target"]["corpus_sha256"] != summaries["drafter"]["corpus_sha256"]:
         raise UsageError(f"{target} and {drafter} were trained on different corpora: train both on one.")
     corpus = json.loads((target / "corpus.json").read_text(encoding="utf-8"))
-    for role, folder in (("target", target), ("drafter", drafter)):
+    for role, folder in folders.items():
         shutil.rmtree(destination / role, ignore_errors=True)
         shutil.copytree(folder / "model", destination / role)
         for file in (destination / role).iterdir():
             file.chmod(0o644)  # safetensors writes for its owner alone
-        shutil.copyfile(folder / "history.csv", destination / f"history_{role}.csv")
-        shutil.copyfile(folder / "summary.json", destination / f"summary_{role}.json")
+        copy_records(folder, destination, role)
     shutil.copyfile(target / "corpus.json", destination / "corpus.json")
     (destination / "MODEL_CARD.md").write_text(model_card(summaries, corpus), encoding="utf-8")
+
+
+def copy_records(folder: Path, destination: Path, name: str) -> None:
+    """Copy history and summary of a training, under names that end in its own."""
+    shutil.copyfile(folder / "history.csv", destination / f"history_{name}.csv")
+    shutil.copyfile(folder / "summary.json", destination / f"summary_{name}.json")
 
 
 def finished_summary(folder: Path) -> dict[str, Any]:

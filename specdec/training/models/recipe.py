@@ -10,10 +10,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, PlainValidator, TypeAdapter, model_validator
 
-from specdec.config import AtLeastOne, Probability, TrackingConfig, typed
+from specdec.config import AtLeastOne, Probability, typed
 from specdec.text.documents import TextCorpusConfig
 from specdec.text.python_sources import PythonCorpusConfig
-from specdec.training.recipe_parts import NonNegative, PaceConfig, Positive, fingerprint
+from specdec.training.recipe_parts import NonNegative, PaceConfig, Positive, TrainingConfig, fingerprint
 
 Name = Annotated[str, Field(min_length=1, pattern=r"^[A-Za-z0-9_.-]+$")]
 
@@ -47,7 +47,7 @@ class StageConfig:
 
 @typed
 class StreamConfig:
-    """How documents become batches. All lengths in tokens."""
+    """The cutting of documents into batches. All lengths in tokens."""
 
     tokens: AtLeastOne  # trained on in all
     batch_tokens: AtLeastOne  # per optimizer step
@@ -97,7 +97,7 @@ class OptimizerConfig:
 
 @typed
 class MonitorConfig(PaceConfig):
-    """How much is measured on the way, and how often."""
+    """The measurements on the way."""
 
     heldout_tokens: AtLeastOne  # size of the held-out slice scored on the way
     heldout_window: AtLeastOne  # tokens
@@ -153,16 +153,10 @@ def _by_corpus(recipe: Any) -> Recipe:
 
 
 @typed
-class TrainConfig:
+class TrainConfig(TrainingConfig):
     """The root of `conf/train.yaml` with a recipe of `conf/recipe/`."""
 
     recipe: Annotated[Recipe, PlainValidator(_by_corpus)]
-    output_dir: Annotated[str, Field(min_length=1)] | None
-    corpus_dir: Annotated[str, Field(min_length=1)]
-    tracking: TrackingConfig
-    seed: Annotated[int, Field(ge=0, lt=2**31)]
-    device: Literal["auto", "cpu", "cuda"]
-    threads: AtLeastOne | None
 
 
 def training_fingerprint(config: TrainConfig, corpus_hash: str) -> str:

@@ -38,12 +38,7 @@ def token_losses(model: nn.Module, sequences: torch.Tensor) -> torch.Tensor:
 
 @torch.inference_mode()
 def heldout_loss(
-    model: nn.Module,
-    stream: np.ndarray,
-    token_bytes: list[int],
-    end_of_text: int,
-    window: int,
-    at_once: int = 4,
+    model: nn.Module, stream: np.ndarray, token_bytes: list[int], end_of_text: int, window: int, at_once: int = 4
 ) -> HeldOutLoss:
     """Score a stream of documents between end-of-text tokens.
 

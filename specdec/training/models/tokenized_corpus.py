@@ -70,39 +70,23 @@ def load_corpus(config: PythonCorpusConfig | TextCorpusConfig, context: int, fol
 
 
 def _write_python_sources(config: PythonCorpusConfig, context: int, place: Path) -> None:
-    """Write the tokenizer (trained on the training part only), the tokens, then the manifest, which says that all is
-    there.
-    """
+    """Write tokenizer (trained on the training part only), tokens and manifest of Python sources."""
     corpus = build_corpus(config)
     tokenizer = train_tokenizer((d.text for d in corpus.training), config.vocabulary, context)
-    place.mkdir(parents=True, exist_ok=True)
-    tokenizer.save_pretrained(place / "tokenizer")
     encoded = encode(tokenizer, corpus.training)
     heldout = {
-        name: with_end_of_text(encode(tokenizer, documents), tokenizer.eos_token_id)
-        for name, documents in {
-            "code": [d for d in corpus.heldout if d.source == STDLIB],
-            "docs": [d for d in corpus.heldout if d.source == TOPICS],
-        }.items()
+        name: encode(tokenizer, [d for d in corpus.heldout if d.source == source])
+        for name, source in (("code", STDLIB), ("docs", TOPICS))
     }
-    np.savez(
-        place / "tokens.npz",
-        tokens=np.concatenate(encoded),
-        ends=np.cumsum([len(e) for e in encoded]),
-        in_stdlib=np.array([d.source in (STDLIB, TOPICS) for d in corpus.training]),
-        heldout_code=heldout["code"],
-        heldout_docs=heldout["docs"],
-    )
-    tokens: dict[str, int] = {}
     for document, ids in zip(corpus.training, encoded, strict=True):
-        tokens[document.source] = tokens.get(document.source, 0) + len(ids)
-    for source, count in tokens.items():
-        corpus.manifest["sources"][source]["tokens"] = count
-    write_atomically(place / "corpus.json", json.dumps(corpus.manifest, indent=1) + "\n")
+        about = corpus.manifest["sources"][document.source]
+        about["tokens"] = about.get("tokens", 0) + len(ids)
+    in_stdlib = [d.source in (STDLIB, TOPICS) for d in corpus.training]
+    _write(place, tokenizer, encoded, [len(e) for e in encoded], in_stdlib, heldout, corpus.manifest)
 
 
 def _write_text(text: OpenedText, context: int, place: Path) -> None:
-    """Do the same for any other text, in two passes over it, so that it need not fit into memory as text."""
+    """Write the same of any other text, in two passes over it, so that it need not fit into memory as text."""
     try:
         tokenizer = train_tokenizer(text.training(), text.config.vocabulary, context)
     except ValueError as error:
@@ -116,16 +100,27 @@ def _write_text(text: OpenedText, context: int, place: Path) -> None:
         parts.append(np.concatenate(ids))
         lengths += [len(i) for i in ids]
     heldout = encode_texts(tokenizer, list(text.heldout()))
+    manifest = text.manifest(tokens=sum(lengths), heldout_tokens=sum(map(len, heldout)))
+    _write(place, tokenizer, parts, lengths, [False] * len(lengths), {"text": heldout}, manifest)
+
+
+def _write(
+    place: Path,
+    tokenizer: PreTrainedTokenizerFast,
+    parts: list[np.ndarray],
+    lengths: list[int],
+    in_stdlib: list[bool],
+    heldout: dict[str, list[np.ndarray]],
+    manifest: dict[str, Any],
+) -> None:
+    """Write tokenizer and tokens, then the manifest, which says that all is there."""
     place.mkdir(parents=True, exist_ok=True)
     tokenizer.save_pretrained(place / "tokenizer")
-    np.savez(
-        place / "tokens.npz",
-        tokens=np.concatenate(parts),
-        ends=np.cumsum(lengths),
-        in_stdlib=np.zeros(len(lengths), dtype=bool),
-        heldout_text=with_end_of_text(heldout, tokenizer.eos_token_id),
-    )
-    manifest = text.manifest(tokens=sum(lengths), heldout_tokens=sum(map(len, heldout)))
+    arrays: dict[str, Any] = {
+        HELDOUT + name: with_end_of_text(encoded, tokenizer.eos_token_id) for name, encoded in heldout.items()
+    }
+    arrays |= {"tokens": np.concatenate(parts), "ends": np.cumsum(lengths), "in_stdlib": np.array(in_stdlib)}
+    np.savez(place / "tokens.npz", **arrays)
     write_atomically(place / "corpus.json", json.dumps(manifest, indent=1) + "\n")
 
 
