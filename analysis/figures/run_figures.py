@@ -1,6 +1,6 @@
-"""The figures of a run: plain numbers and data frames in, matplotlib figures out. No torch, no pyplot.
+"""The figures of a run, drawn from plain numbers and data frames. No torch, no pyplot.
 
-A caption states how many prompts and rounds stand behind a figure, and the level of its intervals.
+A caption states how many prompts and rounds a figure rests on, and the level of its intervals.
 """
 
 from collections.abc import Mapping
@@ -305,7 +305,7 @@ def time_split_table(rounds: pd.DataFrame, t1_s: float) -> pd.DataFrame:
 
 @style.in_style
 def time_split(rounds: pd.DataFrame, *, title: str) -> Figure:
-    """Draw a bar for each gamma: a round's draft, verify, accept and commit, over t(1), the baseline's mean `verify`."""
+    """Draw a round's draft, verify, accept and commit over t(1), the baseline's mean `verify`: a bar for each gamma."""
     t1 = float(rounds.loc[rounds["method"] == BASELINE, "verify_s"].mean())
     table = time_split_table(rounds, t1)
     order = sorted(table.index, key=lambda key: (key[0] != BASELINE, key[1]))  # no draft first
