@@ -6,8 +6,8 @@ report and a notebook all go through that function, so that they say the same.
 
 import json
 import pkgutil
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, fields
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -65,8 +65,7 @@ class About:
         title: drafter, model and hardware, for figures.
         prompts: the name of the prompt set.
         simulated: True where times come from a cost model.
-        replicates: number of replicates of the prompt bootstrap.
-        seed: seed of the prompt bootstrap.
+        replicates, seed: of the prompt bootstrap.
     """
 
     title: str
@@ -87,6 +86,11 @@ class About:
             f"{self.prompts}, {int(texts['tokens'].sum()):,} tokens; intervals are 95% prompt-bootstrap intervals."
         )
         return (sentence, *self.caveats(skipped))
+
+    @property
+    def source(self) -> str:
+        """Words for where the seconds of a prediction come from."""
+        return "simulated by a cost model" if self.simulated else "from measured calls, drafts and commits"
 
     def caveats(self, skipped: pd.DataFrame) -> tuple[str, ...]:
         """Return sentences that say what limits the conclusions, and which prompts were left out."""
@@ -172,7 +176,7 @@ def open_study(folder: Path | str) -> Findings:
         raise UsageError(
             f"{folder} holds no study (study.json): `python -m specdec.run +experiment=ngrammys_grid` makes one."
         ) from None
-    return _described(described, {path.stem: pd.read_parquet(path) for path in sorted(folder.glob("*.parquet"))})
+    return _described(described, folder.glob("*.parquet"))
 
 
 def latest_study(tracking_uri: str, experiment: str, study: str) -> Findings:
@@ -184,9 +188,9 @@ def latest_study(tracking_uri: str, experiment: str, study: str) -> Findings:
     _, overlay = _registered(study)
     files = study_files(tracking_uri, experiment, study, overlay)
     described = json.loads(files.pop("study.json").read_text(encoding="utf-8"))
-    return _described(described, {Path(name).stem: pd.read_parquet(path) for name, path in files.items()})
+    return _described(described, files.values())
 
 
-def _described(described: Mapping[str, Any], tables: Tables) -> Findings:
-    about = About(**{key: described[key] for key in About.__dataclass_fields__})
-    return findings(described["study"], tables, about)
+def _described(described: Mapping[str, Any], files: Iterable[Path]) -> Findings:
+    about = About(**{each.name: described[each.name] for each in fields(About)})
+    return findings(described["study"], {path.stem: pd.read_parquet(path) for path in files}, about)

@@ -82,3 +82,23 @@ def interval(line: Mapping[str, float] | pd.Series, name: str) -> Interval:
 def intervals(table: pd.DataFrame, name: str) -> list[Interval]:
     """Return a table's column `name` as Intervals."""
     return [interval(line, name) for line in table.to_dict("records")]
+
+
+def printed(table: pd.DataFrame, name: str, form: str) -> list[str]:
+    """Return a table's column `name` with its bounds, printed in a number format."""
+    return [f"{each:{form}}" for each in intervals(table, name)]
+
+
+def curve(table: pd.DataFrame, over: str, name: str) -> dict[int, float]:
+    """Return a table's column `name` by its column `over`, without lines that have no value."""
+    return table.set_index(over)[name].dropna().to_dict()
+
+
+def metric(name: str, value: Interval) -> dict[str, float]:
+    """Return a value with its bounds as metrics."""
+    return {name: value.estimate, f"{name}.ci_low": value.low, f"{name}.ci_high": value.high}
+
+
+def finite(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Keep the metrics that have a value."""
+    return {name: float(value) for name, value in metrics.items() if np.isfinite(value)}

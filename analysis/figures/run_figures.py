@@ -1,51 +1,48 @@
-"""The figures of a run: plain numbers and data frames in, matplotlib figures out. No torch, no pyplot.
+"""The figures of a run, drawn from plain numbers and data frames. No torch, no pyplot.
 
-A caption states how many prompts and rounds stand behind a figure, and the level of its intervals.
+A caption states how many prompts and rounds a figure rests on, and the level of its intervals.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import inf, isfinite, nan
 
 import numpy as np
 import pandas as pd
+from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator, PercentFormatter
+from matplotlib.ticker import MaxNLocator
 
 from specdec.config import BASELINE, ORIGINAL
 from specdec.theory.capped_geometric import accepted_pmf, tokens_per_round
 
 from ..findings import counted
-from ..intervals import Columns, bootstrap
+from ..intervals import Columns, Interval, bootstrap
 from ..rounds import drafted
-from . import style
+from . import pictures, style
 
 # Theory -------------------------------------------------------------------------------------------
 
 
 @style.in_style
-def expected_tokens(
-    alphas: Sequence[float] | np.ndarray | None = None, gammas: Sequence[float] = (1, 3, 5, 7, 10, inf)
-) -> Figure:
-    """Tokens per round over alpha, one line per gamma and the baseline at 1 (2211.17192, Figure 2)."""
-    alpha = np.linspace(0, 1, 401) if alphas is None else np.asarray(alphas, dtype=float)
-    finite = [gamma for gamma in gammas if isfinite(gamma)]
-    top = max(finite, default=9) + 2
+def expected_tokens() -> Figure:
+    """Draw tokens per round over alpha: a line for each gamma, and the baseline at 1 (2211.17192, Figure 2)."""
+    alpha, gammas, top = np.linspace(0, 1, 401), (1, 3, 5, 7, 10, inf), 12
     caption = (
         "Capped-geometric model: (1 - α^(γ+1)) / (1 - α) tokens per call of the target, its own token "
         "included. Exact; no measurement."
     )
     figure, axes = style.new_figure("Expected tokens per round", caption)
-    shades = dict(zip(finite, _shades(len(finite)), strict=True))
-    for gamma in gammas:
-        colour = shades.get(gamma, style.BLACK)
+    # The darker colours of cividis are told apart by lightness alone, and legible on white.
+    shades = [*colormaps["cividis"](np.linspace(0.0, 0.62, len(gammas) - 1)), style.BLACK]
+    for gamma, colour in zip(gammas, shades, strict=True):
         omega = np.asarray(tokens_per_round(alpha, gamma))
-        name = f"γ = {gamma:g}" if isfinite(gamma) else "γ = ∞"
-        shown = np.where(omega <= top, omega, nan)
-        axes.plot(alpha, shown, color=colour, label=name, linestyle="-" if isfinite(gamma) else (0, (5, 1.5)))
-        last = int(np.flatnonzero(~np.isnan(shown))[-1])
         at_end = isfinite(gamma)
+        name = f"γ = {gamma:g}" if at_end else "γ = ∞"
+        shown = np.where(omega <= top, omega, nan)
+        axes.plot(alpha, shown, color=colour, label=name, linestyle="-" if at_end else (0, (5, 1.5)))
+        last = int(np.flatnonzero(omega <= top)[-1])
         axes.annotate(
             name,
             (alpha[last], shown[last]),
@@ -57,22 +54,15 @@ def expected_tokens(
             annotation_clip=False,
         )
     axes.axhline(1, color=style.BLACK, linewidth=1.6, linestyle=":", label="baseline")
-    axes.annotate("no drafter: 1", (alpha[0], 1), xytext=(2, -5), textcoords="offset points", va="top")
+    axes.annotate("no drafter: 1", (0, 1), xytext=(2, -5), textcoords="offset points", va="top")
     axes.set(
         xlabel="α, chance that a draft token is accepted",
         ylabel="tokens per round",
-        xlim=(float(alpha[0]), float(alpha[-1])),
+        xlim=(0, 1),
         ylim=(0, top),
     )
     axes.yaxis.set_major_locator(MaxNLocator(integer=True))
     return figure
-
-
-def _shades(count: int) -> list[tuple[float, ...]]:
-    """The darker colours of cividis, in order: told apart by lightness alone, legible on white."""
-    from matplotlib import colormaps
-
-    return [tuple(colormaps["cividis"](position)) for position in np.linspace(0.0, 0.62, count)]
 
 
 # Curves over gamma --------------------------------------------------------------------------------
@@ -87,25 +77,19 @@ LINES = {  # name of a model: what it is called, colour, dash, marker
 
 @dataclass(frozen=True)
 class Basis:
-    """What stands behind the numbers of a figure; its caption states it.
-
-    Attributes:
-        prompts: number of prompts; 0 is not stated.
-        rounds: number of rounds; 0 is not stated.
-        alpha: the acceptance that theory was computed with; None or NaN is not stated.
-        level: coverage of the intervals.
+    """Sizes behind the numbers of a figure, for its caption: 0 prompts, 0 rounds, and an alpha (with which theory was
+    computed) of None or NaN are not stated.
     """
 
     prompts: int = 0
     rounds: int = 0
     alpha: float | None = None
-    level: float = 0.95
 
     def caption(self, has_interval: bool) -> str:
         """Return one sentence; `has_interval` says whether any point has bounds."""
         notes = [
             ", ".join(counted(n, name) for n, name in ((self.prompts, "prompt"), (self.rounds, "round")) if n),
-            f"measured points with {self.level:.0%} prompt-bootstrap intervals" if has_interval else "no intervals",
+            "measured points with 95% prompt-bootstrap intervals" if has_interval else "no intervals",
             "" if self.alpha is None or not isfinite(self.alpha) else f"theory at α\u00a0=\u00a0{self.alpha:.3f}",
         ]
         return "; ".join(note for note in notes if note) + "."
@@ -132,8 +116,8 @@ def curve(
         title: drafter, model, hardware.
         primary_gamma: its point is larger.
     """
-    has_interval = bool(len(measured)) and bool(measured[["ci_low", "ci_high"]].notna().all(axis=1).any())
-    figure, axes = style.new_figure(title, basis.caption(has_interval))
+    known = measured[["ci_low", "ci_high"]].notna().all(axis=1).any()
+    figure, axes = style.new_figure(title, basis.caption(bool(known)))
     # Both quantities are 1 without a drafter, by definition.
     axes.axhline(1, color=style.BLACK, linewidth=1.6, linestyle=style.DOTTED, label="no drafter")
     for index, (name, values) in enumerate(item for item in lines.items() if item[1]):
@@ -153,12 +137,15 @@ def curve(
 
 def _points(axes: Axes, measured: pd.DataFrame, primary_gamma: int | None) -> None:
     table = measured.sort_values("gamma")
-    value = table["value"].to_numpy(dtype=float)
-    below = np.nan_to_num(value - table["ci_low"].to_numpy(dtype=float)).clip(min=0)
-    above = np.nan_to_num(table["ci_high"].to_numpy(dtype=float) - value).clip(min=0)
-    axes.errorbar(table["gamma"], value, yerr=[below, above], fmt="o", color=style.BLACK, label="measured", zorder=5)
+    axes.errorbar(table["gamma"], table["value"], yerr=_whiskers(table, "value"), fmt="o", color=style.BLACK,
+                  label="measured", zorder=5)  # fmt: skip
     primary = table[table["gamma"] == primary_gamma]
     axes.plot(primary["gamma"], primary["value"], "o", color=style.BLACK, markersize=11, zorder=6)
+
+
+def _whiskers(table: pd.DataFrame, name: str) -> np.ndarray:
+    columns = table[[name, "ci_low", "ci_high"]].astype(float)
+    return pictures.whiskers([Interval(*line) for line in columns.itertuples(index=False)])
 
 
 def curve_in_words(
@@ -167,10 +154,7 @@ def curve_in_words(
     quantity: str = "tokens per round",
     model: str = "capped_geometric",
 ) -> str:
-    """One or two sentences: at which gammas the measurement leaves the model's line, and by how much at most.
-
-    A gamma counts as different where the model lies outside the measured interval.
-    """
+    """Say at which gammas the model's line lies outside the measured interval, and how large the largest gap is."""
     label = model.replace("_", " ")
     expected = lines.get(model, {})
     table = measured[measured["gamma"].isin(list(expected))].copy()
@@ -194,9 +178,8 @@ def curve_in_words(
             f"{quantity}; {size}."
         )
     where = ", ".join(f"{gamma:g}" for gamma in outside["gamma"])
-    direction = {True: "below", False: "above"}
-    signs = {bool(gap < 0) for gap in outside["gap"]}
-    side = direction[signs.pop()] if len(signs) == 1 else "off"
+    below = outside["gap"] < 0
+    side = "below" if below.all() else "off" if below.any() else "above"
     return (
         f"At {len(outside)} of {len(tested)} gammas ({where}) the measured {quantity} lies {side} the "
         f"{label} model by more than its interval allows; {size}."
@@ -206,14 +189,18 @@ def curve_in_words(
 # Rounds -------------------------------------------------------------------------------------------
 
 
-def accepted_length_table(
-    rounds: pd.DataFrame, alpha: float, replicates: int = 2000, seed: int = 0, level: float = 0.95
-) -> pd.DataFrame:
-    """Shares of rounds by accepted tokens (index), beside the capped-geometric law at `alpha`.
+def accepted_length_table(rounds: pd.DataFrame, alpha: float) -> pd.DataFrame:
+    """Return shares of rounds by accepted tokens (index), beside the capped-geometric law at `alpha`: rounds, share,
+    ci_low, ci_high (prompt bootstrap), expected.
 
-    rounds: one gamma of one drafter. Rounds without a proposal, and rounds cut while tokens were still being
-    accepted, are left out; rounds that offered fewer tokens have their own law. Columns: rounds, share,
-    ci_low, ci_high (prompt bootstrap), expected. ValueError if no round is left.
+    Rounds without a proposal, and rounds cut while tokens were still being accepted, are left out; rounds that offered
+    fewer tokens have their own law.
+
+    Args:
+        rounds: of one drafter and one gamma.
+
+    Raises:
+        ValueError: the rounds are of several gammas, or none is left.
     """
     if rounds["gamma"].nunique() > 1:
         raise ValueError(f"the rounds are of several gammas, {sorted(set(rounds['gamma']))}: choose one")
@@ -227,19 +214,19 @@ def accepted_length_table(
     counts = pd.crosstab(kept["prompt"], kept["accepted"]).reindex(columns=lengths, fill_value=0)
 
     def shares(sums: Columns) -> dict[str, np.ndarray]:
-        total = np.sum([sums[str(k)] for k in lengths], axis=0)
-        return {str(k): sums[str(k)] / total for k in lengths}
+        total = np.sum(list(sums.values()), axis=0)
+        return {k: count / total for k, count in sums.items()}
 
-    intervals = bootstrap(counts.rename(columns=str).astype(float), shares, replicates, seed, level)
+    intervals = bootstrap(counts.rename(columns=str).astype(float), shares, replicates=2000).values()
     expected = np.zeros(len(lengths))
     for offered, number in kept["offered"].value_counts().items():
         expected[: int(offered) + 1] += number / len(kept) * accepted_pmf(alpha, int(offered))
     return pd.DataFrame(
         {
             "rounds": counts.sum().to_numpy(),
-            "share": [intervals[str(k)].estimate for k in lengths],
-            "ci_low": [intervals[str(k)].low for k in lengths],
-            "ci_high": [intervals[str(k)].high for k in lengths],
+            "share": [each.estimate for each in intervals],
+            "ci_low": [each.low for each in intervals],
+            "ci_high": [each.high for each in intervals],
             "expected": expected,
         },
         index=pd.RangeIndex(len(lengths), name="accepted"),
@@ -248,17 +235,15 @@ def accepted_length_table(
 
 @style.in_style
 def accepted_lengths(
-    rounds: pd.DataFrame,
-    alpha: float | None = None,
-    gamma: int | None = None,
-    *,
-    title: str,
-    level: float = 0.95,
+    rounds: pd.DataFrame, alpha: float | None = None, gamma: int | None = None, *, title: str
 ) -> Figure:
-    """Histogram of accepted tokens per round against the capped-geometric law at `alpha` (None: the MLE).
+    """Draw the shares of rounds by accepted tokens, against the capped-geometric law at `alpha` (None: the MLE).
 
-    rounds: of one drafter; the baseline's and other gammas' rows are ignored. ValueError for several gammas
-    when none is chosen, or if no round has a proposal.
+    Args:
+        rounds: of one drafter; those of the baseline and of other gammas are ignored.
+
+    Raises:
+        ValueError: there are several gammas and none is chosen, or no round has a proposal.
     """
     speculative = drafted(rounds)
     if gamma is not None:
@@ -267,44 +252,26 @@ def accepted_lengths(
         raise ValueError(f"choose one gamma of {sorted(set(speculative['gamma']))}")
     tested = speculative["accepted"].sum() + speculative["rejected"].sum()
     chance = float(speculative["accepted"].sum() / max(tested, 1)) if alpha is None else alpha
-    table = accepted_length_table(speculative, chance, level=level)
+    table = accepted_length_table(speculative, chance)
     silent = int((speculative["offered"] == 0).sum())
     used, prompts = int(table["rounds"].sum()), speculative["prompt"].nunique()
     has_interval = bool(table["ci_low"].notna().any())
     caption = (
         f"{counted(used, 'round')} of {counted(prompts, 'prompt')}; "
-        + (f"bars with {level:.0%} prompt-bootstrap intervals" if has_interval else "no intervals")
+        + ("bars with 95% prompt-bootstrap intervals" if has_interval else "no intervals")
         + f"; law at α\u00a0=\u00a0{chance:.3f}. Left out: {counted(silent, 'round')} without a proposal, "
         f"{len(speculative) - silent - used:,} cut short by the end of the text."
     )
     figure, axes = style.new_figure(title, caption)
-    below = (table["share"] - table["ci_low"]).fillna(0).clip(lower=0)
-    above = (table["ci_high"] - table["share"]).fillna(0).clip(lower=0)
-    axes.bar(
-        table.index,
-        table["share"],
-        width=0.72,
-        color=style.SKY,
-        edgecolor=style.BLACK,
-        linewidth=0.8,
-        yerr=[below, above] if has_interval else None,
-        error_kw={"elinewidth": 1.5},
-        label="measured",
-    )
-    axes.plot(
-        table.index,
-        table["expected"],
-        color=style.ORANGE,
-        marker="D",
-        linestyle="--",
-        linewidth=1.2,
-        label="capped-geometric law",
-    )
+    axes.bar(table.index, table["share"], width=0.72, color=style.SKY, edgecolor=style.BLACK, linewidth=0.8,
+             yerr=_whiskers(table, "share") if has_interval else None, error_kw={"elinewidth": 1.5},
+             label="measured")  # fmt: skip
+    axes.plot(table.index, table["expected"], color=style.ORANGE, marker="D", linestyle="--", linewidth=1.2,
+              label="capped-geometric law")  # fmt: skip
     shown = int(speculative["gamma"].iloc[0])
     axes.set(xlabel=f"draft tokens accepted in a round (γ = {shown})", ylabel="share of rounds")
-    axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
     axes.set_xticks(list(table.index))
-    axes.set_ylim(bottom=0)
+    pictures.percent_axis(axes)
     axes.grid(axis="x", visible=False)
     style.legend_above(axes, 2)
     return figure
@@ -320,31 +287,31 @@ VERBS = {  # column of the rounds table: name, colour, hatch, colour of the figu
 
 
 def time_split_table(rounds: pd.DataFrame, t1_s: float) -> pd.DataFrame:
-    """Mean time of a round by verb, in units of t(1), indexed by (method, gamma); `rest` is of no verb.
+    """Return the mean time of a round by verb, in units of t(1), indexed by (method, gamma); `rest` is of no verb.
 
-    t1_s: seconds of the target's single-token call. ValueError unless it is positive.
+    Args:
+        t1_s: seconds of the target's call on one token.
+
+    Raises:
+        ValueError: it is not positive.
     """
     if not t1_s > 0:
         raise ValueError(f"t(1) must be positive, got {t1_s!r} seconds")
-    verbs = [name for name in VERBS if name != "rest_s"]
+    verbs = list(VERBS)[:-1]
     table = rounds.groupby(["method", "gamma"])[[*verbs, "round_s"]].mean() / t1_s
     table["rest_s"] = (table["round_s"] - table[verbs].sum(axis=1)).clip(lower=0)
     return table.drop(columns="round_s").rename(columns={column: VERBS[column][0] for column in VERBS})
 
 
 @style.in_style
-def time_split(rounds: pd.DataFrame, t1_s: float | None = None, *, title: str) -> Figure:
-    """Where a round's time goes: draft, verify, accept, commit, stacked, over t(1); a bar per gamma.
-
-    t1_s: seconds; None takes the mean `verify` of the baseline's rounds.
-    """
-    t1 = float(rounds.loc[rounds["method"] == BASELINE, "verify_s"].mean()) if t1_s is None else t1_s
+def time_split(rounds: pd.DataFrame, *, title: str) -> Figure:
+    """Draw a round's draft, verify, accept and commit over t(1), the baseline's mean `verify`: a bar for each gamma."""
+    t1 = float(rounds.loc[rounds["method"] == BASELINE, "verify_s"].mean())
     table = time_split_table(rounds, t1)
     order = sorted(table.index, key=lambda key: (key[0] != BASELINE, key[1]))  # no draft first
     table = table.loc[order]
-    prompts = rounds["prompt"].nunique()
     caption = (
-        f"Mean over {counted(len(rounds), 'round')} of {counted(prompts, 'prompt')}, prefill apart; "
+        f"Mean over {counted(len(rounds), 'round')} of {counted(rounds['prompt'].nunique(), 'prompt')}, prefill apart; "
         "no intervals. "
         f"Unit: t(1) = {1e3 * t1:.3g} ms, one call of the target on one token (dotted line). "
         "Beside a bar: the whole round, and the share outside draft and verify."

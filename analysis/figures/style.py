@@ -1,11 +1,10 @@
-"""The look of every figure: colours that colour-blind readers can tell apart, sizes that survive half a page,
-a caption that says how many and how sure.
+"""The look of every figure: colours that colour-blind readers can tell apart, letters that stay legible at half the
+width of a page, and a caption that says how many prompts and rounds were measured and how large the intervals are.
 
-The background is white and opaque, in PNG and SVG alike. GitHub, MLflow and a notebook each have a dark page, and a
-transparent figure would need a second set of colours there that nobody can choose for a file; black on its own white
-card reads on both.
+The background is white and opaque, in PNG and SVG alike: GitHub, MLflow and notebooks may have dark pages, where a
+transparent figure would need other colours, and a file can have only one set.
 
-Knows matplotlib, but neither pyplot nor any global state of it.
+Uses matplotlib, but neither pyplot nor any global state of it.
 """
 
 import textwrap
@@ -23,10 +22,10 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-# Okabe and Ito's palette, by role, but a darker purple (Tol's wine): theirs and lighter ones turn into the blue or the
-# green without red or green receptors. Every line differs by dash or marker too.
+# The palette of Okabe and Ito, but with a darker purple (Tol's wine): without red or green receptors, theirs and
+# lighter ones look like the blue or the green. Lines differ by dash or marker too.
 BLACK, BLUE, ORANGE, GREEN, PURPLE = "#000000", "#0072B2", "#D55E00", "#009E73", "#882255"
-SKY, YELLOW = "#56B4E9", "#E69F00"  # for areas: too light for a line or for words on white
+SKY, YELLOW = "#56B4E9", "#E69F00"  # for areas only: too light for lines or words on white
 GREY, LIGHT = "#595959", "#D9D9D9"
 
 Dash = str | tuple[float, tuple[float, ...]]
@@ -34,7 +33,7 @@ DOTTED: Dash = (0, (1, 1.5))
 
 
 class Look(NamedTuple):
-    """What tells a line or a group of bars from the others; colour alone never does."""
+    """The marks of a line or a group of bars. No two differ by colour alone."""
 
     colour: str
     marker: str
@@ -63,7 +62,6 @@ def look(place: int) -> Look:
 
 
 WIDTH, HEIGHT, DPI = 6.4, 4.8, 160  # inches; at half width the smallest text is still 5 points
-CAPTION_CHARACTERS = 82
 
 RC: dict[str, Any] = {
     "figure.facecolor": "white",
@@ -90,6 +88,7 @@ RC: dict[str, Any] = {
     "svg.fonttype": "path",  # looks the same without the font
     "svg.hashsalt": "specdec",  # equal figures give equal files
 }
+UNSIGNED = {"Creator": None, "Date": None, "Format": None, "Type": None}  # metadata of an SVG without date and program
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -97,15 +96,15 @@ R = TypeVar("R")
 
 @contextmanager
 def styled() -> Iterator[None]:
-    """The style for what is drawn inside, whatever theme the user has; their settings are as before afterwards."""
+    """Draw in this style inside the context, whatever theme the user has; their settings come back afterwards."""
     with matplotlib.rc_context():
-        matplotlib.rcdefaults()  # a dark theme's white letters would be lost on our ground
+        matplotlib.rcdefaults()  # the white letters of a dark theme could not be read on a white background
         matplotlib.rcParams.update(RC)
         yield
 
 
 def in_style(draw: Callable[P, R]) -> Callable[P, R]:
-    """Decorator: `draw` runs with the shared style."""
+    """Make a function draw in the shared style: a decorator."""
 
     @wraps(draw)
     def drawn(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -126,41 +125,33 @@ class StyledFigure(Figure):
 
 
 def new_figure(title: str, caption: str, height: float = HEIGHT) -> tuple[Figure, Axes]:
-    """One pair of axes with a title above and a caption below the figure. Call inside the style."""
-    layout = ConstrainedLayoutEngine(w_pad=0.1, h_pad=0.08)
-    figure = StyledFigure(figsize=(WIDTH, height), layout=layout)
+    """Return a figure with one pair of axes, a title above and a caption below. Call it inside the style."""
+    figure = StyledFigure(figsize=(WIDTH, height), layout=ConstrainedLayoutEngine(w_pad=0.1, h_pad=0.08))
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     figure.suptitle(wrapped(title, 62), x=0.015, ha="left", fontsize=12.5)
     if caption:
-        text = wrapped(caption, CAPTION_CHARACTERS)
-        figure.supxlabel(text, x=0.015, ha="left", fontsize=10, color=GREY, linespacing=1.3)
+        figure.supxlabel(wrapped(caption, 82), x=0.015, ha="left", fontsize=10, color=GREY, linespacing=1.3)
     return figure, axes
 
 
 def new_panels(
     title: str, caption: str, height: float, rows: int, columns: int = 1, **grid: Any
 ) -> tuple[Figure, np.ndarray]:
-    """As `new_figure`, with axes [rows, columns]; `grid` goes to `Figure.subplots`."""
+    """Return a figure like `new_figure`, with axes [rows, columns]; `grid` goes to `Figure.subplots`."""
     figure, whole = new_figure(title, caption, height)
     whole.remove()
     return figure, figure.subplots(rows, columns, squeeze=False, **grid)
 
 
 def legend_above(axes: Axes, columns: int) -> None:
-    """One legend between title and axes, where it hides nothing."""
-    axes.legend(
-        loc="lower left",
-        bbox_to_anchor=(-0.02, 1.0),
-        ncols=columns,
-        columnspacing=1.4,
-        handlelength=2.0,
-        handletextpad=0.5,
-    )
+    """Put a legend between title and axes, where it hides nothing."""
+    axes.legend(loc="lower left", bbox_to_anchor=(-0.02, 1.0), ncols=columns, columnspacing=1.4, handlelength=2.0,
+                handletextpad=0.5)  # fmt: skip
 
 
 def wrapped(text: str, characters: int) -> str:
-    """`text` with its lines broken, and with no mathematics in it: a $ in a name is a $."""
+    """Break the lines of `text`, and keep matplotlib from reading a $ in it as the start of mathematics."""
     lines = (textwrap.fill(line, characters, break_on_hyphens=False) for line in text.split("\n"))
     return "\n".join(lines).replace("$", r"\$")
 
@@ -170,8 +161,7 @@ def save(figure: Figure, folder: Path | str, name: str) -> tuple[Path, Path]:
     target = Path(folder)
     target.mkdir(parents=True, exist_ok=True)
     png, svg = target / f"{name}.png", target / f"{name}.svg"
-    nothing = {"Creator": None, "Date": None, "Format": None, "Type": None}
     with styled():
         figure.savefig(png, dpi=DPI, metadata={"Software": None})
-        figure.savefig(svg, metadata=nothing)
+        figure.savefig(svg, metadata=UNSIGNED)
     return png, svg

@@ -62,17 +62,13 @@ def load_ablation(path: Path | str = RESULT) -> list[dict[str, Any]]:
     return list(found)
 
 
-def ablation_sections(path: Path | str = RESULT, replicates: int = 10_000, seed: int = 0) -> tuple[Section, ...]:
+def ablation_sections(path: Path | str = RESULT) -> tuple[Section, ...]:
     """Return all sections; where there is no result yet, one that says what makes it."""
     try:
         found = load_ablation(path)
     except UsageError as error:
         return (Section("Ablations", (str(error),)),)
-    return (
-        grounding_section(found, replicates, seed),
-        variants_section(found, replicates, seed),
-        count_section(found, replicates, seed),
-    )
+    return grounding_section(found), variants_section(found), count_section(found)
 
 
 # Numbers --------------------------------------------------------------------------------------------
@@ -85,6 +81,11 @@ def _counts(measured: Measured, suffix: str = "") -> pd.DataFrame:
     for name in ("asked", "hits"):
         columns |= {f"{name}_{head}": values for head, values in enumerate(zip(*counts[name], strict=True), 1)}
     return pd.DataFrame(columns, index=counts["prompts"]).astype(float).add_suffix(suffix)
+
+
+def _side(difference: Interval) -> int:
+    """Return 1 for more than 0 beyond chance, -1 for less, 0 for what cannot be told."""
+    return int(difference.low > 0) - int(difference.high < 0)
 
 
 def deepest(found: Sequence[Measured], variant: str, structure: str) -> Measured | None:
@@ -107,18 +108,16 @@ def both(first: Measured, second: Measured) -> pd.DataFrame:
     return table
 
 
-def _rate(sums: Columns, suffix: str) -> np.ndarray:
+def _rate(sums: Columns, suffix: str = "") -> np.ndarray:
     return sums[f"tokens{suffix}"] / sums[f"rounds{suffix}"]
 
 
-def tokens_per_round(measured: Measured, replicates: int = 10_000, seed: int = 0) -> Interval:
+def tokens_per_round(measured: Measured) -> Interval:
     """Return the tokens per round of one entry."""
-    return bootstrap(_counts(measured), lambda sums: {"rate": _rate(sums, "")}, replicates, seed)["rate"]
+    return bootstrap(_counts(measured), lambda sums: {"rate": _rate(sums)})["rate"]
 
 
-def difference(
-    first: Measured, second: Measured, replicates: int = 10_000, seed: int = 0, prompts: Sequence[str] | None = None
-) -> Interval:
+def difference(first: Measured, second: Measured, prompts: Sequence[str] | None = None) -> Interval:
     """Return tokens per round of the first less the second's, the same prompts resampled for both.
 
     Args:
@@ -126,12 +125,10 @@ def difference(
     """
     table = both(first, second)
     kept = table if prompts is None else table[table.index.isin(prompts)]
-    return bootstrap(
-        kept, lambda sums: {"difference": _rate(sums, "_first") - _rate(sums, "_second")}, replicates, seed
-    )["difference"]
+    return bootstrap(kept, lambda sums: {"gain": _rate(sums, "_first") - _rate(sums, "_second")})["gain"]
 
 
-def compared(found: Sequence[Measured], replicates: int = 10_000, seed: int = 0) -> pd.DataFrame:
+def compared(found: Sequence[Measured]) -> pd.DataFrame:
     """Return a line for each entry: tokens per round, and its difference to the grounded heads of that structure with
     most heads in use.
 
@@ -140,16 +137,15 @@ def compared(found: Sequence[Measured], replicates: int = 10_000, seed: int = 0)
     """
     lines = []
     for each in found:
-        rate = tokens_per_round(each, replicates, seed)
+        rate = tokens_per_round(each)
         plain = deepest(found, GROUNDED, each["structure"])
-        beyond = Interval(np.nan) if plain is None else difference(each, plain, replicates, seed)
+        beyond = Interval(np.nan) if plain is None else difference(each, plain)
         lines.append(
             {
                 **{name: each[name] for name in ("variant", "structure", "depth")},
                 "prompts": rate.prompts,
                 "tokens_per_round": rate.estimate,
-                "ci_low": rate.low,
-                "ci_high": rate.high,
+                **rate.bounds,
                 "difference": beyond.estimate,
                 "difference_low": beyond.low,
                 "difference_high": beyond.high,
@@ -176,7 +172,7 @@ class Steepness:
     difference: Interval
 
 
-def steepness(first: Measured, second: Measured, replicates: int = 10_000, seed: int = 0) -> Steepness:
+def steepness(first: Measured, second: Measured) -> Steepness:
     """Compare two entries with as many heads, on the same prompts."""
     heads = range(1, min(int(each["heads"]["count"]) for each in (first, second)) + 1)
 
@@ -189,7 +185,7 @@ def steepness(first: Measured, second: Measured, replicates: int = 10_000, seed:
         found |= {f"difference_{head}": found[f"first_{head}"] - found[f"second_{head}"] for head in heads}
         return found | {"difference": found["first"] - found["second"]}
 
-    intervals = bootstrap(both(first, second), values, replicates, seed)
+    intervals = bootstrap(both(first, second), values)
     lines = [
         {"head": head} | {side: intervals[f"{side}_{head}"] for side in ("first", "second", "difference")}
         for head in heads
@@ -200,14 +196,14 @@ def steepness(first: Measured, second: Measured, replicates: int = 10_000, seed:
 # Grounded against independent heads -------------------------------------------------------------------
 
 
-def grounding_section(found: Sequence[Measured], replicates: int = 10_000, seed: int = 0) -> Section:
+def grounding_section(found: Sequence[Measured]) -> Section:
     """Say how many tokens per round grounded heads have beyond independent ones, how accuracy falls, and why."""
     title = "Grounded against independent heads"
     grounded, independent = (deepest(found, variant, TREE) for variant in (GROUNDED, INDEPENDENT))
     if grounded is None or independent is None:
         return _missing(title, *(name for name, each in ((GROUNDED, grounded), (INDEPENDENT, independent)) if not each))
-    gain = difference(grounded, independent, replicates, seed)
-    falls = steepness(grounded, independent, replicates, seed)
+    gain = difference(grounded, independent)
+    falls = steepness(grounded, independent)
     prompts = counted(gain.prompts, "prompt")
     figure = _by_head(
         {"grounded": list(falls.heads["first"]), "independent": list(falls.heads["second"])},
@@ -216,12 +212,12 @@ def grounding_section(found: Sequence[Measured], replicates: int = 10_000, seed:
     )
     text = (
         f"On the same tree of {grounded['nodes']} nodes and {prompts} grounded heads yield "
-        f"{tokens_per_round(grounded, replicates, seed):.2f} tokens per round and independent ones "
-        f"{tokens_per_round(independent, replicates, seed):.2f}: {gain:+.2f}. {_gain_in_words(gain)}",
+        f"{tokens_per_round(grounded):.2f} tokens per round and independent ones "
+        f"{tokens_per_round(independent):.2f}: {gain:+.2f}. {_gain_in_words(gain)}",
         _fall_in_words(falls),
-        *_without_repetition(grounded, independent, replicates, seed),
-        *_chain_in_words(found, replicates, seed),
-        *_why(found, grounded, independent, replicates, seed),
+        *_without_repetition(grounded, independent),
+        *_chain_in_words(found),
+        *_why(found, grounded, independent),
         f"{_setting(grounded)}; {_budget(grounded)}; intervals are 95% prompt-bootstrap intervals, paired by prompt.",
     )
     shown = pd.DataFrame(
@@ -242,12 +238,9 @@ def _missing(title: str, *variants: str) -> Section:
 
 
 def _gain_in_words(gain: Interval) -> str:
-    if gain.low > 0:
-        verdict = "Grounded heads are better"
-    elif gain.high < 0:
-        verdict = "Grounded heads are worse"
-    else:
+    if not _side(gain):
         return f"Whether grounded heads are better cannot be told from these prompts; the paper found {PUBLISHED}."
+    verdict = f"Grounded heads are {'better' if gain.low > 0 else 'worse'}"
     if gain.low <= PUBLISHED_GAIN <= gain.high:
         return f"{verdict}; what the paper found lies within the interval: {PUBLISHED}."
     return f"{verdict}, by {'more' if gain.low > PUBLISHED_GAIN else 'less'} than the paper found, {PUBLISHED}."
@@ -258,68 +251,62 @@ def _fall_in_words(falls: Steepness) -> str:
         f"the last of grounded heads keeps {falls.first:.0%} of the accuracy of the first, the last of independent "
         f"ones {falls.second:.0%}"
     )
-    if falls.difference.low > 0:
-        return f"Accuracy falls less steeply with position for grounded heads: {kept}."
-    if falls.difference.high < 0:
-        return f"Accuracy falls more steeply with position for grounded heads: {kept}."
-    return f"Whether accuracy falls less steeply for grounded heads cannot be told from these prompts: {kept}."
+    verdict = {
+        1: "Accuracy falls less steeply with position for grounded heads",
+        0: "Whether accuracy falls less steeply for grounded heads cannot be told from these prompts",
+        -1: "Accuracy falls more steeply with position for grounded heads",
+    }
+    return f"{verdict[_side(falls.difference)]}: {kept}."
 
 
-def _without_repetition(grounded: Measured, independent: Measured, replicates: int, seed: int) -> list[str]:
+def _without_repetition(grounded: Measured, independent: Measured) -> list[str]:
     """Say the gain on the prompts whose text does not fall into a loop, where some does."""
     counts = grounded["by_prompt"]
     kept = [name for name, flagged in zip(counts["prompts"], counts["repetitive"], strict=True) if not flagged]
     if not kept or len(kept) == len(counts["prompts"]):
         return []
-    gain = difference(grounded, independent, replicates, seed, prompts=kept)
+    gain = difference(grounded, independent, prompts=kept)
     return [f"On the {counted(gain.prompts, 'prompt')} whose text does not fall into repetition: {gain:+.2f}."]
 
 
-def _chain_in_words(found: Sequence[Measured], replicates: int, seed: int) -> list[str]:
+def _chain_in_words(found: Sequence[Measured]) -> list[str]:
     grounded, independent = (deepest(found, variant, CHAIN) for variant in (GROUNDED, INDEPENDENT))
     if grounded is None or independent is None:
         return []
-    gain = difference(grounded, independent, replicates, seed)
+    gain = difference(grounded, independent)
     return [
         f"In a chain of {grounded['depth']}, where first choices alone count, grounded heads yield "
-        f"{tokens_per_round(grounded, replicates, seed):.2f} tokens per round, {gain:+.2f} beyond independent ones."
+        f"{tokens_per_round(grounded):.2f} tokens per round, {gain:+.2f} beyond independent ones."
     ]
 
 
-def _why(found: Sequence[Measured], grounded: Measured, independent: Measured, replicates: int, seed: int) -> list[str]:
+def _why(found: Sequence[Measured], grounded: Measured, independent: Measured) -> list[str]:
     """Say what the variant without states tells about where the gain comes from."""
     blind = deepest(found, "embeddings", TREE)
     if blind is None:
         return []
-    without, whole = (tokens_per_round(each, replicates, seed).estimate - 1 for each in (blind, grounded))
-    alone = difference(blind, independent, replicates, seed)
-    if alone.low > 0:
-        lesson = (
-            "which is more than independent heads have: at this scale the tokens themselves say more about what "
-            "follows than the target's state does"
-        )
-    elif alone.high < 0:
-        lesson = (
-            "which is less than independent heads have: at this scale too the target's state says more about what "
-            "follows than the tokens themselves do"
-        )
-    else:
-        lesson = (
-            "which cannot be told from what independent heads have: at this scale the tokens themselves say about as "
-            "much as the target's state does"
-        )
+    without, whole = (tokens_per_round(each).estimate - 1 for each in (blind, grounded))
+    alone = difference(blind, independent)
+    lessons = {
+        1: "which is more than independent heads have: at this scale the tokens themselves say more about what "
+        "follows than the target's state does",
+        0: "which cannot be told from what independent heads have: at this scale the tokens themselves say about as "
+        "much as the target's state does",
+        -1: "which is less than independent heads have: at this scale too the target's state says more about what "
+        "follows than the tokens themselves do",
+    }
     return [
         "A likely reason for the difference to the paper: a state of the pocket target, of 8 layers and 320 "
         "dimensions, holds less about the tokens behind the next one than a state of a 7B model, so that reading them "
         "helps more, and its text is less predictable. Given embeddings in place of states, grounded heads keep "
-        f"{without / whole:.0%} of their tokens beyond the first of each round, {lesson} ({alone:+.2f})."
+        f"{without / whole:.0%} of their tokens beyond the first of each round, {lessons[_side(alone)]} ({alone:+.2f})."
     ]
 
 
 # Variants -----------------------------------------------------------------------------------------
 
 
-def variants_section(found: Sequence[Measured], replicates: int = 10_000, seed: int = 0) -> Section:
+def variants_section(found: Sequence[Measured]) -> Section:
     """Set each variant against the plain grounded heads: tokens per round, and what a draft costs."""
     title = "What matters in grounded heads"
     plain = deepest(found, GROUNDED, TREE)
@@ -328,15 +315,13 @@ def variants_section(found: Sequence[Measured], replicates: int = 10_000, seed: 
     }
     if plain is None or not variants:
         return _missing(title, GROUNDED, "its variants")
-    gains = {words: difference(each, plain, replicates, seed) for words, each in variants.items()}
-    better = [f"{words}, {gain:+.2f}" for words, gain in gains.items() if gain.low > 0]
-    worse = [f"{words}, {gain:+.2f}" for words, gain in gains.items() if gain.high < 0]
-    level = [words for words, gain in gains.items() if gain.low <= 0 <= gain.high]
+    gains = {words: difference(each, plain) for words, each in variants.items()}
     parts = [
-        f"{label}: {'; '.join(part)}."
-        for label, part in (("More tokens per round than plain grounded heads", better), ("Fewer", worse))
-        if part
+        f"{label}: {'; '.join(listed)}."
+        for label, side in (("More tokens per round than plain grounded heads", 1), ("Fewer", -1))
+        if (listed := [f"{words}, {gain:+.2f}" for words, gain in gains.items() if _side(gain) == side])
     ]
+    level = [words for words, gain in gains.items() if gain.low <= 0 <= gain.high]
     parts += [f"Not told apart: {', '.join(level)}."] if level else []
     order = sorted(gains, key=lambda words: -gains[words].estimate)
     figure = _differences(
@@ -346,8 +331,8 @@ def variants_section(found: Sequence[Measured], replicates: int = 10_000, seed: 
         f"from 0. {_budget(plain)}.",
     )
     places = {f"{each['decoding']['cpu']}, {each['decoding']['threads']} threads" for each in found}
-    lines = [_line("plain", plain, "", replicates, seed)]
-    lines += [_line(words, variants[words], f"{gains[words]:+.2f}", replicates, seed) for words in order]
+    lines = [_line("plain", plain, "")]
+    lines += [_line(words, variants[words], f"{gains[words]:+.2f}") for words in order]
     caption = (
         "Variants: held-out accuracy of the first head and of the last, tokens per round, and draft time over t(1) (on "
         f"{'; '.join(sorted(places))}, in separate runs)"
@@ -360,7 +345,7 @@ def variants_section(found: Sequence[Measured], replicates: int = 10_000, seed: 
     return Section(title, text, ((caption, pd.DataFrame(lines)),), (("heads_variants", figure),))
 
 
-def _line(name: str, measured: Measured, beyond: str, replicates: int, seed: int) -> dict[str, Any]:
+def _line(name: str, measured: Measured, beyond: str) -> dict[str, Any]:
     accuracies = measured["heldout"]["top1"]
     return {
         "variant": name,
@@ -368,7 +353,7 @@ def _line(name: str, measured: Measured, beyond: str, replicates: int, seed: int
         "trained, s": round(float(measured["training"]["seconds"])),
         "head 1": accuracies[0],
         f"head {len(accuracies)}": accuracies[-1],
-        "tokens per round": f"{tokens_per_round(measured, replicates, seed):.2f}",
+        "tokens per round": f"{tokens_per_round(measured):.2f}",
         "beyond plain": beyond,
         "draft over t(1)": measured["cost"]["cost.g"],
     }
@@ -377,7 +362,7 @@ def _line(name: str, measured: Measured, beyond: str, replicates: int, seed: int
 # The number of heads ------------------------------------------------------------------------------
 
 
-def count_section(found: Sequence[Measured], replicates: int = 10_000, seed: int = 0) -> Section:
+def count_section(found: Sequence[Measured]) -> Section:
     """Say how tokens per round grow with the number of heads in use."""
     title = "How many heads"
     used = [each for each in found if each["variant"] == GROUNDED and each["structure"] == TREE]
@@ -385,8 +370,8 @@ def count_section(found: Sequence[Measured], replicates: int = 10_000, seed: int
     if len(used) < 2:
         return _missing(title, f"fewer heads than {used[0]['depth'] if used else 'all'}")
     depths = [int(each["depth"]) for each in used]
-    rates = [tokens_per_round(each, replicates, seed) for each in used]
-    steps = [difference(later, each, replicates, seed) for each, later in zip(used, used[1:], strict=False)]
+    rates = [tokens_per_round(each) for each in used]
+    steps = [difference(later, each) for each, later in zip(used, used[1:], strict=False)]
     adds = [str(depth) for depth, step in zip(depths[1:], steps, strict=True) if step.low > 0]
     answer = "No head after the first adds tokens that can be told from none"
     if adds:
@@ -443,8 +428,7 @@ def _by_head(lines: Mapping[str, Sequence[Interval]], *, title: str, caption: st
 def _differences(gains: Mapping[str, Interval], *, title: str, caption: str) -> Figure:
     """Draw a dot with its interval for each variant, best on top; filled where it is apart from 0."""
     figure, axes = style.new_figure(title, caption, height=2.2 + 0.36 * len(gains))
-    apart = [gain.low > 0 or gain.high < 0 for gain in gains.values()]
-    pictures.dots(axes, list(gains), list(gains.values()), apart, start=0)
+    pictures.dots(axes, list(gains), list(gains.values()), [_side(gain) != 0 for gain in gains.values()], start=0)
     axes.set_xlabel("tokens per round beyond grounded heads")
     return figure
 

@@ -36,8 +36,10 @@ def load_history(path: Path | str) -> pd.DataFrame:
     try:
         table = pd.read_csv(path)
         scored = table[table["heldout_head_1_top1"].notna()]
-        top1 = [name for name in table if name.startswith("heldout_head_") and name.endswith("_top1")]
-        heads = sorted(int(name.split("_")[2]) for name in top1)
+        names = {"heldout_target_top1": "target"}
+        while f"heldout_head_{len(names)}_top1" in table:
+            names[f"heldout_head_{len(names)}_top1"] = f"head_{len(names)}"
+        kept = scored[["step", "tokens", *names]].rename(columns=names)
     except FileNotFoundError:
         raise UsageError(
             f"The history {path} does not exist: `python -m specdec.train +heads=NAME` writes one."
@@ -48,9 +50,7 @@ def load_history(path: Path | str) -> pd.DataFrame:
         ) from None
     if scored.empty:
         raise UsageError(f"The history {path} ends before held-out text was scored: let the training go on.")
-    columns = {f"heldout_head_{head}_top1": f"head_{head}" for head in heads}
-    kept = scored[["step", "tokens", "heldout_target_top1", *columns]]
-    return kept.rename(columns={"heldout_target_top1": "target", **columns}).reset_index(drop=True)
+    return kept.reset_index(drop=True)
 
 
 def training_section(histories: Mapping[str, pd.DataFrame], title: str = SHIPPED) -> Section:
@@ -66,12 +66,11 @@ def training_section(histories: Mapping[str, pd.DataFrame], title: str = SHIPPED
         f"which keeps {line['kept']:.0%} of it"
         for kind, line in ends.items()
     )
-    order = sorted(ends, key=lambda kind: ends[kind]["kept"])
     words = ""
-    if ends[order[0]]["kept"] < ends[order[-1]]["kept"]:
+    if table["kept"].nunique() > 1:
         words = (
-            f" Accuracy falls least steeply with position for {order[-1]} heads. These are shares of held-out text, "
-            "without intervals; the next part has them."
+            f" Accuracy falls least steeply with position for {max(ends, key=lambda kind: ends[kind]['kept'])} heads. "
+            "These are shares of held-out text, without intervals; the next part has them."
         )
     named = table.rename(columns=lambda name: name.replace("_", " ")).rename(columns={"kept": "last over first"})
     shown = named.assign(tokens=named["tokens"].astype(int)).round(3).rename_axis("heads").reset_index()

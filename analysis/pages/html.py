@@ -77,9 +77,8 @@ def svg(figure: Figure) -> str:
     `savefig` would draw everything twice, once to measure it; the layout here is found while drawing.
     """
     stream, canvas = StringIO(), figure.canvas
-    nothing = {"Creator": None, "Date": None, "Format": None, "Type": None}
     with style.styled():
-        FigureCanvasSVG(figure).print_svg(stream, metadata=nothing)
+        FigureCanvasSVG(figure).print_svg(stream, metadata=style.UNSIGNED)
     figure.set_canvas(canvas)
     return stream.getvalue()
 
@@ -163,9 +162,7 @@ def _html(title: str, chapters: Sequence[Chapter], drawn: dict[int, _Drawn]) -> 
             parts.append(f'<section>\n<h3 id="c{number}s{place}">{escape(section.title)}</h3>')
             parts += [_paragraph(text) for text in section.text]
             parts += [_table(caption, table) for caption, table in section.tables]
-            for _, figure in section.figures:
-                each = drawn[id(figure)]
-                parts.append(f"<figure>{_inline(each)}</figure>")
+            parts += [f"<figure>{_inline(drawn[id(figure)])}</figure>" for _, figure in section.figures]
             parts.append("</section>")
     return "\n".join([*parts, "</body>", "</html>", ""])
 
@@ -186,38 +183,36 @@ def _contents(chapters: Sequence[Chapter]) -> Iterator[str]:
 def _paragraph(text: str) -> str:
     """Write a paragraph of a section: a fenced block, a list if every line is an item, else running text."""
     if text.startswith(CODE):
-        return f"<pre>{escape(_unfenced(text))}</pre>"
+        body = text.removeprefix(CODE).removesuffix(CODE).partition("\n")[2].rstrip("\n")
+        return f"<pre>{escape(body)}</pre>"
     lines = text.splitlines()
     if lines and all(line.startswith("- ") for line in lines):
         return "<ul>" + "".join(f"<li>{_marked(line[2:])}</li>" for line in lines) + "</ul>"
     return f"<p>{_marked(text)}</p>"
 
 
-def _unfenced(text: str) -> str:
-    body = text.removeprefix(CODE).removesuffix(CODE)
-    return body.partition("\n")[2].rstrip("\n")
-
-
 def _marked(text: str) -> str:
     """Escape text and mark **bold** and `code`; what stands in code stays as it is."""
-    parts = re.split(r"(`[^`]+`)", text)
     return "".join(
-        f"<code>{escape(part[1:-1])}</code>"
-        if len(part) > 2 and part.startswith("`") and part.endswith("`")
-        else re.sub(r"\*\*(.+?)\*\*", r"<strong>\1</strong>", escape(part))
-        for part in parts
+        f"<code>{escape(part[1:-1])}</code>" if code else re.sub(r"\*\*(.+?)\*\*", r"<strong>\1</strong>", escape(part))
+        for part, code in _split(text)
     )
+
+
+def _split(text: str) -> Iterator[tuple[str, bool]]:
+    """Yield the parts of a text, and for each True if it is `code`."""
+    for number, part in enumerate(re.split(r"(`[^`]+`)", text)):
+        yield part, number % 2 == 1
 
 
 def _table(caption: str, table: pd.DataFrame) -> str:
-    numeric = [pd.api.types.is_numeric_dtype(table.dtypes.iloc[i]) for i in range(table.shape[1])]
-    attribute = [' class="number"' if number else "" for number in numeric]
+    attribute = [' class="number"' if pd.api.types.is_numeric_dtype(kind) else "" for kind in table.dtypes]
     head = "".join(f"<th{kind}>{escape(str(name))}</th>" for name, kind in zip(table.columns, attribute, strict=True))
-    rows = (
-        "<tr>" + "".join(f"<td{kind}>{escape(cell(value))}</td>" for value, kind in zip(row, attribute, strict=True))
-        for row in table.itertuples(index=False, name=None)
+    lines = (
+        "".join(f"<td{kind}>{escape(cell(value))}</td>" for value, kind in zip(line, attribute, strict=True))
+        for line in table.itertuples(index=False, name=None)
     )
-    body = "".join(f"{row}</tr>\n" for row in rows)
+    body = "".join(f"<tr>{line}</tr>\n" for line in lines)
     return (
         f'<div class="table"><table><caption>{_marked(caption)}</caption>\n'
         f"<thead><tr>{head}</tr></thead>\n<tbody>\n{body}</tbody></table></div>"
@@ -229,10 +224,7 @@ def _inline(drawn: _Drawn) -> str:
     element = drawn.svg[drawn.svg.index("<svg") :]
     element = re.sub(r' xmlns(:\w+)?="[^"]*"', "", element)  # an HTML parser knows them
     element = re.sub(r"<metadata>.*?</metadata>", "", element, flags=re.DOTALL)
-    prefix = f"{drawn.name}-"
-    element = re.sub(r'\bid="', f'id="{prefix}', element)
-    element = re.sub(r'href="#', f'href="#{prefix}', element)
-    element = re.sub(r"url\(#", f"url(#{prefix}", element)
+    element = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{drawn.name}-", element)
     return element.replace("<svg", '<svg role="img"', 1)
 
 
@@ -267,16 +259,12 @@ def section_blocks(section: Section, heading: str, files: Sequence[str]) -> list
 
 def markdown_table(table: pd.DataFrame) -> str:
     """Write a pipe table whose cells cannot break out of it."""
-    numeric = [pd.api.types.is_numeric_dtype(table.dtypes.iloc[i]) for i in range(table.shape[1])]
-    lines = [
-        "| " + " | ".join(_plain(str(name)) for name in table.columns) + " |",
-        "|" + "".join(" ---: |" if number else " --- |" for number in numeric),
-        *(
-            "| " + " | ".join(_plain(cell(value)) for value in row) + " |"
-            for row in table.itertuples(index=False, name=None)
-        ),
-    ]
-    return "\n".join(lines)
+    head, *lines = (
+        "| " + " | ".join(_plain(cell(value)) for value in line) + " |"
+        for line in (tuple(table.columns.map(str)), *table.itertuples(index=False, name=None))
+    )
+    marks = ("---:" if pd.api.types.is_numeric_dtype(kind) else "---" for kind in table.dtypes)
+    return "\n".join([head, f"| {' | '.join(marks)} |", *lines])
 
 
 def _plain(text: str) -> str:
@@ -286,5 +274,4 @@ def _plain(text: str) -> str:
 
 def _without_tags(text: str) -> str:
     """Keep a paragraph that is Markdown already from opening an HTML element; it may be bold."""
-    parts = re.split(r"(`[^`]+`)", text)
-    return "".join(part if part.startswith("`") else part.replace("<", "&lt;") for part in parts)
+    return "".join(part if code else part.replace("<", "&lt;") for part, code in _split(text))

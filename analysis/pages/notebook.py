@@ -33,8 +33,11 @@ def show(*sections: Section, heading: str = "") -> None:
 
 
 def overlay_runs(tracking_uri: str, experiment: str, overlay: str = OVERLAY, each: str = "drafter.name") -> list[Run]:
-    """The newest finished run that an overlay has left of each drafter, or of each value of another parameter, oldest
-    first. UsageError if there is none.
+    """Return the newest finished run of an overlay for each drafter, or for each value of another parameter, oldest
+    first.
+
+    Raises:
+        UsageError: there is none.
     """
     table = load_runs(tracking_uri, experiment)
     named = table["params.experiment_name"] == overlay if "params.experiment_name" in table else table["status"] == ""
@@ -57,7 +60,7 @@ def study(tracking_uri: str, experiment: str, name: str) -> tuple[Section, ...]:
 
 
 def live_shapes(tracking_uri: str, experiment: str) -> tuple[Section, ...]:
-    """Chain, rows and tree as the overlay `chain_rows_tree` decoded them live; or what makes these runs."""
+    """Compare chain, rows and tree as the overlay `chain_rows_tree` decoded them live, or say what makes these runs."""
     try:
         return (shape_section(overlay_runs(tracking_uri, experiment, SHAPES_OVERLAY, each="structure.name")),)
     except UsageError as error:
@@ -65,8 +68,8 @@ def live_shapes(tracking_uri: str, experiment: str) -> tuple[Section, ...]:
 
 
 def live_heads(tracking_uri: str, experiment: str) -> tuple[Section, ...]:
-    """Medusa and grounded heads as the overlay `heads` decoded them live, against each other, and of each the rates by
-    category as the papers define them; or what makes these runs.
+    """Compare Medusa and grounded heads as the overlay `heads` decoded them live, and show for each the rates by
+    category as the papers define them; or say what makes these runs.
     """
     try:
         runs = overlay_runs(tracking_uri, experiment, HEADS_OVERLAY)

@@ -45,13 +45,10 @@ OF_A_RUN: tuple[tuple[str, Callable[..., Section | list[Section]]], ...] = (
 
 
 MANY = 6  # runs beyond which models are refitted less often, so that a sweep's report takes seconds
-REFITS: dict[bool, dict[str, int]] = {
-    False: {},
-    True: {"replicates": 500, "refits": 40},
-}  # of model_sections, by whether runs are many
+REFITS = {"replicates": 500, "refits": 40}  # of model_sections, where runs are many
 FEWER = (
-    f"More than {MANY} runs: the intervals of tests and predictions rest on {REFITS[True]['replicates']} bootstrap "
-    f"replicates and {REFITS[True]['refits']} refits; a report on one run takes more."
+    f"More than {MANY} runs: the intervals of tests and predictions rest on {REFITS['replicates']} bootstrap "
+    f"replicates and {REFITS['refits']} refits; a report on one run takes more."
 )
 
 
@@ -81,11 +78,11 @@ def _heading(run: Run) -> str:
 
 
 def _sections(run: Run, many: bool) -> list[Section]:
-    sections: list[Section] = []
-    for title, make in OF_A_RUN:
-        choices = REFITS[many] if make is model_sections else {}
-        sections += _guarded(title, partial(make, run, **choices))
-    return sections
+    return [
+        section
+        for title, make in OF_A_RUN
+        for section in _guarded(title, partial(make, run, **(REFITS if many and make is model_sections else {})))
+    ]
 
 
 def _guarded(title: str, make: Callable[[], Section | list[Section]]) -> list[Section]:

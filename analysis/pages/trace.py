@@ -18,7 +18,7 @@ SHOWN_ROUNDS = 400  # rounds of one generation on the page
 
 
 class Kind(StrEnum):
-    """What became of a token in its round. The last three are the target's own, one at most per round."""
+    """The fate of a token in its round. The last three are the target's own, at most one of them in a round."""
 
     ACCEPTED = "accepted"
     REJECTED = "rejected"
@@ -89,8 +89,7 @@ class Trace:
         rounds = len(self.lines)
         rate = f"{self.tokens / rounds:.2f}" if rounds else "no"
         counts = f"{rate} tokens per round ({self.tokens} tokens, {rounds} rounds)"
-        law = "lossless" if self.lossless else "not lossless"
-        return f"drafter {self.drafter} · {self.structure} · {counts} · {law}"
+        return f"drafter {self.drafter} · {self.structure} · {counts} · {'' if self.lossless else 'not '}lossless"
 
 
 def read_traces(path: Path) -> list[Trace]:
@@ -112,13 +111,13 @@ _GLYPHS = {"\n": "⏎", "\t": "⇥"}
 
 def visible(text: str) -> str:
     """Put `text` on one line; every character that would not print, or would steer a terminal, becomes a glyph."""
-    return "".join(_GLYPHS.get(character) or _printable(character) for character in text)
+    return "".join(_glyph(character) for character in text)
 
 
-def _printable(character: str) -> str:
+def _glyph(character: str) -> str:
     category = unicodedata.category(character)
-    if category == "Cs":
-        return REPLACEMENT
+    if category == "Cs" or character in _GLYPHS:
+        return _GLYPHS.get(character, REPLACEMENT)
     return f"⟨U+{ord(character):04X}⟩" if category in ("Cc", "Cf", "Zl", "Zp") else character
 
 
@@ -213,11 +212,8 @@ def trace_html(traces: Sequence[Trace], rounds: int = SHOWN_ROUNDS) -> str:
 
 
 def _section(trace: Trace, rounds: int) -> str:
-    prompt = visible(trace.prompt_end)
     rows = []
-    for line in trace.lines:
-        if line.number > rounds:
-            break
+    for line in trace.lines[:rounds]:
         text = [_span("far", visible(line.so_far))] if line.so_far else []
         for piece in line.pieces:
             title = f"{piece.kind} · token {piece.token}"
@@ -235,7 +231,7 @@ def _section(trace: Trace, rounds: int) -> str:
     return (
         f"<section><h2>Prompt {html.escape(visible(trace.prompt))}</h2>\n"
         f'<p class="head">{html.escape(visible(trace.summary))}</p>\n'
-        f"<p>The prompt ends with: {_span('prompt', prompt)}</p>\n"
+        f"<p>The prompt ends with: {_span('prompt', visible(trace.prompt_end))}</p>\n"
         "<table><thead><tr><th>round</th><th>accepted</th><th>text so far, then this round</th></tr>"
         f"</thead>\n<tbody>{''.join(rows)}</tbody></table>{more}</section>\n"
     )

@@ -4,14 +4,16 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from ..figures import pictures, style
 from ..findings import About, Findings, Section, Tables, counted, register
 from ..intervals import Interval
-from ..sums import Sums, interval, intervals, tokens_per_call, with_replicates
+from ..sums import Sums, curve, finite, interval, intervals, printed, tokens_per_call, with_replicates
 
 _MOST = 16  # numbers under the bars
+_WON = "share of the rounds that it wins"
 
 
 @register("ablation", overlay="ngrammys_ablation")
@@ -86,10 +88,8 @@ def contributions(
                                             ("tokens", "accepted", True)):  # fmt: skip
             part = mine[mine["histogram"] == histogram]
             values = part["count"] * (part["value"] if weighted else 1)
-            per_prompt[f"{column}{index}"] = (
-                values.groupby(part["prompt"]).sum().reindex(per_prompt.index, fill_value=0)
-            )
-    drawn = with_replicates(per_prompt.to_numpy(dtype=float), replicates, seed)
+            per_prompt[f"{column}{index}"] = values.groupby(part["prompt"]).sum()
+    drawn = with_replicates(per_prompt.fillna(0).to_numpy(dtype=float), replicates, seed)
     rounds = drawn[:, :1]
     rows, wins, tokens = (drawn[:, 1 + at :: 3] for at in range(3))  # [1 + B, strategies] each
 
@@ -111,21 +111,19 @@ def contributions(
 
 def _metrics(parts: pd.DataFrame, whole: pd.Series) -> dict[str, float]:
     """Return `ablation.*`, by strategy."""
-    metrics = {"ablation.tokens_per_call": float(whole["tokens"])}
+    metrics = {"ablation.tokens_per_call": whole["tokens"]}
     for line in parts.to_dict("records"):
         for key in ("rows", "wins", "of_rows", "of_wins", "per_row", "tokens", "length"):
-            metrics[f"ablation.{line['strategy']}.{key}"] = float(line[key])
-    return {name: value for name, value in metrics.items() if np.isfinite(value)}
+            metrics[f"ablation.{line['strategy']}.{key}"] = line[key]
+    return finite(metrics)
 
 
 def _curves(found: Mapping[str, Mapping[str, pd.DataFrame]]) -> dict[str, dict[int, float]]:
     """Return shares over accepted length, over rank (from 1), and over rows of a round."""
     return {
-        f"curve.ablation.{name}.{strategy}": {
-            int(value) + (name == "rank"): float(share)
-            for value, share in zip(table["value"], table["share"], strict=True)
-            if np.isfinite(share)
-        }
+        f"curve.ablation.{name}.{strategy}": curve(
+            table.assign(value=table["value"] + (name == "rank")), "value", "share"
+        )
         for name, tables in found.items()
         for strategy, table in tables.items()
     }
@@ -156,13 +154,13 @@ def _contribution(
     shown = pd.DataFrame(
         {
             "strategy": parts["strategy"],
-            "rows a round": [f"{each:.2f}" for each in intervals(parts, "rows")],
-            "share of rows": [f"{each:.0%}" for each in intervals(parts, "of_rows")],
-            "rounds won": [f"{each:.0%}" for each in intervals(parts, "wins")],
-            "share of accepted rows": [f"{each:.0%}" for each in intervals(parts, "of_wins")],
-            "accepted of its rows": [f"{each:.1%}" for each in intervals(parts, "per_row")],
-            "share of accepted tokens": [f"{each:.0%}" for each in intervals(parts, "tokens")],
-            "accepted length when it wins": [f"{each:.2f}" for each in intervals(parts, "length")],
+            "rows a round": printed(parts, "rows", ".2f"),
+            "share of rows": printed(parts, "of_rows", ".0%"),
+            "rounds won": printed(parts, "wins", ".0%"),
+            "share of accepted rows": printed(parts, "of_wins", ".0%"),
+            "accepted of its rows": printed(parts, "per_row", ".1%"),
+            "share of accepted tokens": printed(parts, "tokens", ".0%"),
+            "accepted length when it wins": printed(parts, "length", ".2f"),
         }
     )
     return Section(
@@ -188,22 +186,23 @@ def _lengths(found: Mapping[str, pd.DataFrame], parts: pd.DataFrame, replay: pd.
             f"Share of the rounds that a strategy wins with all {w} tokens of its row: {full}. There longer rows would "
             "give more."
         )
-    figure = _bars(_known(found), "accepted tokens", "share of the rounds that it wins", "Accepted length by strategy",
-                   replay, about)  # fmt: skip
+    figure = _bars(found, "accepted tokens", _WON, "Accepted length by strategy", replay, about)
     return Section("Accepted length", tuple(text), _table(found, "accepted tokens"), (("accepted_lengths", figure),))
 
 
 def _ranks(found: Mapping[str, pd.DataFrame], replay: pd.DataFrame, about: About) -> Section:
     found = {name: table.assign(value=table["value"] + 1) for name, table in found.items()}  # shown from 1
     listed = []
-    for name, table in _known(found).items():
+    for name, table in found.items():
+        if table.empty:
+            continue
         first = table.loc[table["value"] == 1, "share"].sum()
         needed = int(table["value"].iloc[int(np.searchsorted(table["share"].cumsum(), 0.9 - 1e-9))])
         listed.append(f"{name} {first:.0%} at rank 1, 90% up to rank {needed}")
     text = [f"Where the accepted row stood in its strategy's own order: {'; '.join(listed)}."] if listed else []
     text.append("Where several rows begin alike, the tokens that they share count for the first of them.")
-    figure = _bars(_known(found), "rank that the strategy gave the accepted row", "share of the rounds that it wins",
-                   "Rank of the accepted row by strategy", replay, about)  # fmt: skip
+    figure = _bars(found, "rank that the strategy gave the accepted row", _WON, "Rank of the accepted row by strategy",
+                   replay, about)  # fmt: skip
     return Section("Rank of the accepted row", tuple(text), _table(found, "rank"), (("ranks", figure),))
 
 
@@ -224,14 +223,10 @@ def _size(replay: pd.DataFrame) -> tuple[int, int]:
     return int(replay["k"].iloc[0]), int(replay["w"].iloc[0])
 
 
-def _known(found: Mapping[str, pd.DataFrame]) -> dict[str, pd.DataFrame]:
-    return {name: table for name, table in found.items() if len(table)}
-
-
 def _table(found: Mapping[str, pd.DataFrame], what: str) -> tuple[tuple[str, pd.DataFrame]]:
     """Return a table of shares: values down, strategies across."""
     columns = {
-        name: pd.Series([f"{each:.1%}" for each in intervals(table, "share")], index=table["value"], dtype=object)
+        name: pd.Series(printed(table, "share", ".1%"), index=table["value"], dtype=object)
         for name, table in found.items()
     }
     wide = pd.DataFrame(columns).sort_index().fillna("–").rename_axis(what).reset_index()
@@ -241,20 +236,24 @@ def _table(found: Mapping[str, pd.DataFrame], what: str) -> tuple[tuple[str, pd.
 # Pictures -------------------------------------------------------------------------------------------
 
 
-def _caption(replay: pd.DataFrame) -> str:
-    prompts = replay["prompt"].nunique()
+def _figure(title: str, replay: pd.DataFrame, about: About) -> tuple[Figure, Axes]:
+    (k, w), prompts = _size(replay), replay["prompt"].nunique()
     bars = "whiskers: 95% prompt-bootstrap intervals" if prompts > 1 else "no intervals"
-    return f"{counted(prompts, 'prompt')}, {counted(int(replay['rounds'].sum()), 'round')}, replayed; {bars}."
+    caption = f"{counted(prompts, 'prompt')}, {counted(int(replay['rounds'].sum()), 'round')}, replayed; {bars}."
+    return style.new_figure(f"{title}, {k} rows of {w}\n{about.title}", caption)
 
 
 @style.in_style
 def _bars(
     found: Mapping[str, pd.DataFrame], xlabel: str, ylabel: str, title: str, replay: pd.DataFrame, about: About
 ) -> Figure:
-    k, w = _size(replay)
-    figure, axes = style.new_figure(f"{title}, {k} rows of {w}\n{about.title}", _caption(replay))
+    figure, axes = _figure(title, replay, about)
     values = sorted({int(value) for table in found.values() for value in table["value"]})
-    groups = {name: dict(zip(table["value"], intervals(table, "share"), strict=True)) for name, table in found.items()}
+    groups = {
+        name: dict(zip(table["value"], intervals(table, "share"), strict=True))
+        for name, table in found.items()
+        if len(table)
+    }
     none = Interval(0.0)
     pictures.grouped_bars(axes, {name: [each.get(at, none) for at in values] for name, each in groups.items()})
     step = -(-len(values) // _MOST)
@@ -266,9 +265,7 @@ def _bars(
 @style.in_style
 def _shares_figure(parts: pd.DataFrame, replay: pd.DataFrame, about: About) -> Figure:
     """Draw each strategy's share of all rows, of all accepted rows and of all accepted tokens."""
-    k, w = _size(replay)
-    title = f"Who has the rows, and whose are accepted, {k} rows of {w}\n{about.title}"
-    figure, axes = style.new_figure(title, _caption(replay))
+    figure, axes = _figure("Who has the rows, and whose are accepted", replay, about)
     labels = {"of_rows": "rows offered", "of_wins": "accepted rows", "tokens": "accepted tokens"}
     groups = {line["strategy"]: [interval(line, name) for name in labels] for line in parts.to_dict("records")}
     pictures.grouped_bars(axes, groups)

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from ..cost.block_seconds import BlockSeconds, repeats_of, stream_seconds
 from ..figures import pictures, style
 from ..findings import About, Findings, Section, Tables, counted, register
-from ..sums import Sums, interval, intervals, strategy_sums
+from ..sums import Sums, curve, finite, interval, intervals, metric, printed, strategy_sums
 
 KEYS = ["drafter", "shape", "budget"]  # the tables call a structure's name its shape
 REFERENCE = "chain"
@@ -69,12 +69,8 @@ class BudgetNumbers:
         which calls alone would take away all that the accepted tokens give, (tokens - 1) / n.
         """
         cells = self.sums.cells
-        chains = {
-            (cell["drafter"], cell["budget"]): place
-            for place, cell in enumerate(cells.to_dict("records"))
-            if cell["shape"] == REFERENCE
-        }
-        own = [chains[cell["drafter"], cell["budget"]] for cell in cells.to_dict("records")]
+        places = {key: place for place, key in enumerate(cells[KEYS].itertuples(index=False, name=None))}
+        own = [places[drafter, REFERENCE, budget] for drafter, _, budget in places]
         leads = {f"{name}_lead": values - values[:, own] for name, values in self.statistics.items()}
         nodes = self.sums.ratio("nodes", "rounds")[0]
         context = np.full(len(cells), float(self.texts["context"].mean()))
@@ -122,23 +118,16 @@ def _metrics(cells: pd.DataFrame) -> dict[str, float]:
             f"{name}.nodes_verified.{n}": cell["verified"],
         }
         if cell["shape"] != REFERENCE:
-            metrics |= {
-                f"{name}.lead.{n}": cell["tokens_lead"],
-                f"{name}.lead.{n}.ci_low": cell["tokens_lead_low"],
-                f"{name}.lead.{n}.ci_high": cell["tokens_lead_high"],
-            }
-    return {name: float(value) for name, value in metrics.items() if np.isfinite(value)}
+            metrics |= metric(f"{name}.lead.{n}", interval(cell, "tokens_lead"))
+    return finite(metrics)
 
 
 def _curves(cells: pd.DataFrame) -> dict[str, dict[int, float]]:
     """Return tokens per call and speedup over budgets."""
     return {
-        f"curve.budget.{name}.{drafter}.{shape}": dict(
-            zip(points["budget"].tolist(), points[column].tolist(), strict=True)
-        )
+        f"curve.budget.{name}.{drafter}.{shape}": curve(part, "budget", column)
         for (drafter, shape), part in cells.groupby(["drafter", "shape"])
         for name, column in (("tokens_per_call", "tokens"), ("speedup", "speedup"))
-        for points in [part.dropna(subset=column)]
     }
 
 
@@ -170,7 +159,7 @@ def _tokens(drafter: str, cells: pd.DataFrame, found: BudgetNumbers, skipped: pd
             "structure": ordered["shape"],
             "chosen": [chosen[key] for key in ordered[KEYS].itertuples(index=False, name=None)],
             "nodes verified": ordered["verified"].map("{:.1f}".format),
-            "tokens per call": [f"{each:.2f}" for each in intervals(ordered, "tokens")],
+            "tokens per call": printed(ordered, "tokens", ".2f"),
             "over the chain": _leads(ordered, "tokens"),
         }
     )
@@ -184,19 +173,18 @@ def _tokens(drafter: str, cells: pd.DataFrame, found: BudgetNumbers, skipped: pd
 
 def _leads(cells: pd.DataFrame, name: str) -> list[str]:
     """Return differences to the chain as text, empty for the chain itself."""
-    leads = zip(cells["shape"], intervals(cells, f"{name}_lead"), strict=True)
-    return ["" if shape == REFERENCE else f"{lead:+.2f}" for shape, lead in leads]
+    leads = zip(cells["shape"], printed(cells, f"{name}_lead", "+.2f"), strict=True)
+    return ["" if shape == REFERENCE else lead for shape, lead in leads]
 
 
 def _bars(cells: pd.DataFrame, name: str) -> str:
-    known = np.isfinite(cells[f"{name}_low"]).any()
+    known = cells[f"{name}_low"].notna().any()
     return "bars: 95% prompt-bootstrap intervals" if known else "no intervals from one prompt"
 
 
 def _against_chain(cells: pd.DataFrame, name: str) -> list[str]:
     """Say, for each other structure, at how many budgets it beats the chain beyond chance, and by how much."""
-    said = []
-    lead = f"{name}_lead"
+    said, lead = [], f"{name}_lead"
     for shape, part in cells[cells["shape"] != REFERENCE].groupby("shape", sort=True):
         better, worse = part[part[f"{lead}_low"] > 0], int((part[f"{lead}_high"] < 0).sum())
         beats, loses = ("beats", "loses") if shape == "tree" else ("beat", "lose")
@@ -255,7 +243,6 @@ def _merged(cells: pd.DataFrame) -> str:
 
 def _speed(drafter: str, cells: pd.DataFrame, found: BudgetNumbers, times: pd.DataFrame, about: About) -> Section:
     kind = "simulated speedup" if about.simulated else "predicted speedup"
-    source = "simulated by a cost model" if about.simulated else "from measured calls, drafts and commits"
     text = (
         _fastest(drafter, cells, found, kind),
         f"At the same number of draft nodes: {'; '.join(_against_chain(cells, 'speedup'))}.",
@@ -267,15 +254,15 @@ def _speed(drafter: str, cells: pd.DataFrame, found: BudgetNumbers, times: pd.Da
         "speedup",
         label=kind,
         title=f"{kind.capitalize()} at equal budgets, drafter {drafter}\n{about.title}",
-        caption=f"{counted(found.sums.prompts, 'prompt')} of {about.prompts}. Rounds by replay, seconds {source}; "
-        f"{_bars(cells, 'speedup')}.",
+        caption=f"{counted(found.sums.prompts, 'prompt')} of {about.prompts}. Rounds by replay, seconds "
+        f"{about.source}; {_bars(cells, 'speedup')}.",
     )
     ordered = cells.sort_values(["budget", "shape"])
     shown = pd.DataFrame(
         {
             "budget": ordered["budget"],
             "structure": ordered["shape"],
-            kind: [f"{each:.2f}" for each in intervals(ordered, "speedup")],
+            kind: printed(ordered, "speedup", ".2f"),
             "over the chain": _leads(ordered, "speedup"),
             "price": ordered["price"].map("{:.3f}".format),
             "break-even": ordered["break_even"].map("{:.3f}".format),
@@ -312,13 +299,12 @@ def _fastest(drafter: str, cells: pd.DataFrame, found: BudgetNumbers, kind: str)
 
 def _price(cells: pd.DataFrame) -> str:
     """Say what a verified token costs against what it may cost, where the gain is largest and at the largest budget."""
-    best = _best(cells, "speedup")
     largest = cells[cells["budget"] == cells["budget"].max()]
-    worst = largest.loc[largest["speedup"].idxmin()]
+    shown = cells.loc[[cells["speedup"].idxmax(), largest["speedup"].idxmin()]]
     listed = [
         f"{each['price']:.3f} of a plain call in {_NAMES[each['shape']]} of {each['budget']}, which breaks even at "
         f"{each['break_even']:.3f}"
-        for each in pd.DataFrame([best, worst]).drop_duplicates(["shape", "budget"]).to_dict("records")
+        for each in shown.drop_duplicates(["shape", "budget"]).to_dict("records")
     ]
     return f"A draft node costs {'; '.join(listed)}. Above its break-even price a draft costs more calls than it saves."
 

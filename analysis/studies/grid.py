@@ -16,7 +16,7 @@ from ..cost.block_seconds import repeats_of, stream_seconds
 from ..figures import pictures, style
 from ..findings import About, Findings, Section, Tables, counted, register
 from ..intervals import Interval
-from ..sums import Sums, interval, intervals, strategy_sums
+from ..sums import Sums, curve, finite, interval, metric, printed, strategy_sums
 
 Shape = tuple[int, int]
 """k rows of w tokens each."""
@@ -67,9 +67,8 @@ class GridNumbers:
         """A line for each shape: k, w, tokens and speedup, both with _low and _high, deviation (standard deviation of
         the speedup over repeats; NaN for one repeat), nodes (mean of a draft).
         """
-        repeats = len(self.by_repeat)
         return self.sums.table(self.statistics).assign(
-            deviation=np.std(self.by_repeat, axis=0, ddof=1) if repeats > 1 else np.nan,
+            deviation=np.std(self.by_repeat, axis=0, ddof=1) if len(self.by_repeat) > 1 else np.nan,
             nodes=self.sums.ratio("nodes", "rounds")[0],
         )
 
@@ -80,20 +79,20 @@ class GridNumbers:
 
     def has(self, shape: Shape) -> bool:
         """Return True if the shape is part of the grid."""
-        return bool(((self.sums.cells["k"] == shape[0]) & (self.sums.cells["w"] == shape[1])).any())
+        return shape in self._places
 
     def value(self, name: str, shape: Shape) -> float:
         """Return a column of `shapes` for one shape."""
-        return float(self.shapes.loc[self._place(shape), name])
+        return float(self.shapes.loc[self._places[shape], name])
 
     def interval(self, name: str, shape: Shape) -> Interval:
         """Return `tokens` or `speedup` of one shape."""
-        return interval(self.shapes.loc[self._place(shape)], name)
+        return interval(self.shapes.loc[self._places[shape]], name)
 
     def lead(self, name: str, shape: Shape, other: Shape) -> Interval:
         """Return how much one shape has beyond another, in the same replicates."""
         values = self.statistics[name]
-        return self.sums.interval(values[:, self._place(shape)] - values[:, self._place(other)])
+        return self.sums.interval(values[:, self._places[shape]] - values[:, self._places[other]])
 
     def steadiness(self, name: str, shape: Shape) -> float:
         """Return the share of replicates in which `shape` is the best, NaN from one prompt: low where many shapes are
@@ -101,11 +100,11 @@ class GridNumbers:
         """
         values = self.statistics[name][1:]
         values = values[np.isfinite(values).any(axis=1)]
-        return float(np.mean(np.nanargmax(values, axis=1) == self._place(shape))) if len(values) else float("nan")
+        return float(np.mean(np.nanargmax(values, axis=1) == self._places[shape])) if len(values) else float("nan")
 
-    def _place(self, shape: Shape) -> int:
-        cells = self.sums.cells
-        return int(np.flatnonzero((cells["k"] == shape[0]) & (cells["w"] == shape[1]))[0])
+    @cached_property
+    def _places(self) -> dict[Shape, int]:
+        return {shape: at for at, shape in enumerate(self.sums.cells[["k", "w"]].itertuples(index=False, name=None))}
 
 
 def grid(
@@ -119,14 +118,9 @@ def grid(
     sums = strategy_sums(texts, ["k", "w"], ["tokens", "rounds", "nodes", "seconds", "plain_s"], replicates, seed)
     by_repeat = []
     for mine, base in zip(seconds, plain, strict=True):
-        totals = replay[["k", "w"]].assign(mine=mine, base=base).groupby(["k", "w"]).agg(_whole)
+        totals = replay[["k", "w"]].assign(mine=mine, base=base).groupby(["k", "w"]).sum(skipna=False)
         by_repeat.append((totals["base"] / totals["mine"]).to_numpy())
     return GridNumbers(texts, np.stack(by_repeat), sums)
-
-
-def _whole(values: pd.Series) -> float:
-    """Return the sum; NaN if a part is NaN."""
-    return float(values.sum(skipna=False))
 
 
 def live_check(texts: pd.DataFrame, live: pd.DataFrame) -> pd.DataFrame:
@@ -146,20 +140,19 @@ def live_check(texts: pd.DataFrame, live: pd.DataFrame) -> pd.DataFrame:
         by_repeat = base / runs.groupby("repeat")["seconds"].sum()
         measured = float(base.sum() / runs["seconds"].sum())
         predicted = float(mine["plain_s"].sum() / mine["seconds"].sum(skipna=False))
-        replayed = mine["rounds"]
-        same = runs["rounds"].to_numpy() == replayed.loc[runs["stream"]].to_numpy()
+        same = runs["rounds"] == runs["stream"].map(mine["rounds"])
         found.append(
             {
                 "k": int(k),
                 "w": int(w),
                 "streams": len(mine),
-                "tokens_predicted": mine["tokens"].sum() / replayed.sum(),
+                "tokens_predicted": mine["tokens"].sum() / mine["rounds"].sum(),
                 "tokens_measured": runs["tokens"].sum() / runs["rounds"].sum(),
-                "same_rounds": int(pd.Series(same).groupby(runs["stream"].to_numpy()).all().sum()),
+                "same_rounds": int(same.groupby(runs["stream"]).all().sum()),
                 "identical": float(runs["identical"].mean()),
                 "speedup_predicted": predicted,
                 "speedup_measured": measured,
-                "deviation": float(by_repeat.std(ddof=1)) if len(by_repeat) > 1 else float("nan"),
+                "deviation": float(by_repeat.std()),
                 "error": predicted / measured - 1,
             }
         )
@@ -193,40 +186,34 @@ def _by_category(found: GridNumbers) -> pd.DataFrame:
 def _metrics(found: GridNumbers, check: pd.DataFrame) -> dict[str, float]:
     """Return `grid.*`: best_k and best_w are those of the fastest shape."""
     fastest, longest = found.best("speedup"), found.best("tokens")
-    speedup = found.interval("speedup", fastest)
-    metrics = {
-        "grid.best_k": float(fastest[0]),
-        "grid.best_w": float(fastest[1]),
-        "grid.speedup.best": speedup.estimate,
-        "grid.speedup.best.ci_low": speedup.low,
-        "grid.speedup.best.ci_high": speedup.high,
+    metrics: dict[str, float] = {
+        "grid.best_k": fastest[0],
+        "grid.best_w": fastest[1],
+        **metric("grid.speedup.best", found.interval("speedup", fastest)),
         "grid.speedup.best.tokens_per_call": found.value("tokens", fastest),
         "grid.best_tokens_per_call": found.value("tokens", longest),
-        "grid.best_tokens_per_call.k": float(longest[0]),
-        "grid.best_tokens_per_call.w": float(longest[1]),
+        "grid.best_tokens_per_call.k": longest[0],
+        "grid.best_tokens_per_call.w": longest[1],
     }
     if found.has(USUAL):
-        lead = found.lead("speedup", fastest, USUAL)
         metrics |= {
             "grid.speedup.10x10": found.value("speedup", USUAL),
             "grid.tokens_per_call.10x10": found.value("tokens", USUAL),
-            "grid.speedup.lead": lead.estimate,
-            "grid.speedup.lead.ci_low": lead.low,
-            "grid.speedup.lead.ci_high": lead.high,
+            **metric("grid.speedup.lead", found.lead("speedup", fastest, USUAL)),
         }
     if len(check):
-        metrics["grid.live.same_rounds"] = float(check["same_rounds"].sum() / check["streams"].sum())
-        metrics["grid.live.worst_error"] = float(check["error"].abs().max())
-    return {name: value for name, value in metrics.items() if np.isfinite(value)}
+        metrics["grid.live.same_rounds"] = check["same_rounds"].sum() / check["streams"].sum()
+        metrics["grid.live.worst_error"] = check["error"].abs().max()
+    return finite(metrics)
 
 
 def _curves(found: GridNumbers) -> dict[str, dict[int, float]]:
     """Return tokens per call and speedup over w, for every k."""
     return {
-        f"curve.grid.{name}.k{k}": dict(zip(points["w"].tolist(), points[column].tolist(), strict=True))
+        f"curve.grid.{name}.k{k}": points
         for k, part in found.shapes.groupby("k")
         for name, column in (("tokens_per_call", "tokens"), ("speedup", "speedup"))
-        if len(points := part.dropna(subset=column))
+        if (points := curve(part, "w", column))
     }
 
 
@@ -277,10 +264,8 @@ def _compared(found: GridNumbers, name: str, best: Shape, joint: str) -> str:
 
 def _table(found: GridNumbers, name: str) -> pd.DataFrame:
     """Return values with their intervals: w down, k across."""
-    shown = found.shapes.assign(text=[f"{each:.2f}" for each in intervals(found.shapes, name)])
-    wide = shown.pivot(index="w", columns="k", values="text")
-    wide.columns = pd.Index([f"k = {k}" for k in wide.columns])
-    return wide.reset_index()
+    shown = found.shapes.assign(text=printed(found.shapes, name, ".2f"))
+    return shown.pivot(index="w", columns="k", values="text").rename(columns="k = {}".format).reset_index()
 
 
 # Speedup --------------------------------------------------------------------------------------------
@@ -313,11 +298,10 @@ def _speed(found: GridNumbers, times: pd.DataFrame, about: About) -> Section:
     missing = int(found.shapes["speedup"].isna().sum())
     if missing:
         text.append(f"{counted(missing, 'shape')} could not be timed and have no speedup (grey).")
-    source = "simulated by a cost model" if about.simulated else "from measured calls, drafts and commits"
     figure = _maps(
         panels,
         title=f"{mean} over k rows of width w\n{about.title}",
-        caption=f"{prompts} of {about.prompts}. Rounds by replay, seconds {source}; over plain decoding. "
+        caption=f"{prompts} of {about.prompts}. Rounds by replay, seconds {about.source}; over plain decoding. "
         f"{_frames('the fastest')}",
     )
     tables = [(f"{mean} with 95% intervals over {prompts}", _table(found, "speedup"))]
@@ -371,18 +355,14 @@ def _live(check: pd.DataFrame, live: pd.DataFrame, about: About) -> Section:
         f"{worst['speedup_predicted']:.2f} predicted, {worst['speedup_measured']:.2f} live"
         + ("." if np.isnan(spread) else f"; the standard deviation over live repeats is at most {spread:.2f}."),
     )
-    lines = check.to_dict("records")
+    spreads = check["deviation"].map(" ± {:.2f}".format, na_action="ignore").fillna("")
     shown = pd.DataFrame(
         {
-            "shape": [f"({line['k']}, {line['w']})" for line in lines],
+            "shape": _names(check),
             "tokens per call: replayed": check["tokens_predicted"].map("{:.3f}".format),
             "tokens per call: live": check["tokens_measured"].map("{:.3f}".format),
             "speedup: predicted": check["speedup_predicted"].map("{:.2f}".format),
-            "speedup: live": [
-                f"{line['speedup_measured']:.2f}"
-                + ("" if np.isnan(line["deviation"]) else f" ± {line['deviation']:.2f}")
-                for line in lines
-            ],
+            "speedup: live": check["speedup_measured"].map("{:.2f}".format) + spreads,
             "error": check["error"].map("{:+.1%}".format),
         }
     )
@@ -394,6 +374,10 @@ def _live(check: pd.DataFrame, live: pd.DataFrame, about: About) -> Section:
     )
     caption = f"{counted(streams, 'text')} decoded live, {counted(repeats, 'repeat')}"
     return Section("Live runs in the corners", text, ((caption, shown),), (("live", figure),))
+
+
+def _names(check: pd.DataFrame) -> list[str]:
+    return [f"({k}, {w})" for k, w in zip(check["k"], check["w"], strict=True)]
 
 
 # Pictures -------------------------------------------------------------------------------------------
@@ -411,12 +395,11 @@ def _maps(panels: Mapping[str, tuple[pd.DataFrame, str, Shape | None]], *, title
         panels: title of a panel -> the shapes, the column that it shows, and the shape with a frame. The usual shape
             has a dashed frame where it is part of the grid.
     """
-    grids = {name: shapes.set_index(["k", "w"])[column].unstack("w") for name, (shapes, column, _) in panels.items()}
+    grids = {name: shapes.pivot(index="k", columns="w", values=column) for name, (shapes, column, _) in panels.items()}
     rows = [max(2, len(values)) for values in grids.values()]
     height = 1.5 + sum(0.75 + 0.42 * count for count in rows)
     figure, axes = style.new_panels(title, caption, height, rows=len(panels), height_ratios=rows)
     for each, (name, values) in zip(axes[:, 0], grids.items(), strict=True):
-        values = values.sort_index()
         known = values.stack()
         low, high = (float(known.min()), float(known.max())) if len(known) else (0.0, 1.0)
         scale = Normalize(low, high if high > low else low + 1)
@@ -447,7 +430,7 @@ def _predicted_and_live(check: pd.DataFrame, *, title: str, caption: str) -> Fig
               markeredgewidth=2, color=style.BLUE, label="predicted")  # fmt: skip
     axes.errorbar(places + 0.08, check["speedup_measured"], yerr=check["deviation"].fillna(0.0), linestyle="none",
                   marker="D", color=style.ORANGE, label="live")  # fmt: skip
-    axes.set_xticks(places, [f"({line['k']}, {line['w']})" for line in check.to_dict("records")])
+    axes.set_xticks(places, _names(check))
     axes.set(xlabel="shape (k, w)", ylabel="speedup", xlim=(-0.6, len(check) - 0.4), ylim=(0, None))
     style.legend_above(axes, 2)
     return figure

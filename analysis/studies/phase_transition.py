@@ -15,6 +15,7 @@ from scipy.optimize import isotonic_regression
 
 from ..figures import pictures, style
 from ..findings import About, Findings, Section, Tables, counted, register
+from ..sums import finite
 
 Shape = tuple[int, int]
 """k rows of w draft tokens each."""
@@ -70,7 +71,7 @@ def slowdowns(times: pd.DataFrame) -> pd.DataFrame:
     timed = times.dropna(subset="seconds")
     groups = timed.groupby(["context", "k", "w", "rows_evaluated"])["seconds"]
     cells = groups.agg(calls="size", seconds="mean", deviation="std").reset_index()
-    units = cells[(cells["k"] == UNIT[0]) & (cells["w"] == UNIT[1])].set_index("context")["seconds"]
+    units = _of_shape(cells, UNIT).set_index("context")["seconds"]
     cells = cells[cells["context"].isin(units.index)].reset_index(drop=True)
     cells["slowdown"] = cells["seconds"] / cells["context"].map(units)
     cells["spread"] = cells["deviation"] / cells["seconds"]
@@ -85,8 +86,7 @@ class Growth:
         tokens: sizes, ascending.
         slowdown: median over all calls of each size, over that of t(1, 1): one disturbed call does not move it.
         shapes: number of shapes of each size.
-        low: lower quartile of the calls of each size, over the same.
-        high: upper quartile.
+        low, high: quartiles of the calls of each size, over the same.
         fitted: the values closest to the medians that never fall from a size to the next.
     """
 
@@ -126,8 +126,7 @@ class Growth:
         if self.fitted[-1] < _FLAT * self.fitted[0] or len(self.tokens) < 3:
             return None
         candidates = np.unique(np.concatenate([self.tokens[:-1], np.geomspace(self.tokens[0], self.tokens[-2], 400)]))
-        misfits = [self._misfit(candidate) for candidate in candidates]
-        return float(candidates[int(np.argmin(misfits))])
+        return float(min(candidates, key=self._misfit))
 
     def _misfit(self, knee: float) -> float:
         weights = np.sqrt(self.shapes) / self.slowdown
@@ -143,7 +142,7 @@ def growth(times: pd.DataFrame, context: int) -> Growth:
     timed = timed[timed["context"] == context]
     by_size = timed.groupby("rows_evaluated")
     medians = by_size["seconds"].median()
-    unit = timed.loc[(timed["k"] == UNIT[0]) & (timed["w"] == UNIT[1]), "seconds"].median()
+    unit = _of_shape(timed, UNIT)["seconds"].median()
     ratios = (medians / unit).to_numpy()
     shapes = (by_size["k"].size() / by_size["call"].nunique()).to_numpy()
     return Growth(
@@ -156,17 +155,17 @@ def growth(times: pd.DataFrame, context: int) -> Growth:
     )
 
 
-def shape_effect(times: pd.DataFrame, context: int, least: int = 2) -> tuple[float, int] | None:
+def shape_effect(times: pd.DataFrame, context: int) -> tuple[float, int] | None:
     """Compare shapes of equally many tokens: return the median over sizes of t with most rows over t with fewest, and
-    how many sizes have shapes whose numbers of rows differ by a factor of `least` or more; None where none has.
+    how many sizes have shapes whose numbers of rows differ by a factor of 2 or more; None where none has.
     """
     timed = times.dropna(subset="seconds")
     timed = timed[(timed["context"] == context) & (timed["w"] > 0)]
     cells = timed.groupby(["rows_evaluated", "k"])["seconds"].median().reset_index()
     ratios = []
-    for _, same in cells.groupby("rows_evaluated"):
-        fewest, most = same.loc[same["k"].idxmin()], same.loc[same["k"].idxmax()]
-        if most["k"] >= least * fewest["k"]:
+    for _, same in cells.groupby("rows_evaluated"):  # fewest rows first
+        fewest, most = same.iloc[0], same.iloc[-1]
+        if most["k"] >= 2 * fewest["k"]:
             ratios.append(most["seconds"] / fewest["seconds"])
     return (float(np.median(ratios)), len(ratios)) if ratios else None
 
@@ -178,18 +177,15 @@ def crossing(tokens: np.ndarray, operations: np.ndarray, threshold: float) -> fl
     above = np.flatnonzero(operations >= threshold)
     if not len(above):
         return None
-    at = int(above[0])
-    if at == 0:
-        return float(tokens[0])
-    share = (threshold - operations[at - 1]) / (operations[at] - operations[at - 1])
-    return float(tokens[at - 1] + share * (tokens[at] - tokens[at - 1]))
+    ends = slice(max(0, above[0] - 1), above[0] + 1)
+    return float(np.interp(threshold, operations[ends], tokens[ends]))
 
 
 def roofline_ridge(intensity: pd.DataFrame, context: int) -> float | None:
     """Return n* = (W + KV) F / (2 P BW) of one cache (THEORY 7), the tokens at which a call without any overhead would
     leave the memory-bound region; None without a table of products.
     """
-    step = intensity[(intensity["context"] == context) & (intensity["k"] == PLAIN[0]) & (intensity["w"] == PLAIN[1])]
+    step = _of_shape(intensity[intensity["context"] == context], PLAIN)
     if step.empty:
         return None
     return float(step["threshold"].iloc[0] * step["bytes"].sum() / step["flops"].sum())
@@ -216,26 +212,29 @@ def product_lines(intensity: pd.DataFrame, context: int) -> pd.DataFrame:
 
 def _metrics(cells: pd.DataFrame, grown: Mapping[int, Growth], middle: int, ridge: float | None) -> dict[str, float]:
     """Return `transition.*`; single figures are those of the middle context, the others end in theirs."""
-    values: dict[str, float | None] = {
-        "transition.tokens_within_10pct": float(grown[middle].within(1.1)),
-        "transition.tokens_within_50pct": float(grown[middle].within(1.5)),
-        "transition.ridge": grown[middle].knee(),
-        "transition.ridge.roofline": ridge,
-        "transition.context": float(middle),
+    knee = grown[middle].knee()
+    values = {
+        "transition.ridge": np.nan if knee is None else knee,
+        "transition.ridge.roofline": np.nan if ridge is None else ridge,
+        "transition.context": middle,
     }
-    for context, each in grown.items():
-        values[f"transition.tokens_within_10pct.{context}"] = float(each.within(1.1))
-        values[f"transition.tokens_within_50pct.{context}"] = float(each.within(1.5))
+    for end, context in [("", middle), *((f".{context}", context) for context in grown)]:
+        values[f"transition.tokens_within_10pct{end}"] = grown[context].within(1.1)
+        values[f"transition.tokens_within_50pct{end}"] = grown[context].within(1.5)
+    for context in grown:
         values[f"transition.t11_ms.{context}"] = 1e3 * _cell(cells, UNIT, context, "seconds")
-        usual = _cell(cells, USUAL, context)
-        values[f"transition.slowdown.{USUAL[0]}x{USUAL[1]}.{context}"] = None if np.isnan(usual) else usual
-    return {name: value for name, value in values.items() if value is not None}
+        values[f"transition.slowdown.{USUAL[0]}x{USUAL[1]}.{context}"] = _cell(cells, USUAL, context)
+    return finite(values)
 
 
 def _cell(cells: pd.DataFrame, shape: Shape, context: int, column: str = "slowdown") -> float:
     """Return a value of one cell, NaN where it was not timed."""
-    found = cells[(cells["k"] == shape[0]) & (cells["w"] == shape[1]) & (cells["context"] == context)]
+    found = _of_shape(cells[cells["context"] == context], shape)
     return float(found[column].iloc[0]) if len(found) else float("nan")
+
+
+def _of_shape(table: pd.DataFrame, shape: Shape) -> pd.DataFrame:
+    return table[(table["k"] == shape[0]) & (table["w"] == shape[1])]
 
 
 # How much longer a call takes -----------------------------------------------------------------------
@@ -277,7 +276,7 @@ def _slowdown_section(times: pd.DataFrame, cells: pd.DataFrame, each: Growth, mi
 
 def _up_to(each: Growth, limit: float) -> str:
     tokens = each.within(limit)
-    return f"at all sizes measured, up to {tokens} tokens" if tokens == each.largest else f"up to {tokens} tokens"
+    return f"{'at all sizes measured, ' if tokens == each.largest else ''}up to {tokens} tokens"
 
 
 def _calls(cells: pd.DataFrame) -> str:
@@ -307,7 +306,7 @@ def _table(cells: pd.DataFrame) -> pd.DataFrame:
     contexts = sorted(cells["context"].unique())
     lines = []
     for shape in sorted({*(shape for shape in _SHOWN if shape in measured), max(measured)}):
-        tokens = int(cells.loc[(cells["k"] == shape[0]) & (cells["w"] == shape[1]), "rows_evaluated"].iloc[0])
+        tokens = int(_of_shape(cells, shape)["rows_evaluated"].iloc[0])
         line: dict[str, object] = {"k": shape[0], "w": shape[1], "tokens": tokens}
         for context in contexts:
             value, spread = _cell(cells, shape, context), _cell(cells, shape, context, "spread")
@@ -341,8 +340,8 @@ def _bound_section(
     steps = grown[middle].steps(_ZOOM)
     # In rows, neighbouring sizes are other shapes, whose copies of the cache make steps of their own.
     if steps and (times["evaluation"] == "packed").all():
-        largest = sorted(steps, key=lambda step: -step[2])[:4]
-        listed = ", ".join(f"{a} to {b} ({rise:+.0%})" for a, b, rise in sorted(largest))
+        largest = sorted(sorted(steps, key=lambda step: -step[2])[:4])
+        listed = ", ".join(f"{a} to {b} ({rise:+.0%})" for a, b, rise in largest)
         sentences.append(
             f"The time climbs in steps where one more token needs a further tile of a kernel; the largest up to "
             f"{_ZOOM} tokens: from {listed}."
@@ -396,8 +395,7 @@ def _crossings(lines: pd.DataFrame) -> str:
 
 def _products(lines: pd.DataFrame) -> pd.DataFrame:
     found = []
-    for names, part in lines.groupby("products", sort=False):
-        part = part.sort_values("rows_evaluated")
+    for names, part in lines.groupby("products", sort=False):  # by tokens evaluated, ascending
         value, first, last = _crossed(part), part.iloc[0], part.iloc[-1]
         found.append(
             {
@@ -524,8 +522,7 @@ def _operations(axes: Axes, products: pd.DataFrame) -> None:
         else:
             axes.plot(lines["rows_evaluated"], lines["high"], color=colour, linestyle=dash, label=label)
     bound = float(products["threshold"].iloc[0])
-    label = f"this machine's {bound:.3g}"
-    axes.axhline(bound, color=style.BLACK, linewidth=1.6, linestyle=style.DOTTED, label=label)
+    axes.axhline(bound, color=style.BLACK, linewidth=1.6, linestyle=style.DOTTED, label=f"this machine's {bound:.3g}")
     axes.set_yscale("log")
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axes.yaxis.set_minor_formatter(NullFormatter())

@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 
 from ..figures import pictures, style
 from ..findings import About, Findings, Section, Tables, counted, register
-from ..sums import intervals, tokens_per_call
+from ..sums import curve, interval, printed, tokens_per_call
 
 _ENOUGH = 0.9  # share of what the largest k gains
 
@@ -29,10 +29,7 @@ def findings(tables: Tables, about: About) -> Findings:
         tables=(("Tokens per call of the target, its own token included", _table(lines)),),
         figures=(("topk", _figure(lines, about)),),
     )
-    curves = {
-        f"curve.topk.{name}.w{w}": dict(zip(part["k"].tolist(), part["tokens"].tolist(), strict=True))
-        for (name, w), part in lines.items()
-    }
+    curves = {f"curve.topk.{name}.w{w}": curve(part, "k", "tokens") for (name, w), part in lines.items()}
     metrics: dict[str, float] = {}
     for (name, w), part in lines.items():
         best = part.loc[part["tokens"].idxmax()]
@@ -44,8 +41,8 @@ def findings(tables: Tables, about: About) -> Findings:
 def _answer(cells: pd.DataFrame) -> str:
     best = cells.loc[cells.groupby("drafter")["tokens"].idxmax()].sort_values("tokens", ascending=False)
     listed = [
-        f"{line['drafter']} {value:.2f} at k = {line['k']}, w = {line['w']}"
-        for line, value in zip(best.to_dict("records"), intervals(best, "tokens"), strict=True)
+        f"{line['drafter']} {interval(line, 'tokens'):.2f} at k = {line['k']}, w = {line['w']}"
+        for line in best.to_dict("records")
     ]
     return f"Most tokens per call: {'; '.join(listed)}. Plain decoding has 1."
 
@@ -81,7 +78,7 @@ def _saturation(lines: Lines) -> list[str]:
 def _table(lines: Lines) -> pd.DataFrame:
     """Return tokens per call: k down, drafter and w across."""
     columns = {
-        f"{name}, w = {w}": pd.Series([f"{each:.3f}" for each in intervals(part, "tokens")], index=part["k"])
+        f"{name}, w = {w}": pd.Series(printed(part, "tokens", ".3f"), index=part["k"])
         for (name, w), part in lines.items()
     }
     return pd.DataFrame(columns).rename_axis("k").reset_index()

@@ -13,7 +13,7 @@ from matplotlib.ticker import MaxNLocator
 from ..figures import pictures, style
 from ..findings import About, Findings, Section, Tables, counted, register
 from ..intervals import Interval
-from ..sums import Sums, interval, intervals, strategy_sums
+from ..sums import Sums, curve, finite, interval, intervals, metric, printed, strategy_sums
 
 PLAIN, CHOSEN = "plain", "chosen"
 _ORDER = (PLAIN, CHOSEN, "tree", "chain", "dynamic")  # of a table's lines
@@ -88,17 +88,13 @@ def _metrics(cells: pd.DataFrame, accuracy: pd.DataFrame) -> dict[str, float]:
     for cell in cells[cells["shape"] != PLAIN].to_dict("records"):
         name, end = f"tree_search.{cell['shape']}", "" if cell["shape"] == CHOSEN else f".{cell['budget']}"
         for what, shown in (("tokens", "tokens_per_round"), ("speedup", "speedup")):
-            metrics |= {
-                f"{name}.{shown}{end}": cell[what],
-                f"{name}.{shown}{end}.ci_low": cell[f"{what}_low"],
-                f"{name}.{shown}{end}.ci_high": cell[f"{what}_high"],
-                f"{name}.{shown}{end}.predicted": cell[f"predicted_{what}"],
-            }
+            metrics |= metric(f"{name}.{shown}{end}", interval(cell, what))
+            metrics[f"{name}.{shown}{end}.predicted"] = cell[f"predicted_{what}"]
         if cell["shape"] == CHOSEN:
             metrics |= {f"{name}.nodes": cell["nodes"], f"{name}.depth": cell["depth"]}
     for line in accuracy.to_dict("records"):
         metrics[f"tree_search.accuracy.depth_{line['level']}.choice_{line['rank'] + 1}"] = line["share"]
-    return {name: float(value) for name, value in metrics.items() if np.isfinite(value)}
+    return finite(metrics)
 
 
 def _curves(cells: pd.DataFrame, accuracy: pd.DataFrame) -> dict[str, dict[int, float]]:
@@ -106,11 +102,9 @@ def _curves(cells: pd.DataFrame, accuracy: pd.DataFrame) -> dict[str, dict[int, 
     curves: dict[str, dict[int, float]] = {}
     for shape, part in cells[~cells["shape"].isin([PLAIN, CHOSEN])].groupby("shape"):
         for name, column in (("tokens_per_round", "tokens"), ("speedup", "speedup")):
-            for kind, values in (("", part[column]), ("predicted.", part[f"predicted_{column}"])):
-                points = dict(zip(part["budget"].tolist(), values.tolist(), strict=True))
-                curves[f"curve.tree_search.{kind}{name}.{shape}"] = {n: x for n, x in points.items() if np.isfinite(x)}
-    first = accuracy[(accuracy["rank"] == 0) & (accuracy["tested"] > 0)]
-    curves["curve.tree_search.accuracy"] = dict(zip(first["level"].tolist(), first["share"].tolist(), strict=True))
+            curves[f"curve.tree_search.{name}.{shape}"] = curve(part, "budget", column)
+            curves[f"curve.tree_search.predicted.{name}.{shape}"] = curve(part, "budget", f"predicted_{column}")
+    curves["curve.tree_search.accuracy"] = curve(accuracy[accuracy["rank"] == 0], "level", "share")
     return {name: points for name, points in curves.items() if points}
 
 
@@ -221,20 +215,19 @@ def _texts(live: pd.DataFrame, prompts: str, about: About) -> str:
 
 
 def _table(cells: pd.DataFrame) -> pd.DataFrame:
-    ordered = cells.sort_values("budget", kind="stable")
-    ordered = ordered.sort_values("shape", key=lambda shapes: shapes.map(_ORDER.index), kind="stable")
-    leads = zip(ordered["shape"], intervals(ordered, "speedup_lead"), strict=True)
+    ordered = cells.assign(place=cells["shape"].map(_ORDER.index)).sort_values(["place", "budget"])
+    leads = zip(ordered["shape"], printed(ordered, "speedup_lead", "+.2f"), strict=True)
     return pd.DataFrame(
         {
             "structure": ordered["arm"],
             "nodes": ordered["nodes"],
             "depth": ordered["depth"],
             "nodes verified": ordered["verified"].map("{:.1f}".format),
-            "tokens per round": [f"{each:.2f}" for each in intervals(ordered, "tokens")],
+            "tokens per round": printed(ordered, "tokens", ".2f"),
             "predicted": [f"{Interval(value):.2f}" for value in ordered["predicted_tokens"]],
-            "speedup": [f"{each:.2f}" for each in intervals(ordered, "speedup")],
+            "speedup": printed(ordered, "speedup", ".2f"),
             "predicted speedup": [f"{Interval(value):.2f}" for value in ordered["predicted_speedup"]],
-            "speedup over the chosen": ["" if shape == CHOSEN else f"{lead:+.2f}" for shape, lead in leads],
+            "speedup over the chosen": ["" if shape == CHOSEN else lead for shape, lead in leads],
         }
     )
 
@@ -270,8 +263,7 @@ def _accuracy(accuracy: pd.DataFrame, counts: pd.DataFrame, about: About) -> Sec
     seen = accuracy[accuracy["tested"] > 0]
     first = seen[seen["rank"] == 0].set_index("level")["share"]
     levels = list(dict.fromkeys([first.index.min(), first.index.max()])) if len(first) else []
-    any_rank = seen.groupby("level")[["hits", "tested"]].agg({"hits": "sum", "tested": "first"})
-    covered = any_rank["hits"] / any_rank["tested"]
+    covered = seen.groupby("level")["hits"].sum() / seen.groupby("level")["tested"].first()
 
     def by_depth(shares: pd.Series) -> str:
         return " and ".join(f"{shares[level]:.1%} at depth {level}" for level in levels)
@@ -291,10 +283,9 @@ def _accuracy(accuracy: pd.DataFrame, counts: pd.DataFrame, about: About) -> Sec
     )
     lines = []
     for level, part in seen.groupby("level"):
-        part = part.sort_values("rank")
-        shares = zip(part["rank"], intervals(part, "share"), strict=True)
+        shares = zip(part["rank"], printed(part, "share", ".3f"), strict=True)
         line = {"depth": level, "drafts": int(part["tested"].iloc[0])}
-        lines.append(line | {f"choice {rank + 1}": f"{share:.3f}" for rank, share in shares})
+        lines.append(line | {f"choice {rank + 1}": share for rank, share in shares})
     return Section(
         "Accuracy by rank and depth",
         text,
@@ -308,7 +299,7 @@ def _over_depth(accuracy: pd.DataFrame, *, title: str, caption: str) -> Figure:
     """Draw the share of drafts whose first choice, second, ... was right, by depth: a line for each of four ranks."""
     figure, axes = style.new_figure(title, caption)
     for rank in range(4):
-        part = accuracy[(accuracy["rank"] == rank) & (accuracy["tested"] > 0)].sort_values("level")
+        part = accuracy[(accuracy["rank"] == rank) & (accuracy["tested"] > 0)]
         if len(part):
             across = (part["level"] + 0.03 * rank).tolist()
             pictures.line(axes, across, intervals(part, "share"), style.look(rank), f"choice {rank + 1}")

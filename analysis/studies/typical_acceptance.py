@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from ..figures import pictures, style
 from ..figures.style import Look
 from ..findings import About, Findings, Section, Tables, counted, register
-from ..sums import interval, intervals, strategy_sums
+from ..sums import finite, interval, intervals, metric, printed, strategy_sums
 
 KEYS = ["temperature", "rule", "epsilon"]
 METRICS = {  # name in MLflow -> column
@@ -67,12 +67,9 @@ def rules(outputs: pd.DataFrame, replicates: int, seed: int) -> tuple[pd.DataFra
 
     def beside(values: np.ndarray, partner: Callable[[float, str, float], tuple[float, str, float]]) -> np.ndarray:
         """Return for each cell the values [1 + B] of the one that it is compared with, NaN where there is none."""
-        found = np.full_like(values, np.nan)
-        for column, key in enumerate(places):
-            place = places.get(partner(*key))
-            if place is not None:
-                found[:, column] = values[:, place]
-        return found
+        none = np.full(len(values), np.nan)
+        others = [places.get(partner(*key)) for key in places]
+        return np.stack([none if place is None else values[:, place] for place in others], axis=1)
 
     rate, per_token = sums.ratio("tokens", "rounds"), sums.ratio("seconds", "tokens")
     coolest = cells.loc[cells["temperature"] > 0, "temperature"].min()
@@ -101,9 +98,8 @@ def _metrics(cells: pd.DataFrame, settings: pd.Series) -> dict[str, float]:
             names.append(("epsilon", f"{cell['epsilon']:g}"))
         for group, point in names:
             for what, column in METRICS.items():
-                for end, suffix in (("", ""), (".ci_low", "_low"), (".ci_high", "_high")):
-                    metrics[f"typical_acceptance.{group}.{what}.{point}{end}"] = float(cell[column + suffix])
-    return {name: value for name, value in metrics.items() if np.isfinite(value)}
+                metrics |= metric(f"typical_acceptance.{group}.{what}.{point}", interval(cell, column))
+    return finite(metrics)
 
 
 # Words ----------------------------------------------------------------------------------------------
@@ -179,18 +175,18 @@ def _quality(cells: pd.DataFrame, settings: pd.Series, counts: str, about: About
 
 def _table(cells: pd.DataFrame) -> pd.DataFrame:
     ordered = cells.sort_values(["temperature", "rule", "epsilon"])
-    leads = zip(ordered["rule"], intervals(ordered, "lead"), strict=True)
+    leads = zip(ordered["rule"], printed(ordered, "lead", "+.2f"), strict=True)
     return pd.DataFrame(
         {
             "temperature": ordered["temperature"].map("{:g}".format),
             "rule": [_RULES[rule][0] for rule in ordered["rule"]],
             "epsilon": [f"{epsilon:g}" if epsilon else "–" for epsilon in ordered["epsilon"]],
-            "tokens per call": [f"{each:.2f}" for each in intervals(ordered, "rate")],
-            "over rejection": [f"{lead:+.2f}" if rule == "typical" else "–" for rule, lead in leads],
-            "speedup": [f"{each:.2f}" for each in intervals(ordered, "speedup")],
-            "nats per token": [f"{each:.3f}" for each in intervals(ordered, "log_likelihood")],
-            "tv": [f"{each:.3f}" for each in intervals(ordered, "tv")],
-            "decided otherwise": [f"{each:.3f}" for each in intervals(ordered, "otherwise")],
+            "tokens per call": printed(ordered, "rate", ".2f"),
+            "over rejection": [lead if rule == "typical" else "–" for rule, lead in leads],
+            "speedup": printed(ordered, "speedup", ".2f"),
+            "nats per token": printed(ordered, "log_likelihood", ".3f"),
+            "tv": printed(ordered, "tv", ".3f"),
+            "decided otherwise": printed(ordered, "otherwise", ".3f"),
         }
     )
 

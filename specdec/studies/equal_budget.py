@@ -30,7 +30,7 @@ from specdec.studies.base.replayed import Strategy, built_lookups, replay
 from specdec.targets.replay import Replay
 from specdec.text.streams import Stream
 from specdec.timing.calls import row_counts
-from specdec.timing.shapes import Shape, tokens_evaluated
+from specdec.timing.shapes import Shape
 
 _HOST = ["repeat", "drafter", "shape", "budget", "nodes", "draft_s", "overhead_s"]
 
@@ -83,16 +83,7 @@ class EqualBudget(Study):
                 candidates[label] += trees(counts, half, self._budgets, self._config.depths)
                 counted += [{"drafter": label, "half": half, **line} for line in counts.rows()]
         strategies = [
-            Strategy(
-                {
-                    "drafter": label,
-                    "shape": each.shape,
-                    "budget": each.budget,
-                    "variant": each.variant,
-                    "made_on": each.half,
-                },
-                Cell(self._config.drafters[label], each.structure),
-            )
+            Strategy({"drafter": label, **each.keys}, Cell(self._config.drafters[label], each.structure))
             for label, several in candidates.items()
             for each in several
         ]
@@ -172,23 +163,9 @@ class EqualBudget(Study):
         target = bench.parts.target
         assert isinstance(target, Replay)
         cost = target.cost
-        times = [
-            {
-                "k": k,
-                "w": w,
-                "context": context,
-                "evaluation": "packed",
-                "rows_evaluated": tokens_evaluated(k, w, "packed"),
-                "call": 0,
-                "seconds": cost.seconds(tokens_evaluated(k, w, "packed"), context),
-                "missing": "",
-                "repeat": 0,
-            }
-            for context in sorted(set(self._config.contexts))
-            for k, w in self._sizes()
-        ]
+        times = bench.simulated_calls(self._sizes(), sorted(set(self._config.contexts)))
         host: list[tuple[Any, ...]] = [(0, "", "plain", 0, 0.0, 0.0, cost.overhead_s)]
         for line in choices[choices["half"] == 0].to_dict("records"):
             key = (0, line["drafter"], line["shape"], line["budget"])
             host.append((*key, float(line["budget"]), cost.lookup_s, cost.overhead_s))
-        return {"block_times": pd.DataFrame(times), "host_times": pd.DataFrame(host, columns=_HOST)}
+        return {"block_times": times, "host_times": pd.DataFrame(host, columns=_HOST)}

@@ -4,7 +4,7 @@ what calls, drafts and commits were measured to take, and live runs at the corne
 
 import itertools
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import pandas as pd
 from pydantic import Field
@@ -17,7 +17,7 @@ from specdec.studies.base.live_runs import LiveRuns
 from specdec.studies.base.replayed import Strategy, check_rows, replay
 from specdec.targets.replay import Replay
 from specdec.text.streams import Stream
-from specdec.timing.shapes import Shape, tokens_evaluated
+from specdec.timing.shapes import Shape
 
 PLAIN: Shape = (1, 0)
 """Plain decoding, as a shape."""
@@ -63,21 +63,16 @@ class RowsGrid(Study):
         streams = bench.texts()
         strategies = [Strategy({"k": k, "w": w}, Cell(bench.config.drafter, cell)) for (k, w), cell in cells.items()]
         table, _ = replay(bench, strategies, streams)
-        target = bench.parts.target
         contexts = _spread(streams, self._config.contexts)
-        tables = (
-            _simulated(target, [PLAIN, *cells], contexts, [*self._corners(), PLAIN])
-            if isinstance(target, Replay)
-            else self._measured(bench, streams, shapes, contexts)
-        )
+        if bench.simulated:
+            tables = self._simulated(bench, list(cells), contexts)
+        else:
+            tables = self._measured(bench, streams, shapes, contexts)
         return {"replay": table, **tables, "skipped": bench.skipped()}
 
     def _corners(self) -> list[Shape]:
         ends = (self._k[0], self._k[-1]), (self._w[0], self._w[-1])
         return sorted(set(itertools.product(*ends)))
-
-    def _middle(self) -> Shape:
-        return self._k[len(self._k) // 2], self._w[len(self._w) // 2]
 
     def _measured(
         self, bench: Bench, streams: Sequence[Stream], shapes: Mapping[Shape, Structure], contexts: Sequence[int]
@@ -88,11 +83,25 @@ class RowsGrid(Study):
         calls = config.repeats * config.calls
         times = bench.time_calls(streams[0].prompt, [PLAIN, *shapes], contexts, calls, config.seconds)
         times["repeat"] = times["call"] // config.calls
-        probed = sorted({*self._corners(), self._middle()})
+        middle = self._k[len(self._k) // 2], self._w[len(self._w) // 2]
+        probed = sorted({*self._corners(), middle})
         return {
             "block_times": times,
             "host_times": live.host_times(streams[0], probed, config.repeats, config.probe_tokens),
             "live": live.compared(streams[-config.live_prompts :], self._corners(), config.repeats),
+        }
+
+    def _simulated(self, bench: Bench, shapes: Sequence[Shape], contexts: Sequence[int]) -> dict[str, pd.DataFrame]:
+        """Return the tables of times by the cost model of a target without a model."""
+        target = bench.parts.target
+        assert isinstance(target, Replay)
+        lookup, overhead = target.cost.lookup_s, target.cost.overhead_s
+        probed = sorted([*self._corners(), PLAIN])
+        host = [(0, k, w, float(k * w), lookup if w else 0.0, overhead) for k, w in probed]
+        return {
+            "block_times": bench.simulated_calls([PLAIN, *shapes], contexts),
+            "host_times": pd.DataFrame(host, columns=["repeat", "k", "w", *LiveRuns.HOST]),
+            "live": pd.DataFrame(columns=["repeat", "k", "w", *LiveRuns.COMPARED]),
         }
 
 
@@ -103,25 +112,3 @@ def _spread(streams: Sequence[Stream], count: int) -> list[int]:
     if count == 1:
         return [(low + high) // 2]
     return sorted({round(low + (high - low) * step / (count - 1)) for step in range(count)})
-
-
-def _simulated(
-    target: Replay, shapes: Sequence[Shape], contexts: Sequence[int], probed: Sequence[Shape]
-) -> dict[str, pd.DataFrame]:
-    """Return the tables of times by the target's cost model: one repeat, since all would be the same."""
-    evaluation = target.evaluation
-    times: list[dict[str, Any]] = []
-    for context, (k, w) in itertools.product(contexts, shapes):
-        tokens = tokens_evaluated(k, w, evaluation)
-        copies = k if evaluation == "rows" and w else 1
-        cell = {"k": k, "w": w, "context": context, "evaluation": evaluation, "rows_evaluated": tokens}
-        seconds = target.cost.seconds(tokens, context, copies)
-        times.append({**cell, "call": 0, "repeat": 0, "seconds": seconds, "missing": ""})
-    host = [
-        (0, k, w, float(k * w), target.cost.lookup_s if w else 0.0, target.cost.overhead_s) for k, w in sorted(probed)
-    ]
-    return {
-        "block_times": pd.DataFrame(times),
-        "host_times": pd.DataFrame(host, columns=["repeat", "k", "w", *LiveRuns.HOST]),
-        "live": pd.DataFrame(columns=["repeat", "k", "w", *LiveRuns.COMPARED]),
-    }

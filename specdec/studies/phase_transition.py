@@ -53,19 +53,8 @@ class PhaseTransition(Study):
         return {"block_times": times, "intensity": _intensity(products, cells, target.evaluation, machine)}
 
 
-_COLUMNS = (
-    "product",
-    "inputs",
-    "outputs",
-    "k",
-    "w",
-    "context",
-    "rows_evaluated",
-    "bytes",
-    "flops",
-    "operations_per_byte",
-    "threshold",
-)
+_COLUMNS = ["product", "inputs", "outputs", "k", "w", "context", "rows_evaluated", "bytes", "flops",
+            "operations_per_byte", "threshold"]  # fmt: skip
 
 
 def _intensity(
@@ -73,27 +62,20 @@ def _intensity(
 ) -> pd.DataFrame:
     """Return what a call reads and computes by product, and its operations per byte; sizes are 0 along the cache."""
     if machine is None:
-        return pd.DataFrame(columns=list(_COLUMNS))
+        return pd.DataFrame(columns=_COLUMNS)
     bound = threshold(machine.bytes_per_second, machine.flops_per_second)
     lines = [
-        {
-            "product": product.name,
-            "inputs": product.inputs or 0,
-            "outputs": product.outputs or 0,
-            "k": k,
-            "w": w,
-            "context": context,
-            "rows_evaluated": tokens_evaluated(k, w, evaluation),
-            "bytes": float(copies * product.bytes(context)),
-            "flops": float(copies * product.flops(tokens, context)),
-            "operations_per_byte": float(product.intensity(tokens, context)),
-            "threshold": bound,
-        }
+        (
+            *(product.name, product.inputs or 0, product.outputs or 0),
+            *(k, w, context, tokens_evaluated(k, w, evaluation)),
+            *(float(copies * product.bytes(context)), float(copies * product.flops(tokens, context))),
+            *(float(product.intensity(tokens, context)), bound),
+        )
         for k, w, context in cells
         for product in products
         for copies, tokens in [_shared((k, w), evaluation, product)]
     ]
-    return pd.DataFrame(lines, columns=list(_COLUMNS))
+    return pd.DataFrame(lines, columns=_COLUMNS)
 
 
 def _shared(shape: Shape, evaluation: str, product: Product) -> tuple[int, int]:

@@ -36,6 +36,11 @@ class Candidate:
     half: int
     structure: Mapping[str, Any]
 
+    @property
+    def keys(self) -> dict[str, Any]:
+        """The columns that tell it from other candidates of a drafter."""
+        return {"shape": self.shape, "budget": self.budget, "variant": self.variant, "made_on": self.half}
+
 
 def plain_shapes(budgets: Sequence[int]) -> list[Candidate]:
     """Return the chain and all rows of each budget."""
@@ -73,7 +78,7 @@ def choose(table: pd.DataFrame, candidates: Mapping[str, Sequence[Candidate]]) -
     """Return the table `choices`: of equally good candidates the one with fewer rows, or less depth."""
     keys = ["drafter", "shape", "budget"]
     structure = {
-        (label, each.shape, each.budget, each.variant, each.half): json.dumps(dict(each.structure))
+        (label, *each.keys.values()): json.dumps(dict(each.structure))
         for label, several in candidates.items()
         for each in several
     }

@@ -1,11 +1,13 @@
 """The contract of a study: from built parts to tables; what the tables say is `analysis`' business."""
 
+import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
@@ -19,7 +21,7 @@ from specdec.registry import Registry
 from specdec.sampling import generator_for
 from specdec.targets.replay import Replay
 from specdec.text.streams import Stream, write_streams
-from specdec.timing.shapes import Shape, time_shapes
+from specdec.timing.shapes import Shape, time_shapes, tokens_evaluated
 from specdec.timing.timer import Timer
 
 
@@ -91,16 +93,25 @@ class Bench:
 
     def skipped(self) -> pd.DataFrame:
         """Return the prompts that were left out: reason, category, count."""
-        lines = [
-            (reason, category, count)
-            for reason, counts in self.parts.prompts.skipped.items()
-            for category, count in counts.items()
-        ]
+        skipped = self.parts.prompts.skipped.items()
+        lines = [(reason, category, count) for reason, counts in skipped for category, count in counts.items()]
         return pd.DataFrame(lines, columns=["reason", "category", "count"])
+
+    def simulated_calls(self, shapes: Sequence[Shape], contexts: Sequence[int]) -> pd.DataFrame:
+        """Return calls as `time_calls` does, with `repeat`, in the seconds of the cost model: one of each shape."""
+        target = self.parts.target
+        assert isinstance(target, Replay)
+        lines: list[dict[str, Any]] = []
+        for context, (k, w) in itertools.product(contexts, shapes):
+            tokens = tokens_evaluated(k, w, target.evaluation)
+            cell = {"k": k, "w": w, "context": context, "evaluation": target.evaluation, "rows_evaluated": tokens}
+            seconds = target.cost.seconds(tokens, context, k if target.evaluation == "rows" and w else 1)
+            lines.append({**cell, "call": 0, "seconds": seconds, "missing": "", "repeat": 0})
+        return pd.DataFrame(lines)
 
 
 class Study(ABC):
-    """One kind of study. Constructed as `cls(config)`; greedy only, because it replays texts (DESIGN 3)."""
+    """One kind of study, constructed as `cls(config)`; greedy only, because it replays texts (DESIGN 3)."""
 
     @abstractmethod
     def run(self, bench: Bench) -> Mapping[str, pd.DataFrame]:

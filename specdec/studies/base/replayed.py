@@ -99,7 +99,6 @@ def replay(
         (rows offered, summed over rounds), and tokens to proposals as `replay_grid` has them. And the histograms of
         `replay_grid`, with keys and prompt too.
     """
-    workers = bench.config.measurement.workers or len(_cores())
     with progress_bar() as progress:
         bar = progress.add_task("replaying", total=None)
 
@@ -112,7 +111,7 @@ def replay(
             streams,
             target=bench.parts.target,
             max_new_tokens=bench.config.measurement.max_new_tokens,
-            workers=workers,
+            workers=bench.config.measurement.workers or _cores(),
             progress=advance,
         )
     keys = pd.DataFrame([dict(strategy.keys) for strategy in strategies])
@@ -132,8 +131,6 @@ def replay(
 _KEPT = ["cell", "stream", "category", "tokens", "rounds", "offered", "nodes", "accepted", "rejections", "proposals"]
 
 
-def _cores() -> Sequence[int]:
-    """Return the cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return sorted(os.sched_getaffinity(0))
-    return range(os.cpu_count() or 1)
+def _cores() -> int:
+    """Return how many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,9 +1,8 @@
 """Run one study from a typed config: build the parts, write its tables, have `analysis` read them, log."""
 
-from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
-import pandas as pd
 from rich import get_console
 
 from specdec.analysis.figures import style
@@ -42,7 +41,8 @@ def run_study(config: RunConfig, folder: Path) -> Findings:
         clock = parts.target.clock() or clock_for(parts.target.device)
         tables = study.run(Bench(config, parts, clock, folder, tracked.heartbeat))
         results.compact()
-        _write(folder, tables)
+        for table_name, table in tables.items():
+            table.to_parquet(folder / f"{table_name}.parquet", index=False)
         about = About(title, parts.prompts.name, tags["time"] == "simulated", config.measurement.bootstrap, config.seed)
         found = findings(name, tables, about)
         results.write_json("study.json", {"study": name, **vars(about), "metrics": found.metrics})
@@ -53,15 +53,10 @@ def run_study(config: RunConfig, folder: Path) -> Findings:
         tracked.metrics(found.metrics)
         tracked.curves(found.curves)
         tracked.artifacts(folder)
-    console = get_console()
+    say = partial(get_console().print, markup=False, highlight=False)
     for section in found.sections:
-        console.print(f"{section.title}: {section.text[0]}", markup=False, highlight=False)
-    console.print(f"results: {folder / 'report.html'}", markup=False, highlight=False, soft_wrap=True)
+        say(f"{section.title}: {section.text[0]}")
+    say(f"results: {folder / 'report.html'}", soft_wrap=True)
     if tracked.link:
-        console.print(f"browse:  {tracked.link}", markup=False, highlight=False, soft_wrap=True)
+        say(f"browse:  {tracked.link}", soft_wrap=True)
     return found
-
-
-def _write(folder: Path, tables: Mapping[str, pd.DataFrame]) -> None:
-    for name, table in tables.items():
-        table.to_parquet(folder / f"{name}.parquet", index=False)

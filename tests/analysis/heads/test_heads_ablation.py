@@ -14,7 +14,6 @@ from specdec.errors import UsageError
 
 Row = dict[str, Any]
 PROMPTS = [f"p{number:02}" for number in range(20)]
-FAST = 400  # bootstrap replicates
 
 
 @pytest.fixture
@@ -54,19 +53,19 @@ def row() -> Callable[..., Row]:
 def test_a_difference_is_paired_by_prompt(row):
     """Prompts differ by much, variants on the same prompt by little: what is common to both drops out."""
     first, second = row("gru", 1.6), row("grounded", 1.5)
-    found = difference(first, second, FAST)
+    found = difference(first, second)
     tokens, rounds = (np.array(first["by_prompt"][name]) for name in ("tokens", "rounds"))
     other = np.array(second["by_prompt"]["tokens"])
     assert found.estimate == pytest.approx(tokens.sum() / rounds.sum() - other.sum() / rounds.sum())
     assert found.prompts == len(PROMPTS)
-    alone = heads_ablation.tokens_per_round(first, FAST)
+    alone = heads_ablation.tokens_per_round(first)
     assert found.high - found.low < 0.3 * (alone.high - alone.low)
 
 
 def test_only_shared_prompts_count_and_only_those_asked_for(row):
     first, second = row("gru", 1.6), row("grounded", 1.5, prompts=PROMPTS[5:])
-    assert difference(first, second, FAST).prompts == 15
-    assert difference(first, second, FAST, prompts=PROMPTS[3:8]).prompts == 3
+    assert difference(first, second).prompts == 15
+    assert difference(first, second, prompts=PROMPTS[3:8]).prompts == 3
     with pytest.raises(UsageError, match="gru and grounded have no prompt in common"):
         both(first, row("grounded", prompts=["elsewhere"]))
 
@@ -76,7 +75,7 @@ def test_compared_sets_every_row_against_the_deepest_grounded_heads_of_its_struc
         *(row("grounded", 1.2 + 0.1 * depth, depth=depth) for depth in (1, 5)),
         row("medusa", 1.5), row("grounded", 1.3, structure="chain"), row("medusa", 1.2, structure="chain"),
     ]  # fmt: skip
-    table = compared(rows, FAST).set_index(["structure", "variant", "depth"])
+    table = compared(rows).set_index(["structure", "variant", "depth"])
     assert table.loc[("tree", "grounded", 5), ["difference", "difference_low", "difference_high"]].tolist() == [0, 0, 0]
     for key, expected in (
         (("tree", "grounded", 1), -0.4),
@@ -85,12 +84,12 @@ def test_compared_sets_every_row_against_the_deepest_grounded_heads_of_its_struc
     ):
         assert table.loc[key, "difference"] == pytest.approx(expected, abs=0.02)
         assert table.loc[key, "difference_low"] <= table.loc[key, "difference"] <= table.loc[key, "difference_high"]
-    alone = compared([row("medusa")], FAST)
+    alone = compared([row("medusa")])
     assert alone["difference"].isna().all() and alone["tokens_per_round"].notna().all()
 
 
 def test_steepness_is_what_the_last_head_keeps_of_the_first(row):
-    found = steepness(row("grounded", share=0.3, keeps=0.95), row("medusa", share=0.2, keeps=0.6), FAST)
+    found = steepness(row("grounded", share=0.3, keeps=0.95), row("medusa", share=0.2, keeps=0.6))
     assert found.first.estimate == pytest.approx(0.95**4, abs=0.01)
     assert found.second.estimate == pytest.approx(0.6**4, abs=0.01)
     assert found.difference.low > 0.5
@@ -124,30 +123,30 @@ def rows_of(row, gain=0.3, keeps=0.6, embeddings=1.4) -> list[Row]:
     ],
 )
 def test_the_verdict_follows_from_the_interval(row, gain, verdict):
-    text = heads_ablation.grounding_section(rows_of(row, gain), FAST).text
+    text = heads_ablation.grounding_section(rows_of(row, gain)).text
     assert verdict in text[0] and text[0].startswith("On the same tree of 24 nodes and 20 prompts")
 
 
 def test_the_fall_the_loops_the_chain_and_the_reason_are_said(row):
-    section = heads_ablation.grounding_section(rows_of(row), FAST)
+    section = heads_ablation.grounding_section(rows_of(row))
     words = "\n".join(section.text)
     assert "Accuracy falls less steeply with position for grounded heads: the last of grounded heads keeps 81%" in words
     assert "On the 16 prompts whose text does not fall into repetition: +0.3" in words
     assert "In a chain of 5" in words and "+0.10" in words
     assert "cannot be told from what independent heads have" in words  # embeddings have their rate
     assert "more than independent heads have" in "\n".join(
-        heads_ablation.grounding_section(rows_of(row, embeddings=1.6), FAST).text
+        heads_ablation.grounding_section(rows_of(row, embeddings=1.6)).text
     )
     assert "less than independent heads have" in "\n".join(
-        heads_ablation.grounding_section(rows_of(row, embeddings=1.2), FAST).text
+        heads_ablation.grounding_section(rows_of(row, embeddings=1.2)).text
     )
-    steep = heads_ablation.grounding_section(rows_of(row, keeps=0.99), FAST).text[1]
+    steep = heads_ablation.grounding_section(rows_of(row, keeps=0.99)).text[1]
     assert steep.startswith("Accuracy falls more steeply with position for grounded heads")
     assert [name for name, _ in section.figures] == ["heads_by_position"]
 
 
 def test_variants_are_sorted_into_more_fewer_and_not_told_apart(row):
-    section = heads_ablation.variants_section(rows_of(row), FAST)
+    section = heads_ablation.variants_section(rows_of(row))
     more, _, rest = section.text[0].partition(" Fewer: ")
     fewer, _, level = rest.partition(" Not told apart: ")
     assert "two blocks, +0.1" in more and "embeddings for states, -0.3" in fewer and level == "a GRU."
@@ -158,16 +157,16 @@ def test_variants_are_sorted_into_more_fewer_and_not_told_apart(row):
 
 def test_heads_that_add_tokens_are_named(row):
     rows = [row("grounded", rate, depth=depth) for depth, rate in enumerate((1.2, 1.4, 1.5, 1.5, 1.5), 1)]
-    section = heads_ablation.count_section(rows, FAST)
+    section = heads_ablation.count_section(rows)
     assert section.text[0].startswith("Of the heads after the first, 2, 3 add tokens: head 2 +0.2")
     flat = [row("grounded", 1.5, depth=depth) for depth in (1, 2)]
-    assert heads_ablation.count_section(flat, FAST).text[0].startswith("No head after the first adds tokens")
+    assert heads_ablation.count_section(flat).text[0].startswith("No head after the first adds tokens")
 
 
 def test_what_was_not_measured_is_said(row):
     rows = [row("medusa")]
     for section in (heads_ablation.grounding_section, heads_ablation.variants_section, heads_ablation.count_section):
-        found = section(rows, FAST)
+        found = section(rows)
         assert "test_heads_ablation.py" in found.text[0] and not found.figures
     assert deepest(rows, "gru", "tree") is None
 
@@ -187,7 +186,7 @@ def test_a_file_is_read_back_and_a_missing_one_says_what_makes_it(row, tmp_path:
     rows = rows_of(row)
     path.write_text(json.dumps({"date": "2026-01-01", "figures": rows}))
     assert load_ablation(path) == rows
-    assert len(heads_ablation.ablation_sections(path, FAST)) == 3
+    assert len(heads_ablation.ablation_sections(path)) == 3
 
 
 @pytest.mark.skipif(not heads_ablation.RESULT.is_file(), reason="the ablations have not been measured yet")
