@@ -3,6 +3,7 @@
 import json
 import math
 import sqlite3
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -216,7 +217,8 @@ def test_bad_input_is_one_sentence_and_code_2(command, tmp_path, arguments, says
 
 
 def test_a_drafter_of_another_vocabulary_is_refused(command, tmp_path, monkeypatch):
-    monkeypatch.setattr(NoDrafter, "vocab_size", 32000)
+    other = replace(NoDrafter.capabilities, vocab_size=32000)
+    monkeypatch.setattr(NoDrafter, "capabilities", other)
     code, error = command("+drafter=none", "+debug=tiny")
     assert code == 2 and "32000 tokens, the target has 3" in error
     assert runs_in(tmp_path / "mlflow.db") == 0

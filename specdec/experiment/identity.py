@@ -106,5 +106,5 @@ def run_facts(parts: Parts, advice: Advice | None = None) -> RunFacts:
         judge=judge,
         target_flops=float(parts.target.flops_per_token),
         drafter_flops=float(parts.primary.drafter.flops_per_token),
-        predicted={} if advice is None else {item.gamma: item.speedup.value for item in advice.predictions},
+        predicted={} if advice is None else {item.gamma: item.speedup.estimate for item in advice.predictions},
     )

@@ -21,18 +21,18 @@ class Replays:
         self._rounds: list[dict[str, Any]] = []
         self._alpha: list[dict[str, Any]] = []
 
-    def own(self, arm: Arm, request: Request, text: Sequence[int], work: dict[str, Any]) -> None:
-        """Replay an arm along the text that it wrote itself.
+    def rounds(self, kind: str, arm: Arm, request: Request, text: Sequence[int], work: dict[str, Any]) -> None:
+        """Count the rounds that an arm is expected to take along a text; nothing where that does not follow from it.
 
         Args:
-            request: what `text` answered, with a fresh generator of drafts.
+            kind: "own" or "baseline": who wrote the text.
+            request: what the text answers, with a fresh generator of drafts.
             work: prompt and repeat.
         """
-        self._add("own", arm, request, text, work)
-
-    def baseline(self, arm: Arm, request: Request, text: Sequence[int], work: dict[str, Any]) -> None:
-        """Replay an arm along the baseline's text."""
-        self._add("baseline", arm, request, text, work)
+        if _has_replay(arm):
+            rounds = expected_rounds(arm.drafter, arm.target, arm.structure, text, request)
+            if rounds is not None:
+                self._rounds.append({"gamma": arm.gamma, "kind": kind, **work, "tokens": len(text), "rounds": rounds})
 
     def alpha(self, arm: Arm, request: Request, text: Sequence[int], work: dict[str, Any]) -> None:
         """Sum the chances of acceptance along the baseline's text; nothing under a lossy rule, which accepts more than
@@ -47,13 +47,6 @@ class Replays:
         lines = sorted(self._rounds, key=lambda line: (line["kind"] == "baseline", line["gamma"]))
         results.write_table("replay", lines, ("gamma", "kind", "prompt", "repeat", "tokens", "rounds"))
         results.write_table("alpha", self._alpha, ("prompt", "repeat", "numerator", "denominator"))
-
-    def _add(self, kind: str, arm: Arm, request: Request, text: Sequence[int], work: dict[str, Any]) -> None:
-        rounds = None
-        if _has_replay(arm):
-            rounds = expected_rounds(arm.drafter, arm.target, arm.structure, text, request)
-        if rounds is not None:
-            self._rounds.append({"gamma": arm.gamma, "kind": kind, **work, "tokens": len(text), "rounds": rounds})
 
 
 def _has_replay(arm: Arm) -> bool:

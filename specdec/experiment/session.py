@@ -191,12 +191,12 @@ class Session:
             else:
                 self._divergences.append(divergence)
         work = {"prompt": prompt.id, "repeat": repeat}
-        self._replays.own(arm, self._request(prompt, repeat, baseline.tokens), output.tokens, work)
+        self._replays.rounds("own", arm, self._request(prompt, repeat, baseline.tokens), output.tokens, work)
 
     def _replay_baseline(self, prompt: Prompt, repeat: int, baseline: Generation) -> None:
         work = {"prompt": prompt.id, "repeat": repeat}
         for arm in self._parts.arms:
-            self._replays.baseline(arm, self._request(prompt, repeat, baseline.tokens), baseline.tokens, work)
+            self._replays.rounds("baseline", arm, self._request(prompt, repeat, baseline.tokens), baseline.tokens, work)
         request = self._request(prompt, repeat, baseline.tokens)
         self._replays.alpha(self._parts.arms[0], request, baseline.tokens, work)
 

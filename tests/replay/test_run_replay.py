@@ -93,7 +93,7 @@ def test_text_with_a_tokenizer_is_replayed(command, tmp_path):
     ("arguments", "sentence"),
     [
         ((), "Missing key target.path"),
-        (("target.path=nowhere.jsonl",), "the file nowhere.jsonl does not exist"),
+        (("target.path=nowhere.jsonl",), "nowhere.jsonl does not exist"),
         (("target.path={path}", "sampling=temperature"), "target=replay .* is greedy only; use sampling=greedy"),
         (("target.path={path}", "target.cost=h1000"), "target.cost=h1000: no such cost model"),
         (

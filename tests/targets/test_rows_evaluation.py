@@ -14,9 +14,8 @@ from specdec.models.path_batch import path_batch
 from specdec.records import EMPTY, Draft, Request, Source, TextStart, Tree, chain_tree
 from specdec.sampling import generator_for
 from specdec.structures.base import structures
-from specdec.targets import causal
 from specdec.targets.base import contract as base
-from specdec.targets.base import targets
+from specdec.targets.base import model_target, targets
 from specdec.targets.causal import Causal
 from specdec.targets.encoder_decoder import EncoderDecoder
 from specdec.verifiers.base.contract import verifiers
@@ -295,22 +294,22 @@ def test_copies_that_do_not_fit_are_refused_with_the_bytes(target_of, monkeypatc
         target.verify(EMPTY)
     row = packed.cache_bytes // 12
     assert row == 2 * 2 * 2 * 8 * 8  # keys and values, layers, heads, head size, bytes
-    monkeypatch.setattr(causal, "available_bytes", lambda device: 100 * row - packed.cache_bytes)
+    monkeypatch.setattr(model_target, "available_bytes", lambda device: 100 * row - packed.cache_bytes)
     packed.check_memory(len(PROMPT), 100, 25)
     rows.check_memory(len(PROMPT), 100)
     rows.check_memory(len(PROMPT), 50, 2)
     with pytest.raises(UsageError) as refused:
         rows.check_memory(len(PROMPT), 1000, 25)
     sentence = str(refused.value)
-    assert f"25 copies of a key-value cache of 1,000 rows take {25_000 * row:,} bytes" in sentence
+    assert f"25 copies of a key-value cache of 1,000 slots take {25_000 * row:,} bytes" in sentence
     assert f"{88 * row:,} are free" in sentence and "\n" not in sentence and refused.value.exit_code == 2
     assert all(remedy in sentence for remedy in ("structure.k", "max_new_tokens", "target.evaluation=packed"))
-    with pytest.raises(UsageError, match=r"measurement\.max_new_tokens: 101 rows"):
+    with pytest.raises(UsageError, match=r"measurement\.max_new_tokens: 101 slots"):
         packed.check_memory(len(PROMPT), 101, 25)
     with pytest.raises(UsageError) as refused:
         t5.check_memory(len(PROMPT), 1000, 25)
     assert "packed" not in str(refused.value)
-    monkeypatch.setattr(causal, "available_bytes", lambda device: None)
+    monkeypatch.setattr(model_target, "available_bytes", lambda device: None)
     rows.check_memory(len(PROMPT), 10**9, 25)
 
 
@@ -332,7 +331,7 @@ def test_a_draft_too_large_for_a_call_is_refused_before_its_tree_is_made(target_
 def test_the_bytes_asked_for_are_those_that_the_caches_take(target_of, monkeypatch):
     for name in ("llama", "t5"):
         target = target_of(name, "rows")
-        monkeypatch.setattr(causal, "available_bytes", lambda device: -(10**12))
+        monkeypatch.setattr(model_target, "available_bytes", lambda device: -(10**12))
         with pytest.raises(UsageError) as refused:
             target.check_memory(len(PROMPT), CAPACITY, 3)
         target.start(TextStart(PROMPT, CAPACITY, branches=3))
