@@ -44,6 +44,10 @@ class Interval:
         value, low, high = (float(metrics.get(f"{name}{end}", nan)) for end in ("", ".ci_low", ".ci_high"))
         return cls(value, low, high)
 
+    def as_metrics(self, name: str) -> dict[str, float]:
+        """Return the value and its bounds under the names that `from_metrics` reads."""
+        return {name: self.estimate, f"{name}.ci_low": self.low, f"{name}.ci_high": self.high}
+
     @property
     def known(self) -> bool:
         """True where both bounds are finite."""

@@ -14,6 +14,7 @@ from specdec.config import BASELINE, ORIGINAL
 from .intervals import Columns, bootstrap
 
 GENERATION = ["cell", "method", "gamma", "repeat", "prompt"]
+SECONDS = ("draft_s", "verify_s", "accept_s", "commit_s", "round_s")  # the last is at least the sum of the others
 COLUMNS = (
     *GENERATION,
     "category",
@@ -29,11 +30,7 @@ COLUMNS = (
     "source",
     "rank",
     "beta",  # list of floats, one per tested position; may be empty
-    "draft_s",
-    "verify_s",
-    "accept_s",
-    "commit_s",
-    "round_s",  # seconds, at least the sum of the four
+    *SECONDS,
 )
 
 
@@ -106,25 +103,25 @@ def prompt_sums(rounds: pd.DataFrame) -> pd.DataFrame:
     Columns: rounds, tokens (committed), accepted, rejected, tested (accepted and rejected), offered (depth), nodes,
     proposals (rounds with an offer), draft_s, verify_s, accept_s, commit_s, round_s.
     """
-    columns = pd.DataFrame(
-        {
-            "prompt": rounds["prompt"],
-            "rounds": 1,
-            "tokens": rounds["committed"],
-            "accepted": rounds["accepted"],
-            "rejected": rounds["rejected"].astype(int),
-            "tested": rounds["accepted"] + rounds["rejected"].astype(int),
-            "offered": rounds["offered"],
-            "nodes": rounds["offered_nodes"],
-            "proposals": (rounds["offered"] > 0).astype(int),
-        }
-        | {name: rounds[name] for name in ("draft_s", "verify_s", "accept_s", "commit_s", "round_s")}
+    rejected = rounds["rejected"].astype(int)
+    columns = rounds[["prompt", "accepted", "offered", *SECONDS]].assign(
+        rounds=1,
+        tokens=rounds["committed"],
+        rejected=rejected,
+        tested=rounds["accepted"] + rejected,
+        nodes=rounds["offered_nodes"],
+        proposals=rounds["offered"] > 0,
     )
     return columns.groupby("prompt", sort=True).sum().astype(float)
 
 
+def by_gamma(rounds: pd.DataFrame) -> dict[int, pd.DataFrame]:
+    """Return the drafter's rounds at each gamma, the smallest first."""
+    return {int(gamma): arm for gamma, arm in drafted(rounds).groupby("gamma", sort=True)}
+
+
 def arms_by_gamma(rounds: pd.DataFrame, primary_gamma: int) -> dict[int, pd.DataFrame]:
-    """Return the drafter's rounds at each gamma.
+    """Return `by_gamma` of the rounds of one drafter.
 
     ValueError for several drafters or cells, no baseline, or no round at the primary gamma.
     """
@@ -132,18 +129,14 @@ def arms_by_gamma(rounds: pd.DataFrame, primary_gamma: int) -> dict[int, pd.Data
     methods = sorted(speculative["method"].unique())
     if len(methods) != 1 or len(speculative) == len(rounds) or rounds["cell"].nunique() != 1:
         raise ValueError(f"one cell with a baseline and one drafter is expected, got the drafters {methods}")
-    arms = {int(gamma): arm for gamma, arm in speculative.groupby("gamma", sort=True)}
+    arms = by_gamma(rounds)
     if primary_gamma not in arms:
         raise ValueError(f"no rounds at the primary gamma {primary_gamma}, only at {sorted(arms)}")
     return arms
 
 
 def measured_curve(
-    rounds: pd.DataFrame,
-    quantity: str = "tokens_per_round",
-    replicates: int = 10_000,
-    seed: int = 0,
-    level: float = 0.95,
+    rounds: pd.DataFrame, quantity: str = "tokens_per_round", replicates: int = 10_000, seed: int = 0
 ) -> pd.DataFrame:
     """Return what a run measured at each gamma, `tokens_per_round` or `speedup`, with prompt-bootstrap intervals.
 
@@ -160,11 +153,11 @@ def measured_curve(
     shared = shared_work(rounds)
     baseline = prompt_sums(shared[shared["method"] == BASELINE]).add_prefix("baseline_")
     lines = []
-    for gamma, arm in drafted(shared).groupby("gamma", sort=True):
+    for gamma, arm in by_gamma(shared).items():
         table = prompt_sums(arm).join(baseline).fillna(0.0)
-        interval = bootstrap(table, values, replicates, seed, level)[quantity]
+        interval = bootstrap(table, values, replicates, seed)[quantity]
         size = {"prompts": len(table), "rounds": len(arm)}
-        lines.append({"gamma": int(gamma), "value": interval.estimate, **interval.bounds, **size})
+        lines.append({"gamma": gamma, "value": interval.estimate, **interval.bounds, **size})
     if not lines:
         raise ValueError("the rounds table has only the baseline's rounds")
     return pd.DataFrame(lines)

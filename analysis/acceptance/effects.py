@@ -5,12 +5,15 @@ correlations rho are ratios of sums; the correlations are refitted in a few hund
 """
 
 from collections.abc import Mapping
+from itertools import zip_longest
 
 import numpy as np
 import pandas as pd
 
 from ..intervals import Columns, Interval, bootstrap, percentile_bounds
 from ..rounds import prompt_sums
+from ..sums import LEVEL
+from .estimates import depth_sums
 from .iid import accepted_sequences
 from .models import exceeding, fit_beta, followers
 
@@ -27,19 +30,13 @@ MEANING = {
 }
 
 
-def ratio_effects(
-    rounds: pd.DataFrame, replicates: int = 2000, seed: int = 0, level: float = 0.95
-) -> dict[str, Interval]:
+def ratio_effects(rounds: pd.DataFrame, replicates: int = 2000, seed: int = 0) -> dict[str, Interval]:
     """Estimate the effects that are ratios of sums, for the rounds of one gamma (see MEANING).
 
     They are depth, trend, prompts, memory and previous_round; NaN where a denominator is 0.
     """
     table = prompt_sums(rounds)[["accepted", "tested"]]
-    prompt = rounds["prompt"]
-    s, d = rounds["accepted"].to_numpy(dtype=np.int64), rounds["rejected"].to_numpy(dtype=np.int64)
-    depths = np.arange(1, int(rounds["offered"].max()) + 1)
-    counts = {f"n_{k}": s + d >= k for k in depths} | {f"r_{k}": (s == k - 1) & (d == 1) for k in depths}
-    by_depth = pd.DataFrame(counts, index=prompt).groupby(level=0).sum()
+    depths = range(1, int(rounds["offered"].max()) + 1)
     later = followers(rounds)
     kind = later["after_full"].map({True: "full", False: "other"})
     previous = {
@@ -49,8 +46,8 @@ def ratio_effects(
     }
     table = table.assign(
         kk=table["accepted"] ** 2, kn=table["accepted"] * table["tested"], nn=table["tested"] ** 2, one=1.0
-    ).join(by_depth)
-    table = table.join(_lag_sums(rounds)).join(pd.DataFrame(previous)).fillna(0.0)
+    )
+    table = table.join(depth_sums(rounds, depths)).join(_lag_sums(rounds)).join(pd.DataFrame(previous)).fillna(0.0)
 
     def values(sums: Columns) -> Mapping[str, np.ndarray]:
         alpha = sums["accepted"] / sums["tested"]
@@ -73,7 +70,7 @@ def ratio_effects(
             else nothing,
         }
 
-    return bootstrap(table.astype(float), values, replicates, seed, level)
+    return bootstrap(table.astype(float), values, replicates, seed)
 
 
 def _lag_sums(rounds: pd.DataFrame) -> pd.DataFrame:
@@ -88,7 +85,7 @@ def _lag_sums(rounds: pd.DataFrame) -> pd.DataFrame:
     return table.groupby("prompt").sum()
 
 
-def correlations(rounds: pd.DataFrame, refits: int = 200, seed: int = 0, level: float = 0.95) -> dict[str, Interval]:
+def correlations(rounds: pd.DataFrame, refits: int = 200, seed: int = 0) -> dict[str, Interval]:
     """Estimate rho of the beta-geometric model (mixing) and of the prompt beta (prompts_beta).
 
     Their intervals come from fits to resampled prompts.
@@ -100,48 +97,42 @@ def correlations(rounds: pd.DataFrame, refits: int = 200, seed: int = 0, level: 
     k, r = sums["accepted"].to_numpy(dtype=np.int64), sums["rejected"].to_numpy(dtype=np.int64)
     of_prompts = [(k[i : i + 1], r[i : i + 1]) for i in range(len(sums))]
     return {
-        "mixing": _correlation(of_rounds, refits, seed, level),
-        "prompts_beta": _correlation(of_prompts, refits, seed, level),
+        "mixing": _correlation(of_rounds, refits, seed),
+        "prompts_beta": _correlation(of_prompts, refits, seed),
     }
 
 
-def _correlation(units: list[tuple[np.ndarray, np.ndarray]], refits: int, seed: int, level: float) -> Interval:
+def _correlation(units: list[tuple[np.ndarray, np.ndarray]], refits: int, seed: int) -> Interval:
     """Estimate rho from units (accepted, rejected) listed by prompt; sums of `exceeding` are all that a fit needs."""
     prompts = len(units)
-    tables = []
-    for pick in (lambda a, b: a, lambda a, b: b, lambda a, b: a + b):
-        counts = [exceeding(pick(*unit)) for unit in units]
-        table = np.zeros((prompts, max(map(len, counts))))
-        for place, count in enumerate(counts):
-            table[place, : len(count)] = count
-        tables.append(table)
+    counts = [[exceeding(part) for part in (k, r, k + r)] for k, r in units]
+    # [P, J] each, filled up with 0.
+    padded = (list(zip_longest(*column, fillvalue=0.0)) for column in zip(*counts, strict=True))
+    tables = [np.array(columns, dtype=float).reshape(-1, prompts).T for columns in padded]
     m, rho, _ = fit_beta(*(table.sum(axis=0) for table in tables))
     if prompts < 2 or not 0 < m < 1:
-        return Interval(rho if 0 < m < 1 else np.nan, np.nan, np.nan, level, prompts)
+        return Interval(rho if 0 < m < 1 else np.nan, prompts=prompts)
     weights = np.random.default_rng(seed).multinomial(prompts, np.full(prompts, 1 / prompts), refits).astype(float)
     start = (m, max(rho, 1e-3))
     rhos = [fit_beta(k, r, n, start)[1] for k, r, n in zip(*(weights @ table for table in tables), strict=True)]
-    return Interval(rho, *percentile_bounds(np.array(rhos), level), level, prompts)
+    return Interval(rho, *percentile_bounds(np.array(rhos), LEVEL), LEVEL, prompts)
 
 
-def alpha_difference(rounds: pd.DataFrame, replicates: int = 2000, seed: int = 0, level: float = 0.95) -> Interval:
+def alpha_difference(rounds: pd.DataFrame, replicates: int = 2000, seed: int = 0) -> Interval:
     """Estimate alpha at the largest gamma less alpha at the smallest, over prompts that all gammas have."""
-    arms = {
-        gamma: prompt_sums(arm)[["accepted", "tested"]].add_suffix(f"_{gamma}")
-        for gamma, arm in rounds.groupby("gamma", sort=True)
-    }
-    table = pd.concat(list(arms.values()), axis=1, join="inner")
+    arms = rounds.groupby("gamma", sort=True)
+    sums = [prompt_sums(arm)[["accepted", "tested"]].add_suffix(f"_{gamma}") for gamma, arm in arms]
+    table = pd.concat(sums, axis=1, join="inner")
 
     def difference(sums: Columns) -> Mapping[str, np.ndarray]:
-        alphas = [sums[f"accepted_{gamma}"] / sums[f"tested_{gamma}"] for gamma in (max(arms), min(arms))]
+        gammas = rounds["gamma"].max(), rounds["gamma"].min()
+        alphas = [sums[f"accepted_{gamma}"] / sums[f"tested_{gamma}"] for gamma in gammas]
         return {"difference": alphas[0] - alphas[1]}
 
-    return bootstrap(table, difference, replicates, seed, level)["difference"]
+    return bootstrap(table, difference, replicates, seed)["difference"]
 
 
-def replay_ratio(
-    rounds: pd.DataFrame, replay: pd.DataFrame, replicates: int = 2000, seed: int = 0, level: float = 0.95
-) -> Interval:
+def replay_ratio(rounds: pd.DataFrame, replay: pd.DataFrame, replicates: int = 2000, seed: int = 0) -> Interval:
     """Estimate measured tokens per round over the replay's along the same texts."""
     table = prompt_sums(rounds)[["tokens", "rounds"]]
     table = table.join(replay.groupby("prompt")[["tokens", "rounds"]].sum().add_prefix("replay_"))
@@ -149,4 +140,4 @@ def replay_ratio(
     def ratio(sums: Columns) -> Mapping[str, np.ndarray]:
         return {"ratio": sums["tokens"] / sums["rounds"] / (sums["replay_tokens"] / sums["replay_rounds"])}
 
-    return bootstrap(table, ratio, replicates, seed, level)["ratio"]
+    return bootstrap(table, ratio, replicates, seed)["ratio"]

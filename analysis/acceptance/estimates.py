@@ -5,6 +5,7 @@ right-censored at its accepted count. In the formulas s is the accepted count of
 observed; K and R are their sums. Without a tested position the estimates are NaN.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import nan, sqrt
 
@@ -17,6 +18,7 @@ from specdec.theory.dependence import product_identity
 
 from ..intervals import Interval
 from ..rounds import prompt_sums
+from ..sums import LEVEL
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,7 @@ class AlphaEstimate:
         return self.accepted + self.rejected
 
 
-def estimate_alpha(rounds: pd.DataFrame, level: float = 0.95) -> AlphaEstimate:
+def estimate_alpha(rounds: pd.DataFrame) -> AlphaEstimate:
     """Estimate alpha by K / (K + R), with standard error sqrt(alpha (1 - alpha) / (K + R)).
 
     This is right however rounds are capped or cut, if what ends them does not look at the next draft token (THEORY 5).
@@ -52,8 +54,8 @@ def estimate_alpha(rounds: pd.DataFrame, level: float = 0.95) -> AlphaEstimate:
     if tested == 0:
         return AlphaEstimate(Interval(nan), nan, 0, 0)
     alpha = accepted / tested
-    wilson = stats.binomtest(accepted, tested).proportion_ci(confidence_level=level, method="wilson")
-    interval = Interval(alpha, float(wilson.low), float(wilson.high), level, rounds["prompt"].nunique())
+    wilson = stats.binomtest(accepted, tested).proportion_ci(LEVEL, method="wilson")
+    interval = Interval(alpha, float(wilson.low), float(wilson.high), LEVEL, rounds["prompt"].nunique())
     return AlphaEstimate(interval, sqrt(alpha * (1 - alpha) / tested), accepted, rejected)
 
 
@@ -93,6 +95,13 @@ def hazards(rounds: pd.DataFrame) -> pd.DataFrame:
     accepted_share = 1 - np.divide(rejected, at_risk, out=np.full(deepest, nan), where=at_risk > 0)
     depth = pd.RangeIndex(1, deepest + 1, name="depth")
     return pd.DataFrame({"at_risk": at_risk, "rejected": rejected, "acceptance": accepted_share}, index=depth)
+
+
+def depth_sums(rounds: pd.DataFrame, depths: Sequence[int]) -> pd.DataFrame:
+    """Return the counts of `hazards` as sums by prompt (index): columns n_k and r_k for each depth k."""
+    s, d = rounds["accepted"], rounds["rejected"].astype(int)
+    counts = {f"n_{k}": s + d >= k for k in depths} | {f"r_{k}": (s == k - 1) & (d == 1) for k in depths}
+    return pd.DataFrame(counts).groupby(rounds["prompt"]).sum().astype(float)
 
 
 def kaplan_meier_tokens(table: pd.DataFrame) -> float:

@@ -10,7 +10,7 @@ from matplotlib.ticker import PercentFormatter
 from ..figures import style
 from ..findings import Section, counted
 from ..intervals import Columns, bootstrap
-from .estimates import estimate_alpha, hazards
+from .estimates import depth_sums, estimate_alpha, hazards
 from .models import beta_geometric, compare_models, followers
 
 AIC_NAMES = {
@@ -28,7 +28,8 @@ def fit_section(arms: pd.DataFrame, gamma: int, title: str, replicates: int, see
     largest = arms[arms["gamma"] == arms["gamma"].max()]
     tables = []
     text = "No round follows another in its generation, so models cannot be compared on the same rounds."
-    if len(followers(rounds)):
+    later = len(followers(rounds))
+    if later:
         comparison = compare_models(rounds)
         best, second = comparison.index[0], comparison.index[1]
         lead = comparison["aic"].iloc[1] - comparison["aic"].iloc[0]
@@ -42,8 +43,8 @@ def fit_section(arms: pd.DataFrame, gamma: int, title: str, replicates: int, see
         shown["model"] = shown["model"].map(AIC_NAMES)
         shown.insert(4, "behind", shown["aic"] - shown["aic"].min())
         caption = (
-            f"Models of the accepted counts at gamma {gamma}, on {counted(len(followers(rounds)), 'round')} that follow"
-            " another; log-likelihood in nats."
+            f"Models of the accepted counts at gamma {gamma}, on {counted(later, 'round')} that follow another; "
+            "log-likelihood in nats."
         )
         tables.append((caption, shown.round({"log_likelihood": 2, "aic": 2, "behind": 2})))
     figure = acceptance_by_depth(largest, title=title, replicates=replicates, seed=seed)
@@ -51,20 +52,16 @@ def fit_section(arms: pd.DataFrame, gamma: int, title: str, replicates: int, see
 
 
 @style.in_style
-def acceptance_by_depth(
-    rounds: pd.DataFrame, *, title: str, replicates: int = 2000, seed: int = 0, level: float = 0.95
-) -> Figure:
+def acceptance_by_depth(rounds: pd.DataFrame, *, title: str, replicates: int = 2000, seed: int = 0) -> Figure:
     """Draw acceptance by depth at one gamma with its intervals, beside one alpha and the fitted beta-geometric law."""
     table = hazards(rounds)
     table = table[table["at_risk"] > 0]
-    s, d = rounds["accepted"], rounds["rejected"].astype(int)
-    counts = {f"n_{k}": s + d >= k for k in table.index} | {f"r_{k}": (s == k - 1) & (d == 1) for k in table.index}
-    sums = pd.DataFrame(counts).groupby(rounds["prompt"]).sum().astype(float)
+    sums = depth_sums(rounds, list(table.index))
 
     def shares(columns: Columns) -> Mapping[str, np.ndarray]:
         return {str(k): 1 - columns[f"r_{k}"] / columns[f"n_{k}"] for k in table.index}
 
-    intervals = bootstrap(sums, shares, replicates, seed, level)
+    intervals = bootstrap(sums, shares, replicates, seed)
     low = np.array([intervals[str(k)].low for k in table.index])
     high = np.array([intervals[str(k)].high for k in table.index])
     value = table["acceptance"].to_numpy()
@@ -73,7 +70,7 @@ def acceptance_by_depth(
     caption = (
         f"γ = {gamma}: {counted(len(rounds), 'round')} of {counted(len(sums), 'prompt')}, "
         f"{int(table['at_risk'].sum()):,} tests of a draft token; "
-        + (f"points with {level:.0%} prompt-bootstrap intervals." if drawn else "no intervals.")
+        + ("points with 95% prompt-bootstrap intervals." if drawn else "no intervals.")
         + " Bars: share of rounds that test the depth."
     )
     figure, axes = style.new_figure(title, caption)

@@ -1,7 +1,6 @@
 """Says which gamma each model would have chosen before serving, and what that choice was worth."""
 
 import pandas as pd
-from matplotlib.figure import Figure
 
 from ..figures import run_figures
 from ..findings import Section
@@ -23,7 +22,15 @@ def gamma_choice(run: Run) -> Section:
     for name, values in lines.items():
         table[NAMES[name]] = pd.Series(values, dtype=float)
     caption = "Speedup by gamma: measured with 95% prompt-bootstrap intervals, and foretold"
-    figure = _figure(run, measured, lines)
+    prompts, rounds = int(measured["prompts"].max()), int(measured["rounds"].sum())
+    figure = run_figures.curve(
+        measured,
+        lines,
+        title=run.title,
+        ylabel="speedup over the baseline",
+        basis=run_figures.Basis(prompts, rounds, run.metrics.get("account.alpha")),
+        primary_gamma=run.primary_gamma,
+    )
     tables = ((caption, table.reset_index().round(3)),)
     return Section(run.title, (choice_in_words(table),), tables, (("gamma_choice", figure),))
 
@@ -53,15 +60,3 @@ def choice_in_words(table: pd.DataFrame) -> str:
     advice = NAMES["predicted"]
     lacking = "" if advice in table and table[advice].notna().any() else " No advice was asked for before this run."
     return f"{'; '.join([measured, *choices])}.{lacking}"
-
-
-def _figure(run: Run, measured: pd.DataFrame, lines: dict[str, dict[int, float]]) -> Figure:
-    prompts, rounds = int(measured["prompts"].max()), int(measured["rounds"].sum())
-    return run_figures.curve(
-        measured,
-        lines,
-        title=run.title,
-        ylabel="speedup over the baseline",
-        basis=run_figures.Basis(prompts, rounds, run.metrics.get("account.alpha")),
-        primary_gamma=run.primary_gamma,
-    )

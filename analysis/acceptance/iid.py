@@ -17,7 +17,7 @@ from scipy import stats
 from ..intervals import resampled_sums
 from ..rounds import GENERATION, in_order, prompt_sums
 from .estimates import estimate_alpha, hazards
-from .models import ModelFit, beta_geometric, capped_geometric, followers, markov_of, position, prompt_beta
+from .models import ModelFit, beta_geometric, capped_geometric, followers, markov, position, prompt_beta
 
 
 @dataclass(frozen=True)
@@ -30,10 +30,6 @@ class IidTest:
     reason: str = ""  # why the test does not apply, else empty
 
 
-def _not_applicable(n: int, reason: str) -> IidTest:
-    return IidTest(nan, nan, n, reason)
-
-
 def depth(rounds: pd.DataFrame) -> IidTest:
     """Test whether acceptance varies with depth in any way.
 
@@ -42,7 +38,7 @@ def depth(rounds: pd.DataFrame) -> IidTest:
     tested, reason = _tested(rounds)
     fit = position(rounds)
     if reason or len(fit.parameters) < 2:
-        return _not_applicable(tested, reason or "only one depth was tested")
+        return IidTest(nan, nan, tested, reason or "only one depth was tested")
     ratio = _likelihood_ratio(fit, rounds)
     return IidTest(ratio, float(stats.chi2.sf(ratio, len(fit.parameters) - 1)), tested)
 
@@ -52,7 +48,7 @@ def trend(rounds: pd.DataFrame) -> IidTest:
     tested, reason = _tested(rounds)
     table = hazards(rounds)
     if reason or (table["at_risk"] > 0).sum() < 2:
-        return _not_applicable(tested, reason or "only one depth was tested")
+        return IidTest(nan, nan, tested, reason or "only one depth was tested")
     k, n = table.index.to_numpy(dtype=float), table["at_risk"].to_numpy(dtype=float)
     alpha = estimate_alpha(rounds).alpha
     score = (k * (n - table["rejected"].to_numpy() - n * alpha)).sum()
@@ -69,7 +65,7 @@ def mixing(rounds: pd.DataFrame) -> IidTest:
     n = int((rounds["offered"] > 0).sum())
     _, reason = _tested(rounds)
     if reason or rounds["offered"].max() < 2:
-        return _not_applicable(n, reason or "no round offered two tokens")
+        return IidTest(nan, nan, n, reason or "no round offered two tokens")
     return _boundary_test(_likelihood_ratio(beta_geometric(rounds), rounds), n)
 
 
@@ -82,7 +78,7 @@ def prompts(rounds: pd.DataFrame) -> IidTest:
     sums = sums[sums["tested"] > 0]
     _, reason = _tested(rounds)
     if reason or len(sums) < 2:
-        return _not_applicable(len(sums), reason or "only one prompt has tested positions")
+        return IidTest(nan, nan, len(sums), reason or "only one prompt has tested positions")
     alpha = estimate_alpha(rounds).alpha
     excess = (sums["accepted"] - alpha * sums["tested"]) ** 2 / (sums["tested"] * alpha * (1 - alpha))
     statistic = float(excess.sum())
@@ -98,7 +94,7 @@ def prompts_beta(rounds: pd.DataFrame) -> IidTest:
     n = int((sums["tested"] > 0).sum())
     _, reason = _tested(rounds)
     if reason or n < 2:
-        return _not_applicable(n, reason or "only one prompt has tested positions")
+        return IidTest(nan, nan, n, reason or "only one prompt has tested positions")
     return _boundary_test(_likelihood_ratio(prompt_beta(rounds), rounds), n)
 
 
@@ -109,9 +105,9 @@ def previous_round(rounds: pd.DataFrame) -> IidTest:
     """
     later = followers(rounds)
     tested, reason = _tested(later)
-    fit = markov_of(later)
+    fit = markov(later)
     if reason or any(np.isnan(alpha) for alpha in fit.parameters.values()):
-        return _not_applicable(tested, reason or "no round follows a full round, or all of them do")
+        return IidTest(nan, nan, tested, reason or "no round follows a full round, or all of them do")
     ratio = _likelihood_ratio(fit, later)
     return IidTest(ratio, float(stats.chi2.sf(ratio, 1)), tested)
 
@@ -137,7 +133,7 @@ def memory(rounds: pd.DataFrame, permutations: int = 1999, seed: int = 0) -> Iid
         shuffled = generator.permuted(np.tile(deviation, (permutations, 1)), axis=1)
         permuted += (shuffled[:, 1:] * shuffled[:, :-1]).sum(axis=1)
     if constant:
-        return _not_applicable(pairs, "no generation has two rounds that differ in accepted tokens")
+        return IidTest(nan, nan, pairs, "no generation has two rounds that differ in accepted tokens")
     distance = abs(observed - mean) - 1e-9  # equal statistics may differ by rounding
     extreme = int((np.abs(permuted - mean) >= distance).sum())
     return IidTest(observed, (1 + extreme) / (1 + permutations), pairs)
@@ -163,12 +159,12 @@ def same_alpha(rounds: pd.DataFrame, replicates: int = 2000, seed: int = 0) -> I
     table = pd.concat(sums, axis=1, join="inner")
     n = len(table)
     accepted, tested = (table.xs(name, axis=1, level=1).to_numpy() for name in ("accepted", "tested"))
-    if len(sums) < 2 or n < 2:
-        return _not_applicable(
-            n, "there is one gamma only" if len(sums) < 2 else "fewer than two prompts have all gammas"
-        )
+    if len(sums) < 2:
+        return IidTest(nan, nan, n, "there is one gamma only")
+    if n < 2:
+        return IidTest(nan, nan, n, "fewer than two prompts have all gammas")
     if not tested.any(axis=0).all():
-        return _not_applicable(n, "no position was tested at one of the gammas")
+        return IidTest(nan, nan, n, "no position was tested at one of the gammas")
     alphas = accepted.sum(axis=0) / tested.sum(axis=0)
     drawn = resampled_sums(np.concatenate([accepted, tested], axis=1), replicates, seed)
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -189,7 +185,7 @@ def implementation(rounds: pd.DataFrame, replay: pd.DataFrame, replicates: int =
         raise ValueError(f"the replay lacks prompts, the first is {expected.index[expected.isna().any(axis=1)][0]!r}")
     n = len(measured)
     if n < 2:
-        return _not_applicable(n, "one prompt cannot be resampled")
+        return IidTest(nan, nan, n, "one prompt cannot be resampled")
     table = np.concatenate([measured.to_numpy(), expected.to_numpy()], axis=1)
 
     def log_ratio(sums: np.ndarray) -> np.ndarray:

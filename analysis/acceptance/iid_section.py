@@ -53,10 +53,7 @@ def tests_section(
     tests = iid_tests(rounds, seed=seed)
     tests["prompts_beta"], tests["previous_round"] = prompts_beta(rounds), previous_round(rounds)
     tests["same_alpha"] = same_alpha(arms, replicates, seed)
-    sizes: dict[str, Interval] = {
-        **effects.ratio_effects(rounds, replicates, seed),
-        **effects.correlations(rounds, refits, seed),
-    }
+    sizes = effects.ratio_effects(rounds, replicates, seed) | effects.correlations(rounds, refits, seed)
     if tests["same_alpha"].p_value >= 0:
         sizes["same_alpha"] = effects.alpha_difference(arms, replicates, seed)
     if own_replay is not None and len(own_replay):
@@ -84,16 +81,12 @@ def _test_row(name: str, test: IidTest, size: Interval | None) -> dict[str, obje
         reading = _worded(yes, test, size) if test.p_value < SIGNIFICANT else no
     return {
         "question": question,
-        "statistic": "–" if isnan(test.statistic) else f"{test.statistic:.3f}",
-        "p": "–" if isnan(test.p_value) else _p(test.p_value),
+        "statistic": f"{Interval(test.statistic):.3f}",
+        "p": "< 0.001" if test.p_value < 0.001 else f"{Interval(test.p_value):.3f}",
         "reading": reading,
         "size of the effect": effects.MEANING[name],
         "estimate": "–" if size is None else f"{size:.3f}",
     }
-
-
-def _p(value: float) -> str:
-    return "< 0.001" if value < 0.001 else f"{value:.3f}"
 
 
 def _worded(text: str, test: IidTest, size: Interval | None) -> str:
@@ -117,11 +110,8 @@ def _verdict(tests: Mapping[str, IidTest]) -> str:
             " and the same at every depth, round and prompt, as far as these rounds can tell."
         )
     chance = 1 - (1 - SIGNIFICANT) ** len(applied)
-    doubt = (
-        f" (one of so many does so by chance in up to {chance:.0%} of runs where the model is true)"
-        if len(rejecting) == 1
-        else ""
-    )
+    by_chance = f" (one of so many does so by chance in up to {chance:.0%} of runs where the model is true)"
+    doubt = by_chance if len(rejecting) == 1 else ""
     return (
         f"{len(rejecting)} of {len(applied)} tests reject the i.i.d. model at {SIGNIFICANT:.0%}{doubt}: "
         f"{', '.join(name.replace('_', ' ') for name in rejecting)}."
@@ -129,10 +119,7 @@ def _verdict(tests: Mapping[str, IidTest]) -> str:
 
 
 def _caution(tests: Mapping[str, IidTest]) -> str:
-    def rejects(name: str) -> bool:
-        return tests[name].p_value < SIGNIFICANT
-
-    if rejects("prompts") or rejects("prompts_beta"):
+    if any(tests[name].p_value < SIGNIFICANT for name in ("prompts", "prompts_beta")):
         return (
             "Prompts differ. That alone can make the tests of depth, trend, mixing, the previous round and the same "
             "alpha reject; the memory test compares rounds within their prompt and is not deceived. The intervals "

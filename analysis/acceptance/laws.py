@@ -33,9 +33,9 @@ class Law:
 Sums = Mapping[str, np.ndarray]  # weighted sums [B, ...] of the counts of `prediction`, by name
 
 
-def _ratio(pairs: np.ndarray) -> np.ndarray:
-    """Return the first over the second column [B]; NaN where nothing was counted."""
-    return np.divide(pairs[:, 0], pairs[:, 1], out=np.full(len(pairs), nan), where=pairs[:, 1] > 0)
+def _share(part: np.ndarray, whole: np.ndarray, empty: float = nan) -> np.ndarray:
+    """Return part over whole; `empty` where nothing was counted."""
+    return np.divide(part, whole, out=np.full(whole.shape, empty), where=whole > 0)
 
 
 def _constant(alpha: np.ndarray, sums: Sums) -> Law:
@@ -44,27 +44,26 @@ def _constant(alpha: np.ndarray, sums: Sums) -> Law:
 
 
 def _capped_text(sums: Sums) -> Law:
-    return _constant(np.clip(_ratio(sums["text"]), 0, 1), sums)
+    return _constant(np.clip(_share(*sums["text"].T), 0, 1), sums)
 
 
 def _capped_mle(sums: Sums) -> Law:
     tested = sums["at_risk"].sum(axis=1)
-    return _constant(_ratio(np.stack([tested - sums["rejected"].sum(axis=1), tested], axis=1)), sums)
+    return _constant(_share(tested - sums["rejected"].sum(axis=1), tested), sums)
 
 
 def _capped_short(sums: Sums) -> Law:
-    return _constant(_ratio(sums["short"]), sums)
+    return _constant(_share(*sums["short"].T), sums)
 
 
 def _position(sums: Sums) -> Law:
     """Take acceptance by depth as estimated; a depth that no round reached counts as never accepted."""
-    passed = sums["at_risk"] - sums["rejected"]
-    h = np.divide(passed, sums["at_risk"], out=np.zeros_like(passed), where=sums["at_risk"] > 0)
+    h = _share(sums["at_risk"] - sums["rejected"], sums["at_risk"], empty=0.0)
     return Law(h[:, None, None, :], np.ones((len(h), 1)))
 
 
 def _refitted(*terms: np.ndarray) -> np.ndarray:
-    """[B, 2] m and rho of every row of the three terms [B, J]; the first row, the data, starts the others."""
+    """Return [B, 2] m and rho of every row of the three terms [B, J]; the first row, the data, starts the others."""
     m, rho, _ = fit_beta(*(term[0] for term in terms))
     start = (min(max(m, 1e-6), 1 - 1e-6), max(rho, 1e-3))
     rest = [fit_beta(k, r, n, start)[:2] for k, r, n in zip(*(term[1:] for term in terms), strict=True)]
@@ -117,9 +116,9 @@ def _markov(sums: Sums) -> Law:
     agreement, estimated at greater depths. A round without a rejection ends in a token that nobody drafted, so the
     draft after it agrees with chance a11^2 + (1 - a11) a01.
     """
-    rise = _ratio(sums["first"])
+    rise = _share(*sums["first"].T)
     tested = sums["at_risk"][:, 1:].sum(axis=1)
-    stay = _ratio(np.stack([tested - sums["rejected"][:, 1:].sum(axis=1), tested], axis=1))
+    stay = _share(tested - sums["rejected"][:, 1:].sum(axis=1), tested)
     return markov_law(rise, stay, sums["at_risk"].shape[1])
 
 
@@ -147,9 +146,8 @@ def offer_chances(sums: Sums) -> np.ndarray:
 
     Where no text had room for a number of tokens, the drafter is taken to offer them.
     """
-    could, made = sums["could_offer"], sums["offered"]
-    share = np.divide(made, could, out=np.ones_like(made), where=could > 0)
-    return np.concatenate([np.ones((len(made), 1)), np.cumprod(share, axis=1)], axis=1)
+    share = _share(sums["offered"], sums["could_offer"], empty=1.0)
+    return np.concatenate([np.ones((len(share), 1)), np.cumprod(share, axis=1)], axis=1)
 
 
 def round_law(acceptance: np.ndarray, offers: np.ndarray, gamma: int) -> tuple[np.ndarray, np.ndarray]:

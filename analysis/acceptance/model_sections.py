@@ -1,4 +1,4 @@
-"""All that a run says about models of acceptance: tests of the i.i.d. model, which model fits, and prediction."""
+"""Says what a run tells about models of acceptance: tests of the i.i.d. model, which model fits, and prediction."""
 
 from collections.abc import Callable
 from dataclasses import replace

@@ -55,16 +55,11 @@ def prompt_beta(rounds: pd.DataFrame) -> ModelFit:
     return _beta_mixture("prompt_beta", sums["accepted"].to_numpy(int), sums["rejected"].to_numpy(int))
 
 
-def markov(rounds: pd.DataFrame) -> ModelFit:
+def markov(later: pd.DataFrame) -> ModelFit:
     """Fit alpha_1 to rounds that follow a full round of their generation, alpha_0 to those that follow another.
 
-    The first round of each generation follows none: compare this fit with others on `followers` only.
+    later: from `followers`; the first round of each generation follows none.
     """
-    return markov_of(followers(rounds))
-
-
-def markov_of(later: pd.DataFrame) -> ModelFit:
-    """Fit `markov` to the table of `followers`."""
     after_full = later["after_full"].to_numpy(dtype=bool)
     after, other = estimate_alpha(later[after_full]), estimate_alpha(later[~after_full])
     log_likelihood = _bernoulli([other.accepted, after.accepted], [other.rejected, after.rejected])
@@ -80,15 +75,16 @@ def followers(rounds: pd.DataFrame) -> pd.DataFrame:
     return ordered.assign(after_full=after_full)[ordered.groupby(GENERATION).cumcount() > 0]
 
 
-def compare_models(rounds: pd.DataFrame) -> pd.DataFrame:
-    """Return all five fits, best AIC first: columns parameters (their number), log_likelihood, aic; index model.
+def compare_models(rounds: pd.DataFrame, ordered: bool = True) -> pd.DataFrame:
+    """Return the fits, best AIC first: columns parameters (their number), log_likelihood, aic; index model.
 
     All are fitted to the rounds that follow another, the only ones that the Markov model describes, so that the
-    likelihoods are of the same data.
+    likelihoods are of the same data. Where the order of rounds is not known (`ordered` is False), the other four models
+    are fitted to all rounds.
     """
-    later = followers(rounds)
-    fits = [fit(later) for fit in (capped_geometric, position, beta_geometric, prompt_beta)]
-    rows = {f.model: (len(f.parameters), f.log_likelihood, f.aic) for f in [*fits, markov(rounds)]}
+    fitted = followers(rounds) if ordered else rounds
+    models = (capped_geometric, position, beta_geometric, prompt_beta, *([markov] if ordered else []))
+    rows = {f.model: (len(f.parameters), f.log_likelihood, f.aic) for f in (fit(fitted) for fit in models)}
     table = pd.DataFrame.from_dict(rows, orient="index", columns=["parameters", "log_likelihood", "aic"])
     return table.rename_axis("model").sort_values("aic")
 

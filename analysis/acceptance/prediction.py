@@ -16,8 +16,8 @@ from math import nan
 import numpy as np
 import pandas as pd
 
-from ..intervals import Interval, bootstrap, percentile_bounds
-from ..rounds import GENERATION, distinct_generations, drafted, in_order, shared_work
+from ..intervals import bootstrap, percentile_bounds
+from ..rounds import GENERATION, by_gamma, distinct_generations, drafted, in_order, prompt_sums, shared_work
 from .laws import LAWS, expected_rounds, offer_chances
 
 LABELS = {
@@ -78,26 +78,25 @@ def predict(
         refits: replicates of the intervals of the errors, with every model refitted in each.
 
     Raises:
-        Undetermined: no model can be fitted on both halves.
-        ValueError: where `unpredictable` has a reason, or for options out of range.
+        Undetermined: no model can be fitted on both halves; the message is a clause.
+        ValueError: options are out of range.
     """
     if replicates < 1 or refits < 0 or not 0 < level < 1:
         raise ValueError(f"replicates, refits and level are {replicates}, {refits} and {level}")
-    reason = unpredictable(rounds)
+    reason = _unpredictable(rounds)
     if reason:
-        raise ValueError(reason)
+        raise Undetermined(reason)
     alpha_sums = None if alpha_sums is None or alpha_sums.empty else alpha_sums
     replay = None if replay is None or replay.empty else replay
-    arms = _arms(rounds)
+    arms = by_gamma(shared_work(rounds))
     prompts = sorted(arms[max(arms)]["prompt"].unique())
     largest, smallest = max(arms), min(arms)
     fitted = distinct_generations(arms[largest])
     order = np.random.default_rng(seed).permutation(len(prompts))
     side = np.zeros(len(prompts), dtype=int)
     side[order[: len(prompts) // 2]] = 1
-    weights = _weights(
-        side, refits if len(prompts) >= FEW_PROMPTS else 0, seed
-    )  # [1 + B, P]; the first row is the data
+    # [1 + B, P]; the first row is the data.
+    weights = _weights(side, refits if len(prompts) >= FEW_PROMPTS else 0, seed)
     data = _counts(fitted, distinct_generations(arms[smallest]), alpha_sums, prompts, largest)
     tried, left_out = _models(data, smallest < largest, alpha_sums, replay, arms)
     texts = {gamma: _texts(arm, prompts) for gamma, arm in arms.items()}
@@ -106,9 +105,7 @@ def predict(
         sums = {name: (weights * (side != half)) @ table for name, table in data.items()}
         offers = offer_chances(sums)
         held_out = np.flatnonzero(side == half)
-        for name in tried:
-            if name == "replay":
-                continue
+        for name in (name for name in tried if name in LAWS):
             law = LAWS[name](sums)
             for gamma in arms:
                 into = expected.setdefault((name, gamma), np.zeros(weights.shape))
@@ -116,8 +113,9 @@ def predict(
                 into[:, held_out] = texts[gamma].rounds(per_length)[:, held_out]
     lines = []
     for gamma, arm in arms.items():
-        measured = _measured(arm, replicates, seed, level)
-        tokens, taken = texts[gamma].tokens, arm.groupby("prompt").size().reindex(prompts).to_numpy(float)
+        counts = prompt_sums(arm)[["tokens", "rounds"]]
+        measured = bootstrap(counts, lambda s: {"tau": s["tokens"] / s["rounds"]}, replicates, seed, level)["tau"]
+        tokens, taken = texts[gamma].tokens, counts["rounds"].reindex(prompts).to_numpy()
         with np.errstate(divide="ignore", invalid="ignore"):
             tau = (weights @ tokens) / (weights @ taken)
             for name in tried:
@@ -141,14 +139,14 @@ def predict(
     return HeldOutPrediction(table, _summary(table), left_out, largest, len(prompts), level, len(weights) - 1)
 
 
-def unpredictable(rounds: pd.DataFrame) -> str:
+def _unpredictable(rounds: pd.DataFrame) -> str:
     """Return why `predict` cannot work on these rounds, as a clause; empty if it can."""
     speculative = drafted(rounds)
     if speculative.empty:
         return "there is no round of a drafter"
     if speculative["method"].nunique() != 1 or speculative["cell"].nunique() != 1:
         return "the rounds are of several drafters or cells, and one is expected"
-    arms = _arms(rounds)
+    arms = by_gamma(shared_work(rounds))
     largest = arms[max(arms)]
     prompts = largest["prompt"].unique()
     if len(prompts) < 2:
@@ -156,13 +154,6 @@ def unpredictable(rounds: pd.DataFrame) -> str:
     if not (largest["accepted"] + largest["rejected"]).any():
         return "no draft token was tested at the largest gamma, so no model can be fitted"
     return ""
-
-
-def _arms(rounds: pd.DataFrame) -> dict[int, pd.DataFrame]:
-    """Return the drafter's rounds by gamma, over the work that all methods and gammas have done."""
-    shared = shared_work(rounds)
-    speculative = drafted(shared)
-    return {int(gamma): arm for gamma, arm in speculative.groupby("gamma", sort=True)}
 
 
 def _weights(side: np.ndarray, refits: int, seed: int) -> np.ndarray:
@@ -184,8 +175,7 @@ def _counts(
     """Return all that models are fitted to, as tables [P, ...]; a replicate has their weighted sums over prompts."""
     ordered = in_order(fitted)
     row = pd.Index(prompts).get_indexer(ordered["prompt"])
-    s = ordered["accepted"].to_numpy(dtype=np.int64)
-    d = ordered["rejected"].to_numpy(dtype=np.int64)
+    s, d = (ordered[name].to_numpy(dtype=np.int64) for name in ("accepted", "rejected"))
     depth = np.arange(1, gamma + 1)
 
     def per_prompt(values: np.ndarray) -> np.ndarray:
@@ -258,11 +248,6 @@ def _texts(arm: pd.DataFrame, prompts: list[str]) -> _Texts:
     owner = pd.Index(prompts).get_indexer(lengths.index.get_level_values("prompt"))
     sizes = lengths.to_numpy(dtype=np.int64)
     return _Texts(owner, sizes, np.bincount(owner, sizes, len(prompts)))
-
-
-def _measured(arm: pd.DataFrame, replicates: int, seed: int, level: float) -> Interval:
-    sums = arm.groupby("prompt").agg(tokens=("committed", "sum"), rounds=("committed", "size")).astype(float)
-    return bootstrap(sums, lambda s: {"tau": s["tokens"] / s["rounds"]}, replicates, seed, level)["tau"]
 
 
 def _replayed(replay: pd.DataFrame, gamma: int, prompts: list[str], weights: np.ndarray) -> np.ndarray:

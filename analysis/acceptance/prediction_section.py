@@ -1,7 +1,5 @@
 """Prediction on held-out prompts in words, tables and a figure."""
 
-from typing import Any
-
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
@@ -10,7 +8,8 @@ from matplotlib.ticker import PercentFormatter
 from ..figures import style
 from ..findings import Section, counted
 from ..intervals import Interval
-from .prediction import LABELS, ROUNDING, HeldOutPrediction, Undetermined, predict, unpredictable
+from ..sums import interval, intervals
+from .prediction import LABELS, ROUNDING, HeldOutPrediction, Undetermined, predict
 
 _LINES = {  # model: name in the legend, colour, dash, marker
     "capped_geometric.text": ("capped geometric, α of text", style.BLUE, "-", "o"),
@@ -35,9 +34,6 @@ def prediction_section(
 ) -> Section:
     """Say what each model predicts on held-out prompts, and how far it is off; arguments as of `predict`."""
     heading = "What would each model have predicted?"
-    reason = unpredictable(rounds)
-    if reason:
-        return Section(heading, (f"No prediction: {reason}.",))
     try:
         prediction = predict(rounds, alpha_sums, replay, seed, replicates, refits)
     except Undetermined as undetermined:
@@ -52,23 +48,20 @@ def prediction_section(
     texts = [prediction_in_words(prediction), method]
     if omitted:
         texts.append("Not tried: " + "; ".join(omitted) + ".")
+    sure = "Too few prompts for intervals of the error."
+    if prediction.table["error_low"].notna().any():
+        sure = (
+            f"{prediction.level:.0%} prompt-bootstrap intervals; that of the error resamples both halves and refits "
+            f"every model ({prediction.refits} times)."
+        )
     return Section(
         heading,
         tuple(texts),
         (
             ("Models, best first: error over gammas, predicted over measured less 1.", summary_table(prediction)),
-            ("Tokens per round, predicted and measured. " + _intervals_in_words(prediction), errors_table(prediction)),
+            (f"Tokens per round, predicted and measured. {sure}", errors_table(prediction)),
         ),
         (("prediction_error", prediction_figure(prediction, title=title)),),
-    )
-
-
-def _intervals_in_words(prediction: HeldOutPrediction) -> str:
-    if not prediction.table["error_low"].notna().any():
-        return "Too few prompts for intervals of the error."
-    return (
-        f"{prediction.level:.0%} prompt-bootstrap intervals; that of the error resamples both halves and refits every "
-        f"model ({prediction.refits} times)."
     )
 
 
@@ -89,20 +82,15 @@ def summary_table(prediction: HeldOutPrediction) -> pd.DataFrame:
 def errors_table(prediction: HeldOutPrediction) -> pd.DataFrame:
     """Return a line per gamma and model in words."""
     table = prediction.table
-
     return pd.DataFrame(
         {
             "gamma": table["gamma"],
             "model": table["model"].map(LABELS),
             "predicted": table["predicted"].map("{:.3f}".format),
             "measured": [f"{Interval(row.measured, row.ci_low, row.ci_high):.3f}" for row in table.itertuples()],
-            "error": [f"{_error(row):+.1%}" for row in table.itertuples()],
+            "error": [f"{error:+.1%}" for error in intervals(table, "error")],
         }
     )
-
-
-def _error(line: Any) -> Interval:
-    return Interval(line.error, line.error_low, line.error_high)
 
 
 @style.in_style
@@ -113,14 +101,10 @@ def prediction_figure(prediction: HeldOutPrediction, *, title: str) -> Figure:
     tried = list(dict.fromkeys(prediction.table["model"]))
     capped = tried[0]
     with_intervals = prediction.table["error_low"].notna().any()
+    sure = f"{prediction.level:.0%} prompt-bootstrap intervals of the capped geometric and of the best model."
     caption = (
         f"{counted(prediction.prompts, 'prompt')}, fitted on half of them at γ = {prediction.fit_gamma} and tried on "
-        "the other, and the reverse. "
-        + (
-            f"{prediction.level:.0%} prompt-bootstrap intervals of the capped geometric and of the best model."
-            if with_intervals
-            else "No intervals."
-        )
+        f"the other, and the reverse. {sure if with_intervals else 'No intervals.'}"
     )
     figure, axes = style.new_figure(title, caption, height=style.HEIGHT + 0.9)
     axes.axhline(0, color=style.BLACK, linewidth=1.6, linestyle=(0, (1, 1.5)))
@@ -176,7 +160,7 @@ def prediction_in_words(prediction: HeldOutPrediction) -> str:
         return f"{start} {subject} is off by {size} at most; without intervals no miss can be called real."
     over, under = capped[capped["error_low"] > ROUNDING], capped[capped["error_high"] < -ROUNDING]
     if over.empty and under.empty:
-        at_most = f"{_error(worst):+.1%} at gamma {worst['gamma']:g}"
+        at_most = f"{interval(worst, 'error'):+.1%} at gamma {worst['gamma']:g}"
         return f"{start} {subject} does not miss significantly at any gamma: by {at_most} at most."
     sides = [
         f"{verb} significantly at gamma {', '.join(f'{gamma:g}' for gamma in part['gamma'])}"

@@ -15,17 +15,6 @@ from .waterfall import EXACT, name_of, waterfall
 
 SHOWN_PROMPTS = 5  # of the slowest, and of the fastest
 
-_CAUSES = {  # factor: its cause, as a sentence names it
-    "offered": "fewer tokens offered than gamma",
-    "dependence": "dependence between positions and differences between texts",
-    "drift": "drift of the drafter, or chance",
-    "draft": "the time of drafting",
-    "verify": "verifying several tokens in one call",
-    "overhead": "the loop's own time",
-    "baseline": "the baseline's time per token against the bare call",
-}
-_NO_REPLAY = "dependence, drift or chance (no replay tells them apart)"
-
 
 def verdict(account: Account) -> str:
     """Say in one sentence whether speculation pays, what costs most, what gains most, and how sure that is.
@@ -83,10 +72,9 @@ def _without(account: Account, factor: str) -> str:
 
 def _named(account: Account, factor: str) -> str:
     """Return the factor in words with its value and interval, and a remark where the interval does not settle it."""
-    merged = factor == "dependence" and "drift" not in account.factors
     interval = account.intervals[factor]
     unsure = ", not significant because the interval contains 1" if interval.contains(1.0) else ""
-    return f"{_NO_REPLAY if merged else _CAUSES[factor]}, `{factor}` {interval:.3f}{unsure}"
+    return f"{name_of(account, factor).cause}, `{factor}` {interval:.3f}{unsure}"
 
 
 def _explained(interval: Interval) -> str:
@@ -132,21 +120,13 @@ def _effect(interval: Interval) -> str:
 def time_table(account: Account) -> pd.DataFrame:
     """Return the parts of a round (verify, draft and the rest) in t(1) and in milliseconds, with their shares."""
     total = sum(account.time.values())
-    lines = []
-    for term, part in (("v", "verify"), ("g", "draft"), ("o", "rest")):
-        value = account.time[term]
-        lines.append(
-            {
-                "part": part,
-                "term": term,
-                "over t(1)": value,
-                **account.intervals[term].bounds,
-                "ms": 1e3 * value * account.t1_s,
-                "share": value / total,
-            }
-        )
-    whole = {"part": "round", "term": "v + g + o", "over t(1)": total, "ci_low": nan, "ci_high": nan}
-    return pd.DataFrame([*lines, {**whole, "ms": 1e3 * total * account.t1_s, "share": 1.0}])
+    parts = [
+        {"part": part, "term": term, "over t(1)": account.time[term], **account.intervals[term].bounds}
+        for term, part in (("v", "verify"), ("g", "draft"), ("o", "rest"))
+    ]
+    table = pd.DataFrame([*parts, {"part": "round", "term": "v + g + o", "over t(1)": total}])
+    times = table["over t(1)"]
+    return table.assign(ms=1e3 * times * account.t1_s, share=times / total)
 
 
 def group_table(groups: Sequence[GroupAccount], by: str) -> pd.DataFrame:
@@ -238,9 +218,9 @@ def _category_section(groups: Sequence[GroupAccount]) -> Section:
 def _prompt_section(sums: AccountSums) -> Section:
     groups = sums.by("prompt")
     speedups = np.array([group.account.speedup for group in groups])
-    order = np.argsort(speedups, kind="stable")
     shown = min(SHOWN_PROMPTS, len(groups) // 2)
-    worst, best = ([groups[i] for i in places] for places in (order[:shown], order[::-1][:shown]))
+    order = [groups[place] for place in np.argsort(speedups, kind="stable")]
+    worst, best = order[:shown], order[::-1][:shown]
     below = int((speedups < 1).sum())
     sentence = (
         f"{below} of {len(groups)} prompts are slower with the drafter than without; the speedup of a prompt goes "
@@ -249,10 +229,7 @@ def _prompt_section(sums: AccountSums) -> Section:
     )
     columns = ["ci_low", "ci_high", "prompts"]  # empty or 1 for a single prompt
     tables = [
-        (
-            f"The {len(part)} {which} prompts, each under its own alpha",
-            group_table(part, "prompt").drop(columns=columns),
-        )
+        (f"The {shown} {which} prompts, each under its own alpha", group_table(part, "prompt").drop(columns=columns))
         for which, part in (("slowest", worst), ("fastest", best))
     ]
     return Section("Worst and best prompts", (sentence, *without_alpha(groups, "prompt")), tuple(tables))

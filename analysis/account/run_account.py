@@ -18,8 +18,6 @@ from ..read.runs import Run
 from ..rounds import arms_by_gamma, distinct_generations, prompt_sums, shared_work
 from .gap_account import Account, account_table, gap_account, shared_alpha
 
-By = Literal["category", "prompt"]
-
 
 @dataclass(frozen=True)
 class GroupAccount:
@@ -32,7 +30,7 @@ class GroupAccount:
 
 @dataclass(frozen=True)
 class AccountSums:
-    """What the account of one gamma is made of: sums by prompt, and what all prompts share."""
+    """The sums that the account of one gamma is made of, by prompt, and what all prompts share."""
 
     table: pd.DataFrame  # as `account_table` returns it, by prompt
     baseline_calls: pd.DataFrame  # by prompt: rounds and verify_s of the baseline
@@ -47,21 +45,16 @@ class AccountSums:
         """Return the account of the whole run."""
         return gap_account(self.table, self.alpha, self.gamma, self.t1_s, self.replicates, self.seed)
 
-    def by(self, by: By) -> list[GroupAccount]:
+    def by(self, by: Literal["category", "prompt"]) -> list[GroupAccount]:
         """Return the account of each category or prompt, in the order of names."""
-        if by not in ("category", "prompt"):
-            raise ValueError(f"by must be category or prompt, got {by!r}")
         names = self.categories.reindex(self.table.index) if by == "category" else self.table.index.to_series()
         return [self._group(str(name) or "none", part) for name, part in self.table.groupby(names, sort=True)]
 
     def _group(self, name: str, part: pd.DataFrame) -> GroupAccount:
-        alpha, own = self.alpha, False
-        if "alpha_numerator" in part:
-            own = bool(part["alpha_denominator"].sum() > 0)
-            if own:
-                alpha = float(part["alpha_numerator"].sum() / part["alpha_denominator"].sum())
-            else:
-                part = part.drop(columns=["alpha_numerator", "alpha_denominator"])
+        own = "alpha_numerator" in part and bool(part["alpha_denominator"].sum() > 0)
+        alpha = float(part["alpha_numerator"].sum() / part["alpha_denominator"].sum()) if own else self.alpha
+        if not own:
+            part = part.drop(columns=["alpha_numerator", "alpha_denominator"], errors="ignore")
         calls = self.baseline_calls.loc[part.index].sum()
         t1_s = float(calls["verify_s"] / calls["rounds"])
         account = gap_account(part, alpha, self.gamma, t1_s, self.replicates, self.seed)
@@ -106,31 +99,3 @@ def account_sums(run: Run, gamma: int | None = None) -> AccountSums:
 def account_of(run: Run, gamma: int | None = None) -> Account:
     """Return the account that the run logged, at `gamma` (None: the primary one). Raises as `account_sums` does."""
     return account_sums(run, gamma).account()
-
-
-def account_by(run: Run, by: By, gamma: int | None = None) -> pd.DataFrame:
-    """Return the account of each category or prompt as a tidy table. Raises as `account_sums` does.
-
-    It is for analyses of your own; in this project only tests call it. One line per group and quantity: the factors in
-    order, `speedup`, and g, v, o. Columns: `by`, gamma, prompts, t1_s, alpha, alpha_of ("group" or "run"), quantity,
-    value, ci_low, ci_high (NaN for a single prompt).
-    """
-    lines = []
-    for group in account_sums(run, gamma).by(by):
-        account = group.account
-        values = {**account.factors, "speedup": account.speedup, **account.time}
-        for quantity, value in values.items():
-            lines.append(
-                {
-                    by: group.name,
-                    "gamma": account.gamma,
-                    "prompts": account.prompts,
-                    "t1_s": account.t1_s,
-                    "alpha": account.alpha,
-                    "alpha_of": "group" if group.own_alpha else "run",
-                    "quantity": quantity,
-                    "value": value,
-                    **account.intervals[quantity].bounds,
-                }
-            )
-    return pd.DataFrame(lines)

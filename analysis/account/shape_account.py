@@ -1,7 +1,9 @@
 """Live runs of chain, rows and tree side by side: what each accepts, and which part of a round takes it away."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import nan
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -61,11 +63,13 @@ def compare_shapes(runs: Sequence[Run]) -> Shapes:
         raise UsageError(f"The runs of {', '.join(found)} have no prompt in common: `{COMMAND}` makes them anew.")
     params = ordered[0].params
     drawn = bootstrap(common.astype(float), _values, int(params["measurement.bootstrap"]), int(params["seed"]))
-    values = tuple(
-        {name.partition("_")[2]: interval for name, interval in drawn.items() if name.startswith(f"{place}_")}
-        for place in range(len(ordered))
-    )
+    values = tuple(_of_shape(drawn, place) for place in range(len(ordered)))
     return Shapes(tuple(ordered), tuple(_name(run) for run in ordered), values, len(common))
+
+
+def _of_shape(columns: Mapping[str, Any], place: int) -> dict[str, Any]:
+    """Return the columns of one shape, without the place that begins their names."""
+    return {name.partition("_")[2]: column for name, column in columns.items() if name.startswith(f"{place}_")}
 
 
 def _values(sums: Columns) -> dict[str, np.ndarray]:
@@ -74,17 +78,12 @@ def _values(sums: Columns) -> dict[str, np.ndarray]:
     """
     values: dict[str, np.ndarray] = {}
     for place in range(len({name.partition("_")[0] for name in sums})):
-        own = {name.partition("_")[2]: column for name, column in sums.items() if name.startswith(f"{place}_")}
+        own = _of_shape(sums, place)
         plain = own["plain_s"] / own["plain_tokens"]
         parts = {name: own[f"{name}_s"] / own["rounds"] / plain for name in _PARTS}
         tokens, time = own["tokens"] / own["rounds"], parts["verify"] + parts["draft"] + parts["rest"]
-        shape = {
-            "tokens": tokens,
-            "nodes": own["nodes"] / own["rounds"],
-            **parts,
-            "round": time,
-            "speedup": tokens / time,
-        }
+        nodes = own["nodes"] / own["rounds"]
+        shape = {"tokens": tokens, "nodes": nodes, **parts, "round": time, "speedup": tokens / time}
         values |= {f"{place}_{name}": value for name, value in shape.items()}
         for name, of in (("gain", "tokens"), ("net", "speedup")):
             values[f"{place}_{name}"] = values[f"{place}_{of}"] / values[f"0_{of}"] - 1
@@ -173,17 +172,12 @@ def _round_table(found: Shapes) -> pd.DataFrame:
 def _factor_table(found: Shapes) -> pd.DataFrame:
     """Return a line per factor, a column per shape."""
     accounts = [account_of(run) for run in found.runs]
-    names = dict.fromkeys(name for account in accounts for name in account.factors)
-    lines = [
-        {"factor": name}
-        | {
-            shape: f"{account.factors[name]:.3f}" if name in account.factors else "–"
-            for shape, account in zip(found.names, accounts, strict=True)
-        }
-        for name in names
-    ]
-    speedups = {shape: f"{account.speedup:.3f}" for shape, account in zip(found.names, accounts, strict=True)}
-    return pd.DataFrame([*lines, {"factor": "speedup", **speedups}])
+    values = [account.factors | {"speedup": account.speedup} for account in accounts]
+    # A shape may lack a factor, but the speedup stands last.
+    names = dict.fromkeys(name for account in accounts for name in account.factors) | {"speedup": None}
+    shapes = dict(zip(found.names, values, strict=True))
+    columns = {shape: [f"{Interval(own.get(name, nan)):.3f}" for name in names] for shape, own in shapes.items()}
+    return pd.DataFrame({"factor": list(names), **columns})
 
 
 @style.in_style

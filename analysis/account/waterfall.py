@@ -8,29 +8,37 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from ..figures import style
+from ..findings import counted
 from ..intervals import Interval
 from .gap_account import Account
 
 
 @dataclass(frozen=True)
 class FactorName:
-    """The name of a factor in words, and its formula."""
+    """The name of a factor in words, its formula, and its cause as a sentence names it."""
 
     name: str
     symbol: str
+    cause: str
 
 
 NAMES = {
-    "omega": FactorName("theory: tokens per round", "Ω(α, γ)"),
-    "offered": FactorName("fewer tokens offered", "Ω̄ / Ω"),
-    "dependence": FactorName("dependence between positions", "τ replay / Ω̄"),
-    "drift": FactorName("drafter drift or chance", "τ / τ replay"),
-    "draft": FactorName("drafts cost time", "1 / (1 + g)"),
-    "verify": FactorName("verifying more tokens", "(1 + g) / (v + g)"),
-    "overhead": FactorName("the loop's own time", "(v + g) / (v + g + o)"),
-    "baseline": FactorName("the baseline's own overhead", "t AR / t(1)"),
+    "omega": FactorName("theory: tokens per round", "Ω(α, γ)", "theory"),
+    "offered": FactorName("fewer tokens offered", "Ω̄ / Ω", "fewer tokens offered than gamma"),
+    "dependence": FactorName(
+        "dependence between positions", "τ replay / Ω̄", "dependence between positions and differences between texts"
+    ),
+    "drift": FactorName("drafter drift or chance", "τ / τ replay", "drift of the drafter, or chance"),
+    "draft": FactorName("drafts cost time", "1 / (1 + g)", "the time of drafting"),
+    "verify": FactorName("verifying more tokens", "(1 + g) / (v + g)", "verifying several tokens in one call"),
+    "overhead": FactorName("the loop's own time", "(v + g) / (v + g + o)", "the loop's own time"),
+    "baseline": FactorName(
+        "the baseline's own overhead", "t AR / t(1)", "the baseline's time per token against the bare call"
+    ),
 }
-NO_REPLAY = FactorName("dependence, drift or chance", "τ / Ω̄")  # both in one, without a replay
+NO_REPLAY = FactorName(  # dependence and drift in one
+    "dependence, drift or chance", "τ / Ω̄", "dependence, drift or chance (no replay tells them apart)"
+)
 EXACT = 1e-9  # a factor this close to 1 is 1, up to rounding
 
 # Ticks within a decade, for an axis whose high end is at most the first number times its low end.
@@ -119,12 +127,12 @@ def _label(axes: Axes, place: int, text: str, weight: str = "normal") -> None:
 
 def _caption(account: Account) -> str:
     interval = account.intervals["speedup"]
-    prompts = f"{account.prompts:,} prompt{'s' * (account.prompts != 1)}"
     sure = (
         "no intervals"
         if not interval.known
         else f"whiskers: {interval.level:.0%} prompt-bootstrap intervals of each factor; pale: the interval contains 1"
     )
+    prompts = counted(account.prompts, "prompt")
     g, v, o = (account.time[name] for name in ("g", "v", "o"))
     return (
         f"{prompts}, γ\u00a0=\u00a0{account.gamma}, α\u00a0=\u00a0{account.alpha:.3f}; {sure}. "

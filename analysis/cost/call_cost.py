@@ -25,16 +25,10 @@ TILES = (1, 2, 4, 8, 16, 32, 64)  # rows computed at a time; with 1 the time has
 
 def call_table(cells: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
     """Return rows, context, median seconds and number of calls of the cells in `calibration.json`."""
-    lines = [
-        {
-            "rows": int(cell["rows"]),
-            "context": int(cell["context"]),
-            "seconds": float(np.median(cell["seconds"])),
-            "calls": len(cell["seconds"]),
-        }
-        for cell in cells
-    ]
-    return pd.DataFrame(lines).sort_values(["context", "rows"], ignore_index=True)
+    lines = [(c["rows"], c["context"], float(np.median(c["seconds"])), len(c["seconds"])) for c in cells]
+    return pd.DataFrame(lines, columns=["rows", "context", "seconds", "calls"]).sort_values(
+        ["context", "rows"], ignore_index=True
+    )
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,8 @@ from matplotlib.figure import Figure
 
 from specdec.theory.roofline import call_flops
 
-from ..figures import run_figures, style
+from ..figures import style
+from ..findings import counted
 from .cost_report import CostReport
 
 _CONTEXTS = ((style.BLUE, "o"), (style.ORANGE, "D"), (style.GREEN, "^"), (style.PURPLE, "v"))
@@ -22,7 +23,7 @@ def cost_figure(report: CostReport, *, title: str) -> Figure:
     largest = int(table["rows"].max())
     error = "" if report.by_rows is None else f", {report.by_rows.median:.1%} off in the median on rows left out"
     caption = (
-        f"Points by tokens in the cache: median of {run_figures.counted(int(table['calls'].max()), 'call')} each, "
+        f"Points by tokens in the cache: median of {counted(int(table['calls'].max()), 'call')} each, "
         f"{table['rows'].nunique()} values of n from 1 to {largest}; no intervals. Lines: fit{error}. "
         f"At {middle} cached tokens t(1) = {1e3 * report.t1:.3g} ms; black: overhead with reading only (dashed), with "
         f"arithmetic only (dash-dotted)"
@@ -34,9 +35,7 @@ def cost_figure(report: CostReport, *, title: str) -> Figure:
     ratios = table["seconds"] / table["context"].map(t1s)
     top = 1.5 * max(float(np.max(model.seconds(n, context) / t1)) for context, t1 in t1s.items())
     beyond = int((ratios > top).sum())
-    figure, axes = style.new_figure(
-        title, caption + (f" {run_figures.counted(beyond, 'point')} above the top." if beyond else "")
-    )
+    figure, axes = style.new_figure(title, caption + (f" {counted(beyond, 'point')} above the top." if beyond else ""))
     for index, (context, cells) in enumerate(table.groupby("context")):
         colour, marker = _CONTEXTS[index % len(_CONTEXTS)]
         t1 = float(t1s[context])

@@ -109,11 +109,8 @@ class CostReport:
             },
         }
 
-    def markdown(self) -> list[str]:
-        """Return the section of `report.md`: the fit, its error, the ridge, operations per byte of every product."""
-        return ["## Cost of a call", "", self._fit(), "", self._roofline(), "", *self._operations(), ""]
-
-    def _fit(self) -> str:
+    def fit_in_words(self) -> str:
+        """Say what was fitted, how far it is off, and where arithmetic outgrows reading."""
         model, ridge = self.model, self.model.ridge(self.context)
         errors = [
             f"{item.median:.1%} (worst {item.worst:.1%}) on held-out {name}"
@@ -133,7 +130,8 @@ class CostReport:
         ]
         return " ".join(sentence for sentence in sentences if sentence)
 
-    def _roofline(self) -> str:
+    def roofline_in_words(self) -> str:
+        """Say what the machine does at best, and what share of its bandwidth a call on one row reaches."""
         machine = self.machine
         return (
             f"This machine reads {_scaled(machine['bytes_per_second'], 'B/s')} and computes "
@@ -142,23 +140,6 @@ class CostReport:
             f"{1e3 * self.t1:.3g} ms: {self.metrics['cost.bandwidth_share']:.1%} of the bandwidth. A call without any "
             f"overhead, at the machine's best, would leave the memory-bound region at n = {self.machine_ridge:.3g}."
         )
-
-    def _operations(self) -> list[str]:
-        threshold = self.machine["threshold"]
-        table = intensity_table(self.model.products, self.context)
-        lines = [
-            f"Operations per byte over n, at {self.context} cached tokens; **bold** is bound by arithmetic (at least "
-            f"{threshold:.3g}):",
-            "",
-            "| product | size | " + " | ".join(f"n = {n}" for n in table) + " |",
-            "| --- | --- |" + " ---: |" * table.shape[1],
-        ]
-        # Products of one size do the same operations per byte: one line for all of them.
-        alike = table.reset_index().groupby(["size", *table.columns], sort=False)["product"].agg(", ".join)
-        for (size, *values), names in alike.items():
-            cells = (f"**{value:.3g}**" if value >= threshold else f"{value:.3g}" for value in values)
-            lines.append(f"| {names} | {size} | " + " | ".join(cells) + " |")
-        return lines
 
 
 def cost_report(calls: Mapping[str, Any], products: Sequence[Product], machine: Mapping[str, Any]) -> CostReport:

@@ -31,7 +31,7 @@ MODELS = 99  # rank of drafters that are no n-grams of a corpus
 COLOURS = ((style.BLUE, "o"), (style.ORANGE, "s"), (style.GREEN, "^"), (style.PURPLE, "D"))
 
 
-def alpha_runs(tracking_uri: str, experiment: str, overlay: str = OVERLAY) -> list[Run]:
+def alpha_runs(tracking_uri: str, experiment: str) -> list[Run]:
     """Return the finished runs of the overlay, newest first, then the shorter ones of `notebooks` with such drafters.
 
     UsageError if there is none.
@@ -41,11 +41,11 @@ def alpha_runs(tracking_uri: str, experiment: str, overlay: str = OVERLAY) -> li
     nothing = pd.Series(index=table.index, dtype=object)
     name = table.get("params.experiment_name", nothing)
     short = table[(name == SHORT) & table.get("params.drafter.name", nothing).isin(OF_THE_PAPER)]
-    chosen = pd.concat([table[name == overlay], short])
+    chosen = pd.concat([table[name == OVERLAY], short])
     if chosen.empty:
         raise UsageError(
-            f"The experiment {experiment!r} has no finished run of the overlay {overlay}: "
-            f"`python -m specdec.run +experiment={overlay}` makes them."
+            f"The experiment {experiment!r} has no finished run of the overlay {OVERLAY}: "
+            f"`python -m specdec.run +experiment={OVERLAY}` makes them."
         )
     return [open_run(tracking_uri, str(run_id)) for run_id in chosen.index]
 
@@ -64,10 +64,9 @@ def alpha_table(runs: Iterable[Run]) -> pd.DataFrame:
             values = (*key, alpha.estimate, alpha.low, alpha.high, *_size(run))
             lines[key] = dict(zip(COLUMNS, values, strict=True))
     table = pd.DataFrame(list(lines.values()), columns=list(COLUMNS))
-    order = (
-        table.assign(rank=table["drafter"].map(_rank)).sort_values(["setting", "rank", "drafter", "temperature"]).index
-    )
-    return table.loc[order].reset_index(drop=True)
+    ranked = table.assign(rank=table["drafter"].map(_rank))
+    order = ["setting", "rank", "drafter", "temperature"]
+    return ranked.sort_values(order, ignore_index=True).drop(columns="rank")
 
 
 def _rank(drafter: str) -> int:

@@ -17,7 +17,6 @@ NO_FILE = (
     "No file of printed values was given, so there is nothing to set theory against but theory: a CSV with the columns "
     "of `specdec.analysis.papers.published.COLUMNS`, named in the cell of parameters, fills this notebook."
 )
-SETTING = ["source", "target", "drafter", "task", "temperature", "gamma"]
 
 
 def paper_sections(published: pd.DataFrame | None) -> list[Section]:
@@ -44,7 +43,7 @@ def paper_answer(published: pd.DataFrame | None) -> str:
 def _shown(table: pd.DataFrame, keep: str = "") -> pd.DataFrame:
     """Return the table with short sources and three decimals, without settings that are the same on all lines."""
     short = table.assign(source=table["source"].map(_short))
-    settings = [name for name in (*SETTING, "variant") if short[name].astype(str).nunique() > 1 or name == keep]
+    settings = [name for name in KEY if name != "table" and short[name].astype(str).nunique() > 1 or name == keep]
     result = short[[*settings, *(name for name in table if name not in KEY)]]
     return result.replace({"gamma": {0: ""}}).round(3)
 

@@ -4,7 +4,7 @@ Takes the table of `published.load_published`. Every printed figure stands for a
 disagreement counts only if no such values agree. The last digit of a column is the last that any of its rows has.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise, product
 from math import nan
@@ -19,7 +19,8 @@ from specdec.theory.speedup import optimal_gamma, speedup
 
 from .published import LEVIATHAN
 
-KEY = ["source", "table", "target", "drafter", "task", "temperature", "gamma", "variant"]
+SETTING = ["source", "table", "target", "drafter", "task", "temperature", "gamma"]
+KEY = [*SETTING, "variant"]
 VARIANT = r"(K=\d+ drafts|lenience l=[\d.]+|batch [2-9])"  # rows that differ in nothing but their note
 NOTED = {  # metric: pattern of its figure, where papers print it in a note
     "time_per_token_baseline": r"baseline ([\d.]+) m?s/token",
@@ -47,8 +48,7 @@ def printed_figures(published: pd.DataFrame) -> pd.DataFrame:
     rows["variant"] = notes.str.extract(VARIANT, expand=False).fillna("")
     noted_rows = []
     for metric, pattern in NOTED.items():
-        noted = notes.str.extract(pattern, expand=False)
-        stated = noted.dropna()
+        stated = notes.str.extract(pattern, expand=False).dropna()
         found = rows.loc[stated.index].assign(metric=metric, value=stated.astype(float), decimals=stated.map(_decimals))
         noted_rows.append(found)
     rows = pd.concat([rows, *noted_rows], ignore_index=True)
@@ -73,19 +73,20 @@ def _having(figures: pd.DataFrame, *metrics: str) -> pd.DataFrame:
     return figures.reindex(columns=wanted).dropna()
 
 
-def _range(formula: Callable[..., float], values: list[float], halves: list[float]) -> tuple[float, float]:
-    """Return the smallest and largest of a monotone `formula` over all inputs that are printed as `values`."""
-    corners = product(*((value - half, value + half) for value, half in zip(values, halves, strict=True)))
+def _compared(
+    row: pd.Series, metric: str, inputs: Sequence[str], formula: Callable[..., float]
+) -> tuple[float, float, float, float, str]:
+    """Return a printed metric, `formula` of the printed inputs, its range over all inputs printed alike, and a word.
+
+    The formula is monotone in each input. The word says whether the metric is the formula's value rounded (YES), or
+    follows from other inputs that are printed alike (INPUTS).
+    """
+    corners = product(*((row[name] - row[f"{name}.half"], row[name] + row[f"{name}.half"]) for name in inputs))
     results = [formula(*corner) for corner in corners]
-    return min(results), max(results)
-
-
-def _agreement(printed: float, half: float, value: float, low: float, high: float) -> str:
-    """Say whether `printed` is `value` rounded (YES), or follows from other inputs that are printed alike (INPUTS)."""
-    slack = half + 1e-9
-    if abs(printed - value) <= slack:
-        return YES
-    return INPUTS if low - slack <= printed <= high + slack else NO
+    printed, value, low, high = row[metric], formula(*row[list(inputs)]), min(results), max(results)
+    slack = row[f"{metric}.half"] + 1e-9
+    near = INPUTS if low - slack <= printed <= high + slack else NO
+    return printed, value, low, high, YES if abs(printed - value) <= slack else near
 
 
 def solved_alpha(tokens: float, gamma: int) -> float:
@@ -105,16 +106,13 @@ def predictions(figures: pd.DataFrame) -> pd.DataFrame:
     """
     rows = []
     for key, row in _having(figures, "alpha", "cost_coefficient_c", "speedup_predicted").iterrows():
-        gamma = dict(zip(KEY, key, strict=True))["gamma"]
+        gamma = key[KEY.index("gamma")]
 
         def formula(alpha: float, c: float, gamma: int = gamma) -> float:
             return float(speedup(alpha, gamma, c)) if gamma else optimal_gamma(alpha, c).speedup
 
-        inputs = [row["alpha"], row["cost_coefficient_c"]]
-        low, high = _range(formula, inputs, [row["alpha.half"], row["cost_coefficient_c.half"]])
-        printed, value = row["speedup_predicted"], formula(*inputs)
-        agrees = _agreement(printed, row["speedup_predicted.half"], value, low, high)
-        rows.append((*key, *inputs, printed, value, low, high, agrees))
+        inputs = ["alpha", "cost_coefficient_c"]
+        rows.append((*key, *row[inputs], *_compared(row, "speedup_predicted", inputs, formula)))
     return pd.DataFrame(rows, columns=[*KEY, "alpha", "c", "printed", "formula", "low", "high", "agrees"])
 
 
@@ -127,7 +125,7 @@ def ceilings(figures: pd.DataFrame) -> pd.DataFrame:
     """
     rows = []
     for key, row in _having(figures, "alpha", "speedup_measured").iterrows():
-        gamma = dict(zip(KEY, key, strict=True))["gamma"]
+        gamma = key[KEY.index("gamma")]
         if not gamma:
             continue
         alpha, measured = row["alpha"], row["speedup_measured"]
@@ -198,11 +196,7 @@ def identities(figures: pd.DataFrame) -> pd.DataFrame:
     rows = []
     for each in IDENTITIES:
         for key, row in _having(figures, each.printed, *each.inputs).iterrows():
-            inputs = [row[name] for name in each.inputs]
-            low, high = _range(each.formula, inputs, [row[f"{name}.half"] for name in each.inputs])
-            printed, value = row[each.printed], each.formula(*inputs)
-            agrees = _agreement(printed, row[f"{each.printed}.half"], value, low, high)
-            rows.append((*key, each.name, printed, value, low, high, agrees))
+            rows.append((*key, each.name, *_compared(row, each.printed, each.inputs, each.formula)))
     return pd.DataFrame(rows, columns=[*KEY, "identity", "printed", "computed", "low", "high", "agrees"])
 
 
@@ -245,14 +239,12 @@ def positions(figures: pd.DataFrame) -> pd.DataFrame:
     )
     rows = []
     for key, row in figures[names].dropna(how="all").iterrows():
-        setting = dict(zip(KEY, key, strict=True))
         rates = row.dropna().to_numpy()
         one = float(tokens_per_round(rates[0], len(rates)))
-        measured = _of_the_chain(figures, setting)
+        measured = _of_the_chain(figures, dict(zip(KEY, key, strict=True)))
         tokens = float(product_identity(rates))
-        rows.append(
-            (*key, len(rates), rates[0], rates[-1], tokens, one, measured, tokens / measured - 1, one / measured - 1)
-        )
+        errors = tokens / measured - 1, one / measured - 1
+        rows.append((*key, len(rates), rates[0], rates[-1], tokens, one, measured, *errors))
     columns = ["depth", "first", "last", "product", "one_alpha", "printed", "product_error", "one_alpha_error"]
     return pd.DataFrame(rows, columns=[*KEY, *columns])
 
@@ -271,11 +263,9 @@ def _of_the_chain(figures: pd.DataFrame, setting: dict[str, object]) -> float:
 def starts(figures: pd.DataFrame) -> pd.DataFrame:
     """Compare tokens per round by i.i.d. theory, with every position as a start, and with real rounds."""
     names = {"omega_of_alpha": "omega", "tokens_per_round_uniform_start": "by_position", "tokens_per_round": "by_round"}
-    table = _having(figures, *names)[list(names)].rename(columns=names).rename_axis(columns=None)
-    table = table.assign(
-        omega_error=table["omega"] / table["by_round"] - 1, position_error=table["by_position"] / table["by_round"] - 1
-    )
-    return table.reset_index()
+    table = _having(figures, *names)[list(names)].rename(columns=names).rename_axis(columns=None).reset_index()
+    errors = {"omega_error": table["omega"], "position_error": table["by_position"]}
+    return table.assign(**{name: value / table["by_round"] - 1 for name, value in errors.items()})
 
 
 def lenience(figures: pd.DataFrame) -> pd.DataFrame:
@@ -286,9 +276,8 @@ def lenience(figures: pd.DataFrame) -> pd.DataFrame:
     rows = _having(figures, "alpha").reset_index()
     rows["l"] = rows["variant"].str.extract(r"lenience l=([\d.]+)", expand=False).astype(float)
     rows = rows.dropna(subset="l")
-    strict = rows[rows["l"] == 1].drop_duplicates([name for name in KEY if name != "variant"])
-    setting = [name for name in KEY if name != "variant"]
-    table = rows[rows["l"] < 1].merge(strict[[*setting, "alpha"]], on=setting, suffixes=("_l", ""))
+    strict = rows[rows["l"] == 1].drop_duplicates(SETTING)
+    table = rows[rows["l"] < 1].merge(strict[[*SETTING, "alpha"]], on=SETTING, suffixes=("_l", ""))
     bound = np.minimum(1.0, (table["alpha"] + table["alpha.half"]) / table["l"])
     within = table["alpha_l"].between(table["alpha"], bound + table["alpha.half"])
     return table.assign(printed=table["alpha_l"], bound=bound, within=within)[
@@ -304,9 +293,8 @@ def several_drafts(figures: pd.DataFrame) -> pd.DataFrame:
     rows = _having(figures, "tokens_per_round").reset_index()
     rows["drafts"] = rows["variant"].str.extract(r"K=(\d+) drafts", expand=False).astype(float)
     rows = rows[rows["drafts"].notna() & (rows["gamma"] > 0)]
-    setting = [name for name in KEY if name != "variant"]
-    single = rows[rows["drafts"] == 1][[*setting, "tokens_per_round"]]
-    table = rows[rows["drafts"] > 1].merge(single, on=setting, suffixes=("", "_single"))
+    single = rows[rows["drafts"] == 1][[*SETTING, "tokens_per_round"]]
+    table = rows[rows["drafts"] > 1].merge(single, on=SETTING, suffixes=("", "_single"))
     table["alpha"] = [
         solved_alpha(*pair) for pair in zip(table["tokens_per_round_single"], table["gamma"], strict=True)
     ]
@@ -324,11 +312,8 @@ def coverage(published: pd.DataFrame, checks: dict[str, pd.DataFrame]) -> pd.Dat
     rows = []
     for (source, table), part in published.groupby(["source", "table"], sort=False):
         folded = SAME_ROWS.get(table, table) if LEVIATHAN in source else table
-        used = [
-            name
-            for name, result in checks.items()
-            if ((result["source"] == source) & (result["table"] == folded)).any()
-        ]
+        using = {n: (found["source"] == source) & (found["table"] == folded) for n, found in checks.items()}
+        used = [name for name, lines in using.items() if lines.any()]
         used += [use for (name, beside), use in ELSEWHERE.items() if name in source and beside == table]
         rows.append((source, table, len(part), ", ".join(used)))
     return pd.DataFrame(rows, columns=["source", "table", "figures", "checked by"])

@@ -13,17 +13,8 @@ from specdec.errors import UsageError
 from specdec.theory.speedup import operations, speedup
 
 COLUMNS = (
-    "source",
-    "table",
-    "model_target",
-    "model_draft",
-    "task",
-    "temperature",
-    "gamma",
-    "metric",
-    "value",
-    "unit",
-    "note",
+    *("source", "table", "model_target", "model_draft", "task", "temperature", "gamma"),
+    *("metric", "value", "unit", "note"),
 )
 LEVIATHAN = "2211.17192"
 TABLE_1 = ((0.6, 2), (0.7, 3), (0.8, 2), (0.8, 5), (0.9, 2), (0.9, 10))  # alpha, gamma; c and c_ops are 0
@@ -63,13 +54,16 @@ def leviathan_table_1(published: pd.DataFrame | None = None) -> pd.DataFrame:
     return table.assign(agrees=gaps[0] & gaps[1])
 
 
+def _of_leviathan(published: pd.DataFrame, table: str, metrics: list[str]) -> pd.DataFrame:
+    source = published["source"].astype(str).str.contains(LEVIATHAN, regex=False)
+    return published[source & (published["table"] == table) & published["metric"].isin(metrics)]
+
+
 def _printed_table_1(published: pd.DataFrame) -> dict[tuple[str, float, int], float]:
     """Return printed values by (quantity, alpha, gamma); the file has alpha in the note."""
     metrics = {"operations_factor": "operations", "speedup_ideal": "speedup"}
-    source = published["source"].astype(str).str.contains(LEVIATHAN, regex=False)
-    rows = published[source & (published["table"] == "Table 1") & published["metric"].isin(list(metrics))]
     printed = {}
-    for row in rows.itertuples():
+    for row in _of_leviathan(published, "Table 1", list(metrics)).itertuples():
         alpha = re.search(r"\balpha=([0-9.]+)", str(row.note))
         if alpha:
             printed[metrics[row.metric], float(alpha[1]), int(row.gamma)] = float(row.value)
@@ -78,17 +72,10 @@ def _printed_table_1(published: pd.DataFrame) -> dict[tuple[str, float, int], fl
 
 def leviathan_table_3(published: pd.DataFrame) -> pd.DataFrame:
     """Return the printed alphas of Leviathan et al., Table 3: target, drafter, task, temperature, alpha."""
-    source = published["source"].astype(str).str.contains(LEVIATHAN, regex=False)
-    rows = published[source & (published["table"] == "Table 3") & (published["metric"] == "alpha")]
-    return pd.DataFrame(
-        {
-            "target": rows["model_target"].astype(str),
-            "drafter": rows["model_draft"].astype(str),
-            "task": rows["task"].astype(str),
-            "temperature": rows["temperature"].astype(float),
-            "alpha": rows["value"].astype(float),
-        }
-    ).reset_index(drop=True)
+    rows = _of_leviathan(published, "Table 3", ["alpha"])
+    columns = {"target": str, "drafter": str, "task": str, "temperature": float, "alpha": float}
+    renamed = rows.rename(columns={"model_target": "target", "model_draft": "drafter", "value": "alpha"})
+    return renamed[list(columns)].astype(columns).reset_index(drop=True)
 
 
 def table_1_in_words(table: pd.DataFrame) -> str:

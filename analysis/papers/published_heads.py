@@ -30,17 +30,8 @@ METRICS = {  # metric of the file: its column here
     "tokens_per_round_gain_over_medusa": "gain",
 }
 COLUMNS = (
-    "system",
-    "table",
-    "drafter",
-    "task",
-    "temperature",
-    "rate",
-    "overhead",
-    "implied",
-    "speedup",
-    "gain",
-    "agrees",
+    *("system", "table", "drafter", "task", "temperature"),
+    *("rate", "overhead", "implied", "speedup", "gain", "agrees"),
 )
 
 
@@ -52,7 +43,7 @@ def heads_tables(published: pd.DataFrame) -> dict[str, pd.DataFrame]:
     where not printed. agrees: rate over overhead is the speedup ("yes", "within the rounding of its
     inputs", "no"); "" where one of the three is not printed.
     """
-    mine = _with_system(published)
+    mine = published[_systems(published["model_draft"]) != ""]
     if mine.empty:
         return {}
     every = printed_figures(mine)
@@ -65,8 +56,8 @@ def heads_tables(published: pd.DataFrame) -> dict[str, pd.DataFrame]:
     short = table["source"].str.partition("(")[0].str.strip()
     table["title"] = short + ": " + table["target"] + ", " + _hardware(table, mine)
     order = {key: place for place, key in enumerate(zip(mine["source"], mine["table"], strict=True))}
-    place = pd.Series([order[key] for key in zip(table["source"], table["table"], strict=True)], index=table.index)
-    table = table.loc[place.sort_values(kind="stable").index]
+    places = [order[key] for key in zip(table["source"], table["table"], strict=True)]
+    table = table.iloc[np.argsort(places, kind="stable")]
     return {
         str(title): part[list(COLUMNS)].rename_axis(columns=None).reset_index(drop=True)
         for title, part in table.groupby("title", sort=False)
@@ -82,10 +73,6 @@ def heads_section(published: pd.DataFrame | None) -> Section:
     if not tables:
         return Section(title, (f"The file of published figures has no row of {' or '.join(SYSTEMS)}.",))
     return Section(title, tuple(_sentences(pd.concat(tables.values()))), tuple(_shown(tables)))
-
-
-def _with_system(published: pd.DataFrame) -> pd.DataFrame:
-    return published[_systems(published["model_draft"]) != ""]
 
 
 def _systems(drafters: pd.Series) -> pd.Series:

@@ -1,4 +1,4 @@
-"""What a run writes down about itself for the analysis: the records behind `run.json` and `session.json`.
+"""Records of what a run writes down about itself for the analysis: `run.json` and `session.json`.
 
 The run fills them in, the analysis reads them back; nobody else knows the keys of these files.
 """
@@ -10,7 +10,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class RunFacts:
-    """What is run (`run.json`, written before decoding begins).
+    """Facts known before decoding begins: what is run (`run.json`).
 
     Attributes:
         label: drafter on model, for titles.
@@ -74,7 +74,7 @@ class RunFacts:
 
 @dataclass(frozen=True)
 class SessionFacts:
-    """What decoding left besides the tables (`session.json`, written when the last prompt is done).
+    """Facts that decoding left besides the tables (`session.json`, written when the last prompt is done).
 
     Attributes:
         compared: outputs that were compared with the baseline's; `identical` of them are the same.

@@ -169,11 +169,7 @@ def _history(client: Any, uri: str, run_id: str, key: str) -> dict[int, float]:
 
 
 def _download(client: Any, uri: str, run_id: str, name: str) -> Path:
-    present = {item.path for item in _asked(uri, client.list_artifacts, run_id, _folder_of(name))}
+    present = {item.path for item in _asked(uri, client.list_artifacts, run_id, name.rpartition("/")[0] or None)}
     if name not in present:
         raise UsageError(missing_file(name, f"Run {run_id} in {uri}"))
     return Path(_asked(uri, client.download_artifacts, run_id, name))
-
-
-def _folder_of(name: str) -> str | None:
-    return name.rpartition("/")[0] or None

@@ -49,7 +49,7 @@ NGRAMS = {"1": "unigram", "2": "bigram"}  # what papers call n-grams of a corpus
 
 @dataclass(frozen=True)
 class Run:
-    """One main run: what it logged, and its files, read when asked for.
+    """A main run: what it logged, and its files, read when asked for.
 
     Attributes:
         source: folder or store that it was read from, for messages.
@@ -148,7 +148,7 @@ class Run:
         return {name: dict(self.curves[key]) for key, name in names.items() if name != "measured" and "." not in name}
 
     def whole_number(self, key: str) -> int:
-        """The value of a configuration key that holds a whole number.
+        """Return the value of a configuration key that holds a whole number.
 
         Raises:
             UsageError: the run recorded none.
@@ -200,8 +200,7 @@ class Run:
         try:
             return self.facts().title(self.environment())
         except UsageError:  # a run of an earlier version
-            pass
-        return f"{self.params.get('drafter.name', 'unknown drafter')} on {self.setting}"
+            return f"{self.params.get('drafter.name', 'unknown drafter')} on {self.setting}"
 
     def _table(self, name: str) -> pd.DataFrame:
         path = self.fetch(name)

@@ -13,9 +13,10 @@ from matplotlib.figure import Figure
 from specdec.config import BASELINE
 from specdec.errors import UsageError
 
-from ..findings import Section
+from ..findings import Section, counted
 from ..intervals import Interval
 from ..read.runs import Run
+from ..sums import LEVEL
 from .leaderboard import (
     RunArm,
     Scores,
@@ -24,7 +25,6 @@ from .leaderboard import (
     leaderboard_figure,
     open_arms,
     rank_table,
-    rank_text,
     score,
 )
 
@@ -51,7 +51,7 @@ def comparison_section(
         raise ValueError("there is no run to compare")
     groups: dict[tuple[str, str], list[Run]] = {}
     for run in runs:
-        groups.setdefault((run.setting, _weights(run)), []).append(run)
+        groups.setdefault((run.setting, _content_hash(run, "model")[:8]), []).append(run)
     text: list[str] = []
     tables: list[tuple[str, pd.DataFrame]] = []
     figures: list[tuple[str, Figure]] = []
@@ -68,10 +68,10 @@ def comparison_section(
     return Section("Comparison of runs", tuple(text), tuple(tables), tuple(figures))
 
 
-def _weights(run: Run) -> str:
-    """Return the start of the hash of the model's content, where the run recorded one."""
+def _content_hash(run: Run, part: str) -> str:
+    """Return the hash of the content of the run's `model` or `prompts`; "" where it recorded none."""
     try:
-        return str((run.environment().get("model") or {}).get("sha256") or "")[:8]
+        return str((run.environment().get(part) or {}).get("sha256") or "")
     except UsageError:
         return ""
 
@@ -90,7 +90,12 @@ def _compared(heading: str, runs: Sequence[Run], gamma: int | None, replicates: 
     prompts, pairing = common_prompts(arms)
     at = f"At gamma {gamma}. " if gamma is not None else "Each run at its own primary gamma. "
     named = differences_in_words(runs, labels)
-    gammas = [best_gamma_in_words(each, label, replicates, seed) for each, label in _sweeps(opened, runs)]
+    sweeps = arm_labels([next(iter(each.values())) for each in opened])
+    gammas = [
+        best_gamma_in_words(each, label.partition(", γ ")[0], replicates, seed)
+        for each, label in zip(opened, sweeps, strict=True)
+        if len(each) > 1
+    ]
     notes = [sentence for sentence in (at + pairing, named, *gammas) if sentence]
     if len(arms) == 1:
         alone = score(arms, labels, prompts, replicates, seed)
@@ -105,12 +110,8 @@ def _compared(heading: str, runs: Sequence[Run], gamma: int | None, replicates: 
     quantity = "speedup" if scores.known("speedup") else "tokens_per_round"
     missing = "" if quantity == "speedup" else "Not every run has times and a baseline, so tokens per round are ranked."
     pairs = _pairs(scores, quantity)
-    text = [
-        leaderboard_in_words(scores, quantity),
-        *([missing] if missing else []),
-        " ".join(f"{pair_in_words(scores, quantity, *pair)}." for pair in pairs),
-        *notes,
-    ]
+    in_pairs = " ".join(f"{pair_in_words(scores, quantity, *pair)}." for pair in pairs)
+    text = [part for part in (leaderboard_in_words(scores, quantity), missing, in_pairs, *notes) if part]
     category = ", each category with its number of prompts" if categories(arms, prompts) else ""
     name = quantity.replace("_", " ")
     caption = f"{heading}: {name} on {len(prompts)} shared prompts{category}; g, v, o: draft, verify and other time of"
@@ -119,10 +120,8 @@ def _compared(heading: str, runs: Sequence[Run], gamma: int | None, replicates: 
         ("Pairs: difference and ratio, same prompts resampled for both", pair_table(scores, pairs)),
     ]
     if scores.has_bootstrap:
-        tables.append(
-            (f"Share of replicates in which a run holds a rank by {name}", rank_text(rank_table(scores, quantity)))
-        )
-    kinds = ["speedup", "tokens_per_round"] if quantity == "speedup" else ["tokens_per_round"]
+        tables.append((f"Share of replicates in which a run holds a rank by {name}", rank_table(scores, quantity)))
+    kinds = dict.fromkeys((quantity, "tokens_per_round"))
     figures = [(f"leaderboard_{kind}", leaderboard_figure(scores, kind, title=heading)) for kind in kinds]
     return Section("", tuple(text), tuple(tables), tuple(figures))
 
@@ -153,12 +152,10 @@ def arm_labels(arms: Sequence[RunArm]) -> list[str]:
         parts = [f"{key.rpartition('.')[2]} {arm.run.params[key]}" for key in differing]
         gamma = [f"γ {arm.gamma}"] if len({other.gamma for other in arms}) > 1 else []
         labels.append(", ".join([name, *parts, *gamma]))
-    seen: dict[str, int] = {}
-    for index, label in enumerate(labels):
-        seen[label] = seen.get(label, 0) + 1
-        if labels.count(label) > 1 or seen[label] > 1:
-            labels[index] = f"{label} #{seen[label]}"
-    return labels
+    return [
+        f"{label} #{labels[: place + 1].count(label)}" if labels.count(label) > 1 else label
+        for place, label in enumerate(labels)
+    ]
 
 
 def common_prompts(arms: Sequence[RunArm]) -> tuple[list[str], str]:
@@ -169,10 +166,10 @@ def common_prompts(arms: Sequence[RunArm]) -> tuple[list[str], str]:
     names = sorted(set.intersection(*(set(arm.sums.index) for arm in arms)))
     sizes = [len(arm.sums) for arm in arms]
     if len(arms) == 1:
-        return names, f"{len(names)} prompt{'s' * (len(names) != 1)}."
-    hashes = {_prompts_hash(arm.run) for arm in arms}
+        return names, f"{counted(len(names), 'prompt')}."
+    hashes = {_content_hash(arm.run, "prompts") for arm in arms}
     renamed: set[str] = set()
-    if names and (len(hashes) > 1 or None in hashes):
+    if names and (len(hashes) > 1 or "" in hashes):
         texts = [_prompt_tokens(arm.run) for arm in arms]
         renamed = {name for name in names if len({text.get(name) for text in texts}) > 1}
     common = [name for name in names if name not in renamed]
@@ -181,16 +178,9 @@ def common_prompts(arms: Sequence[RunArm]) -> tuple[list[str], str]:
         return [], f"The runs share no prompt, so nothing can be paired: run them with the same prompts.{dropped}"
     alone = " One prompt: no bootstrap, so no intervals and no ranks with probabilities." if len(common) == 1 else ""
     if len(set(sizes)) == 1 and len(common) == sizes[0]:
-        return common, f"Paired on the same {len(common)} prompt{'s' * (len(common) != 1)}.{alone}"
+        return common, f"Paired on the same {counted(len(common), 'prompt')}.{alone}"
     have = ", ".join(str(size) for size in sizes)
     return common, f"Paired on the {len(common)} prompts that all runs share (they have {have}).{dropped}{alone}"
-
-
-def _prompts_hash(run: Run) -> str | None:
-    try:
-        return (run.environment().get("prompts") or {}).get("sha256")
-    except UsageError:
-        return None
 
 
 def _prompt_tokens(run: Run) -> dict[str, tuple[int, ...]]:
@@ -237,7 +227,7 @@ def leaderboard_in_words(scores: Scores, quantity: str) -> str:
     pairs = list(combinations(range(len(order)), 2))
     unclear = sum(not scores.apart(quantity, *pair) for pair in pairs)
     whole = f" Of {len(pairs)} pairs, {unclear} cannot be told apart." if len(pairs) > 1 else ""
-    level = f"{scores.level:.0%} prompt-bootstrap intervals, each pair for itself: of many pairs some part by chance."
+    level = f"{LEVEL:.0%} prompt-bootstrap intervals, each pair for itself: of many pairs some part by chance."
     return f"{first}; it is first in {share:.0%} of the replicates. {told}{whole} {level}"
 
 
@@ -275,13 +265,6 @@ def best_gamma_in_words(arms: dict[int, RunArm], label: str, replicates: int = 1
     close = [str(gammas[arm]) for arm in scores.order(quantity)[1:] if not scores.apart(quantity, best, arm)]
     told = f"not told apart from {_listed(close)}" if close else "told apart from every other"
     return f"{answer}; {told}. Best in the replicates: {held}."
-
-
-def _sweeps(opened: Sequence[dict[int, RunArm]], runs: Sequence[Run]) -> list[tuple[dict[int, RunArm], str]]:
-    """Return the runs with several gammas, each with a name."""
-    labels = arm_labels([next(iter(arms.values())) for arms in opened])
-    names = [label.partition(", γ ")[0] for label in labels]
-    return [(arms, name) for arms, name in zip(opened, names, strict=True) if len(arms) > 1]
 
 
 # Pairs --------------------------------------------------------------------------------------------

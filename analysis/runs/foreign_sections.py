@@ -3,8 +3,7 @@
 The estimators are those of our own runs. What the source cannot give is absent, and the first section says so.
 """
 
-from math import isnan
-from typing import Any
+from math import isnan, nan
 
 import numpy as np
 import pandas as pd
@@ -14,7 +13,7 @@ from specdec.theory.capped_geometric import tokens_per_round
 
 from ..acceptance.estimates import estimate_alpha, hazards, kaplan_meier_tokens, omega_error, robust_error
 from ..acceptance.iid import IidTest, depth, memory, mixing, previous_round, prompts, prompts_beta, trend
-from ..acceptance.models import beta_geometric, capped_geometric, compare_models, position, prompt_beta
+from ..acceptance.models import compare_models
 from ..figures import run_figures
 from ..findings import Section, counted
 from ..intervals import Columns, Interval, bootstrap
@@ -61,11 +60,7 @@ def _acceptance(source: Imported, replicates: int, seed: int) -> Section:
     rows = [
         ("tokens per round", f"{measured:.4f}", "prompt bootstrap"),
         ("alpha by maximum likelihood", f"{values['alpha']:.4f}", "prompt bootstrap"),
-        (
-            "alpha by maximum likelihood",
-            f"{alpha.wilson:.4f}",
-            "Wilson, as if all positions were independent",
-        ),
+        ("alpha by maximum likelihood", f"{alpha.wilson:.4f}", "Wilson, as if all positions were independent"),
         ("cluster-robust error of alpha", f"{Interval(error):.4f}", "by prompt"),
         ("design effect", f"{Interval(design_effect):.4f}", "robust over naive variance"),
         ("tokens per round by the theory", f"{omega:.4f} (se {omega_error(alpha, gamma):.4f})", "capped geometric"),
@@ -109,7 +104,7 @@ def _verdict(measured: Interval, omega: float, alpha: float, gamma: int) -> str:
 
 def _tests(source: Imported, seed: int) -> Section:
     rounds = source.rounds
-    absent = IidTest(float("nan"), float("nan"), 0, NO_ORDER)
+    absent = IidTest(nan, nan, 0, NO_ORDER)
     tests = {
         "acceptance varies with depth": depth(rounds),
         "acceptance rises or falls with depth": trend(rounds),
@@ -134,18 +129,10 @@ def _tests(source: Imported, seed: int) -> Section:
 
 
 def _models(source: Imported) -> Section:
-    rounds = source.rounds
+    table = compare_models(source.rounds, source.ordered).reset_index()
+    caption = f"Models on all rounds, best first (no Markov model: {NO_ORDER})"
     if source.ordered:
-        table = compare_models(rounds).reset_index()
         caption = "Models on the rounds that follow another, best first"
-    else:
-        fits = [fit(rounds) for fit in (capped_geometric, position, beta_geometric, prompt_beta)]
-        columns = ["model", "parameters", "log_likelihood", "aic"]
-        table = pd.DataFrame([(f.model, len(f.parameters), f.log_likelihood, f.aic) for f in fits], columns=columns)
-        table = table.sort_values("aic", ignore_index=True)
-        caption = f"Models on all rounds, best first (no Markov model: {NO_ORDER})"
-    if table.empty:
-        return Section("Which model fits", ("No round follows another, so there is nothing to compare models on.",))
     best, first = table.iloc[0], table.set_index("model").loc["capped_geometric"]
     lead = f"its AIC is {first['aic'] - best['aic']:.1f} below the capped-geometric model's"
     same = best["model"] == "capped_geometric"
@@ -184,11 +171,9 @@ def _speed(source: Imported, baseline: pd.DataFrame, replicates: int, seed: int)
     if not (table[["seconds", "baseline_seconds"]] > 0).all(axis=None):
         raise UsageError(f"{source.source} or its baseline has a prompt that took no time: there is no speedup.")
     values = bootstrap(table, _speedups, replicates, seed)
-    per_prompt = (table["tokens"] / table["seconds"]) / (table["baseline_tokens"] / table["baseline_seconds"])
-    theirs_way = (table["tokens"] / table["seconds"]).mean() / (
-        table["baseline_tokens"] / table["baseline_seconds"]
-    ).mean()
-    rows: list[tuple[str, Any]] = [
+    speeds = table["tokens"] / table["seconds"], table["baseline_tokens"] / table["baseline_seconds"]
+    per_prompt, theirs_way = speeds[0] / speeds[1], speeds[0].mean() / speeds[1].mean()
+    rows = [
         ("speedup, ratio of totals", f"{values['speedup']:.4f}"),
         ("mean of the prompts' ratios", f"{per_prompt.mean():.4f}"),
         ("median of the prompts' ratios", f"{per_prompt.median():.4f}"),

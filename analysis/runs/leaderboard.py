@@ -19,9 +19,11 @@ from specdec.config import BASELINE
 from specdec.errors import UsageError
 
 from ..figures import style
-from ..intervals import Interval, percentile_bounds, resampled_sums
+from ..findings import counted
+from ..intervals import Interval, percentile_bounds
 from ..read.runs import Run
-from ..rounds import drafted, prompt_sums, shared_work
+from ..rounds import by_gamma, prompt_sums, shared_work
+from ..sums import LEVEL, with_replicates
 
 QUANTITIES = {  # quantity: what an axis calls it
     "speedup": "speedup over the baseline",
@@ -31,15 +33,14 @@ QUANTITIES = {  # quantity: what an axis calls it
     "o": "other time per round over t(1)",
 }
 MOST_CATEGORIES = 13  # Spec-Bench's, its eight of MT-Bench apart
-SUMS = (
-    *("tokens", "rounds", "draft_s", "verify_s", "round_s"),
-    *("baseline_tokens", "baseline_rounds", "baseline_verify_s", "baseline_round_s"),
-)
+OWN_SUMS = ("tokens", "rounds", "draft_s", "verify_s", "round_s")
+BASELINE_SUMS = ("baseline_tokens", "baseline_rounds", "baseline_verify_s", "baseline_round_s")
+SUMS = (*OWN_SUMS, *BASELINE_SUMS)
 
 
 @dataclass(frozen=True)
 class RunArm:
-    """One gamma of one run: SUMS per prompt (index), and each prompt's category."""
+    """A run at one gamma: SUMS per prompt (index), and each prompt's category."""
 
     run: Run
     gamma: int
@@ -58,19 +59,14 @@ def open_arms(run: Run) -> dict[int, RunArm]:
         rounds = shared_work(rounds)
     except ValueError as error:
         raise UsageError(f"{run.source}: {error}; let the run finish, or run it again.") from None
-    speculative = drafted(rounds)
-    if speculative.empty:
+    arms = by_gamma(rounds)
+    if not arms:
         raise UsageError(f"{run.source} has only the baseline's rounds: run it with +drafter=NAME.")
-    own = [name for name in SUMS if not name.startswith("baseline_")]
     # Imported rounds may come without a baseline: no speedup then, but tokens per round.
-    baseline = prompt_sums(rounds[rounds["method"] == BASELINE])[["tokens", "rounds", "verify_s", "round_s"]]
+    baseline = prompt_sums(rounds[rounds["method"] == BASELINE]).add_prefix("baseline_")[list(BASELINE_SUMS)]
     category = rounds.groupby("prompt")["category"].first()
-    return {
-        int(gamma): RunArm(
-            run, int(gamma), prompt_sums(arm)[own].join(baseline.add_prefix("baseline_")).fillna(0.0), category
-        )
-        for gamma, arm in speculative.groupby("gamma", sort=True)
-    }
+    sums = {gamma: prompt_sums(arm)[list(OWN_SUMS)].join(baseline).fillna(0.0) for gamma, arm in arms.items()}
+    return {gamma: RunArm(run, gamma, table, category) for gamma, table in sums.items()}
 
 
 def arm_values(sums: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -95,14 +91,13 @@ class Scores:
         labels: names of the A arms.
         prompts: how many prompts all arms share.
         values: [A] by quantity.
-        drawn: [B, A] by quantity; NaN throughout for a single prompt, which has no bootstrap.
+        drawn: [B, A] by quantity; empty for a single prompt, which has no bootstrap.
     """
 
     labels: tuple[str, ...]
     prompts: int
     values: Mapping[str, np.ndarray]
     drawn: Mapping[str, np.ndarray]
-    level: float
 
     def interval(self, quantity: str, arm: int) -> Interval:
         return self._interval(self.values[quantity][arm], self.drawn[quantity][:, arm])
@@ -119,7 +114,8 @@ class Scores:
             return self._interval(values[first] / values[second], drawn[:, first] / drawn[:, second])
 
     def _interval(self, estimate: float, drawn: np.ndarray) -> Interval:
-        return Interval(float(estimate), *percentile_bounds(drawn, self.level), self.level, self.prompts)
+        bounds = percentile_bounds(drawn, LEVEL) if self.has_bootstrap else (nan, nan)
+        return Interval(float(estimate), *bounds, LEVEL, self.prompts)
 
     def known(self, quantity: str) -> bool:
         """Return True if every arm has a value."""
@@ -154,30 +150,18 @@ class Scores:
 
 
 def score(
-    arms: Sequence[RunArm],
-    labels: Sequence[str],
-    prompts: Sequence[str],
-    replicates: int = 10_000,
-    seed: int = 0,
-    level: float = 0.95,
+    arms: Sequence[RunArm], labels: Sequence[str], prompts: Sequence[str], replicates: int = 10_000, seed: int = 0
 ) -> Scores:
     """Score the arms over `prompts`, which all of them have; ValueError if there is no arm or no prompt."""
     if not arms or not prompts:
         raise ValueError("a comparison needs at least one arm and one prompt")
     tables = np.stack([arm.sums.loc[list(prompts), list(SUMS)].to_numpy() for arm in arms], axis=1)  # [P, A, S]
-    flat = tables.reshape(len(prompts), -1)
+    totals = with_replicates(tables.reshape(len(prompts), -1), replicates, seed)  # [1 + B, A S]
+    by_name = np.moveaxis(totals.reshape(len(totals), *tables.shape[1:]), 2, 0)
     with np.errstate(divide="ignore", invalid="ignore"):
-        values = arm_values(_by_name(flat.sum(axis=0, keepdims=True), len(arms)))
-        if len(prompts) == 1:
-            drawn = {name: np.full((1, len(arms)), nan) for name in values}
-        else:
-            drawn = dict(arm_values(_by_name(resampled_sums(flat, replicates, seed), len(arms))))
-    return Scores(tuple(labels), len(prompts), {name: value[0] for name, value in values.items()}, drawn, level)
-
-
-def _by_name(flat: np.ndarray, arms: int) -> dict[str, np.ndarray]:
-    """Take [B, A S] apart into [B, A] by name of the sum."""
-    return dict(zip(SUMS, np.moveaxis(flat.reshape(len(flat), arms, len(SUMS)), 2, 0), strict=True))
+        scores = arm_values(dict(zip(SUMS, by_name, strict=True)))
+    values, drawn = ({name: score[part] for name, score in scores.items()} for part in (0, slice(1, None)))
+    return Scores(tuple(labels), len(prompts), values, drawn)
 
 
 # Tables -------------------------------------------------------------------------------------------
@@ -218,18 +202,13 @@ def leaderboard(
 
 
 def rank_table(scores: Scores, quantity: str = "speedup") -> pd.DataFrame:
-    """Return a line per arm, best first: the share of replicates in which it holds each rank."""
+    """Return a line per arm, best first: the share of replicates in which it holds each rank, in whole per cents."""
     order = scores.order(quantity)
     shares = scores.rank_shares(quantity)[order]
-    ranks = {"best" if rank == 0 else f"rank {rank + 1}": shares[:, rank] for rank in range(len(order))}
-    return pd.DataFrame({"run": [scores.labels[arm] for arm in order], **ranks})
-
-
-def rank_text(table: pd.DataFrame) -> pd.DataFrame:
-    """Return `rank_table` in whole per cents, for reading."""
-    return table.assign(
-        **{name: table[name].map(lambda share: f"{share:.0%}") for name in table.columns if name != "run"}
-    )
+    ranks = {f"rank {rank}" if rank > 1 else "best": column for rank, column in enumerate(shares.T, 1)}
+    table = pd.DataFrame(ranks).map("{:.0%}".format)
+    table.insert(0, "run", [scores.labels[arm] for arm in order])
+    return table
 
 
 # Figure -------------------------------------------------------------------------------------------
@@ -245,8 +224,8 @@ def leaderboard_figure(scores: Scores, quantity: str = "speedup", *, title: str)
         raise ValueError(f"not every run has a {quantity.replace('_', ' ')}")
     order = scores.order(quantity)
     intervals = [scores.interval(quantity, arm) for arm in order]
-    level = f"{scores.level:.0%} prompt-bootstrap intervals" if scores.has_bootstrap else "no intervals (one prompt)"
-    prompts = f"{scores.prompts:,} prompt{'s' * (scores.prompts != 1)} that all runs share"
+    level = f"{LEVEL:.0%} prompt-bootstrap intervals" if scores.has_bootstrap else "no intervals (one prompt)"
+    prompts = f"{counted(scores.prompts, 'prompt')} that all runs share"
     filled = "Filled: the best, and what its paired interval cannot tell from it." if scores.has_bootstrap else ""
     figure, axes = style.new_figure(title, f"{prompts}; {level}. {filled}".strip(), height=2.1 + 0.42 * len(order))
     for row, (arm, interval) in enumerate(zip(order, intervals, strict=True)):

@@ -38,9 +38,9 @@ def quality_metrics(
     possible = np.isfinite(table.filter(like="log_likelihood").to_numpy()).all()  # ln 0: what the model cannot write
     table = table.replace(-np.inf, 0.0)
     return {
-        f"quality.{name}{end}": value
+        metric: value
         for name, interval in bootstrap(table, _values, replicates, seed).items()
-        for end, value in (("", interval.estimate), (".ci_low", interval.low), (".ci_high", interval.high))
+        for metric, value in interval.as_metrics(f"quality.{name}").items()
         if np.isfinite(value) and (possible or "log_likelihood" not in name)
     }
 

@@ -12,7 +12,7 @@ from specdec.config import BASELINE
 from specdec.theory.capped_geometric import tokens_per_round
 from specdec.theory.speedup import operations
 
-from ..intervals import bootstrap
+from ..intervals import Columns, bootstrap
 from ..read.facts import RunFacts, SessionFacts
 from ..rounds import drafted
 from .summary import Summary
@@ -53,8 +53,7 @@ def total_variation(rounds: pd.DataFrame, facts: RunFacts, replicates: int, seed
     sums = pd.DataFrame({"prompt": arm["prompt"], "tv": arm["tv"].map(sum), "tested": arm["tv"].map(len)})
     table = sums.groupby("prompt").sum().astype(float)
     tv = bootstrap(table, lambda s: {"tv": s["tv"] / s["tested"]}, replicates, seed)["tv"]
-    values = {"lossless.tv": tv.estimate, "lossless.tv.ci_low": tv.low, "lossless.tv.ci_high": tv.high}
-    return {name: value for name, value in values.items() if np.isfinite(value)}
+    return {name: value for name, value in tv.as_metrics("lossless.tv").items() if np.isfinite(value)}
 
 
 def limit_metrics(summary: Summary) -> dict[str, float]:
@@ -98,21 +97,15 @@ def peer_metrics(
     metrics: dict[str, float] = {}
     for (name, method, gamma), peer in pd.DataFrame(list(lines)).groupby(["peer", "ours_method", "ours_gamma"]):
         ours = generations[(generations["method"] == method) & (generations["gamma"] == gamma)]
-        table = (
-            peer.groupby("prompt")[["tokens", "seconds"]]
-            .sum()
-            .join(ours.groupby("prompt")[["tokens", "seconds"]].sum().add_suffix("_ours"))
-        )
+        sums, our_sums = (each.groupby("prompt")[["tokens", "seconds"]].sum() for each in (peer, ours))
         if greedy:
             texts = peer.set_index(["prompt", "repeat"])["generated_token_ids"]
             same = [text == baseline[work] for work, text in texts.items()]
             metrics[f"peer.{name}.identical"] = sum(same) / len(same)
-        ratio = bootstrap(
-            table,
-            lambda s: {"ratio": s["seconds"] / s["tokens"] / (s["seconds_ours"] / s["tokens_ours"])},
-            replicates,
-            seed,
-        )["ratio"]
-        metrics[f"peer.{name}.ratio"] = ratio.estimate
-        metrics[f"peer.{name}.ratio.ci_low"], metrics[f"peer.{name}.ratio.ci_high"] = ratio.low, ratio.high
+        ratio = bootstrap(sums.join(our_sums.add_suffix("_ours")), _ratio, replicates, seed)["ratio"]
+        metrics |= ratio.as_metrics(f"peer.{name}.ratio")
     return metrics
+
+
+def _ratio(sums: Columns) -> dict[str, np.ndarray]:
+    return {"ratio": sums["seconds"] / sums["tokens"] / (sums["seconds_ours"] / sums["tokens_ours"])}

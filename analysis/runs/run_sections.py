@@ -4,7 +4,7 @@ call, the environment, and how to run it again. From the run's files alone.
 
 import shlex
 from collections.abc import Mapping
-from math import isnan, nan
+from math import isnan
 from pathlib import Path
 from typing import Any
 
@@ -72,22 +72,17 @@ def summary_section(run: Run) -> Section:
         for name, label, digits in HEADLINES
         if name in metrics
     ]
-    arms = pd.DataFrame(
-        [
-            {
-                "gamma": f"{arm['gamma']}{'*' if arm['primary'] else ''}",
-                **{name: f"{Interval.from_metrics(arm, metric)}" for metric, name in BY_GAMMA.items()},
-            }
-            for arm in summary["arms"]
-        ]
-    )
-    notes = tuple("\n".join(f"- {note}" for note in part) for part in (summary["notes"],) if part)
+    arms = {f"{arm['gamma']}{'*' if arm['primary'] else ''}": arm for arm in summary["arms"]}
+    notes = "\n".join(f"- {note}" for note in summary["notes"])
     return Section(
         "Summary",
-        (_speedup_in_words(run), *notes),
+        (_speedup_in_words(run), *([notes] if notes else [])),
         (
             (f"Headline figures at the primary gamma, with {LEVEL} prompt-bootstrap intervals", pd.DataFrame(rows)),
-            (f"Every gamma (* is the primary one), with {LEVEL} prompt-bootstrap intervals", arms),
+            (
+                f"Every gamma (* is the primary one), with {LEVEL} prompt-bootstrap intervals",
+                _table("gamma", arms, BY_GAMMA),
+            ),
         ),
     )
 
@@ -112,24 +107,19 @@ def _speedup_in_words(run: Run) -> str:
 
 def curves_section(run: Run) -> Section:
     """Show tokens per round and speedup over gamma, measured and by each model; in words where they part."""
-    measured = pd.DataFrame(
-        [
-            {"gamma": arm["gamma"], **{name: arm.get(name, nan) for name in _curve_columns()}}
-            for arm in run.summary()["arms"]
-        ]
-    )
-    prompts, rounds = _size(run)
+    arms, speculative = run.summary()["arms"], drafted(run.rounds())
+    prompts = int(speculative["prompt"].nunique())
     words, figures = [], []
     for quantity, label in (("tokens_per_round", "tokens per round"), ("speedup", "speedup over the baseline")):
-        names = {quantity: "value", f"{quantity}.ci_low": "ci_low", f"{quantity}.ci_high": "ci_high"}
-        table = measured.rename(columns=names)[["gamma", *names.values()]]
+        measured = [(arm["gamma"], Interval.from_metrics(arm, quantity)) for arm in arms]
+        table = pd.DataFrame([{"gamma": gamma, "value": each.estimate, **each.bounds} for gamma, each in measured])
         lines = run.lines(quantity)
         figure = run_figures.curve(
             table,
             lines,
             title=run.title,
             ylabel=label,
-            basis=run_figures.Basis(prompts, rounds, run.metrics.get("account.alpha")),
+            basis=run_figures.Basis(prompts, len(speculative), run.metrics.get("account.alpha")),
             primary_gamma=run.primary_gamma,
         )
         words.append(run_figures.curve_in_words(table, lines, label))
@@ -137,25 +127,12 @@ def curves_section(run: Run) -> Section:
     return Section("Curves over gamma", tuple(words), figures=tuple(figures))
 
 
-def _curve_columns() -> list[str]:
-    return [f"{name}{suffix}" for name in ("tokens_per_round", "speedup") for suffix in ENDS]
-
-
-def _size(run: Run) -> tuple[int, int]:
-    rounds = run.rounds()
-    speculative = drafted(rounds)
-    return int(speculative["prompt"].nunique()), len(speculative)
-
-
 def lengths_section(run: Run) -> Section:
     """Show accepted tokens per round against the capped-geometric law, and where a round's time goes."""
-    rounds = run.rounds()
-    speculative = drafted(rounds)
+    rounds, alpha = run.rounds(), run.metrics.get("account.alpha")
     words, figures = [], []
     try:
-        figure = run_figures.accepted_lengths(
-            speculative, run.metrics.get("account.alpha"), run.primary_gamma, title=run.title
-        )
+        figure = run_figures.accepted_lengths(drafted(rounds), alpha, run.primary_gamma, title=run.title)
         figures.append(("accepted_lengths", figure))
     except ValueError as error:  # no proposal at all, or every round cut: there is no length to show
         words.append(f"Accepted lengths are not shown: {error}.")
@@ -171,12 +148,7 @@ def category_section(run: Run) -> Section:
     found = _by_category(run.metrics)
     if not found:
         return Section("By category", ("The prompts of this run are of one category.",))
-    table = pd.DataFrame(
-        [
-            {"category": name, **{metric: f"{Interval.from_metrics(values, metric)}" for metric in OURS}}
-            for name, values in sorted(found.items())
-        ]
-    )
+    table = _table("category", dict(sorted(found.items())), {metric: metric for metric in OURS})
     speedups = {name: values["speedup"] for name, values in found.items() if "speedup" in values}
     words: tuple[str, ...] = ()
     if speedups:
@@ -218,13 +190,15 @@ def paper_table(metrics: Mapping[str, Any]) -> pd.DataFrame:
     found = _by_category(metrics)
     names = sorted(found, key=lambda name: (name == MULTI_TURN, name))  # what pools others stands behind them
     rows = {**{name: found[name] for name in names}, "overall": metrics}
+    return _table("category", rows, columns)
+
+
+def _table(key: str, rows: Mapping[str, Mapping[str, Any]], columns: Mapping[str, str]) -> pd.DataFrame:
+    """Return a line per entry of `rows`, named by the column `key`: the metrics of `columns` with their intervals."""
     return pd.DataFrame(
         [
-            {
-                "category": name,
-                **{words: f"{Interval.from_metrics(values, metric):,.3f}" for metric, words in columns.items()},
-            }
-            for name, values in rows.items()
+            {key: name, **{words: f"{Interval.from_metrics(row, metric):,.3f}" for metric, words in columns.items()}}
+            for name, row in rows.items()
         ]
     )
 
@@ -270,7 +244,7 @@ def cost_section(run: Run) -> Section:
             "measurement.cost_contexts asks for (a target that does arithmetic, at least one context)."
         )
         return Section("Cost of a call", tuple(words), tuple(tables))
-    words += [line for line in report.markdown() if line and not line.startswith(("#", "|", "Operations per byte"))]
+    words += [report.fit_in_words(), report.roofline_in_words()]
     bound = f"at {report.context} cached tokens; bound by arithmetic from {report.machine['threshold']:.3g}"
     tables.append((f"Operations per byte over n, {bound}", _operations(report)))
     return Section(
@@ -297,11 +271,8 @@ def _operations(report: CostReport) -> pd.DataFrame:
 def environment_section(run: Run) -> Section:
     """Show hardware, versions, code and the content hashes of models and prompts, as recorded."""
     environment = run.environment()
-    rows = [
-        {"item": key, "value": value}
-        for part in ("captured", "platform", "device", "cpu", "gpu", "memory_gib", "versions", "code", *MADE_OF)
-        for key, value in _flat(part, environment.get(part))
-    ]
+    parts = ("captured", "platform", "device", "cpu", "gpu", "memory_gib", "versions", "code", *MADE_OF)
+    rows = [line for part in parts for line in _flat(part, environment.get(part))]
     notes = environment.get("notes") or []
     return Section(
         "Environment",

@@ -19,7 +19,7 @@ from specdec.theory.speedup import speedup as theoretical_speedup
 from ..acceptance.estimates import hazards, position_tokens
 from ..acceptance.iid import IidTest, iid_tests
 from ..account.gap_account import Account, account_table, gap_account, shared_alpha
-from ..intervals import Columns, bootstrap
+from ..intervals import Columns, Interval, bootstrap
 from ..rounds import arms_by_gamma, check_rounds, distinct_generations, prompt_sums, shared_work
 from .paper_metrics import PAPERS, category_members, paper_values
 
@@ -47,7 +47,7 @@ class RunTables:
 
 @dataclass(frozen=True)
 class ArmSummary:
-    """One gamma of the drafter against the baseline: metrics by name, and the objects behind them."""
+    """The drafter at one gamma against the baseline: metrics by name, and the objects behind them."""
 
     method: str
     gamma: int
@@ -58,7 +58,7 @@ class ArmSummary:
 
 @dataclass(frozen=True)
 class Summary:
-    """All arms of a run by gamma, under the one alpha that stands behind every theory number."""
+    """The arms of a run by gamma, under the one alpha that stands behind every theory number."""
 
     arms: dict[int, ArmSummary]
     primary_gamma: int
@@ -155,9 +155,7 @@ def headline_values(sums: Columns) -> dict[str, np.ndarray]:
 def _headline(table: pd.DataFrame, replicates: int, seed: int) -> dict[str, float]:
     metrics: dict[str, float] = {}
     for name, interval in bootstrap(table, headline_values, replicates, seed).items():
-        metrics[name] = interval.estimate
-        if name in WITH_INTERVAL:
-            metrics[f"{name}.ci_low"], metrics[f"{name}.ci_high"] = interval.low, interval.high
+        metrics |= interval.as_metrics(name) if name in WITH_INTERVAL else {name: interval.estimate}
     with np.errstate(divide="ignore", invalid="ignore"):  # a prompt without a proposal has no alpha
         per_prompt = headline_values({name: table[name].to_numpy() for name in table})["speedup"]
     metrics["speedup.prompt_mean"] = float(per_prompt.mean())
@@ -184,8 +182,7 @@ def _alpha_text(sums: pd.DataFrame | None, prompts: Collection[str], replicates:
     def mean(s: Columns) -> dict[str, np.ndarray]:
         return {"alpha": np.clip(s["numerator"] / s["denominator"], 0, 1)}  # rounding may pass 1
 
-    alpha = bootstrap(table, mean, replicates, seed)["alpha"]
-    return {"alpha.text": alpha.estimate, "alpha.text.ci_low": alpha.low, "alpha.text.ci_high": alpha.high}
+    return bootstrap(table, mean, replicates, seed)["alpha"].as_metrics("alpha.text")
 
 
 def _unflagged(table: pd.DataFrame, flagged: Collection[str], replicates: int, seed: int) -> dict[str, float]:
@@ -196,9 +193,7 @@ def _unflagged(table: pd.DataFrame, flagged: Collection[str], replicates: int, s
         return metrics
     headline = _headline(kept, replicates, seed)
     for name in ("speedup", "tokens_per_round"):
-        metrics[f"{name}.unflagged"] = headline[name]
-        metrics[f"{name}.unflagged.ci_low"] = headline[f"{name}.ci_low"]
-        metrics[f"{name}.unflagged.ci_high"] = headline[f"{name}.ci_high"]
+        metrics |= Interval.from_metrics(headline, name).as_metrics(f"{name}.unflagged")
     return metrics
 
 
@@ -207,10 +202,8 @@ def _by_category(table: pd.DataFrame, category: pd.Series, replicates: int, seed
     metrics: dict[str, float] = {}
     for name, members in category_members(category.reindex(table.index)).items():
         headline = _headline(table[members], replicates, seed)
-        for metric in BY_CATEGORY:
-            for suffix in ("", ".ci_low", ".ci_high"):
-                if metric + suffix in headline:
-                    metrics[f"category.{name}.{metric}{suffix}"] = headline[metric + suffix]
+        wanted = [metric + end for metric in BY_CATEGORY for end in ("", ".ci_low", ".ci_high")]
+        metrics |= {f"category.{name}.{key}": headline[key] for key in wanted if key in headline}
     return metrics
 
 

@@ -13,7 +13,7 @@ from hydra.core.global_hydra import GlobalHydra
 from omegaconf import OmegaConf
 
 from specdec import run
-from specdec.analysis.account.run_account import account_by, account_of
+from specdec.analysis.account.run_account import account_of, account_sums
 from specdec.analysis.read.runs import Run, open_folder
 from specdec.config import config_dir, flattened
 from specdec.drafters import drafters
@@ -96,12 +96,11 @@ def test_the_account_closes(run_of, drafter_values, group_values, sampling, name
     in_two_categories(made.fetch("rounds.parquet").parent)
     rounds = made.rounds()
     for by, count in (("category", 2), ("prompt", 8)):
-        table = account_by(made, by)
-        assert table[by].nunique() == count
-        for group, rows in table.groupby(by):
-            values = dict(zip(rows["quantity"], rows["value"], strict=True))
-            factors = {quantity: values[quantity] for quantity in rebuilt.factors}
-            closes(factors, values["speedup"], rounds[rounds[by] == group], made.primary_gamma)
+        groups = account_sums(made).by(by)
+        assert len(groups) == count
+        for group in groups:
+            account = group.account
+            closes(account.factors, account.speedup, rounds[rounds[by] == group.name], made.primary_gamma)
 
 
 def test_oracle_dependence_and_drift_contain_one(run_of):

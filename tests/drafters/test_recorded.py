@@ -45,8 +45,8 @@ def test_rounds_are_those_of_the_trace(replay, group_values, gamma, ended):
         stream = made(seed, ended=ended)
         drafter = build(group_values, replay(stream))
         rounds = replay_stream(drafter, structures.build({"name": "chain", "gamma": gamma}), stream, 1000)
-        accepted, cut, tokens = walk(list(stream.accepted_lengths["acc_eagle"]), gamma)
-        assert tokens == rounds.tokens == 200
+        accepted, cut = walk(list(stream.accepted_lengths["acc_eagle"]), gamma)
+        assert rounds.tokens == 200
         # The walk lets a round at the end accept all that is left; ours offers nothing beyond a limit, so that the
         # last token is the target's own. Beyond an end token drafts go on, and the two agree.
         if cut and not ended:

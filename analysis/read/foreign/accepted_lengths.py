@@ -85,7 +85,7 @@ def _listed(where: str, value: Any, number: int, gamma: int, bonus: bool | None)
             )
         (label,) = present
         lengths, counted = values[label], FIELDS[label] if bonus is None else bonus
-        name, category = named(values, number), str(values.get("category") or "")
+        name, category = named(values, number)
     accepted = [length - counted for length in counts(where, label, lengths, least=int(counted))]
     within_gamma(where, accepted, gamma)
     return ImportedText(name, category, accepted, [gamma] * len(accepted))
@@ -103,21 +103,14 @@ def _walked(where: str, value: Any, number: int, gamma: int, field: str | None) 
             "expected."
         )
     prompt = counts(where, "prompt_token_ids", values.get("prompt_token_ids", []))
-    accepted, cut, start = walk(lengths, gamma)
-    assert start == len(tokens)
-    text = ImportedText(
-        named(values, number),
-        str(values.get("category") or ""),
-        accepted,
-        [gamma] * len(accepted),
-        cut=cut,
-        context=len(prompt) or None,
-    )
+    accepted, cut = walk(lengths, gamma)
+    offered = [gamma] * len(accepted)
+    text = ImportedText(*named(values, number), accepted, offered, cut, context=len(prompt) or None)
     return text, max(lengths, default=1) - 1
 
 
-def walk(lengths: list[int], gamma: int) -> tuple[list[int], str, int]:
-    """Walk lengths by position; return accepted tokens per round, how the last round was cut, and the tokens walked.
+def walk(lengths: list[int], gamma: int) -> tuple[list[int], str]:
+    """Walk lengths by position; return accepted tokens per round, and how the last round was cut ("" if it was not).
 
     A round whose accepted tokens alone reach the end of the text is cut there, so it is no rejection.
     """
@@ -127,10 +120,10 @@ def walk(lengths: list[int], gamma: int) -> tuple[list[int], str, int]:
         take = min(lengths[start] - 1, gamma)
         if take >= end - start:
             accepted.append(end - start)
-            return accepted, "limit", end
+            return accepted, "limit"
         accepted.append(take)
         start += take + 1
-    return accepted, "", start
+    return accepted, ""
 
 
 def _chosen(where: str, values: dict[str, Any], field: str | None) -> str:

@@ -6,7 +6,7 @@ recorded are NaN, never zero, and no statistic uses them.
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import nan
 from pathlib import Path
 from typing import Any
@@ -15,9 +15,7 @@ import pandas as pd
 
 from specdec.errors import UsageError
 
-from ...rounds import COLUMNS, check_rounds
-
-SECONDS = ("draft_s", "verify_s", "accept_s", "commit_s", "round_s")
+from ...rounds import COLUMNS, SECONDS, check_rounds
 
 
 @dataclass(frozen=True)
@@ -47,7 +45,7 @@ class ImportedText:
     """The rounds of one text before they become lines of a table.
 
     Attributes:
-        accepted, offered: draft tokens per round, equally many.
+        accepted, offered: draft tokens per round, equally many; a round that accepted fewer ends in a rejection.
         cut: truncation of the last round, "" if it was not cut; a cut round accepted all that it still could.
         context: tokens before the first round; None if the source does not say.
         tokens, seconds: of the whole text, where the source counts them itself.
@@ -62,7 +60,6 @@ class ImportedText:
     context: int | None = None
     tokens: int | None = None
     seconds: float = nan
-    rejected: Sequence[bool] = field(default_factory=tuple)  # empty: wherever fewer than offered were accepted
 
 
 def imported(
@@ -74,20 +71,10 @@ def imported(
         raise UsageError(f"{path} has no round: nothing was ever drafted in it.")
     rounds = pd.DataFrame(rows)[list(COLUMNS)]
     check_rounds(rounds)
-    table = pd.DataFrame(
-        [
-            {
-                "prompt": text.prompt,
-                "category": text.category,
-                "repeat": text.repeat,
-                "tokens": sum(text.accepted) + len(text.accepted) - bool(text.cut)
-                if text.tokens is None
-                else text.tokens,
-                "seconds": text.seconds,
-            }
-            for text in texts
-        ]
-    )
+    columns = ["prompt", "category", "repeat", "tokens", "seconds"]
+    table = pd.DataFrame([[getattr(text, name) for name in columns] for text in texts], columns=columns)
+    committed = [sum(text.accepted) + len(text.accepted) - bool(text.cut) for text in texts]
+    table["tokens"] = table["tokens"].fillna(pd.Series(committed)).astype(int)
     has_times = bool(table["seconds"].notna().all())
     return Imported(str(path), kind, gamma, rounds, tuple(notes), has_times, ordered, table)
 
@@ -98,7 +85,6 @@ def _rows(text: ImportedText, kind: str, gamma: int) -> Iterator[dict[str, Any]]
     left, context = sum(committed), nan if text.context is None else float(text.context)
     for index, (accepted, offered) in enumerate(zip(text.accepted, text.offered, strict=True)):
         cut = text.cut if index == last else ""
-        rejected = text.rejected[index] if text.rejected else not cut and accepted < offered
         yield {
             "cell": "imported",
             "method": kind,
@@ -112,7 +98,7 @@ def _rows(text: ImportedText, kind: str, gamma: int) -> Iterator[dict[str, Any]]
             "offered": offered,
             "accepted": accepted,
             "committed": committed[index],
-            "rejected": bool(rejected),
+            "rejected": not cut and accepted < offered,
             "truncation": cut,
             "tokens_left": left,
             "source": "",
@@ -179,6 +165,8 @@ def within_gamma(where: str, accepted: Sequence[int], gamma: int) -> None:
         )
 
 
-def named(values: dict[str, Any], number: int, keys: Sequence[str] = ("question_id", "request_id", "id")) -> str:
-    """Return the name of a line's prompt: the first of `keys` that it has, else its number."""
-    return next((str(values[key]) for key in keys if values.get(key) is not None), f"line {number}")
+def named(values: dict[str, Any], number: int) -> tuple[str, str]:
+    """Return the name of a line's prompt (its question_id, request_id or id, else its number) and its category."""
+    ids = (values.get(key) for key in ("question_id", "request_id", "id"))
+    name = next((str(each) for each in ids if each is not None), f"line {number}")
+    return name, str(values.get("category") or "")

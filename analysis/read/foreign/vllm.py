@@ -44,7 +44,7 @@ def vllm(path: Path, gamma: int) -> Imported:
             continue
         forms.add(form)
         short += missing
-        texts.append(ImportedText(named(values, number), str(values.get("category") or ""), accepted, offered))
+        texts.append(ImportedText(*named(values, number), accepted, offered))
     ordered = forms <= {"steps"}
     notes = [
         NO_TIMES,

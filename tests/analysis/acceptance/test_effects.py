@@ -9,14 +9,14 @@ from fixtures import simulated_rounds as simulation
 
 from specdec.analysis.acceptance import effects
 from specdec.analysis.acceptance.estimates import estimate_alpha, robust_error
-from specdec.analysis.acceptance.models import markov, prompt_beta
+from specdec.analysis.acceptance.models import followers, markov, prompt_beta
 from specdec.theory.dependence import replay_rounds
 
 
 def test_sizes_of_d4_are_those_of_the_estimators(d4):
     sizes = effects.ratio_effects(d4, replicates=200)
     assert sizes["prompts"].estimate == pytest.approx(4.823406, abs=5e-7)
-    parameters = markov(d4).parameters
+    parameters = markov(followers(d4)).parameters
     assert sizes["previous_round"].estimate == pytest.approx(parameters["alpha_1"] - parameters["alpha_0"])
     squares = sum(((s - s.mean()) ** 2).sum() for _, s in d4.groupby("prompt")["accepted"])
     assert sizes["memory"].estimate == pytest.approx((-24.90625 + 6.96875) / squares)

@@ -1,4 +1,4 @@
-"""What a choice of gamma before serving was worth, and which runs a notebook reads."""
+"""Tests of what a choice of gamma before serving was worth, and of which runs a notebook reads."""
 
 import pandas as pd
 import pytest

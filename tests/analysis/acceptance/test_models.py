@@ -38,12 +38,12 @@ def test_check_values_of_d6(from_counts):
 def test_check_values_of_d4(d4):
     between = models.prompt_beta(d4)
     assert between.parameters == pytest.approx({"m": 0.671349, "rho": 0.149504}, abs=2e-6)
-    memory = models.markov(d4)
+    memory = models.markov(models.followers(d4))
     assert memory.parameters == pytest.approx({"alpha_0": 0.688889, "alpha_1": 0.75}, abs=5e-7)
 
 
 def test_beta_geometric_is_the_beta_law_integrated(make_rounds):
-    """At the fitted parameters, the likelihood equals the one by beta functions (rho far from 0)."""
+    """The likelihood at the fitted parameters equals the one by beta functions (rho far from 0)."""
     rounds = make_rounds({"p": [0] * 30 + [1] * 4 + [2] * 3 + [3] * 13}, 3)
     fitted = models.beta_geometric(rounds)
     m, rho = fitted.parameters["m"], fitted.parameters["rho"]
@@ -67,7 +67,8 @@ def test_position_model_equals_the_multinomial_without_censoring(from_counts):
 
 def test_markov_starts_every_generation_afresh(make_rounds):
     rounds = make_rounds({"a": [2, 1, 2, 0], "b": [0, 1]}, 2)
-    fitted = models.markov(rounds)  # rounds 1 and 3 of prompt a follow a full one, round 2 and round 1 of b do not
+    # Rounds 1 and 3 of prompt a follow a full one, round 2 and round 1 of b do not.
+    fitted = models.markov(models.followers(rounds))
     assert fitted.parameters == pytest.approx({"alpha_0": 3 / 4, "alpha_1": 1 / 3})
 
 

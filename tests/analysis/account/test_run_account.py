@@ -1,13 +1,13 @@
 """The account of a logged run, rebuilt from its files: groups, what is missing, what contradicts itself."""
 
-from math import isnan, prod
+from math import isnan
 
 import numpy as np
 import pandas as pd
 import pytest
 
 from specdec.analysis.account.account_sections import account_sections
-from specdec.analysis.account.run_account import account_by, account_of
+from specdec.analysis.account.run_account import account_of, account_sums
 from specdec.analysis.read.runs import Run
 from specdec.errors import UsageError
 
@@ -55,25 +55,24 @@ def rewrite(folder, name, change):
 
 def test_groups_have_their_own_alpha_and_close(store):
     run, _ = store
-    table = account_by(run, "category")
-    rounds = run.rounds()
-    for category, rows in table.groupby("category"):
-        arm = rounds[(rounds["category"] == category) & (rounds["method"] == "ngram")]
-        assert rows["alpha"].iloc[0] == pytest.approx(arm["accepted"].sum() / arm["offered"].sum())
-        assert set(rows["alpha_of"]) == {"group"} and rows["ci_low"].notna().all()
-        factors = rows[~rows["quantity"].isin(["speedup", "g", "v", "o"])]
-        speedup = float(rows.loc[rows["quantity"] == "speedup", "value"].iloc[0])
-        assert prod(factors["value"]) == pytest.approx(speedup, abs=1e-9)
-        assert len(rows) == 8 + 4
-    assert dict(table.groupby("category")["prompts"].first()) == {"code": 5, "prose": 3}
+    rounds, groups = run.rounds(), account_sums(run).by("category")
+    for group in groups:
+        account = group.account
+        arm = rounds[(rounds["category"] == group.name) & (rounds["method"] == "ngram")]
+        assert group.own_alpha and account.alpha == pytest.approx(arm["accepted"].sum() / arm["offered"].sum())
+        assert all(interval.known for interval in account.intervals.values())
+        assert account.product == pytest.approx(account.speedup, abs=1e-9) and len(account.factors) == 8
+    assert [(group.name, group.account.prompts) for group in groups] == [("code", 5), ("prose", 3)]
 
 
 def test_a_prompt_without_a_proposal_is_reported_under_the_alpha_of_the_run(store):
     run, _ = store
-    silent = account_by(run, "prompt").query("prompt == 'p7'").set_index("quantity")
-    assert set(silent["alpha_of"]) == {"run"} and silent["alpha"].iloc[0] == pytest.approx(account_of(run).alpha)
-    assert silent.loc["offered", "value"] == pytest.approx(1 / silent.loc["omega", "value"])
-    assert silent["ci_low"].isna().all()  # one prompt
+    silent = account_sums(run).by("prompt")[-1]
+    factors = silent.account.factors
+    assert silent.name == "p7" and not silent.own_alpha
+    assert silent.account.alpha == pytest.approx(account_of(run).alpha)
+    assert factors["offered"] == pytest.approx(1 / factors["omega"])
+    assert not any(interval.known for interval in silent.account.intervals.values())  # one prompt
     texts = [text for section in account_sections(run) for text in section.text]
     assert any("No proposal was ever tested for 1 of 8 (p7)" in text for text in texts)
 
@@ -135,8 +134,6 @@ def test_bad_input_is_one_sentence(store):
     run, folder = store
     with pytest.raises(UsageError, match=r"the folder x did not measure gamma 7, only 3\.$"):
         account_of(run, 7)
-    with pytest.raises(ValueError, match="by must be category or prompt"):
-        account_by(run, "drafter")
     rewrite(folder, "replay", lambda table: table[table["prompt"] != "p1"])
     with pytest.raises(UsageError, match="the replay figures lack 1 prompts, the first is 'p1'"):
         account_of(run)

@@ -11,7 +11,7 @@ from specdec.analysis.figures import style
 
 
 def bars(figure) -> list[tuple[float, float]]:
-    """Where each bar begins and ends, top to bottom."""
+    """Return the two ends of each bar, top to bottom."""
     axes = figure.axes[0]
     return [(bar.get_x(), bar.get_x() + bar.get_width()) for bar in axes.patches]
 

@@ -10,8 +10,7 @@ from specdec.analysis.runs import compare
 from specdec.analysis.runs.leaderboard import Scores, open_arms
 from specdec.errors import UsageError
 
-PLAIN = {"draft_s": 0.0, "verify_s": 0.02, "accept_s": 0.0, "commit_s": 0.0, "round_s": 0.02}
-DRAFTED = {"draft_s": 0.0, "verify_s": 0.02, "accept_s": 0.0, "commit_s": 0.0, "round_s": 0.02}
+TIMES = {"draft_s": 0.0, "verify_s": 0.02, "accept_s": 0.0, "commit_s": 0.0, "round_s": 0.02}
 PROMPTS = [f"p{number:02}" for number in range(12)]
 
 
@@ -28,11 +27,11 @@ def decoded(make_rounds: Callable[..., pd.DataFrame]) -> Callable[..., pd.DataFr
                     for name in prompts
                 },
                 gamma,
-                durations=DRAFTED,
+                durations=TIMES,
             )
             for gamma in gammas
         ]
-        plain = make_rounds({name: [0] * 30 for name in prompts}, 0, method="baseline", durations=PLAIN)
+        plain = make_rounds({name: [0] * 30 for name in prompts}, 0, method="baseline", durations=TIMES)
         return pd.concat([*parts, plain], ignore_index=True)
 
     return build
@@ -72,7 +71,7 @@ def test_equal_drafters_cannot_be_told_apart(decoded, stored_run) -> None:
 def test_a_pair_in_words(ratio: float, sentence: str) -> None:
     values = np.array([ratio, 1.0])
     drawn = np.stack([np.linspace(ratio - 0.0105, ratio + 0.0105, 101), np.ones(101)], axis=1)
-    scores = Scores(("A", "B"), 9, {"speedup": values}, {"speedup": drawn}, 0.95)
+    scores = Scores(("A", "B"), 9, {"speedup": values}, {"speedup": drawn})
     assert compare.pair_in_words(scores, "speedup", 0, 1).startswith(sentence)
     assert compare.pair_in_words(scores, "speedup", 1, 0).startswith(sentence.replace("A and B", "B and A"))
 

@@ -99,10 +99,10 @@ def test_only_positions_where_a_round_starts_count(write):
 
 
 def test_a_round_that_accepts_up_to_the_end_is_cut_and_censors():
-    assert walk([5, 5, 5], 4) == ([3], "limit", 3)  # three tokens left, all of them accepted: no token of the target
-    assert walk([3, 9, 9], 4) == ([2], "", 3)  # two accepted, and the target's own is the last
-    assert walk([1, 1], 4) == ([0, 0], "", 2)
-    assert walk([], 4) == ([], "", 0)
+    assert walk([5, 5, 5], 4) == ([3], "limit")  # three tokens left, all of them accepted: no token of the target
+    assert walk([3, 9, 9], 4) == ([2], "")  # two accepted, and the target's own is the last
+    assert walk([1, 1], 4) == ([0, 0], "")
+    assert walk([], 4) == ([], "")
 
 
 def test_a_cut_round_is_no_rejection(write):
