@@ -1,4 +1,4 @@
-"""What an analysis has to say: sections for people, numbers for MLflow; and the registry of what each study says.
+"""The results of an analysis: sections for people, numbers for MLflow; and the registry of what each study says.
 
 A study's module in `analysis/studies` registers the function that reads its tables. A finished run, its folder, a
 report and a notebook all go through that function, so that they say the same.
@@ -44,7 +44,7 @@ class Section:
 
 @dataclass(frozen=True)
 class Findings:
-    """What was found.
+    """The results of one analysis.
 
     Attributes:
         sections: for people; each begins with its answer.
@@ -59,7 +59,7 @@ class Findings:
 
 @dataclass(frozen=True)
 class About:
-    """What a study's tables do not say themselves.
+    """Facts about a study that its tables do not hold.
 
     Attributes:
         title: drafter, model and hardware, for figures.

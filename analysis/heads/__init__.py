@@ -1,1 +1,1 @@
-"""What heads learn and what their variants are worth, from the result files that training and ablations leave."""
+"""Findings on what heads learn and what their variants are worth, from the files of trainings and ablations."""

@@ -42,7 +42,7 @@ WORDS = {  # variant -> its name in sentences
 }
 
 Measured = Mapping[str, Any]
-"""What the benchmark left of one variant, structure and depth."""
+"""The benchmark's entry for one variant, structure and depth."""
 
 
 def load_ablation(path: Path | str = RESULT) -> list[dict[str, Any]]:
@@ -156,7 +156,7 @@ def compared(found: Sequence[Measured]) -> pd.DataFrame:
 
 @dataclass(frozen=True)
 class Steepness:
-    """How the accuracy of two sets of heads falls with the position that a head predicts.
+    """The fall of accuracy in two sets of heads with the position that a head predicts.
 
     Attributes:
         heads: a line for each head k: `first`, `second` and `difference`, Intervals of the share of the target's own

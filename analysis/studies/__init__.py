@@ -1,1 +1,1 @@
-"""What each study says: one file of numbers and words per study, which registers itself by `findings.register`."""
+"""Findings of each study: one file of numbers and words per study, which registers itself by `findings.register`."""

@@ -1,4 +1,4 @@
-"""What studies that replay texts share: checks of drafters, and strategies replayed on all cores, by prompt."""
+"""Parts that studies which replay texts share: checks of drafters, and strategies replayed on all cores, by prompt."""
 
 import os
 import re
