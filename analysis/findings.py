@@ -44,7 +44,7 @@ class Section:
 
 @dataclass(frozen=True)
 class Findings:
-    """What was found.
+    """The findings of one analysis: everything that it has to say.
 
     Attributes:
         sections: for people; each begins with its answer.
@@ -59,7 +59,7 @@ class Findings:
 
 @dataclass(frozen=True)
 class About:
-    """What a study's tables do not say themselves.
+    """Facts about a study that its tables do not hold.
 
     Attributes:
         title: drafter, model and hardware, for figures.

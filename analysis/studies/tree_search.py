@@ -34,7 +34,7 @@ def findings(tables: Tables, about: About) -> Findings:
 
 @dataclass(frozen=True)
 class ArmNumbers:
-    """What the arms of the study, plain decoding among them, did when they were decoded live.
+    """The results of live decoding by the arms of the study, plain decoding among them.
 
     Attributes:
         arms: the study's table, in the order of `sums.cells`.

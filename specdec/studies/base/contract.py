@@ -27,7 +27,7 @@ from specdec.timing.timer import Timer
 
 @dataclass(frozen=True)
 class Bench:
-    """What a study works with: the parts that a run has, and where results go.
+    """The bench that a study works on: the parts that a run has, and where results go.
 
     Attributes:
         clock: measured, or simulated where the target has no model.
