@@ -44,7 +44,7 @@ class Section:
 
 @dataclass(frozen=True)
 class Findings:
-    """The results of one analysis.
+    """The findings of one analysis: everything that it has to say.
 
     Attributes:
         sections: for people; each begins with its answer.

@@ -156,7 +156,7 @@ def compared(found: Sequence[Measured]) -> pd.DataFrame:
 
 @dataclass(frozen=True)
 class Steepness:
-    """The fall of accuracy in two sets of heads with the position that a head predicts.
+    """The accuracies of two sets of heads, which fall with the position that a head predicts.
 
     Attributes:
         heads: a line for each head k: `first`, `second` and `difference`, Intervals of the share of the target's own

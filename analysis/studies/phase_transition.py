@@ -80,7 +80,7 @@ def slowdowns(times: pd.DataFrame) -> pd.DataFrame:
 
 @dataclass(frozen=True)
 class Growth:
-    """The slow-down at one context over the tokens evaluated, whatever their shape.
+    """The growth of the slow-down at one context with the tokens evaluated, whatever their shape.
 
     Attributes:
         tokens: sizes, ascending.

@@ -34,7 +34,7 @@ def findings(tables: Tables, about: About) -> Findings:
 
 @dataclass(frozen=True)
 class ArmNumbers:
-    """Sums of the live runs of all arms of the study, plain decoding among them.
+    """The results of live decoding by the arms of the study, plain decoding among them.
 
     Attributes:
         arms: the study's table, in the order of `sums.cells`.

@@ -27,7 +27,7 @@ from specdec.timing.timer import Timer
 
 @dataclass(frozen=True)
 class Bench:
-    """The parts of a run that a study works with, and the folder for results.
+    """The bench that a study works on: the parts that a run has, and where results go.
 
     Attributes:
         clock: measured, or simulated where the target has no model.
