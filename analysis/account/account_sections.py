@@ -99,14 +99,13 @@ def factor_table(account: Account) -> pd.DataFrame:
                 "factor": factor,
                 "meaning": words.name,
                 "formula": words.symbol,
-                "value": value,
-                **interval.bounds,
+                "value": interval,
                 "product": product,
                 "effect": "theory" if factor == "omega" else _effect(interval),
             }
         )
-    last = {"factor": "speedup", "meaning": "measured, wall clock", "formula": "product", "value": account.speedup}
-    lines.append({**last, **account.intervals["speedup"].bounds, "product": product, "effect": ""})
+    last = {"factor": "speedup", "meaning": "measured, wall clock", "formula": "product", "product": product}
+    lines.append({**last, "value": account.intervals["speedup"], "effect": ""})
     return pd.DataFrame(lines)
 
 
@@ -121,11 +120,11 @@ def time_table(account: Account) -> pd.DataFrame:
     """Return the parts of a round (verify, draft and the rest) in t(1) and in milliseconds, with their shares."""
     total = sum(account.time.values())
     parts = [
-        {"part": part, "term": term, "over t(1)": account.time[term], **account.intervals[term].bounds}
+        {"part": part, "term": term, "over t(1)": account.intervals[term]}
         for term, part in (("v", "verify"), ("g", "draft"), ("o", "rest"))
     ]
-    table = pd.DataFrame([*parts, {"part": "round", "term": "v + g + o", "over t(1)": total}])
-    times = table["over t(1)"]
+    table = pd.DataFrame([*parts, {"part": "round", "term": "v + g + o", "over t(1)": Interval(total)}])
+    times = np.array([account.time["v"], account.time["g"], account.time["o"], total])
     return table.assign(ms=1e3 * times * account.t1_s, share=times / total)
 
 
@@ -142,8 +141,7 @@ def group_table(groups: Sequence[GroupAccount], by: str) -> pd.DataFrame:
                 "prompts": account.prompts,
                 "alpha": account.alpha if group.own_alpha else nan,
                 **account.factors,
-                "speedup": account.speedup,
-                **account.intervals["speedup"].bounds,
+                "speedup": account.intervals["speedup"],
                 "costs most": lowest if costs[lowest] < 1 - EXACT else "none",
             }
         )
@@ -227,7 +225,7 @@ def _prompt_section(sums: AccountSums) -> Section:
         f"from {speedups.min():.3f} to {speedups.max():.3f}, median {np.median(speedups):.3f} (a single prompt has no "
         "interval)."
     )
-    columns = ["ci_low", "ci_high", "prompts"]  # empty or 1 for a single prompt
+    columns = ["prompts"]  # 1 for a single prompt
     tables = [
         (f"The {shown} {which} prompts, each under its own alpha", group_table(part, "prompt").drop(columns=columns))
         for which, part in (("slowest", worst), ("fastest", best))

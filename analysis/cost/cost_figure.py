@@ -21,7 +21,7 @@ def cost_figure(report: CostReport, *, title: str) -> Figure:
     model, middle, table = report.model, report.context, report.table
     ridge = model.ridge(middle)
     largest = int(table["rows"].max())
-    error = "" if report.by_rows is None else f", {report.by_rows.median:.1%} off in the median on rows left out"
+    error = "" if report.by_rows is None else f", {report.by_rows.median:.1%} off in the median on sizes left out"
     caption = (
         f"Points by tokens in the cache: median of {counted(int(table['calls'].max()), 'call')} each, "
         f"{table['rows'].nunique()} values of n from 1 to {largest}; no intervals. Lines: fit{error}. "
@@ -63,7 +63,7 @@ def cost_figure(report: CostReport, *, title: str) -> Figure:
             textcoords="offset points",
             color=style.GREY,
         )
-    axes.set(xlabel="n, rows of a call (draft tokens and the root)", ylabel="t(n) / t(1)", xlim=(0, 1.02 * largest))
+    axes.set(xlabel="n, tokens of a call (the draft and its root)", ylabel="t(n) / t(1)", xlim=(0, 1.02 * largest))
     axes.set_ylim(0, top if beyond else None)
     step = max(1, largest // 8)
     axes.set_xticks([1, *range(max(step, 2), largest + 1, step)])

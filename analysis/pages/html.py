@@ -18,6 +18,7 @@ from matplotlib.figure import Figure
 
 from ..figures import style
 from ..findings import Section
+from ..intervals import Interval
 
 FIGURES = "report_figures"  # folder beside report.md
 EMPTY = "–"  # a cell without a value
@@ -84,9 +85,11 @@ def svg(figure: Figure) -> str:
 
 
 def cell(value: object) -> str:
-    """Write a table's value: four significant digits, thousands with commas, a dash for NaN and None."""
+    """Write a table's value: four significant digits, thousands with commas, intervals, a dash for NaN and None."""
     if value is None or value is pd.NA or (isinstance(value, float) and value != value):
         return EMPTY
+    if isinstance(value, Interval):
+        return f"{value:.4g}"
     if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
         return str(value)
     number = float(value)
