@@ -27,7 +27,7 @@ from specdec.sampling import generator_for
 from specdec.targets import Target
 from specdec.targets.causal import Causal
 from specdec.text.streams import read_streams, write_streams
-from specdec.timing.calls import calibrate, row_counts, time_calls
+from specdec.timing.calls import calibrate, call_sizes, time_calls
 from specdec.timing.machine import measure_machine
 from specdec.timing.timer import Timer
 from specdec.tracking import writer as tracking
@@ -79,8 +79,8 @@ def _measure(
     peers = _peers(config, parts)
     session = Session(config, parts, identity.cell, results, clock, peers)
     longest = max(parts.prompts.prompts, key=lambda prompt: len(prompt.tokens))
-    grid_rows = _grid_rows(config, target)
-    prepare(parts, longest, measurement, grid_rows)
+    grid_sizes = _grid_sizes(config, target)
+    prepare(parts, longest, measurement, grid_sizes)
     if measurement.warmup_tokens:
         session.warm_up(longest, measurement.warmup_tokens)
     for peer in peers:
@@ -94,10 +94,10 @@ def _measure(
         Timer(clock, measurement.calibration_calls, generator_for(config.seed, longest.id, "calibration")),
     )
     grid = None
-    if grid_rows:
+    if grid_sizes:
         generator = generator_for(config.seed, longest.id, "cost")
         timer = Timer(clock, measurement.cost_calls, generator, measurement.cost_seconds)
-        grid = time_calls(target, longest.tokens, grid_rows, measurement.cost_contexts, timer).as_dict()
+        grid = time_calls(target, longest.tokens, grid_sizes, measurement.cost_contexts, timer).as_dict()
     results.write_json("calibration.json", {**calibration.as_dict(), "grid": grid})
     try:
         _decode_all(config, parts, session, heartbeat)
@@ -130,13 +130,13 @@ def _peers(config: RunConfig, parts: Parts) -> list[TransformersPeer]:
     )
 
 
-def _grid_rows(config: RunConfig, target: Target) -> list[int]:
+def _grid_sizes(config: RunConfig, target: Target) -> list[int]:
     """Return the sizes of calls for the cost model, in tokens; none where there is no arithmetic to explain."""
     measurement = config.measurement
     if not (target.products() and measurement.cost_contexts):
         return []
     # Each size costs a compiled target a compilation: powers of two are enough there.
-    return row_counts(measurement.cost_rows, 1 if target.compilation == "inductor" else measurement.cost_dense)
+    return call_sizes(measurement.cost_rows, 1 if target.compilation == "inductor" else measurement.cost_dense)
 
 
 def _decode_all(config: RunConfig, parts: Parts, session: Session, heartbeat: Callable[[], None]) -> None:

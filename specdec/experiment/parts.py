@@ -217,7 +217,7 @@ def open_parts(config: RunConfig) -> Parts:
     return build(config)
 
 
-def prepare(parts: Parts, longest: Prompt, measurement: MeasurementConfig, grid_rows: Sequence[int] = ()) -> None:
+def prepare(parts: Parts, longest: Prompt, measurement: MeasurementConfig, grid_sizes: Sequence[int] = ()) -> None:
     """Have target and drafter compile, where they do, for all that is to be timed.
 
     Raises:
@@ -237,12 +237,12 @@ def prepare(parts: Parts, longest: Prompt, measurement: MeasurementConfig, grid_
         plain = length + original.room(parts.original.structure.tree)
         original.check_memory(len(longest.tokens), plain)
         original.prepare({1}, plain)
-    rows = {1}
-    # A pass made for one number of rows serves neither batches nor drafts whose nodes are merged.
+    sizes = {1}
+    # A pass made for one number of tokens serves neither batches nor drafts whose nodes are merged.
     if primary.branches == 1 or (target.evaluation == "packed" and (primary.fixed or target.compilation == "trace")):
-        rows.add(primary.nodes + 1)
+        sizes.add(primary.nodes + 1)
     if target.compilation == "inductor":
-        rows |= set(grid_rows)
-    deepest = max(measurement.cost_contexts) + max(grid_rows) + 1 if grid_rows else 0
-    target.prepare(rows, max(capacity, min(deepest, target.context_length)), branches)
+        sizes |= set(grid_sizes)
+    deepest = max(measurement.cost_contexts) + max(grid_sizes) + 1 if grid_sizes else 0
+    target.prepare(sizes, max(capacity, min(deepest, target.context_length)), branches)
     parts.primary.drafter.prepare(length + max(arm.structure.nodes for arm in parts.arms) + 1, primary)

@@ -29,7 +29,7 @@ from specdec.studies.base.live_runs import WARM, host_seconds
 from specdec.studies.base.replayed import Strategy, built_lookups, replay
 from specdec.targets.replay import Replay
 from specdec.text.streams import Stream
-from specdec.timing.calls import row_counts
+from specdec.timing.calls import call_sizes
 from specdec.timing.shapes import Shape
 
 _HOST = ["repeat", "drafter", "shape", "budget", "nodes", "draft_s", "overhead_s"]
@@ -122,7 +122,7 @@ class EqualBudget(Study):
 
     def _sizes(self) -> list[Shape]:
         """Return plain steps and chains, so many that t(n) can be read off between them; all budgets among them."""
-        tokens = {*row_counts(self._budgets[-1] + 1, 4), *(n + 1 for n in self._budgets)}
+        tokens = {*call_sizes(self._budgets[-1] + 1, 4), *(n + 1 for n in self._budgets)}
         return [(1, n - 1) for n in sorted(tokens)]
 
     def _measured(

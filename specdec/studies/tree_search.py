@@ -28,7 +28,7 @@ from specdec.studies.base.candidates import halves_of
 from specdec.studies.base.live_runs import LiveRuns
 from specdec.text.streams import Stream
 from specdec.theory.trees import RankedTree, best_tree, choose_tree, expected_tokens
-from specdec.timing.calls import row_counts
+from specdec.timing.calls import call_sizes
 from specdec.timing.drafts import time_drafts
 
 
@@ -171,7 +171,7 @@ class TreeSearch(Study):
     ) -> dict[str, pd.DataFrame]:
         config, parts = self._config, bench.parts
         # A plain step and chains, so many that t(n) can be read off between them; all budgets among them.
-        sizes = [(1, n) for n in sorted({0, *self._budgets, *row_counts(self._budgets[-1], 4)})]
+        sizes = [(1, n) for n in sorted({0, *self._budgets, *call_sizes(self._budgets[-1], 4)})]
         calls = bench.time_calls(stream.prompt, sizes, config.contexts, config.calls, config.seconds)
         shapes = [
             *(_structure(tree) for tree in dict.fromkeys(trees.values())),

@@ -32,9 +32,9 @@ class Calibration:
     draft: list[float]
     drafts: dict[int, list[float]] = field(default_factory=dict)
 
-    def t(self, rows: int) -> float:
-        """Return the median time of a call on `rows` tokens, root and nodes, in seconds."""
-        return median(self.calls[rows])
+    def t(self, size: int) -> float:
+        """Return the median time of a call on `size` tokens, root and nodes, in seconds."""
+        return median(self.calls[size])
 
     @property
     def draft_step(self) -> float:
@@ -42,7 +42,7 @@ class Calibration:
         return median(self.draft) if self.draft else 0.0
 
     def as_dict(self) -> dict[str, Any]:
-        summary = {rows: {"median_s": self.t(rows), "ratio": self.t(rows) / self.t(1)} for rows in self.calls}
+        summary = {size: {"median_s": self.t(size), "ratio": self.t(size) / self.t(1)} for size in self.calls}
         return {**asdict(self), "t1_s": self.t(1), "draft_step_s": self.draft_step, "t_n": summary}
 
 
@@ -109,35 +109,35 @@ class CallTimes:
         }
 
 
-def row_counts(largest: int, dense: int) -> list[int]:
+def call_sizes(largest: int, dense: int) -> list[int]:
     """Return every n up to `dense`, then steps of a quarter of the last power of two up to `largest`, and the powers
     of two. (64, 16) gives 1, 2, ... 16, 20, ... 32, 40, ... 64; a dense of 1 gives powers of two alone.
     """
     found = {largest, *(1 << power for power in range(largest.bit_length()))}
     found |= set(range(1, min(dense, largest) + 1))
-    rows = dense
-    while 1 < rows < largest:
-        rows += max(1, (1 << rows.bit_length() - 1) // 4)
-        found.add(min(rows, largest))
+    size = dense
+    while 1 < size < largest:
+        size += max(1, (1 << size.bit_length() - 1) // 4)
+        found.add(min(size, largest))
     return sorted(found)
 
 
 @torch.inference_mode()
 def time_calls(
-    target: Target, tokens: Sequence[int], rows: Sequence[int], contexts: Sequence[int], timer: Timer
+    target: Target, tokens: Sequence[int], sizes: Sequence[int], contexts: Sequence[int], timer: Timer
 ) -> CallTimes:
-    """Time calls on chains of each size in `rows` behind each number of cached tokens; each is first made once more.
+    """Time calls on chains of each size behind each number of cached tokens; each is first made once more.
 
     Args:
         tokens: text for the cache, repeated to the length needed.
-        rows: tokens of a call; sizes that the target cannot hold twice are left out. Where the first pass alone would
+        sizes: tokens of a call; those that the target cannot hold twice are left out. Where the first pass alone would
             take longer than the timer allows, only powers of two stay.
-        contexts: tokens in the cache; cut to what the target can hold beside the rows.
+        contexts: tokens in the cache; cut to what the target can hold beside the largest call.
     """
-    sizes = [n for n in sorted({1, *rows}) if n <= max(1, target.context_length // 2)]
+    sizes = [n for n in sorted({1, *sizes}) if n <= max(1, target.context_length // 2)]
     largest = max(sizes)
-    depths = sorted({min(context, target.context_length - largest - 1) for context in contexts})
-    text = [tokens[index % len(tokens)] for index in range(max(depths) + 1)]
+    cached = sorted({min(context, target.context_length - largest - 1) for context in contexts})
+    text = [tokens[index % len(tokens)] for index in range(max(cached) + 1)]
     offered = torch.randint(target.vocab_size, (largest,), generator=timer.generator).to(target.device)
     drafts = {n: Draft(offered[: n - 1], chain_tree(n - 1)) for n in sizes}
 
@@ -150,7 +150,7 @@ def time_calls(
 
     # What a call costs, and with it whether the first pass can afford every size.
     coarse = [n for n in sizes if n & (n - 1) == 0]
-    prefill(depths[-1])
+    prefill(cached[-1])
     for n in coarse:
         call(n)
     timer.clock.synchronize()
@@ -158,18 +158,18 @@ def time_calls(
     for n in coarse:
         call(n)
     timer.clock.synchronize()
-    first_pass = 2 * len(sizes) * len(depths) * (time.perf_counter() - begin) / len(coarse)
+    first_pass = 2 * len(sizes) * len(cached) * (time.perf_counter() - begin) / len(coarse)
     thinned = first_pass > timer.limit and coarse != sizes
     if thinned:
         sizes = coarse
     for done in timer.passes():
-        for depth in depths:
-            prefill(depth)
+        for context in cached:
+            prefill(context)
             call(sizes[0])  # the processor's caches are as the prefill left them
             for n in timer.shuffled(sizes):
                 if done == 0:
                     call(n)
-                timer.time((n, depth), partial(target.verify, drafts[n]))
+                timer.time((n, context), partial(target.verify, drafts[n]))
                 target.discard()
-    cells = {(n, depth): timer.seconds((n, depth)) for depth in depths for n in sizes}
+    cells = {(n, context): timer.seconds((n, context)) for context in cached for n in sizes}
     return CallTimes(cells, complete=timer.done == timer.calls and not thinned)

@@ -12,7 +12,7 @@ from specdec.records import EMPTY, TextStart, chain_tree
 from specdec.sampling import generator_for
 from specdec.structures import structures
 from specdec.targets.causal import Causal
-from specdec.timing.calls import calibrate, row_counts, time_calls
+from specdec.timing.calls import calibrate, call_sizes, time_calls
 from specdec.timing.timer import Timer
 
 
@@ -27,7 +27,7 @@ def test_sizes_repeats_and_an_untouched_cache(tiny_model, sampling, group_values
     prompt = [5, 6, 7, 5, 6]
     trees = [chain_tree(2), chain_tree(4)]
     found = calibrate(target, drafter, chain, prompt, trees, timer(4))
-    assert {rows: len(times) for rows, times in found.calls.items()} == {1: 4, 3: 4, 5: 4}
+    assert {size: len(times) for size, times in found.calls.items()} == {1: 4, 3: 4, 5: 4}
     assert found.context == 5 and len(found.draft) == 4
     assert min(time for times in found.calls.values() for time in times) > 0
     assert found.as_dict()["t_n"][1]["ratio"] == 1.0
@@ -59,12 +59,12 @@ def test_whole_drafts_by_depth(tiny_model, sampling, group_values):
         (6, 100, [1, 2, 3, 4, 5, 6]),
     ],
 )
-def test_row_counts(largest, dense, expected):
-    assert row_counts(largest, dense) == expected
+def test_call_sizes(largest, dense, expected):
+    assert call_sizes(largest, dense) == expected
 
 
-def grid(target, rows=(1, 2, 3, 4), contexts=(8, 40), calls=2, seconds=60.0):
-    return time_calls(target, [5, 6, 7], rows, contexts, timer(calls, seconds))
+def grid(target, sizes=(1, 2, 3, 4), contexts=(8, 40), calls=2, seconds=60.0):
+    return time_calls(target, [5, 6, 7], sizes, contexts, timer(calls, seconds))
 
 
 def test_every_cell_of_the_grid_is_measured_at_its_context(tiny_model, sampling):
@@ -99,7 +99,7 @@ def test_a_spent_budget_leaves_one_pass_over_powers_of_two(tiny_model, sampling)
 def test_contexts_are_cut_to_what_the_target_holds(tiny_model, sampling):
     target = Causal(tiny_model("llama"), sampling(temperature=0.0))
     assert target.context_length == 256
-    found = grid(target, rows=[1, 64, 200], contexts=[8, 500, 1000], calls=1)
+    found = grid(target, sizes=[1, 64, 200], contexts=[8, 500, 1000], calls=1)
     assert set(found.cells) == {(n, context) for n in (1, 64) for context in (8, 191)}
 
 
