@@ -123,7 +123,7 @@ def departure(verifier: Verifier, decided: Decided) -> Departure | None:
     if not len(draft):
         return Departure(tuple(tv), None)
     if deterministic:
-        # What follows the last accepted node is tested unless it is cut off.
+        # The children of the last accepted node were tested too, unless the text was cut before them.
         agreement = prod(_strict_chance(draft, p, node, child) for node, child in pairwise([-1, *kept]))
         if decided.rejected:
             agreement *= _strict_chance(draft, p, kept[-1] if kept else -1, None)

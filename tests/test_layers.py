@@ -29,7 +29,7 @@ LAYERS = (
     ("commands",),
     ("run", "train", "advise", "report"),
 )
-# What `analysis` may see of the package: it reads files, and has to work without torch.
+# The parts of the package that `analysis` may import: it reads files, and has to work without torch.
 ANALYSIS_SEES = ("errors", "config", "registry", "theory", "tracking.store", "analysis")
 
 

@@ -148,7 +148,7 @@ def time_calls(
     def prefill(context: int) -> None:
         target.start(TextStart(text[: context + 1], context + 1 + largest))
 
-    # What a call costs, and with it whether the first pass can afford every size.
+    # Measure what a call costs first: it decides whether the first pass can afford every size.
     coarse = [n for n in sizes if n & (n - 1) == 0]
     prefill(cached[-1])
     for n in coarse:

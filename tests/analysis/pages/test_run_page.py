@@ -1,4 +1,4 @@
-"""What a run reports is made from its folder alone: deleted and made again, without torch, it is the same."""
+"""The report of a run is made from its folder alone: deleted and made again without torch, it is the same."""
 
 import shutil
 import subprocess

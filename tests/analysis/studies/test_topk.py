@@ -1,4 +1,4 @@
-"""What study `topk` says of a table whose best cells are known."""
+"""Findings of study `topk` on a table whose best cells are known."""
 
 import pandas as pd
 import pytest
