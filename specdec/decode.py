@@ -73,6 +73,9 @@ def generate(
             path_tokens = [acceptance.tokens[node] for node in acceptance.path]
             committed = cut(path_tokens, acceptance.next_token, room, end_tokens)
             target.commit(acceptance.path, acceptance.next_token)
+            if drafter.capabilities.reads_logits:
+                assert target.logits is not None
+                drafter.observe(draft, target.logits)
             drafter.commit(committed, target.states)
         except NumericsError as error:
             error.partial = Generation(prompt, tuple(tokens), tuple(rounds), (began, prefilled), "failed")

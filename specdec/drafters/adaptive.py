@@ -96,6 +96,9 @@ class Adaptive(Drafter):
             self._length = max(1, min(self._most, min(self._most, self._length) + step))
         self.drafter.commit(tokens, states)
 
+    def observe(self, draft: Draft, logits: Tensor) -> None:
+        self.drafter.observe(draft, logits)
+
     def laws(self, prompt: Sequence[int], text: Sequence[int]) -> Tensor | None:
         """Return those of the wrapped drafter: at every position, a draft of one token is its own."""
         return self.drafter.laws(prompt, text)

@@ -37,6 +37,7 @@ class Forced(Target):
 
     def verify(self, draft: Draft) -> Tensor:
         self._target.verify(draft)
+        self.logits = self._target.logits
         recorded = self._reference[self._position : self._position + len(draft) + 1]
         return one_hot(recorded, self.vocab_size)
 

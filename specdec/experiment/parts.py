@@ -164,6 +164,11 @@ def _check_compatible(config: RunConfig, sampling: SamplingConfig, structure: St
             f"Bad value verifier={config.verifier['name']}: target {config.target['name']!r} knows "
             "recorded tokens only, and this rule commits others; use verifier=speculative_sampling."
         )
+    if target.recorded and drafter.reads_logits:
+        raise UsageError(
+            f"Bad value drafter={config.drafter['name']}: it learns from the target's logits, and target "
+            f"{config.target['name']!r} knows recorded tokens only; use target=causal."
+        )
     if rule.greedy_only and not sampling.greedy:
         raise UsageError(
             f"Bad value sampling.temperature={sampling.temperature}: verifier {config.verifier['name']!r} is right "

@@ -8,7 +8,7 @@ are.
 """
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import FunctionType
 from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
@@ -30,7 +30,7 @@ class Pass(NamedTuple):
 
     Attributes:
         logits: [..., N, V].
-        states: [..., N, D] hidden states of the layer that was asked for, or None.
+        states: [..., N, D] hidden states of the layers that were asked for, side by side in this order; None for none.
     """
 
     logits: Tensor
@@ -38,20 +38,29 @@ class Pass(NamedTuple):
 
 
 def run_model(
-    model: Any, cache: KVCache, offset: int | None, tokens: Tensor, positions: Tensor, mask: Mask, **options: int
+    model: Any, cache: KVCache, kept: Sequence[int], tokens: Tensor, positions: Tensor, mask: Mask, **options: int
 ) -> Pass:
     """Run a transformers decoder on a batch of tokens [B, N].
 
     Args:
-        offset: layer whose hidden states are wanted, counted down from the last (0 is what the output head reads); None
-            for no states.
+        kept: layers whose hidden states are wanted, counted down from the last (0 is what the output head reads).
         options: further arguments of the model.
     """
     output = model(
         input_ids=tokens, attention_mask=mask, position_ids=positions, past_key_values=cache, use_cache=True,
-        output_hidden_states=offset is not None, **options,
+        output_hidden_states=bool(kept), **options,
     )  # fmt: skip
-    return Pass(output.logits, None if offset is None else output.hidden_states[-1 - offset])
+    return Pass(output.logits, joined_states(output.hidden_states, kept) if kept else None)
+
+
+def joined_states(states: Sequence[Tensor], kept: Sequence[int]) -> Tensor:
+    """Return the `kept` layers' states (see `run_model`) side by side: [..., N, len(kept) * D].
+
+    Args:
+        states: [..., N, D] of every layer, embeddings first.
+    """
+    found = [states[-1 - offset] for offset in kept]
+    return found[0] if len(found) == 1 else torch.cat(found, -1)
 
 
 class Step(Protocol):
@@ -110,18 +119,18 @@ class TracedStep:
     pass does not fit in one graph, because it decides by numbers that it computes.
     """
 
-    def __init__(self, model: Any, cache: KVCache, tokens: int | None, mode: Mode, offset: int | None = None) -> None:
+    def __init__(self, model: Any, cache: KVCache, tokens: int | None, mode: Mode, kept: Sequence[int] = ()) -> None:
         """
         Args:
             tokens: number of tokens in every call; None for any number from 2 on. If the first call is then a batch,
                 all calls are batches, of any number of sequences from 2 on.
-            offset: layer whose states are wanted (see `run_model`).
+            kept: layers whose states are wanted (see `run_model`).
         """
 
         def step(tokens: Tensor, positions: Tensor, mask: Mask) -> Pass:
             some = mask if isinstance(mask, Tensor) else next(iter(mask.values()))
             cache.length = some.shape[-1] - tokens.shape[-1]
-            return run_model(model, cache, offset, tokens, positions, mask)
+            return run_model(model, cache, kept, tokens, positions, mask)
 
         self._step = torch.compile(
             _with_own_code(step),
@@ -167,17 +176,17 @@ class StaticStep:
     """
 
     def __init__(
-        self, model: Any, cache: KVCache, size: int, windows: Mapping[str, int | None], offset: int | None = None
+        self, model: Any, cache: KVCache, size: int, windows: Mapping[str, int | None], kept: Sequence[int] = ()
     ) -> None:
         """
         Args:
             size: number of tokens in every call.
-            windows, offset: see `static_pass`.
+            windows, kept: see `static_pass`.
         """
         self._tokens = torch.zeros(1, size, dtype=torch.long, device=model.device)
         self._prefix = torch.zeros(1, dtype=torch.long, device=model.device)
         self._size, self._cache = size, cache
-        forward = static_pass(model, cache, windows, offset)
+        forward = static_pass(model, cache, windows, kept)
         offsets = torch.arange(size, device=model.device)
 
         def step(tokens: Tensor, prefix: Tensor) -> Pass:
@@ -205,13 +214,13 @@ class StaticStep:
 
 
 def static_pass(
-    model: Any, cache: KVCache, windows: Mapping[str, int | None], offset: int | None = None
+    model: Any, cache: KVCache, windows: Mapping[str, int | None], kept: Sequence[int] = ()
 ) -> Callable[[Tensor, Tensor], Pass]:
     """Make a forward pass with the same shapes at every call: it attends to the cache's whole capacity, masked.
 
     Args:
         windows: for each kind of attention layer, how many tokens back it sees; None for all.
-        offset: layer whose states are wanted (see `run_model`).
+        kept: layers whose states are wanted (see `run_model`).
     Returns:
         (tokens [N], places [N]) -> logits [N, V] and states, for a chain that is written to these slots of the cache.
         It leaves the cache's length as it is.
@@ -227,7 +236,7 @@ def static_pass(
             masks[kind] = torch.where(seen, hidden.new_zeros(()), hidden)[None, None]
         mask = masks if len(masks) > 1 else next(iter(masks.values()))
         with cache.writing_to(places):
-            return only_sequence(run_model(model, cache, offset, tokens.unsqueeze(0), places.unsqueeze(0), mask))
+            return only_sequence(run_model(model, cache, kept, tokens.unsqueeze(0), places.unsqueeze(0), mask))
 
     return forward
 

@@ -5,7 +5,7 @@ neither sampling nor acceptance.
 """
 
 import logging
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from inspect import signature
 from typing import Any
@@ -75,11 +75,12 @@ class Decoder(CachedModel):
 
     Attributes:
         layers: number of the model's layers.
-        states: hidden states [N+1, D] of the tokens of the last call, where `keep_states` asked for them.
+        states: hidden states [N+1, D] of the tokens of the last call, where `keep_states` asked for them; of several
+            layers side by side.
     """
 
     states: Tensor | None = None
-    _offset: int | None = None  # layer whose states are kept, counted down from the last
+    kept: tuple[int, ...] = ()  # layers whose states are kept, counted down from the last
 
     def __init__(self, model: Any, name: str, prefill_chunk: int) -> None:
         """
@@ -100,14 +101,15 @@ class Decoder(CachedModel):
         self._steps: dict[int, Step] = {}
         self._compiled: Compiled | None = None
 
-    def keep_states(self, offset: int) -> None:
-        """Leave the hidden states of a layer in `states` after every call from now on.
+    def keep_states(self, offsets: Iterable[int]) -> None:
+        """Leave the hidden states of these layers in `states` after every call from now on.
 
         Args:
-            offset: layer, counted down from the last: 0 is what the output head reads, `layers` the embeddings.
+            offsets: layers, counted down from the last: 0 is what the output head reads, `layers` the embeddings.
         """
-        self._offset = offset
-        self._steps, self._compiled = {}, None  # passes made before return no states
+        kept, self.kept = self.kept, tuple(offsets)
+        if kept != self.kept:
+            self._steps, self._compiled = {}, None  # passes made before return other states
 
     @torch.inference_mode()
     def compile(self, sizes: Collection[int], capacity: int, mode: Mode, copies: int = 1) -> None:
@@ -138,18 +140,18 @@ class Decoder(CachedModel):
         self.forward(torch.zeros(2, dtype=torch.long, device=self.device), chain_tree(1))  # makes the buffers
         for count in sorted(wanted - {_BATCH}):
             if self.device.type == "cuda" and mode == "inductor":
-                graph = StaticStep(self.model, self.cache, count, self._windows, self._offset)
+                graph = StaticStep(self.model, self.cache, count, self._windows, self.kept)
                 graph.capture()
                 self._steps[count] = graph
             else:
                 any_or_count = None if count == _ANY else count
-                self._steps[count] = TracedStep(self.model, self.cache, any_or_count, mode, self._offset)
+                self._steps[count] = TracedStep(self.model, self.cache, any_or_count, mode, self.kept)
             size = 3 if count == _ANY else count  # not 2: the mask would fill its buffer, and the record rely on that
             for prefix in (2, 3):  # the first call compiles; the second shows that it serves other prefixes
                 self.cache.length = prefix
                 self.forward(torch.zeros(size, dtype=torch.long, device=self.device), chain_tree(size - 1))
         if copies > 1:
-            self._steps[_BATCH] = TracedStep(self.model, self.cache, None, "trace", self._offset)
+            self._steps[_BATCH] = TracedStep(self.model, self.cache, None, "trace", self.kept)
             for prefix, batch in ((7, 2), (8, 2), (9, copies)):  # all sizes differ: Dynamo merges equal ones
                 self.cache.length = prefix
                 tree = Tree((-1, 0, *[-1] * (batch - 1)))
@@ -187,9 +189,10 @@ class Decoder(CachedModel):
             self.forward(chunk, chain_tree(len(chunk) - 1), **self._no_logits)
             if self.states is not None:
                 found.append(self.states)
-        if self._offset is not None:
+        if self.kept:
             embedding = self.model.get_input_embeddings().weight
-            self.states = torch.cat(found) if found else embedding.new_empty(0, embedding.shape[1])
+            size = len(self.kept) * embedding.shape[1]
+            self.states = torch.cat(found) if found else embedding.new_empty(0, size)
         self.cache.broadcast()
         return prompt[-1]
 
@@ -218,7 +221,7 @@ class Decoder(CachedModel):
         else:
             places = (tree.offsets.to(self.device, non_blocking=True) + prefix).unsqueeze(0)
             result = only_sequence(
-                run_model(self.model, self.cache, self._offset, tokens.unsqueeze(0), places, mask, **options)
+                run_model(self.model, self.cache, self.kept, tokens.unsqueeze(0), places, mask, **options)
             )
         self.states = result.states
         return result.logits
@@ -243,7 +246,7 @@ class Decoder(CachedModel):
             result = step(sequences, prefix, mask)
         else:
             positions = (batch.chain.offsets.to(self.device, non_blocking=True) + prefix).expand(len(batch), -1)
-            result = run_model(self.model, self.cache, self._offset, sequences, positions, mask)
+            result = run_model(self.model, self.cache, self.kept, sequences, positions, mask)
         places = batch.places.to(self.device, non_blocking=True)
         self.states = None if result.states is None else result.states.flatten(0, 1)[places]
         return result.logits.flatten(0, 1)[places]

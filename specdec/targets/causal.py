@@ -10,7 +10,7 @@ from torch import Tensor
 
 from specdec.config import AtLeastOne, typed
 from specdec.errors import UsageError
-from specdec.models.compile import Mode, mode_for
+from specdec.models.compile import Mode, joined_states, mode_for
 from specdec.models.decoder import Decoder
 from specdec.models.load import Dtype, load_model, load_tokenizer, model_path, resolve_device, resolve_dtype
 from specdec.models.products import matrix_products
@@ -153,19 +153,24 @@ class _CausalStates(HiddenStates):
             digest.update(name.encode() + weight.detach().cpu().double().numpy().tobytes())
         return digest.hexdigest()
 
-    def keep(self, offset: int) -> None:
-        self._check(offset)
-        self._target.decoder.keep_states(offset)
+    @property
+    def kept(self) -> tuple[int, ...]:
+        return self._target.decoder.kept
+
+    def _keep_also(self, offsets: tuple[int, ...]) -> None:
+        self._check(offsets)
+        self._target.decoder.keep_states(dict.fromkeys((*self.kept, *offsets)))
 
     @torch.inference_mode()
-    def sequence(self, tokens: Tensor, offset: int) -> tuple[Tensor, Tensor]:
-        self._check(offset)
+    def sequence(self, tokens: Tensor, *offsets: int) -> tuple[Tensor, Tensor]:
+        self._check(offsets)
         output = self._target.model(input_ids=tokens, use_cache=False, output_hidden_states=True)
-        return output.hidden_states[-1 - offset], output.logits
+        return joined_states(output.hidden_states, offsets), output.logits
 
-    def _check(self, offset: int) -> None:
-        if not 0 <= offset <= self.layers:
-            raise UsageError(
-                f"Bad value heads.offset={offset}: the target has {self.layers} layers; count down from the last, 0 to "
-                f"{self.layers}."
-            )
+    def _check(self, offsets: Sequence[int]) -> None:
+        for offset in offsets:
+            if not 0 <= offset <= self.layers:
+                raise UsageError(
+                    f"Bad value heads.offset={offset}: the target has {self.layers} layers; count down from the last, "
+                    f"0 to {self.layers}."
+                )

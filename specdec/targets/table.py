@@ -53,6 +53,7 @@ class Table(Target):
 
     def verify(self, draft: Draft) -> Tensor:
         self._tokens = torch.cat([self._tokens[:1], draft.tokens])
+        self.logits = self._logits[self._tokens]
         return self._p[self._tokens]
 
     def commit(self, path: Sequence[int], next_token: int) -> None:
@@ -96,10 +97,15 @@ class _TableStates(HiddenStates):
     def identity(self) -> str:
         return hashlib.sha256(self._logits.numpy().tobytes()).hexdigest()
 
-    def keep(self, offset: int) -> None:
-        if offset:
-            raise UsageError(f"Bad value heads.offset={offset}: a table has no layers; use 0.")
+    @property
+    def kept(self) -> tuple[int, ...]:
+        return (0,)
 
-    def sequence(self, tokens: Tensor, offset: int) -> tuple[Tensor, Tensor]:
-        self.keep(offset)
-        return self.embedding[tokens], self._logits[tokens]
+    def _keep_also(self, offsets: tuple[int, ...]) -> None:
+        for offset in offsets:
+            if offset:
+                raise UsageError(f"Bad value heads.offset={offset}: a table has no layers; use 0.")
+
+    def sequence(self, tokens: Tensor, *offsets: int) -> tuple[Tensor, Tensor]:
+        self._keep_also(offsets)
+        return torch.cat([self.embedding[tokens]] * len(offsets), -1), self._logits[tokens]

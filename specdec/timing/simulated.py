@@ -49,6 +49,9 @@ class Priced(Drafter):
     def commit(self, tokens: Sequence[int], states: Tensor | None = None) -> None:
         self.drafter.commit(tokens, states)
 
+    def observe(self, draft: Draft, logits: Tensor) -> None:
+        self.drafter.observe(draft, logits)
+
     def laws(self, prompt: Sequence[int], text: Sequence[int]) -> Tensor | None:
         return self.drafter.laws(prompt, text)
 

@@ -21,6 +21,7 @@ class DrafterCapabilities:
         lossless: false only for a drafter that makes the output depart from the target's by declaration.
         needs_reference: it reads the recorded baseline text of the same prompt (greedy runs only).
         reads_states: it reads the target's hidden states, and asks for them when it is made (`HiddenStates.keep`).
+        reads_logits: it learns from the target's logits over each draft (`observe`), which a recorded text has not.
         reports_confidence: it ends a draft where the structure's `threshold` asks for it.
         replay: how the target's own text gives expected rounds without decoding (DESIGN 3): "position" when a
             proposal depends only on the text before it, "copying" when it must be drafted again from each round's
@@ -34,6 +35,7 @@ class DrafterCapabilities:
     lossless: bool = True
     needs_reference: bool = False
     reads_states: bool = False
+    reads_logits: bool = False
     reports_confidence: bool = False
     replay: Literal["position", "copying"] | None = None
     deepest: int | None = None
@@ -74,6 +76,16 @@ class Drafter(ABC):
 
         Args:
             states: `Target.states` after its own commit: those [A+1, D] of the round's root and accepted nodes.
+        """
+
+    def observe(self, draft: Draft, logits: Tensor) -> None:
+        """Take note of what the target said of the round's draft; called before `commit`, only of a drafter that
+        `reads_logits`. Its time counts as that of the commit.
+
+        Args:
+            draft: as the target verified it; may be empty.
+            logits: `Target.logits` [N+1, V]: after the root, then after each node, rejected ones included. To be copied
+                if they are needed later.
         """
 
     def laws(self, prompt: Sequence[int], text: Sequence[int]) -> Tensor | None:

@@ -61,7 +61,7 @@ class HeadsDrafter(Drafter):
         Raises:
             UsageError: a target without hidden states, or with fewer layers than the heads read.
         """
-        target.hidden.keep(state_offset(heads.config, target))
+        self._kept = target.hidden.keep(state_offset(heads.config, target))
         self.heads, self._sha256 = heads, sha256
         self._choices = choices_of(heads)
         self._sampling, self._device = target.sampling, target.device
@@ -105,7 +105,7 @@ class HeadsDrafter(Drafter):
 
     def _read(self, states: Tensor | None) -> None:
         if states is not None and len(states):
-            contextual, self._past = self.heads.contextual(states.unsqueeze(0), self._past)
+            contextual, self._past = self.heads.contextual(self._kept(states).unsqueeze(0), self._past)
             self._state = contextual[0, -1]
 
     def draft(self, structure: Structure) -> Draft:

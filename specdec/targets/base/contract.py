@@ -56,6 +56,8 @@ class Target(ABC):
         states: hidden states, where something asked for them (`HiddenStates.keep`), else None: after `start` those of
             `prompt[:-1]`, [S-1, D]; after `commit` those of the root and the accepted nodes, [A+1, D]. So the last one
             is h_t of the next round (see `heads`).
+        logits: after `verify` the logits [N+1, V] of the root and the nodes, as the model gave them; None where only a
+            record of tokens is known. On a GPU the next `verify` may overwrite them.
     """
 
     capabilities: TargetCapabilities
@@ -70,6 +72,7 @@ class Target(ABC):
     evaluation: Evaluation = "packed"
     compilation: Literal["trace", "inductor"] | None = None
     states: Tensor | None = None
+    logits: Tensor | None = None
 
     def room(self, tree: Tree) -> int:
         """Return the cache slots that root and draft take: for all nodes, or in each copy for the longest path."""

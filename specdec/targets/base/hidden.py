@@ -1,7 +1,9 @@
 """The contract of hidden states: what a target gives to drafters over heads and to the training of heads."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 
+import torch
 from torch import Tensor
 
 
@@ -32,17 +34,42 @@ class HiddenStates(ABC):
     def identity(self) -> str:
         """Hash of the weights (a hub model's commit): what was trained on them belongs to no others."""
 
+    @property
     @abstractmethod
-    def keep(self, offset: int) -> None:
-        """Make `Target.start` and `commit` leave states in `Target.states`; to be called before anything is compiled.
+    def kept(self) -> tuple[int, ...]:
+        """The layers whose states stand side by side in `Target.states`: all that anything asked for."""
 
+    @abstractmethod
+    def _keep_also(self, offsets: tuple[int, ...]) -> None:
+        """Check these layers, and keep those that are not kept yet behind the others."""
+
+    def keep(self, *offsets: int) -> Callable[[Tensor], Tensor]:
+        """Make `Target.start` and `commit` leave the states of these layers in `Target.states`; to be called before
+        anything is compiled.
+
+        Returns:
+            A function that takes `Target.states` [..., D of all kept layers] and returns those of `offsets`, side by
+            side in this order [..., len(offsets) * D]: several parts of a run may read different layers.
         Raises:
             UsageError: the model has no such layer.
         """
+        self._keep_also(offsets)
+
+        def own(states: Tensor) -> Tensor:
+            kept = self.kept
+            if kept == offsets:
+                return states
+            parts = states.unflatten(-1, (len(kept), -1))
+            return torch.cat([parts[..., kept.index(offset), :] for offset in offsets], -1)
+
+        return own
 
     @abstractmethod
-    def sequence(self, tokens: Tensor, offset: int) -> tuple[Tensor, Tensor]:
+    def sequence(self, tokens: Tensor, *offsets: int) -> tuple[Tensor, Tensor]:
         """Return states [B, S, D] and logits [B, S, V] of tokens [B, S], teacher-forced and without the cache.
+
+        Args:
+            offsets: see `keep`.
 
         Raises:
             UsageError: the model has no such layer.

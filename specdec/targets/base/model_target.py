@@ -76,6 +76,7 @@ class ModelTarget(Target):
     def verify(self, draft: Draft) -> Tensor:
         self._prefix, self._tree = self.decoder.length, draft.tree
         logits = self._forward(torch.cat([self._root, draft.tokens]) if len(draft) else self._root, draft.tree)
+        self.logits = logits
         p, finite = checked_probabilities(logits, self.sampling)
         # Arrives while the host waits for the acceptance, which is decided later.
         self._finite = finite.to("cpu", non_blocking=True)
