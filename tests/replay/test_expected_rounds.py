@@ -46,7 +46,7 @@ def decode(target, drafter, structure, reference=None):
 @pytest.mark.parametrize("gamma", [1, 2, 5])
 @pytest.mark.parametrize(("name", "shape"), REPLAYABLE)
 def test_replay_gives_the_rounds_of_live_greedy_decoding(target, drafter_values, make_structure, name, shape, gamma):
-    drafter = drafters.build(drafter_values(name, target.vocab_size), target=target)
+    drafter = drafters.build(drafter_values(name, target.vocab_size, target), target=target)
     structure = make_structure(shape, gamma)
     text = decode(target, drafters.build({"name": "none"}, target=target), structure).tokens
     live = decode(target, drafter, structure, reference=text)
