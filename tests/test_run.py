@@ -39,7 +39,7 @@ TARGET = "target.law=[[0.4,0.35,0.25],[0.1,0.3,0.6],[0.55,0.2,0.25]]"
 
 
 @pytest.fixture
-def command(in_process):
+def command(in_process, made_database):
     """`command("+drafter=ngram", ...)` runs specdec.run with a store; it gives exit code and standard error."""
 
     def call(*arguments: str) -> tuple[int, str]:
@@ -273,8 +273,8 @@ TOY = (
 @pytest.mark.slow
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_every_experiment_runs_in_debug_on_the_pocket_target(command, tmp_path, name):
-    # To trace a model takes longer than a toy run of it: one cell of two experiments does, for all.
-    eager = ["target.compile=false"] if name in ("notebooks", "oracle_exact") else []
+    # To trace a model takes longer than a toy run of it: two experiments do, for all.
+    eager = [] if name in ("medusa", "small_model_against_assisted") else ["target.compile=false"]
     code, error = command(f"+experiment={name}", "+debug=pocket", *eager)
     assert code == 0, error
     runs = [open_folder(path.parent) for path in tmp_path.rglob("summary.json")]  # of every cell, where it is a sweep
