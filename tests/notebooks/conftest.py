@@ -13,6 +13,7 @@ from hydra.core.global_hydra import GlobalHydra
 
 from specdec import run
 from specdec.config import config_dir
+from specdec.drafters import drafters
 from specdec.heads.checkpoint import save_heads
 from specdec.targets.base import targets
 
@@ -106,11 +107,16 @@ def run_store(
         ]
         for name in HEADS
     ]
+    everything = [
+        *("+experiment=all_drafters", "+debug=tiny", "~target.dtype", PROMPTS, "measurement.max_new_tokens=8"),
+        f"study.leave_out=[{','.join(name for name in drafters.names() if name not in ('ngram', 'model_bigram'))}]",
+        "+study.drafters.model_bigram={cache_dir: null}",
+    ]
     of_heads = [
         *("-m", "+study=typical_acceptance,tree_search", "+debug=tiny", "measurement.gammas=[]", PROMPTS),
         *("+drafter=medusa", "++drafter.model=medusa.safetensors", "++drafter.drafts=greedy"),
     ]
     # The oracle's stays the newest run.
-    for arguments in (alphas, studies, live, *heads, of_heads, overlay):
+    for arguments in (alphas, studies, live, *heads, of_heads, everything, overlay):
         _run(folder, arguments)
     return RunStore(f"sqlite:///{folder / 'mlflow.db'}", "specdec")
