@@ -59,6 +59,7 @@ class SmallModel(Drafter):
 
     Attributes:
         model: the transformers model.
+        sampling: makes laws of its logits: the target's, or the greedy one.
         translation: between the tokenizers, where they differ.
     """
 
@@ -83,12 +84,13 @@ class SmallModel(Drafter):
         self.name = model.name_or_path or type(model).__name__  # of its folder, or made in memory
         model.eval().requires_grad_(False)
         _check_kind(self.name, model, target, translate)
-        self.model, self.tokenizer, self._sampling = model, tokenizer, target.sampling
+        self.model, self.tokenizer, self.prefill_chunk = model, tokenizer, prefill_chunk
+        self._greedy = drafts == "greedy" or target.sampling.greedy
+        self.sampling = replace(target.sampling, temperature=0.0) if self._greedy else target.sampling
         self._decoder = decoder_of(model, self.name, prefill_chunk)
         check_rollback(self._decoder)
         self._device, self._size = target.device, target.vocab_size
         self._compilation = target.compilation
-        self._greedy = drafts == "greedy" or target.sampling.greedy
         self._siblings: Siblings = siblings
         self._loop: StaticLoop | None = None
         self.translation: Translation | None = None
@@ -148,7 +150,7 @@ class SmallModel(Drafter):
     def _static_loop(self, gamma: int) -> StaticLoop:
         """Return a loop over the decoder's present cache."""
         assert isinstance(self._decoder, Decoder)
-        return self._decoder.static_loop(gamma, lambda logits, uniform: self._choose(self._align(logits), uniform))
+        return self._decoder.static_loop(gamma, lambda logits, uniform: self._choose(self.align(logits), uniform))
 
     def start(self, text: TextStart, states: Tensor | None = None) -> None:
         self._reset(text.generator)
@@ -213,8 +215,8 @@ class SmallModel(Drafter):
         ranked = self._greedy or structure.beam is not None
 
         def laws(logits: Tensor) -> Tensor:
-            logits = self._align(logits)
-            return logits if ranked else probabilities(logits, self._sampling)
+            logits = self.align(logits)
+            return logits if ranked else probabilities(logits, self.sampling)
 
         how: How = "ranked" if ranked else self._siblings
         draft = draft_tree(decoder, pending, structure, how, laws, "small_model", self._generator)
@@ -234,7 +236,7 @@ class SmallModel(Drafter):
         choices: list[Choice] = []
         chance = 1.0
         while True:
-            logits = self._align(self._decoder.forward(tokens, chain_tree(len(tokens) - 1))[-1:])  # [1, V]
+            logits = self.align(self._decoder.forward(tokens, chain_tree(len(tokens) - 1))[-1:])  # [1, V]
             choices.append(self._choose(logits, None if uniforms is None else uniforms[len(choices)]))
             if len(choices) == gamma:
                 break
@@ -254,7 +256,7 @@ class SmallModel(Drafter):
             tokens = logits.max(dim=-1).indices
         else:
             assert uniform is not None
-            q = probabilities(logits, self._sampling)
+            q = probabilities(logits, self.sampling)
             tokens = drawn(q, uniform)
         return Choice(tokens, tokens if self.translation is None else self.translation.to_drafter(tokens), q)
 
@@ -287,6 +289,14 @@ class SmallModel(Drafter):
         self._drafted = self._finite = None
         self._text += tokens if self.translation is not None else self._known(tokens)
 
+    def retract(self, count: int) -> bool:
+        length = len(self._text) - count
+        if length < 1 or len(self._text) > self._decoder.context_length:
+            return False
+        del self._text[length:]
+        self._sure = min(self._sure, length)  # `_pending` finds the slots that the next tokens leave as they are
+        return True
+
     def laws(self, prompt: Sequence[int], text: Sequence[int]) -> Tensor | None:
         """See `Drafter.laws`. None with `translate`, and for a text that is longer than the model's context.
 
@@ -295,15 +305,15 @@ class SmallModel(Drafter):
         """
         if self.translation is not None or len(prompt) + len(text) - 1 > self._decoder.context_length:
             return None
-        logits = self._align(self._decoder.score(self._known(prompt), self._known(text)[:-1])[: len(text)])
+        logits = self.align(self._decoder.score(self._known(prompt), self._known(text)[:-1])[: len(text)])
         if self._greedy:
             return one_hot(logits.max(dim=-1).indices, self._size)
-        q = probabilities(logits, self._sampling)
+        q = probabilities(logits, self.sampling)
         if not torch.isfinite(q).all():
             raise NumericsError(_NOT_FINITE)
         return q
 
-    def _align(self, logits: Tensor) -> Tensor:
+    def align(self, logits: Tensor) -> Tensor:
         """Return the model's logits over the target's tokens [..., V], -inf for tokens that it cannot propose."""
         if self.translation is not None:
             return self.translation.align(logits)
