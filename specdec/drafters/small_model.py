@@ -20,7 +20,7 @@ from specdec.records import EMPTY, Draft, Source, TextStart, chain_tree
 from specdec.sampling import all_finite, drawn, generator_on, one_hot, probabilities
 from specdec.structures.base import EVERY_STRUCTURE, Structure
 from specdec.targets.base import Target
-from specdec.tree_building.model_tree import draft_tree
+from specdec.tree_building.model_tree import TreeModel, draft_tree
 from specdec.tree_building.siblings import How, Siblings
 from specdec.tree_building.translation import Translation, check_same
 
@@ -177,13 +177,13 @@ class SmallModel(Drafter):
         return root
 
     def draft(self, structure: Structure) -> Draft:
-        context = self._text if self.translation is None else self.translation.read(self._text)
-        gamma = min(structure.gamma, self._decoder.context_length + 1 - len(context))
-        if gamma < 1 or not context:
+        if not structure.single:
+            return self._branching(structure)
+        context = self._context()
+        gamma = self._within(structure.gamma, context)
+        if gamma < 1:
             return EMPTY
         pending = self._pending(context, gamma)
-        if not structure.single:
-            return self._branching(structure.clamped(gamma), pending)
         # Drawn at once, so that every way of drafting uses the same numbers.
         uniforms = None
         if not self._greedy:
@@ -198,9 +198,35 @@ class SmallModel(Drafter):
         size = len(drafted.tokens)
         return Draft(drafted.tokens, chain_tree(size), drafted.q, _SOURCE * size)
 
-    def _branching(self, structure: Structure, pending: list[int]) -> Draft:
-        """Draft rows or a tree.
+    def _context(self) -> list[int]:
+        return self._text if self.translation is None else self.translation.read(self._text)
 
+    def _within(self, gamma: int, context: Sequence[int]) -> int:
+        """Return how many of `gamma` tokens fit in the model's context, below 1 where none do."""
+        return min(gamma, self._decoder.context_length + 1 - len(context)) if context else 0
+
+    def _branching(self, structure: Structure) -> Draft:
+        """Draft rows or a tree; raises UsageError as `tree_model` does."""
+        ranked = self._greedy or structure.beam is not None
+        gamma = self.reach(structure.gamma)
+        if gamma < 1:
+            return EMPTY
+        how: How = "ranked" if ranked else self._siblings
+        shape = structure.clamped(gamma)
+        draft = draft_tree([self.tree_model(shape, ranked)], shape, how, self._generator)
+        self._finite = all_finite(draft.q)
+        return draft
+
+    def reach(self, gamma: int) -> int:
+        """Return how many levels of `gamma` fit in the model's context; 0 or fewer where the text does not."""
+        return self._within(gamma, self._context())
+
+    def tree_model(self, structure: Structure, ranked: bool, strategy: str = "small_model") -> TreeModel:
+        """Return this model as one that drafts rows or a tree after the text so far, which has to fit in its context.
+
+        Args:
+            ranked: children are the most likely tokens, not draws.
+            strategy: the name in `Source`.
         Raises:
             UsageError: between tokenizers, or from an encoder-decoder.
         """
@@ -212,16 +238,12 @@ class SmallModel(Drafter):
                 "use structure=chain."
             )
 
-        ranked = self._greedy or structure.beam is not None
-
         def laws(logits: Tensor) -> Tensor:
             logits = self.align(logits)
             return logits if ranked else probabilities(logits, self.sampling)
 
-        how: How = "ranked" if ranked else self._siblings
-        draft = draft_tree(decoder, pending, structure, how, laws, "small_model", self._generator)
-        self._drafted, self._finite = None, all_finite(draft.q)
-        return draft
+        self._drafted = None
+        return TreeModel(strategy, decoder, self._pending(self._text, structure.gamma), laws)
 
     def _loops(self, pending: list[int], context: list[int], gamma: int, threshold: float) -> bool:
         """Return whether the captured loop can make this draft: of its length, in its cache, without a threshold."""

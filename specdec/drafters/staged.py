@@ -71,8 +71,8 @@ class Staged(Drafter):
 
     `by` drafts for the model, not for the run's target: heads must have been trained for the model's weights, and are
     given its states. A drafter that reads states or logits is given those of every token before it drafts, which takes
-    a call of its own after a chain that was accepted whole. `by` may be staged itself, to any depth. Decoder-only models
-    of one tokenizer.
+    a call of its own after a chain that was accepted whole. `by` may be staged itself, to any depth. All models are
+    decoder-only and have one tokenizer.
 
     Attributes:
         small: the drafter `of`, which gives its law at every position of a text.
@@ -273,8 +273,8 @@ class DraftTarget(Causal):
         ):
             if refused:
                 raise UsageError(
-                    f"Bad value drafter.model={drafter.name}: it {what}, and only a decoder-only model with the target's "
-                    "tokenizer drafts in stages; use +drafter=small_model."
+                    f"Bad value drafter.model={drafter.name}: it {what}, and only a decoder-only model with the "
+                    "target's tokenizer drafts in stages; use +drafter=small_model."
                 )
         super().__init__(
             drafter.model,
