@@ -78,11 +78,20 @@ class Drafter(ABC):
         """Propose at most what `structure` asks for; the draft is empty where there is nothing to propose."""
 
     def commit(self, tokens: Sequence[int], states: Tensor | None = None) -> None:
-        """Take note of the tokens appended to the text in this round.
+        """Take note of the tokens appended to the text in this round. Its draft may have been another drafter's.
 
         Args:
             states: `Target.states` after its own commit: those [A+1, D] of the round's root and accepted nodes.
         """
+
+    def retract(self, count: int) -> bool:
+        """Take the last `count` tokens out of the text again: they were the draft of a drafter that this one speeds up,
+        and were rejected. Called after a commit, before the next draft.
+
+        Returns:
+            False from a drafter that cannot: nothing it knows counts any more, and `start` comes next.
+        """
+        return False
 
     def observe(self, draft: Draft, logits: Tensor) -> None:
         """Take note of what the target said of the round's draft; called before `commit`, only of a drafter that
