@@ -99,6 +99,9 @@ class Adaptive(Drafter):
     def observe(self, draft: Draft, logits: Tensor) -> None:
         self.drafter.observe(draft, logits)
 
+    def remember(self, prompt: Sequence[int], output: Sequence[int]) -> None:
+        self.drafter.remember(prompt, output)
+
     def laws(self, prompt: Sequence[int], text: Sequence[int]) -> Tensor | None:
         """Return those of the wrapped drafter: at every position, a draft of one token is its own."""
         return self.drafter.laws(prompt, text)

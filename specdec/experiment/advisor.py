@@ -241,6 +241,7 @@ class _Advisor:
                 shape = structure.resized(gamma)
                 walks[gamma] = rounds_along(self._drafter, shape, tokens, request(), self._clock)
         self._walks.append((text, walks))
+        self._drafter.remember(text.prompt, tokens)
 
     def conclude(self, keyed: dict[str, Any], recorded: Sequence[Stream] | None) -> Advice:
         """Turn what was measured into advice."""

@@ -52,6 +52,9 @@ class Priced(Drafter):
     def observe(self, draft: Draft, logits: Tensor) -> None:
         self.drafter.observe(draft, logits)
 
+    def remember(self, prompt: Sequence[int], output: Sequence[int]) -> None:
+        self.drafter.remember(prompt, output)
+
     def laws(self, prompt: Sequence[int], text: Sequence[int]) -> Tensor | None:
         return self.drafter.laws(prompt, text)
 
