@@ -2,7 +2,9 @@
 
 import json
 import logging
+import os
 from collections import Counter
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -177,15 +179,11 @@ def test_bad_input_is_named_in_one_sentence(build, corpus, tmp_path):
 
 
 def test_fewer_calls_on_the_pocket_target(build, tmp_path):
-    """On some 600 kB of the standard library."""
-    import argparse
-    import subprocess
-    import typing
-
+    """On half a megabyte of the standard library."""
     target, prompts = pocket()
-    sources = [module.__file__ for module in (argparse, subprocess, typing, logging)]
-    text = "\n".join(open(path, encoding="utf-8").read() for path in sources)
+    names = ("tarfile", "zipfile", "os", "pathlib", "glob", "tempfile", "argparse", "optparse")
+    text = "\n".join((Path(os.__file__).parent / f"{name}.py").read_text(encoding="utf-8") for name in names)
     (tmp_path / "sources.txt").write_text(text, encoding="utf-8")
-    drafter = build(target, corpus=str(tmp_path / "sources.txt"), field=None)
-    rounds = rounds_of(target, drafter, CHAIN, prompts, 32)
-    assert len(rounds) < 0.95 * sum(len(item.committed) for item in rounds)
+    drafter = build(target, corpus=str(tmp_path / "sources.txt"), field=None, match_min=1)
+    rounds = rounds_of(target, drafter, CHAIN, prompts, 24)
+    assert len(rounds) < 0.85 * sum(len(item.committed) for item in rounds)

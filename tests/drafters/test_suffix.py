@@ -107,8 +107,8 @@ class SlowSuffix(SlowDrafter):
 def test_rounds_are_those_of_a_slow_search(build, table, random_law, make_structure, structure, keys):
     """Drawn texts, so that drafts are rejected anywhere; the same prompt twice, and earlier outputs."""
     target, shape = table(random_law(SIZE, 3, spread=2.5), temperature=1.0), make_structure(structure, 4)
-    fast = rounds_of(target, build(target, **keys), shape, PROMPTS, 45)
-    slow = rounds_of(target, SlowSuffix(**keys), shape, PROMPTS, 45)
+    fast = rounds_of(target, build(target, **keys), shape, PROMPTS, 60)
+    slow = rounds_of(target, SlowSuffix(**keys), shape, PROMPTS, 60)
     same_rounds(fast, slow)
 
 
@@ -191,5 +191,5 @@ def test_values_out_of_bounds(build, key, value):
 
 def test_fewer_calls_on_the_pocket_target(build):
     target, prompts = pocket()
-    rounds = rounds_of(target, build(target), structures.build({"name": "chain", "gamma": 4}), prompts, 32)
+    rounds = rounds_of(target, build(target), structures.build({"name": "chain", "gamma": 4}), prompts, 24)
     assert len(rounds) < 0.8 * sum(len(item.committed) for item in rounds)
