@@ -103,6 +103,17 @@ class Drafter(ABC):
                 if they are needed later.
         """
 
+    def remember(self, prompt: Sequence[int], output: Sequence[int]) -> None:
+        """Take note of a finished text, for drafts of texts that are begun later. A run calls this after each prompt,
+        when all methods have decoded it and all replays are done; the time is in no duration.
+
+        Nothing else passes from one text to another, and what does may not depend on who decodes a prompt or how often:
+        only the first output of a prompt counts, and no draft of the prompt itself reads it.
+
+        Args:
+            output: tokens that the baseline wrote, so that they are the same for every method.
+        """
+
     def laws(self, prompt: Sequence[int], text: Sequence[int]) -> Tensor | None:
         """Return q [len(text), V] before every token of `text`, in one teacher-forced pass; point masses are one-hot.
 

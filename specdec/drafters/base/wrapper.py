@@ -39,6 +39,9 @@ class Wrapper(Drafter):
     def observe(self, draft: Draft, logits: Tensor) -> None:
         self.drafter.observe(draft, logits)
 
+    def remember(self, prompt: Sequence[int], output: Sequence[int]) -> None:
+        self.drafter.remember(prompt, output)
+
     def laws(self, prompt: Sequence[int], text: Sequence[int]) -> Tensor | None:
         return self.drafter.laws(prompt, text)
 
