@@ -74,8 +74,13 @@ class SmallModel(Drafter):
         siblings: Siblings = "without_replacement",
         translate: bool = False,
         prefill_chunk: int = 512,
+        decoder: Decoder | None = None,
+        strategy: str = "small_model",
     ) -> None:
         """
+        Args:
+            decoder: of the model, where it is of a particular kind.
+            strategy: the name in `Source`, for drafters that draft in this way with a model of their own making.
         Raises:
             UsageError: a model of another kind than the target's, or another tokenizer.
             ModelLoadError: a model whose cache cannot be rolled back.
@@ -84,7 +89,8 @@ class SmallModel(Drafter):
         model.eval().requires_grad_(False)
         _check_kind(self.name, model, target, translate)
         self.model, self.tokenizer, self._sampling = model, tokenizer, target.sampling
-        self._decoder = decoder_of(model, self.name, prefill_chunk)
+        self._decoder = decoder or decoder_of(model, self.name, prefill_chunk)
+        self._strategy = strategy
         check_rollback(self._decoder)
         self._device, self._size = target.device, target.vocab_size
         self._compilation = target.compilation
@@ -141,7 +147,7 @@ class SmallModel(Drafter):
         # A call has one token, or two at the start of a draft whose predecessor was accepted whole.
         self._decoder.compile({1, 2}, capacity, self._compilation)
         captures = self._compilation == "inductor" and self._device.type == "cuda" and self._decoder.compiled
-        if captures and structure.single and structure.threshold == 0:
+        if captures and self._decoder.loops and structure.single and structure.threshold == 0:
             self._loop = self._static_loop(structure.gamma)
             self._loop.capture()
 
@@ -194,7 +200,7 @@ class SmallModel(Drafter):
         self._drafted = drafted.read.to("cpu", non_blocking=True)
         self._finite = all_finite(drafted.q)
         size = len(drafted.tokens)
-        return Draft(drafted.tokens, chain_tree(size), drafted.q, _SOURCE * size)
+        return Draft(drafted.tokens, chain_tree(size), drafted.q, (Source(self._strategy, 0),) * size)
 
     def _branching(self, structure: Structure, pending: list[int]) -> Draft:
         """Draft rows or a tree.
@@ -217,7 +223,7 @@ class SmallModel(Drafter):
             return logits if ranked else probabilities(logits, self._sampling)
 
         how: How = "ranked" if ranked else self._siblings
-        draft = draft_tree(decoder, pending, structure, how, laws, "small_model", self._generator)
+        draft = draft_tree(decoder, pending, structure, how, laws, self._strategy, self._generator)
         self._drafted, self._finite = None, all_finite(draft.q)
         return draft
 
@@ -263,7 +269,9 @@ class SmallModel(Drafter):
         if self.translation is not None and len(context) + gamma > self._capacity:
             # It is not known beforehand how many tokens a text takes in the other tokenizer.
             self._prefill(context, 2 * (len(context) + gamma))
-        shared, most = self._sure, min(len(self._cached), len(context) - 1)
+        followed = self._decoder.follow()
+        self._cached[:followed] = context[:followed]
+        shared, most = max(self._sure, followed), min(len(self._cached), len(context) - 1)
         while shared < most and self._cached[shared] == context[shared]:
             shared += 1
         shared = min(shared, most)
@@ -324,7 +332,6 @@ class SmallModel(Drafter):
         return self._decoder.flops_per_token
 
 
-_SOURCE = (Source("small_model", 0),)
 _NOT_FINITE = (
     "The drafter's logits are not finite: the run stops here. Try drafter.dtype=float32, or check drafter.model."
 )

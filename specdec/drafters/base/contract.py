@@ -22,6 +22,7 @@ class DrafterCapabilities:
         needs_reference: it reads the recorded baseline text of the same prompt (greedy runs only).
         reads_states: it reads the target's hidden states, and asks for them when it is made (`HiddenStates.keep`).
         reads_logits: it learns from the target's logits over each draft (`observe`), which a recorded text has not.
+        runs_target: it drafts with a part of the target's own model, and is refused beside a target without one.
         reports_confidence: it ends a draft where the structure's `threshold` asks for it.
         replay: how the target's own text gives expected rounds without decoding (DESIGN 3): "position" when a
             proposal depends only on the text before it, "copying" when it must be drafted again from each round's
@@ -36,6 +37,7 @@ class DrafterCapabilities:
     needs_reference: bool = False
     reads_states: bool = False
     reads_logits: bool = False
+    runs_target: bool = False
     reports_confidence: bool = False
     replay: Literal["position", "copying"] | None = None
     deepest: int | None = None
