@@ -43,8 +43,8 @@ class EarlyExit(Drafter):
     Without the target's cache (a replay, or paths of a tree evaluated apart, which leaves too few slots) it has a cache
     of its own, with the same laws.
 
-    Any decoder-only target will do, and a checkpoint that was trained for it is better by far: a LayerSkip checkpoint is
-    an ordinary Llama model, `+drafter=early_exit target.model=facebook/layerskip-llama3.2-1B`.
+    Any decoder-only target will do, and a checkpoint that was trained for it is better by far. A LayerSkip checkpoint
+    is an ordinary Llama model: `+drafter=early_exit target.model=facebook/layerskip-llama3.2-1B`.
 
     Attributes:
         exit: the exit layer, and how it was chosen.

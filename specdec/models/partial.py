@@ -126,10 +126,12 @@ def _find(model: Any, name: str) -> tuple[list[str], nn.ModuleList]:
 
 def _attention_of(block: nn.Module) -> str | None:
     """Return the name of a block's attention: the only one of its modules that holds a layer of a cache."""
-    names = [
-        name for name, module in block.named_children() if any(hasattr(below, "layer_idx") for below in module.modules())
-    ]
+    names = [name for name, module in block.named_children() if _uses_cache(module)]
     return names[0] if len(names) == 1 else None
+
+
+def _uses_cache(module: nn.Module) -> bool:
+    return any(hasattr(below, "layer_idx") for below in module.modules())
 
 
 def _without(block: nn.Module, kinds: Collection[PartKind], name: str) -> nn.Module:
@@ -174,7 +176,7 @@ def _twin(module: Any) -> Any:
 
 def _renumbered(module: Any, number: int) -> Any:
     """Return the module with layer `number` of a cache for what uses one."""
-    if not any(hasattr(below, "layer_idx") for below in module.modules()):
+    if not _uses_cache(module):
         return module
     twin = _twin(module)
     if hasattr(module, "layer_idx"):

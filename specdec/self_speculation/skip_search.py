@@ -128,7 +128,9 @@ class SkipSearch:
         )
 
 
-def kept_search(folder: Path | None, weights: str, calibration: CalibrationText, units: Units, most: int) -> SkippedParts:
+def kept_search(
+    folder: Path | None, weights: str, calibration: CalibrationText, units: Units, most: int
+) -> SkippedParts:
     """Return the set of an earlier search for the same weights and settings from `folder`; search and keep what was
     found if it is not there. A file that does not fit is made again, with a warning.
 

@@ -79,7 +79,8 @@ def test_drafts_are_those_of_a_plain_forward(tiny_model, sampling, make_structur
     rounds = []
     for shape in ("chain", "tree", "rows"):
         watch.text = list(PROMPT)
-        rounds += decoded(target, drafter, make_structure(shape, 3), 100 if temperature == 0 else 160, seed=len(rounds)).rounds
+        limit = 100 if temperature == 0 else 160
+        rounds += decoded(target, drafter, make_structure(shape, 3), limit, seed=len(rounds)).rounds
     assert len(rounds) >= 200 and len({len(row.acceptance.path) for row in rounds}) >= 3
     assert sum(row.rejected for row in rounds) >= 20
     chains = [each for each in watch.seen if each[1].tree.is_chain]
@@ -156,9 +157,9 @@ def test_traced_passes_write_into_the_targets_cache(tiny_model, sampling, make_s
 
 
 def test_paths_that_are_evaluated_apart_leave_too_few_slots(tiny_model, sampling, make_structure):
-    packed, rows = (Causal(tiny_model("llama"), sampling(temperature=0.0), evaluation=how) for how in ("packed", "rows"))
-    shape = make_structure("tree", 4)
-    one, other = (decoded(target, exiting(target), shape, 40) for target in (packed, rows))
+    shape, greedy = make_structure("tree", 4), sampling(temperature=0.0)
+    both = (Causal(tiny_model("llama"), greedy, evaluation=how) for how in ("packed", "rows"))
+    one, other = (decoded(target, exiting(target), shape, 40) for target in both)
     assert one.tokens == other.tokens
     assert [row.draft_tokens for row in one.rounds] == [row.draft_tokens for row in other.rounds]
 

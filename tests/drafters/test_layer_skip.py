@@ -1,4 +1,4 @@
-"""Layer skipping against a copy of the target whose skipped parts end in zeros, and the cache of what a search found."""
+"""Layer skipping against a copy of the target whose skipped parts end in zeros, and the files of what searches found."""
 
 import json
 from copy import deepcopy

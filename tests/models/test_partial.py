@@ -30,15 +30,15 @@ def test_the_first_layers_are_the_models_own(architecture, tiny_model):
     model = tiny_model(architecture)
     layers = len(blocks_of(model, architecture))
     before = model(TOKENS, use_cache=False, output_hidden_states=True)
+    weights, seen = {weight.data_ptr() for weight in model.parameters()}, []
     for first in range(1, layers):
         part = partial_model(model, block_parts(range(first, layers)), architecture)
-        assert {weight.data_ptr() for weight in part.parameters()} <= {weight.data_ptr() for weight in model.parameters()}
-        seen = []
+        assert {weight.data_ptr() for weight in part.parameters()} <= weights
         handle = model.get_output_embeddings().register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0]))
         logits = part(TOKENS, use_cache=False).logits
         handle.remove()
         norm = [module for name, module in model.named_modules() if name.split(".")[-1] in NORMS and "." in name]
-        torch.testing.assert_close(seen[0], norm[-1](before.hidden_states[first]), atol=1e-12, rtol=0)
+        torch.testing.assert_close(seen[-1], norm[-1](before.hidden_states[first]), atol=1e-12, rtol=0)
         check_rollback(Decoder(part, architecture, 4))
         assert flops_per_token(part) < flops_per_token(model)
         assert not torch.equal(logits, before.logits)
