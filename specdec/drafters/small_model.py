@@ -246,8 +246,14 @@ class SmallModel(Drafter):
             logits = self.align(logits)
             return logits if ranked else probabilities(logits, self.sampling)
 
+        return TreeModel(strategy, decoder, self.lacking(), laws)
+
+    def lacking(self) -> list[int]:
+        """Return the committed tokens that the cache lacks, at least one, for a caller that evaluates them itself and
+        leaves them, and nothing else, in the cache. The text has to fit in the context; not with `translate`.
+        """
         self._drafted = None
-        return TreeModel(strategy, decoder, self._pending(self._text, structure.gamma), laws)
+        return self._pending(self._text, 0)
 
     def _loops(self, pending: list[int], context: list[int], gamma: int, threshold: float) -> bool:
         """Return whether the captured loop can make this draft: of its length, in its cache, without a threshold."""

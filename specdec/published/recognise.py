@@ -58,7 +58,7 @@ def recognise(files: CheckpointFiles, drafter: str) -> Recognised:
         raise ModelLoadError(
             f"{files} holds pickled weights ({files.pickles[0]}), never opened here: {pickles_sentence(files)}."
         )
-    found = [Recognised(name, each) for name in formats.names() if (each := formats.get(name)()).matches(files)]
+    found = matching(files)
     if len(found) != 1:
         raise ModelLoadError(_not_recognised(files, found))
     if found[0].format.refusal:
@@ -66,6 +66,11 @@ def recognise(files: CheckpointFiles, drafter: str) -> Recognised:
     if drafter not in found[0].format.drafters:
         raise ModelLoadError(f"{files} is of the format {found[0].name}: use +drafter={found[0].format.drafters[0]}.")
     return found[0]
+
+
+def matching(files: CheckpointFiles) -> list[Recognised]:
+    """Return the formats that match a checkpoint: one, or none where its format is not known."""
+    return [Recognised(name, each) for name in formats.names() if (each := formats.get(name)()).matches(files)]
 
 
 def _not_recognised(files: CheckpointFiles, found: list[Recognised]) -> str:

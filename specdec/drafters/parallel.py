@@ -1,0 +1,278 @@
+"""A model that drafts all tokens in one call: behind the text it reads mask tokens, one for each further token."""
+
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from typing import Annotated, Any, Literal
+
+import torch
+from pydantic import Field, NonNegativeInt
+from torch import Tensor
+
+from specdec.config import AtLeastOne, typed
+from specdec.drafters.base import Drafter, DrafterCapabilities, drafters
+from specdec.drafters.small_model import SmallModel
+from specdec.errors import NumericsError, UsageError
+from specdec.models.decoder import Decoder
+from specdec.models.load import Dtype, load_model, load_tokenizer, resolve_dtype
+from specdec.published.checkpoint_files import open_checkpoint
+from specdec.published.formats.pard import mask_token_of
+from specdec.records import EMPTY, Draft, Source, TextStart, Tree, chain_tree
+from specdec.sampling import all_finite, generator_on, probabilities, sample
+from specdec.structures.base import EVERY_STRUCTURE, Structure
+from specdec.targets.base import Target
+from specdec.tree_building.siblings import How, Siblings, grow
+
+_ROWS = 256  # tokens in a call, when a text is replayed
+
+
+@typed
+class ParallelConfig:
+    name: Literal["parallel"]
+    model: Annotated[str, Field(min_length=1)] | None
+    mask_token: NonNegativeInt | None
+    dtype: Dtype
+    attention: Literal["auto", "sdpa", "eager"]
+    drafts: Literal["sampled", "greedy"]
+    siblings: Siblings
+    prefill_chunk: AtLeastOne
+
+
+@drafters.register("parallel")
+class Parallel(Drafter):
+    """Drafts gamma tokens with one call of a decoder-only model (PARD, An et al. 2504.18583, section 3). The call is
+    over the committed tokens that the model's cache lacks and gamma - 1 mask tokens at the positions that follow. The
+    law of draft token 1 is read after the last committed token, that of token k after mask k - 1. The keys and values
+    of the masks are forgotten again: between rounds the cache holds committed tokens only.
+
+    q of token k is the model's law after k - 1 masks, standardised by the target's own sampling. It does not depend on
+    the tokens drafted before, and each token is drawn on its own. Under a greedy target, with `drafts=greedy`, and in a
+    dynamic tree, tokens are the most likely ones, point masses. All nodes of one level of rows or a tree have one law;
+    siblings are drawn as `siblings` says.
+
+    The law of a token depends on where its round began, so the replay is that of starts.
+
+    Needs the target's tokenizer, as `SmallModel` does, by which the text and its cache are kept. The mask token is only
+    read: it may lie beyond the target's tokens. Nothing is offered where the text is longer than the model's context; a
+    draft that would pass its end stops there.
+
+    Attributes:
+        mask_token: its id among the model's own tokens.
+    """
+
+    capabilities = DrafterCapabilities(fills=EVERY_STRUCTURE, replay="start")
+
+    def __init__(
+        self,
+        model: Any,
+        target: Target,
+        tokenizer: Any = None,
+        *,
+        mask_token: int,
+        drafts: Literal["sampled", "greedy"] = "sampled",
+        siblings: Siblings = "without_replacement",
+        prefill_chunk: int = 512,
+    ) -> None:
+        """
+        Args:
+            model: a decoder-only transformers model.
+        Raises:
+            UsageError: a mask token that the model does not have, an encoder-decoder as the target, another tokenizer.
+            ModelLoadError: a model whose cache cannot be rolled back.
+        """
+        self._decoder = Decoder(model, model.name_or_path or type(model).__name__, prefill_chunk)
+        if not 0 <= mask_token < self._decoder.vocab_size:
+            raise UsageError(
+                f"Bad value drafter.mask_token={mask_token}: {self._decoder.name} has the tokens 0 to "
+                f"{self._decoder.vocab_size - 1}; give the one that it was trained with."
+            )
+        self._model = SmallModel(model, target, tokenizer, drafts=drafts, decoder=self._decoder)
+        self.mask_token, self.capabilities = mask_token, self._capabilities()
+        self._greedy = drafts == "greedy" or target.sampling.greedy
+        self._siblings: Siblings = siblings
+        self._device, self._compilation = target.device, target.compilation
+        self._begin(None)
+
+    def _capabilities(self) -> DrafterCapabilities:
+        can = type(self).capabilities
+        return DrafterCapabilities(can.fills, replay=can.replay, vocab_size=self._model.capabilities.vocab_size)
+
+    @classmethod
+    def from_config(cls, config: ParallelConfig, target: Target) -> "Parallel":
+        """
+        Raises:
+            UsageError: no checkpoint is named, or no mask token is known; a checkpoint of another format (see
+                `recognise`); a model that cannot be loaded or does not fit the target.
+        """
+        if config.model is None:
+            raise UsageError(
+                "Missing value drafter.model: give the folder or hub id of a model that was trained to draft in "
+                "parallel and has the target's tokenizer, such as amd/PARD-Llama-3.2-1B; none comes with specdec."
+            )
+        if target.model is not None and target.model.config.is_encoder_decoder:
+            raise UsageError(
+                "Drafter parallel drafts for decoder-only targets, and this one is an encoder-decoder: use "
+                "+drafter=small_model."
+            )
+        mask_token = mask_token_of(open_checkpoint(config.model), config.mask_token)
+        model = load_model(
+            config.model,
+            dtype=resolve_dtype(config.dtype),
+            device=target.device,
+            attention=config.attention,
+            kind="causal",
+        )
+        return cls(
+            model,
+            target,
+            load_tokenizer(config.model),
+            mask_token=mask_token,
+            drafts=config.drafts,
+            siblings=config.siblings,
+            prefill_chunk=config.prefill_chunk,
+        )
+
+    def _begin(self, generator: torch.Generator | None) -> None:
+        self._generator = generator_on(generator, self._device)
+        self._finite: Tensor | None = None
+
+    @torch.inference_mode()
+    def prepare(self, capacity: int, structure: Structure) -> None:
+        if self._compilation is not None:
+            # A call has 1 to gamma + 1 committed tokens. One size serves all: masks behind the last that is read
+            # change nothing.
+            self._decoder.compile({2 * structure.gamma}, capacity + structure.gamma, self._compilation)
+
+    def start(self, text: TextStart, states: Tensor | None = None) -> None:
+        self._begin(text.generator)
+        self._model.start(text)
+
+    def draft(self, structure: Structure) -> Draft:
+        gamma = self._model.reach(structure.gamma)
+        if gamma < 1:
+            return EMPTY
+        shape, ranked = structure.clamped(gamma), self._greedy or structure.beam is not None
+        after = self._after(self._logits(gamma), ranked)  # [gamma, V]
+        if shape.single:
+            tokens = after.max(-1).indices if ranked else sample(after, self._generator)
+            draft = Draft(tokens, chain_tree(gamma), None if ranked else after, (Source("parallel", 0),) * gamma)
+        else:
+
+            def laws(tokens: Tensor, tree: Tree, nodes: Sequence[int]) -> Tensor:
+                depth = tree.depths[nodes[0]] if nodes[0] >= 0 else 0  # that of all: they are one level
+                return after[depth].expand(len(nodes), -1)
+
+            how: How = "ranked" if ranked else self._siblings
+            draft = grow(shape, laws, how, "parallel", self._generator)
+        self._finite = all_finite(draft.q)
+        return draft
+
+    def _logits(self, gamma: int) -> Tensor:
+        """Return the model's logits [gamma, V] of the next tokens in one call, and leave no mask in the cache."""
+        pending = self._model.lacking()
+        kept, size = self._decoder.length + len(pending), len(pending) + gamma - 1
+        size = self._compiled_size(size)
+        masks = [self.mask_token] * (size - len(pending))
+        tokens = torch.tensor([*pending, *masks]).to(self._device, non_blocking=True)
+        logits = self._decoder.forward(tokens, chain_tree(size - 1))
+        self._decoder.length = kept
+        return logits[len(pending) - 1 : len(pending) - 1 + gamma]
+
+    def _compiled_size(self, needed: int) -> int:
+        """Return how many tokens a call has: `needed`, or those of a compiled pass, where that has room for them."""
+        decoder = self._decoder
+        if decoder.cache is not decoder.compiled_cache or 0 in decoder.compiled:  # 0 serves every number of tokens
+            return needed
+        room = min(decoder.cache.capacity, decoder.context_length) - decoder.length
+        return min((size for size in decoder.compiled if needed <= size <= room), default=needed)
+
+    def _after(self, logits: Tensor, ranked: bool) -> Tensor:
+        """Return the laws of logits [..., V], or what ranks the tokens, over the target's tokens."""
+        logits = self._model.align(logits)
+        return logits if ranked else probabilities(logits, self._model.sampling)
+
+    def commit(self, tokens: Sequence[int], states: Tensor | None = None) -> None:
+        """See `Drafter.commit`.
+
+        Raises:
+            NumericsError: the q of the round's draft was not finite. It is seen only here, because by now the host
+                has waited for the device.
+        """
+        if self._finite is not None and not self._finite:
+            raise NumericsError(
+                "The drafter's logits are not finite: the run stops here. Try drafter.dtype=float32, or check "
+                "drafter.model."
+            )
+        self._finite = None
+        self._model.commit(tokens)
+
+    def retract(self, count: int) -> bool:
+        return self._model.retract(count)
+
+    @torch.inference_mode()
+    def chances(self, prompt: Sequence[int], text: Sequence[int], states: Tensor | None, depth: int) -> Tensor | None:
+        """Return q of the text's own tokens, see `Drafter.chances`.
+
+        A call evaluates a piece of the text and, behind each of its tokens, a branch of masks that sees the text up to
+        that token: `depth` tokens for each token of the text, as the paper's training does (section 3.2).
+        """
+        size = len(text)
+        q = torch.zeros(size, depth, dtype=torch.float64, device=self._device)
+        ids = torch.tensor([*text, *[0] * depth], device=self._device)
+        self._model.start(TextStart(prompt, len(prompt) + size + _ROWS + depth))
+        last = self._decoder.context_length + 1 - depth - len(prompt)  # position whose chain has every level
+        for begin, end in _pieces(size, last, max(1, _ROWS // depth)):
+            if begin:
+                self._model.commit(text[begin - 1 : end - 1])
+            levels = self._model.reach(depth)
+            if levels < 1:
+                break
+            after = self._after(self._logits_of_starts(levels), self._greedy)  # [positions, levels, V]
+            of_text = ids[begin : end + levels - 1].unfold(0, levels, 1)  # [positions, levels]
+            if self._greedy:
+                found = (after.max(-1).indices == of_text).double()
+            else:
+                found = after.gather(-1, of_text.unsqueeze(-1)).squeeze(-1).double()
+            q[begin:end, :levels] = found
+        beyond = torch.arange(size).unsqueeze(-1) + torch.arange(depth) >= size
+        return q.masked_fill(beyond.to(self._device), 0.0)
+
+    def _logits_of_starts(self, depth: int) -> Tensor:
+        """Return the logits [positions, depth, V] of chains that begin behind each committed token that the cache
+        lacks; it then has them.
+        """
+        pending = self._model.lacking()
+        count, kept = len(pending), self._decoder.length + len(pending)
+        masks = [self.mask_token] * (count * (depth - 1))
+        logits = self._decoder.forward(torch.tensor([*pending, *masks], device=self._device), _branches(count, depth))
+        self._decoder.length = kept
+        return torch.cat([logits[:count, None], logits[count:].unflatten(0, (count, depth - 1))], 1)
+
+    def describe(self) -> dict[str, Any]:
+        return {**self._model.describe(), "mask_token": self.mask_token}
+
+    @property
+    def flops_per_token(self) -> float:
+        return self._model.flops_per_token
+
+
+def _pieces(size: int, last: int, most: int) -> Iterator[tuple[int, int]]:
+    """Yield ranges of positions below `size`: position 0, then at most `most` at a time up to `last`, then single
+    ones.
+    """
+    begin = 0
+    while begin < size:
+        end = max(begin + 1, min(begin + most, size, last + 1)) if begin else 1
+        yield begin, end
+        begin = end
+
+
+@lru_cache(maxsize=8)
+def _branches(count: int, depth: int) -> Tree:
+    """Return the topology of `count` tokens of a text, the first as the root, and then of `depth` - 1 masks in a row
+    behind each of them.
+    """
+    parents = list(range(-1, count - 2))
+    for token in range(count):
+        parents += [token - 1] if depth > 1 else []
+        parents += range(len(parents) - 1, len(parents) + depth - 3)
+    return Tree(tuple(parents))

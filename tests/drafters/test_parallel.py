@@ -1,0 +1,329 @@
+"""A model that drafts over mask tokens: against a forward pass of the whole text and its masks, without a cache."""
+
+import json
+from copy import deepcopy
+
+import pytest
+import torch
+
+from specdec.clock import CpuClock
+from specdec.decode import generate
+from specdec.drafters.base import drafters
+from specdec.drafters.parallel import Parallel
+from specdec.errors import ModelLoadError, NumericsError, UsageError
+from specdec.records import Request, TextStart
+from specdec.replay.expected_rounds import expected_rounds
+from specdec.sampling import generator_for, probabilities
+from specdec.structures.base import structures
+from specdec.targets.causal import Causal
+from specdec.verifiers.base.contract import verifiers
+
+PROMPT = [7, 3, 19, 44, 3, 19, 52, 7]
+MASK = 60
+
+
+def chain(gamma):
+    return structures.build({"name": "chain", "gamma": gamma})
+
+
+def tree(*parents):
+    return structures.build(
+        {
+            "name": "tree",
+            "nodes": None,
+            "depth": None,
+            "parents": list(parents),
+            "file": None,
+            "accuracy": None,
+            "budget": 64,
+        }
+    )
+
+
+@pytest.fixture(scope="module")
+def model(tiny_model):
+    """A llama that agrees with the target's now and then."""
+    torch.manual_seed(1)
+    other = deepcopy(tiny_model("llama"))
+    for weight in other.parameters():
+        if weight.dim() > 1:
+            weight.add_(torch.randn_like(weight), alpha=0.07 * float(weight.std()))
+    return other
+
+
+@pytest.fixture
+def parallel(model, tiny_model, sampling):
+    """`parallel(temperature=0.0)`: the drafter beside a target of that sampling; `drafts=` and others go to it."""
+
+    def make(drafts="sampled", siblings="without_replacement", **how):
+        target = Causal(tiny_model("llama"), sampling(**how))
+        return Parallel(model, target, mask_token=MASK, drafts=drafts, siblings=siblings), target
+
+    return make
+
+
+def slow_logits(model, text, gamma):
+    """[gamma, V]: the last rows of one pass over all kept tokens and the masks."""
+    tokens = torch.tensor([[*text, *[MASK] * (gamma - 1)]])
+    return model(input_ids=tokens, use_cache=False).logits[0, len(text) - 1 :]
+
+
+def walk(drafter, model, rounds, check, seed=0):
+    """Drafts of 1 to 6 tokens, of which a random number is committed and a token behind them, right or wrong; now and
+    then a draft is asked for twice, or committed tokens are taken back.
+    """
+    generator = torch.Generator().manual_seed(seed)
+
+    def number(below):
+        return int(torch.randint(below, (), generator=generator))
+
+    text, kinds = [], set()
+    for step in range(rounds):
+        if not text or len(text) > 200:
+            text = [number(MASK) for _ in range(1 + number(12))]
+            drafter.start(TextStart(text, 256, generator=generator_for(step, "p", "draft")))
+        gamma = 1 + number(6)
+        if number(8) == 0:
+            drafter.draft(chain(gamma))
+        draft = drafter.draft(chain(gamma))
+        assert draft.tree.is_chain and len(draft) == gamma
+        check(draft, slow_logits(model, text, gamma))
+        assert drafter._decoder.length == len(text)
+        accepted = number(gamma + 1)
+        committed = [*draft.tokens.tolist()[:accepted], number(61)]
+        kinds.add((accepted > 0) + (accepted == gamma))
+        drafter.commit(committed)
+        text += committed
+        if number(8) == 0:
+            taken = 1 + number(len(committed))
+            assert drafter.retract(taken)
+            del text[-taken:]
+    assert kinds == {0, 1, 2}, "rejected at once, in the middle, and not at all"
+
+
+def test_greedy_drafts_are_those_of_a_pass_without_a_cache(parallel, model):
+    drafter, _ = parallel(temperature=0.0)
+
+    def check(draft, logits):
+        assert draft.q is None and torch.equal(draft.tokens, logits.argmax(-1))
+
+    walk(drafter, model, 220, check)
+
+
+@pytest.mark.parametrize(
+    "how", [{"temperature": 1.0}, {"temperature": 0.7, "top_k": 9}, {"temperature": 1.2, "top_p": 0.8}]
+)
+def test_q_is_the_law_of_a_pass_without_a_cache(parallel, model, how):
+    drafter, target = parallel(**how)
+
+    def check(draft, logits):
+        torch.testing.assert_close(draft.q, probabilities(logits, target.sampling), atol=1e-12, rtol=0)
+        assert (draft.q.gather(-1, draft.tokens.unsqueeze(-1)) > 0).all()
+
+    walk(drafter, model, 80, check, seed=3)
+
+
+def test_tokens_are_drawn_from_their_q_and_apart(parallel, enumeration):
+    """All chains of three tokens out of three: each has the product of its tokens' q as its chance."""
+    drafter, _ = parallel(temperature=1.0, top_k=3)
+
+    def run():
+        drafter.start(TextStart(PROMPT, 64, generator=enumeration.generator))
+        return drafter.draft(chain(3))
+
+    drafts = list(enumeration.outcomes(run))
+    assert len(drafts) == 27
+    for chance, draft in drafts:
+        assert chance == pytest.approx(float(draft.q.gather(-1, draft.tokens.unsqueeze(-1)).prod()), abs=1e-12)
+
+
+def test_one_call_drafts_all_tokens_and_its_cache_holds_no_mask(parallel, model):
+    drafter, _ = parallel(temperature=0.0)
+    calls = []
+    handle = model.register_forward_pre_hook(
+        lambda module, args, kwargs: calls.append(kwargs["input_ids"][0].tolist()), with_kwargs=True
+    )
+    drafter.start(TextStart(PROMPT, 64))
+    first = drafter.draft(chain(4)).tokens.tolist()
+    drafter.commit([*first, 5])  # all accepted: all of them were masks to the model
+    drafter.draft(chain(3))
+    drafter.commit([9])
+    drafter.draft(chain(1))
+    handle.remove()
+    masks = [MASK] * 3
+    assert calls == [PROMPT[:-1], [PROMPT[-1], *masks], [*first, 5, *masks[:2]], [9]]
+    text = [*PROMPT, *first, 5, 9]
+    cached = model(input_ids=torch.tensor([text]), use_cache=True).past_key_values
+    for layer, own in zip(cached.layers, drafter._decoder.cache.layers, strict=True):
+        assert own.length == len(text)
+        torch.testing.assert_close(own.keys[:, :, : len(text)], layer.keys, atol=1e-12, rtol=0)
+        torch.testing.assert_close(own.values[:, :, : len(text)], layer.values, atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize("siblings", ["without_replacement", "independent"])
+def test_nodes_of_a_level_have_one_law(parallel, model, siblings):
+    drafter, target = parallel(siblings=siblings, temperature=1.0)
+    drafter.start(TextStart(PROMPT, 64, generator=generator_for(0, "p", "draft")))
+    for _ in range(20):
+        draft = drafter.draft(tree(-1, -1, 0, 0, 1, 2))
+        laws = probabilities(slow_logits(model, PROMPT, 3), target.sampling)
+        for children in draft.tests:
+            tried = []
+            for child in children:
+                law = laws[draft.tree.depths[child] - 1].clone()
+                if siblings == "without_replacement":
+                    law[tried] = 0.0
+                torch.testing.assert_close(draft.q[child], law / law.sum(), atol=1e-12, rtol=0)
+                tried.append(int(draft.tokens[child]))
+    assert drafter._decoder.length == len(PROMPT)
+
+
+def test_ranked_children_are_the_most_likely_tokens(parallel, model):
+    drafter, _ = parallel(drafts="greedy", temperature=1.0)
+    drafter.start(TextStart(PROMPT, 64))
+    draft = drafter.draft(tree(-1, -1, 0, 0, 1))
+    best = slow_logits(model, PROMPT, 2).topk(2).indices
+    assert draft.q is None
+    assert draft.tokens.tolist() == [*best[0].tolist(), *best[1].tolist(), int(best[1, 0])]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_the_end_of_the_context(tiny_llama, sampling, temperature):
+    """Nothing is drafted beyond the model's last position, and `chances` says so."""
+    model = tiny_llama(61, context=12).double()
+    target = Causal(model, sampling(temperature=temperature))
+    drafter = Parallel(model, target, mask_token=MASK)
+    chances = drafter.chances(PROMPT, [1, 2, 3, 4, 5, 6, 7], None, 3)
+    drafter.start(TextStart(PROMPT, 64, generator=generator_for(0, "p", "draft")))
+    offered = []
+    for token in [1, 2, 3, 4, 5, 6, 7]:
+        offered.append(len(drafter.draft(chain(3))))
+        drafter.commit([token])
+    assert offered == [3, 3, 3, 2, 1, 0, 0]
+    if temperature:
+        assert (chances > 0).sum(-1).tolist() == offered
+
+
+@pytest.mark.parametrize("how", [{"temperature": 0.0}, {"temperature": 0.8, "top_k": 20}])
+def test_chances_are_those_of_single_drafts(parallel, model, monkeypatch, how):
+    """Also in several calls, over pieces of the text."""
+    monkeypatch.setattr("specdec.drafters.parallel._ROWS", 12)
+    drafter, target = parallel(**how)
+    text = target_text = [4, 9, 13, 2, 2, 60, 1, 7, 8, 3, 19, 44]
+    chances = drafter.chances(PROMPT, text, None, 4)
+    for position in range(len(text)):
+        logits = slow_logits(model, [*PROMPT, *text[:position]], 4)
+        laws = probabilities(logits, target.sampling)
+        for level, token in enumerate(target_text[position : position + 4]):
+            assert float(chances[position, level]) == pytest.approx(float(laws[level, token]), abs=1e-12)
+        assert not chances[position, len(text) - position :].any()
+
+
+def test_expected_rounds_are_the_rounds(parallel):
+    drafter, target = parallel(temperature=0.0)
+    request = Request(PROMPT, 60, draft_generator=generator_for(0, "p", "draft"))
+    generation = generate(
+        target=target,
+        drafter=drafter,
+        verifier=verifiers.build({"name": "speculative_sampling"}),
+        structure=chain(3),
+        request=request,
+        clock=CpuClock(),
+    )
+    assert 0 < sum(row.accepted for row in generation.rounds) and any(row.rejected for row in generation.rounds)
+    assert expected_rounds(drafter, target, chain(3), generation.tokens, request) == len(generation.rounds)
+
+
+def test_compiled_passes_draft_the_same(model, tiny_model, sampling, parallel):
+    """One size of call serves all rounds: masks behind the last that is read fill it up."""
+    plain, target = parallel(temperature=0.0)
+    padded = Parallel(model, target, mask_token=MASK)
+    padded._decoder.compile = lambda sizes, *rest: sized.extend(sizes)
+    sized: list[int] = []
+    padded._compilation = "inductor"
+    padded.prepare(64, chain(4))
+    assert sized == [8]
+    padded._compiled_size = lambda needed: max(needed, 8)
+    for drafter in (plain, padded):
+        drafter.start(TextStart(PROMPT, 64))
+    for committed in ([5], [3, 19, 44, 2, 1], [8, 8]):
+        assert torch.equal(plain.draft(chain(4)).tokens, padded.draft(chain(4)).tokens)
+        plain.commit(committed)
+        padded.commit(committed)
+
+
+def test_laws_that_are_not_finite_stop_the_run(tiny_model, sampling, model):
+    broken = deepcopy(model)
+    drafter = Parallel(broken, Causal(tiny_model("llama"), sampling(temperature=1.0)), mask_token=MASK)
+    broken.lm_head.weight.fill_(torch.nan)
+    drafter.start(TextStart(PROMPT, 64, generator=generator_for(0, "p", "draft")))
+    drafter.draft(chain(2))
+    with pytest.raises(NumericsError, match="not finite"):
+        drafter.commit([1])
+
+
+@pytest.fixture
+def saved(model, tmp_path):
+    """`saved(pard_token=60)`: a folder of the model, and changes of its config."""
+
+    def save(**changes):
+        model.save_pretrained(tmp_path)
+        config = json.loads((tmp_path / "config.json").read_text())
+        (tmp_path / "config.json").write_text(json.dumps(config | changes))
+        return tmp_path
+
+    return save
+
+
+@pytest.fixture
+def built(tiny_model, sampling, group_values):
+    """`built(model=folder)`: the registered drafter with its YAML's values and these changes."""
+
+    def build(name="parallel", **changes):
+        target = Causal(tiny_model("llama"), sampling(temperature=0.0))
+        return drafters.build(group_values("drafter", name, **changes), target=target)
+
+    return build
+
+
+def test_a_published_folder_says_its_mask_token(saved, built):
+    folder = saved(spd_type="pard", pard_token=58)
+    assert built(model=str(folder)).describe()["mask_token"] == 58
+    assert built(model=str(folder), mask_token=57).mask_token == 57
+    assert built(model=str(saved(pard_token=None, mask_token_id=3))).mask_token == 3
+
+
+@pytest.mark.parametrize(
+    ("changes", "values", "told"),
+    [
+        ({}, {}, "names no mask token .* set drafter.mask_token"),
+        ({"pard_token": 5, "ptd_token_id": 6}, {}, r"several mask tokens \(pard_token=5, ptd_token_id=6\)"),
+        ({"pard_token": "x"}, {}, "should be a int"),
+        ({"pard_token": 61}, {}, "drafter.mask_token=61: .* has the tokens 0 to 60"),
+        ({"pard_token": -1}, {}, "drafter.mask_token=-1"),
+        ({}, {"mask_token": 99}, "drafter.mask_token=99"),
+        ({"pard2_target_dim": 8, "pard_token": 5}, {}, "PARD-2, which is not read: .*warp_model.bin"),
+        ({"pard_token": 5, "speculators_model_type": "mlp"}, {}, "speculators MLP"),
+    ],
+)
+def test_what_cannot_be_used_is_refused(saved, built, changes, values, told):
+    with pytest.raises(UsageError, match=told) as raised:
+        built(model=str(saved(**changes)), **values)
+    assert raised.value.exit_code == 2 and "\n" not in str(raised.value)
+
+
+def test_features_beside_the_model_are_not_overlooked(saved, built):
+    folder = saved(pard_token=5)
+    (folder / "warp_model.bin").write_bytes(b"")
+    with pytest.raises(ModelLoadError, match="PARD-2"):
+        built(model=str(folder))
+
+
+def test_other_drafters_name_this_one(saved, built):
+    with pytest.raises(ModelLoadError, match=r"of the format PARD: use \+drafter=parallel"):
+        built("medusa", model=str(saved(spd_type="pard", pard_token=5)))
+
+
+def test_no_model_is_shipped(built):
+    with pytest.raises(UsageError, match="Missing value drafter.model"):
+        built()
