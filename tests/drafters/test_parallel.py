@@ -27,17 +27,8 @@ def chain(gamma):
 
 
 def tree(*parents):
-    return structures.build(
-        {
-            "name": "tree",
-            "nodes": None,
-            "depth": None,
-            "parents": list(parents),
-            "file": None,
-            "accuracy": None,
-            "budget": 64,
-        }
-    )
+    values = {"file": None, "parents": list(parents), "accuracy": None, "nodes": 64, "depth": 8}
+    return structures.build({"name": "tree", **values})
 
 
 @pytest.fixture(scope="module")
