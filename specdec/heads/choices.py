@@ -12,7 +12,7 @@ from torch import Tensor
 
 from specdec.heads.draft_heads import DraftHeads
 from specdec.heads.network import Heads
-from specdec.heads.parallel import ParallelHeads
+from specdec.heads.one_pass import ParallelHeads
 from specdec.records import Tree
 from specdec.tree_building.siblings import index_on, sibling_ranks
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from specdec.heads.parallel import ParallelHeads
+from specdec.heads.one_pass import ParallelHeads
 
 
 @pytest.mark.parametrize("output", ["tied", "shared", "own"])
