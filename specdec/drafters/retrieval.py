@@ -106,7 +106,7 @@ class Retrieval(Lookup):
         return ContinuationTrie(rows, counted=True).proposal(structure, "retrieval") if rows else NOTHING
 
     def describe(self) -> dict[str, Any]:
-        return {"class": "Datastore", **self._about}
+        return {"class": "Datastore", "weight_bytes": self._store.bytes, **self._about}
 
 
 def _opened(model: str, target: Target) -> tuple[Datastore, dict[str, Any]]:
