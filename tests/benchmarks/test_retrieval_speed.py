@@ -124,7 +124,7 @@ def test_time_of_a_query(folder, shape, log_figure):
     drafter.start(TextStart(tokens[:50], 0))
     for token in tokens[50:1550]:
         drafter.commit([token])
-        queries.append(microseconds(partial(store.continuations, drafter._context, 2, 16, structure.gamma, 64)))
+        queries.append(microseconds(partial(store.continuations, drafter._text[-16:], 2, 16, structure.gamma, 64)))
         drafts.append(microseconds(partial(drafter.draft, structure)))
         found += len(drafter.draft(structure)) > 0
     log_figure(
