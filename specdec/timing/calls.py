@@ -69,8 +69,8 @@ def calibrate(
     target.start(TextStart(prompt, len(prompt) + max(map(target.room, trees)), branches))
     # A drafter that reads a recorded text gets the prompt's own tokens: only the cost of a step matters here.
     nodes = max(len(tree) for tree in trees)
-    drafts = TextStart(prompt, len(prompt) + nodes + 1, generator=timer.generator, reference=prompt, in_step=True)
-    drafter.start(drafts, target.states)
+    text = TextStart(prompt, len(prompt) + nodes + 1, generator=timer.generator, reference=prompt, in_step=True)
+    drafter.start(text, target.states)
     tokens = torch.randint(target.vocab_size, (max(*sizes, *depths),), generator=timer.generator).to(target.device)
     shapes = {depth: structure.resized(depth) for depth in depths}
     for _ in timer.passes(warm_up=2):
