@@ -1,4 +1,4 @@
-"""Layer skipping against a copy of the target whose skipped parts end in zeros; the files that searches leave."""
+"""Layer skipping against a copy of the target whose skipped parts end in zeros, and the files that searches leave."""
 
 import json
 from copy import deepcopy
