@@ -136,11 +136,8 @@ def grow(
 
     The rank of a source is that of the row in rows, and otherwise that among siblings, in the order drawn.
 
-    Several models share the siblings: the child of rank j of a node that model m gave is given by model m + j, modulo
-    their number, the root counting as model 0's. So each model goes on with its own first choices, and adds siblings to
-    those of the others; k rows are shared out in turn. A child that is drawn has the q of its own model, of which the
-    tokens of earlier siblings are taken out: multi-round rejection needs no more than that (SpecInfer 2305.09781,
-    Algorithm 2, which draws the children of several models independently).
+    Several models share the siblings, see `_models`. A child that is drawn has the q of its own model, of which the
+    tokens of earlier siblings are taken out: multi-round rejection needs no more than that.
 
     Args:
         strategy: the name in `Source`; of several models one for each.
@@ -275,7 +272,12 @@ def sibling_ranks(topology: Tree, of_rows: bool = False) -> tuple[int, ...]:
 
 @lru_cache(maxsize=64)
 def _models(topology: Tree, count: int) -> tuple[int, ...]:
-    """Return for each node [N] the one of `count` models that gives it (see `grow`)."""
+    """Return for each node [N] the one of `count` models that gives it.
+
+    The child of rank j of a node that model m gave is given by model m + j, modulo their number, the root counting as
+    model 0's. So each model goes on with its own first choices, and adds siblings to those of the others; k rows are
+    shared out in turn. SpecInfer (2305.09781, Algorithm 2) has the models draw their children independently.
+    """
     models: list[int] = []
     for parent, rank in zip(topology.parents, sibling_ranks(topology), strict=True):
         models.append(((models[parent] if parent >= 0 else 0) + rank) % count)
