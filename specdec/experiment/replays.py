@@ -36,9 +36,10 @@ class Replays:
 
     def alpha(self, arm: Arm, request: Request, text: Sequence[int], work: dict[str, Any]) -> None:
         """Sum the chances of acceptance along the baseline's text; nothing under a lossy rule, which accepts more than
-        sum min(p, q).
+        sum min(p, q), and for a drafter that learns from logits.
         """
-        if arm.verifier.capabilities.lossless and _has_replay(arm):
+        reads_logits = arm.drafter.capabilities.reads_logits  # and a text has none
+        if arm.verifier.capabilities.lossless and _has_replay(arm) and not reads_logits:
             along = agreement(arm.drafter, arm.target, arm.structure, text, request)
             self._alpha.append({**work, "numerator": sum(along.beta), "denominator": sum(along.proposed)})
 
