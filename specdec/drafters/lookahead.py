@@ -37,9 +37,9 @@ class Lookahead(Lookup):
 
     The window is a table of guesses, N-1 rows, which are the results of the last N-1 calls, by W columns. Positions
     count from the root, which is at 0. Row 0 is a chain at positions 1 to W-1. Column i, from 0 on, hangs below row 0's
-    token at position i, column 0 below the root: a chain of its tokens of rows 1 to N-2, at positions i+1 to i+N-2. So a
-    guess sees row 0 up to position i and its own column. This is a token tree. The candidates, which are the pool's
-    n-grams that begin with the root, are more branches of it; one call evaluates both.
+    token at position i, column 0 below the root: a chain of its tokens of rows 1 to N-2, at positions i+1 to i+N-2.
+    So a guess sees row 0 up to position i and its own column. This is a token tree. The candidates, which are the
+    pool's n-grams that begin with the root, are more branches of it; one call evaluates both.
 
     The target's first choice at the end of a column is the column's next token. With it, and behind the token below
     which it hangs, the column is an n-gram for the pool, which keeps the G latest ones of each first token. Then row 0
@@ -78,7 +78,7 @@ class Lookahead(Lookup):
 
     @property
     def nodes(self) -> int:
-        """The most nodes of a full draft: (W + G)(N - 1) - 1, or more where a narrow window is largest while it fills."""
+        """The most nodes of a full draft: (W + G)(N - 1) - 1; more where a narrow window is largest while it fills."""
         window, levels = self._window, self._ngram - 1
         largest = max((row + 1) * (window + levels - 1 - row) - 1 for row in range(levels))
         return largest + self._candidates * levels
@@ -86,7 +86,7 @@ class Lookahead(Lookup):
     @property
     def depth(self) -> int:
         """The depth of a full draft."""
-        return max(self._window + self._ngram - 3, self._ngram - 1)
+        return self._window + self._ngram - 3
 
     @property
     def branches(self) -> int:

@@ -1,9 +1,11 @@
 """Token Recycling against a matrix on plain lists."""
 
 import pytest
+from fixtures.plain_rounds import PROMPTS, SIZE, Pairs, decoded, logits_after, ranking
 
-from fixtures.plain_rounds import SIZE, ranking
 from specdec.drafters.base import drafters
+from specdec.errors import UsageError
+from specdec.records import EMPTY, TextStart
 from specdec.structures.base import structures
 
 
@@ -57,3 +59,61 @@ class Matrix:
 @pytest.mark.parametrize("shape", STRUCTURES)
 def test_rounds_equal_the_plain_matrix(rounds_match, shape):
     rounds_match(build(), STRUCTURES[shape], lambda prompt: Matrix(prompt, RANKS[shape], 4))
+
+
+def test_an_empty_matrix_offers_nothing():
+    drafter = build()(Pairs(0.0))
+    drafter.start(TextStart([3, 5], 100))
+    assert drafter.draft(STRUCTURES["tree"]) is EMPTY
+    drafter.observe(EMPTY, logits_after([3, 5]).unsqueeze(0))
+    drafter.commit([5])
+    assert drafter.draft(STRUCTURES["chain"]).tokens[0] == ranking([3, 5])[0], "5 was seen, and follows itself here"
+
+
+def rounds_of(drafter, target, prompt, shape="tree"):
+    generation = decoded(target, drafter, STRUCTURES[shape], prompt, 30)
+    return [(row.draft_tokens, row.committed) for row in generation.rounds]
+
+
+def test_a_text_begins_anew():
+    target = Pairs(0.0)
+    drafter = build()(target)
+    first = rounds_of(drafter, target, PROMPTS[0])
+    rounds_of(drafter, target, PROMPTS[1])
+    assert rounds_of(drafter, target, PROMPTS[0]) == first
+
+
+def test_with_persist_a_prompt_begins_with_what_others_taught():
+    target = Pairs(0.0)
+    drafter = build(persist=True)(target)
+    first = rounds_of(drafter, target, PROMPTS[0])
+    assert first == rounds_of(build()(target), target, PROMPTS[0]), "nothing was known"
+    second = rounds_of(drafter, target, PROMPTS[1])
+    assert second != rounds_of(build()(target), target, PROMPTS[1]), "it had learned"
+    # Another method on the same prompt, as in a session, and a repeat later on: neither sees its own prompt's text.
+    rounds_of(drafter, target, PROMPTS[1], "chain")
+    assert rounds_of(drafter, target, PROMPTS[1]) == second
+    rounds_of(drafter, target, PROMPTS[3])
+    assert rounds_of(drafter, target, PROMPTS[0]) == first
+    assert rounds_of(drafter, target, PROMPTS[1]) == second
+
+
+def test_a_structure_with_too_many_siblings_is_refused():
+    wide = structures.build({"name": "rows", "k": 5, "w": 2, "budget": 100})
+    with pytest.raises(UsageError, match=r"drafter\.k=4.*asks for 5 tokens.*raise drafter\.k"):
+        build()(Pairs(0.0)).prepare(100, wide)
+
+
+def test_keeping_no_token_is_refused():
+    with pytest.raises(UsageError, match=r"drafter\.k=0"):
+        drafters.config({"name": "recycling", "k": 0, "persist": False})
+
+
+def test_the_law_is_the_targets(emitted_law):
+    shape = tree([-1, -1, 0, 0])
+    assert emitted_law({"name": "recycling", "k": 2, "persist": False}, shape) < 1e-12
+
+
+def test_it_saves_calls_on_the_pocket_target(pocket_rounds, group_values):
+    calls, tokens = pocket_rounds(group_values("drafter", "recycling"), STRUCTURES["tree"])
+    assert calls < 0.9 * tokens
