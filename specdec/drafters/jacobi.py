@@ -39,7 +39,7 @@ class Jacobi(Drafter):
     on the target's device, learning from a call an argmax over its logits; the host waits for neither. Needs nothing.
     """
 
-    capabilities = DrafterCapabilities(fills=frozenset({"chain"}), reads_logits=True)
+    capabilities = DrafterCapabilities(fills=frozenset({"chain"}), reads_logits=True, replay="calling")
 
     def __init__(self, config: JacobiConfig, target: Target) -> None:
         self._guess, self._device = config.guess, target.device

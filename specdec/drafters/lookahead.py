@@ -60,7 +60,7 @@ class Lookahead(Lookup):
     dictionary look-ups for each node, learning from a call an argmax over its logits, for which the host waits.
     """
 
-    capabilities = DrafterCapabilities(fills=frozenset({"rows", "dynamic"}), reads_logits=True)
+    capabilities = DrafterCapabilities(fills=frozenset({"rows", "dynamic"}), reads_logits=True, replay="calling")
 
     def __init__(self, config: LookaheadConfig, target: Target) -> None:
         super().__init__(target)

@@ -36,22 +36,25 @@ class Recycling(Lookup):
     The paper keeps one matrix over all texts. `persist` says what a text begins with:
 
     - false: nothing, so that no result depends on other texts or on their order.
-    - true: all that was learned until its prompt was met for the first time. So methods, repeats and replays of one
-      prompt begin alike, and none learns from another's decoding of that prompt. Lines are learned from the texts of
-      every depth of the run, its warm-up and its calibration, so tokens per round depend on the prompts before, on
-      their order and on `measurement.gammas`; the text that is written does not.
+    - true: the lines of earlier prompts, made by scoring the text that the baseline wrote there (`remember`), untimed.
+      So every gamma and every repeat of a prompt begins alike, and none learns from another's decoding of that prompt.
+      Rounds depend on which prompts came before; the text that is written does not. In the paper the lines of rejected
+      nodes outlive their text too; here they do not, because they differ between the methods of a run.
 
     Nodes are point masses. A draft costs a dictionary look-up for each node, learning from a call a top-k over its
     logits, for which the host waits.
     """
 
-    capabilities = DrafterCapabilities(fills=frozenset({"chain", "rows", "tree"}), reads_logits=True)
+    capabilities = DrafterCapabilities(fills=frozenset({"chain", "rows", "tree"}), reads_logits=True, replay="calling")
 
     def __init__(self, config: RecyclingConfig, target: Target) -> None:
         super().__init__(target)
+        self._target = target
         self._k, self._persist = min(config.k, target.vocab_size), config.persist
         self._matrix: dict[int, list[int]] = {}  # its lines that are known
-        self._before: dict[tuple[int, ...], dict[int, list[int]]] = {}  # prompt -> the matrix when it was first met
+        self._earlier: dict[int, list[int]] = {}  # lines of finished prompts
+        self._before: dict[tuple[int, ...], dict[int, list[int]]] = {}  # prompt -> those when it was first met
+        self._finished: set[tuple[int, ...]] = set()
         self._last = 0
 
     def prepare(self, capacity: int, structure: Structure) -> None:
@@ -68,10 +71,19 @@ class Recycling(Lookup):
 
     def start(self, text: TextStart, states: Tensor | None = None) -> None:
         self._last = text.prompt[-1]
-        if self._persist:
-            self._matrix = dict(self._before.setdefault(tuple(text.prompt), self._matrix))
-        else:
-            self._matrix = {}
+        self._matrix = dict(self._before.setdefault(tuple(text.prompt), self._earlier)) if self._persist else {}
+
+    def remember(self, prompt: Sequence[int], output: Sequence[int]) -> None:
+        if not self._persist or tuple(prompt) in self._finished:
+            return
+        self._finished.add(tuple(prompt))
+        lines = self._lines(self._target.score(prompt, output)[:-1])
+        # A new matrix: prompts that were met before keep the old one.
+        self._earlier = self._earlier | dict(zip((prompt[-1], *output[:-1]), lines, strict=True))
+
+    def _lines(self, logits: Tensor) -> list[list[int]]:
+        lines: list[list[int]] = logits.topk(self._k, dim=-1).indices.tolist()
+        return lines
 
     def propose(self, structure: Structure) -> Proposal:
         return filled(structure.tree, self._last, self._ranked)
@@ -80,9 +92,8 @@ class Recycling(Lookup):
         return ((child, "recycling", child) for child in islice(self._matrix.get(token, ()), count))
 
     def observe(self, draft: Draft, logits: Tensor) -> None:
-        lines: list[list[int]] = logits.topk(self._k, dim=-1).indices.tolist()
         nodes: list[int] = draft.tokens.tolist()
-        self._matrix.update(zip((self._last, *nodes), lines, strict=True))
+        self._matrix.update(zip((self._last, *nodes), self._lines(logits), strict=True))
 
     def commit(self, tokens: Sequence[int], states: Tensor | None = None) -> None:
         self._last = tokens[-1]

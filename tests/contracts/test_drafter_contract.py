@@ -3,12 +3,13 @@ randomness.
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
 
 from specdec.drafters.base import drafters
+from specdec.drafters.base.contract import Replay
 from specdec.records import Draft, TextStart
 from specdec.sampling import generator_for, one_hot
 from specdec.structures.base import structures
@@ -163,11 +164,67 @@ def test_a_new_text_starts_from_nothing(build, make_structure, name, structure):
         assert torch.equal(one.tokens, other.tokens)
 
 
+@pytest.mark.parametrize(("name", "structure"), CASES)
+def test_a_round_may_be_drafted_by_another(build, make_structure, name, structure):
+    """Between two drafts of its own a drafter may be told of rounds that it did not draft."""
+    drafter, shape, text = build(name), make_structure(structure, 3), [*PROMPT[-1:], *REFERENCE]
+    begin(drafter)
+    drafter.draft(shape)
+    drafter.commit(REFERENCE[:2], states(text[:2]))
+    drafter.commit(REFERENCE[2:5], states(text[2:5]))
+    drafter.commit(REFERENCE[5:6], states(text[5:6]))
+    draft, fresh = drafter.draft(shape), build(name)
+    begin(fresh, [*PROMPT, *REFERENCE[:6]], REFERENCE[6:])
+    assert_same(drafter, draft, fresh.draft(shape))
+
+
+@pytest.mark.parametrize(("name", "structure"), CASES)
+def test_tokens_taken_back_leave_no_trace(build, make_structure, name, structure):
+    """Where a drafter can: its draft is that of the shorter text, and of the text that replaces the tokens."""
+    drafter, shape, text = build(name), make_structure(structure, 3), [*PROMPT[-1:], *REFERENCE]
+    begin(drafter)
+    if not retracts(drafter, shape):
+        pytest.skip(f"{name} is started anew")
+    begin(drafter)
+    for kept, wrong in ((2, [4, 4]), (3, [0, 3, 1]), (6, [2])):
+        drafter.draft(shape)
+        drafter.commit([*REFERENCE[:kept], *wrong][-len(wrong) - 1 :])
+        drafter.draft(shape)
+        assert drafter.retract(len(wrong) + 1)
+        fresh = build(name)
+        begin(fresh)
+        assert_same(drafter, drafter.draft(shape), fresh.draft(shape))
+        drafter.commit(REFERENCE[:kept], states(text[:kept]))
+        begin(fresh, [*PROMPT, *REFERENCE[:kept]])
+        assert_same(drafter, drafter.draft(shape), fresh.draft(shape))
+        assert drafter.retract(kept)
+
+
+def retracts(drafter: Any, structure: Any) -> bool:
+    drafter.draft(structure)
+    drafter.commit(REFERENCE[:2])
+    return drafter.retract(2)
+
+
+def assert_same(drafter: Any, one: Draft, other: Draft) -> None:
+    """Check two drafts after one text, of a drafter whose proposals depend on the text alone: they are one, or their
+    first tokens were drawn from one law.
+    """
+    if drafter.capabilities.replay not in ("position", "start") or drafter.capabilities.needs_reference:
+        return
+    if one.q is None:
+        assert torch.equal(one.tokens, other.tokens) and one.tree == other.tree
+    else:
+        torch.testing.assert_close(one.q[0], other.q[0])
+
+
 @pytest.mark.parametrize("name", drafters.names())
 def test_costs_and_declarations(build, name):
     drafter = build(name)
     assert drafter.flops_per_token >= 0
-    assert drafter.capabilities.replay in ("position", "copying", None)
+    assert drafter.capabilities.replay in (*get_args(Replay), None)
+    if drafter.capabilities.reads_logits:
+        assert drafter.capabilities.replay in ("calling", None), "its rounds do not follow from the text alone"
     if drafter.capabilities.needs_reference:
         with pytest.raises(ValueError, match="reference"):
             drafter.start(TextStart(PROMPT, 1000, generator=generator_for(0, "prompt", "draft"), reference=None))
@@ -193,3 +250,32 @@ def test_a_positional_replay_needs_proposals_that_depend_on_the_text_only(build,
                     torch.testing.assert_close(seen.setdefault(position + offset, law), law)
             drafter.commit(REFERENCE[position : position + 1])
     assert len(seen) == len(REFERENCE)
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in drafters.names() if drafters.get(name).capabilities.replay == "start"]
+)
+def test_a_replay_from_starts_needs_proposals_that_forget_earlier_rounds(build, make_structure, name):
+    """At a position the same tokens, or the same laws, are proposed however the rounds before it went; `chances` has
+    those of the text.
+    """
+    drafter, text = build(name), [*PROMPT[-1:], *REFERENCE]
+    shape = make_structure("chain", 3)
+    given = states([*PROMPT, *REFERENCE[:-1]]) if drafter.capabilities.reads_states else None
+    chances = drafter.chances(PROMPT, REFERENCE, given, 3)
+    assert chances is None or (chances.shape == (len(REFERENCE), 3) and not chances[-1, 1:].any())
+    seen: dict[tuple[int, int], torch.Tensor] = {}
+    for step in (1, 2, 5):
+        begin(drafter)
+        for position in range(0, len(REFERENCE), step):
+            draft = drafter.draft(shape)
+            for depth, token in enumerate(REFERENCE[position : position + len(draft)]):
+                law = draft.tokens[depth] if draft.q is None else draft.q[depth]
+                torch.testing.assert_close(seen.setdefault((position, depth), law), law)
+                if chances is not None:
+                    q = float(law == token) if draft.q is None else float(law[token])
+                    assert float(chances[position, depth]) == pytest.approx(q, rel=1e-5)
+                if token != int(draft.tokens[depth]):
+                    break  # the laws below are those of another path
+            drafter.commit(REFERENCE[position : position + step], states(text[position : position + step]))
+    assert seen

@@ -83,19 +83,33 @@ def test_a_text_begins_anew():
     assert rounds_of(drafter, target, PROMPTS[0]) == first
 
 
-def test_with_persist_a_prompt_begins_with_what_others_taught():
+def test_with_persist_a_prompt_begins_with_what_finished_ones_taught():
     target = Pairs(0.0)
-    drafter = build(persist=True)(target)
-    first = rounds_of(drafter, target, PROMPTS[0])
-    assert first == rounds_of(build()(target), target, PROMPTS[0]), "nothing was known"
-    second = rounds_of(drafter, target, PROMPTS[1])
-    assert second != rounds_of(build()(target), target, PROMPTS[1]), "it had learned"
-    # Another method on the same prompt, as in a session, and a repeat later on: neither sees its own prompt's text.
-    rounds_of(drafter, target, PROMPTS[1], "chain")
-    assert rounds_of(drafter, target, PROMPTS[1]) == second
-    rounds_of(drafter, target, PROMPTS[3])
-    assert rounds_of(drafter, target, PROMPTS[0]) == first
-    assert rounds_of(drafter, target, PROMPTS[1]) == second
+    drafter, fresh = build(persist=True)(target), build()(target)
+    alone = [rounds_of(fresh, target, prompt) for prompt in PROMPTS]
+    text = [token for _, committed in alone[0] for token in committed]
+    assert rounds_of(drafter, target, PROMPTS[0]) == alone[0], "nothing was known"
+    assert rounds_of(drafter, target, PROMPTS[1]) == alone[1], "the first prompt is not finished"
+    drafter.remember(PROMPTS[0], text)
+    lines = dict(
+        zip([PROMPTS[0][-1], *text], [ranking((*PROMPTS[0], *text[:end]))[:4] for end in range(30)], strict=False)
+    )
+    drafter.start(TextStart(PROMPTS[3], 100))
+    draft = drafter.draft(STRUCTURES["rows"])
+    assert [path[0] for path in sorted(paths(draft)) if len(path) == 1] == sorted(lines[PROMPTS[3][-1]][:3])
+    # Those that were met before begin as they did, whoever decodes them.
+    assert rounds_of(drafter, target, PROMPTS[0]) == alone[0]
+    assert rounds_of(drafter, target, PROMPTS[1]) == alone[1]
+    taught = rounds_of(drafter, target, PROMPTS[3])
+    assert taught != alone[3]
+    rounds_of(drafter, target, PROMPTS[3], "chain")
+    drafter.remember(PROMPTS[3], [1, 2])
+    drafter.remember(PROMPTS[3], [3, 4])
+    assert rounds_of(drafter, target, PROMPTS[3]) == taught
+
+
+def paths(draft):
+    return [tuple(draft.tokens[node].item() for node in draft.tree.path(last)) for last in range(len(draft))]
 
 
 def test_a_structure_with_too_many_siblings_is_refused():
