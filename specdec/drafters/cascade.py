@@ -10,6 +10,7 @@ from torch import Tensor
 
 from specdec.config import AtLeastOne, Probability, typed
 from specdec.drafters.base import Drafter, DrafterCapabilities, drafters
+from specdec.drafters.base.contract import Replay
 from specdec.drafters.base.nested import built_part, checked_part, described, named_below
 from specdec.errors import UsageError
 from specdec.records import EMPTY, Draft, TextStart
@@ -214,6 +215,10 @@ class Cascade(Drafter):
     def retract(self, count: int) -> bool:
         return all([part.drafter.retract(count) for part in self.parts.values()])
 
+    def remember(self, prompt: Sequence[int], output: Sequence[int]) -> None:
+        for part in self.parts.values():
+            part.drafter.remember(prompt, output)
+
     def observe(self, draft: Draft, logits: Tensor) -> None:
         for part in self.parts.values():
             if part.drafter.capabilities.reads_logits:
@@ -243,7 +248,14 @@ def _capabilities(parts: Sequence[Drafter]) -> DrafterCapabilities:
         reads_states=any(can.reads_states for can in each),
         reads_logits=any(can.reads_logits for can in each),
         reports_confidence=False,
-        replay="copying" if all(can.replay for can in each) else None,
+        replay=_replay([can.replay for can in each]),
         deepest=min(deepest, default=None),
         vocab_size=next((can.vocab_size for can in each if can.vocab_size is not None), None),
     )
+
+
+def _replay(kinds: Sequence[Replay | None]) -> Replay | None:
+    """Return how a choice among drafters is replayed: it depends on earlier rounds, whatever the drafters do."""
+    if None in kinds:
+        return None
+    return "calling" if "calling" in kinds else "copying"

@@ -239,6 +239,9 @@ class Staged(Drafter):
         self._sure = min(self._sure, len(self._text))
         return bool(self._known)
 
+    def remember(self, prompt: Sequence[int], output: Sequence[int]) -> None:
+        self.by.remember(prompt, output)
+
     def laws(self, prompt: Sequence[int], text: Sequence[int]) -> Tensor | None:
         """Return those of the model: it is what the tokens are drawn from."""
         return self.small.laws(prompt, text)
