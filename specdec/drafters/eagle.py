@@ -187,7 +187,7 @@ class Eagle(Drafter):
         """
         if self._finite is not None and not self._finite:
             raise NumericsError(
-                "The logits of the EAGLE network are not finite: the run stops here. Try target.dtype=float32, or check "
+                "The EAGLE network's logits are not finite: the run stops here. Try target.dtype=float32, or check "
                 "drafter.model."
             )
         self._finite = None
