@@ -16,6 +16,8 @@ from specdec.eagle.draft_rows import DraftRows, TextRows
 from specdec.eagle.eagle_checkpoint import load_eagle, shipped_eagle
 from specdec.eagle.eagle_network import EagleNetwork
 from specdec.errors import NumericsError, UsageError
+from specdec.published.checkpoint_files import PICKLES
+from specdec.published.eagle_format import load_published_eagle
 from specdec.records import EMPTY, Draft, Source, TextStart, Tree, chain_tree
 from specdec.sampling import all_finite, drawn, generator_on, probabilities
 from specdec.structures.base import EVERY_STRUCTURE, Structure
@@ -84,24 +86,33 @@ class Eagle(Drafter):
     @classmethod
     def from_config(cls, config: EagleDrafterConfig, target: Target) -> "Eagle":
         """
+        Args:
+            config: `model` is `pocket`, a file that `specdec.train` wrote (or its folder), or a published checkpoint,
+                by its folder or hub id.
         Raises:
             UsageError: no such file, or one that was made for another target.
         """
         path = shipped_eagle() if config.model == "pocket" else Path(config.model).expanduser()
-        if config.model == "pocket" and not path.is_file():
-            raise UsageError(
-                "Bad value drafter.model=pocket: this installation has no network 'eagle'; train one with "
-                "python -m specdec.train +eagle=eagle and give its file."
-            )
+        if (path / _TRAINED).is_file():
+            path = path / _TRAINED
+        how: dict[str, Any] = {"drafts": config.drafts, "siblings": config.siblings}
+        if path.suffix in PICKLES or not path.is_file() and path.suffix != ".safetensors":
+            published = load_published_eagle(config.model, target, config.layers)
+            return cls(published.network, target, published.about, **how)
         if config.layers is not None:
             raise UsageError(
                 "Bad value drafter.layers: a file that specdec.train wrote records its layers; use null, or give a "
                 "published checkpoint."
             )
+        if config.model == "pocket" and not path.is_file():
+            raise UsageError(
+                "Bad value drafter.model=pocket: this installation has no network 'eagle'; train one with "
+                "python -m specdec.train +eagle=eagle and give its file."
+            )
         network = load_eagle(path, target)
         with path.open("rb") as file:
             sha256 = hashlib.file_digest(file, "sha256").hexdigest()
-        return cls(network, target, {"sha256": sha256}, config.drafts, config.siblings)
+        return cls(network, target, {"sha256": sha256}, **how)
 
     def _begin(self, generator: torch.Generator | None) -> None:
         self._generator = generator
@@ -216,4 +227,5 @@ class Eagle(Drafter):
         return 2.0 * (mixed + network.draft_size * network.config.hidden)
 
 
+_TRAINED = "eagle.safetensors"  # in the folder of a training
 _SOURCE = (Source("eagle", 0),)
