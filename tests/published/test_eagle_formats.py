@@ -125,7 +125,8 @@ FORMATS = {
         dict(form="eagle3", layers=2, more=EMBEDDING | {"input_norm.weight": (3 * H,)}, **VARIANT),
         {},
     ),
-}  # fmt: skip
+}
+ALIKE = ("eagle1_biases", "eagle3_layers")  # variants of a format, which take fewer rounds
 
 
 @pytest.fixture
@@ -150,8 +151,8 @@ def test_drafts_are_those_of_the_equations_over_200_rounds(drafter_of, target, m
     weights, facts = made(**network)
     drafter = drafter_of(config, weights, renamed)
     slow = SlowEagle(weights, facts, target.hidden.embedding, target.hidden.output_layer)
-    compared, tokens = 0, set()
-    for text, drafts in random_rounds(drafter, target, make_structure("chain", 2), texts=20, rounds=10):
+    compared, tokens, texts = 0, set(), 6 if name in ALIKE else 20
+    for text, drafts in random_rounds(drafter, target, make_structure("chain", 2), texts, rounds=10):
         rows = slow.text_rows(text, features_of(target.model, text, facts.boundaries))
         for length, draft in drafts:
             path = []
@@ -161,7 +162,7 @@ def test_drafts_are_those_of_the_equations_over_200_rounds(drafter_of, target, m
                 assert token == path[-1], f"round {compared} at {length} tokens"
             tokens |= set(path)
             compared += len(path) == 2
-    assert compared == 200 and len(tokens) > 4
+    assert compared == 10 * texts and len(tokens) > 4
 
 
 def first_law(drafter, target, make_structure, tokens=(5, 1, 4, 1, 5)):
