@@ -372,7 +372,7 @@ REFUSED = {
         | {"layers.0.self_attn.kv_a_proj_with_mqa.weight": torch.ones(4, H)},
         "latent attention, which is not read",
     ),
-    "speculators mlp": (speculators("mlp"), {"a": torch.ones(1)}, "another type, which is not read"),
+    "speculators independent": (speculators("independent"), {"a": torch.ones(1)}, "another type, which is not read"),
 }
 
 

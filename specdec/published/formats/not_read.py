@@ -75,10 +75,10 @@ class LatentEagle(CheckpointFormat):
 
 @formats.register("speculators of another type")
 class OtherSpeculators(CheckpointFormat):
-    """Types of the speculators format that were never published, such as mlp and independent, or came later."""
+    """Types of the speculators format that were never published, such as independent, or came later."""
 
     refusal = "no published file of this type is known, so its tensors are not established"
 
     def matches(self, files: CheckpointFiles) -> bool:
         kind = files.config.get(_TYPE)
-        return kind is not None and kind not in ("eagle", "eagle3", "peagle", "dflash", "dspark", "mtp")
+        return kind is not None and kind not in ("eagle", "eagle3", "peagle", "dflash", "dspark", "mtp", "mlp")
