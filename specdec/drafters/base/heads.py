@@ -17,7 +17,7 @@ from specdec.heads.draft_heads import DraftHeads
 from specdec.published.checkpoint_files import PICKLES
 from specdec.published.heads_format import load_published_heads
 from specdec.records import EMPTY, Draft, Source, TextStart, Tree
-from specdec.sampling import all_finite, generator_on, probabilities
+from specdec.sampling import all_finite, generator_on, one_hot, probabilities
 from specdec.structures.base import EVERY_STRUCTURE, Structure
 from specdec.targets.base import Target
 from specdec.tree_building.siblings import How, Siblings, grow, sibling_ranks
@@ -25,6 +25,7 @@ from specdec.tree_building.siblings import How, Siblings, grow, sibling_ranks
 Drafts = Literal["sampled", "greedy"]
 
 _TRAINED = "heads.safetensors"  # in the folder of a training
+_POSITIONS = 256  # whose laws are in memory at a time, when a text is replayed
 
 
 class HeadsDrafter(Drafter):
@@ -33,7 +34,7 @@ class HeadsDrafter(Drafter):
     Under a greedy target, or with `drafts=greedy`, and in a dynamic tree, nodes are the most likely tokens, point
     masses; otherwise they are drawn from the heads' laws, standardised by the target's own sampling, siblings as
     `siblings` says. Heads that a structure has no level for are not computed. Nothing is offered before the first
-    state: after a prompt of one token, and where nobody gives the target's states (a replay does not).
+    state: after a prompt of one token.
 
     A draft costs a few matrix products over one or a few states: there is nothing to compile.
 
@@ -46,7 +47,7 @@ class HeadsDrafter(Drafter):
         heads: in the target's dtype, on its device.
     """
 
-    capabilities = DrafterCapabilities(fills=EVERY_STRUCTURE, reads_states=True)
+    capabilities = DrafterCapabilities(fills=EVERY_STRUCTURE, reads_states=True, replay="start")
     strategy: ClassVar[str]
     grounded: ClassVar[bool]
     shipped: ClassVar[str]
@@ -184,6 +185,26 @@ class HeadsDrafter(Drafter):
             )
         self._finite, self._root = None, tokens[-1]
         self._read(states)
+
+    @torch.inference_mode()
+    def chances(self, prompt: Sequence[int], text: Sequence[int], states: Tensor | None, depth: int) -> Tensor | None:
+        """Return q of the text's tokens, see `Drafter.chances`: one pass of each head over all positions, from which
+        `_POSITIONS` laws at a time are made.
+        """
+        assert states is not None
+        size, first = len(text), len(prompt) - 2  # the state before the root of round 1
+        q = torch.zeros(size, depth, dtype=torch.float64, device=self._device)
+        tokens = torch.tensor([*prompt, *text], device=self._device)
+        features = self.heads.features(self._kept(states).unsqueeze(0), tokens[:-1].unsqueeze(0), depth)
+        for k in range(1, min(depth, size) + 1):
+            # A chain that begins at position t drafts token t+k-1 of the text at depth k, from state first+t.
+            for begin in range(max(0, -first), size - k + 1, _POSITIONS):
+                end = min(begin + _POSITIONS, size - k + 1)
+                logits = self.heads.logits(k, features[k - 1][0, first + begin : first + end])
+                of_text = tokens[len(prompt) + begin + k - 1 : len(prompt) + end + k - 1].unsqueeze(-1)
+                law = one_hot(logits.argmax(-1), logits.shape[-1]) if self._greedy else self._standardised(logits)
+                q[begin:end, k - 1] = law.gather(-1, of_text).squeeze(-1).double()
+        return q
 
     def describe(self) -> dict[str, Any]:
         weights = list(self.heads.parameters())
