@@ -12,14 +12,14 @@ from torch import Tensor
 
 from specdec.config import typed
 from specdec.drafters.base import Drafter, DrafterCapabilities, drafters
-from specdec.eagle.draft_rows import DraftRows, TextRows
+from specdec.eagle.draft_rows import DraftRows, TextRows, chains_along
 from specdec.eagle.eagle_checkpoint import load_eagle, shipped_eagle
 from specdec.eagle.eagle_network import EagleNetwork
 from specdec.errors import NumericsError, UsageError
 from specdec.published.checkpoint_files import PICKLES
 from specdec.published.eagle_format import load_published_eagle
 from specdec.records import EMPTY, Draft, Source, TextStart, Tree, chain_tree
-from specdec.sampling import all_finite, drawn, generator_on, probabilities
+from specdec.sampling import all_finite, drawn, generator_on, one_hot, probabilities
 from specdec.structures.base import EVERY_STRUCTURE, Structure
 from specdec.targets.base import Target
 from specdec.tree_building.siblings import How, Siblings, grow
@@ -41,7 +41,8 @@ class Eagle(Drafter):
     The network's law of the next token reads the features of the tokens that the target has evaluated and, from the
     second token of a draft on, states that it has made itself. A draft of depth d takes d passes of it, one for each
     level; the first is over the tokens committed in the round before. Whatever was accepted or rejected, these rows are
-    made anew of the target's features.
+    made anew of the target's features. A P-EAGLE network drafts all levels after the first in one pass over mask tokens
+    (2602.01469), so that its nodes of one depth have one law.
 
     q is the network's law, 0 for tokens that it cannot draft, standardised by the target's own sampling; tokens are
     drawn from it, siblings as `siblings` says. Under a greedy target, or with `drafts=greedy`, and in a dynamic tree
@@ -55,7 +56,9 @@ class Eagle(Drafter):
         network: in the target's dtype, on its device.
     """
 
-    capabilities = DrafterCapabilities(fills=EVERY_STRUCTURE, reads_states=True, reports_confidence=True)
+    capabilities = DrafterCapabilities(
+        fills=EVERY_STRUCTURE, reads_states=True, reports_confidence=True, replay="start"
+    )
 
     def __init__(
         self,
@@ -147,7 +150,7 @@ class Eagle(Drafter):
     def draft(self, structure: Structure) -> Draft:
         if structure.gamma < 1 or (text := self._read()) is None:
             return EMPTY
-        rows = text.draft()
+        rows = text.draft(structure.gamma)
         draft = self._chain(structure, rows) if structure.single else self._branching(structure, rows)
         self._finite = all_finite(draft.q)
         return draft
@@ -203,6 +206,27 @@ class Eagle(Drafter):
             )
         self._finite = None
         self._note(tokens, states)
+
+    @torch.inference_mode()
+    def chances(self, prompt: Sequence[int], text: Sequence[int], states: Tensor | None, depth: int) -> Tensor | None:
+        """Return q of the text's tokens, see `Drafter.chances`: a pass for each depth over all positions."""
+        assert states is not None
+        network, first, size = self.network, len(prompt) - 2, len(text)  # the row that predicts the text's first token
+        q = torch.zeros(size, depth, dtype=torch.float64, device=self._device)
+        tokens = torch.tensor([*prompt, *text], device=self._device)
+
+        def of_step(row: int, k: int, logits: Tensor) -> None:
+            begin = row - first  # the text's token that these rows draft at depth 0
+            count = min(len(logits), size - begin - k)
+            if count > 0:
+                wide = network.over_target(logits[:count])
+                law = one_hot(wide.argmax(-1), wide.shape[-1]) if self._greedy else probabilities(wide, self._sampling)
+                drafted = tokens[len(prompt) + begin + k :][:count].unsqueeze(-1)
+                q[begin : begin + count, k] = law.gather(-1, drafted).squeeze(-1).double()
+
+        features = self._kept(states).to(network.fc.weight.dtype)
+        chains_along(network, tokens, features, max(0, first), depth, of_step)
+        return q
 
     def describe(self) -> dict[str, Any]:
         weights = list(self.network.parameters())

@@ -208,6 +208,9 @@ class Reading:
             network = EagleNetwork(config, embedding, output)
         wanted = {self._in_file(name): tuple(value.shape) for name, value in network.state_dict().items()}
         optional = {self.places[name]: self.files.tensors[self.places[name]].shape for name in unused if self.has(name)}
+        if config.mask_token is not None and self.has("mask_hidden"):  # two shapes are about
+            shape, size = self.files.tensors[self.places["mask_hidden"]].shape, wanted["mask_hidden"]
+            wanted["mask_hidden"] = shape if shape in (size, (1, *size), (1, 1, *size)) else size
         if config.draft_vocabulary is not None and not self.has("t2d"):
             wanted.pop("t2d")  # some exporters leave it out: it follows from d2t
         demand_exactly(self.files, wanted, optional)
@@ -216,6 +219,8 @@ class Reading:
             for name in network.state_dict()
             if self.has(name) and name not in ("d2t", "t2d")
         }
+        if "mask_hidden" in weights:
+            weights["mask_hidden"] = weights["mask_hidden"].flatten()
         ids = self._drafted(network) if config.draft_vocabulary is not None else None
         if ids is not None:
             network.d2t = torch.empty(len(ids), dtype=torch.long)

@@ -14,6 +14,7 @@ from specdec.eagle.eagle_config import EagleConfig
 from specdec.eagle.eagle_network import EagleNetwork
 from specdec.errors import NumericsError, UsageError
 from specdec.records import Request, TextStart
+from specdec.replay.expected_rounds import expected_rounds
 from specdec.sampling import generator_for, probabilities
 from specdec.structures.base import structures
 from specdec.targets.causal import Causal
@@ -22,6 +23,7 @@ from specdec.verifiers.base.contract import verifiers
 FORMS = {
     "eagle1": dict(form="eagle1", boundaries=[], own_output=False),
     "eagle3": dict(draft_vocabulary=11),
+    "p-eagle": dict(mask_token=22, own_embedding=True, layers=2, fc_norm=True),
     "eagle3.1": dict(norm_output=True, layers=2, boundaries=[0, 1]),
 }
 SHAPE = dict(nodes=7, depth=3, branching=3, beam=64)
@@ -109,6 +111,57 @@ def test_a_dynamic_tree_holds_the_most_confident_paths(
                         chances[*path, token] = chances[path] + chance
             expected = sorted(chances, key=lambda path: -chances[path])[1:8]
             assert {(*above, int(draft.tokens[node])) for node, above, _ in paths(draft)} == set(expected)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_chances_along_a_text_are_those_of_drafts_at_every_position(
+    target_at, random_eagle, make_structure, monkeypatch, form, temperature
+):
+    """Whatever the pieces are; a chain that drafts the text's tokens gives the q that it would draw them from."""
+    monkeypatch.setattr("specdec.eagle.draft_rows._POSITIONS", 4)
+    target = target_at(temperature)
+    drafter = Eagle(random_eagle(target, **FORMS[form]), target)
+    dice = torch.Generator().manual_seed(3)
+    for size in (1, 6):
+        prompt, text = torch.randint(23, (size,), generator=dice).tolist(), [5, 1, 4, 1, 5, 9, 2, 6, 5, 3]
+        target.start(TextStart([*prompt, *text], 100))
+        states = target.states
+        chances = drafter.chances(prompt, text, states, 3)
+        assert chances.shape == (10, 3) and not chances[9, 1:].any() and (size > 1 or not chances[0].any())
+        for position in range(size == 1, len(text)):
+            whole = [*prompt, *text[:position]]
+            drafter.start(TextStart(whole, 100, generator=dice), states[: len(whole) - 1])
+            rows = drafter._rows.draft(3)
+            for depth, token in enumerate(text[position : position + 3]):
+                above = torch.tensor(text[position + depth - 1 : position + depth])
+                logits = rows.first if depth == 0 else rows.next(above)
+                q = probabilities(drafter.network.over_target(logits), target.sampling)[0, token]
+                assert float(chances[position, depth]) == pytest.approx(float(q), rel=1e-5)
+
+
+@pytest.mark.parametrize("shape", ["chain", "dynamic"])
+def test_rounds_along_a_text_are_those_of_live_decoding(target_at, random_eagle, make_structure, shape):
+    """With an output layer that is fitted to half of the text, so that both rejections and acceptances happen."""
+    target, request, structure = target_at(), Request([5, 1, 4, 1, 5], 60), make_structure(shape, 3)
+
+    def live(drafter):
+        how = dict(target=target, verifier=verifiers.build({"name": "greedy"}), structure=structure, request=request)
+        return generate(drafter=drafter, clock=CpuClock(), **how)
+
+    network = random_eagle(target)
+    text = live(Eagle(network, target)).tokens
+    tokens = torch.tensor([[*request.prompt, *text]])
+    features = target.hidden.sequence(tokens, *network.config.offsets(2))[0][:, :-2]
+    states = network(tokens[:, 1:-1], network.fuse(features), torch.arange(features.shape[1]))[0]
+    kept = torch.arange(features.shape[1]) % 2 > 0
+    wanted = torch.nn.functional.one_hot(tokens[0, 2:], 23).double()
+    network.lm_head.weight.copy_(torch.linalg.lstsq(network.norm(states[0, kept]), wanted[kept]).solution.T)
+    drafter = Eagle(network, target)
+    rounds = live(drafter).rounds
+    accepted = [row.accepted for row in rounds]
+    assert 0 in accepted and sum(accepted) > 5
+    assert expected_rounds(drafter, target, structure, text, request) == len(rounds)
 
 
 def begun(drafter, target, prompt=(5, 1, 4, 1, 5)):

@@ -186,6 +186,7 @@ def test_an_untrained_network_begins_with_a_law_of_one_token_earlier(target, for
     [
         (dict(heads=3), "not a multiple of kv_heads"),
         (dict(form="eagle1"), r"set boundaries to \[\]"),
+        (dict(form="eagle1", boundaries=[], mask_token=3), "set mask_token to null"),
         (dict(boundaries=[]), "give their boundaries"),
         (dict(norm_before_fc=True, fc_norm=True), "exclude each other"),
         (dict(hidden=12), "set own_embedding to true"),

@@ -125,6 +125,11 @@ FORMATS = {
         dict(form="eagle3", layers=2, more=EMBEDDING | {"input_norm.weight": (3 * H,)}, **VARIANT),
         {},
     ),
+    "p_eagle": (
+        speculators("peagle", draft_vocab_size=DRAFTED, mask_token_id=38, decoder=dict(num_hidden_layers=2)),
+        dict(form="eagle3", layers=2, mask_token=38, more=EMBEDDING | {"mask_hidden": (3 * H,)}),
+        {},
+    ),
 }
 ALIKE = ("eagle1_biases", "eagle3_layers")  # variants of a format, which take fewer rounds
 
@@ -241,6 +246,14 @@ def test_the_embeddings_of_an_eagle1_file_are_not_read(drafter_of, target, make_
     assert torch.equal(law, other)
 
 
+@pytest.mark.parametrize("shape", [(1, 1, 3 * H), (1, 3 * H)])
+def test_both_shapes_of_mask_hidden_are_read(drafter_of, shape):
+    config, network, _ = FORMATS["p_eagle"]
+    weights, _ = made(**network)
+    drafter = drafter_of(config, weights | {"mask_hidden": weights["mask_hidden"].view(shape)})
+    assert torch.equal(drafter.network.mask_hidden, weights["mask_hidden"].double())
+
+
 @pytest.mark.parametrize("without", ["t2d", "draft_vocab_size", "rope_theta"])
 def test_what_a_file_may_leave_out(drafter_of, target, make_structure, without):
     weights, _ = made("eagle3")
@@ -349,15 +362,20 @@ REFUSED = {
         "no norm_before_residual",
     ),
     "speculators with extra norms": (speculators("eagle", layernorms=True), EAGLE1_WEIGHTS, "layernorms=true"),
-    "P-EAGLE": (
+    "P-EAGLE of another library": (
         EAGLE3,
-        EAGLE3_WEIGHTS | {"mask_hidden": torch.ones(1, 1, 48)},
-        "P-EAGLE, which is not read: it drafts",
-    ),
-    "speculators P-EAGLE": (
-        speculators("peagle"),
         EAGLE3_WEIGHTS | {"mask_hidden": torch.ones(1, 48)},
-        "P-EAGLE, which is not read",
+        "EAGLE-3 with mask tokens, which is not read",
+    ),
+    "P-EAGLE without embeddings": (
+        speculators("peagle", draft_vocab_size=DRAFTED, mask_token_id=38),
+        EAGLE3_WEIGHTS | {"mask_hidden": torch.ones(1, 48)},
+        "lacks embed_tokens.weight",
+    ),
+    "P-EAGLE without a mask token": (
+        speculators("peagle", draft_vocab_size=DRAFTED),
+        EAGLE3_WEIGHTS | {"mask_hidden": torch.ones(1, 48)},
+        "no mask_token_id in its config",
     ),
     "DFlash": (DECODER, EAGLE1_WEIGHTS | {"hidden_norm.weight": torch.ones(H)}, "DFlash, which is not read"),
     "DSpark": (

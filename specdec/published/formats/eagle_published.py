@@ -63,6 +63,7 @@ class Eagle3(EagleFormat):
                 f"{files} has norm_output=true, which meant plain EAGLE-3 until September 2026 and EAGLE-3.1 since: "
                 "set it to false in config.json for the first, or publish it as speculators for the second."
             )
+        flags["own_embedding"] = files.config.get("target_hidden_size") is not None  # the target's has another width
         numbers = flags.pop("eagle_aux_hidden_state_layer_ids")
         return eagle3_network(Reading(files, files.config, _MIDLAYER), target, flags, layers or numbers, bool(layers))
 
@@ -106,7 +107,7 @@ def eagle3_network(
     """Return a network of the EAGLE-3 form.
 
     Args:
-        flags: those of `EagleConfig`, None where the config has none; tensors then tell.
+        flags: those of `EagleConfig`, None where the config has none; of norms before `fc` tensors then tell.
         numbers: layer numbers, None for the usual ones.
         given: `numbers` are `drafter.layers`, which are boundaries.
         recorded: the format counts boundaries.
@@ -140,7 +141,8 @@ def eagle3_network(
         "fc_bias": bool(reading.config.get("bias")) or reading.has("fc.bias"),
         "norm_before_residual": bool(flags.get("norm_before_residual")),
         "norm_output": bool(flags.get("norm_output")),
-        "own_embedding": reading.has("embed_tokens.weight") or reading.config.get("target_hidden_size") is not None,
+        "own_embedding": reading.has("embed_tokens.weight") or bool(flags.get("own_embedding")),
+        "mask_token": flags.get("mask_token"),
         **{key: reading.has(name) if flags.get(key) is None else bool(flags[key]) for key, name in norms.items()},
     }
     return reading.network(target, values, [] if reduced else ["d2t", "t2d"])

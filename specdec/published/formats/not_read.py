@@ -6,17 +6,17 @@ from specdec.published.recognise import CheckpointFormat, formats
 _TYPE = "speculators_model_type"
 
 
-@formats.register("P-EAGLE")
-class ParallelEagle(CheckpointFormat):
-    """EAGLE-3 with mask slots, which drafts all tokens in one pass."""
+@formats.register("EAGLE-3 with mask tokens")
+class LooseParallelEagle(CheckpointFormat):
+    """P-EAGLE as other libraries than speculators write it."""
 
     refusal = (
-        "it drafts all tokens in one pass over mask slots, for which eagle has no attention mask; use the EAGLE-3 of "
-        "the same target"
+        "its config is established in the speculators format only (speculators_model_type=peagle, a mask_token_id, the "
+        "decoder's config apart)"
     )
 
     def matches(self, files: CheckpointFiles) -> bool:
-        return "mask_hidden" in files.tensors or files.config.get(_TYPE) == "peagle"
+        return _TYPE not in files.config and "mask_hidden" in files.tensors
 
 
 @formats.register("DSpark")
