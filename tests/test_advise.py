@@ -1,6 +1,7 @@
 """The command end to end on the table target: what it leaves, and what the run that follows makes of it."""
 
 import json
+import sqlite3
 import subprocess
 import sys
 from dataclasses import replace
@@ -18,7 +19,7 @@ SAMPLED = "target.law=[[0.4,0.35,0.25],[0.1,0.3,0.6],[0.55,0.2,0.25]]"
 
 
 @pytest.fixture
-def command(in_process, tmp_path):
+def command(in_process, made_database, tmp_path):
     """`command(module, ...)` runs a command; it gives exit code, the folder of its output and standard error."""
 
     def call(module, *arguments: str) -> tuple[int, Path | None, str]:
@@ -46,7 +47,8 @@ def test_a_run_that_follows_finds_its_advice(command, tmp_path, drafter, shape):
     code, folder, error = command(advise, f"+drafter={drafter}", *shape, *TINY)
     assert code == 0, error
     advice = given(folder)
-    assert not (tmp_path / "mlflow.db").exists()
+    with sqlite3.connect(tmp_path / "mlflow.db") as database:
+        assert database.execute("select count(*) from runs").fetchone() == (0,)
     assert (tmp_path / "advice" / f"{advice['key']}.json").read_text() == (folder / "advice.json").read_text()
     assert [item["gamma"] for item in advice["predictions"]] == [1, 2, 4]
     best = max(advice["predictions"], key=lambda item: item["speedup"]["estimate"])
