@@ -500,8 +500,8 @@ BLOCK_REFUSED = {
     "no rotary base": (without(BLOCK, "rope_theta"), "no rope_theta in its config.json"),
     "a causal block": (dict(BLOCK, dflash_config={"causal": True}), "sets causal, which is not read"),
     "the anchor's own slot": (dict(BLOCK, sample_from_anchor=True), "sets sample_from_anchor"),
-    "windows": (dict(BLOCK, layer_types=["sliding_attention", "full_attention"]), "has sliding attention"),
-    "three layers": (dict(BLOCK, target_layer_ids=[1, 2, 3]), r"names 3 layers, \[2, 3, 4\]"),
+    "windows": (dict(BLOCK, layer_types=["sliding_attention", "full_attention"]), "has layers of sliding attention"),
+    "three layers": (dict(BLOCK, target_layer_ids=[1, 2, 3]), r"names the 3 layers \[2, 3, 4\]"),
     "the last block's output": (dict(BLOCK, target_layer_ids=[1, 7]), "output of the target's last block"),
 }
 
