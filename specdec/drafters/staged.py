@@ -244,8 +244,7 @@ class Staged(Drafter):
         return self.small.laws(prompt, text)
 
     def describe(self) -> dict[str, Any]:
-        parts = described({"of": self.small, "by": self.by})
-        return {**parts["of"], **parts, "proposals": self._structure.label}
+        return {**described({"of": self.small, "by": self.by}), "proposals": self._structure.label}
 
     @property
     def flops_per_token(self) -> float:

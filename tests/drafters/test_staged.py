@@ -351,7 +351,8 @@ def test_it_reports_both_parts(tiny_model, sampling):
     target = Causal(tiny_model("llama"), sampling(temperature=0.0))
     drafter = staged(tiny_model("llama"), target, model_of(shaken(target.model, 0.1)))
     about = drafter.describe()
-    assert about["of"]["class"] == about["by"]["class"] == about["class"] == "LlamaForCausalLM"
+    assert about["of"]["class"] == about["by"]["class"] == "LlamaForCausalLM" and "training" not in about
+    assert about["parameters"] == about["of"]["parameters"] + about["by"]["parameters"] > 0
     assert drafter.flops_per_token == 2 * drafter.small.flops_per_token > 0
     assert drafter.capabilities.replay == "position" and drafter.capabilities.vocab_size == 61
 
