@@ -52,7 +52,7 @@ class Session:
         self._config, self._parts, self._cell = config, parts, cell
         self._results, self._clock, self._peers = results, clock, list(peers)
         self._target = parts.target
-        self._replays = Replays()
+        self._replays = Replays(parts.target)
         self._divergences: list[Divergence] = []
         self._traces: list[Trace] = []
         self._quality: list[dict[str, Any]] = []
@@ -103,6 +103,7 @@ class Session:
         for arm in parts.arms:
             self._examine(prompt, repeat, arm, done[id(arm)], baseline)
         self._replay_baseline(prompt, repeat, baseline)
+        parts.drafter.remember(prompt.tokens, baseline.tokens)
         return baseline
 
     def finish(self) -> None:

@@ -39,8 +39,14 @@ class Wrapper(Drafter):
     def observe(self, draft: Draft, logits: Tensor) -> None:
         self.drafter.observe(draft, logits)
 
+    def remember(self, prompt: Sequence[int], output: Sequence[int]) -> None:
+        self.drafter.remember(prompt, output)
+
     def laws(self, prompt: Sequence[int], text: Sequence[int]) -> Tensor | None:
         return self.drafter.laws(prompt, text)
+
+    def chances(self, prompt: Sequence[int], text: Sequence[int], states: Tensor | None, depth: int) -> Tensor | None:
+        return self.drafter.chances(prompt, text, states, depth)
 
     def describe(self) -> dict[str, Any]:
         return self.drafter.describe()
