@@ -214,6 +214,10 @@ class Cascade(Drafter):
     def retract(self, count: int) -> bool:
         return all([part.drafter.retract(count) for part in self.parts.values()])
 
+    def remember(self, prompt: Sequence[int], output: Sequence[int]) -> None:
+        for part in self.parts.values():
+            part.drafter.remember(prompt, output)
+
     def observe(self, draft: Draft, logits: Tensor) -> None:
         for part in self.parts.values():
             if part.drafter.capabilities.reads_logits:
@@ -236,6 +240,7 @@ def _relative_flops(drafter: Drafter, target: Target) -> float:
 def _capabilities(parts: Sequence[Drafter]) -> DrafterCapabilities:
     """Return the abilities that all parts have, and the needs that any has."""
     each = [part.capabilities for part in parts]
+    forms = {can.replay for can in each}
     deepest = [can.deepest for can in each if can.deepest is not None]
     return replace(
         each[0],
@@ -243,7 +248,7 @@ def _capabilities(parts: Sequence[Drafter]) -> DrafterCapabilities:
         reads_states=any(can.reads_states for can in each),
         reads_logits=any(can.reads_logits for can in each),
         reports_confidence=False,
-        replay="copying" if all(can.replay for can in each) else None,
+        replay=None if None in forms else "calling" if "calling" in forms else "copying",
         deepest=min(deepest, default=None),
         vocab_size=next((can.vocab_size for can in each if can.vocab_size is not None), None),
     )
