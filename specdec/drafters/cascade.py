@@ -10,6 +10,7 @@ from torch import Tensor
 
 from specdec.config import AtLeastOne, Probability, typed
 from specdec.drafters.base import Drafter, DrafterCapabilities, drafters
+from specdec.drafters.base.contract import Replay
 from specdec.drafters.base.nested import built_part, checked_part, described, named_below
 from specdec.errors import UsageError
 from specdec.records import EMPTY, Draft, TextStart
@@ -240,7 +241,6 @@ def _relative_flops(drafter: Drafter, target: Target) -> float:
 def _capabilities(parts: Sequence[Drafter]) -> DrafterCapabilities:
     """Return the abilities that all parts have, and the needs that any has."""
     each = [part.capabilities for part in parts]
-    forms = {can.replay for can in each}
     deepest = [can.deepest for can in each if can.deepest is not None]
     return replace(
         each[0],
@@ -248,7 +248,14 @@ def _capabilities(parts: Sequence[Drafter]) -> DrafterCapabilities:
         reads_states=any(can.reads_states for can in each),
         reads_logits=any(can.reads_logits for can in each),
         reports_confidence=False,
-        replay=None if None in forms else "calling" if "calling" in forms else "copying",
+        replay=_replay([can.replay for can in each]),
         deepest=min(deepest, default=None),
         vocab_size=next((can.vocab_size for can in each if can.vocab_size is not None), None),
     )
+
+
+def _replay(kinds: Sequence[Replay | None]) -> Replay | None:
+    """Return how a choice among drafters is replayed: it depends on earlier rounds, whatever the drafters do."""
+    if None in kinds:
+        return None
+    return "calling" if "calling" in kinds else "copying"

@@ -75,8 +75,13 @@ class SmallModel(Drafter):
         siblings: Siblings = "without_replacement",
         translate: bool = False,
         prefill_chunk: int = 512,
+        decoder: Decoder | None = None,
+        strategy: str = "small_model",
     ) -> None:
         """
+        Args:
+            decoder: of the model, where it is of a particular kind.
+            strategy: the name in `Source`, for drafters that draft in this way with a model of their own making.
         Raises:
             UsageError: a model of another kind than the target's, or another tokenizer.
             ModelLoadError: a model whose cache cannot be rolled back.
@@ -87,7 +92,8 @@ class SmallModel(Drafter):
         self.model, self.tokenizer, self.prefill_chunk = model, tokenizer, prefill_chunk
         self._greedy = drafts == "greedy" or target.sampling.greedy
         self.sampling = replace(target.sampling, temperature=0.0) if self._greedy else target.sampling
-        self._decoder = decoder_of(model, self.name, prefill_chunk)
+        self._decoder = decoder or decoder_of(model, self.name, prefill_chunk)
+        self._strategy = strategy
         check_rollback(self._decoder)
         self._device, self._size = target.device, target.vocab_size
         self._compilation = target.compilation
@@ -143,7 +149,7 @@ class SmallModel(Drafter):
         # A call has one token, or two at the start of a draft whose predecessor was accepted whole.
         self._decoder.compile({1, 2}, capacity, self._compilation)
         captures = self._compilation == "inductor" and self._device.type == "cuda" and self._decoder.compiled
-        if captures and structure.single and structure.threshold == 0:
+        if captures and self._decoder.loops and structure.single and structure.threshold == 0:
             self._loop = self._static_loop(structure.gamma)
             self._loop.capture()
 
@@ -196,7 +202,7 @@ class SmallModel(Drafter):
         self._drafted = drafted.read.to("cpu", non_blocking=True)
         self._finite = all_finite(drafted.q)
         size = len(drafted.tokens)
-        return Draft(drafted.tokens, chain_tree(size), drafted.q, _SOURCE * size)
+        return Draft(drafted.tokens, chain_tree(size), drafted.q, (Source(self._strategy, 0),) * size)
 
     def _context(self) -> list[int]:
         return self._text if self.translation is None else self.translation.read(self._text)
@@ -213,7 +219,7 @@ class SmallModel(Drafter):
             return EMPTY
         how: How = "ranked" if ranked else self._siblings
         shape = structure.clamped(gamma)
-        draft = draft_tree([self.tree_model(shape, ranked)], shape, how, self._generator)
+        draft = draft_tree([self.tree_model(shape, ranked, self._strategy)], shape, how, self._generator)
         self._finite = all_finite(draft.q)
         return draft
 
@@ -221,7 +227,7 @@ class SmallModel(Drafter):
         """Return how many levels of `gamma` fit in the model's context; 0 or fewer where the text does not."""
         return self._within(gamma, self._context())
 
-    def tree_model(self, structure: Structure, ranked: bool, strategy: str = "small_model") -> TreeModel:
+    def tree_model(self, structure: Structure, ranked: bool, strategy: str) -> TreeModel:
         """Return this model as one that drafts rows or a tree after the text so far, which has to fit in its context.
 
         Args:
@@ -287,7 +293,9 @@ class SmallModel(Drafter):
         if self.translation is not None and len(context) + gamma > self._capacity:
             # It is not known beforehand how many tokens a text takes in the other tokenizer.
             self._prefill(context, 2 * (len(context) + gamma))
-        shared, most = self._sure, min(len(self._cached), len(context) - 1)
+        followed = self._decoder.follow()
+        self._cached[:followed] = context[:followed]
+        shared, most = max(self._sure, followed), min(len(self._cached), len(context) - 1)
         while shared < most and self._cached[shared] == context[shared]:
             shared += 1
         shared = min(shared, most)
@@ -356,7 +364,6 @@ class SmallModel(Drafter):
         return self._decoder.flops_per_token
 
 
-_SOURCE = (Source("small_model", 0),)
 _NOT_FINITE = (
     "The drafter's logits are not finite: the run stops here. Try drafter.dtype=float32, or check drafter.model."
 )

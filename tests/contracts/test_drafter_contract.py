@@ -26,13 +26,12 @@ CASES = [
 
 
 @pytest.fixture
-def target(table, random_law):
-    return table(random_law(SIZE, 0), temperature=1.0)
+def build(drafter_values, small_target):
+    def make(name: str) -> Any:
+        target = small_target(name, SIZE, temperature=1.0)
+        return drafters.build(drafter_values(name, SIZE, target), target=target)
 
-
-@pytest.fixture
-def build(drafter_values, target):
-    return lambda name: drafters.build(drafter_values(name, SIZE, target), target=target)
+    return make
 
 
 def begin(drafter: Any, prompt: Sequence[int] = PROMPT, reference: Sequence[int] = REFERENCE, seed: int = 0) -> None:

@@ -24,6 +24,7 @@ class DrafterCapabilities:
         needs_reference: it reads the recorded baseline text of the same prompt (greedy runs only).
         reads_states: it reads the target's hidden states, and asks for them when it is made (`HiddenStates.keep`).
         reads_logits: it learns from the target's logits over each draft (`observe`), which a recorded text has not.
+        runs_target: it drafts with a part of the target's own model, and is refused beside a target without one.
         reports_confidence: it ends a draft where the structure's `threshold` asks for it.
         replay: how a text of the target gives the rounds that it takes (DESIGN 3); None: not at all.
             "position": a proposal depends on the text before it alone.
@@ -42,6 +43,7 @@ class DrafterCapabilities:
     needs_reference: bool = False
     reads_states: bool = False
     reads_logits: bool = False
+    runs_target: bool = False
     reports_confidence: bool = False
     replay: Replay | None = None
     deepest: int | None = None
