@@ -94,7 +94,7 @@ class Staged(Drafter):
         self.small, self.outer, self.by, self._structure = small, outer, by, structure
         rule: Verifier = SpeculativeSampling()
         self._verifier = rule.for_greedy() if outer.sampling.greedy else rule
-        # A drafter that reads what the model says of each token, or shares its cache, needs to hear of all of them.
+        # A drafter that reads what the model says of each token needs to hear of all of them.
         can = by.capabilities
         self._reads = can.reads_states or can.reads_logits or can.replay == "calling"
         self.capabilities = replace(self.capabilities, vocab_size=small.capabilities.vocab_size)

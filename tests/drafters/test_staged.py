@@ -247,7 +247,8 @@ class Reader(Drafter):
             torch.testing.assert_close(self.own(states), wanted[0, -len(tokens) - 1 : -1], atol=1e-10, rtol=0)
 
     def start(self, text, states=None):
-        self.text, self.seen, self.starts = list(text.prompt), False, self.starts + 1
+        self.text, self.seen, self.anew, self.starts = list(text.prompt), False, True, self.starts + 1
+        assert self.text == PROMPT, "prompt and output are told apart"
         self._check(self.text[:-1], states)
 
     def retract(self, count):
@@ -267,7 +268,9 @@ class Reader(Drafter):
         self.seen = True
 
     def commit(self, tokens, states=None):
-        assert self.seen or not self.capabilities.reads_logits
+        # Only what was text when it was started anew comes without the model's logits.
+        assert self.seen or self.anew or not self.capabilities.reads_logits
+        self.anew = False
         self.text, self.seen = [*self.text, *tokens], False
         self._check(tokens, states)
 
