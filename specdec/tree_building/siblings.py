@@ -4,7 +4,7 @@ Knows laws and topologies; where a law comes from is the drafter's business.
 """
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from math import inf
 from typing import Literal, NamedTuple
 
@@ -147,11 +147,8 @@ def grow(
             independent, because a token that two of them draw would have two q.
     """
     names = (strategy,) if isinstance(strategy, str) else tuple(strategy)
-    if len(names) > 1 and (how == "independent" or structure.beam is not None):
-        raise ValueError("several models draw siblings without replacement, or rank them, on a given topology")
+    _check_way(structure, how, len(names))
     if structure.beam is not None:
-        if how != "ranked":
-            raise ValueError(f"a dynamic tree is made of ranked tokens, not of {how} draws")
         return _by_confidence(structure, structure.beam, laws, names[0])
     topology, ranks = structure.tree, sibling_ranks(structure.tree, structure.rows is not None)
     models = _models(topology, len(names))
@@ -173,10 +170,8 @@ def grow(
             wanted = [(node, places[: law.shape[-1]]) for node, places in wanted]
             counts = [len(places) for _, places in wanted]
             whose = [[models[place] for place in places] for _, places in wanted] if len(names) > 1 else None
-            if how == "ranked":
-                children = ranked(law, counts, whose)
-            else:
-                children = without_replacement(law, counts, generator, whose)
+            take = partial(without_replacement, generator=generator) if how == "without_replacement" else ranked
+            children = take(law, counts, whose=whose)
             numbers = range(len(children.tokens))  # all different, without a look
         level, kept, index = [], [], 0
         for parent, places in wanted:
@@ -202,6 +197,13 @@ def grow(
     drawn_again = how == "independent" and max(map(len, tests)) > 1
     draws = tuple(map(tuple, tests)) if drawn_again else None
     return Draft(tokens, _tree(tuple(parents)), torch.cat(drawn_from) if drawn_from else None, tuple(source), draws)
+
+
+def _check_way(structure: Structure, how: How, models: int) -> None:
+    if models > 1 and (how == "independent" or structure.beam is not None):
+        raise ValueError("several models draw siblings without replacement, or rank them, on a given topology")
+    if structure.beam is not None and how != "ranked":
+        raise ValueError(f"a dynamic tree is made of ranked tokens, not of {how} draws")
 
 
 def _by_confidence(structure: Structure, beam: Beam, laws: Laws, strategy: str) -> Draft:
