@@ -258,7 +258,7 @@ def open_training(config: HeadTrainConfig) -> HeadTraining:
     with accelerator.main_process_first():
         sequences = open_sequences(config.data, target, config.seed)
         offset = state_offset(config.heads, target)
-        source = StateSource(target, offset, sequences, config.data.states, teacher=config.loss.teacher > 0)
+        source = StateSource(target, (offset,), sequences, config.data.states, teacher=config.loss.teacher > 0)
         if config.backbone == "frozen":
             source.prepare()
     return HeadTraining(config, accelerator, target, sequences, source)

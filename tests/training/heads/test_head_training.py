@@ -105,7 +105,7 @@ def changed(values: dict[str, Any], **changes: Any) -> HeadTrainConfig:
 def opened(config: HeadTrainConfig, store: DocumentStore, target: Any = None) -> HeadTraining:
     target = target or load_target(config.target, torch.device("cpu"))
     sequences = Sequences(store, config.data, config.seed, SpecialTokens((), (), 0), "counting")
-    source = StateSource(target, config.heads.offset, sequences, config.data.states, config.loss.teacher > 0)
+    source = StateSource(target, (config.heads.offset,), sequences, config.data.states, config.loss.teacher > 0)
     precision = "bf16" if config.bfloat16 else "no"
     return HeadTraining(config, Accelerator(cpu=True, mixed_precision=precision), target, sequences, source)
 
