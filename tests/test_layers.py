@@ -20,7 +20,7 @@ LAYERS = (
     ("text",),
     ("targets",),
     ("prompts", "ngrams"),
-    ("tree_building", "heads"),
+    ("tree_building", "heads", "eagle"),
     ("drafters",),
     ("observe",),
     ("decode", "timing", "replay"),
