@@ -21,7 +21,7 @@ from specdec.heads.checkpoint import load_heads, read_heads, save_heads
 from specdec.heads.network import Heads
 from specdec.text.document_store import DocumentStore, Encoded, write_documents
 from specdec.training.heads import head_training
-from specdec.training.heads.head_accuracy import score_heads
+from specdec.training.heads.head_accuracy import score_heads, score_target
 from specdec.training.heads.head_loss import positions
 from specdec.training.heads.head_recipe import HeadTrainConfig
 from specdec.training.heads.head_training import HeadTraining, load_target
@@ -219,7 +219,7 @@ def test_training_lowers_the_loss_and_what_is_written_drafts(values: dict, store
     path = outcome.folder / "heads.safetensors"
     target = load_target(training.config.target, torch.device("cpu"))
     heads = load_heads(path, target)
-    again = score_heads(heads, target, training.sequences.heldout(), 3)
+    again = score_heads(heads, target, training.sequences.heldout())
     assert again == pytest.approx(outcome.summary["heldout"], nan_ok=True)
     stored = read_heads(path)
     assert stored.target == target.hidden.identity == outcome.summary["target"]
@@ -231,7 +231,7 @@ def test_training_lowers_the_loss_and_what_is_written_drafts(values: dict, store
 
 def test_the_targets_reference_is_its_own_on_the_same_text(values: dict, store: DocumentStore) -> None:
     training = train(opened(changed(values), store))
-    score = score_heads(None, training.target, [next(training.sequences.heldout())], 2)
+    score = score_target(training.target, [next(training.sequences.heldout())])
     last = training.progress.history[-1]
     assert last["heldout_target_top1"] == score["heldout.target.top1"]
     assert training.progress.history[3]["heldout_target_top1"] == last["heldout_target_top1"]
@@ -247,13 +247,13 @@ def test_a_trained_backbone_is_saved_with_heads_that_carry_its_hash(values: dict
     with pytest.raises(UsageError, match=f"{trained.hidden.identity[:16]}.*{original.hidden.identity[:16]}"):
         load_heads(outcome.folder / "heads.safetensors", original)
     held = list(training.sequences.heldout())
-    before, after = (score_heads(None, each, held, 3) for each in (original, trained))
+    before, after = (score_target(each, held) for each in (original, trained))
     name = "heldout.target.nats_per_token"
     assert outcome.summary["heldout"]["heldout.before.target.nats_per_token"] == pytest.approx(before[name])
     assert outcome.summary["heldout"][name] == pytest.approx(after[name])
     assert after[name] < before[name]
     assert outcome.summary["target_before"]["sha256"] == original.hidden.identity
-    assert score_heads(heads, trained, held, 2)["heldout.head_1.top1"] == pytest.approx(
+    assert score_heads(heads, trained, held)["heldout.head_1.top1"] == pytest.approx(
         outcome.summary["heldout"]["heldout.head_1.top1"]
     )
 

@@ -65,7 +65,9 @@ def test_a_cache_of_an_inner_layer_asks_the_target_for_no_teacher(opened, text_t
 
 @pytest.mark.parametrize("dtype", ["auto", "bfloat16"])
 def test_several_layers_stand_side_by_side_as_asked(opened, text_target, dtype) -> None:
-    cached, streamed = (small_shards(opened(2, 1, cache=cache, dtype=dtype, teacher=True)) for cache in ("disk", "none"))
+    cached, streamed = (
+        small_shards(opened(2, 1, cache=cache, dtype=dtype, teacher=True)) for cache in ("disk", "none")
+    )
     cached.prepare()
     batch = cached.sequences.train(1)
     expected, logits = text_target.hidden.sequence(batch.tokens, 2, 1)
