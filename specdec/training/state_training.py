@@ -1,7 +1,7 @@
 """A training of modules that read a target's hidden states, whatever they are: steps, held-out scores, the end.
 
-Built on accelerate: several processes share a step's sequences, and only the first writes. Knows neither the modules nor
-their loss.
+Built on accelerate: several processes share a step's sequences, and only the first writes. Knows neither the modules
+nor their loss.
 """
 
 import json

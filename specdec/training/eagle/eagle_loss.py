@@ -39,8 +39,7 @@ def unrolled(network: EagleNetwork, features: Tensor, tokens: Tensor, steps: int
     for step in range(steps):
         following = tokens.roll(-1 - step, dims=1)
         state, _, past = network(following, state, places + step, past, seen, last=0)
-        final = network.norm is None or network.config.norm_output
-        yield UnrolledStep(state, state if final else network.norm(state))
+        yield UnrolledStep(state, state if network.config.norm_output else network.normed(state))
         seen = torch.cat([torch.ones_like(own).tril_() if seen is None else seen, own], 1)  # [S, (step + 2) * S]
 
 

@@ -171,8 +171,8 @@ def first_network(config: EagleTrainConfig, target: Target, sequences: Sequences
     if wanted.draft_vocabulary is not None:
         if wanted.draft_vocabulary > vocabulary:
             raise UsageError(
-                f"Bad value eagle.draft_vocabulary={wanted.draft_vocabulary}: the target has {vocabulary} tokens; lower "
-                "it, or set it to null for all of them."
+                f"Bad value eagle.draft_vocabulary={wanted.draft_vocabulary}: the target has {vocabulary} tokens; "
+                "lower it, or set it to null for all of them."
             )
         kept = frequent_tokens(sequences, vocabulary, wanted.draft_vocabulary)
     with torch.random.fork_rng():

@@ -70,7 +70,7 @@ class HeadAccuracy:
             judged: features [B, S, D] that predict the tokens k+1 places ahead, k = 1, 2, ..., with their output layer
                 [W, D].
             tokens, scored: [B, S].
-            numbers: [B, S] the line of each token in the output layers; below 0 where it has none, which is never right.
+            numbers: [B, S] the line of each token in the output layers; -1 where it has none, which is never right.
         """
         right = torch.ones(tokens.shape, dtype=torch.bool, device=tokens.device)  # all heads so far were right
         for k, (features, output) in enumerate(judged, start=1):

@@ -1,4 +1,7 @@
-"""Training of heads on a target's hidden states, with the target frozen or trained too. Knows neither Hydra nor MLflow."""
+"""Training of heads on a target's hidden states, with the target frozen or trained too.
+
+Knows neither Hydra nor MLflow.
+"""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict

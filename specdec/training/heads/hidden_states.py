@@ -158,8 +158,9 @@ class StateSource:
     # --- batches
 
     def states(self, batch: Batch) -> tuple[Tensor, Tensor | None]:
-        """Return states [B, S, n D] of n layers on the target's device and, for a teacher, logits [B, S, V]; neither has
-        a gradient.
+        """Return states [B, S, n * D] of n layers on the target's device and, for a teacher, logits [B, S, V].
+
+        Neither has a gradient.
 
         The teacher's logits are computed from the last layer's states if these are kept and only the output layer comes
         after them; otherwise the target is called. States from disk and computed ones are the same numbers.

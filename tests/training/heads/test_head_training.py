@@ -20,6 +20,7 @@ from specdec.errors import Interrupted, NumericsError, UsageError
 from specdec.heads.checkpoint import load_heads, read_heads, save_heads
 from specdec.heads.network import Heads
 from specdec.text.document_store import DocumentStore, Encoded, write_documents
+from specdec.training import state_training
 from specdec.training.heads import head_training
 from specdec.training.heads.head_accuracy import score_heads, score_target
 from specdec.training.heads.head_loss import positions
@@ -272,7 +273,7 @@ def test_the_backbone_stands_still_until_its_loss_weighs(values: dict, store: Do
 
     train(training, display)
     assert seen == [True] * 4 + [False] * 4
-    rates = {group["part"]: group["lr"] / group["base_lr"] for group in training.optimizer.param_groups}
+    rates = {group["part"]: group["lr"] / group["base_lr"] for group in training.optimizers[0].param_groups}
     assert rates["heads"] == rates["backbone"]  # both are warm by the end
 
 
@@ -284,8 +285,8 @@ def test_heads_and_backbone_have_their_own_rates_and_warm_ups(values: dict, stor
     )  # fmt: skip
     rates = []
     for step in range(8):
-        training._set_rates(step)
-        rates.append([group["lr"] for group in training.optimizer.param_groups])
+        training.set_rates(step)
+        rates.append([group["lr"] for group in training.optimizers[0].param_groups])
     lr = values["optimizer"]["learning_rate"]
     assert [heads for heads, _ in rates] == pytest.approx([4 * lr * f for f in (1 / 3, 2 / 3, 1, 1, 1, 1, 1, 1)])
     assert [backbone for _, backbone in rates[4:]] == pytest.approx([lr * f for f in (1 / 3, 2 / 3, 1, 1)])
@@ -435,7 +436,7 @@ def test_a_whole_run_is_tracked(
         return Sequences(store, config, seed, SpecialTokens((), (), 0), "counting")
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(head_training, "open_sequences", sequences)
+    monkeypatch.setattr(state_training, "open_sequences", sequences)
     outcome = head_training.run(values)
     assert outcome is not None
     client = MlflowClient(f"sqlite:///{tmp_path / 'mlflow.db'}")
@@ -450,7 +451,11 @@ def test_a_whole_run_is_tracked(
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        ([], r"No recipe: add \+recipe=NAME, one of .*pocket_target.*or \+heads=NAME, one of .*medusa"),
+        (
+            [],
+            r"No recipe: add \+recipe=NAME, one of pocket_target, \+heads=NAME, one of medusa, grounded, or \+eagle=NAME, "
+            "one of pocket",
+        ),
         (["recipe", "heads"], r"Two recipes: choose one, \+recipe=NAME"),
     ],
 )
@@ -458,7 +463,7 @@ def test_one_recipe_is_chosen(arguments: list[str], sentence: str, monkeypatch: 
     from specdec.commands import cli
     from specdec.train import task
 
-    names = {"recipe": ["pocket_target"], "heads": ["medusa", "grounded"]}
+    names = {"recipe": ["pocket_target"], "heads": ["medusa", "grounded"], "eagle": ["pocket"]}
     monkeypatch.setattr(cli, "options", lambda group: names[group])
     with pytest.raises(UsageError, match=sentence):
         task(dict.fromkeys(arguments, {}))
