@@ -1,6 +1,7 @@
 """The command end to end on the table target: what it leaves, and what the run that follows makes of it."""
 
 import json
+import sqlite3
 import subprocess
 import sys
 from dataclasses import replace
@@ -18,7 +19,7 @@ SAMPLED = "target.law=[[0.4,0.35,0.25],[0.1,0.3,0.6],[0.55,0.2,0.25]]"
 
 
 @pytest.fixture
-def command(in_process, tmp_path):
+def command(in_process, made_database, tmp_path):
     """`command(module, ...)` runs a command; it gives exit code, the folder of its output and standard error."""
 
     def call(module, *arguments: str) -> tuple[int, Path | None, str]:
@@ -34,12 +35,20 @@ def given(folder):
     return json.loads((folder / "advice.json").read_text())
 
 
-@pytest.mark.parametrize("drafter", ["ngram", "oracle"])
-def test_a_run_that_follows_finds_its_advice(command, tmp_path, drafter):
-    code, folder, error = command(advise, f"+drafter={drafter}", *TINY)
+@pytest.mark.parametrize(
+    ("drafter", "shape"),
+    [
+        ("ngram", ("structure=chain",)),
+        ("oracle", ("structure=chain",)),
+        ("ngram", ("structure=tree", "structure.nodes=6", "structure.depth=4")),
+    ],
+)
+def test_a_run_that_follows_finds_its_advice(command, tmp_path, drafter, shape):
+    code, folder, error = command(advise, f"+drafter={drafter}", *shape, *TINY)
     assert code == 0, error
     advice = given(folder)
-    assert not (tmp_path / "mlflow.db").exists()
+    with sqlite3.connect(tmp_path / "mlflow.db") as database:
+        assert database.execute("select count(*) from runs").fetchone() == (0,)
     assert (tmp_path / "advice" / f"{advice['key']}.json").read_text() == (folder / "advice.json").read_text()
     assert [item["gamma"] for item in advice["predictions"]] == [1, 2, 4]
     best = max(advice["predictions"], key=lambda item: item["speedup"]["estimate"])
@@ -49,7 +58,7 @@ def test_a_run_that_follows_finds_its_advice(command, tmp_path, drafter):
     rounds = pd.read_parquet(folder / "rounds.parquet")
     assert set(rounds["method"]) == {"baseline"} and (rounds["offered"] == 0).all()  # it never speculated
 
-    code, folder, error = command(run, f"+drafter={drafter}", *TINY)
+    code, folder, error = command(run, f"+drafter={drafter}", *shape, *TINY)
     assert code == 0, error
     summary = json.loads((folder / "summary.json").read_text())
     predicted = {item["gamma"]: item for item in advice["predictions"]}
@@ -141,6 +150,7 @@ def test_damaged_advice_is_named(command, tmp_path):
     assert code == 2 and str(path) in error and error.count("\n") == 1
 
 
+HEURISTIC = ("drafter@drafter.of=ngram", "drafter.rule=heuristic")
 BAD = [
     ((), "No drafter: add +drafter=NAME, one of"),
     (("+drafter=ngrm",), "Did you mean ngram"),
@@ -149,9 +159,13 @@ BAD = [
     (("+drafter=ngram", "advice.text=''"), "advice.text"),
     (("+drafter=ngram", "advice.text=nowhere.jsonl"), "nowhere.jsonl"),
     (("+drafter=ngram", "advice.text=bad.jsonl"), "bad.jsonl:1: token id 3"),
-    (("+drafter=ngram", "sampling=temperature", SAMPLED), "only under sampling=greedy"),
+    (("+drafter=adaptive", *HEURISTIC, "sampling=temperature", SAMPLED), "only under sampling=greedy"),
     (("+drafter=oracle", "sampling=temperature"), "sampling=greedy"),
-    (("+drafter=ngram", "structure=rows"), "only chains can be advised on"),
+    (("+drafter=ngram", "structure=rows", "sampling=temperature", SAMPLED), "only chains can be advised on"),
+    (
+        ("+drafter=ngram", "verifier=blockwise", "verifier.minimum_block=2"),
+        "it accepts other tokens than those of the target's own text",
+    ),
     (("+drafter=ngram", "target=replay", "target.path=recorded.jsonl"), "target=replay: its time is simulated"),
 ]
 
@@ -173,6 +187,24 @@ def test_drafters_without_a_replay_are_refused(command, monkeypatch):
     monkeypatch.setattr(Ngram, "capabilities", replace(Ngram.capabilities, replay=None))
     code, _, error = command(advise, "+drafter=ngram", *TINY)
     assert code == 2 and "cannot be replayed along a text" in error and error.count("\n") == 1
+
+
+def test_a_drafter_that_needs_the_targets_calls_gets_them(command, monkeypatch):
+    """The n-grams need none: called, the target gives the rounds that its text alone gives, and says what it took."""
+    from specdec.drafters.ngram import Ngram
+
+    code, alone, error = command(advise, "+drafter=ngram", *TINY)
+    assert code == 0, error
+    monkeypatch.setattr(Ngram, "capabilities", replace(Ngram.capabilities, replay="calling"))
+    code, called, error = command(advise, "+drafter=ngram", *TINY)
+    assert code == 0, error
+    one, other = given(alone), given(called)
+    assert (one["replay"], other["replay"], other["alpha"]) == ("start", "calling", None)
+    calls = 0.0
+    for ours, theirs in zip(one["predictions"], other["predictions"], strict=True):
+        assert ours["tokens_per_round"] == theirs["tokens_per_round"] and ours["offered"] == theirs["offered"]
+        calls += other["tokens"] / theirs["tokens_per_round"]["estimate"]
+    assert any(f"took {round(calls)} calls of the target" in note for note in other["notes"])
 
 
 def test_rules_that_the_replay_does_not_know_are_refused_when_sampling(command, monkeypatch):

@@ -20,14 +20,14 @@ LAYERS = (
     ("text",),
     ("targets",),
     ("prompts", "ngrams"),
-    ("tree_building", "heads", "eagle"),
+    ("tree_building", "heads", "eagle", "published"),
     ("drafters",),
     ("observe",),
     ("decode", "timing", "replay"),
     ("experiment",),
     ("studies", "training"),
     ("commands",),
-    ("run", "train", "advise", "report"),
+    ("run", "train", "advise", "report", "convert"),
 )
 # The parts of the package that `analysis` may import: it reads files, and has to work without torch.
 ANALYSIS_SEES = ("errors", "config", "registry", "theory", "tracking.store", "analysis")

@@ -15,6 +15,7 @@ from specdec.analysis.papers.alpha_table import alpha_table
 from specdec.analysis.read.mlflow_runs import load_runs
 from specdec.analysis.read.runs import open_folder
 from specdec.config import config_dir
+from specdec.drafters import drafters
 from specdec.drafters.none import NoDrafter
 from specdec.errors import NumericsError
 from specdec.targets.table import Table
@@ -39,7 +40,7 @@ TARGET = "target.law=[[0.4,0.35,0.25],[0.1,0.3,0.6],[0.55,0.2,0.25]]"
 
 
 @pytest.fixture
-def command(in_process):
+def command(in_process, made_database):
     """`command("+drafter=ngram", ...)` runs specdec.run with a store; it gives exit code and standard error."""
 
     def call(*arguments: str) -> tuple[int, str]:
@@ -240,6 +241,8 @@ OF_ENCODER_DECODERS = {
     "leviathan_ende": {"translation": {"en": "def translated(text):", "de": ""}},
     "leviathan_cnndm": {"article": "import this " * 300, "highlights": "", "id": "a"},
 }
+# What the toy of the study of all drafters decodes: one that looks up and one over states.
+LEAVE_OUT = f"study.leave_out=[{','.join(name for name in drafters.names() if name not in ('ngram', 'medusa'))}]"
 # Studies, and what makes toys of them: they leave tables of their own, and no rounds.
 STUDIES = {
     "equal_budget": ("study.budgets=[4]", "study.depths=[4]", "study.contexts=[8]", "study.calls=1"),
@@ -248,6 +251,7 @@ STUDIES = {
         *("study.k=[1,3]", "study.w=[1,2]", "study.repeats=2", "study.contexts=2", "study.calls=1"),
         *("study.probe_tokens=4", "study.live_prompts=1", "target.dtype=float32"),
     ),
+    "all_drafters": (LEAVE_OUT, "study.nodes=3", "measurement.max_new_tokens=8"),
     "ngrammys_topk": ("study.k=[1,3]", "study.w=[1]"),
     "phase_transition": ("study.k=[1,3]", "study.w=[0,1]", "study.contexts=[8]", "study.calls=1"),
     "tree_search": ("study.budgets=[2,4]", "study.depth=2", "study.contexts=[8]", "study.calls=1"),
@@ -273,8 +277,8 @@ TOY = (
 @pytest.mark.slow
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_every_experiment_runs_in_debug_on_the_pocket_target(command, tmp_path, name):
-    # To trace a model takes longer than a toy run of it: one cell of two experiments does, for all.
-    eager = ["target.compile=false"] if name in ("notebooks", "oracle_exact") else []
+    # To trace a model takes longer than a toy run of it: two experiments do, for all.
+    eager = [] if name in ("medusa", "small_model_against_assisted") else ["target.compile=false"]
     code, error = command(f"+experiment={name}", "+debug=pocket", *eager)
     assert code == 0, error
     runs = [open_folder(path.parent) for path in tmp_path.rglob("summary.json")]  # of every cell, where it is a sweep

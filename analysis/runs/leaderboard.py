@@ -39,13 +39,19 @@ SUMS = (*OWN_SUMS, *BASELINE_SUMS)
 
 
 @dataclass(frozen=True)
-class RunArm:
-    """A run at one gamma: SUMS per prompt (index), and each prompt's category."""
+class ArmSums:
+    """An arm of a comparison: SUMS per prompt (index), and each prompt's category."""
+
+    sums: pd.DataFrame
+    category: pd.Series
+
+
+@dataclass(frozen=True)
+class RunArm(ArmSums):
+    """A run at one gamma."""
 
     run: Run
     gamma: int
-    sums: pd.DataFrame
-    category: pd.Series
 
 
 def open_arms(run: Run) -> dict[int, RunArm]:
@@ -66,7 +72,7 @@ def open_arms(run: Run) -> dict[int, RunArm]:
     baseline = prompt_sums(rounds[rounds["method"] == BASELINE]).add_prefix("baseline_")[list(BASELINE_SUMS)]
     category = rounds.groupby("prompt")["category"].first()
     sums = {gamma: prompt_sums(arm)[list(OWN_SUMS)].join(baseline).fillna(0.0) for gamma, arm in arms.items()}
-    return {gamma: RunArm(run, gamma, table, category) for gamma, table in sums.items()}
+    return {gamma: RunArm(table, category, run, gamma) for gamma, table in sums.items()}
 
 
 def arm_values(sums: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -150,7 +156,7 @@ class Scores:
 
 
 def score(
-    arms: Sequence[RunArm], labels: Sequence[str], prompts: Sequence[str], replicates: int = 10_000, seed: int = 0
+    arms: Sequence[ArmSums], labels: Sequence[str], prompts: Sequence[str], replicates: int = 10_000, seed: int = 0
 ) -> Scores:
     """Score the arms over `prompts`, which all of them have; ValueError if there is no arm or no prompt."""
     if not arms or not prompts:
@@ -167,7 +173,7 @@ def score(
 # Tables -------------------------------------------------------------------------------------------
 
 
-def categories(arms: Sequence[RunArm], prompts: Sequence[str]) -> dict[str, list[str]]:
+def categories(arms: Sequence[ArmSums], prompts: Sequence[str]) -> dict[str, list[str]]:
     """Group prompts by category; empty for one category, for more than a table holds, or where each has one prompt."""
     category = arms[0].category.loc[list(prompts)]
     members = {str(name): list(part.index) for name, part in category.groupby(category, sort=True)}

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from specdec.config import AtLeastOne, Probability, typed
 from specdec.drafters.base import Drafter, DrafterCapabilities, drafters
+from specdec.drafters.base.contract import Replay
 from specdec.drafters.base.nested import named_below
 from specdec.errors import UsageError
 from specdec.records import Draft, TextStart
@@ -47,7 +48,7 @@ class Adaptive(Drafter):
     `heuristic` (transformers' assisted generation): `length` in the first round of a text, 2 more after a round whose
     tokens were all accepted, 1 fewer after a rejection, at least 1 and at most gamma.
 
-    Both lengths depend on where rounds began, so the replay is the copying one.
+    Both lengths depend on the rounds before, or on the tokens drawn, so the replay is the copying one.
     """
 
     capabilities = DrafterCapabilities(fills=frozenset({"chain"}), replay="copying")
@@ -55,7 +56,8 @@ class Adaptive(Drafter):
     def __init__(self, drafter: Drafter, rule: Rule, threshold: float = 0.3, length: int = 5) -> None:
         self.drafter, self._rule, self._threshold, self._first = drafter, rule, threshold, length
         own, fills = drafter.capabilities, self.capabilities.fills
-        self.capabilities = replace(own, fills=fills, reports_confidence=False, replay=own.replay and "copying")
+        replay: Replay | None = "copying" if own.replay in ("position", "start") else own.replay
+        self.capabilities = replace(own, fills=fills, reports_confidence=False, replay=replay)
         self._length, self._offered, self._most = length, 0, length
 
     @classmethod

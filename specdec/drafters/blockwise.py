@@ -23,7 +23,7 @@ class BlockwiseHeads(HeadsDrafter):
     `blockwise` has the paper's rules for which of them stay.
     """
 
-    capabilities = DrafterCapabilities(fills=frozenset({"chain"}), reads_states=True)
+    capabilities = DrafterCapabilities(fills=frozenset({"chain"}), reads_states=True, replay="start")
     strategy, grounded, shipped = "blockwise", False, "medusa"
 
     @classmethod

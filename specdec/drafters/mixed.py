@@ -63,7 +63,7 @@ class Mixed(Lookup):
     siblings. Deterministic (q is a point mass); costs and needs what its two parts do.
     """
 
-    capabilities = DrafterCapabilities(fills=frozenset({"chain", "rows", "tree"}), replay="copying")
+    capabilities = DrafterCapabilities(fills=frozenset({"chain", "rows", "tree"}), replay="start")
 
     def __init__(
         self, context: Ngram, bigram: TokenLookup, target: Target, context_rows: int | None, fill: bool

@@ -52,7 +52,7 @@ class ModelBigram(TokenLookup):
 
     Needs the target's model, or `drafter.model` for a target that has none; a target with an explicit law of few tokens
     is asked for that. Tables of models are kept in `cache_dir`. With `extend=chain` a token depends only on the text
-    before it, so the replay is position-wise; with `extend=greedy` it depends on where the round began: copying.
+    before it, so the replay is position-wise; with `extend=greedy` it depends on where the round began.
     """
 
     strategy = "model_bigram"
@@ -66,7 +66,7 @@ class ModelBigram(TokenLookup):
         """
         super().__init__(target, k)
         if extend == "greedy":
-            self.capabilities = replace(self.capabilities, replay="copying")
+            self.capabilities = replace(self.capabilities, replay="start")
         self._described = {**described, "bigram_tokens": int(table.first.shape[1]), "extend": extend}
         self._ranked, self._rest = table.first, table.rest
         self._next: list[int] = table.first[:, 0].tolist()  # the most likely token after each

@@ -41,10 +41,11 @@ class Ngram(Lookup):
     get the rows and siblings that are left; "auto" is longest for a chain and 1 otherwise.
 
     Only the latest `matches_max` occurrences count. Deterministic (q is a point mass); a draft costs a few dictionary
-    look-ups; needs nothing. Several tokens are copied at once, so the replay is the copying one.
+    look-ups; needs nothing. Several tokens are copied at once, so a proposal depends on where its
+    round began.
     """
 
-    capabilities = DrafterCapabilities(fills=frozenset({"chain", "rows", "tree"}), replay="copying")
+    capabilities = DrafterCapabilities(fills=frozenset({"chain", "rows", "tree"}), replay="start")
 
     def __init__(self, config: NgramConfig, target: Target) -> None:
         super().__init__(target)

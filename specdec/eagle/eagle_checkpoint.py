@@ -108,13 +108,13 @@ def assembled(config: EagleConfig, weights: dict[str, Tensor], target: Target, w
     Raises:
         UsageError: a tensor is missing, is one too many, or has another shape.
     """
-    hidden = target.hidden
+    embedding, output = target.hidden.embedding, target.hidden.output_layer
     with torch.device("meta"):  # makes no weights, because those of the file are assigned
-        network = EagleNetwork(config, hidden.embedding, hidden.output_layer)
+        network = EagleNetwork(config, embedding, output)
     wanted = {name: tuple(weight.shape) for name, weight in network.state_dict().items()}
     check_tensors(wanted, {name: tuple(weight.shape) for name, weight in weights.items()}, where)
     network.load_state_dict(weights, assign=True)
-    return network.to(target.device, hidden.output_layer.dtype).eval().requires_grad_(False)
+    return network.to(target.device, output.dtype).eval().requires_grad_(False)
 
 
 def check_tensors(wanted: dict[str, tuple[int, ...]], found: dict[str, tuple[int, ...]], where: str) -> None:

@@ -51,6 +51,8 @@ class EagleConfig:
         norm_output: the next step reads the normed state (EAGLE-3.1); otherwise the final norm serves the output only.
         own_embedding: the network has input embeddings of its own; otherwise it reads the target's.
         own_output: it has an output layer of its own; otherwise it uses the target's.
+        mask_token: the token that stands for those not drafted yet, where all tokens of a draft come from one pass
+            (P-EAGLE, "eagle3"); None where each step reads the token before.
     """
 
     name: Annotated[str, Field(min_length=1)]
@@ -76,6 +78,7 @@ class EagleConfig:
     norm_output: bool = False
     own_embedding: bool = False
     own_output: bool = True
+    mask_token: Annotated[int, Field(ge=0)] | None = None
 
     @model_validator(mode="after")
     def _fits(self) -> "EagleConfig":
@@ -88,6 +91,8 @@ class EagleConfig:
                 raise ValueError("form=eagle1 writes the target's states: hidden has to be the target's")
             if self.norm_before_residual or self.norm_before_fc or self.fc_norm or self.norm_output:
                 raise ValueError("form=eagle1 has none of the norms of eagle3: set them to false")
+            if self.mask_token is not None:
+                raise ValueError("form=eagle1 drafts step by step: set mask_token to null")
         elif not self.boundaries:
             raise ValueError("form=eagle3 reads layers of the target: give their boundaries, such as [2, 16, 29]")
         if self.norm_before_fc and self.fc_norm:

@@ -177,6 +177,7 @@ class EagleNetwork(nn.Module):
             if config.fc_norm
             else None
         )
+        self.mask_hidden = nn.Parameter(torch.zeros(features)) if config.mask_token is not None else None
         self.fc = nn.Linear(joined, size, bias=config.fc_bias)
         self.layers = nn.ModuleList(EagleLayer(config, first=layer == 0) for layer in range(config.layers))
         self.norm = ScaledNorm(size, eps) if config.form == "eagle3" else None
@@ -253,6 +254,14 @@ class EagleNetwork(nn.Module):
             features = torch.cat([norm(part) for norm, part in zip(self.fc_norm, parts, strict=True)], -1)
         fused: Tensor = self.fc(features)
         return fused
+
+    def slots(self, count: int) -> tuple[Tensor, Tensor]:
+        """Return the token [1, count] and the state [1, count, D] of rows whose token and feature are not known
+        (P-EAGLE 2602.01469).
+        """
+        assert self.mask_hidden is not None and self.config.mask_token is not None
+        state = self.fuse(self.mask_hidden.view(1, 1, -1)).expand(1, count, -1)
+        return torch.full((1, count), self.config.mask_token, device=state.device), state
 
     def forward(
         self,

@@ -60,9 +60,9 @@ class Forecast:
     """The expectation for one gamma, without having speculated once.
 
     Attributes:
-        offered: tokens offered -> share of the rounds that offer that many.
+        offered: nodes offered -> share of the rounds that offer that many.
         pays_from_tokens: tokens per round from which speculation at this gamma is faster than the baseline.
-        pays_from_alpha: the i.i.d. alpha that gives these, for these offers; None where no alpha does.
+        pays_from_alpha: the i.i.d. alpha that gives these, for these offers of chains; None where no alpha does.
         pays_below_c: the largest cost c of a drafter step over t1 that still pays at the predicted tokens per round;
             None where not even a free drafter pays.
     """
@@ -83,9 +83,10 @@ class Advice:
 
     Attributes:
         key: hash of `keyed`; a run with the same key finds this advice.
-        replay: "position" or "copying" (DESIGN 3).
+        replay: form of the replay (`DrafterCapabilities.replay`).
         source: where the text came from: "baseline" or the recorded file.
-        alpha: mean of sum min(p, q) over positions of the text with a proposal; None without any.
+        alpha: mean of sum min(p, q) over positions of the text with a proposal, of a draft of one token there; None
+            without any, and where only the target's calls would tell.
         t1_ms: the target's one-token call, milliseconds.
         blame: when the best gamma does not pay, the term whose ideal would gain most, else None.
     """
@@ -123,13 +124,26 @@ class Advice:
             part.replace(path)
 
 
-def predict(gamma: int, tau: Interval, speedup: Interval, cost: RoundCost, offered: Mapping[int, float]) -> Forecast:
-    """Return the forecast for one gamma, with what it would take to break even there."""
+def predict(
+    gamma: int,
+    tau: Interval,
+    speedup: Interval,
+    cost: RoundCost,
+    offered: Mapping[int, float],
+    chain: bool = True,
+) -> Forecast:
+    """Return the forecast for one gamma, with what it would take to break even there.
+
+    Args:
+        offered: nodes offered -> rounds.
+        chain: drafts do not branch: only then does one alpha stand for a number of tokens per round.
+    """
     needed = cost.round / cost.baseline
     total = sum(offered.values())
     shares = {size: rounds / total for size, rounds in sorted(offered.items())}
     c = (tau.estimate * cost.baseline - cost.verify - cost.overhead) / gamma
-    return Forecast(gamma, tau, speedup, cost, shares, needed, break_even_alpha(needed, shares), c if c >= 0 else None)
+    alpha = break_even_alpha(needed, shares) if chain else None
+    return Forecast(gamma, tau, speedup, cost, shares, needed, alpha, c if c >= 0 else None)
 
 
 def break_even_alpha(needed: float, offered: Mapping[int, float]) -> float | None:
@@ -200,7 +214,8 @@ def keyed_by(config: RunConfig, parts: Parts, prompts: str | None = None) -> dic
         "target": target,
         "drafter": _content(config.drafter),
         "verifier": config.verifier,
-        "structure": config.structure["name"],
+        # The gamma of a chain is one of the predictions; the size of another structure is more than its depth.
+        "structure": config.structure["name"] if config.structure["name"] == "chain" else config.structure,
         "prompts": prompts or parts.prompts.content_hash,
         "sampling": config.sampling,
         "max_new_tokens": config.measurement.max_new_tokens,

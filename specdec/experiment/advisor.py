@@ -1,6 +1,7 @@
 """One session of `specdec.advise`: calibrate, decode plain text only, replay the drafter along it, predict.
 
-Nothing is ever drafted and verified together. The advice goes to files, not to a tracking run.
+Nothing is ever drafted and verified together, unless the drafter's replay calls the target. The advice goes to files,
+not to a tracking run.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -30,7 +31,16 @@ from specdec.experiment.terminal import print_lines, print_links
 from specdec.progress import progress_bar
 from specdec.prompts import Prompt
 from specdec.records import Draft, Generation, Request, TextStart, chain_tree
-from specdec.replay.expected_rounds import Walk, agreement, expected_walk, rounds_along
+from specdec.replay.answers import TextStates
+from specdec.replay.expected_rounds import (
+    Agreement,
+    Starts,
+    Walk,
+    agreement,
+    expected_walk,
+    rounds_along,
+    starts_along,
+)
 from specdec.sampling import generator_for
 from specdec.text.streams import Stream, read_streams
 from specdec.timing.calls import Calibration, calibrate
@@ -41,10 +51,10 @@ _CALIBRATIONS = 8  # spread over the prompts, so that contexts and the machine's
 
 @dataclass(frozen=True)
 class Costs:
-    """Costs of a round over t1, by tokens offered; sizes in between are interpolated.
+    """Costs of a round over t1, by nodes offered; sizes in between are interpolated.
 
     Attributes:
-        verify, draft, accept: tokens offered -> cost of the call t(offered + 1), of a whole draft, and of accepting,
+        verify, draft, accept: nodes offered -> cost of the call t(offered + 1), of a whole draft, and of accepting,
             less what accepting takes the baseline.
     """
 
@@ -97,19 +107,28 @@ def _check_replay(config: AdviseConfig, parts: Parts) -> None:
             f"Bad value target={config.target['name']}: its time is simulated, and advice rests on measured time; give "
             "the model as the target and the recorded text as advice.text, or replay it with python -m specdec.run."
         )
+    temperature = config.sampling["temperature"]
     if drafter.capabilities.replay is None:
         raise UsageError(f"Bad value drafter={name}: it cannot be replayed along a text, so {instead}.")
-    if drafter.capabilities.replay == "copying" and not greedy:
+    if drafter.capabilities.replay in ("copying", "calling") and not greedy:
         raise UsageError(
-            f"Bad value sampling.temperature={config.sampling['temperature']}: drafter {name!r} can be replayed "
-            f"along a text only under sampling=greedy; for other temperatures {instead}."
+            f"Bad value sampling.temperature={temperature}: drafter {name!r} can be replayed along a text only under "
+            f"sampling=greedy; for other temperatures {instead}."
         )
-    if structure.branches > 1:
-        raise UsageError(f"Bad value structure={config.structure['name']}: only chains can be advised on; {instead}.")
-    if not (greedy or verifier.capabilities.token_by_token):
+    if structure.branches > 1 and not greedy:
+        raise UsageError(
+            f"Bad value structure={config.structure['name']}: with sampling.temperature={temperature} only chains can "
+            f"be advised on; use structure=chain or sampling=greedy, or {instead}."
+        )
+    if not greedy and not verifier.capabilities.token_by_token:
         raise UsageError(
             f"Bad value verifier={config.verifier['name']}: the replay knows the rule of speculative sampling only; "
             f"use verifier=speculative_sampling, or {instead}."
+        )
+    if greedy and not verifier.capabilities.lossless:
+        raise UsageError(
+            f"Bad value verifier={config.verifier['name']}: it accepts other tokens than those of the target's own "
+            f"text, which is what is replayed; use verifier=greedy, or {instead}."
         )
 
 
@@ -129,7 +148,10 @@ class _Advisor:
     def __init__(self, config: AdviseConfig, parts: Parts, folder: Path) -> None:
         self._config, self._parts = config, parts
         self._target, self._drafter = parts.target, parts.primary.drafter
-        self._gammas = [arm.gamma for arm in parts.arms]
+        self._replay_kind = parts.primary.drafter.capabilities.replay
+        self._shapes = {arm.gamma: arm.structure for arm in parts.arms}
+        self._gammas = list(self._shapes)
+        self._states = TextStates(parts.target)
         self._clock: Clock = clock_for(self._target.device)
         self._results = ResultsFolder(folder)
         self._calibrations: list[Calibration] = []
@@ -194,7 +216,7 @@ class _Advisor:
                 self._drafter,
                 self._parts.primary.structure,
                 prompt.tokens,
-                [chain_tree(gamma) for gamma in self._gammas],
+                [shape.tree for shape in self._shapes.values()],
                 Timer(self._clock, repeats, generator_for(self._config.seed, prompt.id, "calibration")),
                 self._gammas,
             )
@@ -203,22 +225,24 @@ class _Advisor:
 
     @torch.inference_mode()
     def _accept_seconds(self, prompt: Prompt, repeats: int) -> dict[int, float]:
-        """Return the median seconds of the verifier's decision, by tokens offered (random ones)."""
-        sizes = (0, *self._gammas)
+        """Return the median seconds of the verifier's decision, by nodes offered (random tokens)."""
+        trees = {len(tree): tree for tree in (chain_tree(0), *(shape.tree for shape in self._shapes.values()))}
         device, purpose = self._target.device, "calibration/accept"
         generator = generator_for(self._config.seed, prompt.id, purpose, device)
-        self._target.start(TextStart(prompt.tokens, len(prompt.tokens) + max(sizes) + 1))
+        room = max(map(self._target.room, trees.values()))
+        branches = max(shape.branches for shape in self._shapes.values())
+        self._target.start(TextStart(prompt.tokens, len(prompt.tokens) + room, branches))
         drafts = {}
-        for size in sizes:
+        for size, tree in trees.items():
             tokens = torch.randint(self._target.vocab_size, (size,), generator=generator, device=device)
-            draft = Draft(tokens, chain_tree(size))
+            draft = Draft(tokens, tree)
             drafts[size] = draft, self._target.verify(draft)
             self._target.discard()
         timer = Timer(self._clock, repeats, generator)
         for _ in timer.passes(warm_up=2):
             for size, (draft, p) in drafts.items():
                 timer.time(size, partial(self._parts.primary.verifier.accept, draft, p, generator))
-        return {size: median(timer.seconds(size)) for size in sizes}
+        return {size: median(timer.seconds(size)) for size in drafts}
 
     def _replay(self, text: Stream) -> None:
         """Count the rounds that this text takes at every gamma."""
@@ -229,17 +253,21 @@ class _Advisor:
             generator = generator_for(self._config.seed, text.id, f"draft/{text.repeat}")
             return Request(text.prompt, limit, draft_generator=generator, reference=tokens)
 
-        structure = self._parts.primary.structure
-        along = agreement(self._drafter, self._target, structure, tokens, request())
-        self._alpha[0] += sum(along.beta)
-        self._alpha[1] += sum(along.proposed)
+        along: Agreement | None = None
+        if self._replay_kind != "calling":
+            longest = self._parts.primary.structure
+            along = agreement(self._drafter, self._target, longest, tokens, request(), self._states)
+            self._alpha[0] += sum(along.beta)
+            self._alpha[1] += sum(along.proposed)
         walks = {}
-        for gamma in self._gammas:
-            if self._drafter.capabilities.replay == "position":
-                walks[gamma] = expected_walk(along, gamma, limit)
+        for gamma, shape in self._shapes.items():
+            where = (self._drafter, self._target, shape, tokens, request())
+            if along is not None and self._replay_kind == "position" and shape.branches == 1:
+                walks[gamma] = expected_walk(Starts.of_positions(along, gamma), limit)
+            elif self._target.sampling.greedy:
+                walks[gamma] = rounds_along(*where, self._clock, self._states)
             else:
-                shape = structure.resized(gamma)
-                walks[gamma] = rounds_along(self._drafter, shape, tokens, request(), self._clock)
+                walks[gamma] = expected_walk(starts_along(*where, self._states), limit)
         self._walks.append((text, walks))
 
     def conclude(self, keyed: dict[str, Any], recorded: Sequence[Stream] | None) -> Advice:
@@ -271,19 +299,27 @@ class _Advisor:
                 draft=value["g"],
                 verify=value["v"],
                 overhead=value["o"],
-                full_verify=costs.of(costs.verify, gamma),
+                full_verify=costs.of(costs.verify, self._shapes[gamma].nodes),
                 baseline=value["baseline"],
             )
             offered: dict[int, float] = {}
             for _, walks in self._walks:
                 for size, count in walks[gamma].offered.items():
                     offered[size] = offered.get(size, 0.0) + count
-            predictions.append(predict(gamma, intervals["tokens_per_round"], intervals["speedup"], cost, offered))
+            chain = self._shapes[gamma].branches == 1
+            tau, speedup = intervals["tokens_per_round"], intervals["speedup"]
+            predictions.append(predict(gamma, tau, speedup, cost, offered, chain))
         best, blame, verdict = judge(predictions, self._parts.label)
         prompts = len({text.id for text, _ in self._walks})
         notes = []
         if best.gamma == max(self._gammas) and len(self._gammas) > 1 and blame is None:
             notes.append("The best gamma is the largest of measurement.gammas: a longer one may be better still.")
+        calls = sum(walk.calls for _, walks in self._walks for walk in walks.values())
+        if calls:
+            notes.append(
+                f"This drafter's rounds follow from the target's calls on its drafts alone, so the replay took {calls} "
+                "calls of the target, as many as decoding at every gamma takes."
+            )
         if prompts == 1:
             notes.append("One prompt only: no bootstrap, so no intervals.")
         if recorded is not None and keyed["prompts"] != self._parts.prompts.content_hash:
@@ -292,7 +328,7 @@ class _Advisor:
             key=key_of(keyed),
             keyed=keyed,
             label=self._parts.label,
-            replay=str(self._drafter.capabilities.replay),
+            replay=str(self._replay_kind),
             source="baseline" if recorded is None else str(self._config.advice.text),
             prompts=prompts,
             tokens=sum(len(text.generated) for text, _ in self._walks),
@@ -313,15 +349,15 @@ class _Advisor:
 
         verify = {n - 1: mean(lambda c, _, n=n: c.t(n) / c.t(1)) for n in self._calibrations[0].calls}  # type: ignore[misc]
         draft = {0: 0.0}
-        for gamma in self._gammas:
+        for gamma, shape in self._shapes.items():
             seen = [c for c in self._calibrations if c.drafts[gamma]]
             if seen:
-                draft[gamma] = fmean(median(c.drafts[gamma]) / c.t(1) for c in seen)
+                draft[shape.nodes] = fmean(median(c.drafts[gamma]) / c.t(1) for c in seen)
         accept = {n: mean(lambda c, a, n=n: (a[n] - a[0]) / c.t(1)) for n in self._accepts[0]}  # type: ignore[misc]
         return Costs(verify, draft, accept)
 
     def _table(self, gamma: int, costs: Costs, t1_s: float) -> pd.DataFrame:
-        """Return sums per prompt (index): tokens, rounds, and the three costs of all its rounds over t1."""
+        """Return sums per prompt (index): tokens, rounds, and the costs of all its rounds over t1."""
         rows = []
         for text, walks in self._walks:
             walk = walks[gamma]
@@ -331,6 +367,7 @@ class _Advisor:
             }
             if walk.draft_s is not None:
                 sums["draft"] = walk.draft_s / t1_s
+            sums["commit"] = (walk.commit_s or 0.0) / t1_s
             rows.append({"prompt": text.id, "tokens": len(text.generated), "rounds": walk.rounds, **sums})
         return pd.DataFrame(rows).groupby("prompt").sum()
 
@@ -340,8 +377,9 @@ def _statistic(sums: Columns) -> dict[str, np.ndarray]:
     t1, t_ar = sums["verify_s"] / sums["committed"], sums["round_s"] / sums["committed"]
     tau, baseline = sums["tokens"] / sums["rounds"], t_ar / t1
     g, v = sums["draft"] / sums["rounds"], sums["verify"] / sums["rounds"]
-    # What a round takes beside draft and verification: the baseline's own, and accepting more than nothing.
-    o = baseline - 1 + sums["accept"] / sums["rounds"]
+    # What a round takes beside draft and verification: the baseline's own, accepting more than nothing, and what the
+    # drafter takes to note what was committed.
+    o = baseline - 1 + (sums["accept"] + sums["commit"]) / sums["rounds"]
     return {
         "tokens_per_round": tau,
         "speedup": tau * baseline / (g + v + o),

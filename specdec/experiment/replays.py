@@ -6,7 +6,9 @@ from typing import Any
 from specdec.experiment.arm import Arm
 from specdec.experiment.results import ResultsFolder
 from specdec.records import Request
+from specdec.replay.answers import TextStates
 from specdec.replay.expected_rounds import agreement, expected_rounds
+from specdec.targets.base import Target
 
 
 class Replays:
@@ -14,10 +16,14 @@ class Replays:
 
     `replay.parquet` has the rounds of every arm along its own texts (kind "own", for the account) and along the
     baseline's (kind "baseline", for the curves, which need no speculation). `alpha.parquet` has the two sums whose
-    ratio is `alpha.text`: sum of min(p, q) over positions, and positions with a proposal.
+    ratio is `alpha.text`: sum of min(p, q) over positions, and positions with a proposal. At every position a draft of
+    one token is taken, so for heads it is the first head's.
+
+    A drafter whose replay is "calling" has neither: both would take as many calls of the target as decoding does.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, target: Target) -> None:
+        self._states = TextStates(target)
         self._rounds: list[dict[str, Any]] = []
         self._alpha: list[dict[str, Any]] = []
 
@@ -30,7 +36,7 @@ class Replays:
             work: prompt and repeat.
         """
         if _has_replay(arm):
-            rounds = expected_rounds(arm.drafter, arm.target, arm.structure, text, request)
+            rounds = expected_rounds(arm.drafter, arm.target, arm.structure, text, request, self._states)
             if rounds is not None:
                 self._rounds.append({"gamma": arm.gamma, "kind": kind, **work, "tokens": len(text), "rounds": rounds})
 
@@ -38,8 +44,9 @@ class Replays:
         """Sum the chances of acceptance along the baseline's text; nothing under a lossy rule, which accepts more than
         sum min(p, q).
         """
-        if arm.verifier.capabilities.lossless and _has_replay(arm):
-            along = agreement(arm.drafter, arm.target, arm.structure, text, request)
+        read_off = arm.drafter.capabilities.replay not in (None, "calling")
+        if arm.verifier.capabilities.lossless and _has_replay(arm) and read_off:
+            along = agreement(arm.drafter, arm.target, arm.structure, text, request, self._states)
             self._alpha.append({**work, "numerator": sum(along.beta), "denominator": sum(along.proposed)})
 
     def write(self, results: ResultsFolder) -> None:

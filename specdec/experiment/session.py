@@ -52,7 +52,7 @@ class Session:
         self._config, self._parts, self._cell = config, parts, cell
         self._results, self._clock, self._peers = results, clock, list(peers)
         self._target = parts.target
-        self._replays = Replays()
+        self._replays = Replays(parts.target)
         self._divergences: list[Divergence] = []
         self._traces: list[Trace] = []
         self._quality: list[dict[str, Any]] = []

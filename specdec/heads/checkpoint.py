@@ -104,4 +104,4 @@ def load_heads(path: str | Path, target: Target) -> Heads:
 
 def state_offset(config: HeadsConfig, target: Target) -> int:
     """Return the layer whose states these heads read, counted down from the target's last (`HiddenStates`)."""
-    return target.hidden.layers if config.state == "embeddings" else config.offset
+    return config.offset_of(target.hidden.layers)

@@ -10,6 +10,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from specdec.heads.draft_heads import DraftHeads
 from specdec.heads.network import Heads
 from specdec.heads.parallel import ParallelHeads
 from specdec.records import Tree
@@ -62,7 +63,7 @@ class SequentialChoices:
     each level, over all its nodes that have children.
     """
 
-    def __init__(self, heads: Heads) -> None:
+    def __init__(self, heads: DraftHeads) -> None:
         self._heads = heads
 
     def first(self, state: Tensor, root: Tensor, tree: Tree) -> Tensor:
@@ -83,12 +84,13 @@ class SequentialChoices:
     def _after(self, state: Tensor, drafted: Tensor) -> Tensor:
         """Return the logits [M, V] after M paths [M, k]."""
         k = drafted.shape[1]
-        return self._heads.logits(k, self._heads.draft_features(k, state, drafted))
+        logits = self._heads.logits(k, self._heads.draft_features(k, state, drafted))
+        return logits.expand(len(drafted), -1)
 
 
-def choices_of(heads: Heads) -> Choices:
-    """Return the choices of these heads."""
-    return SequentialChoices(heads) if heads.config.grounded else IndependentChoices(heads)
+def choices_of(heads: DraftHeads) -> Choices:
+    """Return the choices of these heads; only our own network can be asked for all of its heads at once."""
+    return IndependentChoices(heads) if isinstance(heads, Heads) and not heads.grounded else SequentialChoices(heads)
 
 
 @lru_cache(maxsize=256)

@@ -36,6 +36,10 @@ class HeadsConfig:
     prefix: bool
     output: Literal["own", "shared", "tied"]
 
+    def offset_of(self, layers: int) -> int:
+        """Return the layer whose states these heads read, counted down from the last of `layers`."""
+        return layers if self.state == "embeddings" else self.offset
+
     @model_validator(mode="after")
     def _fits(self) -> "HeadsConfig":
         if self.mixer == "gru" and not self.grounded:

@@ -5,10 +5,14 @@ earlier. The first layer of a grounded head also reads the input embeddings of t
 on. Knows tensors only: neither where states come from nor how laws become a draft.
 """
 
+from dataclasses import asdict
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from specdec.heads.draft_heads import DraftHeads
 from specdec.heads.heads_config import HeadsConfig
 
 Past = tuple[Tensor, Tensor]
@@ -89,12 +93,9 @@ class PrefixLayer(nn.Module):
         return states + self.out(attended.transpose(1, 2).reshape(batch, length, size)), (key, value)
 
 
-class Heads(nn.Module):
+class Heads(DraftHeads):
     """K heads with their layers to the vocabulary. They read the target's embeddings and output layer, and never store
     them.
-
-    Attributes:
-        hidden_size, vocab_size: D and V, as the target has them.
     """
 
     def __init__(self, config: HeadsConfig, embedding: Tensor, output: Tensor) -> None:
@@ -104,7 +105,7 @@ class Heads(nn.Module):
             output: [V, D] its output layer.
         """
         super().__init__()
-        self.config = config
+        self.config, self.grounded = config, config.grounded
         self.vocab_size, size = output.shape
         self.hidden_size: int = size
         self._target = (embedding, output)  # in a tuple, so that they do not become parameters of this module
@@ -123,16 +124,16 @@ class Heads(nn.Module):
     def __len__(self) -> int:
         return self.config.count
 
+    def offset(self, layers: int) -> int:
+        return self.config.offset_of(layers)
+
     def rebind(self, embedding: Tensor, output: Tensor) -> None:
         """Read the embeddings and output layer of another target from now on, such as a copy or a trained backbone."""
         self._target = (embedding, output)
 
     def contextual(self, states: Tensor, past: Past | None = None) -> tuple[Tensor, Past | None]:
-        """Turn the target's states [B, S, D] into what the heads read: normalised if the target has not done it, and
-        passed through the prefix layer if there is one.
-
-        Args:
-            past: second result of the call on the states before these.
+        """See `DraftHeads.contextual`: normalised if the target has not done it, and passed through the prefix layer if
+        there is one.
         """
         if self.norm is not None:
             states = self.norm(states)
@@ -142,15 +143,6 @@ class Heads(nn.Module):
         return result
 
     def features(self, states: Tensor, tokens: Tensor, count: int | None = None) -> list[Tensor]:
-        """Return the features [B, S, D] of heads 1, ..., `count` (all if None) at every position of given texts.
-
-        Head k at position t reads tokens t+1 to t+k and predicts x_{t+k+1}. Its features have no meaning where the text
-        has no such token.
-
-        Args:
-            states: [B, S, D] of the target.
-            tokens: [B, S].
-        """
         count = self.config.count if count is None else count
         states, _ = self.contextual(states)
         embedded = self.embedded(tokens).to(states.dtype) if self.config.grounded else None
@@ -164,12 +156,6 @@ class Heads(nn.Module):
         return found
 
     def draft_features(self, k: int, state: Tensor, drafted: Tensor) -> Tensor:
-        """Return the features [M, D] of head k after M drafted paths; [1, D] for all of them if it is not grounded.
-
-        Args:
-            state: [D] h_t, as `contextual` returns it.
-            drafted: [M, k] x_{t+1} (the root), ..., x_{t+k}.
-        """
         if not self.config.grounded:
             result: Tensor = self.heads[k - 1](state.unsqueeze(0), None)
             return result
@@ -181,7 +167,6 @@ class Heads(nn.Module):
         return result
 
     def logits(self, k: int, features: Tensor) -> Tensor:
-        """Return the logits [..., V] of head k for its features [..., D]."""
         return F.linear(features, self.output_layer(k))
 
     def output_layer(self, k: int) -> Tensor:
@@ -193,6 +178,17 @@ class Heads(nn.Module):
     def embedded(self, tokens: Tensor) -> Tensor:
         """Return the target's input embeddings [..., D] of tokens [...]."""
         return F.embedding(tokens, self._target[0])
+
+    @property
+    def flops_per_token(self) -> float:
+        count = len(self)
+        mixed = sum(weight.numel() for weight in self.heads.parameters()) / count
+        if self.gru is not None:  # head k takes k steps of it
+            mixed = sum(weight.numel() for weight in self.gru.parameters()) * (count + 1) / 2
+        return 2.0 * (mixed + self.vocab_size * self.hidden_size)
+
+    def describe(self) -> dict[str, Any]:
+        return asdict(self.config)
 
     def _recurrent(self, states: Tensor, embedded: Tensor) -> list[Tensor]:
         """Return the GRU's output [..., D] after each of k tokens, embedded [..., k, D], beginning with states [...,

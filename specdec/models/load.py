@@ -1,6 +1,7 @@
 """Loads transformers models that can be trusted: safetensors only, no remote code, every weight present and finite."""
 
 import hashlib
+import json
 from pathlib import Path
 from typing import Any, Literal
 
@@ -104,7 +105,22 @@ def describe_model(model: Any, name: str) -> dict[str, Any]:
         "attention": model.config._attn_implementation,
         "sha256": content_hash(name),
         "commit": getattr(model.config, "_commit_hash", None),
+        "training": recorded_training(name),
     }
+
+
+def recorded_training(name: str) -> dict[str, float] | None:
+    """Return tokens and seconds of a model's training, where `specdec.train` left a summary beside its folder; else
+    None.
+    """
+    folder = Path(name)
+    for path in (folder.parent / "summary.json", folder.parent / f"summary_{folder.name}.json"):
+        try:
+            summary = json.loads(path.read_text(encoding="utf-8"))
+            return {name: float(summary[name]) for name in ("tokens", "seconds")}
+        except (OSError, ValueError, TypeError, KeyError):
+            continue  # no such file, or somebody else's
+    return None
 
 
 def content_hash(name: str) -> str:

@@ -3,12 +3,13 @@ randomness.
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
 
 from specdec.drafters.base import drafters
+from specdec.drafters.base.contract import Replay
 from specdec.records import Draft, TextStart
 from specdec.sampling import generator_for, one_hot
 from specdec.structures.base import structures
@@ -158,7 +159,9 @@ def test_a_new_text_starts_from_nothing(build, make_structure, name, structure):
 def test_costs_and_declarations(build, name):
     drafter = build(name)
     assert drafter.flops_per_token >= 0
-    assert drafter.capabilities.replay in ("position", "copying", None)
+    assert drafter.capabilities.replay in (*get_args(Replay), None)
+    if drafter.capabilities.reads_logits:
+        assert drafter.capabilities.replay in ("calling", None), "its rounds do not follow from the text alone"
     if drafter.capabilities.needs_reference:
         with pytest.raises(ValueError, match="reference"):
             drafter.start(TextStart(PROMPT, 1000, generator=generator_for(0, "prompt", "draft"), reference=None))
@@ -184,3 +187,32 @@ def test_a_positional_replay_needs_proposals_that_depend_on_the_text_only(build,
                     torch.testing.assert_close(seen.setdefault(position + offset, law), law)
             drafter.commit(REFERENCE[position : position + 1])
     assert len(seen) == len(REFERENCE)
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in drafters.names() if drafters.get(name).capabilities.replay == "start"]
+)
+def test_a_replay_from_starts_needs_proposals_that_forget_earlier_rounds(build, make_structure, name):
+    """At a position the same tokens, or the same laws, are proposed however the rounds before it went; `chances` has
+    those of the text.
+    """
+    drafter, text = build(name), [*PROMPT[-1:], *REFERENCE]
+    shape = make_structure("chain", 3)
+    given = states([*PROMPT, *REFERENCE[:-1]]) if drafter.capabilities.reads_states else None
+    chances = drafter.chances(PROMPT, REFERENCE, given, 3)
+    assert chances is None or (chances.shape == (len(REFERENCE), 3) and not chances[-1, 1:].any())
+    seen: dict[tuple[int, int], torch.Tensor] = {}
+    for step in (1, 2, 5):
+        begin(drafter)
+        for position in range(0, len(REFERENCE), step):
+            draft = drafter.draft(shape)
+            for depth, token in enumerate(REFERENCE[position : position + len(draft)]):
+                law = draft.tokens[depth] if draft.q is None else draft.q[depth]
+                torch.testing.assert_close(seen.setdefault((position, depth), law), law)
+                if chances is not None:
+                    q = float(law == token) if draft.q is None else float(law[token])
+                    assert float(chances[position, depth]) == pytest.approx(q, rel=1e-5)
+                if token != int(draft.tokens[depth]):
+                    break  # the laws below are those of another path
+            drafter.commit(REFERENCE[position : position + step], states(text[position : position + step]))
+    assert seen

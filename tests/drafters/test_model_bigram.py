@@ -201,11 +201,11 @@ def test_a_tree_without_enough_ranks_loses_what_hangs_on_them(target_of, build, 
     assert [entry.rank for entry in source] == [0, 1, 0]
 
 
-def test_replay_is_copying_where_pairs_are_decoded_from(target_of, build):
+def test_replay_is_from_the_start_of_a_round_where_pairs_are_decoded_from(target_of, build):
     target = target_of("llama")
     assert (build(target).capabilities.replay, build(target, extend="greedy").capabilities.replay) == (
         "position",
-        "copying",
+        "start",
     )
     assert build(target, extend="greedy").laws([1], [2, 3]) is None
 

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from fixtures.slow_eagle import SlowEagle, doubles
+from fixtures.slow_eagle import SlowEagle, doubles, features_of
 
 from specdec.config import validated
 from specdec.eagle.eagle_checkpoint import load_eagle, read_eagle, save_eagle
@@ -51,17 +51,13 @@ def network_of(target):
 TOKENS = [5, 1, 4, 1, 5, 9, 2, 6]
 
 
+def slow_of(network, target):
+    return SlowEagle(network.state_dict(), network.config, target.hidden.embedding, target.hidden.output_layer)
+
+
 def slow_rows(slow, target, tokens):
-    boundaries = slow.c.boundaries
-    text = torch.tensor([tokens])
-    offsets = slow.c.offsets(target.hidden.layers)
-    features = target.hidden.sequence(text, *offsets)[0][0].tolist()
-    found, above = [], []
-    for i, token in enumerate(tokens[1:]):
-        found.append(slow.row(token, slow.fused(features[i]), i, above))
-        above.append(found[-1][2])
-    assert len(boundaries) == len(offsets) or not boundaries
-    return found, above
+    rows = slow.text_rows(tokens, features_of(target.model, tokens, slow.c.boundaries))
+    return rows, [row[2] for row in rows]
 
 
 def quick_rows(network, target, tokens, **how):
@@ -75,7 +71,7 @@ def quick_rows(network, target, tokens, **how):
 def test_rows_are_those_of_the_equations(network_of, target, variant):
     network = network_of(VARIANTS[variant])
     (carried, logits, _), _ = quick_rows(network, target, TOKENS)
-    for i, (slow_carried, slow_logits, _) in enumerate(slow_rows(SlowEagle(network, target), target, TOKENS)[0]):
+    for i, (slow_carried, slow_logits, _) in enumerate(slow_rows(slow_of(network, target), target, TOKENS)[0]):
         torch.testing.assert_close(carried[0, i], doubles(slow_carried), rtol=1e-9, atol=1e-9)
         torch.testing.assert_close(logits[0, i], doubles(slow_logits), rtol=1e-9, atol=1e-9)
 
@@ -83,7 +79,8 @@ def test_rows_are_those_of_the_equations(network_of, target, variant):
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_a_cache_a_level_and_a_chain_are_the_same_rows(network_of, target, variant):
     """Two pieces of the prefix; then a level of two siblings below a carried state, and one below each of these."""
-    network, slow = network_of(VARIANTS[variant]), SlowEagle(network_of(VARIANTS[variant]), target)
+    network = network_of(VARIANTS[variant])
+    slow = slow_of(network, target)
     rows, above = slow_rows(slow, target, TOKENS)
     (carried, logits, whole), states = quick_rows(network, target, TOKENS)
     tokens, places = torch.tensor([TOKENS[1:]]), torch.arange(len(TOKENS) - 1)
@@ -112,7 +109,8 @@ def test_training_time_test_steps_fit_in_the_mask(network_of, target, variant):
     """Step j reads tokens shifted by j and the states of step j - 1; its rows see the keys of step 0 up to their own
     start, and on the diagonal those of the steps between. So they are the rows that a draft of j tokens makes.
     """
-    network, slow = network_of(VARIANTS[variant]), SlowEagle(network_of(VARIANTS[variant]), target)
+    network = network_of(VARIANTS[variant])
+    slow = slow_of(network, target)
     rows, above = slow_rows(slow, target, TOKENS)
     (states, _, past), _ = quick_rows(network, target, TOKENS)
     size = len(TOKENS) - 1
@@ -188,6 +186,7 @@ def test_an_untrained_network_begins_with_a_law_of_one_token_earlier(target, for
     [
         (dict(heads=3), "not a multiple of kv_heads"),
         (dict(form="eagle1"), r"set boundaries to \[\]"),
+        (dict(form="eagle1", boundaries=[], mask_token=3), "set mask_token to null"),
         (dict(boundaries=[]), "give their boundaries"),
         (dict(norm_before_fc=True, fc_norm=True), "exclude each other"),
         (dict(hidden=12), "set own_embedding to true"),

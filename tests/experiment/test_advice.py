@@ -14,7 +14,7 @@ from specdec.decode import generate
 from specdec.drafters import drafters
 from specdec.experiment.advice import RoundCost, break_even_alpha, ideals, judge, key_of, predict
 from specdec.records import Request
-from specdec.replay.expected_rounds import Agreement, agreement, expected_walk, rounds_along
+from specdec.replay.expected_rounds import Agreement, Starts, agreement, expected_walk, rounds_along
 from specdec.sampling import generator_for
 from specdec.structures import structures
 from specdec.targets.causal import Causal
@@ -110,25 +110,29 @@ def along(m, proposed=None):
     return Agreement(tuple(proposed or [True] * len(m)), tuple(m), tuple(m))
 
 
+def walk_of(along, gamma, limit):
+    return expected_walk(Starts.of_positions(along, gamma), limit)
+
+
 @pytest.mark.parametrize(("gamma", "rounds"), [(1, 3.298), (2, 3.14), (3, 2.698), (10, 2.6)])
 def test_expected_rounds_of_theory(gamma, rounds):
     """THEORY 4.2, check."""
-    assert expected_walk(along([0.9, 0.5, 1, 0.2, 0.8, 0.7]), gamma, 6).rounds == pytest.approx(rounds)
+    assert walk_of(along([0.9, 0.5, 1, 0.2, 0.8, 0.7]), gamma, 6).rounds == pytest.approx(rounds)
 
 
 @pytest.mark.parametrize("gamma", [1, 3, 8])
 def test_the_walk_forwards_has_the_rounds_of_the_recursion_backwards(gamma):
     m = np.random.default_rng(5).uniform(size=40) ** 0.3
-    walk = expected_walk(along(m.tolist()), gamma, 40)
+    walk = walk_of(along(m.tolist()), gamma, 40)
     assert walk.rounds == pytest.approx(replay_rounds(m, gamma), rel=1e-12)
     assert set(walk.offered) <= set(range(gamma + 1)) and walk.draft_s is None
 
 
 def test_offers_of_a_walk_by_hand():
     # m = 1 everywhere, five tokens, limit 5, gamma 2: rounds begin at 0 (offers 2) and 3 (offers 1, one is left after).
-    assert expected_walk(along([1.0] * 5), 2, 5).offered == {2: 1.0, 1: 1.0}
+    assert walk_of(along([1.0] * 5), 2, 5).offered == {2: 1.0, 1: 1.0}
     # Nothing is proposed at 0, and at 1 only one token before the gap at 2.
-    gaps = expected_walk(along([0.0, 1.0, 0.0, 1.0, 1.0], [False, True, False, True, True]), 2, 5)
+    gaps = walk_of(along([0.0, 1.0, 0.0, 1.0, 1.0], [False, True, False, True, True]), 2, 5)
     assert gaps.offered == {0: 1.0, 1: 2.0}
 
 
@@ -155,9 +159,9 @@ def test_offers_of_a_replay_are_those_of_live_decoding(tiny_model, sampling, gro
     drafter = drafters.build(group_values("drafter", name), target=target)
     live = Counter(item.tree.depth for item in decode(drafter, text).rounds)
     if name == "oracle":
-        walk = expected_walk(agreement(drafter, target, chain, text, request(text)), gamma, 60)
+        walk = walk_of(agreement(drafter, target, chain, text, request(text)), gamma, 60)
     else:
-        walk = rounds_along(drafter, chain, text, request(text), CpuClock())
+        walk = rounds_along(drafter, target, chain, text, request(text), CpuClock())
         assert walk.draft_s is not None and walk.draft_s > 0
     assert {size: count for size, count in walk.offered.items() if count} == pytest.approx(dict(live))
 
@@ -177,5 +181,5 @@ def test_agreement_of_a_sampled_text_gives_fractional_rounds(table):
     p = target._p
     text = (1, 2, 1, 0)
     m = [min(1.0, float(q[0, x] / p[before, x])) for before, x in zip((0, 1, 2, 1), text, strict=True)]
-    walk = expected_walk(along(m), 2, 4)
+    walk = walk_of(along(m), 2, 4)
     assert 2 < walk.rounds < 4 and walk.rounds == pytest.approx(replay_rounds(m, 2))

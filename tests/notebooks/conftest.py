@@ -1,8 +1,7 @@
 """A store with real runs that the notebooks can read, on the table target."""
 
 import json
-import subprocess
-import sys
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,8 +9,11 @@ from typing import Any
 
 import pytest
 import yaml
+from hydra.core.global_hydra import GlobalHydra
 
+from specdec import run
 from specdec.config import config_dir
+from specdec.drafters import drafters
 from specdec.heads.checkpoint import save_heads
 from specdec.targets.base import targets
 
@@ -28,9 +30,26 @@ HEADS = ("medusa", "grounded")
 PROMPTS = "prompts.tokens=[[0],[1],[2],[0,1],[0,2],[1,0],[1,2],[2,0],[2,1],[0,1,2],[1,2,0],[2,0,1]]"
 
 
+def _run(folder: Path, arguments: list[str]) -> None:
+    """Run the command in this process, in `folder`."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setattr("sys.argv", ["specdec.run", *arguments])
+        GlobalHydra.instance().clear()
+        try:
+            run.main()
+        except SystemExit as end:
+            assert not end.code, f"{arguments} ended with {end.code}"
+        finally:
+            GlobalHydra.instance().clear()
+
+
 @pytest.fixture(scope="session")
 def run_store(
-    tmp_path_factory: pytest.TempPathFactory, random_heads: Callable[..., Any], sampling: Callable[..., Any]
+    tmp_path_factory: pytest.TempPathFactory,
+    random_heads: Callable[..., Any],
+    sampling: Callable[..., Any],
+    empty_database: Path,
 ) -> RunStore:
     """Make a store with every kind of run that notebooks read.
 
@@ -38,6 +57,7 @@ def run_store(
     overlay `notebooks`: a context n-gram and, newest, the oracle, whose acceptance is i.i.d. by construction.
     """
     folder = tmp_path_factory.mktemp("store")
+    shutil.copy(empty_database, folder)
     corpus = folder / "corpus.jsonl"
     lines = [[0, 0, 1, 1, 2, 2, 0], [0, 1, 1, 1, 2, 2, 2], [0, 0, 0, 1, 2, 0, 1]]
     corpus.write_text("".join(json.dumps({"ids": line}) + "\n" for line in lines), encoding="utf-8")
@@ -87,11 +107,16 @@ def run_store(
         ]
         for name in HEADS
     ]
+    everything = [
+        *("+experiment=all_drafters", "+debug=tiny", "~target.dtype", PROMPTS, "measurement.max_new_tokens=8"),
+        f"study.leave_out=[{','.join(name for name in drafters.names() if name not in ('ngram', 'model_bigram'))}]",
+        "+study.drafters.model_bigram={cache_dir: null}",
+    ]
     of_heads = [
         *("-m", "+study=typical_acceptance,tree_search", "+debug=tiny", "measurement.gammas=[]", PROMPTS),
         *("+drafter=medusa", "++drafter.model=medusa.safetensors", "++drafter.drafts=greedy"),
     ]
     # The oracle's stays the newest run.
-    for arguments in (alphas, studies, live, *heads, of_heads, overlay):
-        subprocess.run([sys.executable, "-m", "specdec.run", *arguments], cwd=folder, check=True, timeout=600)
+    for arguments in (alphas, studies, live, *heads, of_heads, everything, overlay):
+        _run(folder, arguments)
     return RunStore(f"sqlite:///{folder / 'mlflow.db'}", "specdec")

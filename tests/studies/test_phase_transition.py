@@ -32,7 +32,7 @@ def output(folder: Path) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("evaluation", ["packed", "rows"])
-def test_the_command_on_the_pocket_target(command, tmp_path, evaluation):
+def test_the_command_on_the_pocket_target(command, made_database, tmp_path, evaluation):
     code, printed = command("+debug=pocket", f"target.evaluation={evaluation}", *SMALL)
     assert code == 0, printed
     assert "How much longer a call takes: With 24 tokens in the cache a call costs at most" in printed.replace(

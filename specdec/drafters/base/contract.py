@@ -11,6 +11,8 @@ from specdec.records import Draft, TextStart
 from specdec.registry import Registry
 from specdec.structures.base import Structure
 
+Replay = Literal["position", "start", "copying", "calling"]
+
 
 @dataclass(frozen=True)
 class DrafterCapabilities:
@@ -23,9 +25,13 @@ class DrafterCapabilities:
         reads_states: it reads the target's hidden states, and asks for them when it is made (`HiddenStates.keep`).
         reads_logits: it learns from the target's logits over each draft (`observe`), which a recorded text has not.
         reports_confidence: it ends a draft where the structure's `threshold` asks for it.
-        replay: how the target's own text gives expected rounds without decoding (DESIGN 3): "position" when a
-            proposal depends only on the text before it, "copying" when it must be drafted again from each round's
-            start (exact under greedy only), None when neither holds.
+        replay: how a text of the target gives the rounds that it takes (DESIGN 3); None: not at all.
+            "position": a proposal depends on the text before it alone.
+            "start": also on where its round began, but not on earlier rounds. If it draws, it has `chances`. Like
+            "position", chains have expected rounds at any temperature.
+            "copying": also on earlier rounds, so that it is drafted again round by round, under greedy only.
+            "calling": also on what only the target's calls on its drafts leave, logits or a cache: as "copying", and
+            the target is called in each round. A drafter that `reads_logits` declares this or None.
         deepest: levels that it can draft at most; None for any number. A run refuses a deeper structure.
         vocab_size: tokens that it was made for; None when it takes whatever the target has. A run with a target of
             another size is refused.
@@ -37,7 +43,7 @@ class DrafterCapabilities:
     reads_states: bool = False
     reads_logits: bool = False
     reports_confidence: bool = False
-    replay: Literal["position", "copying"] | None = None
+    replay: Replay | None = None
     deepest: int | None = None
     vocab_size: int | None = None
 
@@ -93,6 +99,21 @@ class Drafter(ABC):
 
         Only drafters whose replay is "position" and that always propose can do so. None means that a replay has to
         draft token by token. Afterwards the drafter has no text: call `start` next.
+        """
+        return None
+
+    def chances(self, prompt: Sequence[int], text: Sequence[int], states: Tensor | None, depth: int) -> Tensor | None:
+        """Return q of the text's own tokens [len(text), depth] in chains that begin at each position: in place [t, k]
+        the chance that a chain which has drafted tokens t to t+k-1 of the text goes on with token t+k.
+
+        It is 0 beyond the text and where nothing is offered. Only drafters whose replay is "start" can do so; None
+        means that a replay has to draft at every position, which takes point masses. Afterwards the drafter has no
+        text: call `start` next.
+
+        Args:
+            states: of a drafter that reads states: `Target.states` [S+N-1, D] of all tokens of prompt and text but the
+                last.
+            depth: of the chains, at most `DrafterCapabilities.deepest`.
         """
         return None
 

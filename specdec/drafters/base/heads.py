@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
@@ -11,16 +11,21 @@ from torch import Tensor
 
 from specdec.drafters.base.contract import Drafter, DrafterCapabilities
 from specdec.errors import NumericsError, UsageError
-from specdec.heads.checkpoint import load_heads, shipped_heads, state_offset
+from specdec.heads.checkpoint import load_heads, shipped_heads
 from specdec.heads.choices import choices_of
-from specdec.heads.network import Heads
+from specdec.heads.draft_heads import DraftHeads
+from specdec.published.checkpoint_files import PICKLES
+from specdec.published.heads_format import load_published_heads
 from specdec.records import EMPTY, Draft, Source, TextStart, Tree
-from specdec.sampling import all_finite, generator_on, probabilities
+from specdec.sampling import all_finite, generator_on, one_hot, probabilities
 from specdec.structures.base import EVERY_STRUCTURE, Structure
 from specdec.targets.base import Target
 from specdec.tree_building.siblings import How, Siblings, grow, sibling_ranks
 
 Drafts = Literal["sampled", "greedy"]
+
+_TRAINED = "heads.safetensors"  # in the folder of a training
+_POSITIONS = 256  # whose laws are in memory at a time, when a text is replayed
 
 
 class HeadsDrafter(Drafter):
@@ -29,7 +34,7 @@ class HeadsDrafter(Drafter):
     Under a greedy target, or with `drafts=greedy`, and in a dynamic tree, nodes are the most likely tokens, point
     masses; otherwise they are drawn from the heads' laws, standardised by the target's own sampling, siblings as
     `siblings` says. Heads that a structure has no level for are not computed. Nothing is offered before the first
-    state: after a prompt of one token, and where nobody gives the target's states (a replay does not).
+    state: after a prompt of one token.
 
     A draft costs a few matrix products over one or a few states: there is nothing to compile.
 
@@ -42,14 +47,14 @@ class HeadsDrafter(Drafter):
         heads: in the target's dtype, on its device.
     """
 
-    capabilities = DrafterCapabilities(fills=EVERY_STRUCTURE, reads_states=True)
+    capabilities = DrafterCapabilities(fills=EVERY_STRUCTURE, reads_states=True, replay="start")
     strategy: ClassVar[str]
     grounded: ClassVar[bool]
     shipped: ClassVar[str]
 
     def __init__(
         self,
-        heads: Heads,
+        heads: DraftHeads,
         target: Target,
         sha256: str = "",
         drafts: Drafts = "sampled",
@@ -57,46 +62,66 @@ class HeadsDrafter(Drafter):
     ) -> None:
         """
         Args:
-            sha256: of the heads' file; "" for heads that were made in memory.
+            sha256: of the heads' files; "" for heads that were made in memory, and for a hub id.
         Raises:
             UsageError: a target without hidden states, or with fewer layers than the heads read.
         """
-        self._kept = target.hidden.keep(state_offset(heads.config, target))
+        self._kept = target.hidden.keep(heads.offset(target.hidden.layers))
         self.heads, self._sha256 = heads, sha256
+        self._origin: dict[str, Any] = {}  # of a published checkpoint
         self._choices = choices_of(heads)
         self._sampling, self._device = target.sampling, target.device
         self._greedy = drafts == "greedy" or target.sampling.greedy
         self._siblings: Siblings = siblings
-        self.capabilities = replace(self.capabilities, vocab_size=heads.vocab_size, deepest=heads.config.count)
+        self.capabilities = replace(self.capabilities, vocab_size=heads.vocab_size, deepest=len(heads))
         self._begin(None, 0)
 
     @classmethod
     def from_file(cls, model: str, target: Target, drafts: Drafts, siblings: Siblings = "without_replacement") -> Self:
-        """Return a drafter over the heads of a file.
+        """Return a drafter over the heads of a file, or of a published checkpoint.
 
         Args:
-            model: `pocket` or a file that `specdec.train` wrote.
+            model: `pocket`, a file that `specdec.train` wrote (or its folder), or a published checkpoint, by its
+                folder or hub id.
         Raises:
             UsageError: no such file, heads of another kind or of other weights, a target without hidden states.
         """
         path = shipped_heads(cls.shipped) if model == "pocket" else Path(model).expanduser()
+        if (path / _TRAINED).is_file():
+            path = path / _TRAINED
+        if path.suffix in PICKLES or not path.is_file() and path.suffix != ".safetensors":
+            return cls.from_published(model, target, drafts, siblings)
         if model == "pocket" and not path.is_file():
             raise UsageError(
                 f"Bad value drafter.model=pocket: this installation has no heads {cls.shipped!r}; train some with "
                 f"python -m specdec.train +heads={cls.shipped} and give their file."
             )
         heads = load_heads(path, target)
-        if heads.config.grounded != cls.grounded:
-            kind, other = ("grounded", "grounded") if heads.config.grounded else ("not grounded", "medusa")
+        if heads.grounded != cls.grounded:
+            kind, other = ("grounded", "grounded") if heads.grounded else ("not grounded", "medusa")
             raise UsageError(f"Bad value drafter.model={model}: these heads are {kind}; use +drafter={other}.")
         with path.open("rb") as file:
             sha256 = hashlib.file_digest(file, "sha256").hexdigest()
         return cls(heads, target, sha256, drafts, siblings)
 
+    @classmethod
+    def from_published(
+        cls, model: str, target: Target, drafts: Drafts, siblings: Siblings = "without_replacement"
+    ) -> Self:
+        """Return a drafter over the heads of a published checkpoint, given by its folder or hub id.
+
+        Raises:
+            UsageError: see `load_published_heads`.
+        """
+        published = load_published_heads(model, target, cls.strategy)
+        drafter = cls(published.heads, target, published.sha256, drafts, siblings)
+        drafter._origin = published.origin
+        return drafter
+
     def _begin(self, generator: torch.Generator | None, root: int) -> None:
         self._generator, self._root = generator, root
         self._state: Tensor | None = None  # [D] h_t
-        self._past: tuple[Tensor, Tensor] | None = None  # keys and values of the prefix layer
+        self._past: Any = None  # what the prefix layer keeps of the states before
         self._finite: Tensor | None = None
 
     def start(self, text: TextStart, states: Tensor | None = None) -> None:
@@ -161,24 +186,39 @@ class HeadsDrafter(Drafter):
         self._finite, self._root = None, tokens[-1]
         self._read(states)
 
+    @torch.inference_mode()
+    def chances(self, prompt: Sequence[int], text: Sequence[int], states: Tensor | None, depth: int) -> Tensor | None:
+        """Return q of the text's tokens, see `Drafter.chances`: one pass of each head over all positions, from which
+        `_POSITIONS` laws at a time are made.
+        """
+        assert states is not None
+        size, first = len(text), len(prompt) - 2  # the state before the root of round 1
+        q = torch.zeros(size, depth, dtype=torch.float64, device=self._device)
+        tokens = torch.tensor([*prompt, *text], device=self._device)
+        features = self.heads.features(self._kept(states).unsqueeze(0), tokens[:-1].unsqueeze(0), depth)
+        for k in range(1, min(depth, size) + 1):
+            # A chain that begins at position t drafts token t+k-1 of the text at depth k, from state first+t.
+            for begin in range(max(0, -first), size - k + 1, _POSITIONS):
+                end = min(begin + _POSITIONS, size - k + 1)
+                logits = self.heads.logits(k, features[k - 1][0, first + begin : first + end])
+                of_text = tokens[len(prompt) + begin + k - 1 : len(prompt) + end + k - 1].unsqueeze(-1)
+                law = one_hot(logits.argmax(-1), logits.shape[-1]) if self._greedy else self._standardised(logits)
+                q[begin:end, k - 1] = law.gather(-1, of_text).squeeze(-1).double()
+        return q
+
     def describe(self) -> dict[str, Any]:
         weights = list(self.heads.parameters())
         return {
             "class": type(self.heads).__name__,
-            "heads": asdict(self.heads.config),
+            "heads": self.heads.describe(),
             "parameters": sum(weight.numel() for weight in weights),
             "weight_bytes": sum(weight.numel() * weight.element_size() for weight in weights),
             "dtype": str(weights[0].dtype).removeprefix("torch."),
             "sha256": self._sha256,
+            **self._origin,
         }
 
     @property
     def flops_per_token(self) -> float:
-        """Operations of a head and its way to the vocabulary, the mean over the heads. A prefix layer is left out: it
-        runs once for a token of the text, however many are drafted.
-        """
-        heads, count = self.heads, len(self.heads)
-        mixed = sum(weight.numel() for weight in heads.heads.parameters()) / count
-        if heads.gru is not None:  # head k takes k steps of it
-            mixed = sum(weight.numel() for weight in heads.gru.parameters()) * (count + 1) / 2
-        return 2.0 * (mixed + heads.vocab_size * heads.hidden_size)
+        """Operations of a head and its way to the vocabulary, the mean over the heads (`DraftHeads`)."""
+        return self.heads.flops_per_token

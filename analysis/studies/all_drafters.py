@@ -1,0 +1,268 @@
+"""Study `all_drafters`: speed, costs and needs of every drafter on the same prompts, and how firm their order is."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+
+from ..figures import style
+from ..findings import About, Findings, Section, Tables, counted, register
+from ..papers.published import load_published
+from ..runs.leaderboard import BASELINE_SUMS, OWN_SUMS, QUANTITIES, ArmSums, Scores, leaderboard_figure, score
+from ..sums import finite, metric
+
+PLAIN = "baseline"
+PUBLISHED = Path(__file__).parents[1] / "papers" / "published_relatives.csv"
+_METHODS = {  # the drafter that is the published method, in Spec-Bench's words
+    "PLD": "ngram",
+    "SpS": "small_model",
+    "Medusa": "medusa",
+    "Hydra": "grounded",
+    "EAGLE": "eagle",
+    "EAGLE2": "eagle, structure=dynamic",
+    "Recycling": "recycling",
+    "REST": "retrieval",
+    "Lookahead": "lookahead",
+    "SAMD[EAGLE2]": "suffix and eagle together",
+}
+_SETTINGS = {"chain": "chains", "tree": "trees"}
+
+
+@register("all_drafters")
+def findings(tables: Tables, about: About) -> Findings:
+    """Read all tables of the study."""
+    arms, live = tables["arms"].set_index("arm"), tables["live"]
+    sums = _arm_sums(live)
+    prompts = list(next(iter(sums.values())).sums.index)
+    outcomes = live.groupby(["arm", "outcome"]).size().unstack(fill_value=0)
+    nodes = live.groupby("arm")["nodes"].sum() / live.groupby("arm")["rounds"].sum()
+    sections: list[Section] = []
+    metrics: dict[str, float] = {}
+    for setting in ("default", *_SETTINGS):
+        names = [name for name in arms.index if arms["setting"][name] == setting]
+        if not names:
+            continue
+        labels = [arms["drafter"][name] for name in names]
+        scores = score([sums[name] for name in names], labels, prompts, about.replicates, about.seed)
+        sections.append(_compared(setting, scores, arms.loc[names], nodes, outcomes, about))
+        for place, name in enumerate(names):
+            key = f"all_drafters.{name.replace(', ', '.')}"
+            metrics |= metric(f"{key}.speedup", scores.interval("speedup", place))
+            metrics |= metric(f"{key}.tokens_per_round", scores.interval("tokens_per_round", place))
+        if setting == "default":
+            sections.append(_frontier(scores, arms.loc[names], about))
+    first, *others = sections
+    text = (*first.text, *about.caveats(tables["skipped"]))
+    first = Section(first.title, text, first.tables, first.figures)
+    return Findings((first, *others, _published()), finite(metrics))
+
+
+def _arm_sums(live: pd.DataFrame) -> dict[str, ArmSums]:
+    """Return each arm's sums by prompt, with the baseline's beside them."""
+    live = live.assign(rounds=live["rounds"].astype(float), tokens=live["tokens"].astype(float))
+    by_prompt = live.groupby(["arm", "prompt"])[list(OWN_SUMS)].sum()
+    baseline = by_prompt.loc[PLAIN].add_prefix("baseline_")[list(BASELINE_SUMS)]
+    category = live.groupby("prompt")["category"].first()
+    names = [name for name in by_prompt.index.get_level_values("arm").unique() if name != PLAIN]
+    return {name: ArmSums(by_prompt.loc[name].join(baseline), category) for name in names}
+
+
+# The comparison -------------------------------------------------------------------------------------
+
+
+def _compared(
+    setting: str, scores: Scores, arms: pd.DataFrame, nodes: pd.Series, outcomes: pd.DataFrame, about: About
+) -> Section:
+    equal = setting != "default"
+    title = "Every drafter in its own structure"
+    if equal:
+        size = int(arms["nodes"].max())
+        title = f"Equal numbers of verified tokens: {_SETTINGS[setting]} of {size}"
+    text = (_leader(scores), _pays(scores), _outcomes(arms, outcomes))
+    order = scores.order("speedup")
+    names = [arms.index[place] for place in order]
+    shown = {
+        "rank": [str(rank) for rank in range(1, len(order) + 1)],
+        "drafter": [arms["drafter"][name] for name in names],
+        "structure": [arms["structure"][name] for name in names],
+        "speedup": [f"{scores.interval('speedup', place):.2f}" for place in order],
+        "held by": [f"{share:.0%}" for share in _held(scores)[order]],
+        "tokens per round": [f"{scores.interval('tokens_per_round', place):.2f}" for place in order],
+        "nodes per round": [f"{nodes[name]:.1f}" for name in names],
+    }
+    costs = {
+        f"{word} (t(1))": [f"{scores.values[name][place]:.2f}" for place in order]
+        for name, word in (("g", "draft"), ("v", "verify"), ("o", "rest"))
+    }
+    tables = [("Best first; costs of a round in calls on one token; held by: bootstrap share of this rank", shown)]
+    if equal:
+        tables[0][1].update(costs)
+    else:
+        tables.append(("What a round costs, and what the drafter needs", _needs(names, arms, outcomes) | costs))
+    caption = f"Speedup of every drafter: {title[0].lower()}{title[1:]}\n{about.title}"
+    figure = leaderboard_figure(scores, "speedup", title=caption)
+    return Section(
+        title,
+        text,
+        tables=tuple((words, pd.DataFrame(columns)) for words, columns in tables),
+        figures=((f"all_drafters_{setting}", figure),),
+    )
+
+
+def _held(scores: Scores) -> np.ndarray:
+    """Return for each arm the share of replicates in which it holds the rank that it has in the data."""
+    order = scores.order("speedup")
+    shares = np.nan_to_num(scores.rank_shares("speedup"))
+    held = np.empty(len(order))
+    held[order] = [shares[arm, rank] for rank, arm in enumerate(order)]
+    return held
+
+
+def _leader(scores: Scores) -> str:
+    """Give the answer: who leads, by how much, and who cannot be told from the leader."""
+    order = scores.order("speedup")
+    best = order[0]
+    said = f"Fastest: {scores.labels[best]}, speedup {scores.interval('speedup', best):.2f}"
+    if not scores.has_bootstrap:
+        return said + "; from one prompt, so nothing is said about chance."
+    close = [scores.labels[arm] for arm in order[1:] if not scores.apart("speedup", best, arm)]
+    if len(order) == 1:
+        return said + "."
+    if close:
+        return f"{said}; not told apart from it on {counted(scores.prompts, 'prompt')}: {', '.join(close)}."
+    second = order[1]
+    ratio = scores.ratio("speedup", best, second)
+    return f"{said}, told apart from all others; the next, {scores.labels[second]}, by a factor of {ratio:.3f}."
+
+
+def _pays(scores: Scores) -> str:
+    """Count the drafters whose interval is above 1, and name those whose interval is below."""
+    intervals = [scores.interval("speedup", arm) for arm in range(len(scores.labels))]
+    pays = sum(each.low > 1 for each in intervals)
+    loses = [name for name, each in zip(scores.labels, intervals, strict=True) if each.high < 1]
+    said = f"{pays} of {counted(len(intervals), 'drafter')} pay beyond chance"
+    return said + (f"; slower than no drafter: {', '.join(loses)}." if loses else ".")
+
+
+def _outcomes(arms: pd.DataFrame, outcomes: pd.DataFrame) -> str:
+    """Say whether outputs were the target's own."""
+    claimed = [name for name in arms.index if arms["lossless"][name]]
+    found = outcomes.reindex(columns=["same", "near-tie", "differs"], fill_value=0)
+    wrong = [arms["drafter"][name] for name in claimed if found["differs"][name]]
+    same, all_of = int(found.loc[claimed, "same"].sum()), int(found.loc[claimed].to_numpy().sum())
+    said = f"{same} of {counted(all_of, 'output')} of lossless methods equal the target's own text"
+    if ties := int(found.loc[claimed, "near-tie"].sum()):
+        said += f", {ties} part from it at near-ties that rounding explains"
+    said += f"; not explained: {', '.join(wrong)}" if wrong else "; none is unexplained"
+    lossy = [arms["drafter"][name] for name in arms.index if not arms["lossless"][name]]
+    return said + (f". By its rule not lossless: {', '.join(lossy)}." if lossy else ".")
+
+
+def _needs(names: Sequence[str], arms: pd.DataFrame, outcomes: pd.DataFrame) -> dict[str, list[str]]:
+    def trained(name: str) -> str:
+        tokens, seconds = arms["training_tokens"][name], arms["training_seconds"][name]
+        if not np.isfinite(seconds):
+            return "not recorded"
+        return "none" if seconds == 0 else f"{tokens / 1e6:.1f} M tokens, {seconds / 60:.0f} min"
+
+    same = outcomes.get("same", pd.Series(0, outcomes.index))
+    return {
+        "drafter": [arms["drafter"][name] for name in names],
+        "lossless": ["yes" if arms["lossless"][name] else "no" for name in names],
+        "same text": [f"{same[name]} of {outcomes.loc[name].sum()}" for name in names],
+        "training": [trained(name) for name in names],
+        "weights (MB)": [f"{arms['weight_bytes'][name] / 1e6:.1f}" for name in names],
+    }
+
+
+# The frontier ---------------------------------------------------------------------------------------
+
+
+def frontier(costs: Sequence[float], values: Sequence[float]) -> list[int]:
+    """Return the places that nothing beats: no other costs as little or less and gives more. Cheapest first."""
+    found: list[int] = []
+    for place in sorted(range(len(costs)), key=lambda place: (costs[place], -values[place])):
+        if not found or values[place] > values[found[-1]]:
+            found.append(place)
+    return found
+
+
+def _frontier(scores: Scores, arms: pd.DataFrame, about: About) -> Section:
+    seconds = arms["training_seconds"].to_numpy(dtype=float)
+    known = np.flatnonzero(np.isfinite(seconds))
+    speedups = scores.values["speedup"][known]
+    best = [int(known[place]) for place in frontier(seconds[known].tolist(), speedups.tolist())]
+    listed = [f"{scores.labels[place]} at {_speedup(scores, place)} with {_minutes(seconds[place])}" for place in best]
+    unknown = [scores.labels[place] for place in np.flatnonzero(~np.isfinite(seconds))]
+    text = f"What more training buys: {', then '.join(listed)}."
+    if unknown:
+        text += f" Without a record of their training: {', '.join(unknown)}."
+    return Section(
+        "Speedup over training",
+        (text, "Seconds of training are those that the trainings recorded, on the machines where they ran."),
+        figures=(("all_drafters_frontier", _frontier_figure(scores, seconds, best, about)),),
+    )
+
+
+def _speedup(scores: Scores, place: int) -> str:
+    """Return an arm's speedup as text."""
+    return f"{scores.interval('speedup', place):.2f}"
+
+
+def _minutes(seconds: float) -> str:
+    return "none" if seconds == 0 else f"{seconds / 60:.0f} min"
+
+
+@style.in_style
+def _frontier_figure(scores: Scores, seconds: np.ndarray, best: Sequence[int], about: About) -> Figure:
+    known = np.flatnonzero(np.isfinite(seconds))
+    figure, axes = style.new_figure(
+        f"Speedup over training\n{about.title}",
+        f"{counted(scores.prompts, 'prompt')}, each drafter in its own structure; line: the frontier, which no drafter "
+        "with as little training exceeds. Bars: 95% prompt-bootstrap intervals.",
+    )
+    minutes = seconds / 60
+    for place in known:
+        value = scores.interval("speedup", int(place))
+        if value.known:
+            axes.vlines(minutes[place], value.low, value.high, color=style.GREY, linewidth=1.2, zorder=2)
+        on = place in best
+        axes.plot(
+            minutes[place],
+            value.estimate,
+            "o",
+            color=style.BLUE,
+            markerfacecolor=style.BLUE if on else "white",
+            zorder=3,
+        )
+        if on or minutes[place] > 0:  # many need no training: the frontier's is named, the table has the others
+            axes.annotate(
+                scores.labels[place], (minutes[place], value.estimate), xytext=(7, 3), textcoords="offset points"
+            )
+    axes.plot(minutes[best], scores.values["speedup"][best], color=style.BLUE, drawstyle="steps-post", zorder=1)
+    axes.axhline(1, color=style.BLACK, linewidth=1.6, linestyle=style.DOTTED, zorder=1)
+    axes.set(xlabel="minutes of training", ylabel=QUANTITIES["speedup"])
+    right = max(1.0, float(minutes[known].max()))
+    axes.set_xlim(-0.06 * right, 1.3 * right)  # room for names
+    return figure
+
+
+# Published figures ----------------------------------------------------------------------------------
+
+
+def _published() -> Section:
+    printed = load_published(PUBLISHED).rename(columns={"model_draft": "method", "table": "GPU"})
+    wide = printed.pivot(index=["method", "GPU"], columns="metric", values="value").reset_index()
+    wide.insert(1, "drafter here", wide["method"].map(_METHODS))
+    wide = wide.sort_values(["GPU", "tokens_per_round"], ascending=[True, False]).reset_index(drop=True)
+    columns: Mapping[str, str] = {"tokens_per_round": "tokens per round", "speedup_measured": "speedup"}
+    return Section(
+        "The same methods as published",
+        (
+            "Spec-Bench's own measurements of Vicuna-7B, greedy: another target, other prompts and other hardware, so "
+            "they are no standard for the figures above; the order of the methods is what can be compared.",
+        ),
+        tables=(("hemingkx/Spec-Bench, Leaderboard.md: mean over its six tasks", wide.rename(columns=columns)),),
+    )

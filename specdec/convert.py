@@ -1,0 +1,87 @@
+"""`python -m specdec.convert FILE.pt [OUTPUT.safetensors]` rewrites pickled tensors as safetensors.
+
+The only place that opens a pickle, and only when it is asked to: with torch's weights-only reader, which runs no code.
+"""
+
+import argparse
+import os
+import pickle
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from specdec.errors import ModelLoadError, SpecdecError
+
+
+def convert(source: Path, output: Path | None = None) -> Path:
+    """Write the tensors of a pickled dict to a safetensors file, each under its name and in its dtype.
+
+    Args:
+        output: a new file; None writes beside the source, with the ending replaced.
+    Returns:
+        the file that was written.
+    Raises:
+        ModelLoadError: no such file; an output that exists; anything but a dict of tensors.
+    """
+    output = source.with_suffix(".safetensors") if output is None else output
+    if not source.is_file():
+        raise ModelLoadError(f"File {source} does not exist: give a file of pickled tensors (.pt or .bin).")
+    if output.suffix != ".safetensors":
+        raise ModelLoadError(f"Output {output} should end in .safetensors.")
+    if output.exists():
+        raise ModelLoadError(f"Output {output} exists: remove it, or give another name as the second argument.")
+    weights = _tensors(source)
+    partial = output.with_name(output.name + ".partial")
+    try:
+        save_file(weights, partial, metadata={"format": "pt"})
+        os.replace(partial, output)
+    finally:
+        partial.unlink(missing_ok=True)
+    return output
+
+
+def _tensors(source: Path) -> dict[str, Tensor]:
+    """Read a dict of tensors; those that share memory are copied, because safetensors stores each apart."""
+    try:
+        loaded = torch.load(source, map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError) as error:
+        why = " ".join(str(error).split())[:160]
+        raise ModelLoadError(
+            f"File {source} is not a pickle of plain tensors, and nothing else is ever unpickled ({why}): ask its "
+            "publisher for safetensors."
+        ) from None
+    if not isinstance(loaded, dict) or not loaded:
+        raise ModelLoadError(
+            f"File {source} holds a {type(loaded).__name__}, not a dict of tensors: it is not converted."
+        )
+    for name, value in loaded.items():
+        if not isinstance(name, str) or not isinstance(value, Tensor):
+            raise ModelLoadError(
+                f"File {source} holds a {type(value).__name__} at {name!r}, not a tensor under a name: it is not "
+                "converted."
+            )
+    return {name: value.detach().contiguous().clone() for name, value in loaded.items()}
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """The console entry point; exit code 2 with one sentence for a file that is not converted."""
+    parser = argparse.ArgumentParser(
+        prog="python -m specdec.convert", description="Rewrite pickled tensors as safetensors."
+    )
+    parser.add_argument("file", type=Path, help="a dict of tensors that torch.save wrote (.pt, .bin)")
+    parser.add_argument("output", type=Path, nargs="?", help="default: FILE with the ending .safetensors")
+    given = parser.parse_args(arguments)
+    try:
+        written = convert(given.file, given.output)
+    except SpecdecError as error:
+        print(f"specdec: {error}", file=sys.stderr)
+        raise SystemExit(error.exit_code) from None
+    print(f"Wrote {written} ({written.stat().st_size:,} bytes).")
+
+
+if __name__ == "__main__":
+    main()

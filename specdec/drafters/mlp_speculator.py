@@ -1,0 +1,44 @@
+"""MLP speculators ("accelerators") as IBM publishes them: stages that read one state and one token each."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from specdec.config import typed
+from specdec.drafters.base import drafters
+from specdec.drafters.base.heads import Drafts, HeadsDrafter
+from specdec.errors import UsageError
+from specdec.targets.base import Target
+from specdec.tree_building.siblings import Siblings
+
+
+@typed
+class MlpSpeculatorConfig:
+    name: Literal["mlp_speculator"]
+    model: Annotated[str, Field(min_length=1)] | None
+    drafts: Drafts
+    siblings: Siblings
+
+
+@drafters.register("mlp_speculator")
+class MlpSpeculator(HeadsDrafter):
+    """Continues each path of a draft by one more stage, which reads the path's last token (Wertheimer et al.
+    2404.19124). q is the stage's law; one pass for each level.
+
+    The reference ranks chains of the product of each stage's best tokens; here `structure` says what is drafted.
+    """
+
+    strategy, grounded = "mlp_speculator", True
+
+    @classmethod
+    def from_config(cls, config: MlpSpeculatorConfig, target: Target) -> "MlpSpeculator":
+        """
+        Raises:
+            UsageError: no checkpoint is named; see also `from_published`.
+        """
+        if config.model is None:
+            raise UsageError(
+                "Missing value drafter.model: give the folder or hub id of an MLP speculator that was made for the "
+                "target, such as ibm-ai-platform/llama3-8b-accelerator; none comes with specdec."
+            )
+        return cls.from_published(config.model, target, config.drafts, config.siblings)

@@ -1,0 +1,215 @@
+"""The files of a published checkpoint: a folder or a hub id, its config and its tensors, which are read one at a time.
+
+Knows no format. Pickles are never opened here: `python -m specdec.convert` is the explicit step that reads one.
+"""
+
+import json
+import logging
+import re
+from collections.abc import Iterable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from specdec.errors import ModelLoadError
+
+T = TypeVar("T")
+
+KEY = "drafter.model"
+PICKLES = (".pt", ".bin", ".pth", ".ckpt")
+_HUB_ID = re.compile(r"[\w-][\w.-]*/[\w.-]+")
+_WANTED = ["*.json", "*.safetensors"]  # of a repository on the hub
+
+
+class TensorInfo(NamedTuple):
+    """A tensor as its file's header describes it; `dtype` is safetensors' name, such as F32 or BF16."""
+
+    shape: tuple[int, ...]
+    dtype: str
+
+
+class CheckpointFiles:
+    """The config and the tensors of a checkpoint; the headers are read at once, a tensor when it is asked for.
+
+    Attributes:
+        name: the folder or hub id as it was given.
+        folder: where the files are; for a hub id a folder of the local cache.
+        config: contents of config.json; empty where there is none.
+        tensors: name -> shape and dtype, over all safetensors files.
+        pickles: names of files that may hold weights and were not read.
+    """
+
+    def __init__(self, name: str, folder: Path, pickles: Iterable[str] = ()) -> None:
+        """
+        Raises:
+            ModelLoadError: a damaged file, a missing shard, a tensor that two files hold.
+        """
+        self.name, self.folder = name, folder
+        self.pickles = tuple(sorted({*pickles, *(path.name for path in folder.iterdir() if path.suffix in PICKLES)}))
+        self.config = self._read_json(folder / "config.json") if (folder / "config.json").is_file() else {}
+        self.tensors: dict[str, TensorInfo] = {}
+        self._places: dict[str, Path] = {}
+        for path in sorted(folder.glob("*.safetensors")):
+            self._read_header(path)
+        for path in sorted(folder.glob("*.safetensors.index.json")):
+            self._check_index(path)
+
+    def __str__(self) -> str:
+        return f"Checkpoint {KEY}={self.name}"
+
+    def tensor(self, name: str) -> Tensor:
+        """Read one tensor, on the CPU and in its own dtype; KeyError if there is none of this name."""
+        with safe_open(self._places[name], framework="pt") as file:
+            read: Tensor = file.get_tensor(name)
+        return read
+
+    def read(self, names: Iterable[str]) -> dict[str, Tensor]:
+        """Read several tensors, each file opened once; KeyError if one is not there."""
+        with ExitStack() as stack:
+            opened: dict[Path, Any] = {}
+            found = {}
+            for name in names:
+                place = self._places[name]
+                if place not in opened:
+                    opened[place] = stack.enter_context(safe_open(place, framework="pt"))
+                found[name] = opened[place].get_tensor(name)
+            return found
+
+    def setting(self, key: str, kind: type[T], default: T | None = None) -> T:
+        """Return a value of the config; a key that is missing or null gives `default`.
+
+        Raises:
+            ModelLoadError: the key is missing and has no default, or its value is not of this kind.
+        """
+        value = self.config.get(key)
+        if value is None:
+            value = default
+        if value is None:
+            raise ModelLoadError(f"{self} has no {key} in its config.json, which this format needs: add it.")
+        if not isinstance(value, kind) or isinstance(value, bool) and kind is not bool:
+            raise ModelLoadError(f"{self} has {key}={value!r} in its config.json: it should be a {kind.__name__}.")
+        return value
+
+    @property
+    def commit(self) -> str | None:
+        """The commit of a hub id; None for a folder."""
+        return self.folder.name if self.folder.parent.name == "snapshots" else None
+
+    def _read_json(self, path: Path) -> dict[str, Any]:
+        try:
+            values = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise ModelLoadError(f"{self} has a {path.name} that cannot be read: {_one_line(error)}.") from None
+        if not isinstance(values, dict):
+            raise ModelLoadError(f"{self} has a {path.name} that is not a JSON object.")
+        return values
+
+    def _read_header(self, path: Path) -> None:
+        try:
+            with safe_open(path, framework="pt") as file:
+                for name in file.keys():
+                    if name in self._places:
+                        raise ModelLoadError(
+                            f"{self} has the tensor {name} in {self._places[name].name} and in {path.name}: keep one."
+                        )
+                    part = file.get_slice(name)
+                    self.tensors[name] = TensorInfo(tuple(part.get_shape()), str(part.get_dtype()))
+                    self._places[name] = path
+        except (SafetensorError, OSError) as error:
+            raise ModelLoadError(
+                f"{self} has a damaged file {path.name}: {_one_line(error)}; fetch it again."
+            ) from None
+
+    def _check_index(self, path: Path) -> None:
+        places = self._read_json(path).get("weight_map")
+        if not isinstance(places, dict):
+            raise ModelLoadError(f"{self} has a {path.name} without a weight_map.")
+        absent = sorted({str(place) for place in places.values() if not (self.folder / str(place)).is_file()})
+        if absent:
+            raise ModelLoadError(
+                f"{self} lacks {', '.join(absent)}, which {path.name} names: get the whole checkpoint."
+            )
+        missing = sorted(name for name in places if name not in self.tensors)
+        if missing:
+            raise ModelLoadError(f"{self} lacks the tensors {listed(missing)}, which {path.name} names.")
+
+
+def open_checkpoint(name: str) -> CheckpointFiles:
+    """Open a published checkpoint: a folder, or a hub id, of which only the config and safetensors are fetched.
+
+    Raises:
+        ModelLoadError: no such folder; a file instead of a folder; a hub id that cannot be reached and is not in the
+            local cache; damaged files.
+    """
+    path = Path(name).expanduser()
+    if path.is_dir():
+        return CheckpointFiles(name, path)
+    if path.is_file():
+        if path.suffix in PICKLES:
+            raise ModelLoadError(
+                f"Checkpoint {KEY}={name} is a pickle, which is never opened here: convert it with "
+                f"`{convert_command(path)}` and give its folder."
+            )
+        raise ModelLoadError(f"Checkpoint {KEY}={name} is a file: give the folder that holds it and its config.json.")
+    if not is_hub_id(name):
+        raise ModelLoadError(f"Checkpoint {KEY}={name} does not exist: give a folder or a hub id.")
+    return _fetched(name)
+
+
+def is_hub_id(name: str) -> bool:
+    """Return whether a name that is no path on this machine can be that of a repository on the hub."""
+    return bool(_HUB_ID.fullmatch(name)) and not name.endswith((".safetensors", *PICKLES))
+
+
+def convert_command(path: Path) -> str:
+    """Return the command that converts a pickle."""
+    return f"python -m specdec.convert {path}"
+
+
+def pickles_sentence(files: CheckpointFiles) -> str:
+    """Return what to do with the pickles of a checkpoint, one command that can be copied."""
+    if (files.folder / files.pickles[0]).is_file():
+        return f"convert it with `{convert_command(files.folder / files.pickles[0])}`"
+    folder = files.name.rpartition("/")[2]
+    fetch = f"hf download {files.name} config.json {files.pickles[0]} --local-dir {folder}"
+    return f"convert it with `{fetch} && {convert_command(Path(folder) / files.pickles[0])}` and give {KEY}={folder}"
+
+
+def listed(names: Iterable[str], most: int = 3) -> str:
+    """Return the first few of some names, and how many more there are."""
+    names = list(names)
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
+
+def _fetched(name: str) -> CheckpointFiles:
+    """Fetch a repository of the hub, or find it in the local cache."""
+    from huggingface_hub import HfApi, snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled
+    from huggingface_hub.utils import disable_progress_bars
+
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
+    disable_progress_bars()
+    try:
+        folder = Path(snapshot_download(name, allow_patterns=_WANTED))
+    except LocalEntryNotFoundError:
+        raise ModelLoadError(
+            f"Checkpoint {KEY}={name} is not in the local cache, and the hub cannot be reached: give a folder, or "
+            f"fetch it where there is a network with `hf download {name}`."
+        ) from None
+    except (HfHubHTTPError, OSError, ValueError) as error:
+        raise ModelLoadError(f"Checkpoint {KEY}={name} cannot be fetched: {_one_line(error)}") from None
+    pickles: list[str] = []
+    if not any(folder.glob("*.safetensors")):
+        try:
+            pickles = [file for file in HfApi().list_repo_files(name) if file.endswith(PICKLES)]
+        except (HfHubHTTPError, OfflineModeIsEnabled, OSError):
+            pass  # the sentence about what was found will do
+    return CheckpointFiles(name, folder, pickles)
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split())[:300].rstrip(".")

@@ -1,0 +1,161 @@
+"""Hydra and Hydra++ heads (2402.05109) as their authors published them, with the layout told from the tensors.
+
+Hydra++ puts a one-layer Llama before the heads (`prefix_embeding_layer`, so spelled) and a dropout before each layer,
+so that its layers have odd numbers.
+"""
+
+import logging
+import re
+from typing import NamedTuple
+
+import torch
+from torch import nn
+
+from specdec.errors import ModelLoadError
+from specdec.heads.draft_heads import DraftHeads
+from specdec.published.checkpoint_files import CheckpointFiles
+from specdec.published.heads_format import HeadsFormat, fill
+from specdec.published.recognise import CheckpointFormat, check_target, demand_exactly, formats
+from specdec.published.residual_heads import LlamaPrefix, ResidualBlock, ResidualHeads
+from specdec.targets.base import Target
+
+logger = logging.getLogger(__name__)
+
+_BLOCK = re.compile(r"hydra_mlp\.(\d+)\.(\d+)\.linear\.weight")
+_PREFIX = "prefix_embeding_layer."
+_EMBEDDING = "input_embed_fn.weight"
+_UNREAD = ("cross-attn", "eagle-attn")
+
+
+class _Layout(NamedTuple):
+    """The make of a file's heads."""
+
+    heads: int
+    layers: int
+    grounded: bool
+    prefix: bool
+
+    def block(self, head: int, layer: int) -> str:
+        return f"hydra_mlp.{head}.{2 * layer + 1 if self.prefix else layer}"
+
+    def output(self, head: int) -> str:
+        return f"hydra_lm_head.{head}{'.1' if self.prefix else ''}"
+
+    def read(self, head: int, layer: int, width: int) -> int:
+        """Return how many numbers a block reads."""
+        return width * (head + 2) if self.grounded and layer == 0 else width
+
+
+@formats.register("Hydra")
+class Hydra(HeadsFormat):
+    """Heads that read the drafted tokens, with or without a prefix layer (Hydra++)."""
+
+    drafters = ("grounded",)
+
+    def matches(self, files: CheckpointFiles) -> bool:
+        return _is_read(files) and _layout(files).grounded
+
+    def load(self, files: CheckpointFiles, target: Target) -> DraftHeads:
+        return _load(files, target)
+
+
+@formats.register("Hydra, not grounded")
+class HydraNotGrounded(HeadsFormat):
+    """Heads that read no drafted tokens: Medusa's with a bias in the output layer."""
+
+    drafters = ("medusa", "blockwise")
+
+    def matches(self, files: CheckpointFiles) -> bool:
+        return _is_read(files) and not _layout(files).grounded
+
+    def load(self, files: CheckpointFiles, target: Target) -> DraftHeads:
+        return _load(files, target)
+
+
+@formats.register("Hydra with attention heads")
+class HydraAttention(CheckpointFormat):
+    """The variants `cross-attn` and `eagle-attn` of the reference."""
+
+    refusal = "only its MLP heads (hydra_head_arch mlp and prefix-mlp) were published and are described"
+
+    def matches(self, files: CheckpointFiles) -> bool:
+        return files.config.get("hydra_head_arch") in _UNREAD
+
+
+def _is_read(files: CheckpointFiles) -> bool:
+    return any(map(_BLOCK.fullmatch, files.tensors)) and files.config.get("hydra_head_arch") not in _UNREAD
+
+
+def _layout(files: CheckpointFiles) -> _Layout:
+    places = [tuple(map(int, found.groups())) for found in map(_BLOCK.fullmatch, files.tensors) if found]
+    prefix = any(name.startswith(_PREFIX) for name in files.tensors)
+    count, last = (max(numbers) for numbers in zip(*places, strict=True))
+    layout = _Layout(1 + count, (last + 1) // 2 if prefix else last + 1, False, prefix)
+    return layout._replace(grounded=f"{layout.block(0, 0)}.res_connection.weight" in files.tensors)
+
+
+def _load(files: CheckpointFiles, target: Target) -> ResidualHeads:
+    layout = _layout(files)
+    first = files.tensors.get(f"{layout.block(0, 0)}.linear.bias")
+    last = files.tensors.get(f"{layout.output(0)}.bias")
+    check_target(
+        files,
+        target,
+        width=first.shape[0] if first else None,
+        vocabulary=last.shape[0] if last else None,
+    )
+    tokens, width = target.hidden.output_layer.shape
+    with torch.device("meta"):
+        heads = ResidualHeads(
+            [
+                [ResidualBlock(layout.read(head, layer, width), width) for layer in range(layout.layers)]
+                for head in range(layout.heads)
+            ],
+            [nn.Linear(width, tokens) for _ in range(layout.heads)],
+            vocab_size=tokens,
+            embedding=target.hidden.embedding if layout.grounded else None,
+            prefix=_prefix(files, target) if layout.prefix else None,
+            offset=files.setting("hidden_state_offset", int, 0),
+        )
+    own = {name: tuple(weight.shape) for name, weight in heads.state_dict().items()}
+    theirs = {name: _published_name(name, layout) for name in own}
+    # Copies of the target's embeddings, which modules of the reference hold; and a table of positions.
+    optional: dict[str, tuple[int, ...]] = {_EMBEDDING: (tokens, width)}
+    if heads.prefix is not None:
+        optional[f"{_PREFIX}embed_tokens.weight"] = (tokens, width)
+        optional[f"{_PREFIX}layers.0.self_attn.rotary_emb.inv_freq"] = heads.prefix.frequencies
+    demand_exactly(files, {theirs[name]: shape for name, shape in own.items()}, optional)
+    weights = files.read(theirs.values())
+    fill(heads, {name: weights[theirs[name]] for name in own}, target)
+    _compare_embeddings(files, target)
+    return heads
+
+
+def _published_name(name: str, layout: _Layout) -> str:
+    """Return the published name of one of our tensors."""
+    kind, rest = name.split(".", 1)
+    if kind == "prefix":
+        return _PREFIX + rest.removeprefix("model.")
+    if kind == "outputs":
+        head, part = rest.split(".")
+        return f"{layout.output(int(head))}.{part}"
+    head, layer, part = rest.split(".", 2)
+    return f"{layout.block(int(head), int(layer))}.{part}"
+
+
+def _prefix(files: CheckpointFiles, target: Target) -> LlamaPrefix:
+    kind = "" if target.model is None else str(target.model.config.model_type)
+    if kind != "llama":
+        raise ModelLoadError(
+            f"{files} has a prefix layer, which is a layer of its target, a Llama; this target is "
+            f"{kind or 'no transformers model'}: use the target that it was made for."
+        )
+    return LlamaPrefix(target.model.config)
+
+
+def _compare_embeddings(files: CheckpointFiles, target: Target) -> None:
+    """Warn if the target's embeddings are not those that the heads were trained on, which their file holds."""
+    if _EMBEDDING in files.tensors:
+        theirs, own = files.tensor(_EMBEDDING).float(), target.hidden.embedding.detach().cpu().float()
+        if not torch.allclose(theirs, own, rtol=0.02, atol=1e-3):  # the rounding of 16-bit numbers is left out
+            logger.warning("%s was trained on a target with other embeddings.", files)

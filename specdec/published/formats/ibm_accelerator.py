@@ -1,0 +1,80 @@
+"""MLP speculators ("accelerators") of IBM: small stages that read a state and one token each."""
+
+import torch
+
+from specdec.errors import ModelLoadError
+from specdec.heads.draft_heads import DraftHeads
+from specdec.published.checkpoint_files import CheckpointFiles
+from specdec.published.heads_format import HeadsFormat, fill
+from specdec.published.recognise import CheckpointFormat, check_target, demand_exactly, formats
+from specdec.published.staged_mlp import StagedMlp, StagedSizes
+from specdec.targets.base import Target
+
+_PREFIX = "speculator."
+
+
+@formats.register("MLP speculator")
+class MlpSpeculatorFormat(HeadsFormat):
+    """Tensors `emb.{i}`, `proj.{i}`, `ln.{i}` and `head.{i}`, with or without `speculator.` before them.
+
+    Stages that are tied have one embedding, norm and output layer and one projection from stage 1 on; a file holds each
+    once, or again for every stage.
+    """
+
+    drafters = ("mlp_speculator",)
+
+    def matches(self, files: CheckpointFiles) -> bool:
+        return files.config.get("model_type") == "mlp_speculator"
+
+    def load(self, files: CheckpointFiles, target: Target) -> DraftHeads:
+        size = files.setting("emb_dim", int)
+        sizes = StagedSizes(
+            stages=files.setting("n_predict", int),
+            inner=files.setting("inner_dim", int, 0) or size,
+            size=size,
+            vocabulary=files.setting("vocab_size", int),
+            tied=files.setting("tie_weights", bool, False),
+            scaled=files.setting("scale_input", bool, False),
+        )
+        if min(sizes.stages, sizes.inner, sizes.size, sizes.vocabulary) < 1:
+            raise ModelLoadError(f"{files} has a size below 1 in its config.json.")
+        check_target(files, target, width=size, vocabulary=sizes.vocabulary)
+        with torch.device("meta"):
+            heads = StagedMlp(sizes)
+        prefix = _PREFIX if any(name.startswith(_PREFIX) for name in files.tensors) else ""
+        own = {name: tuple(weight.shape) for name, weight in heads.state_dict().items()}
+        copies = _copies(own, sizes)
+        demand_exactly(
+            files,
+            {prefix + name: shape for name, shape in own.items()},
+            {prefix + copy: own[name] for copy, name in copies.items()},
+        )
+        weights = files.read(prefix + name for name in own)
+        for copy, name in copies.items():
+            if prefix + copy in files.tensors and not torch.equal(files.tensor(prefix + copy), weights[prefix + name]):
+                raise ModelLoadError(f"{files} says tie_weights, and its {copy} differs from its {name}.")
+        fill(heads, {name: weights[prefix + name] for name in own}, target)
+        return heads
+
+
+@formats.register("speculators MLP")
+class SpeculatorsMlp(CheckpointFormat):
+    """MLP speculators in the config of the library `speculators`."""
+
+    refusal = "no published file has it, and the library itself dropped it; give the original with its own config.json"
+
+    def matches(self, files: CheckpointFiles) -> bool:
+        return files.config.get("speculators_model_type") == "mlp"
+
+
+def _copies(own: dict[str, tuple[int, ...]], sizes: StagedSizes) -> dict[str, str]:
+    """Return the tensors that tied stages may repeat, and which each repeats."""
+    if not sizes.tied:
+        return {}
+    found: dict[str, str] = {}
+    for name in own:
+        module, stage, part = name.split(".")
+        last = int(stage) == (min(sizes.stages, 2) - 1 if module == "proj" else 0)
+        if last:
+            found |= {f"{module}.{other}.{part}": name for other in range(int(stage) + 1, sizes.stages)}
+    return found

@@ -1,0 +1,136 @@
+"""Medusa heads (2401.10774) as vLLM reads them: residual layers with or without a bias, and perhaps fewer tokens to
+draft.
+"""
+
+import re
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from specdec.errors import ModelLoadError
+from specdec.heads.draft_heads import DraftHeads
+from specdec.heads.network import Heads
+from specdec.published.checkpoint_files import CheckpointFiles
+from specdec.published.formats.medusa_heads import medusa_network
+from specdec.published.heads_format import HeadsFormat, fill
+from specdec.published.recognise import check_target, demand_exactly, formats
+from specdec.published.residual_heads import ResidualBlock, ResidualHeads
+from specdec.targets.base import Target
+
+_BLOCK = re.compile(r"(?:medusa_heads\.)?blocks\.(\d+)\.layers\.(\d+)\.weight")
+
+
+class _Layout(NamedTuple):
+    """The tensors of a file: `blocks` [count][layers] without their endings, `outputs` in full, one if it is shared."""
+
+    blocks: list[list[str]]
+    biased: bool
+    outputs: list[str]
+    token_map: str
+
+
+@formats.register("Medusa for vLLM")
+class MedusaVllm(HeadsFormat):
+    """Heads named `blocks.{i}.layers.{j}` and `lm_heads.{i}`. With a `token_map`, row r of an output layer is for the
+    token token_map[r], and tokens that are not in it cannot be drafted.
+    """
+
+    drafters = ("medusa", "blockwise")
+
+    def matches(self, files: CheckpointFiles) -> bool:
+        return any(map(_BLOCK.fullmatch, files.tensors))
+
+    def load(self, files: CheckpointFiles, target: Target) -> DraftHeads:
+        sizes = {key: files.setting(size, int, 0) or None for key, size in _SIZES.items()}
+        check_target(files, target, width=sizes["width"], vocabulary=sizes["vocabulary"])
+        if files.config.get("logit_scale", 1.0) != 1.0:
+            raise ModelLoadError(f"{files} scales its logits (logit_scale in its config.json), which is not read.")
+        layout = _layout(files)
+        token_map = _token_map(files, layout, target.vocab_size)
+        tokens, width = target.hidden.output_layer.shape
+        expected: dict[str, tuple[int, ...]] = {}
+        for name in (name for blocks in layout.blocks for name in blocks):
+            expected[f"{name}.weight"] = (width, width)
+            if layout.biased:
+                expected[f"{name}.bias"] = (width,)
+        rows = tokens
+        if token_map is not None:
+            expected[layout.token_map] = tuple(token_map.shape)
+            there = files.tensors.get(layout.outputs[0])  # rows of the drafted tokens, or of all
+            rows = len(token_map) if there is None or there.shape[0] != tokens else tokens
+        demand_exactly(files, {**expected, **dict.fromkeys(layout.outputs, (rows, width))})
+        weights = files.read(name for name in (*expected, *layout.outputs) if name != layout.token_map)
+        for name in (name for blocks in layout.blocks for name in blocks):
+            weights.setdefault(f"{name}.bias", torch.zeros(width))
+        if token_map is None:
+            return _all_tokens(files.name, layout, weights, target)
+        if rows == tokens:
+            weights |= {name: weights[name][token_map] for name in layout.outputs}
+        return _some_tokens(layout, weights, token_map, target)
+
+
+_SIZES = {"width": "hidden_size", "vocabulary": "vocab_size"}
+
+
+def _layout(files: CheckpointFiles) -> _Layout:
+    prefix = "medusa_heads." if any(name.startswith("medusa_heads.") for name in files.tensors) else ""
+    places = [tuple(map(int, found.groups())) for found in map(_BLOCK.fullmatch, files.tensors) if found]
+    count, layers = (1 + max(numbers) for numbers in zip(*places, strict=True))
+    outputs = [f"{prefix}lm_heads.{head}.weight" for head in range(count)]
+    if files.setting("original_lm_head", bool, False):
+        shared = f"{prefix}lm_head.weight"
+        outputs = [shared if shared in files.tensors else outputs[0]]
+    blocks = [[f"{prefix}blocks.{head}.layers.{layer}" for layer in range(layers)] for head in range(count)]
+    return _Layout(blocks, f"{blocks[0][0]}.bias" in files.tensors, outputs, f"{prefix}token_map")
+
+
+def _token_map(files: CheckpointFiles, layout: _Layout, vocabulary: int) -> Tensor | None:
+    """Return the tokens that can be drafted; None for all."""
+    truncated = files.setting("truncated_vocab_size", int, vocabulary)
+    if layout.token_map not in files.tensors:
+        if truncated != vocabulary:
+            raise ModelLoadError(
+                f"{files} drafts {truncated:,} of {vocabulary:,} tokens (truncated_vocab_size) and lacks the "
+                "token_map that says which: get the checkpoint as it was published."
+            )
+        return None
+    tokens = files.tensor(layout.token_map)
+    whole = not tokens.is_floating_point() and tokens.dim() == 1 and len(tokens) == len(tokens.unique())
+    if not whole or not len(tokens) or tokens.min() < 0 or tokens.max() >= vocabulary:
+        raise ModelLoadError(f"{files} has a token_map that is not a list of different tokens below {vocabulary:,}.")
+    return tokens.long()
+
+
+def _all_tokens(name: str, layout: _Layout, weights: dict[str, Tensor], target: Target) -> Heads:
+    count, layers = len(layout.blocks), len(layout.blocks[0])
+    heads = medusa_network(name, count, layers, "own" if len(layout.outputs) == count else "shared", target)
+    places = {
+        f"heads.{head}.blocks.{layer}.inner.{part}": f"{block}.{part}"
+        for head, blocks in enumerate(layout.blocks)
+        for layer, block in enumerate(blocks)
+        for part in ("weight", "bias")
+    }
+    places |= {f"outputs.{place}": output for place, output in enumerate(layout.outputs)}
+    fill(heads, {own: weights[theirs] for own, theirs in places.items()}, target)
+    return heads
+
+
+def _some_tokens(layout: _Layout, weights: dict[str, Tensor], token_map: Tensor, target: Target) -> ResidualHeads:
+    tokens, width = target.hidden.output_layer.shape
+    with torch.device("meta"):
+        heads = ResidualHeads(
+            [[ResidualBlock(width, width) for _ in blocks] for blocks in layout.blocks],
+            [nn.Linear(width, len(token_map), bias=False) for _ in layout.outputs],
+            vocab_size=tokens,
+            token_map=token_map,
+        )
+    places = {
+        f"blocks.{head}.{layer}.linear.{part}": f"{block}.{part}"
+        for head, blocks in enumerate(layout.blocks)
+        for layer, block in enumerate(blocks)
+        for part in ("weight", "bias")
+    }
+    places |= {f"outputs.{place}.weight": output for place, output in enumerate(layout.outputs)}
+    fill(heads, {own: weights[theirs] for own, theirs in places.items()}, target)
+    return heads

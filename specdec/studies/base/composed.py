@@ -1,0 +1,33 @@
+"""The parts that a command line with `+drafter=NAME` would compose, for studies that go through all drafters."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from specdec.config import config_dir
+
+
+def composed_parts(drafter: str, *overrides: str, changes: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Return the plain values of `drafter`, `structure` and `verifier` that `specdec.run +drafter=NAME` has.
+
+    A drafter's YAML may choose the other two. Inside a command the search path is the command's own, with the folders
+    of installed plugins.
+
+    Args:
+        overrides: as on the command line.
+        changes: other values of the drafter, nested as its own are.
+    """
+    from hydra import compose, initialize_config_dir
+    from hydra.core.global_hydra import GlobalHydra
+    from omegaconf import OmegaConf
+
+    asked = [f"+drafter={drafter}", *overrides]
+    if GlobalHydra.instance().is_initialized():
+        composed = compose("config", asked)
+    else:
+        with initialize_config_dir(config_dir(), version_base="1.3"):
+            composed = compose("config", asked)
+    parts = {
+        name: OmegaConf.to_container(composed[name], resolve=True) for name in ("drafter", "structure", "verifier")
+    }
+    parts["drafter"] = OmegaConf.to_container(OmegaConf.merge(parts["drafter"], dict(changes or {})))
+    return parts

@@ -1,0 +1,92 @@
+"""What `all_drafters` says of rounds whose times are known."""
+
+import pandas as pd
+import pytest
+
+from specdec.analysis.findings import About, findings
+from specdec.analysis.studies.all_drafters import frontier
+
+ABOUT = About("model (float32), machine", "prompts", simulated=False, replicates=300, seed=0)
+ARMS = {  # drafter: tokens per round, seconds of a draft, of training, lossless, outcome
+    "ngram": (2.0, 0.0, 0.0, True, "same"),
+    "heads": (3.0, 0.2, 600.0, True, "same"),
+    "worse": (2.0, 0.5, 600.0, True, "near-tie"),
+    "typical": (3.5, 5.0, 60.0, False, "differs"),
+    "foreign": (1.5, 0.1, float("nan"), True, "same"),
+}
+
+
+def tables(prompts: int = 6, wrong: str = "") -> dict[str, pd.DataFrame]:
+    arms, live = [], []
+    for name, (_, _, seconds, lossless, _) in ARMS.items():
+        about = {"structure": "gamma 4", "nodes": 4, "parameters": 0, "weight_bytes": 2_000_000}
+        trained = {"training_tokens": 1e6, "training_seconds": seconds}
+        arms.append({"arm": name, "drafter": name, "setting": "default", "lossless": lossless, **about, **trained})
+    for prompt in range(prompts):
+        rounds = 100 + 10 * prompt
+        for name, (per_round, draft, _, _, outcome) in {"baseline": (1.0, 0.0, 0, True, "same"), **ARMS}.items():
+            wobble = 1 + 0.01 * ((prompt + len(name)) % 3)
+            live.append(
+                {
+                    **{"repeat": 0, "arm": name, "stream": f"p{prompt}", "prompt": f"p{prompt}", "category": ""},
+                    **{"tokens": per_round * rounds, "rounds": rounds, "nodes": 4 * rounds * (name != "baseline")},
+                    **{
+                        "draft_s": draft * rounds,
+                        "verify_s": rounds * wobble,
+                        "round_s": (1 + draft) * rounds * wobble,
+                    },
+                    "outcome": "differs" if name == wrong else outcome,
+                }
+            )
+    skipped = pd.DataFrame(columns=["reason", "category", "count"])
+    return {"arms": pd.DataFrame(arms), "live": pd.DataFrame(live), "skipped": skipped}
+
+
+def test_speedups_are_those_of_the_times():
+    found = findings("all_drafters", tables(), ABOUT)
+    for name, (per_round, draft, *_) in ARMS.items():
+        assert found.metrics[f"all_drafters.{name}.tokens_per_round"] == pytest.approx(per_round)
+        assert found.metrics[f"all_drafters.{name}.speedup"] == pytest.approx(per_round / (1 + draft), rel=0.02)
+
+
+def test_it_says_who_leads_who_loses_and_what_is_not_lossless():
+    leads, pays, outcomes = findings("all_drafters", tables(), ABOUT).sections[0].text[:3]
+    assert leads.startswith("Fastest: heads, speedup 2.5") and "told apart from all others; the next, ngram" in leads
+    assert pays == "4 of 5 drafters pay beyond chance; slower than no drafter: typical."
+    assert "18 of 24 outputs" in outcomes and "6 part from it at near-ties" in outcomes
+    assert outcomes.endswith("none is unexplained. By its rule not lossless: typical.")
+    wrong = findings("all_drafters", tables(wrong="ngram"), ABOUT).sections[0].text[2]
+    assert "not explained: ngram" in wrong
+
+
+def test_one_prompt_says_nothing_about_chance():
+    leads, *_ = findings("all_drafters", tables(prompts=1), ABOUT).sections[0].text
+    assert leads.endswith("from one prompt, so nothing is said about chance.")
+
+
+def test_the_frontier_is_named_with_what_it_costs():
+    section = findings("all_drafters", tables(), ABOUT).sections[1]
+    assert section.text[0].startswith("What more training buys: ngram at 2.")
+    assert "then heads at 2." in section.text[0] and "10 min" in section.text[0]
+    assert "worse" not in section.text[0] and section.text[0].endswith("Without a record of their training: foreign.")
+
+
+@pytest.mark.parametrize(
+    ("costs", "values", "expected"),
+    [
+        ([0, 1, 2], [1, 3, 2], [0, 1]),
+        ([0, 0, 5], [1, 2, 2], [1]),
+        ([3], [1], [0]),
+        ([2, 1], [5, 4], [1, 0]),
+    ],
+)
+def test_nothing_beats_a_place_of_the_frontier(costs, values, expected):
+    assert frontier(costs, values) == expected
+
+
+def test_published_figures_stand_apart():
+    section = findings("all_drafters", tables(), ABOUT).sections[-1]
+    ((_, shown),) = section.tables
+    line = shown[(shown["method"] == "EAGLE") & (shown["GPU"] == "A100")].iloc[0]
+    assert (line["drafter here"], line["tokens per round"], line["speedup"]) == ("eagle", "3.58", "2.10")
+    assert shown["drafter here"].notna().all()

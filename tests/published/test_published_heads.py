@@ -1,0 +1,270 @@
+"""Heads of every published format draft what the format's equations say, round by round, rejections included; and
+nothing loads that does not fit exactly.
+"""
+
+import json
+import logging
+
+import pytest
+import torch
+from fixtures.tiny_checkpoints import PUBLISHED, Published, medusa, slow_medusa, write_checkpoint
+from safetensors.torch import load_file, save_file
+
+from specdec.clock import CpuClock
+from specdec.convert import convert
+from specdec.decode import generate
+from specdec.drafters.base import drafters
+from specdec.errors import UsageError
+from specdec.records import Request, TextStart
+from specdec.sampling import generator_for
+from specdec.structures.base import structures
+from specdec.targets.base import targets
+from specdec.targets.causal import Causal
+from specdec.verifiers.base.contract import verifiers
+
+WIDTH, VOCABULARY = 16, 40
+PROMPTS = [[7, 3, 19, 34, 3, 19, 22, 7, 3], [5], [1, 38, 2, 27], [11, 12, 13, 14, 15, 16, 17], [30, 30, 2]]
+NEW_TOKENS = 72
+# The root has seven children, so that some tokens are accepted, and most rounds end in a rejection.
+PARENTS = [*[-1] * 7, 0, 0, 1, 2, 7, 7, 9]
+
+
+@pytest.fixture(scope="module")
+def model(tiny_llama):
+    return tiny_llama(VOCABULARY, context=128)
+
+
+@pytest.fixture(scope="module")
+def target(model, sampling):
+    return Causal(model, sampling(temperature=0.0))
+
+
+@pytest.fixture(scope="module")
+def tree(group_values):
+    return structures.build(group_values("structure", "tree", parents=PARENTS, nodes=len(PARENTS), depth=3))
+
+
+@pytest.fixture(scope="module")
+def drafter_of(group_values, target):
+    """`drafter_of(folder, "medusa")` builds a drafter of the YAML's values over a folder."""
+
+    def build(folder, name, target=target):
+        return drafters.build(group_values("drafter", name, model=str(folder)), target=target)
+
+    return build
+
+
+def rounds_follow(target, drafter, structure, slow) -> None:
+    """Every node of every round is the next best choice of `slow(states, t, path)`."""
+    rounds = accepted = rejected = 0
+    for prompt in PROMPTS:
+        generation = generate(
+            target=target,
+            drafter=drafter,
+            verifier=verifiers.build({"name": "greedy"}),
+            structure=structure,
+            request=Request(prompt, NEW_TOKENS),
+            clock=CpuClock(),
+        )
+        text = [*prompt, *generation.tokens]
+        with torch.inference_mode():
+            output = target.model(input_ids=torch.tensor([text]), use_cache=False, output_hidden_states=True)
+        states = [layer[0] for layer in output.hidden_states]
+        for row in generation.rounds:
+            if not row.draft_tokens:
+                assert row.context == 1 or row.truncation, "only a text of one token has no state"
+                continue
+            choices = {}
+            for node, token in enumerate(row.draft_tokens):
+                above = row.tree.path(node)[:-1]
+                path = (text[row.context - 1], *(row.draft_tokens[each] for each in above))
+                if path not in choices:
+                    choices[path] = slow(states, row.context - 2, list(path)).argsort(descending=True).tolist()
+                parent = row.tree.parents[node]
+                assert token == choices[path][row.tree.children[parent + 1].index(node)]
+            rounds += 1
+            accepted += row.accepted > 0
+            rejected += row.rejected
+    assert rounds >= 200 and accepted >= 10 and rejected >= 80
+
+
+@pytest.mark.parametrize("kind", PUBLISHED)
+def test_drafts_are_those_of_the_formats_equations(model, target, drafter_of, tree, tmp_path, kind):
+    published = PUBLISHED[kind]
+    weights = write_checkpoint(tmp_path, published, WIDTH, VOCABULARY)
+    embedding = model.get_input_embeddings().weight
+    drafter = drafter_of(tmp_path, published.drafter)
+    structure = tree.clamped(len(drafter.heads))
+    rounds_follow(
+        target, drafter, structure, lambda states, t, path: published.slow(weights, states, embedding, t, path)
+    )
+
+
+def test_heads_of_the_second_version_use_the_targets_output_layer(model, target, drafter_of, tree, tmp_path):
+    output = model.get_output_embeddings().weight
+    published = Published("medusa", medusa(3, 2, outputs=False), slow_medusa(2, tied=lambda: output), {"version": "2"})
+    weights = write_checkpoint(tmp_path, published, WIDTH, VOCABULARY)
+    rounds_follow(
+        target,
+        drafter_of(tmp_path, "medusa"),
+        tree,
+        lambda states, t, path: published.slow(weights, states, output, t, path),
+    )
+
+
+def test_heads_and_their_target_in_one_checkpoint(model, drafter_of, group_values, sampling, tree, tmp_path, caplog):
+    """One folder is `target.model` and `drafter.model`; each reads its part."""
+    model.save_pretrained(tmp_path)
+    published = Published("medusa", medusa(3, 1, "medusa_head."), slow_medusa(1, "medusa_head."))
+    config = json.loads((tmp_path / "config.json").read_text())
+    base = load_file(tmp_path / "model.safetensors")
+    weights = write_checkpoint(tmp_path, published, WIDTH, VOCABULARY, **config, medusa_num_heads=3)
+    save_file({**weights, **base}, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    values = group_values("target", "causal", model=str(tmp_path), device="cpu")
+    target = targets.build(values, sampling=sampling(temperature=0.0))
+    drafter = drafter_of(tmp_path, "medusa", target)
+    assert drafter.describe()["format"] == "Medusa-2" and not caplog.records
+    rounds_follow(target, drafter, tree, lambda states, t, path: published.slow(weights, states, base, t, path))
+    elsewhere = tmp_path / "other"
+    model.save_pretrained(elsewhere)
+    drafter_of(tmp_path, "medusa", targets.build(values | {"model": str(elsewhere)}, sampling=target.sampling))
+    assert f"use target.model={tmp_path}" in caplog.text
+
+
+def test_tokens_outside_a_reduced_vocabulary_are_never_drawn(model, sampling, drafter_of, make_structure, tmp_path):
+    weights = write_checkpoint(tmp_path, PUBLISHED["medusa_vllm_some_tokens"], WIDTH, VOCABULARY)
+    target = Causal(model, sampling(temperature=1.0))
+    drafter = drafter_of(tmp_path, "medusa", target)
+    target.start(TextStart(PROMPTS[0], 100))
+    drafter.start(TextStart(PROMPTS[0], 100, generator=generator_for(0, "prompt", "draft")), target.states)
+    draft = drafter.draft(make_structure("rows", 3))
+    inside = set(weights["token_map"].tolist())
+    assert set(draft.tokens.tolist()) <= inside
+    assert draft.q[:, [token for token in range(VOCABULARY) if token not in inside]].eq(0).all()
+    torch.testing.assert_close(draft.q.sum(-1), torch.ones(len(draft), dtype=torch.float64))
+
+
+@pytest.mark.parametrize("kind", PUBLISHED)
+def test_tensors_beside_the_formats_own_are_refused(drafter_of, tmp_path, kind):
+    """A missing one, an extra one, one of another shape; each is named."""
+    published = PUBLISHED[kind]
+    weights = write_checkpoint(tmp_path, published, WIDTH, VOCABULARY)
+    optional = ("input_embed_fn", "embed_tokens", "token_map", "emb.1", "ln.1", "head.1", "proj.2")
+    needed = sorted(name for name in weights if not any(part in name for part in optional))
+    dropped = needed[len(needed) // 2]
+
+    def refusal(changed) -> str:
+        save_file(changed, tmp_path / published.file)
+        with pytest.raises(UsageError, match="drafter.model=") as raised:
+            drafter_of(tmp_path, published.drafter)
+        assert "\n" not in str(raised.value)
+        return str(raised.value)
+
+    assert dropped in refusal({name: value.clone() for name, value in weights.items() if name != dropped})
+    extra = {name: value.clone() for name, value in weights.items()}
+    assert "unknown.weight too many" in refusal({**extra, "unknown.weight": torch.ones(1)})
+    assert needed[-1] in refusal({**extra, needed[-1]: torch.ones(3, 3, 3)})
+
+
+@pytest.mark.parametrize("kind", PUBLISHED)
+@pytest.mark.parametrize(("width", "vocabulary", "what"), [(24, VOCABULARY, "width"), (WIDTH, 41, "vocabulary")])
+def test_another_target_is_refused(drafter_of, tmp_path, kind, width, vocabulary, what):
+    published = PUBLISHED[kind]
+    write_checkpoint(tmp_path, published, width, vocabulary)
+    told = f"target of {what} {width if what == 'width' else vocabulary}, and this one has"
+    with pytest.raises(UsageError, match=told):
+        drafter_of(tmp_path, published.drafter)
+
+
+def test_the_name_of_another_target_is_warned_of_and_recorded(model, drafter_of, tmp_path, caplog, sampling):
+    write_checkpoint(tmp_path, PUBLISHED["medusa_1"], WIDTH, VOCABULARY)
+    model.config.name_or_path = "/models/vicuna-7B-v1.3"
+    try:
+        drafter = drafter_of(tmp_path, "medusa")
+        assert not caplog.records
+        model.config.name_or_path = "/models/vicuna-13b-v1.3"
+        drafter_of(tmp_path, "medusa")
+    finally:
+        model.config.name_or_path = ""
+    assert caplog.records[0].levelno == logging.WARNING
+    assert "lmsys/vicuna-7b-v1.3" in caplog.text and "/models/vicuna-13b-v1.3" in caplog.text
+    described = drafter.describe()
+    assert (described["format"], described["made_for"]) == ("Medusa-1", "lmsys/vicuna-7b-v1.3")
+    assert described["heads"]["count"] == 5 and len(described["sha256"]) == 64
+
+
+@pytest.mark.parametrize("asked", ["medusa", "blockwise", "grounded", "mlp_speculator"])
+@pytest.mark.parametrize("kind", ["medusa_1", "hydra", "hydra_not_grounded", "accelerator"])
+def test_the_right_drafter_is_named(drafter_of, tmp_path, kind, asked):
+    right = PUBLISHED[kind].drafter
+    write_checkpoint(tmp_path, PUBLISHED[kind], WIDTH, VOCABULARY)
+    if asked == right or (asked, right) == ("blockwise", "medusa"):
+        assert drafter_of(tmp_path, asked).strategy == asked
+    else:
+        with pytest.raises(UsageError, match=rf"use \+drafter={right}\."):
+            drafter_of(tmp_path, asked)
+
+
+def test_a_pickle_loads_once_it_is_converted(drafter_of, tmp_path):
+    weights = write_checkpoint(tmp_path, PUBLISHED["medusa_1"], WIDTH, VOCABULARY)
+    (tmp_path / "medusa_lm_head.safetensors").unlink()
+    torch.save(weights, tmp_path / "medusa_lm_head.pt")
+    command = f"python -m specdec.convert {tmp_path / 'medusa_lm_head.pt'}"
+    for model in (tmp_path, tmp_path / "medusa_lm_head.pt"):
+        with pytest.raises(UsageError, match=command):
+            drafter_of(model, "medusa")
+    convert(tmp_path / "medusa_lm_head.pt")
+    heads = drafter_of(tmp_path, "medusa").heads
+    assert torch.equal(heads.outputs[4], weights["4.1.weight"].double())
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "told"),
+    [
+        ("hydra", {"hydra_head_arch": "cross-attn"}, "which is not read: only its MLP heads"),
+        ("medusa_vllm", {"logit_scale": 0.5}, "logit_scale"),
+        ("medusa_vllm", {"truncated_vocab_size": 12}, "lacks the token_map"),
+        ("accelerator", {"n_predict": None}, "no n_predict"),
+        ("accelerator", {"emb_dim": 16.5}, "emb_dim=16.5"),
+        ("accelerator", {"speculators_model_type": "mlp", "model_type": None}, "speculators MLP, which is not read"),
+    ],
+)
+def test_what_is_not_read_is_said(drafter_of, tmp_path, kind, changes, told):
+    write_checkpoint(tmp_path, PUBLISHED[kind], WIDTH, VOCABULARY, **changes)
+    with pytest.raises(UsageError, match=told):
+        drafter_of(tmp_path, PUBLISHED[kind].drafter)
+
+
+def test_copies_that_differ_are_refused(drafter_of, tmp_path):
+    weights = write_checkpoint(tmp_path, PUBLISHED["accelerator_tied_copies"], WIDTH, VOCABULARY)
+    changed = {**{name: value.clone() for name, value in weights.items()}, "speculator.ln.2.bias": torch.ones(WIDTH)}
+    save_file(changed, tmp_path / "model.safetensors")
+    with pytest.raises(UsageError, match=r"ln\.2\.bias differs from its ln\.0\.bias"):
+        drafter_of(tmp_path, "mlp_speculator")
+
+
+def test_a_prefix_layer_needs_a_llama(drafter_of, table, random_law, tmp_path):
+    write_checkpoint(tmp_path, PUBLISHED["hydra_prefix"], 5, 5)
+    with pytest.raises(UsageError, match="a Llama; this target is no transformers model"):
+        drafter_of(tmp_path, "grounded", table(random_law(5, 0)))
+
+
+def test_without_a_checkpoint_an_mlp_speculator_says_what_to_give(group_values, target):
+    with pytest.raises(UsageError, match=r"Missing value drafter\.model: give the folder or hub id"):
+        drafters.build(group_values("drafter", "mlp_speculator"), target=target)
+
+
+@pytest.mark.parametrize("kind", ["hydra_prefix", "accelerator_tied", "medusa_vllm_some_tokens"])
+def test_a_whole_text_at_once_has_the_features_of_each_position(target, drafter_of, tmp_path, kind):
+    write_checkpoint(tmp_path, PUBLISHED[kind], WIDTH, VOCABULARY)
+    heads = drafter_of(tmp_path, PUBLISHED[kind].drafter).heads
+    tokens = torch.tensor([PROMPTS[0], PROMPTS[0][::-1]])
+    states, _ = target.hidden.sequence(tokens, heads.offset(target.hidden.layers))
+    with torch.inference_mode():
+        together = heads.features(states, tokens)
+        for line in range(2):
+            contextual, _ = heads.contextual(states[line : line + 1, :4])
+            for k, features in enumerate(together, 1):
+                alone = heads.draft_features(k, contextual[0, 3], tokens[line : line + 1, 4 : 4 + k])
+                torch.testing.assert_close(features[line, 3], alone[0])
+    assert heads.flops_per_token > 2 * WIDTH * 12 and heads.describe()["count"] == len(heads) == len(together)

@@ -1,0 +1,192 @@
+"""Heads along a text: under greedy the rounds of live decoding, to the round; drawn drafts, the exact expectation."""
+
+import json
+from collections import Counter, defaultdict
+
+import pandas as pd
+import pytest
+import torch
+
+from specdec import advise, run
+from specdec.clock import CpuClock
+from specdec.decode import generate
+from specdec.drafters import drafters
+from specdec.drafters.adaptive import Adaptive
+from specdec.drafters.blockwise import BlockwiseHeads
+from specdec.drafters.grounded import Grounded
+from specdec.drafters.medusa import Medusa
+from specdec.drafters.none import NoDrafter
+from specdec.heads.checkpoint import save_heads
+from specdec.records import Request
+from specdec.replay.answers import TextStates
+from specdec.replay.expected_rounds import agreement, expected_rounds, rounds_along, starts_along
+from specdec.structures import structures
+from specdec.targets import targets
+from specdec.targets.causal import Causal
+from specdec.theory.dependence import replay_rounds_by_start
+from specdec.verifiers import verifiers
+
+PROMPT = (7, 3, 19, 44, 3, 19, 52, 7, 3, 19, 44, 8, 3, 19)
+TOKENS = 90
+KINDS = {
+    "medusa": (Medusa, {"output": "own"}),
+    "medusa_prefix": (Medusa, {"output": "own", "prefix": True}),
+    "grounded": (Grounded, {"output": "own", "grounded": True, "offset": 1}),
+    "gru": (Grounded, {"output": "own", "grounded": True, "mixer": "gru", "state": "embeddings", "prefix": True}),
+    "blockwise": (BlockwiseHeads, {"output": "own"}),
+}
+
+
+def decode(target, drafter, structure, request, verifier="greedy", generator=None):
+    return generate(
+        target=target,
+        drafter=drafter,
+        verifier=verifiers.build({"name": verifier}),
+        structure=structure,
+        request=Request(
+            request.prompt, request.max_new_tokens, draft_generator=request.draft_generator, accept_generator=generator
+        ),
+        clock=CpuClock(),
+    )
+
+
+def chain(gamma):
+    return structures.build({"name": "chain", "gamma": gamma})
+
+
+@pytest.fixture(scope="module")
+def target(tiny_model, sampling):
+    return Causal(tiny_model("llama"), sampling(temperature=0.0))
+
+
+@pytest.fixture(scope="module")
+def text(target):
+    return decode(target, NoDrafter(), chain(1), Request(PROMPT, TOKENS)).tokens
+
+
+@pytest.fixture(scope="module")
+def fitted(target, text, random_heads):
+    """`fitted("medusa")`: a drafter whose heads are fitted to two thirds of the text, so that some guesses are right."""
+
+    def make(kind):
+        cls, changes = KINDS[kind]
+        heads = random_heads(target, **changes)
+        offset = target.hidden.layers if heads.config.state == "embeddings" else heads.config.offset
+        tokens = torch.tensor([[*PROMPT, *text]])
+        states, _ = target.hidden.sequence(tokens, offset)
+        for k, features in enumerate(heads.features(states.clone(), tokens), 1):
+            kept = torch.arange(tokens.shape[1] - k - 1)
+            kept = kept[kept % 3 > 0]
+            wanted = torch.nn.functional.one_hot(tokens[0, kept + k + 1], target.vocab_size).double()
+            heads.outputs[k - 1].copy_(torch.linalg.lstsq(features[0, kept], wanted).solution.T)
+        return cls(heads, target)
+
+    return make
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_greedy_rounds_are_those_of_live_decoding(target, text, fitted, make_structure, kind):
+    """Of every shape, and with states of all lengths of rounds between; the states are read once."""
+    drafter, request, states = fitted(kind), Request(PROMPT, TOKENS), TextStates(target)
+    accepted = Counter()
+    for shape in sorted(drafter.capabilities.fills):
+        for gamma in (1, 2, 5) if shape == "chain" else (4,):
+            structure = make_structure(shape, gamma)
+            live = decode(target, drafter, structure, request)
+            assert live.tokens == text
+            accepted.update(item.accepted for item in live.rounds)
+            walk = rounds_along(drafter, target, structure, text, request, CpuClock(), states)
+            assert walk.rounds == len(live.rounds) and walk.calls == 0
+            assert walk.offered == Counter(len(item.draft_tokens) for item in live.rounds)
+            assert expected_rounds(drafter, target, structure, text, request, states) == len(live.rounds)
+            if shape == "chain":  # the other way: chances of all starts at once
+                starts = starts_along(drafter, target, structure, text, request, states)
+                assert replay_rounds_by_start(starts.m) == len(live.rounds)
+                assert set(starts.m.flat) <= {0.0, 1.0}
+    assert accepted[0] > 20 and sum(accepted[number] for number in (1, 2, 3)) > 20, "rejections and acceptances"
+
+
+def test_states_that_stay_behind_show(target, text, fitted, monkeypatch):
+    """A drafter that keeps the states of the first round takes other rounds: what is compared above depends on them."""
+    drafter, request = fitted("medusa"), Request(PROMPT, TOKENS)
+    rounds = expected_rounds(drafter, target, chain(3), text, request)
+    monkeypatch.setattr(drafter, "commit", lambda tokens, states: Medusa.commit(drafter, tokens))
+    assert expected_rounds(drafter, target, chain(3), text, request) != rounds
+
+
+def test_wrapped_heads_are_walked(target, text, fitted):
+    drafter, request = Adaptive(fitted("medusa"), "heuristic", length=2), Request(PROMPT, TOKENS)
+    assert drafter.capabilities.replay == "copying" and drafter.capabilities.reads_states
+    live = decode(target, drafter, chain(4), request)
+    assert expected_rounds(drafter, target, chain(4), text, request) == len(live.rounds)
+
+
+def test_agreement_is_that_of_the_first_head(target, text, fitted):
+    drafter, request = fitted("grounded"), Request(PROMPT, TOKENS)
+    along = agreement(drafter, target, chain(4), text, request)
+    starts = starts_along(drafter, target, chain(4), text, request)
+    assert along.beta == along.m == tuple(starts.m[:, 0]) and all(along.proposed)
+    assert 0.1 < sum(along.beta) / TOKENS < 0.9
+
+
+LAW = [[0.5, 0.3, 0.2], [0.1, 0.6, 0.3], [0.35, 0.25, 0.4]]
+DRAWN = [
+    ("medusa", "sampled", (1,)),  # nothing is offered in the first round: no state before it
+    ("medusa", "sampled", (2, 1)),
+    ("grounded", "sampled", (2, 1)),
+    ("grounded", "greedy", (2, 1)),
+    ("ngram", "greedy", (0, 1, 2, 0, 2)),
+]
+
+
+@pytest.mark.parametrize(("name", "drafts", "prompt"), DRAWN)
+def test_expected_rounds_of_each_sampled_text_are_exact(
+    table, enumeration, random_heads, group_values, name, drafts, prompt
+):
+    """All outcomes of live decoding, by enumeration: given the text, the mean number of rounds is the replay's."""
+    target = table(LAW, temperature=1.0)
+    if name == "ngram":
+        drafter = drafters.build(group_values("drafter", "ngram"), target=target)
+    else:
+        heads = random_heads(target, count=2, grounded=name == "grounded")
+        drafter = {"medusa": Medusa, "grounded": Grounded}[name](heads, target, drafts=drafts)
+    limit, structure = (4 if drafts == "greedy" else 3), chain(2)
+
+    def live():
+        request = Request(prompt, limit, draft_generator=enumeration.generator)
+        made = decode(target, drafter, structure, request, "speculative_sampling", enumeration.generator)
+        return made.tokens, len(made.rounds)
+
+    chance, rounds = defaultdict(float), defaultdict(float)
+    for (tokens, count), weight in enumeration.law(live).items():
+        chance[tokens] += weight
+        rounds[tokens] += weight * count
+    assert len(chance) == 3**limit
+    for tokens, weight in chance.items():
+        replayed = expected_rounds(drafter, target, structure, tokens, Request(prompt, limit))
+        assert replayed == pytest.approx(rounds[tokens] / weight, abs=1e-12)
+
+
+def test_a_session_and_its_advice_have_the_rounds_of_heads(in_process, tmp_path, group_values, sampling, random_heads):
+    """In float64 the replay is the run, so drift is 1; and advice foretells the run."""
+    target = targets.build(group_values("target", "table"), sampling=sampling(temperature=0.0))
+    save_heads(random_heads(target, count=4), tmp_path / "heads.safetensors", target.hidden.identity, training={})
+    common = ("+drafter=medusa", "drafter.model=heads.safetensors", "structure=chain", "structure.gamma=4")
+    tiny = (*common, "+debug=tiny", "measurement.gammas=[2]")
+    ended = in_process(advise, *tiny, "hydra.run.dir=advice_run")
+    assert ended.code == 0, ended.error
+    ended = in_process(run, *tiny, "tracking.enabled=false", "hydra.run.dir=run")
+    assert ended.code == 0, ended.error
+    replay, alpha = (pd.read_parquet(tmp_path / "run" / f"{name}.parquet") for name in ("replay", "alpha"))
+    rounds = pd.read_parquet(tmp_path / "run" / "rounds.parquet")
+    assert set(replay["kind"]) == {"own", "baseline"} and set(replay["gamma"]) == {2, 4}
+    assert (alpha["denominator"] > 0).all()
+    predictions = json.loads((tmp_path / "advice_run" / "advice.json").read_text())["predictions"]
+    for item in predictions:
+        live = rounds[rounds["gamma"] == item["gamma"]]
+        for kind in ("own", "baseline"):
+            replayed = replay[(replay["gamma"] == item["gamma"]) & (replay["kind"] == kind)]
+            assert replayed["rounds"].sum() == len(live)
+        assert item["tokens_per_round"]["estimate"] == pytest.approx(live["committed"].sum() / len(live))
+    factors = json.loads((tmp_path / "run" / "account.json").read_text())["gammas"]["4"]["factors"]
+    assert factors["drift"] == pytest.approx(1, abs=1e-12)

@@ -1,0 +1,63 @@
+"""Study `all_drafters` on the table target: its arms, its tables, and what may be wrong."""
+
+import pytest
+
+from specdec.drafters import drafters
+from specdec.errors import UsageError
+
+ON_A_TABLE = ("ngram", "mixed", "model_bigram")
+PROMPTS = "prompts.tokens=[[0,1,2,0,1,2,0],[1,1,2,1,1,2,1],[2,0,2,0,2,0]]"
+
+
+def only(*names: str) -> tuple[str, ...]:
+    left_out = ",".join(name for name in drafters.names() if name not in names)
+    changes = "{mixed: {bigram: {cache_dir: null}}, model_bigram: {cache_dir: null}}"
+    return (f"study.leave_out=[{left_out}]", f"+study.drafters={changes}", "~target.dtype", PROMPTS)
+
+
+@pytest.fixture(scope="module")
+def chosen():
+    return only(*ON_A_TABLE)
+
+
+def test_every_arm_decodes_every_text(study, chosen):
+    found, tables = study("all_drafters", *chosen, "study.nodes=3", "study.repeats=2")
+    arms, live = tables["arms"], tables["live"]
+    assert set(arms["arm"]) == {f"{name}{tail}" for name in ON_A_TABLE for tail in ("", ", chain", ", tree")}
+    assert set(live["arm"]) == {*arms["arm"], "baseline"}
+    assert (live.groupby("arm").size() == 2 * 3).all()
+    assert set(live["outcome"]) == {"same"} and arms["lossless"].all()
+    equal = arms[arms["setting"] != "default"]
+    assert (equal["nodes"] == 3).all()
+    own = arms.set_index("arm")["structure"]
+    assert own["mixed"] == "10 rows of 10" and own["ngram"] == "gamma 4"  # the YAML's own
+    assert (arms["training_seconds"] == 0).all()
+    per_round = live.groupby("arm")[["nodes", "tokens", "rounds"]].sum()
+    assert per_round.loc["baseline", "nodes"] == 0
+    assert per_round.loc["baseline", "tokens"] == per_round.loc["baseline", "rounds"]
+    assert (live["round_s"] >= live["draft_s"] + live["verify_s"]).all()
+    mean = per_round.loc["ngram, chain", "tokens"] / per_round.loc["ngram, chain", "rounds"]
+    assert found.metrics["all_drafters.ngram.chain.tokens_per_round"] == pytest.approx(mean)
+    titles = [section.title for section in found.sections]
+    assert titles[0] == "Every drafter in its own structure" and titles[-1] == "The same methods as published"
+    assert sum("of 3" in title for title in titles) == 2
+
+
+def test_without_shapes_each_drafter_has_its_own_structure(study, chosen):
+    _, tables = study("all_drafters", *chosen, "study.shapes=[]")
+    assert set(tables["arms"]["setting"]) == {"default"}
+
+
+@pytest.mark.parametrize(
+    ("overrides", "says"),
+    [
+        (("study.leave_out=[ngran]",), "Did you mean ngram?"),
+        (("study.nodes=0",), "study.nodes"),
+        (only("model_unigram", "ngram"), "study.leave_out=["),  # a table has no embeddings to rank
+    ],
+    ids=["unknown", "nodes", "cannot be made"],
+)
+def test_bad_input_is_one_sentence(study, overrides, says):
+    with pytest.raises(UsageError) as raised:
+        study("all_drafters", *overrides)
+    assert says in str(raised.value) and "\n" not in str(raised.value)
