@@ -82,7 +82,7 @@ def eagle_loss(
         where = positions(tokens, scored, step + 1)
         if config.regression:
             actual = features.flatten(0, 1)[where.laws]
-            apart = F.smooth_l1_loss(where.select(states.carried).float(), actual, reduction="sum")
+            apart = F.smooth_l1_loss(where.select(states.carried).to(actual.dtype), actual, reduction="sum")
             distance = distance + config.regression * scale / features.shape[-1] * apart
         if lines is not None:
             where = _drafted(where, lines, drafted, config.teacher)

@@ -50,6 +50,11 @@ class EagleTrainConfig(StateTrainConfig):
 
     @model_validator(mode="after")
     def _fits(self) -> "EagleTrainConfig":
+        if self.eagle.mask_token is not None:
+            raise ValueError(
+                "eagle.mask_token makes a network that drafts all tokens in one pass, which this training does not "
+                "teach: set it to null"
+            )
         if self.loss.regression and self.eagle.form != "eagle1":
             raise ValueError(
                 "loss.regression draws carried states to the target's, which eagle.form=eagle3 does not stand for: set "

@@ -350,7 +350,7 @@ def test_heads_of_another_target_or_kind_are_no_beginning(values: dict, store: D
     with pytest.raises(UsageError, match=f"init=.*other.*{'f' * 16}.*{target.hidden.identity[:16]}"):
         opened(changed(values, init=str(tmp_path / "other.safetensors")), store)
     save_heads(heads, tmp_path / "kind.safetensors", target.hidden.identity, {})
-    with pytest.raises(UsageError, match="have layers=1 and the recipe has heads.layers=2"):
+    with pytest.raises(UsageError, match="has layers=1 and the recipe has heads.layers=2"):
         opened(changed(values, init=str(tmp_path / "kind.safetensors"), heads__layers=2), store)
     with pytest.raises(UsageError, match="Heads init=nowhere do not exist"):
         opened(changed(values, init="nowhere"), store)
@@ -453,8 +453,8 @@ def test_a_whole_run_is_tracked(
     [
         (
             [],
-            r"No recipe: add \+recipe=NAME, one of pocket_target, \+heads=NAME, one of medusa, grounded, or \+eagle=NAME, "
-            "one of pocket",
+            r"No recipe: add \+recipe=NAME, one of pocket_target, \+heads=NAME, one of medusa, grounded, "
+            r"or \+eagle=NAME, one of pocket",
         ),
         (["recipe", "heads"], r"Two recipes: choose one, \+recipe=NAME"),
     ],
