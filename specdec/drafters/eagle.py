@@ -13,7 +13,7 @@ from torch import Tensor
 from specdec.config import typed
 from specdec.drafters.base import Drafter, DrafterCapabilities, drafters
 from specdec.eagle.draft_rows import DraftRows, TextRows, chains_along
-from specdec.eagle.eagle_checkpoint import load_eagle, shipped_eagle
+from specdec.eagle.eagle_checkpoint import load_eagle, shipped_eagle, training_of
 from specdec.eagle.eagle_network import EagleNetwork
 from specdec.errors import NumericsError, UsageError
 from specdec.published.checkpoint_files import PICKLES
@@ -115,7 +115,7 @@ class Eagle(Drafter):
         network = load_eagle(path, target)
         with path.open("rb") as file:
             sha256 = hashlib.file_digest(file, "sha256").hexdigest()
-        return cls(network, target, {"sha256": sha256}, **how)
+        return cls(network, target, {"sha256": sha256, "training": training_of(path)}, **how)
 
     def _begin(self, generator: torch.Generator | None) -> None:
         self._generator = generator

@@ -82,6 +82,12 @@ def read_eagle(path: str | Path, key: str = "drafter.model") -> StoredEagle:
         ) from None
 
 
+def training_of(path: str | Path) -> dict[str, Any]:
+    """Return how the network of a file was made, as the trainer recorded it; no weights are read."""
+    with safe_open(path, framework="pt") as file:
+        return dict(json.loads(file.metadata()[_KEY])["training"])
+
+
 def load_eagle(path: str | Path, target: Target) -> EagleNetwork:
     """Load a network for the target that it was trained on, in its dtype and on its device.
 

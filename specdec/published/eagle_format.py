@@ -202,7 +202,8 @@ class Reading:
             config = validated(EagleConfig, values)
         except UsageError as error:
             raise ModelLoadError(f"{self.files} has a config.json that does not fit: {error}") from None
-        check_target(self.files, target, width=config.target_hidden)
+        vocabulary = None if self.config.get("vocab_size") is None else self.number("vocab_size")
+        check_target(self.files, target, width=config.target_hidden, vocabulary=vocabulary)
         embedding, output = target.hidden.embedding, target.hidden.output_layer
         with torch.device("meta"):  # makes no weights, because those of the file are assigned
             network = EagleNetwork(config, embedding, output)

@@ -334,7 +334,7 @@ REFUSED = {
     "fewer draft tokens": (
         dict(EAGLE3, draft_vocab_size=13),
         EAGLE3_WEIGHTS,
-        r"shape \[12, 16\] in place of \[13, 16\]",
+        r"shape \[12\] in place of \[13\]",
     ),
     "a second spelling": (
         EAGLE3,
@@ -371,6 +371,11 @@ REFUSED = {
         speculators("peagle", draft_vocab_size=DRAFTED, mask_token_id=38),
         EAGLE3_WEIGHTS | {"mask_hidden": torch.ones(1, 48)},
         "lacks embed_tokens.weight",
+    ),
+    "a mask token beyond the vocabulary": (
+        speculators("peagle", draft_vocab_size=DRAFTED, mask_token_id=V),
+        EAGLE3_WEIGHTS | weights_of(EMBEDDING) | {"mask_hidden": torch.ones(1, 48)},
+        "mask_token_id=40, which is no token of 40",
     ),
     "P-EAGLE without a mask token": (
         speculators("peagle", draft_vocab_size=DRAFTED),

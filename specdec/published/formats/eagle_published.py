@@ -1,13 +1,13 @@
 """EAGLE-1, EAGLE-2 (the same files) and EAGLE-3 as their authors, SpecForge and ModelOpt publish them."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from specdec.eagle.eagle_network import EagleNetwork
 from specdec.errors import ModelLoadError
 from specdec.published.checkpoint_files import CheckpointFiles
-from specdec.published.eagle_format import DECODER_LAYER, EagleFormat, Reading, boundaries_of
-from specdec.published.recognise import check_target, formats
+from specdec.published.eagle_format import DECODER_LAYER, Convention, EagleFormat, Reading, boundaries_of
+from specdec.published.recognise import formats
 from specdec.targets.base import Target
 
 _MIDLAYER = {"midlayer.": "layers.0."}
@@ -65,7 +65,8 @@ class Eagle3(EagleFormat):
             )
         flags["own_embedding"] = files.config.get("target_hidden_size") is not None  # the target's has another width
         numbers = flags.pop("eagle_aux_hidden_state_layer_ids")
-        return eagle3_network(Reading(files, files.config, _MIDLAYER), target, flags, layers or numbers, bool(layers))
+        layer_numbers = LayerNumbers(numbers, layers, "asked")
+        return eagle3_network(Reading(files, files.config, _MIDLAYER), target, flags, layer_numbers)
 
 
 _FLAGS = (
@@ -92,8 +93,6 @@ def eagle1_network(reading: Reading, target: Target, fc_bias: bool) -> EagleNetw
     Raises:
         ModelLoadError: see `Reading.network`.
     """
-    if reading.config.get("vocab_size") is not None:
-        check_target(reading.files, target, vocabulary=reading.number("vocab_size"))
     if reading.number("num_hidden_layers", 1) != 1:
         raise ModelLoadError(f"{reading.files} has several layers: an EAGLE-1 network has one.")
     values = reading.decoder()
@@ -101,34 +100,41 @@ def eagle1_network(reading: Reading, target: Target, fc_bias: bool) -> EagleNetw
     return reading.network(target, values | {"fc_bias": fc_bias or reading.has("fc.bias")}, ["embed_tokens.weight"])
 
 
-def eagle3_network(
-    reading: Reading, target: Target, flags: dict[str, Any], numbers: Any, given: bool, recorded: bool = False
-) -> EagleNetwork:
+class LayerNumbers(NamedTuple):
+    """The target's layers that a network reads.
+
+    Attributes:
+        written: as the config has them; None where it has none.
+        given: `drafter.layers`, which are boundaries and count instead; None for those of the config.
+        convention: what `written` may mean.
+    """
+
+    written: Any
+    given: Sequence[int] | None
+    convention: Convention
+
+
+def eagle3_network(reading: Reading, target: Target, flags: dict[str, Any], numbers: LayerNumbers) -> EagleNetwork:
     """Return a network of the EAGLE-3 form.
 
     Args:
         flags: those of `EagleConfig`, None where the config has none; of norms before `fc` tensors then tell.
-        numbers: layer numbers, None for the usual ones.
-        given: `numbers` are `drafter.layers`, which are boundaries.
-        recorded: the format counts boundaries.
     Raises:
         ModelLoadError: see `Reading.network` and `boundaries_of`.
     """
     files, values = reading.files, reading.decoder()
     width, depth = reading.number("target_hidden_size", values["hidden"]), target.hidden.layers
     vocabulary = len(target.hidden.output_layer)
-    if reading.config.get("vocab_size") is not None:
-        check_target(files, target, vocabulary=reading.number("vocab_size"))
     joined = reading.shape("fc.weight")[1]
     if joined % width:
         raise ModelLoadError(f"{files} has fc for {joined} values, which are no features of width {width}.")
     features = joined // width
-    if given:
-        boundaries = list(numbers)
-        if len(boundaries) != features:
-            raise ModelLoadError(f"Bad value drafter.layers={boundaries}: {files} reads {features} layers.")
+    if numbers.given is None:
+        boundaries = boundaries_of(files, numbers.written, features, depth, numbers.convention)
+    elif len(numbers.given) == features:
+        boundaries = list(numbers.given)
     else:
-        boundaries = boundaries_of(files, numbers, features, depth, "boundaries" if recorded else "asked")
+        raise ModelLoadError(f"Bad value drafter.layers={list(numbers.given)}: {files} reads {features} layers.")
     drafted = files.config.get("draft_vocab_size") or reading.shape("lm_head.weight")[0]
     reduced = drafted != vocabulary
     norms = {"norm_before_fc": "input_norm.weight", "fc_norm": "fc_norm.0.weight"}

@@ -7,7 +7,7 @@ from specdec.eagle.eagle_network import EagleNetwork
 from specdec.errors import ModelLoadError
 from specdec.published.checkpoint_files import CheckpointFiles
 from specdec.published.eagle_format import EagleFormat, Reading
-from specdec.published.formats.eagle_published import eagle1_network, eagle3_network, refuse_layers
+from specdec.published.formats.eagle_published import LayerNumbers, eagle1_network, eagle3_network, refuse_layers
 from specdec.published.recognise import formats
 from specdec.targets.base import Target
 
@@ -57,7 +57,9 @@ class ParallelEagle(EagleFormat):
         return kind == "peagle" or kind == "eagle3" and "mask_hidden" in files.tensors
 
     def load(self, files: CheckpointFiles, target: Target, layers: Sequence[int] | None) -> EagleNetwork:
-        token = files.setting("mask_token_id", int)
+        token, size = files.setting("mask_token_id", int), len(target.hidden.output_layer)
+        if not 0 <= token < size:
+            raise ModelLoadError(f"{files} has mask_token_id={token}, which is no token of {size}: use its own target.")
         return _network(files, target, layers, {"mask_token": token, "own_embedding": True})
 
 
@@ -72,5 +74,5 @@ def _network(
         flags = {"own_embedding": True, **flags}
     keys = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
     flags = flags | {key: files.setting(key, bool, False) for key in keys}
-    numbers = layers or files.config.get("eagle_aux_hidden_state_layer_ids")
-    return eagle3_network(Reading(files, decoder), target, flags, numbers, bool(layers), recorded=True)
+    numbers = files.config.get("eagle_aux_hidden_state_layer_ids")
+    return eagle3_network(Reading(files, decoder), target, flags, LayerNumbers(numbers, layers, "boundaries"))
