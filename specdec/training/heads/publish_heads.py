@@ -30,8 +30,8 @@ else**: see the [pocket models' card](../MODEL_CARD.md). They work only with the
 
 The held-out text is the standard-library modules that the pocket models never saw. The top-1 accuracy of head k, or of
 step k of the feature drafter, counts how often its most likely token is the token k places after the next one; what
-reads earlier tokens is given the true ones. In brackets is the accuracy where all earlier heads were right, as in a draft whose earlier tokens are
-accepted. The target's own accuracy at the next token is {reference}.
+reads earlier tokens is given the true ones. In brackets is the accuracy where all earlier heads or steps were right, as
+in a draft whose earlier tokens are accepted. The target's own accuracy at the next token is {reference}.
 
 ## Recipe
 
