@@ -21,8 +21,8 @@ CARD = """\
 
 They draft for the pocket target from its own hidden states, so that `+drafter=medusa`, `+drafter=grounded`,
 `+drafter=blockwise` and `+drafter=eagle` need no download. **They demonstrate the tool and are evidence of nothing
-else**: see the [pocket models' card](../MODEL_CARD.md). They work only with the target whose weights have the hash that they carry
-(`{target}`).
+else**: see the [pocket models' card](../MODEL_CARD.md). They work only with the target whose weights have the hash that
+they carry (`{target}`).
 
 | | {names} |
 |---|{rules}
