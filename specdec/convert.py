@@ -14,7 +14,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from specdec.errors import ModelLoadError, SpecdecError
+from specdec.commands.failures import ending
+from specdec.errors import ModelLoadError
 
 
 def convert(source: Path, output: Path | None = None) -> Path:
@@ -67,19 +68,25 @@ def _tensors(source: Path) -> dict[str, Tensor]:
     return {name: value.detach().contiguous().clone() for name, value in loaded.items()}
 
 
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of the command's arguments."""
+    made = argparse.ArgumentParser("python -m specdec.convert", description="Rewrite pickled tensors as safetensors.")
+    made.add_argument("file", type=Path, help="a dict of tensors that torch.save wrote (.pt, .bin)")
+    made.add_argument("output", type=Path, nargs="?", help="default: FILE with the ending .safetensors")
+    return made
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """The console entry point; exit code 2 with one sentence for a file that is not converted."""
-    parser = argparse.ArgumentParser(
-        prog="python -m specdec.convert", description="Rewrite pickled tensors as safetensors."
-    )
-    parser.add_argument("file", type=Path, help="a dict of tensors that torch.save wrote (.pt, .bin)")
-    parser.add_argument("output", type=Path, nargs="?", help="default: FILE with the ending .safetensors")
-    given = parser.parse_args(arguments)
+    given = parser().parse_args(arguments)
     try:
         written = convert(given.file, given.output)
-    except SpecdecError as error:
-        print(f"specdec: {error}", file=sys.stderr)
-        raise SystemExit(error.exit_code) from None
+    except Exception as error:
+        known = ending(error)
+        if known is None:
+            raise
+        print(f"specdec: {known[0]}", file=sys.stderr)
+        raise SystemExit(known[1]) from None
     print(f"Wrote {written} ({written.stat().st_size:,} bytes).")
 
 

@@ -49,7 +49,11 @@ def generate(
     length = len(prompt) + limit
     target.start(TextStart(prompt, length + target.room(structure.tree), structure.branches))
     drafts = TextStart(
-        prompt, length + structure.nodes + 1, generator=request.draft_generator, reference=request.reference
+        prompt,
+        length + structure.nodes + 1,
+        generator=request.draft_generator,
+        reference=request.reference,
+        in_step=True,
     )
     drafter.start(drafts, target.states)
     prefilled = clock.mark()

@@ -142,6 +142,8 @@ class TextStart:
         branches: the most paths from the root to a leaf in a draft, for a target that evaluates each path apart.
         generator: the source of all randomness of this text's drafts.
         reference: the baseline's tokens after the prompt, for drafters that need them.
+        in_step: True where the target has begun the same text and evaluates it in the same rounds, so that a drafter
+            may read the target's cache. A replay, which has no rounds, leaves it False.
     """
 
     prompt: Sequence[int]
@@ -149,6 +151,7 @@ class TextStart:
     branches: int = 1
     generator: torch.Generator | None = None
     reference: Sequence[int] | None = None
+    in_step: bool = False
 
 
 @dataclass(frozen=True)

@@ -106,6 +106,8 @@ def _name(run: Run) -> str:
     name = params["structure.name"]
     if name == "rows":
         return f"rows {params['structure.k']} x {params['structure.w']}"
+    if name == "expansion":
+        return f"expansion {params['structure.widths']}"
     return f"{name} of {params['structure.gamma'] if name == CHAIN else params['structure.nodes']}"
 
 

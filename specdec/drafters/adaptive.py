@@ -11,6 +11,7 @@ from specdec.config import AtLeastOne, Probability, typed
 from specdec.drafters.base import Drafter, DrafterCapabilities, drafters
 from specdec.drafters.base.contract import Replay
 from specdec.drafters.base.nested import named_below
+from specdec.drafters.base.wrapper import Wrapper
 from specdec.errors import UsageError
 from specdec.records import Draft, TextStart
 from specdec.structures.base import Structure
@@ -37,7 +38,7 @@ class AdaptiveConfig:
 
 
 @drafters.register("adaptive")
-class Adaptive(Drafter):
+class Adaptive(Wrapper):
     """Drafts chains with the drafter `of` and chooses their length, at most the structure's gamma. q and the cost of a
     token are those of `of`.
 
@@ -54,8 +55,9 @@ class Adaptive(Drafter):
     capabilities = DrafterCapabilities(fills=frozenset({"chain"}), replay="copying")
 
     def __init__(self, drafter: Drafter, rule: Rule, threshold: float = 0.3, length: int = 5) -> None:
-        self.drafter, self._rule, self._threshold, self._first = drafter, rule, threshold, length
-        own, fills = drafter.capabilities, self.capabilities.fills
+        super().__init__(drafter)
+        self._rule, self._threshold, self._first = rule, threshold, length
+        own, fills = drafter.capabilities, type(self).capabilities.fills
         replay: Replay | None = "copying" if own.replay in ("position", "start") else own.replay
         self.capabilities = replace(own, fills=fills, reports_confidence=False, replay=replay)
         self._length, self._offered, self._most = length, 0, length
@@ -82,7 +84,7 @@ class Adaptive(Drafter):
 
     def start(self, text: TextStart, states: Tensor | None = None) -> None:
         self._length, self._offered = self._first, 0
-        self.drafter.start(text, states)
+        super().start(text, states)
 
     def draft(self, structure: Structure) -> Draft:
         if self._rule == "confidence":
@@ -96,22 +98,9 @@ class Adaptive(Drafter):
             # All accepted: the round commits one token more than it offered.
             step = 2 if len(tokens) > self._offered else -1
             self._length = max(1, min(self._most, min(self._most, self._length) + step))
-        self.drafter.commit(tokens, states)
-
-    def observe(self, draft: Draft, logits: Tensor) -> None:
-        self.drafter.observe(draft, logits)
-
-    def laws(self, prompt: Sequence[int], text: Sequence[int]) -> Tensor | None:
-        """Return those of the wrapped drafter: at every position, a draft of one token is its own."""
-        return self.drafter.laws(prompt, text)
+            self._offered = 0  # the next round may be another drafter's
+        super().commit(tokens, states)
 
     def prepare(self, capacity: int, structure: Structure) -> None:
         asked = structure.until(self._threshold) if self._rule == "confidence" else structure
-        self.drafter.prepare(capacity, asked)
-
-    def describe(self) -> dict[str, Any]:
-        return self.drafter.describe()
-
-    @property
-    def flops_per_token(self) -> float:
-        return self.drafter.flops_per_token
+        super().prepare(capacity, asked)

@@ -1,6 +1,7 @@
 """A feature drafter: a layer or a few over the target's own features, which drafts autoregressively (EAGLE)."""
 
 import hashlib
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -12,9 +13,10 @@ from torch import Tensor
 
 from specdec.config import typed
 from specdec.drafters.base import Drafter, DrafterCapabilities, drafters
-from specdec.eagle.draft_rows import DraftRows, TextRows, chains_along
+from specdec.eagle.block_rows import BlockText, drafts_along, text_of
+from specdec.eagle.draft_rows import DraftRows, TextRows
 from specdec.eagle.eagle_checkpoint import load_eagle, shipped_eagle, training_of
-from specdec.eagle.eagle_network import EagleNetwork
+from specdec.eagle.feature_network import FeatureNetwork
 from specdec.errors import NumericsError, UsageError
 from specdec.published.checkpoint_files import PICKLES
 from specdec.published.eagle_format import load_published_eagle
@@ -41,8 +43,8 @@ class Eagle(Drafter):
     The network's law of the next token reads the features of the tokens that the target has evaluated and, from the
     second token of a draft on, states that it has made itself. A draft of depth d takes d passes of it, one for each
     level; the first is over the tokens committed in the round before. Whatever was accepted or rejected, these rows are
-    made anew of the target's features. A P-EAGLE network drafts all levels after the first in one pass over mask tokens
-    (2602.01469), so that its nodes of one depth have one law.
+    made anew of the target's features. P-EAGLE networks draft all levels after the first in one pass over mask tokens
+    (2602.01469), and DFlash networks all of at most `block - 1` levels, so that their nodes of one depth have one law.
 
     q is the network's law, 0 for tokens that it cannot draft, standardised by the target's own sampling; tokens are
     drawn from it, siblings as `siblings` says. Under a greedy target, or with `drafts=greedy`, and in a dynamic tree
@@ -62,7 +64,7 @@ class Eagle(Drafter):
 
     def __init__(
         self,
-        network: EagleNetwork,
+        network: FeatureNetwork,
         target: Target,
         about: dict[str, Any] | None = None,
         drafts: Literal["sampled", "greedy"] = "sampled",
@@ -83,7 +85,9 @@ class Eagle(Drafter):
         self._sampling, self._device = target.sampling, target.device
         self._greedy = drafts == "greedy" or target.sampling.greedy
         self._siblings: Siblings = siblings
-        self.capabilities = replace(self.capabilities, vocab_size=network.vocab_size)
+        deepest = None if network.config.block is None else network.config.block - 1
+        self._deepest = deepest or sys.maxsize
+        self.capabilities = replace(self.capabilities, vocab_size=network.vocab_size, deepest=deepest)
         self._begin(None)
 
     @classmethod
@@ -119,7 +123,7 @@ class Eagle(Drafter):
 
     def _begin(self, generator: torch.Generator | None) -> None:
         self._generator = generator
-        self._rows: TextRows | None = TextRows(self.network)
+        self._rows: TextRows | BlockText | None = text_of(self.network)
         self._tokens: list[int] = []  # committed tokens that have no row yet
         self._features: list[Tensor] = []  # of the positions before them
         self._finite: Tensor | None = None
@@ -137,7 +141,7 @@ class Eagle(Drafter):
             self._tokens += tokens[: len(states)]
             self._features.append(self._kept(states)[: len(tokens)])
 
-    def _read(self) -> TextRows | None:
+    def _read(self) -> TextRows | BlockText | None:
         """Make the rows of all noted tokens; return None where there is nothing to draft from."""
         if self._rows is None:
             return None
@@ -150,6 +154,7 @@ class Eagle(Drafter):
     def draft(self, structure: Structure) -> Draft:
         if structure.gamma < 1 or (text := self._read()) is None:
             return EMPTY
+        structure = structure.clamped(self._deepest)
         rows = text.draft(structure.gamma)
         draft = self._chain(structure, rows) if structure.single else self._branching(structure, rows)
         self._finite = all_finite(draft.q)
@@ -225,7 +230,7 @@ class Eagle(Drafter):
                 q[begin : begin + count, k] = law.gather(-1, drafted).squeeze(-1).double()
 
         features = self._kept(states).to(network.fc.weight.dtype)
-        chains_along(network, tokens, features, max(0, first), depth, of_step)
+        drafts_along(network, tokens, features, max(0, first), depth, of_step)
         return q
 
     def describe(self) -> dict[str, Any]:

@@ -72,6 +72,10 @@ class Ngram(Lookup):
     def commit(self, tokens: Sequence[int], states: Tensor | None = None) -> None:
         self._index.extend(tokens)
 
+    def retract(self, count: int) -> bool:
+        self._index.retract(count)
+        return True
+
     def propose(self, structure: Structure) -> Proposal:
         width = structure.gamma
         if width == 0:

@@ -20,7 +20,7 @@ from specdec.records import EMPTY, Draft, Source, TextStart, chain_tree
 from specdec.sampling import all_finite, drawn, generator_on, one_hot, probabilities
 from specdec.structures.base import EVERY_STRUCTURE, Structure
 from specdec.targets.base import Target
-from specdec.tree_building.model_tree import draft_tree
+from specdec.tree_building.model_tree import TreeModel, draft_tree
 from specdec.tree_building.siblings import How, Siblings
 from specdec.tree_building.translation import Translation, check_same
 
@@ -59,6 +59,7 @@ class SmallModel(Drafter):
 
     Attributes:
         model: the transformers model.
+        sampling: makes laws of its logits: the target's, or the greedy one.
         translation: between the tokenizers, where they differ.
     """
 
@@ -74,8 +75,13 @@ class SmallModel(Drafter):
         siblings: Siblings = "without_replacement",
         translate: bool = False,
         prefill_chunk: int = 512,
+        decoder: Decoder | None = None,
+        strategy: str = "small_model",
     ) -> None:
         """
+        Args:
+            decoder: of the model, where it is of a particular kind.
+            strategy: the name in `Source`, for drafters that draft in this way with a model of their own making.
         Raises:
             UsageError: a model of another kind than the target's, or another tokenizer.
             ModelLoadError: a model whose cache cannot be rolled back.
@@ -83,12 +89,14 @@ class SmallModel(Drafter):
         self.name = model.name_or_path or type(model).__name__  # of its folder, or made in memory
         model.eval().requires_grad_(False)
         _check_kind(self.name, model, target, translate)
-        self.model, self.tokenizer, self._sampling = model, tokenizer, target.sampling
-        self._decoder = decoder_of(model, self.name, prefill_chunk)
+        self.model, self.tokenizer, self.prefill_chunk = model, tokenizer, prefill_chunk
+        self._greedy = drafts == "greedy" or target.sampling.greedy
+        self.sampling = replace(target.sampling, temperature=0.0) if self._greedy else target.sampling
+        self._decoder = decoder or decoder_of(model, self.name, prefill_chunk)
+        self._strategy = strategy
         check_rollback(self._decoder)
         self._device, self._size = target.device, target.vocab_size
         self._compilation = target.compilation
-        self._greedy = drafts == "greedy" or target.sampling.greedy
         self._siblings: Siblings = siblings
         self._loop: StaticLoop | None = None
         self.translation: Translation | None = None
@@ -141,14 +149,14 @@ class SmallModel(Drafter):
         # A call has one token, or two at the start of a draft whose predecessor was accepted whole.
         self._decoder.compile({1, 2}, capacity, self._compilation)
         captures = self._compilation == "inductor" and self._device.type == "cuda" and self._decoder.compiled
-        if captures and structure.single and structure.threshold == 0:
+        if captures and self._decoder.loops and structure.single and structure.threshold == 0:
             self._loop = self._static_loop(structure.gamma)
             self._loop.capture()
 
     def _static_loop(self, gamma: int) -> StaticLoop:
         """Return a loop over the decoder's present cache."""
         assert isinstance(self._decoder, Decoder)
-        return self._decoder.static_loop(gamma, lambda logits, uniform: self._choose(self._align(logits), uniform))
+        return self._decoder.static_loop(gamma, lambda logits, uniform: self._choose(self.align(logits), uniform))
 
     def start(self, text: TextStart, states: Tensor | None = None) -> None:
         self._reset(text.generator)
@@ -175,13 +183,13 @@ class SmallModel(Drafter):
         return root
 
     def draft(self, structure: Structure) -> Draft:
-        context = self._text if self.translation is None else self.translation.read(self._text)
-        gamma = min(structure.gamma, self._decoder.context_length + 1 - len(context))
-        if gamma < 1 or not context:
+        if not structure.single:
+            return self._branching(structure)
+        context = self._context()
+        gamma = self._within(structure.gamma, context)
+        if gamma < 1:
             return EMPTY
         pending = self._pending(context, gamma)
-        if not structure.single:
-            return self._branching(structure.clamped(gamma), pending)
         # Drawn at once, so that every way of drafting uses the same numbers.
         uniforms = None
         if not self._greedy:
@@ -194,11 +202,37 @@ class SmallModel(Drafter):
         self._drafted = drafted.read.to("cpu", non_blocking=True)
         self._finite = all_finite(drafted.q)
         size = len(drafted.tokens)
-        return Draft(drafted.tokens, chain_tree(size), drafted.q, _SOURCE * size)
+        return Draft(drafted.tokens, chain_tree(size), drafted.q, (Source(self._strategy, 0),) * size)
 
-    def _branching(self, structure: Structure, pending: list[int]) -> Draft:
-        """Draft rows or a tree.
+    def _context(self) -> list[int]:
+        return self._text if self.translation is None else self.translation.read(self._text)
 
+    def _within(self, gamma: int, context: Sequence[int]) -> int:
+        """Return how many of `gamma` tokens fit in the model's context, below 1 where none do."""
+        return min(gamma, self._decoder.context_length + 1 - len(context)) if context else 0
+
+    def _branching(self, structure: Structure) -> Draft:
+        """Draft rows or a tree; raises UsageError as `tree_model` does."""
+        ranked = self._greedy or structure.beam is not None
+        gamma = self.reach(structure.gamma)
+        if gamma < 1:
+            return EMPTY
+        how: How = "ranked" if ranked else self._siblings
+        shape = structure.clamped(gamma)
+        draft = draft_tree([self.tree_model(shape, ranked, self._strategy)], shape, how, self._generator)
+        self._finite = all_finite(draft.q)
+        return draft
+
+    def reach(self, gamma: int) -> int:
+        """Return how many levels of `gamma` fit in the model's context; 0 or fewer where the text does not."""
+        return self._within(gamma, self._context())
+
+    def tree_model(self, structure: Structure, ranked: bool, strategy: str) -> TreeModel:
+        """Return this model as one that drafts rows or a tree after the text so far, which has to fit in its context.
+
+        Args:
+            ranked: children are the most likely tokens, not draws.
+            strategy: the name in `Source`.
         Raises:
             UsageError: between tokenizers, or from an encoder-decoder.
         """
@@ -210,16 +244,12 @@ class SmallModel(Drafter):
                 "use structure=chain."
             )
 
-        ranked = self._greedy or structure.beam is not None
-
         def laws(logits: Tensor) -> Tensor:
-            logits = self._align(logits)
-            return logits if ranked else probabilities(logits, self._sampling)
+            logits = self.align(logits)
+            return logits if ranked else probabilities(logits, self.sampling)
 
-        how: How = "ranked" if ranked else self._siblings
-        draft = draft_tree(decoder, pending, structure, how, laws, "small_model", self._generator)
-        self._drafted, self._finite = None, all_finite(draft.q)
-        return draft
+        self._drafted = None
+        return TreeModel(strategy, decoder, self._pending(self._text, structure.gamma), laws)
 
     def _loops(self, pending: list[int], context: list[int], gamma: int, threshold: float) -> bool:
         """Return whether the captured loop can make this draft: of its length, in its cache, without a threshold."""
@@ -234,7 +264,7 @@ class SmallModel(Drafter):
         choices: list[Choice] = []
         chance = 1.0
         while True:
-            logits = self._align(self._decoder.forward(tokens, chain_tree(len(tokens) - 1))[-1:])  # [1, V]
+            logits = self.align(self._decoder.forward(tokens, chain_tree(len(tokens) - 1))[-1:])  # [1, V]
             choices.append(self._choose(logits, None if uniforms is None else uniforms[len(choices)]))
             if len(choices) == gamma:
                 break
@@ -254,7 +284,7 @@ class SmallModel(Drafter):
             tokens = logits.max(dim=-1).indices
         else:
             assert uniform is not None
-            q = probabilities(logits, self._sampling)
+            q = probabilities(logits, self.sampling)
             tokens = drawn(q, uniform)
         return Choice(tokens, tokens if self.translation is None else self.translation.to_drafter(tokens), q)
 
@@ -263,7 +293,9 @@ class SmallModel(Drafter):
         if self.translation is not None and len(context) + gamma > self._capacity:
             # It is not known beforehand how many tokens a text takes in the other tokenizer.
             self._prefill(context, 2 * (len(context) + gamma))
-        shared, most = self._sure, min(len(self._cached), len(context) - 1)
+        followed = self._decoder.follow()
+        self._cached[:followed] = context[:followed]
+        shared, most = max(self._sure, followed), min(len(self._cached), len(context) - 1)
         while shared < most and self._cached[shared] == context[shared]:
             shared += 1
         shared = min(shared, most)
@@ -287,6 +319,14 @@ class SmallModel(Drafter):
         self._drafted = self._finite = None
         self._text += tokens if self.translation is not None else self._known(tokens)
 
+    def retract(self, count: int) -> bool:
+        length = len(self._text) - count
+        if length < 1 or len(self._text) > self._decoder.context_length:
+            return False
+        del self._text[length:]
+        self._sure = min(self._sure, length)  # `_pending` finds the slots that the next tokens leave as they are
+        return True
+
     def laws(self, prompt: Sequence[int], text: Sequence[int]) -> Tensor | None:
         """See `Drafter.laws`. None with `translate`, and for a text that is longer than the model's context.
 
@@ -295,15 +335,15 @@ class SmallModel(Drafter):
         """
         if self.translation is not None or len(prompt) + len(text) - 1 > self._decoder.context_length:
             return None
-        logits = self._align(self._decoder.score(self._known(prompt), self._known(text)[:-1])[: len(text)])
+        logits = self.align(self._decoder.score(self._known(prompt), self._known(text)[:-1])[: len(text)])
         if self._greedy:
             return one_hot(logits.max(dim=-1).indices, self._size)
-        q = probabilities(logits, self._sampling)
+        q = probabilities(logits, self.sampling)
         if not torch.isfinite(q).all():
             raise NumericsError(_NOT_FINITE)
         return q
 
-    def _align(self, logits: Tensor) -> Tensor:
+    def align(self, logits: Tensor) -> Tensor:
         """Return the model's logits over the target's tokens [..., V], -inf for tokens that it cannot propose."""
         if self.translation is not None:
             return self.translation.align(logits)
@@ -324,7 +364,6 @@ class SmallModel(Drafter):
         return self._decoder.flops_per_token
 
 
-_SOURCE = (Source("small_model", 0),)
 _NOT_FINITE = (
     "The drafter's logits are not finite: the run stops here. Try drafter.dtype=float32, or check drafter.model."
 )

@@ -1,1 +1,1 @@
-"""Feature drafters of the EAGLE family: their network, its config and its files. A drafter turns these into drafts."""
+"""Feature drafters, EAGLE and its relatives: their networks, config and files. A drafter turns these into drafts."""

@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from specdec.eagle.eagle_network import EagleNetwork, KeysValues
+from specdec.eagle.eagle_network import EagleNetwork
+from specdec.eagle.feature_network import KeysValues
 from specdec.records import Tree
 
 _POSITIONS = 256  # whose logits are in memory at a time, when a text is replayed
@@ -49,8 +50,16 @@ class TextRows:
         """Begin a draft of at most `depth` levels after the last row. There is at least one."""
         assert self._past is not None
         if self._network.config.mask_token is not None:
-            return SlotRows(self._network, self.length, self._past, self._logits[0], depth)
+            return SlotRows(self._slots(depth))
         return StepRows(self._network, self.length, self._past, self._carried, self._logits[0])
+
+    def _slots(self, depth: int) -> Tensor:
+        """Return the logits [depth, W] of the last row and of the mask tokens behind it."""
+        if depth == 1:
+            return self._logits[0]
+        tokens, states = self._network.slots(depth - 1)
+        places = torch.arange(self.length, self.length + depth - 1, device=states.device)
+        return torch.cat([self._logits[0], self._network(tokens, states, places, self._past)[1][0]])
 
 
 class DraftRows(ABC):
@@ -74,21 +83,17 @@ class DraftRows(ABC):
 
 
 class SlotRows(DraftRows):
-    """Rows of mask tokens, one for each depth and all in one pass (P-EAGLE 2602.01469): whatever was drafted above, the
-    nodes of one depth have the same law.
+    """Rows of mask tokens, one for each depth and all in one pass (P-EAGLE 2602.01469, DFlash): whatever was drafted
+    above, the nodes of one depth have the same law.
     """
 
-    def __init__(self, network: EagleNetwork, length: int, past: KeysValues, first: Tensor, depth: int) -> None:
+    def __init__(self, logits: Tensor) -> None:
         """
         Args:
-            length, past, first: as in `StepRows`.
+            logits: [depth, W] of every depth.
         """
-        self.first = self._logits = first  # [depth, W]
+        self._logits, self.first = logits, logits[:1]
         self._steps = 0
-        if depth > 1:
-            tokens, states = network.slots(depth - 1)
-            places = torch.arange(length, length + depth - 1, device=first.device)
-            self._logits = torch.cat([first, network(tokens, states, places, past)[1][0]])
 
     def next(self, token: Tensor) -> Tensor:
         self._steps += 1

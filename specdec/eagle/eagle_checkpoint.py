@@ -12,8 +12,10 @@ from safetensors.torch import save
 from torch import Tensor
 
 from specdec.config import validated
+from specdec.eagle.block_network import BlockNetwork
 from specdec.eagle.eagle_config import EagleConfig
 from specdec.eagle.eagle_network import EagleNetwork
+from specdec.eagle.feature_network import FeatureNetwork
 from specdec.errors import UsageError
 from specdec.targets.base import Target
 from specdec.text.writing import write_atomically
@@ -41,7 +43,7 @@ def shipped_eagle(name: str = "eagle") -> Path:
     return Path(__file__).parents[1] / "pocket" / "heads" / f"{name}.safetensors"
 
 
-def save_eagle(network: EagleNetwork, path: Path, target: str, training: dict[str, Any]) -> None:
+def save_eagle(network: FeatureNetwork, path: Path, target: str, training: dict[str, Any]) -> None:
     """Write the network, folders included; a reader never sees half a file.
 
     Args:
@@ -103,10 +105,17 @@ def load_eagle(path: str | Path, target: Target) -> EagleNetwork:
             f"{stored.target[:16]}; this one's have {hidden.identity[:16]}: use the target that it was trained on, or "
             "train one for this target with specdec.train."
         )
-    return assembled(stored.config, stored.weights, target, str(path))
+    network = assembled(stored.config, stored.weights, target, str(path))
+    assert isinstance(network, EagleNetwork), "specdec.train writes no others"
+    return network
 
 
-def assembled(config: EagleConfig, weights: dict[str, Tensor], target: Target, where: str) -> EagleNetwork:
+def made(config: EagleConfig, embedding: Tensor, output: Tensor) -> FeatureNetwork:
+    """Return a network of the config's form, with weights at random; see `FeatureNetwork`."""
+    return (BlockNetwork if config.form == "dflash" else EagleNetwork)(config, embedding, output)
+
+
+def assembled(config: EagleConfig, weights: dict[str, Tensor], target: Target, where: str) -> FeatureNetwork:
     """Return the network of a config and weights under its own names, in the target's dtype and on its device.
 
     Args:
@@ -116,7 +125,7 @@ def assembled(config: EagleConfig, weights: dict[str, Tensor], target: Target, w
     """
     embedding, output = target.hidden.embedding, target.hidden.output_layer
     with torch.device("meta"):  # makes no weights, because those of the file are assigned
-        network = EagleNetwork(config, embedding, output)
+        network = made(config, embedding, output)
     wanted = {name: tuple(weight.shape) for name, weight in network.state_dict().items()}
     check_tensors(wanted, {name: tuple(weight.shape) for name, weight in weights.items()}, where)
     network.load_state_dict(weights, assign=True)

@@ -32,7 +32,8 @@ class EagleConfig:
     Attributes:
         name: name of the network in tables.
         form: "eagle1" reads the state that the target's output layer reads, joined with the embedding by `fc`; "eagle3"
-            reads `fc` of several layers' states, and its first layer attends to embedding and feature side by side.
+            reads `fc` of several layers' states, and its first layer attends to embedding and feature side by side;
+            "dflash" fills a block of mask tokens over `fc` of several layers' states.
         hidden, intermediate: widths of the network and of its MLP.
         heads, kv_heads, head_dim: of the attention; `head_dim` need not be hidden / heads.
         layers: number of decoder layers.
@@ -52,11 +53,12 @@ class EagleConfig:
         own_embedding: the network has input embeddings of its own; otherwise it reads the target's.
         own_output: it has an output layer of its own; otherwise it uses the target's.
         mask_token: the token that stands for those not drafted yet, where all tokens of a draft come from one pass
-            (P-EAGLE, "eagle3"); None where each step reads the token before.
+            (P-EAGLE in "eagle3", and "dflash"); None where each step reads the token before.
+        block: tokens of a block, the root among them ("dflash"); None in the other forms.
     """
 
     name: Annotated[str, Field(min_length=1)]
-    form: Literal["eagle1", "eagle3"]
+    form: Literal["eagle1", "eagle3", "dflash"]
     hidden: AtLeastOne
     intermediate: AtLeastOne
     heads: AtLeastOne
@@ -79,6 +81,7 @@ class EagleConfig:
     own_embedding: bool = False
     own_output: bool = True
     mask_token: Annotated[int, Field(ge=0)] | None = None
+    block: Annotated[int, Field(ge=2)] | None = None
 
     @model_validator(mode="after")
     def _fits(self) -> "EagleConfig":
@@ -89,12 +92,16 @@ class EagleConfig:
                 raise ValueError("form=eagle1 reads what the target's output layer reads: set boundaries to []")
             if self.hidden != self.target_hidden:
                 raise ValueError("form=eagle1 writes the target's states: hidden has to be the target's")
-            if self.norm_before_residual or self.norm_before_fc or self.fc_norm or self.norm_output:
-                raise ValueError("form=eagle1 has none of the norms of eagle3: set them to false")
             if self.mask_token is not None:
                 raise ValueError("form=eagle1 drafts step by step: set mask_token to null")
         elif not self.boundaries:
-            raise ValueError("form=eagle3 reads layers of the target: give their boundaries, such as [2, 16, 29]")
+            raise ValueError(f"form={self.form} reads layers of the target: give their boundaries, such as [2, 16, 29]")
+        if self.form != "eagle3" and (
+            self.norm_before_residual or self.norm_before_fc or self.fc_norm or self.norm_output
+        ):
+            raise ValueError(f"form={self.form} has none of the norms of eagle3: set them to false")
+        if (self.form == "dflash") != (self.block is not None) or (self.block is not None and self.mask_token is None):
+            raise ValueError("form=dflash needs block and mask_token, and no other form has a block")
         if self.norm_before_fc and self.fc_norm:
             raise ValueError("norm_before_fc and fc_norm exclude each other")
         if not self.own_embedding and self.hidden != self.target_hidden:

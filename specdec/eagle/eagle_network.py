@@ -5,32 +5,15 @@ earlier rows, k features of D_t values, D the network's own width, V tokens of t
 Modules carry the names of published files.
 """
 
-import math
 from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from specdec.eagle.eagle_config import EagleConfig, RopeScaling
+from specdec.eagle.eagle_config import EagleConfig
+from specdec.eagle.feature_network import FeatureNetwork, GatedMlp, KeysValues, ScaledNorm, rotated
 from specdec.targets.base.hidden import HiddenStates
-
-KeysValues = tuple[tuple[Tensor, Tensor], ...]
-"""Keys and values [B, H_kv, P, head_dim] of the rows so far, for each layer; keys are rotated."""
-
-
-class ScaledNorm(nn.Module):
-    """RMSNorm, computed in float32 or better: x / sqrt(mean(x^2) + eps), times a weight."""
-
-    def __init__(self, size: int, eps: float) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(size))
-        self.eps = eps
-
-    def forward(self, x: Tensor) -> Tensor:
-        wide = x.to(torch.promote_types(x.dtype, torch.float32))
-        normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
-        return self.weight * normed.to(x.dtype)
 
 
 class GroupedAttention(nn.Module):
@@ -66,7 +49,7 @@ class GroupedAttention(nn.Module):
         )  # [B, H, S, head_dim]
         if self.q_norm is not None and self.k_norm is not None:
             query, key = self.q_norm(query), self.k_norm(key)
-        query, key = _rotated(query, turns), _rotated(key, turns)
+        query, key = rotated(query, turns), rotated(key, turns)
         if past is not None:
             key, value = torch.cat([past[0], key], 2), torch.cat([past[1], value], 2)
         rows, length = query.shape[2], key.shape[2]
@@ -81,20 +64,6 @@ class GroupedAttention(nn.Module):
             is_causal=mask is None and past is None and rows > 1,
         )
         return self.o_proj(found.transpose(1, 2).flatten(2)), (key, value)
-
-
-class GatedMlp(nn.Module):
-    """down(SiLU(gate x) * up x)."""
-
-    def __init__(self, size: int, width: int) -> None:
-        super().__init__()
-        self.gate_proj = nn.Linear(size, width, bias=False)
-        self.up_proj = nn.Linear(size, width, bias=False)
-        self.down_proj = nn.Linear(width, size, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        result: Tensor = self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
-        return result
 
 
 class EagleLayer(nn.Module):
@@ -140,35 +109,15 @@ class EagleLayer(nn.Module):
         return x + self.mlp(self.post_attention_layernorm(x)), kept
 
 
-class EagleNetwork(nn.Module):
+class EagleNetwork(FeatureNetwork):
     """A feature drafter: rows of (feature of position i, token i+1) give states that stand for the feature of position
     i+1, and laws of token i+2.
 
     It reads the target's embeddings, and where the config says so its output layer, and never stores them.
-
-    Attributes:
-        vocab_size: V, as the target has it.
-        draft_size: W.
-        d2t: [W] the distance from a draft token's number to the target's: target = i + d2t[i]. Absent where all tokens
-            can be drafted.
-        t2d: [V] the tokens that can be drafted.
     """
 
-    d2t: Tensor
-    t2d: Tensor
-    frequencies: Tensor
-
     def __init__(self, config: EagleConfig, embedding: Tensor, output: Tensor) -> None:
-        """
-        Args:
-            embedding: [V, D_t] the target's input embeddings.
-            output: [V, D_t] its output layer.
-        """
-        super().__init__()
-        self.config = config
-        self.vocab_size = len(output)
-        self.draft_size = config.draft_vocabulary or self.vocab_size
-        self._target = (embedding, output)  # in a tuple, so that they do not become parameters of this module
+        super().__init__(config, embedding, output)
         size, eps, features = config.hidden, config.rms_eps, config.features * config.target_hidden
         joined = 2 * size if config.form == "eagle1" else features
         self.input_norm = ScaledNorm(features, eps) if config.norm_before_fc else None
@@ -181,13 +130,6 @@ class EagleNetwork(nn.Module):
         self.fc = nn.Linear(joined, size, bias=config.fc_bias)
         self.layers = nn.ModuleList(EagleLayer(config, first=layer == 0) for layer in range(config.layers))
         self.norm = ScaledNorm(size, eps) if config.form == "eagle3" else None
-        self.embed_tokens = nn.Embedding(self.vocab_size, size) if config.own_embedding else None
-        self.lm_head = nn.Linear(size, self.draft_size, bias=False) if config.own_output else None
-        if config.draft_vocabulary is not None:
-            self.register_buffer("d2t", torch.zeros(config.draft_vocabulary, dtype=torch.long))
-            self.register_buffer("t2d", torch.zeros(self.vocab_size, dtype=torch.bool))
-        # Not kept in a file, and kept in float32 or better: as bfloat16 they would turn by the wrong angles.
-        self._frequencies = rotary_frequencies(config.head_dim, config.rope_theta, config.rope_scaling)
 
     @classmethod
     def for_target(cls, config: EagleConfig, hidden: HiddenStates, kept: Sequence[int] | None = None) -> "EagleNetwork":
@@ -224,24 +166,6 @@ class EagleNetwork(nn.Module):
         if config.draft_vocabulary is not None:
             network.draft_only(range(config.draft_vocabulary) if kept is None else kept)
         return network.to(output.device, output.dtype)
-
-    def draft_only(self, kept: Sequence[int]) -> None:
-        """Make `kept` the tokens that can be drafted: `draft_vocabulary` ids of the target in ascending order.
-
-        Raises:
-            ValueError: ids that are not ascending, or another number of them, or beyond the target's vocabulary.
-        """
-        ids = torch.tensor(list(kept), dtype=torch.long, device=self.d2t.device)
-        if len(ids) != self.draft_size or not (ids.diff() > 0).all() or ids[0] < 0 or ids[-1] >= self.vocab_size:
-            raise ValueError(
-                f"the tokens to draft are {self.draft_size} ascending ids below {self.vocab_size}, and these are others"
-            )
-        self.d2t.copy_(ids - torch.arange(self.draft_size, device=ids.device))
-        self.t2d.zero_()[ids] = True
-
-    def rebind(self, embedding: Tensor, output: Tensor) -> None:
-        """Read the embeddings and output layer of another target from now on, such as a copy of it."""
-        self._target = (embedding, output)
 
     def fuse(self, features: Tensor) -> Tensor:
         """Return states [B, S, D] for the target's features [B, S, k * D_t]; in EAGLE-1 these are the states."""
@@ -288,7 +212,7 @@ class EagleNetwork(nn.Module):
         """
         embedded = self.embedded(tokens).to(states.dtype)
         x = self.fc(torch.cat([embedded, states], -1)) if self.config.form == "eagle1" else states
-        turns = self._turns(places.expand_as(tokens), x.dtype)
+        turns = self.turns(places.expand_as(tokens), x.dtype)
         seen = mask.unsqueeze(1) if mask is not None and mask.dim() == 3 else mask
         kept = []
         for number, layer in enumerate(self.layers):
@@ -304,64 +228,3 @@ class EagleNetwork(nn.Module):
             return states
         result: Tensor = self.norm(states)
         return result
-
-    def logits(self, normed: Tensor) -> Tensor:
-        """Return the logits [..., W] for states [..., D] after the final norm."""
-        return F.linear(normed, self.output_layer.to(normed.dtype))
-
-    @property
-    def output_layer(self) -> Tensor:
-        """The weights [W, D] from a state after the final norm to the tokens that can be drafted."""
-        if self.lm_head is not None:
-            own: Tensor = self.lm_head.weight
-            return own
-        output = self._target[1]
-        return output if self.config.draft_vocabulary is None else output[self.drafted_ids]
-
-    def embedded(self, tokens: Tensor) -> Tensor:
-        """Return the input embeddings [..., D] of the target's tokens [...]."""
-        if self.embed_tokens is not None:
-            found: Tensor = self.embed_tokens(tokens)
-            return found
-        return F.embedding(tokens, self._target[0])
-
-    @property
-    def drafted_ids(self) -> Tensor:
-        """The target's ids [W] of the tokens that can be drafted."""
-        ids = torch.arange(self.draft_size, device=self.fc.weight.device)
-        return ids if self.config.draft_vocabulary is None else ids + self.d2t
-
-    def over_target(self, logits: Tensor) -> Tensor:
-        """Return logits [..., V] over the target's tokens, -inf where they cannot be drafted, for logits [..., W]."""
-        if self.config.draft_vocabulary is None:
-            return logits
-        wide = logits.new_full((*logits.shape[:-1], self.vocab_size), -torch.inf)
-        return wide.index_copy(-1, self.drafted_ids, logits)
-
-    def _turns(self, places: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Return the cosines and sines [B, 1, S, head_dim] for positions [B, S]."""
-        wide = torch.promote_types(dtype, torch.float32)
-        frequencies = self._frequencies.to(places.device, wide)
-        angles = places.unsqueeze(-1).to(wide) * frequencies  # [B, S, head_dim / 2]
-        angles = torch.cat([angles, angles], -1).unsqueeze(1)
-        return angles.cos().to(dtype), angles.sin().to(dtype)
-
-
-def rotary_frequencies(head_dim: int, theta: float, scaling: RopeScaling | None) -> Tensor:
-    """Return the angles per position [head_dim / 2], in float64: theta^(-2j / head_dim), slowed as `scaling` says."""
-    plain = theta ** (-torch.arange(0, head_dim, 2, dtype=torch.float64, device="cpu") / head_dim)
-    if scaling is None:
-        return plain
-    slowed = plain / scaling.factor
-    if scaling.kind == "linear":
-        return slowed
-    turns = scaling.original * plain / (2 * math.pi)
-    share = ((turns - scaling.low) / (scaling.high - scaling.low)).clamp(0, 1)
-    return share * plain + (1 - share) * slowed
-
-
-def _rotated(x: Tensor, turns: tuple[Tensor, Tensor]) -> Tensor:
-    """Turn the pairs (x_j, x_{j + head_dim / 2}) of x [B, H, S, head_dim] by the angles of their rows."""
-    cosines, sines = turns
-    first, second = x.chunk(2, -1)
-    return x * cosines + torch.cat([-second, first], -1) * sines

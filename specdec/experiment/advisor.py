@@ -269,6 +269,7 @@ class _Advisor:
             else:
                 walks[gamma] = expected_walk(starts_along(*where, self._states), limit)
         self._walks.append((text, walks))
+        self._drafter.remember(text.prompt, tokens)
 
     def conclude(self, keyed: dict[str, Any], recorded: Sequence[Stream] | None) -> Advice:
         """Turn what was measured into advice."""

@@ -80,6 +80,7 @@ def build(config: RunConfig) -> Parts:
             f"Bad value drafter={config.drafter['name']}: it was made for a vocabulary of {can.vocab_size} tokens, "
             f"the target has {target.vocab_size}; use a drafter with the target's own tokenizer."
         )
+    _check_built(config, drafter, structure, target)
     deepest = can.deepest or max(structure.gamma, *config.measurement.gammas, 0)
     if structure.gamma > deepest:
         raise UsageError(
@@ -149,14 +150,15 @@ def _check_compatible(config: RunConfig, sampling: SamplingConfig, structure: St
     drafter = drafters.get(config.drafter["name"]).capabilities
     target = targets.get(config.target["name"]).capabilities
     rule = verifier.capabilities
-    shape = config.structure["name"]
+    shape = structure.name
     for fits, who, what in (
         (drafter.fills, f"drafter {config.drafter['name']!r}", "fills"),
         (rule.handles, f"verifier {config.verifier['name']!r}", "handles"),
         (target.structures, f"target {config.target['name']!r}", "evaluates"),
     ):
         if shape not in fits:
-            raise UsageError(f"Bad value structure={shape}: {who} {what} only {', '.join(sorted(fits))}.")
+            chosen = config.structure["name"]
+            raise UsageError(f"Bad value structure={chosen}: {who} {what} only {', '.join(sorted(fits))}.")
     if config.measurement.lossless:
         _check_lossless(config, verifier)
     if target.recorded and not verifier.for_greedy().capabilities.lossless:
@@ -165,10 +167,7 @@ def _check_compatible(config: RunConfig, sampling: SamplingConfig, structure: St
             "recorded tokens only, and this rule commits others; use verifier=speculative_sampling."
         )
     if target.recorded and drafter.reads_logits:
-        raise UsageError(
-            f"Bad value drafter={config.drafter['name']}: it learns from the target's logits, and target "
-            f"{config.target['name']!r} knows recorded tokens only; use target=causal."
-        )
+        raise _no_logits(config)
     if rule.greedy_only and not sampling.greedy:
         raise UsageError(
             f"Bad value sampling.temperature={sampling.temperature}: verifier {config.verifier['name']!r} is right "
@@ -186,6 +185,29 @@ def _check_compatible(config: RunConfig, sampling: SamplingConfig, structure: St
             f"Bad value measurement.original={config.measurement.original}: a second baseline needs target=causal; use "
             "measurement.original=null."
         )
+
+
+def _no_logits(config: RunConfig) -> UsageError:
+    return UsageError(
+        f"Bad value drafter={config.drafter['name']}: it learns from the target's logits, and target "
+        f"{config.target['name']!r} knows recorded tokens only; use target=causal."
+    )
+
+
+def _check_built(config: RunConfig, drafter: Drafter, structure: Structure, target: Target) -> None:
+    """Check what a drafter that is made of others can do and needs, which its class does not know.
+
+    Raises:
+        UsageError: a structure that not all of its parts fill; a part that learns from logits which a record has not.
+    """
+    can = drafter.capabilities
+    if structure.name not in can.fills:
+        raise UsageError(
+            f"Bad value structure={config.structure['name']}: drafter {config.drafter['name']!r} with these parts "
+            f"fills only {', '.join(sorted(can.fills))}."
+        )
+    if can.reads_logits and target.capabilities.recorded:
+        raise _no_logits(config)
 
 
 def _check_lossless(config: RunConfig, verifier: Verifier) -> None:

@@ -103,6 +103,7 @@ class Session:
         for arm in parts.arms:
             self._examine(prompt, repeat, arm, done[id(arm)], baseline)
         self._replay_baseline(prompt, repeat, baseline)
+        parts.drafter.remember(prompt.tokens, baseline.tokens)
         return baseline
 
     def finish(self) -> None:

@@ -84,6 +84,28 @@ class PreallocatedLayer(CacheLayerMixin):
     get_max_cache_shape = get_max_length
 
 
+class SharedLayer(PreallocatedLayer):
+    """The slots of another layer, with a length of its own: what is written behind the other layer's length is free
+    space to it, which it overwrites before it reads it.
+    """
+
+    def __init__(self, layer: PreallocatedLayer) -> None:
+        super().__init__(layer.capacity, layer.copies)
+        self._layer = layer
+        if layer.is_initialized:
+            self._take_buffers()
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        if not self._layer.is_initialized:
+            self._layer.lazy_initialization(key_states, value_states)
+        self._take_buffers()
+
+    def _take_buffers(self) -> None:
+        self.keys, self.values = self._layer.keys, self._layer.values
+        self.dtype, self.device = self._layer.dtype, self._layer.device
+        self.is_initialized = True
+
+
 class KVCache(Cache):
     """The cache of one text, in one copy or in several that a batch continues in different ways.
 
@@ -93,12 +115,22 @@ class KVCache(Cache):
         capacity: number of slots of each copy.
         allocated: number of copies that the buffers have room for.
         copies: number of copies that the present text uses.
+        over: the cache whose slots this one shares (see `shared`); None where they are its own.
     """
+
+    over: "KVCache | None" = None
 
     def __init__(self, layers: int, capacity: int, copies: int = 1) -> None:
         super().__init__(layers=[PreallocatedLayer(capacity, copies) for _ in range(layers)])
         self.capacity = capacity
         self.allocated = self.copies = copies
+
+    def shared(self, layers: int) -> "KVCache":
+        """Return a cache over the same slots of the first `layers` layers, with a length of its own."""
+        view = KVCache(layers, self.capacity, self.allocated)
+        view.layers = [SharedLayer(layer) for layer in self.layers[:layers]]
+        view.over = self
+        return view
 
     @property
     def length(self) -> int:

@@ -69,6 +69,10 @@ class CachedModel:
     def length(self, value: int) -> None:
         self.cache.length = value
 
+    def follow(self) -> int:
+        """Return how many slots hold the text so far because another model evaluated it, and may not be written to."""
+        return 0
+
 
 class Decoder(CachedModel):
     """One decoder-only model and the cache of one text.
@@ -135,8 +139,8 @@ class Decoder(CachedModel):
         if made is not None and wanted <= set(made.steps) and made.holds(capacity, copies):
             return
         # The record of batches is made with two sequences; with two copies it would take the two for the same number.
-        self.cache = KVCache(self.layers, -(-capacity // _BUCKET) * _BUCKET, 3 if copies == 2 else copies)
         self._steps = {}
+        self.cache = self._cache_for_passes(-(-capacity // _BUCKET) * _BUCKET, 3 if copies == 2 else copies)
         self.forward(torch.zeros(2, dtype=torch.long, device=self.device), chain_tree(1))  # makes the buffers
         for count in sorted(wanted - {_BATCH}):
             if self.device.type == "cuda" and mode == "inductor":
@@ -158,9 +162,23 @@ class Decoder(CachedModel):
                 self.forward_paths(torch.zeros(batch + 2, dtype=torch.long, device=self.device), tree)
         self._compiled = Compiled(self.cache, self._steps)
 
+    def _cache_for_passes(self, capacity: int, copies: int) -> KVCache:
+        """Return the cache that compiled passes write into."""
+        return KVCache(self.layers, capacity, copies)
+
     def static_loop(self, gamma: int, choose: Callable[[Tensor, Tensor], Choice]) -> StaticLoop:
         """Make a loop that drafts gamma tokens into the present cache; it is not captured yet."""
         return StaticLoop(self.model, self.cache, self._windows, gamma, choose)
+
+    @property
+    def loops(self) -> bool:
+        """Say if a loop over the cache is allowed: it writes the slot before the root's again."""
+        return True
+
+    @property
+    def compiled_cache(self) -> KVCache | None:
+        """The cache that compiled passes write into; None without any."""
+        return None if self._compiled is None else self._compiled.cache
 
     @property
     def compiled(self) -> tuple[int, ...]:
@@ -261,11 +279,17 @@ class Decoder(CachedModel):
 
     @property
     def flops_per_token(self) -> float:
-        """2 x parameters, about, without input embeddings, which are looked up; tied ones count as the output head."""
-        embedding = self.model.get_input_embeddings().weight
-        head = self.model.get_output_embeddings()
-        tied = head is not None and head.weight is embedding
-        return 2.0 * (sum(weight.numel() for weight in self.model.parameters()) - (0 if tied else embedding.numel()))
+        return flops_per_token(self.model)
+
+
+def flops_per_token(model: Any) -> float:
+    """Return 2 x parameters, about, without input embeddings, which are looked up; tied ones count as the output
+    head.
+    """
+    embedding = model.get_input_embeddings().weight
+    head = model.get_output_embeddings()
+    tied = head is not None and head.weight is embedding
+    return 2.0 * (sum(weight.numel() for weight in model.parameters()) - (0 if tied else embedding.numel()))
 
 
 def end_tokens_of(model: Any) -> frozenset[int]:

@@ -23,6 +23,28 @@ class SuffixIndex:
         """Append tokens; they are indexed at the next lookup, so that the cost is the draft's."""
         self.text.extend(tokens)
 
+    def retract(self, count: int) -> None:
+        """Take the last `count` tokens back, as if they had never been appended."""
+        length = len(self.text) - count
+        for position in reversed(range(length, self._pending)):
+            for order, (latest, earlier) in self._tables.items():
+                before = earlier.pop()
+                if before < 0:
+                    del latest[self._key(order, position)]
+                else:
+                    latest[self._key(order, position)] = before
+        if self._pending > length:
+            self._pending = length
+            self._keys = [self._key(order, length) for order in range(len(self._keys))]
+        del self.text[length:]
+
+    def _key(self, order: int, position: int) -> int:
+        """Return the number that stands for the last `order` tokens before `position` (see `_keys`)."""
+        key = 1
+        for token in self.text[max(0, position - order) : position]:
+            key = key << 32 | token
+        return key
+
     def matches(self, order: int, limit: int) -> list[int]:
         """Return the positions after earlier occurrences of the text's last `order` tokens, latest first, at most
         `limit`.

@@ -17,11 +17,12 @@ from torch import Tensor
 from specdec.errors import ModelLoadError
 
 T = TypeVar("T")
+logger = logging.getLogger(__name__)
 
 KEY = "drafter.model"
 PICKLES = (".pt", ".bin", ".pth", ".ckpt")
 _HUB_ID = re.compile(r"[\w-][\w.-]*/[\w.-]+")
-_WANTED = ["*.json", "*.safetensors"]  # of a repository on the hub
+_WANTED = ["config.json", "*.safetensors", "*.safetensors.index.json"]  # of a repository on the hub
 
 
 class TensorInfo(NamedTuple):
@@ -48,7 +49,8 @@ class CheckpointFiles:
             ModelLoadError: a damaged file, a missing shard, a tensor that two files hold.
         """
         self.name, self.folder = name, folder
-        self.pickles = tuple(sorted({*pickles, *(path.name for path in folder.iterdir() if path.suffix in PICKLES)}))
+        there = (path.name for path in folder.glob("*") if path.suffix in PICKLES)
+        self.pickles = tuple(sorted({*pickles, *there}))
         self.config = self._read_json(folder / "config.json") if (folder / "config.json").is_file() else {}
         self.tensors: dict[str, TensorInfo] = {}
         self._places: dict[str, Path] = {}
@@ -188,7 +190,7 @@ def listed(names: Iterable[str], most: int = 3) -> str:
 def _fetched(name: str) -> CheckpointFiles:
     """Fetch a repository of the hub, or find it in the local cache."""
     from huggingface_hub import HfApi, snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled
+    from huggingface_hub.errors import LocalEntryNotFoundError
     from huggingface_hub.utils import disable_progress_bars
 
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
@@ -200,14 +202,14 @@ def _fetched(name: str) -> CheckpointFiles:
             f"Checkpoint {KEY}={name} is not in the local cache, and the hub cannot be reached: give a folder, or "
             f"fetch it where there is a network with `hf download {name}`."
         ) from None
-    except (HfHubHTTPError, OSError, ValueError) as error:
+    except Exception as error:  # the hub's client and its transport raise some ten unrelated types here
         raise ModelLoadError(f"Checkpoint {KEY}={name} cannot be fetched: {_one_line(error)}") from None
     pickles: list[str] = []
     if not any(folder.glob("*.safetensors")):
         try:
             pickles = [file for file in HfApi().list_repo_files(name) if file.endswith(PICKLES)]
-        except (HfHubHTTPError, OfflineModeIsEnabled, OSError):
-            pass  # the sentence about what was found will do
+        except Exception as error:  # likewise; the sentence about what was found will do
+            logger.debug("the files of %s cannot be listed: %s", name, error)
     return CheckpointFiles(name, folder, pickles)
 
 

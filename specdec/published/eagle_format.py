@@ -13,8 +13,9 @@ from typing import Any, Literal, NamedTuple
 import torch
 
 from specdec.config import validated
+from specdec.eagle.eagle_checkpoint import made
 from specdec.eagle.eagle_config import EagleConfig
-from specdec.eagle.eagle_network import EagleNetwork
+from specdec.eagle.feature_network import FeatureNetwork
 from specdec.errors import ModelLoadError, UsageError
 from specdec.models.load import content_hash
 from specdec.published.checkpoint_files import CheckpointFiles, open_checkpoint
@@ -34,7 +35,7 @@ class EagleFormat(CheckpointFormat):
     drafters = ("eagle",)
 
     @abstractmethod
-    def load(self, files: CheckpointFiles, target: Target, layers: Sequence[int] | None) -> EagleNetwork:
+    def load(self, files: CheckpointFiles, target: Target, layers: Sequence[int] | None) -> FeatureNetwork:
         """Return the network for this target, in its dtype and on its device.
 
         Args:
@@ -48,7 +49,7 @@ class EagleFormat(CheckpointFormat):
 class PublishedEagle(NamedTuple):
     """A network, and what is recorded about its checkpoint: hash or commit, format, the target's name in it."""
 
-    network: EagleNetwork
+    network: FeatureNetwork
     about: dict[str, Any]
 
 
@@ -155,14 +156,15 @@ class Reading:
             "heads": heads,
             "kv_heads": self.number("num_key_value_heads", heads),
             "head_dim": rows // heads,
-            "rope_theta": self._rotary("rope_theta") or 10000.0,  # never the target's
+            "rope_theta": self.rotary("rope_theta") or 10000.0,  # never the target's
             "rope_scaling": self._scaling(),
             "rms_eps": 1e-6 if eps is None else eps,
             "attention_bias": "qkvo" if whole else "qkv" if biased else "none",
             "qk_norm": self.has(at + "q_norm.weight"),
         }
 
-    def _rotary(self, key: str) -> Any:
+    def rotary(self, key: str) -> Any:
+        """Return a value of the rotary positions, in either spelling; None where there is none."""
         inner = self.config.get("rope_parameters")
         value = self.config.get(key)
         return inner.get(key) if value is None and isinstance(inner, Mapping) else value
@@ -190,7 +192,7 @@ class Reading:
             "others change with the length of the text or are not established for drafters."
         )
 
-    def network(self, target: Target, values: dict[str, Any], unused: Sequence[str] = ()) -> EagleNetwork:
+    def network(self, target: Target, values: dict[str, Any], unused: Sequence[str] = ()) -> FeatureNetwork:
         """Return the network of these values, with exactly the file's tensors.
 
         Args:
@@ -206,7 +208,7 @@ class Reading:
         check_target(self.files, target, width=config.target_hidden, vocabulary=vocabulary)
         embedding, output = target.hidden.embedding, target.hidden.output_layer
         with torch.device("meta"):  # makes no weights, because those of the file are assigned
-            network = EagleNetwork(config, embedding, output)
+            network = made(config, embedding, output)
         wanted = {self._in_file(name): tuple(value.shape) for name, value in network.state_dict().items()}
         optional = {self.places[name]: self.files.tensors[self.places[name]].shape for name in unused if self.has(name)}
         if config.mask_token is not None and self.has("mask_hidden"):  # two shapes are about
@@ -234,7 +236,7 @@ class Reading:
     def _in_file(self, name: str) -> str:
         return self.places.get(name, name)
 
-    def _drafted(self, network: EagleNetwork) -> list[int]:
+    def _drafted(self, network: FeatureNetwork) -> list[int]:
         """Return the ids of the tokens that can be drafted; d2t holds distances, never ids."""
         d2t = self.files.tensor(self._in_file("d2t")).long()
         ids = d2t + torch.arange(len(d2t))

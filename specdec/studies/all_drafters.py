@@ -157,6 +157,8 @@ class AllDrafters(Study):
                         about = {"repeat": repeat, "arm": PLAIN if entry is plain else entry.name}
                         lines.append({**about, **_outcome(bench, entry, stream, output)})
                         advance()
+                    for drafter in {id(entry.arm.drafter): entry.arm.drafter for entry in entries}.values():
+                        drafter.remember(stream.prompt, stream.generated)
         return pd.DataFrame(lines)
 
     def _decode(self, bench: Bench, arm: Arm, stream: Stream, repeat: int, limit: int) -> Generation:

@@ -65,11 +65,12 @@ def calibrate(
     depths = sorted({1, *gammas})
     sizes = sorted(len(tree) + 1 for tree in by_depth.values())
     trees = [*by_depth.values(), chain_tree(depths[-1])]
-    room, branches = max(map(target.room, trees)), max(1, *(len(tree.leaves) for tree in trees))
-    target.start(TextStart(prompt, len(prompt) + room, branches))
+    branches = max(1, *(len(tree.leaves) for tree in trees))
+    target.start(TextStart(prompt, len(prompt) + max(map(target.room, trees)), branches))
     # A drafter that reads a recorded text gets the prompt's own tokens: only the cost of a step matters here.
-    capacity = len(prompt) + max(*sizes, *depths) + 1
-    drafter.start(TextStart(prompt, capacity, generator=timer.generator, reference=prompt), target.states)
+    nodes = max(len(tree) for tree in trees)
+    text = TextStart(prompt, len(prompt) + nodes + 1, generator=timer.generator, reference=prompt, in_step=True)
+    drafter.start(text, target.states)
     tokens = torch.randint(target.vocab_size, (max(*sizes, *depths),), generator=timer.generator).to(target.device)
     shapes = {depth: structure.resized(depth) for depth in depths}
     for _ in timer.passes(warm_up=2):

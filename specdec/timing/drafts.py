@@ -30,7 +30,7 @@ def time_drafts(
     most = max(structure.nodes for structure in structures)
     capacity = len(prompt) + 1 + max(target.room(structure.tree) for structure in structures)
     target.start(TextStart(prompt, capacity, max(structure.branches for structure in structures)))
-    drafts = TextStart(prompt, len(prompt) + most + 1, generator=timer.generator, reference=prompt)
+    drafts = TextStart(prompt, len(prompt) + most + 1, generator=timer.generator, reference=prompt, in_step=True)
     drafter.start(drafts, target.states)
     drafted: dict[int, list[int]] = {place: [] for place in range(len(structures))}
     order: list[int] = []

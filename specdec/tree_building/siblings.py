@@ -23,7 +23,11 @@ How = Siblings | Literal["ranked"]
 
 Laws = Callable[[Tensor, Tree, Sequence[int]], Tensor]
 """`laws(tokens, tree, nodes)` gives the laws [M, V] after M nodes (-1 is the root) of the draft so far, tokens [N] over
-`tree`. Children that are ranked take any scores in place of laws; where `structure.beam` is given, logits."""
+`tree`. Children that are ranked take any scores in place of laws; where `structure.beam` is given, logits. Several
+models give [K, M, V] (see `grow`)."""
+
+Whose = Sequence[Sequence[int]]
+"""The models of children: `whose[i][j]` is the one of K that gives the (j+1)-th child of parent i."""
 
 
 class Drawn(NamedTuple):
@@ -45,13 +49,18 @@ def independent(q: Tensor, counts: Sequence[int], generator: torch.Generator | N
     return Drawn(sample(laws, generator), laws)
 
 
-def without_replacement(q: Tensor, counts: Sequence[int], generator: torch.Generator | None) -> Drawn:
+def without_replacement(
+    q: Tensor, counts: Sequence[int], generator: torch.Generator | None, whose: Whose | None = None
+) -> Drawn:
     """Draw `counts[i]` <= V different tokens from law i of q [M, V] (Sequoia 2402.12374, Algorithm 2; RSD 2402.14160).
 
     After each token x, q(x) becomes 0 and q is renormalised. Once nothing of q is left, the law is uniform over the
     tokens that were not drawn.
+
+    Args:
+        whose: for laws of several models, q [K, M, V]: x then becomes 0 in all of them.
     """
-    if max(counts) == 1:
+    if max(counts) == 1 and whose is None:
         return independent(q, counts, generator)
 
     def draw(laws: Tensor, tried: Tensor) -> tuple[Tensor, Tensor]:
@@ -62,29 +71,40 @@ def without_replacement(q: Tensor, counts: Sequence[int], generator: torch.Gener
         law = torch.where(mass == 0, untried / untried.sum(-1, keepdim=True), left / mass)
         return sample(law, generator), law
 
-    return _in_turns(q, counts, draw)
+    return _in_turns(q, counts, draw, whose)
 
 
-def ranked(scores: Tensor, counts: Sequence[int]) -> Drawn:
-    """Take the `counts[i]` <= V tokens with the largest scores [M, V], best first, ties by order; point masses."""
+def ranked(scores: Tensor, counts: Sequence[int], whose: Whose | None = None) -> Drawn:
+    """Take the `counts[i]` <= V tokens with the largest scores [M, V], best first, ties by order; point masses.
+
+    Args:
+        whose: for scores of several models [K, M, V]: each child is its model's best one that was not taken yet.
+    """
     finite = scores.clamp_min(torch.finfo(scores.dtype).min)  # -inf is for tokens that were taken
 
     def take(left: Tensor, tried: Tensor) -> tuple[Tensor, None]:
         return left.masked_fill(tried, -torch.inf).max(-1).indices, None
 
-    return _in_turns(finite, counts, take)
+    return _in_turns(finite, counts, take, whose)
 
 
 def _in_turns(
-    laws: Tensor, counts: Sequence[int], choose: Callable[[Tensor, Tensor], tuple[Tensor, Tensor | None]]
+    laws: Tensor,
+    counts: Sequence[int],
+    choose: Callable[[Tensor, Tensor], tuple[Tensor, Tensor | None]],
+    whose: Whose | None,
 ) -> Drawn:
     """Choose one child of every parent that still wants one, again and again; `choose(laws [P, V], tried [P, V])`."""
-    tried = torch.zeros_like(laws, dtype=torch.bool)
+    tried = torch.zeros(laws.shape[-2:], dtype=torch.bool, device=laws.device)
     tokens, drawn_from, places = list[Tensor](), list[Tensor](), list[tuple[int, int]]()
     for turn in range(max(counts)):
         wanting = [parent for parent, count in enumerate(counts) if count > turn]
         parents = index_on(laws.device, tuple(wanting))
-        chosen, law = choose(laws.index_select(0, parents), tried.index_select(0, parents))
+        if whose is None:
+            due = laws.index_select(0, parents)
+        else:
+            due = laws[index_on(laws.device, tuple(whose[parent][turn] for parent in wanting)), parents]
+        chosen, law = choose(due, tried.index_select(0, parents))
         tried[parents, chosen] = True
         tokens.append(chosen)
         if law is not None:
@@ -104,7 +124,7 @@ def grow(
     structure: Structure,
     laws: Laws,
     how: How,
-    strategy: str,
+    strategy: str | Sequence[str],
     generator: torch.Generator | None = None,
 ) -> Draft:
     """Fill the topology of `structure` level by level, one call of `laws` for each.
@@ -116,14 +136,28 @@ def grow(
 
     The rank of a source is that of the row in rows, and otherwise that among siblings, in the order drawn.
 
+    Several models share the siblings: the child of rank j of a node that model m gave is given by model m + j, modulo
+    their number, the root counting as model 0's. So each model goes on with its own first choices, and adds siblings to
+    those of the others; k rows are shared out in turn. A child that is drawn has the q of its own model, of which the
+    tokens of earlier siblings are taken out: multi-round rejection needs no more than that (SpecInfer 2305.09781,
+    Algorithm 2, which draws the children of several models independently).
+
+    Args:
+        strategy: the name in `Source`; of several models one for each.
+
     Raises:
-        ValueError: a beam that is filled in another way than `ranked`.
+        ValueError: a beam that is filled in another way than `ranked`; several models that fill one, or whose draws are
+            independent, because a token that two of them draw would have two q.
     """
+    names = (strategy,) if isinstance(strategy, str) else tuple(strategy)
+    if len(names) > 1 and (how == "independent" or structure.beam is not None):
+        raise ValueError("several models draw siblings without replacement, or rank them, on a given topology")
     if structure.beam is not None:
         if how != "ranked":
             raise ValueError(f"a dynamic tree is made of ranked tokens, not of {how} draws")
-        return _by_confidence(structure, structure.beam, laws, strategy)
+        return _by_confidence(structure, structure.beam, laws, names[0])
     topology, ranks = structure.tree, sibling_ranks(structure.tree, structure.rows is not None)
+    models = _models(topology, len(names))
     tokens, drawn_from = EMPTY.tokens, list[Tensor]()
     parents, source, tests = list[int](), list[Source](), [list[int]()]
     level: list[tuple[int, list[int]]] = [(-1, [-1])]  # nodes, and the places of the topology that each stands for
@@ -141,7 +175,11 @@ def grow(
         else:
             wanted = [(node, places[: law.shape[-1]]) for node, places in wanted]
             counts = [len(places) for _, places in wanted]
-            children = ranked(law, counts) if how == "ranked" else without_replacement(law, counts, generator)
+            whose = [[models[place] for place in places] for _, places in wanted] if len(names) > 1 else None
+            if how == "ranked":
+                children = ranked(law, counts, whose)
+            else:
+                children = without_replacement(law, counts, generator, whose)
             numbers = range(len(children.tokens))  # all different, without a look
         level, kept, index = [], [], 0
         for parent, places in wanted:
@@ -152,7 +190,7 @@ def grow(
                     level.append((len(parents), []))
                     kept.append(index)
                     parents.append(parent)
-                    source.append(Source(strategy, ranks[place]))
+                    source.append(Source(names[models[place]], ranks[place]))
                     tests.append([])
                 node, stands_for = level[merged[numbers[index]]]
                 stands_for.append(place)
@@ -233,3 +271,12 @@ def sibling_ranks(topology: Tree, of_rows: bool = False) -> tuple[int, ...]:
     """Return for each node [N] its rank among its siblings or, `of_rows`, the rank of its row."""
     among = {child: rank for children in topology.children for rank, child in enumerate(children)}
     return tuple(among[topology.path(node)[0] if of_rows else node] for node in range(len(topology)))
+
+
+@lru_cache(maxsize=64)
+def _models(topology: Tree, count: int) -> tuple[int, ...]:
+    """Return for each node [N] the one of `count` models that gives it (see `grow`)."""
+    models: list[int] = []
+    for parent, rank in zip(topology.parents, sibling_ranks(topology), strict=True):
+        models.append(((models[parent] if parent >= 0 else 0) + rank) % count)
+    return tuple(models)

@@ -80,9 +80,13 @@ def closes(factors: dict[str, float], speedup: float, rounds: pd.DataFrame, gamm
 @pytest.mark.parametrize(
     ("name", "shape"), [pytest.param(*case, marks=() if case[0] in QUICK else pytest.mark.slow) for case in CASES]
 )
-def test_the_account_closes(run_of, drafter_values, group_values, sampling, name, shape):
+def test_the_account_closes(run_of, drafter_values, group_values, sampling, tiny_llama, tmp_path, name, shape):
     target = targets.build(group_values("target", "table"), sampling=sampling())
-    made = run_of(name, TEXTS, f"structure={shape}", *changes(name, drafter_values(name, STATES, target)))
+    beside = []
+    if drafters.get(name).capabilities.runs_target:
+        tiny_llama(STATES).save_pretrained(tmp_path)
+        beside = ["target=causal", f"target.model={tmp_path}", "target.compile=false"]
+    made = run_of(name, TEXTS, f"structure={shape}", *beside, *changes(name, drafter_values(name, STATES, target)))
     logged = made.account()
     for gamma, item in logged["gammas"].items():
         rebuilt = account_of(made, int(gamma))

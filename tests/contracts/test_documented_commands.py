@@ -8,10 +8,11 @@ import pytest
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
-from specdec import report
+from specdec import convert, report
 from specdec.config import AdviseConfig, RunConfig, config_dir, validated
 
 ROOT = Path(__file__).resolve().parents[2]
+PARSERS = {"convert": convert.parser, "report": report.parser}
 ROOTS = {"run": ("config", RunConfig), "advise": ("advise", AdviseConfig), "train": ("train", None)}
 COMMAND = re.compile(r"python -m specdec\.(\w+) ?(.*)")
 
@@ -42,8 +43,8 @@ def overrides_of(arguments: str) -> list[str]:
 
 @pytest.mark.parametrize(("command", "arguments"), documented())
 def test_the_command_is_understood(command, arguments):
-    if command == "report":
-        assert report.parser().parse_args(shlex.split(arguments.replace("...", "")))
+    if command in PARSERS:
+        assert PARSERS[command]().parse_args(shlex.split(arguments.replace("...", "")))
         return
     if "--help" in arguments or not arguments:
         return
@@ -56,4 +57,4 @@ def test_the_command_is_understood(command, arguments):
 
 
 def test_the_readme_has_commands_of_every_kind():
-    assert {command for command, _ in documented()} == {"run", "advise", "train", "report"}
+    assert {command for command, _ in documented()} == {"run", "advise", "train", "report", "convert"}

@@ -26,13 +26,12 @@ CASES = [
 
 
 @pytest.fixture
-def target(table, random_law):
-    return table(random_law(SIZE, 0), temperature=1.0)
+def build(drafter_values, small_target):
+    def make(name: str) -> Any:
+        target = small_target(name, SIZE, temperature=1.0)
+        return drafters.build(drafter_values(name, SIZE, target), target=target)
 
-
-@pytest.fixture
-def build(drafter_values, target):
-    return lambda name: drafters.build(drafter_values(name, SIZE, target), target=target)
+    return make
 
 
 def begin(drafter: Any, prompt: Sequence[int] = PROMPT, reference: Sequence[int] = REFERENCE, seed: int = 0) -> None:
@@ -153,6 +152,60 @@ def test_a_new_text_starts_from_nothing(build, make_structure, name, structure):
     used.commit([2, 4])
     for one, other in zip(walk(used, shape), walk(build(name), shape), strict=True):
         assert torch.equal(one.tokens, other.tokens)
+
+
+@pytest.mark.parametrize(("name", "structure"), CASES)
+def test_a_round_may_be_drafted_by_another(build, make_structure, name, structure):
+    """Between two drafts of its own a drafter may be told of rounds that it did not draft."""
+    drafter, shape, text = build(name), make_structure(structure, 3), [*PROMPT[-1:], *REFERENCE]
+    begin(drafter)
+    drafter.draft(shape)
+    drafter.commit(REFERENCE[:2], states(text[:2]))
+    drafter.commit(REFERENCE[2:5], states(text[2:5]))
+    drafter.commit(REFERENCE[5:6], states(text[5:6]))
+    draft, fresh = drafter.draft(shape), build(name)
+    begin(fresh, [*PROMPT, *REFERENCE[:6]], REFERENCE[6:])
+    assert_same(drafter, draft, fresh.draft(shape))
+
+
+@pytest.mark.parametrize(("name", "structure"), CASES)
+def test_tokens_taken_back_leave_no_trace(build, make_structure, name, structure):
+    """Where a drafter can: its draft is that of the shorter text, and of the text that replaces the tokens."""
+    drafter, shape, text = build(name), make_structure(structure, 3), [*PROMPT[-1:], *REFERENCE]
+    begin(drafter)
+    if not retracts(drafter, shape):
+        pytest.skip(f"{name} is started anew")
+    begin(drafter)
+    for kept, wrong in ((2, [4, 4]), (3, [0, 3, 1]), (6, [2])):
+        drafter.draft(shape)
+        drafter.commit([*REFERENCE[:kept], *wrong][-len(wrong) - 1 :])
+        drafter.draft(shape)
+        assert drafter.retract(len(wrong) + 1)
+        fresh = build(name)
+        begin(fresh)
+        assert_same(drafter, drafter.draft(shape), fresh.draft(shape))
+        drafter.commit(REFERENCE[:kept], states(text[:kept]))
+        begin(fresh, [*PROMPT, *REFERENCE[:kept]])
+        assert_same(drafter, drafter.draft(shape), fresh.draft(shape))
+        assert drafter.retract(kept)
+
+
+def retracts(drafter: Any, structure: Any) -> bool:
+    drafter.draft(structure)
+    drafter.commit(REFERENCE[:2])
+    return drafter.retract(2)
+
+
+def assert_same(drafter: Any, one: Draft, other: Draft) -> None:
+    """Check two drafts after one text, of a drafter whose proposals depend on the text alone: they are one, or their
+    first tokens were drawn from one law.
+    """
+    if drafter.capabilities.replay not in ("position", "start") or drafter.capabilities.needs_reference:
+        return
+    if one.q is None:
+        assert torch.equal(one.tokens, other.tokens) and one.tree == other.tree
+    else:
+        torch.testing.assert_close(one.q[0], other.q[0])
 
 
 @pytest.mark.parametrize("name", drafters.names())

@@ -72,7 +72,9 @@ def test_every_yaml_composes_and_validates(group, name):
         assert values[group]["name"] in FAMILIES[group].names()
     if group == "drafter":
         cls = drafters.get(values["drafter"]["name"])
-        assert config.structure["name"] in cls.capabilities.fills, "a drafter's YAML sets a structure that it can fill"
+        assert structures.build(config.structure).name in cls.capabilities.fills, (
+            "a drafter's YAML sets a structure that it can fill"
+        )
 
 
 @pytest.mark.parametrize("group", ["debug", "experiment"])

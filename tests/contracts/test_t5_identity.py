@@ -86,8 +86,11 @@ def drafter_of(group_values, drafter_values, shaken):
     def build(name: str, target: EncoderDecoder, kind: str):
         values = drafter_values(name, target.vocab_size, target)
         small = group_values("drafter", "small_model", model=shaken(kind))
-        if "of" in values:
+        if "name" in values.get("of", {}):
             values = {**values, "of": small}
+        elif "of" in values:  # several
+            parts = {label: small if part["name"] == small["name"] else part for label, part in values["of"].items()}
+            values = {**values, "of": parts}
         return drafters.build(small if name == "small_model" else values, target=target)
 
     return build

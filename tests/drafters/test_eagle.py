@@ -141,9 +141,10 @@ def test_chances_along_a_text_are_those_of_drafts_at_every_position(
 
 
 @pytest.mark.parametrize("shape", ["chain", "dynamic"])
-def test_rounds_along_a_text_are_those_of_live_decoding(target_at, random_eagle, make_structure, shape):
-    """With an output layer that is fitted to half of the text, so that both rejections and acceptances happen."""
-    target, request, structure = target_at(), Request([5, 1, 4, 1, 5], 60), make_structure(shape, 3)
+def test_rounds_along_a_text_are_those_of_live_decoding(tiny_model, sampling, random_eagle, make_structure, shape):
+    """With an output layer that is fitted to two thirds of the text, so that it is right often and not always."""
+    target = Causal(tiny_model("llama"), sampling(temperature=0.0))
+    request, structure = Request([7, 3, 19, 44, 3, 19, 52, 7, 3, 19], 60), make_structure(shape, 3)
 
     def live(drafter):
         how = dict(target=target, verifier=verifiers.build({"name": "greedy"}), structure=structure, request=request)
@@ -154,13 +155,12 @@ def test_rounds_along_a_text_are_those_of_live_decoding(target_at, random_eagle,
     tokens = torch.tensor([[*request.prompt, *text]])
     features = target.hidden.sequence(tokens, *network.config.offsets(2))[0][:, :-2]
     states = network(tokens[:, 1:-1], network.fuse(features), torch.arange(features.shape[1]))[0]
-    kept = torch.arange(features.shape[1]) % 2 > 0
-    wanted = torch.nn.functional.one_hot(tokens[0, 2:], 23).double()
+    kept = torch.arange(features.shape[1]) % 3 > 0
+    wanted = torch.nn.functional.one_hot(tokens[0, 2:], target.vocab_size).double()
     network.lm_head.weight.copy_(torch.linalg.lstsq(network.norm(states[0, kept]), wanted[kept]).solution.T)
     drafter = Eagle(network, target)
     rounds = live(drafter).rounds
-    accepted = [row.accepted for row in rounds]
-    assert 0 in accepted and sum(accepted) > 5
+    assert any(row.rejected for row in rounds) and sum(row.accepted for row in rounds) > 5
     assert expected_rounds(drafter, target, structure, text, request) == len(rounds)
 
 

@@ -8,13 +8,14 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from fixtures.slow_eagle import SlowEagle, features_of, random_rounds
+from fixtures.slow_eagle import SlowBlock, SlowEagle, features_of, random_rounds
 from safetensors.torch import save_file
 
 from specdec.drafters.base import drafters
 from specdec.errors import ModelLoadError, SpecdecError
 from specdec.published.checkpoint_files import open_checkpoint
 from specdec.published.recognise import recognise
+from specdec.records import TextStart
 from specdec.targets.causal import Causal
 
 H, HEADS, KV_HEADS, INNER, V, DEPTH = 16, 4, 2, 24, 40, 8
@@ -75,7 +76,13 @@ FACTS = dict(
 
 def made(form, *, features=3, head_dim=4, draft=DRAFTED, layers=1, more=None, **facts):
     """Tensors under the network's names, and the facts that the equations need."""
-    if form == "eagle1":
+    if form == "dflash":
+        shapes = {"fc.weight": (H, features * H), "norm.weight": (H,), "hidden_norm.weight": (H,)}
+        for number in range(layers):
+            norms = {f"layers.{number}.self_attn.{name}_norm.weight": (head_dim,) for name in "qk"}
+            shapes |= layer(number, H, head_dim, "input_layernorm") | norms
+        facts = dict(qk_norm=True, block=4, mask_token=39) | facts
+    elif form == "eagle1":
         shapes = {"fc.weight": (H, 2 * H)} | layer(0, H, head_dim)
         facts = dict(boundaries=[], features=1) | facts
     else:
@@ -84,7 +91,7 @@ def made(form, *, features=3, head_dim=4, draft=DRAFTED, layers=1, more=None, **
         for number in range(1, layers):
             shapes |= layer(number, H, head_dim, "input_layernorm")
     weights = weights_of(shapes | (more or {}))
-    if form == "eagle3" and draft < V:
+    if "lm_head.weight" in weights and draft < V:
         weights["d2t"] = torch.tensor(IDS) - torch.arange(len(IDS))
         weights["t2d"] = torch.zeros(V, dtype=torch.bool).index_fill(0, torch.tensor(IDS), True)
     own = dict(form=form, features=features, head_dim=head_dim, layers=layers)
@@ -105,6 +112,7 @@ PLAIN = dict(norm_before_residual=False, norm_before_fc=False, fc_norm=False, no
 EMBEDDING = {"embed_tokens.weight": (V, H)}
 PROJECTIONS = (("q", HEADS), ("k", KV_HEADS), ("v", KV_HEADS))
 BIASES = {f"layers.0.self_attn.{name}_proj.bias": (rows * 4,) for name, rows in PROJECTIONS}
+DFLASH = dict(DECODER, num_hidden_layers=2, num_target_layers=DEPTH, rope_theta=500.0)
 # Format -> (config, form and facts of the network, beginnings of names in the file).
 FORMATS = {
     "eagle1": (dict(DECODER, bias=False, rope_theta=500.0), dict(form="eagle1", rope_theta=500.0), {}),
@@ -130,8 +138,36 @@ FORMATS = {
         dict(form="eagle3", layers=2, mask_token=38, more=EMBEDDING | {"mask_hidden": (3 * H,)}),
         {},
     ),
+    "dflash": (
+        dict(DFLASH, dflash_config={"target_layer_ids": [1, 4], "mask_token_id": 39, "block_size": 4}),
+        dict(form="dflash", features=2, boundaries=[2, 5], layers=2, head_dim=8, rope_theta=500.0),
+        {},
+    ),
+    "speculators_dflash": (
+        speculators(
+            "dflash",
+            draft_vocab_size=DRAFTED,
+            block_size=4,
+            mask_token_id=39,
+            aux_hidden_state_layer_ids=[2, 5],
+            decoder=DFLASH,
+        ),
+        dict(
+            form="dflash",
+            features=2,
+            boundaries=[2, 5],
+            layers=2,
+            rope_theta=500.0,
+            more=EMBEDDING | {"lm_head.weight": (DRAFTED, H)},
+        ),
+        {},
+    ),
 }
-ALIKE = ("eagle1_biases", "eagle3_layers")  # variants of a format, which take fewer rounds
+ALIKE = ("eagle1_biases", "eagle3_layers", "speculators_eagle", "speculators_dflash")  # variants of others
+ROUNDS = [
+    *((name, 30 if name in ALIKE else 200) for name in FORMATS),
+    *(pytest.param(name, 200, marks=pytest.mark.slow) for name in ALIKE),
+]
 
 
 @pytest.fixture
@@ -150,14 +186,16 @@ def drafter_of(tmp_path, target, group_values):
     return write
 
 
-@pytest.mark.parametrize("name", FORMATS)
-def test_drafts_are_those_of_the_equations_over_200_rounds(drafter_of, target, make_structure, name):
+@pytest.mark.parametrize(("name", "rounds"), ROUNDS)
+def test_drafts_are_those_of_the_equations(drafter_of, target, make_structure, name, rounds):
     config, network, renamed = FORMATS[name]
     weights, facts = made(**network)
     drafter = drafter_of(config, weights, renamed)
-    slow = SlowEagle(weights, facts, target.hidden.embedding, target.hidden.output_layer)
-    compared, tokens, texts = 0, set(), 6 if name in ALIKE else 20
-    for text, drafts in random_rounds(drafter, target, make_structure("chain", 2), texts, rounds=10):
+    slow = (SlowBlock if facts.form == "dflash" else SlowEagle)(
+        weights, facts, target.hidden.embedding, target.hidden.output_layer
+    )
+    compared, tokens = 0, set()
+    for text, drafts in random_rounds(drafter, target, make_structure("chain", 2), rounds // 10, 10):
         rows = slow.text_rows(text, features_of(target.model, text, facts.boundaries))
         for length, draft in drafts:
             path = []
@@ -167,7 +205,7 @@ def test_drafts_are_those_of_the_equations_over_200_rounds(drafter_of, target, m
                 assert token == path[-1], f"round {compared} at {length} tokens"
             tokens |= set(path)
             compared += len(path) == 2
-    assert compared == 10 * texts and len(tokens) > 4
+    assert compared == rounds and len(tokens) > 4
 
 
 def first_law(drafter, target, make_structure, tokens=(5, 1, 4, 1, 5)):
@@ -382,7 +420,6 @@ REFUSED = {
         EAGLE3_WEIGHTS | {"mask_hidden": torch.ones(1, 48)},
         "no mask_token_id in its config",
     ),
-    "DFlash": (DECODER, EAGLE1_WEIGHTS | {"hidden_norm.weight": torch.ones(H)}, "DFlash, which is not read"),
     "DSpark": (
         DECODER,
         EAGLE1_WEIGHTS | {"hidden_norm.weight": torch.ones(H), "markov_head.markov_w1.weight": torch.ones(V, 3)},
@@ -405,6 +442,75 @@ def test_what_does_not_fit_is_refused(drafter_of, case):
     with pytest.raises(SpecdecError, match=sentence) as raised:
         drafter_of(config, weights)
     assert raised.value.exit_code == 2 and "\n" not in str(raised.value)
+
+
+def test_a_block_ends_the_draft_and_is_always_whole(drafter_of, target, make_structure):
+    """With fewer slots it would be another law: they see each other. So the first tokens of all drafts are the same."""
+    config, network, _ = FORMATS["dflash"]
+    drafter = drafter_of(config, made(**network)[0])
+    assert drafter.capabilities.deepest == 3 and drafter.capabilities.replay == "start"
+    target.start(TextStart([5, 1, 4], 50))
+    drafter.start(TextStart([5, 1, 4], 50), target.states)
+    drafts = [drafter.draft(make_structure("chain", gamma)).tokens.tolist() for gamma in (1, 2, 3, 6)]
+    assert [len(draft) for draft in drafts] == [1, 2, 3, 3]
+    assert all(draft == drafts[3][: len(draft)] for draft in drafts)
+    tree = drafter.draft(make_structure("tree", 3))
+    assert tree.tokens[0] == drafts[3][0] and tree.tree.depth == 3
+
+
+def test_chances_of_a_block_are_those_of_its_drafts(drafter_of, target, make_structure):
+    config, network, _ = FORMATS["speculators_dflash"]
+    drafter = drafter_of(config, made(**network)[0])
+    prompt, text, drafted = [5, 1, 4], [], []
+    for position in range(6):  # a text that is drafted right at every other place
+        whole = [*prompt, *text]
+        target.start(TextStart(whole, 50))
+        drafter.start(TextStart(whole, 50), target.states)
+        drafted.append(drafter.draft(make_structure("chain", 3)).tokens.tolist())
+        text.append(drafted[-1][0] if position % 2 else (drafted[-1][0] + 1) % V)
+    target.start(TextStart([*prompt, *text], 50))
+    chances = drafter.chances(prompt, text, target.states, 3)
+    for position, tokens in enumerate(drafted):
+        for depth, token in enumerate(text[position : position + 3]):
+            assert chances[position, depth] == (tokens[depth] == token)
+    assert chances[:, 0].tolist() == [0, 1, 0, 1, 0, 1]
+
+
+@pytest.mark.parametrize(
+    ("changes", "boundaries"),
+    [
+        ({}, [2, 6]),  # outputs 1 and 5 of 8 blocks
+        ({"target_layer_ids": [2, 4]}, [3, 5]),
+    ],
+)
+def test_layer_numbers_of_dflash_are_outputs(drafter_of, changes, boundaries):
+    _, network, _ = FORMATS["dflash"]
+    config = dict(DFLASH, block_size=4, mask_token_id=39, **changes)
+    drafter = drafter_of(config, made(**network)[0])
+    assert drafter.describe()["network"]["boundaries"] == boundaries
+    given = drafter_of(config, made(**network)[0], layers=[1, 3])
+    assert given.describe()["network"]["boundaries"] == [1, 3]
+
+
+BLOCK = dict(DFLASH, block_size=4, mask_token_id=39)
+BLOCK_REFUSED = {
+    "another depth": (dict(BLOCK, num_target_layers=9), "number of layers 9, and this one has 8"),
+    "no block": (dict(DFLASH, mask_token_id=39), "block_size=None"),
+    "a mask beyond the vocabulary": (dict(BLOCK, mask_token_id=V), "a token below 40"),
+    "no rotary base": (without(BLOCK, "rope_theta"), "no rope_theta in its config.json"),
+    "a causal block": (dict(BLOCK, dflash_config={"causal": True}), "sets causal, which is not read"),
+    "the anchor's own slot": (dict(BLOCK, sample_from_anchor=True), "sets sample_from_anchor"),
+    "windows": (dict(BLOCK, layer_types=["sliding_attention", "full_attention"]), "has layers of sliding attention"),
+    "three layers": (dict(BLOCK, target_layer_ids=[1, 2, 3]), r"names the 3 layers \[2, 3, 4\]"),
+    "the last block's output": (dict(BLOCK, target_layer_ids=[1, 7]), "output of the target's last block"),
+}
+
+
+@pytest.mark.parametrize("case", BLOCK_REFUSED)
+def test_a_dflash_that_does_not_fit_is_refused(drafter_of, case):
+    config, sentence = BLOCK_REFUSED[case]
+    with pytest.raises(SpecdecError, match=sentence):
+        drafter_of(config, made(**FORMATS["dflash"][1])[0])
 
 
 def test_layers_of_the_wrong_number_or_for_eagle1_are_refused(drafter_of):

@@ -24,9 +24,9 @@ from specdec.verifiers.base.contract import verifiers
 
 WIDTH, VOCABULARY = 16, 40
 PROMPTS = [[7, 3, 19, 34, 3, 19, 22, 7, 3], [5], [1, 38, 2, 27], [11, 12, 13, 14, 15, 16, 17], [30, 30, 2]]
-NEW_TOKENS = 72
-# The root has seven children, so that some tokens are accepted, and most rounds end in a rejection.
-PARENTS = [*[-1] * 7, 0, 0, 1, 2, 7, 7, 9]
+NEW_TOKENS = 86
+# The root has twelve children, so that some tokens are accepted, and most rounds end in a rejection.
+PARENTS = [*[-1] * 12, 0, 0, 1, 2, 12, 12, 14]
 
 
 @pytest.fixture(scope="module")

@@ -66,7 +66,7 @@ def text(target):
 
 @pytest.fixture(scope="module")
 def fitted(target, text, random_heads):
-    """`fitted("medusa")`: a drafter whose heads are fitted to two thirds of the text, so that some guesses are right."""
+    """`fitted("medusa")`: a drafter whose heads are fitted to two thirds of the text, so that some of it is guessed."""
 
     def make(kind):
         cls, changes = KINDS[kind]

@@ -24,6 +24,7 @@ class DrafterCapabilities:
         needs_reference: it reads the recorded baseline text of the same prompt (greedy runs only).
         reads_states: it reads the target's hidden states, and asks for them when it is made (`HiddenStates.keep`).
         reads_logits: it learns from the target's logits over each draft (`observe`), which a recorded text has not.
+        runs_target: it drafts with a part of the target's own model, and is refused beside a target without one.
         reports_confidence: it ends a draft where the structure's `threshold` asks for it.
         replay: how a text of the target gives the rounds that it takes (DESIGN 3); None: not at all.
             "position": a proposal depends on the text before it alone.
@@ -42,6 +43,7 @@ class DrafterCapabilities:
     needs_reference: bool = False
     reads_states: bool = False
     reads_logits: bool = False
+    runs_target: bool = False
     reports_confidence: bool = False
     replay: Replay | None = None
     deepest: int | None = None
@@ -78,11 +80,20 @@ class Drafter(ABC):
         """Propose at most what `structure` asks for; the draft is empty where there is nothing to propose."""
 
     def commit(self, tokens: Sequence[int], states: Tensor | None = None) -> None:
-        """Take note of the tokens appended to the text in this round.
+        """Take note of the tokens appended to the text in this round. Its draft may have been another drafter's.
 
         Args:
             states: `Target.states` after its own commit: those [A+1, D] of the round's root and accepted nodes.
         """
+
+    def retract(self, count: int) -> bool:
+        """Take the last `count` tokens out of the text again: they were the draft of a drafter that this one speeds up,
+        and were rejected. Called after a commit, before the next draft.
+
+        Returns:
+            False from a drafter that cannot: nothing it knows counts any more, and `start` comes next.
+        """
+        return False
 
     def observe(self, draft: Draft, logits: Tensor) -> None:
         """Take note of what the target said of the round's draft; called before `commit`, only of a drafter that
@@ -92,6 +103,17 @@ class Drafter(ABC):
             draft: as the target verified it; may be empty.
             logits: `Target.logits` [N+1, V]: after the root, then after each node, rejected ones included. To be copied
                 if they are needed later.
+        """
+
+    def remember(self, prompt: Sequence[int], output: Sequence[int]) -> None:
+        """Take note of a finished text, for drafts of texts that are begun later. A run calls this after each prompt,
+        when all methods have decoded it and all replays are done; the time is in no duration.
+
+        Nothing else passes from one text to another, and what does may not depend on who decodes a prompt or how often:
+        only the first output of a prompt counts, and no draft of the prompt itself reads it.
+
+        Args:
+            output: tokens that the baseline wrote, so that they are the same for every method.
         """
 
     def laws(self, prompt: Sequence[int], text: Sequence[int]) -> Tensor | None:

@@ -24,8 +24,8 @@ from specdec.tree_building.siblings import How, Siblings, grow, sibling_ranks
 
 Drafts = Literal["sampled", "greedy"]
 
-_TRAINED = "heads.safetensors"  # in the folder of a training
 _POSITIONS = 256  # whose laws are in memory at a time, when a text is replayed
+_TRAINED = "heads.safetensors"  # in the folder of a training
 
 
 class HeadsDrafter(Drafter):

@@ -1,22 +1,73 @@
-"""Drafters made of other drafters: errors of a part name its keys where these stand in the configuration."""
+"""Drafters made of other drafters: how a part is checked and built, what is recorded of several, and errors that name a
+part's keys where these stand in the configuration.
+"""
 
+import hashlib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
+from specdec.drafters.base.contract import Drafter, drafters
 from specdec.errors import UsageError
+from specdec.targets.base import Target
 
 
 @contextmanager
-def named_below(place: str) -> Iterator[None]:
+def named_below(place: str, group: str = "drafter") -> Iterator[None]:
     """Rename the keys in errors of a part: what it calls `drafter.model` is `drafter.PLACE.model` in the drafter with
     that part at `place`.
 
+    Args:
+        group: what the part calls itself.
     Raises:
         UsageError: the one raised within, with the keys renamed.
     """
     try:
         yield
     except UsageError as error:
-        own_key = rf"(?<![\w./-])drafter\.(?!{place}\.)(?=\w)"
+        own_key = rf"(?<![\w./-]){group}\.(?!{re.escape(place)}\.)(?=\w)"
         raise type(error)(re.sub(own_key, f"drafter.{place}.", str(error))) from None
+
+
+def checked_part(place: str, values: Mapping[str, Any]) -> None:
+    """Check the config of a part at `drafter.PLACE` before any weight is read: it has to propose by itself.
+
+    Raises:
+        UsageError: an unknown drafter or key, a drafter that reads a recorded text, or one that is not lossless.
+    """
+    with named_below(place):
+        drafters.config(values)
+    can = drafters.get(values["name"]).capabilities
+    fault = ""
+    if can.needs_reference:
+        fault = "it reads a recorded text of the target, which a part of another drafter is not given"
+    elif not can.lossless:
+        fault = "it makes the output depart from the target's"
+    if fault:
+        raise UsageError(f"Bad value drafter.{place}.name={values['name']}: {fault}; use another drafter.")
+
+
+def built_part(place: str, values: Mapping[str, Any], target: Target) -> Drafter:
+    """Build the part at `drafter.PLACE` beside the target that it drafts for.
+
+    Raises:
+        UsageError: it cannot be made, or was made for another vocabulary.
+    """
+    with named_below(place):
+        part = drafters.build(values, target=target)
+    size = part.capabilities.vocab_size
+    if size not in (None, target.vocab_size):
+        raise UsageError(
+            f"Bad value drafter.{place}.name={values['name']}: it was made for a vocabulary of {size} tokens, and "
+            f"drafts for one of {target.vocab_size}; use a drafter with the target's own tokenizer."
+        )
+    return part
+
+
+def described(parts: Mapping[str, Drafter]) -> dict[str, Any]:
+    """Return what is recorded about several parts, with one hash of all their weights."""
+    each = {place: part.describe() for place, part in parts.items()}
+    hashes = [str(about.get("sha256") or "") for about in each.values()]
+    joined = hashlib.sha256("/".join(hashes).encode()).hexdigest() if any(hashes) else ""
+    return {**each, "sha256": joined}

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from specdec.eagle.eagle_network import EagleNetwork
+from specdec.eagle.feature_network import FeatureNetwork
 from specdec.errors import ModelLoadError
 from specdec.published.checkpoint_files import CheckpointFiles
 from specdec.published.eagle_format import DECODER_LAYER, Convention, EagleFormat, Reading, boundaries_of
@@ -30,7 +30,7 @@ class Eagle1(EagleFormat):
             and not {"layers.0.hidden_norm.weight", "hidden_norm.weight", "mask_hidden"} & files.tensors.keys()
         )
 
-    def load(self, files: CheckpointFiles, target: Target, layers: Sequence[int] | None) -> EagleNetwork:
+    def load(self, files: CheckpointFiles, target: Target, layers: Sequence[int] | None) -> FeatureNetwork:
         refuse_layers(files, layers)
         return eagle1_network(Reading(files, files.config), target, bool(files.config.get("bias")))
 
@@ -50,7 +50,7 @@ class Eagle3(EagleFormat):
             and not any("kv_a_proj" in name for name in files.tensors)
         )
 
-    def load(self, files: CheckpointFiles, target: Target, layers: Sequence[int] | None) -> EagleNetwork:
+    def load(self, files: CheckpointFiles, target: Target, layers: Sequence[int] | None) -> FeatureNetwork:
         inner = files.setting("eagle_config", dict, {})
         flags = {key: files.config.get(key, inner.get(key)) for key in _FLAGS}
         if flags["use_aux_hidden_state"] is False:
@@ -85,7 +85,7 @@ def refuse_layers(files: CheckpointFiles, layers: Sequence[int] | None) -> None:
         raise ModelLoadError(f"{files} reads the state that the target's output layer reads: set drafter.layers=null.")
 
 
-def eagle1_network(reading: Reading, target: Target, fc_bias: bool) -> EagleNetwork:
+def eagle1_network(reading: Reading, target: Target, fc_bias: bool) -> FeatureNetwork:
     """Return a network of the EAGLE-1 form.
 
     Args:
@@ -114,7 +114,7 @@ class LayerNumbers(NamedTuple):
     convention: Convention
 
 
-def eagle3_network(reading: Reading, target: Target, flags: dict[str, Any], numbers: LayerNumbers) -> EagleNetwork:
+def eagle3_network(reading: Reading, target: Target, flags: dict[str, Any], numbers: LayerNumbers) -> FeatureNetwork:
     """Return a network of the EAGLE-3 form.
 
     Args:

@@ -23,28 +23,11 @@ class LooseParallelEagle(CheckpointFormat):
 class DSpark(CheckpointFormat):
     """DFlash with a Markov head over the drafted tokens."""
 
-    refusal = "its paper and its training were not at hand, so its block attention and its Markov head are not made"
+    refusal = "the Markov head that corrects each slot by the token before it is not made"
 
     def matches(self, files: CheckpointFiles) -> bool:
         return files.config.get(_TYPE) == "dspark" or (
             _TYPE not in files.config and any(name.startswith("markov_head.") for name in files.tensors)
-        )
-
-
-@formats.register("DFlash")
-class DFlash(CheckpointFormat):
-    """A block of mask tokens that attends to the target's features."""
-
-    refusal = (
-        "a drafter that fills a block of mask tokens over the target's features is missing; drafter parallel drafts "
-        "in one pass with models of the PARD kind"
-    )
-
-    def matches(self, files: CheckpointFiles) -> bool:
-        if _TYPE in files.config:
-            return bool(files.config[_TYPE] == "dflash")
-        return {"fc.weight", "hidden_norm.weight"} <= files.tensors.keys() and not any(
-            name.startswith("markov_head.") for name in files.tensors
         )
 
 

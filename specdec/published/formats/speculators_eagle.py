@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from specdec.eagle.eagle_network import EagleNetwork
+from specdec.eagle.feature_network import FeatureNetwork
 from specdec.errors import ModelLoadError
 from specdec.published.checkpoint_files import CheckpointFiles
 from specdec.published.eagle_format import EagleFormat, Reading
@@ -21,7 +21,7 @@ class SpeculatorsEagle(EagleFormat):
     def matches(self, files: CheckpointFiles) -> bool:
         return files.config.get(_TYPE) == "eagle"
 
-    def load(self, files: CheckpointFiles, target: Target, layers: Sequence[int] | None) -> EagleNetwork:
+    def load(self, files: CheckpointFiles, target: Target, layers: Sequence[int] | None) -> FeatureNetwork:
         refuse_layers(files, layers)
         if files.setting("layernorms", bool, False):
             raise ModelLoadError(
@@ -39,7 +39,7 @@ class SpeculatorsEagle3(EagleFormat):
     def matches(self, files: CheckpointFiles) -> bool:
         return files.config.get(_TYPE) == "eagle3" and "mask_hidden" not in files.tensors
 
-    def load(self, files: CheckpointFiles, target: Target, layers: Sequence[int] | None) -> EagleNetwork:
+    def load(self, files: CheckpointFiles, target: Target, layers: Sequence[int] | None) -> FeatureNetwork:
         if files.config.get("norm_before_residual") is None:
             raise ModelLoadError(
                 f"{files} has no norm_before_residual in its config.json, for which speculators takes false and vLLM "
@@ -56,7 +56,7 @@ class ParallelEagle(EagleFormat):
         kind = files.config.get(_TYPE)
         return kind == "peagle" or kind == "eagle3" and "mask_hidden" in files.tensors
 
-    def load(self, files: CheckpointFiles, target: Target, layers: Sequence[int] | None) -> EagleNetwork:
+    def load(self, files: CheckpointFiles, target: Target, layers: Sequence[int] | None) -> FeatureNetwork:
         token, size = files.setting("mask_token_id", int), len(target.hidden.output_layer)
         if not 0 <= token < size:
             raise ModelLoadError(f"{files} has mask_token_id={token}, which is no token of {size}: use its own target.")
@@ -65,7 +65,7 @@ class ParallelEagle(EagleFormat):
 
 def _network(
     files: CheckpointFiles, target: Target, layers: Sequence[int] | None, flags: dict[str, Any]
-) -> EagleNetwork:
+) -> FeatureNetwork:
     """Return the network of an EAGLE-3 decoder's config with the flags that stand beside it, and more of them."""
     decoder: dict[str, Any] = files.setting("transformer_layer_config", dict)
     width = files.config.get("target_hidden_size")

@@ -50,10 +50,10 @@ class EagleTrainConfig(StateTrainConfig):
 
     @model_validator(mode="after")
     def _fits(self) -> "EagleTrainConfig":
-        if self.eagle.mask_token is not None:
+        if self.eagle.mask_token is not None or self.eagle.form == "dflash":
             raise ValueError(
-                "eagle.mask_token makes a network that drafts all tokens in one pass, which this training does not "
-                "teach: set it to null"
+                "eagle.mask_token and eagle.form=dflash make networks that draft all tokens in one pass, which this "
+                "training does not teach: set the first to null, and form to eagle3 or eagle1"
             )
         if self.loss.regression and self.eagle.form != "eagle1":
             raise ValueError(

@@ -197,7 +197,7 @@ def test_the_most_frequent_tokens_of_the_text_can_be_drafted(values: dict, store
     ("changes", "sentence"),
     [
         (dict(loss__regression=1.0), "loss.regression draws carried states"),
-        (dict(eagle__mask_token=3), "eagle.mask_token makes a network that drafts all tokens in one pass"),
+        (dict(eagle__mask_token=3), "make networks that draft all tokens in one pass"),
         (dict(eagle__target_hidden=16, eagle__own_output=True), "hidden"),
         (dict(eagle__draft_vocabulary=70), "eagle.draft_vocabulary=70: the target has 61 tokens"),
         (dict(micro_batch=3), "data.batch=2 is no multiple of micro_batch=3"),

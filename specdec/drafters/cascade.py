@@ -1,0 +1,261 @@
+"""Several drafters, of which each round asks the one that lately gave most for its cost."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from math import inf, log, sqrt
+from typing import Annotated, Any, Literal, NamedTuple
+
+from pydantic import Field, field_validator
+from torch import Tensor
+
+from specdec.config import AtLeastOne, Probability, typed
+from specdec.drafters.base import Drafter, DrafterCapabilities, drafters
+from specdec.drafters.base.contract import Replay
+from specdec.drafters.base.nested import built_part, checked_part, described, named_below
+from specdec.errors import UsageError
+from specdec.records import EMPTY, Draft, TextStart
+from specdec.structures.base import Structure
+from specdec.targets.base import Target
+
+Cost = Annotated[float, Field(ge=0.0)]
+
+
+@typed
+class CascadeConfig:
+    name: Literal["cascade"]
+    of: dict[str, dict[str, Any]]
+    gammas: list[AtLeastOne] | None
+    costs: dict[str, Cost] | None
+    verification: Cost
+    discount: Annotated[Probability, Field(gt=0.0)]
+    exploration: Cost
+
+    # All checks come before any weight is read; they raise UsageError.
+    @field_validator("of")
+    @classmethod
+    def _of_are_drafters(cls, of: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+        if not of:
+            raise UsageError(
+                "Bad value drafter.of={}: there is nothing to choose from; name drafters below it, as in "
+                "+drafter@drafter.of.context=ngram."
+            )
+        for label, values in of.items():
+            checked_part(f"of.{label}", values)
+        return of
+
+    @field_validator("gammas")
+    @classmethod
+    def _gammas_are_some(cls, gammas: list[int] | None) -> list[int] | None:
+        if gammas is not None and not gammas:
+            raise UsageError(
+                "Bad value drafter.gammas=[]: give depths to choose from, or null for the structure's own."
+            )
+        return gammas
+
+
+class Bandit:
+    """Discounted UCB (Garivier and Moulines 0805.3415, section 2.2) for a ratio: tokens per unit of cost.
+
+    After each round every sum of the past is multiplied by `discount`, and that round is added to the sums of its arm:
+    N_i rounds, Y_i tokens, C_i cost. An arm that was never tried goes first, in order. Then the arm with the largest
+
+        Y_i / C_i + exploration * sqrt(ln n / N_i),    n = max(1, sum of all N_i)
+
+    is chosen, the first among equals. There is no randomness.
+    """
+
+    def __init__(self, arms: int, discount: float, exploration: float) -> None:
+        self._discount, self._exploration = discount, exploration
+        self._rounds, self._tokens, self._cost = [0.0] * arms, [0.0] * arms, [0.0] * arms
+
+    def best(self, allowed: Sequence[int]) -> int:
+        """Return the arm to choose among `allowed`, at least one."""
+        everything = log(max(1.0, sum(self._rounds)))
+
+        def index(arm: int) -> float:
+            if self._rounds[arm] == 0:
+                return inf
+            width = sqrt(everything / self._rounds[arm])
+            return self._tokens[arm] / self._cost[arm] + self._exploration * width
+
+        return max(allowed, key=index)  # the first of equals
+
+    def learn(self, arm: int, tokens: int, cost: float) -> None:
+        """Take note of a round that `arm` drafted.
+
+        Args:
+            tokens: committed.
+            cost: above 0.
+        """
+        for sums, value in ((self._rounds, 1.0), (self._tokens, float(tokens)), (self._cost, cost)):
+            sums[:] = [self._discount * total for total in sums]
+            sums[arm] += value
+
+
+class Part(NamedTuple):
+    """A drafter to choose.
+
+    Attributes:
+        cost: time of one drafted token, as a share of a call of the target on one token.
+    """
+
+    drafter: Drafter
+    cost: float
+
+
+@drafters.register("cascade")
+class Cascade(Drafter):
+    """Asks one drafter of several for the draft of a round, and for one of several depths: the arm that `Bandit`
+    chooses by what its last rounds gave for their cost.
+
+    A round gives the tokens that it committed, and costs 1 + nodes x (c + `verification`) calls of the target on one
+    token: c is the cost of a drafted token by that drafter, `verification` that of a verified one beside the root. Both
+    are numbers from the configuration and not measured durations, with which no output could be reproduced. Where
+    `costs` gives none, c is the drafter's operations for a token over the target's, and 0 where the target has none.
+    So an empty draft costs 1 and gives 1.
+
+    Lossless: given everything before a round, its arm is fixed, because the bandit knows past rounds only, begins anew
+    with each text and draws nothing. The round is then an ordinary one of that drafter, with that drafter's q, and the
+    rule gives it the target's law whatever was before; by induction over rounds the text has the target's law. A choice
+    that looked at the tokens drawn in this round would bias them.
+
+    Every drafter is told of every round, whoever drafted it. Sources are those of the drafter that was asked, and q is
+    what it says. Rows and trees where all parts fill them.
+
+    Attributes:
+        parts: by their labels, in the order in which they are tried first.
+        bandit: of the text.
+    """
+
+    capabilities = DrafterCapabilities(fills=frozenset({"chain", "rows", "tree"}), replay="copying")
+
+    def __init__(
+        self,
+        parts: Mapping[str, Part],
+        gammas: Sequence[int] | None,
+        verification: float = 0.0,
+        discount: float = 0.95,
+        exploration: float = 0.3,
+    ) -> None:
+        """
+        Args:
+            parts: at least one.
+            gammas: depths to choose from; None for that of the structure.
+        Raises:
+            UsageError: no structure that all parts fill.
+        """
+        self.parts, self._verification = dict(parts), verification
+        self._discount, self._exploration = discount, exploration
+        depths = [None] if gammas is None else sorted(set(gammas))
+        self._arms = [(label, depth) for label in self.parts for depth in depths]
+        self.capabilities = _capabilities([part.drafter for part in self.parts.values()])
+        if not self.capabilities.fills:
+            raise UsageError("Bad value drafter.of: there is no structure that all of these drafters fill.")
+        self._begin()
+
+    @classmethod
+    def from_config(cls, config: CascadeConfig, target: Target) -> "Cascade":
+        """
+        Raises:
+            UsageError: a part that cannot be made, or a cost of no part.
+        """
+        costs = config.costs or {}
+        unknown = sorted(costs.keys() - config.of.keys())
+        if unknown:
+            raise UsageError(
+                f"Bad value drafter.costs.{unknown[0]}={costs[unknown[0]]}: drafter.of has no such drafter; it has "
+                f"{', '.join(config.of)}."
+            )
+        parts: dict[str, Part] = {}
+        for label, values in config.of.items():
+            drafter = built_part(f"of.{label}", values, target)
+            parts[label] = Part(drafter, costs.get(label, _relative_flops(drafter, target)))
+        return cls(parts, config.gammas, config.verification, config.discount, config.exploration)
+
+    def _begin(self) -> None:
+        self.bandit = Bandit(len(self._arms), self._discount, self._exploration)
+        self._drafted: tuple[int, int] | None = None  # arm and nodes of this round
+
+    def prepare(self, capacity: int, structure: Structure) -> None:
+        for label, part in self.parts.items():
+            with named_below(f"of.{label}"):
+                part.drafter.prepare(capacity, structure)
+
+    def start(self, text: TextStart, states: Tensor | None = None) -> None:
+        self._begin()
+        for part in self.parts.values():
+            part.drafter.start(text, states)
+
+    def draft(self, structure: Structure) -> Draft:
+        self._drafted = None
+        if structure.gamma == 0:
+            return EMPTY
+        arm = self.bandit.best(self._fitting(structure.gamma))
+        label, depth = self._arms[arm]
+        shape = structure if depth is None else structure.clamped(depth)
+        draft = self.parts[label].drafter.draft(shape)
+        self._drafted = arm, len(draft)
+        return draft
+
+    def _fitting(self, gamma: int) -> list[int]:
+        """Return the arms that are no deeper than the structure; where all are, the shallowest ones."""
+        depths = [gamma if depth is None else depth for _, depth in self._arms]
+        most = max(gamma, min(depths))
+        return [arm for arm, depth in enumerate(depths) if depth <= most]
+
+    def commit(self, tokens: Sequence[int], states: Tensor | None = None) -> None:
+        if self._drafted is not None:
+            arm, nodes = self._drafted
+            each = self.parts[self._arms[arm][0]].cost + self._verification
+            self.bandit.learn(arm, len(tokens), 1 + nodes * each)
+        self._drafted = None
+        for part in self.parts.values():
+            part.drafter.commit(tokens, states)
+
+    def retract(self, count: int) -> bool:
+        return all([part.drafter.retract(count) for part in self.parts.values()])
+
+    def remember(self, prompt: Sequence[int], output: Sequence[int]) -> None:
+        for part in self.parts.values():
+            part.drafter.remember(prompt, output)
+
+    def observe(self, draft: Draft, logits: Tensor) -> None:
+        for part in self.parts.values():
+            if part.drafter.capabilities.reads_logits:
+                part.drafter.observe(draft, logits)
+
+    def describe(self) -> dict[str, Any]:
+        costs = {label: part.cost for label, part in self.parts.items()}
+        return {**described({label: part.drafter for label, part in self.parts.items()}), "costs": costs}
+
+    @property
+    def flops_per_token(self) -> float:
+        """Operations of a token by the most expensive drafter: which one drafts depends on the text."""
+        return max(part.drafter.flops_per_token for part in self.parts.values())
+
+
+def _relative_flops(drafter: Drafter, target: Target) -> float:
+    return drafter.flops_per_token / target.flops_per_token if target.flops_per_token else 0.0
+
+
+def _capabilities(parts: Sequence[Drafter]) -> DrafterCapabilities:
+    """Return the abilities that all parts have, and the needs that any has."""
+    each = [part.capabilities for part in parts]
+    deepest = [can.deepest for can in each if can.deepest is not None]
+    return replace(
+        each[0],
+        fills=frozenset.intersection(Cascade.capabilities.fills, *(can.fills for can in each)),
+        reads_states=any(can.reads_states for can in each),
+        reads_logits=any(can.reads_logits for can in each),
+        reports_confidence=False,
+        replay=_replay([can.replay for can in each]),
+        deepest=min(deepest, default=None),
+        vocab_size=next((can.vocab_size for can in each if can.vocab_size is not None), None),
+    )
+
+
+def _replay(kinds: Sequence[Replay | None]) -> Replay | None:
+    """Return how a choice among drafters is replayed: it depends on earlier rounds, whatever the drafters do."""
+    if None in kinds:
+        return None
+    return "calling" if "calling" in kinds else "copying"

@@ -1,0 +1,129 @@
+"""The target without some of its layers as a drafter (Draft & Verify 2309.08168; SWIFT 2410.06916)."""
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, field_validator
+from torch import Tensor
+
+from specdec.config import AtLeastOne, typed
+from specdec.drafters.base import Drafter, DrafterCapabilities, drafters
+from specdec.drafters.base.own_model import own_model
+from specdec.drafters.small_model import SmallModel
+from specdec.errors import UsageError
+from specdec.models.partial import parse_parts, partial_model, written_parts
+from specdec.records import Draft, TextStart
+from specdec.self_speculation.calibration import CalibrationText, CalibrationTextConfig
+from specdec.self_speculation.skip_search import SkippedParts, Units, kept_search
+from specdec.structures.base import EVERY_STRUCTURE, Structure
+from specdec.targets.base import Target
+from specdec.targets.causal import Causal
+from specdec.tree_building.siblings import Siblings
+
+
+@typed
+class LayerSkipConfig(CalibrationTextConfig):
+    name: Literal["layer_skip"]
+    skip: Annotated[list[int | str], Field(min_length=1)] | Literal["auto"]
+    units: Units
+    evaluations: AtLeastOne
+    drafts: Literal["sampled", "greedy"]
+    siblings: Siblings
+    cache_dir: Annotated[str, Field(min_length=1)] | None
+
+    @field_validator("skip")
+    @classmethod
+    def _skip_names_parts(cls, skip: list[int | str] | Literal["auto"]) -> list[int | str] | Literal["auto"]:
+        if skip != "auto":
+            parse_parts(skip)
+        return skip
+
+
+@drafters.register("layer_skip")
+class LayerSkip(Drafter):
+    """Drafts with the target's own model without a set of attentions and MLPs (Draft & Verify 2309.08168, section 3).
+
+    q is the law of that model, standardised by the target's own sampling, and each token is drawn from it; under a
+    greedy target, or with `drafts=greedy`, each token is the most likely one, a point mass. Chains, rows and trees are
+    made as `small_model` makes them; the weights are the target's own. A draft of gamma tokens takes gamma calls of the
+    layers that are left.
+
+    Behind the first skipped layer, keys and values are not the target's, so the drafter has a cache of its own for the
+    layers that are left, and prefills it. It is rolled back to the committed text as that of any model that drafts.
+    (The paper's code lets the drafter read the target's cache, which makes what is proposed depend on where the round
+    began.) So a proposal depends on the text alone, and the replay is position-wise.
+
+    Attributes:
+        skipped: the parts that are left out, and how they were chosen.
+    """
+
+    capabilities = DrafterCapabilities(
+        fills=EVERY_STRUCTURE, runs_target=True, reports_confidence=True, replay="position"
+    )
+
+    def __init__(
+        self,
+        target: Causal,
+        skipped: SkippedParts,
+        drafts: Literal["sampled", "greedy"] = "sampled",
+        siblings: Siblings = "without_replacement",
+    ) -> None:
+        """
+        Raises:
+            UsageError: see `partial_model`.
+            ModelLoadError: a model that does not work without these layers.
+        """
+        self.skipped = skipped
+        model = partial_model(target.model, skipped.parts, target.name)
+        how: dict[str, Any] = {"drafts": drafts, "siblings": siblings, "prefill_chunk": target.decoder.prefill_chunk}
+        self._drafter = SmallModel(model, target, strategy="layer_skip", **how)
+
+    @classmethod
+    def from_config(cls, config: LayerSkipConfig, target: Target) -> "LayerSkip":
+        """
+        Raises:
+            UsageError: a target without layers of its own, parts that it does not have, a cache folder that cannot be
+                written.
+        """
+        whole = own_model(target, "layer_skip")
+        return cls(whole, _chosen(config, whole), config.drafts, config.siblings)
+
+    def prepare(self, capacity: int, structure: Structure) -> None:
+        self._drafter.prepare(capacity, structure)
+
+    def start(self, text: TextStart, states: Tensor | None = None) -> None:
+        self._drafter.start(text, states)
+
+    def draft(self, structure: Structure) -> Draft:
+        return self._drafter.draft(structure)
+
+    def commit(self, tokens: Sequence[int], states: Tensor | None = None) -> None:
+        self._drafter.commit(tokens, states)
+
+    def laws(self, prompt: Sequence[int], text: Sequence[int]) -> Tensor | None:
+        return self._drafter.laws(prompt, text)
+
+    def describe(self) -> dict[str, Any]:
+        found = self.skipped
+        known = {} if found.worth is None else {"calibration": asdict(found.worth), "sets_compared": found.compared}
+        return {**self._drafter.describe(), "skip": written_parts(found.parts), "skip_by": found.by, **known}
+
+    @property
+    def flops_per_token(self) -> float:
+        return self._drafter.flops_per_token
+
+
+def _chosen(config: LayerSkipConfig, target: Causal) -> SkippedParts:
+    if config.skip != "auto":
+        return SkippedParts(parse_parts(config.skip), "config")
+    folder = None if config.cache_dir is None else Path(config.cache_dir).expanduser()
+    calibration = CalibrationText(config, target)
+    try:
+        return kept_search(folder, target.hidden.identity, calibration, config.units, config.evaluations)
+    except OSError as error:
+        raise UsageError(
+            f"Bad value drafter.cache_dir={config.cache_dir}: the layers that were found cannot be kept there "
+            f"({error.strerror}); give another folder, or null to keep nothing."
+        ) from None

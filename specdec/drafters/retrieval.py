@@ -1,0 +1,173 @@
+"""Retrieval: the tokens that follow the last ones in a large text, looked up in the order of all its suffixes."""
+
+import hashlib
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+from torch import Tensor
+
+from specdec.config import AtLeastOne, typed
+from specdec.drafters.base import DrafterCapabilities, drafters
+from specdec.drafters.base.lookup import Lookup
+from specdec.errors import UsageError
+from specdec.ngrams.corpus import NgramCorpus, open_corpus, tokenize, tokenizer_digest
+from specdec.ngrams.datastore import (
+    Datastore,
+    Manifest,
+    in_memory,
+    open_datastore,
+    open_rest_index,
+    read_manifest,
+    write_datastore,
+)
+from specdec.records import TextStart
+from specdec.structures.base import EVERY_STRUCTURE, Structure
+from specdec.targets.base import Target
+from specdec.tree_building.continuation_trie import ContinuationTrie
+from specdec.tree_building.lookup_filling import NOTHING, Proposal
+
+logger = logging.getLogger(__name__)
+
+
+@typed
+class RetrievalConfig:
+    name: Literal["retrieval"]
+    model: Annotated[str, Field(min_length=1)] | None
+    corpus: Annotated[str, Field(min_length=1)] | None
+    field: Annotated[str, Field(min_length=1)] | None
+    match_max: Annotated[int, Field(ge=1, le=256)]
+    match_min: AtLeastOne
+    hits_max: AtLeastOne
+    cache_dir: Annotated[str, Field(min_length=1)] | None
+
+
+@drafters.register("retrieval")
+class Retrieval(Lookup):
+    """Looks up the longest suffix of the text, of `match_max` tokens at most and `match_min` at least, in a datastore,
+    and drafts the continuations of its hits that are most common (REST, He et al. 2311.08252, section 3).
+
+    The continuations are counted in a trie. A chain is the one whose beginnings have the largest sum of counts, rows
+    are the k such, a node of rank j in a tree is the (j+1)-th most common token after its parent, and a dynamic tree
+    has the most common nodes. REST counts the first 5000 hits in the order of the suffixes, which favours tokens with
+    small numbers; here up to `hits_max` are spread evenly over all.
+
+    Deterministic (q is a point mass); a draft costs some binary searches in memory-mapped files; needs a datastore in
+    the target's own tokens, or a corpus to build it from. Several tokens are copied at once, so the replay is the
+    copying one.
+    """
+
+    capabilities = DrafterCapabilities(fills=EVERY_STRUCTURE, replay="copying")
+
+    def __init__(self, store: Datastore, config: RetrievalConfig, target: Target, about: dict[str, Any]) -> None:
+        """
+        Args:
+            about: what is recorded about the datastore.
+        """
+        super().__init__(target)
+        if config.match_min > config.match_max:
+            raise UsageError(
+                f"Bad value drafter.match_min={config.match_min}: it should be at most "
+                f"drafter.match_max={config.match_max}."
+            )
+        self._store, self._about = store, about
+        self._least, self._most, self._limit = config.match_min, config.match_max, config.hits_max
+        self._context: list[int] = []
+
+    @classmethod
+    def from_config(cls, config: RetrievalConfig, target: Target) -> "Retrieval":
+        """
+        Raises:
+            UsageError: no such datastore, one that is damaged or of another tokenizer; see `open_corpus`, `tokenize`.
+        """
+        if config.model is None:
+            store, about = _built(config, target)
+        elif config.corpus is not None:
+            raise UsageError(
+                f"Bad value drafter.corpus={config.corpus}: a datastore is built from it, and "
+                f"drafter.model={config.model} is one already; set one of them to null."
+            )
+        else:
+            store, about = _opened(config.model, target)
+        return cls(store, config, target, about)
+
+    def start(self, text: TextStart, states: Tensor | None = None) -> None:
+        self._context = list(text.prompt[-self._most :])
+
+    def commit(self, tokens: Sequence[int], states: Tensor | None = None) -> None:
+        self._context = [*self._context, *tokens][-self._most :]
+
+    def propose(self, structure: Structure) -> Proposal:
+        if structure.gamma == 0:
+            return NOTHING
+        rows = self._store.continuations(self._context, self._least, self._most, structure.gamma, self._limit)
+        return ContinuationTrie(rows, counted=True).proposal(structure, "retrieval") if rows else NOTHING
+
+    def describe(self) -> dict[str, Any]:
+        return {"class": "Datastore", **self._about}
+
+
+def _opened(model: str, target: Target) -> tuple[Datastore, dict[str, Any]]:
+    path = Path(model).expanduser()
+    said = f"Bad value drafter.model={model}:"
+    if path.suffix == ".idx" and path.is_file():
+        try:
+            store = open_rest_index(path, target.vocab_size)
+        except ValueError as error:
+            raise UsageError(f"{said} this is no datastore of REST for the target ({error}); build it again.") from None
+        except OSError as error:
+            raise UsageError(f"{said} it cannot be read: {error.strerror}.") from None
+        return store, {"tokens": store.tokens, "source": path.name}
+    if not path.is_dir():
+        raise UsageError(f"{said} there is no such folder; give one that a run with drafter.corpus=FILE has written.")
+    try:
+        manifest = read_manifest(path)
+        if (manifest.tokenizer, manifest.vocab_size) != (tokenizer_digest(target.tokenizer), target.vocab_size):
+            raise UsageError(
+                f"{said} it was built with another tokenizer (of {manifest.vocab_size} tokens, from {manifest.source}) "
+                "than the target's; build one with drafter.model=null drafter.corpus=FILE."
+            )
+        return open_datastore(path, manifest), _facts(manifest)
+    except ValueError as error:
+        raise UsageError(f"{said} this is no datastore, or a damaged one ({error}); build it again.") from None
+    except OSError as error:
+        raise UsageError(f"{said} it cannot be read: {error.strerror}.") from None
+
+
+def _facts(manifest: Manifest) -> dict[str, Any]:
+    return {"tokens": manifest.tokens, "source": manifest.source, "sha256": manifest.sha256["tokens"]}
+
+
+def _built(config: RetrievalConfig, target: Target) -> tuple[Datastore, dict[str, Any]]:
+    """Return the datastore of the configured corpus, from the cache if it is there; a damaged one is replaced."""
+    corpus = open_corpus(config.corpus, config.field)
+    if config.cache_dir is None:
+        stream = _tokenized(corpus, target)
+        return in_memory(stream, target.vocab_size), {"tokens": len(stream), "source": corpus.name}
+    tokenizer, digest = tokenizer_digest(target.tokenizer), corpus.digest()
+    key = f"{digest}/{tokenizer}/{target.vocab_size}"
+    folder = Path(config.cache_dir).expanduser() / hashlib.sha256(key.encode()).hexdigest()[:16]
+    try:
+        if folder.exists():
+            try:
+                manifest = read_manifest(folder)
+                return open_datastore(folder, manifest), _facts(manifest)
+            except ValueError as error:
+                logger.warning("The datastore %s is damaged (%s): it is built again.", folder, error)
+        stream = _tokenized(corpus, target)
+        write_datastore(folder, stream, tokenizer, target.vocab_size, (corpus.name, digest))
+        logger.info("Wrote the datastore %s", folder)
+        manifest = read_manifest(folder)
+        return open_datastore(folder, manifest), _facts(manifest)
+    except OSError as error:
+        raise UsageError(
+            f"Bad value drafter.cache_dir={config.cache_dir}: the datastore cannot be written there "
+            f"({error.strerror}); give another folder, or null to keep none."
+        ) from None
+
+
+def _tokenized(corpus: NgramCorpus, target: Target) -> Any:
+    logger.info("Building a datastore of %s", corpus.name)
+    return tokenize(corpus, target.tokenizer, target.vocab_size)

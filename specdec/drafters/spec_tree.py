@@ -1,0 +1,162 @@
+"""Trees of one or several small models, merged into one draft (SpecInfer 2305.09781, section 3)."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from specdec.config import AtLeastOne, typed
+from specdec.drafters.base import Drafter, DrafterCapabilities, drafters
+from specdec.drafters.base.nested import described
+from specdec.drafters.small_model import SmallModel, SmallModelConfig
+from specdec.errors import NumericsError, UsageError
+from specdec.models.load import Dtype
+from specdec.records import EMPTY, Draft, TextStart
+from specdec.sampling import all_finite, generator_on
+from specdec.structures.base import Structure
+from specdec.targets.base import Target
+from specdec.tree_building.model_tree import draft_tree
+from specdec.tree_building.siblings import How
+
+
+@typed
+class SpecTreeConfig:
+    name: Literal["spec_tree"]
+    models: Annotated[list[str], Field(min_length=1)]
+    children: Literal["sampled", "ranked"]
+    dtype: Dtype
+    attention: Literal["auto", "sdpa", "eager"]
+    prefill_chunk: AtLeastOne
+
+
+@drafters.register("spec_tree")
+class SpecTree(Drafter):
+    """Drafts rows and trees with one or several small models, which share out the children of every node (see `grow`):
+    the child of rank j of a node of model m comes from model m + j. SpecInfer lets each model grow a tree of its own
+    and merges them; here a model also adds children to the nodes of the others, and no two siblings are alike.
+
+    `sampled`: each child is drawn from its own model's law, standardised by the target's own sampling, without the
+    tokens of the siblings before it; q is that law. Multi-round rejection tests siblings in the order in which they
+    were drawn, each with the q that it was drawn from given those before it, whoever drew it. So it is exact for
+    several models as it is for one (Sequoia 2402.12374 and RSD 2402.14160 for one model, SpecInfer's Algorithm 2 for
+    independent draws of several). Independent draws would need two q for a token that two models draw, so there are
+    none.
+    `ranked`, and every draft under a greedy target: the most likely tokens, point masses.
+
+    A draft takes a call of each model for every level. All models need the target's tokenizer; decoder-only. Where a
+    text is longer than a model's context, the others draft without it.
+
+    Attributes:
+        models: by the names in `Source`.
+    """
+
+    capabilities = DrafterCapabilities(fills=frozenset({"rows", "tree"}), replay="copying")
+
+    def __init__(
+        self, models: Mapping[str, SmallModel], target: Target, children: Literal["sampled", "ranked"]
+    ) -> None:
+        """
+        Args:
+            models: at least one, made for `target`.
+        """
+        self.models = dict(models)
+        self._ranked = children == "ranked" or target.sampling.greedy
+        self._device = target.device
+        self.capabilities = replace(self.capabilities, vocab_size=target.vocab_size)
+        self._generator: torch.Generator | None = None
+        self._finite: Tensor | None = None
+
+    @classmethod
+    def from_config(cls, config: SpecTreeConfig, target: Target) -> "SpecTree":
+        """
+        Raises:
+            UsageError: an encoder-decoder, a model with another tokenizer or vocabulary, or one that cannot be loaded.
+        """
+        models: dict[str, SmallModel] = {}
+        for name in config.models:
+            of_one = SmallModelConfig(
+                name="small_model",
+                model=name,
+                dtype=config.dtype,
+                attention=config.attention,
+                drafts="greedy" if config.children == "ranked" else "sampled",
+                siblings="without_replacement",
+                translate=False,
+                prefill_chunk=config.prefill_chunk,
+            )
+            model = SmallModel.from_config(of_one, target)
+            _check(name, model, target)
+            models[_label(name, models)] = model
+        return cls(models, target, config.children)
+
+    def prepare(self, capacity: int, structure: Structure) -> None:
+        for model in self.models.values():
+            model.prepare(capacity, structure)
+
+    def start(self, text: TextStart, states: Tensor | None = None) -> None:
+        self._generator, self._finite = generator_on(text.generator, self._device), None
+        for model in self.models.values():
+            model.start(text, states)
+
+    def draft(self, structure: Structure) -> Draft:
+        reach = {name: model.reach(structure.gamma) for name, model in self.models.items()}
+        able = [name for name, levels in reach.items() if levels > 0]
+        if not able:
+            return EMPTY
+        shape = structure.clamped(min(reach[name] for name in able))
+        how: How = "ranked" if self._ranked else "without_replacement"
+        growing = [self.models[name].tree_model(shape, self._ranked, name) for name in able]
+        draft = draft_tree(growing, shape, how, self._generator)
+        self._finite = all_finite(draft.q)
+        return draft
+
+    def commit(self, tokens: Sequence[int], states: Tensor | None = None) -> None:
+        """See `Drafter.commit`.
+
+        Raises:
+            NumericsError: the q of the round's draft was not finite, which is seen only here.
+        """
+        if self._finite is not None and not self._finite:
+            raise NumericsError(
+                "The logits of a model of drafter.models are not finite: the run stops here. Try "
+                "drafter.dtype=float32, or check the models."
+            )
+        self._finite = None
+        for model in self.models.values():
+            model.commit(tokens, states)
+
+    def retract(self, count: int) -> bool:
+        return all([model.retract(count) for model in self.models.values()])
+
+    def describe(self) -> dict[str, Any]:
+        return described(self.models)
+
+    @property
+    def flops_per_token(self) -> float:
+        """Operations of one evaluated token by all models, each of which reads every node."""
+        return sum(model.flops_per_token for model in self.models.values())
+
+
+def _label(name: str, taken: Mapping[str, SmallModel]) -> str:
+    """Return the last part of a model's name, numbered where another model has it already."""
+    label, number = Path(name).name, 2
+    while label in taken:
+        label, number = f"{Path(name).name}_{number}", number + 1
+    return label
+
+
+def _check(name: str, model: SmallModel, target: Target) -> None:
+    if model.model.config.is_encoder_decoder:
+        raise UsageError(
+            f"Bad value drafter.models={name}: an encoder-decoder drafts chains only; use +drafter=small_model."
+        )
+    size = model.capabilities.vocab_size
+    if size not in (None, target.vocab_size):
+        raise UsageError(
+            f"Bad value drafter.models={name}: it was made for a vocabulary of {size} tokens, the target has "
+            f"{target.vocab_size}; use a model with the target's own tokenizer."
+        )

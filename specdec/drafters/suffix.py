@@ -1,0 +1,139 @@
+"""Suffix matches of any length: the tokens that followed the longest repeated suffix, here or in an earlier output."""
+
+from collections.abc import Sequence
+from typing import Annotated, Literal, NamedTuple
+
+from pydantic import Field
+from torch import Tensor
+
+from specdec.config import AtLeastOne, typed
+from specdec.drafters.base import DrafterCapabilities, drafters
+from specdec.drafters.base.lookup import Lookup
+from specdec.ngrams.suffix_automaton import START, Match, SuffixAutomaton
+from specdec.records import Source, TextStart, chain_tree
+from specdec.structures.base import Structure
+from specdec.targets.base import Target
+from specdec.tree_building.continuation_trie import ContinuationTrie
+from specdec.tree_building.lookup_filling import NOTHING, Proposal
+
+
+@typed
+class SuffixConfig:
+    name: Literal["suffix"]
+    match_min: AtLeastOne
+    factor: Annotated[float, Field(ge=0.0)]
+    offset: float
+    matches_max: AtLeastOne
+    earlier_outputs: Annotated[int, Field(ge=0)]
+
+
+class Found(NamedTuple):
+    """A match, and the text that it is in."""
+
+    match: Match
+    earlier: bool
+
+
+_BETWEEN = -1  # stands behind every earlier output: no match passes it
+
+
+@drafters.register("suffix")
+class Suffix(Lookup):
+    """Finds the longest suffix of the text that occurred before in prompt or output, or in an earlier output of the
+    run, and copies what followed its first occurrence (SAM decoding, Hu et al. 2411.10666). A match of n tokens is
+    worth a draft of at most factor * n + offset tokens, as in suffix decoding (Oliaro et al. 2411.04975).
+
+    Both are found with suffix automata, in amortised constant time a token. Of an earlier and an own match the longer
+    one is copied, of equals the own. A copy that reaches the end of the text goes on with what it has copied. The rows
+    that are left, and the other children of a tree's nodes, come from shorter suffixes, which occurred first elsewhere;
+    they are ranked by the length of the match.
+
+    Earlier outputs are what the baseline wrote (`remember`), so every gamma, every repeat and every replay of a prompt
+    matches the same ones: those of the prompts that came before it, never its own. No more than `earlier_outputs`
+    tokens are kept.
+
+    Deterministic (q is a point mass); a draft costs a few dictionary look-ups; needs nothing. Several tokens are copied
+    at once, so the replay is the copying one.
+    """
+
+    capabilities = DrafterCapabilities(fills=frozenset({"chain", "rows", "tree"}), replay="copying")
+
+    def __init__(self, config: SuffixConfig, target: Target) -> None:
+        super().__init__(target)
+        self._config = config
+        self._text = SuffixAutomaton()
+        self._outputs = SuffixAutomaton()
+        self._full = config.earlier_outputs == 0
+        # For each prompt, how much of the earlier outputs there was before its own.
+        self._limits: dict[tuple[int, ...], int] = {}
+        self._limit, self._place = 0, START
+
+    @classmethod
+    def from_config(cls, config: SuffixConfig, target: Target) -> "Suffix":
+        return cls(config, target)
+
+    def start(self, text: TextStart, states: Tensor | None = None) -> None:
+        self._text = SuffixAutomaton()
+        self._limit, self._place = self._limits.get(tuple(text.prompt), len(self._outputs.text)), START
+        self._append(text.prompt)
+
+    def commit(self, tokens: Sequence[int], states: Tensor | None = None) -> None:
+        self._append(tokens)
+
+    def _append(self, tokens: Sequence[int]) -> None:
+        self._text.extend(tokens)
+        if self._limit:
+            for token in tokens:
+                self._place = self._outputs.follow(self._place, token, self._limit)
+
+    def remember(self, prompt: Sequence[int], output: Sequence[int]) -> None:
+        if self._full or tuple(prompt) in self._limits:
+            return
+        kept = len(self._outputs.text)
+        self._full = kept + len(output) + 1 > self._config.earlier_outputs
+        if not self._full:
+            self._limits[tuple(prompt)] = kept
+            self._outputs.extend((*output, _BETWEEN))
+
+    def propose(self, structure: Structure) -> Proposal:
+        width = structure.gamma
+        if width == 0:
+            return NOTHING
+        if structure.single:
+            rows = self._rows(1, width)
+            return Proposal(rows[0], chain_tree(len(rows[0])), _FIRST * len(rows[0])) if rows else NOTHING
+        # A row that begins another one adds nothing to a tree, and `ContinuationTrie` leaves it out of rows.
+        return ContinuationTrie(self._rows(self._config.matches_max, width), counted=False).proposal(
+            structure, "suffix"
+        )
+
+    def _rows(self, matches: int, width: int) -> list[tuple[int, ...]]:
+        """Return what followed the longest `matches` matches, at most `width` tokens of each."""
+        rows: list[tuple[int, ...]] = []
+        for match, earlier in self._matches(matches):
+            # As in ArcticInference, rounding errors of the product take no token away.
+            size = min(width, int(self._config.factor * match.length + self._config.offset + 1e-6))
+            if size > 0 and match.length >= self._config.match_min:
+                row = self._copied(match, size, earlier)
+                if row:
+                    rows.append(row)
+        return rows
+
+    def _matches(self, most: int) -> list[Found]:
+        found = [Found(match, False) for match in self._text.repeats(most)]
+        found += (Found(match, True) for match in self._outputs.matches(self._place, most))
+        found.sort(key=lambda item: item.match.length, reverse=True)  # own ones stay before others of their length
+        return found[:most]
+
+    def _copied(self, match: Match, size: int, earlier: bool) -> tuple[int, ...]:
+        begin = match.position
+        if earlier:
+            row = self._outputs.text[begin : begin + size]
+            return tuple(row[: row.index(_BETWEEN)] if _BETWEEN in row else row)
+        row = self._text.text[begin : begin + size]
+        while len(row) < size:  # the text ends: what was copied of it follows
+            row += row[: size - len(row)]
+        return tuple(row)
+
+
+_FIRST = (Source("suffix", 0),)

@@ -1,0 +1,208 @@
+"""A transformers decoder without some of its parts: the weights are shared, the modules around them are not.
+
+A decoder's blocks each add what an attention and what an MLP find to the residual stream, so that a model without some
+of them is still a model. Knows neither caches nor drafting.
+"""
+
+import copy
+import re
+from collections.abc import Collection, Iterable
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from specdec.errors import UsageError
+
+PartKind = Literal["attention", "mlp"]
+KINDS: tuple[PartKind, ...] = ("attention", "mlp")
+
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_forward_hooks_with_kwargs", "_forward_pre_hooks_with_kwargs")
+_WRITTEN = re.compile(r"(\d+)(?:\.(attention|mlp))?")
+
+
+class ModelPart(NamedTuple):
+    """An attention or an MLP of a model, by the number of its block, from 0."""
+
+    block: int
+    kind: PartKind
+
+    def __str__(self) -> str:
+        return f"{self.block}.{self.kind}"
+
+
+def block_parts(blocks: Iterable[int]) -> frozenset[ModelPart]:
+    """Return both parts of each of these blocks."""
+    return frozenset(ModelPart(block, kind) for block in blocks for kind in KINDS)
+
+
+def parse_parts(written: Iterable[int | str]) -> frozenset[ModelPart]:
+    """Return the parts that a list names: `3` is a whole block, `"3.attention"` and `"3.mlp"` are its parts.
+
+    Raises:
+        ValueError: an entry of another form; names it.
+    """
+    parts: set[ModelPart] = set()
+    for entry in written:
+        match = _WRITTEN.fullmatch(str(entry))
+        if match is None:
+            raise ValueError(f"{entry!r} is neither a block's number nor BLOCK.attention or BLOCK.mlp")
+        kinds = [kind for kind in KINDS if match[2] in (None, kind)]
+        parts |= {ModelPart(int(match[1]), kind) for kind in kinds}
+    return frozenset(parts)
+
+
+def written_parts(parts: Collection[ModelPart]) -> list[int | str]:
+    """Return the shortest list that `parse_parts` reads as these parts, in the order of the blocks."""
+    written: list[int | str] = []
+    for block in sorted({part.block for part in parts}):
+        own = [ModelPart(block, kind) for kind in KINDS if ModelPart(block, kind) in parts]
+        written += [block] if len(own) == len(KINDS) else [str(part) for part in own]
+    return written
+
+
+def blocks_of(model: Any, name: str) -> nn.ModuleList:
+    """Return the blocks of a decoder.
+
+    Args:
+        name: of the model, for messages.
+    Raises:
+        UsageError: the model's layout is not known: no list of as many modules as it has layers, or several, or a block
+            without exactly one attention.
+    """
+    return _find(model, name)[1]
+
+
+def partial_model(model: Any, skipped: Collection[ModelPart], name: str) -> Any:
+    """Return the model without some of its parts. It shares all weights, and is a model of its own otherwise: its
+    configuration counts the blocks that are left, and the attentions that are left use the first layers of a cache.
+
+    A block of which both parts are skipped is left out; a single part adds nothing instead of what it would add.
+
+    Args:
+        name: of the model, for messages.
+    Raises:
+        UsageError: see `blocks_of`; also for a block that is not there, for a part that the model does not have as a
+            module of its own, and where no attention would be left.
+    """
+    path, blocks = _find(model, name)
+    beyond = [part.block for part in skipped if not 0 <= part.block < len(blocks)]
+    if beyond:
+        raise UsageError(f"Model {name} has no block {max(beyond)}: its {len(blocks)} blocks count from 0.")
+    kept = [block for block in range(len(blocks)) if not {ModelPart(block, kind) for kind in KINDS} <= set(skipped)]
+    if all(ModelPart(block, "attention") in skipped for block in kept):
+        raise UsageError(f"Model {name} without {written_parts(skipped)} has no attention left: skip less.")
+    modules, attentions = nn.ModuleList(), 0
+    for block in kept:
+        without = [kind for kind in KINDS if ModelPart(block, kind) in skipped]
+        modules.append(_renumbered(_without(blocks[block], without, name), attentions))
+        attentions += "attention" not in without
+    config = _shorter(model.config, len(blocks), kept)
+    twin = module = _twin(model)
+    old = model
+    for step in path:  # down to the module that holds the blocks
+        _replace_config(module, model.config, config)
+        old = old._modules[step]
+        module._modules[step] = modules if old is blocks else _twin(old)
+        module = module._modules[step]
+    return twin.eval()
+
+
+def _find(model: Any, name: str) -> tuple[list[str], nn.ModuleList]:
+    """Return the names of the modules on the way to the blocks, and the blocks."""
+    layers = model.config.get_text_config().num_hidden_layers
+    found = [
+        (place.split("."), module)
+        for place, module in model.named_modules()
+        if isinstance(module, nn.ModuleList) and len(module) == layers and all(_attention_of(each) for each in module)
+    ]
+    if len(found) != 1:
+        raise UsageError(
+            f"Model {name} ({model.config.model_type}) keeps its layers in a way that specdec does not know, so a part "
+            "of it cannot draft: use another drafter, such as small_model."
+        )
+    return found[0]
+
+
+def _attention_of(block: nn.Module) -> str | None:
+    """Return the name of a block's attention: the only one of its modules that holds a layer of a cache."""
+    names = [name for name, module in block.named_children() if _uses_cache(module)]
+    return names[0] if len(names) == 1 else None
+
+
+def _uses_cache(module: nn.Module) -> bool:
+    return any(hasattr(below, "layer_idx") for below in module.modules())
+
+
+def _without(block: nn.Module, kinds: Collection[PartKind], name: str) -> nn.Module:
+    """Return the block, with parts that add nothing in place of those of these kinds."""
+    if not kinds:
+        return block
+    twin = _twin(block)
+    for kind in kinds:
+        place = _attention_of(block) if kind == "attention" else "mlp"
+        if place is None or place not in block._modules:
+            raise UsageError(
+                f"Model {name} ({type(block).__name__}) has no {kind} as a module of its own: skip whole blocks."
+            )
+        twin._modules[place] = _Nothing(with_weights=kind == "attention")
+    return twin
+
+
+class _Nothing(nn.Module):
+    """Stands in for an attention or an MLP and adds nothing to the residual stream."""
+
+    def __init__(self, with_weights: bool) -> None:
+        """
+        Args:
+            with_weights: an attention returns its weights as well, or None for them.
+        """
+        super().__init__()
+        self._with_weights = with_weights
+
+    def forward(self, hidden_states: Tensor, *args: Any, **options: Any) -> Any:
+        nothing = torch.zeros_like(hidden_states)
+        return (nothing, None) if self._with_weights else nothing
+
+
+def _twin(module: Any) -> Any:
+    """Return a copy of a module that shares its weights and the modules below, but can be given others."""
+    twin = copy.copy(module)
+    twin._modules = dict(module._modules)
+    for hooks in _HOOKS:
+        setattr(twin, hooks, getattr(module, hooks).copy())
+    return twin
+
+
+def _renumbered(module: Any, number: int) -> Any:
+    """Return the module with layer `number` of a cache for what uses one."""
+    if not _uses_cache(module):
+        return module
+    twin = _twin(module)
+    if hasattr(module, "layer_idx"):
+        twin.layer_idx = number
+    for name, child in module._modules.items():
+        twin._modules[name] = _renumbered(child, number)
+    return twin
+
+
+def _shorter(config: Any, layers: int, kept: Collection[int]) -> Any:
+    """Return a copy of a configuration for the layers that are kept: their number, and every list with an entry for
+    each layer.
+    """
+    shorter = copy.deepcopy(config)
+    text = shorter.get_text_config()
+    for key, value in list(vars(text).items()):
+        if isinstance(value, list) and len(value) == layers:
+            setattr(text, key, [value[layer] for layer in kept])
+    text.num_hidden_layers = len(kept)
+    return shorter
+
+
+def _replace_config(module: Any, old: Any, new: Any) -> None:
+    """Give a module the new configuration in place of the old one, or of the part of it that describes the text."""
+    own = getattr(module, "config", None)
+    if own is old:
+        module.config = new
+    elif own is old.get_text_config():
+        module.config = new.get_text_config()

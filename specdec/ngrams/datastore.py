@@ -1,0 +1,305 @@
+"""Text to retrieve from: documents as tokens, and the order of all their suffixes, in files mapped into memory.
+
+A folder holds `tokens.npy`, `suffixes.npy` and `manifest.json`; REST's `.idx` files are read as well. Knows neither
+configuration nor drafting.
+"""
+
+import hashlib
+import json
+import mmap
+import os
+import shutil
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from pydantic import TypeAdapter, ValidationError
+from pydivsufsort import divsufsort
+
+_FORMAT = "specdec datastore 1"
+_NARROW = 2**16  # vocabularies below it are stored in two bytes a token
+_FILES = ("tokens", "suffixes")
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """The facts about a datastore that its files do not show.
+
+    Attributes:
+        tokenizer: see `tokenizer_digest`; "" for token ids of a target without a tokenizer.
+        vocab_size: tokens of the target; this number stands before every document.
+        tokens: stored numbers, those before the documents included.
+        documents: number of documents.
+        source: name of the text.
+        source_digest: hash of the text.
+        sha256: of each file, by name.
+        format: of the files.
+    """
+
+    tokenizer: str
+    vocab_size: int
+    tokens: int
+    documents: int
+    source: str
+    source_digest: str
+    sha256: dict[str, str]
+    format: str = _FORMAT
+
+
+class Chunk:
+    """Tokens [T] and their suffixes in order [T]: places of the text, sorted by what stands from there on.
+
+    A suffix that is the beginning of another comes before it.
+    """
+
+    def __init__(self, tokens: memoryview, suffixes: memoryview) -> None:
+        self.tokens, self.suffixes = tokens, suffixes
+        self._begins: dict[int, tuple[int, int]] = {}  # token -> its range of suffixes, as far as asked for
+
+    def _beginning(self, token: int) -> tuple[int, int]:
+        found = self._begins.get(token)
+        if found is None:
+            first = self.tokens.__getitem__
+            low = bisect_left(self.suffixes, token, key=first)
+            found = self._begins[token] = low, bisect_right(self.suffixes, token, low, key=first)
+        return found
+
+    def lower(self, pattern: list[int]) -> tuple[int, int, bool]:
+        """Return where the suffixes that begin with `pattern` begin, an end of the search for their end, and whether
+        there are any.
+        """
+        tokens, size = self.tokens, len(pattern)
+        low, high = self._beginning(pattern[0])
+        low = bisect_left(self.suffixes, pattern, low, high, key=lambda place: tokens[place : place + size].tolist())
+        if low == high:
+            return low, high, False
+        place = self.suffixes[low]
+        return low, high, tokens[place : place + size].tolist() == pattern
+
+    def matches(self, pattern: list[int]) -> tuple[int, int]:
+        """Return the range of the suffixes that begin with `pattern`."""
+        low, high, found = self.lower(pattern)
+        if not found:
+            return low, low
+        tokens, size = self.tokens, len(pattern)
+        return low, bisect_right(
+            self.suffixes, pattern, low, high, key=lambda place: tokens[place : place + size].tolist()
+        )
+
+
+class Datastore:
+    """A text, cut in chunks or whole, in which the continuations of a context are looked up.
+
+    A look-up takes some binary searches over the suffixes, whatever the number of hits.
+    """
+
+    def __init__(self, chunks: Sequence[Chunk], boundary: int | None) -> None:
+        """
+        Args:
+            boundary: the number between documents, which no continuation passes; None where there is none.
+        """
+        self.chunks, self._boundary = tuple(chunks), boundary
+
+    @property
+    def tokens(self) -> int:
+        return sum(len(chunk.tokens) for chunk in self.chunks)
+
+    def continuations(self, context: Sequence[int], least: int, most: int, width: int, limit: int) -> list[list[int]]:
+        """Return at most `width` tokens after each hit of the longest suffix of `context` that occurs.
+
+        Of more than `limit` hits, as many are taken at equal distances in the order of the suffixes. Hits that go on
+        alike stand together there, so that a continuation is taken as often as its share of the hits says.
+
+        Args:
+            least, most: bounds of the length of the suffix.
+        """
+        length = self._longest(context, least, most)
+        if length == 0:
+            return []
+        pattern = list(context[-length:])
+        ranges = [(chunk, *chunk.matches(pattern)) for chunk in self.chunks]
+        total = sum(stop - start for _, start, stop in ranges)
+        wanted = [(2 * number + 1) * total // (2 * limit) for number in range(limit)] if total > limit else range(total)
+        rows: list[list[int]] = []
+        before, index = 0, 0
+        for number in wanted:
+            while number - before >= ranges[index][2] - ranges[index][1]:
+                before += ranges[index][2] - ranges[index][1]
+                index += 1
+            chunk, start, _ = ranges[index]
+            place = chunk.suffixes[start + number - before] + length
+            row = chunk.tokens[place : place + width].tolist()
+            if self._boundary in row:
+                del row[row.index(self._boundary) :]
+            if row:
+                rows.append(row)
+        return rows
+
+    def _longest(self, context: Sequence[int], least: int, most: int) -> int:
+        """Return the length of the longest suffix of `context` that occurs; 0 where none of `least` tokens does.
+
+        Whatever a suffix does not do, a longer one does not: a search by halves finds the length.
+        """
+        low, high = least, min(most, len(context))
+        if low > high or not self._occurs(context[-low:]):
+            return 0
+        while low < high:
+            middle = (low + high + 1) // 2
+            if self._occurs(context[-middle:]):
+                low = middle
+            else:
+                high = middle - 1
+        return low
+
+    def _occurs(self, pattern: Sequence[int]) -> bool:
+        wanted = list(pattern)
+        return any(chunk.lower(wanted)[2] for chunk in self.chunks)
+
+
+def suffix_order(tokens: np.ndarray) -> np.ndarray:
+    """Return the places of `tokens` [T], unsigned, sorted by what stands from there on.
+
+    libdivsufsort sorts bytes. With the most significant byte of each token first, suffixes of bytes that begin with a
+    token are in the order of the tokens. Memory: five bytes for each byte of the text, and nine above 2 GiB.
+    """
+    size = tokens.itemsize
+    if len(tokens) == 0:
+        return np.empty(0, dtype=np.int32)
+    places = divsufsort(tokens.astype(tokens.dtype.newbyteorder(">")).view(np.uint8))
+    places = places[places % size == 0]
+    places //= size
+    return places.astype(np.int32) if len(tokens) < 2**31 else places
+
+
+def stored_tokens(stream: np.ndarray, vocab_size: int) -> np.ndarray:
+    """Return a stream [T] int32 with a negative number before every document as it is stored: unsigned, with
+    `vocab_size` there.
+    """
+    dtype = np.uint16 if vocab_size < _NARROW else np.uint32
+    return np.where(stream < 0, vocab_size, stream).astype(dtype)
+
+
+def in_memory(stream: np.ndarray, vocab_size: int) -> Datastore:
+    """Return a datastore that is kept in no file; see `stored_tokens`."""
+    tokens = stored_tokens(stream, vocab_size)
+    return Datastore([Chunk(tokens.data, suffix_order(tokens).data)], vocab_size)
+
+
+def write_datastore(folder: Path, stream: np.ndarray, tokenizer: str, vocab_size: int, about: tuple[str, str]) -> None:
+    """Write a datastore; a reader never sees half a folder. What `folder` held before is replaced.
+
+    Args:
+        stream: see `stored_tokens`.
+        about: name and hash of the text.
+    Raises:
+        OSError: the folder cannot be written.
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    part = folder.with_name(f"{folder.name}.{os.getpid()}.part")
+    shutil.rmtree(part, ignore_errors=True)
+    part.mkdir()
+    try:
+        tokens = stored_tokens(stream, vocab_size)
+        np.save(part / "tokens.npy", tokens)
+        np.save(part / "suffixes.npy", suffix_order(tokens))
+        manifest = Manifest(
+            tokenizer,
+            vocab_size,
+            tokens=len(tokens),
+            documents=int((stream < 0).sum()),
+            source=about[0],
+            source_digest=about[1],
+            sha256={name: _sha256(part / f"{name}.npy") for name in _FILES},
+        )
+        (part / "manifest.json").write_text(json.dumps(asdict(manifest), indent=1) + "\n", encoding="utf-8")
+        shutil.rmtree(folder, ignore_errors=True)
+        os.replace(part, folder)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """Read what is said about a datastore.
+
+    Raises:
+        ValueError: there is no manifest, or one of another format; the message says which.
+    """
+    try:
+        values = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
+    except OSError:
+        raise ValueError("it has no manifest.json") from None
+    except ValueError:
+        raise ValueError("its manifest.json is not JSON") from None
+    if not isinstance(values, dict) or values.get("format") != _FORMAT:
+        raise ValueError(f"the format of its manifest.json is not {_FORMAT!r}")
+    try:
+        return TypeAdapter(Manifest).validate_python(values)
+    except ValidationError as error:
+        key = ".".join(str(part) for part in error.errors()[0]["loc"])
+        raise ValueError(f"its manifest.json says nothing that fits about {key!r}") from None
+
+
+def open_datastore(folder: Path, manifest: Manifest) -> Datastore:
+    """Map the files of a datastore into memory, after their hashes are compared.
+
+    Raises:
+        ValueError: a file is missing or damaged; the message says which.
+    """
+    for name in _FILES:
+        path = folder / f"{name}.npy"
+        if not path.is_file():
+            raise ValueError(f"it has no {path.name}")
+        if _sha256(path) != manifest.sha256.get(name):
+            raise ValueError(f"the content of {path.name} is not what its manifest.json says")
+    if manifest.tokens == 0:  # there is nothing to map
+        return Datastore([], manifest.vocab_size)
+    tokens, suffixes = (np.load(folder / f"{name}.npy", mmap_mode="r") for name in _FILES)
+    if not len(tokens) == len(suffixes) == manifest.tokens:
+        raise ValueError(f"its files do not hold the {manifest.tokens} tokens of its manifest.json")
+    return Datastore([Chunk(tokens.data, suffixes.data)], manifest.vocab_size)
+
+
+def open_rest_index(path: Path, vocab_size: int) -> Datastore:
+    """Map an index that REST's DraftRetriever wrote: for each chunk of the text a number of bytes, the tokens in two
+    bytes each, a number of bytes, and the order of the suffixes in four bytes each, all with the low byte first.
+
+    It knows no tokenizer and no boundaries between documents.
+
+    Raises:
+        ValueError: the file is damaged, or holds tokens outside the vocabulary; the message says which.
+        OSError: the file cannot be read.
+    """
+    chunks: list[Chunk] = []
+    with path.open("rb") as file:
+        if path.stat().st_size == 0:
+            return Datastore([], None)
+        content = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+    offset = 0
+    while offset < len(content):
+        tokens, offset = _block(content, offset, "H")
+        suffixes, offset = _block(content, offset, "i")
+        if len(tokens) != len(suffixes):
+            raise ValueError(f"it has {len(tokens)} tokens and {len(suffixes)} suffixes")
+        if len(tokens) and not 0 <= (places := np.asarray(suffixes)).min() <= places.max() < len(tokens):
+            raise ValueError("its suffixes are not places of its tokens")
+        if len(tokens) and (largest := int(np.asarray(tokens).max())) >= vocab_size:
+            raise ValueError(f"its token {largest} is not among the target's {vocab_size}")
+        chunks.append(Chunk(tokens, suffixes))
+    return Datastore(chunks, None)
+
+
+def _block(content: memoryview, offset: int, kind: Literal["H", "i"]) -> tuple[memoryview, int]:
+    """Return the numbers behind a number of bytes, and the offset behind them."""
+    start = offset + 4
+    stop = start + int.from_bytes(content[offset:start], "little")
+    if len(content) < stop or (stop - start) % (2 if kind == "H" else 4):
+        raise ValueError("it ends in the middle of a block")
+    return content[start:stop].cast(kind), stop
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,169 @@
+"""The text on which parts of a target are compared with the whole: the beginnings come from a corpus, and the target
+itself goes on. Prompts and outputs of a run have no part in it.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+from typing import Annotated, Any
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from specdec.config import AtLeastOne, typed
+from specdec.errors import UsageError
+from specdec.models.decoder import flops_per_token
+from specdec.ngrams.corpus import NgramCorpus, open_corpus, tokenizer_digest
+from specdec.sampling import generator_for, probabilities, sample
+from specdec.targets.causal import Causal
+from specdec.theory.speedup import speedup
+
+_LONGEST = 16  # tokens of a draft: the choice is by the best length up to here
+_PARTS = 4096  # of a corpus, from which the passages are taken
+_CHARACTERS = 16  # of a text that are tokenised for each token of a passage: no tokenizer needs more
+
+
+@typed
+class CalibrationTextConfig:
+    """The keys of a drafter that compares parts of the target with the whole."""
+
+    corpus: Annotated[str, Field(min_length=1)] | None
+    field: Annotated[str, Field(min_length=1)] | None
+    passages: AtLeastOne
+    context: AtLeastOne
+    tokens: AtLeastOne
+
+
+@dataclass(frozen=True)
+class Worth:
+    """The worth of a model as a drafter.
+
+    Attributes:
+        alpha: mean chance that a token of its draft is accepted, over the calibration text.
+        cost: operations of one of its tokens over those of the target's.
+        gamma, speedup: the draft length of 1 to 16 with the largest Omega / (1 + gamma cost), and that value
+            (Leviathan et al. 2211.17192, Theorem 3.8).
+    """
+
+    alpha: float
+    cost: float
+    gamma: int
+    speedup: float
+
+    @classmethod
+    def at(cls, alpha: float, cost: float) -> "Worth":
+        """Return the worth at the best draft length."""
+        gammas = np.arange(1, _LONGEST + 1)
+        values = np.asarray(speedup(alpha, gammas, cost))
+        best = int(values.argmax())
+        return cls(alpha, cost, int(gammas[best]), float(values[best]))
+
+
+class CalibrationText:
+    """The target's own text after passages of a corpus, and the target's laws along it. For a target without tokenizer
+    and corpus, the passages are random tokens, the same in every run.
+
+    Attributes:
+        model, name: of the target.
+        about: what determines the text, beside the target's weights: JSON values.
+    """
+
+    def __init__(self, config: CalibrationTextConfig, target: Causal) -> None:
+        """
+        Raises:
+            UsageError: a corpus that cannot be read, too short a corpus, too long passages.
+        """
+        if config.context + config.tokens > target.context_length:
+            raise UsageError(
+                f"Bad value drafter.tokens={config.tokens}: with drafter.context={config.context} a passage is longer "
+                f"than the {target.context_length} tokens of the target's context; lower one of them."
+            )
+        self.model, self.name = target.model, target.name
+        self._sampling, self._context, self._count = target.sampling, config.context, config.tokens
+        random = config.corpus is None and target.tokenizer is None
+        self._corpus = None if random else open_corpus(config.corpus, config.field)
+        self.about: dict[str, Any] = {
+            "corpus": "random tokens" if self._corpus is None else self._corpus.digest(),
+            "tokenizer": tokenizer_digest(target.tokenizer),
+            **{key: getattr(config, key) for key in ("passages", "context", "tokens")},
+            "sampling": {key: getattr(target.sampling, key) for key in ("temperature", "top_k", "top_p", "min_p")},
+            "dtype": str(target.model.dtype).removeprefix("torch."),
+        }
+        self._config, self._target = config, target
+        self._read: tuple[Tensor, Tensor] | None = None
+
+    @torch.inference_mode()
+    def worth(self, model: Any) -> Worth:
+        """Return the worth of another model over the target's tokens. One pass over the text, without a cache."""
+        text, p = self._text()
+        alpha = float(torch.minimum(p, self._laws(model, text)).sum(-1).mean())
+        return Worth.at(min(alpha, 1.0), flops_per_token(model) / flops_per_token(self.model))
+
+    def _text(self) -> tuple[Tensor, Tensor]:
+        """Return the text [B, S] and the target's laws [B, tokens, V] along its last tokens; written at the first
+        call.
+        """
+        if self._read is None:
+            passages = torch.tensor(self._passages(), device=self.model.device)
+            text = self._continued(passages)
+            self._read = text, self._laws(self.model, text)
+        return self._read
+
+    def _laws(self, model: Any, text: Tensor) -> Tensor:
+        logits = model(input_ids=text[:, :-1], use_cache=False).logits[:, self._context - 1 :]
+        return probabilities(logits, self._sampling)
+
+    def _continued(self, passages: Tensor) -> Tensor:
+        """Return the passages [B, context] with the target's text after them [B, context + tokens]."""
+        generator = generator_for(0, "calibration", "continuation", passages.device)
+        text, tokens, cache = passages, passages, None
+        for _ in range(self._count):
+            output = self.model(input_ids=tokens, past_key_values=cache, use_cache=True)
+            cache = output.past_key_values
+            tokens = sample(probabilities(output.logits[:, -1], self._sampling), generator).unsqueeze(-1)
+            text = torch.cat([text, tokens], -1)
+        return text
+
+    def _passages(self) -> list[list[int]]:
+        config, target = self._config, self._target
+        if self._corpus is None:
+            generator = generator_for(0, "calibration", "passages")
+            shape = (config.passages, config.context)
+            return torch.randint(target.vocab_size, shape, generator=generator).tolist()
+        parts = list(islice(_middles(self._corpus, target.tokenizer, config.context, target.vocab_size), _PARTS))
+        if len(parts) < config.passages:
+            raise UsageError(
+                f"Bad value drafter.passages={config.passages}: corpus {self._corpus.name} has {len(parts)} texts of "
+                f"drafter.context={config.context} tokens; lower one of them, or give another corpus."
+            )
+        return [parts[index * len(parts) // config.passages] for index in range(config.passages)]
+
+
+def _middles(corpus: NgramCorpus, tokenizer: Any, count: int, vocab_size: int) -> Iterator[list[int]]:
+    """Yield `count` tokens from the middle of every part of a corpus that has as many.
+
+    Raises:
+        UsageError: text without a tokenizer, or tokens that the target does not have.
+    """
+    for part in corpus.parts():
+        content = part.content[len(part.content) // 2 :]
+        if isinstance(content, str):
+            if tokenizer is None:
+                raise UsageError(
+                    f"Corpus {corpus.name} is text, and the target has no tokenizer: give JSON lines with lists of "
+                    "token ids, and name their key with drafter.field."
+                )
+            cut = content[: _CHARACTERS * count]
+            tokens = tokenizer(cut, add_special_tokens=False, verbose=False)["input_ids"]
+        else:
+            tokens = list(content)
+        tokens = tokens[:count]
+        if tokens and not 0 <= min(tokens) <= max(tokens) < vocab_size:
+            raise UsageError(
+                f"{part.where}: token {max(tokens)} is not among the target's {vocab_size} tokens; the corpus of a "
+                "drafter has to be tokenised as the target's text is."
+            )
+        if len(tokens) == count:
+            yield tokens

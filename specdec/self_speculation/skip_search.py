@@ -1,0 +1,167 @@
+"""The parts of a target to leave out for the best drafter, searched for and kept in a file."""
+
+import hashlib
+import json
+import logging
+from collections.abc import Collection, Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from specdec.errors import UsageError
+from specdec.models.partial import (
+    KINDS,
+    ModelPart,
+    block_parts,
+    blocks_of,
+    parse_parts,
+    partial_model,
+    written_parts,
+)
+from specdec.progress import progress_bar
+from specdec.self_speculation.calibration import CalibrationText, Worth
+from specdec.text.writing import write_atomically
+
+logger = logging.getLogger(__name__)
+
+Units = Literal["blocks", "parts"]
+Skipped = frozenset[ModelPart]
+
+_FORMAT = "specdec skipped layers 1"
+
+
+@dataclass(frozen=True)
+class SkippedParts:
+    """Parts to leave out, and what is known about the drafter that is left.
+
+    Attributes:
+        by: "config": given; "search": found, now or in an earlier run.
+        worth: on the calibration text; None where the parts were given.
+        compared: number of sets that were compared.
+    """
+
+    parts: Skipped
+    by: Literal["config", "search"]
+    worth: Worth | None = None
+    compared: int = 0
+
+
+class SkipSearch:
+    """A search for the set of parts with the largest Omega / (1 + gamma c) along the calibration text.
+
+    In the manner of Draft & Verify (2309.08168), whose Bayesian search is replaced by a plain one without random
+    numbers, so that it finds the same set every time:
+
+    1. all early exits: the last n blocks left out;
+    2. from the whole model, one unit after the other is left out, each time the one that costs least (best remaining
+       value), down to a single attention;
+    3. from the best set so far, the best change of one unit (left out, put back, or one exchanged for another), again
+       and again, until none is better.
+
+    It ends early after `evaluations` sets.
+    """
+
+    def __init__(self, calibration: CalibrationText, units: Units, evaluations: int) -> None:
+        """
+        Args:
+            units: what is left out at a time: whole blocks, or attentions and MLPs apart.
+        Raises:
+            UsageError: a model of fewer than two blocks; see `blocks_of`.
+        """
+        self._calibration, self._left = calibration, evaluations
+        self._model, self._name = calibration.model, calibration.name
+        self._blocks = len(blocks_of(self._model, self._name))
+        if self._blocks < 2:
+            raise UsageError(
+                f"Bad value drafter=layer_skip: model {self._name} has {self._blocks} layer, so there is nothing to "
+                "skip; use another drafter."
+            )
+        each = range(self._blocks)
+        parts = [frozenset({ModelPart(block, kind)}) for block in each for kind in KINDS]
+        self._units: list[Skipped] = parts if units == "parts" else [block_parts([block]) for block in each]
+        self._attentions = [ModelPart(block, "attention") for block in each]
+        self._known: dict[Skipped, Worth] = {}
+
+    def run(self) -> SkippedParts:
+        """Search, and return the best set."""
+        with progress_bar() as progress:
+            bar = progress.add_task("searching layers to skip", total=self._left)
+            self._advance = lambda: progress.advance(bar)
+            self._compare(block_parts(range(first, self._blocks)) for first in range(1, self._blocks))
+            present: Skipped | None = frozenset()
+            while present is not None:
+                present = self._compare(present | unit for unit in self._units if not unit <= present)
+            best, before = self._best(self._known), None
+            while best is not None and best != before:
+                self._compare(self._neighbours(best))
+                best, before = self._best(self._known), best
+        assert best is not None  # an early exit, if nothing else
+        return SkippedParts(best, "search", self._known[best], len(self._known))
+
+    def _neighbours(self, skipped: Skipped) -> list[Skipped]:
+        inside = [unit for unit in self._units if unit <= skipped]
+        outside = [unit for unit in self._units if not unit <= skipped]
+        return [
+            *(skipped | unit for unit in outside),
+            *(skipped - unit for unit in inside),
+            *((skipped - old) | new for old in inside for new in outside),
+        ]
+
+    def _compare(self, sets: Iterable[Skipped]) -> Skipped | None:
+        """Evaluate sets, and return the best of them; None if there is none to evaluate, or no evaluation left."""
+        able = [each for each in sets if each and any(unskipped not in each for unskipped in self._attentions)]
+        for skipped in able:
+            if skipped not in self._known:
+                if self._left == 0:
+                    return None
+                self._left -= 1
+                self._known[skipped] = self._calibration.worth(partial_model(self._model, skipped, self._name))
+                self._advance()
+        return self._best(able)
+
+    def _best(self, sets: Collection[Skipped]) -> Skipped | None:
+        """Return the best of these sets; among equals the one that leaves out most, then the first blocks."""
+        return max(
+            sets,
+            key=lambda each: (self._known[each].speedup, len(each), [-part.block for part in sorted(each)]),
+            default=None,
+        )
+
+
+def kept_search(
+    folder: Path | None, weights: str, calibration: CalibrationText, units: Units, most: int
+) -> SkippedParts:
+    """Return the set of an earlier search for the same weights and settings from `folder`; search and keep what was
+    found if it is not there. A file that does not fit is made again, with a warning.
+
+    Args:
+        folder: None keeps nothing.
+        weights: hash of the target's.
+        most: sets to compare at most.
+    Raises:
+        OSError: the file cannot be read or written.
+        UsageError: see `SkipSearch`.
+    """
+    about = {"format": _FORMAT, "weights": weights, "units": units, "evaluations": most, **calibration.about}
+    text = json.dumps(about, sort_keys=True)
+    path = None
+    if folder is not None:
+        path = folder / f"{hashlib.sha256(text.encode()).hexdigest()[:16]}.json"
+        if path.exists():
+            try:
+                return _loaded(json.loads(path.read_text(encoding="utf-8")), json.loads(text))
+            except (ValueError, KeyError, TypeError) as error:
+                logger.warning("The skipped layers in %s are damaged (%s): they are searched for again.", path, error)
+    found = SkipSearch(calibration, units, most).run()
+    if path is not None:
+        assert found.worth is not None
+        kept = {"about": about, "skip": written_parts(found.parts), "compared": found.compared}
+        written = json.dumps({**kept, "worth": asdict(found.worth)}, indent=1, sort_keys=True)
+        write_atomically(path, written.encode())
+    return found
+
+
+def _loaded(kept: dict[str, Any], about: dict[str, Any]) -> SkippedParts:
+    if kept["about"] != about:
+        raise ValueError("made with other settings")
+    return SkippedParts(parse_parts(kept["skip"]), "search", Worth(**kept["worth"]), kept["compared"])

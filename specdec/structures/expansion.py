@@ -1,0 +1,86 @@
+"""A tree by its expansion: how many children every node has at each depth (SpecInfer 2305.09781, section 3)."""
+
+from functools import lru_cache
+from math import prod
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from specdec.config import AtLeastOne, typed
+from specdec.errors import UsageError
+from specdec.records import Tree
+from specdec.structures.base import Structure, structures
+
+
+@typed
+class ExpansionConfig:
+    name: Literal["expansion"]
+    widths: Annotated[list[AtLeastOne], Field(min_length=1)]
+    nodes: AtLeastOne
+
+
+@structures.register("expansion")
+class Expansion(Structure):
+    """The tree <k_1, ..., k_m>: the root has k_1 children, each of these has k_2, and so on. Whatever fills or judges
+    trees takes it: it is one of them, written shortly.
+    """
+
+    name = "tree"
+    sized_by = "structure.widths"
+
+    def __init__(self, widths: tuple[int, ...], depth: int | None = None) -> None:
+        """
+        Args:
+            depth: levels that are asked for; None for all.
+        """
+        self._widths = widths
+        self._asked = widths[:depth]
+
+    @classmethod
+    def from_config(cls, config: ExpansionConfig) -> "Expansion":
+        """
+        Raises:
+            UsageError: more nodes than the limit.
+        """
+        widths = tuple(config.widths)
+        nodes = sum(prod(widths[:level]) for level in range(1, len(widths) + 1))
+        if nodes > config.nodes:
+            raise UsageError(
+                f"Bad value structure.widths={list(widths)}: the tree has {nodes} nodes, more than "
+                f"structure.nodes={config.nodes}; lower the widths or raise that limit."
+            )
+        return cls(widths)
+
+    @property
+    def gamma(self) -> int:
+        return len(self._asked)
+
+    @property
+    def label(self) -> str:
+        return f"expansion {' x '.join(map(str, self._asked))}, {self.nodes} nodes"
+
+    @property
+    def nodes(self) -> int:
+        return sum(prod(self._asked[:level]) for level in range(1, self.gamma + 1))
+
+    @property
+    def branches(self) -> int:
+        return prod(self._asked)
+
+    @property
+    def tree(self) -> Tree:
+        return _expanded(self._asked)
+
+    def resized(self, gamma: int) -> "Expansion":
+        """Return the first `gamma` levels of the configured tree, all of them where it has fewer."""
+        return Expansion(self._widths, gamma)
+
+
+@lru_cache(maxsize=64)
+def _expanded(widths: tuple[int, ...]) -> Tree:
+    parents, level = list[int](), [-1]
+    for width in widths:
+        begin = len(parents)
+        parents += [parent for parent in level for _ in range(width)]
+        level = list(range(begin, len(parents)))
+    return Tree(tuple(parents))

@@ -1,0 +1,180 @@
+"""The price of retrieval: a datastore of 100 MB of tokens built in under 5 minutes, and queried in under 200 us in the
+median; and of suffix matches at long contexts.
+
+Run by hand: `python -m pytest -n 0 -m benchmark tests/benchmarks/test_retrieval_speed.py`. Figures with the machine,
+and its load, are logged in `analysis/results/retrieval_speed.json`. The bound on building is on processor time, which a
+busy machine does not stretch as it does the clock's.
+"""
+
+import os
+import random
+import statistics
+import subprocess
+import sys
+import time
+from functools import partial
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from specdec.drafters.retrieval import Retrieval, RetrievalConfig
+from specdec.drafters.suffix import Suffix, SuffixConfig
+from specdec.models.load import load_tokenizer, model_path
+from specdec.ngrams.corpus import StandardLibraryCorpus
+from specdec.ngrams.datastore import open_datastore, read_manifest
+from specdec.records import TextStart
+from specdec.structures.base import structures
+
+pytestmark = pytest.mark.benchmark
+MEGABYTES = 100  # of tokens, in two bytes each
+
+# In a process of its own, so that the peak of its memory is the building's.
+BUILD = """
+import resource, sys, time
+from pathlib import Path
+from specdec.models.load import load_tokenizer, model_path
+from specdec.ngrams.corpus import open_corpus, tokenize, tokenizer_digest
+from specdec.ngrams.datastore import write_datastore
+corpus, folder, most = open_corpus(sys.argv[1], None), Path(sys.argv[2]), int(sys.argv[3])
+tokenizer = load_tokenizer(model_path("pocket"))
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+start, spent = time.perf_counter(), time.process_time()
+stream = tokenize(corpus, tokenizer, len(tokenizer))[:most]
+read = time.perf_counter()
+write_datastore(folder, stream, tokenizer_digest(tokenizer), len(tokenizer), (corpus.name, corpus.digest()))
+written = time.perf_counter()
+peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+print(read - start, written - read, time.process_time() - spent, len(stream), before / 1024, peak / 1024)
+"""
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    """150 MB, of which 50 million tokens are taken: the standard library again and again, every copy with other names,
+    so that not everything is repeated.
+    """
+    path = tmp_path_factory.mktemp("corpus") / "text.txt"
+    source = "\n".join(str(block.content) for block in StandardLibraryCorpus().parts())
+    copy = written = 0
+    with path.open("w", encoding="utf-8") as stream:
+        while written < 1.5 * MEGABYTES * 10**6:
+            written += stream.write(source.replace("self", f"self{copy}").replace("e", "aeiou"[copy % 5]))
+            copy += 1
+    return path
+
+
+@pytest.fixture(scope="module")
+def folder(text, tmp_path_factory, log_figure):
+    folder = tmp_path_factory.mktemp("stores") / "store"
+    done = subprocess.run(
+        [sys.executable, "-c", BUILD, str(text), str(folder), str(MEGABYTES * 10**6 // 2)],
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    read, written, spent, tokens, before, peak = map(float, done.stdout.split())
+    log_figure(
+        what="building a datastore",
+        megabytes_of_tokens=round((folder / "tokens.npy").stat().st_size / 1e6, 1),
+        tokens=int(tokens),
+        tokenize_s=round(read, 1),
+        sort_and_write_s=round(written, 1),
+        processor_s=round(spent, 1),
+        load_average=round(os.getloadavg()[0], 1),
+        peak_mb=round(peak),
+        of_which_before_mb=round(before),
+    )
+    assert tokens * 2 >= 0.95 * MEGABYTES * 1e6
+    assert spent < 300
+    return folder
+
+
+def microseconds(action) -> float:
+    began = time.perf_counter()
+    action()
+    return (time.perf_counter() - began) * 1e6
+
+
+SHAPES = [
+    {"name": "chain", "gamma": 4},
+    {"name": "chain", "gamma": 10},
+    {"name": "rows", "k": 4, "w": 8, "budget": 100},
+    {"name": "tree", "file": None, "parents": None, "accuracy": [0.5, 0.2, 0.1, 0.05], "nodes": 32, "depth": 8},
+    {"name": "dynamic", "nodes": 64, "depth": 10, "branching": 8, "beam": 8},
+]
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: structures.build(shape).label)
+def test_time_of_a_query(folder, shape, log_figure):
+    """On held-out code; the first look at a place reads it from the disk's cache."""
+    import textwrap
+    from pathlib import Path
+
+    began = time.perf_counter()
+    store = open_datastore(folder, read_manifest(folder))
+    opened = time.perf_counter() - began
+    structure = structures.build(shape)
+    tokens = load_tokenizer(model_path("pocket"))(Path(textwrap.__file__).read_text())["input_ids"]
+    config = RetrievalConfig("retrieval", None, None, None, match_max=16, match_min=2, hits_max=64, cache_dir=None)
+    drafter = Retrieval(store, config, SimpleNamespace(device=torch.device("cpu")), {})
+    queries, drafts, found = [], [], 0
+    drafter.start(TextStart(tokens[:50], 0))
+    for token in tokens[50:3050]:
+        drafter.commit([token])
+        queries.append(microseconds(partial(store.continuations, drafter._context, 2, 16, structure.gamma, 64)))
+        drafts.append(microseconds(partial(drafter.draft, structure)))
+        found += len(drafter.draft(structure)) > 0
+    log_figure(
+        what="query of 50 million tokens, and a whole draft with it",
+        structure=structure.label,
+        query_us=round(statistics.median(queries), 1),
+        query_p99_us=round(sorted(queries)[int(0.99 * len(queries))], 1),
+        draft_us=round(statistics.median(drafts), 1),
+        draft_p99_us=round(sorted(drafts)[int(0.99 * len(drafts))], 1),
+        proposals=round(found / len(drafts), 3),
+        open_s=round(opened, 2),
+        load_average=round(os.getloadavg()[0], 1),
+    )
+    assert statistics.median(queries) < 200
+
+
+def zipf(length: int) -> list[int]:
+    """Words at random with the frequencies of text: few long matches, some very frequent single tokens."""
+    return random.Random(0).choices(range(4096), [1 / rank for rank in range(1, 4097)], k=length)
+
+
+def loop(length: int) -> list[int]:
+    return [number % 7 for number in range(length)]
+
+
+@pytest.mark.parametrize("text", [zipf, loop])
+@pytest.mark.parametrize("shape", [SHAPES[0], SHAPES[2]], ids=lambda shape: structures.build(shape).label)
+@pytest.mark.parametrize("earlier", [0, 65_536])
+def test_time_of_a_suffix_draft(text, shape, earlier, log_figure):
+    """At 100,000 tokens: take note of three committed tokens and draft; and what a token of the prompt costs."""
+    length, rounds, structure = 100_000, 3000, structures.build(shape)
+    tokens = text(length + 3 * rounds)
+    config = SuffixConfig("suffix", 1, 1.0, 0.0, matches_max=16, earlier_outputs=earlier)
+    drafter = Suffix(config, SimpleNamespace(device=torch.device("cpu")))
+    if earlier:
+        drafter.remember([0], tokens[: earlier - 1])
+    prompt_us = microseconds(lambda: drafter.start(TextStart(tokens[:length], 0))) / length
+    times = []
+    for start in range(length, len(tokens), 3):
+        committed = tokens[start : start + 3]
+        began = time.perf_counter()
+        drafter.commit(committed)
+        drafter.draft(structure)
+        times.append((time.perf_counter() - began) * 1e6)
+    log_figure(
+        what="suffix draft at 100,000 tokens",
+        text=text.__name__,
+        structure=structure.label,
+        earlier_outputs=earlier,
+        median_us=round(statistics.median(times), 1),
+        p99_us=round(sorted(times)[int(0.99 * len(times))], 1),
+        prompt_us_per_token=round(prompt_us, 2),
+        load_average=round(os.getloadavg()[0], 1),
+    )
+    assert statistics.median(times) < 300

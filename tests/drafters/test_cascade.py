@@ -1,0 +1,367 @@
+"""The choice of a drafter for each round: the rule against a slow one, and by enumeration that it biases nothing."""
+
+from math import log, sqrt
+
+import pytest
+import torch
+
+from specdec.clock import CpuClock
+from specdec.decode import generate
+from specdec.drafters.adaptive import Adaptive
+from specdec.drafters.base import Drafter, DrafterCapabilities, drafters
+from specdec.drafters.cascade import Bandit, Cascade, Part
+from specdec.drafters.medusa import Medusa
+from specdec.drafters.ngram import Ngram, NgramConfig
+from specdec.drafters.small_model import SmallModel
+from specdec.errors import UsageError
+from specdec.records import EMPTY, Draft, Request, Source, TextStart, chain_tree
+from specdec.replay.expected_rounds import expected_rounds
+from specdec.sampling import probabilities, sample
+from specdec.structures.base import structures
+from specdec.targets.causal import Causal
+from specdec.verifiers.base.contract import verifiers
+
+PROMPT = [7, 3, 19, 44, 3, 19, 52, 7]
+
+
+def chain(gamma):
+    return structures.build({"name": "chain", "gamma": gamma})
+
+
+def ngram(target):
+    return Ngram(NgramConfig(name="ngram", q="auto", order_max=4, order_min=1, matches_max=8), target)
+
+
+class Fixed(Drafter):
+    """Proposes one token again and again, and writes down what it is told."""
+
+    def __init__(self, token, needs=frozenset(), retracts=True):
+        self.token, self.told, self.retracts = token, [], retracts
+        self.capabilities = DrafterCapabilities(
+            fills=frozenset({"chain"}), replay="position", **dict.fromkeys(needs, True)
+        )
+
+    def start(self, text, states=None):
+        self.told = [("start", tuple(text.prompt))]
+
+    def draft(self, structure):
+        size = structure.gamma
+        tokens = torch.full((size,), self.token, dtype=torch.long)
+        return Draft(tokens, chain_tree(size), source=(Source(f"fixed{self.token}", 0),) * size)
+
+    def observe(self, draft, logits):
+        self.told.append(("observe", len(draft)))
+
+    def commit(self, tokens, states=None):
+        self.told.append(("commit", tuple(tokens)))
+
+    def retract(self, count):
+        self.told.append(("retract", count))
+        return self.retracts
+
+
+class Table(Drafter):
+    """Draws from a Markov law, at most `most` tokens."""
+
+    capabilities = DrafterCapabilities(fills=frozenset({"chain"}))
+
+    def __init__(self, law, most=9):
+        self.law, self.most = law, most
+
+    def start(self, text, states=None):
+        self.root, self.generator = text.prompt[-1], text.generator
+
+    def commit(self, tokens, states=None):
+        self.root = tokens[-1]
+
+    def draft(self, structure):
+        tokens, rows = [], []
+        for _ in range(min(structure.gamma, self.most)):
+            rows.append(self.law[tokens[-1] if tokens else self.root])
+            tokens.append(int(sample(rows[-1], self.generator)))
+        size = len(tokens)
+        if not size:
+            return EMPTY
+        return Draft(torch.tensor(tokens), chain_tree(size), torch.stack(rows), (Source("table", 0),) * size)
+
+
+def slow_choice(history, allowed, discount, exploration):
+    """The rule as the paper states it, from the whole history [(arm, tokens, cost), ...]."""
+    now = len(history)
+    weights = [discount ** (now - 1 - place) for place in range(now)]
+    everything = max(1.0, sum(weights))
+    best, most = None, -1.0
+    for arm in allowed:
+        mine = [(weight, *entry[1:]) for weight, entry in zip(weights, history, strict=True) if entry[0] == arm]
+        if not mine:
+            return arm
+        rounds = sum(weight for weight, _, _ in mine)
+        ratio = sum(weight * tokens for weight, tokens, _ in mine) / sum(weight * cost for weight, _, cost in mine)
+        index = ratio + exploration * sqrt(log(everything) / rounds)
+        if index > most + 1e-12:
+            best, most = arm, index
+    return best
+
+
+@pytest.mark.parametrize(("discount", "exploration"), [(0.95, 0.3), (1.0, 2.0), (0.5, 0.1), (0.9, 0.0)])
+def test_the_bandit_follows_its_rule(discount, exploration):
+    generator = torch.Generator().manual_seed(4)
+    bandit, history, seen = Bandit(4, discount, exploration), [], set()
+    for step in range(300):
+        allowed = [[0, 1, 2, 3], [1, 3], [0, 2, 3]][int(torch.randint(3, (), generator=generator))]
+        arm = bandit.best(allowed)
+        assert arm == slow_choice(history, allowed, discount, exploration), step
+        seen.add(arm)
+        tokens = 1 + int(torch.randint(arm + 2, (), generator=generator))
+        history.append((arm, tokens, 1 + 0.1 * arm))
+        bandit.learn(*history[-1])
+    assert seen == {0, 1, 2, 3}
+
+
+def test_rounds_are_chosen_by_yield_and_cost():
+    """Every choice of 60 rounds against the rule, from what each round committed and cost, in two texts."""
+    parts = {"cheap": Part(Fixed(1), 0.0), "dear": Part(Fixed(2), 0.4)}
+    cascade = Cascade(parts, [1, 3], verification=0.05, discount=0.9, exploration=0.3)
+    arms = [(1, 1), (1, 3), (2, 1), (2, 3)]  # token and depth
+    for right in (2, 1):  # of the text: the other drafter proposes nothing that is accepted
+        cascade.start(TextStart(PROMPT, 500))
+        history, used = [], []
+        for step in range(60):
+            shape = chain(2 if step % 7 == 6 else 6)
+            allowed = [arm for arm, (_, depth) in enumerate(arms) if depth <= shape.gamma]
+            draft = cascade.draft(shape)
+            assert torch.equal(draft.tokens, cascade.draft(shape).tokens), "asking changes nothing"
+            arm = slow_choice(history, allowed, 0.9, 0.3)
+            assert (int(draft.tokens[0]), len(draft)) == arms[arm], step
+            assert {source.strategy for source in draft.source} == {f"fixed{arms[arm][0]}"}
+            accepted = len(draft) if draft.tokens[0] == right else 0
+            cascade.commit([right] * accepted + [9])
+            history.append((arm, accepted + 1, 1 + len(draft) * (0.05 + (0.0 if arms[arm][0] == 1 else 0.4))))
+            used.append(arm)
+        # At a cost of 0.45 for each token, one or three accepted ones give (2, 4) / (1.45, 2.35).
+        assert used[20:].count(3 if right == 2 else 1) > 25
+
+
+def test_every_part_is_told_of_every_round():
+    learner = Fixed(2, needs={"reads_logits"})
+    cascade = Cascade({"a": Part(Fixed(1), 0.0), "b": Part(learner, 0.0)}, None)
+    assert cascade.capabilities.reads_logits and not cascade.capabilities.reads_states
+    cascade.start(TextStart(PROMPT, 100))
+    for tokens in ([1, 5], [5], [2, 2, 5]):
+        draft = cascade.draft(chain(2))
+        cascade.observe(draft, torch.zeros(3, 9))
+        cascade.commit(tokens)
+    commits = [("commit", (1, 5)), ("commit", (5,)), ("commit", (2, 2, 5))]
+    start = ("start", tuple(PROMPT))
+    assert cascade.parts["a"].drafter.told == [start, *commits]
+    assert learner.told == [start, *(entry for commit in commits for entry in (("observe", 2), commit))]
+    assert cascade.retract(2) and learner.told[-1] == cascade.parts["a"].drafter.told[-1] == ("retract", 2)
+    learner.retracts = False
+    assert not cascade.retract(1), "then all are started anew"
+
+
+def test_the_end_of_a_text_and_of_the_depths():
+    cascade = Cascade({"a": Part(Fixed(1), 0.0), "b": Part(Fixed(2), 0.0)}, [4, 2])
+    cascade.start(TextStart(PROMPT, 100))
+    assert cascade.draft(chain(4).clamped(0)) is EMPTY
+    cascade.commit([3])
+    assert len(cascade.draft(chain(1))) == 1, "where all depths are too large, the least one, cut"
+    assert len(cascade.draft(chain(9))) == 2, "the depths in order"
+    cascade.commit([3])
+    assert len(cascade.draft(chain(9))) == 4
+
+
+def bias(enumeration, target, law, drafter, gamma, length):
+    """Largest error in the law of `length` tokens after token 1, and the strategies that drafted."""
+    used = set()
+
+    def run():
+        generation = generate(
+            target=target,
+            drafter=drafter,
+            verifier=verifiers.build({"name": "speculative_sampling"}),
+            structure=chain(gamma),
+            request=Request([0, 1, 1, 0, 1], length, enumeration.generator, enumeration.generator),
+            clock=CpuClock(),
+        )
+        used.update(tuple(source.strategy for source in row.source) for row in generation.rounds)
+        return generation.tokens
+
+    found = enumeration.law(run)
+    p = probabilities(law.log(), target.sampling)
+    worst = 0.0
+    for tokens in torch.cartesian_prod(*[torch.arange(len(law))] * length).tolist():
+        expected = 1.0
+        for last, token in zip([1, *tokens], tokens, strict=False):
+            expected *= float(p[last, token])
+        worst = max(worst, abs(found.get(tuple(tokens), 0.0) - expected))
+    return worst, used
+
+
+@pytest.mark.parametrize("gammas", [None, [1, 2]])
+@pytest.mark.parametrize("exploration", [0.0, 1.0])
+def test_choosing_by_past_rounds_is_lossless(enumeration, table, random_law, gammas, exploration):
+    """Up to five rounds; without exploration the choice hangs on what was accepted before."""
+    law = random_law(2, 5)
+    target = table(law, temperature=1.0)
+    parts = {"points": Part(ngram(target), 0.0), "good": Part(Table(law), 0.1)}
+    if gammas is None:
+        parts["bad"] = Part(Table(random_law(2, 6)), 0.0)
+    cascade = Cascade(parts, gammas, exploration=exploration, discount=0.5)
+    worst, used = bias(enumeration, target, law, cascade, gamma=2, length=5)
+    assert worst < 1e-12 and {"table", "ngram"} == {strategy for each in used for strategy in each}
+    assert {len(each) for each in used} >= {0, 1, 2}
+
+
+def test_a_choice_that_sees_the_draws_would_be_seen(enumeration, table, random_law):
+    """The mistake that the rule avoids: of two drafts the one is offered that looks better."""
+
+    class Peeking(Cascade):
+        def draft(self, structure):
+            drafts = [part.drafter.draft(structure) for part in self.parts.values()]
+            if not structure.gamma:
+                return EMPTY
+            return max(drafts, key=lambda draft: float(draft.q[0, draft.tokens[0]]))
+
+    law = random_law(2, 5)
+    target = table(law, temperature=1.0)
+    parts = {"a": Part(Table(random_law(2, 6), most=1), 0.0), "b": Part(Table(random_law(2, 7), most=1), 0.0)}
+    assert bias(enumeration, target, law, Peeking(parts, None), gamma=2, length=2)[0] > 1e-3
+    assert bias(enumeration, target, law, Cascade(parts, None), gamma=2, length=2)[0] < 1e-12
+
+
+def test_a_stale_round_counts_for_no_adaptive_length(tiny_model, tiny_llama, sampling):
+    """A wrapped drafter must not take another one's round for its own."""
+    target = Causal(tiny_model("llama"), sampling(temperature=0.0))
+    adaptive = Adaptive(SmallModel(tiny_llama(61, context=200, layers=1), target), "heuristic", length=5)
+    cascade = Cascade({"a": Part(adaptive, 0.0), "b": Part(Fixed(2), 0.0)}, None)
+    cascade.start(TextStart(PROMPT, 150))
+    assert len(cascade.draft(chain(9))) == 5
+    cascade.commit([60])
+    cascade.draft(chain(9))  # the other's turn
+    cascade.commit([60])
+    assert len(adaptive.draft(chain(9))) == 4
+
+
+def test_greedy_replay_counts_the_rounds(tiny_model, tiny_llama, sampling):
+    target = Causal(tiny_model("llama"), sampling(temperature=0.0))
+    parts = {
+        "model": Part(SmallModel(tiny_llama(61, context=200), target), 0.3),
+        "same": Part(SmallModel(tiny_model("llama"), target), 0.6),
+        "context": Part(ngram(target), 0.0),
+    }
+    cascade = Cascade(parts, [2, 5])
+    generation = generate(
+        target=target,
+        drafter=cascade,
+        verifier=verifiers.build({"name": "greedy"}),
+        structure=chain(6),
+        request=Request(PROMPT, 60),
+        clock=CpuClock(),
+    )
+    assert len({row.source[0].strategy for row in generation.rounds if row.source}) == 2
+    assert expected_rounds(cascade, target, chain(6), generation.tokens, Request(PROMPT, 60)) == len(generation.rounds)
+
+
+def test_heads_get_their_states(tiny_model, sampling, random_heads):
+    """Drafts of heads in a cascade are those of the same heads alone, after every round."""
+    target = Causal(tiny_model("llama"), sampling(temperature=0.0))
+    heads = random_heads(target)
+    cascade = Cascade({"heads": Part(Medusa(heads, target), 0.0), "context": Part(ngram(target), 0.0)}, None)
+    assert cascade.capabilities.reads_states and cascade.capabilities.deepest == 5
+    alone, seen = Medusa(heads, target), []
+
+    class Both(Cascade):
+        def start(self, text, states=None):
+            super().start(text, states)
+            alone.start(text, states)
+
+        def draft(self, structure):
+            draft = super().draft(structure)
+            if draft.source and draft.source[0].strategy == "medusa":
+                seen.append(draft.tokens.tolist() == alone.draft(structure).tokens.tolist())
+            return draft
+
+        def commit(self, tokens, states=None):
+            super().commit(tokens, states)
+            alone.commit(tokens, states)
+
+    cascade.__class__ = Both
+    generate(
+        target=target,
+        drafter=cascade,
+        verifier=verifiers.build({"name": "greedy"}),
+        structure=chain(3),
+        request=Request(PROMPT, 40),
+        clock=CpuClock(),
+    )
+    assert len(seen) > 5 and all(seen)
+
+
+def test_costs_are_relative_operations(tiny_model, sampling, group_values, drafter_values):
+    target = Causal(tiny_model("llama"), sampling(temperature=0.0))
+    of = {"small": drafter_values("small_model", 61), "context": group_values("drafter", "ngram")}
+    cascade = drafters.build(group_values("drafter", "cascade", of=of), target=target)
+    small = cascade.parts["small"].drafter
+    assert cascade.parts["small"].cost == pytest.approx(small.flops_per_token / target.flops_per_token)
+    assert cascade.parts["context"].cost == 0.0 and cascade.flops_per_token == small.flops_per_token
+    priced = drafters.build(group_values("drafter", "cascade", of=of, costs={"small": 0.07}), target=target)
+    assert priced.parts["small"].cost == 0.07 and priced.describe()["costs"] == {"small": 0.07, "context": 0.0}
+    assert cascade.describe()["sha256"] and cascade.describe()["small"]["class"] == "LlamaForCausalLM"
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"of": {}}, r"drafter\.of=\{\}: there is nothing to choose from"),
+        ({"of": {"x": {"name": "ngrm"}}}, "Did you mean ngram"),
+        ({"of": {"x": {"q": 1}}}, r"Missing key drafter\.of\.x\.name"),
+        ({"of": {"x": {"name": "oracle", "alpha": 0.5, "step_ms": 0.0, "forced": False}}}, "reads a recorded text"),
+        ({"gammas": []}, r"drafter\.gammas=\[\]"),
+        ({"gammas": [2, 0]}, r"drafter\.gammas\.1=0"),
+        ({"costs": {"y": 0.1}}, r"drafter\.costs\.y=0\.1: drafter\.of has no such drafter; it has context"),
+        ({"costs": {"context": -1.0}}, r"drafter\.costs\.context=-1"),
+        ({"discount": 0.0}, r"drafter\.discount=0"),
+    ],
+)
+def test_bad_configurations_are_one_sentence(table, random_law, group_values, changes, said):
+    values = group_values("drafter", "cascade", of={"context": group_values("drafter", "ngram")})
+    with pytest.raises(UsageError, match=said) as raised:
+        drafters.build({**values, **changes}, target=table(random_law(4, 0), temperature=0.0))
+    assert raised.value.exit_code == 2 and "\n" not in str(raised.value)
+
+
+def test_parts_that_do_not_fit(table, random_law, group_values, drafter_values):
+    target = table(random_law(4, 0), temperature=0.0)
+    other = drafter_values("small_model", 5)
+    with pytest.raises(UsageError, match=r"drafter\.of\.x\.name=small_model: it was made for a vocabulary of 5"):
+        drafters.build(group_values("drafter", "cascade", of={"x": other}), target=target)
+    nowhere = Fixed(1)
+    nowhere.capabilities = DrafterCapabilities(fills=frozenset({"dynamic"}))
+    with pytest.raises(UsageError, match="no structure that all"):
+        Cascade({"a": Part(Fixed(1), 0.0), "b": Part(nowhere, 0.0)}, None)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "of"),
+    [
+        ([], {"context": "ngram", "model": "small_model"}),
+        (
+            ["+drafter@drafter.of.heads=medusa", "structure=chain"],
+            {"context": "ngram", "model": "small_model", "heads": "medusa"},
+        ),
+        (["drafter@drafter.of.model=bigram", "drafter.gammas=[2,4]"], {"context": "ngram", "model": "corpus_ngram"}),
+        (["~drafter@drafter.of.context"], {"model": "small_model"}),
+        (["drafter@drafter.of.model=staged"], {"context": "ngram", "model": "staged"}),
+    ],
+)
+def test_parts_are_chosen_on_the_command_line(overrides, of):
+    from hydra import compose, initialize_config_dir
+    from omegaconf import OmegaConf
+
+    from specdec.config import RunConfig, config_dir, validated
+
+    with initialize_config_dir(config_dir(), version_base="1.3"):
+        values = OmegaConf.to_container(compose("config", ["+drafter=cascade", *overrides]), resolve=True)
+    config = drafters.config(validated(RunConfig, values).drafter)
+    assert {label: part["name"] for label, part in config.of.items()} == of

@@ -1,0 +1,151 @@
+"""Layer skipping against a copy of the target whose skipped parts end in zeros, and the files that searches leave."""
+
+import json
+from copy import deepcopy
+
+import pytest
+import torch
+
+from specdec.clock import CpuClock
+from specdec.decode import generate
+from specdec.drafters import drafters
+from specdec.errors import UsageError
+from specdec.models.partial import parse_parts, partial_model
+from specdec.records import Request
+from specdec.sampling import generator_for, probabilities
+from specdec.self_speculation.calibration import CalibrationText
+from specdec.targets.causal import Causal
+from specdec.verifiers import verifiers
+
+PROMPT = [7, 3, 19, 44, 3, 19, 52, 7]
+
+
+def silenced(model, skip):
+    """A copy of a Llama in which skipped attentions and MLPs add nothing."""
+    other = deepcopy(model)
+    for block, kind in parse_parts(skip):
+        layer = other.model.layers[block]
+        (layer.self_attn.o_proj if kind == "attention" else layer.mlp.down_proj).weight.zero_()
+    return other
+
+
+@pytest.fixture
+def values(group_values):
+    small = {"passages": 3, "context": 6, "tokens": 10, "cache_dir": None}
+    return lambda **changes: group_values("drafter", "layer_skip", **(small | changes))
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("skip", [[1], ["0.mlp", "1.attention"]])
+def test_drafts_are_those_of_a_plain_forward(
+    tiny_model, sampling, make_structure, values, monkeypatch, skip, temperature
+):
+    """Over 200 rounds in which some drafts are accepted, some in part and some not at all."""
+    target = Causal(tiny_model("llama"), sampling(temperature=temperature))
+    before = {name: weight.clone() for name, weight in target.model.state_dict().items()}
+    drafter = drafters.build(values(skip=skip), target=target)
+    plain, text, seen = silenced(target.model, skip), list(PROMPT), []
+    draft, commit = drafter.draft, drafter.commit
+    monkeypatch.setattr(drafter, "draft", lambda structure: seen.append((list(text), draft(structure))) or seen[-1][1])
+    monkeypatch.setattr(drafter, "commit", lambda tokens, states=None: (text.extend(tokens), commit(tokens)))
+    rounds = []
+    for shape, limit in (("chain", 200), ("tree", 160)):
+        text[:] = PROMPT
+        request = Request(
+            PROMPT,
+            limit,
+            draft_generator=generator_for(0, shape, "draft"),
+            accept_generator=generator_for(0, shape, "accept"),
+        )
+        rounds += generate(
+            target=target,
+            drafter=drafter,
+            verifier=verifiers.build({"name": "speculative_sampling"}),
+            structure=make_structure(shape, 3),
+            request=request,
+            clock=CpuClock(),
+        ).rounds
+        whole = plain(torch.tensor([text]), use_cache=False).logits[0]  # of the committed text: one pass for all rounds
+        for known, found in seen:
+            for node in found.tree.children[0]:
+                siblings = list(found.tree.children[0])
+                rank = siblings.index(node)
+                logits = whole[len(known) - 1]
+                if found.q is None:
+                    order = logits.sort(descending=True, stable=True).indices
+                    assert int(found.tokens[node]) == int(order[rank])
+                else:
+                    law = probabilities(logits, target.sampling)
+                    law[found.tokens[siblings[:rank]]] = 0.0  # drawn without replacement
+                    torch.testing.assert_close(found.q[node], law / law.sum(), atol=1e-12, rtol=0)
+        for known, found in seen[::8]:  # and every node of some drafts
+            for node, token in enumerate(found.tokens.tolist()):
+                above = [int(found.tokens[each]) for each in found.tree.path(node)][:-1]
+                logits = plain(torch.tensor([[*known, *above]]), use_cache=False).logits[0, -1]
+                siblings = list(found.tree.children[found.tree.parents[node] + 1])
+                if found.q is None:
+                    assert token == int(logits.sort(descending=True, stable=True).indices[siblings.index(node)])
+                elif siblings[0] == node:
+                    law = probabilities(logits, target.sampling)
+                    torch.testing.assert_close(found.q[node], law, atol=1e-12, rtol=0)
+        seen.clear()
+    assert len(rounds) >= 200 and len({len(row.acceptance.path) for row in rounds}) >= 3
+    assert sum(row.rejected for row in rounds) >= 20
+    assert all(torch.equal(weight, before[name]) for name, weight in target.model.state_dict().items())
+
+
+def test_the_search_finds_what_adds_nothing(tiny_llama, sampling, values):
+    """A model with a block and a half that add nothing: what is found is at least as good as leaving these out."""
+    model = silenced(tiny_llama(13, layers=4), [1, "3.mlp"])
+    for temperature in (0.0, 1.0):
+        target = Causal(model, sampling(temperature=temperature))
+        found = drafters.build(values(skip="auto", units="parts"), target=target).skipped
+        assert found.by == "search" and found.worth is not None
+        config = drafters.config(values(skip="auto", units="parts"))
+        known = CalibrationText(config, target).worth(partial_model(model, parse_parts([1, "3.mlp"]), "m"))
+        assert known.alpha == pytest.approx(1.0, abs=1e-9) and known.cost < 1
+        assert found.worth.speedup >= known.speedup > 1
+        assert parse_parts([1, "3.mlp"]) <= found.parts
+    blocks = drafters.build(values(skip="auto", units="blocks"), target=target)
+    assert 1 in blocks.describe()["skip"] and all(isinstance(block, int) for block in blocks.describe()["skip"])
+
+
+def test_a_search_is_kept_and_found_again(tiny_llama, sampling, values, tmp_path, caplog, monkeypatch):
+    target = Causal(tiny_llama(13, layers=3), sampling())
+    asked = values(skip="auto", units="blocks", cache_dir=str(tmp_path))
+    first = drafters.build(asked, target=target).describe()
+    (file,) = tmp_path.glob("*.json")
+    with monkeypatch.context() as patch:
+        patch.setattr("specdec.self_speculation.skip_search.SkipSearch.run", lambda self: pytest.fail("searched again"))
+        assert drafters.build(asked, target=target).describe() == first
+    file.write_text(json.dumps({"about": 1}))
+    assert drafters.build(asked, target=target).describe() == first
+    assert "are damaged" in caplog.text and json.loads(file.read_text())["skip"] == first["skip"]
+    others = (
+        (Causal(tiny_llama(13, layers=3, seed=1), sampling()), {}),
+        (Causal(tiny_llama(13, layers=3), sampling(temperature=0.5)), {}),
+        (target, {"tokens": 9}),
+        (target, {"evaluations": 3}),
+    )
+    for number, (other, changes) in enumerate(others, start=2):
+        drafters.build(asked | changes, target=other)
+        assert len(list(tmp_path.glob("*.json"))) == number
+    assert drafters.build(asked | {"evaluations": 3}, target=target).skipped.compared == 3
+
+
+def test_bad_input_is_answered_with_a_sentence(tiny_llama, table, sampling, values, tmp_path):
+    llama = Causal(tiny_llama(13, layers=2), sampling())
+    one = Causal(tiny_llama(13, layers=1), sampling())
+    (tmp_path / "file").write_text("")
+    for target, changes, message in (
+        (llama, {"skip": [5]}, "has no block 5: its 2 blocks count from 0"),
+        (llama, {"skip": [0, 1]}, "has no attention left: skip less"),
+        (llama, {"skip": ["1.norm"]}, "'1.norm' is neither a block's number nor"),
+        (llama, {"skip": []}, "skip"),
+        (one, {"skip": "auto"}, "has 1 layer, so there is nothing to skip"),
+        (llama, {"skip": "auto", "cache_dir": str(tmp_path / "file" / "x")}, "cannot be kept there"),
+        (table([[0.5, 0.5], [0.5, 0.5]]), {}, "the target has no network; use target=causal"),
+    ):
+        with pytest.raises(UsageError, match=message) as raised:
+            drafters.build(values(**changes), target=target)
+        assert "\n" not in str(raised.value)

@@ -1,0 +1,189 @@
+"""Retrieval against a search of the whole corpus, round by round; origins of datastores; bad input; fewer calls."""
+
+import json
+import logging
+import os
+from collections import Counter
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from fixtures.slow_drafters import SlowDrafter, along_paths, along_ranks, pocket, rounds_of, same_rounds
+
+from specdec.drafters.base import drafters
+from specdec.errors import UsageError
+from specdec.ngrams.datastore import write_datastore
+from specdec.records import TextStart
+from specdec.structures.base import structures
+
+SIZE = 5
+CHAIN = structures.build({"name": "chain", "gamma": 4})
+
+
+def documents(seed=0, count=12, length=30):
+    """Tokens in which some follow others more often, and an empty document."""
+    steps = np.random.default_rng(seed).integers(1, 3, size=(count, length))
+    return (steps.cumsum(axis=1) % SIZE).tolist() + [[2], []]
+
+
+@pytest.fixture
+def corpus(tmp_path):
+    path = tmp_path / "tokens.jsonl"
+    path.write_text("".join(json.dumps({"tokens": text}) + "\n" for text in documents()))
+    return {"corpus": str(path), "field": "tokens", "cache_dir": str(tmp_path / "stores")}
+
+
+@pytest.fixture
+def build(corpus, group_values):
+    def make(target=None, vocab_size=SIZE, **keys):
+        target = target or SimpleNamespace(device=torch.device("cpu"), vocab_size=vocab_size, tokenizer=None)
+        return drafters.build(group_values("drafter", "retrieval", **corpus | keys), target=target)
+
+    return make
+
+
+class SlowRetrieval(SlowDrafter):
+    """Searches every document for the last tokens, the longest suffix first, and counts what follows."""
+
+    def __init__(self, texts, match_max, match_min, hits_max):
+        super().__init__(self.proposed)
+        self.stream = [token for text in texts for token in (99, *text)]
+        self.lengths, self.hits_max = range(match_max, match_min - 1, -1), hits_max
+
+    def following(self, text, width):
+        for length in self.lengths:
+            ends = range(length, len(self.stream) + 1)
+            found = [end for end in ends if length <= len(text) and self.stream[end - length : end] == text[-length:]]
+            if found:
+                found.sort(key=lambda end: self.stream[end:])
+                count = min(self.hits_max, len(found))
+                chosen = [found[int((number + 0.5) * len(found) / count)] for number in range(count)]
+                rows = [self.stream[end : end + width] for end in chosen]
+                return [tuple(row[: row.index(99)] if 99 in row else row) for row in rows]
+        return []
+
+    def proposed(self, text, structure):
+        rows = self.following(text, structure.gamma)
+        counts = Counter(row[:end] for row in rows for end in range(1, len(row) + 1))
+        paths = list(dict.fromkeys(row for row in rows if row))
+
+        def ranked(path):
+            after = dict.fromkeys(p[len(path)] for p in paths if len(p) > len(path) and p[: len(path)] == path)
+            return sorted(after, key=lambda token: -counts[(*path, token)])
+
+        if structure.name in ("chain", "rows"):
+            whole = [path for path in paths if not any(o[: len(path)] == path and o != path for o in paths)]
+            whole.sort(key=lambda path: -sum(counts[path[:end]] for end in range(1, len(path) + 1)))
+            return along_paths(whole[: structure.rows])
+        if structure.name == "tree":
+            return along_ranks(structure.tree, ranked)
+        level, drafted = [()], []
+        for _ in range(structure.gamma):
+            level = sorted(level, key=lambda path: -counts[path])[: structure.beam.width]
+            level = [(*path, token) for path in level for token in ranked(path)[: structure.beam.branching]]
+            drafted += level
+        kept = sorted(drafted, key=lambda path: -counts[path])[: structure.nodes]
+        place = {(): -1} | {path: number for number, path in enumerate(kept)}
+        return [(path[-1], place[path[:-1]]) for path in kept]
+
+
+@pytest.mark.parametrize("keys", [(16, 2, 64), (3, 1, 5), (5, 3, 1)], ids=str)
+@pytest.mark.parametrize("structure", ["chain", "rows", "tree", "dynamic"])
+def test_rounds_are_those_of_a_slow_search(build, table, random_law, make_structure, structure, keys):
+    """Drawn texts, so that drafts are rejected anywhere, several texts by one drafter."""
+    law = 0.5 * random_law(SIZE, 3) + 0.25 * (torch.eye(SIZE).roll(1, 1) + torch.eye(SIZE).roll(2, 1)).double()
+    target, shape = table(law, temperature=1.0), make_structure(structure, 4)
+    prompts = [[0, 1, 2, 4], [3], [2, 2, 1], [4, 4]]
+    named = dict(zip(("match_max", "match_min", "hits_max"), keys, strict=True))
+    fast = rounds_of(target, build(target, **named), shape, prompts, 40)
+    slow = rounds_of(target, SlowRetrieval(documents(), *keys), shape, prompts, 40)
+    same_rounds(fast, slow)
+
+
+# ------------------------------------------------------------------------------------------------------------
+# Where the datastore comes from.
+
+
+def offered(drafter, prompt):
+    drafter.start(TextStart(prompt, 100))
+    return drafter.draft(CHAIN).tokens.tolist()
+
+
+def test_a_datastore_is_built_once_and_can_be_named(build, corpus, tmp_path, monkeypatch):
+    first = build()
+    (folder,) = (tmp_path / "stores").iterdir()
+    monkeypatch.setattr("specdec.drafters.retrieval.write_datastore", None)  # not called again
+    prompt = documents()[0][3:6]
+    expected = offered(first, prompt)
+    assert len(expected) == 4
+    assert offered(build(), prompt) == expected
+    assert offered(build(model=str(folder), corpus=None, field=None), prompt) == expected
+    assert offered(build(cache_dir=None), prompt) == expected
+    assert first.describe()["tokens"] == sum(len(text) + 1 for text in documents())
+    assert first.describe()["source"] == f"drafter.corpus={corpus['corpus']}" and len(first.describe()["sha256"]) == 64
+
+
+def test_a_damaged_datastore_is_built_again_in_the_cache_and_refused_elsewhere(build, tmp_path, caplog):
+    expected = offered(build(), [0, 1, 2])
+    (folder,) = (tmp_path / "stores").iterdir()
+    (folder / "tokens.npy").write_bytes((folder / "tokens.npy").read_bytes()[:-2])
+    with pytest.raises(UsageError, match=r"drafter\.model=.*tokens\.npy.*build it again"):
+        build(model=str(folder), corpus=None, field=None)
+    with caplog.at_level(logging.WARNING):
+        assert offered(build(), [0, 1, 2]) == expected
+    assert "damaged" in caplog.text
+
+
+def test_an_empty_datastore_proposes_nothing(build, tmp_path, table, random_law, make_structure):
+    write_datastore(tmp_path / "empty", np.empty(0, dtype=np.int32), "", SIZE, ("nothing", ""))
+    (tmp_path / "empty.idx").write_bytes(b"")
+    target = table(random_law(SIZE, 3))
+    for name in ("empty", "empty.idx"):
+        drafter = build(target, model=str(tmp_path / name), corpus=None, field=None)
+        for structure in ("chain", "rows", "tree", "dynamic"):
+            rounds = rounds_of(target, drafter, make_structure(structure, 3), [[1, 2]], 5)
+            assert [item.draft_tokens for item in rounds] == [()] * 5
+
+
+def test_an_index_of_rest_is_read(build, tmp_path):
+    tokens, order = [1, 2, 3, 4, 1, 2, 3, 4, 0], [8, 4, 0, 5, 1, 6, 2, 7, 3]
+    blocks = (np.array(tokens, "<u2").tobytes(), np.array(order, "<i4").tobytes())
+    (tmp_path / "rest.idx").write_bytes(b"".join(len(block).to_bytes(4, "little") + block for block in blocks))
+    drafter = build(model=str(tmp_path / "rest.idx"), corpus=None, field=None)
+    assert offered(drafter, [4, 1, 2]) == [3, 4, 0]
+    with pytest.raises(UsageError, match=r"rest\.idx.*token 4 is not among"):
+        build(model=str(tmp_path / "rest.idx"), corpus=None, field=None, vocab_size=4)
+
+
+def test_bad_input_is_named_in_one_sentence(build, corpus, tmp_path):
+    write_datastore(tmp_path / "other", np.array([-1, 1, 2], dtype=np.int32), "another", SIZE, ("text", ""))
+    write_datastore(tmp_path / "larger", np.array([-1, 1, 2], dtype=np.int32), "", SIZE + 1, ("text", ""))
+    (tmp_path / "none").mkdir()
+    (tmp_path / "blocked").write_text("a file")
+    model = {"corpus": None, "field": None}
+    for keys, words in (
+        ({**model, "model": str(tmp_path / "other")}, "another tokenizer"),
+        ({**model, "model": str(tmp_path / "larger")}, "another tokenizer"),
+        ({**model, "model": str(tmp_path / "none")}, r"no manifest\.json"),
+        ({**model, "model": str(tmp_path / "missing")}, "no such folder"),
+        ({"model": str(tmp_path / "none")}, r"drafter\.corpus"),
+        ({"match_min": 5, "match_max": 4}, r"drafter\.match_min=5"),
+        ({"cache_dir": str(tmp_path / "blocked")}, r"drafter\.cache_dir"),
+        ({"hits_max": 0}, r"drafter\.hits_max"),
+    ):
+        with pytest.raises(UsageError, match=words) as caught:
+            build(**keys)
+        assert "\n" not in str(caught.value)
+
+
+def test_fewer_calls_on_the_pocket_target(build, tmp_path):
+    """On half a megabyte of the standard library."""
+    target, prompts = pocket()
+    names = ("tarfile", "zipfile", "os", "pathlib", "glob", "tempfile", "argparse", "optparse")
+    text = "\n".join((Path(os.__file__).parent / f"{name}.py").read_text(encoding="utf-8") for name in names)
+    (tmp_path / "sources.txt").write_text(text, encoding="utf-8")
+    drafter = build(target, corpus=str(tmp_path / "sources.txt"), field=None, match_min=1)
+    rounds = rounds_of(target, drafter, CHAIN, prompts, 24)
+    assert len(rounds) < 0.85 * sum(len(item.committed) for item in rounds)

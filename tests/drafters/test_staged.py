@@ -1,0 +1,435 @@
+"""Staged drafts: the tokens and q of the outer model alone, over many rounds and rejections, whatever speeds it up."""
+
+import random
+from copy import deepcopy
+from dataclasses import replace
+from itertools import product
+
+import pytest
+import torch
+
+from specdec.clock import CpuClock
+from specdec.decode import generate
+from specdec.drafters.base import Drafter, DrafterCapabilities, drafters
+from specdec.drafters.medusa import Medusa
+from specdec.drafters.ngram import Ngram, NgramConfig
+from specdec.drafters.small_model import SmallModel
+from specdec.drafters.staged import DraftTarget, Staged
+from specdec.errors import NumericsError, UsageError
+from specdec.records import EMPTY, Draft, Request, Source, TextStart, chain_tree
+from specdec.sampling import generator_for, sample
+from specdec.structures.base import structures
+from specdec.targets.causal import Causal
+from specdec.verifiers.base.contract import verifiers
+
+PROMPT = [7, 3, 19, 44, 3, 19, 52, 7, 3]
+
+
+def chain(gamma):
+    return structures.build({"name": "chain", "gamma": gamma})
+
+
+def shaken(model, amount, seed=1):
+    torch.manual_seed(seed)
+    other = deepcopy(model)
+    for weight in other.parameters():
+        if weight.dim() > 1:
+            weight.add_(torch.randn_like(weight), alpha=amount * float(weight.std()))
+    return other
+
+
+def ngram(target):
+    return Ngram(NgramConfig(name="ngram", q="auto", order_max=4, order_min=1, matches_max=8), target)
+
+
+def model_of(model):
+    return lambda outer: SmallModel(model, outer)
+
+
+def staged(model, target, by, shape=None):
+    """`by(outer)` makes the drafter that speeds up `model`."""
+    small = SmallModel(model, target)
+    outer = DraftTarget(small, target)
+    return Staged(small, outer, by(outer), shape or chain(2))
+
+
+class Restarted(Drafter):
+    """A model that cannot take tokens back, so that it is started anew after every rejection."""
+
+    def __init__(self, model, target):
+        self.inner, self.starts = SmallModel(model, target), 0
+        self.capabilities = self.inner.capabilities
+
+    def start(self, text, states=None):
+        self.starts += 1
+        self.inner.start(text, states)
+
+    def draft(self, structure):
+        return self.inner.draft(structure)
+
+    def commit(self, tokens, states=None):
+        self.inner.commit(tokens, states)
+
+
+class Table(Drafter):
+    """Draws from a Markov law."""
+
+    capabilities = DrafterCapabilities(fills=frozenset({"chain"}))
+
+    def __init__(self, law):
+        self.law = law
+
+    def start(self, text, states=None):
+        self.text, self.generator = list(text.prompt), text.generator
+
+    def commit(self, tokens, states=None):
+        self.text += tokens
+
+    def retract(self, count):
+        del self.text[len(self.text) - count :]
+        return True
+
+    def draft(self, structure):
+        tokens, rows = [], []
+        for _ in range(structure.gamma):
+            rows.append(self.law[(tokens or self.text)[-1]])
+            tokens.append(int(sample(rows[-1], self.generator)))
+        if not tokens:
+            return EMPTY
+        size = len(tokens)
+        return Draft(torch.tensor(tokens), chain_tree(size), torch.stack(rows), (Source("table", 0),) * size)
+
+
+COMMITTED = {
+    "none": lambda first: [1 - first[0]],
+    "some": lambda first: [first[0], 1 - first[1]],
+    "all": lambda first: [*first, 1],
+}
+
+
+@pytest.mark.parametrize("committed", COMMITTED)
+@pytest.mark.parametrize("way", ["table", "ngram", "model", "restarted"])
+def test_a_chain_has_the_law_of_the_model_alone(enumeration, table, random_law, tiny_llama, way, committed):
+    """By enumeration of everything that is drawn inside: the tokens of two rounds, and the q that travels with them."""
+    prompt, target = [0, 1, 0, 1, 1, 0], table(random_law(2, 0), temperature=1.0)
+    cheap = tiny_llama(2, layers=1, seed=5)
+    by = {
+        "table": lambda outer: Table(random_law(2, 3)),
+        "ngram": ngram,
+        "model": model_of(cheap),
+        "restarted": lambda outer: Restarted(cheap, outer),
+    }[way]
+    drafter = staged(tiny_llama(2, layers=1), target, by)
+    laws: dict[tuple[int, ...], torch.Tensor] = {}
+
+    def run():
+        drafter.start(TextStart(prompt, 64, generator=enumeration.generator))
+        first = drafter.draft(chain(2))
+        tokens = first.tokens.tolist()
+        drafter.commit(COMMITTED[committed](tokens))
+        second = drafter.draft(chain(2))
+        tokens += second.tokens.tolist()
+        laws[tuple(tokens)] = torch.cat([first.q, second.q])
+        return tuple(tokens)
+
+    found = enumeration.law(run)
+    assert len(found) == 16
+    for tokens, chance in found.items():
+        alone = [
+            drafter.laws(prompt, tokens[:2]),
+            drafter.laws([*prompt, *COMMITTED[committed](tokens[:2])], tokens[2:]),
+        ]
+        q = torch.cat(alone)
+        assert chance == pytest.approx(float(q.gather(-1, torch.tensor(tokens).unsqueeze(-1)).prod()), abs=1e-12)
+        torch.testing.assert_close(laws[tokens], q, atol=1e-12, rtol=0)
+
+
+def test_the_output_has_the_targets_law(enumeration, table, random_law, tiny_llama):
+    law = random_law(2, 5)
+    target = table(law, temperature=1.0)
+    drafter = staged(tiny_llama(2, layers=1), target, lambda outer: Table(random_law(2, 3)), chain(1))
+    found = enumeration.law(
+        lambda: (
+            generate(
+                target=target,
+                drafter=drafter,
+                verifier=verifiers.build({"name": "speculative_sampling"}),
+                structure=chain(2),
+                request=Request([0, 1], 3, enumeration.generator, enumeration.generator),
+                clock=CpuClock(),
+            ).tokens
+        )
+    )
+    for tokens in product(range(2), repeat=3):
+        expected = law[1, tokens[0]] * law[tokens[0], tokens[1]] * law[tokens[1], tokens[2]]
+        assert found[tokens] == pytest.approx(float(expected), abs=1e-12)
+
+
+def walk(drafter, alone, rounds, seed=0, gamma=5):
+    """Chains of a drafter and of another one along a text, in which rounds keep any number of their tokens."""
+    dice, text = random.Random(seed), list(PROMPT)
+    for each in (drafter, alone):
+        each.start(TextStart(PROMPT, 500))
+    for _ in range(rounds):
+        drafts = [each.draft(chain(gamma)) for each in (drafter, alone)]
+        yield text, *drafts
+        tokens = drafts[0].tokens.tolist()
+        kept = dice.choice([0, 1, 2, gamma - 1, gamma, gamma])
+        text += (committed := [*tokens[:kept], dice.randrange(61)])
+        for each in (drafter, alone):
+            each.commit(committed)
+
+
+def heads_of(random_heads):
+    return lambda outer: Medusa(random_heads(outer), outer)
+
+
+WAYS = {
+    "ngram": lambda model, heads: ngram,
+    "model": lambda model, heads: model_of(shaken(model, 0.05)),
+    "restarted": lambda model, heads: lambda outer: Restarted(shaken(model, 0.05), outer),
+    "heads": lambda model, heads: heads_of(heads),
+    "two stages": lambda model, heads: lambda outer: staged(shaken(model, 0.04), outer, ngram),
+    "three stages": lambda model, heads: (
+        lambda outer: staged(
+            shaken(model, 0.03), outer, lambda inner: staged(shaken(model, 0.05, seed=2), inner, ngram, chain(1))
+        )
+    ),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("shape", ["chain", "tree"])
+def test_a_greedy_chain_is_the_models_own(tiny_model, sampling, random_heads, make_structure, way, shape):
+    target = Causal(tiny_model("llama"), sampling(temperature=0.0))
+    outer = shaken(target.model, 0.05, seed=3)
+    inner = make_structure(shape, 3)
+    if shape == "tree" and "stages" in way:
+        pytest.skip("stages draft chains")
+    drafter = staged(outer, target, WAYS[way](outer, random_heads), inner)
+    for text, draft, alone in walk(drafter, SmallModel(outer, target), 40):
+        assert draft.tokens.tolist() == alone.tokens.tolist(), len(text)
+        assert draft.q is None and len(draft.source) == 5
+
+
+def test_calls_of_the_model_are_the_nodes_of_its_own(tiny_model, sampling):
+    """And they are fewer than the tokens of a chain where its own drafter is good."""
+    target = Causal(tiny_model("llama"), sampling(temperature=0.0))
+    outer = shaken(target.model, 0.05, seed=3)
+    drafter = staged(outer, target, model_of(shaken(outer, 0.01)), chain(2))
+    calls: list[int] = []
+    outer.register_forward_pre_hook(
+        lambda module, args, kwargs: calls.append(kwargs["input_ids"].shape[-1]), with_kwargs=True
+    )
+    seen = []
+    drafter.start(TextStart(PROMPT, 500))
+    for _ in range(12):
+        calls.clear()
+        draft = drafter.draft(chain(6))
+        own = [source.strategy for source in draft.source].count("small_model")
+        assert len(calls) <= own
+        seen.append(len(calls))
+        drafter.commit([*draft.tokens.tolist(), 5])
+    assert sum(seen) < 0.6 * 12 * 6
+
+
+class Reader(Drafter):
+    """Checks what it is told: states and logits are those of the tokens of its text, none missing and none twice."""
+
+    def __init__(self, outer, needs):
+        self.outer, self.seen, self.drafts, self.starts = outer, False, 0, 0
+        self.own = outer.hidden.keep(0) if "reads_states" in needs else None
+        self.capabilities = DrafterCapabilities(fills=frozenset({"chain"}), **needs)
+
+    def _check(self, tokens, states):
+        if self.own is not None:
+            wanted, _ = self.outer.hidden.sequence(torch.tensor([self.text]), 0)
+            torch.testing.assert_close(self.own(states), wanted[0, -len(tokens) - 1 : -1], atol=1e-10, rtol=0)
+
+    def start(self, text, states=None):
+        self.text, self.seen, self.starts = list(text.prompt), False, self.starts + 1
+        self._check(self.text[:-1], states)
+
+    def retract(self, count):
+        del self.text[len(self.text) - count :]
+        return True
+
+    def draft(self, structure):
+        self.drafts += 1
+        assert self.text == self.known(), "told of the text and of the tokens of this chain, and of no others"
+        tokens = [(self.text[-1] + 1) % 61] * structure.gamma
+        size = len(tokens)
+        return Draft(torch.tensor(tokens, dtype=torch.long), chain_tree(size), source=(Source("reader", 0),) * size)
+
+    def observe(self, draft, logits):
+        _, wanted = self.outer.hidden.sequence(torch.tensor([[*self.text, *draft.tokens.tolist()]]), 0)
+        torch.testing.assert_close(logits, wanted[0, len(self.text) - 1 :], atol=1e-10, rtol=0)
+        self.seen = True
+
+    def commit(self, tokens, states=None):
+        assert self.seen or not self.capabilities.reads_logits
+        self.text, self.seen = [*self.text, *tokens], False
+        self._check(tokens, states)
+
+
+@pytest.mark.parametrize(
+    "needs", [{}, {"reads_states": True}, {"reads_logits": True}, dict(reads_states=True, reads_logits=True)]
+)
+def test_states_and_logits_are_the_models_own(tiny_model, sampling, needs):
+    target = Causal(tiny_model("llama"), sampling(temperature=0.0))
+    outer = shaken(target.model, 0.05, seed=3)
+    drafter = staged(outer, target, lambda beside: Reader(beside, needs))
+    drafter.by.known = lambda: drafter._known
+    for _, draft, alone in walk(drafter, SmallModel(outer, target), 20):
+        assert draft.tokens.tolist() == alone.tokens.tolist()
+    assert drafter.by.drafts > 20
+    assert 2 < drafter.by.starts < 20 if needs else drafter.by.starts == 1
+
+
+def test_heads_draft_from_the_models_states(tiny_model, sampling, random_heads):
+    """As heads that are started at the same text do: a stale state would draft something else."""
+    target = Causal(tiny_model("llama"), sampling(temperature=0.0))
+    outer = shaken(target.model, 0.05, seed=3)
+    drafter = staged(outer, target, heads_of(random_heads))
+    own, fresh = drafter.by, Medusa(drafter.by.heads, drafter.outer)
+    compared = []
+
+    def checked(structure):
+        draft = own_draft(structure)
+        text = drafter._known
+        states, _ = drafter.outer.hidden.sequence(torch.tensor([text[:-1]]), 0)
+        fresh.start(TextStart(text, 500), states[0])
+        again = fresh.draft(structure)
+        compared.append(len(draft))
+        assert draft.tokens.tolist() == again.tokens.tolist()
+        return draft
+
+    own_draft, own.draft = own.draft, checked
+    for _ in walk(drafter, SmallModel(outer, target), 15):
+        pass
+    assert compared.count(2) > 15
+
+
+@pytest.mark.parametrize("width", [59, 64])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_matrices_may_be_padded_differently(tiny_model, tiny_llama, sampling, width, temperature):
+    target = Causal(tiny_model("llama"), sampling(temperature=temperature))
+    drafter = staged(tiny_llama(width, context=400), target, ngram)
+    drafter.start(TextStart([*PROMPT, 60, 3, 19], 300, generator=generator_for(0, "p", "draft")))
+    for _ in range(6):
+        draft = drafter.draft(chain(4))
+        assert (draft.tokens < min(width, 61)).all()
+        if draft.q is not None:
+            assert draft.q.shape == (4, 61) and (draft.q.sum(-1) - 1).abs().max() < 1e-9
+        drafter.commit([int(draft.tokens[0]), 60])
+
+
+def test_the_models_context_ends_the_drafts(tiny_model, tiny_llama, sampling):
+    target = Causal(tiny_model("llama"), sampling(temperature=0.0))
+    drafter = staged(tiny_llama(61, context=12), target, ngram)
+    drafter.start(TextStart(PROMPT, 40))
+    assert len(drafter.draft(chain(9))) == 4
+    drafter.commit([3, 19, 44])
+    assert len(drafter.draft(chain(9))) == 1
+    drafter.commit([3, 19])
+    assert drafter.draft(chain(9)) is EMPTY
+    drafter.start(TextStart([*PROMPT, *PROMPT], 40))
+    assert drafter.draft(chain(3)) is EMPTY and not drafter.retract(1)
+
+
+def test_greedy_drafts_for_a_target_that_samples(tiny_model, sampling):
+    target = Causal(tiny_model("llama"), sampling(temperature=0.8))
+    outer = shaken(target.model, 0.05, seed=3)
+    small = SmallModel(outer, target, drafts="greedy")
+    beside = DraftTarget(small, target)
+    drafter = Staged(small, beside, ngram(beside), chain(2))
+    for _, draft, alone in walk(drafter, SmallModel(outer, target, drafts="greedy"), 8):
+        assert draft.q is None and draft.tokens.tolist() == alone.tokens.tolist()
+
+
+def test_it_reports_both_parts(tiny_model, sampling):
+    target = Causal(tiny_model("llama"), sampling(temperature=0.0))
+    drafter = staged(tiny_model("llama"), target, model_of(shaken(target.model, 0.1)))
+    about = drafter.describe()
+    assert about["of"]["class"] == about["by"]["class"] == about["class"] == "LlamaForCausalLM"
+    assert drafter.flops_per_token == 2 * drafter.small.flops_per_token > 0
+    assert drafter.capabilities.replay == "position" and drafter.capabilities.vocab_size == 61
+
+
+def test_logits_that_are_not_finite_end_the_run(tiny_model, sampling):
+    target = Causal(tiny_model("llama"), sampling(temperature=1.0))
+    outer = deepcopy(target.model)
+    drafter = staged(outer, target, ngram)
+    drafter.start(TextStart(PROMPT, 40, generator=generator_for(0, "p", "draft")))
+    outer.lm_head.weight[3] = torch.nan
+    with pytest.raises(NumericsError, match=r"drafter\.of\.dtype=float32"):
+        drafter.draft(chain(3))
+
+
+@pytest.fixture
+def refused(drafter_values, table, random_law):
+    """`refused(of={...})` builds a staged drafter with some values replaced and returns the sentence of its refusal."""
+
+    def build(**changes):
+        values = drafter_values("staged", 3)
+        changed = {key: values[key] | part if "name" not in part else part for key, part in changes.items()}
+        with pytest.raises(UsageError) as raised:
+            drafters.build({**values, **changed}, target=table(random_law(3, 0), temperature=0.0))
+        assert raised.value.exit_code == 2 and "\n" not in str(raised.value)
+        return str(raised.value)
+
+    return build
+
+
+def test_bad_parts_are_one_sentence(refused, group_values, drafter_values, table, random_law):
+    chain_of = group_values("structure", "chain")
+    assert "Did you mean ngram" in refused(by={"name": "ngrm"})
+    assert "Unknown key drafter.by.x" in refused(by={"x": 1})
+    assert "drafter.by.order_max=0" in refused(by={"order_max": 0})
+    assert "drafter.of.name=ngram" in refused(of=group_values("drafter", "ngram"))
+    assert "belongs in drafter.by" in refused(of=drafter_values("staged", 3))
+    assert "reads a recorded text" in refused(by=group_values("drafter", "oracle"))
+    assert "drafter.of.model=" in refused(of={"model": "/no/such"}) or "/no/such" in refused(of={"model": "/no/such"})
+    assert "drafter.structure.gamma=0" in refused(structure=chain_of | {"gamma": 0})
+    dynamic = group_values("structure", "dynamic")
+    assert "drafter.by fills only chain, rows, tree" in refused(structure=dynamic)
+    assert "made for a vocabulary of 5" in refused(of=drafter_values("small_model", 5))
+
+
+def test_heads_of_the_target_are_refused_beside_another_model(drafter_values, tiny_model, sampling, tmp_path):
+    """Their identity is that of the target's weights, and they would read the states of the drafting model."""
+    target = Causal(tiny_model("llama"), sampling(temperature=0.0))
+    heads = drafter_values("medusa", 61, target)
+    with pytest.raises(UsageError, match="other weights|other target|weights"):
+        drafters.build({**drafter_values("staged", 61), "by": heads}, target=target)
+
+
+def test_an_encoder_decoder_is_refused(tiny_encoder_decoder, sampling):
+    from specdec.targets.encoder_decoder import EncoderDecoder
+
+    target = EncoderDecoder(tiny_encoder_decoder("t5"), sampling(temperature=0.0))
+    with pytest.raises(UsageError, match="is an encoder-decoder"):
+        staged(tiny_encoder_decoder("t5"), target, ngram)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "by", "gamma"),
+    [
+        ([], "ngram", 4),
+        (["drafter@drafter.of=small_model", "drafter@drafter.by=ngram", "drafter.structure.gamma=2"], "ngram", 2),
+        (["drafter@drafter.by=staged", "drafter.by.of.model=x"], "staged", 4),
+        (["drafter@drafter.by=bigram"], "corpus_ngram", 4),
+    ],
+)
+def test_parts_are_chosen_on_the_command_line(overrides, by, gamma):
+    from hydra import compose, initialize_config_dir
+    from omegaconf import OmegaConf
+
+    from specdec.config import RunConfig, config_dir, validated
+
+    with initialize_config_dir(config_dir(), version_base="1.3"):
+        values = OmegaConf.to_container(compose("config", ["+drafter=staged", *overrides]), resolve=True)
+    config = drafters.config(validated(RunConfig, values).drafter)
+    assert (config.of["name"], config.by["name"], config.structure["gamma"]) == ("small_model", by, gamma)
+    assert values["structure"]["gamma"] == 4
+    assert replace(config, by={"name": "none"}).by["name"] == "none"

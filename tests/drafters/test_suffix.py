@@ -1,0 +1,195 @@
+"""The suffix drafter against a search of the whole text, round by round; lengths; earlier outputs; fewer calls."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from fixtures.slow_drafters import SlowDrafter, along_paths, along_ranks, pocket, rounds_of, same_rounds
+
+from specdec.drafters.base import drafters
+from specdec.errors import UsageError
+from specdec.records import TextStart
+from specdec.structures.base import structures
+
+SIZE = 4
+PROMPTS = [[0, 1, 2, 0, 1, 1, 0], [3], [2, 2, 1, 0, 3, 3], [0, 1, 2, 0, 1, 1, 0], [1, 0]]
+
+
+@pytest.fixture
+def build(group_values):
+    def make(target=None, **keys):
+        target = target or SimpleNamespace(device=torch.device("cpu"))
+        return drafters.build(group_values("drafter", "suffix", **keys), target=target)
+
+    return make
+
+
+class SlowSuffix(SlowDrafter):
+    """Searches prompt, output and earlier outputs for every suffix of the text, the longest first."""
+
+    def __init__(self, match_min=1, factor=1.0, offset=0.0, matches_max=16, earlier_outputs=65536):
+        super().__init__(self.proposed)
+        self.match_min, self.factor, self.offset = match_min, factor, offset
+        self.matches_max, self.room = matches_max, earlier_outputs
+        self.outputs, self.before, self.seen = [], {}, []
+
+    def start(self, text, states=None):
+        super().start(text, states)
+        self.earlier = self.outputs[: self.before.get(tuple(text.prompt), len(self.outputs))]
+
+    def remember(self, prompt, output):
+        if tuple(prompt) in self.before or self.room == 0:
+            return
+        if sum(len(known) + 1 for known in self.outputs) + len(output) + 1 > self.room:
+            self.room = 0
+            return
+        self.before[tuple(prompt)] = len(self.outputs)
+        self.outputs.append(list(output))
+
+    def copies(self, text, width):
+        """What a draft of `width` tokens copies of each match, the longest match first."""
+        found = []
+        for length in range(len(text), 0, -1):
+            suffix = text[len(text) - length :]
+            own = [end for end in range(length, len(text)) if text[end - length : end] == suffix]
+            if own:
+                endless = text + text[own[0] :] * width  # a copy that goes on with itself
+                found.append((length, 0, own[0], endless[own[0] : own[0] + width]))
+            earlier = [
+                (number, end)
+                for number, output in enumerate(self.earlier)
+                for end in range(length, len(output) + 1)
+                if output[end - length : end] == suffix
+            ]
+            if earlier:
+                number, end = min(earlier)
+                found.append((length, 1, (number, end), self.earlier[number][end : end + width]))
+        # Of one place the longest match counts.
+        places, matches = set(), []
+        for length, which, place, copy in found:
+            if (which, place) not in places:
+                places.add((which, place))
+                matches.append((length, copy))
+        return [
+            copy[: max(0, int(self.factor * length + self.offset + 1e-6))]
+            for length, copy in matches[: self.matches_max]
+            if length >= self.match_min
+        ]
+
+    def proposed(self, text, structure):
+        copies = [copy for copy in self.copies(text, structure.gamma) if copy]
+        if structure.name == "chain":
+            first = self.copies(text, structure.gamma)[:1]
+            return along_paths(copy for copy in first if copy)
+        longest = [copy for copy in copies if not any(o[: len(copy)] == copy and o != copy for o in copies)]
+        if structure.name == "rows":
+            distinct = [copy for place, copy in enumerate(longest) if copy not in longest[:place]]
+            return along_paths(distinct[: structure.rows])
+
+        def ranked(path):
+            after = [c[len(path)] for c in copies if len(c) > len(path) and tuple(c[: len(path)]) == path]
+            return list(dict.fromkeys(after))
+
+        return along_ranks(structure.tree, ranked)
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {},
+        {"factor": 100.0},
+        {"match_min": 2, "factor": 0.75, "offset": 1.5, "earlier_outputs": 60},
+        {"matches_max": 2, "factor": 2.0, "offset": -1.0, "earlier_outputs": 0},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("structure", ["chain", "rows", "tree"])
+def test_rounds_are_those_of_a_slow_search(build, table, random_law, make_structure, structure, keys):
+    """Drawn texts, so that drafts are rejected anywhere; the same prompt twice, and earlier outputs."""
+    target, shape = table(random_law(SIZE, 3, spread=2.5), temperature=1.0), make_structure(structure, 4)
+    fast = rounds_of(target, build(target, **keys), shape, PROMPTS, 60)
+    slow = rounds_of(target, SlowSuffix(**keys), shape, PROMPTS, 60)
+    same_rounds(fast, slow)
+
+
+def offered(drafter, gamma=8):
+    return drafter.draft(structures.build({"name": "chain", "gamma": gamma})).tokens.tolist()
+
+
+def test_the_draft_is_as_long_as_the_match(build):
+    drafter = build()
+    drafter.start(TextStart([1, 2, 3, 4, 5, 6, 7, 9, 2, 3], 100))
+    assert offered(drafter) == [4, 5]
+    drafter.commit([4])
+    assert offered(drafter) == [5, 6, 7]
+    drafter.commit([8])  # a token that never occurred: nothing of the match is left
+    assert offered(drafter) == []
+    drafter.commit([1])
+    assert offered(drafter) == [2]
+
+
+def test_a_copy_that_reaches_the_end_repeats_itself(build):
+    drafter = build(factor=10.0)
+    drafter.start(TextStart([7, 1, 2, 1, 2], 100))
+    assert offered(drafter) == [1, 2] * 4
+
+
+def test_an_own_match_goes_before_an_earlier_one_of_its_length(build):
+    drafter = build()
+    drafter.remember([9], [5, 1, 2, 3])
+    drafter.start(TextStart([2, 4, 2], 100))
+    assert offered(drafter) == [4]
+    drafter.start(TextStart([2, 4, 1, 2], 100))
+    assert offered(drafter) == [3]  # two tokens match there, which end the output after one
+    assert len(drafter.draft(structures.build({"name": "rows", "k": 2, "w": 3, "budget": 99}))) == 2
+
+
+def test_no_prompt_is_told_its_own_output(build):
+    """Every gamma, repeat and replay of a prompt sees the same earlier outputs, whatever was written since."""
+    drafter = build(factor=10.0)
+    drafter.start(TextStart([1, 2], 100))
+    assert offered(drafter) == []
+    drafter.remember([1, 2], [3, 4, 5, 6])
+    drafter.remember([7], [2, 8, 8])
+    drafter.start(TextStart([1, 2, 3], 100))  # another prompt
+    assert offered(drafter) == [4, 5, 6]
+    drafter.start(TextStart([1, 2], 100))
+    assert offered(drafter) == []
+    drafter.commit([3])
+    assert offered(drafter) == []
+    drafter.start(TextStart([7], 100))
+    drafter.commit([3])
+    assert offered(drafter) == [4, 5, 6]  # of the first prompt
+    drafter.commit([2])
+    assert offered(drafter) == []
+    drafter.remember([1, 2], [9, 9])  # a second output of a prompt does not count
+    drafter.start(TextStart([9], 100))
+    assert offered(drafter) == []
+
+
+def test_no_more_is_kept_than_the_key_says(build):
+    drafter = build(earlier_outputs=5, factor=10.0)
+    drafter.remember([1], [3, 4, 5, 6])
+    drafter.remember([2], [7, 8])
+    drafter.start(TextStart([4], 100))
+    assert offered(drafter) == [5, 6]
+    drafter.start(TextStart([7], 100))
+    assert offered(drafter) == []
+    alone = build(earlier_outputs=0)
+    alone.remember([1], [3, 4, 5, 6])
+    alone.start(TextStart([4], 100))
+    assert offered(alone) == []
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("match_min", 0), ("factor", -1.0), ("matches_max", 0), ("earlier_outputs", -1)]
+)
+def test_values_out_of_bounds(build, key, value):
+    with pytest.raises(UsageError, match=rf"drafter\.{key}"):
+        build(**{key: value})
+
+
+def test_fewer_calls_on_the_pocket_target(build):
+    target, prompts = pocket()
+    rounds = rounds_of(target, build(target), structures.build({"name": "chain", "gamma": 4}), prompts, 24)
+    assert len(rounds) < 0.8 * sum(len(item.committed) for item in rounds)

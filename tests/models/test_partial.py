@@ -1,0 +1,109 @@
+"""A model without some of its parts: its weights are the model's own, and its logits those of the equations."""
+
+from copy import deepcopy
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+from specdec.errors import UsageError
+from specdec.models.decoder import Decoder, flops_per_token
+from specdec.models.partial import ModelPart, block_parts, blocks_of, parse_parts, partial_model, written_parts
+from specdec.models.rollback import check_rollback
+
+TOKENS = torch.tensor([[7, 3, 19, 44, 3, 19, 52, 7, 3, 1, 4]])
+
+
+def test_lists_of_parts_are_read_and_written():
+    parts = parse_parts([3, "5.attention", "1.mlp", "1.attention"])
+    assert parts == block_parts([1, 3]) | {ModelPart(5, "attention")}
+    assert written_parts(parts) == [1, 3, "5.attention"]
+    assert parse_parts(written_parts(parts)) == parts
+    for wrong in ("x", "3.", "3.norm", "-1", -1):
+        with pytest.raises(ValueError, match="neither"):
+            parse_parts([wrong])
+
+
+def test_the_first_layers_are_the_models_own(architecture, tiny_model):
+    """Every architecture: hidden states of a forward pass with all layers, then norm and output layer by hand."""
+    model = tiny_model(architecture)
+    layers = len(blocks_of(model, architecture))
+    before = model(TOKENS, use_cache=False, output_hidden_states=True)
+    weights, seen = {weight.data_ptr() for weight in model.parameters()}, []
+    for first in range(1, layers):
+        part = partial_model(model, block_parts(range(first, layers)), architecture)
+        assert {weight.data_ptr() for weight in part.parameters()} <= weights
+        handle = model.get_output_embeddings().register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0]))
+        logits = part(TOKENS, use_cache=False).logits
+        handle.remove()
+        norm = [module for name, module in model.named_modules() if name.split(".")[-1] in NORMS and "." in name]
+        torch.testing.assert_close(seen[-1], norm[-1](before.hidden_states[first]), atol=1e-12, rtol=0)
+        check_rollback(Decoder(part, architecture, 4))
+        assert flops_per_token(part) < flops_per_token(model)
+        assert not torch.equal(logits, before.logits)
+    after = model(TOKENS, use_cache=False, output_hidden_states=True)
+    assert torch.equal(before.logits, after.logits) and len(after.hidden_states) == layers + 1
+    assert len(blocks_of(model, architecture)) == layers == model.config.num_hidden_layers
+
+
+NORMS = ("norm", "ln_f", "final_layer_norm")
+
+
+@pytest.mark.parametrize("skip", [[0], ["0.attention"], ["1.mlp"], ["0.mlp", "1.attention"]])
+def test_parts_that_are_skipped_add_nothing(tiny_model, skip):
+    """Against a copy of Llama whose skipped parts end in a matrix of zeros."""
+    model, parts = tiny_model("llama"), parse_parts(skip)
+    part = partial_model(model, parts, "llama")
+    plain = silenced(model, parts)(TOKENS, use_cache=False).logits
+    torch.testing.assert_close(part(TOKENS, use_cache=False).logits, plain, atol=1e-12, rtol=0)
+    check_rollback(Decoder(part, "llama", 4))
+
+
+def silenced(model, parts):
+    other = deepcopy(model)
+    for block, kind in parts:
+        layer = other.model.layers[block]
+        (layer.self_attn.o_proj if kind == "attention" else layer.mlp.down_proj).weight.zero_()
+    return other
+
+
+def test_windows_stay_with_their_layers(tiny_model):
+    """Gemma 3 mixes kinds of attention: skipping its first layer moves the others, and each keeps its window."""
+    model = tiny_model("gemma3")
+    part = partial_model(model, block_parts([0]), "gemma3")
+    assert part.config.layer_types == model.config.layer_types[1:] == ["full_attention", "sliding_attention"]
+    long = torch.arange(40).unsqueeze(0)
+    states = model.model.embed_tokens(long)
+    whole = model.model
+    for index in (1, 2):
+        kind = model.config.layer_types[index]
+        behind = torch.arange(40)[:, None] - torch.arange(40)
+        seen = (behind >= 0) & (behind < (6 if kind == "sliding_attention" else 40))
+        mask = torch.zeros(1, 1, 40, 40).double().masked_fill(~seen, torch.finfo(torch.float64).min)
+        places = torch.arange(40).unsqueeze(0)
+        rotary = whole.rotary_emb(states, places, kind)
+        states = whole.layers[index](states, attention_mask=mask, position_embeddings=rotary, position_ids=places)
+    plain = model.lm_head(whole.norm(states))
+    torch.testing.assert_close(part(long, use_cache=False).logits, plain, atol=1e-10, rtol=0)
+
+
+def test_what_cannot_be_skipped_is_refused(tiny_model):
+    llama = tiny_model("llama")
+    for parts, message in (
+        (block_parts([2]), "Model llama has no block 2: its 2 blocks count from 0."),
+        (block_parts([0, 1]), "no attention left"),
+        (parse_parts(["0.attention", "1.attention"]), "no attention left"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            partial_model(llama, parts, "llama")
+    with pytest.raises(UsageError, match="no mlp as a module of its own"):
+        partial_model(tiny_model("opt"), parse_parts(["0.mlp"]), "opt")
+
+
+def test_an_unknown_layout_is_refused():
+    class Odd(nn.Module):
+        config = SimpleNamespace(model_type="odd", get_text_config=lambda: SimpleNamespace(num_hidden_layers=2))
+
+    with pytest.raises(UsageError, match=r"Model m \(odd\) keeps its layers in a way"):
+        blocks_of(Odd(), "m")

@@ -1,0 +1,168 @@
+"""Datastores: the order of suffixes and the look-up against a search of the whole text, files, and damage."""
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from specdec.ngrams.datastore import (
+    Chunk,
+    Datastore,
+    in_memory,
+    open_datastore,
+    open_rest_index,
+    read_manifest,
+    stored_tokens,
+    suffix_order,
+    write_datastore,
+)
+
+DOCUMENTS = st.lists(st.lists(st.integers(0, 3), max_size=12), min_size=1, max_size=6)
+
+
+def stream(documents, shift=0):
+    return np.array([token for text in documents for token in (-1, *(shift + t for t in text))], dtype=np.int32)
+
+
+def hits(documents, context, least, most):
+    """What follows the longest suffix of the context, in the order of the suffixes: the end of all text first, the end
+    of a document last.
+    """
+    whole = [token for text in documents for token in (99, *text)]
+    for length in range(min(most, len(context)), least - 1, -1):
+        suffix = context[len(context) - length :]
+        ends = [end for end in range(length, len(whole) + 1) if whole[end - length : end] == suffix]
+        if ends:
+            return [whole[end:] for end in sorted(ends, key=lambda end: whole[end:])]
+    return []
+
+
+@settings(max_examples=80, deadline=None)
+@given(documents=DOCUMENTS, context=st.lists(st.integers(0, 3), max_size=8), limit=st.integers(1, 6))
+def test_continuations_of_the_longest_suffix(documents, context, limit):
+    store = in_memory(stream(documents), vocab_size=99)
+    found = hits(documents, context, 2, 5)
+    if len(found) > limit:
+        found = [found[int((number + 0.5) * len(found) / limit)] for number in range(limit)]
+    expected = [row[:4][: row[:4].index(99)] if 99 in row[:4] else row[:4] for row in found]
+    assert store.continuations(context, 2, 5, width=4, limit=limit) == [row for row in expected if row]
+
+
+@pytest.mark.parametrize("vocab_size", [200, 40_000, 70_000])
+def test_suffixes_are_in_the_order_of_the_tokens(vocab_size):
+    """Tokens of one, two and three bytes: the least significant byte must not decide."""
+    dice = np.random.default_rng(vocab_size)
+    alphabet = dice.integers(0, vocab_size, size=6)
+    tokens = stored_tokens(np.concatenate([[-1], dice.choice(alphabet, size=300)]).astype(np.int32), vocab_size)
+    assert tokens.dtype == (np.uint16 if vocab_size < 2**16 else np.uint32) and tokens[0] == vocab_size
+    text = tokens.tolist()
+    assert suffix_order(tokens).tolist() == sorted(range(len(text)), key=lambda place: text[place:])
+
+
+@pytest.fixture
+def folder(tmp_path):
+    write_datastore(tmp_path / "store", stream([[1, 2, 3, 1, 2], [2, 3]]), "abc", 9, ("a text", "its hash"))
+    return tmp_path / "store"
+
+
+def test_what_is_written_is_mapped_and_described(folder):
+    manifest = read_manifest(folder)
+    assert (manifest.tokenizer, manifest.vocab_size, manifest.tokens, manifest.documents) == ("abc", 9, 9, 2)
+    assert (manifest.source, manifest.source_digest) == ("a text", "its hash")
+    store = open_datastore(folder, manifest)
+    assert store.tokens == 9
+    assert store.continuations([7, 1, 2], 1, 8, width=3, limit=10) == [[3, 1, 2]]  # the other one ends a document
+    assert isinstance(store.chunks[0].tokens.obj, np.memmap)
+
+
+def test_writing_again_replaces(folder):
+    write_datastore(folder, stream([[4, 5]]), "abc", 9, ("another", "hash"))
+    assert open_datastore(folder, read_manifest(folder)).continuations([4], 1, 2, 3, 3) == [[5]]
+    assert [path.name for path in folder.parent.iterdir()] == ["store"]
+
+
+def test_an_empty_datastore_has_no_continuations(tmp_path):
+    write_datastore(tmp_path / "store", np.empty(0, dtype=np.int32), "", 9, ("nothing", ""))
+    store = open_datastore(tmp_path / "store", read_manifest(tmp_path / "store"))
+    assert store.tokens == 0 and store.continuations([1, 2], 1, 4, 3, 3) == []
+
+
+def test_damage_is_seen(folder):
+    whole = (folder / "manifest.json").read_text()
+    for text, words in (
+        ("{", "not JSON"),
+        ("[]", "format"),
+        (json.dumps({"format": "other"}), "format"),
+        (json.dumps({**json.loads(whole), "tokens": "many"}), "'tokens'"),
+        (json.dumps({key: value for key, value in json.loads(whole).items() if key != "sha256"}), "'sha256'"),
+    ):
+        (folder / "manifest.json").write_text(text)
+        with pytest.raises(ValueError, match=words):
+            read_manifest(folder)
+    (folder / "manifest.json").write_text(json.dumps({**json.loads(whole), "tokens": 8}))
+    with pytest.raises(ValueError, match="8 tokens"):
+        open_datastore(folder, read_manifest(folder))
+    (folder / "manifest.json").write_text(whole)
+    content = bytearray((folder / "suffixes.npy").read_bytes())
+    content[-1] ^= 1
+    (folder / "suffixes.npy").write_bytes(content)
+    with pytest.raises(ValueError, match=r"suffixes\.npy"):
+        open_datastore(folder, read_manifest(folder))
+    (folder / "suffixes.npy").unlink()
+    with pytest.raises(ValueError, match=r"no suffixes\.npy"):
+        open_datastore(folder, read_manifest(folder))
+
+
+# ------------------------------------------------------------------------------------------------------------
+# REST's own files.
+
+
+def rest_index(*chunks):
+    """The bytes that DraftRetriever writes: for each chunk, tokens in two bytes and the order of suffixes in four."""
+    content = b""
+    for tokens in chunks:
+        order = sorted(range(len(tokens)), key=lambda place: tokens[place:])
+        for numbers, size in ((tokens, 2), (order, 4)):
+            block = b"".join(number.to_bytes(size, "little") for number in numbers)
+            content += len(block).to_bytes(4, "little") + block
+    return content
+
+
+def test_an_index_of_rest(tmp_path):
+    """Two chunks; the first has an odd number of tokens, so that nothing after it is aligned."""
+    one, two = [1, 2, 3, 1, 2, 4, 300], [5, 1, 2, 3, 1, 2, 3, 9]
+    (tmp_path / "store.idx").write_bytes(rest_index(one, two))
+    store = open_rest_index(tmp_path / "store.idx", 301)
+    assert store.tokens == 15
+    rows = store.continuations([8, 1, 2], 2, 16, width=2, limit=10)
+    assert sorted(rows) == [[3, 1], [3, 1], [3, 9], [4, 300]]
+    assert store.continuations([8, 3, 9], 2, 16, width=2, limit=10) == []  # nothing follows
+    assert store.continuations([7, 7], 2, 16, width=2, limit=10) == []
+    whole = Datastore(
+        [Chunk(*(part.data for part in (np.array(x), suffix_order(np.array(x, np.uint16))))) for x in (one, two)], None
+    )
+    assert whole.continuations([8, 1, 2], 2, 16, width=2, limit=10) == rows
+
+
+def test_an_empty_index_has_no_continuations(tmp_path):
+    (tmp_path / "store.idx").write_bytes(b"")
+    assert open_rest_index(tmp_path / "store.idx", 9).continuations([1, 2], 2, 16, 4, 10) == []
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (rest_index([1, 2, 3])[:-1], "middle"),
+        (rest_index([1, 2, 3])[:2], "middle"),
+        (rest_index([1, 2, 3])[:10], "middle"),
+        (rest_index([1, 2, 30]), "token 30"),
+        (b"\x02\0\0\0\1\0\x04\0\0\0\7\0\0\0", "places"),
+        (b"\x04\0\0\0\1\0\1\0\x04\0\0\0\0\0\0\0", "2 tokens and 1 suffixes"),
+    ],
+)
+def test_damage_of_an_index_is_seen(tmp_path, content, words):
+    (tmp_path / "store.idx").write_bytes(content)
+    with pytest.raises(ValueError, match=words):
+        open_rest_index(tmp_path / "store.idx", 10)
