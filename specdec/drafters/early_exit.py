@@ -70,8 +70,8 @@ class EarlyExit(Drafter):
         self._decoder = SharedDecoder(target.decoder, chosen.layer)
         self._layers = target.decoder.layers
         model = self._decoder.model
-        how: dict[str, Any] = {"drafts": drafts, "siblings": siblings}
-        self._drafter = SmallModel(model, target, decoder=self._decoder, strategy="early_exit", **how)
+        self._drafter = SmallModel(model, target, decoder=self._decoder, drafts=drafts, siblings=siblings)
+        self._drafter.strategy = "early_exit"
 
     @classmethod
     def from_config(cls, config: EarlyExitConfig, target: Target) -> "EarlyExit":
@@ -94,6 +94,9 @@ class EarlyExit(Drafter):
 
     def commit(self, tokens: Sequence[int], states: Tensor | None = None) -> None:
         self._drafter.commit(tokens, states)
+
+    def retract(self, count: int) -> bool:
+        return self._drafter.retract(count)
 
     def laws(self, prompt: Sequence[int], text: Sequence[int]) -> Tensor | None:
         return self._drafter.laws(prompt, text)

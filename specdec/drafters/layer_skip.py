@@ -13,6 +13,7 @@ from specdec.drafters.base import Drafter, DrafterCapabilities, drafters
 from specdec.drafters.base.own_model import own_model
 from specdec.drafters.small_model import SmallModel
 from specdec.errors import UsageError
+from specdec.models.decoder import Decoder
 from specdec.models.partial import parse_parts, partial_model, written_parts
 from specdec.records import Draft, TextStart
 from specdec.self_speculation.calibration import CalibrationText, CalibrationTextConfig
@@ -77,8 +78,9 @@ class LayerSkip(Drafter):
         """
         self.skipped = skipped
         model = partial_model(target.model, skipped.parts, target.name)
-        how: dict[str, Any] = {"drafts": drafts, "siblings": siblings, "prefill_chunk": target.decoder.prefill_chunk}
-        self._drafter = SmallModel(model, target, strategy="layer_skip", **how)
+        decoder = Decoder(model, target.name, target.decoder.prefill_chunk)
+        self._drafter = SmallModel(model, target, decoder=decoder, drafts=drafts, siblings=siblings)
+        self._drafter.strategy = "layer_skip"
 
     @classmethod
     def from_config(cls, config: LayerSkipConfig, target: Target) -> "LayerSkip":
@@ -101,6 +103,9 @@ class LayerSkip(Drafter):
 
     def commit(self, tokens: Sequence[int], states: Tensor | None = None) -> None:
         self._drafter.commit(tokens, states)
+
+    def retract(self, count: int) -> bool:
+        return self._drafter.retract(count)
 
     def laws(self, prompt: Sequence[int], text: Sequence[int]) -> Tensor | None:
         return self._drafter.laws(prompt, text)

@@ -15,7 +15,7 @@ from specdec.models.decoder import Decoder
 from specdec.models.draft_loop import Choice, StaticLoop, joined
 from specdec.models.load import Dtype, describe_model, load_model, load_tokenizer, model_path, resolve_dtype
 from specdec.models.rollback import check_rollback
-from specdec.models.seq2seq import decoder_of
+from specdec.models.seq2seq import Seq2SeqDecoder, decoder_of
 from specdec.records import EMPTY, Draft, Source, TextStart, chain_tree
 from specdec.sampling import all_finite, drawn, generator_on, one_hot, probabilities
 from specdec.structures.base import EVERY_STRUCTURE, Structure
@@ -60,6 +60,7 @@ class SmallModel(Drafter):
     Attributes:
         model: the transformers model.
         sampling: makes laws of its logits: the target's, or the greedy one.
+        strategy: the name in `Source`; a drafter that drafts in this way with a model of its own making sets its own.
         translation: between the tokenizers, where they differ.
     """
 
@@ -74,14 +75,11 @@ class SmallModel(Drafter):
         drafts: Literal["sampled", "greedy"] = "sampled",
         siblings: Siblings = "without_replacement",
         translate: bool = False,
-        prefill_chunk: int = 512,
-        decoder: Decoder | None = None,
-        strategy: str = "small_model",
+        decoder: Decoder | Seq2SeqDecoder | None = None,
     ) -> None:
         """
         Args:
-            decoder: of the model, where it is of a particular kind.
-            strategy: the name in `Source`, for drafters that draft in this way with a model of their own making.
+            decoder: of the model; None for one with the usual settings.
         Raises:
             UsageError: a model of another kind than the target's, or another tokenizer.
             ModelLoadError: a model whose cache cannot be rolled back.
@@ -89,11 +87,11 @@ class SmallModel(Drafter):
         self.name = model.name_or_path or type(model).__name__  # of its folder, or made in memory
         model.eval().requires_grad_(False)
         _check_kind(self.name, model, target, translate)
-        self.model, self.tokenizer, self.prefill_chunk = model, tokenizer, prefill_chunk
+        self.model, self.tokenizer = model, tokenizer
         self._greedy = drafts == "greedy" or target.sampling.greedy
         self.sampling = replace(target.sampling, temperature=0.0) if self._greedy else target.sampling
-        self._decoder = decoder or decoder_of(model, self.name, prefill_chunk)
-        self._strategy = strategy
+        self._decoder = decoder or decoder_of(model, self.name, 512)
+        self.strategy = "small_model"
         check_rollback(self._decoder)
         self._device, self._size = target.device, target.vocab_size
         self._compilation = target.compilation
@@ -128,7 +126,7 @@ class SmallModel(Drafter):
             drafts=config.drafts,
             siblings=config.siblings,
             translate=config.translate,
-            prefill_chunk=config.prefill_chunk,
+            decoder=decoder_of(model, name, config.prefill_chunk),
         )
 
     def _reset(self, generator: torch.Generator | None) -> None:
@@ -202,7 +200,7 @@ class SmallModel(Drafter):
         self._drafted = drafted.read.to("cpu", non_blocking=True)
         self._finite = all_finite(drafted.q)
         size = len(drafted.tokens)
-        return Draft(drafted.tokens, chain_tree(size), drafted.q, (Source(self._strategy, 0),) * size)
+        return Draft(drafted.tokens, chain_tree(size), drafted.q, (Source(self.strategy, 0),) * size)
 
     def _context(self) -> list[int]:
         return self._text if self.translation is None else self.translation.read(self._text)
@@ -219,7 +217,7 @@ class SmallModel(Drafter):
             return EMPTY
         how: How = "ranked" if ranked else self._siblings
         shape = structure.clamped(gamma)
-        draft = draft_tree([self.tree_model(shape, ranked, self._strategy)], shape, how, self._generator)
+        draft = draft_tree([self.tree_model(shape, ranked, self.strategy)], shape, how, self._generator)
         self._finite = all_finite(draft.q)
         return draft
 
@@ -355,6 +353,12 @@ class SmallModel(Drafter):
         """Return tokens that the model knows: ids beyond its matrix stand for no token; it reads its first one."""
         size = self._decoder.vocab_size
         return list(tokens) if size >= self._size else [token if token < size else 0 for token in tokens]
+
+    @property
+    def prefill_chunk(self) -> int:
+        """The number of tokens that one call of a decoder-only model's prefill evaluates."""
+        assert isinstance(self._decoder, Decoder)
+        return self._decoder.prefill_chunk
 
     def describe(self) -> dict[str, Any]:
         return describe_model(self.model, self.name)

@@ -247,7 +247,8 @@ class Reader(Drafter):
             torch.testing.assert_close(self.own(states), wanted[0, -len(tokens) - 1 : -1], atol=1e-10, rtol=0)
 
     def start(self, text, states=None):
-        self.text, self.seen, self.starts = list(text.prompt), False, self.starts + 1
+        self.text, self.seen, self.anew, self.starts = list(text.prompt), False, True, self.starts + 1
+        assert self.text == PROMPT, "prompt and output are told apart"
         self._check(self.text[:-1], states)
 
     def retract(self, count):
@@ -267,7 +268,9 @@ class Reader(Drafter):
         self.seen = True
 
     def commit(self, tokens, states=None):
-        assert self.seen or not self.capabilities.reads_logits
+        # Only what was text when it was started anew comes without the model's logits.
+        assert self.seen or self.anew or not self.capabilities.reads_logits
+        self.anew = False
         self.text, self.seen = [*self.text, *tokens], False
         self._check(tokens, states)
 
@@ -351,7 +354,8 @@ def test_it_reports_both_parts(tiny_model, sampling):
     target = Causal(tiny_model("llama"), sampling(temperature=0.0))
     drafter = staged(tiny_model("llama"), target, model_of(shaken(target.model, 0.1)))
     about = drafter.describe()
-    assert about["of"]["class"] == about["by"]["class"] == about["class"] == "LlamaForCausalLM"
+    assert about["of"]["class"] == about["by"]["class"] == "LlamaForCausalLM" and "training" not in about
+    assert about["parameters"] == about["of"]["parameters"] + about["by"]["parameters"] > 0
     assert drafter.flops_per_token == 2 * drafter.small.flops_per_token > 0
     assert drafter.capabilities.replay == "position" and drafter.capabilities.vocab_size == 61
 
