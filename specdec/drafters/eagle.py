@@ -114,7 +114,7 @@ class Eagle(Drafter):
         if config.model == "pocket" and not path.is_file():
             raise UsageError(
                 "Bad value drafter.model=pocket: this installation has no network 'eagle'; train one with "
-                "python -m specdec.train +eagle=eagle and give its file."
+                "python -m specdec.train +eagle=pocket and give its file."
             )
         network = load_eagle(path, target)
         with path.open("rb") as file:

@@ -218,6 +218,13 @@ class EagleNetwork(FeatureNetwork):
         for number, layer in enumerate(self.layers):
             x, keys_values = layer(x, embedded, turns, None if past is None else past[number], seen)
             kept.append(keys_values)
-        normed = x if self.norm is None else self.norm(x)
+        normed = self.normed(x)
         logits = self.logits(normed if last is None else normed[:, normed.shape[1] - last :])
         return normed if self.config.norm_output else x, logits, tuple(kept)
+
+    def normed(self, states: Tensor) -> Tensor:
+        """Return the last layer's states [..., D] as the output layer reads them."""
+        if self.norm is None:
+            return states
+        result: Tensor = self.norm(states)
+        return result

@@ -101,13 +101,16 @@ class FeatureNetwork(nn.Module):
 
     def logits(self, normed: Tensor) -> Tensor:
         """Return the logits [..., W] for states [..., D] after the final norm."""
+        return F.linear(normed, self.output_layer.to(normed.dtype))
+
+    @property
+    def output_layer(self) -> Tensor:
+        """The weights [W, D] from a state after the final norm to the tokens that can be drafted."""
         if self.lm_head is not None:
-            result: Tensor = self.lm_head(normed)
-            return result
+            own: Tensor = self.lm_head.weight
+            return own
         output = self._target[1]
-        if self.config.draft_vocabulary is not None:
-            output = output[self.drafted_ids]
-        return F.linear(normed, output.to(normed.dtype))
+        return output if self.config.draft_vocabulary is None else output[self.drafted_ids]
 
     def embedded(self, tokens: Tensor) -> Tensor:
         """Return the input embeddings [..., D] of the target's tokens [...]."""
