@@ -1,6 +1,7 @@
-"""`python -m specdec.train +recipe=NAME` trains a whole model, `+heads=NAME` heads on a target's hidden states.
+"""`python -m specdec.train +recipe=NAME` trains a whole model, `+heads=NAME` heads on a target's hidden states and
+`+eagle=NAME` a feature drafter on them.
 
-Checks what can be checked before anything heavy is imported, then hands over to `training.models` or `training.heads`.
+Checks what can be checked before anything heavy is imported, then hands over to one of the folders of `training`.
 """
 
 from collections.abc import Mapping
@@ -9,23 +10,28 @@ from typing import Any
 from specdec.commands import cli
 from specdec.errors import UsageError
 
+KINDS = ("recipe", "heads", "eagle")
+
 
 def task(values: Mapping[str, Any]) -> None:
     """Train one recipe; raises SpecdecError for faults that the user can correct."""
-    if ("recipe" in values) == ("heads" in values):
-        choices = (
-            f"+recipe=NAME, one of {', '.join(cli.options('recipe'))}, or +heads=NAME, one of "
-            f"{', '.join(cli.options('heads'))}."
-        )
-        raise UsageError(f"Two recipes: choose one, {choices}" if "recipe" in values else f"No recipe: add {choices}")
-    if "recipe" in values:
+    chosen = [kind for kind in KINDS if kind in values]
+    if len(chosen) != 1:
+        named = [f"+{kind}=NAME, one of {', '.join(cli.options(kind))}" for kind in KINDS]
+        choices = f"{', '.join(named[:-1])}, or {named[-1]}."
+        raise UsageError(f"Two recipes: choose one, {choices}" if chosen else f"No recipe: add {choices}")
+    if chosen == ["recipe"]:
         from specdec.training.models import model_training
 
         model_training.run(values)
-    else:
+    elif chosen == ["heads"]:
         from specdec.training.heads import head_training
 
         head_training.run(values)
+    else:
+        from specdec.training.eagle import eagle_training
+
+        eagle_training.run(values)
 
 
 def main() -> None:

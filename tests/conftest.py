@@ -21,6 +21,7 @@ pytest_plugins = [  # a file stands below those that it imports
     "fixtures.tiny_corpus",
     "fixtures.rounds_tables",
     "fixtures.commands",
+    "fixtures.plain_rounds",
 ]
 
 

@@ -20,7 +20,7 @@ LAYERS = (
     ("text",),
     ("targets",),
     ("prompts", "ngrams"),
-    ("tree_building", "heads", "published", "self_speculation"),
+    ("tree_building", "heads", "eagle", "published", "self_speculation"),
     ("drafters",),
     ("observe",),
     ("decode", "timing", "replay"),

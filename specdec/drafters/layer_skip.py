@@ -104,6 +104,9 @@ class LayerSkip(Drafter):
     def commit(self, tokens: Sequence[int], states: Tensor | None = None) -> None:
         self._drafter.commit(tokens, states)
 
+    def retract(self, count: int) -> bool:
+        return self._drafter.retract(count)
+
     def laws(self, prompt: Sequence[int], text: Sequence[int]) -> Tensor | None:
         return self._drafter.laws(prompt, text)
 

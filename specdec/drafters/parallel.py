@@ -1,6 +1,7 @@
 """A model that drafts all tokens in one call: behind the text it reads mask tokens, one for each further token."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import Annotated, Any, Literal
 
@@ -86,15 +87,12 @@ class Parallel(Drafter):
                 f"{self._decoder.vocab_size - 1}; give the one that it was trained with."
             )
         self._model = SmallModel(model, target, tokenizer, drafts=drafts, decoder=self._decoder)
-        self.mask_token, self.capabilities = mask_token, self._capabilities()
+        self.mask_token = mask_token
+        self.capabilities = replace(self.capabilities, vocab_size=self._model.capabilities.vocab_size)
         self._greedy = drafts == "greedy" or target.sampling.greedy
         self._siblings: Siblings = siblings
         self._device, self._compilation = target.device, target.compilation
         self._begin(None)
-
-    def _capabilities(self) -> DrafterCapabilities:
-        can = type(self).capabilities
-        return DrafterCapabilities(can.fills, replay=can.replay, vocab_size=self._model.capabilities.vocab_size)
 
     @classmethod
     def from_config(cls, config: ParallelConfig, target: Target) -> "Parallel":

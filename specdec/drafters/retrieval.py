@@ -55,11 +55,11 @@ class Retrieval(Lookup):
     small numbers; here up to `hits_max` are spread evenly over all.
 
     Deterministic (q is a point mass); a draft costs some binary searches in memory-mapped files; needs a datastore in
-    the target's own tokens, or a corpus to build it from. Several tokens are copied at once, so the replay is the
-    copying one.
+    the target's own tokens, or a corpus to build it from. A draft depends on the text before it and on where its
+    round began, so the replay starts a round at every position.
     """
 
-    capabilities = DrafterCapabilities(fills=EVERY_STRUCTURE, replay="copying")
+    capabilities = DrafterCapabilities(fills=EVERY_STRUCTURE, replay="start")
 
     def __init__(self, store: Datastore, config: RetrievalConfig, target: Target, about: dict[str, Any]) -> None:
         """
@@ -74,7 +74,7 @@ class Retrieval(Lookup):
             )
         self._store, self._about = store, about
         self._least, self._most, self._limit = config.match_min, config.match_max, config.hits_max
-        self._context: list[int] = []
+        self._text: list[int] = []
 
     @classmethod
     def from_config(cls, config: RetrievalConfig, target: Target) -> "Retrieval":
@@ -94,19 +94,24 @@ class Retrieval(Lookup):
         return cls(store, config, target, about)
 
     def start(self, text: TextStart, states: Tensor | None = None) -> None:
-        self._context = list(text.prompt[-self._most :])
+        self._text = list(text.prompt)
 
     def commit(self, tokens: Sequence[int], states: Tensor | None = None) -> None:
-        self._context = [*self._context, *tokens][-self._most :]
+        self._text.extend(tokens)
+
+    def retract(self, count: int) -> bool:
+        del self._text[len(self._text) - count :]
+        return True
 
     def propose(self, structure: Structure) -> Proposal:
         if structure.gamma == 0:
             return NOTHING
-        rows = self._store.continuations(self._context, self._least, self._most, structure.gamma, self._limit)
+        context = self._text[-self._most :]
+        rows = self._store.continuations(context, self._least, self._most, structure.gamma, self._limit)
         return ContinuationTrie(rows, counted=True).proposal(structure, "retrieval") if rows else NOTHING
 
     def describe(self) -> dict[str, Any]:
-        return {"class": "Datastore", **self._about}
+        return {"class": "Datastore", "weight_bytes": self._store.bytes, **self._about}
 
 
 def _opened(model: str, target: Target) -> tuple[Datastore, dict[str, Any]]:

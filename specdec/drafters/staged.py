@@ -71,8 +71,8 @@ class Staged(Drafter):
 
     `by` drafts for the model, not for the run's target: heads must have been trained for the model's weights, and are
     given its states. A drafter that reads states or logits is given those of every token before it drafts, which takes
-    a call of its own after a chain that was accepted whole. `by` may be staged itself, to any depth. All models are
-    decoder-only and have one tokenizer.
+    a call of its own after a chain that was accepted whole, and is started anew after a rejection. `by` may be staged
+    itself, to any depth. All models are decoder-only and have one tokenizer.
 
     Attributes:
         small: the drafter `of`, which gives its law at every position of a text.
@@ -95,7 +95,8 @@ class Staged(Drafter):
         rule: Verifier = SpeculativeSampling()
         self._verifier = rule.for_greedy() if outer.sampling.greedy else rule
         # A drafter that reads what the model says of each token needs to hear of all of them.
-        self._reads = by.capabilities.reads_states or by.capabilities.reads_logits
+        can = by.capabilities
+        self._reads = can.reads_states or can.reads_logits or can.replay == "calling"
         self.capabilities = replace(self.capabilities, vocab_size=small.capabilities.vocab_size)
         self._begin(TextStart((), 0))
 
@@ -115,7 +116,7 @@ class Staged(Drafter):
         self._known: list[int] = []  # what `by` has been told; the model's cache has all of it but the last
         self._sure = 0  # tokens that both share beyond doubt
         self._capacity = text.capacity + self._structure.nodes + 2
-        self._random = text.generator
+        self._random, self._prompt = text.generator, tuple(text.prompt)
         self._generator = generator_on(text.generator, self.outer.device)
         self._states: Tensor | None = None  # [capacity, D] of the tokens in the model's cache
 
@@ -141,8 +142,12 @@ class Staged(Drafter):
         self._start_by(self._known)
 
     def _start_by(self, text: Sequence[int]) -> None:
-        states = None if self._states is None else self._states[: len(text) - 1]
-        self.by.start(TextStart(tuple(text), self._capacity, generator=self._random), states)
+        """Start `by` at a text that begins with the prompt."""
+        first, states = len(self._prompt), self._states
+        begin = TextStart(self._prompt, self._capacity, generator=self._random)
+        self.by.start(begin, None if states is None else states[: first - 1])
+        if len(text) > first:
+            self.by.commit(text[first:], None if states is None else states[first - 1 : len(text) - 1])
 
     def _keep(self, place: int, states: Tensor | None) -> None:
         """Keep the states [S, D] of the tokens from `place` on, for a drafter that reads them."""
@@ -247,8 +252,7 @@ class Staged(Drafter):
         return self.small.laws(prompt, text)
 
     def describe(self) -> dict[str, Any]:
-        parts = described({"of": self.small, "by": self.by})
-        return {**parts["of"], **parts, "proposals": self._structure.label}
+        return {**described({"of": self.small, "by": self.by}), "proposals": self._structure.label}
 
     @property
     def flops_per_token(self) -> float:

@@ -107,6 +107,11 @@ class Datastore:
     def tokens(self) -> int:
         return sum(len(chunk.tokens) for chunk in self.chunks)
 
+    @property
+    def bytes(self) -> int:
+        """The size of tokens and suffixes, in memory or mapped into it."""
+        return sum(chunk.tokens.nbytes + chunk.suffixes.nbytes for chunk in self.chunks)
+
     def continuations(self, context: Sequence[int], least: int, most: int, width: int, limit: int) -> list[list[int]]:
         """Return at most `width` tokens after each hit of the longest suffix of `context` that occurs.
 

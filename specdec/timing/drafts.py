@@ -40,6 +40,9 @@ def time_drafts(
             for place in timer.shuffled(range(len(structures))):
                 draft = timer.time(place, partial(drafter.draft, structures[place]))
                 target.verify(draft)
+                if drafter.capabilities.reads_logits:  # as in decoding, so that its later drafts are as large as there
+                    assert target.logits is not None
+                    drafter.observe(draft, target.logits)
                 target.discard()
                 if done:
                     drafted[place].append(len(draft))

@@ -4,7 +4,7 @@ Knows laws and topologies; where a law comes from is the drafter's business.
 """
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from math import inf
 from typing import Literal, NamedTuple
 
@@ -136,11 +136,8 @@ def grow(
 
     The rank of a source is that of the row in rows, and otherwise that among siblings, in the order drawn.
 
-    Several models share the siblings: the child of rank j of a node that model m gave is given by model m + j, modulo
-    their number, the root counting as model 0's. So each model goes on with its own first choices, and adds siblings to
-    those of the others; k rows are shared out in turn. A child that is drawn has the q of its own model, of which the
-    tokens of earlier siblings are taken out: multi-round rejection needs no more than that (SpecInfer 2305.09781,
-    Algorithm 2, which draws the children of several models independently).
+    Several models share the siblings, see `_models`. A child that is drawn has the q of its own model, of which the
+    tokens of earlier siblings are taken out: multi-round rejection needs no more than that.
 
     Args:
         strategy: the name in `Source`; of several models one for each.
@@ -150,11 +147,8 @@ def grow(
             independent, because a token that two of them draw would have two q.
     """
     names = (strategy,) if isinstance(strategy, str) else tuple(strategy)
-    if len(names) > 1 and (how == "independent" or structure.beam is not None):
-        raise ValueError("several models draw siblings without replacement, or rank them, on a given topology")
+    _check_way(structure, how, len(names))
     if structure.beam is not None:
-        if how != "ranked":
-            raise ValueError(f"a dynamic tree is made of ranked tokens, not of {how} draws")
         return _by_confidence(structure, structure.beam, laws, names[0])
     topology, ranks = structure.tree, sibling_ranks(structure.tree, structure.rows is not None)
     models = _models(topology, len(names))
@@ -176,10 +170,8 @@ def grow(
             wanted = [(node, places[: law.shape[-1]]) for node, places in wanted]
             counts = [len(places) for _, places in wanted]
             whose = [[models[place] for place in places] for _, places in wanted] if len(names) > 1 else None
-            if how == "ranked":
-                children = ranked(law, counts, whose)
-            else:
-                children = without_replacement(law, counts, generator, whose)
+            take = partial(without_replacement, generator=generator) if how == "without_replacement" else ranked
+            children = take(law, counts, whose=whose)
             numbers = range(len(children.tokens))  # all different, without a look
         level, kept, index = [], [], 0
         for parent, places in wanted:
@@ -205,6 +197,13 @@ def grow(
     drawn_again = how == "independent" and max(map(len, tests)) > 1
     draws = tuple(map(tuple, tests)) if drawn_again else None
     return Draft(tokens, _tree(tuple(parents)), torch.cat(drawn_from) if drawn_from else None, tuple(source), draws)
+
+
+def _check_way(structure: Structure, how: How, models: int) -> None:
+    if models > 1 and (how == "independent" or structure.beam is not None):
+        raise ValueError("several models draw siblings without replacement, or rank them, on a given topology")
+    if structure.beam is not None and how != "ranked":
+        raise ValueError(f"a dynamic tree is made of ranked tokens, not of {how} draws")
 
 
 def _by_confidence(structure: Structure, beam: Beam, laws: Laws, strategy: str) -> Draft:
@@ -275,7 +274,12 @@ def sibling_ranks(topology: Tree, of_rows: bool = False) -> tuple[int, ...]:
 
 @lru_cache(maxsize=64)
 def _models(topology: Tree, count: int) -> tuple[int, ...]:
-    """Return for each node [N] the one of `count` models that gives it (see `grow`)."""
+    """Return for each node [N] the one of `count` models that gives it.
+
+    The child of rank j of a node that model m gave is given by model m + j, modulo their number, the root counting as
+    model 0's. So each model goes on with its own first choices, and adds siblings to those of the others; k rows are
+    shared out in turn. SpecInfer (2305.09781, Algorithm 2) has the models draw their children independently.
+    """
     models: list[int] = []
     for parent, rank in zip(topology.parents, sibling_ranks(topology), strict=True):
         models.append(((models[parent] if parent >= 0 else 0) + rank) % count)

@@ -17,7 +17,9 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from fixtures.small_parts import read_group_values
 
+from specdec.config import validated
 from specdec.drafters.retrieval import Retrieval, RetrievalConfig
 from specdec.drafters.suffix import Suffix, SuffixConfig
 from specdec.models.load import load_tokenizer, model_path
@@ -26,7 +28,7 @@ from specdec.ngrams.datastore import open_datastore, read_manifest
 from specdec.records import TextStart
 from specdec.structures.base import structures
 
-pytestmark = pytest.mark.benchmark
+pytestmark = [pytest.mark.benchmark, pytest.mark.timeout(3600)]
 MEGABYTES = 100  # of tokens, in two bytes each
 
 # In a process of its own, so that the peak of its memory is the building's.
@@ -116,13 +118,13 @@ def test_time_of_a_query(folder, shape, log_figure):
     opened = time.perf_counter() - began
     structure = structures.build(shape)
     tokens = load_tokenizer(model_path("pocket"))(Path(textwrap.__file__).read_text())["input_ids"]
-    config = RetrievalConfig("retrieval", None, None, None, match_max=16, match_min=2, hits_max=64, cache_dir=None)
+    config = validated(RetrievalConfig, read_group_values("drafter", "retrieval"))
     drafter = Retrieval(store, config, SimpleNamespace(device=torch.device("cpu")), {})
     queries, drafts, found = [], [], 0
     drafter.start(TextStart(tokens[:50], 0))
-    for token in tokens[50:3050]:
+    for token in tokens[50:1550]:
         drafter.commit([token])
-        queries.append(microseconds(partial(store.continuations, drafter._context, 2, 16, structure.gamma, 64)))
+        queries.append(microseconds(partial(store.continuations, drafter._text[-16:], 2, 16, structure.gamma, 64)))
         drafts.append(microseconds(partial(drafter.draft, structure)))
         found += len(drafter.draft(structure)) > 0
     log_figure(
@@ -155,7 +157,7 @@ def test_time_of_a_suffix_draft(text, shape, earlier, log_figure):
     """At 100,000 tokens: take note of three committed tokens and draft; and what a token of the prompt costs."""
     length, rounds, structure = 100_000, 3000, structures.build(shape)
     tokens = text(length + 3 * rounds)
-    config = SuffixConfig("suffix", 1, 1.0, 0.0, matches_max=16, earlier_outputs=earlier)
+    config = validated(SuffixConfig, read_group_values("drafter", "suffix", earlier_outputs=earlier))
     drafter = Suffix(config, SimpleNamespace(device=torch.device("cpu")))
     if earlier:
         drafter.remember([0], tokens[: earlier - 1])

@@ -45,12 +45,20 @@ def states(tokens: Sequence[int]) -> torch.Tensor:
     return one_hot(torch.tensor(tokens, dtype=torch.long), SIZE).double()
 
 
+def observe(drafter: Any, draft: Draft, root: int) -> None:
+    """Let a drafter that learns from the target's logits do so: these are those of a table of its own."""
+    if drafter.capabilities.reads_logits:
+        table = torch.randn(SIZE, SIZE, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+        drafter.observe(draft, table[torch.cat([torch.tensor([root]), draft.tokens])])
+
+
 def walk(drafter: Any, structure: Any, seed: int = 0) -> list[Draft]:
     """Drafts along a text in which a round commits 1, 2, 3, 1, ... recorded tokens, down to the last one."""
     begin(drafter, seed=seed)
     drafts, position = [], 0
     while position < len(REFERENCE):
         drafts.append(drafter.draft(structure.clamped(len(REFERENCE) - position - 1)))
+        observe(drafter, drafts[-1], [*PROMPT[-1:], *REFERENCE][position])
         step = 1 + len(drafts) % 3
         drafter.commit(
             REFERENCE[position : position + step], states([*PROMPT[-1:], *REFERENCE][position : position + step])
@@ -122,6 +130,7 @@ def test_without_q_the_draft_is_a_function_of_its_state(build, make_structure, n
         one, two = drafter.draft(shape), drafter.draft(shape)
         if one.q is None:
             assert torch.equal(one.tokens, two.tokens) and one.tree == two.tree
+        observe(drafter, two, [*PROMPT[-1:], *REFERENCE][step])
         drafter.commit(REFERENCE[step : step + 1])
 
 
@@ -148,7 +157,7 @@ def test_nothing_is_drafted_where_nothing_fits(build, make_structure, name, stru
 def test_a_new_text_starts_from_nothing(build, make_structure, name, structure):
     used, shape = build(name), make_structure(structure, 4)
     begin(used, [4, 4, 4, 2, 2, 4, 4], [2, 4, 4], seed=9)
-    used.draft(shape)
+    observe(used, used.draft(shape), 2)
     used.commit([2, 4])
     for one, other in zip(walk(used, shape), walk(build(name), shape), strict=True):
         assert torch.equal(one.tokens, other.tokens)

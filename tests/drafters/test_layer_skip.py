@@ -49,7 +49,7 @@ def test_drafts_are_those_of_a_plain_forward(
     monkeypatch.setattr(drafter, "draft", lambda structure: seen.append((list(text), draft(structure))) or seen[-1][1])
     monkeypatch.setattr(drafter, "commit", lambda tokens, states=None: (text.extend(tokens), commit(tokens)))
     rounds = []
-    for shape, limit in (("chain", 200), ("tree", 160)):
+    for shape, limit in (("chain", 200), ("tree", 160), ("rows", 100)):
         text[:] = PROMPT
         request = Request(
             PROMPT,

@@ -121,6 +121,7 @@ def test_a_datastore_is_built_once_and_can_be_named(build, corpus, tmp_path, mon
     assert offered(build(), prompt) == expected
     assert offered(build(model=str(folder), corpus=None, field=None), prompt) == expected
     assert offered(build(cache_dir=None), prompt) == expected
+    assert first.describe()["weight_bytes"] == 6 * first.describe()["tokens"]
     assert first.describe()["tokens"] == sum(len(text) + 1 for text in documents())
     assert first.describe()["source"] == f"drafter.corpus={corpus['corpus']}" and len(first.describe()["sha256"]) == 64
 

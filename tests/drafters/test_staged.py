@@ -11,6 +11,7 @@ import torch
 from specdec.clock import CpuClock
 from specdec.decode import generate
 from specdec.drafters.base import Drafter, DrafterCapabilities, drafters
+from specdec.drafters.early_exit import EarlyExit
 from specdec.drafters.medusa import Medusa
 from specdec.drafters.ngram import Ngram, NgramConfig
 from specdec.drafters.small_model import SmallModel
@@ -18,6 +19,7 @@ from specdec.drafters.staged import DraftTarget, Staged
 from specdec.errors import NumericsError, UsageError
 from specdec.records import EMPTY, Draft, Request, Source, TextStart, chain_tree
 from specdec.sampling import generator_for, sample
+from specdec.self_speculation.exit_layer import ExitLayer
 from specdec.structures.base import structures
 from specdec.targets.causal import Causal
 from specdec.verifiers.base.contract import verifiers
@@ -189,6 +191,7 @@ WAYS = {
     "model": lambda model, heads: model_of(shaken(model, 0.05)),
     "restarted": lambda model, heads: lambda outer: Restarted(shaken(model, 0.05), outer),
     "heads": lambda model, heads: heads_of(heads),
+    "early exit": lambda model, heads: lambda outer: EarlyExit(outer, ExitLayer(1, "config", {})),
     "two stages": lambda model, heads: lambda outer: staged(shaken(model, 0.04), outer, ngram),
     "three stages": lambda model, heads: (
         lambda outer: staged(
@@ -247,7 +250,8 @@ class Reader(Drafter):
             torch.testing.assert_close(self.own(states), wanted[0, -len(tokens) - 1 : -1], atol=1e-10, rtol=0)
 
     def start(self, text, states=None):
-        self.text, self.seen, self.starts = list(text.prompt), False, self.starts + 1
+        self.text, self.seen, self.anew, self.starts = list(text.prompt), False, True, self.starts + 1
+        assert self.text == PROMPT, "prompt and output are told apart"
         self._check(self.text[:-1], states)
 
     def retract(self, count):
@@ -267,7 +271,9 @@ class Reader(Drafter):
         self.seen = True
 
     def commit(self, tokens, states=None):
-        assert self.seen or not self.capabilities.reads_logits
+        # Only what was text when it was started anew comes without the model's logits.
+        assert self.seen or self.anew or not self.capabilities.reads_logits
+        self.anew = False
         self.text, self.seen = [*self.text, *tokens], False
         self._check(tokens, states)
 
@@ -351,7 +357,8 @@ def test_it_reports_both_parts(tiny_model, sampling):
     target = Causal(tiny_model("llama"), sampling(temperature=0.0))
     drafter = staged(tiny_model("llama"), target, model_of(shaken(target.model, 0.1)))
     about = drafter.describe()
-    assert about["of"]["class"] == about["by"]["class"] == about["class"] == "LlamaForCausalLM"
+    assert about["of"]["class"] == about["by"]["class"] == "LlamaForCausalLM" and "training" not in about
+    assert about["parameters"] == about["of"]["parameters"] + about["by"]["parameters"] > 0
     assert drafter.flops_per_token == 2 * drafter.small.flops_per_token > 0
     assert drafter.capabilities.replay == "position" and drafter.capabilities.vocab_size == 61
 

@@ -39,7 +39,7 @@ def hits(documents, context, least, most):
     return []
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(documents=DOCUMENTS, context=st.lists(st.integers(0, 3), max_size=8), limit=st.integers(1, 6))
 def test_continuations_of_the_longest_suffix(documents, context, limit):
     store = in_memory(stream(documents), vocab_size=99)

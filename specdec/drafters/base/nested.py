@@ -66,8 +66,17 @@ def built_part(place: str, values: Mapping[str, Any], target: Target) -> Drafter
 
 
 def described(parts: Mapping[str, Drafter]) -> dict[str, Any]:
-    """Return what is recorded about several parts, with one hash of all their weights."""
+    """Return what is recorded about several parts, each below its own name; then one hash of all their weights, and the
+    sums of parameters, bytes and training over the parts that have weights.
+    """
     each = {place: part.describe() for place, part in parts.items()}
     hashes = [str(about.get("sha256") or "") for about in each.values()]
     joined = hashlib.sha256("/".join(hashes).encode()).hexdigest() if any(hashes) else ""
-    return {**each, "sha256": joined}
+    models = [about for about in each.values() if "parameters" in about]
+    found: dict[str, Any] = {**each, "sha256": joined}
+    if models:
+        found |= {key: sum(about.get(key, 0) for about in models) for key in ("parameters", "weight_bytes")}
+    training = [about.get("training") or {} for about in models]
+    if models and all({"tokens", "seconds"} <= one.keys() for one in training):
+        found["training"] = {key: sum(one[key] for one in training) for key in ("tokens", "seconds")}
+    return found

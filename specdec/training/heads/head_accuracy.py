@@ -27,7 +27,7 @@ def ranks(features: Tensor, output: Tensor, targets: Tensor) -> Tensor:
     """
     found = [
         logit_ranks(logits_of(features[part], output.to(features.dtype)), targets[part])
-        for part in chunks(len(features), len(output))
+        for part in chunks(len(features), len(output), features.device)
     ]
     return torch.cat(found) if found else targets
 
@@ -40,27 +40,43 @@ def logit_ranks(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 class HeadAccuracy:
-    """Counts how often a head's 1, ..., TOP most likely tokens hold the right one.
+    """Counts how often the 1, ..., TOP most likely tokens of a head, or of a step of a drafter, hold the right one.
 
-    A grounded head reads the true tokens before it, as if every earlier draft token had been right.
+    A grounded head reads the true tokens before it, as if every earlier draft token had been right; so does a step.
 
     Attributes:
+        kind: the word for one of them in the metrics' names.
         hits: [K, TOP] int64.
         conditional_hits: [K, TOP] the hits where all earlier heads had the right token on top, as in an accepted draft.
         seen, conditional_seen: [K] the positions counted.
     """
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, kind: str = "head") -> None:
+        self.kind = kind
         self.hits, self.conditional_hits = torch.zeros(2, count, TOP, dtype=torch.long)
         self.seen, self.conditional_seen = torch.zeros(2, count, dtype=torch.long)
 
     @torch.no_grad()
     def add(self, heads: Heads, states: Tensor, tokens: Tensor, scored: Tensor) -> None:
-        """Count a batch: states [B, S, D], tokens and scored [B, S]."""
+        """Count a batch of heads: states [B, S, D], tokens and scored [B, S]."""
+        features = heads.features(states, tokens)
+        self.count(((each, heads.output_layer(k)) for k, each in enumerate(features, 1)), tokens, scored, tokens)
+
+    @torch.no_grad()
+    def count(self, judged: Iterable[tuple[Tensor, Tensor]], tokens: Tensor, scored: Tensor, numbers: Tensor) -> None:
+        """Count a batch.
+
+        Args:
+            judged: features [B, S, D] that predict the tokens k+1 places ahead, k = 1, 2, ..., with their output layer
+                [W, D].
+            tokens, scored: [B, S].
+            numbers: [B, S] the line of each token in the output layers; -1 where it has none, which is never right.
+        """
         right = torch.ones(tokens.shape, dtype=torch.bool, device=tokens.device)  # all heads so far were right
-        for k, features in enumerate(heads.features(states, tokens), start=1):
-            where = positions(tokens, scored, k)
-            rank = ranks(where.select(features), heads.output_layer(k), where.targets)
+        for k, (features, output) in enumerate(judged, start=1):
+            where = positions(numbers, scored, k)
+            rank = ranks(where.select(features), output, where.targets.clamp_min(0))
+            rank = torch.where(where.targets < 0, len(output), rank)
             before = where.select(right).cpu()
             within = rank.unsqueeze(-1).cpu() <= torch.arange(TOP)  # [N, TOP]
             self.hits[k - 1] += within.sum(0)
@@ -76,7 +92,7 @@ class HeadAccuracy:
         found = {}
         for head in range(len(self.seen)):
             for place in range(TOP):
-                name = f"{HELDOUT}.head_{head + 1}.top{place + 1}"
+                name = f"{HELDOUT}.{self.kind}_{head + 1}.top{place + 1}"
                 found[name] = _share(self.hits[head, place], self.seen[head])
                 found[name + "_given_earlier"] = _share(self.conditional_hits[head, place], self.conditional_seen[head])
         return found
@@ -94,7 +110,7 @@ class TargetScore:
         """Count a batch: logits [B, S, V], tokens and scored [B, S]."""
         where = positions(tokens, scored, 0)
         laws = logits.flatten(0, 1)
-        for part in chunks(len(where.targets), logits.shape[-1]):
+        for part in chunks(len(where.targets), logits.shape[-1], logits.device):
             chosen, targets = laws[where.laws[part]].float(), where.targets[part]
             self.nats += float(F.cross_entropy(chosen, targets, reduction="sum").double())
             rank = logit_ranks(chosen, targets)
@@ -107,21 +123,25 @@ class TargetScore:
         return {f"{HELDOUT}.target.nats_per_token": self.nats / max(self.tokens, 1)} | tops
 
 
-def score_heads(heads: Heads | None, target: Target, batches: Iterable[Batch], micro_batch: int) -> dict[str, float]:
-    """Return the accuracy of heads on their target's states of batches of text, and the target's own.
+@torch.no_grad()
+def score_target(target: Target, parts: Iterable[Batch]) -> dict[str, float]:
+    """Return the accuracy of a target's own next token on batches of text, in its own arithmetic."""
+    own = TargetScore()
+    for part in parts:
+        tokens, scored = part.on(target.device)
+        own.add(target.hidden.sequence(tokens, 0)[1], tokens, scored)
+    return own.metrics()
 
-    Args:
-        heads: None scores the target alone, in its own arithmetic.
-    """
-    accuracy, own = HeadAccuracy(0 if heads is None else len(heads)), TargetScore()
-    offset = 0 if heads is None else state_offset(heads.config, target)
-    for batch in batches:
-        for part in batch.split(micro_batch):
-            tokens, scored = part.on(target.device)
-            states, logits = target.hidden.sequence(tokens, offset)
-            if heads is not None:
-                accuracy.add(heads, states, tokens, scored)
-            own.add(logits, tokens, scored)
+
+@torch.no_grad()
+def score_heads(heads: Heads, target: Target, parts: Iterable[Batch]) -> dict[str, float]:
+    """Return the accuracy of heads on their target's states of batches of text, and the target's own."""
+    accuracy, own = HeadAccuracy(len(heads)), TargetScore()
+    for part in parts:
+        tokens, scored = part.on(target.device)
+        states, logits = target.hidden.sequence(tokens, state_offset(heads.config, target))
+        accuracy.add(heads, states, tokens, scored)
+        own.add(logits, tokens, scored)
     return accuracy.metrics() | own.metrics()
 
 

@@ -14,7 +14,9 @@ from torch import Tensor
 
 from specdec.heads.network import Heads
 
-_CHUNK_BYTES = 1 << 26  # of logits that exist at a time
+# Of logits that exist at a time: on a CPU few enough for its cache, which halves the time of this loss.
+_CHUNK_BYTES = {"cpu": 1 << 22}
+_OTHER_CHUNK_BYTES = 1 << 26
 
 
 @dataclass(frozen=True)
@@ -90,7 +92,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         output_grad = torch.zeros_like(output, dtype=precise) if ctx.needs_input_grad[1] else None
         output = output.to(features.dtype)
         total = torch.zeros((), dtype=torch.float64, device=features.device)
-        for part in chunks(len(features), len(output)):
+        for part in chunks(len(features), len(output), features.device):
             logits = logits_of(features[part], output)
             law = logits.log_softmax(-1)
             chosen = targets[part].unsqueeze(-1)
@@ -149,7 +151,7 @@ def logits_of(features: Tensor, output: Tensor) -> Tensor:
     return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
-def chunks(count: int, width: int) -> list[slice]:
-    """Cut `count` positions with `width` logits each into pieces that fit into memory."""
-    size = max(1, _CHUNK_BYTES // (4 * width))
+def chunks(count: int, width: int, device: torch.device) -> list[slice]:
+    """Cut `count` positions with `width` logits each into pieces that fit into the memory of a device."""
+    size = max(1, _CHUNK_BYTES.get(device.type, _OTHER_CHUNK_BYTES) // (4 * width))
     return [slice(start, min(start + size, count)) for start in range(0, count, size)]

@@ -1,15 +1,15 @@
 """Typed recipes of `python -m specdec.train +heads=NAME` (`conf/heads/`): types and bounds, no values and no torch."""
 
 from dataclasses import asdict
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
 from specdec.config import AtLeastOne, Probability, typed
 from specdec.heads.heads_config import HeadsConfig
-from specdec.training.heads.head_data_config import HeadDataConfig
-from specdec.training.recipe_parts import NonNegative, PaceConfig, Positive, TrainingConfig, fingerprint
+from specdec.training.recipe_parts import NonNegative, Positive
 from specdec.training.schedules import RateConfig, Weight
+from specdec.training.state_recipe import StateTrainConfig, state_fingerprint
 
 
 @typed
@@ -66,37 +66,18 @@ class LoraConfig:
 
 
 @typed
-class HeadMonitorConfig(PaceConfig):
-    """The measurements on the way."""
-
-    heldout_batches: AtLeastOne  # the most batches of held-out text; the end scores all of it
-
-
-@typed
-class HeadTrainConfig(TrainingConfig):
+class HeadTrainConfig(StateTrainConfig):
     """The root of `conf/train.yaml` with a recipe of `conf/heads/`.
 
     Attributes:
-        target: the keys of a `conf/target/` file; checked by the target that they name.
         backbone: frozen (Medusa-1), or trained together with the heads (Medusa-2).
-        init: a file of an earlier training, with the heads to go on from.
-        micro_batch: sequences of one forward pass on one device; gradients accumulate over those of `data.batch`.
-        bfloat16: forward and backward passes in bfloat16 over float32 weights.
-        save_dtype: the dtype of the heads' file.
     """
 
     heads: HeadsConfig
-    target: dict[str, Any]
-    data: HeadDataConfig
     loss: HeadLossConfig
     optimizer: HeadOptimizerConfig
     backbone: Literal["frozen", "joint"]
     lora: LoraConfig | None
-    init: Annotated[str, Field(min_length=1)] | None
-    micro_batch: AtLeastOne
-    bfloat16: bool
-    save_dtype: Literal["float32", "bfloat16", "float16"]
-    monitor: HeadMonitorConfig
 
     @model_validator(mode="after")
     def _fits(self) -> "HeadTrainConfig":
@@ -118,8 +99,6 @@ class HeadTrainConfig(TrainingConfig):
                 "loss.teacher needs the original beside the trained backbone, which adapters keep: set lora, or the "
                 "share to 0"
             )
-        if self.data.batch % self.micro_batch:
-            raise ValueError(f"data.batch={self.data.batch} is no multiple of micro_batch={self.micro_batch}")
         return self
 
 
@@ -133,7 +112,4 @@ def head_fingerprint(config: HeadTrainConfig, target: str, data: str) -> str:
     parts = asdict(config)
     del parts["heads"]["name"]
     keys = ("heads", "loss", "optimizer", "backbone", "lora", "init", "micro_batch", "bfloat16", "seed")
-    # The keys that decide what a step reads; the number of steps also sets how rates and weights change.
-    read = {key: parts["data"][key] for key in ("batch", "sequences", "passes", "steps")}
-    rounded = parts["data"]["states"]["dtype"]
-    return fingerprint({key: parts[key] for key in keys}, read, rounded, parts["target"].get("dtype"), target, data)
+    return state_fingerprint(config, {key: parts[key] for key in keys}, target, data)

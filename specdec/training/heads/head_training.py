@@ -1,49 +1,48 @@
 """Training of heads on a target's hidden states, with the target frozen or trained too.
 
-Built on accelerate: several processes share a step's sequences, and only the first writes. Knows neither Hydra nor
-MLflow.
+Knows neither Hydra nor MLflow.
 """
 
-import json
-from collections.abc import Mapping
-from contextlib import nullcontext
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate import Accelerator, DistributedDataParallelKwargs
+from accelerate import Accelerator
+from torch import Tensor
 
 from specdec.config import validated
-from specdec.errors import NumericsError, UsageError
+from specdec.errors import UsageError
 from specdec.heads.checkpoint import load_heads, save_heads, state_offset
-from specdec.sampling import SamplingConfig
-from specdec.targets.base import Target, targets
+from specdec.targets.base import Target
 from specdec.targets.causal import Causal
-from specdec.text.writing import write_atomically
 from specdec.training.heads.backbone import Backbone
 from specdec.training.heads.head_accuracy import HeadAccuracy, TargetScore, score_heads
-from specdec.training.heads.head_data import open_sequences
 from specdec.training.heads.head_recipe import HeadTrainConfig, head_fingerprint
 from specdec.training.heads.hidden_states import StateSource
 from specdec.training.heads.sequences import Batch, Sequences
 from specdec.training.heads.student import Student, build_optimizer, first_heads
-from specdec.training.resumable import FinishedTraining, ResumableTraining, column, training_device
+from specdec.training.resumable import FinishedTraining
 from specdec.training.schedules import rate_factor, warm_up
 from specdec.training.sitting import prepare, sit
+from specdec.training.state_training import StateTraining, load_target, opened_parts, per_position
 
 HEADS_FILE = "heads.safetensors"
 BACKBONE_FOLDER = "backbone"
-# Only the target's logits are read, before any sampling.
-_SAMPLING = SamplingConfig(name="greedy", temperature=0.0, top_k=None, top_p=None, min_p=None)
 
 
-class HeadTraining(ResumableTraining):
+class HeadTraining(StateTraining):
     """The training of one set of heads, to their file, the backbone beside it if it was trained, and a summary."""
 
-    origin = "another recipe, seed, target or data"
     watched = "heldout.head_1.top1"
+    file_name = HEADS_FILE
+    recipe_keys = (
+        "heads", "target", "data", "loss", "optimizer", "backbone", "lora", "init", "micro_batch", "bfloat16",
+        "save_dtype",
+    )  # fmt: skip
+
+    student: Student
 
     def __init__(
         self,
@@ -60,36 +59,22 @@ class HeadTraining(ResumableTraining):
             UsageError: heads to go on from that are of another kind or target; more processes than sequences; a target
                 that cannot be trained.
         """
-        super().__init__(config.monitor)
-        self.config, self.accelerator, self.target = config, accelerator, target
-        self.sequences, self.source = sequences, source
-        self.name = config.heads.name
+        super().__init__(config, config.heads.name, config.optimizer.grad_clip, accelerator, target, sequences, source)
+        self.config = config
         self.folder = Path(config.output_dir or f"models/heads/{config.heads.name}")
-        self.writes = accelerator.is_main_process
-        self.steps, self.step_tokens = sequences.steps, sequences.batch_size * sequences.length
-        self.target_identity = target.hidden.identity
         self.fingerprint = head_fingerprint(config, self.target_identity, sequences.fingerprint)
-        parts = sequences.batch_size // config.micro_batch
-        if parts % accelerator.num_processes:
-            raise UsageError(
-                f"{accelerator.num_processes} processes cannot share a step of data.batch={sequences.batch_size} in "
-                f"parts of micro_batch={config.micro_batch}: make the first a multiple of the second times the "
-                "processes."
-            )
         heads = first_heads(config, target)
         backbone = None
         self.before = {}
         if config.backbone == "joint":
             if not isinstance(target, Causal):
                 raise UsageError(f"Target {type(target).__name__} is no model that can be trained: use target=causal.")
-            self.before = self._target_score(None)
+            self.before = self.target_score(None)
             backbone = Backbone(target, state_offset(config.heads, target), config.lora, config.seed)
             heads.rebind(*backbone.ends())
-        self.student = Student(heads, backbone, config).to(accelerator.device)
-        self.wrapped = accelerator.prepare(self.student)
-        self.optimizer = build_optimizer(self.student, config.optimizer)
+        student = Student(heads, backbone, config)
+        self.adopt(student, [build_optimizer(student, config.optimizer)])
         self.backbone_start = config.loss.backbone.first_step(self.steps)
-        self._reference: dict[str, float] | None = None
         self.losses = ("train.heads_loss", "train.backbone_loss") if backbone is not None else ()
         self.scores = (*HeadAccuracy(config.heads.count).metrics(), *TargetScore().metrics())
 
@@ -100,7 +85,7 @@ class HeadTraining(ResumableTraining):
         return {
             "heads": self.student.heads.state_dict(),
             "backbone": {} if backbone is None else backbone.trained_state(),
-            "optimizer": self.optimizer.state_dict(),
+            "optimizer": self.optimizers[0].state_dict(),
             "before": self.before,
         }
 
@@ -108,107 +93,51 @@ class HeadTraining(ResumableTraining):
         self.student.heads.load_state_dict(state["heads"])
         if self.student.backbone is not None:
             self.student.backbone.load_trained_state(state["backbone"])
-        self.optimizer.load_state_dict(state["optimizer"])
+        self.optimizers[0].load_state_dict(state["optimizer"])
         self.before = state["before"]
 
     # --- steps
 
-    def take_step(self, step: int) -> dict[str, float]:
-        batch = self.sequences.train(step)
-        scales = self._scales(batch, step)
-        self._set_rates(step)
-        accelerator, processes = self.accelerator, self.accelerator.num_processes
-        # Adapters drop at random: seeded by the step alone, so that a resumed training drops the same.
-        torch.manual_seed(self.config.seed + (step * processes + accelerator.process_index) * 0x9E3779B1 % 2**31)
-        self.student.train()
-        parts = list(batch.split(self.config.micro_batch))[accelerator.process_index :: processes]
-        losses = torch.zeros(2, dtype=torch.float64, device=accelerator.device)
-        for number, part in enumerate(parts, start=1):
-            states, teacher = (None, None) if self.student.backbone is not None else self.source.states(part)
-            tokens, scored = part.on(accelerator.device)
-            # Gradients are averaged over the processes once a step, after its last part.
-            with nullcontext() if number == len(parts) else accelerator.no_sync(self.wrapped):
-                theirs, own = self.wrapped(tokens, scored, scales, states, teacher)
-                # Processes average their gradients, and each has its part of a sum.
-                accelerator.backward((theirs + own) * processes)
-            losses += torch.stack([theirs.detach().double(), own.detach().double()])
-        heads, backbone = accelerator.reduce(losses, "sum").tolist()
-        total = heads + backbone
-        norm = torch.nn.utils.clip_grad_norm_(self.student.parameters(), self.config.optimizer.grad_clip)
-        if not (torch.isfinite(norm) and abs(total) < float("inf")):
-            raise NumericsError(
-                f"The training loss is {total}, its gradient {float(norm)}, at step {step}: lower "
-                "optimizer.learning_rate."
-            )
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
-        taken = {"train_loss": total, "lr": self.optimizer.param_groups[0]["lr"]}
-        return taken | {column(name): loss for name, loss in zip(self.losses, (heads, backbone), strict=False)}
-
-    def _scales(self, batch: Batch, step: int) -> list[float]:
-        """Return the factor on each summed loss: its weight over the number of positions in the whole step."""
+    def scales(self, batch: Batch, step: int) -> list[float]:
         loss = self.config.loss
         heads, backbone = loss.heads.at(step, self.steps), loss.backbone.at(step, self.steps)
         weights = [backbone, *(heads * loss.decay**k for k in range(1, self.config.heads.count + 1))]
-        seen = [int(batch.scored[:, k + 1 :].sum()) for k in range(len(weights))]
-        return [weight / max(positions, 1) for weight, positions in zip(weights, seen, strict=True)]
+        return per_position(weights, batch)
 
-    def _set_rates(self, step: int) -> None:
+    def part_losses(self, part: Batch, scales: list[float]) -> Sequence[Tensor]:
+        frozen = self.student.backbone is None
+        states, teacher = self.source.states(part) if frozen else (None, None)
+        tokens, scored = part.on(self.accelerator.device)
+        heads, backbone = self.wrapped(tokens, scored, scales, states, teacher)
+        return (heads,) if frozen else (heads, backbone)
+
+    def set_rates(self, step: int) -> None:
         rate = self.config.optimizer.rate
         factor = rate_factor(step, self.steps, rate)
         start = self.backbone_start or 0
         later = warm_up(max(step - start, 0), rate.warmup_steps) if start else 1.0
-        for group in self.optimizer.param_groups:
+        for group in self.optimizers[0].param_groups:
             group["lr"] = group["base_lr"] * factor * (later if group["part"] == "backbone" else 1.0)
-
-    def agreed(self, stopped: bool) -> bool:
-        if self.accelerator.num_processes == 1:
-            return stopped
-        flag = torch.tensor(float(stopped), device=self.accelerator.device)
-        return bool(self.accelerator.reduce(flag, "sum") > 0)
 
     # --- held-out text
 
-    @torch.no_grad()
-    def score(self) -> dict[str, float]:
-        """Score the heads on a part of the held-out text, in the arithmetic of training: a monitor."""
-        if not self.writes:
-            return {}
-        self.student.eval()
+    def score_parts(self, parts: Iterable[Batch]) -> dict[str, float]:
         accuracy, own = HeadAccuracy(self.config.heads.count), TargetScore()
         backbone = self.student.backbone
-        for batch in islice(self.sequences.heldout(), self.config.monitor.heldout_batches):
-            for part in batch.split(self.config.micro_batch):
-                tokens, scored = part.on(self.accelerator.device)
-                with self.accelerator.autocast():
-                    states, logits = self.source.states(part) if backbone is None else backbone(tokens)
-                    accuracy.add(self.student.heads, states.float(), tokens, scored)
-                if backbone is not None and logits is not None:
-                    own.add(logits, tokens, scored)
-        if backbone is None:  # a frozen target's own figures are the same every time
-            self._reference = self._reference or self._target_score(self.config.monitor.heldout_batches)
-            return accuracy.metrics() | self._reference
-        return accuracy.metrics() | own.metrics()
-
-    def _target_score(self, limit: int | None) -> dict[str, float]:
-        """Score the target's own next token, in its own arithmetic, on at most `limit` batches."""
-        return score_heads(None, self.target, islice(self.sequences.heldout(), limit), self.config.micro_batch)
+        for part in parts:
+            tokens, scored = part.on(self.accelerator.device)
+            states, logits = self.source.states(part) if backbone is None else backbone(tokens)
+            accuracy.add(self.student.heads, states.float(), tokens, scored)
+            if backbone is not None and logits is not None:
+                own.add(logits, tokens, scored)
+        return accuracy.metrics() | (self.reference() if backbone is None else own.metrics())
 
     # --- the end
 
     def finish(self) -> FinishedTraining:
         """Write heads (and backbone), score the written files on all held-out text, and write `summary.json`."""
         path = self.folder / HEADS_FILE
-        summary = {
-            "recipe": {key: value for key, value in asdict(self.config).items() if key in _RECIPE},
-            "seed": self.config.seed,
-            "fingerprint": self.fingerprint,
-            "data": self.sequences.manifest,
-            "data_fingerprint": self.sequences.fingerprint,
-            "parameters": sum(weight.numel() for weight in self.student.heads.parameters()),
-            "processes": self.accelerator.num_processes,
-            **self.effort(self.accelerator.device),
-        }
+        summary = self.summary(self.student.heads)
         heads = self.student.heads.to(getattr(torch, self.config.save_dtype))
         if self.student.backbone is None:
             target = self.target
@@ -219,14 +148,11 @@ class HeadTraining(ResumableTraining):
             summary["target_before"] = {"sha256": self.target_identity} | self.before
         summary["target"] = target.hidden.identity
         save_heads(heads, path, target.hidden.identity, summary)
-        metrics = score_heads(load_heads(path, target), target, self.sequences.heldout(), self.config.micro_batch)
+        metrics = score_heads(load_heads(path, target), target, self.heldout_parts(None))
         if self.before:
             metrics |= {name.replace("heldout.", "heldout.before."): value for name, value in self.before.items()}
         save_heads(heads, path, target.hidden.identity, summary | {"heldout": metrics})
-        summary |= {"bytes": path.stat().st_size, "heldout": metrics}
-        write_atomically(self.folder / "summary.json", json.dumps(summary, indent=1) + "\n")
-        final = {name.replace("heldout.", "heldout.final.", 1): value for name, value in metrics.items()}
-        return FinishedTraining(self.folder, summary, final, self._sentence(metrics, path))
+        return self.finished(summary, metrics, self._sentence(metrics, path))
 
     def _sentence(self, metrics: dict[str, float], path: Path) -> str:
         tops = ", ".join(f"{metrics[f'heldout.head_{k + 1}.top1']:.3f}" for k in range(self.config.heads.count))
@@ -237,36 +163,17 @@ class HeadTraining(ResumableTraining):
         return f"held-out top-1 accuracy of the heads {tops}, {own}{loss}; saved to {path}"
 
 
-_RECIPE = (
-    "heads", "target", "data", "loss", "optimizer", "backbone", "lora", "init", "micro_batch", "bfloat16", "save_dtype",
-)  # fmt: skip
-
-
 def open_training(config: HeadTrainConfig) -> HeadTraining:
     """Open target, sequences and states of a recipe, first in the main process and then in the others.
 
     Raises:
         UsageError: one of them is missing or does not fit.
     """
-    training_device(config.device)  # refuses a GPU that is not there
-    accelerator = Accelerator(
-        cpu=config.device == "cpu",
-        mixed_precision="bf16" if config.bfloat16 else "no",
-        kwargs_handlers=[DistributedDataParallelKwargs(find_unused_parameters=config.backbone == "joint")],
+    frozen = config.backbone == "frozen"
+    parts = opened_parts(
+        config, lambda target: (state_offset(config.heads, target),), config.loss.teacher > 0, frozen=frozen
     )
-    target = load_target(config.target, accelerator.device)
-    with accelerator.main_process_first():
-        sequences = open_sequences(config.data, target, config.seed)
-        offset = state_offset(config.heads, target)
-        source = StateSource(target, offset, sequences, config.data.states, teacher=config.loss.teacher > 0)
-        if config.backbone == "frozen":
-            source.prepare()
-    return HeadTraining(config, accelerator, target, sequences, source)
-
-
-def load_target(values: dict[str, Any], device: torch.device) -> Target:
-    """Load the target of a recipe to the device of this process."""
-    return targets.build({**values, "device": str(device)}, sampling=_SAMPLING)
+    return HeadTraining(config, *parts)
 
 
 def run(values: Mapping[str, Any]) -> FinishedTraining | None:

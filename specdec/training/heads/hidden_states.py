@@ -35,38 +35,46 @@ class StateSource:
     """The hidden states of any batch of sequences and, for a teacher, the target's own logits.
 
     Attributes:
+        offsets: the layers whose states are kept: those asked for and, where a teacher's logits are made of them, the
+            last.
         bytes: the size of all states.
         cached: states are read from disk; True after `prepare` if they are kept there.
     """
 
     cached = False
 
-    def __init__(self, target: Target, offset: int, sequences: Sequences, config: StatesConfig, teacher: bool) -> None:
+    def __init__(
+        self, target: Target, offsets: tuple[int, ...], sequences: Sequences, config: StatesConfig, teacher: bool
+    ) -> None:
         """
         Args:
-            offset: the layer of the states, counted down from the last.
+            offsets: the layers of the states, counted down from the last; their states stand side by side.
             teacher: `states` returns logits too.
         Raises:
-            UsageError: a target without states, or without that layer.
+            UsageError: a target without states, or without one of the layers.
         """
-        self.target, self.offset, self.sequences, self.config, self.teacher = target, offset, sequences, config, teacher
+        self.target, self.sequences, self.config, self.teacher = target, sequences, config, teacher
         # The states of a few tokens show size and dtype.
         probe = sequences.batch("heldout", np.arange(1)).tokens[:, :_PROBE].to(target.device)
-        states, logits = target.hidden.sequence(probe, offset)
-        self.dtype, self.size = states_dtype(config, states.dtype), states.shape[-1]
-        self._sequence_bytes = sequences.length * self.size * self.dtype.itemsize
-        self.bytes = sum(sequences.counts.values()) * self._sequence_bytes
+        last, logits = target.hidden.sequence(probe, 0)
+        size, output = last.shape[-1], target.hidden.output_layer
+        self.dtype = states_dtype(config, last.dtype)
         # Some models do more with their last states than one matrix product (a bias, a cap on the logits).
         error = torch.finfo(logits.dtype).eps * float(logits.abs().max())
-        self._linear_output = offset == 0 and torch.allclose(
-            F.linear(states, target.hidden.output_layer), logits, rtol=0, atol=error
+        linear = torch.allclose(F.linear(last, output), logits, rtol=0, atol=error)
+        # The teacher's logits are made of the last layer's states, which are kept too if they would not be rounded.
+        kept_too = teacher and linear and 0 not in offsets and self.dtype == last.dtype
+        self.offsets = (*offsets, 0) if kept_too else offsets
+        self._asked = len(offsets) * size
+        place = self.offsets.index(0) * size if linear and 0 in self.offsets else None
+        self._last = None if place is None else slice(place, place + size)  # among the kept states
+        self._width = len(self.offsets) * size
+        self._sequence_bytes = sequences.length * self._width * self.dtype.itemsize
+        self.bytes = sum(sequences.counts.values()) * self._sequence_bytes
+        target.hidden.sequence(probe, *self.offsets)  # refuses a layer that is not there
+        name = fingerprint(
+            target.hidden.identity, *self.offsets, str(self.dtype), sequences.fingerprint, config.shard_mib
         )
-        # The teacher's logits need the last layer's states: kept on disk too if they would not be rounded there.
-        self._last: StateSource | None = None
-        if teacher and offset and self.dtype == states.dtype:
-            last = StateSource(target, 0, sequences, config, teacher=True)
-            self._last = last if last._linear_output else None
-        name = fingerprint(target.hidden.identity, offset, str(self.dtype), sequences.fingerprint, config.shard_mib)
         self.folder = Path(config.folder).expanduser() / name[:16]
         self._shard_size = max(1, config.shard_mib * MIB // self._sequence_bytes)  # sequences
         self._shards: dict[str, Tensor] = {}
@@ -81,20 +89,13 @@ class StateSource:
         """
         if self.config.cache == "none":
             return
-        kept = [self] if self._last is None else [self._last, self]
-        size = sum(source.bytes for source in kept)
-        if size > self.config.limit_gib * GIB:
+        if self.bytes > self.config.limit_gib * GIB:
             logger.info(
                 "The hidden states would take %.5g GiB, more than data.states.limit_gib=%g: they are computed in every "
-                "step instead", size / GIB, self.config.limit_gib,
+                "step instead", self.bytes / GIB, self.config.limit_gib,
             )  # fmt: skip
             return
-        missing = (source._sequence_bytes * (end - first) for source in kept for _, first, end in source._missing())
-        check_space(self.config, sum(missing))
-        for source in kept:
-            source._fill()
-
-    def _fill(self) -> None:
+        check_space(self.config, sum(self._sequence_bytes * (end - first) for _, first, end in self._missing()))
         self.folder.mkdir(parents=True, exist_ok=True)
         with FileLock(self.folder / ".lock"):
             missing = self._missing()
@@ -147,9 +148,9 @@ class StateSource:
         return torch.stack(found).to(self.target.device)
 
     def _mapped(self, name: str, count: int) -> Tensor:
-        """Map a file as [count, S, D] without reading it."""
+        """Map a file as [count, S, width] without reading it."""
         if name not in self._shards:
-            shape = (count, self.sequences.length, self.size)
+            shape = (count, self.sequences.length, self._width)
             flat = torch.from_file(str(self.folder / name), shared=False, size=int(np.prod(shape)), dtype=self.dtype)
             self._shards[name] = flat.view(shape)
         return self._shards[name]
@@ -157,33 +158,33 @@ class StateSource:
     # --- batches
 
     def states(self, batch: Batch) -> tuple[Tensor, Tensor | None]:
-        """Return states [B, S, D] on the target's device and, for a teacher, logits [B, S, V]; neither has a gradient.
+        """Return states [B, S, n * D] of n layers on the target's device and, for a teacher, logits [B, S, V].
 
-        The teacher's logits are computed from the last layer's states if only the output layer comes after them;
-        otherwise the target is called. States from disk and computed ones are the same numbers.
+        Neither has a gradient.
+
+        The teacher's logits are computed from the last layer's states if these are kept and only the output layer comes
+        after them; otherwise the target is called. States from disk and computed ones are the same numbers.
 
         Raises:
             NumericsError: states that are not finite in their dtype.
         """
-        if self.cached and (self._linear_output or not self.teacher):
-            states, logits = self._read(batch), None
-        elif self.cached:
-            last = self._last
-            logits = self._call(batch)[1] if last is None or not last.cached else last.states(batch)[1]
-            states = self._read(batch)
+        if self.cached:
+            needs_logits = self.teacher and self._last is None
+            kept, logits = self._read(batch), self._call(batch)[1] if needs_logits else None
         else:
-            states, logits = self._call(batch)
+            kept, logits = self._call(batch)
+        states = kept[..., : self._asked]
         if not self.teacher:
             return states, None
-        if self._linear_output:
+        if self._last is not None:
             output = self.target.hidden.output_layer
-            return states, F.linear(states.to(output.dtype), output)
+            return states, F.linear(kept[..., self._last].to(output.dtype), output)
         assert logits is not None
         return states, logits.clone()  # what inference mode returns cannot take part in training
 
     def _call(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Call the target; return rounded states, and logits as they are."""
-        found, logits = self.target.hidden.sequence(batch.tokens.to(self.target.device), self.offset)
+        found, logits = self.target.hidden.sequence(batch.tokens.to(self.target.device), *self.offsets)
         states = found.to(self.dtype, copy=True)  # see `clone` above
         if not bool(states.isfinite().all()):
             raise NumericsError(

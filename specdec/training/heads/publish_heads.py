@@ -1,6 +1,7 @@
-"""Copies finished heads to where the package ships them, and writes their card from their summaries.
+"""Copies finished heads and feature drafters to where the package ships them, and writes the card of all.
 
-    python -m specdec.training.heads.publish_heads models/heads/medusa models/heads/grounded specdec/pocket/heads
+    python -m specdec.training.heads.publish_heads models/heads/medusa models/heads/grounded models/eagle/pocket \
+        specdec/pocket/heads
 
 Every figure of the card comes from `summary.json`; none is typed by hand.
 """
@@ -16,21 +17,21 @@ from specdec.errors import UsageError
 from specdec.training.models.publish import copy_records, figures, finished_summary, hardware_line, table
 
 CARD = """\
-# Heads of the pocket target
+# Heads and a feature drafter of the pocket target
 
-Heads that draft for the pocket target from its own hidden states, so that `+drafter=medusa`, `+drafter=grounded` and
-`+drafter=blockwise` need no download. **They demonstrate the tool and are evidence of nothing else**: see the
-[pocket models' card](../MODEL_CARD.md). They work only with the target whose weights have the hash that they carry
-(`{target}`).
+They draft for the pocket target from its own hidden states, so that `+drafter=medusa`, `+drafter=grounded`,
+`+drafter=blockwise` and `+drafter=eagle` need no download. **They demonstrate the tool and are evidence of nothing
+else**: see the [pocket models' card](../MODEL_CARD.md). They work only with the target whose weights have the hash that
+they carry (`{target}`).
 
 | | {names} |
 |---|{rules}
 {rows}
 
-The held-out text is the standard-library modules that the pocket models never saw. The top-1 accuracy of head k counts
-how often its most likely token is the token k places after the next one; a head that reads earlier tokens is given the
-true ones. In brackets is the accuracy where all earlier heads were right, as in a draft whose earlier tokens are
-accepted. The target's own accuracy at the next token is {reference}.
+The held-out text is the standard-library modules that the pocket models never saw. The top-1 accuracy of head k, or of
+step k of the feature drafter, counts how often its most likely token is the token k places after the next one; what
+reads earlier tokens is given the true ones. In brackets is the accuracy where all earlier heads or steps were right, as
+in a draft whose earlier tokens are accepted. The target's own accuracy at the next token is {reference}.
 
 ## Recipe
 
@@ -68,28 +69,30 @@ def publish_heads(folders: Sequence[Path], destination: Path) -> None:
     summaries: dict[str, dict[str, Any]] = {}
     for folder in folders:
         summary = finished_summary(folder)
-        summaries[summary["recipe"]["heads"]["name"]] = summary
+        summaries[shipped_name(summary)] = summary
     if len({(summary["target"], summary["data"]["corpus_sha256"]) for summary in summaries.values()}) > 1:
         raise UsageError("The heads differ in target or data.corpus_sha256: train them on one target and one text.")
     destination.mkdir(parents=True, exist_ok=True)
     for name, folder in zip(summaries, folders, strict=True):
-        shutil.copyfile(folder / "heads.safetensors", destination / f"{name}.safetensors")
+        shutil.copyfile(folder / f"{kind_of(summaries[name])}.safetensors", destination / f"{name}.safetensors")
         copy_records(folder, destination, name)
     (destination / "MODEL_CARD.md").write_text(heads_card(summaries), encoding="utf-8")
 
 
 def heads_card(summaries: dict[str, dict[str, Any]]) -> str:
-    """Return the card's text, from the `summary.json` of each set of heads, by name."""
+    """Return the card's text, from the `summary.json` of each, by name."""
     first = next(iter(summaries.values()))
-    keys = ("heads", "loss", "optimizer", "data")
-    recipes = {name: {key: s["recipe"][key] for key in keys} for name, s in summaries.items()}
+    recipes = {
+        name: {key: s["recipe"][key] for key in (kind_of(s), "loss", "optimizer", "data")}
+        for name, s in summaries.items()
+    }
     machines = {hardware_line(s["hardware"]) for s in summaries.values()}
-    deepest = max(s["recipe"]["heads"]["count"] for s in summaries.values())
+    deepest = max(map(_depth, summaries.values()))
     shown: dict[str, Callable[[dict[str, Any]], str]] = {
         "parameters": lambda s: f"{s['parameters']:,}",
         "file (bytes)": lambda s: f"{s['bytes']:,}",
         **figures(),
-        **{f"**head {k}, top-1 (given earlier)**": _accuracy(k) for k in range(1, deepest + 1)},
+        **{f"**head or step {k}, top-1 (given earlier)**": _accuracy(k) for k in range(1, deepest + 1)},
     }
     return CARD.format(
         target=first["target"],
@@ -97,16 +100,38 @@ def heads_card(summaries: dict[str, dict[str, Any]]) -> str:
         rules="---|" * len(summaries),
         rows=table(shown, summaries.values()),
         reference=f"{first['heldout']['heldout.target.top1']:.3f}",
-        commands="\n".join(f"- `python -m specdec.train +heads={name}`" for name in summaries),
+        commands="\n".join(f"- `python -m specdec.train {_choice(summary)}`" for summary in summaries.values()),
         recipe=json.dumps(recipes, indent=1),
         hardware="\n".join(sorted(machines)),
         corpus=first["data"]["corpus_sha256"],
     )
 
 
+def kind_of(summary: dict[str, Any]) -> str:
+    """Return the key of a summary's recipe that says what was trained: heads or eagle."""
+    return "heads" if "heads" in summary["recipe"] else "eagle"
+
+
+def shipped_name(summary: dict[str, Any]) -> str:
+    """Return the name under which a training's results are shipped: of heads their own, otherwise that of the kind."""
+    kind = kind_of(summary)
+    return str(summary["recipe"][kind]["name"]) if kind == "heads" else kind
+
+
+def _choice(summary: dict[str, Any]) -> str:
+    kind = kind_of(summary)
+    return f"+{kind}={summary['recipe'][kind]['name']}"
+
+
+def _depth(summary: dict[str, Any]) -> int:
+    recipe = summary["recipe"]
+    return int(recipe["heads"]["count"] if "heads" in recipe else recipe["loss"]["steps"])
+
+
 def _accuracy(head: int) -> Callable[[dict[str, Any]], str]:
     def show(summary: dict[str, Any]) -> str:
-        found = [summary["heldout"].get(f"heldout.head_{head}.top1{given}") for given in ("", "_given_earlier")]
+        one = "head" if kind_of(summary) == "heads" else "step"
+        found = [summary["heldout"].get(f"heldout.{one}_{head}.top1{given}") for given in ("", "_given_earlier")]
         return "" if None in found else f"{found[0]:.3f} ({found[1]:.3f})"
 
     return show

@@ -5,13 +5,13 @@ from dataclasses import asdict
 import torch
 from torch import Tensor, nn
 
-from specdec.errors import UsageError
 from specdec.heads.checkpoint import read_heads
 from specdec.heads.network import Heads
 from specdec.targets.base import Target
 from specdec.training.heads.backbone import Backbone, backbone_loss
 from specdec.training.heads.head_loss import heads_loss
 from specdec.training.heads.head_recipe import HeadOptimizerConfig, HeadTrainConfig
+from specdec.training.state_training import check_first
 
 
 class Student(nn.Module):
@@ -61,19 +61,9 @@ def first_heads(config: HeadTrainConfig, target: Target) -> Heads:
     if config.init is None:
         return heads
     stored = read_heads(config.init, key="init")
-    if stored.target != target.hidden.identity:
-        raise UsageError(
-            f"The heads init={config.init} were trained on a target whose weights have the hash {stored.target[:16]}; "
-            f"this one's have {target.hidden.identity[:16]}: go on with the target that they were trained on."
-        )
-    mine, theirs = asdict(config.heads), asdict(stored.config)
-    other = [key for key in mine if key != "name" and mine[key] != theirs[key]]
-    if other:
-        raise UsageError(
-            f"The heads init={config.init} have "
-            f"{', '.join(f'{key}={theirs[key]}' for key in other)} and the recipe has "
-            f"{', '.join(f'heads.{key}={mine[key]}' for key in other)}: make them the same."
-        )
+    check_first(
+        "file of heads", config.init, stored.target, asdict(stored.config), "heads", asdict(config.heads), target
+    )
     heads.load_state_dict(stored.weights)
     return heads
 

@@ -9,11 +9,15 @@ from specdec.training.models.recipe import OptimizerConfig
 
 
 def build_optimizers(model: nn.Module, config: OptimizerConfig) -> list[torch.optim.Optimizer]:
-    """Build Muon over every 2-D parameter of the decoder layers, and AdamW over embeddings and norms."""
+    """Build Muon over every 2-D parameter of the decoder layers and of what fuses features, and AdamW over embeddings,
+    output layers and norms.
+    """
     matrices: dict[float, list[nn.Parameter]] = defaultdict(list)  # by factor on the learning rate
     others: list[nn.Parameter] = []
     for name, parameter in model.named_parameters():
-        if parameter.ndim == 2 and (".layers." in name or ".h." in name):
+        if not parameter.requires_grad:
+            continue
+        if parameter.ndim == 2 and any(part in f".{name}" for part in (".layers.", ".h.", ".fc.")):
             # Muon's own factor sqrt(max(1, out/in)) reads a shape as [out, in]; GPT-2's weights lie as [in, out], and
             # a factor sqrt(out/in) turns one into the other.
             factor = (parameter.shape[1] / parameter.shape[0]) ** 0.5 if ".h." in name else 1.0

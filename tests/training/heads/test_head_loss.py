@@ -19,7 +19,7 @@ D, V, K = 6, 11, 3
 @pytest.fixture(autouse=True)
 def two_positions_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Several chunks, the last one shorter."""
-    monkeypatch.setattr(head_loss, "_CHUNK_BYTES", 2 * 4 * V)
+    monkeypatch.setattr(head_loss, "_CHUNK_BYTES", {"cpu": 2 * 4 * V})
 
 
 @pytest.fixture

@@ -20,8 +20,9 @@ from specdec.errors import Interrupted, NumericsError, UsageError
 from specdec.heads.checkpoint import load_heads, read_heads, save_heads
 from specdec.heads.network import Heads
 from specdec.text.document_store import DocumentStore, Encoded, write_documents
+from specdec.training import state_training
 from specdec.training.heads import head_training
-from specdec.training.heads.head_accuracy import score_heads
+from specdec.training.heads.head_accuracy import score_heads, score_target
 from specdec.training.heads.head_loss import positions
 from specdec.training.heads.head_recipe import HeadTrainConfig
 from specdec.training.heads.head_training import HeadTraining, load_target
@@ -105,7 +106,7 @@ def changed(values: dict[str, Any], **changes: Any) -> HeadTrainConfig:
 def opened(config: HeadTrainConfig, store: DocumentStore, target: Any = None) -> HeadTraining:
     target = target or load_target(config.target, torch.device("cpu"))
     sequences = Sequences(store, config.data, config.seed, SpecialTokens((), (), 0), "counting")
-    source = StateSource(target, config.heads.offset, sequences, config.data.states, config.loss.teacher > 0)
+    source = StateSource(target, (config.heads.offset,), sequences, config.data.states, config.loss.teacher > 0)
     precision = "bf16" if config.bfloat16 else "no"
     return HeadTraining(config, Accelerator(cpu=True, mixed_precision=precision), target, sequences, source)
 
@@ -219,7 +220,7 @@ def test_training_lowers_the_loss_and_what_is_written_drafts(values: dict, store
     path = outcome.folder / "heads.safetensors"
     target = load_target(training.config.target, torch.device("cpu"))
     heads = load_heads(path, target)
-    again = score_heads(heads, target, training.sequences.heldout(), 3)
+    again = score_heads(heads, target, training.sequences.heldout())
     assert again == pytest.approx(outcome.summary["heldout"], nan_ok=True)
     stored = read_heads(path)
     assert stored.target == target.hidden.identity == outcome.summary["target"]
@@ -231,7 +232,7 @@ def test_training_lowers_the_loss_and_what_is_written_drafts(values: dict, store
 
 def test_the_targets_reference_is_its_own_on_the_same_text(values: dict, store: DocumentStore) -> None:
     training = train(opened(changed(values), store))
-    score = score_heads(None, training.target, [next(training.sequences.heldout())], 2)
+    score = score_target(training.target, [next(training.sequences.heldout())])
     last = training.progress.history[-1]
     assert last["heldout_target_top1"] == score["heldout.target.top1"]
     assert training.progress.history[3]["heldout_target_top1"] == last["heldout_target_top1"]
@@ -247,13 +248,13 @@ def test_a_trained_backbone_is_saved_with_heads_that_carry_its_hash(values: dict
     with pytest.raises(UsageError, match=f"{trained.hidden.identity[:16]}.*{original.hidden.identity[:16]}"):
         load_heads(outcome.folder / "heads.safetensors", original)
     held = list(training.sequences.heldout())
-    before, after = (score_heads(None, each, held, 3) for each in (original, trained))
+    before, after = (score_target(each, held) for each in (original, trained))
     name = "heldout.target.nats_per_token"
     assert outcome.summary["heldout"]["heldout.before.target.nats_per_token"] == pytest.approx(before[name])
     assert outcome.summary["heldout"][name] == pytest.approx(after[name])
     assert after[name] < before[name]
     assert outcome.summary["target_before"]["sha256"] == original.hidden.identity
-    assert score_heads(heads, trained, held, 2)["heldout.head_1.top1"] == pytest.approx(
+    assert score_heads(heads, trained, held)["heldout.head_1.top1"] == pytest.approx(
         outcome.summary["heldout"]["heldout.head_1.top1"]
     )
 
@@ -272,7 +273,7 @@ def test_the_backbone_stands_still_until_its_loss_weighs(values: dict, store: Do
 
     train(training, display)
     assert seen == [True] * 4 + [False] * 4
-    rates = {group["part"]: group["lr"] / group["base_lr"] for group in training.optimizer.param_groups}
+    rates = {group["part"]: group["lr"] / group["base_lr"] for group in training.optimizers[0].param_groups}
     assert rates["heads"] == rates["backbone"]  # both are warm by the end
 
 
@@ -284,8 +285,8 @@ def test_heads_and_backbone_have_their_own_rates_and_warm_ups(values: dict, stor
     )  # fmt: skip
     rates = []
     for step in range(8):
-        training._set_rates(step)
-        rates.append([group["lr"] for group in training.optimizer.param_groups])
+        training.set_rates(step)
+        rates.append([group["lr"] for group in training.optimizers[0].param_groups])
     lr = values["optimizer"]["learning_rate"]
     assert [heads for heads, _ in rates] == pytest.approx([4 * lr * f for f in (1 / 3, 2 / 3, 1, 1, 1, 1, 1, 1)])
     assert [backbone for _, backbone in rates[4:]] == pytest.approx([lr * f for f in (1 / 3, 2 / 3, 1, 1)])
@@ -349,7 +350,7 @@ def test_heads_of_another_target_or_kind_are_no_beginning(values: dict, store: D
     with pytest.raises(UsageError, match=f"init=.*other.*{'f' * 16}.*{target.hidden.identity[:16]}"):
         opened(changed(values, init=str(tmp_path / "other.safetensors")), store)
     save_heads(heads, tmp_path / "kind.safetensors", target.hidden.identity, {})
-    with pytest.raises(UsageError, match="have layers=1 and the recipe has heads.layers=2"):
+    with pytest.raises(UsageError, match="has layers=1 and the recipe has heads.layers=2"):
         opened(changed(values, init=str(tmp_path / "kind.safetensors"), heads__layers=2), store)
     with pytest.raises(UsageError, match="Heads init=nowhere do not exist"):
         opened(changed(values, init="nowhere"), store)
@@ -435,7 +436,7 @@ def test_a_whole_run_is_tracked(
         return Sequences(store, config, seed, SpecialTokens((), (), 0), "counting")
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(head_training, "open_sequences", sequences)
+    monkeypatch.setattr(state_training, "open_sequences", sequences)
     outcome = head_training.run(values)
     assert outcome is not None
     client = MlflowClient(f"sqlite:///{tmp_path / 'mlflow.db'}")
@@ -450,7 +451,11 @@ def test_a_whole_run_is_tracked(
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        ([], r"No recipe: add \+recipe=NAME, one of .*pocket_target.*or \+heads=NAME, one of .*medusa"),
+        (
+            [],
+            r"No recipe: add \+recipe=NAME, one of pocket_target, \+heads=NAME, one of medusa, grounded, "
+            r"or \+eagle=NAME, one of pocket",
+        ),
         (["recipe", "heads"], r"Two recipes: choose one, \+recipe=NAME"),
     ],
 )
@@ -458,7 +463,7 @@ def test_one_recipe_is_chosen(arguments: list[str], sentence: str, monkeypatch: 
     from specdec.commands import cli
     from specdec.train import task
 
-    names = {"recipe": ["pocket_target"], "heads": ["medusa", "grounded"]}
+    names = {"recipe": ["pocket_target"], "heads": ["medusa", "grounded"], "eagle": ["pocket"]}
     monkeypatch.setattr(cli, "options", lambda group: names[group])
     with pytest.raises(UsageError, match=sentence):
         task(dict.fromkeys(arguments, {}))

@@ -45,22 +45,27 @@ def folder(tiny_corpus: TokenizedCorpus, tmp_path_factory: pytest.TempPathFactor
     return folder
 
 
-def test_every_recipe_of_heads_composes_and_imports_no_torch(tmp_path: Path) -> None:
+def test_every_recipe_on_states_composes_and_imports_no_torch(tmp_path: Path) -> None:
     script = (
         "import pathlib, sys, specdec.train\n"
         "from hydra import compose, initialize_config_dir\n"
         "from omegaconf import OmegaConf\n"
         "from specdec.config import config_dir\n"
         "from specdec.config import validated\n"
+        "from specdec.training.eagle.eagle_recipe import EagleTrainConfig\n"
         "from specdec.training.heads.head_recipe import HeadTrainConfig\n"
-        "folder = pathlib.Path(config_dir()) / 'heads'\n"
-        "names = {path.relative_to(folder).with_suffix('').as_posix() for path in folder.rglob('*.yaml')}\n"
-        "assert {'medusa', 'grounded', 'blockwise', 'grounded_vicuna7b', 'medusa_vicuna7b'} <= names\n"
+        "found = set()\n"
         "with initialize_config_dir(config_dir(), version_base='1.3'):\n"
-        "    for name in sorted(names):\n"
-        "        cfg = compose('train', [f'+heads={name}'])\n"
-        "        config = validated(HeadTrainConfig, OmegaConf.to_container(cfg, resolve=True))\n"
-        "        assert config.heads.name == name, name\n"
+        "    for kind, form in {'heads': HeadTrainConfig, 'eagle': EagleTrainConfig}.items():\n"
+        "        folder = pathlib.Path(config_dir()) / kind\n"
+        "        for path in sorted(folder.rglob('*.yaml')):\n"
+        "            name = path.relative_to(folder).with_suffix('').as_posix()\n"
+        "            cfg = compose('train', [f'+{kind}={name}'])\n"
+        "            config = validated(form, OmegaConf.to_container(cfg, resolve=True))\n"
+        "            assert getattr(config, kind).name == name, name\n"
+        "            found.add(name)\n"
+        "assert {'medusa', 'grounded', 'blockwise', 'grounded_vicuna7b', 'medusa_vicuna7b'} <= found\n"
+        "assert {'pocket', 'eagle1'} <= found\n"
         "assert 'torch' not in sys.modules and 'mlflow' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", script], cwd=tmp_path, check=True)

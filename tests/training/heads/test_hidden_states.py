@@ -18,11 +18,11 @@ ROWS = 16 * 16 * 8  # bytes of a sequence: 16 tokens, 16 wide, float64
 
 @pytest.fixture
 def opened(head_data, text_target):
-    """`opened(offset=0, teacher=False, **states)`: a source of states and its sequences."""
+    """`opened(*offsets, teacher=False, **states)`: a source of states, of the last layer if none is given."""
 
-    def make(offset: int = 0, teacher: bool = False, target: Any = text_target, **states: Any) -> StateSource:
+    def make(*offsets: int, teacher: bool = False, target: Any = text_target, **states: Any) -> StateSource:
         config = head_data(sequences=12, passes=1, states=states)
-        return StateSource(target, offset, open_sequences(config, text_target, 3), config.states, teacher)
+        return StateSource(target, offsets or (0,), open_sequences(config, text_target, 3), config.states, teacher)
 
     return make
 
@@ -61,6 +61,22 @@ def test_a_cache_of_an_inner_layer_asks_the_target_for_no_teacher(opened, text_t
     states, teacher = source.states(batch)
     torch.testing.assert_close(states, expected[0].clone())
     torch.testing.assert_close(teacher, expected[1].clone())
+
+
+@pytest.mark.parametrize("dtype", ["auto", "bfloat16"])
+def test_several_layers_stand_side_by_side_as_asked(opened, text_target, dtype) -> None:
+    cached, streamed = (
+        small_shards(opened(2, 1, cache=cache, dtype=dtype, teacher=True)) for cache in ("disk", "none")
+    )
+    cached.prepare()
+    batch = cached.sequences.train(1)
+    expected, logits = text_target.hidden.sequence(batch.tokens, 2, 1)
+    for states, teacher in (cached.states(batch), streamed.states(batch)):
+        torch.testing.assert_close(states, expected.to(states.dtype))
+        torch.testing.assert_close(teacher, logits.clone())
+    both = opened(0, 2, cache="none", teacher=True)
+    assert both.offsets == (0, 2) and cached.offsets == ((2, 1, 0) if dtype == "auto" else (2, 1))
+    torch.testing.assert_close(both.states(batch)[0], text_target.hidden.sequence(batch.tokens, 0, 2)[0].clone())
 
 
 def test_states_can_take_part_in_training(opened) -> None:
@@ -110,7 +126,7 @@ def test_other_weights_layers_dtypes_and_texts_have_their_own_cache(
 
     other = Causal(tiny_llama(len(text_target.tokenizer), seed=1), sampling(), text_target.tokenizer)
     states = head_data(states={"cache": "disk"}).states
-    text = StateSource(text_target, 0, open_sequences(head_data(), text_target, seed=4), states, False)
+    text = StateSource(text_target, (0,), open_sequences(head_data(), text_target, seed=4), states, False)
     sources = [opened(), opened(1), opened(dtype="bfloat16"), opened(target=other), text]
     assert len({source.folder for source in sources}) == len(sources)
 
@@ -119,7 +135,7 @@ def test_a_longer_training_keeps_the_files_of_a_shorter(head_data, text_target) 
     def prepared(sequences: int) -> StateSource:
         config = head_data(sequences=sequences, passes=1, states={"cache": "disk"})
         source = small_shards(
-            StateSource(text_target, 0, open_sequences(config, text_target, 3), config.states, False), 4
+            StateSource(text_target, (0,), open_sequences(config, text_target, 3), config.states, False), 4
         )
         source.prepare()
         return source
@@ -149,10 +165,9 @@ def test_the_limit_is_on_both_layers_that_a_teacher_needs(opened) -> None:
         source = opened(1, cache="disk", limit_gib=size / 2**30, teacher=True)
         source.prepare()
         assert source.cached == cached
-        for layer in (source, source._last):
-            assert bool(list(layer.folder.glob("*.bin"))) == cached, "checked before anything is written"
-            for file in layer.folder.glob("*"):
-                file.unlink()
+        assert bool(list(source.folder.glob("*.bin"))) == cached, "checked before anything is written"
+        for file in source.folder.glob("*"):
+            file.unlink()
 
 
 def test_too_little_space_is_said_before_anything_is_computed(opened, monkeypatch) -> None:
@@ -190,13 +205,13 @@ def test_logits_that_are_more_than_a_product_come_from_the_model(opened, text_ta
         return states, 5.0 * (logits / 5.0).tanh()
 
     plain = opened(teacher=True)
-    assert plain._linear_output
+    assert plain._last is not None
     monkeypatch.setattr(text_target.hidden, "sequence", capped)
     for cache in ("none", "disk"):
         source = opened(teacher=True, cache=cache)
         source.prepare()
         batch = source.sequences.train(1)
-        assert not source._linear_output
+        assert source._last is None
         torch.testing.assert_close(source.states(batch)[1], capped(batch.tokens, 0)[1].clone())
 
 

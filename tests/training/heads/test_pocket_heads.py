@@ -1,4 +1,4 @@
-"""The shipped heads are what their card says, and belong to the shipped target."""
+"""The shipped heads and feature drafter are what their card says, and belong to the shipped target."""
 
 import csv
 import json
@@ -8,14 +8,17 @@ from pathlib import Path
 import pytest
 import torch
 
+from specdec.eagle.eagle_checkpoint import load_eagle, read_eagle, shipped_eagle
 from specdec.heads.checkpoint import load_heads, read_heads, shipped_heads
 from specdec.targets import targets
 from specdec.targets.causal import Causal
 from specdec.text.python_sources import STDLIB, held_out_modules, is_held_out, read_python_files
+from specdec.training.eagle.eagle_training import count_steps
 from specdec.training.heads.head_accuracy import HeadAccuracy
-from specdec.training.heads.publish_heads import heads_card
+from specdec.training.heads.publish_heads import heads_card, shipped_name
 
 NAMES = ("medusa", "grounded")
+SHIPPED = (*NAMES, "eagle")
 FOLDER = shipped_heads("medusa").parent
 
 
@@ -29,25 +32,28 @@ def summary(name: str) -> dict:
     return json.loads((FOLDER / f"summary_{name}.json").read_text(encoding="utf-8"))
 
 
-def test_together_at_most_12_megabytes() -> None:
-    assert {file.stem for file in FOLDER.glob("*.safetensors")} == set(NAMES)
-    assert sum(file.stat().st_size for file in FOLDER.iterdir()) <= 12e6
+def test_together_at_most_16_megabytes() -> None:
+    assert {file.stem for file in FOLDER.glob("*.safetensors")} == set(SHIPPED)
+    assert sum(file.stat().st_size for file in FOLDER.iterdir()) <= 16e6
+    assert shipped_eagle().stat().st_size <= 4e6
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", SHIPPED)
 def test_card_history_and_file_agree_with_the_summary(name: str) -> None:
-    told, stored = summary(name), read_heads(shipped_heads(name))
-    assert told["recipe"]["heads"]["name"] == stored.config.name == name
+    told = summary(name)
+    stored = read_eagle(shipped_eagle()) if name == "eagle" else read_heads(shipped_heads(name))
+    assert told["recipe"]["eagle" if name == "eagle" else "heads"]["name"] == stored.config.name
+    assert shipped_name(told) == name
     assert told["target"] == stored.target
     assert told["bytes"] == shipped_heads(name).stat().st_size
-    assert told["seconds"] < 20 * 60, "a head is to be trained in under 20 minutes"
+    assert name == "eagle" or told["seconds"] < 20 * 60, "a head is to be trained in under 20 minutes"
     rows = list(csv.DictReader((FOLDER / f"history_{name}.csv").read_text(encoding="utf-8").splitlines()))
     assert [int(row["step"]) for row in rows] == list(range(1, told["steps"] + 1))
 
 
 def test_card_is_made_of_the_summaries() -> None:
     card = (FOLDER / "MODEL_CARD.md").read_text(encoding="utf-8")
-    assert card == heads_card({name: summary(name) for name in NAMES})
+    assert card == heads_card({name: summary(name) for name in SHIPPED})
 
 
 def test_accuracies_are_those_of_the_card(target: Causal) -> None:
@@ -57,11 +63,12 @@ def test_accuracies_are_those_of_the_card(target: Causal) -> None:
     tokens = torch.tensor([row for row in rows if len(row) == 256])
     assert len(tokens) >= 8
     states = target.hidden.sequence(tokens, 0)[0].clone()
+    scored = torch.ones_like(tokens, dtype=torch.bool)
     first = {}
     for name in NAMES:
         heads = load_heads(shipped_heads(name), target)
         counted = HeadAccuracy(len(heads))
-        counted.add(heads, states, tokens, torch.ones_like(tokens, dtype=torch.bool))
+        counted.add(heads, states, tokens, scored)
         found = counted.metrics()
         for head in range(1, len(heads) + 1):
             key = f"heldout.head_{head}.top1"
@@ -69,3 +76,12 @@ def test_accuracies_are_those_of_the_card(target: Causal) -> None:
             assert found[key] == pytest.approx(summary(name)["heldout"][key], abs=0.07), (name, key)
         first[name] = found["heldout.head_1.top1"]
     assert first["grounded"] > first["medusa"] + 0.03, "the token between makes a difference"
+
+    network = load_eagle(shipped_eagle(), target)
+    counted = HeadAccuracy(3, "step")
+    features = target.hidden.sequence(tokens, *network.config.offsets(target.hidden.layers))[0]
+    count_steps(counted, network, features, tokens, scored)
+    for step in (1, 2, 3):
+        key = f"heldout.step_{step}.top1"
+        assert counted.metrics()[key] == pytest.approx(summary("eagle")["heldout"][key], abs=0.07), key
+    assert counted.metrics()["heldout.step_1.top1"] > first["grounded"] + 0.03, "the tokens before make a difference"

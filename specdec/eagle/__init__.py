@@ -1,0 +1,1 @@
+"""Feature drafters, EAGLE and its relatives: their networks, config and files. A drafter turns these into drafts."""

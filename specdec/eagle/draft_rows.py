@@ -1,0 +1,198 @@
+"""The rows of an EAGLE network over one text: those of the committed text, and those of one draft on top of them.
+
+Rows of the text are made of the target's own features only. The rows of a draft, made of carried states, live in an
+object of their own, which is dropped with the draft: nothing of a rejected token can stay behind.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from specdec.eagle.eagle_network import EagleNetwork
+from specdec.eagle.feature_network import KeysValues
+from specdec.records import Tree
+
+_POSITIONS = 256  # whose logits are in memory at a time, when a text is replayed
+
+OfStep = Callable[[int, int, Tensor], None]
+"""`of_step(row, k, logits)` gets the logits [M, W] of rows `row` to `row + M - 1` at depth k (0 is the first)."""
+
+
+class TextRows:
+    """The rows of a committed text. Row i reads the feature of position i and token i+1, so the last row gives the law
+    of the token after the root, and there is one row fewer than tokens.
+
+    Attributes:
+        length: number of rows.
+    """
+
+    def __init__(self, network: EagleNetwork) -> None:
+        self._network = network
+        self.length = 0
+        self._past: KeysValues | None = None
+        self._carried, self._logits = torch.empty(0), torch.empty(0)
+
+    def append(self, tokens: Tensor, features: Tensor) -> None:
+        """Add a row for each of some tokens [S], in one pass.
+
+        Args:
+            features: [S, k * D_t] the target's, each of the position before its token.
+        """
+        states = self._network.fuse(features.unsqueeze(0))
+        places = torch.arange(self.length, self.length + len(tokens), device=tokens.device)
+        carried, self._logits, self._past = self._network(tokens.unsqueeze(0), states, places, self._past, last=1)
+        self._carried = carried[:, -1:]
+        self.length += len(tokens)
+
+    def draft(self, depth: int) -> "DraftRows":
+        """Begin a draft of at most `depth` levels after the last row. There is at least one."""
+        assert self._past is not None
+        if self._network.config.mask_token is not None:
+            return SlotRows(self._slots(depth))
+        return StepRows(self._network, self.length, self._past, self._carried, self._logits[0])
+
+    def _slots(self, depth: int) -> Tensor:
+        """Return the logits [depth, W] of the last row and of the mask tokens behind it."""
+        if depth == 1:
+            return self._logits[0]
+        tokens, states = self._network.slots(depth - 1)
+        places = torch.arange(self.length, self.length + depth - 1, device=states.device)
+        return torch.cat([self._logits[0], self._network(tokens, states, places, self._past)[1][0]])
+
+
+class DraftRows(ABC):
+    """The rows of one draft.
+
+    Attributes:
+        first: [1, W] the logits after the root.
+    """
+
+    first: Tensor
+
+    @abstractmethod
+    def next(self, token: Tensor) -> Tensor:
+        """Add the next row of a chain, for token [1]; return the logits [1, W] after it. The host waits for nothing."""
+
+    @abstractmethod
+    def after(self, tokens: Tensor, tree: Tree, nodes: Sequence[int]) -> Tensor:
+        """Return the logits [M, W] after M nodes of one depth, as `grow` asks for them: level by level, each node below
+        one that was asked about before.
+        """
+
+
+class SlotRows(DraftRows):
+    """Rows of mask tokens, one for each depth and all in one pass (P-EAGLE 2602.01469, DFlash): whatever was drafted
+    above, the nodes of one depth have the same law.
+    """
+
+    def __init__(self, logits: Tensor) -> None:
+        """
+        Args:
+            logits: [depth, W] of every depth.
+        """
+        self._logits, self.first = logits, logits[:1]
+        self._steps = 0
+
+    def next(self, token: Tensor) -> Tensor:
+        self._steps += 1
+        return self._logits[self._steps : self._steps + 1]
+
+    def after(self, tokens: Tensor, tree: Tree, nodes: Sequence[int]) -> Tensor:
+        depth = len(tree.path(nodes[0]))
+        return self._logits[depth : depth + 1].expand(len(nodes), -1)
+
+
+class StepRows(DraftRows):
+    """Rows that are made of carried states, level by level. Those at depth d stand at the rotary position of the root
+    plus d - 1, and see the text and their own ancestors.
+    """
+
+    def __init__(self, network: EagleNetwork, length: int, past: KeysValues, carried: Tensor, first: Tensor) -> None:
+        """
+        Args:
+            length: rows of the text.
+            past: their keys and values.
+            carried: [1, 1, D] state that the last one leaves.
+            first: [1, W] logits after it.
+        """
+        self._network, self._length, self._past, self.first = network, length, past, first
+        self._carried = carried  # [1, 1 + R, D] after the last row of the text, and after each row of the draft
+        self._rows: dict[tuple[int, ...], int] = {(): 0}  # path of tokens -> its place in `_carried`
+        self._steps = 0
+
+    def next(self, token: Tensor) -> Tensor:
+        place = torch.full((1,), self._length + self._steps, device=token.device)
+        carried, logits, self._past = self._network(token.unsqueeze(0), self._carried[:, -1:], place, self._past)
+        self._carried = carried
+        self._steps += 1
+        return logits[0]
+
+    def after(self, tokens: Tensor, tree: Tree, nodes: Sequence[int]) -> Tensor:
+        """See `DraftRows.after`. Nodes are known by the tokens on their paths, which the host reads."""
+        if len(tree) == 0:
+            return self.first.expand(len(nodes), -1)
+        numbers = tokens.tolist()
+        paths = [tuple(numbers[above] for above in tree.path(node)) for node in nodes]
+        depth, known = len(paths[0]), self._carried.shape[1] - 1  # rows of the draft so far
+        seen = torch.zeros(len(nodes), self._length + known + len(nodes), dtype=torch.bool)
+        seen[:, : self._length] = True
+        for place, path in enumerate(paths):
+            for end in range(1, depth):
+                seen[place, self._length + self._rows[path[:end]] - 1] = True
+            seen[place, self._length + known + place] = True
+        parents = torch.tensor([self._rows[path[:-1]] for path in paths])
+        device = self._carried.device
+        carried, logits, self._past = self._network(
+            torch.tensor([[path[-1] for path in paths]]).to(device, non_blocking=True),
+            self._carried.index_select(1, parents.to(device, non_blocking=True)),
+            torch.full((len(nodes),), self._length + depth - 1, device=device),
+            self._past,
+            seen.to(device, non_blocking=True),
+        )
+        self._rows |= {path: known + 1 + place for place, path in enumerate(paths)}
+        self._carried = torch.cat([self._carried, carried], 1)
+        return logits[0]
+
+
+def chains_along(network: EagleNetwork, tokens: Tensor, features: Tensor, first: int, depth: int, of: OfStep) -> None:
+    """Draft the text itself from every row of it on, teacher-forced: at depth k each row reads the token k places
+    further on and the state that it left at depth k - 1. It sees the rows of the text before it and, of deeper ones,
+    its own (the training-time test of EAGLE-3 2503.01840, section 3.1). A network of mask tokens reads these instead.
+
+    Args:
+        tokens: [T] of the text.
+        features: [T - 1, k * D_t] of all of them but the last.
+        first: the first row that is asked for.
+        depth: levels of the chains.
+        of: is told of every level, `_POSITIONS` rows at a time. Rows whose tokens the text lacks read others.
+    """
+    rows = len(tokens) - 2  # the last that predicts a token of the text
+    places = torch.arange(rows, device=tokens.device)
+    past: KeysValues | None = None
+    for begin, end in _pieces(first, rows):
+        read = tokens[begin + 1 : end + 1].unsqueeze(0)
+        states, asked = network.fuse(features[begin:end].unsqueeze(0)), begin >= first
+        carried, logits, past = network(read, states, places[begin:end], past, last=None if asked else 0)
+        if not asked:
+            continue
+        of(begin, 0, logits[0])
+        size, drafted = end - begin, past
+        own = torch.eye(size, dtype=torch.bool, device=tokens.device)
+        seen = torch.ones(size, end, dtype=torch.bool, device=tokens.device).tril_(begin)
+        for k in range(1, depth):
+            seen = torch.cat([seen, own], 1)
+            read = tokens.roll(-k)[begin + 1 : end + 1].unsqueeze(0)
+            if network.config.mask_token is not None:
+                read, carried = network.slots(size)
+            carried, logits, drafted = network(read, carried, places[begin:end] + k, drafted, seen)
+            of(begin, k, logits[0])
+
+
+def _pieces(first: int, rows: int) -> Iterator[tuple[int, int]]:
+    """Return the rows before the first that is asked for, then those asked for in pieces."""
+    if first > 0:
+        yield 0, first
+    for begin in range(first, rows, _POSITIONS):
+        yield begin, min(begin + _POSITIONS, rows)

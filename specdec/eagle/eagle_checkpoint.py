@@ -1,0 +1,154 @@
+"""EAGLE networks on disk: one safetensors file with the config and the hash of the weights that were drafted for."""
+
+import json
+import re
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from specdec.config import validated
+from specdec.eagle.block_network import BlockNetwork
+from specdec.eagle.eagle_config import EagleConfig
+from specdec.eagle.eagle_network import EagleNetwork
+from specdec.eagle.feature_network import FeatureNetwork
+from specdec.errors import UsageError
+from specdec.targets.base import Target
+from specdec.text.writing import write_atomically
+
+_KEY = "specdec.eagle"
+_USUAL_PLACE = re.compile(r"(?:^|/)models/eagle/(.+)/eagle\.safetensors$")  # where a training writes the network
+
+
+class StoredEagle(NamedTuple):
+    """The contents of a file.
+
+    Attributes:
+        target: hash of the weights that the network reads (`HiddenStates.identity`).
+        training: how it was made, as the trainer recorded it.
+    """
+
+    config: EagleConfig
+    target: str
+    training: dict[str, Any]
+    weights: dict[str, Tensor]
+
+
+def shipped_eagle(name: str = "eagle") -> Path:
+    """Return the file of a network that comes with specdec, trained on the pocket target."""
+    return Path(__file__).parents[1] / "pocket" / "heads" / f"{name}.safetensors"
+
+
+def save_eagle(network: FeatureNetwork, path: Path, target: str, training: dict[str, Any]) -> None:
+    """Write the network, folders included; a reader never sees half a file.
+
+    Args:
+        target: `HiddenStates.identity` of the target that it reads.
+        training: JSON values.
+    """
+    about = {"config": asdict(network.config), "target": target, "training": training}
+    weights = {name: weight.detach().cpu().contiguous() for name, weight in network.state_dict().items()}
+    write_atomically(path, save(weights, metadata={_KEY: json.dumps(about, sort_keys=True)}))
+
+
+def read_eagle(path: str | Path, key: str = "drafter.model") -> StoredEagle:
+    """Read a file of `save_eagle`, without comparing it with any target.
+
+    Args:
+        key: configuration key of the file, for messages.
+    Raises:
+        UsageError: the file does not exist, or holds something else.
+    """
+    try:
+        with safe_open(path, framework="pt") as file:
+            about = json.loads((file.metadata() or {})[_KEY])
+            weights = {name: file.get_tensor(name) for name in file.keys()}
+        config = validated(EagleConfig, about["config"], where="eagle")
+        return StoredEagle(config, str(about["target"]), dict(about["training"]), weights)
+    except FileNotFoundError:
+        recipe = _USUAL_PLACE.search(Path(path).as_posix())
+        remedy = (
+            f"python -m specdec.train +eagle={recipe[1]} makes it"
+            if recipe
+            else "give a file that specdec.train wrote, or in a drafter pocket for the one that comes with specdec"
+        )
+        raise UsageError(f"EAGLE network {key}={path} does not exist: {remedy}.") from None
+    except (SafetensorError, OSError, KeyError, TypeError, ValueError, UsageError):
+        raise UsageError(
+            f"EAGLE network {key}={path} is not a file of such a network: give the eagle.safetensors that "
+            "specdec.train wrote."
+        ) from None
+
+
+def training_of(path: str | Path) -> dict[str, Any]:
+    """Return how the network of a file was made, as the trainer recorded it; no weights are read."""
+    with safe_open(path, framework="pt") as file:
+        return dict(json.loads(file.metadata()[_KEY])["training"])
+
+
+def load_eagle(path: str | Path, target: Target) -> EagleNetwork:
+    """Load a network for the target that it was trained on, in its dtype and on its device.
+
+    Raises:
+        UsageError: it was trained on other weights (both hashes are named), the target has no hidden states, or the
+            tensors are not those of the config.
+    """
+    stored = read_eagle(path)
+    hidden = target.hidden
+    if stored.target != hidden.identity:
+        raise UsageError(
+            f"EAGLE network drafter.model={path} was trained on a target whose weights have the hash "
+            f"{stored.target[:16]}; this one's have {hidden.identity[:16]}: use the target that it was trained on, or "
+            "train one for this target with specdec.train."
+        )
+    network = assembled(stored.config, stored.weights, target, str(path))
+    assert isinstance(network, EagleNetwork), "specdec.train writes no others"
+    return network
+
+
+def made(config: EagleConfig, embedding: Tensor, output: Tensor) -> FeatureNetwork:
+    """Return a network of the config's form, with weights at random; see `FeatureNetwork`."""
+    return (BlockNetwork if config.form == "dflash" else EagleNetwork)(config, embedding, output)
+
+
+def assembled(config: EagleConfig, weights: dict[str, Tensor], target: Target, where: str) -> FeatureNetwork:
+    """Return the network of a config and weights under its own names, in the target's dtype and on its device.
+
+    Args:
+        where: name of the file, for messages.
+    Raises:
+        UsageError: a tensor is missing, is one too many, or has another shape.
+    """
+    embedding, output = target.hidden.embedding, target.hidden.output_layer
+    with torch.device("meta"):  # makes no weights, because those of the file are assigned
+        network = made(config, embedding, output)
+    wanted = {name: tuple(weight.shape) for name, weight in network.state_dict().items()}
+    check_tensors(wanted, {name: tuple(weight.shape) for name, weight in weights.items()}, where)
+    network.load_state_dict(weights, assign=True)
+    return network.to(target.device, output.dtype).eval().requires_grad_(False)
+
+
+def check_tensors(wanted: dict[str, tuple[int, ...]], found: dict[str, tuple[int, ...]], where: str) -> None:
+    """Check that a file has exactly the tensors, with the shapes, that its config asks for.
+
+    Raises:
+        UsageError: names the first tensor that is missing, left over or of another shape.
+    """
+    for name in wanted:
+        if name not in found:
+            raise UsageError(f"Bad value drafter.model={where}: the tensor {name} is missing; use a complete file.")
+        if wanted[name] != found[name]:
+            raise UsageError(
+                f"Bad value drafter.model={where}: the tensor {name} has the shape {list(found[name])}, and config and "
+                f"target ask for {list(wanted[name])}; use the target and the config that the file was made for."
+            )
+    extra = sorted(found.keys() - wanted.keys())
+    if extra:
+        raise UsageError(
+            f"Bad value drafter.model={where}: the tensor {extra[0]} has no place in the network of its config; use "
+            "the config that the file was made for."
+        )

@@ -1,0 +1,230 @@
+"""The network of EAGLE (2401.15077), EAGLE-2 (2406.16858) and EAGLE-3 (2503.01840), with its published variants.
+
+Knows tensors only: neither where features come from nor how laws become a draft. Letters: B sequences, S rows, P
+earlier rows, k features of D_t values, D the network's own width, V tokens of the target, W tokens that can be drafted.
+Modules carry the names of published files.
+"""
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from specdec.eagle.eagle_config import EagleConfig
+from specdec.eagle.feature_network import FeatureNetwork, GatedMlp, KeysValues, ScaledNorm, rotated
+from specdec.targets.base.hidden import HiddenStates
+
+
+class GroupedAttention(nn.Module):
+    """Attention with fewer key than query heads and rotary positions, over inputs of a width of their own."""
+
+    def __init__(self, config: EagleConfig, inputs: int) -> None:
+        super().__init__()
+        biased = config.attention_bias != "none"
+        size, kv_size = config.heads * config.head_dim, config.kv_heads * config.head_dim
+        self.head_dim = config.head_dim
+        self.q_proj = nn.Linear(inputs, size, bias=biased)
+        self.k_proj = nn.Linear(inputs, kv_size, bias=biased)
+        self.v_proj = nn.Linear(inputs, kv_size, bias=biased)
+        self.o_proj = nn.Linear(size, config.hidden, bias=config.attention_bias == "qkvo")
+        self.q_norm = ScaledNorm(config.head_dim, config.rms_eps) if config.qk_norm else None
+        self.k_norm = ScaledNorm(config.head_dim, config.rms_eps) if config.qk_norm else None
+
+    def forward(
+        self, x: Tensor, turns: tuple[Tensor, Tensor], past: tuple[Tensor, Tensor] | None, mask: Tensor | None
+    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        """
+        Args:
+            x: [B, S, inputs].
+            turns: cosines and sines [B, 1, S, head_dim] of the rows' positions.
+            past: keys and values of the P rows before.
+            mask: [S, P+S] or [B, 1, S, P+S]; None for causal rows.
+        Returns:
+            [B, S, D], and the keys and values of all P+S rows.
+        """
+        query, key, value = (
+            projection(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+            for projection in (self.q_proj, self.k_proj, self.v_proj)
+        )  # [B, H, S, head_dim]
+        if self.q_norm is not None and self.k_norm is not None:
+            query, key = self.q_norm(query), self.k_norm(key)
+        query, key = rotated(query, turns), rotated(key, turns)
+        if past is not None:
+            key, value = torch.cat([past[0], key], 2), torch.cat([past[1], value], 2)
+        rows, length = query.shape[2], key.shape[2]
+        if mask is None and past is not None and rows > 1:
+            mask = torch.ones(rows, length, dtype=torch.bool, device=x.device).tril_(length - rows)
+        group = query.shape[1] // key.shape[1]
+        found = F.scaled_dot_product_attention(
+            query,
+            key if group == 1 else key.repeat_interleave(group, 1),
+            value if group == 1 else value.repeat_interleave(group, 1),
+            attn_mask=mask,
+            is_causal=mask is None and past is None and rows > 1,
+        )
+        return self.o_proj(found.transpose(1, 2).flatten(2)), (key, value)
+
+
+class EagleLayer(nn.Module):
+    """One decoder layer.
+
+    The first layer of the EAGLE-3 form attends to the normed embedding and the normed feature side by side, and its
+    residual is the feature itself. The first layer of EAGLE-1 has no norm before its attention. Later layers are
+    ordinary ones.
+    """
+
+    def __init__(self, config: EagleConfig, first: bool) -> None:
+        super().__init__()
+        size, eps = config.hidden, config.rms_eps
+        self.joins = first and config.form == "eagle3"
+        self.norm_before_residual = config.norm_before_residual
+        self.input_layernorm = None if first and config.form == "eagle1" else ScaledNorm(size, eps)
+        self.hidden_norm = ScaledNorm(size, eps) if self.joins else None
+        self.self_attn = GroupedAttention(config, 2 * size if self.joins else size)
+        self.post_attention_layernorm = ScaledNorm(size, eps)
+        self.mlp = GatedMlp(size, config.intermediate)
+
+    def forward(
+        self,
+        x: Tensor,
+        embedded: Tensor,
+        turns: tuple[Tensor, Tensor],
+        past: tuple[Tensor, Tensor] | None,
+        mask: Tensor | None,
+    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        """Return the layer's output [B, S, D] and the keys and values of all rows; see `GroupedAttention`.
+
+        Args:
+            x: [B, S, D].
+            embedded: [B, S, D] of the rows' tokens, which only the first layer of EAGLE-3 reads.
+        """
+        attended = x if self.input_layernorm is None else self.input_layernorm(embedded if self.joins else x)
+        if self.hidden_norm is not None:
+            normed = self.hidden_norm(x)
+            attended = torch.cat([attended, normed], -1)
+            x = normed if self.norm_before_residual else x
+        found, kept = self.self_attn(attended, turns, past, mask)
+        x = x + found
+        return x + self.mlp(self.post_attention_layernorm(x)), kept
+
+
+class EagleNetwork(FeatureNetwork):
+    """A feature drafter: rows of (feature of position i, token i+1) give states that stand for the feature of position
+    i+1, and laws of token i+2.
+
+    It reads the target's embeddings, and where the config says so its output layer, and never stores them.
+    """
+
+    def __init__(self, config: EagleConfig, embedding: Tensor, output: Tensor) -> None:
+        super().__init__(config, embedding, output)
+        size, eps, features = config.hidden, config.rms_eps, config.features * config.target_hidden
+        joined = 2 * size if config.form == "eagle1" else features
+        self.input_norm = ScaledNorm(features, eps) if config.norm_before_fc else None
+        self.fc_norm = (
+            nn.ModuleList(ScaledNorm(config.target_hidden, eps) for _ in range(config.features))
+            if config.fc_norm
+            else None
+        )
+        self.mask_hidden = nn.Parameter(torch.zeros(features)) if config.mask_token is not None else None
+        self.fc = nn.Linear(joined, size, bias=config.fc_bias)
+        self.layers = nn.ModuleList(EagleLayer(config, first=layer == 0) for layer in range(config.layers))
+        self.norm = ScaledNorm(size, eps) if config.form == "eagle3" else None
+
+    @classmethod
+    def for_target(cls, config: EagleConfig, hidden: HiddenStates, kept: Sequence[int] | None = None) -> "EagleNetwork":
+        """Make an untrained network for a target, in its dtype.
+
+        Attention and MLP begin with zeros and `fc` with the last feature (EAGLE-1: the feature), where the widths
+        agree, and an own output layer or embedding with the target's: so training begins with a law of one token
+        earlier.
+
+        Args:
+            kept: ids of the tokens that can be drafted, `draft_vocabulary` of them, in ascending order; None for all.
+        Raises:
+            ValueError: ids that are not ascending, or another number of them.
+        """
+        embedding, output = hidden.embedding, hidden.output_layer
+        network = cls(config, embedding, output)
+        with torch.no_grad():
+            for layer in network.layers:
+                assert isinstance(layer, EagleLayer)
+                layer.self_attn.o_proj.weight.zero_()
+                if layer.self_attn.o_proj.bias is not None:
+                    layer.self_attn.o_proj.bias.zero_()
+                layer.mlp.down_proj.weight.zero_()
+            if config.hidden == config.target_hidden:
+                network.fc.weight.zero_()
+                network.fc.weight[:, -config.hidden :] = torch.eye(config.hidden)
+                if network.fc.bias is not None:
+                    network.fc.bias.zero_()
+                ids = slice(None) if kept is None else torch.tensor(kept, device=output.device)
+                if network.lm_head is not None:
+                    network.lm_head.weight.copy_(output[ids])
+                if network.embed_tokens is not None:
+                    network.embed_tokens.weight.copy_(embedding)
+        if config.draft_vocabulary is not None:
+            network.draft_only(range(config.draft_vocabulary) if kept is None else kept)
+        return network.to(output.device, output.dtype)
+
+    def fuse(self, features: Tensor) -> Tensor:
+        """Return states [B, S, D] for the target's features [B, S, k * D_t]; in EAGLE-1 these are the states."""
+        if self.config.form == "eagle1":
+            return features
+        if self.input_norm is not None:
+            features = self.input_norm(features)
+        if self.fc_norm is not None:
+            parts = features.unflatten(-1, (self.config.features, -1)).unbind(-2)
+            features = torch.cat([norm(part) for norm, part in zip(self.fc_norm, parts, strict=True)], -1)
+        fused: Tensor = self.fc(features)
+        return fused
+
+    def slots(self, count: int) -> tuple[Tensor, Tensor]:
+        """Return the token [1, count] and the state [1, count, D] of rows whose token and feature are not known
+        (P-EAGLE 2602.01469).
+        """
+        assert self.mask_hidden is not None and self.config.mask_token is not None
+        state = self.fuse(self.mask_hidden.view(1, 1, -1)).expand(1, count, -1)
+        return torch.full((1, count), self.config.mask_token, device=state.device), state
+
+    def forward(
+        self,
+        tokens: Tensor,
+        states: Tensor,
+        places: Tensor,
+        past: KeysValues | None = None,
+        mask: Tensor | None = None,
+        last: int | None = None,
+    ) -> tuple[Tensor, Tensor, KeysValues]:
+        """Evaluate rows behind P earlier ones.
+
+        Args:
+            tokens: [B, S] token i+1 of each row.
+            states: [B, S, D] the state of position i: a fused feature, or a carried state.
+            places: [B, S] or [S] the rotary position i.
+            past: third result of the call on the rows before.
+            mask: rows that each row sees, true for seen: [S, P+S] or [B, S, P+S]; None where each sees all before it.
+            last: number of rows at the end that need logits; None for all.
+        Returns:
+            carried: [B, S, D] the states that the next step of each row reads.
+            logits: [B, S, W] of token i+2, or of the `last` rows only, over the tokens that can be drafted.
+            keys and values of all P+S rows.
+        """
+        embedded = self.embedded(tokens).to(states.dtype)
+        x = self.fc(torch.cat([embedded, states], -1)) if self.config.form == "eagle1" else states
+        turns = self.turns(places.expand_as(tokens), x.dtype)
+        seen = mask.unsqueeze(1) if mask is not None and mask.dim() == 3 else mask
+        kept = []
+        for number, layer in enumerate(self.layers):
+            x, keys_values = layer(x, embedded, turns, None if past is None else past[number], seen)
+            kept.append(keys_values)
+        normed = self.normed(x)
+        logits = self.logits(normed if last is None else normed[:, normed.shape[1] - last :])
+        return normed if self.config.norm_output else x, logits, tuple(kept)
+
+    def normed(self, states: Tensor) -> Tensor:
+        """Return the last layer's states [..., D] as the output layer reads them."""
+        if self.norm is None:
+            return states
+        result: Tensor = self.norm(states)
+        return result

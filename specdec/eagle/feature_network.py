@@ -1,0 +1,161 @@
+"""The parts that networks over a target's features share: norms, MLP, rotary positions, and the way from tokens and to
+tokens, some of which may be all that can be drafted.
+
+Letters: B sequences, S rows, D the network's own width, V tokens of the target, W tokens that can be drafted.
+"""
+
+import math
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from specdec.eagle.eagle_config import EagleConfig, RopeScaling
+
+KeysValues = tuple[tuple[Tensor, Tensor], ...]
+"""Keys and values [B, H_kv, P, head_dim] of the rows so far, for each layer; keys are rotated."""
+
+
+class ScaledNorm(nn.Module):
+    """RMSNorm, computed in float32 or better: x / sqrt(mean(x^2) + eps), times a weight."""
+
+    def __init__(self, size: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(size))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = x.to(torch.promote_types(x.dtype, torch.float32))
+        normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
+        return self.weight * normed.to(x.dtype)
+
+
+class GatedMlp(nn.Module):
+    """down(SiLU(gate x) * up x)."""
+
+    def __init__(self, size: int, width: int) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(size, width, bias=False)
+        self.up_proj = nn.Linear(size, width, bias=False)
+        self.down_proj = nn.Linear(width, size, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+        return result
+
+
+class FeatureNetwork(nn.Module):
+    """A network that reads the target's features and embeddings, and where the config says so its output layer, which
+    it never stores.
+
+    Attributes:
+        vocab_size: V, as the target has it.
+        draft_size: W.
+        d2t: [W] the distance from a draft token's number to the target's: target = i + d2t[i]. Absent where all tokens
+            can be drafted.
+        t2d: [V] the tokens that can be drafted.
+    """
+
+    d2t: Tensor
+    t2d: Tensor
+    fc: nn.Linear
+    layers: nn.ModuleList
+
+    def __init__(self, config: EagleConfig, embedding: Tensor, output: Tensor) -> None:
+        """
+        Args:
+            embedding: [V, D_t] the target's input embeddings.
+            output: [V, D_t] its output layer.
+        """
+        super().__init__()
+        self.config = config
+        self.vocab_size = len(output)
+        self.draft_size = config.draft_vocabulary or self.vocab_size
+        self._target = (embedding, output)  # in a tuple, so that they do not become parameters of this module
+        self.embed_tokens = nn.Embedding(self.vocab_size, config.hidden) if config.own_embedding else None
+        self.lm_head = nn.Linear(config.hidden, self.draft_size, bias=False) if config.own_output else None
+        if config.draft_vocabulary is not None:
+            self.register_buffer("d2t", torch.zeros(config.draft_vocabulary, dtype=torch.long))
+            self.register_buffer("t2d", torch.zeros(self.vocab_size, dtype=torch.bool))
+        # Not kept in a file, and kept in float32 or better: as bfloat16 they would turn by the wrong angles.
+        self._frequencies = rotary_frequencies(config.head_dim, config.rope_theta, config.rope_scaling)
+
+    def draft_only(self, kept: Sequence[int]) -> None:
+        """Make `kept` the tokens that can be drafted: `draft_vocabulary` ids of the target in ascending order.
+
+        Raises:
+            ValueError: ids that are not ascending, or another number of them, or beyond the target's vocabulary.
+        """
+        ids = torch.tensor(list(kept), dtype=torch.long, device=self.d2t.device)
+        if len(ids) != self.draft_size or not (ids.diff() > 0).all() or ids[0] < 0 or ids[-1] >= self.vocab_size:
+            raise ValueError(
+                f"the tokens to draft are {self.draft_size} ascending ids below {self.vocab_size}, and these are others"
+            )
+        self.d2t.copy_(ids - torch.arange(self.draft_size, device=ids.device))
+        self.t2d.zero_()[ids] = True
+
+    def rebind(self, embedding: Tensor, output: Tensor) -> None:
+        """Read the embeddings and output layer of another target from now on, such as a copy of it."""
+        self._target = (embedding, output)
+
+    def logits(self, normed: Tensor) -> Tensor:
+        """Return the logits [..., W] for states [..., D] after the final norm."""
+        return F.linear(normed, self.output_layer.to(normed.dtype))
+
+    @property
+    def output_layer(self) -> Tensor:
+        """The weights [W, D] from a state after the final norm to the tokens that can be drafted."""
+        if self.lm_head is not None:
+            own: Tensor = self.lm_head.weight
+            return own
+        output = self._target[1]
+        return output if self.config.draft_vocabulary is None else output[self.drafted_ids]
+
+    def embedded(self, tokens: Tensor) -> Tensor:
+        """Return the input embeddings [..., D] of the target's tokens [...]."""
+        if self.embed_tokens is not None:
+            found: Tensor = self.embed_tokens(tokens)
+            return found
+        return F.embedding(tokens, self._target[0])
+
+    @property
+    def drafted_ids(self) -> Tensor:
+        """The target's ids [W] of the tokens that can be drafted."""
+        ids = torch.arange(self.draft_size, device=self.fc.weight.device)
+        return ids if self.config.draft_vocabulary is None else ids + self.d2t
+
+    def over_target(self, logits: Tensor) -> Tensor:
+        """Return logits [..., V] over the target's tokens, -inf where they cannot be drafted, for logits [..., W]."""
+        if self.config.draft_vocabulary is None:
+            return logits
+        wide = logits.new_full((*logits.shape[:-1], self.vocab_size), -torch.inf)
+        return wide.index_copy(-1, self.drafted_ids, logits)
+
+    def turns(self, places: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Return the cosines and sines [B, 1, S, head_dim] for positions [B, S]."""
+        wide = torch.promote_types(dtype, torch.float32)
+        frequencies = self._frequencies.to(places.device, wide)
+        angles = places.unsqueeze(-1).to(wide) * frequencies  # [B, S, head_dim / 2]
+        angles = torch.cat([angles, angles], -1).unsqueeze(1)
+        return angles.cos().to(dtype), angles.sin().to(dtype)
+
+
+def rotary_frequencies(head_dim: int, theta: float, scaling: RopeScaling | None) -> Tensor:
+    """Return the angles per position [head_dim / 2], in float64: theta^(-2j / head_dim), slowed as `scaling` says."""
+    plain = theta ** (-torch.arange(0, head_dim, 2, dtype=torch.float64, device="cpu") / head_dim)
+    if scaling is None:
+        return plain
+    slowed = plain / scaling.factor
+    if scaling.kind == "linear":
+        return slowed
+    turns = scaling.original * plain / (2 * math.pi)
+    share = ((turns - scaling.low) / (scaling.high - scaling.low)).clamp(0, 1)
+    return share * plain + (1 - share) * slowed
+
+
+def rotated(x: Tensor, turns: tuple[Tensor, Tensor]) -> Tensor:
+    """Turn the pairs (x_j, x_{j + head_dim / 2}) of x [B, H, S, head_dim] by the angles of their rows."""
+    cosines, sines = turns
+    first, second = x.chunk(2, -1)
+    return x * cosines + torch.cat([-second, first], -1) * sines

@@ -1,0 +1,292 @@
+"""Published checkpoints that are EAGLE networks: from files to a network that drafts, nothing taken on trust.
+
+The config of a network is told from its decoder's config where that speaks, and from the tensors where configs of one
+format differ in what they leave out: biases, norms of queries and keys, embeddings of its own.
+"""
+
+import logging
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import torch
+
+from specdec.config import validated
+from specdec.eagle.eagle_checkpoint import made
+from specdec.eagle.eagle_config import EagleConfig
+from specdec.eagle.feature_network import FeatureNetwork
+from specdec.errors import ModelLoadError, UsageError
+from specdec.models.load import content_hash
+from specdec.published.checkpoint_files import CheckpointFiles, open_checkpoint
+from specdec.published.recognise import CheckpointFormat, check_target, demand_exactly, recognise, recorded_target
+from specdec.targets.base import Target
+
+logger = logging.getLogger(__name__)
+
+DECODER_LAYER = "layers.0.self_attn.q_proj.weight"
+Convention = Literal["boundaries", "asked"]
+"""The meaning of layer numbers whose list begins with neither 1 nor 2: inputs of blocks, or not known."""
+
+
+class EagleFormat(CheckpointFormat):
+    """A format of EAGLE networks."""
+
+    drafters = ("eagle",)
+
+    @abstractmethod
+    def load(self, files: CheckpointFiles, target: Target, layers: Sequence[int] | None) -> FeatureNetwork:
+        """Return the network for this target, in its dtype and on its device.
+
+        Args:
+            layers: boundaries of the target that the features are taken from, in place of what the config says.
+        Raises:
+            ModelLoadError: other tensors than those of the format, another target's sizes, or something in the config
+                that is not established.
+        """
+
+
+class PublishedEagle(NamedTuple):
+    """A network, and what is recorded about its checkpoint: hash or commit, format, the target's name in it."""
+
+    network: FeatureNetwork
+    about: dict[str, Any]
+
+
+def load_published_eagle(model: str, target: Target, layers: Sequence[int] | None) -> PublishedEagle:
+    """Load a published EAGLE checkpoint for a target, and say which of the target's layers it reads.
+
+    Args:
+        model: a folder or a hub id.
+        layers: see `EagleFormat.load`.
+    Raises:
+        ModelLoadError: see `open_checkpoint`, `recognise` and `EagleFormat.load`.
+        UsageError: a target without hidden states.
+    """
+    files = open_checkpoint(model)
+    name, found = recognise(files, "eagle")
+    assert isinstance(found, EagleFormat), f"{name} says that eagle reads it, which reads EAGLE networks"
+    network = found.load(files, target, layers)
+    boundaries = network.config.boundaries
+    if boundaries:
+        logger.info("%s (%s) reads the inputs of blocks %s of the target.", files, name, boundaries)
+    about = {"format": name, "made_for": recorded_target(files), "commit": files.commit}
+    return PublishedEagle(network, {"sha256": content_hash(str(Path(model).expanduser())), **about})
+
+
+class Reading:
+    """One checkpoint while it is read: the decoder's config, and its tensors under the network's own names.
+
+    Attributes:
+        files: the checkpoint.
+        config: of its decoder.
+        places: the network's name of a tensor -> its name in the file.
+    """
+
+    def __init__(
+        self, files: CheckpointFiles, config: Mapping[str, Any], renamed: Mapping[str, str] | None = None
+    ) -> None:
+        """
+        Args:
+            renamed: beginnings of names in the file -> those of the network.
+        Raises:
+            ModelLoadError: an activation other than SiLU, or biases in the MLP.
+        """
+        self.files, self.config = files, config
+        self.places: dict[str, str] = {}
+        for name in files.tensors:
+            own = next((new + name[len(old) :] for old, new in (renamed or {}).items() if name.startswith(old)), name)
+            self.places[own] = name
+        activation = config.get("hidden_act") or "silu"
+        if activation != "silu":
+            raise ModelLoadError(f"{files} has hidden_act={activation!r} in its config.json: only silu is read.")
+        if config.get("mlp_bias"):
+            raise ModelLoadError(f"{files} has mlp_bias=true in its config.json: only MLPs without one are read.")
+
+    def has(self, name: str) -> bool:
+        """Return whether there is a tensor that the network calls so."""
+        return name in self.places
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of a matrix that the network calls so.
+
+        Raises:
+            ModelLoadError: there is none, or it is no matrix.
+        """
+        if not self.has(name):
+            raise ModelLoadError(f"{self.files} lacks {name}: get the checkpoint as it was published.")
+        shape = self.files.tensors[self.places[name]].shape
+        if len(shape) != 2:
+            raise ModelLoadError(f"{self.files} has {name} of shape {list(shape)} in place of a matrix.")
+        return shape
+
+    def number(self, key: str, default: int | None = None) -> int:
+        """Return a whole number of the decoder's config.
+
+        Raises:
+            ModelLoadError: it is missing and has no default, or is something else.
+        """
+        value = self.config.get(key)
+        value = default if value is None else value
+        if type(value) is not int or value < 1:
+            found = "no" if value is None else f"{value!r} as"
+            raise ModelLoadError(f"{self.files} has {found} {key} in its config.json: it should be a whole number.")
+        return value
+
+    def decoder(self) -> dict[str, Any]:
+        """Return the values of `EagleConfig` that all formats have in common.
+
+        Raises:
+            ModelLoadError: a missing or wrong value, a rotary scaling that is not read.
+        """
+        at = "layers.0.self_attn."
+        heads = self.number("num_attention_heads")
+        rows, _ = self.shape(DECODER_LAYER)
+        if rows % heads:
+            raise ModelLoadError(
+                f"{self.files} has {rows} rows in {at}q_proj.weight, which its {heads} heads do not divide."
+            )
+        biased = self.has(at + "q_proj.bias") or bool(self.config.get("qkv_bias"))
+        whole = self.has(at + "o_proj.bias") or bool(self.config.get("attention_bias"))
+        eps = self.config.get("rms_norm_eps")
+        return {
+            "name": Path(self.files.name).name or "eagle",
+            "hidden": self.number("hidden_size"),
+            "intermediate": self.number("intermediate_size"),
+            "heads": heads,
+            "kv_heads": self.number("num_key_value_heads", heads),
+            "head_dim": rows // heads,
+            "rope_theta": self.rotary("rope_theta") or 10000.0,  # never the target's
+            "rope_scaling": self._scaling(),
+            "rms_eps": 1e-6 if eps is None else eps,
+            "attention_bias": "qkvo" if whole else "qkv" if biased else "none",
+            "qk_norm": self.has(at + "q_norm.weight"),
+        }
+
+    def rotary(self, key: str) -> Any:
+        """Return a value of the rotary positions, in either spelling; None where there is none."""
+        inner = self.config.get("rope_parameters")
+        value = self.config.get(key)
+        return inner.get(key) if value is None and isinstance(inner, Mapping) else value
+
+    def _scaling(self) -> dict[str, Any] | None:
+        scaling = self.config.get("rope_scaling") or self.config.get("rope_parameters")
+        if not isinstance(scaling, Mapping):
+            return None
+        kind = scaling.get("rope_type") or scaling.get("type") or "default"
+        if kind == "default":
+            return None
+        if kind == "linear":
+            return {"kind": kind, "factor": scaling.get("factor")}
+        if kind == "llama3":
+            keys = {
+                "low": "low_freq_factor",
+                "high": "high_freq_factor",
+                "original": "original_max_position_embeddings",
+            }
+            return {"kind": kind, "factor": scaling.get("factor")} | {
+                own: scaling.get(theirs) for own, theirs in keys.items()
+            }
+        raise ModelLoadError(
+            f"{self.files} has the rotary scaling {kind!r} in its config.json: linear and llama3 are read, because "
+            "others change with the length of the text or are not established for drafters."
+        )
+
+    def network(self, target: Target, values: dict[str, Any], unused: Sequence[str] = ()) -> FeatureNetwork:
+        """Return the network of these values, with exactly the file's tensors.
+
+        Args:
+            unused: the network's names of tensors that may be there and are not read.
+        Raises:
+            ModelLoadError: tensors that are missing, too many or of another shape; values that do not fit.
+        """
+        try:
+            config = validated(EagleConfig, values)
+        except UsageError as error:
+            raise ModelLoadError(f"{self.files} has a config.json that does not fit: {error}") from None
+        vocabulary = None if self.config.get("vocab_size") is None else self.number("vocab_size")
+        check_target(self.files, target, width=config.target_hidden, vocabulary=vocabulary)
+        embedding, output = target.hidden.embedding, target.hidden.output_layer
+        with torch.device("meta"):  # makes no weights, because those of the file are assigned
+            network = made(config, embedding, output)
+        wanted = {self._in_file(name): tuple(value.shape) for name, value in network.state_dict().items()}
+        optional = {self.places[name]: self.files.tensors[self.places[name]].shape for name in unused if self.has(name)}
+        if config.mask_token is not None and self.has("mask_hidden"):  # two shapes are about
+            shape, size = self.files.tensors[self.places["mask_hidden"]].shape, wanted["mask_hidden"]
+            wanted["mask_hidden"] = shape if shape in (size, (1, *size), (1, 1, *size)) else size
+        if config.draft_vocabulary is not None and not self.has("t2d"):
+            wanted.pop("t2d")  # some exporters leave it out: it follows from d2t
+        demand_exactly(self.files, wanted, optional)
+        weights = {
+            name: self.files.tensor(self._in_file(name))
+            for name in network.state_dict()
+            if self.has(name) and name not in ("d2t", "t2d")
+        }
+        if "mask_hidden" in weights:
+            weights["mask_hidden"] = weights["mask_hidden"].flatten()
+        ids = self._drafted(network) if config.draft_vocabulary is not None else None
+        if ids is not None:
+            network.d2t = torch.empty(len(ids), dtype=torch.long)
+            network.t2d = torch.empty(network.vocab_size, dtype=torch.bool)
+            network.draft_only(ids)
+            weights |= {"d2t": network.d2t, "t2d": network.t2d}
+        network.load_state_dict(weights, assign=True)
+        return network.to(target.device, output.dtype).eval().requires_grad_(False)
+
+    def _in_file(self, name: str) -> str:
+        return self.places.get(name, name)
+
+    def _drafted(self, network: FeatureNetwork) -> list[int]:
+        """Return the ids of the tokens that can be drafted; d2t holds distances, never ids."""
+        d2t = self.files.tensor(self._in_file("d2t")).long()
+        ids = d2t + torch.arange(len(d2t))
+        if not (ids.diff() > 0).all() or ids[0] < 0 or ids[-1] >= network.vocab_size:
+            raise ModelLoadError(
+                f"{self.files} has a d2t that gives no ascending ids below {network.vocab_size}: it should hold the "
+                "distance from each draft token's number to the target's."
+            )
+        if self.has("t2d"):
+            t2d = self.files.tensor(self._in_file("t2d")).bool()
+            if t2d.nonzero().flatten().tolist() != ids.tolist():
+                raise ModelLoadError(f"{self.files} has d2t and t2d that name different tokens: fetch it again.")
+        found: list[int] = ids.tolist()
+        return found
+
+
+def boundaries_of(files: CheckpointFiles, numbers: Any, features: int, depth: int, convention: Convention) -> list[int]:
+    """Return the inputs of blocks that a checkpoint's layer numbers mean, for a target of `depth` blocks.
+
+    A list that begins with 1 counts outputs of blocks, as SpecForge and ModelOpt do, so each stands for the input of
+    the next block; one that begins with 2 counts inputs (the rule of sgl-project/sglang#25454). Without numbers
+    EAGLE-3's own are meant: 2, half the depth, and 3 before the end.
+
+    Args:
+        numbers: as the config has them; None where it has none.
+        features: number of layers that `fc` reads.
+    Raises:
+        ModelLoadError: numbers that are none, another number of them, or a convention that cannot be told.
+    """
+    if numbers is None and features == 3 and depth >= 6:
+        return [2, depth // 2, depth - 3]
+    if numbers is None:
+        raise ModelLoadError(
+            f"{files} does not say which {features} layers of the target it reads, and the usual ones do not fit a "
+            f"target of {depth} layers: give drafter.layers."
+        )
+    if not isinstance(numbers, list) or not all(type(number) is int for number in numbers) or not numbers:
+        raise ModelLoadError(f"{files} has the layer numbers {numbers!r}: they should be a list of whole numbers.")
+    if len(numbers) != features:
+        raise ModelLoadError(f"{files} names the {len(numbers)} layers {numbers}, and its fc reads {features}.")
+    if numbers[0] == 1:
+        return [number + 1 for number in numbers]
+    if numbers[0] != 2 and convention == "asked":
+        above = [number + 1 for number in numbers]
+        raise ModelLoadError(
+            f"{files} names the layers {numbers}, which may be inputs or outputs of blocks: give "
+            f"drafter.layers={_plain(numbers)} for inputs, or drafter.layers={_plain(above)} for outputs."
+        )
+    return list(numbers)
+
+
+def _plain(numbers: Sequence[int]) -> str:
+    return f"[{','.join(map(str, numbers))}]"

@@ -1,0 +1,112 @@
+"""DFlash as its authors and ModelOpt publish it, and as speculators writes it."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from specdec.eagle.feature_network import FeatureNetwork
+from specdec.errors import ModelLoadError
+from specdec.published.checkpoint_files import CheckpointFiles
+from specdec.published.eagle_format import EagleFormat, Reading
+from specdec.published.recognise import check_target, formats
+from specdec.targets.base import Target
+
+_TYPE = "speculators_model_type"
+# Options of other readers that change the attention or the embeddings, and the values that leave them as they are.
+_PLAIN = {
+    "causal": (None, False),
+    "is_causal": (None, False),
+    "use_swa": (None, False),
+    "use_sliding_window": (None, False),
+    "sample_from_anchor": (None, False),
+    "projector_type": (None, "dflash"),
+    "shift_label": (None, False),
+}
+
+
+@formats.register("DFlash")
+class DFlash(EagleFormat):
+    """A block of mask tokens over the target's features; its layer numbers are outputs of blocks."""
+
+    def matches(self, files: CheckpointFiles) -> bool:
+        names = files.tensors.keys()
+        ours = {"fc.weight", "hidden_norm.weight"} <= names and "mask_hidden" not in names
+        return _TYPE not in files.config and ours and not any(name.startswith("markov_head.") for name in names)
+
+    def load(self, files: CheckpointFiles, target: Target, layers: Sequence[int] | None) -> FeatureNetwork:
+        inner = files.setting("dflash_config", dict, {})
+        reading = Reading(files, files.config)
+        depth = target.hidden.layers
+        check_target(files, target, layers=files.config.get("num_target_layers"))
+        joined, width = reading.shape("fc.weight")[1], reading.number("hidden_size")
+        numbers = inner.get("target_layer_ids", files.config.get("target_layer_ids"))
+        if numbers is None:
+            numbers = _usual(joined // width, depth)
+        if not isinstance(numbers, list) or not all(type(number) is int for number in numbers):
+            raise ModelLoadError(f"{files} has target_layer_ids={numbers!r}: they should be a list of whole numbers.")
+        boundaries = [number + 1 for number in numbers] if layers is None else list(layers)
+        return _network(reading, target, {**files.config, **inner}, boundaries)
+
+
+@formats.register("speculators dflash")
+class SpeculatorsDFlash(EagleFormat):
+    """DFlash whose layer numbers are inputs of blocks, maybe over some of the target's tokens."""
+
+    def matches(self, files: CheckpointFiles) -> bool:
+        return files.config.get(_TYPE) == "dflash"
+
+    def load(self, files: CheckpointFiles, target: Target, layers: Sequence[int] | None) -> FeatureNetwork:
+        reading = Reading(files, files.setting("transformer_layer_config", dict))
+        numbers = files.setting("aux_hidden_state_layer_ids", list) if layers is None else list(layers)
+        return _network(reading, target, files.config, numbers)
+
+
+def _usual(features: int, depth: int) -> list[int]:
+    """Return the blocks whose outputs a file without numbers means: the middle one, or evenly from 1 to depth - 3."""
+    if features == 1:
+        return [depth // 2]
+    return [round(1 + place * (depth - 4) / (features - 1)) for place in range(features)]
+
+
+def _network(reading: Reading, target: Target, options: dict[str, Any], boundaries: list[int]) -> FeatureNetwork:
+    """Return the network of a decoder's config and the options beside it.
+
+    Raises:
+        ModelLoadError: an option that is not established, a target of Gemma's kind, and see `Reading.network`.
+    """
+    files = reading.files
+    for key, plain in _PLAIN.items():
+        if options.get(key, reading.config.get(key)) not in plain:
+            raise ModelLoadError(f"{files} sets {key}, which is not read: its effect is not established.")
+    if "sliding_attention" in (reading.config.get("layer_types") or ()):
+        raise ModelLoadError(
+            f"{files} has layers of sliding attention, which are not read: readers mask them differently."
+        )
+    if reading.rotary("rope_theta") is None:
+        raise ModelLoadError(f"{files} has no rope_theta in its config.json: write the target's there.")
+    if target.model is not None and target.model.config.model_type.startswith("gemma"):
+        raise ModelLoadError(f"{files} drafts for a Gemma, whose scaled embeddings and capped logits it would lack.")
+    values, size = reading.decoder(), len(target.hidden.output_layer)
+    block, token = options.get("block_size"), options.get("mask_token_id")
+    if type(block) is not int or block < 2 or type(token) is not int or not 0 <= token < size:
+        raise ModelLoadError(
+            f"{files} has block_size={block!r} and mask_token_id={token!r}: they should be a whole number from 2 on, "
+            f"and a token below {size}."
+        )
+    if reading.shape("fc.weight")[1] != len(boundaries) * values["hidden"]:
+        raise ModelLoadError(
+            f"{files} names the {len(boundaries)} layers {boundaries}, and its fc reads another number."
+        )
+    own_output = reading.has("lm_head.weight")
+    drafted = reading.shape("lm_head.weight")[0] if own_output else size
+    values |= {
+        "form": "dflash",
+        "layers": reading.number("num_hidden_layers"),
+        "boundaries": boundaries,
+        "target_hidden": values["hidden"],
+        "draft_vocabulary": drafted if drafted != size else None,
+        "own_output": own_output,
+        "own_embedding": reading.has("embed_tokens.weight"),
+        "block": block,
+        "mask_token": token,
+    }
+    return reading.network(target, values, [] if drafted != size else ["d2t", "t2d"])

@@ -1,0 +1,154 @@
+"""EAGLE-1, EAGLE-2 (the same files) and EAGLE-3 as their authors, SpecForge and ModelOpt publish them."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from specdec.eagle.feature_network import FeatureNetwork
+from specdec.errors import ModelLoadError
+from specdec.published.checkpoint_files import CheckpointFiles
+from specdec.published.eagle_format import DECODER_LAYER, Convention, EagleFormat, Reading, boundaries_of
+from specdec.published.recognise import formats
+from specdec.targets.base import Target
+
+_MIDLAYER = {"midlayer.": "layers.0."}
+_SPECULATORS = "speculators_model_type"
+
+
+@formats.register("EAGLE-1")
+class Eagle1(EagleFormat):
+    """One decoder layer without a norm before its attention, over [embedding; feature] (2401.15077). EAGLE-2 drafts
+    with the same files: structure=dynamic.
+
+    `fc` has a bias where the file has one. The file's copy of the target's embeddings is not read.
+    """
+
+    def matches(self, files: CheckpointFiles) -> bool:
+        own = {"fc.weight", DECODER_LAYER, "layers.0.post_attention_layernorm.weight"}
+        return (
+            _SPECULATORS not in files.config
+            and own <= files.tensors.keys()
+            and not {"layers.0.hidden_norm.weight", "hidden_norm.weight", "mask_hidden"} & files.tensors.keys()
+        )
+
+    def load(self, files: CheckpointFiles, target: Target, layers: Sequence[int] | None) -> FeatureNetwork:
+        refuse_layers(files, layers)
+        return eagle1_network(Reading(files, files.config), target, bool(files.config.get("bias")))
+
+
+@formats.register("EAGLE-3")
+class Eagle3(EagleFormat):
+    """A decoder layer over [embedding; fused features], with an output layer of its own over all or some of the
+    target's tokens (2503.01840). The first layer is called `midlayer` or `layers.0`.
+    """
+
+    def matches(self, files: CheckpointFiles) -> bool:
+        return (
+            _SPECULATORS not in files.config
+            and "fc.weight" in files.tensors
+            and bool({"midlayer.hidden_norm.weight", "layers.0.hidden_norm.weight"} & files.tensors.keys())
+            and "mask_hidden" not in files.tensors
+            and not any("kv_a_proj" in name for name in files.tensors)
+        )
+
+    def load(self, files: CheckpointFiles, target: Target, layers: Sequence[int] | None) -> FeatureNetwork:
+        inner = files.setting("eagle_config", dict, {})
+        flags = {key: files.config.get(key, inner.get(key)) for key in _FLAGS}
+        if flags["use_aux_hidden_state"] is False:
+            raise ModelLoadError(
+                f"{files} has use_aux_hidden_state=false, which is not read: it is not established where its norms "
+                "stand."
+            )
+        if flags["norm_output"]:
+            raise ModelLoadError(
+                f"{files} has norm_output=true, which meant plain EAGLE-3 until September 2026 and EAGLE-3.1 since: "
+                "set it to false in config.json for the first, or publish it as speculators for the second."
+            )
+        flags["own_embedding"] = files.config.get("target_hidden_size") is not None  # the target's has another width
+        numbers = flags.pop("eagle_aux_hidden_state_layer_ids")
+        layer_numbers = LayerNumbers(numbers, layers, "asked")
+        return eagle3_network(Reading(files, files.config, _MIDLAYER), target, flags, layer_numbers)
+
+
+_FLAGS = (
+    "use_aux_hidden_state",
+    "norm_output",
+    "norm_before_residual",
+    "norm_before_fc",
+    "fc_norm",
+    "eagle_aux_hidden_state_layer_ids",
+)
+
+
+def refuse_layers(files: CheckpointFiles, layers: Sequence[int] | None) -> None:
+    """Refuse `drafter.layers` for a network that reads what the target's output layer reads."""
+    if layers is not None:
+        raise ModelLoadError(f"{files} reads the state that the target's output layer reads: set drafter.layers=null.")
+
+
+def eagle1_network(reading: Reading, target: Target, fc_bias: bool) -> FeatureNetwork:
+    """Return a network of the EAGLE-1 form.
+
+    Args:
+        fc_bias: the config says that `fc` has a bias; otherwise the tensors tell.
+    Raises:
+        ModelLoadError: see `Reading.network`.
+    """
+    if reading.number("num_hidden_layers", 1) != 1:
+        raise ModelLoadError(f"{reading.files} has several layers: an EAGLE-1 network has one.")
+    values = reading.decoder()
+    values |= {"form": "eagle1", "boundaries": [], "target_hidden": values["hidden"], "own_output": False}
+    return reading.network(target, values | {"fc_bias": fc_bias or reading.has("fc.bias")}, ["embed_tokens.weight"])
+
+
+class LayerNumbers(NamedTuple):
+    """The target's layers that a network reads.
+
+    Attributes:
+        written: as the config has them; None where it has none.
+        given: `drafter.layers`, which are boundaries and count instead; None for those of the config.
+        convention: what `written` may mean.
+    """
+
+    written: Any
+    given: Sequence[int] | None
+    convention: Convention
+
+
+def eagle3_network(reading: Reading, target: Target, flags: dict[str, Any], numbers: LayerNumbers) -> FeatureNetwork:
+    """Return a network of the EAGLE-3 form.
+
+    Args:
+        flags: those of `EagleConfig`, None where the config has none; of norms before `fc` tensors then tell.
+    Raises:
+        ModelLoadError: see `Reading.network` and `boundaries_of`.
+    """
+    files, values = reading.files, reading.decoder()
+    width, depth = reading.number("target_hidden_size", values["hidden"]), target.hidden.layers
+    vocabulary = len(target.hidden.output_layer)
+    joined = reading.shape("fc.weight")[1]
+    if joined % width:
+        raise ModelLoadError(f"{files} has fc for {joined} values, which are no features of width {width}.")
+    features = joined // width
+    if numbers.given is None:
+        boundaries = boundaries_of(files, numbers.written, features, depth, numbers.convention)
+    elif len(numbers.given) == features:
+        boundaries = list(numbers.given)
+    else:
+        raise ModelLoadError(f"Bad value drafter.layers={list(numbers.given)}: {files} reads {features} layers.")
+    drafted = files.config.get("draft_vocab_size") or reading.shape("lm_head.weight")[0]
+    reduced = drafted != vocabulary
+    norms = {"norm_before_fc": "input_norm.weight", "fc_norm": "fc_norm.0.weight"}
+    values |= {
+        "form": "eagle3",
+        "layers": reading.number("num_hidden_layers", 1),
+        "draft_vocabulary": drafted if reduced else None,
+        "boundaries": boundaries,
+        "target_hidden": width,
+        "fc_bias": bool(reading.config.get("bias")) or reading.has("fc.bias"),
+        "norm_before_residual": bool(flags.get("norm_before_residual")),
+        "norm_output": bool(flags.get("norm_output")),
+        "own_embedding": reading.has("embed_tokens.weight") or bool(flags.get("own_embedding")),
+        "mask_token": flags.get("mask_token"),
+        **{key: reading.has(name) if flags.get(key) is None else bool(flags[key]) for key, name in norms.items()},
+    }
+    return reading.network(target, values, [] if reduced else ["d2t", "t2d"])

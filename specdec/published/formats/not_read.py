@@ -1,0 +1,67 @@
+"""Formats that are recognised and not read, each with what is missing."""
+
+from specdec.published.checkpoint_files import CheckpointFiles
+from specdec.published.recognise import CheckpointFormat, formats
+
+_TYPE = "speculators_model_type"
+
+
+@formats.register("EAGLE-3 with mask tokens")
+class LooseParallelEagle(CheckpointFormat):
+    """P-EAGLE as other libraries than speculators write it."""
+
+    refusal = (
+        "its config is established in the speculators format only (speculators_model_type=peagle, a mask_token_id, the "
+        "decoder's config apart)"
+    )
+
+    def matches(self, files: CheckpointFiles) -> bool:
+        return _TYPE not in files.config and "mask_hidden" in files.tensors
+
+
+@formats.register("DSpark")
+class DSpark(CheckpointFormat):
+    """DFlash with a Markov head over the drafted tokens."""
+
+    refusal = "the Markov head that corrects each slot by the token before it is not made"
+
+    def matches(self, files: CheckpointFiles) -> bool:
+        return files.config.get(_TYPE) == "dspark" or (
+            _TYPE not in files.config and any(name.startswith("markov_head.") for name in files.tensors)
+        )
+
+
+@formats.register("MTP module")
+class MtpModule(CheckpointFormat):
+    """The prediction module inside a target's own checkpoint (DeepSeek, GLM, Qwen-Next)."""
+
+    refusal = (
+        "its layer is one of the target's own kind, often with experts, and which state is fed again after the first "
+        "token is not established"
+    )
+
+    def matches(self, files: CheckpointFiles) -> bool:
+        if _TYPE in files.config:
+            return bool(files.config[_TYPE] == "mtp")
+        return any(name.startswith("mtp.") or name.endswith(".eh_proj.weight") for name in files.tensors)
+
+
+@formats.register("EAGLE-3 with latent attention")
+class LatentEagle(CheckpointFormat):
+    """EAGLE-3 over DeepSeek's compressed keys and values, as drafters for Kimi have it."""
+
+    refusal = "its attention compresses keys and values, and the equations of that layer are not made"
+
+    def matches(self, files: CheckpointFiles) -> bool:
+        return "fc.weight" in files.tensors and any("kv_a_proj" in name for name in files.tensors)
+
+
+@formats.register("speculators of another type")
+class OtherSpeculators(CheckpointFormat):
+    """Types of the speculators format that were never published, such as independent, or came later."""
+
+    refusal = "no published file of this type is known, so its tensors are not established"
+
+    def matches(self, files: CheckpointFiles) -> bool:
+        kind = files.config.get(_TYPE)
+        return kind is not None and kind not in ("eagle", "eagle3", "peagle", "dflash", "dspark", "mtp", "mlp")

@@ -1,0 +1,281 @@
+"""The EAGLE drafter drafts what the equations say of every path, from the features that the target really had."""
+
+import pytest
+import torch
+from fixtures.slow_eagle import SlowEagle, doubles, features_of, random_rounds
+
+from specdec.clock import CpuClock
+from specdec.config import validated
+from specdec.decode import generate
+from specdec.drafters.base import drafters
+from specdec.drafters.eagle import Eagle
+from specdec.eagle.eagle_checkpoint import save_eagle
+from specdec.eagle.eagle_config import EagleConfig
+from specdec.eagle.eagle_network import EagleNetwork
+from specdec.errors import NumericsError, UsageError
+from specdec.records import Request, TextStart
+from specdec.replay.expected_rounds import expected_rounds
+from specdec.sampling import generator_for, probabilities
+from specdec.structures.base import structures
+from specdec.targets.causal import Causal
+from specdec.verifiers.base.contract import verifiers
+
+FORMS = {
+    "eagle1": dict(form="eagle1", boundaries=[], own_output=False),
+    "eagle3": dict(draft_vocabulary=11),
+    "p-eagle": dict(mask_token=22, own_embedding=True, layers=2, fc_norm=True),
+    "eagle3.1": dict(norm_output=True, layers=2, boundaries=[0, 1]),
+}
+SHAPE = dict(nodes=7, depth=3, branching=3, beam=64)
+
+
+@pytest.fixture(scope="module")
+def target_at(tiny_llama, sampling):
+    """`target_at(1.0, top_k=9)`"""
+    model = tiny_llama(23, context=256)
+    return lambda temperature=0.0, **how: Causal(model, sampling(temperature=temperature, **how))
+
+
+@pytest.fixture(scope="module")
+def slow_of():
+    def make(network, target):
+        return SlowEagle(network.state_dict(), network.config, target.hidden.embedding, target.hidden.output_layer)
+
+    return make
+
+
+def laws_of(slow, network, rows, path, sampling):
+    return probabilities(network.over_target(doubles(slow.logits_after(rows, path))), sampling)
+
+
+def paths(draft):
+    """(node, tokens above it, siblings drawn before it)."""
+    for node in range(len(draft)):
+        siblings = draft.tree.children[draft.tree.parents[node] + 1]
+        before = draft.tokens[list(siblings[: siblings.index(node)])].tolist()
+        yield node, draft.tokens[list(draft.tree.path(node)[:-1])].tolist(), before
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("shape", ["chain", "rows", "tree"])
+def test_q_is_the_networks_law_as_the_target_standardises(
+    target_at, random_eagle, make_structure, slow_of, form, shape
+):
+    target = target_at(0.7, top_k=9)
+    network = random_eagle(target, **FORMS[form])
+    slow = slow_of(network, target)
+    for text, drafts in random_rounds(Eagle(network, target), target, make_structure(shape, 3), 2, 4):
+        rows = slow.text_rows(text, features_of(target.model, text, network.config.boundaries))
+        for length, draft in drafts:
+            assert sorted(draft.tree.depths) == sorted(make_structure(shape, 3).tree.depths)
+            for node, above, before in paths(draft):
+                law = laws_of(slow, network, rows[: length - 1], above, target.sampling)
+                law[before] = 0.0
+                torch.testing.assert_close(draft.q[node], law / law.sum(), rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("shape", ["chain", "rows", "tree"])
+def test_a_node_of_rank_j_is_the_next_best_choice(target_at, random_eagle, make_structure, slow_of, form, shape):
+    target = target_at()
+    network = random_eagle(target, **FORMS[form])
+    slow = slow_of(network, target)
+    for text, drafts in random_rounds(Eagle(network, target), target, make_structure(shape, 3), 2, 4):
+        rows = slow.text_rows(text, features_of(target.model, text, network.config.boundaries))
+        for length, draft in drafts:
+            assert draft.q is None
+            for node, above, before in paths(draft):
+                law = network.over_target(doubles(slow.logits_after(rows[: length - 1], above)))
+                assert [*before, int(draft.tokens[node])] == law.topk(len(before) + 1).indices.tolist()
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_dynamic_tree_holds_the_most_confident_paths(
+    target_at, random_eagle, group_values, slow_of, form, temperature
+):
+    """EAGLE-2: of all paths of choices among the three best, those with the largest products of chances."""
+    target = target_at(temperature)
+    network = random_eagle(target, **FORMS[form])
+    slow = slow_of(network, target)
+    structure = structures.build(group_values("structure", "dynamic", **SHAPE))
+    for text, drafts in random_rounds(Eagle(network, target), target, structure, 1, 3):
+        rows = slow.text_rows(text, features_of(target.model, text, network.config.boundaries))
+        for length, draft in drafts:
+            chances = {(): 0.0}
+            for depth in range(3):
+                for path in [path for path in chances if len(path) == depth]:
+                    wide = network.over_target(doubles(slow.logits_after(rows[: length - 1], path)))
+                    best = wide.log_softmax(-1).topk(3)
+                    for token, chance in zip(best.indices.tolist(), best.values.tolist(), strict=True):
+                        chances[*path, token] = chances[path] + chance
+            expected = sorted(chances, key=lambda path: -chances[path])[1:8]
+            assert {(*above, int(draft.tokens[node])) for node, above, _ in paths(draft)} == set(expected)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_chances_along_a_text_are_those_of_drafts_at_every_position(
+    target_at, random_eagle, make_structure, monkeypatch, form, temperature
+):
+    """Whatever the pieces are; a chain that drafts the text's tokens gives the q that it would draw them from."""
+    monkeypatch.setattr("specdec.eagle.draft_rows._POSITIONS", 4)
+    target = target_at(temperature)
+    drafter = Eagle(random_eagle(target, **FORMS[form]), target)
+    dice = torch.Generator().manual_seed(3)
+    for size in (1, 6):
+        prompt, text = torch.randint(23, (size,), generator=dice).tolist(), [5, 1, 4, 1, 5, 9, 2, 6, 5, 3]
+        target.start(TextStart([*prompt, *text], 100))
+        states = target.states
+        chances = drafter.chances(prompt, text, states, 3)
+        assert chances.shape == (10, 3) and not chances[9, 1:].any() and (size > 1 or not chances[0].any())
+        for position in range(size == 1, len(text)):
+            whole = [*prompt, *text[:position]]
+            drafter.start(TextStart(whole, 100, generator=dice), states[: len(whole) - 1])
+            rows = drafter._rows.draft(3)
+            for depth, token in enumerate(text[position : position + 3]):
+                above = torch.tensor(text[position + depth - 1 : position + depth])
+                logits = rows.first if depth == 0 else rows.next(above)
+                q = probabilities(drafter.network.over_target(logits), target.sampling)[0, token]
+                assert float(chances[position, depth]) == pytest.approx(float(q), rel=1e-5)
+
+
+@pytest.mark.parametrize("shape", ["chain", "dynamic"])
+def test_rounds_along_a_text_are_those_of_live_decoding(tiny_model, sampling, random_eagle, make_structure, shape):
+    """With an output layer that is fitted to two thirds of the text, so that it is right often and not always."""
+    target = Causal(tiny_model("llama"), sampling(temperature=0.0))
+    request, structure = Request([7, 3, 19, 44, 3, 19, 52, 7, 3, 19], 60), make_structure(shape, 3)
+
+    def live(drafter):
+        how = dict(target=target, verifier=verifiers.build({"name": "greedy"}), structure=structure, request=request)
+        return generate(drafter=drafter, clock=CpuClock(), **how)
+
+    network = random_eagle(target)
+    text = live(Eagle(network, target)).tokens
+    tokens = torch.tensor([[*request.prompt, *text]])
+    features = target.hidden.sequence(tokens, *network.config.offsets(2))[0][:, :-2]
+    states = network(tokens[:, 1:-1], network.fuse(features), torch.arange(features.shape[1]))[0]
+    kept = torch.arange(features.shape[1]) % 3 > 0
+    wanted = torch.nn.functional.one_hot(tokens[0, 2:], target.vocab_size).double()
+    network.lm_head.weight.copy_(torch.linalg.lstsq(network.norm(states[0, kept]), wanted[kept]).solution.T)
+    drafter = Eagle(network, target)
+    rounds = live(drafter).rounds
+    assert any(row.rejected for row in rounds) and sum(row.accepted for row in rounds) > 5
+    assert expected_rounds(drafter, target, structure, text, request) == len(rounds)
+
+
+def begun(drafter, target, prompt=(5, 1, 4, 1, 5)):
+    target.start(TextStart(prompt, 100))
+    drafter.start(TextStart(prompt, 100, generator=generator_for(0, "prompt", "draft")), target.states)
+    return drafter
+
+
+def test_greedy_drafts_at_a_temperature_are_point_masses(target_at, random_eagle, make_structure):
+    drafts = []
+    for temperature, how in ((0.0, "sampled"), (1.0, "greedy"), (1.0, "sampled")):
+        target = target_at(temperature)
+        drafter = begun(Eagle(random_eagle(target), target, drafts=how), target)
+        drafts.append(drafter.draft(make_structure("tree", 3)))
+    assert torch.equal(drafts[0].tokens, drafts[1].tokens) and drafts[1].q is None
+    assert drafts[2].q is not None
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_threshold_ends_the_draft_and_changes_no_token(target_at, random_eagle, make_structure, temperature):
+    target = target_at(temperature)
+    drafter = Eagle(random_eagle(target), target)
+    whole = begun(drafter, target).draft(make_structure("chain", 6))
+    sizes = set()
+    for threshold in (0.9, 0.3, 0.1, 0.03, 0.001):
+        draft = begun(drafter, target).draft(make_structure("chain", 6).until(threshold))
+        assert torch.equal(draft.tokens, whole.tokens[: len(draft)])
+        sizes.add(len(draft))
+    assert 1 in sizes and len(sizes) > 2
+
+
+def test_tokens_that_cannot_be_drafted_never_are(target_at, random_eagle, make_structure):
+    target = target_at(1.0)
+    network = random_eagle(target, draft_vocabulary=7)
+    drafter = begun(Eagle(network, target), target)
+    kept = set(network.drafted_ids.tolist())
+    for _ in range(10):
+        draft = drafter.draft(make_structure("chain", 4))
+        assert set(draft.tokens.tolist()) <= kept and (draft.q > 0).sum(-1).max() <= 7
+
+
+def test_nothing_is_offered_before_the_first_feature(target_at, random_eagle, make_structure):
+    target = target_at()
+    drafter = Eagle(random_eagle(target), target)
+    generation = generate(
+        target=target,
+        drafter=drafter,
+        verifier=verifiers.build({"name": "greedy"}),
+        structure=make_structure("tree", 2),
+        request=Request([5], 9),
+        clock=CpuClock(),
+    )
+    assert [len(row.tree) for row in generation.rounds][:2] == [0, 4]
+    drafter.start(TextStart([5, 1, 4], 100))
+    assert len(drafter.draft(make_structure("chain", 2))) == 0, "nobody gave the states"
+
+
+def test_a_network_that_is_the_target_is_never_rejected(tiny_llama, sampling, make_structure):
+    """The target's blocks pass their input on, so a token follows from the one before; so does the network's layer."""
+    model = tiny_llama(23, context=256)
+    for block in model.model.layers:
+        block.self_attn.o_proj.weight.zero_()
+        block.mlp.down_proj.weight.zero_()
+    target = Causal(model, sampling(temperature=0.0))
+    size = model.config.hidden_size
+    values = dict(FORMS["eagle1"], name="test", hidden=size, target_hidden=size, intermediate=8, heads=2, kv_heads=2)
+    config = validated(EagleConfig, dict(values, head_dim=8))
+    network = EagleNetwork.for_target(config, target.hidden).requires_grad_(False)
+    network.fc.weight.copy_(torch.cat([model.model.norm.weight.diag(), torch.zeros(size, size)], 1))
+    generation = generate(
+        target=target,
+        drafter=Eagle(network, target),
+        verifier=verifiers.build({"name": "greedy"}),
+        structure=make_structure("chain", 3),
+        request=Request([5, 1, 4], 20),
+        clock=CpuClock(),
+    )
+    assert [len(row.committed) for row in generation.rounds] == [4] * 5
+
+
+def test_a_q_that_is_not_finite_stops_the_run(target_at, random_eagle, make_structure):
+    target = target_at(1.0)
+    network = random_eagle(target)
+    network.lm_head.weight.fill_(torch.nan)
+    drafter = begun(Eagle(network, target), target)
+    drafter.draft(make_structure("chain", 2))
+    with pytest.raises(NumericsError, match=r"drafter\.model"):
+        drafter.commit([1])
+
+
+def test_layers_that_the_target_has_not_are_refused(target_at, random_eagle):
+    target = target_at()
+    for boundaries, sentence in (([0, 1, 2], "last block before the final norm"), ([3], "beyond the target's 2")):
+        with pytest.raises(UsageError, match=rf"drafter\.model: boundary .* {sentence}"):
+            Eagle(random_eagle(target, boundaries=boundaries), target)
+
+
+def test_what_a_drafter_is_made_of_is_recorded(target_at, random_eagle, group_values, tmp_path):
+    target = target_at()
+    network, path = random_eagle(target), tmp_path / "eagle.safetensors"
+    save_eagle(network, path, target.hidden.identity, {"seconds": 3.0})
+    for model in (path, tmp_path):
+        drafter = drafters.build(group_values("drafter", "eagle", model=str(model)), target=target)
+        described = drafter.describe()
+        assert described["network"]["boundaries"] == [0, 1, 1] and len(described["sha256"]) == 64
+        assert described["training"] == {"seconds": 3.0}
+    parameters = sum(weight.numel() for weight in network.parameters())
+    assert described["parameters"] == parameters and described["weight_bytes"] == 8 * parameters
+    assert drafter.flops_per_token == 2 * (parameters - network.fc.weight.numel() - 16)
+    with pytest.raises(UsageError, match=r"drafter\.layers: .* records its layers"):
+        drafters.build(group_values("drafter", "eagle", model=str(path), layers=[1, 2]), target=target)
+
+
+def test_an_installation_without_a_pocket_network_says_how_to_make_one(target_at, group_values, monkeypatch, tmp_path):
+    monkeypatch.setattr("specdec.drafters.eagle.shipped_eagle", lambda: tmp_path / "eagle.safetensors")
+    with pytest.raises(UsageError, match=r"drafter\.model=pocket.*specdec\.train \+eagle=pocket"):
+        drafters.build(group_values("drafter", "eagle"), target=target_at())

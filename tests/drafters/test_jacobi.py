@@ -1,0 +1,111 @@
+"""Jacobi decoding against the fixed-point iteration on plain lists, and against the target's own text."""
+
+import pytest
+import torch
+from fixtures.plain_rounds import PROMPTS, SIZE, Pairs, decoded, ranking
+
+from specdec.drafters.base import drafters
+from specdec.errors import UsageError
+from specdec.records import Draft, TextStart, Tree
+from specdec.structures.base import structures
+
+
+def chain(gamma):
+    return structures.build({"name": "chain", "gamma": gamma})
+
+
+def build(guess):
+    return lambda target: drafters.build({"name": "jacobi", "guess": guess}, target=target)
+
+
+class Iteration:
+    """2305.10427, Algorithm 1, with a guess for each position of the text, counted from its beginning."""
+
+    def __init__(self, prompt, guess):
+        self.prompt, self.text, self.guess, self.guesses, self.drafted = list(prompt), list(prompt), guess, {}, []
+
+    def offered(self, depth):
+        """y_1 ... y_depth, each from the last iteration that looked at its position, or from the rule."""
+        self.drafted = []
+        for position in range(len(self.text), len(self.text) + depth):
+            if position in self.guesses:
+                self.drafted.append(self.guesses[position])
+            elif self.guess == "repeat":
+                self.drafted.append([*self.text, *self.drafted][-1])
+            else:
+                self.drafted.append(self.prompt[position % len(self.prompt)])
+        return {tuple(self.drafted[:length]) for length in range(1, depth + 1)}
+
+    def learn(self, committed):
+        """y_i becomes the argmax after x and y_1 ... y_(i-1)."""
+        for place in range(len(self.drafted) + 1):
+            self.guesses[len(self.text) + place] = ranking((*self.text, *self.drafted[:place]))[0]
+        self.text += committed
+
+
+@pytest.mark.parametrize("guess", ["repeat", "prompt"])
+def test_rounds_equal_the_plain_iteration(rounds_match, guess):
+    rounds_match(build(guess), chain(4), lambda prompt: Iteration(prompt, guess))
+
+
+def logits_of(*choices):
+    return torch.nn.functional.one_hot(torch.tensor(choices), SIZE).double()
+
+
+def started(guess="repeat", prompt=(3, 5)):
+    drafter = build(guess)(Pairs(0.0))
+    drafter.start(TextStart(list(prompt), 100))
+    return drafter
+
+
+def test_guesses_behind_a_rejection_stay():
+    drafter = started()
+    first = drafter.draft(chain(3))
+    assert first.tokens.tolist() == [5, 5, 5]
+    drafter.observe(first, logits_of(5, 7, 8, 9))  # the second guess is wrong
+    drafter.commit([5, 7])
+    assert drafter.draft(chain(4)).tokens.tolist() == [8, 9, 9, 9]
+
+
+def test_nothing_is_left_of_a_full_acceptance():
+    drafter = started("prompt")
+    draft = drafter.draft(chain(2))
+    assert draft.tokens.tolist() == [3, 5]
+    drafter.observe(draft, logits_of(3, 5, 6))
+    drafter.commit([3, 5, 6])
+    assert drafter.draft(chain(2)).tokens.tolist() == [5, 3], "positions 5 and 6 of a prompt of 2 tokens"
+
+
+def test_guesses_beyond_a_shorter_draft_are_kept():
+    drafter = started()
+    drafter.observe(drafter.draft(chain(4)), logits_of(1, 2, 3, 4, 6))
+    drafter.commit([1])
+    drafter.observe(drafter.draft(chain(1)), logits_of(7, 8))
+    drafter.commit([7])
+    assert drafter.draft(chain(4)).tokens.tolist() == [8, 4, 6, 6]
+
+
+def test_of_a_draft_that_branches_the_first_path_counts():
+    drafter = started()
+    drafter.observe(Draft(torch.tensor([1, 2, 3, 4]), Tree((-1, -1, 0, 2))), logits_of(1, 6, 7, 8, 9))
+    drafter.commit([1])
+    assert drafter.draft(chain(3)).tokens.tolist() == [6, 8, 9]
+
+
+def test_it_can_be_wrapped():
+    """Drafts of changing length, which only a wrapper asks for, leave no stale guess."""
+    inner = {"name": "jacobi", "guess": "repeat"}
+    values = {"name": "adaptive", "of": inner, "rule": "heuristic", "threshold": 0.3, "length": 2}
+    generation = decoded(Pairs(0.0), drafters.build(values, target=Pairs(0.0)), chain(6), PROMPTS[0], 60)
+    plain = decoded(Pairs(0.0), drafters.build({"name": "none"}, target=Pairs(0.0)), chain(6), PROMPTS[0], 60)
+    assert generation.tokens == plain.tokens and len(generation.rounds) < 60
+
+
+def test_an_unknown_rule_is_refused():
+    with pytest.raises(UsageError, match=r"drafter\.guess='zero'"):
+        drafters.config({"name": "jacobi", "guess": "zero"})
+
+
+def test_it_saves_calls_on_the_pocket_target(pocket_rounds):
+    calls, tokens = pocket_rounds({"name": "jacobi", "guess": "repeat"}, chain(8))
+    assert calls < tokens

@@ -1,0 +1,133 @@
+"""Token Recycling against a matrix on plain lists."""
+
+import pytest
+from fixtures.plain_rounds import PROMPTS, SIZE, Pairs, decoded, logits_after, ranking
+
+from specdec.drafters.base import drafters
+from specdec.errors import UsageError
+from specdec.records import EMPTY, TextStart
+from specdec.structures.base import structures
+
+
+def tree(parents):
+    sizes = {"nodes": len(parents), "depth": len(parents)}
+    return structures.build({"name": "tree", "file": None, "parents": parents, "accuracy": None, **sizes})
+
+
+STRUCTURES = {
+    "chain": structures.build({"name": "chain", "gamma": 3}),
+    "rows": structures.build({"name": "rows", "k": 3, "w": 3, "budget": 100}),
+    "tree": tree([-1, -1, -1, 0, 0, 1, 3, 3, 5, 6]),
+}
+# Of every node the rank of each choice on its path, written out from the shapes above.
+RANKS = {
+    "chain": [(0,), (0, 0), (0, 0, 0)],
+    "rows": [(row, *(0,) * more) for row in range(3) for more in range(3)],
+    "tree": [(0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (0, 0, 1), (1, 0, 0), (0, 0, 0, 0)],
+}
+
+
+def build(persist=False, k=4):
+    return lambda target: drafters.build({"name": "recycling", "k": k, "persist": persist}, target=target)
+
+
+class Matrix:
+    """2408.08696, section 3: M[x] holds the k tokens that were likeliest when x was last evaluated."""
+
+    def __init__(self, prompt, ranks, k):
+        self.text, self.ranks, self.k = list(prompt), ranks, k
+        self.lines = [None] * SIZE
+        self.drafted = []
+
+    def offered(self, depth):
+        self.drafted = []
+        for ranks in self.ranks:
+            path, token = [], self.text[-1]
+            for rank in ranks:
+                token = None if token is None or self.lines[token] is None else self.lines[token][rank]
+                path.append(token)
+            if token is not None and len(path) <= depth:
+                self.drafted.append(tuple(path))
+        return set(self.drafted)
+
+    def learn(self, committed):
+        for path in [(), *self.drafted]:
+            self.lines[[*self.text, *path][-1]] = ranking((*self.text, *path))[: self.k]
+        self.text += committed
+
+
+@pytest.mark.parametrize("shape", STRUCTURES)
+def test_rounds_equal_the_plain_matrix(rounds_match, shape):
+    rounds_match(build(), STRUCTURES[shape], lambda prompt: Matrix(prompt, RANKS[shape], 4))
+
+
+def test_an_empty_matrix_offers_nothing():
+    drafter = build()(Pairs(0.0))
+    drafter.start(TextStart([3, 5], 100))
+    assert drafter.draft(STRUCTURES["tree"]) is EMPTY
+    drafter.observe(EMPTY, logits_after([3, 5]).unsqueeze(0))
+    drafter.commit([5])
+    assert drafter.draft(STRUCTURES["chain"]).tokens[0] == ranking([3, 5])[0], "5 was seen, and follows itself here"
+
+
+def rounds_of(drafter, target, prompt, shape="tree"):
+    generation = decoded(target, drafter, STRUCTURES[shape], prompt, 30)
+    return [(row.draft_tokens, row.committed) for row in generation.rounds]
+
+
+def test_a_text_begins_anew():
+    target = Pairs(0.0)
+    drafter = build()(target)
+    first = rounds_of(drafter, target, PROMPTS[0])
+    rounds_of(drafter, target, PROMPTS[1])
+    assert rounds_of(drafter, target, PROMPTS[0]) == first
+
+
+def test_with_persist_a_prompt_begins_with_what_finished_ones_taught():
+    target = Pairs(0.0)
+    drafter, fresh = build(persist=True)(target), build()(target)
+    alone = [rounds_of(fresh, target, prompt) for prompt in PROMPTS]
+    text = [token for _, committed in alone[0] for token in committed]
+    assert rounds_of(drafter, target, PROMPTS[0]) == alone[0], "nothing was known"
+    assert rounds_of(drafter, target, PROMPTS[1]) == alone[1], "the first prompt is not finished"
+    drafter.remember(PROMPTS[0], text)
+    lines = dict(
+        zip([PROMPTS[0][-1], *text], [ranking((*PROMPTS[0], *text[:end]))[:4] for end in range(30)], strict=False)
+    )
+    drafter.start(TextStart(PROMPTS[3], 100))
+    draft = drafter.draft(STRUCTURES["rows"])
+    assert [path[0] for path in sorted(paths(draft)) if len(path) == 1] == sorted(lines[PROMPTS[3][-1]][:3])
+    # Those that were met before begin as they did, whoever decodes them.
+    assert rounds_of(drafter, target, PROMPTS[0]) == alone[0]
+    assert rounds_of(drafter, target, PROMPTS[1]) == alone[1]
+    taught = rounds_of(drafter, target, PROMPTS[3])
+    assert taught != alone[3]
+    rounds_of(drafter, target, PROMPTS[3], "chain")
+    drafter.remember(PROMPTS[3], [1, 2])
+    drafter.remember(PROMPTS[3], [3, 4])
+    assert rounds_of(drafter, target, PROMPTS[3]) == taught
+
+
+def paths(draft):
+    return [tuple(draft.tokens[node].item() for node in draft.tree.path(last)) for last in range(len(draft))]
+
+
+def test_a_structure_with_too_many_siblings_is_refused():
+    wide = structures.build({"name": "rows", "k": 5, "w": 2, "budget": 100})
+    with pytest.raises(UsageError, match=r"drafter\.k=4.*asks for 5 tokens.*raise drafter\.k"):
+        build()(Pairs(0.0)).prepare(100, wide)
+
+
+def test_keeping_no_token_is_refused():
+    with pytest.raises(UsageError, match=r"drafter\.k=0"):
+        drafters.config({"name": "recycling", "k": 0, "persist": False})
+
+
+def test_the_law_is_the_targets(emitted_law):
+    shape = tree([-1, -1, 0, 0])
+    assert emitted_law({"name": "recycling", "k": 2, "persist": False}, shape) < 1e-12
+
+
+def test_it_saves_calls_on_the_pocket_target(pocket_rounds, group_values):
+    calls, tokens = pocket_rounds(group_values("drafter", "recycling"), STRUCTURES["tree"])
+    assert calls < 0.9 * tokens

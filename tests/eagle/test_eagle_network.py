@@ -1,0 +1,235 @@
+"""The EAGLE network against its equations, written here a second time, row by row and without any cache."""
+
+import math
+
+import pytest
+import torch
+from fixtures.slow_eagle import SlowEagle, doubles, features_of
+
+from specdec.config import validated
+from specdec.eagle.eagle_checkpoint import load_eagle, read_eagle, save_eagle
+from specdec.eagle.eagle_config import EagleConfig
+from specdec.eagle.eagle_network import EagleNetwork
+from specdec.errors import UsageError
+from specdec.targets.causal import Causal
+
+SHAPE = dict(name="test", hidden=16, intermediate=24, heads=4, kv_heads=2, head_dim=8, target_hidden=16)
+EAGLE1 = dict(SHAPE, form="eagle1", boundaries=[], own_output=False)
+EAGLE3 = dict(SHAPE, form="eagle3", boundaries=[0, 1, 1])
+LINEAR = {"kind": "linear", "factor": 2.0}
+VARIANTS = {
+    "eagle1": EAGLE1,
+    "eagle1_biases": dict(EAGLE1, fc_bias=True, attention_bias="qkv"),
+    "eagle3": dict(EAGLE3, draft_vocabulary=9),
+    "eagle3_residual": dict(EAGLE3, norm_before_residual=True, attention_bias="qkvo"),
+    "eagle3_norm_before_fc": dict(EAGLE3, norm_before_fc=True, rope_theta=500.0),
+    "eagle3_fc_norm": dict(EAGLE3, fc_norm=True, fc_bias=True, qk_norm=True),
+    "eagle3_norm_output": dict(EAGLE3, norm_output=True, layers=2),
+    "eagle3_own": dict(EAGLE3, own_embedding=True, hidden=12, boundaries=[0, 1], rope_scaling=LINEAR),
+}
+
+
+@pytest.fixture(scope="module")
+def target(tiny_llama, sampling):
+    return Causal(tiny_llama(23), sampling(temperature=0.0))
+
+
+@pytest.fixture(scope="module")
+def network_of(target):
+    def make(values, seed: int = 0) -> EagleNetwork:
+        config = validated(EagleConfig, values)
+        kept = [0, 3, 4, 7, 8, 11, 15, 20, 22] if config.draft_vocabulary else None
+        torch.manual_seed(seed)
+        network = EagleNetwork.for_target(config, target.hidden, kept).eval().requires_grad_(False)
+        for weight in network.parameters():
+            weight.add_(torch.randn_like(weight), alpha=0.4)
+        return network
+
+    return make
+
+
+TOKENS = [5, 1, 4, 1, 5, 9, 2, 6]
+
+
+def slow_of(network, target):
+    return SlowEagle(network.state_dict(), network.config, target.hidden.embedding, target.hidden.output_layer)
+
+
+def slow_rows(slow, target, tokens):
+    rows = slow.text_rows(tokens, features_of(target.model, tokens, slow.c.boundaries))
+    return rows, [row[2] for row in rows]
+
+
+def quick_rows(network, target, tokens, **how):
+    text = torch.tensor([tokens])
+    features = target.hidden.sequence(text, *network.config.offsets(target.hidden.layers))[0][:, :-1]
+    places = torch.arange(len(tokens) - 1)
+    return network(text[:, 1:], network.fuse(features), places, **how), network.fuse(features)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_rows_are_those_of_the_equations(network_of, target, variant):
+    network = network_of(VARIANTS[variant])
+    (carried, logits, _), _ = quick_rows(network, target, TOKENS)
+    for i, (slow_carried, slow_logits, _) in enumerate(slow_rows(slow_of(network, target), target, TOKENS)[0]):
+        torch.testing.assert_close(carried[0, i], doubles(slow_carried), rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(logits[0, i], doubles(slow_logits), rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_cache_a_level_and_a_chain_are_the_same_rows(network_of, target, variant):
+    """Two pieces of the prefix; then a level of two siblings below a carried state, and one below each of these."""
+    network = network_of(VARIANTS[variant])
+    slow = slow_of(network, target)
+    rows, above = slow_rows(slow, target, TOKENS)
+    (carried, logits, whole), states = quick_rows(network, target, TOKENS)
+    tokens, places = torch.tensor([TOKENS[1:]]), torch.arange(len(TOKENS) - 1)
+    _, _, past = network(tokens[:, :3], states[:, :3], places[:3])
+    again, few, past = network(tokens[:, 3:], states[:, 3:], places[3:], past, last=2)
+    torch.testing.assert_close(again, carried[:, 3:])
+    torch.testing.assert_close(few, logits[:, -2:])
+    assert all(
+        torch.allclose(one, other) for pair in zip(past, whole, strict=True) for one, other in zip(*pair, strict=True)
+    )
+    level = again[:, -1:].expand(1, 2, -1)
+    mask = torch.ones(2, 9, dtype=torch.bool)
+    mask[0, 8] = mask[1, 7] = False
+    carried, logits, past = network(torch.tensor([[3, 8]]), level, torch.tensor([7, 7]), past, mask)
+    mask = torch.cat([mask, torch.eye(2, dtype=torch.bool)], 1)
+    _, below, _ = network(torch.tensor([[2, 2]]), carried, torch.tensor([8, 8]), past, mask.unsqueeze(0))
+    for index, token in enumerate((3, 8)):
+        state, expected, own = slow.row(token, rows[-1][0], 7, above)
+        torch.testing.assert_close(logits[0, index], doubles(expected), rtol=1e-9, atol=1e-9)
+        _, expected, _ = slow.row(2, state, 8, [*above, own])
+        torch.testing.assert_close(below[0, index], doubles(expected), rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("variant", ["eagle1", "eagle3_norm_output"])
+def test_training_time_test_steps_fit_in_the_mask(network_of, target, variant):
+    """Step j reads tokens shifted by j and the states of step j - 1; its rows see the keys of step 0 up to their own
+    start, and on the diagonal those of the steps between. So they are the rows that a draft of j tokens makes.
+    """
+    network = network_of(VARIANTS[variant])
+    slow = slow_of(network, target)
+    rows, above = slow_rows(slow, target, TOKENS)
+    (states, _, past), _ = quick_rows(network, target, TOKENS)
+    size = len(TOKENS) - 1
+    mask = torch.ones(size, size, dtype=torch.bool).tril_()
+    texts = torch.tensor([TOKENS[1:]])
+    for step in (1, 2):
+        mask = torch.cat([mask, torch.eye(size, dtype=torch.bool)], 1)
+        states, logits, past = network(texts.roll(-step, 1), states, torch.arange(size) + step, past, mask)
+    for i in range(size - 2):
+        state, _, first = slow.row(TOKENS[i + 2], rows[i][0], i + 1, above[: i + 1])
+        _, expected, _ = slow.row(TOKENS[i + 3], state, i + 2, [*above[: i + 1], first])
+        torch.testing.assert_close(logits[0, i], doubles(expected), rtol=1e-9, atol=1e-9)
+
+
+FLAGS = dict(
+    norm_before_residual=True,
+    norm_output=True,
+    rope_theta=20.0,
+    rope_scaling={"kind": "linear", "factor": 4.0},
+    rms_eps=0.1,
+    boundaries=[1, 1, 0],
+)
+
+
+@pytest.mark.parametrize("flag", FLAGS)
+def test_each_flag_changes_the_result(network_of, target, flag):
+    """Without a change of any tensor. `norm_output` changes only the next step."""
+
+    def law(values):
+        network = network_of(values)
+        (carried, logits, past), _ = quick_rows(network, target, TOKENS)
+        return logits, network(torch.tensor([[3]]), carried[:, -1:], torch.tensor([7]), past)[1]
+
+    plain, changed = law(EAGLE3), law(dict(EAGLE3, **{flag: FLAGS[flag]}))
+    assert torch.allclose(plain[0], changed[0]) == (flag == "norm_output")
+    assert not torch.allclose(plain[1], changed[1])
+
+
+def test_a_llama3_scaling_keeps_high_frequencies_and_slows_low_ones(network_of):
+    scaling = {"kind": "llama3", "factor": 8.0, "low": 1.0, "high": 4.0, "original": 64}
+    plain = network_of(dict(EAGLE3, head_dim=16))._frequencies
+    scaled = network_of(dict(EAGLE3, head_dim=16, rope_scaling=scaling))._frequencies
+    turns = 64 * plain / (2 * math.pi)
+    assert torch.equal(scaled[turns >= 4], plain[turns >= 4]) and (turns >= 4).any()
+    torch.testing.assert_close(scaled[turns <= 1], plain[turns <= 1] / 8)
+
+
+def test_draft_tokens_are_offsets_and_scattered(network_of):
+    network = network_of(VARIANTS["eagle3"])
+    kept = [0, 3, 4, 7, 8, 11, 15, 20, 22]
+    assert network.drafted_ids.tolist() == kept and network.d2t.tolist() == [k - i for i, k in enumerate(kept)]
+    assert network.t2d.nonzero().flatten().tolist() == kept
+    wide = network.over_target(torch.arange(9.0).expand(2, 9))
+    assert wide.shape == (2, 23) and wide[0, kept].tolist() == list(range(9)) and wide[0].isfinite().sum() == 9
+    for wrong in ([*kept[:-1], 23], kept[::-1], kept[:-1]):
+        with pytest.raises(ValueError, match="9 ascending ids below 23"):
+            network.draft_only(wrong)
+
+
+@pytest.mark.parametrize("form", ["eagle1", "eagle3"])
+def test_an_untrained_network_begins_with_a_law_of_one_token_earlier(target, form):
+    """EAGLE-1 repeats the target's logits; EAGLE-3 reads states from before the target's last norm."""
+    values = EAGLE1 if form == "eagle1" else dict(EAGLE3, boundaries=[0, 0, 1])
+    network = EagleNetwork.for_target(validated(EagleConfig, values), target.hidden).requires_grad_(False)
+    (carried, logits, _), states = quick_rows(network, target, TOKENS)
+    torch.testing.assert_close(carried, states)
+    if form == "eagle1":
+        torch.testing.assert_close(logits, target.hidden.sequence(torch.tensor([TOKENS]), 0)[1][:, :-1])
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        (dict(heads=3), "not a multiple of kv_heads"),
+        (dict(form="eagle1"), r"set boundaries to \[\]"),
+        (dict(form="eagle1", boundaries=[], mask_token=3), "set mask_token to null"),
+        (dict(boundaries=[]), "give their boundaries"),
+        (dict(block=4), "no other form has a block"),
+        (dict(form="dflash", mask_token=3), "needs block and mask_token"),
+        (dict(form="dflash", mask_token=3, block=4, fc_norm=True), "none of the norms of eagle3"),
+        (dict(norm_before_fc=True, fc_norm=True), "exclude each other"),
+        (dict(hidden=12), "set own_embedding to true"),
+        (dict(hidden=12, own_embedding=True, own_output=False), "set own_output to true"),
+    ],
+)
+def test_values_that_do_not_fit_are_refused(changes, sentence):
+    with pytest.raises(UsageError, match=sentence):
+        validated(EagleConfig, dict(EAGLE3, **changes))
+
+
+@pytest.mark.parametrize(
+    ("boundary", "sentence"), [(2, "output of the target's last block"), (3, "beyond the target's 2")]
+)
+def test_states_that_the_target_does_not_give_are_refused(boundary, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        validated(EagleConfig, dict(EAGLE3, boundaries=[0, 1, boundary])).offsets(2)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_what_is_read_is_what_was_written(network_of, target, tmp_path, variant):
+    network, path = network_of(VARIANTS[variant]), tmp_path / "deep" / "eagle.safetensors"
+    save_eagle(network, path, target.hidden.identity, {"steps": 3})
+    stored = read_eagle(path)
+    assert (stored.config, stored.target, stored.training) == (network.config, target.hidden.identity, {"steps": 3})
+    loaded = load_eagle(path, target)
+    assert not loaded.training and not any(weight.requires_grad for weight in loaded.parameters())
+    torch.testing.assert_close(quick_rows(loaded, target, TOKENS), quick_rows(network, target, TOKENS))
+
+
+def test_a_file_for_another_target_is_refused(network_of, target, tiny_llama, sampling, tmp_path):
+    save_eagle(network_of(EAGLE3), tmp_path / "eagle.safetensors", target.hidden.identity, {})
+    other = Causal(tiny_llama(23, seed=1), sampling(temperature=0.0))
+    with pytest.raises(UsageError, match=f"{target.hidden.identity[:16]}.*{other.hidden.identity[:16]}"):
+        load_eagle(tmp_path / "eagle.safetensors", other)
+
+
+def test_a_missing_file_names_the_recipe(tmp_path):
+    with pytest.raises(UsageError, match=r"specdec\.train \+eagle=small makes it"):
+        read_eagle(tmp_path / "models" / "eagle" / "small" / "eagle.safetensors")
+    (tmp_path / "x").write_text("no tensors")
+    with pytest.raises(UsageError, match="is not a file of such a network"):
+        read_eagle(tmp_path / "x")

@@ -1,0 +1,526 @@
+"""Published EAGLE checkpoints draft what the equations draft, over 200 rounds with rejections; others are refused.
+
+A file of each format is made on the spot, tiny and random; the equations read the same tensors apart from any reader.
+"""
+
+import json
+from types import SimpleNamespace
+
+import pytest
+import torch
+from fixtures.slow_eagle import SlowBlock, SlowEagle, features_of, random_rounds
+from safetensors.torch import save_file
+
+from specdec.drafters.base import drafters
+from specdec.errors import ModelLoadError, SpecdecError
+from specdec.published.checkpoint_files import open_checkpoint
+from specdec.published.recognise import recognise
+from specdec.records import TextStart
+from specdec.targets.causal import Causal
+
+H, HEADS, KV_HEADS, INNER, V, DEPTH = 16, 4, 2, 24, 40, 8
+IDS = [0, 2, 3, 7, 11, 12, 19, 20, 28, 31, 33, 39]  # tokens that can be drafted
+DRAFTED = len(IDS)
+
+
+@pytest.fixture(scope="module")
+def target(tiny_llama, sampling):
+    return Causal(tiny_llama(V, context=256, layers=DEPTH), sampling(temperature=0.0))
+
+
+def weights_of(shapes, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return {
+        name: torch.randn(shape, generator=generator) * (0.5 if len(shape) > 1 else 0.3) + (len(shape) == 1)
+        for name, shape in shapes.items()
+    }
+
+
+def layer(number, inputs, head_dim, *norms):
+    at, shapes = f"layers.{number}.", {}
+    for name, rows in (("q", HEADS), ("k", KV_HEADS), ("v", KV_HEADS)):
+        shapes[f"{at}self_attn.{name}_proj.weight"] = (rows * head_dim, inputs)
+    shapes[at + "self_attn.o_proj.weight"] = (H, HEADS * head_dim)
+    shapes |= {at + f"mlp.{name}_proj.weight": (INNER, H) for name in ("gate", "up")}
+    shapes[at + "mlp.down_proj.weight"] = (H, INNER)
+    return shapes | {at + f"{name}.weight": (H,) for name in (*norms, "post_attention_layernorm")}
+
+
+DECODER = dict(
+    hidden_size=H,
+    intermediate_size=INNER,
+    num_attention_heads=HEADS,
+    num_key_value_heads=KV_HEADS,
+    num_hidden_layers=1,
+    vocab_size=V,
+    rms_norm_eps=1e-5,
+    hidden_act="silu",
+)
+FACTS = dict(
+    heads=HEADS,
+    kv_heads=KV_HEADS,
+    head_dim=4,
+    layers=1,
+    boundaries=[2, 4, 5],
+    target_hidden=H,
+    rope_theta=10000.0,
+    rope_scaling=None,
+    qk_norm=False,
+    norm_before_residual=False,
+    norm_before_fc=False,
+    fc_norm=False,
+    norm_output=False,
+    features=3,
+)
+
+
+def made(form, *, features=3, head_dim=4, draft=DRAFTED, layers=1, more=None, **facts):
+    """Tensors under the network's names, and the facts that the equations need."""
+    if form == "dflash":
+        shapes = {"fc.weight": (H, features * H), "norm.weight": (H,), "hidden_norm.weight": (H,)}
+        for number in range(layers):
+            norms = {f"layers.{number}.self_attn.{name}_norm.weight": (head_dim,) for name in "qk"}
+            shapes |= layer(number, H, head_dim, "input_layernorm") | norms
+        facts = dict(qk_norm=True, block=4, mask_token=39) | facts
+    elif form == "eagle1":
+        shapes = {"fc.weight": (H, 2 * H)} | layer(0, H, head_dim)
+        facts = dict(boundaries=[], features=1) | facts
+    else:
+        shapes = {"fc.weight": (H, features * H), "norm.weight": (H,), "lm_head.weight": (draft, H)}
+        shapes |= layer(0, 2 * H, head_dim, "hidden_norm", "input_layernorm")
+        for number in range(1, layers):
+            shapes |= layer(number, H, head_dim, "input_layernorm")
+    weights = weights_of(shapes | (more or {}))
+    if "lm_head.weight" in weights and draft < V:
+        weights["d2t"] = torch.tensor(IDS) - torch.arange(len(IDS))
+        weights["t2d"] = torch.zeros(V, dtype=torch.bool).index_fill(0, torch.tensor(IDS), True)
+    own = dict(form=form, features=features, head_dim=head_dim, layers=layers)
+    return weights, SimpleNamespace(**(FACTS | own | facts))
+
+
+def speculators(kind, **config):
+    """The config of the format around a decoder's."""
+    verifier = {"name_or_path": "some/target", "architectures": ["LlamaForCausalLM"]}
+    about = {"algorithm": kind, "default_proposal_method": "greedy", "verifier": verifier}
+    decoder = {**DECODER, **config.pop("decoder", {})}
+    return dict(speculators_model_type=kind, transformer_layer_config=decoder, speculators_config=about, **config)
+
+
+EAGLE3 = dict(DECODER, draft_vocab_size=DRAFTED)
+VARIANT = dict(norm_before_residual=True, norm_before_fc=True, fc_norm=False, norm_output=True)
+PLAIN = dict(norm_before_residual=False, norm_before_fc=False, fc_norm=False, norm_output=False)
+EMBEDDING = {"embed_tokens.weight": (V, H)}
+PROJECTIONS = (("q", HEADS), ("k", KV_HEADS), ("v", KV_HEADS))
+BIASES = {f"layers.0.self_attn.{name}_proj.bias": (rows * 4,) for name, rows in PROJECTIONS}
+DFLASH = dict(DECODER, num_hidden_layers=2, num_target_layers=DEPTH, rope_theta=500.0)
+# Format -> (config, form and facts of the network, beginnings of names in the file).
+FORMATS = {
+    "eagle1": (dict(DECODER, bias=False, rope_theta=500.0), dict(form="eagle1", rope_theta=500.0), {}),
+    "eagle1_biases": (dict(DECODER), dict(form="eagle1", more=BIASES | {"fc.bias": (H,)}), {}),
+    "eagle3_midlayer": (EAGLE3, dict(form="eagle3"), {"layers.0.": "midlayer."}),
+    "eagle3_layers": (
+        dict(EAGLE3, draft_vocab_size=V, eagle_aux_hidden_state_layer_ids=[2, 3, 5, 6, 7], head_dim=8),
+        dict(form="eagle3", features=5, boundaries=[2, 3, 5, 6, 7], draft=V, head_dim=8),
+        {},
+    ),
+    "speculators_eagle": (
+        speculators("eagle", fusion_bias=False, layernorms=False),
+        dict(form="eagle1"),
+        {"fc.": "fusion_fc.", "layers.0.": "transformer."},
+    ),
+    "speculators_eagle3": (
+        speculators("eagle3", draft_vocab_size=DRAFTED, **VARIANT, decoder=dict(num_hidden_layers=2)),
+        dict(form="eagle3", layers=2, more=EMBEDDING | {"input_norm.weight": (3 * H,)}, **VARIANT),
+        {},
+    ),
+    "p_eagle": (
+        speculators("peagle", draft_vocab_size=DRAFTED, mask_token_id=38, decoder=dict(num_hidden_layers=2)),
+        dict(form="eagle3", layers=2, mask_token=38, more=EMBEDDING | {"mask_hidden": (3 * H,)}),
+        {},
+    ),
+    "dflash": (
+        dict(DFLASH, dflash_config={"target_layer_ids": [1, 4], "mask_token_id": 39, "block_size": 4}),
+        dict(form="dflash", features=2, boundaries=[2, 5], layers=2, head_dim=8, rope_theta=500.0),
+        {},
+    ),
+    "speculators_dflash": (
+        speculators(
+            "dflash",
+            draft_vocab_size=DRAFTED,
+            block_size=4,
+            mask_token_id=39,
+            aux_hidden_state_layer_ids=[2, 5],
+            decoder=DFLASH,
+        ),
+        dict(
+            form="dflash",
+            features=2,
+            boundaries=[2, 5],
+            layers=2,
+            rope_theta=500.0,
+            more=EMBEDDING | {"lm_head.weight": (DRAFTED, H)},
+        ),
+        {},
+    ),
+}
+ALIKE = ("eagle1_biases", "eagle3_layers", "speculators_eagle", "speculators_dflash")  # variants of others
+ROUNDS = [
+    *((name, 30 if name in ALIKE else 200) for name in FORMATS),
+    *(pytest.param(name, 200, marks=pytest.mark.slow) for name in ALIKE if name.startswith("speculators")),
+]
+
+
+@pytest.fixture
+def drafter_of(tmp_path, target, group_values):
+    """`drafter_of(config, weights, renamed, layers=None)` writes a checkpoint and builds a drafter over it."""
+
+    def write(config, weights, renamed=None, **changes):
+        named = {}
+        for name, value in weights.items():
+            old = next((old for old in renamed or {} if name.startswith(old)), "")
+            named[(renamed or {}).get(old, "") + name[len(old) :]] = value.contiguous()
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        save_file(named, tmp_path / "model.safetensors")
+        return drafters.build(group_values("drafter", "eagle", model=str(tmp_path), **changes), target=target)
+
+    return write
+
+
+@pytest.mark.parametrize(("name", "rounds"), ROUNDS)
+def test_drafts_are_those_of_the_equations(drafter_of, target, make_structure, name, rounds):
+    config, network, renamed = FORMATS[name]
+    weights, facts = made(**network)
+    drafter = drafter_of(config, weights, renamed)
+    slow = (SlowBlock if facts.form == "dflash" else SlowEagle)(
+        weights, facts, target.hidden.embedding, target.hidden.output_layer
+    )
+    compared, tokens = 0, set()
+    for text, drafts in random_rounds(drafter, target, make_structure("chain", 2), rounds // 10, 10):
+        rows = slow.text_rows(text, features_of(target.model, text, facts.boundaries))
+        for length, draft in drafts:
+            path = []
+            for token in draft.tokens.tolist():
+                logits = slow.logits_after(rows[: length - 1], path)
+                path.append(slow.target_token(max(range(len(logits)), key=logits.__getitem__)))
+                assert token == path[-1], f"round {compared} at {length} tokens"
+            tokens |= set(path)
+            compared += len(path) == 2
+    assert compared == rounds and len(tokens) > 4
+
+
+def first_law(drafter, target, make_structure, tokens=(5, 1, 4, 1, 5)):
+    """The drafter's logits after the root and after a drafted token."""
+    text = torch.tensor([tokens])
+    features = target.hidden.sequence(text, *drafter.network.config.offsets(DEPTH))[0][:, :-1]
+    network = drafter.network
+    carried, logits, past = network(text[:, 1:], network.fuse(features), torch.arange(len(tokens) - 1))
+    again = network(text[:, -1:], carried[:, -1:], torch.tensor([len(tokens) - 1]), past)[1]
+    return torch.cat([network.over_target(logits[:, -1]), network.over_target(again[:, -1])])
+
+
+CHANGES = {
+    "rope_theta": (dict(rope_theta=50.0), {}),
+    "rope_parameters": (dict(rope_parameters={"rope_theta": 50.0, "rope_type": "default"}), {}),
+    "rope_scaling": (dict(rope_scaling={"type": "linear", "factor": 4.0}), {}),
+    "llama3": (
+        dict(
+            rope_scaling={
+                "rope_type": "llama3",
+                "factor": 8.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 16,
+            }
+        ),
+        {},
+    ),
+    "rms_norm_eps": (dict(rms_norm_eps=0.1), {}),
+    "norm_before_residual": (dict(norm_before_residual=True), {}),
+    "norm_before_fc": (dict(norm_before_fc=True), {"input_norm.weight": (3 * H,)}),
+    "fc_norm": (dict(eagle_config={"fc_norm": True}), {f"fc_norm.{i}.weight": (H,) for i in range(3)}),
+    "boundaries": (dict(eagle_aux_hidden_state_layer_ids=[2, 3, 5]), {}),
+    "own_embedding": ({}, EMBEDDING),
+    "fc_bias": ({}, {"fc.bias": (H,)}),
+    "output_bias": ({}, BIASES | {"layers.0.self_attn.o_proj.bias": (H,)}),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_each_flag_changes_the_result(drafter_of, target, make_structure, change):
+    config, more = CHANGES[change]
+    plain, _ = made("eagle3")
+    law = first_law(drafter_of(EAGLE3, plain), target, make_structure)
+    extra = {name: value for name, value in weights_of(more, 1).items() if name not in plain}
+    changed = first_law(drafter_of(EAGLE3 | config, plain | extra), target, make_structure)
+    assert not torch.allclose(law, changed)
+
+
+def test_norm_output_changes_the_second_step_only(drafter_of, target, make_structure):
+    weights, _ = made("eagle3")
+    laws = []
+    for norm_output in (False, True):
+        config = speculators("eagle3", draft_vocab_size=DRAFTED, **PLAIN | {"norm_output": norm_output})
+        laws.append(first_law(drafter_of(config, weights), target, make_structure))
+    torch.testing.assert_close(laws[0][0], laws[1][0])
+    assert not torch.allclose(laws[0][1], laws[1][1])
+
+
+def test_an_eagle1_layer_has_no_norm_before_its_attention(drafter_of, target):
+    """Twice the fused input gives twice the values of the attention."""
+    weights, _ = made("eagle1")
+    values = []
+    for scale in (1.0, 2.0):
+        changed = weights | {"fc.weight": weights["fc.weight"] * scale}
+        network = drafter_of(DECODER, changed).network
+        row = torch.ones(1, 1, dtype=torch.long), torch.ones(1, 1, H, dtype=torch.float64), torch.zeros(1, 1)
+        values.append(network(*row)[2][0][1])
+    torch.testing.assert_close(2 * values[0], values[1])
+
+
+def test_the_embeddings_of_an_eagle1_file_are_not_read(drafter_of, target, make_structure):
+    weights, _ = made("eagle1")
+    law = first_law(drafter_of(DECODER, weights), target, make_structure)
+    other = first_law(drafter_of(DECODER, weights | weights_of(EMBEDDING)), target, make_structure)
+    assert torch.equal(law, other)
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 3 * H), (1, 3 * H)])
+def test_both_shapes_of_mask_hidden_are_read(drafter_of, shape):
+    config, network, _ = FORMATS["p_eagle"]
+    weights, _ = made(**network)
+    drafter = drafter_of(config, weights | {"mask_hidden": weights["mask_hidden"].view(shape)})
+    assert torch.equal(drafter.network.mask_hidden, weights["mask_hidden"].double())
+
+
+@pytest.mark.parametrize("without", ["t2d", "draft_vocab_size", "rope_theta"])
+def test_what_a_file_may_leave_out(drafter_of, target, make_structure, without):
+    weights, _ = made("eagle3")
+    config = dict(EAGLE3, rope_theta=10000.0)
+    law = first_law(drafter_of(config, weights), target, make_structure)
+    config.pop(without, None)
+    weights.pop(without, None)
+    torch.testing.assert_close(first_law(drafter_of(config, weights), target, make_structure), law)
+
+
+def test_draft_tokens_are_offsets(drafter_of):
+    weights, _ = made("eagle3")
+    network = drafter_of(EAGLE3, weights).network
+    assert network.drafted_ids.tolist() == IDS and network.t2d.nonzero().flatten().tolist() == IDS
+
+
+@pytest.mark.parametrize(
+    ("numbers", "boundaries"),
+    [(None, [2, 4, 5]), ([1, 3, 4], [2, 4, 5]), ([2, 4, 5], [2, 4, 5]), ([1, 2, 6], [2, 3, 7])],
+)
+@pytest.mark.parametrize("kind", ["plain", "eagle_config", "speculators"])
+def test_both_conventions_of_layer_numbers_are_told_apart(drafter_of, kind, numbers, boundaries):
+    weights, _ = made("eagle3")
+    said = {} if numbers is None else {"eagle_aux_hidden_state_layer_ids": numbers}
+    config = {"plain": EAGLE3 | said, "eagle_config": EAGLE3 | {"eagle_config": said}}.get(kind)
+    drafter = drafter_of(config or speculators("eagle3", draft_vocab_size=DRAFTED, **PLAIN, **said), weights)
+    described = drafter.describe()
+    assert described["network"]["boundaries"] == boundaries
+    assert described["format"] == ("speculators eagle3" if kind == "speculators" else "EAGLE-3")
+    assert described["made_for"] == ("some/target" if kind == "speculators" else "") and described["sha256"]
+
+
+def test_a_convention_that_cannot_be_told_is_asked_for(drafter_of):
+    weights, _ = made("eagle3")
+    config = dict(EAGLE3, eagle_aux_hidden_state_layer_ids=[3, 4, 6])
+    told = r"drafter\.layers=\[3,4,6\] for inputs, or drafter\.layers=\[4,5,7\] for outputs"
+    with pytest.raises(ModelLoadError, match=told):
+        drafter_of(config, weights)
+    assert drafter_of(config, weights, layers=[4, 5, 7]).describe()["network"]["boundaries"] == [4, 5, 7]
+    counted = speculators("eagle3", draft_vocab_size=DRAFTED, **PLAIN, eagle_aux_hidden_state_layer_ids=[3, 4, 6])
+    assert drafter_of(counted, weights).describe()["network"]["boundaries"] == [3, 4, 6]
+
+
+def without(weights, *names):
+    return {name: value for name, value in weights.items() if name not in names}
+
+
+EAGLE1_WEIGHTS, EAGLE3_WEIGHTS = made("eagle1")[0], made("eagle3")[0]
+UP = "layers.0.mlp.up_proj.weight"
+NORMS = {"layers.0.input_layernorm.weight": torch.ones(H)}
+REFUSED = {
+    "a tensor of EAGLE-1 is missing": (
+        DECODER,
+        without(EAGLE1_WEIGHTS, "layers.0.mlp.up_proj.weight"),
+        "lacks .*up_proj",
+    ),
+    "the bias that the config says": (dict(DECODER, bias=True), EAGLE1_WEIGHTS, "lacks fc.bias"),
+    "a norm that EAGLE-1 has not": (DECODER, EAGLE1_WEIGHTS | NORMS, "has layers.0.input_layernorm.weight too many"),
+    "another width": (dict(DECODER, hidden_size=12), EAGLE1_WEIGHTS, "target of width 12, and this one has 16"),
+    "another vocabulary": (dict(DECODER, vocab_size=41), EAGLE1_WEIGHTS, "vocabulary 41, and this one has 40"),
+    "no heads": (without(DECODER, "num_attention_heads"), EAGLE1_WEIGHTS, "no num_attention_heads in its config"),
+    "heads that do not fit": (dict(DECODER, num_attention_heads=3), EAGLE1_WEIGHTS, "3 heads do not divide"),
+    "another activation": (dict(DECODER, hidden_act="gelu"), EAGLE1_WEIGHTS, "hidden_act='gelu'"),
+    "another scaling": (dict(DECODER, rope_scaling={"type": "yarn"}), EAGLE1_WEIGHTS, "rotary scaling 'yarn'"),
+    "two layers": (dict(DECODER, num_hidden_layers=2), EAGLE1_WEIGHTS, "an EAGLE-1 network has one"),
+    "no output layer": (EAGLE3, without(EAGLE3_WEIGHTS, "lm_head.weight"), "lacks lm_head.weight"),
+    "no d2t": (EAGLE3, without(EAGLE3_WEIGHTS, "d2t"), "lacks d2t"),
+    "ids as distances": (
+        EAGLE3,
+        EAGLE3_WEIGHTS | {"d2t": torch.tensor(IDS)},
+        "a d2t that gives no ascending ids below 40",
+    ),
+    "t2d of other tokens": (
+        EAGLE3,
+        EAGLE3_WEIGHTS | {"t2d": torch.ones(V, dtype=torch.bool)},
+        "d2t and t2d that name different tokens",
+    ),
+    "fewer draft tokens": (
+        dict(EAGLE3, draft_vocab_size=13),
+        EAGLE3_WEIGHTS,
+        r"shape \[12\] in place of \[13\]",
+    ),
+    "a second spelling": (
+        EAGLE3,
+        EAGLE3_WEIGHTS | {"midlayer.hidden_norm.weight": torch.ones(H)},
+        "hidden_norm.weight too many",
+    ),
+    "features of another width": (EAGLE3, EAGLE3_WEIGHTS | {"fc.weight": torch.ones(H, 40)}, "no features of width 16"),
+    "five features without numbers": (EAGLE3, EAGLE3_WEIGHTS | {"fc.weight": torch.ones(H, 80)}, "give drafter.layers"),
+    "numbers for another fc": (
+        dict(EAGLE3, eagle_aux_hidden_state_layer_ids=[2, 4]),
+        EAGLE3_WEIGHTS,
+        r"2 layers \[2, 4\], and its fc reads 3",
+    ),
+    "the last block's output": (
+        dict(EAGLE3, eagle_aux_hidden_state_layer_ids=[1, 3, 7]),
+        EAGLE3_WEIGHTS,
+        "boundary 8 is the output of the target's last block before the final norm",
+    ),
+    "no embedding of its own": (dict(EAGLE3, target_hidden_size=16), EAGLE3_WEIGHTS, "lacks embed_tokens.weight"),
+    "no features": (dict(EAGLE3, eagle_config={"use_aux_hidden_state": False}), EAGLE3_WEIGHTS, "use_aux_hidden_state"),
+    "norm_output by date": (dict(EAGLE3, norm_output=True), EAGLE3_WEIGHTS, "until September 2026"),
+    "speculators without the residual": (
+        speculators("eagle3", draft_vocab_size=12),
+        EAGLE3_WEIGHTS,
+        "no norm_before_residual",
+    ),
+    "speculators with extra norms": (speculators("eagle", layernorms=True), EAGLE1_WEIGHTS, "layernorms=true"),
+    "P-EAGLE of another library": (
+        EAGLE3,
+        EAGLE3_WEIGHTS | {"mask_hidden": torch.ones(1, 48)},
+        "EAGLE-3 with mask tokens, which is not read",
+    ),
+    "P-EAGLE without embeddings": (
+        speculators("peagle", draft_vocab_size=DRAFTED, mask_token_id=38),
+        EAGLE3_WEIGHTS | {"mask_hidden": torch.ones(1, 48)},
+        "lacks embed_tokens.weight",
+    ),
+    "a mask token beyond the vocabulary": (
+        speculators("peagle", draft_vocab_size=DRAFTED, mask_token_id=V),
+        EAGLE3_WEIGHTS | weights_of(EMBEDDING) | {"mask_hidden": torch.ones(1, 48)},
+        "mask_token_id=40, which is no token of 40",
+    ),
+    "P-EAGLE without a mask token": (
+        speculators("peagle", draft_vocab_size=DRAFTED),
+        EAGLE3_WEIGHTS | {"mask_hidden": torch.ones(1, 48)},
+        "no mask_token_id in its config",
+    ),
+    "DSpark": (
+        DECODER,
+        EAGLE1_WEIGHTS | {"hidden_norm.weight": torch.ones(H), "markov_head.markov_w1.weight": torch.ones(V, 3)},
+        "DSpark, which is not read",
+    ),
+    "MTP": ({}, {"mtp.fc.weight": torch.ones(H, 32)}, "MTP module, which is not read"),
+    "latent attention": (
+        EAGLE3,
+        without(EAGLE3_WEIGHTS, "layers.0.self_attn.k_proj.weight")
+        | {"layers.0.self_attn.kv_a_proj_with_mqa.weight": torch.ones(4, H)},
+        "latent attention, which is not read",
+    ),
+    "speculators independent": (speculators("independent"), {"a": torch.ones(1)}, "another type, which is not read"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_does_not_fit_is_refused(drafter_of, case):
+    config, weights, sentence = REFUSED[case]
+    with pytest.raises(SpecdecError, match=sentence) as raised:
+        drafter_of(config, weights)
+    assert raised.value.exit_code == 2 and "\n" not in str(raised.value)
+
+
+def test_a_block_ends_the_draft_and_is_always_whole(drafter_of, target, make_structure):
+    """With fewer slots it would be another law: they see each other. So the first tokens of all drafts are the same."""
+    config, network, _ = FORMATS["dflash"]
+    drafter = drafter_of(config, made(**network)[0])
+    assert drafter.capabilities.deepest == 3 and drafter.capabilities.replay == "start"
+    target.start(TextStart([5, 1, 4], 50))
+    drafter.start(TextStart([5, 1, 4], 50), target.states)
+    drafts = [drafter.draft(make_structure("chain", gamma)).tokens.tolist() for gamma in (1, 2, 3, 6)]
+    assert [len(draft) for draft in drafts] == [1, 2, 3, 3]
+    assert all(draft == drafts[3][: len(draft)] for draft in drafts)
+    tree = drafter.draft(make_structure("tree", 3))
+    assert tree.tokens[0] == drafts[3][0] and tree.tree.depth == 3
+
+
+def test_chances_of_a_block_are_those_of_its_drafts(drafter_of, target, make_structure):
+    config, network, _ = FORMATS["speculators_dflash"]
+    drafter = drafter_of(config, made(**network)[0])
+    prompt, text, drafted = [5, 1, 4], [], []
+    for position in range(6):  # a text that is drafted right at every other place
+        whole = [*prompt, *text]
+        target.start(TextStart(whole, 50))
+        drafter.start(TextStart(whole, 50), target.states)
+        drafted.append(drafter.draft(make_structure("chain", 3)).tokens.tolist())
+        text.append(drafted[-1][0] if position % 2 else (drafted[-1][0] + 1) % V)
+    target.start(TextStart([*prompt, *text], 50))
+    chances = drafter.chances(prompt, text, target.states, 3)
+    for position, tokens in enumerate(drafted):
+        for depth, token in enumerate(text[position : position + 3]):
+            assert chances[position, depth] == (tokens[depth] == token)
+    assert chances[:, 0].tolist() == [0, 1, 0, 1, 0, 1]
+
+
+@pytest.mark.parametrize(
+    ("changes", "boundaries"),
+    [
+        ({}, [2, 6]),  # outputs 1 and 5 of 8 blocks
+        ({"target_layer_ids": [2, 4]}, [3, 5]),
+    ],
+)
+def test_layer_numbers_of_dflash_are_outputs(drafter_of, changes, boundaries):
+    _, network, _ = FORMATS["dflash"]
+    config = dict(DFLASH, block_size=4, mask_token_id=39, **changes)
+    drafter = drafter_of(config, made(**network)[0])
+    assert drafter.describe()["network"]["boundaries"] == boundaries
+    given = drafter_of(config, made(**network)[0], layers=[1, 3])
+    assert given.describe()["network"]["boundaries"] == [1, 3]
+
+
+BLOCK = dict(DFLASH, block_size=4, mask_token_id=39)
+BLOCK_REFUSED = {
+    "another depth": (dict(BLOCK, num_target_layers=9), "number of layers 9, and this one has 8"),
+    "no block": (dict(DFLASH, mask_token_id=39), "block_size=None"),
+    "a mask beyond the vocabulary": (dict(BLOCK, mask_token_id=V), "a token below 40"),
+    "no rotary base": (without(BLOCK, "rope_theta"), "no rope_theta in its config.json"),
+    "a causal block": (dict(BLOCK, dflash_config={"causal": True}), "sets causal, which is not read"),
+    "the anchor's own slot": (dict(BLOCK, sample_from_anchor=True), "sets sample_from_anchor"),
+    "windows": (dict(BLOCK, layer_types=["sliding_attention", "full_attention"]), "has layers of sliding attention"),
+    "three layers": (dict(BLOCK, target_layer_ids=[1, 2, 3]), r"names the 3 layers \[2, 3, 4\]"),
+    "the last block's output": (dict(BLOCK, target_layer_ids=[1, 7]), "output of the target's last block"),
+}
+
+
+@pytest.mark.parametrize("case", BLOCK_REFUSED)
+def test_a_dflash_that_does_not_fit_is_refused(drafter_of, case):
+    config, sentence = BLOCK_REFUSED[case]
+    with pytest.raises(SpecdecError, match=sentence):
+        drafter_of(config, made(**FORMATS["dflash"][1])[0])
+
+
+def test_layers_of_the_wrong_number_or_for_eagle1_are_refused(drafter_of):
+    with pytest.raises(ModelLoadError, match=r"drafter.layers=\[2, 4\]: .* reads 3 layers"):
+        drafter_of(EAGLE3, EAGLE3_WEIGHTS, layers=[2, 4])
+    with pytest.raises(ModelLoadError, match="set drafter.layers=null"):
+        drafter_of(DECODER, EAGLE1_WEIGHTS, layers=[2, 4, 5])
+
+
+def test_another_drafter_is_named(drafter_of, tmp_path):
+    drafter_of(EAGLE3, EAGLE3_WEIGHTS)
+    with pytest.raises(ModelLoadError, match=r"use \+drafter=eagle"):
+        recognise(open_checkpoint(str(tmp_path)), "medusa")
