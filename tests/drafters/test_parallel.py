@@ -225,22 +225,40 @@ def test_expected_rounds_are_the_rounds(parallel):
     assert expected_rounds(drafter, target, chain(3), generation.tokens, request) == len(generation.rounds)
 
 
-def test_compiled_passes_draft_the_same(model, tiny_model, sampling, parallel):
-    """One size of call serves all rounds: masks behind the last that is read fill it up."""
-    plain, target = parallel(temperature=0.0)
-    padded = Parallel(model, target, mask_token=MASK)
-    padded._decoder.compile = lambda sizes, *rest: sized.extend(sizes)
-    sized: list[int] = []
-    padded._compilation = "inductor"
-    padded.prepare(64, chain(4))
-    assert sized == [8]
-    padded._compiled_size = lambda needed: max(needed, 8)
-    for drafter in (plain, padded):
-        drafter.start(TextStart(PROMPT, 64))
-    for committed in ([5], [3, 19, 44, 2, 1], [8, 8]):
-        assert torch.equal(plain.draft(chain(4)).tokens, padded.draft(chain(4)).tokens)
-        plain.commit(committed)
-        padded.commit(committed)
+def along(drafter):
+    """The tokens of drafts of several lengths, after rounds of several lengths."""
+    found = []
+    drafter.start(TextStart(PROMPT, 64))
+    for gamma, committed in ((4, [5]), (4, [3, 19, 44, 2, 1]), (2, [8, 8]), (6, [1]), (4, [2])):
+        found.append(drafter.draft(chain(gamma)).tokens.tolist())
+        drafter.commit(committed)
+    return found
+
+
+def test_masks_behind_the_last_that_is_read_change_nothing(parallel, monkeypatch):
+    own = along(parallel(temperature=0.0)[0])
+    monkeypatch.setattr(Parallel, "_compiled_size", lambda drafter, needed: needed + 3)
+    assert along(parallel(temperature=0.0)[0]) == own
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("mode", "sizes"), [("trace", (0, 1)), ("inductor", (8,))])
+@torch.inference_mode()
+def test_compiled_passes_draft_the_same(model, tiny_model, sampling, parallel, mode, sizes):
+    """One size of call serves all rounds of a chain of four: masks fill it up."""
+    how = sampling(temperature=0.0)
+    drafter = Parallel(model, Causal(tiny_model("llama"), how, compilation=mode), mask_token=MASK)
+    drafter.prepare(64, chain(4))
+    assert drafter._decoder.compiled == sizes
+    calls, evaluate = [], drafter._decoder.forward
+
+    def counted(tokens, tree, **options):
+        calls.append(len(tokens))
+        return evaluate(tokens, tree, **options)
+
+    drafter._decoder.forward = counted
+    assert along(drafter) == along(parallel(temperature=0.0)[0])
+    assert calls[1:] == ([4, 4, 6, 7, 4] if mode == "trace" else [8, 8, 8, 8, 8])
 
 
 def test_laws_that_are_not_finite_stop_the_run(tiny_model, sampling, model):
@@ -310,9 +328,10 @@ def test_features_beside_the_model_are_not_overlooked(saved, built):
         built(model=str(folder))
 
 
-def test_other_drafters_name_this_one(saved, built):
+@pytest.mark.parametrize("other", ["eagle", "medusa", "mlp_speculator"])
+def test_other_drafters_name_this_one(saved, built, other):
     with pytest.raises(ModelLoadError, match=r"of the format PARD: use \+drafter=parallel"):
-        built("medusa", model=str(saved(spd_type="pard", pard_token=5)))
+        built(other, model=str(saved(spd_type="pard", pard_token=5)))
 
 
 def test_no_model_is_shipped(built):
