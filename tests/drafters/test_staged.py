@@ -11,6 +11,7 @@ import torch
 from specdec.clock import CpuClock
 from specdec.decode import generate
 from specdec.drafters.base import Drafter, DrafterCapabilities, drafters
+from specdec.drafters.early_exit import EarlyExit
 from specdec.drafters.medusa import Medusa
 from specdec.drafters.ngram import Ngram, NgramConfig
 from specdec.drafters.small_model import SmallModel
@@ -18,6 +19,7 @@ from specdec.drafters.staged import DraftTarget, Staged
 from specdec.errors import NumericsError, UsageError
 from specdec.records import EMPTY, Draft, Request, Source, TextStart, chain_tree
 from specdec.sampling import generator_for, sample
+from specdec.self_speculation.exit_layer import ExitLayer
 from specdec.structures.base import structures
 from specdec.targets.causal import Causal
 from specdec.verifiers.base.contract import verifiers
@@ -189,6 +191,7 @@ WAYS = {
     "model": lambda model, heads: model_of(shaken(model, 0.05)),
     "restarted": lambda model, heads: lambda outer: Restarted(shaken(model, 0.05), outer),
     "heads": lambda model, heads: heads_of(heads),
+    "early exit": lambda model, heads: lambda outer: EarlyExit(outer, ExitLayer(1, "config", {})),
     "two stages": lambda model, heads: lambda outer: staged(shaken(model, 0.04), outer, ngram),
     "three stages": lambda model, heads: (
         lambda outer: staged(

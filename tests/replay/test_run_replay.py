@@ -114,14 +114,10 @@ def test_bad_input_is_one_sentence(command, trace, arguments, sentence):
 
 def test_a_replay_of_the_suffix_drafter_knows_the_earlier_outputs_of_its_run(command):
     """Rounds along a run's own texts are those that it took, at every gamma and in every repeat."""
-    table = (
-        "+debug=tiny",
-        "measurement.max_new_tokens=40",
-        "measurement.repeats=2",
-        *QUICK,
-        "measurement.gammas=[2,5]",
-    )
-    code, error, folder = command("out", "+drafter=suffix", "drafter.factor=3.0", *table)
+    circle = "target.law=[[0.1,0.8,0.1],[0.1,0.1,0.8],[0.8,0.1,0.1]]"  # of all tokens, so each is in every output
+    prompts = "prompts.tokens=[[0],[1],[2,0,2]]"
+    keys = ("measurement.max_new_tokens=40", "measurement.repeats=2", *QUICK, "measurement.gammas=[2,5]")
+    code, error, folder = command("out", "+drafter=suffix", "+debug=tiny", circle, prompts, *keys)
     assert code == 0, error
     replay, rounds = (pd.read_parquet(folder / f"{name}.parquet") for name in ("replay", "rounds"))
     taken = rounds[rounds["method"] == "suffix"].groupby(["gamma", "prompt", "repeat"]).size()
