@@ -18,6 +18,7 @@ from specdec.eagle.draft_rows import DraftRows, TextRows
 from specdec.eagle.eagle_checkpoint import load_eagle, shipped_eagle, training_of
 from specdec.eagle.feature_network import FeatureNetwork
 from specdec.errors import NumericsError, UsageError
+from specdec.models.load import training_cost
 from specdec.published.checkpoint_files import PICKLES
 from specdec.published.eagle_format import load_published_eagle
 from specdec.records import EMPTY, Draft, Source, TextStart, Tree, chain_tree
@@ -119,7 +120,7 @@ class Eagle(Drafter):
         network = load_eagle(path, target)
         with path.open("rb") as file:
             sha256 = hashlib.file_digest(file, "sha256").hexdigest()
-        return cls(network, target, {"sha256": sha256, "training": training_of(path)}, **how)
+        return cls(network, target, {"sha256": sha256, "training": training_cost(training_of(path))}, **how)
 
     def _begin(self, generator: torch.Generator | None) -> None:
         self._generator = generator

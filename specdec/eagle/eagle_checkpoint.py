@@ -85,7 +85,7 @@ def read_eagle(path: str | Path, key: str = "drafter.model") -> StoredEagle:
 
 
 def training_of(path: str | Path) -> dict[str, Any]:
-    """Return how the network of a file was made, as the trainer recorded it; no weights are read."""
+    """Return the trainer's record of a file's network; no weights are read."""
     with safe_open(path, framework="pt") as file:
         return dict(json.loads(file.metadata()[_KEY])["training"])
 

@@ -81,6 +81,12 @@ def read_heads(path: str | Path, key: str = "drafter.model") -> Stored:
         ) from None
 
 
+def training_of(path: str | Path) -> dict[str, Any]:
+    """Return the trainer's record of a file's heads; no weights are read."""
+    with safe_open(path, framework="pt") as file:
+        return dict(json.loads(file.metadata()[_KEY])["training"])
+
+
 def load_heads(path: str | Path, target: Target) -> Heads:
     """Load heads for the target that they were trained on, in its dtype and on its device.
 

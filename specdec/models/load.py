@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -116,11 +117,19 @@ def recorded_training(name: str) -> dict[str, float] | None:
     folder = Path(name)
     for path in (folder.parent / "summary.json", folder.parent / f"summary_{folder.name}.json"):
         try:
-            summary = json.loads(path.read_text(encoding="utf-8"))
-            return {name: float(summary[name]) for name in ("tokens", "seconds")}
-        except (OSError, ValueError, TypeError, KeyError):
+            found = training_cost(json.loads(path.read_text(encoding="utf-8")))
+        except (OSError, ValueError, TypeError):
             continue  # no such file, or somebody else's
+        if found is not None:
+            return found
     return None
+
+
+def training_cost(record: Mapping[str, Any]) -> dict[str, float] | None:
+    """Return tokens and seconds of a trainer's record; None where it does not say them."""
+    if not {"tokens", "seconds"} <= record.keys():
+        return None
+    return {name: float(record[name]) for name in ("tokens", "seconds")}
 
 
 def content_hash(name: str) -> str:

@@ -11,9 +11,10 @@ from torch import Tensor
 
 from specdec.drafters.base.contract import Drafter, DrafterCapabilities
 from specdec.errors import NumericsError, UsageError
-from specdec.heads.checkpoint import load_heads, shipped_heads
+from specdec.heads.checkpoint import load_heads, shipped_heads, training_of
 from specdec.heads.choices import choices_of
 from specdec.heads.draft_heads import DraftHeads
+from specdec.models.load import training_cost
 from specdec.published.checkpoint_files import PICKLES
 from specdec.published.heads_format import load_published_heads
 from specdec.records import EMPTY, Draft, Source, TextStart, Tree
@@ -68,7 +69,7 @@ class HeadsDrafter(Drafter):
         """
         self._kept = target.hidden.keep(heads.offset(target.hidden.layers))
         self.heads, self._sha256 = heads, sha256
-        self._origin: dict[str, Any] = {}  # of a published checkpoint
+        self._origin: dict[str, Any] = {}  # how they were made or published
         self._choices = choices_of(heads)
         self._sampling, self._device = target.sampling, target.device
         self._greedy = drafts == "greedy" or target.sampling.greedy
@@ -102,7 +103,9 @@ class HeadsDrafter(Drafter):
             raise UsageError(f"Bad value drafter.model={model}: these heads are {kind}; use +drafter={other}.")
         with path.open("rb") as file:
             sha256 = hashlib.file_digest(file, "sha256").hexdigest()
-        return cls(heads, target, sha256, drafts, siblings)
+        drafter = cls(heads, target, sha256, drafts, siblings)
+        drafter._origin = {"training": training_cost(training_of(path))}
+        return drafter
 
     @classmethod
     def from_published(
