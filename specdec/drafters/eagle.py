@@ -15,10 +15,11 @@ from specdec.config import typed
 from specdec.drafters.base import Drafter, DrafterCapabilities, drafters
 from specdec.eagle.block_rows import BlockText, drafts_along, text_of
 from specdec.eagle.draft_rows import DraftRows, TextRows
-from specdec.eagle.eagle_checkpoint import load_eagle, shipped_eagle, training_of
+from specdec.eagle.eagle_checkpoint import KIND, load_eagle, shipped_eagle
 from specdec.eagle.feature_network import FeatureNetwork
 from specdec.errors import NumericsError, UsageError
 from specdec.models.load import training_cost
+from specdec.models.trained_file import training_of
 from specdec.published.checkpoint_files import PICKLES
 from specdec.published.eagle_format import load_published_eagle
 from specdec.records import EMPTY, Draft, Source, TextStart, Tree, chain_tree
@@ -120,7 +121,7 @@ class Eagle(Drafter):
         network = load_eagle(path, target)
         with path.open("rb") as file:
             sha256 = hashlib.file_digest(file, "sha256").hexdigest()
-        return cls(network, target, {"sha256": sha256, "training": training_cost(training_of(path))}, **how)
+        return cls(network, target, {"sha256": sha256, "training": training_cost(training_of(KIND, path))}, **how)
 
     def _begin(self, generator: torch.Generator | None) -> None:
         self._generator = generator

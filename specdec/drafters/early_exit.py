@@ -1,19 +1,20 @@
 """The target's own first layers as a drafter, over the target's own cache (LayerSkip 2404.16710)."""
 
-from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 from torch import Tensor
 
 from specdec.config import AtLeastOne, typed
-from specdec.drafters.base import Drafter, DrafterCapabilities, drafters
+from specdec.drafters.base import DrafterCapabilities, drafters
 from specdec.drafters.base.own_model import own_model
+from specdec.drafters.base.wrapper import Wrapper
 from specdec.drafters.small_model import SmallModel
 from specdec.models.shared_decoder import SharedDecoder
-from specdec.records import Draft, TextStart
+from specdec.records import TextStart
 from specdec.self_speculation.calibration import CalibrationTextConfig
 from specdec.self_speculation.exit_layer import ExitLayer, choose_exit_layer
-from specdec.structures.base import EVERY_STRUCTURE, Structure
+from specdec.structures.base import EVERY_STRUCTURE
 from specdec.targets.base import Target
 from specdec.targets.causal import Causal
 from specdec.tree_building.siblings import Siblings
@@ -28,7 +29,7 @@ class EarlyExitConfig(CalibrationTextConfig):
 
 
 @drafters.register("early_exit")
-class EarlyExit(Drafter):
+class EarlyExit(Wrapper):
     """Drafts with the target's first E layers, its final norm and its output layer (LayerSkip 2404.16710, section 4.3).
 
     q is the law of that model, standardised by the target's own sampling, and each token is drawn from it; under a
@@ -70,8 +71,10 @@ class EarlyExit(Drafter):
         self._decoder = SharedDecoder(target.decoder, chosen.layer)
         self._layers = target.decoder.layers
         model = self._decoder.model
-        self._drafter = SmallModel(model, target, decoder=self._decoder, drafts=drafts, siblings=siblings)
-        self._drafter.strategy = "early_exit"
+        drafter = SmallModel(model, target, decoder=self._decoder, drafts=drafts, siblings=siblings)
+        drafter.strategy = "early_exit"
+        super().__init__(drafter)
+        self.capabilities = replace(drafter.capabilities, runs_target=True)
 
     @classmethod
     def from_config(cls, config: EarlyExitConfig, target: Target) -> "EarlyExit":
@@ -82,30 +85,11 @@ class EarlyExit(Drafter):
         whole = own_model(target, "early_exit")
         return cls(whole, choose_exit_layer(config.exit_layer, config, whole), config.drafts, config.siblings)
 
-    def prepare(self, capacity: int, structure: Structure) -> None:
-        self._drafter.prepare(capacity, structure)
-
     def start(self, text: TextStart, states: Tensor | None = None) -> None:
         self._decoder.in_step = text.in_step
-        self._drafter.start(text, states)
-
-    def draft(self, structure: Structure) -> Draft:
-        return self._drafter.draft(structure)
-
-    def commit(self, tokens: Sequence[int], states: Tensor | None = None) -> None:
-        self._drafter.commit(tokens, states)
-
-    def retract(self, count: int) -> bool:
-        return self._drafter.retract(count)
-
-    def laws(self, prompt: Sequence[int], text: Sequence[int]) -> Tensor | None:
-        return self._drafter.laws(prompt, text)
+        super().start(text, states)
 
     def describe(self) -> dict[str, Any]:
         chosen = {"exit_layer": self.exit.layer, "layers": self._layers, "exit_layer_by": self.exit.by}
         worths = {str(layer): worth for layer, worth in self.exit.worths.items()}
-        return {**self._drafter.describe(), **chosen, **({"exit_layers": worths} if worths else {})}
-
-    @property
-    def flops_per_token(self) -> float:
-        return self._drafter.flops_per_token
+        return {**super().describe(), **chosen, **({"exit_layers": worths} if worths else {})}

@@ -1,24 +1,22 @@
 """The target without some of its layers as a drafter (Draft & Verify 2309.08168; SWIFT 2410.06916)."""
 
-from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
-from torch import Tensor
 
 from specdec.config import AtLeastOne, typed
-from specdec.drafters.base import Drafter, DrafterCapabilities, drafters
+from specdec.drafters.base import DrafterCapabilities, drafters
 from specdec.drafters.base.own_model import own_model
+from specdec.drafters.base.wrapper import Wrapper
 from specdec.drafters.small_model import SmallModel
 from specdec.errors import UsageError
 from specdec.models.decoder import Decoder
 from specdec.models.partial import parse_parts, partial_model, written_parts
-from specdec.records import Draft, TextStart
 from specdec.self_speculation.calibration import CalibrationText, CalibrationTextConfig
 from specdec.self_speculation.skip_search import SkippedParts, Units, kept_search
-from specdec.structures.base import EVERY_STRUCTURE, Structure
+from specdec.structures.base import EVERY_STRUCTURE
 from specdec.targets.base import Target
 from specdec.targets.causal import Causal
 from specdec.tree_building.siblings import Siblings
@@ -43,7 +41,7 @@ class LayerSkipConfig(CalibrationTextConfig):
 
 
 @drafters.register("layer_skip")
-class LayerSkip(Drafter):
+class LayerSkip(Wrapper):
     """Drafts with the target's own model without a set of attentions and MLPs (Draft & Verify 2309.08168, section 3).
 
     q is the law of that model, standardised by the target's own sampling, and each token is drawn from it; under a
@@ -79,8 +77,10 @@ class LayerSkip(Drafter):
         self.skipped = skipped
         model = partial_model(target.model, skipped.parts, target.name)
         decoder = Decoder(model, target.name, target.decoder.prefill_chunk)
-        self._drafter = SmallModel(model, target, decoder=decoder, drafts=drafts, siblings=siblings)
-        self._drafter.strategy = "layer_skip"
+        drafter = SmallModel(model, target, decoder=decoder, drafts=drafts, siblings=siblings)
+        drafter.strategy = "layer_skip"
+        super().__init__(drafter)
+        self.capabilities = replace(drafter.capabilities, runs_target=True)
 
     @classmethod
     def from_config(cls, config: LayerSkipConfig, target: Target) -> "LayerSkip":
@@ -92,32 +92,10 @@ class LayerSkip(Drafter):
         whole = own_model(target, "layer_skip")
         return cls(whole, _chosen(config, whole), config.drafts, config.siblings)
 
-    def prepare(self, capacity: int, structure: Structure) -> None:
-        self._drafter.prepare(capacity, structure)
-
-    def start(self, text: TextStart, states: Tensor | None = None) -> None:
-        self._drafter.start(text, states)
-
-    def draft(self, structure: Structure) -> Draft:
-        return self._drafter.draft(structure)
-
-    def commit(self, tokens: Sequence[int], states: Tensor | None = None) -> None:
-        self._drafter.commit(tokens, states)
-
-    def retract(self, count: int) -> bool:
-        return self._drafter.retract(count)
-
-    def laws(self, prompt: Sequence[int], text: Sequence[int]) -> Tensor | None:
-        return self._drafter.laws(prompt, text)
-
     def describe(self) -> dict[str, Any]:
         found = self.skipped
         known = {} if found.worth is None else {"calibration": asdict(found.worth), "sets_compared": found.compared}
-        return {**self._drafter.describe(), "skip": written_parts(found.parts), "skip_by": found.by, **known}
-
-    @property
-    def flops_per_token(self) -> float:
-        return self._drafter.flops_per_token
+        return {**super().describe(), "skip": written_parts(found.parts), "skip_by": found.by, **known}
 
 
 def _chosen(config: LayerSkipConfig, target: Causal) -> SkippedParts:

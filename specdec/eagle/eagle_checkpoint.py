@@ -1,41 +1,23 @@
 """EAGLE networks on disk: one safetensors file with the config and the hash of the weights that were drafted for."""
 
-import json
 import re
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
 from torch import Tensor
 
-from specdec.config import validated
 from specdec.eagle.block_network import BlockNetwork
 from specdec.eagle.eagle_config import EagleConfig
 from specdec.eagle.eagle_network import EagleNetwork
 from specdec.eagle.feature_network import FeatureNetwork
 from specdec.errors import UsageError
+from specdec.models.trained_file import TrainedFile, read_trained, write_trained
 from specdec.targets.base import Target
-from specdec.text.writing import write_atomically
 
-_KEY = "specdec.eagle"
+KIND = "specdec.eagle"
+"""The kind of these files (`trained_file`)."""
 _USUAL_PLACE = re.compile(r"(?:^|/)models/eagle/(.+)/eagle\.safetensors$")  # where a training writes the network
-
-
-class StoredEagle(NamedTuple):
-    """The contents of a file.
-
-    Attributes:
-        target: hash of the weights that the network reads (`HiddenStates.identity`).
-        training: how it was made, as the trainer recorded it.
-    """
-
-    config: EagleConfig
-    target: str
-    training: dict[str, Any]
-    weights: dict[str, Tensor]
 
 
 def shipped_eagle(name: str = "eagle") -> Path:
@@ -50,12 +32,10 @@ def save_eagle(network: FeatureNetwork, path: Path, target: str, training: dict[
         target: `HiddenStates.identity` of the target that it reads.
         training: JSON values.
     """
-    about = {"config": asdict(network.config), "target": target, "training": training}
-    weights = {name: weight.detach().cpu().contiguous() for name, weight in network.state_dict().items()}
-    write_atomically(path, save(weights, metadata={_KEY: json.dumps(about, sort_keys=True)}))
+    write_trained(KIND, network, path, target, training)
 
 
-def read_eagle(path: str | Path, key: str = "drafter.model") -> StoredEagle:
+def read_eagle(path: str | Path, key: str = "drafter.model") -> TrainedFile[EagleConfig]:
     """Read a file of `save_eagle`, without comparing it with any target.
 
     Args:
@@ -64,11 +44,7 @@ def read_eagle(path: str | Path, key: str = "drafter.model") -> StoredEagle:
         UsageError: the file does not exist, or holds something else.
     """
     try:
-        with safe_open(path, framework="pt") as file:
-            about = json.loads((file.metadata() or {})[_KEY])
-            weights = {name: file.get_tensor(name) for name in file.keys()}
-        config = validated(EagleConfig, about["config"], where="eagle")
-        return StoredEagle(config, str(about["target"]), dict(about["training"]), weights)
+        return read_trained(KIND, EagleConfig, path)
     except FileNotFoundError:
         recipe = _USUAL_PLACE.search(Path(path).as_posix())
         remedy = (
@@ -77,17 +53,11 @@ def read_eagle(path: str | Path, key: str = "drafter.model") -> StoredEagle:
             else "give a file that specdec.train wrote, or in a drafter pocket for the one that comes with specdec"
         )
         raise UsageError(f"EAGLE network {key}={path} does not exist: {remedy}.") from None
-    except (SafetensorError, OSError, KeyError, TypeError, ValueError, UsageError):
+    except ValueError:
         raise UsageError(
             f"EAGLE network {key}={path} is not a file of such a network: give the eagle.safetensors that "
             "specdec.train wrote."
         ) from None
-
-
-def training_of(path: str | Path) -> dict[str, Any]:
-    """Return the trainer's record of a file's network; no weights are read."""
-    with safe_open(path, framework="pt") as file:
-        return dict(json.loads(file.metadata()[_KEY])["training"])
 
 
 def load_eagle(path: str | Path, target: Target) -> EagleNetwork:

@@ -1,39 +1,20 @@
 """Heads on disk: one safetensors file with their config and the hash of the weights that they were trained on."""
 
-import json
 import re
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
-from torch import Tensor
 
-from specdec.config import validated
 from specdec.errors import UsageError
 from specdec.heads.heads_config import HeadsConfig
 from specdec.heads.network import Heads
+from specdec.models.trained_file import TrainedFile, read_trained, write_trained
 from specdec.targets.base import Target
-from specdec.text.writing import write_atomically
 
-_KEY = "specdec.heads"
+KIND = "specdec.heads"
+"""The kind of these files (`trained_file`)."""
 _USUAL_PLACE = re.compile(r"(?:^|/)models/heads/(.+)/heads\.safetensors$")  # where a training writes the heads
-
-
-class Stored(NamedTuple):
-    """The contents of a file.
-
-    Attributes:
-        target: hash of the weights that the heads read (`HiddenStates.identity`).
-        training: how they were made, as the trainer recorded it.
-    """
-
-    config: HeadsConfig
-    target: str
-    training: dict[str, Any]
-    weights: dict[str, Tensor]
 
 
 def shipped_heads(name: str) -> Path:
@@ -48,12 +29,10 @@ def save_heads(heads: Heads, path: Path, target: str, training: dict[str, Any]) 
         target: `HiddenStates.identity` of the target that they read.
         training: JSON values.
     """
-    about = {"config": asdict(heads.config), "target": target, "training": training}
-    weights = {name: weight.detach().cpu().contiguous() for name, weight in heads.state_dict().items()}
-    write_atomically(path, save(weights, metadata={_KEY: json.dumps(about, sort_keys=True)}))
+    write_trained(KIND, heads, path, target, training)
 
 
-def read_heads(path: str | Path, key: str = "drafter.model") -> Stored:
+def read_heads(path: str | Path, key: str = "drafter.model") -> TrainedFile[HeadsConfig]:
     """Read a file of `save_heads`, without comparing it with any target.
 
     Args:
@@ -62,11 +41,7 @@ def read_heads(path: str | Path, key: str = "drafter.model") -> Stored:
         UsageError: the file does not exist, or holds something else.
     """
     try:
-        with safe_open(path, framework="pt") as file:
-            about = json.loads((file.metadata() or {})[_KEY])
-            weights = {name: file.get_tensor(name) for name in file.keys()}
-        config = validated(HeadsConfig, about["config"], where="heads")
-        return Stored(config, str(about["target"]), dict(about["training"]), weights)
+        return read_trained(KIND, HeadsConfig, path)
     except FileNotFoundError:
         recipe = _USUAL_PLACE.search(Path(path).as_posix())
         remedy = (
@@ -75,16 +50,10 @@ def read_heads(path: str | Path, key: str = "drafter.model") -> Stored:
             else "give a file that specdec.train wrote, or in a drafter pocket for those that come with specdec"
         )
         raise UsageError(f"Heads {key}={path} do not exist: {remedy}.") from None
-    except (SafetensorError, OSError, KeyError, TypeError, ValueError, UsageError):
+    except ValueError:
         raise UsageError(
             f"Heads {key}={path} is not a file of heads: give the heads.safetensors that specdec.train wrote."
         ) from None
-
-
-def training_of(path: str | Path) -> dict[str, Any]:
-    """Return the trainer's record of a file's heads; no weights are read."""
-    with safe_open(path, framework="pt") as file:
-        return dict(json.loads(file.metadata()[_KEY])["training"])
 
 
 def load_heads(path: str | Path, target: Target) -> Heads:

@@ -11,10 +11,11 @@ from torch import Tensor
 
 from specdec.drafters.base.contract import Drafter, DrafterCapabilities
 from specdec.errors import NumericsError, UsageError
-from specdec.heads.checkpoint import load_heads, shipped_heads, training_of
+from specdec.heads.checkpoint import KIND, load_heads, shipped_heads
 from specdec.heads.choices import choices_of
 from specdec.heads.draft_heads import DraftHeads
 from specdec.models.load import training_cost
+from specdec.models.trained_file import training_of
 from specdec.published.checkpoint_files import PICKLES
 from specdec.published.heads_format import load_published_heads
 from specdec.records import EMPTY, Draft, Source, TextStart, Tree
@@ -104,7 +105,7 @@ class HeadsDrafter(Drafter):
         with path.open("rb") as file:
             sha256 = hashlib.file_digest(file, "sha256").hexdigest()
         drafter = cls(heads, target, sha256, drafts, siblings)
-        drafter._origin = {"training": training_cost(training_of(path))}
+        drafter._origin = {"training": training_cost(training_of(KIND, path))}
         return drafter
 
     @classmethod
