@@ -7,7 +7,7 @@ import torch
 
 from specdec.clock import CpuClock
 from specdec.decode import generate
-from specdec.drafters.base import Drafter
+from specdec.drafters.base import Drafter, DrafterCapabilities
 from specdec.observe import Decided, departure
 from specdec.records import Acceptance, Draft, Request, Tree, chain_tree
 from specdec.sampling import sample
@@ -137,6 +137,8 @@ def test_a_lossless_rule_departs_nowhere_and_one_hot_laws_give_zeros_and_ones(gr
 
 class Says(Drafter):
     """Always the same token."""
+
+    capabilities = DrafterCapabilities(fills=frozenset({"chain"}))
 
     def __init__(self, token):
         self.token = token

@@ -10,10 +10,11 @@ import mmap
 import os
 import shutil
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from pydantic import TypeAdapter, ValidationError
@@ -96,12 +97,24 @@ class Datastore:
     A look-up takes some binary searches over the suffixes, whatever the number of hits.
     """
 
-    def __init__(self, chunks: Sequence[Chunk], boundary: int | None) -> None:
+    def __init__(
+        self, chunks: Sequence[Chunk], boundary: int | None, opened_by: "Callable[[], Datastore] | None" = None
+    ) -> None:
         """
         Args:
             boundary: the number between documents, which no continuation passes; None where there is none.
+            opened_by: opens the files again, in another process; None for a datastore that is in memory.
         """
-        self.chunks, self._boundary = tuple(chunks), boundary
+        self.chunks, self._boundary, self._opened_by = tuple(chunks), boundary, opened_by
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Send files to another process by their names, and what is in memory as arrays."""
+        if self._opened_by is not None:
+            return self._opened_by, ()
+        return _of_arrays, (
+            [(np.asarray(each.tokens), np.asarray(each.suffixes)) for each in self.chunks],
+            self._boundary,
+        )
 
     @property
     def tokens(self) -> int:
@@ -190,7 +203,11 @@ def stored_tokens(stream: np.ndarray, vocab_size: int) -> np.ndarray:
 def in_memory(stream: np.ndarray, vocab_size: int) -> Datastore:
     """Return a datastore that is kept in no file; see `stored_tokens`."""
     tokens = stored_tokens(stream, vocab_size)
-    return Datastore([Chunk(tokens.data, suffix_order(tokens).data)], vocab_size)
+    return _of_arrays([(tokens, suffix_order(tokens))], vocab_size)
+
+
+def _of_arrays(chunks: Sequence[tuple[np.ndarray, np.ndarray]], boundary: int | None) -> Datastore:
+    return Datastore([Chunk(tokens.data, suffixes.data) for tokens, suffixes in chunks], boundary)
 
 
 def write_datastore(folder: Path, stream: np.ndarray, tokenizer: str, vocab_size: int, about: tuple[str, str]) -> None:
@@ -264,7 +281,8 @@ def open_datastore(folder: Path, manifest: Manifest) -> Datastore:
     tokens, suffixes = (np.load(folder / f"{name}.npy", mmap_mode="r") for name in _FILES)
     if not len(tokens) == len(suffixes) == manifest.tokens:
         raise ValueError(f"its files do not hold the {manifest.tokens} tokens of its manifest.json")
-    return Datastore([Chunk(tokens.data, suffixes.data)], manifest.vocab_size)
+    again = partial(open_datastore, folder, manifest)
+    return Datastore([Chunk(tokens.data, suffixes.data)], manifest.vocab_size, again)
 
 
 def open_rest_index(path: Path, vocab_size: int) -> Datastore:
@@ -293,7 +311,7 @@ def open_rest_index(path: Path, vocab_size: int) -> Datastore:
         if len(tokens) and (largest := int(np.asarray(tokens).max())) >= vocab_size:
             raise ValueError(f"its token {largest} is not among the target's {vocab_size}")
         chunks.append(Chunk(tokens, suffixes))
-    return Datastore(chunks, None)
+    return Datastore(chunks, None, partial(open_rest_index, path, vocab_size))
 
 
 def _block(content: memoryview, offset: int, kind: Literal["H", "i"]) -> tuple[memoryview, int]:

@@ -213,6 +213,11 @@ def _built(cells: Sequence[Cell], target: Target) -> list[tuple[Lookup, Structur
                     f"Bad value drafter={cell.drafter['name']}: recorded text is replayed by drafters that look tokens "
                     "up, not by models."
                 )
+            if drafter.capabilities.replay == "calling":
+                raise UsageError(
+                    f"Bad value drafter={cell.drafter['name']}: it learns from the target's calls, which recorded text "
+                    "has not; decode with python -m specdec.run, or compare it with +experiment=all_drafters."
+                )
             made[key] = drafter
         structure = structures.build(cell.structure)
         if structure.name not in made[key].capabilities.fills:

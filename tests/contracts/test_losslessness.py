@@ -19,7 +19,7 @@ from torch import Tensor
 
 from specdec.clock import CpuClock
 from specdec.decode import generate
-from specdec.drafters.base import Drafter, drafters
+from specdec.drafters.base import Drafter, DrafterCapabilities, drafters
 from specdec.errors import UsageError
 from specdec.records import Acceptance, Draft, Request, TextStart, Tree, chain_tree
 from specdec.sampling import probabilities, residual, sample
@@ -70,6 +70,8 @@ REFUSED = ("k_seq", "without_replacement")
 
 class TableDrafter(Drafter):
     """Fills any structure of `FILL` from a Markov law q [V, V]."""
+
+    capabilities = DrafterCapabilities(fills=frozenset(FILL))
 
     def __init__(self, q: Tensor, way: str = "independent") -> None:
         self.q, self.way = q, way

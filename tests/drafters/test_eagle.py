@@ -262,12 +262,12 @@ def test_layers_that_the_target_has_not_are_refused(target_at, random_eagle):
 def test_what_a_drafter_is_made_of_is_recorded(target_at, random_eagle, group_values, tmp_path):
     target = target_at()
     network, path = random_eagle(target), tmp_path / "eagle.safetensors"
-    save_eagle(network, path, target.hidden.identity, {"seconds": 3.0})
+    save_eagle(network, path, target.hidden.identity, {"tokens": 8, "seconds": 3.0, "seed": 1})
     for model in (path, tmp_path):
         drafter = drafters.build(group_values("drafter", "eagle", model=str(model)), target=target)
         described = drafter.describe()
         assert described["network"]["boundaries"] == [0, 1, 1] and len(described["sha256"]) == 64
-        assert described["training"] == {"seconds": 3.0}
+        assert described["training"] == {"tokens": 8.0, "seconds": 3.0}
     parameters = sum(weight.numel() for weight in network.parameters())
     assert described["parameters"] == parameters and described["weight_bytes"] == 8 * parameters
     assert drafter.flops_per_token == 2 * (parameters - network.fc.weight.numel() - 16)

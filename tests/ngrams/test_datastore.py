@@ -1,6 +1,7 @@
 """Datastores: the order of suffixes and the look-up against a search of the whole text, files, and damage."""
 
 import json
+import pickle
 
 import numpy as np
 import pytest
@@ -75,6 +76,13 @@ def test_what_is_written_is_mapped_and_described(folder):
     assert store.tokens == 9
     assert store.continuations([7, 1, 2], 1, 8, width=3, limit=10) == [[3, 1, 2]]  # the other one ends a document
     assert isinstance(store.chunks[0].tokens.obj, np.memmap)
+
+
+def test_another_process_opens_the_files_again(folder):
+    store = open_datastore(folder, read_manifest(folder))
+    sent = pickle.dumps(store)
+    assert len(sent) < 1000  # names, not tokens
+    assert pickle.loads(sent).continuations([1, 2], 1, 4, 3, 9) == store.continuations([1, 2], 1, 4, 3, 9) != []
 
 
 def test_writing_again_replaces(folder):

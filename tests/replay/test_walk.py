@@ -19,7 +19,8 @@ from specdec.text.streams import Stream, write_streams
 from specdec.verifiers import verifiers
 
 SIZE = 12
-NAMES = [name for name in drafters.names() if issubclass(drafters.get(name), Lookup) and name != "recorded"]
+LOOKUPS = [name for name in drafters.names() if issubclass(drafters.get(name), Lookup) and name != "recorded"]
+NAMES = [name for name in LOOKUPS if drafters.get(name).capabilities.replay != "calling"]
 CASES = [
     (name, shape)
     for name in NAMES
@@ -163,6 +164,10 @@ def test_what_a_grid_refuses(target, group_values):
     with pytest.raises(UsageError, match="drafter=oracle: recorded text is replayed by drafters that look tokens up"):
         replay_grid(
             [Cell(group_values("drafter", "oracle"), chain)], STREAMS, target=target, max_new_tokens=9, workers=1
+        )
+    with pytest.raises(UsageError, match="drafter=recycling: it learns from the target's calls"):
+        replay_grid(
+            [Cell(group_values("drafter", "recycling"), chain)], STREAMS, target=target, max_new_tokens=9, workers=1
         )
     with pytest.raises(UsageError, match="structure"):
         replay_grid([Cell(group_values("drafter", "ngram"), tree)], STREAMS, target=target, max_new_tokens=9, workers=1)

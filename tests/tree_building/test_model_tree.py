@@ -198,7 +198,7 @@ def test_branches_need_models_of_one_tokenizer_and_decoders_only(tiny_encoder_de
     drafter = SmallModel(model, EncoderDecoder(model, sampling(temperature=0.0)))
     drafter.translation = object()
     with pytest.raises(UsageError, match=r"drafter\.translate=true"):
-        drafter._branching(rows(2, 2), [0])
+        drafter.tree_model(rows(2, 2), ranked=True, strategy="small_model")
 
 
 def test_logits_that_are_not_finite_end_the_run(target, tiny_model):

@@ -10,7 +10,7 @@ from hydra.core.global_hydra import GlobalHydra
 from specdec import run
 from specdec.clock import CpuClock
 from specdec.decode import generate
-from specdec.drafters.base import Drafter
+from specdec.drafters.base import Drafter, DrafterCapabilities
 from specdec.records import Draft, Request, chain_tree
 from specdec.sampling import generator_for, one_hot, sample
 from specdec.structures.base import structures
@@ -101,6 +101,8 @@ def test_with_one_hot_p_every_lenience_is_exact_match(form):
 
 class Sampled(Drafter):
     """Draws every token from one law."""
+
+    capabilities = DrafterCapabilities(fills=frozenset({"chain"}))
 
     def __init__(self, q):
         self.q = q
