@@ -173,7 +173,7 @@ def _needs(names: Sequence[str], arms: pd.DataFrame, outcomes: pd.DataFrame) -> 
         "lossless": ["yes" if arms["lossless"][name] else "no" for name in names],
         "same text": [f"{same[name]} of {outcomes.loc[name].sum()}" for name in names],
         "training": [trained(name) for name in names],
-        "weights (MB)": [f"{arms['weight_bytes'][name] / 1e6:.1f}" for name in names],
+        "size (MB)": [f"{arms['weight_bytes'][name] / 1e6:.1f}" for name in names],
     }
 
 

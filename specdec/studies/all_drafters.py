@@ -192,9 +192,12 @@ def _outcome(bench: Bench, entry: _Entry, stream: Stream, output: Generation) ->
 
 def _facts(entry: _Entry) -> dict[str, Any]:
     arm = entry.arm
-    described = arm.drafter.describe()
+    described, target = arm.drafter.describe(), arm.target.describe()
     training = described.get("training") or {}
-    trained = "parameters" in described  # what has no weights was never trained
+    # What has no weights was never trained, and what drafts with the target's own needs no training beside it.
+    borrowed = bool(target.get("sha256")) and described.get("sha256") == target["sha256"]
+    trained = "parameters" in described and not borrowed
+    training = training if trained else {}
     return {
         "arm": entry.name,
         "drafter": arm.method,

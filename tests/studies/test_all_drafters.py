@@ -1,9 +1,14 @@
 """Study `all_drafters` on the table target: its arms, its tables, and what may be wrong."""
 
+import math
+from types import SimpleNamespace
+
 import pytest
 
 from specdec.drafters import drafters
 from specdec.errors import UsageError
+from specdec.structures import structures
+from specdec.studies.all_drafters import _facts
 
 ON_A_TABLE = ("ngram", "mixed", "model_bigram")
 PROMPTS = "prompts.tokens=[[0,1,2,0,1,2,0],[1,1,2,1,1,2,1],[2,0,2,0,2,0]]"
@@ -46,6 +51,25 @@ def test_every_arm_decodes_every_text(study, chosen):
 def test_without_shapes_each_drafter_has_its_own_structure(study, chosen):
     _, tables = study("all_drafters", *chosen, "study.shapes=[]")
     assert set(tables["arms"]["setting"]) == {"default"}
+
+
+@pytest.mark.parametrize(
+    ("described", "seconds"),
+    [
+        ({}, 0),  # a look-up
+        ({"parameters": 8, "sha256": "target's", "training": {"tokens": 9.0, "seconds": 9.0}}, 0),  # with its weights
+        ({"parameters": 8, "sha256": "own", "training": {"tokens": 9.0, "seconds": 3.0}}, 3),
+        ({"parameters": 8, "sha256": "own", "training": None}, math.nan),
+    ],
+)
+def test_what_drafts_with_the_targets_weights_needs_no_training(described, seconds):
+    can = SimpleNamespace(capabilities=SimpleNamespace(lossless=True), describe=lambda: described)
+    target = SimpleNamespace(describe=lambda: {"sha256": "target's"})
+    structure = structures.build({"name": "chain", "gamma": 2})
+    arm = SimpleNamespace(method="x", drafter=can, verifier=can, target=target, structure=structure)
+    facts = _facts(SimpleNamespace(arm=arm, name="x", setting="default"))
+    assert facts["training_seconds"] == pytest.approx(seconds, nan_ok=True)
+    assert facts["training_tokens"] == (0 if seconds == 0 else pytest.approx(seconds * 3, nan_ok=True))
 
 
 @pytest.mark.parametrize(
