@@ -197,6 +197,8 @@ def _frontier(scores: Scores, arms: pd.DataFrame, about: About) -> Section:
     listed = [f"{scores.labels[place]} at {_speedup(scores, place)} with {_minutes(seconds[place])}" for place in best]
     unknown = [scores.labels[place] for place in np.flatnonzero(~np.isfinite(seconds))]
     text = f"What more training buys: {', then '.join(listed)}."
+    if len(best) == 1:
+        text = f"No drafter with more training is faster than {listed[0]}."
     if unknown:
         text += f" Without a record of their training: {', '.join(unknown)}."
     return Section(
@@ -237,16 +239,41 @@ def _frontier_figure(scores: Scores, seconds: np.ndarray, best: Sequence[int], a
             markerfacecolor=style.BLUE if on else "white",
             zorder=3,
         )
-        if on or minutes[place] > 0:  # many need no training: the frontier's is named, the table has the others
-            axes.annotate(
-                scores.labels[place], (minutes[place], value.estimate), xytext=(7, 3), textcoords="offset points"
-            )
     axes.plot(minutes[best], scores.values["speedup"][best], color=style.BLUE, drawstyle="steps-post", zorder=1)
     axes.axhline(1, color=style.BLACK, linewidth=1.6, linestyle=style.DOTTED, zorder=1)
     axes.set(xlabel="minutes of training", ylabel=QUANTITIES["speedup"])
     right = max(1.0, float(minutes[known].max()))
-    axes.set_xlim(-0.06 * right, 1.3 * right)  # room for names
+    axes.set_xlim(-0.06 * right, 1.35 * right)  # room for names
+    points = sorted((float(minutes[place]), float(scores.values["speedup"][place]), int(place)) for place in known)
+    bottom, top = axes.get_ylim()
+    for column in _columns(points, 0.12 * right):
+        heights = spread([speedup for _, speedup, _ in column], 0.045 * (top - bottom))
+        beside = max(at for at, _, _ in column) + 0.04 * right
+        for (at, speedup, arm), height in zip(column, heights, strict=True):
+            axes.plot([at, beside], [speedup, height], color=style.LIGHT, linewidth=0.8, zorder=0)
+            axes.text(beside, height, scores.labels[arm], va="center", fontsize=9)
+    axes.set_ylim(min(bottom, axes.get_ylim()[0]), max(top, axes.get_ylim()[1]))
     return figure
+
+
+def _columns(points: Sequence[tuple[float, float, int]], width: float) -> list[list[tuple[float, float, int]]]:
+    """Group ordered points (minutes, speedup, place) that are too near for names side by side; lowest speedup first."""
+    columns: list[list[tuple[float, float, int]]] = []
+    for point in points:
+        if columns and point[0] - columns[-1][0][0] < width:
+            columns[-1].append(point)
+        else:
+            columns.append([point])
+    return [sorted(column, key=lambda point: point[1]) for column in columns]
+
+
+def spread(values: Sequence[float], gap: float) -> list[float]:
+    """Return heights for labels of increasing values: at least `gap` apart, and around where the values are."""
+    heights: list[float] = []
+    for value in values:
+        heights.append(max(value, heights[-1] + gap) if heights else value)
+    shift = float(np.mean(heights) - np.mean(values)) if heights else 0.0
+    return [height - shift for height in heights]
 
 
 # Published figures ----------------------------------------------------------------------------------
