@@ -18,8 +18,8 @@ from specdec.eagle.draft_rows import DraftRows, TextRows
 from specdec.eagle.eagle_checkpoint import KIND, load_eagle, shipped_eagle
 from specdec.eagle.feature_network import FeatureNetwork
 from specdec.errors import NumericsError, UsageError
+from specdec.heads.trained_file import training_of
 from specdec.models.load import training_cost
-from specdec.models.trained_file import training_of
 from specdec.published.checkpoint_files import PICKLES
 from specdec.published.eagle_format import load_published_eagle
 from specdec.records import EMPTY, Draft, Source, TextStart, Tree, chain_tree

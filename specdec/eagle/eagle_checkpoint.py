@@ -12,7 +12,7 @@ from specdec.eagle.eagle_config import EagleConfig
 from specdec.eagle.eagle_network import EagleNetwork
 from specdec.eagle.feature_network import FeatureNetwork
 from specdec.errors import UsageError
-from specdec.models.trained_file import TrainedFile, read_trained, write_trained
+from specdec.heads.trained_file import TrainedFile, read_trained, write_trained
 from specdec.targets.base import Target
 
 KIND = "specdec.eagle"

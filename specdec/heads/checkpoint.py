@@ -9,7 +9,7 @@ import torch
 from specdec.errors import UsageError
 from specdec.heads.heads_config import HeadsConfig
 from specdec.heads.network import Heads
-from specdec.models.trained_file import TrainedFile, read_trained, write_trained
+from specdec.heads.trained_file import TrainedFile, read_trained, write_trained
 from specdec.targets.base import Target
 
 KIND = "specdec.heads"

@@ -14,8 +14,8 @@ from specdec.errors import NumericsError, UsageError
 from specdec.heads.checkpoint import KIND, load_heads, shipped_heads
 from specdec.heads.choices import choices_of
 from specdec.heads.draft_heads import DraftHeads
+from specdec.heads.trained_file import training_of
 from specdec.models.load import training_cost
-from specdec.models.trained_file import training_of
 from specdec.published.checkpoint_files import PICKLES
 from specdec.published.heads_format import load_published_heads
 from specdec.records import EMPTY, Draft, Source, TextStart, Tree
