@@ -241,7 +241,7 @@ OF_ENCODER_DECODERS = {
     "leviathan_ende": {"translation": {"en": "def translated(text):", "de": ""}},
     "leviathan_cnndm": {"article": "import this " * 300, "highlights": "", "id": "a"},
 }
-# What the toy of the study of all drafters decodes: one that looks up and one over states.
+# The toy of the study of all drafters decodes two: one that looks up and one over states.
 LEAVE_OUT = f"study.leave_out=[{','.join(name for name in drafters.names() if name not in ('ngram', 'medusa'))}]"
 # Studies, and what makes toys of them: they leave tables of their own, and no rounds.
 STUDIES = {

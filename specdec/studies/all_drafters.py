@@ -194,7 +194,7 @@ def _facts(entry: _Entry) -> dict[str, Any]:
     arm = entry.arm
     described, target = arm.drafter.describe(), arm.target.describe()
     training = described.get("training") or {}
-    # What has no weights was never trained, and what drafts with the target's own needs no training beside it.
+    # A drafter without weights was never trained, and one with the target's own needs no training beside it.
     borrowed = bool(target.get("sha256")) and described.get("sha256") == target["sha256"]
     trained = "parameters" in described and not borrowed
     training = training if trained else {}

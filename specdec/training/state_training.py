@@ -107,7 +107,7 @@ class StateTraining(ResumableTraining):
         scales = self.scales(batch, step)
         self.set_rates(step)
         accelerator, processes = self.accelerator, self.accelerator.num_processes
-        # What drops or is disturbed at random: seeded by the step alone, so that a resumed training does the same.
+        # Random dropping and noise are seeded by the step alone, so that a resumed training does the same.
         torch.manual_seed(self.common.seed + (step * processes + accelerator.process_index) * 0x9E3779B1 % 2**31)
         self.student.train()
         parts = list(batch.split(self.common.micro_batch))[accelerator.process_index :: processes]

@@ -19,7 +19,7 @@ STRUCTURES = {
     "rows": structures.build({"name": "rows", "k": 3, "w": 3, "budget": 100}),
     "tree": tree([-1, -1, -1, 0, 0, 1, 3, 3, 5, 6]),
 }
-# Of every node the rank of each choice on its path, written out from the shapes above.
+# The rank of each choice on the path of every node, written out from the shapes above.
 RANKS = {
     "chain": [(0,), (0, 0), (0, 0, 0)],
     "rows": [(row, *(0,) * more) for row in range(3) for more in range(3)],
@@ -97,7 +97,7 @@ def test_with_persist_a_prompt_begins_with_what_finished_ones_taught():
     drafter.start(TextStart(PROMPTS[3], 100))
     draft = drafter.draft(STRUCTURES["rows"])
     assert [path[0] for path in sorted(paths(draft)) if len(path) == 1] == sorted(lines[PROMPTS[3][-1]][:3])
-    # Those that were met before begin as they did, whoever decodes them.
+    # Prompts that were met before begin as they did, whoever decodes them.
     assert rounds_of(drafter, target, PROMPTS[0]) == alone[0]
     assert rounds_of(drafter, target, PROMPTS[1]) == alone[1]
     taught = rounds_of(drafter, target, PROMPTS[3])

@@ -47,7 +47,7 @@ class SlowSuffix(SlowDrafter):
         self.outputs.append(list(output))
 
     def copies(self, text, width):
-        """What a draft of `width` tokens copies of each match, the longest match first."""
+        """The tokens that a draft of `width` copies of each match, the longest match first."""
         found = []
         for length in range(len(text), 0, -1):
             suffix = text[len(text) - length :]
@@ -64,7 +64,7 @@ class SlowSuffix(SlowDrafter):
             if earlier:
                 number, end = min(earlier)
                 found.append((length, 1, (number, end), self.earlier[number][end : end + width]))
-        # Of one place the longest match counts.
+        # The longest match of a place counts.
         places, matches = set(), []
         for length, which, place, copy in found:
             if (which, place) not in places:

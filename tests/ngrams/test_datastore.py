@@ -28,8 +28,8 @@ def stream(documents, shift=0):
 
 
 def hits(documents, context, least, most):
-    """What follows the longest suffix of the context, in the order of the suffixes: the end of all text first, the end
-    of a document last.
+    """The tokens after the longest suffix of the context, in the order of the suffixes: first the end of all text, then
+    the end of a document.
     """
     whole = [token for text in documents for token in (99, *text)]
     for length in range(min(most, len(context)), least - 1, -1):

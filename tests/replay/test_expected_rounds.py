@@ -30,7 +30,7 @@ def target(tiny_model, sampling):
 
 @pytest.fixture(scope="module")
 def text(target):
-    """What the target writes: the same for every drafter."""
+    """The text that the target writes: the same for every drafter."""
     plain = structures.build({"name": "chain", "gamma": 1})
     return decode(target, drafters.build({"name": "none"}, target=target), plain).tokens
 

@@ -86,7 +86,7 @@ def fitted(target, text, random_heads):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_greedy_rounds_are_those_of_live_decoding(target, text, fitted, make_structure, kind):
-    """Of every shape, and with states of all lengths of rounds between; the states are read once."""
+    """Drafts of every shape, with states of all lengths of rounds between; the states are read once."""
     drafter, request, states = fitted(kind), Request(PROMPT, TOKENS), TextStates(target)
     accepted = Counter()
     for shape in sorted(drafter.capabilities.fills):

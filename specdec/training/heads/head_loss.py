@@ -14,7 +14,7 @@ from torch import Tensor
 
 from specdec.heads.network import Heads
 
-# Of logits that exist at a time: on a CPU few enough for its cache, which halves the time of this loss.
+# The bytes of logits that exist at a time: on a CPU few enough for its cache, which halves the time of this loss.
 _CHUNK_BYTES = {"cpu": 1 << 22}
 _OTHER_CHUNK_BYTES = 1 << 26
 

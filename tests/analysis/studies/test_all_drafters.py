@@ -1,4 +1,4 @@
-"""What `all_drafters` says of rounds whose times are known."""
+"""The findings of `all_drafters` for rounds whose times are known."""
 
 import pandas as pd
 import pytest

@@ -65,7 +65,7 @@ def store(tiny_model: Any, tmp_path_factory: pytest.TempPathFactory) -> Document
 
 @pytest.fixture
 def values(group_values: Any, target_folder: Path, tmp_path: Path) -> dict[str, Any]:
-    """What YAML would give: the shipped recipe, with 8 steps of 2 sequences of a tiny network."""
+    """The values that YAML would give: the shipped recipe, with 8 steps of 2 sequences of a tiny network."""
     data = group_values("head_data", "python_sources") | {"source": group_values("corpus", "text", path="none")}
     data |= {"sequence_length": LENGTH, "batch": 2, "sequences": None, "passes": None, "steps": 8, "heldout": 2}
     data["states"] |= {"cache": "none"}
