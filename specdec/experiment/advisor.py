@@ -378,7 +378,7 @@ def _statistic(sums: Columns) -> dict[str, np.ndarray]:
     t1, t_ar = sums["verify_s"] / sums["committed"], sums["round_s"] / sums["committed"]
     tau, baseline = sums["tokens"] / sums["rounds"], t_ar / t1
     g, v = sums["draft"] / sums["rounds"], sums["verify"] / sums["rounds"]
-    # What a round takes beside draft and verification: the baseline's own, accepting more than nothing, and what the
+    # Costs of a round beside draft and verification: the baseline's own, accepting more than nothing, and what the
     # drafter takes to note what was committed.
     o = baseline - 1 + (sums["accept"] + sums["commit"]) / sums["rounds"]
     return {
