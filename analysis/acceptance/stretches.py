@@ -15,7 +15,7 @@ gamma to gamma 1. One kind is the capped geometric model; two kinds that accept 
 of agreement along the text; a slope below 0 is a feature drafter, whose drafts wear off with depth.
 
 The likelihood of a text is start M_1 M_2 ... 1 over its rounds (Rabiner 1989, forward and backward passes, by rounds
-instead of tokens).
+instead of tokens). notebooks/theory.md 5.7 has the model beside the others.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,6 +24,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from scipy import optimize
 from scipy.special import expit, softmax
+
+from .laws import continued
 
 KINDS = (2, 3, 4)  # numbers of kinds of stretches that are tried
 EXACT = 1024  # tokens of a text that are written one by one
@@ -135,6 +137,10 @@ class Stretches:
             window = value[:, row + 1 : row + gamma + 2].reshape(batch, -1, 1)
             value[:, row] = 1 + (flat @ window)[..., 0]
         return np.einsum("bnk,bk->bn", value[:, exact::-1], self.start)
+
+    def rounds_of(self, gamma: int, lengths: np.ndarray) -> np.ndarray:
+        """Return [B, U] expected rounds of texts of `lengths` [U] tokens; long ones go on by the mean slope."""
+        return continued(self.first_rounds(gamma, int(lengths.max())), lengths)
 
     def outcomes(self, codes: np.ndarray) -> np.ndarray:
         """Return the matrices [B, C, K, K] of outcomes [C, 4]: offered, accepted, rejected, cut (see `Trace`)."""
