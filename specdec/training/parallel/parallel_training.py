@@ -3,6 +3,7 @@ which has learned to predict from mask tokens. Knows neither Hydra nor MLflow.
 """
 
 import json
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
@@ -26,7 +27,7 @@ from specdec.training.models.networks import export_model
 from specdec.training.models.optimizer import build_optimizers, schedule, set_learning_rates
 from specdec.training.parallel.draft_accuracy import DraftAccuracy
 from specdec.training.parallel.mask_rows import UNSCORED, MaskRows, mask_rows, on_device
-from specdec.training.parallel.parallel_recipe import ParallelTrainConfig, SubtasksConfig, parallel_fingerprint
+from specdec.training.parallel.parallel_recipe import ParallelTrainConfig, parallel_fingerprint
 from specdec.training.resumable import FinishedTraining, ResumableTraining, training_device
 from specdec.training.sitting import prepare, sit
 
@@ -177,7 +178,8 @@ class ParallelTraining(ResumableTraining):
         self.losses_of = row_losses
         metrics = self.scored_by(exported, self.sequences.heldout())
         plain = asdict(self.config)
-        summary = {
+        del plain["data"]["folder"]  # a place on this machine
+        summary: dict[str, Any] = {
             "recipe": {key: plain[key] for key in _RECIPE},
             "seed": self.config.seed,
             "fingerprint": self.fingerprint,
@@ -188,10 +190,10 @@ class ParallelTraining(ResumableTraining):
             "bytes": sum(file.stat().st_size for file in folder.iterdir()),
             **self.effort(self.device),
             "inputs": self.progress.step * self.step_inputs,
-            "heldout": metrics,
+            "heldout": {name: value for name, value in metrics.items() if not math.isnan(value)},
         }
         write_atomically(self.folder / "summary.json", json.dumps(summary, indent=1) + "\n")
-        final = {name.replace("heldout.", "heldout.final.", 1): value for name, value in metrics.items()}
+        final = {name.replace("heldout.", "heldout.final.", 1): value for name, value in summary["heldout"].items()}
         tops = ", ".join(f"{metrics[f'heldout.token_{k + 1}.top1']:.3f}" for k in range(self.config.parallel.ahead))
         return FinishedTraining(
             self.folder, summary, final, f"held-out top-1 accuracy of the draft tokens {tops}; exported to {folder}"

@@ -19,9 +19,9 @@ CARD = """\
 # The pocket drafter, drafting in parallel
 
 The [pocket drafter](../MODEL_CARD.md), adapted to draft all tokens of a round in one call over mask tokens (PARD,
-2504.18583), so that `+drafter=parallel` needs no download. **It demonstrates the tool and is evidence of nothing else.**
-Shape, tokenizer and context are the pocket drafter's. The mask token is {mask_token}, in `config.json` as `pard_token`: a
-byte that UTF-8 text never holds.
+2504.18583), so that `+drafter=parallel` needs no download. **It demonstrates the tool and is evidence of nothing
+else.** Shape, tokenizer and context are the pocket drafter's. The mask token is {mask_token}, in `config.json` as
+`pard_token`: a byte that UTF-8 text never holds.
 
 | | |
 |---|---|
@@ -35,12 +35,14 @@ pocket drafter came first, and its tokens and seconds are on its own card.
 {accuracies}
 
 Draft token k is read behind k - 1 masks. The held-out text is the standard-library modules that the pocket models never
-saw; the shipped bfloat16 weights are scored, in float32, in sequences of {length} tokens.
+saw; the shipped bfloat16 weights are scored, in float32, in sequences of {length} tokens. A dash stands where the
+earlier tokens never were all right.
 
 ## Recipe
 
-`python -m specdec.train +parallel={name}`. Subtask k of the training predicts the token k + 1 places ahead from k masks, and is
-kept behind a share max(keep^k, keep_least) of the positions. The loss is the mean cross entropy over all that is kept.
+`python -m specdec.train +parallel={name}`. Subtask k of the training predicts the token k + 1 places ahead from k masks,
+and is kept behind a share max(keep^k, keep_least) of the positions. The loss is the mean cross entropy over all that is
+kept.
 `history_parallel.csv` has one line per step. Seconds count training alone, all sittings together, on a machine that did
 other work at the same time.
 
@@ -87,11 +89,12 @@ def parallel_card(summary: dict[str, Any]) -> str:
         "files (bytes)": lambda s: f"{s['bytes']:,}",
         **figures(),
     }
-    data = {key: value for key, value in recipe["data"].items() if key not in ("source", "folder")}
+    data = {key: value for key, value in recipe["data"].items() if key != "source"}
     lines = []
     for k in range(1, recipe["parallel"]["ahead"] + 1):
         names = ("top1", "top1_given_earlier", "nats_per_token")
-        cells = [f"{heldout[f'heldout.token_{k}.{name}']:.3f}" for name in names]
+        found = [heldout.get(f"heldout.token_{k}.{name}") for name in names]
+        cells = ["-" if value is None else f"{value:.3f}" for value in found]
         lines.append("| " + " | ".join([str(k), str(k - 1), *cells]) + " |")
     return CARD.format(
         mask_token=summary["mask_token"],
