@@ -40,9 +40,9 @@ earlier tokens never were all right.
 
 ## Recipe
 
-`python -m specdec.train +parallel={name}`. Subtask k of the training predicts the token k + 1 places ahead from k masks,
-and is kept behind a share max(keep^k, keep_least) of the positions. The loss is the mean cross entropy over all that is
-kept.
+`python -m specdec.train +parallel={name}`. Subtask k of the training predicts the token k + 1 places ahead from k
+masks, and is kept behind a share max(keep^k, keep_least) of the positions. The loss is the mean cross entropy over all
+that is kept.
 `history_parallel.csv` has one line per step. Seconds count training alone, all sittings together, on a machine that did
 other work at the same time.
 
