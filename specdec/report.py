@@ -11,7 +11,7 @@ from typing import NoReturn
 
 from specdec.errors import UsageError
 
-KINDS = ("accepted_lengths", "vllm", "spec_bench")
+KINDS = ("auto", "accepted_lengths", "vllm", "vllm_prometheus", "spec_bench", "eagle", "specforge")
 REPLICATES = 2000  # of bootstraps that only the import of foreign results makes
 STORE = "sqlite:///mlflow.db"
 
@@ -45,7 +45,7 @@ def parser() -> argparse.ArgumentParser:
         action="append",
         default=[],
         metavar=("KIND", "FILE"),
-        help=f"read FILE as one of {', '.join(KINDS)}; may be repeated",
+        help=f"read FILE as one of {', '.join(KINDS)} (auto: told from its content); may be repeated",
     )
     foreign.add_argument("--gamma", type=int, help="draft tokens per round of the imported files")
     foreign.add_argument("--baseline", type=Path, metavar="FILE", help="spec_bench: the answer file without a drafter")
