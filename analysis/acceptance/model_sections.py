@@ -14,6 +14,11 @@ from .fit_section import fit_section
 from .iid_section import tests_section
 from .prediction_section import prediction_section
 
+RECORDED = (
+    "The text was recorded and the run is its replay, so a replay neither predicts this run nor tests it: it would "
+    "agree by construction."
+)
+
 
 def model_sections(run: Run, replicates: int = 2000, refits: int = 200, seed: int = 0) -> list[Section]:
     """Return three sections: tests, fits with acceptance by depth, prediction. UsageError without a rounds table.
@@ -35,6 +40,8 @@ def model_sections(run: Run, replicates: int = 2000, refits: int = 200, seed: in
     arms = distinct_generations(drafted(shared))
     primary = run.primary_gamma
     gamma = primary if primary is not None and (arms["gamma"] == primary).any() else int(arms["gamma"].max())
+    if run.simulated:  # what was recorded is replayed to measure: a replay of it says nothing more
+        replay, lacking_replay = None, RECORDED
     own = None if replay is None else replay[(replay["kind"] == "own") & (replay["gamma"] == gamma)]
     along_baseline = None if replay is None else replay[replay["kind"] == "baseline"]
     predicted = prediction_section(rounds, alpha_sums, along_baseline, run.title, replicates, refits, seed)

@@ -22,6 +22,7 @@ from ..runs.run_sections import (
     cost_section,
     curves_section,
     environment_section,
+    headed,
     lengths_section,
     missing_section,
     papers_section,
@@ -79,7 +80,7 @@ def _heading(run: Run) -> str:
 
 def _sections(run: Run, many: bool) -> list[Section]:
     return [
-        section
+        headed(section, run)
         for title, make in OF_A_RUN
         for section in _guarded(title, partial(make, run, **(REFITS if many and make is model_sections else {})))
     ]
