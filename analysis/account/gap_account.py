@@ -33,8 +33,8 @@ class Account:
         time: g, v and o, the draft, the verification and the rest of a round over t1; their sum is the round's time.
         alpha_of_text: True if alpha is the mean over positions of the text, False if it was fitted to the same rounds.
         intervals: of the factors, `speedup`, g, v, o, `tokens_per_round` and four more, from the same replicates, so
-            that what is compared is paired. `formula`: the textbook formula's speedup, omega / (1 + g), which counts the
-            drafts that were paid for. `loop`: overhead x baseline, because plain decoding runs the same loop.
+            that what is compared is paired. `formula`: the textbook formula's speedup, omega / (1 + g), which counts
+            the drafts that were paid for. `loop`: overhead x baseline, because plain decoding runs the same loop.
             `tokens_error`, `speedup_error`: what the formula says over what was measured, less 1.
     """
 
