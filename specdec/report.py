@@ -54,7 +54,10 @@ def parser() -> argparse.ArgumentParser:
         choices=("included", "excluded"),
         help="accepted_lengths: whether lengths per round count the target's own token (default: by the field's name)",
     )
-    foreign.add_argument("--field", metavar="NAME", help="accepted_lengths: which NAME.acc_len of a per-position trace")
+    foreign.add_argument(
+        "--field", metavar="NAME", help="accepted_lengths: which NAME.acc_len of a per-position trace (default: each)"
+    )
+    foreign.add_argument("--skip-bad", action="store_true", help="leave out lines that cannot be read, and count them")
     return made
 
 
@@ -64,7 +67,7 @@ def report(arguments: Sequence[str]) -> list[Path]:
     _check(options)
 
     from specdec.analysis.pages.html import Chapter, write_report
-    from specdec.analysis.pages.report_chapters import foreign_chapter, run_chapters
+    from specdec.analysis.pages.report_chapters import foreign_chapters, run_chapters
     from specdec.analysis.read.find_runs import find_runs
 
     chapters: list[Chapter] = []
@@ -72,17 +75,15 @@ def report(arguments: Sequence[str]) -> list[Path]:
         runs, notes = find_runs(options.runs, options.tracking_uri)
         chapters += run_chapters(runs, notes)
     if options.imports:
+        from specdec.analysis.read.foreign.imported import Choices
         from specdec.analysis.read.foreign.importers import IMPORTERS
         from specdec.analysis.read.foreign.spec_bench import spec_bench_times
 
         baseline = None if options.baseline is None else spec_bench_times(options.baseline)
-        for kind, file in options.imports:
-            choices = {}
-            if kind == "accepted_lengths":
-                bonus = None if options.bonus is None else options.bonus == "included"
-                choices = {"bonus": bonus, "field": options.field}
-            source = IMPORTERS[kind](Path(file), options.gamma, **choices)
-            chapters.append(foreign_chapter(source, baseline, REPLICATES))
+        bonus = None if options.bonus is None else options.bonus == "included"
+        choices = Choices(options.gamma, bonus, options.field, options.skip_bad)
+        sources = [source for kind, file in options.imports for source in IMPORTERS[kind](Path(file), choices)]
+        chapters += foreign_chapters(sources, baseline, REPLICATES)
     title = "Speculative decoding: measured, explained" if options.runs else "Speculative decoding: foreign results"
     try:
         return list(write_report(options.out, title, chapters))
@@ -98,8 +99,8 @@ def _check(options: argparse.Namespace) -> None:
         if kind not in KINDS:
             raise UsageError(f"--import {kind} is unknown: the kinds are {', '.join(KINDS)}.")
     kinds = {kind for kind, _ in options.imports}
-    if kinds and (options.gamma is None or options.gamma < 1):
-        raise UsageError("--import needs --gamma, the draft tokens per round of the source, at least 1.")
+    if options.gamma is not None and options.gamma < 1:
+        raise UsageError("--gamma is the draft tokens per round of the source: give a whole number of 1 or more.")
     for name, kind in (("baseline", "spec_bench"), ("bonus", "accepted_lengths"), ("field", "accepted_lengths")):
         if getattr(options, name) is not None and kind not in kinds:
             raise UsageError(f"--{name} is for --import {kind} only.")

@@ -120,7 +120,6 @@ BAD = [
     (("f" * 32,), "There is no MLflow database"),
     (("--imports",), "Unrecognized arguments: --imports"),
     (("--import", "eagle", "a.txt", "--gamma", "4"), "the kinds are accepted_lengths, vllm, spec_bench"),
-    (("--import", "vllm", "a.txt"), "--import needs --gamma"),
     (("--import", "vllm", "a.txt", "--gamma", "0"), "--gamma"),
     (("--import", "vllm", "a.txt", "--gamma", "four"), "invalid int value"),
     (("--import", "vllm", "a.txt", "--gamma", "4"), "a.txt:1: not JSON"),

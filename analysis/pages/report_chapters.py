@@ -65,9 +65,14 @@ def run_chapters(runs: Sequence[Run], notes: Sequence[str] = ()) -> list[Chapter
     return [Chapter(chapter.title, (*left_out, *chapter.sections)) for chapter in chapters]
 
 
+def foreign_chapters(sources: Sequence[Imported], baseline: pd.DataFrame | None, replicates: int) -> list[Chapter]:
+    """Make the chapters of imported data sets."""
+    return [foreign_chapter(source, baseline, replicates) for source in sources]
+
+
 def foreign_chapter(source: Imported, baseline: pd.DataFrame | None, replicates: int) -> Chapter:
     """Make the chapter of an imported file. UsageError if it and its baseline share no timed prompt."""
-    title = f"Foreign results: {source.source} ({source.kind}, gamma {source.gamma})"
+    title = f"Foreign results: {source.name} ({source.kind}, gamma {source.gamma})"
     return Chapter(title, tuple(foreign_sections(source, baseline, replicates)))
 
 

@@ -7,17 +7,37 @@ category.
 Per position, as replay traces have it: `{"prompt_token_ids": [...], "generated_token_ids": [...], "acc_NAME":
 {"acc_len": [...]}}`. acc_len[t] is the number of tokens that a round starting at token t would commit at most, the
 target's own included, so such a round accepts min(acc_len[t] - 1, gamma). The text is walked from round to round
-(THEORY 4.7); an average over all positions is another quantity, because rounds start right after rejections.
+(THEORY 4.7); an average over all positions is another quantity, because rounds start right after rejections. Token ids
+are not needed; where they stand beside the lengths they may come from another run.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from specdec.errors import UsageError
 
-from .imported import Imported, ImportedText, counts, imported, mapping, named, read_lines, within_gamma
+from .imported import (
+    Choices,
+    Imported,
+    ImportedText,
+    PositionLengths,
+    PositionText,
+    counts,
+    imported,
+    mapping,
+    named,
+    needed_gamma,
+    plain_name,
+    read_lines,
+    walked,
+    within_gamma,
+)
 
 KIND = "accepted_lengths"
+LENGTHS = "acc_len"
 FIELDS = {"accepted": False, "accept_lengths": True}  # field: True if it counts the target's own token
 NO_TIMES = "The source has no times: no speedup, no cost, and no account beyond acceptance."
 NO_OFFERS = (
@@ -30,40 +50,49 @@ NO_ENDS = (
 )
 
 
-def accepted_lengths(path: Path, gamma: int, bonus: bool | None = None, field: str | None = None) -> Imported:
-    """Return the rounds of a trace.
+def accepted_lengths(path: Path, choices: Choices) -> list[Imported]:
+    """Return the rounds of a trace, a data set for each drafter that it has lengths of.
 
-    bonus: True if lengths per round include the target's own token (None: by the field's name). field: the acc_NAME to
-    read from a per-position trace (None: its only one). UsageError with file and line for another form, for both
-    forms in one file, or for a length beyond gamma.
+    UsageError with file and line for another form, for both forms in one file, for a length per round beyond gamma.
     """
     texts: list[ImportedText] = []
+    positions: dict[str, list[PositionText]] = {}
     forms: set[str] = set()
-    longest = 0
     for number, (where, value) in enumerate(read_lines(path), 1):
-        if isinstance(value, dict) and "generated_token_ids" in value:
+        if isinstance(value, dict) and any(is_by_position(item) for item in value.values()):
             forms.add("position")
-            text, reach = _walked(where, value, number, gamma, field)
-            longest = max(longest, reach)
+            for key, text in _by_position(where, value, number, choices.field).items():
+                positions.setdefault(key, []).append(text)
         else:
             forms.add("round")
-            text = _listed(where, value, number, gamma, bonus)
+            texts.append(_listed(where, value, number, needed_gamma(choices), choices.bonus))
         if len(forms) > 1:
             raise UsageError(f"{where}: lines per round and lines per position are mixed in one file.")
-        texts.append(text)
     notes = [NO_TIMES, "It has no target or drafter probabilities and no context lengths of rounds: no alpha.text."]
-    if forms == {"round"}:
-        notes += [NO_OFFERS, NO_ENDS]
-    else:
-        notes.append(
-            "Lengths are per position: rounds were made by walking each text from round to round at this gamma."
+    if forms != {"position"}:
+        return [imported(path, KIND, needed_gamma(choices), texts, [*notes, NO_OFFERS, NO_ENDS])]
+    return [_positions(path, key, found, choices, notes, len(positions) > 1) for key, found in positions.items()]
+
+
+def _positions(
+    path: Path, key: str, texts: Sequence[PositionText], choices: Choices, notes: Sequence[str], several: bool
+) -> Imported:
+    """Make the data set of one drafter, walked at the gamma that was given or else at the longest offer."""
+    longest = max((int(text.lengths.max()) - 1 for text in texts if len(text.lengths)), default=0)
+    gamma = choices.gamma or max(1, longest)
+    said = [
+        *notes,
+        "Lengths are per position: rounds were made by walking each text from round to round at this gamma.",
+    ]
+    if longest < gamma:
+        said.append(
+            f"No recorded length accepts more than {longest} draft tokens: if the drafter was never asked for "
+            f"more, rounds at gamma {gamma} that look like rejections were cut by the recording."
         )
-        if longest < gamma:
-            notes.append(
-                f"No recorded length accepts more than {longest} draft tokens: if the drafter was never asked for "
-                f"more, rounds at gamma {gamma} that look like rejections were cut by the recording."
-            )
-    return imported(path, KIND, gamma, texts, notes)
+    lengths = PositionLengths(tuple(texts), longest)
+    rounds = [walked(text, gamma) for text in texts]
+    name = f"{plain_name(path)}: {key}" if several else None
+    return imported(path, KIND, gamma, rounds, said, name=name, by_position=lengths)
 
 
 def _listed(where: str, value: Any, number: int, gamma: int, bonus: bool | None) -> ImportedText:
@@ -91,48 +120,22 @@ def _listed(where: str, value: Any, number: int, gamma: int, bonus: bool | None)
     return ImportedText(name, category, accepted, [gamma] * len(accepted))
 
 
-def _walked(where: str, value: Any, number: int, gamma: int, field: str | None) -> tuple[ImportedText, int]:
-    """Walk a text from round to round; return it and the most draft tokens that any of its positions accepts."""
-    values = mapping(where, value)
-    tokens = counts(where, "generated_token_ids", values["generated_token_ids"])
-    key = _chosen(where, values, field)
-    lengths = counts(where, f"{key}.acc_len", mapping(where, values[key]).get("acc_len"), least=1)
-    if len(lengths) != len(tokens):
-        raise UsageError(
-            f"{where}: {key}.acc_len has {len(lengths)} entries for {len(tokens)} generated tokens; one for each is "
-            "expected."
-        )
-    prompt = counts(where, "prompt_token_ids", values.get("prompt_token_ids", []))
-    accepted, cut = walk(lengths, gamma)
-    offered = [gamma] * len(accepted)
-    text = ImportedText(*named(values, number), accepted, offered, cut, context=len(prompt) or None)
-    return text, max(lengths, default=1) - 1
+def is_by_position(item: Any) -> bool:
+    """Return whether a field of a line has lengths by position."""
+    return isinstance(item, dict) and LENGTHS in item
 
 
-def walk(lengths: list[int], gamma: int) -> tuple[list[int], str]:
-    """Walk lengths by position; return accepted tokens per round, and how the last round was cut ("" if it was not).
-
-    A round whose accepted tokens alone reach the end of the text is cut there, so it is no rejection.
-    """
-    accepted: list[int] = []
-    start, end = 0, len(lengths)
-    while start < end:
-        take = min(lengths[start] - 1, gamma)
-        if take >= end - start:
-            accepted.append(end - start)
-            return accepted, "limit"
-        accepted.append(take)
-        start += take + 1
-    return accepted, ""
-
-
-def _chosen(where: str, values: dict[str, Any], field: str | None) -> str:
-    found = [key for key, item in values.items() if isinstance(item, dict) and "acc_len" in item]
-    if field is not None:
-        if field not in found:
-            raise UsageError(f"{where}: no {field}.acc_len; the line has {', '.join(found) or 'no acc_len at all'}.")
-        return field
-    if len(found) != 1:
-        names = ", ".join(found) or "none"
-        raise UsageError(f"{where}: one object with acc_len is expected, found {names}: choose with --field NAME.")
-    return found[0]
+def _by_position(where: str, values: dict[str, Any], number: int, field: str | None) -> dict[str, PositionText]:
+    """Return the lengths of a line by the drafter's field: all of them, or the chosen one."""
+    found = [key for key, item in values.items() if is_by_position(item)]
+    if field is not None and field not in found:
+        raise UsageError(f"{where}: no {field}.{LENGTHS}; the line has {', '.join(found)}.")
+    prompt = values.get("prompt_token_ids")
+    context = len(prompt) or None if isinstance(prompt, list) else None
+    name, category = named(values, number)
+    ended = values.get("finish") == "end_token"
+    texts = {}
+    for key in found if field is None else [field]:
+        lengths = np.array(counts(where, f"{key}.{LENGTHS}", values[key][LENGTHS], least=1), dtype=np.int32)
+        texts[key] = PositionText(name, category, 0, lengths, context, ended)
+    return texts

@@ -1,13 +1,14 @@
-"""The importers by the name that `--import` takes; each takes (path, gamma) and options of its own."""
+"""The importers by the name that `--import` takes; each gives one data set per drafter of a file."""
 
 from collections.abc import Callable
+from pathlib import Path
 
 from .accepted_lengths import accepted_lengths
-from .imported import Imported
+from .imported import Choices, Imported
 from .spec_bench import spec_bench
 from .vllm import vllm
 
-IMPORTERS: dict[str, Callable[..., Imported]] = {
+IMPORTERS: dict[str, Callable[[Path, Choices], list[Imported]]] = {
     "accepted_lengths": accepted_lengths,
     "vllm": vllm,
     "spec_bench": spec_bench,

@@ -14,16 +14,17 @@ import pandas as pd
 from specdec.errors import UsageError
 
 from .accepted_lengths import NO_OFFERS
-from .imported import Imported, ImportedText, counts, imported, mapping, read_lines, within_gamma
+from .imported import Choices, Imported, ImportedText, counts, imported, mapping, needed_gamma, read_lines, within_gamma
 
 KIND = "spec_bench"
 
 
-def spec_bench(path: Path, gamma: int) -> Imported:
+def spec_bench(path: Path, choices: Choices) -> list[Imported]:
     """Return the rounds of an answer file; a choice is a repeat, a turn is a text of the same prompt.
 
     gamma: draft tokens on the longest path (the depth, for trees). UsageError with file and line for another form.
     """
+    gamma = needed_gamma(choices)
     texts: list[ImportedText] = []
     joined = 0
     for where, value in read_lines(path):
@@ -56,7 +57,7 @@ def spec_bench(path: Path, gamma: int) -> Imported:
             f"In {joined:,} answers the rounds of several turns could not be told apart (decoding_steps and new_tokens "
             "do not add up): they stand as one text."
         )
-    return imported(path, KIND, gamma, texts, notes)
+    return [imported(path, KIND, gamma, texts, notes)]
 
 
 def spec_bench_times(path: Path) -> pd.DataFrame:

@@ -13,7 +13,19 @@ from typing import Any
 from specdec.errors import UsageError
 
 from .accepted_lengths import NO_ENDS, NO_TIMES
-from .imported import Imported, ImportedText, count, counts, imported, mapping, named, read_lines, within_gamma
+from .imported import (
+    Choices,
+    Imported,
+    ImportedText,
+    count,
+    counts,
+    imported,
+    mapping,
+    named,
+    needed_gamma,
+    read_lines,
+    within_gamma,
+)
 
 KIND = "vllm"
 BELOW = ("spec_decode_metrics", "speculative_decoding")
@@ -26,11 +38,12 @@ SAME_OFFER = (
 )
 
 
-def vllm(path: Path, gamma: int) -> Imported:
+def vllm(path: Path, choices: Choices) -> list[Imported]:
     """Return the rounds of vLLM's requests. Requests without a draft are left out and counted.
 
     UsageError with file and line for another form, totals that contradict themselves, or a length beyond gamma.
     """
+    gamma = needed_gamma(choices)
     texts: list[ImportedText] = []
     forms: set[str] = set()
     silent = short = 0
@@ -61,7 +74,7 @@ def vllm(path: Path, gamma: int) -> Imported:
         )
     if silent:
         notes.append(f"{silent:,} requests without any draft are left out.")
-    return imported(path, KIND, gamma, texts, notes, ordered)
+    return [imported(path, KIND, gamma, texts, notes, ordered=ordered)]
 
 
 def _metrics(where: str, values: dict[str, Any]) -> dict[str, Any]:

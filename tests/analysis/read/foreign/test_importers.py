@@ -7,13 +7,30 @@ import numpy as np
 import pytest
 
 from specdec.analysis.acceptance.estimates import estimate_alpha, hazards
-from specdec.analysis.read.foreign.accepted_lengths import accepted_lengths, walk
+from specdec.analysis.read.foreign.imported import Choices, PositionLengths, PositionText, walked
 from specdec.analysis.read.foreign.importers import IMPORTERS
-from specdec.analysis.read.foreign.spec_bench import spec_bench, spec_bench_times
-from specdec.analysis.read.foreign.vllm import vllm
+from specdec.analysis.read.foreign.spec_bench import spec_bench_times
 from specdec.analysis.rounds import COLUMNS
 from specdec.analysis.runs.foreign_sections import foreign_sections
 from specdec.errors import UsageError
+
+
+def read(kind, path, gamma=None, **choices):
+    """The only data set of a file."""
+    (source,) = IMPORTERS[kind](path, Choices(gamma, **choices))
+    return source
+
+
+def accepted_lengths(path, gamma=None, **choices):
+    return read("accepted_lengths", path, gamma, **choices)
+
+
+def vllm(path, gamma=None, **choices):
+    return read("vllm", path, gamma, **choices)
+
+
+def spec_bench(path, gamma=None, **choices):
+    return read("spec_bench", path, gamma, **choices)
 
 
 @pytest.fixture
@@ -98,17 +115,30 @@ def test_only_positions_where_a_round_starts_count(write):
     assert source.rounds["committed"].mean() == pytest.approx(6 / 5)  # against a mean over positions of 10 / 6
 
 
-def test_a_round_that_accepts_up_to_the_end_is_cut_and_censors():
-    assert walk([5, 5, 5], 4) == ([3], "limit")  # three tokens left, all of them accepted: no token of the target
-    assert walk([3, 9, 9], 4) == ([2], "")  # two accepted, and the target's own is the last
-    assert walk([1, 1], 4) == ([0, 0], "")
-    assert walk([], 4) == ([], "")
+def one_text(lengths, **more):
+    return PositionText("a", "", 0, np.array(lengths), **{"context": None, "ended": False, **more})
 
 
-def test_a_cut_round_is_no_rejection(write):
-    source = accepted_lengths(write({"generated_token_ids": [1, 2, 3], "acc_x": {"acc_len": [5, 5, 5]}}), 4)
-    (row,) = source.rounds.to_dict("records")
-    assert (row["accepted"], row["committed"], row["rejected"], row["truncation"]) == (3, 3, False, "limit")
+def rounds_of(lengths, gamma, **more):
+    text = walked(one_text(lengths, **more), gamma)
+    return list(zip(text.offered.tolist(), text.accepted.tolist(), text.committed.tolist(), strict=True))
+
+
+def test_nothing_is_offered_beyond_a_recording_that_stops():
+    assert rounds_of([5, 5, 5], 4) == [(2, 2, 3)]
+    assert rounds_of([3, 9, 9], 4) == [(2, 2, 3)]
+    assert rounds_of([2, 9, 1], 4) == [(2, 1, 2), (0, 0, 1)]
+    assert rounds_of([1, 1], 4) == [(1, 0, 1), (0, 0, 1)]
+    assert rounds_of([], 4) == []
+
+
+def test_a_round_that_accepts_the_end_token_is_cut_and_is_no_rejection():
+    assert rounds_of([5, 5, 5], 4, ended=True) == [(4, 3, 3)]  # three tokens left, all accepted: none of the target
+    assert rounds_of([3, 9, 9], 4, ended=True) == [(4, 2, 3)]  # two accepted, and the target's own is the last
+    table = PositionLengths((one_text([5, 5, 5], ended=True),), 4).rounds("x", 4)
+    assert table[["rejected", "truncation", "tokens_left"]].values.tolist() == [[False, "end_token", 3]]
+    table = PositionLengths((one_text([1, 3, 9, 9], ended=True),), 8).rounds("x", 4)
+    assert table[["rejected", "truncation", "tokens_left"]].values.tolist() == [[True, "", 4], [True, "end_token", 3]]
 
 
 # vLLM ---------------------------------------------------------------------------------------------
@@ -208,16 +238,6 @@ BAD = [
     ("accepted_lengths", [{"accepted": "1"}], r":1: accepted must be a list of whole numbers, found a str"),
     ("accepted_lengths", [{"accepted": []}], r"has no round"),
     ("accepted_lengths", [], r"is empty"),
-    (
-        "accepted_lengths",
-        [{"generated_token_ids": [1, 2], "acc_x": {"acc_len": [1]}}],
-        r":1: acc_x.acc_len has 1 entries for 2",
-    ),
-    (
-        "accepted_lengths",
-        [{"generated_token_ids": [1], "acc_x": {"acc_len": [1]}, "acc_y": {"acc_len": [1]}}],
-        r":1: one object with acc_len is expected, found acc_x, acc_y: choose with --field",
-    ),
     ("accepted_lengths", [{"generated_token_ids": [1], "acc_x": {"acc_len": [1]}}, {"accepted": [1]}], r":2: .*mixed"),
     ("vllm", [{"text": "hello"}], r":1: none of per_step_accepted, .* the line has text"),
     ("vllm", [{"per_step_accepted": [1], "per_step_drafted": [1, 1]}], r":1: .* 1 entries and per_step_drafted 2"),
@@ -240,7 +260,7 @@ BAD = [
 @pytest.mark.parametrize("kind, lines, says", BAD, ids=[f"{kind}-{number}" for number, (kind, _, _) in enumerate(BAD)])
 def test_bad_lines_are_one_sentence_with_file_and_line(write, kind, lines, says):
     with pytest.raises(UsageError, match=says) as caught:
-        IMPORTERS[kind](write(*lines), 4)
+        read(kind, write(*lines), 4)
     assert "\n" not in str(caught.value) and "trace.jsonl" in str(caught.value)
 
 
