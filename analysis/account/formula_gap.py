@@ -67,13 +67,13 @@ def formula_verdict(gap: FormulaGap) -> str:
     """Say how far the formula is from the measured tokens per round, how sure that is, and what takes most away."""
     given = f"alpha {gap.alpha:.3f}" + ("" if gap.alpha_of_text else ", fitted to the same rounds")
     said = (
-        f"**{gap.measured:.3f} tokens per round at gamma {gap.gamma}; the textbook formula says {gap.omega:.3f} at "
-        f"{given}, an error of {gap.error:+.1%}**"
+        f"{gap.measured:.3f} tokens per round at gamma {gap.gamma}; the textbook formula says {gap.omega:.3f} at "
+        f"{given}, an error of {gap.error:+.1%}"
     )
     if not gap.error.known:
         return f"{said}. Without an interval no difference can be called real."
     if gap.error.contains(0.0, SLACK):
-        return f"{said}: no more than chance."
+        return f"{said}, no more than chance."
     lost = {name: value for name, value in gap.factors.items() if (value.estimate < 1) == (gap.error.estimate > 0)}
     verb = "over-predicts" if gap.error.estimate > 0 else "under-predicts"
     said += f": the formula {verb}, by more than chance"
@@ -113,8 +113,8 @@ def curve_verdict(table: pd.DataFrame, quantity: str) -> str:
     ]
     average = f", {mean:+.1%} in the mean over {len(known)} gammas" if len(known) > 1 else ""
     return (
-        f"The textbook formula {' and '.join(sides)} the measured {quantity}, by more than chance: {size} at most"
-        f"{average}."
+        f"Against the measured {quantity} the textbook formula {' and '.join(sides)}, by more than chance; its error is "
+        f"{size} at most{average}."
     )
 
 

@@ -40,7 +40,9 @@ NO_REPLAY = FactorName(  # dependence and drift in one
     "dependence, drift or chance", "τ / Ω̄", "dependence, drift or chance (no replay tells them apart)"
 )
 LOOP = FactorName(  # overhead and baseline in one: plain decoding runs the same loop
-    "the loop's own time, net", "overhead x baseline", "the loop's own time against the baseline's"
+    "the loop's own time, net",
+    "overhead x baseline",
+    "the loop's own time, net of what plain decoding pays for its own",
 )
 EXACT = 1e-9  # a factor this close to 1 is 1, up to rounding
 

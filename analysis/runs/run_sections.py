@@ -54,7 +54,7 @@ HEADLINES = (  # metric, what it is called, digits after the point
     ("speedup.capped_geometric", "speedup by the capped-geometric theory", 3),
     ("tokens_per_round", "tokens per round", 3),
     ("tokens_per_round.capped_geometric", "tokens per round by the theory", 3),
-    ("tokens_per_round.position", "tokens per round by the position model", 3),
+    ("tokens_per_round.position", "tokens per round by the position model, fitted to these rounds", 3),
     ("tokens_per_round.replay", "tokens per round by replay", 3),
     ("account.alpha", "alpha behind the theory", 4),
     ("alpha.mle", "alpha by maximum likelihood", 4),
