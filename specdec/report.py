@@ -71,8 +71,10 @@ def report(arguments: Sequence[str]) -> list[Path]:
     from specdec.analysis.read.find_runs import find_runs
 
     chapters: list[Chapter] = []
+    how = "measured"
     if options.runs:
         runs, notes = find_runs(options.runs, options.tracking_uri)
+        how = "simulated" if all(run.simulated for run in runs) else "measured"
         chapters += run_chapters(runs, notes)
     if options.imports:
         from specdec.analysis.read.foreign.imported import Choices
@@ -84,7 +86,7 @@ def report(arguments: Sequence[str]) -> list[Path]:
         choices = Choices(options.gamma, bonus, options.field, options.skip_bad)
         sources = [source for kind, file in options.imports for source in IMPORTERS[kind](Path(file), choices)]
         chapters += foreign_chapters(sources, baseline, REPLICATES)
-    title = "Speculative decoding: measured, explained" if options.runs else "Speculative decoding: foreign results"
+    title = f"Speculative decoding: {how}, explained" if options.runs else "Speculative decoding: foreign results"
     try:
         return list(write_report(options.out, title, chapters))
     except (FileExistsError, NotADirectoryError, PermissionError) as error:

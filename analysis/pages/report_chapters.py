@@ -16,12 +16,13 @@ from ..findings import Section
 from ..read.foreign.imported import Imported
 from ..read.runs import Run
 from ..runs.compare import comparison_section
-from ..runs.foreign_sections import foreign_sections
+from ..runs.foreign_sections import foreign_findings, side_by_side
 from ..runs.run_sections import (
     category_section,
     cost_section,
     curves_section,
     environment_section,
+    headed,
     lengths_section,
     missing_section,
     papers_section,
@@ -65,14 +66,15 @@ def run_chapters(runs: Sequence[Run], notes: Sequence[str] = ()) -> list[Chapter
 
 
 def foreign_chapters(sources: Sequence[Imported], baseline: pd.DataFrame | None, replicates: int) -> list[Chapter]:
-    """Make the chapters of imported data sets."""
-    return [foreign_chapter(source, baseline, replicates) for source in sources]
+    """Make a chapter per imported data set, after a table of all where there are several.
 
-
-def foreign_chapter(source: Imported, baseline: pd.DataFrame | None, replicates: int) -> Chapter:
-    """Make the chapter of an imported file. UsageError if it and its baseline share no timed prompt."""
-    title = f"Foreign results: {source.name} ({source.kind}, gamma {source.gamma})"
-    return Chapter(title, tuple(foreign_sections(source, baseline, replicates)))
+    UsageError if one and its baseline share no timed prompt.
+    """
+    found = [foreign_findings(source, baseline, replicates) for source in sources]
+    chapters = [
+        Chapter(f"Foreign results: {each.name} ({each.kind}, gamma {each.gamma})", each.sections) for each in found
+    ]
+    return [Chapter("Foreign results side by side", (side_by_side(found),)), *chapters] if len(found) > 1 else chapters
 
 
 def _heading(run: Run) -> str:
@@ -84,7 +86,7 @@ def _heading(run: Run) -> str:
 
 def _sections(run: Run, many: bool) -> list[Section]:
     return [
-        section
+        headed(section, run)
         for title, make in OF_A_RUN
         for section in _guarded(title, partial(make, run, **(REFITS if many and make is model_sections else {})))
     ]

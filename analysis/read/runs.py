@@ -173,6 +173,14 @@ class Run:
         return None
 
     @property
+    def simulated(self) -> bool:
+        """True if times come from a cost model, and the text was recorded; False where the run did not say."""
+        try:
+            return self.facts().simulated
+        except UsageError:
+            return self.params.get("target.name") == "replay"
+
+    @property
     def drafter_name(self) -> str:
         """The drafter as tables name it: `unigram`, `bigram`, `3-gram`, `small_model pocket`, or its registry name."""
         name = self.params.get("drafter.name", "unknown drafter")
