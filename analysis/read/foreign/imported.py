@@ -107,7 +107,7 @@ class Imported:
 
     @property
     def totals_only(self) -> bool:
-        """Whether the source has no single rounds: tokens and rounds of whole texts are all that it says."""
+        """True where the source has no single rounds: tokens and rounds of whole texts are all that it says."""
         return self.rounds.empty
 
     def at(self, gamma: int) -> "Imported":

@@ -9,7 +9,6 @@ difference between its last and its first one.
 
 import re
 from collections import defaultdict
-from math import isfinite
 from pathlib import Path
 
 from specdec.errors import UsageError
@@ -24,6 +23,7 @@ KIND = "vllm_prometheus"
 PREFIX = "vllm:spec_decode_num_"
 SAMPLE = re.compile(r"(vllm:spec_decode_num_\w+?)(?:_total)?(?:\{(.*)\})?\s+(\S+)(?:\s+\S+)?\s*")
 LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+LARGEST_COUNT = 2.0**53  # beyond it a floating-point counter no longer counts
 MOST = 200_000  # rounds of a table: a server counts hundreds of millions, whose shares are the same
 NO_REQUESTS = (
     "It is one sum over all requests of a server: nothing varies between prompts, so there is no interval and no test "
@@ -88,7 +88,7 @@ def _sample(where: str, text: str) -> tuple[Series, float]:
         value = float(found[3]) if found else -1.0
     except ValueError:
         value = -1.0
-    if found is None or not isfinite(value) or value < 0:
+    if found is None or not 0 <= value <= LARGEST_COUNT:
         raise BadLine(f"{where}: no sample of a counter (NAME{{LABELS}} NUMBER): {text!r:.80}.")
     return (found[1], tuple(sorted(LABEL.findall(found[2] or "")))), value
 
