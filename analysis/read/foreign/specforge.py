@@ -128,9 +128,7 @@ def _against_plain(setting: Setting, found: Mapping[Setting, list[TextTotals]]) 
             ratios.append(f"{benchmark} {rates[0] / rates[1]:.2f}")
     if not ratios:
         return ["The file has no plain decoding (steps 0) at this batch size, so no speedup."]
-    return [
-        f"Output throughput over the file's own plain decoding (steps 0, {setting[0]} at once): {', '.join(ratios)}."
-    ]
+    return [f"Output throughput over the file's own plain decoding at batch size {setting[0]}: {', '.join(ratios)}."]
 
 
 def _rate(texts: list[TextTotals], benchmark: str) -> float:

@@ -16,14 +16,13 @@ from specdec.text.lines import BadLine, decoded, file_lines, printable
 
 from .accepted_lengths import NO_ENDS, NO_TIMES
 from .imported import Choices, Imported, ImportedText, imported, plain_name
-from .reading import ForeignFile, within_gamma
+from .reading import MOST_COUNTED, ForeignFile, within_gamma
 from .vllm import NO_SILENT, SAME_OFFER, UNORDERED, RequestRounds, filled, histogram_of, short_notes
 
 KIND = "vllm_prometheus"
 PREFIX = "vllm:spec_decode_num_"
 SAMPLE = re.compile(r"(vllm:spec_decode_num_\w+?)(?:_total)?(?:\{(.*)\})?\s+(\S+)(?:\s+\S+)?\s*")
 LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
-LARGEST_COUNT = 2.0**53  # beyond it a floating-point counter no longer counts
 MOST = 200_000  # rounds of a table: a server counts hundreds of millions, whose shares are the same
 NO_REQUESTS = (
     "It is one sum over all requests of a server: nothing varies between prompts, so there is no interval and no test "
@@ -88,7 +87,7 @@ def _sample(where: str, text: str) -> tuple[Series, float]:
         value = float(found[3]) if found else -1.0
     except ValueError:
         value = -1.0
-    if found is None or not 0 <= value <= LARGEST_COUNT:
+    if found is None or not 0 <= value <= MOST_COUNTED:
         raise BadLine(f"{where}: no sample of a counter (NAME{{LABELS}} NUMBER): {text!r:.80}.")
     return (found[1], tuple(sorted(LABEL.findall(found[2] or "")))), value
 
