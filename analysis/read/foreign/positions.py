@@ -3,7 +3,7 @@
 `{"acc_NAME": {"acc_len": [...]}}`, each a drafter and a data set of its own.
 
 acc_len[t] is the number of tokens that a round starting at token t would commit at most, the target's own included, so
-such a round accepts min(acc_len[t] - 1, gamma). The text is walked from round to round (THEORY 4.7); an average over
+such a round accepts min(acc_len[t] - 1, gamma). The text is walked from round to round (theory.md 4.7); an average over
 all positions is another quantity, because rounds start right after rejections. acc_len[0] stands for the token of the
 prefill. Token ids are not needed; where they stand beside the lengths they may come from another run.
 """
