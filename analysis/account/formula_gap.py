@@ -113,8 +113,8 @@ def curve_verdict(table: pd.DataFrame, quantity: str) -> str:
     ]
     average = f", {mean:+.1%} in the mean over {len(known)} gammas" if len(known) > 1 else ""
     return (
-        f"Against the measured {quantity} the textbook formula {' and '.join(sides)}, by more than chance; its error is "
-        f"{size} at most{average}."
+        f"Against the measured {quantity} the textbook formula {' and '.join(sides)}, by more than chance; its error "
+        f"is {size} at most{average}."
     )
 
 
