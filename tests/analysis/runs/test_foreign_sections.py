@@ -51,7 +51,9 @@ def test_the_page_has_every_gamma_the_account_and_a_prediction(found):
     assert one.gamma == 3
     table = named(one, "Curves over gamma").tables[0][1]
     assert table["gamma"].tolist() == ["1", "2", "3*"]
-    assert {"textbook formula", "its error (paired)", "mean over requests", "texts", "along", "depth"} <= set(table)
+    assert {"textbook formula", "its error (paired)", "mean over requests"} <= set(table)
+    factors = named(one, "Curves over gamma").tables[1][1]
+    assert {"gamma", "omega", "offered", "texts", "along", "depth", "measured"} == set(factors)
     account = named(one, "The gap, explained: acceptance").tables[0][1]
     product = account["product"].astype(float).tolist()
     assert product[-1] == product[-2] == pytest.approx(float(table["tokens per round"].iloc[-1].split()[0]), abs=6e-4)
