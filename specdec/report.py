@@ -11,7 +11,8 @@ from typing import NoReturn
 
 from specdec.errors import UsageError
 
-KINDS = ("accepted_lengths", "vllm", "spec_bench")
+KINDS = ("auto", "accepted_lengths", "vllm", "vllm_prometheus", "spec_bench", "eagle", "specforge")
+READERS = {"baseline": ("spec_bench", "eagle"), "bonus": ("accepted_lengths",), "field": ("accepted_lengths",)}
 REPLICATES = 2000  # of bootstraps that only the import of foreign results makes
 STORE = "sqlite:///mlflow.db"
 
@@ -45,10 +46,17 @@ def parser() -> argparse.ArgumentParser:
         action="append",
         default=[],
         metavar=("KIND", "FILE"),
-        help=f"read FILE as one of {', '.join(KINDS)}; may be repeated",
+        help=f"read FILE as one of {', '.join(KINDS)} (auto: told from its content); may be repeated",
     )
-    foreign.add_argument("--gamma", type=int, help="draft tokens per round of the imported files")
-    foreign.add_argument("--baseline", type=Path, metavar="FILE", help="spec_bench: the answer file without a drafter")
+    foreign.add_argument(
+        "--gamma",
+        type=int,
+        help="draft tokens per round of the imported files, where they do not say it; of lengths per position: the "
+        "gamma to show",
+    )
+    foreign.add_argument(
+        "--baseline", type=Path, metavar="FILE", help="spec_bench, eagle: the answer file without a drafter"
+    )
     foreign.add_argument(
         "--bonus",
         choices=("included", "excluded"),
@@ -81,7 +89,7 @@ def report(arguments: Sequence[str]) -> list[Path]:
         from specdec.analysis.read.foreign.importers import IMPORTERS
         from specdec.analysis.read.foreign.spec_bench import spec_bench_times
 
-        baseline = None if options.baseline is None else spec_bench_times(options.baseline)
+        baseline = None if options.baseline is None else spec_bench_times(options.baseline, options.skip_bad)
         bonus = None if options.bonus is None else options.bonus == "included"
         choices = Choices(options.gamma, bonus, options.field, options.skip_bad)
         sources = [source for kind, file in options.imports for source in IMPORTERS[kind](Path(file), choices)]
@@ -103,11 +111,13 @@ def _check(options: argparse.Namespace) -> None:
     kinds = {kind for kind, _ in options.imports}
     if options.gamma is not None and options.gamma < 1:
         raise UsageError("--gamma is the draft tokens per round of the source: give a whole number of 1 or more.")
-    for name, kind in (("baseline", "spec_bench"), ("bonus", "accepted_lengths"), ("field", "accepted_lengths")):
-        if getattr(options, name) is not None and kind not in kinds:
-            raise UsageError(f"--{name} is for --import {kind} only.")
+    for name, readers in READERS.items():
+        if getattr(options, name) is not None and not kinds & {*readers, "auto"}:
+            raise UsageError(f"--{name} is for --import {' or '.join(readers)} only.")
     if options.gamma is not None and not kinds:
         raise UsageError("--gamma is for --import only; runs know their own.")
+    if options.skip_bad and not kinds:
+        raise UsageError("--skip-bad is for --import only; a run's own files have no bad lines.")
 
 
 def main() -> None:

@@ -119,7 +119,7 @@ BAD = [
     (("specdec",), "There is no MLflow database"),
     (("f" * 32,), "There is no MLflow database"),
     (("--imports",), "Unrecognized arguments: --imports"),
-    (("--import", "eagle", "a.txt", "--gamma", "4"), "the kinds are accepted_lengths, vllm, spec_bench"),
+    (("--import", "sglang", "a.txt", "--gamma", "4"), "the kinds are auto, accepted_lengths, vllm"),
     (("--import", "vllm", "a.txt", "--gamma", "0"), "--gamma"),
     (("--import", "vllm", "a.txt", "--gamma", "four"), "invalid int value"),
     (("--import", "vllm", "a.txt", "--gamma", "4"), "a.txt:1: not JSON"),

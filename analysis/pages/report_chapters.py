@@ -29,6 +29,7 @@ from ..runs.run_sections import (
     reproduce_section,
     summary_section,
 )
+from ..runs.totals_sections import totals_findings
 from .html import Chapter
 
 OF_A_RUN: tuple[tuple[str, Callable[..., Section | list[Section]]], ...] = (
@@ -70,7 +71,10 @@ def foreign_chapters(sources: Sequence[Imported], baseline: pd.DataFrame | None,
 
     UsageError if one and its baseline share no timed prompt.
     """
-    found = [foreign_findings(source, baseline, replicates) for source in sources]
+    found = [
+        (totals_findings if source.totals_only else foreign_findings)(source, baseline, replicates)
+        for source in sources
+    ]
     chapters = [
         Chapter(f"Foreign results: {each.name} ({each.kind}, gamma {each.gamma})", each.sections) for each in found
     ]

@@ -113,7 +113,7 @@ def foreign_findings(
     if source.rounds["category"].nunique() > 1:
         sections.append(_categories(data))
     if baseline is not None:
-        sections.append(_speed(source, baseline, replicates, seed))
+        sections.append(speed_section(source, baseline, replicates, seed))
     gap = data.account.gap
     row |= {
         "tokens per round": f"{gap.measured:.3f}",
@@ -412,7 +412,7 @@ def _categories(data: _Data) -> Section:
 # Speed --------------------------------------------------------------------------------------------
 
 
-def _speed(source: Imported, baseline: pd.DataFrame, replicates: int, seed: int) -> Section:
+def speed_section(source: Imported, baseline: pd.DataFrame, replicates: int, seed: int) -> Section:
     """Return the speedup, prefill included, over the prompts that both files have."""
     ours = source.texts.groupby("prompt")[["tokens", "seconds"]].sum()
     theirs = baseline.groupby("prompt")[["tokens", "seconds"]].sum().add_prefix("baseline_")

@@ -25,6 +25,7 @@ def record(prompt=(1, 2), generated=(3, 4), **more):
 
 def recording(path, **changes):
     keys = {"format": "jsonl", "tokenizer": None, "unit": "paragraph", "prompt_tokens": 2, "continuation_tokens": None}
+    keys |= {"skip_bad": False, "lengths": None}
     return Recording(path=str(path), **{**keys, **changes})
 
 
@@ -79,14 +80,13 @@ def test_names_are_told_apart(tmp_path):
     [
         ([1, 2], "a JSON list where drafter.path needs an object with fields"),
         ({"prompt_token_ids": [1]}, "generated_token_ids is not a list of token ids"),
-        (record(generated=()), "generated_token_ids is not a list of token ids .at least one"),
+        (record(prompt=()), "prompt_token_ids is not a list of token ids .at least one"),
+        (record() | {"generated_token_ids": "3"}, "generated_token_ids is not a list of token ids"),
         (record(generated=(3, 4.0)), "generated_token_ids is not a list of token ids"),
         (record(generated=(3, True)), "generated_token_ids is not a list of token ids"),
         (record(prompt=(-1,)), "prompt_token_ids holds -1, and no token id is negative"),
         (record(prompt=(10,)), "token id 10 in prompt_token_ids is beyond the target's vocabulary of 10 tokens"),
-        (record(acc_x={"acc_len": [1]}), "acc_x.acc_len has 1 entries for 2 generated tokens"),
-        (record(acc_x={"acc_len": [1, 0]}), "acc_x.acc_len is not a list of whole numbers of 1 or more"),
-        (record(acc_x={"acc_len": "12"}), "acc_x.acc_len is not a list of whole numbers"),
+        (record(prompt=(2**70,)), "prompt_token_ids holds a number that is larger than any token id"),
         (record(category=3), "category is 3, not a text"),
         (record(repeat="x"), "repeat is 'x', not a whole number"),
         (record(generated=[1] * 99), "2 . 99 tokens do not fit the target's context of 100"),
@@ -126,7 +126,7 @@ def test_of_equal_prompts_the_first_counts(tmp_path):
     path = lines(tmp_path / "x.jsonl", record(category="m"), record(generated=(9,), category="m"), record((5,)))
     recorded = open_recording(recording(path), "target")
     assert [stream.generated for stream in recorded.streams] == [(3, 4), (3, 4)]
-    assert (recorded.repeated, recorded.largest, recorded.tokenizer) == ({"m": 1}, 5, None)
+    assert (recorded.left_out, recorded.largest, recorded.tokenizer) == ({"repeated_prompt": {"m": 1}}, 5, None)
 
 
 def test_text_becomes_prompt_and_continuation(tmp_path):
@@ -156,5 +156,6 @@ def test_text_that_cannot_be_cut(tmp_path):
     with pytest.raises(UsageError, match="there is no tokenizer in this folder"):
         open_recording(recording(path, format="text", tokenizer=str(tmp_path)), "target")
     keys = {"format": "jsonl", "tokenizer": None, "unit": "file", "prompt_tokens": 1, "continuation_tokens": None}
+    keys |= {"skip_bad": False, "lengths": None}
     with pytest.raises(UsageError, match="Missing key target.path"):
         open_recording(Recording(path=None, **keys), "target")

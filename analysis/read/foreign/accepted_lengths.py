@@ -1,45 +1,25 @@
-"""Accepted-length traces as JSONL, one prompt per line, in one of two forms.
+"""Accepted lengths as JSONL, one text per line, per position (`positions`) or per round.
 
 Per round: `{"accepted": [2, 0, ...]}` (draft tokens) or `{"accept_lengths": [3, 1, ...]}` (draft tokens and the
 target's own one), or a bare list of which `bonus` says what it counts. Optional: question_id, request_id or id;
-category.
-
-Per position, as replay traces have it: `{"prompt_token_ids": [...], "generated_token_ids": [...], "acc_NAME":
-{"acc_len": [...]}}`. acc_len[t] is the number of tokens that a round starting at token t would commit at most, the
-target's own included, so such a round accepts min(acc_len[t] - 1, gamma). The text is walked from round to round
-(THEORY 4.7); an average over all positions is another quantity, because rounds start right after rejections. Token ids
-are not needed; where they stand beside the lengths they may come from another run.
+category. A first entry that stands for the prefill is left out.
 """
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from specdec.errors import UsageError
+from specdec.text.lengths import LENGTHS, FirstLengths, drafters_of
+from specdec.text.lines import BadLine, Line
 
-from .imported import (
-    Choices,
-    Imported,
-    ImportedText,
-    PositionLengths,
-    PositionText,
-    counts,
-    imported,
-    mapping,
-    named,
-    needed_gamma,
-    plain_name,
-    read_lines,
-    walked,
-    within_gamma,
-)
+from .imported import Choices, Imported, ImportedText, imported
+from .positions import PositionSets
+from .reading import ForeignFile, counts, keys_of, needed_gamma, within_gamma
 
 KIND = "accepted_lengths"
-LENGTHS = "acc_len"
 FIELDS = {"accepted": False, "accept_lengths": True}  # field: True if it counts the target's own token
 NO_TIMES = "The source has no times: no speedup, no cost, and no account beyond acceptance."
+NO_LAWS = "It has no target or drafter probabilities and no context lengths of rounds."
 NO_OFFERS = (
     "It does not say what each round offered: every round is taken to have offered gamma tokens, so a drafter that "
     "proposed fewer looks as if it had been rejected."
@@ -53,89 +33,86 @@ NO_ENDS = (
 def accepted_lengths(path: Path, choices: Choices) -> list[Imported]:
     """Return the rounds of a trace, a data set for each drafter that it has lengths of.
 
-    UsageError with file and line for another form, for both forms in one file, for a length per round beyond gamma.
+    UsageError for both forms in one file, a length per round beyond gamma, a bare list without `bonus`; and for lines
+    that cannot be used, named with file and line.
     """
-    texts: list[ImportedText] = []
-    positions: dict[str, list[PositionText]] = {}
-    forms: set[str] = set()
-    for number, (where, value) in enumerate(read_lines(path), 1):
-        if isinstance(value, dict) and any(is_by_position(item) for item in value.values()):
-            forms.add("position")
-            for key, text in _by_position(where, value, number, choices.field).items():
-                positions.setdefault(key, []).append(text)
-        else:
-            forms.add("round")
-            texts.append(_listed(where, value, number, needed_gamma(choices), choices.bonus))
+    file, positions, rounds = ForeignFile(path, choices), PositionSets(), _Rounds(choices)
+    forms: set[bool] = set()
+    for line in file.lines():
+        with file.line():
+            by_position = bool(drafters_of(line.value))
+            if by_position:
+                positions.add(line, file, choices.field)
+            else:
+                rounds.add(line, file)
+            forms.add(by_position)
         if len(forms) > 1:
-            raise UsageError(f"{where}: lines per round and lines per position are mixed in one file.")
-    notes = [NO_TIMES, "It has no target or drafter probabilities and no context lengths of rounds: no alpha.text."]
-    if forms != {"position"}:
-        return [imported(path, KIND, needed_gamma(choices), texts, [*notes, NO_OFFERS, NO_ENDS])]
-    return [_positions(path, key, found, choices, notes, len(positions) > 1) for key, found in positions.items()]
+            raise UsageError(f"{line.where}: lines per round and lines per position are mixed in one file.")
+    notes = [NO_TIMES, NO_LAWS, *file.settled()]
+    made = positions.made(path, KIND, choices, notes) if forms == {True} else [rounds.made(path, notes)]
+    if not made:
+        raise UsageError(f"{path} has no round: nothing was ever drafted in it.")
+    return made
 
 
-def _positions(
-    path: Path, key: str, texts: Sequence[PositionText], choices: Choices, notes: Sequence[str], several: bool
-) -> Imported:
-    """Make the data set of one drafter, walked at the gamma that was given or else at the longest offer."""
-    longest = max((int(text.lengths.max()) - 1 for text in texts if len(text.lengths)), default=0)
-    gamma = choices.gamma or max(1, longest)
-    said = [
-        *notes,
-        "Lengths are per position: rounds were made by walking each text from round to round at this gamma.",
-    ]
-    if longest < gamma:
-        said.append(
-            f"No recorded length accepts more than {longest} draft tokens: if the drafter was never asked for "
-            f"more, rounds at gamma {gamma} that look like rejections were cut by the recording."
-        )
-    lengths = PositionLengths(tuple(texts), longest)
-    rounds = [walked(text, gamma) for text in texts]
-    name = f"{plain_name(path)}: {key}" if several else None
-    return imported(path, KIND, gamma, rounds, said, name=name, by_position=lengths)
+def recognises(value: Any) -> bool:
+    """Return whether the first value of a file is of this kind."""
+    if isinstance(value, dict):
+        return bool(drafters_of(value)) or any(field in value for field in FIELDS)
+    return isinstance(value, list)
 
 
-def _listed(where: str, value: Any, number: int, gamma: int, bonus: bool | None) -> ImportedText:
-    name, category = f"line {number}", ""
-    if isinstance(value, list):
-        if bonus is None:
-            raise UsageError(
-                f"{where}: a bare list does not say whether it counts the target's own token: add --bonus included "
-                "or --bonus excluded."
-            )
-        label, lengths, counted = "the list", value, bonus
-    else:
-        values = mapping(where, value)
-        present = [key for key in FIELDS if key in values]
+class _Rounds:
+    """The texts of a file of lengths per round, while it is read."""
+
+    def __init__(self, choices: Choices) -> None:
+        self._choices = choices
+        self._texts: list[tuple[str, str, list[int]]] = []  # lengths with the target's own token
+        self._firsts = FirstLengths()
+
+    def add(self, line: Line, file: ForeignFile) -> None:
+        gamma, (label, lengths, counted) = needed_gamma(self._choices), self._listed(line)
+        found = counts(line.where, label, lengths, least=int(counted), first=0)
+        values = line.value if isinstance(line.value, dict) else {}
+        prompt = values.get("prompt_token_ids")
+        tokens = len(prompt) if isinstance(prompt, list) else None
+        lengths = [length + (not counted) for length in found]
+        self._firsts.add(lengths, tokens)
+        placed = tokens is not None and lengths[:1] == [tokens]
+        within_gamma(line.where, [length - 1 for length in lengths[placed:]], gamma)
+        self._texts.append((*file.named(values, line.number), lengths))
+
+    def _listed(self, line: Line) -> tuple[str, Any, bool]:
+        """Return what a line's lengths are called, the lengths, and whether they count the target's own token."""
+        where, _, value = line
+        bonus = self._choices.bonus
+        if isinstance(value, list):
+            if bonus is None:
+                raise UsageError(
+                    f"{where}: a bare list does not say whether it counts the target's own token: add --bonus included "
+                    "or --bonus excluded."
+                )
+            return "the list", value, bonus
+        present = [key for key in FIELDS if key in value] if isinstance(value, dict) else []
         if len(present) != 1:
-            raise UsageError(
-                f"{where}: one of the fields {', '.join(FIELDS)}, or generated_token_ids with acc_NAME.acc_len, is "
-                f"expected; the line has {', '.join(sorted(values)) or 'none'}."
+            has = f"the line has {keys_of(value)}" if isinstance(value, dict) else f"found a {type(value).__name__}"
+            raise BadLine(
+                f"{where}: one of the fields {', '.join(FIELDS)}, or NAME with {LENGTHS} below it, is expected; {has}."
             )
         (label,) = present
-        lengths, counted = values[label], FIELDS[label] if bonus is None else bonus
-        name, category = named(values, number)
-    accepted = [length - counted for length in counts(where, label, lengths, least=int(counted))]
-    within_gamma(where, accepted, gamma)
-    return ImportedText(name, category, accepted, [gamma] * len(accepted))
+        return label, value[label], FIELDS[label] if bonus is None else bonus
 
-
-def is_by_position(item: Any) -> bool:
-    """Return whether a field of a line has lengths by position."""
-    return isinstance(item, dict) and LENGTHS in item
-
-
-def _by_position(where: str, values: dict[str, Any], number: int, field: str | None) -> dict[str, PositionText]:
-    """Return the lengths of a line by the drafter's field: all of them, or the chosen one."""
-    found = [key for key, item in values.items() if is_by_position(item)]
-    if field is not None and field not in found:
-        raise UsageError(f"{where}: no {field}.{LENGTHS}; the line has {', '.join(found)}.")
-    prompt = values.get("prompt_token_ids")
-    context = len(prompt) or None if isinstance(prompt, list) else None
-    name, category = named(values, number)
-    ended = values.get("finish") == "end_token"
-    texts = {}
-    for key in found if field is None else [field]:
-        lengths = np.array(counts(where, f"{key}.{LENGTHS}", values[key][LENGTHS], least=1), dtype=np.int32)
-        texts[key] = PositionText(name, category, 0, lengths, context, ended)
-    return texts
+    def made(self, path: Path, notes: list[str]) -> Imported:
+        gamma, placeholders = needed_gamma(self._choices), self._firsts.are_placeholders
+        texts = []
+        for name, category, lengths in self._texts:
+            accepted = [length - 1 for length in lengths[placeholders or lengths[:1] == [0] :]]
+            within_gamma(f"{path} ({name})", accepted, gamma)
+            texts.append(ImportedText(name, category, accepted, [gamma] * len(accepted)))
+        said = [NO_OFFERS, NO_ENDS]
+        if placeholders:
+            said.append(
+                f"The first entry of every text stands for the token that the prefill gives, not for a round: "
+                f"{self._firsts.texts:,} entries are left out."
+            )
+        return imported(path, KIND, gamma, texts, [*notes, *said])

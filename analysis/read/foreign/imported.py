@@ -1,11 +1,10 @@
-"""Rounds tables made of foreign files: the pieces that every importer shares.
+"""Rounds tables made of foreign files: what an importer gives, and how its texts become tables.
 
 A source says less than a run of ours. `Imported.notes` say what it does not contain; seconds and sizes that nobody
 recorded are NaN, never zero, and no statistic uses them.
 """
 
-import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import nan
 from pathlib import Path
@@ -15,8 +14,14 @@ import numpy as np
 import pandas as pd
 
 from specdec.errors import UsageError
+from specdec.text.lines import printable
 
 from ...rounds import COLUMNS, SECONDS, check_rounds
+
+ONLY_SUMS = (
+    "It has sums of tokens and rounds only: tokens per round, but not which lengths were accepted. So there is no "
+    "alpha of its own, no test of the i.i.d. model and no prediction for another gamma."
+)
 
 
 @dataclass(frozen=True)
@@ -77,11 +82,13 @@ class Imported:
     """Foreign rounds of one data set and one drafter, with what is known about them.
 
     Attributes:
-        rounds: `analysis.rounds.COLUMNS`; NaN in columns that the source does not have.
+        rounds: `analysis.rounds.COLUMNS`; NaN in columns that the source does not have. No line at all where the source
+            has sums over rounds only (`totals_only`).
         notes: sentences on what the source does not contain and what was assumed.
         has_times: True if `texts` has seconds.
         ordered: True if the order of a text's rounds is known; without it no analysis may look at neighbours.
-        texts: one line per text: prompt, category, repeat, tokens, seconds (of the whole text, prefill included).
+        texts: one line per text: prompt, category, repeat, tokens, rounds, seconds (of the whole text, prefill
+            included).
         name: what tells it apart from others in one report: the file's name, with the drafter's where the file has
             several.
         by_position: lengths by position, where the source has them; `rounds` are then walked at `gamma`.
@@ -97,6 +104,11 @@ class Imported:
     texts: pd.DataFrame
     name: str
     by_position: PositionLengths | None = None
+
+    @property
+    def totals_only(self) -> bool:
+        """Whether the source has no single rounds: tokens and rounds of whole texts are all that it says."""
+        return self.rounds.empty
 
     def at(self, gamma: int) -> "Imported":
         """Return the same data set walked at another gamma. ValueError if lengths are not by position."""
@@ -149,14 +161,41 @@ def imported(
     table = pd.DataFrame([[getattr(text, name) for name in columns] for text in texts], columns=columns)
     committed = [int(_committed(text).sum()) for text in texts]
     table["tokens"] = table["tokens"].fillna(pd.Series(committed)).astype(int)
+    table.insert(4, "rounds", [len(text.accepted) for text in texts])
     has_times = bool(table["seconds"].notna().all())
     known = name or plain_name(path)
     return Imported(str(path), kind, gamma, rounds, tuple(notes), has_times, ordered, table, known, by_position)
 
 
+@dataclass(frozen=True)
+class TextTotals:
+    """The sums of one text, where a source has nothing else; `rounds` may be a quotient of printed figures."""
+
+    prompt: str
+    category: str
+    repeat: int
+    tokens: float
+    rounds: float
+    seconds: float
+
+
+def totals(
+    path: Path, kind: str, gamma: int, texts: Sequence[TextTotals], notes: Sequence[str], name: str | None = None
+) -> Imported:
+    """Make a data set of sums over rounds. UsageError if there is no round at all."""
+    table = pd.DataFrame(texts, columns=["prompt", "category", "repeat", "tokens", "rounds", "seconds"])
+    if not table["rounds"].sum() > 0:
+        raise UsageError(f"{path} has no round: nothing was ever drafted in it.")
+    has_times = bool(table["seconds"].notna().all())
+    none = pd.DataFrame(columns=list(COLUMNS))
+    return Imported(
+        str(path), kind, gamma, none, (ONLY_SUMS, *notes), has_times, False, table, name or plain_name(path)
+    )
+
+
 def plain_name(path: Path) -> str:
     """Return the name of a file without what says its form."""
-    return path.name.removesuffix(".gz").removesuffix(".jsonl")
+    return printable(path.name.removesuffix(".gz").removesuffix(".jsonl"))
 
 
 def rounds_table(texts: Sequence[ImportedText], method: str, gamma: int) -> pd.DataFrame:
@@ -229,72 +268,3 @@ def walked(text: PositionText, gamma: int) -> ImportedText:
     cut = "end_token" if text.ended else "limit"
     who = (text.prompt, text.category)
     return ImportedText(*who, accepted[at], offered[at], committed[at], cut, text.repeat, text.context)
-
-
-# Reading ------------------------------------------------------------------------------------------
-
-
-def read_lines(path: Path) -> Iterator[tuple[str, Any]]:
-    """Yield ("file:line", value) of every line of a JSONL file that is not blank. UsageError names file and line."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise UsageError(f"The file {path} does not exist.") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"The file {path} cannot be read: {error}.") from None
-    empty = True
-    for number, line in enumerate(text.split("\n"), 1):
-        if not line.strip():
-            continue
-        empty = False
-        try:
-            yield f"{path}:{number}", json.loads(line)
-        except json.JSONDecodeError as error:
-            raise UsageError(f"{path}:{number}: not JSON ({error.msg}); one JSON value per line is expected.") from None
-    if empty:
-        raise UsageError(f"The file {path} is empty.")
-
-
-def counts(where: str, name: str, value: Any, least: int = 0) -> list[int]:
-    """Return `value` as a list of whole numbers, `least` or more. UsageError names the place of the first fault."""
-    if not isinstance(value, list):
-        raise UsageError(f"{where}: {name} must be a list of whole numbers, found a {type(value).__name__}.")
-    return [count(where, f"{name}[{index}]", item, least) for index, item in enumerate(value)]
-
-
-def count(where: str, name: str, value: Any, least: int = 0) -> int:
-    """Return `value` as a whole number, `least` or more; 3.0 counts as 3. UsageError otherwise."""
-    whole = isinstance(value, (int, float)) and not isinstance(value, bool) and value == value // 1
-    if not whole or value < least:
-        raise UsageError(f"{where}: {name} must be a whole number of {least} or more, found {value!r}.")
-    return int(value)
-
-
-def mapping(where: str, value: Any) -> dict[str, Any]:
-    """Return `value` if it is an object. UsageError otherwise."""
-    if not isinstance(value, dict):
-        raise UsageError(f"{where}: an object was expected, found a {type(value).__name__}.")
-    return value
-
-
-def needed_gamma(choices: Choices) -> int:
-    """Return the gamma of a source that does not say it itself. UsageError if it was not given."""
-    if choices.gamma is None:
-        raise UsageError("--import needs --gamma, the draft tokens per round of the source, at least 1.")
-    return choices.gamma
-
-
-def within_gamma(where: str, accepted: Sequence[int], gamma: int) -> None:
-    """Raise UsageError if a round accepted more than gamma."""
-    if accepted and max(accepted) > gamma:
-        raise UsageError(
-            f"{where}: a round accepted {max(accepted)} draft tokens, more than gamma {gamma}: give the draft length "
-            f"of the source with --gamma {max(accepted)} or more."
-        )
-
-
-def named(values: dict[str, Any], number: int) -> tuple[str, str]:
-    """Return the name of a line's prompt (its question_id, request_id or id, else its number) and its category."""
-    ids = (values.get(key) for key in ("question_id", "request_id", "id"))
-    name = next((str(each) for each in ids if each is not None), f"line {number}")
-    return name, str(values.get("category") or "")
