@@ -44,7 +44,7 @@ NO_DEPTHS = "It has lengths at one gamma only: nothing predicts another one, and
 
 @dataclass(frozen=True)
 class ForeignFindings:
-    """What an imported data set says.
+    """The findings of an imported data set, and its line among others.
 
     Attributes:
         gamma: the one that the page is about.
