@@ -106,7 +106,7 @@ def foreign_findings(
         return ForeignFindings(source.name, source.kind, gamma, (origin, nothing), row)
     data = _Data(source, sums, accounts, replicates, seed)
     prediction = _prediction(data)
-    sections = [_summary(data), origin, _gap(data)]
+    sections = [_summary(data, prediction), origin, _gap(data)]
     if len(sums.tables) > 1:
         sections.append(_curves(data))
     sections += [_tests(data), _fit(data), prediction, _rounds(data)]
@@ -172,8 +172,8 @@ def _origin(source: Imported, sums: ForeignSums) -> Section:
     return Section("What the file holds, and what it does not", (size, "\n".join(f"- {note}" for note in notes)))
 
 
-def _summary(data: _Data) -> Section:
-    """Say the verdict, and whether few texts stand for most."""
+def _summary(data: _Data, prediction: Section) -> Section:
+    """Say the verdict, whether few texts stand for most, and how well the best model predicts."""
     words = [f"**{formula_verdict(data.account.gap)}**", _requests(data)]
     if not data.account.gap.alpha_of_text:
         words.append(
@@ -181,6 +181,8 @@ def _summary(data: _Data) -> Section:
             "source has no lengths by position. So the error above says how far the shape of the formula is off, not "
             "its level, and cannot be set beside that of a replay."
         )
+    if prediction.tables:
+        words.append(prediction.text[0])
     return Section("Summary", tuple(words))
 
 
