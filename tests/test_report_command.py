@@ -108,7 +108,7 @@ def test_foreign_results_are_reported_without_any_run(command, tmp_path):
     assert code == 0, error
     markdown = (tmp_path / "report" / "report.md").read_text(encoding="utf-8")
     assert "## Foreign results" in markdown and "no speedup" in markdown
-    assert "### Acceptance" in markdown and "### Tests of the capped-geometric model" in markdown
+    assert "### Summary" in markdown and "### Is acceptance independent and the same everywhere?" in markdown
 
 
 BAD = [

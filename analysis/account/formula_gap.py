@@ -17,7 +17,7 @@ from ..sums import interval
 from .gap_account import Account
 
 FORMULA_ERRORS = ("tokens_error", "speedup_error")  # intervals of an account, by gamma in `summary.json`
-SLACK = 1e-9  # errors below are equality
+NEGLIGIBLE = 5e-4  # errors below would be printed as 0.0%: sure or not, they are none
 CAUSES = {  # factors between the formula's tokens per round and the measured ones
     "offered": "fewer tokens offered than gamma",
     "dependence": "dependence between positions and differences between texts",
@@ -72,8 +72,10 @@ def formula_verdict(gap: FormulaGap) -> str:
     )
     if not gap.error.known:
         return f"{said}. Without an interval no difference can be called real."
-    if gap.error.contains(0.0, SLACK):
+    if gap.error.contains(0.0):
         return f"{said}, no more than chance."
+    if abs(gap.error.estimate) < NEGLIGIBLE:
+        return f"{said}: the formula is right, whatever it rests on."
     lost = {name: value for name, value in gap.factors.items() if (value.estimate < 1) == (gap.error.estimate > 0)}
     verb = "over-predicts" if gap.error.estimate > 0 else "under-predicts"
     said += f": the formula {verb}, by more than chance"
@@ -99,7 +101,8 @@ def curve_verdict(table: pd.DataFrame, quantity: str) -> str:
     tested = known.dropna(subset=["error_low", "error_high"])
     if tested.empty:
         return f"Without intervals no difference can be called real; the formula's largest error is {size}."
-    over, under = tested[tested["error_low"] > SLACK], tested[tested["error_high"] < -SLACK]
+    missed = tested["error"].abs() >= NEGLIGIBLE
+    over, under = (tested[missed & sign] for sign in (tested["error_low"] > 0, tested["error_high"] < 0))
     mean = known["error"].mean()
     if over.empty and under.empty:
         return (
@@ -113,8 +116,8 @@ def curve_verdict(table: pd.DataFrame, quantity: str) -> str:
     ]
     average = f", {mean:+.1%} in the mean over {len(known)} gammas" if len(known) > 1 else ""
     return (
-        f"Against the measured {quantity} the textbook formula {' and '.join(sides)}, by more than chance; its error is "
-        f"{size} at most{average}."
+        f"Against the measured {quantity} the textbook formula {' and '.join(sides)}, by more than chance; its error "
+        f"is {size} at most{average}."
     )
 
 

@@ -44,7 +44,7 @@ NO_DEPTHS = "It has lengths at one gamma only: nothing predicts another one, and
 
 @dataclass(frozen=True)
 class ForeignFindings:
-    """What an imported data set says.
+    """The findings of an imported data set, and its line among others.
 
     Attributes:
         gamma: the one that the page is about.
@@ -106,7 +106,7 @@ def foreign_findings(
         return ForeignFindings(source.name, source.kind, gamma, (origin, nothing), row)
     data = _Data(source, sums, accounts, replicates, seed)
     prediction = _prediction(data)
-    sections = [_summary(data), origin, _gap(data)]
+    sections = [_summary(data, prediction), origin, _gap(data)]
     if len(sums.tables) > 1:
         sections.append(_curves(data))
     sections += [_tests(data), _fit(data), prediction, _rounds(data)]
@@ -172,8 +172,8 @@ def _origin(source: Imported, sums: ForeignSums) -> Section:
     return Section("What the file holds, and what it does not", (size, "\n".join(f"- {note}" for note in notes)))
 
 
-def _summary(data: _Data) -> Section:
-    """Say the verdict, and whether few texts stand for most."""
+def _summary(data: _Data, prediction: Section) -> Section:
+    """Say the verdict, whether few texts stand for most, and how well the best model predicts."""
     words = [f"**{formula_verdict(data.account.gap)}**", _requests(data)]
     if not data.account.gap.alpha_of_text:
         words.append(
@@ -181,6 +181,8 @@ def _summary(data: _Data) -> Section:
             "source has no lengths by position. So the error above says how far the shape of the formula is off, not "
             "its level, and cannot be set beside that of a replay."
         )
+    if prediction.tables:
+        words.append(prediction.text[0])
     return Section("Summary", tuple(words))
 
 
@@ -250,15 +252,15 @@ def _curves(data: _Data) -> Section:
     lines: dict[str, dict[int, float]] = {
         "capped_geometric": {},
         "each text at its own alpha": {},
-        "agreement along": {},
+        "agreement along the text": {},
     }
-    rows, points = [], []
+    rows, points, factors = [], [], []
     for gamma, account in data.accounts.items():
         values, gap = account.values, account.gap
         start = gap.omega * values["offered"].estimate
         lines["capped_geometric"][gamma] = gap.omega
         lines["each text at its own alpha"][gamma] = start * values["texts"].estimate
-        lines["agreement along"][gamma] = start * values["texts"].estimate * values["along"].estimate
+        lines["agreement along the text"][gamma] = start * values["texts"].estimate * values["along"].estimate
         error = {"error": gap.error.estimate, "error_low": gap.error.low, "error_high": gap.error.high}
         points.append({"gamma": gamma, "value": gap.measured.estimate, **gap.measured.bounds, **error})
         rows.append(
@@ -268,9 +270,10 @@ def _curves(data: _Data) -> Section:
                 "mean over requests": f"{values['requests_mean']:.3f}",
                 "textbook formula": f"{gap.omega:.3f}",
                 "its error (paired)": f"{gap.error:+.1%}",
-                **{name: f"{value.estimate:.3f}" for name, value in account.steps.items() if name != "omega"},
             }
         )
+        steps = {name: f"{value.estimate:.3f}" for name, value in account.steps.items()}
+        factors.append({"gamma": str(gamma), **steps, "measured": f"{gap.measured.estimate:.3f}"})
     table = pd.DataFrame(points)
     figure = run_figures.curve(
         table,
@@ -279,13 +282,13 @@ def _curves(data: _Data) -> Section:
         basis=run_figures.Basis(len(data.sums.tables[data.gamma]), 0, data.account.gap.alpha),
         primary_gamma=data.gamma,
     )
-    caption = (
-        "Every gamma (* is the one of this page): measured, the formula, and the factors from it to the measurement"
-    )
     return Section(
         "Curves over gamma",
         (curve_verdict(table, "tokens per round"),),
-        ((caption, pd.DataFrame(rows)),),
+        (
+            ("Every gamma (* is the one of this page), with 95% prompt-bootstrap intervals", pd.DataFrame(rows)),
+            ("Factors from the formula (omega) to the measurement, at every gamma", pd.DataFrame(factors)),
+        ),
         (("curve_tokens_per_round", figure),),
     )
 

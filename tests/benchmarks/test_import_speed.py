@@ -1,9 +1,9 @@
-"""The page of an imported trace of a million tokens: every gamma to 15, predictions included, in four minutes of one core
-and a gigabyte.
+"""The page of an imported trace of a million tokens, every gamma to 15 and predictions included: four minutes of one
+core and a gigabyte.
 
-Run by hand: `python -m pytest -n 0 -m benchmark tests/benchmarks/test_import_speed.py`. The texts are public-domain books
-in the folder that SPECDEC_TEXTS names (`*.txt.gz`, with GPT-2's `encoder.json` and `vocab.bpe` in SPECDEC_GPT2); without
-them there is nothing to measure. Lengths are those of our own drafters, recorded at every position of the text.
+Run by hand: `python -m pytest -n 0 -m benchmark tests/benchmarks/test_import_speed.py`. The texts are public-domain
+books in the folder that SPECDEC_TEXTS names (`*.txt.gz`), read with GPT-2's `encoder.json` and `vocab.bpe` in
+SPECDEC_GPT2; without them there is nothing to measure. Lengths are those of our own drafters at every position.
 """
 
 import gzip
@@ -87,10 +87,9 @@ def test_a_million_tokens_in_four_minutes_and_a_gigabyte(name, books, group_valu
             }
             file.write(json.dumps(line) + "\n")
     began = time.perf_counter()
+    alone = {**os.environ, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-c", MEASURED, "--import", "accepted_lengths", str(trace), "--out", str(tmp_path)]
-    ended = subprocess.run(
-        command, capture_output=True, text=True, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
-    )
+    ended = subprocess.run(command, capture_output=True, text=True, check=True, env=alone)
     seconds, peak = map(float, ended.stdout.splitlines()[-1].split())
     log_figure(
         what="page of an imported trace",

@@ -1,7 +1,6 @@
 """Foreign files into the rounds table: small ones made by hand, whose answers are known."""
 
 import json
-from math import isnan
 
 import numpy as np
 import pytest
@@ -173,10 +172,6 @@ def test_vllm_totals_are_counts_without_order(write, metrics):
     assert estimate_alpha(source.rounds).alpha == pytest.approx(10 / 19)  # K = 10, R = 9
     assert not source.ordered
     assert any("impossible" in note for note in source.notes)
-    tests = foreign_sections(source)[2].tables[0][1].set_index("question")
-    assert isnan(tests.loc["neighbouring rounds are alike", "p"])
-    assert tests.loc["neighbouring rounds are alike", "why not"] == "the source has no order of rounds"
-    assert "markov" not in set(foreign_sections(source)[3].tables[0][1]["model"])
 
 
 def test_vllm_shorter_drafts_and_silent_requests_are_said(write):
@@ -267,16 +262,3 @@ def test_bad_lines_are_one_sentence_with_file_and_line(write, kind, lines, says)
 def test_a_file_that_is_not_there_is_said(tmp_path):
     with pytest.raises(UsageError, match=r"gone\.jsonl does not exist"):
         vllm(tmp_path / "gone.jsonl", 4)
-
-
-def test_one_prompt_has_no_interval_and_no_test_passes_silently(write):
-    sections = foreign_sections(accepted_lengths(write({"accepted": d1()}), 4))
-    text = " ".join(sections[1].text)
-    assert "one prompt has no interval" in text
-    assert sections[0].text[1].startswith("- ")
-
-
-@pytest.mark.parametrize("lengths", [[4, 4, 4], [0, 0, 0]], ids=["all full", "none accepted"])
-def test_data_without_a_spread_still_make_every_section(write, lengths):
-    sections = foreign_sections(accepted_lengths(write({"accepted": lengths}, {"accepted": lengths[:2]}), 4))
-    assert len(sections) == 4
