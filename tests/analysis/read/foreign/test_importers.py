@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from specdec.analysis.acceptance.estimates import estimate_alpha, hazards
-from specdec.analysis.read.foreign.imported import Choices, PositionLengths, PositionText, walked
+from specdec.analysis.read.foreign.imported import ImportChoices, PositionLengths, PositionText, walked
 from specdec.analysis.read.foreign.importers import IMPORTERS
 from specdec.analysis.read.foreign.spec_bench import spec_bench_times
 from specdec.analysis.rounds import COLUMNS
@@ -16,7 +16,7 @@ from specdec.errors import UsageError
 
 def read(kind, path, gamma=None, **choices):
     """The only data set of a file."""
-    (source,) = IMPORTERS[kind](path, Choices(gamma, **choices))
+    (source,) = IMPORTERS[kind](path, ImportChoices(gamma, **choices))
     return source
 
 
