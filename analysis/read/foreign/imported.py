@@ -210,7 +210,7 @@ def rounds_table(texts: Sequence[ImportedText], method: str, gamma: int) -> pd.D
     def spread(values: Sequence[Any], kind: type = object) -> np.ndarray:
         return np.repeat(np.array(values, dtype=kind), sizes)
 
-    rounds = pd.DataFrame(
+    rounds = pd.DataFrame(  # in the order of COLUMNS
         {
             "cell": "imported",
             "method": method,
@@ -232,8 +232,9 @@ def rounds_table(texts: Sequence[ImportedText], method: str, gamma: int) -> pd.D
             "rank": 0,
             "beta": [[]] * sum(sizes),
             **dict.fromkeys(SECONDS, nan),
-        }
-    )[list(COLUMNS)]
+        },
+        copy=False,
+    )
     check_rounds(rounds)
     return rounds
 
