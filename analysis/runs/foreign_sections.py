@@ -344,6 +344,7 @@ def _prediction(data: _Data) -> Section:
         data.replicates,
         REFITS,
         data.seed,
+        totals=data.sums.totals(),
     )
 
 
