@@ -23,4 +23,5 @@ class RecordedPrompts(PromptSource):
         recorded, name = open_recording(self.config, "prompts"), self.config.name
         entries = [Entry(f"{name}/{each.id}", each.category, tokens=each.prompt) for each in recorded.streams]
         provenance = {"path": str(self.config.path), "sha256": recorded.sha256}
-        return SourceContent(entries, provenance, recorded.left_out)
+        left_out = {reason: dict(counts) for reason, counts in recorded.left_out.items()}
+        return SourceContent(entries, provenance, left_out)

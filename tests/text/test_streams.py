@@ -6,7 +6,15 @@ import json
 import pytest
 
 from specdec.errors import UsageError
-from specdec.text.streams import Recording, Stream, open_recording, read_streams, write_streams
+from specdec.text.streams import (
+    Recording,
+    Stream,
+    fitting_lengths,
+    open_recording,
+    read_streams,
+    streams_of,
+    write_streams,
+)
 
 STREAMS = [
     Stream("a", "math", (1, 2), (3, 4, 5), {"acc_eagle": (2, 1, 1), "acc_lookup": (1, 3, 1)}),
@@ -97,6 +105,54 @@ def test_a_fault_is_named_with_its_line(tmp_path, second, sentence):
     with pytest.raises(UsageError, match=sentence) as fault:
         read_streams(path, vocab_size=10, key="drafter.path", context_length=100)
     assert str(fault.value).startswith(f"{path}:2: ")
+
+
+def test_all_bad_lines_are_named_at_once_or_left_out(tmp_path):
+    path = lines(tmp_path / "x.jsonl", {"id": 1}, record(id="a"), 7, record((5,), id="b", category=3), record((6,)))
+    with pytest.raises(UsageError) as fault:
+        read_streams(path, key="target.path")
+    for number in (1, 3, 4):
+        assert f"{path}:{number}: " in str(fault.value)
+    assert str(fault.value).endswith("leave these 3 lines out with target.skip_bad=true.")
+    recorded = open_recording(recording(path, skip_bad=True), "target")
+    assert [stream.id for stream in recorded.streams] == ["a", "line 5"]
+    assert recorded.left_out == {"bad_line": {"recorded": 3}}
+    assert recorded.notes[0].startswith("3 bad lines are left out: ")
+
+
+def test_empty_outputs_are_left_out_and_counted(tmp_path):
+    path = lines(tmp_path / "x.jsonl", record(generated=(), category="m"), record((5,)))
+    recorded = open_recording(recording(path), "target")
+    assert [stream.prompt for stream in recorded.streams] == [(5,)]
+    assert recorded.left_out == {"empty_output": {"m": 1}}
+    assert recorded.notes == ("1 outputs without a token are left out.",)
+    with pytest.raises(UsageError, match="holds no recorded stream"):
+        read_streams(lines(path, record(generated=())))
+
+
+OTHER_RUN = {"acc_x": {"acc_len": [1, 2, 1, 1]}, "acc_y": {"acc_len": "?"}}
+
+
+def test_lengths_that_nothing_uses_are_not_looked_at(tmp_path):
+    path = lines(tmp_path / "x.jsonl", record(**OTHER_RUN), record((5,), acc_x={"acc_len": [3.0, 1]}))
+    first, second = read_streams(path)
+    assert set(first.accepted_lengths) == {"acc_x", "acc_y"}
+    with pytest.raises(UsageError, match=r"x.jsonl:1: acc_x.acc_len has 4 entries for 2 .*target.skip_bad=true"):
+        streams_of(path, key="target.path", lengths="acc_x")
+    read = streams_of(path, key="target.path", lengths="acc_x", skip_bad=True)
+    assert [stream.prompt for stream in read.streams] == [(5,)]
+    assert read.left_out == {"bad_line": {"recorded": 1}}
+    assert len(streams_of(path, lengths="acc_z").streams) == 2  # lengths of another file, as drafter.path may name
+
+
+def test_fitting_lengths_are_checked_and_begin_with_a_one(tmp_path):
+    path = lines(tmp_path / "x.jsonl", record(acc_x={"acc_len": [0, 2.0]}), record((5,), acc_x={"acc_len": [0, 1]}))
+    streams, (note,) = fitting_lengths(read_streams(path), "acc_x", None)
+    assert [stream.accepted_lengths for stream in streams] == [{"acc_x": (1, 2)}, {"acc_x": (1, 1)}]
+    assert "the token that the prefill gives" in note
+    lines(path, record(acc_x={"acc_len": [1, 2]}), record((5,), acc_x={"acc_len": [2]}), record((6,)))
+    with pytest.raises(UsageError, match=r":2: acc_x.acc_len has 1 entries for 2 .*; .*:3: no acc_x.acc_len, which"):
+        fitting_lengths(read_streams(path), "acc_x", None)
 
 
 def test_files_that_are_none(tmp_path):

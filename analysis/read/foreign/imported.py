@@ -107,7 +107,7 @@ class Imported:
 
     @property
     def totals_only(self) -> bool:
-        """Whether the source has no single rounds: tokens and rounds of whole texts are all that it says."""
+        """True where the source has no single rounds: tokens and rounds of whole texts are all that it says."""
         return self.rounds.empty
 
     def at(self, gamma: int) -> "Imported":
@@ -252,7 +252,7 @@ def walked(text: PositionText, gamma: int) -> ImportedText:
     offers more than the text can still hold beside the target's own token.
 
     Beyond an end token drafts go on, so a round that accepts the end token itself is cut: it commits no token of the
-    target and is no rejection (THEORY 4.7).
+    target and is no rejection (theory.md 4.7).
     """
     size = len(text.lengths)
     left = np.arange(size, 0, -1)  # tokens from each position on

@@ -3,7 +3,7 @@
 `{"acc_NAME": {"acc_len": [...]}}`, each a drafter and a data set of its own.
 
 acc_len[t] is the number of tokens that a round starting at token t would commit at most, the target's own included, so
-such a round accepts min(acc_len[t] - 1, gamma). The text is walked from round to round (THEORY 4.7); an average over
+such a round accepts min(acc_len[t] - 1, gamma). The text is walked from round to round (theory.md 4.7); an average over
 all positions is another quantity, because rounds start right after rejections. acc_len[0] stands for the token of the
 prefill. Token ids are not needed; where they stand beside the lengths they may come from another run.
 """
@@ -34,20 +34,20 @@ class PositionSets:
         found = drafters_of(values)
         if field is not None and field not in found:
             raise BadLine(f"{line.where}: no {field}.{LENGTHS}; the line has {', '.join(found)}.")
-        name, category = file.named(values, line.number)
         prompt = values.get("prompt_token_ids")
         context = len(prompt) or None if isinstance(prompt, list) else None
+        ended = values.get("finish") == "end_token"
+        read: dict[str, tuple[int, ...]] = {}
         for key in found if field is None else [field]:
             with file.line():
-                lengths = lengths_by_position(line.where, key, values[key][LENGTHS])
-                if not lengths:
-                    file.empty += 1
-                    continue
-                self._firsts.setdefault(key, FirstLengths()).add(lengths, context)
-                ended = values.get("finish") == "end_token"
-                array = np.array(lengths, dtype=np.int32)
-                text = PositionText(name, category, 0, array, context, ended)
-                self._texts.setdefault(key, []).append(text)
+                read[key] = lengths_by_position(line.where, key, values[key][LENGTHS])
+        file.empty += sum(not lengths for lengths in read.values())
+        read = {key: lengths for key, lengths in read.items() if lengths}
+        who = file.named(values, line.number) if read else ("", "")
+        for key, lengths in read.items():
+            self._firsts.setdefault(key, FirstLengths()).add(lengths, context)
+            text = PositionText(*who, 0, np.array(lengths, dtype=np.int32), context, ended)
+            self._texts.setdefault(key, []).append(text)
 
     def made(self, path: Path, kind: str, choices: Choices, notes: list[str]) -> list[Imported]:
         """Return one data set for each drafter, walked at the given gamma or else at its longest length."""

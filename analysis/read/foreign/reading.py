@@ -16,6 +16,7 @@ from .imported import Choices
 
 IDS = ("question_id", "request_id", "id")
 OPTION = "--skip-bad"
+MOST_COUNTED = 2**53  # beyond it a floating-point counter no longer counts
 MOST_ROUNDS = 10_000_000  # of one text: beyond it a count is taken for a fault
 
 
@@ -69,7 +70,7 @@ def counts(where: str, name: str, value: Any, least: int = 0, first: int | None 
 def count(where: str, name: str, value: Any, least: int = 0) -> int:
     """Return `value` as a whole number, `least` or more; 3.0 counts as 3. BadLine otherwise."""
     number = whole(value)
-    if number is None or number < least:
+    if number is None or not least <= number <= MOST_COUNTED:
         raise BadLine(f"{where}: {name} must be a whole number of {least} or more, found {value!r:.40}.")
     return number
 

@@ -6,7 +6,6 @@ turn, counted from 0 by some methods). Rounds are whole: these loops look for th
 """
 
 from collections.abc import Mapping
-from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -111,7 +110,7 @@ def per_turn(where: str, choice: Mapping[str, Any]) -> tuple[list[int], list[flo
 
 
 def _is_time(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < 1e18 and isfinite(value)
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < 1e12
 
 
 # Lengths with the target's own token, tokens and seconds of each turn, and the steps that the file counts in each.

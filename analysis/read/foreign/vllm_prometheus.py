@@ -9,7 +9,6 @@ difference between its last and its first one.
 
 import re
 from collections import defaultdict
-from math import isfinite
 from pathlib import Path
 
 from specdec.errors import UsageError
@@ -17,7 +16,7 @@ from specdec.text.lines import BadLine, decoded, file_lines, printable
 
 from .accepted_lengths import NO_ENDS, NO_TIMES
 from .imported import Choices, Imported, ImportedText, imported, plain_name
-from .reading import ForeignFile, within_gamma
+from .reading import MOST_COUNTED, ForeignFile, within_gamma
 from .vllm import NO_SILENT, SAME_OFFER, UNORDERED, RequestRounds, filled, histogram_of, short_notes
 
 KIND = "vllm_prometheus"
@@ -88,7 +87,7 @@ def _sample(where: str, text: str) -> tuple[Series, float]:
         value = float(found[3]) if found else -1.0
     except ValueError:
         value = -1.0
-    if found is None or not isfinite(value) or value < 0:
+    if found is None or not 0 <= value <= MOST_COUNTED:
         raise BadLine(f"{where}: no sample of a counter (NAME{{LABELS}} NUMBER): {text!r:.80}.")
     return (found[1], tuple(sorted(LABEL.findall(found[2] or "")))), value
 
