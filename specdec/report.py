@@ -85,13 +85,13 @@ def report(arguments: Sequence[str]) -> list[Path]:
         how = "simulated" if all(run.simulated for run in runs) else "measured"
         chapters += run_chapters(runs, notes)
     if options.imports:
-        from specdec.analysis.read.foreign.imported import Choices
+        from specdec.analysis.read.foreign.imported import ImportChoices
         from specdec.analysis.read.foreign.importers import IMPORTERS
         from specdec.analysis.read.foreign.spec_bench import spec_bench_times
 
         baseline = None if options.baseline is None else spec_bench_times(options.baseline, options.skip_bad)
         bonus = None if options.bonus is None else options.bonus == "included"
-        choices = Choices(options.gamma, bonus, options.field, options.skip_bad)
+        choices = ImportChoices(options.gamma, bonus, options.field, options.skip_bad)
         sources = [source for kind, file in options.imports for source in IMPORTERS[kind](Path(file), choices)]
         chapters += foreign_chapters(sources, baseline, REPLICATES)
     title = f"Speculative decoding: {how}, explained" if options.runs else "Speculative decoding: foreign results"

@@ -12,7 +12,7 @@ from specdec.analysis.account.formula_gap import account_gap, formula_verdict
 from specdec.analysis.account.run_account import account_of
 from specdec.analysis.pages.report_chapters import run_chapters
 from specdec.analysis.read.foreign.accepted_lengths import accepted_lengths
-from specdec.analysis.read.foreign.imported import Choices
+from specdec.analysis.read.foreign.imported import ImportChoices
 from specdec.analysis.read.runs import open_folder
 from specdec.analysis.runs import foreign_sections
 from specdec.analysis.runs.foreign_sections import foreign_findings
@@ -51,7 +51,7 @@ def replayed(command, trace, tmp_path):
 @pytest.mark.slow
 def test_a_replay_and_an_import_of_one_file_say_the_same(replayed, trace, monkeypatch):
     monkeypatch.setattr(foreign_sections, "REFITS", 5)
-    (source,) = accepted_lengths(trace, Choices(gamma=GAMMA))
+    (source,) = accepted_lengths(trace, ImportChoices(gamma=GAMMA))
     imported = foreign_findings(source, replicates=200)
     sentence = formula_verdict(account_gap(account_of(replayed)))
     assert imported.sections[0].text[0] == f"**{sentence}**"

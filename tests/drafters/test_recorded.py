@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from specdec.analysis.read.foreign.imported import Choices, PositionText, walked
+from specdec.analysis.read.foreign.imported import ImportChoices, PositionText, walked
 from specdec.analysis.read.foreign.importers import IMPORTERS
 from specdec.drafters import drafters
 from specdec.errors import UsageError
@@ -158,7 +158,7 @@ def test_import_and_replay_of_one_file_take_the_same_rounds(tmp_path, group_valu
     content = b"\xef\xbb\xbf" + "".join(json.dumps(record) + "\n" for record in records).encode()
     path = tmp_path / "trace.jsonl"
     path.write_bytes(gzip.compress(content) if packed else content)
-    (source,) = IMPORTERS["accepted_lengths"](path, Choices(gamma=4, field="acc_eagle"))
+    (source,) = IMPORTERS["accepted_lengths"](path, ImportChoices(gamma=4, field="acc_eagle"))
     target = targets.build(group_values("target", "replay", path=str(path)), sampling=sampling(temperature=0.0))
     drafter = build(group_values, target)
     structure = structures.build({"name": "chain", "gamma": 4})

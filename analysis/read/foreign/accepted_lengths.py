@@ -12,7 +12,7 @@ from specdec.errors import UsageError
 from specdec.text.lengths import LENGTHS, FirstLengths, drafters_of
 from specdec.text.lines import BadLine, Line
 
-from .imported import Choices, Imported, ImportedText, imported
+from .imported import ImportChoices, Imported, ImportedText, imported
 from .positions import PositionSets
 from .reading import ForeignFile, counts, keys_of, needed_gamma, within_gamma
 
@@ -30,7 +30,7 @@ NO_ENDS = (
 )
 
 
-def accepted_lengths(path: Path, choices: Choices) -> list[Imported]:
+def accepted_lengths(path: Path, choices: ImportChoices) -> list[Imported]:
     """Return the rounds of a trace, a data set for each drafter that it has lengths of.
 
     UsageError for both forms in one file, a length per round beyond gamma, a bare list without `bonus`; and for lines
@@ -65,7 +65,7 @@ def recognises(value: Any) -> bool:
 class _Rounds:
     """The texts of a file of lengths per round, while it is read."""
 
-    def __init__(self, choices: Choices) -> None:
+    def __init__(self, choices: ImportChoices) -> None:
         self._choices = choices
         self._texts: list[tuple[str, str, list[int]]] = []  # lengths with the target's own token
         self._firsts = FirstLengths()

@@ -25,7 +25,7 @@ ONLY_SUMS = (
 
 
 @dataclass(frozen=True)
-class Choices:
+class ImportChoices:
     """The choices that a file may leave to the user, one field per option of `specdec.report`.
 
     Attributes:
@@ -151,7 +151,6 @@ def imported(
     *,
     ordered: bool = True,
     name: str | None = None,
-    by_position: PositionLengths | None = None,
 ) -> Imported:
     """Make the tables of `texts`. UsageError if there is no round at all."""
     if not any(len(text.accepted) for text in texts):
@@ -164,7 +163,7 @@ def imported(
     table.insert(4, "rounds", [len(text.accepted) for text in texts])
     has_times = bool(table["seconds"].notna().all())
     known = name or plain_name(path)
-    return Imported(str(path), kind, gamma, rounds, tuple(notes), has_times, ordered, table, known, by_position)
+    return Imported(str(path), kind, gamma, rounds, tuple(notes), has_times, ordered, table, known)
 
 
 @dataclass(frozen=True)
@@ -211,7 +210,7 @@ def rounds_table(texts: Sequence[ImportedText], method: str, gamma: int) -> pd.D
     def spread(values: Sequence[Any], kind: type = object) -> np.ndarray:
         return np.repeat(np.array(values, dtype=kind), sizes)
 
-    rounds = pd.DataFrame(
+    rounds = pd.DataFrame(  # in the order of COLUMNS
         {
             "cell": "imported",
             "method": method,
@@ -233,8 +232,9 @@ def rounds_table(texts: Sequence[ImportedText], method: str, gamma: int) -> pd.D
             "rank": 0,
             "beta": [[]] * sum(sizes),
             **dict.fromkeys(SECONDS, nan),
-        }
-    )[list(COLUMNS)]
+        },
+        copy=False,
+    )
     check_rounds(rounds)
     return rounds
 

@@ -11,14 +11,14 @@ from specdec.errors import UsageError
 from specdec.text.lines import file_lines
 
 from . import accepted_lengths as lengths_of_rounds
-from . import eagle as eagle_answers
+from . import eagle_answers
 from . import spec_bench as answers
 from . import specforge as benchmarks
 from . import vllm as requests
 from . import vllm_prometheus as page
 from .accepted_lengths import accepted_lengths
-from .eagle import eagle
-from .imported import Choices, Imported
+from .eagle_answers import eagle
+from .imported import ImportChoices, Imported
 from .spec_bench import spec_bench
 from .specforge import specforge
 from .vllm import vllm
@@ -28,12 +28,12 @@ HEAD = 1 << 20  # bytes that are looked at to tell a format
 FIRST = 50  # lines of them that may be the first of their kind; those before are bad ones
 
 
-def auto(path: Path, choices: Choices) -> list[Imported]:
+def auto(path: Path, choices: ImportChoices) -> list[Imported]:
     """Return the data sets of a file whose kind is told from its content. UsageError if it is of none."""
     return IMPORTERS[kind_of(path)](path, choices)
 
 
-IMPORTERS: dict[str, Callable[[Path, Choices], list[Imported]]] = {
+IMPORTERS: dict[str, Callable[[Path, ImportChoices], list[Imported]]] = {
     "accepted_lengths": accepted_lengths,
     "vllm": vllm,
     "vllm_prometheus": vllm_prometheus,

@@ -17,7 +17,7 @@ import numpy as np
 from specdec.text.lengths import LENGTHS, FirstLengths, drafters_of, lengths_by_position
 from specdec.text.lines import BadLine, Line
 
-from .imported import Choices, Imported, PositionLengths, PositionText, imported, plain_name, walked
+from .imported import ImportChoices, Imported, PositionLengths, PositionText, imported, plain_name, walked
 from .reading import ForeignFile
 
 
@@ -49,12 +49,14 @@ class PositionSets:
             text = PositionText(*who, 0, np.array(lengths, dtype=np.int32), context, ended)
             self._texts.setdefault(key, []).append(text)
 
-    def made(self, path: Path, kind: str, choices: Choices, notes: list[str]) -> list[Imported]:
+    def made(self, path: Path, kind: str, choices: ImportChoices, notes: list[str]) -> list[Imported]:
         """Return one data set for each drafter, walked at the given gamma or else at its longest length."""
         several = len(self._texts) > 1
         return [self._made(path, kind, key, choices, notes, several) for key in self._texts]
 
-    def _made(self, path: Path, kind: str, key: str, choices: Choices, notes: list[str], several: bool) -> Imported:
+    def _made(
+        self, path: Path, kind: str, key: str, choices: ImportChoices, notes: list[str], several: bool
+    ) -> Imported:
         firsts = self._firsts[key]
         texts = [_begun(text, firsts.are_placeholders) for text in self._texts[key]]
         longest = max(int(text.lengths.max()) - 1 for text in texts)
@@ -71,7 +73,7 @@ class PositionSets:
         name = f"{plain_name(path)}: {key}" if several else None
         lengths = PositionLengths(tuple(texts), longest)
         rounds = [walked(text, gamma) for text in texts]
-        return imported(path, kind, gamma, rounds, said, name=name, by_position=lengths)
+        return replace(imported(path, kind, gamma, rounds, said, name=name), by_position=lengths)
 
 
 def _begun(text: PositionText, placeholders: bool) -> PositionText:

@@ -12,7 +12,7 @@ from specdec.errors import UsageError
 from specdec.text.lengths import whole, whole_numbers
 from specdec.text.lines import BadLine, Line, LineFaults, Names, json_file, printable
 
-from .imported import Choices
+from .imported import ImportChoices
 
 IDS = ("question_id", "request_id", "id")
 OPTION = "--skip-bad"
@@ -27,7 +27,7 @@ class ForeignFile:
         empty: counts texts without a round; importers count them here.
     """
 
-    def __init__(self, path: Path, choices: Choices) -> None:
+    def __init__(self, path: Path, choices: ImportChoices) -> None:
         self.path = path
         self.faults = LineFaults(choices.skip_bad)
         self.names = Names()
@@ -88,7 +88,7 @@ def keys_of(values: Mapping[str, Any]) -> str:
     return ", ".join([*names, *(["..."] if len(values) > len(names) else [])]) or "none"
 
 
-def needed_gamma(choices: Choices) -> int:
+def needed_gamma(choices: ImportChoices) -> int:
     """Return the gamma of a source that does not say it itself. UsageError if it was not given."""
     if choices.gamma is None:
         raise UsageError("--import needs --gamma, the draft tokens per round of the source, at least 1.")

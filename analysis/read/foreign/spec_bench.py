@@ -15,13 +15,13 @@ from specdec.text.lengths import FirstLengths
 from specdec.text.lines import BadLine
 
 from .accepted_lengths import NO_OFFERS
-from .imported import Choices, Imported, ImportedText, imported
+from .imported import ImportChoices, Imported, ImportedText, imported
 from .reading import ForeignFile, counts, keys_of, mapping, needed_gamma, within_gamma
 
 KIND = "spec_bench"
 
 
-def spec_bench(path: Path, choices: Choices) -> list[Imported]:
+def spec_bench(path: Path, choices: ImportChoices) -> list[Imported]:
     """Return the rounds of an answer file; a choice is a repeat, a turn is a text of the same prompt.
 
     gamma: draft tokens on the longest path (the depth, for trees). UsageError with file and line for another form.
@@ -74,7 +74,7 @@ def spec_bench_times(path: Path, skip_bad: bool = False) -> pd.DataFrame:
 
     `accept_lengths` is not needed. UsageError for lines of another form, named with file and line.
     """
-    file, rows = ForeignFile(path, Choices(skip_bad=skip_bad)), []
+    file, rows = ForeignFile(path, ImportChoices(skip_bad=skip_bad)), []
     for line in file.lines():
         with file.line():
             values = answer(line.where, line.value)

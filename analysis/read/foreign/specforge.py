@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from specdec.errors import UsageError
 from specdec.text.lines import printable, unpacked
 
-from .imported import Choices, Imported, TextTotals, plain_name, totals
+from .imported import ImportChoices, Imported, TextTotals, plain_name, totals
 from .reading import needed_gamma
 
 KIND = "specforge"
@@ -29,8 +29,8 @@ DERIVED = (
 WHOLE = "One line stands for a whole benchmark, so an interval over lines is one over benchmarks and not over prompts."
 
 
-class Setting(NamedTuple):
-    """What a server was started with; None where it was started by hand."""
+class ServerSetting(NamedTuple):
+    """The options that a server was started with; None where it was started by hand."""
 
     batch_size: int | None
     steps: int | None
@@ -41,12 +41,12 @@ class Setting(NamedTuple):
         return ", ".join(f"{name} {value}" for name, value in self._asdict().items() if value is not None)
 
 
-def specforge(path: Path, choices: Choices) -> list[Imported]:
+def specforge(path: Path, choices: ImportChoices) -> list[Imported]:
     """Return one data set for each configuration that drafts; its texts are benchmarks, its repeats are runs.
 
     gamma: steps of the configuration; given for servers that were started by hand. UsageError for another form.
     """
-    found: dict[Setting, list[TextTotals]] = {}
+    found: dict[ServerSetting, list[TextTotals]] = {}
     document = _document(path)
     for benchmark, configurations in document.items():
         if benchmark == "model":
@@ -96,11 +96,11 @@ def _list(path: Path, name: str, value: Any) -> list[dict[str, Any]]:
     return value
 
 
-def _setting(where: str, configuration: Mapping[str, Any]) -> Setting:
+def _setting(where: str, configuration: Mapping[str, Any]) -> ServerSetting:
     values = [configuration.get(name) for name in FIELDS]
     if any(value is not None and (type(value) is not int or not 0 <= value < 2**31) for value in values):
         raise UsageError(f"{where}: {', '.join(FIELDS)} must be whole numbers or null.")
-    return Setting(*values)
+    return ServerSetting(*values)
 
 
 def _text(where: str, benchmark: str, run: int, metrics: Mapping[str, Any]) -> TextTotals:
@@ -118,7 +118,7 @@ def _number(where: str, metrics: Mapping[str, Any], key: str) -> float:
     return float(value)
 
 
-def _against_plain(setting: Setting, found: Mapping[Setting, list[TextTotals]]) -> list[str]:
+def _against_plain(setting: ServerSetting, found: Mapping[ServerSetting, list[TextTotals]]) -> list[str]:
     """Return a sentence with the throughput over the file's own plain decoding, where it has some."""
     plain = [text for other, texts in found.items() if other.steps == 0 and other[0] == setting[0] for text in texts]
     ratios = []

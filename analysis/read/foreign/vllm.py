@@ -17,7 +17,7 @@ from specdec.errors import UsageError
 from specdec.text.lines import BadLine, Line
 
 from .accepted_lengths import NO_ENDS, NO_TIMES
-from .imported import Choices, Imported, ImportedText, imported
+from .imported import ImportChoices, Imported, ImportedText, imported
 from .reading import MOST_ROUNDS, ForeignFile, count, counts, keys_of, mapping, needed_gamma, within_gamma
 
 KIND = "vllm"
@@ -59,7 +59,7 @@ class RequestRounds:
         return max([*self.accepted, *(self.offered or [])], default=0)
 
 
-def vllm(path: Path, choices: Choices) -> list[Imported]:
+def vllm(path: Path, choices: ImportChoices) -> list[Imported]:
     """Return the rounds of vLLM's requests. Requests without a draft are left out and counted.
 
     Gamma is what the lines declare, or else what was given. UsageError for lines of another form and totals that
@@ -138,7 +138,7 @@ def _request(line: Line) -> RequestRounds | None:
     return RequestRounds(accepted, None, drafted, declared, len(histogram) - 1)
 
 
-def _gamma(requests: Sequence[RequestRounds], choices: Choices) -> int:
+def _gamma(requests: Sequence[RequestRounds], choices: ImportChoices) -> int:
     """Return the most that a round may offer: as given, as declared, or as counted. UsageError if nothing says it."""
     if choices.gamma is not None:
         return choices.gamma

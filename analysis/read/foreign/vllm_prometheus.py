@@ -15,7 +15,7 @@ from specdec.errors import UsageError
 from specdec.text.lines import BadLine, decoded, file_lines, printable
 
 from .accepted_lengths import NO_ENDS, NO_TIMES
-from .imported import Choices, Imported, ImportedText, imported, plain_name
+from .imported import ImportChoices, Imported, ImportedText, imported, plain_name
 from .reading import MOST_COUNTED, ForeignFile, within_gamma
 from .vllm import NO_SILENT, SAME_OFFER, UNORDERED, RequestRounds, filled, histogram_of, short_notes
 
@@ -31,7 +31,7 @@ NO_REQUESTS = (
 Series = tuple[str, tuple[tuple[str, str], ...]]
 
 
-def vllm_prometheus(path: Path, choices: Choices) -> list[Imported]:
+def vllm_prometheus(path: Path, choices: ImportChoices) -> list[Imported]:
     """Return the rounds that the counters imply, one data set for each model that drafted.
 
     Gamma is the number of positions. UsageError for a page without these counters, for counters that contradict
@@ -92,7 +92,9 @@ def _sample(where: str, text: str) -> tuple[Series, float]:
     return (found[1], tuple(sorted(LABEL.findall(found[2] or "")))), value
 
 
-def _made(path: Path, model: str, counters: dict[str, float], choices: Choices, notes: list[str]) -> Imported | None:
+def _made(
+    path: Path, model: str, counters: dict[str, float], choices: ImportChoices, notes: list[str]
+) -> Imported | None:
     """Return the data set of one model; None if it never drafted."""
     where = f"{path} (model_name {model})" if model else str(path)
     if any(value != int(value) or value < 0 for value in counters.values()):

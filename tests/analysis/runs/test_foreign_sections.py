@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from specdec.analysis.read.foreign.accepted_lengths import accepted_lengths
-from specdec.analysis.read.foreign.imported import Choices
+from specdec.analysis.read.foreign.imported import ImportChoices
 from specdec.analysis.read.foreign.vllm import vllm
 from specdec.analysis.runs import foreign_sections as module
 from specdec.analysis.runs.foreign_sections import foreign_findings, side_by_side
@@ -38,7 +38,7 @@ def trace(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def found(trace):
-    return [foreign_findings(source, replicates=100) for source in accepted_lengths(trace, Choices())]
+    return [foreign_findings(source, replicates=100) for source in accepted_lengths(trace, ImportChoices())]
 
 
 def named(found, title):
@@ -67,7 +67,7 @@ def test_few_texts_that_hold_most_tokens_are_said(found, trace):
     lines = [line for line in trace.read_text().splitlines()][1:]
     even = trace.parent / "even.jsonl"
     even.write_text("\n".join(lines))
-    source = accepted_lengths(even, Choices(field="acc_one"))[0]
+    source = accepted_lengths(even, ImportChoices(field="acc_one"))[0]
     assert "Few texts" not in named(foreign_findings(source, **SMALL), "Summary").text[1]
 
 
@@ -82,7 +82,7 @@ def test_totals_without_an_order_make_no_claim_about_neighbours(tmp_path):
     path = tmp_path / "metrics.jsonl"
     lines = [{"histogram": [4, 3, 2, 1], "num_draft_tokens": 30, "request_id": name} for name in "abc"]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    found = foreign_findings(vllm(path, Choices(gamma=3))[0], **SMALL)
+    found = foreign_findings(vllm(path, ImportChoices(gamma=3))[0], **SMALL)
     tests = named(found, "Is acceptance independent and the same everywhere?").tables[0][1].set_index("question")
     assert "no order of rounds" in tests.loc["Do neighbouring rounds resemble each other?", "reading"]
     assert "no order of rounds" in tests.loc["Does it matter whether the round before was full?", "reading"]
@@ -96,19 +96,19 @@ def test_totals_without_an_order_make_no_claim_about_neighbours(tmp_path):
 def test_data_without_a_spread_still_make_every_section(tmp_path, lengths):
     path = tmp_path / "trace.jsonl"
     path.write_text("".join(json.dumps({"accepted": each}) + "\n" for each in (lengths, lengths[:2])))
-    found = foreign_findings(accepted_lengths(path, Choices(gamma=4))[0], **SMALL)
+    found = foreign_findings(accepted_lengths(path, ImportChoices(gamma=4))[0], **SMALL)
     assert len(found.sections) == 7
 
 
 def test_one_prompt_has_no_interval_and_says_so(tmp_path):
     path = tmp_path / "trace.jsonl"
     path.write_text(json.dumps({"accepted": [0, 1, 2, 4, 0, 3, 1]}) + "\n")
-    found = foreign_findings(accepted_lengths(path, Choices(gamma=4))[0], **SMALL)
+    found = foreign_findings(accepted_lengths(path, ImportChoices(gamma=4))[0], **SMALL)
     assert "Without an interval no difference can be called real" in named(found, "Summary").text[0]
 
 
 def test_a_source_in_which_nothing_was_drafted_ends_in_a_sentence(trace):
-    source = accepted_lengths(trace, Choices(field="acc_one"))[0]
+    source = accepted_lengths(trace, ImportChoices(field="acc_one"))[0]
     silent = source.rounds.assign(offered=0, accepted=0, rejected=False, committed=1)
     found = foreign_findings(replace(source, rounds=silent, by_position=None), **SMALL)
     assert found.sections[-1].text == ("No draft token was ever tested, so there is no alpha.",)

@@ -8,7 +8,7 @@ from pathlib import Path
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from specdec.analysis.read.foreign.imported import Choices
+from specdec.analysis.read.foreign.imported import ImportChoices
 from specdec.analysis.read.foreign.importers import IMPORTERS
 from specdec.errors import UsageError
 from specdec.text.streams import fitting_lengths, streams_of
@@ -64,7 +64,7 @@ def test_an_importer_gives_data_sets_or_one_sentence(tmp_path_factory, file, gam
     path = tmp_path_factory.getbasetemp() / "damaged.jsonl"
     path.write_bytes(content)
     try:
-        found = IMPORTERS[kind](path, Choices(gamma, bonus=True, skip_bad=skip))
+        found = IMPORTERS[kind](path, ImportChoices(gamma, bonus=True, skip_bad=skip))
     except UsageError as error:
         assert "\n" not in str(error) and str(error).endswith(".") and len(str(error)) < 6000
         return

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from specdec import report
-from specdec.analysis.read.foreign.imported import Choices
+from specdec.analysis.read.foreign.imported import ImportChoices
 from specdec.analysis.read.foreign.importers import IMPORTERS, kind_of
 
 PAGE = Path(__file__).resolve().parents[4] / "notebooks" / "foreign_formats.md"
@@ -39,7 +39,7 @@ def test_an_example_is_read_as_the_page_says(tmp_path, example, packed):
     options = report.parser().parse_args(["--import", *shlex.split(example["options"])])
     ((kind, _),) = options.imports
     assert kind_of(path) == kind
-    found = IMPORTERS[kind](path, Choices(options.gamma))
+    found = IMPORTERS[kind](path, ImportChoices(options.gamma))
     said = [match.groupdict() for match in READ.finditer(example["read"])]
     assert len(said) == example["read"].count("\n")
     read = [

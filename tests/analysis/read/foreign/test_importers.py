@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from specdec.analysis.acceptance.estimates import estimate_alpha, hazards
-from specdec.analysis.read.foreign.imported import Choices, PositionLengths, PositionText, walked
+from specdec.analysis.read.foreign.imported import ImportChoices, PositionLengths, PositionText, walked
 from specdec.analysis.read.foreign.importers import IMPORTERS
 from specdec.analysis.read.foreign.spec_bench import spec_bench_times
 from specdec.analysis.rounds import COLUMNS
@@ -16,7 +16,7 @@ from specdec.errors import UsageError
 
 def read(kind, path, gamma=None, **choices):
     """The only data set of a file."""
-    (source,) = IMPORTERS[kind](path, Choices(gamma, **choices))
+    (source,) = IMPORTERS[kind](path, ImportChoices(gamma, **choices))
     return source
 
 
@@ -63,7 +63,7 @@ def test_lengths_per_round_give_theorys_estimates(write):
     assert (estimate.accepted, estimate.rejected) == (127, 88)
     assert estimate.alpha == pytest.approx(0.590698, abs=1e-6)
     assert hazards(source.rounds)["acceptance"].tolist() == pytest.approx([0.6, 0.583333, 0.571429, 0.6], abs=1e-6)
-    assert set(COLUMNS) == set(source.rounds)
+    assert list(COLUMNS) == list(source.rounds)
     assert not source.has_times and source.ordered
     assert source.rounds["round_s"].isna().all()
     assert any("no times" in note for note in source.notes)

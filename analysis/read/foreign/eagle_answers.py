@@ -17,7 +17,7 @@ from specdec.errors import UsageError
 from specdec.text.lines import BadLine
 
 from .accepted_lengths import NO_ENDS, NO_TIMES
-from .imported import Choices, Imported, ImportedText, TextTotals, imported, totals
+from .imported import ImportChoices, Imported, ImportedText, TextTotals, imported, totals
 from .reading import MOST_ROUNDS, ForeignFile, counts, needed_gamma
 from .spec_bench import answer, first_choice, per_turn
 from .vllm import UNORDERED
@@ -34,7 +34,7 @@ LAST_TURN = (
 )
 
 
-def eagle(path: Path, choices: Choices) -> list[Imported]:
+def eagle(path: Path, choices: ImportChoices) -> list[Imported]:
     """Return the totals of every turn or, from files with counts by depth, rounds; a choice is a repeat.
 
     gamma: depth of the tree; counts by depth say it themselves. UsageError for lines of another form, named with file
