@@ -15,7 +15,7 @@ gamma to gamma 1. One kind is the capped geometric model; two kinds that accept 
 of agreement along the text; a slope below 0 is a feature drafter, whose drafts wear off with depth.
 
 The likelihood of a text is start M_1 M_2 ... 1 over its rounds (Rabiner 1989, forward and backward passes, by rounds
-instead of tokens).
+instead of tokens). notebooks/theory.md 5.7 has the model beside the others.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,10 +25,12 @@ import numpy as np
 from scipy import optimize
 from scipy.special import expit, softmax
 
+from .laws import continued
+
 KINDS = (2, 3, 4)  # numbers of kinds of stretches that are tried
 EXACT = 1024  # tokens of a text that are written one by one
 PIECE = 256  # rounds: longer texts are cut there, so that texts of any length are passed side by side
-FEW, MANY = 10_000, 40_000  # rounds to which the model is fitted from each start, and from the best
+FEW, MANY = 5_000, 30_000  # rounds to which the model is fitted from each start, and from the best
 NEWTON = 2  # steps on all texts after that
 PRIOR = 0.02  # of every parameter, squared, in nats: a normal law of standard deviation 5
 STEP = 1e-5  # of numerical derivatives
@@ -136,6 +138,10 @@ class Stretches:
             value[:, row] = 1 + (flat @ window)[..., 0]
         return np.einsum("bnk,bk->bn", value[:, exact::-1], self.start)
 
+    def rounds_of(self, gamma: int, lengths: np.ndarray) -> np.ndarray:
+        """Return [B, U] expected rounds of texts of `lengths` [U] tokens; long ones go on by the mean slope."""
+        return continued(self.first_rounds(gamma, int(lengths.max())), lengths)
+
     def outcomes(self, codes: np.ndarray) -> np.ndarray:
         """Return the matrices [B, C, K, K] of outcomes [C, 4]: offered, accepted, rejected, cut (see `Trace`)."""
         rejected, full = self.steps()
@@ -222,19 +228,19 @@ def _passes(trace: Trace, matrices: np.ndarray, begin: np.ndarray) -> tuple[floa
     kinds = begin.shape[1]
     before = np.zeros((length, pieces, kinds))
     chance = np.ones((length, pieces))
-    law = begin.copy()
+    law, ones = begin.copy(), np.ones(kinds)
     for r in range(length):
         n = active[r]
         before[r, :n] = law[:n]
-        law = np.einsum("ni,nij->nj", law[:n], matrices[trace.rounds[:n, r]])
-        chance[r, :n] = law.sum(axis=1)
+        law = (law[:n, None, :] @ matrices[trace.rounds[:n, r]])[:, 0]
+        chance[r, :n] = law @ ones
         law /= chance[r, :n, None]
     after = np.zeros((length, pieces, kinds))
     value = np.ones((pieces, kinds))
     for r in range(length - 1, -1, -1):
         n = active[r]
         after[r, :n] = value[:n] / chance[r, :n, None]
-        value[:n] = np.einsum("nij,nj->ni", matrices[trace.rounds[:n, r]], after[r, :n])
+        value[:n] = (matrices[trace.rounds[:n, r]] @ after[r, :n, :, None])[..., 0]
     return float(np.log(chance).sum()), before, after, value
 
 
@@ -329,8 +335,8 @@ def fit_stretches(families: Sequence[Family], trace: Trace) -> StretchesFit:
     whole = int((trace.rounds >= 0).sum())
 
     def climbed(family: Family) -> tuple[float, Family, np.ndarray]:
-        start = min((Likelihood(family, few).climb(x, 60) for x in family.starts()), key=lambda found: found[0])[1]
-        value, x = Likelihood(family, many).climb(start, 250)
+        start = min((Likelihood(family, few).climb(x, 40) for x in family.starts()), key=lambda found: found[0])[1]
+        value, x = Likelihood(family, many).climb(start, 150)
         return 2 * family.size + 2 * value * whole, family, x
 
     _, family, x = min((climbed(family) for family in families), key=lambda found: found[0])
