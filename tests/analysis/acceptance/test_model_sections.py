@@ -79,7 +79,7 @@ def test_models_are_ranked_and_predictions_tabulated(sections):
     (caption, ranking), *_ = sections["Which model describes the rounds?"].tables
     assert ranking["behind"].iloc[0] == 0 and ranking["model"].iloc[0] == "prompts differ (prompt beta)"
     section = sections["What would each model have predicted?"]
-    assert "fitted to the rounds of one half at gamma 4, the largest" in section.text[1]
+    assert "fitted to the rounds of one half at gamma 4, the largest" in section.text[2]
     (_, summary), (_, table) = section.tables
     assert len(summary) == 8 and len(table) == 16
     assert len(section.text) == 2  # nothing was left out
