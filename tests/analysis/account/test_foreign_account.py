@@ -1,5 +1,6 @@
 """The account of imported rounds: factors that multiply out, and data in which only one of them is at work."""
 
+from dataclasses import replace
 from math import prod
 from pathlib import Path
 
@@ -28,7 +29,7 @@ def data_set(*texts, gamma=3):
     longest = max(int(part.lengths.max()) - 1 for part in parts)
     walks = [walked(part, gamma) for part in parts]
     lengths = PositionLengths(tuple(parts), longest)
-    return imported(Path("trace.jsonl"), "accepted_lengths", gamma, walks, (), by_position=lengths)
+    return replace(imported(Path("trace.jsonl"), "accepted_lengths", gamma, walks, ()), by_position=lengths)
 
 
 def account(source, gamma, replicates=200):
