@@ -201,7 +201,7 @@ class _Halves:
         prompts: list[str],
         gamma: int,
     ) -> None:
-        """fitted: rounds of distinct generations at the largest gamma, in order; shortest: those of the smallest."""
+        """Count rounds: of distinct generations at the largest gamma, in order, and those of the smallest."""
         self.data = _counts(fitted, shortest, alpha_sums, prompts, gamma)
         self._table = _outcomes(fitted, prompts, gamma)
         offers = bool((self._table["offered"] < self._table["room"]).any())

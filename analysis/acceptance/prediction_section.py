@@ -22,6 +22,7 @@ _LINES = {  # model: name in the legend, colour, dash, marker
     "stretches": ("stretches of the text", style.BLACK, "-", "p"),
     "replay": ("replay", style.GREEN, "-", "X"),
 }
+REFITS = 200
 # The formula of the papers, Omega(alpha, gamma): with the alpha of the text where it is known, else as measured.
 TEXTBOOK = ("capped_geometric.text", "capped_geometric.short", "capped_geometric.mle")
 
@@ -32,15 +33,16 @@ def prediction_section(
     replay: pd.DataFrame | None,
     title: str,
     replicates: int = 2000,
-    refits: int = 200,
     seed: int = 0,
     *,
     totals: pd.DataFrame | None = None,
 ) -> Section:
-    """Say what each model predicts on held-out prompts, and how far it is off; arguments as of `predict`."""
+    """Say what each model predicts on held-out prompts, and how far it is off; arguments as of `predict`, which refits
+    the models for a tenth of the replicates, `REFITS` at most.
+    """
     heading = "What would each model have predicted?"
     try:
-        prediction = predict(rounds, alpha_sums, replay, seed, replicates, refits, totals=totals)
+        prediction = predict(rounds, alpha_sums, replay, seed, replicates, min(replicates // 10, REFITS), totals=totals)
     except Undetermined as undetermined:
         return Section(heading, (f"No prediction: {undetermined}.",))
     method = (

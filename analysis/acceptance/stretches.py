@@ -143,7 +143,7 @@ class Stretches:
         return continued(self.first_rounds(gamma, int(lengths.max())), lengths)
 
     def outcomes(self, codes: np.ndarray) -> np.ndarray:
-        """Return the matrices [B, C, K, K] of outcomes [C, 4]: offered, accepted, rejected, cut (see `Trace`)."""
+        """Return the matrices [B, C, K, K] of outcomes [C, 4]: offered, accepted, rejected, cut (see `Outcomes`)."""
         rejected, full = self.steps()
         offered, accepted, refused, cut = codes.T
         least = self.least[:, offered] - np.where(cut[None, :, None] == 1, 0.0, self.least[:, offered + 1])
@@ -164,7 +164,7 @@ def stationary(change: np.ndarray) -> np.ndarray:
 
 
 @dataclass(frozen=True)
-class Trace:
+class Outcomes:
     """Rounds of one gamma as sequences of outcomes.
 
     Attributes:
@@ -181,7 +181,7 @@ class Trace:
     owner: np.ndarray
     prompts: int
 
-    def sample(self, most: int) -> "Trace":
+    def sample(self, most: int) -> "Outcomes":
         """Return every so many of the pieces, about `most` rounds; all of them where they are no more."""
         every = -(-int((self.rounds >= 0).sum()) // most)
         if every == 1:
@@ -193,7 +193,7 @@ class Trace:
         )
 
 
-def make_trace(table: Mapping[str, np.ndarray], prompts: int) -> Trace:
+def make_trace(table: Mapping[str, np.ndarray], prompts: int) -> Outcomes:
     """Return the trace of rounds in order.
 
     table: text, prompt (numbers), offered, accepted, rejected, room [N]; room: the most that could be offered.
@@ -214,10 +214,10 @@ def make_trace(table: Mapping[str, np.ndarray], prompts: int) -> Trace:
     row[order] = np.arange(len(starts))
     rounds = np.full((len(starts), int(sizes.max())), -1, dtype=np.int16)
     rounds[np.repeat(row, sizes), place % PIECE] = code
-    return Trace(columns[first_at], rounds, (place[starts] == 0)[order], table["prompt"][starts][order], prompts)
+    return Outcomes(columns[first_at], rounds, (place[starts] == 0)[order], table["prompt"][starts][order], prompts)
 
 
-def _passes(trace: Trace, matrices: np.ndarray, begin: np.ndarray) -> tuple[float, np.ndarray, np.ndarray, np.ndarray]:
+def _passes(trace: Outcomes, matrices: np.ndarray, begin: np.ndarray) -> tuple[float, np.ndarray, np.ndarray, np.ndarray]:
     """Return the log-likelihood, and by piece the forward laws before each round [R, n, K], the backward values after
     it over the chance of the round [R, n, K], and the backward values at the first round [n, K].
 
@@ -247,7 +247,7 @@ def _passes(trace: Trace, matrices: np.ndarray, begin: np.ndarray) -> tuple[floa
 class Likelihood:
     """The log-likelihood of a trace, its slope, and the slopes of each prompt."""
 
-    def __init__(self, family: Family, trace: Trace) -> None:
+    def __init__(self, family: Family, trace: Outcomes) -> None:
         self._family, self._trace = family, trace
         self.rounds = int((trace.rounds >= 0).sum())
 
@@ -325,7 +325,7 @@ class StretchesFit:
         return self.family.stretches(np.clip(self.parameters + np.clip(step, -1, 1), -BOUND, BOUND))
 
 
-def fit_stretches(families: Sequence[Family], trace: Trace) -> StretchesFit:
+def fit_stretches(families: Sequence[Family], trace: Outcomes) -> StretchesFit:
     """Fit by maximum likelihood: on some of the texts from several starts, then by Newton's steps on all of them.
 
     So the time hardly grows with the texts: the sample gives the place and the curvature, all texts the last digits.

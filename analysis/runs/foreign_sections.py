@@ -351,7 +351,6 @@ def _prediction(data: _Data) -> Section:
         None,
         data.title,
         data.replicates,
-        REFITS,
         data.seed,
         totals=data.sums.totals(),
     )

@@ -43,7 +43,6 @@ from .summary import RunTables, Summary, summarise
 
 Curves = dict[str, dict[int, float]]
 MODELS = ("measured", "capped_geometric", "position", "replay", "predicted")
-REFITS = 200  # of the models whose predictions get intervals, at most
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,7 +156,6 @@ def _sections(run: Run, found: RunFindings, summary: Summary, replicates: int, s
         other,
         run.title,
         replicates,
-        min(replicates // 10, REFITS),
         seed,
     )
     sections = (

@@ -22,6 +22,11 @@ def errors(prediction, model):
     return dict(zip(part["gamma"], part["error"], strict=True))
 
 
+def best(prediction):
+    """Return the best of the models that know one cause of dependence; `stretches` knows several."""
+    return next(model for model in prediction.models["model"] if model != "stretches")
+
+
 @pytest.fixture(scope="module")
 def feature_drafter():
     """500 prompts that differ, texts of 200 tokens, acceptance that falls with depth: 60 rounds each at gamma 15."""
@@ -43,7 +48,7 @@ def test_the_capped_geometric_over_predicts_a_feature_drafter(feature_drafter):
 def test_the_position_model_stays_within_two_percent(feature_drafter):
     by_gamma = errors(feature_drafter, "position")
     assert all(abs(by_gamma[gamma]) < 0.02 for gamma in GAMMAS)
-    assert feature_drafter.models["model"].iloc[0] == "position"
+    assert best(feature_drafter) == "position"
     assert feature_drafter.fit_gamma == 15 and feature_drafter.prompts == 500
 
 
@@ -81,7 +86,7 @@ def test_each_model_predicts_best_where_it_is_true():
     differing = pd.concat([simulation.heterogeneous(400, 120, g, 3, (2, 1), tokens=120) for g in (1, 2, 4, 8)])
     for rounds, model in ((markov, "markov"), (differing, "prompt_beta")):
         result = P.predict(rounds, replicates=50, refits=0)
-        assert result.models["model"].iloc[0] == model
+        assert best(result) == model
         assert result.models["mean_error"].iloc[0] < 0.02
 
 
@@ -152,7 +157,7 @@ def test_few_prompts_have_errors_without_intervals():
     result = P.predict(rounds)
     assert result.refits == 0 and result.table["error_low"].isna().all()
     assert "without intervals no miss can be called real" in prediction_in_words(result)
-    assert set(result.left_out) == {"capped_geometric.text", "replay"}
+    assert set(result.left_out) == {"capped_geometric.text", "replay", "stretches"}
 
 
 @pytest.mark.parametrize(
