@@ -217,7 +217,9 @@ def make_trace(table: Mapping[str, np.ndarray], prompts: int) -> Outcomes:
     return Outcomes(columns[first_at], rounds, (place[starts] == 0)[order], table["prompt"][starts][order], prompts)
 
 
-def _passes(trace: Outcomes, matrices: np.ndarray, begin: np.ndarray) -> tuple[float, np.ndarray, np.ndarray, np.ndarray]:
+def _passes(
+    trace: Outcomes, matrices: np.ndarray, begin: np.ndarray
+) -> tuple[float, np.ndarray, np.ndarray, np.ndarray]:
     """Return the log-likelihood, and by piece the forward laws before each round [R, n, K], the backward values after
     it over the chance of the round [R, n, K], and the backward values at the first round [n, K].
 
