@@ -51,7 +51,7 @@ def assert_like_plain(target, model, text, draft, path_to):
 
 @pytest.mark.parametrize("chunk", [1, 4, 5, 512])
 def test_states_of_a_prefill_in_chunks_are_those_of_one_pass(tiny_model, sampling, chunk):
-    """Two readers of different layers each get theirs, in the order that they asked for, as transformers returns them."""
+    """Two readers of different layers each get theirs in the order that they asked for, as transformers has them."""
     model = tiny_model("llama")
     target = Causal(model, sampling(temperature=1.0), prefill_chunk=chunk)
     one, other = target.hidden.keep(1), target.hidden.keep(2, 0)
