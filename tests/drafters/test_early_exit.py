@@ -156,8 +156,11 @@ def test_traced_passes_write_into_the_targets_cache(tiny_model, sampling, make_s
     assert longer.tokens[:limit] == expected.tokens
 
 
-def test_paths_that_are_evaluated_apart_leave_too_few_slots(tiny_model, sampling, make_structure):
-    shape, greedy = make_structure("tree", 4), sampling(temperature=0.0)
+@pytest.mark.parametrize("wide", [False, True])
+def test_paths_that_are_evaluated_apart_leave_too_few_slots(tiny_model, sampling, make_structure, wide):
+    """Above all for a draft of many short rows, of which the target needs the slots of one."""
+    rows = {"name": "rows", "k": 12, "w": 2, "budget": 64}
+    shape, greedy = structures.build(rows) if wide else make_structure("tree", 4), sampling(temperature=0.0)
     both = (Causal(tiny_model("llama"), greedy, evaluation=how) for how in ("packed", "rows"))
     one, other = (decoded(target, exiting(target), shape, 40) for target in both)
     assert one.tokens == other.tokens
