@@ -73,7 +73,8 @@ class Made:
             for prompt in self.parts.prompts.prompts:
                 self.session.run_prompt(prompt, repeat)
         self.session.finish()
-        return self.results.compact()
+        self.results.compact()
+        return self.table("rounds")
 
     def table(self, name: str) -> pd.DataFrame:
         return pd.read_parquet(self.folder / f"{name}.parquet")
