@@ -79,7 +79,12 @@ def run_findings(run: Run) -> RunFindings:
     """
     facts, session, environment = run.facts(), run.session(), run.environment()
     replicates, seed = run.whole_number("measurement.bootstrap"), run.whole_number("seed")
-    rounds, generations, replay, alpha_sums = run.rounds(), run.generations(), run.replay(), run.alpha_sums()
+    rounds, generations, replay, alpha_sums = (
+        run.round_counts(),
+        run.generation_counts(),
+        run.replay(),
+        run.alpha_sums(),
+    )
     own = replay[replay["kind"] == "own"]
     has_alpha = len(alpha_sums) > 0 and alpha_sums["denominator"].sum() > 0
     tables = RunTables(
@@ -96,10 +101,10 @@ def run_findings(run: Run) -> RunFindings:
         **arm.metrics,
         **operation_metrics(summary, rounds, facts),
         **lossless_metrics(session),
-        **total_variation(rounds, facts, replicates, seed),
-        **(quality_metrics(rounds, run.quality(), facts.primary_gamma, replicates, seed) if facts.judge else {}),
+        **total_variation(run.rounds, facts, replicates, seed),
+        **(quality_metrics(run.rounds(), run.quality(), facts.primary_gamma, replicates, seed) if facts.judge else {}),
         **limit_metrics(summary),
-        **peer_metrics(peers["generations"], generations, facts.greedy, replicates, seed),
+        **peer_metrics(peers["generations"], run.generations, facts.greedy, replicates, seed),
         **memory_metrics(session, environment),
         **({"alpha.text": summary.alpha} if has_alpha else {}),
         **({} if cost is None else cost.metrics),
@@ -134,7 +139,7 @@ def _sections(run: Run, found: RunFindings, summary: Summary, replicates: int, s
     run = replace(run, metrics=found.metrics, curves=found.curves, concluded=found.summary)
     replay = run.replay()
     prediction = prediction_section(
-        run.rounds(),
+        run.round_counts(),
         run.alpha_sums(),
         replay[replay["kind"] == "baseline"],
         run.title,
