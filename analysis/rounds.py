@@ -70,9 +70,11 @@ def kept(table: pd.DataFrame, mask: np.ndarray) -> pd.DataFrame:
 
 def arms(rounds: pd.DataFrame) -> dict[tuple[str, int], pd.DataFrame]:
     """Return the rounds of each method at each gamma, in their order; those that stand together are not copied."""
-    method, gamma = pd.factorize(rounds["method"])[0], rounds["gamma"].to_numpy()
+    if rounds.empty:
+        return {}
+    method, gamma = numbered(rounds, ["method"]), rounds["gamma"].to_numpy()
     changes = (method[1:] != method[:-1]) | (gamma[1:] != gamma[:-1])
-    starts = np.flatnonzero(np.concatenate([[len(rounds) > 0], changes]))
+    starts = np.flatnonzero(np.concatenate([[True], changes]))
     keys = [(str(rounds["method"].iloc[at]), int(gamma[at])) for at in starts]
     if len(set(keys)) < len(keys):  # several prompts behind one another
         return {(str(one), int(two)): part for (one, two), part in rounds.groupby(["method", "gamma"], sort=True)}
@@ -83,11 +85,18 @@ def arms(rounds: pd.DataFrame) -> dict[tuple[str, int], pd.DataFrame]:
 
 def numbered(table: pd.DataFrame, columns: Sequence[str]) -> np.ndarray:
     """Return a number [R] for each line that lines share if they are equal in these columns, and no others."""
-    number = np.zeros(len(table), dtype=np.int64)
+    number, size = np.zeros(len(table), dtype=np.int64), 1
     for column in columns:
-        codes, values = pd.factorize(table[column])
-        number = number * max(1, len(values)) + codes
-    return number
+        values = table[column]
+        if isinstance(values.dtype, pd.CategoricalDtype):
+            codes, count = values.cat.codes.to_numpy(), len(values.cat.categories)
+        else:
+            codes, found = pd.factorize(values)
+            count = len(found)
+        size *= max(1, count)
+        number *= max(1, count)
+        number += codes
+    return number.astype(np.int32) if size < 1 << 31 else number
 
 
 def in_order(rounds: pd.DataFrame) -> pd.DataFrame:

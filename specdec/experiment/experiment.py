@@ -59,6 +59,7 @@ def run_experiment(config: RunConfig, folder: Path) -> RunFindings:
             raise
         if config.measurement.record:
             write_streams(folder / "streams.jsonl", read_streams(folder / "generations.jsonl"))
+        del parts  # models and texts: the report is made of the files alone, and gets the memory
         found = write_run(folder)
         tracked.metrics(found.metrics)
         tracked.curves(found.curves)

@@ -128,7 +128,7 @@ def _decode_s(generation: Generation, clock: Clock) -> float:
 
 
 _KEPT_S = 1.0  # results of the last so many seconds are written together: prompts that take milliseconds share a file
-_GROUP = 1 << 19  # rounds in a row group of the table, which are in memory together
+_GROUP = 1 << 18  # rounds in a row group of the table, which are in memory together
 
 
 class ResultsFolder:
@@ -149,7 +149,7 @@ class ResultsFolder:
         """
         self._rounds += rounds
         self._generations += [json.dumps(line) + "\n" for line in generations]
-        if time.monotonic() - self._flushed > _KEPT_S or sum(map(len, self._rounds)) > _GROUP:
+        if time.monotonic() - self._flushed > _KEPT_S or sum(map(len, self._rounds)) > _GROUP // 2:
             self._flush()
 
     def _flush(self) -> None:
@@ -182,6 +182,7 @@ class ResultsFolder:
         for part in parts:
             part.unlink()
         self._parts.rmdir()
+        pa.default_memory_pool().release_unused()
 
     def write_table(self, name: str, lines: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> None:
         """Write `name`.parquet."""

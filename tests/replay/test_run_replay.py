@@ -55,7 +55,16 @@ def test_a_trace_is_accounted_for(command, trace, drafter):
     assert first["verify_s"].to_numpy() == pytest.approx(0.00588590713 + 2.10103129e-05 + 19 * 3.92645679e-08)
     assert rounds["commit_s"].to_numpy() == pytest.approx(0.00120683946)
     drafted = rounds[rounds["offered"] > 0]["draft_s"]
-    assert (drafted > 0.002).all() if drafter == "recorded" else (drafted == 0).all()
+    verified = rounds[rounds["offered"] > 0]["verify_s"]
+    assert (
+        (drafted > 0.002).all() if drafter == "recorded" else (drafted / verified).to_numpy() == pytest.approx(0.005875)
+    )
+    notes = json.loads((folder / "summary.json").read_text())["notes"]
+    whole = sum(len(stream.generated) for stream in streams)
+    assert f"Replayed: 4 recorded texts, whole, {whole} tokens." in notes
+    assert ("Drafts of acc_eagle are charged what a draft by a model takes" in " ".join(notes)) is (
+        drafter == "recorded"
+    )
     environment = json.loads((folder / "environment.json").read_text())
     assert environment["model"]["time"] == "simulated" and environment["model"]["cost_model"] == "h100_llama31_8b"
     assert (folder / "account.json").is_file()
