@@ -1,5 +1,5 @@
-"""Replaying recorded text: at least 100,000 tokens a second and core for chains of drafters that look tokens up, prompts
-included; and a run on a million tokens at 15 gammas, from the command to the report.
+"""Replaying recorded text: at least 100,000 tokens a second and core for chains of drafters that look tokens up,
+prompts included; and a run on a million tokens at 15 gammas, from the command to the report.
 
 Run by hand: `python -m pytest -n 0 -m benchmark tests/benchmarks`. What is asserted is processor time, because a shared
 machine may be busy; the figures logged in `analysis/results/replay_speed.json` are what counts.
@@ -117,7 +117,7 @@ def gutenberg(folder: Path, length: int, streams: int) -> list[Stream]:
     """Public-domain novels in GPT-2's tokens, cut into streams."""
     names = (str(folder / "tokenizers" / "gpt2" / name) for name in ("encoder.json", "vocab.bpe"))
     tokenizer = ByteLevelBPETokenizer(*names)
-    text = gzip.decompress((folder / "text" / "gutenberg" / "bronte.txt.gz").read_bytes()).decode("ascii")
+    text = gzip.decompress((folder / "text" / "gutenberg" / "bronte.txt.gz").read_bytes()).decode("utf-8", "replace")
     tokens = [token for at in range(0, len(text), 200_000) for token in tokenizer.encode(text[at : at + 200_000]).ids]
     cuts = [tokens[at : at + length] for at in range(0, len(tokens) - length, length)][:streams]
     return [Stream(str(n), "novel", tuple(cut[:PROMPT]), tuple(cut[PROMPT:])) for n, cut in enumerate(cuts)]
