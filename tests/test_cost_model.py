@@ -22,7 +22,7 @@ PRODUCTS = (
 
 
 def test_the_published_coefficients_give_the_published_account():
-    """THEORY 8: H100, LLaMA-3.1-8B, EAGLE-3, gamma 3, 300 cached tokens."""
+    """theory.md 8.1: H100, LLaMA-3.1-8B, EAGLE-3, gamma 3, 300 cached tokens."""
     cost = load_cost("h100_llama31_8b", CONF)
     t1, overhead = cost.seconds(1, 300), cost.overhead_s
     g, v, o = cost.draft.seconds(3, 300) / t1, cost.seconds(4, 300) / t1, overhead / t1
@@ -34,7 +34,7 @@ def test_the_published_coefficients_give_the_published_account():
     assert cost.lookup_seconds(cost.seconds(4, 300)) == pytest.approx(0.005875 * (v * t1))
 
 
-def test_the_roofline_is_theory_7():
+def test_the_roofline_is_that_of_the_theory():
     cost = load_cost("h100_llama31_8b_roofline", CONF)
     weights, token = 7.505e9 * 2, cache_bytes(1, 32, 8, 128, 2)
     assert cost.seconds(1, 1000) == pytest.approx(call_seconds(weights + 1000 * token, 0.0, 3.35e12, 989e12), rel=1e-6)
