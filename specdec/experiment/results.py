@@ -128,7 +128,7 @@ def _decode_s(generation: Generation, clock: Clock) -> float:
 
 
 _KEPT_S = 1.0  # results of the last so many seconds are written together: prompts that take milliseconds share a file
-_GROUP = 1 << 18  # rounds in a row group of the table, which are in memory together
+_GROUP = 1 << 16  # rounds in a row group of the table, which are in memory together
 
 
 class ResultsFolder:
