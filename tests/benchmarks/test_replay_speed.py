@@ -127,7 +127,7 @@ def gutenberg(folder: Path, length: int, streams: int) -> list[Stream]:
 @pytest.mark.parametrize("name", ["ngram", "recorded", "suffix"])
 def test_all_gammas_in_one_walk(name, shape, shared_data, tmp_path, group_values, sampling, make_structure, log_figure):
     """Tokens times gammas a second, on novels: one walk for gamma 1 to 15, beside a walk for each."""
-    target = recorded_target(tmp_path, group_values, sampling, gutenberg(shared_data, 2_048, 40))
+    target = recorded_target(tmp_path, group_values, sampling, gutenberg(shared_data, 1_324, 8))
     drafter = drafters.build(group_values("drafter", name), target=target)
     if shape not in drafter.capabilities.fills:
         pytest.skip(f"{name} fills no {shape}")
@@ -160,7 +160,7 @@ def test_the_loop_and_the_walk_side_by_side(
     name, shared_data, tmp_path, group_values, sampling, make_structure, log_figure
 ):
     """The same chains of gamma 4 by `generate`, with one-hot rows over GPT-2's vocabulary, and by a walk."""
-    target = recorded_target(tmp_path, group_values, sampling, gutenberg(shared_data, 1_024, 6))
+    target = recorded_target(tmp_path, group_values, sampling, gutenberg(shared_data, 812, 3))
     drafter = drafters.build(group_values("drafter", name), target=target)
     common = {
         "target": target,
