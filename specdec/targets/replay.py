@@ -115,8 +115,9 @@ class Replay(Target):
         recorded = sum(len(stream.generated) for stream in streams)
         used = sum(min(max_new_tokens, len(stream.generated)) for stream in streams)
         if used == recorded:
-            return (f"Replayed: {len(streams):,} recorded texts, whole, {recorded:,} tokens.",)
+            return (*self._recorded.notes, f"Replayed: {len(streams):,} recorded texts, whole, {recorded:,} tokens.")
         return (
+            *self._recorded.notes,
             f"Replayed: {used:,} of the {recorded:,} recorded tokens of {len(streams):,} texts, at most "
             f"{max_new_tokens:,} of each; measurement.max_new_tokens=null replays them whole.",
         )
@@ -167,7 +168,7 @@ class Replay(Target):
     def describe(self) -> dict[str, Any]:
         return {
             "streams": len(self.streams),
-            "streams_left_out": sum(self._recorded.repeated.values()),
+            "streams_left_out": sum(sum(counts.values()) for counts in self._recorded.left_out.values()),
             "sha256": self._recorded.sha256,
             "dtype": "none",
             "evaluation": self.evaluation,
