@@ -29,7 +29,9 @@ def chain(gamma):
 
 
 def ngram(target):
-    return Ngram(NgramConfig(name="ngram", q="auto", order_max=4, order_min=1, matches_max=8), target)
+    return Ngram(
+        NgramConfig(name="ngram", q="auto", order_max=4, order_min=1, matches_max=8, occurrence="common"), target
+    )
 
 
 class Fixed(Drafter):

@@ -28,6 +28,7 @@ CASES = [
     for structure in ("chain", "rows", "tree")
     if structure in drafters.get(name).capabilities.fills
 ]
+DRAFT = {"fixed_s": 0.0, "step_s": 0.0, "cached_s": 0.0}
 STREAM = Stream("one", "c", (3, 1, 2), (4, 0, 3, 1, 2, 4, 0, 3, 1))
 
 
@@ -156,9 +157,9 @@ def test_time_is_the_cost_models(replay, tmp_path, drafter_values, make_structur
     cost = tmp_path / "mine.yaml"
     coefficients = {
         "fixed_s": 1.0, "token_s": 0.0, "weights_s": 0.0, "cached_s": 0.125, "row_s": 0.25, "key_s": 0.0,
-        "lookup_s": 0.5, "overhead_s": 0.0625,
+        "lookup_s": 0.5, "lookup_share": 0.25, "overhead_s": 0.0625,
     }  # fmt: skip
-    body = {"name": "mine", "source": "a test", "tile": 1, "overlap": False, "draft": {"fixed_s": 0.0, "step_s": 0.0}}
+    body = {"name": "mine", "source": "a test", "tile": 1, "overlap": False, "draft": DRAFT}
     cost.write_text(json.dumps(body | coefficients))
     for evaluation in ("packed", "rows"):
         target = replay([stream], cost=str(cost), evaluation=evaluation)
@@ -181,8 +182,9 @@ def test_time_is_the_cost_models(replay, tmp_path, drafter_values, make_structur
                 rows, copies = branches * (row.tree.depth + 1), branches
                 several += 1
             marks = row.marks
-            assert clock.seconds(marks.start, marks.drafted) == (0.5 if nodes else 0.0)
-            assert clock.seconds(marks.drafted, marks.verified) == 1 + 0.25 * rows + 0.125 * (row.context - 1) * copies
+            call = 1 + 0.25 * rows + 0.125 * (row.context - 1) * copies
+            assert clock.seconds(marks.start, marks.drafted) == (0.5 + 0.25 * call if nodes else 0.0)
+            assert clock.seconds(marks.drafted, marks.verified) == call
             assert clock.seconds(marks.verified, marks.accepted) == 0.0
             assert clock.seconds(marks.accepted, marks.committed) == 0.0625
         assert any(row.draft_tokens for row in generation.rounds) and (several > 0) == (evaluation == "rows")
