@@ -31,7 +31,7 @@ class DraftCost:
 
 @typed
 class SimulatedCost:
-    """t(rows, context, copies), seconds (THEORY 7, with the terms of `analysis.cost.call_cost.CallCost`):
+    """t(rows, context, copies), seconds (theory.md 7.2, with the terms of `analysis.cost.call_cost.CallCost`):
 
         t = fixed_s + token_s x context + (reading, computing)
         reading = weights_s + cached_s x context x copies

@@ -1,4 +1,4 @@
-"""The faults that a user can meet, each with its exit code (DESIGN 4). Every other exception is a bug (1)."""
+"""The faults that a user can meet, each with its exit code. Every other exception is a bug (1)."""
 
 import re
 from typing import Any

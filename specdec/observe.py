@@ -37,7 +37,7 @@ class Decided(NamedTuple):
 
     @property
     def rejected(self) -> bool:
-        """A rejection was observed within the text: a cut before it hides it (THEORY 5)."""
+        """A rejection was observed within the text: a cut before it hides it (theory.md 5.1)."""
         return self.acceptance.rejected and len(self.committed) == len(self.acceptance.path) + 1
 
     @property

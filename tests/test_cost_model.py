@@ -22,18 +22,18 @@ PRODUCTS = (
 
 
 def test_the_published_coefficients_give_the_published_account():
-    """THEORY 8: H100, LLaMA-3.1-8B, EAGLE-3, gamma 3, 300 cached tokens."""
+    """theory.md 8.1: H100, LLaMA-3.1-8B, EAGLE-3, gamma 3, 300 cached tokens."""
     cost = load_cost("h100_llama31_8b", CONF)
     t1, overhead = cost.seconds(1, 300), cost.overhead_s
     g, v, o = cost.draft.seconds(3) / t1, cost.seconds(4, 300) / t1, overhead / t1
     assert (t1 + overhead) / t1 == pytest.approx(1.203903, abs=1e-6)
     assert (1 + g) / (v + g) == pytest.approx(0.992239, abs=2e-6)
     assert (v + g) / (v + g + o) == pytest.approx(0.870621, abs=3e-5)
-    # THEORY's draft is 1.6 us of 2.14 ms dearer than draft_fixed and three times draft_per_token.
+    # The published account's draft is 1.6 us of 2.14 ms dearer than draft_fixed and three times draft_per_token.
     assert 1 / (1 + g) == pytest.approx(0.734508, abs=2e-4)
 
 
-def test_the_roofline_is_theory_7():
+def test_the_roofline_is_that_of_the_theory():
     cost = load_cost("h100_llama31_8b_roofline", CONF)
     weights, token = 7.505e9 * 2, cache_bytes(1, 32, 8, 128, 2)
     assert cost.seconds(1, 1000) == pytest.approx(call_seconds(weights + 1000 * token, 0.0, 3.35e12, 989e12), rel=1e-6)

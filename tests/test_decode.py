@@ -1,6 +1,4 @@
-"""Token accounting of the loop: where a text ends, what a round records, what is censored (DESIGN 3, THEORY
-5).
-"""
+"""Token accounting of the loop: where a text ends, what a round records, what is censored (theory.md 5.1)."""
 
 from collections.abc import Sequence
 

@@ -23,7 +23,7 @@ from specdec.theory.capped_geometric import finite_tokens_per_round
 
 GAMMAS = {1, 2, 4}
 
-# DESIGN 5: what a greedy run of a learning-free drafter logs.
+# All that a greedy run of a learning-free drafter logs.
 METRICS = """
 speedup speedup.ci_low speedup.ci_high speedup.prompt_mean speedup.prompt_median speedup.end_to_end
 speedup.capped_geometric cost.prefill_share tokens_per_round tokens_per_round.ci_low tokens_per_round.ci_high

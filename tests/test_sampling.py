@@ -172,7 +172,7 @@ def test_residual_is_the_positive_part(p, q):
 
 
 def test_residual_check_value():
-    """THEORY 1."""
+    """The laws of theory.md 1.1."""
     p, q = torch.tensor([0.5, 0.3, 0.15, 0.05]).double(), torch.tensor([0.2, 0.5, 0.1, 0.2]).double()
     assert residual(p, q).tolist() == pytest.approx([6 / 7, 0, 1 / 7, 0], abs=1e-6)
 

@@ -1,4 +1,4 @@
-"""Estimates of acceptance from censored rounds (THEORY 5): alpha, its errors, hazards by depth, Kaplan-Meier.
+"""Estimates of acceptance from censored rounds (theory.md 5.1 to 5.3): alpha, its errors, hazards, Kaplan-Meier.
 
 A round that ends without an observed rejection (every draft token accepted, or cut by the end token or the limit) is
 right-censored at its accepted count. In the formulas s is the accepted count of a round and d is 1 if a rejection was
@@ -47,7 +47,8 @@ class AlphaEstimate:
 def estimate_alpha(rounds: pd.DataFrame) -> AlphaEstimate:
     """Estimate alpha by K / (K + R), with standard error sqrt(alpha (1 - alpha) / (K + R)).
 
-    This is right however rounds are capped or cut, if what ends them does not look at the next draft token (THEORY 5).
+    This is right however rounds are capped or cut, if what ends them does not look at the next draft token
+    (theory.md 5.2).
     """
     accepted, rejected = int(rounds["accepted"].sum()), int(rounds["rejected"].sum())
     tested = accepted + rejected

@@ -1,4 +1,4 @@
-"""Tests of the i.i.d. capped-geometric model (THEORY 6), one behind each iid.* metric.
+"""Tests of the i.i.d. capped-geometric model (theory.md 6.1), one behind each iid.* metric.
 
 They take rounds as the unit. Real rounds of one prompt are dependent, and differences between prompts alone make the
 depth and mixing tests reject; read them together with the prompt and memory tests. Repeats that are copies must be

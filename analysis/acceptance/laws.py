@@ -1,7 +1,7 @@
 """Laws of a round: what each model of acceptance, fitted to weighted counts, says about rounds of any gamma.
 
 A law gives the chance of every outcome of a round; from it follow the expected rounds of texts of any length, ends of
-texts included (THEORY 2, finite output). Everything is computed for B replicates of the fit at once.
+texts included (theory.md 2.3 and 5.6). Everything is computed for B replicates of the fit at once.
 """
 
 from collections.abc import Callable, Mapping
@@ -110,7 +110,7 @@ def beta_quadrature(a: np.ndarray, b: np.ndarray, nodes: int) -> tuple[np.ndarra
 
 
 def _markov(sums: Sums) -> Law:
-    """Take agreement of drafter and target along the text as a two-state Markov chain (THEORY 4.6).
+    """Take agreement of drafter and target along the text as a two-state Markov chain (theory.md 4.6).
 
     a01 is the chance to agree after a disagreement, estimated at depth 1 after a rejection; a11 is the chance after an
     agreement, estimated at greater depths. A round without a rejection ends in a token that nobody drafted, so the
@@ -167,8 +167,8 @@ def expected_rounds(law: Law, offers: np.ndarray, gamma: int, tokens: int) -> np
     """Return [B, tokens + 1] expected rounds to write a text of 0, 1, ... tokens; offers [B, G + 1].
 
     R_z(n) = 1 + sum_k P_z(k, rejected) R_0(n-k-1) + P_z(k, all) R_1(n-k-1), where z = 0 after a rejection; a text
-    starts as after a round without one. With one state and full offers this is THEORY 2's recursion. Beyond `EXACT`
-    tokens the rounds are continued by their mean slope, from which they differ by less than a round.
+    starts as after a round without one. With one state and full offers this is the recursion of theory.md 2.3. Beyond
+    `EXACT` tokens the rounds are continued by their mean slope, from which they differ by less than a round.
     """
     rejected, whole = round_law(law.acceptance, offers[:, None, None, :], gamma)  # [B, Q, S, gamma + 1]
     replicates, types, states, _ = rejected.shape

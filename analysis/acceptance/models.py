@@ -1,4 +1,4 @@
-"""Models of the accepted counts, fitted by maximum likelihood and compared by AIC (THEORY 5).
+"""Models of the accepted counts, fitted by maximum likelihood and compared by AIC (theory.md 5.4).
 
 All use only the accepted count s of a round and d, 1 if a rejection was observed; log-likelihoods are in nats.
 """

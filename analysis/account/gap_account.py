@@ -1,4 +1,4 @@
-"""The gap account (THEORY 8): eight factors that lead from the capped-geometric theory to the measured speedup.
+"""The gap account (theory.md 8.1): eight factors that lead from the capped-geometric theory to the measured speedup.
 
 Their product is the measured speedup for any data, because every factor is a ratio of neighbouring quantities. Prefill
 does not count; seconds are those of the rounds table. The order of the factors is a convention; the split of a round's

@@ -1,4 +1,4 @@
-"""The cost model of a target call, fitted to measured times: t(n, context) from bytes and operations (THEORY 7).
+"""The cost model of a target call, fitted to measured times: t(n, context) from bytes and operations (theory.md 7.2).
 
     t = fixed + token_seconds x context + (reading, computing)
     reading = bytes(context) / bandwidth,  computing = flops(n rounded up to whole tiles, context) x flop_seconds

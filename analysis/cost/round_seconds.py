@@ -12,7 +12,7 @@ from .block_seconds import BlockSeconds, repeats_of
 
 @dataclass(frozen=True)
 class RoundSeconds:
-    """Seconds of a round with n nodes in D levels: t(1 + n) + draft + rest (THEORY 7).
+    """Seconds of a round with n nodes in D levels: t(1 + n) + draft + rest (theory.md 7.2).
 
     Attributes:
         calls: t, and as its `rest` the time of accepting, committing and everything else.

@@ -100,7 +100,7 @@ def cell(value: object) -> str:
 
 # HTML ---------------------------------------------------------------------------------------------
 
-STYLE = """
+STYLESHEET = """
 :root { color-scheme: light dark; --ink: #1b1b1b; --paper: #fff; --faint: #595959; --line: #d9d9d9; --tint: #f4f5f7;
   --link: #0063a0; }
 @media (prefers-color-scheme: dark) {
@@ -153,7 +153,7 @@ def _html(title: str, chapters: Sequence[Chapter], drawn: dict[int, _Drawn]) -> 
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
         f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">',
         f"<title>{escape(title)}</title>",
-        f"<style>{STYLE}</style>",
+        f"<style>{STYLESHEET}</style>",
         "</head>",
         "<body>",
         f"<h1>{escape(title)}</h1>",

@@ -1,6 +1,6 @@
 """Compares runs, paired by prompt: differences and ratios with intervals, ranks, the best gamma, in words.
 
-Figures of different models, dtypes or machines are not set against each other (DESIGN 6): every such setting is
+Figures of different models, dtypes or machines are not set against each other: every such setting is
 compared within itself. Whatever else differs between runs is named.
 """
 

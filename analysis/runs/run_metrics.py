@@ -19,8 +19,8 @@ from .summary import Summary
 
 
 def operation_metrics(summary: Summary, rounds: pd.DataFrame, facts: RunFacts) -> dict[str, float]:
-    """Return arithmetic per token over the baseline's (THEORY 2), by formula and as evaluated; nothing for a target
-    that does none.
+    """Return arithmetic per token over the baseline's (theory.md 2.2), by formula and as evaluated; nothing for a
+    target that does none.
     """
     if facts.target_flops == 0:
         return {}
@@ -57,7 +57,7 @@ def total_variation(rounds: pd.DataFrame, facts: RunFacts, replicates: int, seed
 
 
 def limit_metrics(summary: Summary) -> dict[str, float]:
-    """Return what an engine without overhead would reach at the measured v and g = gamma c (THEORY 2 and 8).
+    """Return what an engine without overhead would reach at the measured v and g = gamma c (theory.md 2.1 and 8.3).
 
     `speedup.limit` is Omega / (v + g); `speedup.limit.realised` has the tokens per round that came out instead of
     Omega, so that chance and the ends of texts are in both sides of speedup over limit. `cost.overhead_share` is

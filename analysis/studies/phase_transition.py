@@ -182,8 +182,8 @@ def crossing(tokens: np.ndarray, operations: np.ndarray, threshold: float) -> fl
 
 
 def roofline_ridge(intensity: pd.DataFrame, context: int) -> float | None:
-    """Return n* = (W + KV) F / (2 P BW) of one cache (THEORY 7), the tokens at which a call without any overhead would
-    leave the memory-bound region; None without a table of products.
+    """Return n* = (W + KV) F / (2 P BW) of one cache (theory.md 7.1), the tokens at which a call without any overhead
+    would leave the memory-bound region; None without a table of products.
     """
     step = _of_shape(intensity[intensity["context"] == context], PLAIN)
     if step.empty:

@@ -1,4 +1,4 @@
-"""Runs a Hydra task as a command: a fault is one sentence without traceback, and sets the exit code (DESIGN 4).
+"""Runs a Hydra task as a command: a fault is one sentence without traceback, and sets the exit code.
 
 Knows Hydra; knows nothing of decoding. Imports stay light, so `--help` and a bad name answer at once.
 """

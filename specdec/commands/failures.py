@@ -1,4 +1,4 @@
-"""Turns whatever can end a command into one sentence and an exit code (DESIGN 4). Knows Hydra's and YAML's errors."""
+"""Turns whatever can end a command into one sentence and an exit code. Knows Hydra's and YAML's errors."""
 
 import errno
 import re

@@ -42,7 +42,7 @@ class Adaptive(Wrapper):
     """Drafts chains with the drafter `of` and chooses their length, at most the structure's gamma. q and the cost of a
     token are those of `of`.
 
-    `confidence` (SpecDec++ 2405.19715; THEORY 9): no further token is drafted once 1 - prod_j beta_hat_j exceeds
+    `confidence` (SpecDec++ 2405.19715; theory.md 9.3): no further token is drafted once 1 - prod_j beta_hat_j exceeds
     1 - `threshold`. beta_hat_j is the drafter's own probability of the token that it drafted, in place of a trained
     prediction head. The token that crosses the threshold has been drawn and is still offered: the length may depend on
     the tokens before a position, but a drawn token is never withdrawn, which would bias sampling.

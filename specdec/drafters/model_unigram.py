@@ -37,7 +37,8 @@ class ModelUnigramConfig:
 @drafters.register("model_unigram")
 class ModelUnigram(TokenLookup):
     """Proposes the same k tokens in every context: those whose output embeddings lie at one end of the mean's direction
-    (N-Grammys 2411.03786; THEORY 9). The end is an empirical choice: its k tokens make up more of a calibration text.
+    (N-Grammys 2411.03786; theory.md 9.1). The end is an empirical choice: its k tokens make up more of a calibration
+    text.
 
     Deterministic: q is a point mass. Row j begins with the token of rank j, and all that follows is the token of rank
     0; children in a tree are the first ranks, whatever their parent is. A draft costs nothing but copying; making the
@@ -106,7 +107,7 @@ class ModelUnigram(TokenLookup):
 
 def unigram_scores(u: Tensor, v: Tensor) -> Tensor:
     """Return the product of the mean output embedding with each output embedding under the metric G = V^T V / |X|: the
-    mean over tokens x of (mean u . v_x)(u_i . v_x); THEORY 9.
+    mean over tokens x of (mean u . v_x)(u_i . v_x); theory.md 9.1.
 
     Args:
         u, v: output and input embeddings, [X, D] each, of any float type.

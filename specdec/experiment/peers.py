@@ -1,4 +1,4 @@
-"""Other engines on the same models and prompts, in the same process, between our own generations (DESIGN 6).
+"""Other engines on the same models and prompts, in the same process, between our own generations.
 
 `transformers` in three forms, each set against the arm of ours that does the same: plain generation, assisted
 generation by the same small model, prompt lookup with the same match length. A peer that fails says why and stops.

@@ -1,4 +1,4 @@
-"""A fixed token tree: given, read from a small file, or the best one for given accuracies (THEORY 3)."""
+"""A fixed token tree: given, read from a small file, or the best one for given accuracies (theory.md 3.2)."""
 
 from collections.abc import Sequence
 from functools import lru_cache

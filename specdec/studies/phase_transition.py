@@ -1,5 +1,5 @@
 """Measures where verification stops being nearly free: t(k, w, context) of k rows of width w, and what each matrix
-product moves and computes for them beside what the machine can (N-Grammys, 2411.03786; THEORY 7).
+product moves and computes for them beside what the machine can (N-Grammys, 2411.03786; theory.md 7.1).
 """
 
 from collections.abc import Iterable, Mapping, Sequence

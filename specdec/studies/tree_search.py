@@ -61,7 +61,7 @@ class TreeSearch(Study):
         tree.
     `arms`: arm, shape (plain, chain, tree, dynamic, chosen), budget, nodes, depth, tokens and seconds (of a round as
         predicted; NaN for dynamic trees, whose topology is not known beforehand), structure (JSON). A tree is the one
-        with most predicted tokens per second of its budget; the chosen one has the most of all (THEORY 3) and is
+        with most predicted tokens per second of its budget; the chosen one has the most of all (theory.md 3.2) and is
         missing where plain decoding has more.
     `live`: repeat, arm, stream, prompt and what else `LiveRuns.compared` has: whole runs of the second half.
     `skipped`: see `Bench.skipped`.

@@ -33,7 +33,7 @@ class ReplayConfig(Recording):
 @targets.register("replay")
 class Replay(Target):
     """Chooses the recorded token at every position, so that greedy decoding writes the recorded text in exactly the
-    rounds that the model which wrote it would have taken (DESIGN 3). A recording without an end token ends as at a
+    rounds that the model which wrote it would have taken. A recording without an end token ends as at a
     limit.
 
     Greedy only. No call takes time: `clock` shows what calls would have taken by a cost model. A stream is found by its

@@ -1,5 +1,5 @@
 """Recorded streams: prompts and outputs in tokens, written by a run of specdec or by another program, to be replayed
-without the model that wrote them (DESIGN 3). Also plain text, cut into prompt and continuation. Knows no drafter and no
+without the model that wrote them. Also plain text, cut into prompt and continuation. Knows no drafter and no
 torch.
 """
 

@@ -1,4 +1,4 @@
-"""The capped-geometric model (THEORY 2): every draft token is accepted with the same alpha, independently.
+"""The capped-geometric model (theory.md 2.1 and 2.3): every draft token is accepted with the same alpha, independently.
 
 A round that offers gamma tokens accepts A of them and yields T = A + 1; P(A = k) = alpha^k (1 - alpha) below
 gamma and alpha^gamma at gamma (Leviathan et al. 2211.17192, eq. 1). Arguments broadcast; alpha may be exactly
@@ -69,7 +69,7 @@ def finite_tokens_per_round(alpha: float, gamma: int, lengths: ArrayLike) -> flo
 def tokens_per_round_rows(alpha: ArrayLike, width: int, rows: ArrayLike) -> Values:
     """Return the expected tokens of a round with k independent rows of width w: (w + 1) - sum_{i<=w} (1 - alpha^i)^k.
 
-    Rows are i.i.d. draws; rows whose first tokens are distinct (top-k) follow another law (THEORY 2).
+    Rows are i.i.d. draws; rows whose first tokens are distinct (top-k) follow another law (theory.md 2.4).
     """
     chance, k = np.broadcast_arrays(probability(alpha, "alpha"), count(rows, "rows"))
     i = np.arange(1, int(count(width, "width")) + 1)

@@ -1,4 +1,4 @@
-"""Closed forms for acceptances that are not independent (THEORY 4): product identity, replay, runs, a Markov chain."""
+"""Closed forms for acceptances that are not independent (theory.md 4.1 to 4.6)."""
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -16,7 +16,7 @@ def product_identity(hazards: ArrayLike) -> Values:
 
 
 def replay_rounds(m: ArrayLike, gamma: ArrayLike) -> Values:
-    """Return V_1, the expected rounds to write one given text of N tokens; gamma is a number or an array (THEORY 4.2).
+    """Return V_1, the expected rounds to write one text of N tokens; gamma is a number or an array (theory.md 4.2).
 
     m [N] is the chance that the token at each position of the text is accepted when it is tested: min(1, q/p), and 0 or
     1 when greedy. It holds for drafters whose proposal depends on the text before it alone. O(N gamma): let U_t(k) be
@@ -45,8 +45,8 @@ def replay_rounds_by_start(m: ArrayLike) -> float:
     before it and on where its round began: V_t = 1 + sum_k P_t(k) V_{t+k+1}, where a round that begins at t accepts k
     tokens with chance P_t(k) = prod_{j<k} m_{t,j} (1 - m_{t,k}), and all gamma with chance prod_j m_{t,j}.
 
-    THEORY 4.2 with m_{t+j} replaced by m_{t,j}, and for the same reason: given the text, min(q, p) of a token over p is
-    the chance that it was drafted and accepted, and the rest of p is the chance that it came from the residual.
+    theory.md 4.2 with m_{t+j} replaced by m_{t,j}, and for the same reason: given the text, min(q, p) of a token over p
+    is the chance that it was drafted and accepted, and the rest of p is the chance that it came from the residual.
 
     Args:
         m: [N, gamma] min(1, q/p) of token t+j in a chain that began at t; 0 where nothing is offered, and beyond the
@@ -65,7 +65,7 @@ def replay_rounds_by_start(m: ArrayLike) -> float:
 
 
 def greedy_rounds(agreement: ArrayLike, gamma: int) -> int:
-    """Return the rounds of a greedy drafter that agrees with the text where `agreement` [N] is 1 (THEORY 4.3).
+    """Return the rounds of a greedy drafter that agrees with the text where `agreement` [N] is 1 (theory.md 4.3).
 
     A test oracle. A run of L ones and the zero behind it take ceil((L + 1) / (gamma + 1)) rounds; a last run of r ones
     without a zero takes ceil(r / (gamma + 1)). ValueError for anything but zeros and ones.
@@ -79,7 +79,7 @@ def greedy_rounds(agreement: ArrayLike, gamma: int) -> int:
 
 
 def markov_tokens_per_round(a01: ArrayLike, a11: ArrayLike, gamma: ArrayLike) -> Values:
-    """Return the long-run tokens per round when agreement along the text is a two-state Markov chain (THEORY 4.6).
+    """Return the long-run tokens per round when agreement along the text is a two-state Markov chain (theory.md 4.6).
 
     A test oracle. With a01 = P(1 | 0) and a11 = P(1 | 1): (1 + a01 / (1 - a11)) / (1 + a01 a11^gamma / (1 -
     a11^(gamma+1))), numerator and denominator times 1 - a11, so that a11 = 1 gives gamma + 1. ValueError for a01 = 0

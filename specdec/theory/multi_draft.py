@@ -1,9 +1,8 @@
-"""Several drafts for one position (THEORY 1): the chance that one of them is accepted, and the law that is emitted.
+"""Several drafts for one position (theory.md 1.4): the chance that one of them is accepted, and the law of the token.
 
 A test oracle: the verifiers are tested against it, and nothing else calls it. `p` and `q` [V] are the laws of target
-and
-drafter at the position, `drafts` is K. Each rule emits exactly p. ValueError for laws that do not sum to 1 or differ in
-length, and for K below 1.
+and drafter at the position, `drafts` is K. Each rule emits exactly p. ValueError for laws that do not sum to 1 or
+differ in length, and for K below 1.
 """
 
 from dataclasses import dataclass

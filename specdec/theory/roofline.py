@@ -1,4 +1,4 @@
-"""The roofline of a model (THEORY 7): what one target call on n tokens costs in memory traffic and arithmetic.
+"""The roofline of a model (theory.md 7.1): what one target call on n tokens costs in memory traffic and arithmetic.
 
 The bytes of a call are those that it must read once: the weights and the cached keys and values. Activations, which are
 small beside both for few tokens, count only in the operations per byte of a single product. ValueError for arguments

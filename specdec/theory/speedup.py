@@ -1,4 +1,4 @@
-"""Speedup and operations under the capped-geometric model (THEORY 2; Leviathan et al. 2211.17192, 3.3-3.5).
+"""Speedup and operations under the capped-geometric model (theory.md 2.2; Leviathan et al. 2211.17192, 3.3-3.5).
 
 Times are in units of one target call on one token: c is one drafter step, v the verification of gamma + 1 tokens.
 ValueError for arguments outside their range.

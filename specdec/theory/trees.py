@@ -1,4 +1,4 @@
-"""Token trees under positional acceptance (THEORY 3): the expected tokens of a tree, and the tree that has most.
+"""Token trees under positional acceptance (theory.md 3.1 and 3.2): expected tokens, and the tree that has most.
 
 The child of rank j of an accepted node is accepted with chance a_j, or a_{d,j} at depth d, whatever happened before; at
 most one child of a node is accepted. So the worth of a node is the product of chances along its path, and the expected

@@ -1,6 +1,6 @@
 """Measures what this machine can do at best: bytes read per second and operations per second in a model's dtype.
 
-The ceiling that a call's own figures are set against (THEORY 7). Takes a few hundred milliseconds and two large
+The ceiling that a call's own figures are set against (theory.md 7.1). Takes a few hundred milliseconds and two large
 buffers, so it runs apart from anything timed, and after the peak of memory has been read.
 """
 

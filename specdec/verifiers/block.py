@@ -25,7 +25,7 @@ class BlockVerificationConfig:
 
 @verifiers.register("block")
 class BlockVerification(Verifier):
-    """Accept the longest prefix that passes its own test, even if a shorter one failed (THEORY 1).
+    """Accept the longest prefix that passes its own test, even if a shorter one failed (theory.md 1.3).
 
     With p_0 = 1, p_i = min(1, p_{i-1} p(x_i)/q(x_i)) and n_i = sum_x (p_i p_{i+1}(x) - q_{i+1}(x))_+ it passes with
     h_i = n_i / (n_i + 1 - p_i) (0/0 is 1), the whole chain with p_gamma. After tau < gamma tokens, which counts as one
@@ -62,7 +62,7 @@ class BlockVerification(Verifier):
 
 
 def _weights(p: Tensor, q: Tensor, tokens: Tensor) -> Tensor:
-    """Return p_0 ... p_N [N+1] of THEORY 1 for N drafted tokens under p, q [N, V].
+    """Return p_0 ... p_N [N+1] of theory.md 1.3 for N drafted tokens under p, q [N, V].
 
     ln p_i is a walk of steps ln p(x_i)/q(x_i) that is held at or below 0: the free walk minus its highest point so far.
     """

@@ -32,7 +32,7 @@ class LenientConfig:
 
 @verifiers.register("lenient")
 class Lenient(Verifier):
-    """Accept x ~ q with probability min(1, p(x) / (l q(x))); no token gets more than p(x)/l (THEORY 1).
+    """Accept x ~ q with probability min(1, p(x) / (l q(x))); no token gets more than p(x)/l (theory.md 1.2).
 
     After a rejection the next token is drawn from norm((p - q)_+), or with residual=lenient from norm((p - l q)_+). At
     lenience 1 this is speculative sampling. What it emits at a tested position is known exactly (`law`).

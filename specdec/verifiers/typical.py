@@ -30,7 +30,7 @@ class TypicalConfig:
 @verifiers.register("typical")
 class Typical(Verifier):
     """Accept a node while p(x) > min(epsilon, delta exp(-H(p))), H in nats: where the target is sure it has to agree,
-    where it is not, a draft need only be plausible (THEORY 1). No q, no randomness.
+    where it is not, a draft need only be plausible (theory.md 1.2). No q, no randomness.
 
     Of all paths whose nodes pass the longest wins, the first in the draft's order among equals (Medusa's own code
     takes the likeliest of them). The paper keeps a step's first token, the target's argmax, unconditionally. Here that

@@ -75,7 +75,7 @@ def test_bad_options_are_refused():
 
 
 def test_coverage_with_differences_between_prompts():
-    """THEORY 6: 40 prompts from Beta(6, 2): rounds as the unit cover about 55%, prompts about 93%.
+    """theory.md 5.5: 40 prompts from Beta(6, 2): rounds as the unit cover about 55%, prompts about 93%.
 
     400 runs; at a true coverage of 93% fewer than 87% happen with probability 2e-5, and at 55% more than 70%
     1e-9.

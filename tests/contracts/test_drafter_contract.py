@@ -233,8 +233,8 @@ def test_costs_and_declarations(build, name):
     "name", [name for name in drafters.names() if drafters.get(name).capabilities.replay == "position"]
 )
 def test_a_positional_replay_needs_proposals_that_depend_on_the_text_only(build, make_structure, name):
-    """THEORY 4.2: at a position the same token, or the same law, is proposed whatever gamma is and wherever the round
-    began.
+    """theory.md 4.2: at a position the same token, or the same law, is proposed whatever gamma is and wherever the
+    round began.
     """
     if "chain" not in drafters.get(name).capabilities.fills:
         pytest.skip("chains only")

@@ -1,4 +1,4 @@
-"""Every YAML of the run groups composes with Hydra and passes the strict validation (STYLE 10)."""
+"""Every YAML of the run groups composes with Hydra and passes the strict validation."""
 
 from pathlib import Path
 
@@ -135,7 +135,7 @@ def test_no_drafter_is_a_default():
     ],
 )
 def test_names_that_documents_use_can_be_overridden(override):
-    """DESIGN 4: some override names are fixed."""
+    """Some override names are fixed, because documents and scripts use them."""
     check(composed("+drafter=ngram", override))
 
 

@@ -1,4 +1,4 @@
-"""Speculative greedy output is the model's own greedy output, token for token, in float64 (STYLE 10).
+"""Speculative greedy output is the model's own greedy output, token for token, in float64.
 
 The reference is transformers' own `generate`, with its own cache and masks, on a tiny random model of every
 architecture; drafters and verifiers come from the registries.

@@ -1,4 +1,4 @@
-"""Exact output law of every lossless verifier x structure, by enumeration on a table target (STYLE 10).
+"""Exact output law of every lossless verifier x structure, by enumeration on a table target.
 
 Every random choice of the real `accept`, of the draft and of the loop is branched on (`Enumeration` of
 fixtures), so the law is a finite sum and equals the target's to 1e-12, with no sampling error. A new lossless
@@ -430,20 +430,20 @@ def expected_accepted(enumeration, table, p, q, gamma, root) -> float:
 
 @pytest.mark.parametrize(("gamma", "expected"), [(2, 10 / 9), (3, 1.407407), (4, 1.604938)])
 def test_expected_accepted_of_the_iid_example(enumeration, table, gamma, expected):
-    """THEORY 1, token verification of p = (1/3, 2/3), q = (2/3, 1/3)."""
+    """theory.md 1.3, token verification of p = (1/3, 2/3), q = (2/3, 1/3)."""
     p, q = [[1 / 3, 2 / 3]] * 2, [[2 / 3, 1 / 3]] * 2
     assert expected_accepted(enumeration, table, p, q, gamma, 0) == pytest.approx(expected, abs=5e-7)
 
 
 def test_expected_accepted_of_the_markov_example(enumeration, table):
-    """THEORY 1: a fourth token that nothing leads to stands for the start and its laws p_0, q_0."""
+    """theory.md 1.3: a fourth token that nothing leads to stands for the start and its laws p_0, q_0."""
     p = [[0.7, 0.2, 0.1, 0], [0.1, 0.6, 0.3, 0], [0.3, 0.3, 0.4, 0], [0.5, 0.3, 0.2, 0]]
     q = [[0.4, 0.4, 0.2, 0], [0.2, 0.5, 0.3, 0], [0.5, 0.2, 0.3, 0], [0.3, 0.3, 0.4, 0]]
     assert expected_accepted(enumeration, table, p, q, 3, 3) == pytest.approx(1.956, abs=1e-9)
 
 
 def test_the_law_of_one_rejection(enumeration, table):
-    """THEORY 1: beta = 0.65 and the residual (6/7, 0, 1/7, 0); gamma 1, so one committed token means a
+    """theory.md 1.1: beta = 0.65 and the residual (6/7, 0, 1/7, 0); gamma 1, so one committed token means a
     rejection.
     """
     p, q = [[0.5, 0.3, 0.15, 0.05]] * 4, torch.tensor([[0.2, 0.5, 0.1, 0.2]] * 4, dtype=torch.float64)
@@ -460,7 +460,7 @@ def test_the_law_of_one_rejection(enumeration, table):
     assert rejected == pytest.approx({0: 0.35 * 6 / 7, 2: 0.35 / 7}, abs=EXACT)
 
 
-P, Q = [0.5, 0.3, 0.15, 0.05], [0.2, 0.5, 0.1, 0.2]  # of THEORY 1's table
+P, Q = [0.5, 0.3, 0.15, 0.05], [0.2, 0.5, 0.1, 0.2]  # of theory.md 1.4's table
 RULES = [
     ("speculative_sampling", "independent", multi_draft.multi_round, [0.755, 0.819]),
     ("speculative_sampling", "without_replacement", multi_draft.without_replacement, [0.814821, 0.939048, 1.0]),
@@ -470,7 +470,7 @@ RULES = [
 
 @pytest.mark.parametrize(("verifier", "way", "theory", "expected"), RULES, ids=[" ".join(case[:2]) for case in RULES])
 def test_the_chance_that_one_of_several_drafts_is_accepted(enumeration, table, verifier, way, theory, expected):
-    """THEORY 1's table, through the real rules; `specdec.theory` computes it another way."""
+    """theory.md 1.4's table, through the real rules; `specdec.theory` computes it another way."""
     target, q = table([P] * 4, temperature=1.0), torch.tensor([Q] * 4, dtype=torch.float64)
     for drafts, chance in enumerate(expected, start=2):
         shape = structures.build({"name": "rows", "k": drafts, "w": 1, "budget": 8})
@@ -484,7 +484,7 @@ def test_the_chance_that_one_of_several_drafts_is_accepted(enumeration, table, v
 
 
 def test_independent_tests_with_one_residual_are_caught(enumeration, table):
-    """THEORY 1: the tempting rule, which leaves p as it is between the tests, emits another law."""
+    """theory.md 1.4: the tempting rule, which leaves p as it is between the tests, emits another law."""
 
     class Naive(Verifier):
         capabilities = VerifierCapabilities(handles=frozenset({"rows"}))

@@ -1,4 +1,4 @@
-"""The model unigram: THEORY 9's values, scores against the definition, the choice of the sign, proposals, bad input."""
+"""The model unigram: the values of theory.md 9.1, scores against the definition, the sign, proposals, bad input."""
 
 import json
 import logging

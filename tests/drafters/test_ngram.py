@@ -1,4 +1,4 @@
-"""Context n-grams against a brute-force search, written from the definition (THEORY 9)."""
+"""Context n-grams against a brute-force search, written from the definition (theory.md 9.2)."""
 
 from collections import Counter
 

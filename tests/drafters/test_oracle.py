@@ -1,5 +1,5 @@
-"""The oracle makes the capped-geometric model true: coins, corrupt tokens, and rounds against R(n) of THEORY
-2.
+"""The oracle makes the capped-geometric model true: coins, corrupt tokens, and rounds against R(n) of
+theory.md 2.3.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""The arithmetic of advice against THEORY's figures and by hand; rounds found by replay against live decoding."""
+"""The arithmetic of advice against worked figures and by hand; rounds found by replay against live decoding."""
 
 import json
 from collections import Counter
@@ -23,7 +23,7 @@ from specdec.theory.dependence import replay_rounds
 from specdec.verifiers import verifiers
 
 PROMPT = (3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5)
-# THEORY 8, check: D = 3, T_v = 22.5, T_o = 1.9, t_1 = 20, t_AR = 21 ms; tau = 3.30 at gamma 5.
+# Of theory.md 8.1: D = 3, T_v = 22.5, T_o = 1.9, t_1 = 20, t_AR = 21 ms; tau = 3.30 at gamma 5.
 COST = RoundCost(draft=3 / 20, verify=22.5 / 20, overhead=1.9 / 20, full_verify=22.5 / 20, baseline=21 / 20)
 
 
@@ -49,7 +49,7 @@ def test_at_break_even_the_speedup_is_one():
 
 
 def test_break_even_alpha_of_mixed_offers():
-    assert break_even_alpha(3.68928, {5: 1.0}) == pytest.approx(0.8)  # THEORY 2, check
+    assert break_even_alpha(3.68928, {5: 1.0}) == pytest.approx(0.8)  # theory.md 2.1
     assert break_even_alpha((1 + 3.68928) / 2, {0: 0.5, 5: 0.5}) == pytest.approx(0.8)
     assert break_even_alpha(3.51, {0: 0.5, 5: 0.5}) is None  # alpha 1 gives (1 + 6) / 2
     assert break_even_alpha(0.9, {5: 1.0}) == 0.0
@@ -116,7 +116,7 @@ def walk_of(along, gamma, limit):
 
 @pytest.mark.parametrize(("gamma", "rounds"), [(1, 3.298), (2, 3.14), (3, 2.698), (10, 2.6)])
 def test_expected_rounds_of_theory(gamma, rounds):
-    """THEORY 4.2, check."""
+    """The text of theory.md 4.2."""
     assert walk_of(along([0.9, 0.5, 1, 0.2, 0.8, 0.7]), gamma, 6).rounds == pytest.approx(rounds)
 
 

@@ -75,7 +75,7 @@ def test_agreement_of_the_oracle_is_its_coins(target, text, group_values):
     coins = torch.rand(len(text), generator=generator_for(0, "p", "draft")) < 0.6
     assert along.beta == along.m == tuple(coins.double().tolist())
     assert all(along.proposed)
-    # THEORY 4.3, another way to count the rounds of agreement bits
+    # theory.md 4.3, another way to count the rounds of agreement bits
     assert replay_rounds(along.m, 3) == pytest.approx(greedy_rounds(coins.numpy(), 3))
 
 

@@ -1,4 +1,4 @@
-"""Acceptance rules against hand-made laws: check values of THEORY 1, and losslessness by enumeration."""
+"""Acceptance rules against hand-made laws: check values of theory.md 1.1 to 1.3, and losslessness by enumeration."""
 
 from itertools import product
 

@@ -1,4 +1,4 @@
-"""The capped-geometric model: check values of THEORY 2, sums over the pmf, and a simulation."""
+"""The capped-geometric model: check values of theory.md 2, sums over the pmf, and a simulation."""
 
 import numpy as np
 import pytest

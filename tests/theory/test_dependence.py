@@ -1,4 +1,4 @@
-"""Theory without independence: check values of THEORY 4, replay against simulation and against its special
+"""Theory without independence: check values of theory.md 4, replay against simulation and against its special
 cases.
 """
 
@@ -53,7 +53,7 @@ def test_replay_takes_every_gamma_in_one_pass():
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=12), st.integers(0, 14))
 @settings(max_examples=150, deadline=None)
 def test_replay_satisfies_its_recursion(m, gamma):
-    """V by the formula of THEORY 4.2, term by term."""
+    """V by the formula of theory.md 4.2, term by term."""
     n = len(m)
     value = np.zeros(n + gamma + 3)  # V at positions 0 ... n-1, zero behind the end
     chance = np.append(m, np.zeros(gamma + 2))  # behind the end the value is 0 whatever is accepted
@@ -121,7 +121,7 @@ def test_markov_limits():
 
 
 def test_differences_between_texts_lower_pooled_tokens_per_round():
-    """1 / Omega is convex in alpha (THEORY 4.5)."""
+    """1 / Omega is convex in alpha (theory.md 4.5)."""
     alphas = np.random.default_rng(4).beta(6, 2, size=1_000)
     pooled = 1 / np.mean(1 / tokens_per_round(alphas, 5))
     assert pooled < tokens_per_round(alphas.mean(), 5) - 0.05

@@ -1,4 +1,4 @@
-"""Rules for several drafts: check values of THEORY 1, losslessness, and each acceptance found another way."""
+"""Rules for several drafts: check values of theory.md 1.4, losslessness, and each acceptance found another way."""
 
 from itertools import chain, combinations, permutations, product
 
@@ -150,7 +150,7 @@ def test_a_large_vocabulary_is_no_obstacle_to_what_is_not_enumerated():
 
 
 def test_one_residual_for_several_drafts_is_biased():
-    """The counterexample of THEORY 1: two drafts accepted with min(1, p/q) each, one residual norm((p - q)_+)."""
+    """The counterexample of theory.md 1.4: two drafts accepted with min(1, p/q) each, one residual norm((p - q)_+)."""
     accepted = np.minimum(P, Q)
     beta = accepted.sum()
     emitted = accepted * (1 + (1 - beta)) + (1 - beta) ** 2 * acceptance.residual(P, Q)

@@ -1,4 +1,4 @@
-"""The roofline: check values of THEORY 7, and products against the sums that they stand for."""
+"""The roofline: check values of theory.md 7.1, and products against the sums that they stand for."""
 
 import numpy as np
 import pytest

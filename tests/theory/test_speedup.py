@@ -1,4 +1,4 @@
-"""Speedup and operations: check values of THEORY 2, the guarantees of Leviathan et al., Amdahl."""
+"""Speedup and operations: check values of theory.md 2.2, the guarantees of Leviathan et al., Amdahl."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Token trees: check values of THEORY 3, heap against dynamic program, both against every tree there is."""
+"""Token trees: check values of theory.md 3, heap against dynamic program, both against every tree there is."""
 
 from functools import cache
 

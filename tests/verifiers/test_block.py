@@ -1,5 +1,5 @@
-"""Block verification against the formulas of THEORY 1, by enumeration of the real rule. That it is lossless is tested
-with all lossless rules in test_losslessness.py.
+"""Block verification against the formulas of theory.md 1.3, by enumeration of the real rule. That it is lossless is
+tested with all lossless rules in test_losslessness.py.
 """
 
 import itertools
@@ -50,7 +50,7 @@ def test_mean_accepted_of_the_iid_example(enumeration, gamma, token, block):
 
 
 def test_mean_accepted_of_the_markov_example(enumeration):
-    """THEORY 1: 1.956 token by token, 2.091 by block, for a chain of 3."""
+    """theory.md 1.3: 1.956 token by token, 2.091 by block, for a chain of 3."""
     assert mean_accepted(enumeration, TOKEN, P_0, Q_0, P, Q, 3) == pytest.approx(1.956, abs=1e-9)
     assert mean_accepted(enumeration, BLOCK, P_0, Q_0, P, Q, 3) == pytest.approx(2.091, abs=1e-9)
 

@@ -27,7 +27,7 @@ def passing(p, epsilon, delta):
 
 
 def test_the_threshold_of_the_worked_example():
-    """THEORY 1: H = 1.279854, threshold 0.083423, so 0.1 passes; at epsilon 0.09 a delta of 0.37 stops it."""
+    """theory.md 1.2: H = 1.279854, threshold 0.083423, so 0.1 passes; at epsilon 0.09 a delta of 0.37 stops it."""
     p = torch.tensor([[0.4, 0.3, 0.2, 0.1]] * 2, dtype=torch.float64)
     entropy = -sum(x * math.log(x) for x in (0.4, 0.3, 0.2, 0.1))
     assert entropy == pytest.approx(1.279854, abs=1e-6)

@@ -7,7 +7,7 @@ category.
 Per position, as replay traces have it: `{"prompt_token_ids": [...], "generated_token_ids": [...], "acc_NAME":
 {"acc_len": [...]}}`. acc_len[t] is the number of tokens that a round starting at token t would commit at most, the
 target's own included, so such a round accepts min(acc_len[t] - 1, gamma). The text is walked from round to round
-(THEORY 4.7); an average over all positions is another quantity, because rounds start right after rejections.
+(theory.md 4.7); an average over all positions is another quantity, because rounds start right after rejections.
 """
 
 from pathlib import Path

@@ -26,7 +26,7 @@ class DrafterCapabilities:
         reads_logits: it learns from the target's logits over each draft (`observe`), which a recorded text has not.
         runs_target: it drafts with a part of the target's own model, and is refused beside a target without one.
         reports_confidence: it ends a draft where the structure's `threshold` asks for it.
-        replay: how a text of the target gives the rounds that it takes (DESIGN 3); None: not at all.
+        replay: how a text of the target gives the rounds that it takes (theory.md 4.2); None: not at all.
             "position": a proposal depends on the text before it alone.
             "start": also on where its round began, but not on earlier rounds. If it draws, it has `chances`. Like
             "position", chains have expected rounds at any temperature.

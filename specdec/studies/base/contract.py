@@ -111,7 +111,7 @@ class Bench:
 
 
 class Study(ABC):
-    """One kind of study, constructed as `cls(config)`; greedy only, because it replays texts (DESIGN 3)."""
+    """One kind of study, constructed as `cls(config)`; greedy only, because it replays texts."""
 
     @abstractmethod
     def run(self, bench: Bench) -> Mapping[str, pd.DataFrame]:

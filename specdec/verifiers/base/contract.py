@@ -22,8 +22,8 @@ class VerifierCapabilities:
         greedy_only: right only where p is one-hot; a run with a temperature is refused.
         deterministic: the decision follows from p and the draft's tokens, without randomness.
         token_by_token: a token of a chain passes with min(1, p/q), whatever else is offered, so that a position-wise
-            replay counts rounds (THEORY 4.2); this says nothing of rows and trees. Other rules are replayed only where
-            p is one-hot: all lossless rules are one there.
+            replay counts rounds (theory.md 4.2); this says nothing of rows and trees. Other rules are replayed only
+            where p is one-hot: all lossless rules are one there.
     """
 
     handles: frozenset[str]

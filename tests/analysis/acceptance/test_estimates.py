@@ -1,4 +1,4 @@
-"""Estimators against the data sets D1 to D6 of THEORY 5, and against simulation."""
+"""Estimators against the data sets D1 to D6 of theory.md 5, and against simulation."""
 
 from math import isnan, sqrt
 

@@ -1,4 +1,4 @@
-"""The i.i.d. tests: check values of THEORY 6, their size when the model is true, what each one sees."""
+"""The i.i.d. tests: check values of theory.md 6.1, their size when the model is true, what each one sees."""
 
 from itertools import permutations
 from math import isnan
@@ -45,7 +45,7 @@ def test_check_values_of_d6(from_counts):
 
 @pytest.mark.parametrize(("counts", "chi_squared"), [(D1, 0.110324), (D5, 8.510374)])
 def test_depth_is_the_g_test_of_the_counts_without_censoring(from_counts, counts, chi_squared):
-    """Counts of A against the fitted law: G equals the statistic, and Pearson's sum is THEORY's."""
+    """Counts of A against the fitted law: G equals the statistic, and Pearson's sum is known."""
     observed = np.array(counts)
     expected = observed.sum() * accepted_pmf(estimate_alpha(from_counts(counts)).alpha, 4)
     g = 2 * (observed * np.log(observed / expected)).sum()
@@ -122,7 +122,7 @@ def test_sizes_when_the_model_is_true(simulate):
 
 
 def test_prompt_differences_deceive_the_depth_test_and_not_the_memory_test(simulate):
-    """THEORY 6: Beta(6, 2) per prompt, no depth effect: depth rejects in 89%, prompts nearly always, memory
+    """theory.md 6.2: Beta(6, 2) per prompt, no depth effect: depth rejects in 89%, prompts nearly always, memory
     in 4%.
 
     60 runs; fewer than 40 depth rejections (at 89%) and more than 12 memory rejections (at 5%) both below

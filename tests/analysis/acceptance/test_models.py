@@ -1,4 +1,4 @@
-"""Likelihood models against THEORY 6, against special cases, and against simulated parameters."""
+"""Likelihood models against theory.md 5.4, against special cases, and against simulated parameters."""
 
 from math import comb, log
 

@@ -1,4 +1,4 @@
-"""The gap account: check values of THEORY 8, the product for arbitrary data, what each factor reacts to."""
+"""The gap account: check values of theory.md 8.1, the product for arbitrary data, what each factor reacts to."""
 
 from math import log, prod
 
@@ -62,7 +62,7 @@ def test_check_values_of_the_worked_example(make_rounds):
 
 
 def test_check_values_of_the_public_eagle_cost_fit(make_rounds):
-    """H100, LLaMA-3.1-8B, EAGLE-3, GSM8K, gamma 3: times over t1 that give the published factors."""
+    """H100, LLaMA-3.1-8B, EAGLE-3, GSM8K, gamma 3 (arXiv:2601.11580): times over t1 that give the published factors."""
     g = 1 / 0.734508 - 1
     v = (1 + g) / 0.992239 - g
     o = (v + g) / 0.870621 - v - g

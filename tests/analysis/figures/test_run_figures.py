@@ -136,7 +136,7 @@ def test_the_curve_in_words_says_when_it_cannot_tell():
 
 
 def test_accepted_lengths_match_a_count_and_the_law(from_counts):
-    rounds = from_counts([40, 25, 15, 8, 12], censored=[1, 2])  # D1 of THEORY 5, and two cut rounds
+    rounds = from_counts([40, 25, 15, 8, 12], censored=[1, 2])  # D1 of theory.md 5.1, and two cut rounds
     table = run_figures.accepted_length_table(rounds, alpha=0.5)
     assert table["rounds"].tolist() == [40, 25, 15, 8, 12]
     assert table["share"].tolist() == pytest.approx([0.4, 0.25, 0.15, 0.08, 0.12])

@@ -70,7 +70,7 @@ def test_predictions_know_rounding_from_error(tmp_path):
 
 
 def test_without_a_gamma_the_best_one_counts(tmp_path):
-    """alpha 0.8 and c 0.05: gamma 8 gives 3.092080 (THEORY 2); the cost stands in the note."""
+    """alpha 0.8 and c 0.05: gamma 8 gives 3.092080 (theory.md 2.2); the cost stands in the note."""
     key = ("Table 5", "T5-small", "EnDe", "1", "")
     rows = [(*key, "alpha", "0.80", "lenience l=1"), (*key, "speedup_predicted", "3.1", "lenience l=1; c=0.05")]
     (row,) = paper_tables.predictions(figures_of(*rows, path=tmp_path)).to_dict("records")
@@ -117,7 +117,7 @@ def test_alpha_is_solved(tokens, gamma, alpha):
 
 
 def test_positions_give_tokens_of_the_chain_alone(tmp_path):
-    """THEORY 4.1: h = (.79, .74, .72, .73, .67) gives 3.308646; the tree's own 3.94 is no chain's."""
+    """theory.md 4.1: h = (.79, .74, .72, .73, .67) gives 3.308646; the tree's own 3.94 is no chain's."""
     key = ("Table 2", "E", "bench", "0", "")
     rates = ("0.79", "0.74", "0.72", "0.73", "0.67")
     rows = [(*key, f"alpha_position_{place}", rate, "") for place, rate in enumerate(rates, 1)]
@@ -131,7 +131,7 @@ def test_positions_give_tokens_of_the_chain_alone(tmp_path):
 
 
 def test_lenient_alphas_and_several_drafts(tmp_path):
-    """alpha / l bounds a lenient alpha; K independent rows: THEORY 2, 3.428826 at alpha 0.6, w = 3, K = 4."""
+    """alpha / l bounds a lenient alpha; K independent rows: theory.md 2.4, 3.428826 at alpha 0.6, w = 3, K = 4."""
     rows = [("Table 5", "m", "EnDe", "1", "", "alpha", value, f"lenience l={lenience}")
             for lenience, value in (("1", "0.19"), ("0.5", "0.23"), ("0.3", "0.90"))]  # fmt: skip
     table = paper_tables.lenience(figures_of(*rows, path=tmp_path))

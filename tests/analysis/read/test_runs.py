@@ -65,7 +65,7 @@ class Store:
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory):
-    """Made with MLflow itself, by the names of DESIGN 5."""
+    """Made with MLflow itself, by the names that the writer of runs uses."""
     from mlflow.tracking import MlflowClient
 
     folder = tmp_path_factory.mktemp("store")

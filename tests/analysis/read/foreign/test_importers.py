@@ -32,7 +32,7 @@ def accepted_by_text(source):
 
 
 def d1():
-    """THEORY 5, D1 at gamma 4: 40, 25, 15, 8, 12 rounds with 0 ... 4 accepted tokens."""
+    """theory.md 5.1, D1 at gamma 4: 40, 25, 15, 8, 12 rounds with 0 ... 4 accepted tokens."""
     return np.repeat(range(5), [40, 25, 15, 8, 12]).tolist()
 
 
@@ -65,9 +65,9 @@ def test_the_bonus_token_goes_by_the_fields_name_or_by_the_flag(write):
         assert source.rounds["tokens_left"].tolist() == [11, 8, 7, 2]
 
 
-# Accepted lengths per position (THEORY 4.7) -------------------------------------------------------
+# Accepted lengths per position (theory.md 4.7) -------------------------------------------------------
 
-AGREEMENT = [1, 1, 0, 1, 1, 1, 0, 0, 1, 1, 1, 1, 0]  # THEORY 4.3: 8, 6, 5, 4, 4 rounds at gamma 1, 2, 3, 5, 20
+AGREEMENT = [1, 1, 0, 1, 1, 1, 0, 0, 1, 1, 1, 1, 0]  # theory.md 4.3: 8, 6, 5, 4, 4 rounds at gamma 1, 2, 3, 5, 20
 
 
 def lengths_of(agreement, longest):

@@ -1,0 +1,99 @@
+"""The page of the theory: its numbers are what the code computes, its places exist, and citations lead to it."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from specdec.analysis.acceptance import estimates, iid, models
+from specdec.analysis.account import gap_account
+from specdec.drafters import model_unigram
+from specdec.theory import acceptance, capped_geometric, dependence, multi_draft, roofline, speedup, trees
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "notebooks" / "theory.md"
+TEXT = PAGE.read_text(encoding="utf-8")
+SECTIONS = set(re.findall(r"^#{2,3} (\d+(?:\.\d+)?) ", TEXT, re.MULTILINE))
+LINE = re.compile(r"^\| `(.+)` \| (-?\d.*) \|$", re.MULTILINE)
+BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+MODULES = (acceptance, capped_geometric, dependence, multi_draft, roofline, speedup, trees)
+
+CITATION = re.compile(r"theory\.md (\d[\d.]*(?:(?: and | to )\d[\d.]*)*)")
+# Papers of the project's own workshop, which no reader of the repository has.
+ABSENT = re.compile("|".join(rf"\b{name.upper()}\b" for name in ("theory", "design", "style", "ecosystem")))
+ENDINGS = {".py", ".yaml", ".md", ".ipynb", ".toml"}
+READABLE = [
+    path
+    for folder in ("specdec", "analysis", "conf", "notebooks", "tests")
+    for path in sorted((ROOT / folder).rglob("*"))
+    if path.suffix in ENDINGS and ".ipynb_checkpoints" not in path.parts
+] + [ROOT / "README.md", ROOT / "pyproject.toml"]
+
+
+@pytest.fixture(scope="module")
+def names():
+    """The functions that the page names, and the data that its blocks make."""
+    found: dict[str, object] = {}
+    for module in (*MODULES, models, estimates, iid, gap_account, model_unigram):
+        found |= {name: value for name, value in vars(module).items() if not name.startswith("_")}
+    # Names that two of the modules use: those of the theory count, and what the page calls them otherwise.
+    found |= {"expected_rounds": capped_geometric.expected_rounds, "after_rounds": models.markov}
+    for block in BLOCK.findall(TEXT):
+        exec(block, found)
+    return found
+
+
+@pytest.mark.parametrize(("expression", "printed"), LINE.findall(TEXT))
+def test_worked_numbers_are_what_the_code_computes(names, expression, printed):
+    digits = [number.strip() for number in printed.split(",")]
+    values = np.asarray(eval(expression, dict(names))).astype(float).ravel()
+    assert len(values) == len(digits), f"{expression} has {len(values)} values"
+    for value, number in zip(values, digits, strict=True):
+        half = 0.5 * 10.0 ** -len(number.partition(".")[2])
+        assert abs(value - float(number)) <= half * 1.01 + 1e-9 * ("." not in number), f"{expression}: {value}"
+
+
+def test_the_page_has_numbers_of_every_chapter_that_computes():
+    chapters = TEXT.split("\n## ")
+    with_numbers = [chapter[0] for chapter in chapters if LINE.search(chapter)]
+    assert with_numbers == ["1", "2", "3", "4", "5", "6", "7", "8", "9"]
+    assert len(LINE.findall(TEXT)) >= 40
+
+
+def test_places_that_the_page_names_exist():
+    named = set(re.findall(r"`((?:specdec|analysis|conf|tests)/[\w/.]+)`", TEXT))
+    assert len(named) > 30
+    assert [place for place in sorted(named) if not (ROOT / place).exists()] == []
+
+
+def test_links_within_the_page_lead_to_its_headings():
+    headings = re.findall(r"^## (.+)$", TEXT, re.MULTILINE)
+    anchors = {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+    assert set(re.findall(r"\]\(#([^)]+)\)", TEXT)) <= anchors
+
+
+def test_citations_name_sections_that_exist():
+    found = [
+        (path.relative_to(ROOT).as_posix(), section.rstrip("."))
+        for path in READABLE
+        for sections in CITATION.findall(" ".join(path.read_text(encoding="utf-8").split()))
+        for section in re.split(r" and | to ", sections)
+    ]
+    assert len(found) > 50
+    assert [(path, section) for path, section in found if section not in SECTIONS] == []
+
+
+def test_nothing_cites_papers_that_a_reader_does_not_have():
+    found = [
+        f"{path.relative_to(ROOT).as_posix()}:{number}"
+        for path in READABLE
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
+        if ABSENT.search(line)
+    ]
+    assert found == []
+
+
+def test_the_readmes_link_to_the_page():
+    assert "(notebooks/theory.md)" in (ROOT / "README.md").read_text(encoding="utf-8")
+    assert "(theory.md)" in (ROOT / "notebooks" / "README.md").read_text(encoding="utf-8")
