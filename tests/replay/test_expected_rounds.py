@@ -1,5 +1,7 @@
 """Replay against live decoding: under greedy in float64 the rounds are the same, to the round."""
 
+from collections import Counter
+
 import pytest
 import torch
 
@@ -66,6 +68,23 @@ def test_replay_gives_the_rounds_of_live_greedy_decoding(
     else:
         replayed = expected_rounds(drafter, target, structure, text, request(text))
         assert replayed == pytest.approx(len(live.rounds), abs=1e-9)
+
+
+@pytest.mark.parametrize(("name", "shape"), [("ngram", "chain"), ("ngram", "tree"), ("oracle", "chain")])
+@pytest.mark.parametrize("limit", [1, 13, 30])
+def test_a_walk_offers_what_live_decoding_offers(target, text, drafter_values, make_structure, name, shape, limit):
+    """At the end of a text the room is less than the structure, and nothing is offered for the last token."""
+    drafter = drafters.build(drafter_values(name, target.vocab_size, target), target=target)
+    structure, verifier = make_structure(shape, 5), verifiers.build({"name": "greedy"})
+    fresh = [
+        Request(PROMPT, limit, draft_generator=generator_for(0, "p", "draft"), reference=text[:limit]) for _ in range(2)
+    ]
+    live = generate(
+        target=target, drafter=drafter, verifier=verifier, structure=structure, request=fresh[0], clock=CpuClock()
+    )
+    walk = rounds_along(drafter, target, structure, text[:limit], fresh[1], CpuClock())
+    assert live.tokens == text[:limit]
+    assert walk.offered == Counter(len(row.draft_tokens) for row in live.rounds)
 
 
 def test_agreement_of_the_oracle_is_its_coins(target, text, group_values):

@@ -45,7 +45,7 @@ def test_the_first_token_has_the_law_that_the_rule_states(first_token, random_la
 def test_what_follows_a_rejection_is_drawn_from_p_without_that_share_of_q(
     first_token, random_law, residual, power, lenience
 ):
-    """Appendix A.5, written out: min(q, p/l) passes, and what is missing goes to norm((p - q)_+) or norm((p - lq)_+)."""
+    """Appendix A.5, written out: min(q, p/l) passes, what is missing goes to norm((p - q)_+) or norm((p - lq)_+)."""
     for p, q in [(P, Q), *zip(random_law(5, 1), random_law(5, 2), strict=True)]:
         passed = np.minimum(q.numpy(), p.numpy() / lenience)
         left = np.maximum(p.numpy() - lenience**power * q.numpy(), 0.0)
