@@ -11,7 +11,8 @@ from typing import NoReturn
 
 from specdec.errors import UsageError
 
-KINDS = ("accepted_lengths", "vllm", "spec_bench")
+KINDS = ("auto", "accepted_lengths", "vllm", "vllm_prometheus", "spec_bench", "eagle", "specforge")
+READERS = {"baseline": ("spec_bench", "eagle"), "bonus": ("accepted_lengths",), "field": ("accepted_lengths",)}
 REPLICATES = 2000  # of bootstraps that only the import of foreign results makes
 STORE = "sqlite:///mlflow.db"
 
@@ -45,16 +46,26 @@ def parser() -> argparse.ArgumentParser:
         action="append",
         default=[],
         metavar=("KIND", "FILE"),
-        help=f"read FILE as one of {', '.join(KINDS)}; may be repeated",
+        help=f"read FILE as one of {', '.join(KINDS)} (auto: told from its content); may be repeated",
     )
-    foreign.add_argument("--gamma", type=int, help="draft tokens per round of the imported files")
-    foreign.add_argument("--baseline", type=Path, metavar="FILE", help="spec_bench: the answer file without a drafter")
+    foreign.add_argument(
+        "--gamma",
+        type=int,
+        help="draft tokens per round of the imported files, where they do not say it; of lengths per position: the "
+        "gamma to show",
+    )
+    foreign.add_argument(
+        "--baseline", type=Path, metavar="FILE", help="spec_bench, eagle: the answer file without a drafter"
+    )
     foreign.add_argument(
         "--bonus",
         choices=("included", "excluded"),
         help="accepted_lengths: whether lengths per round count the target's own token (default: by the field's name)",
     )
-    foreign.add_argument("--field", metavar="NAME", help="accepted_lengths: which NAME.acc_len of a per-position trace")
+    foreign.add_argument(
+        "--field", metavar="NAME", help="accepted_lengths: which NAME.acc_len of a per-position trace (default: each)"
+    )
+    foreign.add_argument("--skip-bad", action="store_true", help="leave out lines that cannot be read, and count them")
     return made
 
 
@@ -64,26 +75,26 @@ def report(arguments: Sequence[str]) -> list[Path]:
     _check(options)
 
     from specdec.analysis.pages.html import Chapter, write_report
-    from specdec.analysis.pages.report_chapters import foreign_chapter, run_chapters
+    from specdec.analysis.pages.report_chapters import foreign_chapters, run_chapters
     from specdec.analysis.read.find_runs import find_runs
 
     chapters: list[Chapter] = []
+    how = "measured"
     if options.runs:
         runs, notes = find_runs(options.runs, options.tracking_uri)
+        how = "simulated" if all(run.simulated for run in runs) else "measured"
         chapters += run_chapters(runs, notes)
     if options.imports:
+        from specdec.analysis.read.foreign.imported import ImportChoices
         from specdec.analysis.read.foreign.importers import IMPORTERS
         from specdec.analysis.read.foreign.spec_bench import spec_bench_times
 
-        baseline = None if options.baseline is None else spec_bench_times(options.baseline)
-        for kind, file in options.imports:
-            choices = {}
-            if kind == "accepted_lengths":
-                bonus = None if options.bonus is None else options.bonus == "included"
-                choices = {"bonus": bonus, "field": options.field}
-            source = IMPORTERS[kind](Path(file), options.gamma, **choices)
-            chapters.append(foreign_chapter(source, baseline, REPLICATES))
-    title = "Speculative decoding: measured, explained" if options.runs else "Speculative decoding: foreign results"
+        baseline = None if options.baseline is None else spec_bench_times(options.baseline, options.skip_bad)
+        bonus = None if options.bonus is None else options.bonus == "included"
+        choices = ImportChoices(options.gamma, bonus, options.field, options.skip_bad)
+        sources = [source for kind, file in options.imports for source in IMPORTERS[kind](Path(file), choices)]
+        chapters += foreign_chapters(sources, baseline, REPLICATES)
+    title = f"Speculative decoding: {how}, explained" if options.runs else "Speculative decoding: foreign results"
     try:
         return list(write_report(options.out, title, chapters))
     except (FileExistsError, NotADirectoryError, PermissionError) as error:
@@ -98,13 +109,15 @@ def _check(options: argparse.Namespace) -> None:
         if kind not in KINDS:
             raise UsageError(f"--import {kind} is unknown: the kinds are {', '.join(KINDS)}.")
     kinds = {kind for kind, _ in options.imports}
-    if kinds and (options.gamma is None or options.gamma < 1):
-        raise UsageError("--import needs --gamma, the draft tokens per round of the source, at least 1.")
-    for name, kind in (("baseline", "spec_bench"), ("bonus", "accepted_lengths"), ("field", "accepted_lengths")):
-        if getattr(options, name) is not None and kind not in kinds:
-            raise UsageError(f"--{name} is for --import {kind} only.")
+    if options.gamma is not None and options.gamma < 1:
+        raise UsageError("--gamma is the draft tokens per round of the source: give a whole number of 1 or more.")
+    for name, readers in READERS.items():
+        if getattr(options, name) is not None and not kinds & {*readers, "auto"}:
+            raise UsageError(f"--{name} is for --import {' or '.join(readers)} only.")
     if options.gamma is not None and not kinds:
         raise UsageError("--gamma is for --import only; runs know their own.")
+    if options.skip_bad and not kinds:
+        raise UsageError("--skip-bad is for --import only; a run's own files have no bad lines.")
 
 
 def main() -> None:

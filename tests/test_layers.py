@@ -15,6 +15,7 @@ LAYERS = (
     ("theory", "records", "sampling", "clock", "cost_model"),
     ("tracking.store",),
     ("tracking",),
+    ("text.lines", "text.lengths"),  # what files of others say: replay reads them above `analysis`, the import within
     ("analysis",),
     ("structures", "verifiers", "models"),
     ("text",),
@@ -30,7 +31,7 @@ LAYERS = (
     ("run", "train", "advise", "report", "convert"),
 )
 # The parts of the package that `analysis` may import: it reads files, and has to work without torch.
-ANALYSIS_SEES = ("errors", "config", "registry", "theory", "tracking.store", "analysis")
+ANALYSIS_SEES = ("errors", "config", "registry", "theory", "tracking.store", "text.lines", "text.lengths", "analysis")
 
 
 def _modules() -> dict[str, Path]:

@@ -108,7 +108,7 @@ def test_foreign_results_are_reported_without_any_run(command, tmp_path):
     assert code == 0, error
     markdown = (tmp_path / "report" / "report.md").read_text(encoding="utf-8")
     assert "## Foreign results" in markdown and "no speedup" in markdown
-    assert "### Acceptance" in markdown and "### Tests of the capped-geometric model" in markdown
+    assert "### Summary" in markdown and "### Is acceptance independent and the same everywhere?" in markdown
 
 
 BAD = [
@@ -119,8 +119,7 @@ BAD = [
     (("specdec",), "There is no MLflow database"),
     (("f" * 32,), "There is no MLflow database"),
     (("--imports",), "Unrecognized arguments: --imports"),
-    (("--import", "eagle", "a.txt", "--gamma", "4"), "the kinds are accepted_lengths, vllm, spec_bench"),
-    (("--import", "vllm", "a.txt"), "--import needs --gamma"),
+    (("--import", "sglang", "a.txt", "--gamma", "4"), "the kinds are auto, accepted_lengths, vllm"),
     (("--import", "vllm", "a.txt", "--gamma", "0"), "--gamma"),
     (("--import", "vllm", "a.txt", "--gamma", "four"), "invalid int value"),
     (("--import", "vllm", "a.txt", "--gamma", "4"), "a.txt:1: not JSON"),

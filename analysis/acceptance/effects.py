@@ -120,12 +120,17 @@ def _correlation(units: list[tuple[np.ndarray, np.ndarray]], refits: int, seed: 
 
 def alpha_difference(rounds: pd.DataFrame, replicates: int = 2000, seed: int = 0) -> Interval:
     """Estimate alpha at the largest gamma less alpha at the smallest, over prompts that all gammas have."""
-    arms = rounds.groupby("gamma", sort=True)
-    sums = [prompt_sums(arm)[["accepted", "tested"]].add_suffix(f"_{gamma}") for gamma, arm in arms]
-    table = pd.concat(sums, axis=1, join="inner")
+    sums = {int(gamma): prompt_sums(arm) for gamma, arm in rounds.groupby("gamma", sort=True)}
+    return alpha_difference_of_sums(sums, replicates, seed)
+
+
+def alpha_difference_of_sums(by_gamma: Mapping[int, pd.DataFrame], replicates: int = 2000, seed: int = 0) -> Interval:
+    """Do `alpha_difference` on accepted and tested positions by prompt (index), for each gamma."""
+    parts = [each[["accepted", "tested"]].add_suffix(f"_{gamma}") for gamma, each in by_gamma.items()]
+    table = pd.concat(parts, axis=1, join="inner")
 
     def difference(sums: Columns) -> Mapping[str, np.ndarray]:
-        gammas = rounds["gamma"].max(), rounds["gamma"].min()
+        gammas = max(by_gamma), min(by_gamma)
         alphas = [sums[f"accepted_{gamma}"] / sums[f"tested_{gamma}"] for gamma in gammas]
         return {"difference": alphas[0] - alphas[1]}
 

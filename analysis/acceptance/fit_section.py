@@ -22,15 +22,21 @@ AIC_NAMES = {
 }
 
 
-def fit_section(arms: pd.DataFrame, gamma: int, title: str, replicates: int, seed: int) -> Section:
-    """Compare the models by AIC at the primary gamma, and draw acceptance by depth at the largest."""
+def fit_section(
+    arms: pd.DataFrame, gamma: int, title: str, replicates: int, seed: int, ordered: bool = True
+) -> Section:
+    """Compare the models by AIC at the primary gamma, and draw acceptance by depth at the largest.
+
+    Args:
+        ordered: False where nobody recorded which round follows which; then there is no model of the round before.
+    """
     rounds = arms[arms["gamma"] == gamma]
     largest = arms[arms["gamma"] == arms["gamma"].max()]
     tables = []
     text = "No round follows another in its generation, so models cannot be compared on the same rounds."
-    later = len(followers(rounds))
+    later = len(followers(rounds)) if ordered else len(rounds)
     if later:
-        comparison = compare_models(rounds)
+        comparison = compare_models(rounds, ordered)
         best, second = comparison.index[0], comparison.index[1]
         lead = comparison["aic"].iloc[1] - comparison["aic"].iloc[0]
         behind = comparison.loc["capped_geometric", "aic"] - comparison["aic"].iloc[0]
@@ -42,10 +48,9 @@ def fit_section(arms: pd.DataFrame, gamma: int, title: str, replicates: int, see
         shown = comparison.reset_index()
         shown["model"] = shown["model"].map(AIC_NAMES)
         shown.insert(4, "behind", shown["aic"] - shown["aic"].min())
-        caption = (
-            f"Models of the accepted counts at gamma {gamma}, on {counted(later, 'round')} that follow another; "
-            "log-likelihood in nats."
-        )
+        which = " that follow another" if ordered else ""
+        used = counted(later, "round")
+        caption = f"Models of the accepted counts at gamma {gamma}, on {used}{which}; log-likelihood in nats."
         tables.append((caption, shown.round({"log_likelihood": 2, "aic": 2, "behind": 2})))
     figure = acceptance_by_depth(largest, title=title, replicates=replicates, seed=seed)
     return Section("Which model describes the rounds?", (text,), tuple(tables), (("acceptance_by_depth", figure),))

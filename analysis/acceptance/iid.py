@@ -7,6 +7,7 @@ In the formulas l is a log-likelihood, l_0 that of the capped-geometric model; K
 tested positions of prompt p.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import nan
 
@@ -18,6 +19,8 @@ from ..intervals import resampled_sums
 from ..rounds import GENERATION, in_order, prompt_sums
 from .estimates import estimate_alpha, hazards
 from .models import ModelFit, beta_geometric, capped_geometric, followers, markov, position, prompt_beta
+
+PERMUTED = 2_000_000  # rounds in the permutations that are held at once
 
 
 @dataclass(frozen=True)
@@ -130,8 +133,11 @@ def memory(rounds: pd.DataFrame, permutations: int = 1999, seed: int = 0) -> Iid
         observed += float(deviation[1:] @ deviation[:-1])
         mean -= float(deviation @ deviation) / len(deviation)
         constant = constant and not deviation.any()
-        shuffled = generator.permuted(np.tile(deviation, (permutations, 1)), axis=1)
-        permuted += (shuffled[:, 1:] * shuffled[:, :-1]).sum(axis=1)
+        at_once = max(1, PERMUTED // len(deviation))
+        for start in range(0, permutations, at_once):
+            copies = np.tile(deviation, (min(at_once, permutations - start), 1))
+            shuffled = generator.permuted(copies, axis=1, out=copies)
+            permuted[start : start + at_once] += np.einsum("pi,pi->p", shuffled[:, 1:], shuffled[:, :-1])
     if constant:
         return IidTest(nan, nan, pairs, "no generation has two rounds that differ in accepted tokens")
     distance = abs(observed - mean) - 1e-9  # equal statistics may differ by rounding
@@ -155,8 +161,13 @@ def same_alpha(rounds: pd.DataFrame, replicates: int = 2000, seed: int = 0) -> I
     Acceptance that varies with depth makes it reject, and so do differences between prompts, which weigh differently at
     each gamma. Only prompts that every gamma has count; n is their number.
     """
-    sums = {gamma: prompt_sums(arm)[["accepted", "tested"]] for gamma, arm in rounds.groupby("gamma", sort=True)}
-    table = pd.concat(sums, axis=1, join="inner")
+    sums = {gamma: prompt_sums(arm) for gamma, arm in rounds.groupby("gamma", sort=True)}
+    return same_alpha_of_sums(sums, replicates, seed)
+
+
+def same_alpha_of_sums(sums: Mapping[int, pd.DataFrame], replicates: int = 2000, seed: int = 0) -> IidTest:
+    """Do `same_alpha` on accepted and tested positions by prompt (index), for each gamma."""
+    table = pd.concat({gamma: each[["accepted", "tested"]] for gamma, each in sums.items()}, axis=1, join="inner")
     n = len(table)
     accepted, tested = (table.xs(name, axis=1, level=1).to_numpy() for name in ("accepted", "tested"))
     if len(sums) < 2:

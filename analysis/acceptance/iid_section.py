@@ -1,17 +1,20 @@
 """The tests of the i.i.d. model in words: what each asks, what it finds, how large the effect is, what to beware of."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from math import isnan, nan
 
 import pandas as pd
 
 from ..findings import Section, counted
 from ..intervals import Interval
-from ..rounds import drafted
 from . import effects
-from .iid import IidTest, iid_tests, implementation, previous_round, prompts_beta, same_alpha
+from .iid import IidTest, iid_tests, implementation, previous_round, prompts_beta, same_alpha_of_sums
 
 SIGNIFICANT = 0.05
+NO_ORDER = "the source has no order of rounds"
+PERMUTATIONS, FEWER = 1999, 199  # of the memory test; fewer with very many rounds, where any memory shows
+MANY = 200_000  # rounds
 QUESTIONS = {  # test: question, reading of a rejection, reading of none
     "depth": ("Does acceptance vary with depth?", "it varies with depth", "no sign that it does"),
     "trend": ("Does it rise or fall with depth?", "it {direction} with depth", "no trend seen"),
@@ -33,36 +36,45 @@ QUESTIONS = {  # test: question, reading of a rejection, reading of none
 }
 
 
-def tests_section(
-    arms: pd.DataFrame,
-    all_rounds: pd.DataFrame,
-    gamma: int,
-    own_replay: pd.DataFrame | None,
-    replicates: int,
-    refits: int,
-    seed: int,
-) -> Section:
-    """Say what the tests find at one gamma.
+@dataclass(frozen=True)
+class Evidence:
+    """The rounds that the tests are made on.
 
-    Args:
-        arms: rounds of the distinct generations, every gamma.
-        all_rounds: repeats included, as the replay has them.
-        own_replay: expected rounds along the texts of this gamma, if the run has any.
+    Attributes:
+        rounds: distinct generations at one gamma.
+        sums: accepted and tested positions by prompt (index), at every gamma.
+        done, replay: rounds at that gamma with their repeats, and the expected rounds along the same texts; None where
+            there is no replay, `no_replay` says why.
+        ordered: False where nobody recorded which round follows which.
     """
-    rounds = arms[arms["gamma"] == gamma]
-    tests = iid_tests(rounds, seed=seed)
+
+    rounds: pd.DataFrame
+    sums: Mapping[int, pd.DataFrame]
+    done: pd.DataFrame | None = None
+    replay: pd.DataFrame | None = None
+    no_replay: str = "the run has no replay of its own texts"
+    ordered: bool = True
+
+
+def tests_section(evidence: Evidence, replicates: int, refits: int, seed: int) -> Section:
+    """Say what the tests find at one gamma."""
+    rounds = evidence.rounds
+    gamma = int(rounds["gamma"].iloc[0])
+    tests = iid_tests(rounds, FEWER if len(rounds) > MANY else PERMUTATIONS, seed)
     tests["prompts_beta"], tests["previous_round"] = prompts_beta(rounds), previous_round(rounds)
-    tests["same_alpha"] = same_alpha(arms, replicates, seed)
+    tests["same_alpha"] = same_alpha_of_sums(evidence.sums, replicates, seed)
     sizes = effects.ratio_effects(rounds, replicates, seed) | effects.correlations(rounds, refits, seed)
     if tests["same_alpha"].p_value >= 0:
-        sizes["same_alpha"] = effects.alpha_difference(arms, replicates, seed)
-    if own_replay is not None and len(own_replay):
-        done = drafted(all_rounds[all_rounds["gamma"] == gamma])
-        here = own_replay[own_replay["prompt"].isin(done["prompt"])]
-        tests["implementation"] = implementation(done, here, replicates, seed)
-        sizes["implementation"] = effects.replay_ratio(done, here, replicates, seed)
+        sizes["same_alpha"] = effects.alpha_difference_of_sums(evidence.sums, replicates, seed)
+    if not evidence.ordered:
+        for name in ("memory", "previous_round"):
+            tests[name] = IidTest(nan, nan, 0, NO_ORDER)
+            del sizes[name]
+    if evidence.done is not None and evidence.replay is not None:
+        tests["implementation"] = implementation(evidence.done, evidence.replay, replicates, seed)
+        sizes["implementation"] = effects.replay_ratio(evidence.done, evidence.replay, replicates, seed)
     else:
-        tests["implementation"] = IidTest(nan, nan, 0, "the run has no replay of its own texts")
+        tests["implementation"] = IidTest(nan, nan, 0, evidence.no_replay)
     table = pd.DataFrame([_test_row(name, tests[name], sizes.get(name)) for name in QUESTIONS])
     caption = (
         f"Tests of the i.i.d. capped-geometric model at gamma {gamma}: {counted(len(rounds), 'round')} of "

@@ -9,10 +9,15 @@ from specdec.errors import UsageError
 
 from ..findings import Section
 from ..read.runs import Run
-from ..rounds import distinct_generations, drafted, shared_work
+from ..rounds import distinct_generations, drafted, prompt_sums, shared_work
 from .fit_section import fit_section
-from .iid_section import tests_section
+from .iid_section import Evidence, tests_section
 from .prediction_section import prediction_section
+
+RECORDED = (
+    "The text was recorded and the run is its replay, so a replay neither predicts this run nor tests it: it would "
+    "agree by construction."
+)
 
 
 def model_sections(run: Run, replicates: int = 2000, refits: int = 200, seed: int = 0) -> list[Section]:
@@ -35,12 +40,23 @@ def model_sections(run: Run, replicates: int = 2000, refits: int = 200, seed: in
     arms = distinct_generations(drafted(shared))
     primary = run.primary_gamma
     gamma = primary if primary is not None and (arms["gamma"] == primary).any() else int(arms["gamma"].max())
+    if run.simulated:  # what was recorded is replayed to measure: a replay of it says nothing more
+        replay, lacking_replay = None, RECORDED
     own = None if replay is None else replay[(replay["kind"] == "own") & (replay["gamma"] == gamma)]
+    done = drafted(shared[shared["gamma"] == gamma])
+    own = None if own is None or own.empty else own[own["prompt"].isin(done["prompt"])]
+    evidence = Evidence(
+        rounds=arms[arms["gamma"] == gamma],
+        sums={int(depth): prompt_sums(arm) for depth, arm in arms.groupby("gamma", sort=True)},
+        done=done,
+        replay=own,
+        no_replay="the run is itself a replay of recorded text" if run.simulated else Evidence.no_replay,
+    )
     along_baseline = None if replay is None else replay[replay["kind"] == "baseline"]
     predicted = prediction_section(rounds, alpha_sums, along_baseline, run.title, replicates, refits, seed)
     lacking = tuple(text for text in (lacking_alpha, lacking_replay) if text and predicted.tables)
     return [
-        tests_section(arms, shared, gamma, own, replicates, refits, seed),
+        tests_section(evidence, replicates, refits, seed),
         fit_section(arms, gamma, run.title, replicates, seed),
         replace(predicted, text=(*predicted.text, *lacking)),
     ]

@@ -9,60 +9,93 @@ import pandas as pd
 from ..findings import Section
 from ..intervals import Interval
 from ..read.runs import Run
+from .formula_gap import account_gap, formula_verdict
 from .gap_account import Account
 from .run_account import AccountSums, GroupAccount, account_sums
 from .waterfall import EXACT, name_of, waterfall
 
+_PROMISED = ("omega", "draft")  # what the formula itself counts
+_NETTED = ("overhead", "baseline")  # in one for sentences: plain decoding runs the same loop
 SHOWN_PROMPTS = 5  # of the slowest, and of the fastest
 
 
-def verdict(account: Account) -> str:
-    """Say in one sentence whether speculation pays, what costs most, what gains most, and how sure that is.
+def verdict(account: Account, simulated: bool = False) -> str:
+    """Say in one sentence whether speculation pays, how far that is from the textbook formula, and what the gap is.
 
-    A factor or speedup whose interval contains 1 is called not significant; a gain is named only if it is significant
-    or has no interval.
+    The formula counts the drafts that were paid for, so drafting is in the promise and not in the gap. What the gap is
+    made of are the factors of `causes`; one whose interval contains 1 is called not significant, and a gain is named
+    only if it is significant or has no interval.
+
+    Args:
+        simulated: times come from a cost model.
     """
-    factors = {name: value for name, value in account.factors.items() if name != "omega"}
-    guilty, best = min(factors, key=factors.__getitem__), max(factors, key=factors.__getitem__)
-    interval = account.intervals["speedup"]
+    interval, formula, g = account.intervals["speedup"], account.intervals["formula"], account.intervals["g"]
     if interval.contains(1.0):
         outcome = "Whether speculation pays is not settled, the interval of its speedup contains 1"
     else:
         outcome = "Speculation pays" if account.speedup > 1 else "Speculation does not pay"
+    promised = (
+        f"{account.factors['omega']:.3f} tokens per round at gamma {account.gamma} and alpha {account.alpha:.3f}, and "
+        f"drafts that take {g.estimate:.3f} of a bare call"
+    )
     parts = [
-        f"{outcome}: speedup {_explained(interval)}, where theory promises {account.factors['omega']:.3f} tokens "
-        f"per round at gamma {account.gamma} and alpha {account.alpha:.3f}"
+        f"{outcome}: {'simulated ' * simulated}speedup {_explained(interval)}; the textbook formula promises "
+        f"{formula.estimate:.3f}, an error of {account.intervals['speedup_error']:+.1%} ({promised})",
+        *_gap_in_words(account),
     ]
-    sure = [name for name in factors if account.intervals[name].contains(1.0) is False and factors[name] < 1]
-    if factors[guilty] >= 1 - EXACT:
+    if account.speedup < 1 and "draft" in account.factors and formula.estimate < 1:
+        free = account.speedup * (1 + g.estimate)
+        parts.append(f"by the formula it would not pay either; drafts that took no time would make it {free:.3f}")
+    return "; ".join(parts) + "."
+
+
+def causes(account: Account) -> dict[str, Interval]:
+    """Return the factors between the formula's speedup and the measured one; their product is the one over the other.
+
+    They are offered, dependence, drift, verify and `loop`, the loop's overhead net of the baseline's own.
+    """
+    found = {name: account.intervals[name] for name in account.factors if name not in (*_PROMISED, *_NETTED)}
+    return found | ({"loop": account.intervals["loop"]} if set(_NETTED) & set(account.factors) else {})
+
+
+def _gap_in_words(account: Account) -> list[str]:
+    """Say what costs most of the gap and what gains most, as clauses."""
+    found = causes(account)
+    if not found:
+        return ["no factor costs anything"]
+    guilty, best = (pick(found, key=lambda name: found[name].estimate) for pick in (min, max))
+    sure = [name for name, value in found.items() if value.contains(1.0) is False and value.estimate < 1]
+    parts = []
+    if found[guilty].estimate >= 1 - EXACT:
         parts.append("no factor costs anything")
-    elif not account.intervals[guilty].contains(1.0):
+    elif not found[guilty].contains(1.0):
         parts.append(f"what costs most is {_named(account, guilty)}; {_without(account, guilty)}")
     else:
         parts.append(f"what costs most is {_named(account, guilty)}")
         if sure:
-            surely = min(sure, key=factors.__getitem__)
+            surely = min(sure, key=lambda name: found[name].estimate)
             parts.append(f"the largest significant loss is {_named(account, surely)}; {_without(account, surely)}")
         else:
             parts.append("no loss is significant")
-    if factors[best] > 1 + EXACT and not account.intervals[best].contains(1.0):
+    if found[best].estimate > 1 + EXACT and not found[best].contains(1.0):
         parts.append(f"what gains most is {_named(account, best)}")
-    return "; ".join(parts) + "."
+    return parts
 
 
 def time_split(account: Account) -> str:
-    """Say what a round's time is made of; no order of factors changes that."""
+    """Say what a round's time is made of, which no order of factors changes, and what the loop costs net."""
     g, v, o = (f"{account.intervals[name]:.3f}" for name in ("g", "v", "o"))
     total = sum(account.time.values())
     return (
         f"A round takes {total:.3f} times a bare call of the target (t1 = {1e3 * account.t1_s:.3g} ms): "
-        f"verification v = {v}, drafting g = {g}, the rest o = {o}."
+        f"verification v = {v}, drafting g = {g}, the rest o = {o}. The baseline's steps have a rest of their own: net "
+        f"of it the loop's time is a factor of {account.intervals['loop']:.3f} (`overhead` x `baseline`)."
     )
 
 
 def _without(account: Account, factor: str) -> str:
     """Say what the speedup would be if the factor were 1."""
-    without = account.speedup / account.factors[factor]
+    without = account.speedup / account.intervals[factor].estimate
     if account.speedup > 1:
         return f"without it the speedup would be {without:.3f}"
     if without > 1:
@@ -88,7 +121,7 @@ def _explained(interval: Interval) -> str:
 # Tables -------------------------------------------------------------------------------------------
 
 
-def factor_table(account: Account) -> pd.DataFrame:
+def factor_table(account: Account, simulated: bool = False) -> pd.DataFrame:
     """Return a line per factor in order, and one for the speedup: name, formula, value, product so far, effect."""
     lines, product = [], 1.0
     for factor, value in account.factors.items():
@@ -104,7 +137,8 @@ def factor_table(account: Account) -> pd.DataFrame:
                 "effect": "theory" if factor == "omega" else _effect(interval),
             }
         )
-    last = {"factor": "speedup", "meaning": "measured, wall clock", "formula": "product", "product": product}
+    clock = "simulated by a cost model" if simulated else "measured, wall clock"
+    last = {"factor": "speedup", "meaning": clock, "formula": "product", "product": product}
     lines.append({**last, "value": account.intervals["speedup"], "effect": ""})
     return pd.DataFrame(lines)
 
@@ -129,11 +163,11 @@ def time_table(account: Account) -> pd.DataFrame:
 
 
 def group_table(groups: Sequence[GroupAccount], by: str) -> pd.DataFrame:
-    """Return a line per group: prompts, alpha, factors, speedup with its interval, and the factor that costs most."""
+    """Return a line per group: prompts, alpha, factors, speedup with its interval, and which of `causes` costs most."""
     lines = []
     for group in groups:
         account = group.account
-        costs = {name: value for name, value in account.factors.items() if name != "omega"}
+        costs = {name: value.estimate for name, value in causes(account).items()}
         lowest = min(costs, key=costs.__getitem__)
         lines.append(
             {
@@ -170,7 +204,7 @@ def account_sections(run: Run) -> list[Section]:
     """
     sums = account_sums(run)
     account = sums.account()
-    sections = [account_section(account, run.title)]
+    sections = [account_section(account, run.title, run.simulated)]
     categories = sums.by("category")
     if len(categories) > 1:
         sections.append(_category_section(categories))
@@ -179,23 +213,25 @@ def account_sections(run: Run) -> list[Section]:
     return sections
 
 
-def account_section(account: Account, title: str) -> Section:
+def account_section(account: Account, title: str, simulated: bool = False) -> Section:
     """Explain one account: the factors and the time of a round, in words, tables and a waterfall.
 
     Args:
         title: drafter, model and hardware, for the figure.
+        simulated: times come from a cost model.
     """
-    text = [verdict(account), time_split(account)]
+    text = [formula_verdict(account_gap(account)), verdict(account, simulated), time_split(account)]
     if account.prompts == 1:
         text.append("One prompt: no bootstrap over prompts, so no intervals and no word on significance.")
+    clock = "cost model's clock" if simulated else "wall clock"
     return Section(
         title="The gap, explained",
         text=tuple(text),
         tables=(
-            ("Factors from theory to the wall clock; their product is the speedup", factor_table(account)),
+            (f"Factors from theory to the {clock}; their product is the speedup", factor_table(account, simulated)),
             ("A round's time, whatever the order of factors", time_table(account)),
         ),
-        figures=(("account", waterfall(account, title=f"From theory to the measured speedup\n{title}")),),
+        figures=(("account", waterfall(account, title=f"From theory to the speedup\n{title}", simulated=simulated)),),
     )
 
 

@@ -18,6 +18,8 @@ from ..intervals import Columns, Interval, bootstrap
 from ..rounds import prompt_sums
 
 FACTORS = ("omega", "offered", "dependence", "drift", "draft", "verify", "overhead", "baseline")
+TIMES = ("g", "v", "o")
+DERIVED = ("tokens_per_round", "formula", "loop", "tokens_error", "speedup_error")  # see `Account.intervals`
 
 
 @dataclass(frozen=True)
@@ -29,7 +31,11 @@ class Account:
         omega_bar: mean theory at what each round offered and had left.
         t_ar_s: seconds per token of the baseline.
         time: g, v and o, the draft, the verification and the rest of a round over t1; their sum is the round's time.
-        intervals: of the factors, `speedup`, g, v and o, from the same replicates.
+        alpha_of_text: True if alpha is the mean over positions of the text, False if it was fitted to the same rounds.
+        intervals: of the factors, `speedup`, g, v, o, `tokens_per_round` and four more, from the same replicates, so
+            that what is compared is paired. `formula`: the textbook formula's speedup, omega / (1 + g), which counts
+            the drafts that were paid for. `loop`: overhead x baseline, because plain decoding runs the same loop.
+            `tokens_error`, `speedup_error`: what the formula says over what was measured, less 1.
     """
 
     alpha: float
@@ -44,6 +50,7 @@ class Account:
     t_ar_s: float
     time: dict[str, float]
     intervals: dict[str, Interval]
+    alpha_of_text: bool = True
 
     @property
     def product(self) -> float:
@@ -119,6 +126,7 @@ def account_values(sums: Columns, alpha: float, gamma: int, t1_s: float) -> dict
     v = sums["verify_s"] / sums["rounds"] / t1_s
     o = sums["round_s"] / sums["rounds"] / t1_s - g - v
     t_ar_s = sums["baseline_round_s"] / sums["baseline_tokens"]
+    speedup, overhead = t_ar_s * sums["tokens"] / sums["round_s"], (v + g) / (v + g + o)
     if "replay_tokens" in sums:
         replayed = sums["replay_tokens"] / sums["replay_rounds"]
         acceptance = {"dependence": replayed / omega_bar, "drift": tau / replayed, "replay": replayed}
@@ -130,26 +138,37 @@ def account_values(sums: Columns, alpha: float, gamma: int, t1_s: float) -> dict
         **acceptance,
         "draft": 1 / (1 + g),
         "verify": (1 + g) / (v + g),
-        "overhead": (v + g) / (v + g + o),
+        "overhead": overhead,
         "baseline": t_ar_s / t1_s,
-        "speedup": t_ar_s * sums["tokens"] / sums["round_s"],
+        "speedup": speedup,
         "tokens_per_round": tau,
         "omega_bar": omega_bar,
         "t_ar_s": t_ar_s,
         "g": g,
         "v": v,
         "o": o,
+        "formula": omega / (1 + g),
+        "loop": overhead * t_ar_s / t1_s,
+        "tokens_error": omega / tau - 1,
+        "speedup_error": omega / (1 + g) / speedup - 1,
     }
 
 
 def gap_account(
-    table: pd.DataFrame, alpha: float, gamma: int, t1_s: float, replicates: int = 10_000, seed: int = 0
+    table: pd.DataFrame,
+    alpha: float,
+    gamma: int,
+    t1_s: float,
+    replicates: int = 10_000,
+    seed: int = 0,
+    alpha_of_text: bool = True,
 ) -> Account:
     """Return the account of the prompts in `table`, an `account_table` of a run or of a part of its prompts.
 
     Args:
         alpha: what the table's alpha sums give; without them it is held fixed in the intervals.
         t1_s: seconds of the target's call on one token.
+        alpha_of_text: False if alpha was fitted to the same rounds.
 
     Raises:
         ValueError: alpha is not what its sums give, or times are not positive.
@@ -181,6 +200,7 @@ def gap_account(
         replay_tokens_per_round=values.get("replay"),
         t1_s=t1_s,
         t_ar_s=values["t_ar_s"],
-        time={name: values[name] for name in ("g", "v", "o")},
-        intervals={name: intervals[name] for name in (*factors, "speedup", "g", "v", "o")},
+        time={name: values[name] for name in TIMES},
+        intervals={name: intervals[name] for name in (*factors, "speedup", *TIMES, *DERIVED)},
+        alpha_of_text=alpha_of_text,
     )

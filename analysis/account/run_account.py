@@ -40,10 +40,11 @@ class AccountSums:
     t1_s: float
     replicates: int
     seed: int
+    alpha_of_text: bool  # False: fitted to the rounds of the primary gamma
 
     def account(self) -> Account:
         """Return the account of the whole run."""
-        return gap_account(self.table, self.alpha, self.gamma, self.t1_s, self.replicates, self.seed)
+        return self._made(self.table, self.alpha, self.t1_s)
 
     def by(self, by: Literal["category", "prompt"]) -> list[GroupAccount]:
         """Return the account of each category or prompt, in the order of names."""
@@ -57,8 +58,10 @@ class AccountSums:
             part = part.drop(columns=["alpha_numerator", "alpha_denominator"], errors="ignore")
         calls = self.baseline_calls.loc[part.index].sum()
         t1_s = float(calls["verify_s"] / calls["rounds"])
-        account = gap_account(part, alpha, self.gamma, t1_s, self.replicates, self.seed)
-        return GroupAccount(name, account, own)
+        return GroupAccount(name, self._made(part, alpha, t1_s), own)
+
+    def _made(self, table: pd.DataFrame, alpha: float, t1_s: float) -> Account:
+        return gap_account(table, alpha, self.gamma, t1_s, self.replicates, self.seed, self.alpha_of_text)
 
 
 def account_sums(run: Run, gamma: int | None = None) -> AccountSums:
@@ -93,6 +96,7 @@ def account_sums(run: Run, gamma: int | None = None) -> AccountSums:
         t1_s=t1_s,
         replicates=run.whole_number("measurement.bootstrap"),
         seed=run.whole_number("seed"),
+        alpha_of_text=has_alpha,
     )
 
 

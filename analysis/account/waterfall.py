@@ -39,6 +39,11 @@ NAMES = {
 NO_REPLAY = FactorName(  # dependence and drift in one
     "dependence, drift or chance", "τ / Ω̄", "dependence, drift or chance (no replay tells them apart)"
 )
+LOOP = FactorName(  # overhead and baseline in one: plain decoding runs the same loop
+    "the loop's own time, net",
+    "overhead x baseline",
+    "the loop's own time, net of what plain decoding pays for its own",
+)
 EXACT = 1e-9  # a factor this close to 1 is 1, up to rounding
 
 # Ticks within a decade, for an axis whose high end is at most the first number times its low end.
@@ -46,16 +51,21 @@ _TICKS = ((5, (1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8)), (30, (1, 2, 3, 5)), (300, (
 
 
 def name_of(account: Account, factor: str) -> FactorName:
-    """Return the name of a factor; without a replay dependence and drift are one factor."""
+    """Return the name of a factor or of `loop`; without a replay dependence and drift are one factor."""
+    if factor == "loop":
+        return LOOP
     return NO_REPLAY if factor == "dependence" and "drift" not in account.factors else NAMES[factor]
 
 
 @style.in_style
-def waterfall(account: Account, *, title: str) -> Figure:
+def waterfall(account: Account, *, title: str, simulated: bool = False) -> Figure:
     """Draw a bar per factor, top to bottom, from the product so far to the next one, on a log axis.
 
     Factors above 1 go right, below 1 left; paler where the interval contains 1. The first bar is theory, the last the
     measurement; both begin at 1, where speculation breaks even.
+
+    Args:
+        simulated: times come from a cost model, and the last bar says so.
     """
     count = len(account.factors) + 1
     figure, axes = style.new_figure(title, _caption(account), height=2.0 + 0.46 * count)
@@ -75,7 +85,8 @@ def waterfall(account: Account, *, title: str) -> Figure:
     axes.annotate("breaks even", (1, 1), xycoords=axes.get_xaxis_transform(), ha="center", va="bottom", fontsize=10)
 
     labels = [name_of(account, factor) for factor in account.factors]
-    axes.set_yticks(range(count), [*(f"{item.name}\n{item.symbol}" for item in labels), "measured speedup\nwall clock"])
+    last = "simulated speedup\ncost model" if simulated else "measured speedup\nwall clock"
+    axes.set_yticks(range(count), [*(f"{item.name}\n{item.symbol}" for item in labels), last])
     axes.tick_params(axis="y", length=0, labelsize=10.5)
     axes.set_ylim(count - 0.45, -0.55)
     axes.grid(axis="y", visible=False)

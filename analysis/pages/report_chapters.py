@@ -16,18 +16,20 @@ from ..findings import Section
 from ..read.foreign.imported import Imported
 from ..read.runs import Run
 from ..runs.compare import comparison_section
-from ..runs.foreign_sections import foreign_sections
+from ..runs.foreign_sections import foreign_findings, side_by_side
 from ..runs.run_sections import (
     category_section,
     cost_section,
     curves_section,
     environment_section,
+    headed,
     lengths_section,
     missing_section,
     papers_section,
     reproduce_section,
     summary_section,
 )
+from ..runs.totals_sections import totals_findings
 from .html import Chapter
 
 OF_A_RUN: tuple[tuple[str, Callable[..., Section | list[Section]]], ...] = (
@@ -64,10 +66,19 @@ def run_chapters(runs: Sequence[Run], notes: Sequence[str] = ()) -> list[Chapter
     return [Chapter(chapter.title, (*left_out, *chapter.sections)) for chapter in chapters]
 
 
-def foreign_chapter(source: Imported, baseline: pd.DataFrame | None, replicates: int) -> Chapter:
-    """Make the chapter of an imported file. UsageError if it and its baseline share no timed prompt."""
-    title = f"Foreign results: {source.source} ({source.kind}, gamma {source.gamma})"
-    return Chapter(title, tuple(foreign_sections(source, baseline, replicates)))
+def foreign_chapters(sources: Sequence[Imported], baseline: pd.DataFrame | None, replicates: int) -> list[Chapter]:
+    """Make a chapter per imported data set, after a table of all where there are several.
+
+    UsageError if one and its baseline share no timed prompt.
+    """
+    found = [
+        (totals_findings if source.totals_only else foreign_findings)(source, baseline, replicates)
+        for source in sources
+    ]
+    chapters = [
+        Chapter(f"Foreign results: {each.name} ({each.kind}, gamma {each.gamma})", each.sections) for each in found
+    ]
+    return [Chapter("Foreign results side by side", (side_by_side(found),)), *chapters] if len(found) > 1 else chapters
 
 
 def _heading(run: Run) -> str:
@@ -79,7 +90,7 @@ def _heading(run: Run) -> str:
 
 def _sections(run: Run, many: bool) -> list[Section]:
     return [
-        section
+        headed(section, run)
         for title, make in OF_A_RUN
         for section in _guarded(title, partial(make, run, **(REFITS if many and make is model_sections else {})))
     ]

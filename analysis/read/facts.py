@@ -67,7 +67,7 @@ class RunFacts:
         model = environment.get("model", {})
         about = f"{self.label}, {self.structure_label}" if shape and not self.single else self.label
         if self.simulated:
-            return f"{about}, time simulated: {model['cost_model']}"
+            return f"Simulated time ({model['cost_model']}): {about}"
         hardware = environment.get("gpu", {}).get("name") or environment.get("cpu", {}).get("model", "")
         return f"{about} ({model.get('dtype', 'float64')}), {hardware}"
 

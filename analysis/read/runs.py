@@ -173,6 +173,14 @@ class Run:
         return None
 
     @property
+    def simulated(self) -> bool:
+        """True if times come from a cost model, and the text was recorded; False where the run did not say."""
+        try:
+            return self.facts().simulated
+        except UsageError:
+            return self.params.get("target.name") == "replay"
+
+    @property
     def drafter_name(self) -> str:
         """The drafter as tables name it: `unigram`, `bigram`, `3-gram`, `small_model pocket`, or its registry name."""
         name = self.params.get("drafter.name", "unknown drafter")
@@ -184,12 +192,18 @@ class Run:
 
     @property
     def setting(self) -> str:
-        """Model, dtype and hardware, as far as the run recorded them: figures that differ here do not compare."""
+        """Model, dtype and hardware, or the cost model whose time it is, as far as the run recorded them: figures that
+        differ here do not compare.
+        """
         try:
             environment = self.environment()
         except UsageError:
             environment = {}
         hardware = (environment.get("gpu") or {}).get("name") or (environment.get("cpu") or {}).get("model")
+        if self.simulated:
+            hardware = (
+                f"simulated time ({(environment.get('model') or {}).get('cost_model', 'cost model not recorded')})"
+            )
         dtype = (environment.get("model") or {}).get("dtype")
         model = self.params.get("target.model") or self.params.get("target.name") or "unknown model"
         return f"{model}{f' ({dtype})' if dtype else ''}, {hardware or 'hardware not recorded'}"

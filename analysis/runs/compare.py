@@ -96,7 +96,8 @@ def _compared(heading: str, runs: Sequence[Run], gamma: int | None, replicates: 
         for each, label in zip(opened, sweeps, strict=True)
         if len(each) > 1
     ]
-    notes = [sentence for sentence in (at + pairing, named, *gammas) if sentence]
+    clock = "Time is simulated by a cost model. " if any(run.simulated for run in runs) else ""
+    notes = [sentence for sentence in (clock + at + pairing, named, *gammas) if sentence]
     if len(arms) == 1:
         alone = score(arms, labels, prompts, replicates, seed)
         value = f"speedup {alone.interval('speedup', 0):.2f}, " if alone.known("speedup") else ""

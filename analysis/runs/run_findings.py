@@ -3,6 +3,7 @@ sections for people. Nothing of the run that made the files needs to be alive, a
 """
 
 from dataclasses import dataclass, replace
+from math import isnan
 from typing import Any
 
 import pandas as pd
@@ -12,6 +13,8 @@ from specdec.theory.capped_geometric import tokens_per_round
 from ..acceptance.estimates import hazards, position_tokens
 from ..acceptance.prediction_section import prediction_section
 from ..account.account_sections import account_section, verdict
+from ..account.formula_gap import FORMULA_ERRORS, account_gap, formula_verdict
+from ..account.gap_account import Account
 from ..findings import Findings, Section
 from ..read.facts import RunFacts
 from ..read.runs import Run
@@ -31,6 +34,7 @@ from .run_sections import (
     cost_section,
     curves_section,
     fitted_cost,
+    headed,
     lengths_section,
     papers_section,
     summary_section,
@@ -52,6 +56,7 @@ class RunFindings(Findings):
         account: the content of `account.json`.
         alpha_source: what stands behind `account.alpha`: "text" or "mle".
         depth_name: what the depth of a draft is called in tables.
+        simulated: times come from a cost model.
     """
 
     arms: list[dict[str, Any]]
@@ -59,6 +64,7 @@ class RunFindings(Findings):
     account: dict[str, Any]
     alpha_source: str
     depth_name: str
+    simulated: bool = False
 
     @property
     def summary(self) -> dict[str, Any]:
@@ -95,7 +101,7 @@ def run_findings(run: Run) -> RunFindings:
     metrics = {
         **arm.metrics,
         **operation_metrics(summary, rounds, facts),
-        **lossless_metrics(session),
+        **({} if facts.simulated else lossless_metrics(session)),
         **total_variation(rounds, facts, replicates, seed),
         **(quality_metrics(rounds, run.quality(), facts.primary_gamma, replicates, seed) if facts.judge else {}),
         **limit_metrics(summary),
@@ -107,7 +113,8 @@ def run_findings(run: Run) -> RunFindings:
     if facts.primary_gamma in facts.predicted:
         metrics["speedup.predicted"] = facts.predicted[facts.primary_gamma]
     notes = [
-        verdict(arm.account),
+        formula_verdict(account_gap(arm.account)),
+        verdict(arm.account, facts.simulated),
         *run_notes(metrics, facts, session, environment["prompts"]),
         *peer_notes(peers["peers"]),
     ]
@@ -118,33 +125,44 @@ def run_findings(run: Run) -> RunFindings:
         metrics=metrics,
         curves=_curves(summary, rounds, replay, facts),
         arms=[
-            {"gamma": gamma, "primary": gamma == summary.primary_gamma, **item.metrics}
+            {"gamma": gamma, "primary": gamma == summary.primary_gamma, **item.metrics, **_errors(item.account)}
             for gamma, item in summary.arms.items()
         ],
         notes=notes,
         account=_account(summary),
         alpha_source=summary.alpha_source,
         depth_name=facts.depth_name,
+        simulated=facts.simulated,
     )
     return replace(found, sections=_sections(run, found, summary, replicates, seed))
+
+
+def _errors(account: Account) -> dict[str, float]:
+    """Return the errors of the textbook formula at one gamma with their paired intervals, as the curves show them."""
+    found: dict[str, float] = {}
+    for name in FORMULA_ERRORS:
+        found |= {key: value for key, value in account.intervals[name].as_metrics(name).items() if not isnan(value)}
+    return found
 
 
 def _sections(run: Run, found: RunFindings, summary: Summary, replicates: int, seed: int) -> tuple[Section, ...]:
     """Make the sections of the run's own page; a report on runs has these and the slower ones."""
     run = replace(run, metrics=found.metrics, curves=found.curves, concluded=found.summary)
     replay = run.replay()
+    # What was recorded is replayed to measure, so a replay of it would predict what it has read.
+    other = None if found.simulated else replay[replay["kind"] == "baseline"]
     prediction = prediction_section(
         run.rounds(),
         run.alpha_sums(),
-        replay[replay["kind"] == "baseline"],
+        other,
         run.title,
         replicates,
         min(replicates // 10, REFITS),
         seed,
     )
-    return (
+    sections = (
         summary_section(run),
-        account_section(summary.arms[summary.primary_gamma].account, run.title),
+        account_section(summary.arms[summary.primary_gamma].account, run.title, found.simulated),
         curves_section(run),
         lengths_section(run),
         category_section(run),
@@ -152,6 +170,7 @@ def _sections(run: Run, found: RunFindings, summary: Summary, replicates: int, s
         cost_section(run),
         replace(prediction, title="Prediction", tables=prediction.tables[:1]),
     )
+    return tuple(headed(section, run) for section in sections)
 
 
 def _curves(summary: Summary, rounds: pd.DataFrame, replay: pd.DataFrame, facts: RunFacts) -> Curves:
@@ -168,7 +187,7 @@ def _curves(summary: Summary, rounds: pd.DataFrame, replay: pd.DataFrame, facts:
             "position": position_tokens(speculative[speculative["gamma"] == gamma], table),
         }
         replayed = along_baseline[along_baseline["gamma"] == gamma]
-        if len(replayed):
+        if len(replayed) and not facts.simulated:  # recorded text is measured by its replay: no second opinion
             values["replay"] = sum(replayed["tokens"].tolist()) / sum(replayed["rounds"].tolist())
         step = 1 + gamma * arm.metrics["cost.c"]
         for name, value in values.items():

@@ -18,7 +18,8 @@ def run_notes(
     notes = []
     if facts.simulated:
         notes.append("Time is simulated by a cost model: no duration of this run was measured.")
-    if facts.forced:
+        notes.append("Lossless or not: recorded text can only be reproduced, so that nothing is learned from it.")
+    elif facts.forced:
         notes.append("Forced: the recorded text was committed whatever the target said; nothing here is lossless.")
     elif session.compared:
         notes.append(

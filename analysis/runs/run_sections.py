@@ -4,6 +4,7 @@ call, the environment, and how to run it again. From the run's files alone.
 
 import shlex
 from collections.abc import Mapping
+from dataclasses import replace
 from math import isnan
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import pandas as pd
 from specdec.errors import UsageError
 from specdec.theory.roofline import Product
 
+from ..account.formula_gap import curve_verdict, error_columns
 from ..cost.cost_figure import cost_figure
 from ..cost.cost_report import CostReport, cost_report, intensity_table
 from ..figures import run_figures
@@ -31,6 +33,18 @@ BY_GAMMA = {  # metric: what a table over gamma calls it
     "speedup.capped_geometric": "speedup by theory",
     "alpha.mle": "alpha (MLE)",
 }
+BY_CONSTRUCTION = ("tokens_per_round.replay",)  # figures that recorded text cannot but give
+TIMED = (  # sections that show what is made of times
+    "Summary",
+    "Curves over gamma",
+    "The gap, explained",
+    "The account by category",
+    "Worst and best prompts",
+    "Rounds: what is accepted, where the time goes",
+    "By category",
+    "As the papers define it",
+    "Cost of a call",
+)
 ENDS = ("", ".ci_low", ".ci_high")  # of a metric and its interval
 MADE_OF = ("model", "drafter", "original", "prompts", "seed")  # parts of environment.json, after hardware and versions
 HEADLINES = (  # metric, what it is called, digits after the point
@@ -40,7 +54,7 @@ HEADLINES = (  # metric, what it is called, digits after the point
     ("speedup.capped_geometric", "speedup by the capped-geometric theory", 3),
     ("tokens_per_round", "tokens per round", 3),
     ("tokens_per_round.capped_geometric", "tokens per round by the theory", 3),
-    ("tokens_per_round.position", "tokens per round by the position model", 3),
+    ("tokens_per_round.position", "tokens per round by the position model, fitted to these rounds", 3),
     ("tokens_per_round.replay", "tokens per round by replay", 3),
     ("account.alpha", "alpha behind the theory", 4),
     ("alpha.mle", "alpha by maximum likelihood", 4),
@@ -68,12 +82,17 @@ def summary_section(run: Run) -> Section:
     summary = run.summary()
     metrics = run.metrics
     rows = [
-        {"figure": label, "value": f"{Interval.from_metrics(metrics, name):,.{digits}f}", "metric": name}
+        {
+            "figure": _labelled(label, run.simulated),
+            "value": f"{Interval.from_metrics(metrics, name):,.{digits}f}",
+            "metric": name,
+        }
         for name, label, digits in HEADLINES
-        if name in metrics
+        if name in metrics and not (run.simulated and name in BY_CONSTRUCTION)
     ]
     arms = {f"{arm['gamma']}{'*' if arm['primary'] else ''}": arm for arm in summary["arms"]}
     notes = "\n".join(f"- {note}" for note in summary["notes"])
+    by_gamma = {name: _labelled(words, run.simulated) for name, words in BY_GAMMA.items()}
     return Section(
         "Summary",
         (_speedup_in_words(run), *([notes] if notes else [])),
@@ -81,25 +100,37 @@ def summary_section(run: Run) -> Section:
             (f"Headline figures at the primary gamma, with {LEVEL} prompt-bootstrap intervals", pd.DataFrame(rows)),
             (
                 f"Every gamma (* is the primary one), with {LEVEL} prompt-bootstrap intervals",
-                _table("gamma", arms, BY_GAMMA),
+                _table("gamma", arms, by_gamma),
             ),
         ),
     )
 
 
+def _labelled(label: str, simulated: bool) -> str:
+    """Return the label of a figure; where time is simulated, one that is made of times says so."""
+    return f"simulated {label}" if simulated and ("speedup" in label or "per second" in label) else label
+
+
+def headed(section: Section, run: Run) -> Section:
+    """Return a section whose heading says that time is simulated, where it is and the section is about times."""
+    timed = section.title in TIMED and run.simulated
+    return replace(section, title=f"{section.title} (simulated time)") if timed else section
+
+
 def _speedup_in_words(run: Run) -> str:
     speedup = Interval.from_metrics(run.metrics, "speedup")
+    subject = "Simulated speedup" if run.simulated else "Speedup"
     if isnan(speedup.estimate):
         return "This run has no speedup."
     if not speedup.known:
-        return f"**Speedup {speedup}** without an interval: nothing can be said about whether it differs from 1."
+        return f"**{subject} {speedup}** without an interval: nothing can be said about whether it differs from 1."
     if speedup.low > 1:
         verdict = "faster than the baseline"
     elif speedup.high < 1:
         verdict = "slower than the baseline"
     else:
         verdict = "not told apart from the baseline: the interval contains 1"
-    return f"**Speedup {speedup}**: {verdict} at gamma {run.primary_gamma}."
+    return f"**{subject} {speedup}**: {verdict} at gamma {run.primary_gamma}."
 
 
 # Curves -------------------------------------------------------------------------------------------
@@ -110,9 +141,18 @@ def curves_section(run: Run) -> Section:
     arms, speculative = run.summary()["arms"], drafted(run.rounds())
     prompts = int(speculative["prompt"].nunique())
     words, figures = [], []
-    for quantity, label in (("tokens_per_round", "tokens per round"), ("speedup", "speedup over the baseline")):
-        measured = [(arm["gamma"], Interval.from_metrics(arm, quantity)) for arm in arms]
-        table = pd.DataFrame([{"gamma": gamma, "value": each.estimate, **each.bounds} for gamma, each in measured])
+    for quantity, name, error in (
+        ("tokens_per_round", "tokens per round", "tokens_error"),
+        ("speedup", "speedup over the baseline", "speedup_error"),
+    ):
+        label = _labelled(name, run.simulated)
+        measured = [(arm, Interval.from_metrics(arm, quantity)) for arm in arms]
+        table = pd.DataFrame(
+            [
+                {"gamma": arm["gamma"], "value": each.estimate, **each.bounds, **error_columns(arm, error)}
+                for arm, each in measured
+            ]
+        )
         lines = run.lines(quantity)
         figure = run_figures.curve(
             table,
@@ -122,7 +162,8 @@ def curves_section(run: Run) -> Section:
             basis=run_figures.Basis(prompts, len(speculative), run.metrics.get("account.alpha")),
             primary_gamma=run.primary_gamma,
         )
-        words.append(run_figures.curve_in_words(table, lines, label))
+        paired = "error" in table  # an older run logged no paired errors
+        words.append(curve_verdict(table, label) if paired else run_figures.curve_in_words(table, lines, label))
         figures.append((f"curve_{quantity}", figure))
     return Section("Curves over gamma", tuple(words), figures=tuple(figures))
 
@@ -154,7 +195,7 @@ def category_section(run: Run) -> Section:
     if speedups:
         best, worst = max(speedups, key=speedups.__getitem__), min(speedups, key=speedups.__getitem__)
         words = (
-            f"Of {len(found)} categories the speedup is largest in "
+            f"Of {len(found)} categories the {_labelled('speedup', run.simulated)} is largest in "
             f"{best}, {Interval.from_metrics(found[best], 'speedup')}, and smallest in {worst}, "
             f"{Interval.from_metrics(found[worst], 'speedup')}.",
         )

@@ -94,7 +94,7 @@ def summarise(
     summaries = {}
     for gamma, arm in arms.items():
         sums = account_table(arm, baseline, gamma, tables.replay.get(gamma), alpha_sums)
-        account = gap_account(sums, alpha, gamma, t1_s, replicates, seed)
+        account = gap_account(sums, alpha, gamma, t1_s, replicates, seed, text is not None)
         tests = iid_tests(acceptance[gamma], permutations, seed)
         table = _table(arm, acceptance[gamma], rounds, tables.generations)
         category = arm.groupby("prompt")["category"].first()

@@ -15,7 +15,7 @@ from specdec.records import Source, TextStart, chain_tree
 from specdec.structures.base import Structure
 from specdec.targets.base import Target
 from specdec.targets.replay import Replay
-from specdec.text.streams import Stream, read_streams
+from specdec.text.streams import Stream, fitting_lengths, read_streams
 from specdec.tree_building.lookup_filling import NOTHING, Proposal
 
 
@@ -32,7 +32,7 @@ class RecordedLengthsConfig:
 class RecordedLengths(Lookup):
     """Proposes gamma tokens, of which exactly min(length - 1, gamma) are those of the recorded text and the others are
     wrong. `length` was recorded for the position at which the round begins; it counts the target's own token, as in
-    public traces. So a replay takes the rounds that `analysis.import_accepted_lengths` walks.
+    public traces. So a replay takes the rounds that `analysis.read.foreign.positions.walked` walks.
 
     Deterministic (q is a point mass). Lengths are those of the streams of target=replay, or of a file of its own. A
     prompt that is not among them gets no proposals. What was accepted depends on where the round began, so the replay
@@ -44,12 +44,21 @@ class RecordedLengths(Lookup):
 
     capabilities = DrafterCapabilities(fills=frozenset({"chain"}), replay="copying")
 
-    def __init__(self, streams: Sequence[Stream], field: str, target: Target, cost: DraftCost | None = None) -> None:
+    def __init__(
+        self,
+        streams: Sequence[Stream],
+        field: str,
+        target: Target,
+        cost: DraftCost | None = None,
+        read_notes: tuple[str, ...] = (),
+    ) -> None:
         """
         Args:
-            field: the name of the lengths, which every stream has.
+            field: the name of the lengths, which every stream has, one for each token.
+            read_notes: sentences on what was read.
         """
         super().__init__(target)
+        self.read_notes = read_notes
         self._field, self.cost = field, cost
         self._by_prompt: dict[tuple[int, ...], Stream] = {}
         for stream in streams:
@@ -66,7 +75,10 @@ class RecordedLengths(Lookup):
             UsageError: no streams with accepted lengths of that name.
         """
         streams = _streams(config, target)
-        return cls(streams, _chosen(streams, config.field), target, _cost(config))
+        field = _chosen(streams, config.field)
+        option = f"target.skip_bad=true and drafter.field={field}" if config.path is None else None
+        fitting, notes = fitting_lengths(streams, field, option)
+        return cls(fitting, field, target, _cost(config), notes)
 
     def start(self, text: TextStart, states: Tensor | None = None) -> None:
         stream = self._by_prompt.get(tuple(text.prompt))
@@ -92,13 +104,28 @@ class RecordedLengths(Lookup):
 
 def _streams(config: RecordedLengthsConfig, target: Target) -> Sequence[Stream]:
     if config.path is not None:
-        return read_streams(config.path, target.vocab_size, key="drafter.path")
+        streams = read_streams(config.path, target.vocab_size, key="drafter.path")
+        if isinstance(target, Replay):
+            _check_same_texts(config.path, streams, target.streams)
+        return streams
     if not isinstance(target, Replay):
         raise UsageError(
             "Bad value drafter=recorded: it proposes what was recorded beside a text, so it needs the text; use "
             "target=replay target.path=FILE."
         )
     return target.streams
+
+
+def _check_same_texts(path: str, streams: Sequence[Stream], replayed: Sequence[Stream]) -> None:
+    """Refuse a file of other texts: its lengths would be replayed where they were not recorded."""
+    texts = {stream.prompt: stream.generated for stream in reversed(streams)}
+    absent = sum(stream.prompt not in texts for stream in replayed)
+    others = sum(texts.get(stream.prompt, stream.generated) != stream.generated for stream in replayed)
+    if absent or others:
+        raise UsageError(
+            f"Bad value drafter.path={path}: of the target's {len(replayed):,} streams it lacks {absent:,} and has "
+            f"another text for {others:,}; give the file of lengths that were recorded beside the texts of target.path."
+        )
 
 
 def _chosen(streams: Sequence[Stream], field: str | None) -> str:

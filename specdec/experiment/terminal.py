@@ -32,12 +32,14 @@ def show_run(found: RunFindings, console: Console, folder: Path, links: Mapping[
         links: by name, commands or addresses that open the run elsewhere; empty ones are left out.
     """
     alpha = found.metrics.get("account.alpha", float("nan"))
+    measured = "Simulated time: recorded text" if found.simulated else "Measured"
     table = Table(
         box=SIMPLE_HEAD,
-        title="Measured against the capped-geometric theory",
+        title=f"{measured} against the capped-geometric theory",
         caption=f"95% prompt-bootstrap intervals; theory at alpha {alpha:.3f} ({found.alpha_source}); * primary",
     )
     for heading in (found.depth_name, *_COLUMNS.values(), "alpha"):
+        heading = f"simulated {heading}" if found.simulated and heading == "speedup" else heading
         table.add_column(heading, justify="right")
     for arm in found.arms:
         depth = f"{arm['gamma']}{'*' if arm['primary'] else ''}"

@@ -19,6 +19,7 @@ from rich import get_console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from specdec.errors import UsageError
+from specdec.text.lines import unpacked
 from specdec.text.python_sources import (
     GENERATED,
     STDLIB,
@@ -28,7 +29,6 @@ from specdec.text.python_sources import (
     is_held_out,
     read_python_files,
 )
-from specdec.text.sources import unpacked
 
 BOUNDARY = -1  # stands between documents in a stream of tokens: no n-gram spans it
 _PART = 2**16  # bytes of a file that are encoded at once; a token never spans two parts

@@ -12,7 +12,9 @@ class RecordedPromptsConfig(SetConfig, Recording):
 
 @prompts.register("recorded")
 class RecordedPrompts(PromptSource):
-    """Gives one prompt per stream, as literal tokens; streams that repeat a prompt are counted and left out."""
+    """Gives one prompt per stream, as literal tokens. Streams that repeat a prompt, and lines that cannot be used, are
+    counted and left out.
+    """
 
     def __init__(self, config: RecordedPromptsConfig) -> None:
         self.config: RecordedPromptsConfig = config
@@ -20,5 +22,6 @@ class RecordedPrompts(PromptSource):
     def read(self) -> SourceContent:
         recorded, name = open_recording(self.config, "prompts"), self.config.name
         entries = [Entry(f"{name}/{each.id}", each.category, tokens=each.prompt) for each in recorded.streams]
-        absent = {"repeated_prompt": dict(recorded.repeated)} if recorded.repeated else {}
-        return SourceContent(entries, {"path": str(self.config.path), "sha256": recorded.sha256}, absent)
+        provenance = {"path": str(self.config.path), "sha256": recorded.sha256}
+        left_out = {reason: dict(counts) for reason, counts in recorded.left_out.items()}
+        return SourceContent(entries, provenance, left_out)

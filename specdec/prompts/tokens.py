@@ -6,7 +6,7 @@ from pydantic import Field
 
 from specdec.config import typed
 from specdec.prompts.base.contract import Entry, PromptSource, SetConfig, SourceContent, prompts
-from specdec.text.streams import told_apart
+from specdec.text.lines import told_apart
 
 
 @typed

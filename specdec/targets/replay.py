@@ -137,7 +137,7 @@ class Replay(Target):
     def describe(self) -> dict[str, Any]:
         return {
             "streams": len(self.streams),
-            "streams_left_out": sum(self._recorded.repeated.values()),
+            "streams_left_out": sum(sum(counts.values()) for counts in self._recorded.left_out.values()),
             "sha256": self._recorded.sha256,
             "dtype": "none",
             "evaluation": self.evaluation,

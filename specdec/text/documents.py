@@ -14,7 +14,8 @@ from pydantic import Field
 
 from specdec.config import AtLeastOne, typed
 from specdec.errors import UsageError
-from specdec.text.sources import BYTE_ORDER_MARK, Records, read_hub, readable, unpacked
+from specdec.text.lines import BYTE_ORDER_MARK, readable, unpacked
+from specdec.text.sources import Records, read_hub
 
 
 @typed

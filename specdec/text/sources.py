@@ -2,19 +2,14 @@
 
 import gzip
 import hashlib
-import json
 import re
-import zlib
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from specdec.errors import UsageError
-
-GZIP = b"\x1f\x8b"  # the first bytes of a gzip file
-BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+from specdec.text.lines import BYTE_ORDER_MARK, GZIP, decoded, json_value, readable
 
 
 @dataclass(frozen=True)
@@ -63,32 +58,6 @@ def read_content(name: str, what: str) -> tuple[bytes, str]:
     return content, digest
 
 
-@contextmanager
-def readable(what: str) -> Iterator[None]:
-    """Turn whatever goes wrong with a file, gzip or not, into a UsageError that calls the file `what`."""
-    try:
-        yield
-    except FileNotFoundError:
-        raise UsageError(f"{what} does not exist.") from None
-    except (EOFError, zlib.error, gzip.BadGzipFile):
-        raise UsageError(f"{what} is a damaged gzip file: fetch it again.") from None
-    except OSError as error:
-        raise UsageError(f"{what} cannot be read: {error.strerror}.") from None
-
-
-@contextmanager
-def unpacked(path: Path, what: str) -> Iterator[tuple[Any, BinaryIO]]:
-    """Open a file, gzip or not: give its content as a binary stream, and the file as it lies on disk.
-
-    Raises:
-        UsageError: see `readable`; also for faults within the context.
-    """
-    with readable(what), path.open("rb") as file:
-        packed = file.read(len(GZIP)) == GZIP
-        file.seek(0)
-        yield gzip.GzipFile(fileobj=file) if packed else file, file
-
-
 def text_lines(name: str, content: bytes, key: str) -> Iterator[tuple[str, int, str]]:
     """Yield ("file:line", number, text) of every line, the blank ones too.
 
@@ -100,10 +69,7 @@ def text_lines(name: str, content: bytes, key: str) -> Iterator[tuple[str, int, 
     # Split at newlines only: `str.splitlines` also splits at characters that may stand inside a text.
     for number, raw in enumerate(content.removeprefix(BYTE_ORDER_MARK).removesuffix(b"\n").split(b"\n"), start=1):
         where = f"{name}:{number}"
-        try:
-            yield where, number, raw.decode("utf-8").removesuffix("\r")
-        except UnicodeDecodeError:
-            raise UsageError(f"{where}: not UTF-8 text; convert the file, or see {key}.") from None
+        yield where, number, decoded(where, raw, f"convert the file, or see {key}")
 
 
 def json_lines(name: str, content: bytes, key: str) -> Iterator[tuple[str, int, dict[str, Any]]]:
@@ -115,11 +81,7 @@ def json_lines(name: str, content: bytes, key: str) -> Iterator[tuple[str, int, 
     for where, number, line in text_lines(name, content, key):
         if not line.strip():
             continue
-        try:
-            record = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            reason = getattr(error, "msg", error)
-            raise UsageError(f"{where}: not JSON ({reason}); {key} needs one object per line.") from None
+        record = json_value(where, line, f"{key} needs one object per line")
         if not isinstance(record, dict):
             raise UsageError(f"{where}: a JSON {type(record).__name__} where {key} needs an object with fields.")
         yield where, number, record

@@ -6,7 +6,7 @@ torch.
 import gzip
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -15,10 +15,12 @@ from pydantic import Field
 
 from specdec.config import BASELINE, AtLeastOne, typed
 from specdec.errors import UsageError
-from specdec.text.sources import json_lines, read_content, text_lines
+from specdec.text.lengths import LARGEST, LENGTHS, FirstLengths, drafters_of, lengths_by_position
+from specdec.text.lines import BadLine, Line, LineFaults, Names, file_digest, json_file, printable
+from specdec.text.sources import read_content, text_lines
 from specdec.text.writing import write_atomically
 
-PROMPT, OUTPUT, LENGTHS = "prompt_token_ids", "generated_token_ids", "acc_len"
+PROMPT, OUTPUT = "prompt_token_ids", "generated_token_ids"
 CATEGORY = "recorded"  # the category of streams that name none
 _NAMES = ("question_id", "request_id", "id", "prompt")  # the keys that may name a stream, in this order
 
@@ -33,6 +35,8 @@ class Recording:
     unit: Literal["paragraph", "file"]  # of text: what becomes one stream; paragraphs end at an empty line
     prompt_tokens: AtLeastOne  # of text: as many first tokens of a stream are its prompt
     continuation_tokens: AtLeastOne | None  # of text: at most as many tokens follow the prompt; null: all
+    skip_bad: bool  # leave lines that cannot be used out and count them, instead of refusing the file
+    lengths: Annotated[str, Field(min_length=1)] | None  # what every stream has to have accepted lengths of
 
 
 @dataclass(frozen=True)
@@ -44,22 +48,39 @@ class Stream:
         prompt: at least one token.
         generated: at least one token.
         accepted_lengths: by drafter, for every generated token: the most tokens that a round which starts there
-            commits, the target's own included.
+            commits, the target's own included. They are as the file has them, often from another run than the text:
+            `fitting_lengths` checks those that are used.
         ended: an end token closes `generated`; otherwise the recording stopped there.
         repeat: numbers several outputs after one prompt.
+        where: the file and line that it was read from, for messages; "" for others.
     """
 
     id: str
     category: str
     prompt: tuple[int, ...]
     generated: tuple[int, ...]
-    accepted_lengths: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    accepted_lengths: Mapping[str, Any] = field(default_factory=dict)
     ended: bool = False
     repeat: int = 0
+    where: str = field(default="", compare=False)
 
     def limit(self, max_new_tokens: int) -> int:
         """Return how many tokens a new decoding of this stream may write: never more than a record that just stops."""
         return max_new_tokens if self.ended else min(max_new_tokens, len(self.generated))
+
+
+@dataclass(frozen=True)
+class StreamsRead:
+    """The streams of a file, and what was left out of it.
+
+    Attributes:
+        left_out: reason -> category -> streams.
+        notes: sentences on what was left out.
+    """
+
+    streams: list[Stream]
+    left_out: Mapping[str, Mapping[str, int]]
+    notes: tuple[str, ...]
 
 
 def read_streams(
@@ -70,12 +91,31 @@ def read_streams(
     repeats: bool = False,
     context_length: int | None = None,
 ) -> list[Stream]:
+    """Read the streams of a file; see `streams_of`.
+
+    Raises:
+        UsageError: no such file, no stream in it, or lines that cannot be used, named with file and line.
+    """
+    return streams_of(path, vocab_size, key=key, repeats=repeats, context_length=context_length).streams
+
+
+def streams_of(
+    path: str | Path,
+    vocab_size: int | None = None,
+    *,
+    key: str = "path",
+    repeats: bool = False,
+    context_length: int | None = None,
+    lengths: str | None = None,
+    skip_bad: bool = False,
+) -> StreamsRead:
     """Read the streams of a JSON-lines file, gzip or not, one object per line.
 
     A line has `prompt_token_ids` and `generated_token_ids`, and may have `category`; a name in `question_id`,
     `request_id`, `id` or `prompt`; `finish` ("end_token": the last token ends the text); `repeat`; and lengths per
-    position of any number of drafters, `{"acc_eagle": {"acc_len": [...]}}`. Lines that name a `method` other than
-    `baseline` are left out, so that a run's `generations.jsonl` can be read as it is.
+    position of any number of drafters, `{"acc_eagle": {"acc_len": [...]}}`, which are not looked at here. Lines that
+    name a `method` other than `baseline` are left out, so that a run's `generations.jsonl` can be read as it is; so
+    are, and they are counted, outputs without a token.
 
     Args:
         vocab_size: refuses token ids from this one on.
@@ -83,29 +123,73 @@ def read_streams(
         repeats: also reads the lines whose `repeat` is not 0; lines of one name then keep it, as outputs after one
             prompt.
         context_length: refuses streams that are longer, prompt included.
+        lengths: the accepted lengths that every stream has to have, fitting its text, if any stream of the file has
+            them.
+        skip_bad: leaves out and counts what would be refused.
     Raises:
-        UsageError: no such file, no stream in it, or a fault, named with file and line.
+        UsageError: no such file, no stream in it, or lines that cannot be used, named with file and line.
     """
-    content, _ = read_content(str(path), f"File of recorded streams {key}")
-    streams = []
-    for where, number, record in json_lines(str(path), content, key):
-        if record.get("method", BASELINE) != BASELINE:
-            continue
-        repeat = record.get("repeat", 0)
-        if type(repeat) is not int:
-            raise UsageError(f"{where}: repeat is {repeat!r}, not a whole number.")
-        if repeat and not repeats:
-            continue
-        stream = _stream(where, number, record, vocab_size)
-        if context_length is not None and len(stream.prompt) + len(stream.generated) > context_length:
-            raise UsageError(
-                f"{where}: {len(stream.prompt)} + {len(stream.generated)} tokens do not fit the target's context of "
-                f"{context_length}: shorten the text or leave it out."
-            )
-        streams.append(stream)
+    faults, empty = LineFaults(skip_bad), Counter[str]()
+    streams: list[Stream] = []
+    what, group = f"File of recorded streams {key}={path}", key.rpartition(".")[0]
+    for line in json_file(Path(path).expanduser(), what, faults, f"{key} needs one object per line"):
+        with faults.line():
+            stream = _stream(line, key, vocab_size, repeats)
+            if stream is None:
+                continue
+            if not stream.generated:
+                empty[stream.category] += 1
+                continue
+            _check_size(stream, context_length)
+            streams.append(stream)
+    if lengths is not None and any(lengths in stream.accepted_lengths for stream in streams):
+        streams = [stream for stream in streams if _has_fitting(stream, lengths, faults)]
+    faults.settle(f"{group}.skip_bad=true" if group in ("target", "prompts") else None)
     if not streams:
         raise UsageError(f"{path} holds no recorded stream for {key}: every line needs {PROMPT} and {OUTPUT}.")
-    return streams if repeats else _named_apart(streams)
+    left_out = {"bad_line": {CATEGORY: faults.number}, "empty_output": dict(empty)}
+    notes = [*faults.notes(), *([f"{empty.total():,} outputs without a token are left out."] if empty else [])]
+    found = streams if repeats else _named_apart(streams)
+    return StreamsRead(found, {why: n for why, n in left_out.items() if any(n.values())}, tuple(notes))
+
+
+def fitting_lengths(streams: Sequence[Stream], name: str, option: str | None) -> tuple[list[Stream], tuple[str, ...]]:
+    """Check the accepted lengths of one drafter, and return the streams with nothing but them, and notes.
+
+    First lengths that stand for the prefill become a 1: a round that begins there commits the target's token.
+
+    Args:
+        option: what leaves bad lines out, for messages.
+    Raises:
+        UsageError: lengths that do not fit their text, all named with file and line.
+    """
+    faults, firsts = LineFaults(skip=False), FirstLengths()
+    found: list[Stream] = []
+    for stream in streams:
+        with faults.line():
+            lengths = _fitting(stream, name)
+            firsts.add(lengths, len(stream.prompt))
+            found.append(replace(stream, accepted_lengths={name: lengths}))
+    faults.settle(option)
+    placeholders = firsts.are_placeholders
+    for place, stream in enumerate(found):
+        lengths = stream.accepted_lengths[name]
+        if lengths[0] == 0 or placeholders:
+            found[place] = replace(stream, accepted_lengths={name: (1, *lengths[1:])})
+    return found, (firsts.note(name),) if placeholders else ()
+
+
+def _fitting(stream: Stream, name: str) -> tuple[int, ...]:
+    if name not in stream.accepted_lengths:
+        raise BadLine(f"{stream.where}: no {name}.{LENGTHS}, which other lines have.")
+    return lengths_by_position(stream.where, name, stream.accepted_lengths[name], len(stream.generated))
+
+
+def _has_fitting(stream: Stream, name: str, faults: LineFaults) -> bool:
+    before = faults.number
+    with faults.line():
+        _fitting(stream, name)
+    return faults.number == before
 
 
 def write_streams(path: Path, streams: Iterable[Stream]) -> None:
@@ -119,7 +203,7 @@ def write_streams(path: Path, streams: Iterable[Stream]) -> None:
             OUTPUT: list(stream.generated),
             "finish": "end_token" if stream.ended else "limit",
         }
-        record |= {name: {LENGTHS: list(lengths)} for name, lengths in stream.accepted_lengths.items()}
+        record |= {name: {LENGTHS: lengths} for name, lengths in stream.accepted_lengths.items()}
         lines.append(json.dumps(record) + "\n")
     content = "".join(lines).encode()
     write_atomically(path, gzip.compress(content, mtime=0) if path.suffix == ".gz" else content)
@@ -157,13 +241,15 @@ class Recorded:
     Attributes:
         streams: one per prompt. Greedy decoding writes one text after a prompt, so of streams that begin with equal
             prompts the first counts and the others are left out.
-        repeated: counts those left out, by category.
+        left_out: counts what was left out, reason -> category -> streams: repeated_prompt, bad_line, empty_output.
+        notes: sentences on lines that were left out.
         tokenizer: a transformers tokenizer; None if none was given.
         sha256: the hash of the file.
     """
 
     streams: tuple[Stream, ...]
-    repeated: Mapping[str, int]
+    left_out: Mapping[str, Mapping[str, int]]
+    notes: tuple[str, ...]
     tokenizer: Any
     sha256: str
 
@@ -195,71 +281,86 @@ def open_recording(recording: Recording, group: str, vocab_size: int | None = No
             f"Bad value {group}.tokenizer={recording.tokenizer}: there is no tokenizer in this folder; give another, "
             "a hub id or pocket."
         )
-    content, digest = read_content(recording.path, f"File of recorded streams {group}.path")
+    what = f"File of recorded streams {group}.path"
     if recording.format == "jsonl":
-        streams = read_streams(recording.path, vocab_size, key=f"{group}.path")
+        read = streams_of(
+            recording.path,
+            vocab_size,
+            key=f"{group}.path",
+            lengths=recording.lengths,
+            skip_bad=recording.skip_bad,
+        )
     elif tokenizer is None:
         raise UsageError(
             f"Missing key {group}.tokenizer: {group}.format=text needs one to turn the text into tokens; give a "
             "folder, a hub id or pocket."
         )
     else:
-        streams = _text_streams(content, recording, tokenizer, group)
+        content, _ = read_content(recording.path, what)
+        read = StreamsRead(_text_streams(content, recording, tokenizer, group), {}, ())
     first: dict[tuple[int, ...], Stream] = {}
     repeated: Counter[str] = Counter()
-    for stream in streams:
+    for stream in read.streams:
         if first.setdefault(stream.prompt, stream) is not stream:
             repeated[stream.category] += 1
-    return Recorded(tuple(first.values()), dict(repeated), tokenizer, digest)
+    left_out = {**({"repeated_prompt": dict(repeated)} if repeated else {}), **read.left_out}
+    digest = file_digest(Path(recording.path).expanduser(), what)
+    return Recorded(tuple(first.values()), left_out, read.notes, tokenizer, digest)
 
 
-def _stream(where: str, number: int, record: Mapping[str, Any], vocab_size: int | None) -> Stream:
-    prompt, generated = (_tokens(where, record, key, vocab_size) for key in (PROMPT, OUTPUT))
-    lengths = {}
-    for key, value in record.items():
-        if isinstance(value, dict) and LENGTHS in value:
-            lengths[key] = _lengths(where, f"{key}.{LENGTHS}", value[LENGTHS], len(generated))
-    name = next((record[key] for key in _NAMES if isinstance(record.get(key), str | int)), f"line {number}")
+def _stream(line: Line, key: str, vocab_size: int | None, repeats: bool) -> Stream | None:
+    """Return the stream of a line, its text perhaps empty; None for a line of another method or repeat.
+
+    Raises:
+        BadLine: a fault of the line.
+    """
+    where, number, record = line
+    if not isinstance(record, dict):
+        raise BadLine(f"{where}: a JSON {type(record).__name__} where {key} needs an object with fields.")
+    if record.get("method", BASELINE) != BASELINE:
+        return None
+    repeat = record.get("repeat", 0)
+    if type(repeat) is not int:
+        raise BadLine(f"{where}: repeat is {repeat!r:.40}, not a whole number.")
+    if repeat and not repeats:
+        return None
+    prompt, generated = _tokens(where, record, PROMPT, vocab_size), _tokens(where, record, OUTPUT, vocab_size, least=0)
+    name = next((record[known] for known in _NAMES if isinstance(record.get(known), str | int)), f"line {number}")
     category = record.get("category")
     if category is not None and not isinstance(category, str):
-        raise UsageError(f"{where}: category is {category!r}, not a text.")
+        raise BadLine(f"{where}: category is {category!r:.40}, not a text.")
     ended = record.get("finish") == "end_token"
-    return Stream(str(name), category or CATEGORY, prompt, generated, lengths, ended, record.get("repeat", 0))
+    raw = ((name, record[name][LENGTHS]) for name in drafters_of(record))
+    lengths = {name: tuple(value) if isinstance(value, list) else value for name, value in raw}
+    known = printable(str(name)), printable(category or CATEGORY)
+    return Stream(*known, prompt, generated, lengths, ended, repeat, where)
 
 
-def _tokens(where: str, record: Mapping[str, Any], key: str, vocab_size: int | None) -> tuple[int, ...]:
+def _tokens(where: str, record: Mapping[str, Any], key: str, vocab_size: int | None, least: int = 1) -> tuple[int, ...]:
     tokens = record.get(key)
-    if not isinstance(tokens, list) or not tokens or not all(type(token) is int for token in tokens):
-        raise UsageError(f"{where}: {key} is not a list of token ids (at least one).")
-    if min(tokens) < 0:
-        raise UsageError(f"{where}: {key} holds {min(tokens)}, and no token id is negative.")
-    if vocab_size is not None and max(tokens) >= vocab_size:
-        raise UsageError(
+    if not isinstance(tokens, list) or len(tokens) < least or not all(type(token) is int for token in tokens):
+        raise BadLine(f"{where}: {key} is not a list of token ids{' (at least one)' if least else ''}.")
+    if min(tokens, default=0) < 0:
+        raise BadLine(f"{where}: {key} holds {min(tokens)}, and no token id is negative.")
+    if max(tokens, default=0) > LARGEST:
+        raise BadLine(f"{where}: {key} holds a number that is larger than any token id.")
+    if vocab_size is not None and max(tokens, default=-1) >= vocab_size:
+        raise BadLine(
             f"{where}: token id {max(tokens)} in {key} is beyond the target's vocabulary of {vocab_size} tokens: give "
             "a text that this model wrote."
         )
     return tuple(tokens)
 
 
-def _lengths(where: str, name: str, value: Any, tokens: int) -> tuple[int, ...]:
-    if not isinstance(value, list) or not all(type(length) is int and length >= 1 for length in value):
-        raise UsageError(
-            f"{where}: {name} is not a list of whole numbers of 1 or more (the target's own token is counted)."
+def _check_size(stream: Stream, context_length: int | None) -> None:
+    if context_length is not None and len(stream.prompt) + len(stream.generated) > context_length:
+        raise BadLine(
+            f"{stream.where}: {len(stream.prompt)} + {len(stream.generated)} tokens do not fit the target's context of "
+            f"{context_length}: shorten the text or leave it out."
         )
-    if len(value) != tokens:
-        raise UsageError(f"{where}: {name} has {len(value)} entries for {tokens} generated tokens; give one for each.")
-    return tuple(value)
 
 
 def _named_apart(streams: list[Stream]) -> list[Stream]:
     """Return the same streams; of several with one id, the later ones get a number."""
-    names = told_apart(stream.id for stream in streams)
-    return [replace(stream, id=name) for stream, name in zip(streams, names, strict=True)]
-
-
-def told_apart(names: Iterable[str]) -> Iterator[str]:
-    """Yield the names; the second and later ones of a name get their number: a, a#2, a#3."""
-    seen: Counter[str] = Counter()
-    for name in names:
-        seen[name] += 1
-        yield f"{name}#{seen[name]}" if seen[name] > 1 else name
+    apart = Names()
+    return [replace(stream, id=apart(stream.id)) for stream in streams]

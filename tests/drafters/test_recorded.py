@@ -1,10 +1,15 @@
 """Foreign accepted lengths as a drafter: the rounds that walking the trace gives."""
 
+import gzip
+import json
 import random
+from dataclasses import replace
 
+import numpy as np
 import pytest
 
-from specdec.analysis.read.foreign.accepted_lengths import walk
+from specdec.analysis.read.foreign.imported import ImportChoices, PositionText, walked
+from specdec.analysis.read.foreign.importers import IMPORTERS
 from specdec.drafters import drafters
 from specdec.errors import UsageError
 from specdec.records import TextStart
@@ -45,13 +50,11 @@ def test_rounds_are_those_of_the_trace(replay, group_values, gamma, ended):
         stream = made(seed, ended=ended)
         drafter = build(group_values, replay(stream))
         rounds = replay_stream(drafter, structures.build({"name": "chain", "gamma": gamma}), stream, 1000)
-        accepted, cut = walk(list(stream.accepted_lengths["acc_eagle"]), gamma)
+        lengths = np.array(stream.accepted_lengths["acc_eagle"])
+        walk = walked(PositionText("a", "", 0, lengths, None, ended), gamma)
+        accepted = walk.accepted.tolist()
         assert rounds.tokens == 200
-        # The walk lets a round at the end accept all that is left; ours offers nothing beyond a limit, so that the
-        # last token is the target's own. Beyond an end token drafts go on, and the two agree.
-        if cut and not ended:
-            accepted[-1] -= 1
-        assert rounds.accepted == accepted
+        assert (rounds.accepted, rounds.offered) == (accepted, walk.offered.tolist())
         full = [gamma] * len(accepted)
         assert rounds.offered[:-1] == full[:-1] or not ended and sum(rounds.offered) < sum(full)
         assert all(
@@ -96,6 +99,79 @@ def test_which_lengths(replay, group_values, table):
     assert build(group_values, replay(one), field=None).capabilities.fills == {"chain"}
     with pytest.raises(UsageError, match="use target=replay target.path=FILE"):
         build(group_values, table([[0.5, 0.5], [0.5, 0.5]]))
+
+
+def records_of(streams, **changes):
+    return [
+        {"id": each.id, "prompt_token_ids": list(each.prompt), "generated_token_ids": list(each.generated)}
+        | {name: {"acc_len": list(lengths)} for name, lengths in each.accepted_lengths.items()}
+        | changes
+        for each in streams
+    ]
+
+
+def target_of(path, records, group_values, sampling, **changes):
+    path.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
+    values = group_values("target", "replay", path=str(path), **changes)
+    return targets.build(values, sampling=sampling(temperature=0.0))
+
+
+def test_only_the_field_in_use_has_to_fit_the_text(tmp_path, group_values, sampling):
+    """Lengths of another run beside the text concern no drafter but the one that replays them."""
+    records = records_of([made(seed) for seed in range(3)])
+    records[1]["acc_draft"] = {"acc_len": [1, 2]}
+    records[2]["acc_draft"] = {"acc_len": "none"}
+    target = target_of(tmp_path / "s.jsonl", records, group_values, sampling)
+    ngram = drafters.build(group_values("drafter", "ngram"), target=target)
+    ngram.start(TextStart(target.streams[1].prompt, 300))
+    assert build(group_values, target).capabilities.replay == "copying"
+    with pytest.raises(UsageError) as fault:
+        build(group_values, target, field="acc_draft")
+    assert "s.jsonl:2: acc_draft.acc_len has 2 entries for 200 generated" in str(fault.value)
+    assert "s.jsonl:3: acc_draft.acc_len must be a list" in str(fault.value)
+    assert str(fault.value).endswith("with target.skip_bad=true and drafter.field=acc_draft.")
+    few = target_of(tmp_path / "s.jsonl", records, group_values, sampling, skip_bad=True, lengths="acc_draft")
+    assert [stream.id for stream in few.streams] == ["s0"] and few.describe()["streams_left_out"] == 2
+    assert build(group_values, few, field="acc_draft").capabilities.replay == "copying"
+
+
+def test_lengths_of_other_texts_are_refused(tmp_path, replay, group_values):
+    texts = [made(seed) for seed in range(3)]
+    target, path = replay(*texts), tmp_path / "lengths.jsonl"
+    write_streams(path, texts)
+    assert build(group_values, target, path=str(path)).capabilities.replay == "copying"
+    write_streams(path, [texts[0], replace(texts[1], generated=texts[2].generated)])
+    with pytest.raises(UsageError, match="of the target's 3 streams it lacks 1 and has another text for 1"):
+        build(group_values, target, path=str(path))
+
+
+@pytest.mark.parametrize("packed", [False, True], ids=["plain", "gzip"])
+@pytest.mark.parametrize("first", ["prompt's length", 0])
+def test_import_and_replay_of_one_file_take_the_same_rounds(tmp_path, group_values, sampling, packed, first):
+    """Floats, a placeholder at the start, a byte order mark, an empty output and a repeated id are read alike."""
+    records = records_of([made(seed) for seed in range(4)], id="same")
+    for record in records:
+        record["prompt_token_ids"] += range(20)
+        lengths = record["acc_eagle"]["acc_len"]
+        lengths[:3] = [22 if first else 0, float(lengths[1]), float(lengths[2])]
+    records.insert(2, records[0] | {"generated_token_ids": [], "acc_eagle": {"acc_len": []}})
+    content = b"\xef\xbb\xbf" + "".join(json.dumps(record) + "\n" for record in records).encode()
+    path = tmp_path / "trace.jsonl"
+    path.write_bytes(gzip.compress(content) if packed else content)
+    (source,) = IMPORTERS["accepted_lengths"](path, ImportChoices(gamma=4, field="acc_eagle"))
+    target = targets.build(group_values("target", "replay", path=str(path)), sampling=sampling(temperature=0.0))
+    drafter = build(group_values, target)
+    structure = structures.build({"name": "chain", "gamma": 4})
+    replayed = [replay_stream(drafter, structure, stream, 1000) for stream in target.streams]
+    imported = [part for _, part in source.rounds.groupby("prompt", sort=False)]
+    assert len(imported) == 4 and {stream.id for stream in target.streams} == set(source.rounds["prompt"])
+    for part, rounds in zip(imported, replayed, strict=True):
+        assert part["accepted"].tolist() == list(rounds.accepted)
+        assert part["offered"].tolist() == list(rounds.offered)
+        assert part["rejected"].tolist() == list(rounds.rejected)
+        assert part["accepted"].iloc[0] == 0
+    for notes in (source.notes, drafter.read_notes):
+        assert any("stands for the token that the prefill gives" in note for note in notes)
 
 
 def test_a_prompt_without_a_record_gets_no_proposals(replay, group_values):

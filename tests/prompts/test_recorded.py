@@ -17,6 +17,7 @@ def load(path, **more):
     values = {
         "name": "recorded", "limit": None, "balance": True, "chat": "never", "path": path, "format": "jsonl",
         "tokenizer": None, "unit": "paragraph", "prompt_tokens": 2, "continuation_tokens": None,
+        "skip_bad": False, "lengths": None,
     }  # fmt: skip
     return load_prompts(values | more, tokenizer=None, context_length=100, max_new_tokens=8, vocab_size=6)
 

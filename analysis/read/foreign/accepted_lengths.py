@@ -1,25 +1,25 @@
-"""Accepted-length traces as JSONL, one prompt per line, in one of two forms.
+"""Accepted lengths as JSONL, one text per line, per position (`positions`) or per round.
 
 Per round: `{"accepted": [2, 0, ...]}` (draft tokens) or `{"accept_lengths": [3, 1, ...]}` (draft tokens and the
 target's own one), or a bare list of which `bonus` says what it counts. Optional: question_id, request_id or id;
-category.
-
-Per position, as replay traces have it: `{"prompt_token_ids": [...], "generated_token_ids": [...], "acc_NAME":
-{"acc_len": [...]}}`. acc_len[t] is the number of tokens that a round starting at token t would commit at most, the
-target's own included, so such a round accepts min(acc_len[t] - 1, gamma). The text is walked from round to round
-(theory.md 4.7); an average over all positions is another quantity, because rounds start right after rejections.
+category. A first entry that stands for the prefill is left out.
 """
 
 from pathlib import Path
 from typing import Any
 
 from specdec.errors import UsageError
+from specdec.text.lengths import LENGTHS, FirstLengths, drafters_of
+from specdec.text.lines import BadLine, Line
 
-from .imported import Imported, ImportedText, counts, imported, mapping, named, read_lines, within_gamma
+from .imported import ImportChoices, Imported, ImportedText, imported
+from .positions import PositionSets
+from .reading import ForeignFile, counts, keys_of, needed_gamma, within_gamma
 
 KIND = "accepted_lengths"
 FIELDS = {"accepted": False, "accept_lengths": True}  # field: True if it counts the target's own token
 NO_TIMES = "The source has no times: no speedup, no cost, and no account beyond acceptance."
+NO_LAWS = "It has no target or drafter probabilities and no context lengths of rounds."
 NO_OFFERS = (
     "It does not say what each round offered: every round is taken to have offered gamma tokens, so a drafter that "
     "proposed fewer looks as if it had been rejected."
@@ -30,109 +30,89 @@ NO_ENDS = (
 )
 
 
-def accepted_lengths(path: Path, gamma: int, bonus: bool | None = None, field: str | None = None) -> Imported:
-    """Return the rounds of a trace.
+def accepted_lengths(path: Path, choices: ImportChoices) -> list[Imported]:
+    """Return the rounds of a trace, a data set for each drafter that it has lengths of.
 
-    bonus: True if lengths per round include the target's own token (None: by the field's name). field: the acc_NAME to
-    read from a per-position trace (None: its only one). UsageError with file and line for another form, for both
-    forms in one file, or for a length beyond gamma.
+    UsageError for both forms in one file, a length per round beyond gamma, a bare list without `bonus`; and for lines
+    that cannot be used, named with file and line.
     """
-    texts: list[ImportedText] = []
-    forms: set[str] = set()
-    longest = 0
-    for number, (where, value) in enumerate(read_lines(path), 1):
-        if isinstance(value, dict) and "generated_token_ids" in value:
-            forms.add("position")
-            text, reach = _walked(where, value, number, gamma, field)
-            longest = max(longest, reach)
-        else:
-            forms.add("round")
-            text = _listed(where, value, number, gamma, bonus)
+    file, positions, rounds = ForeignFile(path, choices), PositionSets(), _Rounds(choices)
+    forms: set[bool] = set()
+    for line in file.lines():
+        with file.line():
+            by_position = bool(drafters_of(line.value))
+            if by_position:
+                positions.add(line, file, choices.field)
+            else:
+                rounds.add(line, file)
+            forms.add(by_position)
         if len(forms) > 1:
-            raise UsageError(f"{where}: lines per round and lines per position are mixed in one file.")
-        texts.append(text)
-    notes = [NO_TIMES, "It has no target or drafter probabilities and no context lengths of rounds: no alpha.text."]
-    if forms == {"round"}:
-        notes += [NO_OFFERS, NO_ENDS]
-    else:
-        notes.append(
-            "Lengths are per position: rounds were made by walking each text from round to round at this gamma."
-        )
-        if longest < gamma:
-            notes.append(
-                f"No recorded length accepts more than {longest} draft tokens: if the drafter was never asked for "
-                f"more, rounds at gamma {gamma} that look like rejections were cut by the recording."
-            )
-    return imported(path, KIND, gamma, texts, notes)
+            raise UsageError(f"{line.where}: lines per round and lines per position are mixed in one file.")
+    notes = [NO_TIMES, NO_LAWS, *file.settled()]
+    made = positions.made(path, KIND, choices, notes) if forms == {True} else [rounds.made(path, notes)]
+    if not made:
+        raise UsageError(f"{path} has no round: nothing was ever drafted in it.")
+    return made
 
 
-def _listed(where: str, value: Any, number: int, gamma: int, bonus: bool | None) -> ImportedText:
-    name, category = f"line {number}", ""
-    if isinstance(value, list):
-        if bonus is None:
-            raise UsageError(
-                f"{where}: a bare list does not say whether it counts the target's own token: add --bonus included "
-                "or --bonus excluded."
-            )
-        label, lengths, counted = "the list", value, bonus
-    else:
-        values = mapping(where, value)
-        present = [key for key in FIELDS if key in values]
+def recognises(value: Any) -> bool:
+    """Return whether the first value of a file is of this kind."""
+    if isinstance(value, dict):
+        return bool(drafters_of(value)) or any(field in value for field in FIELDS)
+    return isinstance(value, list)
+
+
+class _Rounds:
+    """The texts of a file of lengths per round, while it is read."""
+
+    def __init__(self, choices: ImportChoices) -> None:
+        self._choices = choices
+        self._texts: list[tuple[str, str, list[int]]] = []  # lengths with the target's own token
+        self._firsts = FirstLengths()
+
+    def add(self, line: Line, file: ForeignFile) -> None:
+        gamma, (label, lengths, counted) = needed_gamma(self._choices), self._listed(line)
+        found = counts(line.where, label, lengths, least=int(counted), first=0)
+        values = line.value if isinstance(line.value, dict) else {}
+        prompt = values.get("prompt_token_ids")
+        tokens = len(prompt) if isinstance(prompt, list) else None
+        lengths = [length + (not counted) for length in found]
+        self._firsts.add(lengths, tokens)
+        placed = tokens is not None and lengths[:1] == [tokens]
+        within_gamma(line.where, [length - 1 for length in lengths[placed:]], gamma)
+        self._texts.append((*file.named(values, line.number), lengths))
+
+    def _listed(self, line: Line) -> tuple[str, Any, bool]:
+        """Return what a line's lengths are called, the lengths, and whether they count the target's own token."""
+        where, _, value = line
+        bonus = self._choices.bonus
+        if isinstance(value, list):
+            if bonus is None:
+                raise UsageError(
+                    f"{where}: a bare list does not say whether it counts the target's own token: add --bonus included "
+                    "or --bonus excluded."
+                )
+            return "the list", value, bonus
+        present = [key for key in FIELDS if key in value] if isinstance(value, dict) else []
         if len(present) != 1:
-            raise UsageError(
-                f"{where}: one of the fields {', '.join(FIELDS)}, or generated_token_ids with acc_NAME.acc_len, is "
-                f"expected; the line has {', '.join(sorted(values)) or 'none'}."
+            has = f"the line has {keys_of(value)}" if isinstance(value, dict) else f"found a {type(value).__name__}"
+            raise BadLine(
+                f"{where}: one of the fields {', '.join(FIELDS)}, or NAME with {LENGTHS} below it, is expected; {has}."
             )
         (label,) = present
-        lengths, counted = values[label], FIELDS[label] if bonus is None else bonus
-        name, category = named(values, number)
-    accepted = [length - counted for length in counts(where, label, lengths, least=int(counted))]
-    within_gamma(where, accepted, gamma)
-    return ImportedText(name, category, accepted, [gamma] * len(accepted))
+        return label, value[label], FIELDS[label] if bonus is None else bonus
 
-
-def _walked(where: str, value: Any, number: int, gamma: int, field: str | None) -> tuple[ImportedText, int]:
-    """Walk a text from round to round; return it and the most draft tokens that any of its positions accepts."""
-    values = mapping(where, value)
-    tokens = counts(where, "generated_token_ids", values["generated_token_ids"])
-    key = _chosen(where, values, field)
-    lengths = counts(where, f"{key}.acc_len", mapping(where, values[key]).get("acc_len"), least=1)
-    if len(lengths) != len(tokens):
-        raise UsageError(
-            f"{where}: {key}.acc_len has {len(lengths)} entries for {len(tokens)} generated tokens; one for each is "
-            "expected."
-        )
-    prompt = counts(where, "prompt_token_ids", values.get("prompt_token_ids", []))
-    accepted, cut = walk(lengths, gamma)
-    offered = [gamma] * len(accepted)
-    text = ImportedText(*named(values, number), accepted, offered, cut, context=len(prompt) or None)
-    return text, max(lengths, default=1) - 1
-
-
-def walk(lengths: list[int], gamma: int) -> tuple[list[int], str]:
-    """Walk lengths by position; return accepted tokens per round, and how the last round was cut ("" if it was not).
-
-    A round whose accepted tokens alone reach the end of the text is cut there, so it is no rejection.
-    """
-    accepted: list[int] = []
-    start, end = 0, len(lengths)
-    while start < end:
-        take = min(lengths[start] - 1, gamma)
-        if take >= end - start:
-            accepted.append(end - start)
-            return accepted, "limit"
-        accepted.append(take)
-        start += take + 1
-    return accepted, ""
-
-
-def _chosen(where: str, values: dict[str, Any], field: str | None) -> str:
-    found = [key for key, item in values.items() if isinstance(item, dict) and "acc_len" in item]
-    if field is not None:
-        if field not in found:
-            raise UsageError(f"{where}: no {field}.acc_len; the line has {', '.join(found) or 'no acc_len at all'}.")
-        return field
-    if len(found) != 1:
-        names = ", ".join(found) or "none"
-        raise UsageError(f"{where}: one object with acc_len is expected, found {names}: choose with --field NAME.")
-    return found[0]
+    def made(self, path: Path, notes: list[str]) -> Imported:
+        gamma, placeholders = needed_gamma(self._choices), self._firsts.are_placeholders
+        texts = []
+        for name, category, lengths in self._texts:
+            accepted = [length - 1 for length in lengths[placeholders or lengths[:1] == [0] :]]
+            within_gamma(f"{path} ({name})", accepted, gamma)
+            texts.append(ImportedText(name, category, accepted, [gamma] * len(accepted)))
+        said = [NO_OFFERS, NO_ENDS]
+        if placeholders:
+            said.append(
+                f"The first entry of every text stands for the token that the prefill gives, not for a round: "
+                f"{self._firsts.texts:,} entries are left out."
+            )
+        return imported(path, KIND, gamma, texts, [*notes, *said])

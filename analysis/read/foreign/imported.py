@@ -1,33 +1,97 @@
-"""Rounds tables made of foreign files: the pieces that every importer shares.
+"""Rounds tables made of foreign files: what an importer gives, and how its texts become tables.
 
 A source says less than a run of ours. `Imported.notes` say what it does not contain; seconds and sizes that nobody
 recorded are NaN, never zero, and no statistic uses them.
 """
 
-import json
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from math import nan
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from specdec.errors import UsageError
+from specdec.text.lines import printable
 
 from ...rounds import COLUMNS, SECONDS, check_rounds
+
+ONLY_SUMS = (
+    "It has sums of tokens and rounds only: tokens per round, but not which lengths were accepted. So there is no "
+    "alpha of its own, no test of the i.i.d. model and no prediction for another gamma."
+)
+
+
+@dataclass(frozen=True)
+class ImportChoices:
+    """The choices that a file may leave to the user, one field per option of `specdec.report`.
+
+    Attributes:
+        gamma: draft tokens per round; None where the file says it, or where lengths are per position.
+        bonus: True if lengths per round count the target's own token; None: by the field's name.
+        field: which of several drafters in one file; None: each becomes a data set of its own.
+        skip_bad: leave lines that cannot be read out, count them and say so, instead of refusing the file.
+    """
+
+    gamma: int | None = None
+    bonus: bool | None = None
+    field: str | None = None
+    skip_bad: bool = False
+
+
+@dataclass(frozen=True)
+class PositionText:
+    """Accepted lengths of one text by position; `prompt` and `repeat` together are unique in a data set.
+
+    Attributes:
+        lengths: [positions] int32, at least 1: the most tokens that a round which starts there commits, the target's
+            own included. So lengths[t] - 1 draft tokens are right from position t on, as far as the drafter went; it
+            may reach beyond the end of the text.
+        context: tokens before the first position; None if the source does not say.
+        ended: an end token closes the text; otherwise the recording stopped there, and nothing is offered beyond it.
+    """
+
+    prompt: str
+    category: str
+    repeat: int
+    lengths: np.ndarray
+    context: int | None
+    ended: bool
+
+
+@dataclass(frozen=True)
+class PositionLengths:
+    """Accepted lengths by position of one drafter on one data set: every gamma can be walked from them.
+
+    Attributes:
+        longest: the most draft tokens that any length accepts. A larger gamma shows nothing more.
+    """
+
+    texts: tuple[PositionText, ...]
+    longest: int
+
+    def rounds(self, method: str, gamma: int) -> pd.DataFrame:
+        """Return the rounds that decoding with drafts of `gamma` tokens takes (`rounds.COLUMNS`)."""
+        return rounds_table([walked(text, gamma) for text in self.texts], method, gamma)
 
 
 @dataclass(frozen=True)
 class Imported:
-    """Foreign rounds with what is known about them.
+    """Foreign rounds of one data set and one drafter, with what is known about them.
 
     Attributes:
-        rounds: `analysis.rounds.COLUMNS`; NaN in columns that the source does not have.
+        rounds: `analysis.rounds.COLUMNS`; NaN in columns that the source does not have. No line at all where the source
+            has sums over rounds only (`totals_only`).
         notes: sentences on what the source does not contain and what was assumed.
         has_times: True if `texts` has seconds.
         ordered: True if the order of a text's rounds is known; without it no analysis may look at neighbours.
-        texts: one line per text: prompt, category, repeat, tokens, seconds (of the whole text, prefill included).
+        texts: one line per text: prompt, category, repeat, tokens, rounds, seconds (of the whole text, prefill
+            included).
+        name: what tells it apart from others in one report: the file's name, with the drafter's where the file has
+            several.
+        by_position: lengths by position, where the source has them; `rounds` are then walked at `gamma`.
     """
 
     source: str
@@ -38,6 +102,19 @@ class Imported:
     has_times: bool
     ordered: bool
     texts: pd.DataFrame
+    name: str
+    by_position: PositionLengths | None = None
+
+    @property
+    def totals_only(self) -> bool:
+        """True where the source has no single rounds: tokens and rounds of whole texts are all that it says."""
+        return self.rounds.empty
+
+    def at(self, gamma: int) -> "Imported":
+        """Return the same data set walked at another gamma. ValueError if lengths are not by position."""
+        if self.by_position is None:
+            raise ValueError(f"{self.name} has lengths of rounds at gamma {self.gamma} only")
+        return replace(self, gamma=gamma, rounds=self.by_position.rounds(self.kind, gamma))
 
 
 @dataclass(frozen=True)
@@ -46,7 +123,9 @@ class ImportedText:
 
     Attributes:
         accepted, offered: draft tokens per round, equally many; a round that accepted fewer ends in a rejection.
-        cut: truncation of the last round, "" if it was not cut; a cut round accepted all that it still could.
+        committed: tokens per round; None: the accepted ones and the target's own. A round that commits no token of the
+            target was cut before one, so it is no rejection.
+        cut: truncation of the last round, "" if the source does not say that the text ended there.
         context: tokens before the first round; None if the source does not say.
         tokens, seconds: of the whole text, where the source counts them itself.
     """
@@ -55,6 +134,7 @@ class ImportedText:
     category: str
     accepted: Sequence[int]
     offered: Sequence[int]
+    committed: Sequence[int] | None = None
     cut: str = ""
     repeat: int = 0
     context: int | None = None
@@ -63,110 +143,128 @@ class ImportedText:
 
 
 def imported(
-    path: Path, kind: str, gamma: int, texts: Sequence[ImportedText], notes: Sequence[str], ordered: bool = True
+    path: Path,
+    kind: str,
+    gamma: int,
+    texts: Sequence[ImportedText],
+    notes: Sequence[str],
+    *,
+    ordered: bool = True,
+    name: str | None = None,
 ) -> Imported:
     """Make the tables of `texts`. UsageError if there is no round at all."""
-    rows = [row for text in texts for row in _rows(text, kind, gamma)]
-    if not rows:
+    if not any(len(text.accepted) for text in texts):
         raise UsageError(f"{path} has no round: nothing was ever drafted in it.")
-    rounds = pd.DataFrame(rows)[list(COLUMNS)]
-    check_rounds(rounds)
+    rounds = rounds_table(texts, kind, gamma)
     columns = ["prompt", "category", "repeat", "tokens", "seconds"]
     table = pd.DataFrame([[getattr(text, name) for name in columns] for text in texts], columns=columns)
-    committed = [sum(text.accepted) + len(text.accepted) - bool(text.cut) for text in texts]
+    committed = [int(_committed(text).sum()) for text in texts]
     table["tokens"] = table["tokens"].fillna(pd.Series(committed)).astype(int)
+    table.insert(4, "rounds", [len(text.accepted) for text in texts])
     has_times = bool(table["seconds"].notna().all())
-    return Imported(str(path), kind, gamma, rounds, tuple(notes), has_times, ordered, table)
+    known = name or plain_name(path)
+    return Imported(str(path), kind, gamma, rounds, tuple(notes), has_times, ordered, table, known)
 
 
-def _rows(text: ImportedText, kind: str, gamma: int) -> Iterator[dict[str, Any]]:
-    last = len(text.accepted) - 1
-    committed = [accepted + (not (text.cut and index == last)) for index, accepted in enumerate(text.accepted)]
-    left, context = sum(committed), nan if text.context is None else float(text.context)
-    for index, (accepted, offered) in enumerate(zip(text.accepted, text.offered, strict=True)):
-        cut = text.cut if index == last else ""
-        yield {
+@dataclass(frozen=True)
+class TextTotals:
+    """The sums of one text, where a source has nothing else; `rounds` may be a quotient of printed figures."""
+
+    prompt: str
+    category: str
+    repeat: int
+    tokens: float
+    rounds: float
+    seconds: float
+
+
+def totals(
+    path: Path, kind: str, gamma: int, texts: Sequence[TextTotals], notes: Sequence[str], name: str | None = None
+) -> Imported:
+    """Make a data set of sums over rounds. UsageError if there is no round at all."""
+    table = pd.DataFrame(texts, columns=["prompt", "category", "repeat", "tokens", "rounds", "seconds"])
+    if not table["rounds"].sum() > 0:
+        raise UsageError(f"{path} has no round: nothing was ever drafted in it.")
+    has_times = bool(table["seconds"].notna().all())
+    none = pd.DataFrame(columns=list(COLUMNS))
+    return Imported(
+        str(path), kind, gamma, none, (ONLY_SUMS, *notes), has_times, False, table, name or plain_name(path)
+    )
+
+
+def plain_name(path: Path) -> str:
+    """Return the name of a file without what says its form."""
+    return printable(path.name.removesuffix(".gz").removesuffix(".jsonl"))
+
+
+def rounds_table(texts: Sequence[ImportedText], method: str, gamma: int) -> pd.DataFrame:
+    """Return the rounds of `texts`, one line each (`rounds.COLUMNS`); ValueError where they contradict themselves."""
+    texts = [text for text in texts if len(text.accepted)]
+    sizes = [len(text.accepted) for text in texts]
+    accepted, offered = (_joined([getattr(text, name) for text in texts]) for name in ("accepted", "offered"))
+    committed = [_committed(text) for text in texts]
+    before = [np.cumsum(part) - part for part in committed]  # tokens of the text before each round
+    cut = np.full(sum(sizes), "", dtype=object)
+    cut[np.cumsum(sizes, dtype=int) - 1] = [text.cut for text in texts]
+
+    def spread(values: Sequence[Any], kind: type = object) -> np.ndarray:
+        return np.repeat(np.array(values, dtype=kind), sizes)
+
+    rounds = pd.DataFrame(  # in the order of COLUMNS
+        {
             "cell": "imported",
-            "method": kind,
+            "method": method,
             "gamma": gamma,
-            "repeat": text.repeat,
-            "prompt": text.prompt,
-            "category": text.category,
-            "round": index,
-            "context": context,
+            "repeat": spread([text.repeat for text in texts], int),
+            "prompt": spread([text.prompt for text in texts]),
+            "category": spread([text.category for text in texts]),
+            "round": _joined([range(size) for size in sizes]),
+            "context": spread([nan if text.context is None else text.context for text in texts], float)
+            + _joined(before),
             "offered_nodes": nan,
             "offered": offered,
             "accepted": accepted,
-            "committed": committed[index],
-            "rejected": not cut and accepted < offered,
+            "committed": _joined(committed),
+            "rejected": (accepted < offered) & (_joined(committed) > accepted),
             "truncation": cut,
-            "tokens_left": left,
+            "tokens_left": _joined([part.sum() - start for part, start in zip(committed, before, strict=True)]),
             "source": "",
             "rank": 0,
-            "beta": [],
+            "beta": [[]] * sum(sizes),
             **dict.fromkeys(SECONDS, nan),
-        }
-        left -= committed[index]
-        context += committed[index]
+        },
+        copy=False,
+    )
+    check_rounds(rounds)
+    return rounds
 
 
-# Reading ------------------------------------------------------------------------------------------
+def _committed(text: ImportedText) -> np.ndarray:
+    return np.array(text.accepted, dtype=int) + 1 if text.committed is None else np.array(text.committed, dtype=int)
 
 
-def read_lines(path: Path) -> Iterator[tuple[str, Any]]:
-    """Yield ("file:line", value) of every line of a JSONL file that is not blank. UsageError names file and line."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise UsageError(f"The file {path} does not exist.") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"The file {path} cannot be read: {error}.") from None
-    empty = True
-    for number, line in enumerate(text.split("\n"), 1):
-        if not line.strip():
-            continue
-        empty = False
-        try:
-            yield f"{path}:{number}", json.loads(line)
-        except json.JSONDecodeError as error:
-            raise UsageError(f"{path}:{number}: not JSON ({error.msg}); one JSON value per line is expected.") from None
-    if empty:
-        raise UsageError(f"The file {path} is empty.")
+def _joined(parts: Sequence[Sequence[int] | np.ndarray]) -> np.ndarray:
+    return np.concatenate([np.asarray(part, dtype=int) for part in parts] or [np.zeros(0, dtype=int)])
 
 
-def counts(where: str, name: str, value: Any, least: int = 0) -> list[int]:
-    """Return `value` as a list of whole numbers, `least` or more. UsageError names the place of the first fault."""
-    if not isinstance(value, list):
-        raise UsageError(f"{where}: {name} must be a list of whole numbers, found a {type(value).__name__}.")
-    return [count(where, f"{name}[{index}]", item, least) for index, item in enumerate(value)]
+def walked(text: PositionText, gamma: int) -> ImportedText:
+    """Walk a text from round to round at `gamma`, as decoding would: a round begins where the last one ended, and none
+    offers more than the text can still hold beside the target's own token.
 
-
-def count(where: str, name: str, value: Any, least: int = 0) -> int:
-    """Return `value` as a whole number, `least` or more; 3.0 counts as 3. UsageError otherwise."""
-    whole = isinstance(value, (int, float)) and not isinstance(value, bool) and value == value // 1
-    if not whole or value < least:
-        raise UsageError(f"{where}: {name} must be a whole number of {least} or more, found {value!r}.")
-    return int(value)
-
-
-def mapping(where: str, value: Any) -> dict[str, Any]:
-    """Return `value` if it is an object. UsageError otherwise."""
-    if not isinstance(value, dict):
-        raise UsageError(f"{where}: an object was expected, found a {type(value).__name__}.")
-    return value
-
-
-def within_gamma(where: str, accepted: Sequence[int], gamma: int) -> None:
-    """Raise UsageError if a round accepted more than gamma."""
-    if accepted and max(accepted) > gamma:
-        raise UsageError(
-            f"{where}: a round accepted {max(accepted)} draft tokens, more than gamma {gamma}: give the draft length "
-            f"of the source with --gamma {max(accepted)} or more."
-        )
-
-
-def named(values: dict[str, Any], number: int) -> tuple[str, str]:
-    """Return the name of a line's prompt (its question_id, request_id or id, else its number) and its category."""
-    ids = (values.get(key) for key in ("question_id", "request_id", "id"))
-    name = next((str(each) for each in ids if each is not None), f"line {number}")
-    return name, str(values.get("category") or "")
+    Beyond an end token drafts go on, so a round that accepts the end token itself is cut: it commits no token of the
+    target and is no rejection (theory.md 4.7).
+    """
+    size = len(text.lengths)
+    left = np.arange(size, 0, -1)  # tokens from each position on
+    offered = np.full(size, gamma) if text.ended else np.minimum(gamma, left - 1)
+    accepted = np.minimum(np.minimum(text.lengths - 1, offered), left)
+    committed = np.minimum(accepted + 1, left)
+    steps = committed.tolist()
+    starts, position = [], 0
+    while position < size:
+        starts.append(position)
+        position += steps[position]
+    at = np.array(starts, dtype=int)
+    cut = "end_token" if text.ended else "limit"
+    who = (text.prompt, text.category)
+    return ImportedText(*who, accepted[at], offered[at], committed[at], cut, text.repeat, text.context)

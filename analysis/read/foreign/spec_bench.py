@@ -5,35 +5,136 @@ the rounds of all turns joined), new_tokens and wall_time (one per turn, prefill
 turn, counted from 0 by some methods). Rounds are whole: these loops look for the end token after a round.
 """
 
-from math import isfinite
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from specdec.errors import UsageError
+from specdec.text.lengths import FirstLengths
+from specdec.text.lines import BadLine
 
 from .accepted_lengths import NO_OFFERS
-from .imported import Imported, ImportedText, counts, imported, mapping, read_lines, within_gamma
+from .imported import ImportChoices, Imported, ImportedText, imported
+from .reading import ForeignFile, counts, keys_of, mapping, needed_gamma, within_gamma
 
 KIND = "spec_bench"
 
 
-def spec_bench(path: Path, gamma: int) -> Imported:
+def spec_bench(path: Path, choices: ImportChoices) -> list[Imported]:
     """Return the rounds of an answer file; a choice is a repeat, a turn is a text of the same prompt.
 
     gamma: draft tokens on the longest path (the depth, for trees). UsageError with file and line for another form.
     """
+    gamma, file = needed_gamma(choices), ForeignFile(path, choices)
+    answers: list[tuple[str, str, str, list[Choice]]] = []
+    firsts = FirstLengths()
+    for line in file.lines():
+        with file.line():
+            values = answer(line.where, line.value)
+            turns = [_choice(line.where, each) for each in values["choices"]]
+            for lengths, *_ in turns:
+                firsts.add(lengths)
+            answers.append((line.where, *file.named(values, line.number), turns))
+    texts, joined = _texts(answers, gamma, firsts.are_placeholders)
+    notes = [
+        "Wall time is per turn, prefill included: speedup is end to end, and there is no t(1), so no account beyond "
+        "acceptance.",
+        "It has no probabilities, no context lengths and no draft sizes of trees.",
+        NO_OFFERS,
+        "Rounds are taken as whole and never cut; the file does not say otherwise.",
+        "Tokens are those that the method counted itself (new_tokens).",
+        *file.settled(),
+    ]
+    if firsts.are_placeholders:
+        notes.append(
+            f"The first entry of every choice stands for the prefill, not for a round: {firsts.texts:,} are left out."
+        )
+    if joined:
+        notes.append(
+            f"In {joined:,} answers the rounds of several turns could not be told apart (decoding_steps and new_tokens "
+            "do not add up): they stand as one text."
+        )
+    return [imported(path, KIND, gamma, texts, notes)]
+
+
+def recognises(value: Any) -> bool:
+    """Return whether the first value of a file is of this kind."""
+    return "accept_lengths" in first_choice(value)
+
+
+def first_choice(value: Any) -> Mapping[str, Any]:
+    """Return the first choice of an answer; nothing where the value is none."""
+    choices = value.get("choices") if isinstance(value, Mapping) else None
+    return choices[0] if isinstance(choices, list) and choices and isinstance(choices[0], Mapping) else {}
+
+
+def spec_bench_times(path: Path, skip_bad: bool = False) -> pd.DataFrame:
+    """Return tokens and seconds of every answer of a baseline's file: prompt, repeat, tokens, seconds (all turns).
+
+    `accept_lengths` is not needed. UsageError for lines of another form, named with file and line.
+    """
+    file, rows = ForeignFile(path, ImportChoices(skip_bad=skip_bad)), []
+    for line in file.lines():
+        with file.line():
+            values = answer(line.where, line.value)
+            turns = [per_turn(line.where, choice) for choice in values["choices"]]
+            name, _ = file.named(values, line.number)
+            for repeat, (tokens, seconds) in enumerate(turns):
+                rows.append({"prompt": name, "repeat": repeat, "tokens": sum(tokens), "seconds": sum(seconds)})
+    file.settled()
+    return pd.DataFrame(rows, columns=["prompt", "repeat", "tokens", "seconds"])
+
+
+def answer(where: str, value: Any) -> dict[str, Any]:
+    """Return an answer of FastChat's form, its choices being objects. BadLine otherwise."""
+    values = mapping(where, value)
+    if "question_id" not in values or not isinstance(values.get("choices"), list) or not values["choices"]:
+        raise BadLine(
+            f"{where}: an answer has question_id and choices, a list with at least one entry; the line has "
+            f"{keys_of(values)}."
+        )
+    for choice in values["choices"]:
+        mapping(where, choice)
+    return values
+
+
+def per_turn(where: str, choice: Mapping[str, Any]) -> tuple[list[int], list[float]]:
+    """Return tokens and seconds of each turn."""
+    tokens, times = counts(where, "new_tokens", choice.get("new_tokens")), choice.get("wall_time")
+    if not isinstance(times, list) or not all(_is_time(time) for time in times):
+        raise BadLine(f"{where}: wall_time must be a list of seconds above 0, found {times!r:.80}.")
+    if not tokens or len(tokens) != len(times):
+        raise BadLine(f"{where}: new_tokens has {len(tokens)} entries and wall_time {len(times)}; one a turn each.")
+    return tokens, [float(time) for time in times]
+
+
+def _is_time(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < 1e12
+
+
+# Lengths with the target's own token, tokens and seconds of each turn, and the steps that the file counts in each.
+Choice = tuple[list[int], list[int], list[float], list[int]]
+
+
+def _choice(where: str, choice: Mapping[str, Any]) -> Choice:
+    lengths = counts(where, "accept_lengths", choice.get("accept_lengths"), least=1, first=0)
+    steps = counts(where, "decoding_steps", choice["decoding_steps"]) if "decoding_steps" in choice else []
+    return lengths, *per_turn(where, choice), steps
+
+
+def _texts(
+    answers: list[tuple[str, str, str, list[Choice]]], gamma: int, placeholders: bool
+) -> tuple[list[ImportedText], int]:
+    """Return the turns of all answers as texts, and the number of choices whose turns could not be told apart."""
     texts: list[ImportedText] = []
     joined = 0
-    for where, value in read_lines(path):
-        question, category, choices = _answer(where, value)
+    for where, question, category, turns in answers:
         number = 0  # of the text among those of its question
-        for choice in choices:
-            accepted = [length - 1 for length in counts(where, "accept_lengths", choice.get("accept_lengths"), least=1)]
+        for lengths, tokens, seconds, steps in turns:
+            accepted = [length - 1 for length in lengths[placeholders or lengths[:1] == [0] :]]
             within_gamma(where, accepted, gamma)
-            tokens, seconds = _per_turn(where, choice)
-            parts = _turns(where, choice, accepted, tokens)
+            parts = _turns(accepted, tokens, steps)
             if len(parts) < len(tokens):
                 joined += 1
                 tokens, seconds = [sum(tokens)], [sum(seconds)]
@@ -43,62 +144,13 @@ def spec_bench(path: Path, gamma: int) -> Imported:
                     ImportedText(question, category, part, offered, repeat=number, tokens=written, seconds=time)
                 )
                 number += 1
-    notes = [
-        "Wall time is per turn, prefill included: speedup is end to end, and there is no t(1), so no account beyond "
-        "acceptance.",
-        "It has no probabilities, no context lengths and no draft sizes of trees.",
-        NO_OFFERS,
-        "Rounds are taken as whole and never cut; the file does not say otherwise.",
-        "Tokens are those that the method counted itself (new_tokens).",
-    ]
-    if joined:
-        notes.append(
-            f"In {joined:,} answers the rounds of several turns could not be told apart (decoding_steps and new_tokens "
-            "do not add up): they stand as one text."
-        )
-    return imported(path, KIND, gamma, texts, notes)
+    return texts, joined
 
 
-def spec_bench_times(path: Path) -> pd.DataFrame:
-    """Return tokens and seconds of every answer of a baseline's file: prompt, repeat, tokens, seconds (all turns).
-
-    `accept_lengths` is not needed. UsageError with file and line for another form.
-    """
-    rows = []
-    for where, value in read_lines(path):
-        question, _, choices = _answer(where, value)
-        for repeat, choice in enumerate(choices):
-            tokens, seconds = _per_turn(where, choice)
-            rows.append({"prompt": question, "repeat": repeat, "tokens": sum(tokens), "seconds": sum(seconds)})
-    return pd.DataFrame(rows)
-
-
-def _answer(where: str, value: Any) -> tuple[str, str, list[dict[str, Any]]]:
-    values = mapping(where, value)
-    missing = [key for key in ("question_id", "category", "choices") if key not in values]
-    if missing:
-        raise UsageError(f"{where}: an answer of Spec-Bench has {', '.join(missing)}, this line has not.")
-    choices = values["choices"]
-    if not isinstance(choices, list) or not choices:
-        raise UsageError(f"{where}: choices must be a list with at least one entry.")
-    return str(values["question_id"]), str(values["category"]), [mapping(where, choice) for choice in choices]
-
-
-def _per_turn(where: str, choice: dict[str, Any]) -> tuple[list[int], list[float]]:
-    """Return tokens and seconds of each turn."""
-    tokens, times = counts(where, "new_tokens", choice.get("new_tokens")), choice.get("wall_time")
-    if not isinstance(times, list) or not all(isinstance(t, (int, float)) and isfinite(t) and t > 0 for t in times):
-        raise UsageError(f"{where}: wall_time must be a list of seconds above 0, found {times!r}.")
-    if not tokens or len(tokens) != len(times):
-        raise UsageError(f"{where}: new_tokens has {len(tokens)} entries and wall_time {len(times)}; one a turn each.")
-    return tokens, [float(time) for time in times]
-
-
-def _turns(where: str, choice: dict[str, Any], accepted: list[int], tokens: list[int]) -> list[list[int]]:
+def _turns(accepted: list[int], tokens: list[int], steps: list[int]) -> list[list[int]]:
     """Split rounds into turns by decoding_steps (counted from 1 or from 0), else by new_tokens, else not at all."""
     if len(tokens) < 2:
         return [accepted]
-    steps = counts(where, "decoding_steps", choice["decoding_steps"]) if "decoding_steps" in choice else []
     for sizes in (steps, [step + 1 for step in steps]):
         if len(sizes) == len(tokens) and sum(sizes) == len(accepted):
             ends = [sum(sizes[: index + 1]) for index in range(len(sizes))]

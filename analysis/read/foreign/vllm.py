@@ -1,22 +1,28 @@
-"""Speculative metrics of vLLM, one request per line of a JSONL file.
+"""Per-request speculative metrics of vLLM, one request per line of a JSONL file.
 
-Three forms, all written by vLLM, alone on the line or below `spec_decode_metrics` or `speculative_decoding`:
-per step (`--per-request-spec-decode-metrics detailed`): per_step_accepted, per_step_drafted; a histogram (`summary`):
+Sources: vllm-project/vllm, docs on per-request acceptance metrics (`--per-request-spec-decode-metrics`) and
+vllm/v1/spec_decode/metrics.py. A line is a whole response (its `metrics.speculative_decoding`), or what stands below
+that key. Three forms: per step (`detailed`): per_step_accepted, per_step_drafted; a histogram (`summary`):
 acceptance_histogram, or histogram as the Python object names it, with num_draft_tokens; and counters
 (`SpecDecodingStats`): num_drafts, num_draft_tokens, num_accepted_tokens, num_accepted_tokens_per_pos. The last two have
-no order of rounds.
+no order of rounds. None counts the bonus token.
 """
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from specdec.errors import UsageError
+from specdec.text.lines import BadLine, Line
 
 from .accepted_lengths import NO_ENDS, NO_TIMES
-from .imported import Imported, ImportedText, count, counts, imported, mapping, named, read_lines, within_gamma
+from .imported import ImportChoices, Imported, ImportedText, imported
+from .reading import MOST_ROUNDS, ForeignFile, count, counts, keys_of, mapping, needed_gamma, within_gamma
 
 KIND = "vllm"
-BELOW = ("spec_decode_metrics", "speculative_decoding")
+BELOW = ("metrics", "spec_decode_metrics", "speculative_decoding")
+FORMS = ("per_step_accepted", "acceptance_histogram", "histogram", "num_accepted_tokens_per_pos")
 UNORDERED = (
     "It has totals per request and no order of rounds: tests of memory between rounds and of the previous round, and "
     "the Markov model, are impossible."
@@ -24,94 +30,160 @@ UNORDERED = (
 SAME_OFFER = (
     "It does not say what each round offered, only the total: every round is taken to have offered gamma tokens."
 )
+NO_SILENT = (
+    "It has no probabilities, no context lengths, and no rounds in which nothing was drafted: tokens per round are "
+    "those of the steps that verified a draft."
+)
 
 
-def vllm(path: Path, gamma: int) -> Imported:
+@dataclass(frozen=True)
+class RequestRounds:
+    """The rounds of one request.
+
+    Attributes:
+        accepted: draft tokens per round.
+        offered: the same for offers; None where only totals are known.
+        drafted: offers of all rounds together; None where not even that is known.
+        declared: the most that a round may offer; None where the line does not say it.
+        reach: the largest length that the line has a place for, whether it occurred or not.
+    """
+
+    accepted: Sequence[int]
+    offered: Sequence[int] | None
+    drafted: int | None
+    declared: int | None
+    reach: int
+
+    @property
+    def longest(self) -> int:
+        return max([*self.accepted, *(self.offered or [])], default=0)
+
+
+def vllm(path: Path, choices: ImportChoices) -> list[Imported]:
     """Return the rounds of vLLM's requests. Requests without a draft are left out and counted.
 
-    UsageError with file and line for another form, totals that contradict themselves, or a length beyond gamma.
+    Gamma is what the lines declare, or else what was given. UsageError for lines of another form and totals that
+    contradict themselves, named with file and line, and for a length beyond gamma.
     """
-    texts: list[ImportedText] = []
-    forms: set[str] = set()
-    silent = short = 0
-    for number, (where, value) in enumerate(read_lines(path), 1):
-        values = mapping(where, value)
-        metrics = _metrics(where, values)
-        form, accepted, offered, missing = _rounds(where, metrics, gamma)
-        within_gamma(where, [*accepted, *offered], gamma)
-        if not accepted:
-            silent += 1
-            continue
-        forms.add(form)
-        short += missing
-        texts.append(ImportedText(*named(values, number), accepted, offered))
-    ordered = forms <= {"steps"}
-    notes = [
-        NO_TIMES,
-        "It has no probabilities, no context lengths, and no rounds in which nothing was drafted: tokens per round "
-        "are those of the steps that verified a draft.",
-        NO_ENDS,
-    ]
-    if not ordered:
-        notes += [UNORDERED, SAME_OFFER]
-    if short:
-        notes.append(
-            f"{short:,} draft tokens fewer were offered than gamma in every round: where a shorter draft was accepted "
-            "whole, its round counts as a rejection, and alpha is too low."
-        )
+    file = ForeignFile(path, choices)
+    requests: list[tuple[str, str, str, RequestRounds]] = []
+    silent = 0
+    for line in file.lines():
+        with file.line():
+            rounds = _request(line)
+            if rounds is None or not len(rounds.accepted):
+                silent += 1
+                continue
+            requests.append((line.where, *file.named(line.value, line.number), rounds))
+    notes = [NO_TIMES, NO_SILENT, NO_ENDS, *file.settled()]
+    found = [rounds for *_, rounds in requests]
+    gamma = _gamma(found, choices)
+    for where, _, _, rounds in requests:
+        _check_gamma(where, rounds, gamma)
+    texts = [ImportedText(name, category, *filled(rounds, gamma)) for _, name, category, rounds in requests]
+    ordered = all(rounds.offered is not None for rounds in found)
+    notes += [*([] if ordered else [UNORDERED, SAME_OFFER]), *short_notes(found, gamma)]
     if silent:
         notes.append(f"{silent:,} requests without any draft are left out.")
-    return imported(path, KIND, gamma, texts, notes, ordered)
+    return [imported(path, KIND, gamma, texts, notes, ordered=ordered)]
 
 
-def _metrics(where: str, values: dict[str, Any]) -> dict[str, Any]:
+def recognises(value: Any) -> bool:
+    """Return whether the first value of a file is of this kind."""
+    return isinstance(value, Mapping) and any(form in _below(value) for form in FORMS)
+
+
+def _below(values: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the metrics themselves, below whatever keys they stand; nothing where a request has none."""
     for key in BELOW:
-        if key in values:
-            return mapping(f"{where} ({key})", values[key])
+        if key in values and not any(form in values for form in FORMS):
+            found = values[key]
+            values = found if isinstance(found, Mapping) else {}
     return values
 
 
-def _rounds(where: str, metrics: dict[str, Any], gamma: int) -> tuple[str, list[int], list[int], int]:
-    """Return the form, accepted and offered per round, and how many offered tokens are missing to gamma per round."""
+def _request(line: Line) -> RequestRounds | None:
+    """Return the rounds of a line; None for a response that says that it has no speculative metrics."""
+    where, values = line.where, mapping(line.where, line.value)
+    metrics = _below(values)
+    if not metrics and any(key in values for key in BELOW):
+        return None
+    declared = count(where, "num_spec_tokens", metrics["num_spec_tokens"]) if "num_spec_tokens" in metrics else None
     if "per_step_accepted" in metrics:
         accepted = counts(where, "per_step_accepted", metrics["per_step_accepted"])
         offered = counts(where, "per_step_drafted", metrics.get("per_step_drafted"))
         if len(accepted) != len(offered):
-            raise UsageError(
+            raise BadLine(
                 f"{where}: per_step_accepted has {len(accepted)} entries and per_step_drafted {len(offered)}."
             )
         if any(a > o for a, o in zip(accepted, offered, strict=True)):
-            raise UsageError(f"{where}: a step accepted more draft tokens than it drafted.")
-        return "steps", accepted, offered, 0
-    declared = metrics.get("num_spec_tokens", gamma)
-    if declared != gamma:
-        raise UsageError(f"{where}: num_spec_tokens is {declared!r}, but gamma is {gamma}: give --gamma {declared}.")
-    name = next((key for key in ("acceptance_histogram", "histogram") if key in metrics), None)
-    if name is not None:
-        histogram = counts(where, name, metrics[name])
-    elif "num_accepted_tokens_per_pos" in metrics:
-        histogram = _histogram(where, metrics)
+            raise BadLine(f"{where}: a step accepted more draft tokens than it drafted.")
+        return RequestRounds(accepted, offered, sum(offered), declared, max(offered, default=0))
+    name = next((form for form in FORMS if form in metrics), None)
+    if name is None:
+        raise BadLine(f"{where}: none of {', '.join(FORMS)} is there; the line has {keys_of(metrics)}.")
+    if name == "num_accepted_tokens_per_pos":
+        per_position = counts(where, name, metrics[name])
+        drafts = count(where, "num_drafts", metrics.get("num_drafts"))
+        total = metrics.get("num_accepted_tokens")
+        histogram = histogram_of(where, drafts, per_position, total)
     else:
-        raise UsageError(
-            f"{where}: none of per_step_accepted, acceptance_histogram, histogram or num_accepted_tokens_per_pos is "
-            f"there; the line has {', '.join(sorted(metrics)) or 'nothing'}."
-        )
+        histogram = counts(where, name, metrics[name])
+    if sum(histogram) > MOST_ROUNDS:
+        raise BadLine(f"{where}: {name} counts {sum(histogram):,} rounds, more than {MOST_ROUNDS:,}.")
     accepted = [length for length, number in enumerate(histogram) for _ in range(number)]
-    drafted = count(where, "num_draft_tokens", metrics.get("num_draft_tokens", gamma * len(accepted)))
-    if drafted < sum(accepted):
-        raise UsageError(f"{where}: {sum(accepted)} tokens were accepted but only {drafted} drafted.")
-    return "totals", accepted, [gamma] * len(accepted), max(0, gamma * len(accepted) - drafted)
+    drafted = count(where, "num_draft_tokens", metrics["num_draft_tokens"]) if "num_draft_tokens" in metrics else None
+    if drafted is not None and drafted < sum(accepted):
+        raise BadLine(f"{where}: {sum(accepted)} tokens were accepted but only {drafted} drafted.")
+    return RequestRounds(accepted, None, drafted, declared, len(histogram) - 1)
 
 
-def _histogram(where: str, metrics: dict[str, Any]) -> list[int]:
-    """Return rounds by accepted tokens from counters: position k counts the rounds that accepted more than k."""
-    drafts = count(where, "num_drafts", metrics.get("num_drafts"))
-    reached = [drafts, *counts(where, "num_accepted_tokens_per_pos", metrics["num_accepted_tokens_per_pos"]), 0]
-    if any(later > earlier for earlier, later in zip(reached, reached[1:], strict=False)):
-        raise UsageError(f"{where}: num_accepted_tokens_per_pos must not rise, nor begin above num_drafts.")
-    total = metrics.get("num_accepted_tokens")
-    if total is not None and count(where, "num_accepted_tokens", total) != sum(reached[1:]):
+def _gamma(requests: Sequence[RequestRounds], choices: ImportChoices) -> int:
+    """Return the most that a round may offer: as given, as declared, or as counted. UsageError if nothing says it."""
+    if choices.gamma is not None:
+        return choices.gamma
+    declared = max((rounds.declared or 0 for rounds in requests), default=0)
+    return declared or max((rounds.reach for rounds in requests), default=0) or needed_gamma(choices)
+
+
+def _check_gamma(where: str, rounds: RequestRounds, gamma: int) -> None:
+    """Raise UsageError for a gamma that the line contradicts."""
+    if rounds.declared not in (None, gamma):
         raise UsageError(
+            f"{where}: num_spec_tokens is {rounds.declared}, but gamma is {gamma}: give --gamma {rounds.declared}, and "
+            "files of one gamma each."
+        )
+    within_gamma(where, [rounds.longest], gamma)
+
+
+def filled(rounds: RequestRounds, gamma: int) -> tuple[Sequence[int], Sequence[int]]:
+    """Return accepted and offered tokens per round; gamma where the line does not say what was offered."""
+    offered = rounds.offered
+    return rounds.accepted, [gamma] * len(rounds.accepted) if offered is None else offered
+
+
+def short_notes(requests: Sequence[RequestRounds], gamma: int) -> list[str]:
+    """Return a sentence where the totals say that fewer tokens were offered than is assumed."""
+    short = sum(
+        max(0, gamma * len(rounds.accepted) - rounds.drafted)
+        for rounds in requests
+        if rounds.offered is None and rounds.drafted is not None
+    )
+    if not short:
+        return []
+    return [
+        f"{short:,} draft tokens fewer were offered than gamma in every round: where a shorter draft was accepted "
+        "whole, its round counts as a rejection, and alpha is too low."
+    ]
+
+
+def histogram_of(where: str, drafts: int, per_position: Sequence[int], total: Any = None) -> list[int]:
+    """Return rounds by accepted tokens from counters: position k counts the rounds that accepted more than k."""
+    reached = [drafts, *per_position, 0]
+    if any(later > earlier for earlier, later in zip(reached, reached[1:], strict=False)):
+        raise BadLine(f"{where}: num_accepted_tokens_per_pos must not rise, nor begin above num_drafts.")
+    if total is not None and count(where, "num_accepted_tokens", total) != sum(reached[1:]):
+        raise BadLine(
             f"{where}: num_accepted_tokens is {total}, but num_accepted_tokens_per_pos adds up to {sum(reached[1:])}."
         )
     return [earlier - later for earlier, later in zip(reached, reached[1:], strict=False)]

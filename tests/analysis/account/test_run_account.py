@@ -82,7 +82,8 @@ def test_sections_have_the_waterfall_and_the_worst_prompts(store):
     run, _ = store
     main, category, prompts = account_sections(run)
     assert [name for name, _ in main.figures] == ["account"] and len(main.tables) == 2
-    assert "Speculation" in main.text[0] and "A round takes" in main.text[1]
+    assert "tokens per round at gamma 3; the textbook formula says" in main.text[0]
+    assert "Speculation" in main.text[1] and "A round takes" in main.text[2]
     assert list(category.tables[0][1]["category"]) == ["code", "prose"]
     (_, slowest), (_, fastest) = prompts.tables
     assert len(slowest) == len(fastest) == 4 and slowest["speedup"].map(attrgetter("estimate")).is_monotonic_increasing

@@ -1,19 +1,35 @@
 """Foreign files into the rounds table: small ones made by hand, whose answers are known."""
 
 import json
-from math import isnan
 
 import numpy as np
 import pytest
 
 from specdec.analysis.acceptance.estimates import estimate_alpha, hazards
-from specdec.analysis.read.foreign.accepted_lengths import accepted_lengths, walk
+from specdec.analysis.read.foreign.imported import ImportChoices, PositionLengths, PositionText, walked
 from specdec.analysis.read.foreign.importers import IMPORTERS
-from specdec.analysis.read.foreign.spec_bench import spec_bench, spec_bench_times
-from specdec.analysis.read.foreign.vllm import vllm
+from specdec.analysis.read.foreign.spec_bench import spec_bench_times
 from specdec.analysis.rounds import COLUMNS
 from specdec.analysis.runs.foreign_sections import foreign_sections
 from specdec.errors import UsageError
+
+
+def read(kind, path, gamma=None, **choices):
+    """The only data set of a file."""
+    (source,) = IMPORTERS[kind](path, ImportChoices(gamma, **choices))
+    return source
+
+
+def accepted_lengths(path, gamma=None, **choices):
+    return read("accepted_lengths", path, gamma, **choices)
+
+
+def vllm(path, gamma=None, **choices):
+    return read("vllm", path, gamma, **choices)
+
+
+def spec_bench(path, gamma=None, **choices):
+    return read("spec_bench", path, gamma, **choices)
 
 
 @pytest.fixture
@@ -47,7 +63,7 @@ def test_lengths_per_round_give_theorys_estimates(write):
     assert (estimate.accepted, estimate.rejected) == (127, 88)
     assert estimate.alpha == pytest.approx(0.590698, abs=1e-6)
     assert hazards(source.rounds)["acceptance"].tolist() == pytest.approx([0.6, 0.583333, 0.571429, 0.6], abs=1e-6)
-    assert set(COLUMNS) == set(source.rounds)
+    assert list(COLUMNS) == list(source.rounds)
     assert not source.has_times and source.ordered
     assert source.rounds["round_s"].isna().all()
     assert any("no times" in note for note in source.notes)
@@ -98,17 +114,30 @@ def test_only_positions_where_a_round_starts_count(write):
     assert source.rounds["committed"].mean() == pytest.approx(6 / 5)  # against a mean over positions of 10 / 6
 
 
-def test_a_round_that_accepts_up_to_the_end_is_cut_and_censors():
-    assert walk([5, 5, 5], 4) == ([3], "limit")  # three tokens left, all of them accepted: no token of the target
-    assert walk([3, 9, 9], 4) == ([2], "")  # two accepted, and the target's own is the last
-    assert walk([1, 1], 4) == ([0, 0], "")
-    assert walk([], 4) == ([], "")
+def one_text(lengths, **more):
+    return PositionText("a", "", 0, np.array(lengths), **{"context": None, "ended": False, **more})
 
 
-def test_a_cut_round_is_no_rejection(write):
-    source = accepted_lengths(write({"generated_token_ids": [1, 2, 3], "acc_x": {"acc_len": [5, 5, 5]}}), 4)
-    (row,) = source.rounds.to_dict("records")
-    assert (row["accepted"], row["committed"], row["rejected"], row["truncation"]) == (3, 3, False, "limit")
+def rounds_of(lengths, gamma, **more):
+    text = walked(one_text(lengths, **more), gamma)
+    return list(zip(text.offered.tolist(), text.accepted.tolist(), text.committed.tolist(), strict=True))
+
+
+def test_nothing_is_offered_beyond_a_recording_that_stops():
+    assert rounds_of([5, 5, 5], 4) == [(2, 2, 3)]
+    assert rounds_of([3, 9, 9], 4) == [(2, 2, 3)]
+    assert rounds_of([2, 9, 1], 4) == [(2, 1, 2), (0, 0, 1)]
+    assert rounds_of([1, 1], 4) == [(1, 0, 1), (0, 0, 1)]
+    assert rounds_of([], 4) == []
+
+
+def test_a_round_that_accepts_the_end_token_is_cut_and_is_no_rejection():
+    assert rounds_of([5, 5, 5], 4, ended=True) == [(4, 3, 3)]  # three tokens left, all accepted: none of the target
+    assert rounds_of([3, 9, 9], 4, ended=True) == [(4, 2, 3)]  # two accepted, and the target's own is the last
+    table = PositionLengths((one_text([5, 5, 5], ended=True),), 4).rounds("x", 4)
+    assert table[["rejected", "truncation", "tokens_left"]].values.tolist() == [[False, "end_token", 3]]
+    table = PositionLengths((one_text([1, 3, 9, 9], ended=True),), 8).rounds("x", 4)
+    assert table[["rejected", "truncation", "tokens_left"]].values.tolist() == [[True, "", 4], [True, "end_token", 3]]
 
 
 # vLLM ---------------------------------------------------------------------------------------------
@@ -143,10 +172,6 @@ def test_vllm_totals_are_counts_without_order(write, metrics):
     assert estimate_alpha(source.rounds).alpha == pytest.approx(10 / 19)  # K = 10, R = 9
     assert not source.ordered
     assert any("impossible" in note for note in source.notes)
-    tests = foreign_sections(source)[2].tables[0][1].set_index("question")
-    assert isnan(tests.loc["neighbouring rounds are alike", "p"])
-    assert tests.loc["neighbouring rounds are alike", "why not"] == "the source has no order of rounds"
-    assert "markov" not in set(foreign_sections(source)[3].tables[0][1]["model"])
 
 
 def test_vllm_shorter_drafts_and_silent_requests_are_said(write):
@@ -201,23 +226,13 @@ def test_no_timed_prompt_in_common_is_said(write):
 BAD = [
     ("accepted_lengths", ['{"accepted": [1'], r":1: not JSON"),
     ("accepted_lengths", [{"accepted": [0]}, {"accepted": [1, -1]}], r":2: accepted\[1\] must be a whole number of 0"),
-    ("accepted_lengths", [{"accept_lengths": [0]}], r":1: accept_lengths\[0\] must be a whole number of 1 or more"),
+    ("accepted_lengths", [{"accept_lengths": [1, 0]}], r":1: accept_lengths\[1\] must be a whole number of 1 or more"),
     ("accepted_lengths", [{"accepted": [9]}], r":1: a round accepted 9 draft tokens, more than gamma 4.*--gamma 9"),
     ("accepted_lengths", [[1, 2]], r":1: a bare list .*--bonus included"),
     ("accepted_lengths", [{"lengths": [1]}], r":1: one of the fields accepted, accept_lengths"),
     ("accepted_lengths", [{"accepted": "1"}], r":1: accepted must be a list of whole numbers, found a str"),
     ("accepted_lengths", [{"accepted": []}], r"has no round"),
     ("accepted_lengths", [], r"is empty"),
-    (
-        "accepted_lengths",
-        [{"generated_token_ids": [1, 2], "acc_x": {"acc_len": [1]}}],
-        r":1: acc_x.acc_len has 1 entries for 2",
-    ),
-    (
-        "accepted_lengths",
-        [{"generated_token_ids": [1], "acc_x": {"acc_len": [1]}, "acc_y": {"acc_len": [1]}}],
-        r":1: one object with acc_len is expected, found acc_x, acc_y: choose with --field",
-    ),
     ("accepted_lengths", [{"generated_token_ids": [1], "acc_x": {"acc_len": [1]}}, {"accepted": [1]}], r":2: .*mixed"),
     ("vllm", [{"text": "hello"}], r":1: none of per_step_accepted, .* the line has text"),
     ("vllm", [{"per_step_accepted": [1], "per_step_drafted": [1, 1]}], r":1: .* 1 entries and per_step_drafted 2"),
@@ -230,7 +245,7 @@ BAD = [
     ),
     ("vllm", [{"histogram": [1], "num_spec_tokens": 7}], r":1: num_spec_tokens is 7, but gamma is 4"),
     ("vllm", [{"histogram": [0, 2], "num_draft_tokens": 1}], r":1: 2 tokens were accepted but only 1 drafted"),
-    ("spec_bench", [{"question_id": 1}], r":1: .* has category, choices"),
+    ("spec_bench", [{"question_id": 1}], r":1: an answer has question_id and choices, .* the line has question_id"),
     ("spec_bench", [answer(1, [1], [1], [])], r":1: new_tokens has 1 entries and wall_time 0"),
     ("spec_bench", [answer(1, [1], [1], [0])], r":1: wall_time must be a list of seconds above 0"),
     ("spec_bench", [answer(1, None, [1], [1.0])], r":1: accept_lengths must be a list"),
@@ -240,23 +255,10 @@ BAD = [
 @pytest.mark.parametrize("kind, lines, says", BAD, ids=[f"{kind}-{number}" for number, (kind, _, _) in enumerate(BAD)])
 def test_bad_lines_are_one_sentence_with_file_and_line(write, kind, lines, says):
     with pytest.raises(UsageError, match=says) as caught:
-        IMPORTERS[kind](write(*lines), 4)
+        read(kind, write(*lines), 4)
     assert "\n" not in str(caught.value) and "trace.jsonl" in str(caught.value)
 
 
 def test_a_file_that_is_not_there_is_said(tmp_path):
     with pytest.raises(UsageError, match=r"gone\.jsonl does not exist"):
         vllm(tmp_path / "gone.jsonl", 4)
-
-
-def test_one_prompt_has_no_interval_and_no_test_passes_silently(write):
-    sections = foreign_sections(accepted_lengths(write({"accepted": d1()}), 4))
-    text = " ".join(sections[1].text)
-    assert "one prompt has no interval" in text
-    assert sections[0].text[1].startswith("- ")
-
-
-@pytest.mark.parametrize("lengths", [[4, 4, 4], [0, 0, 0]], ids=["all full", "none accepted"])
-def test_data_without_a_spread_still_make_every_section(write, lengths):
-    sections = foreign_sections(accepted_lengths(write({"accepted": lengths}, {"accepted": lengths[:2]}), 4))
-    assert len(sections) == 4

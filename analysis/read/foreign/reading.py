@@ -1,0 +1,104 @@
+"""A foreign file while it is read: its lines, the names of its texts, and what cannot be used.
+
+Lines come from the reader that replay uses too (`specdec.text.lines`); a BadLine is one that may be left out.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+from specdec.errors import UsageError
+from specdec.text.lengths import whole, whole_numbers
+from specdec.text.lines import BadLine, Line, LineFaults, Names, json_file, printable
+
+from .imported import ImportChoices
+
+IDS = ("question_id", "request_id", "id")
+OPTION = "--skip-bad"
+MOST_COUNTED = 2**53  # beyond it a floating-point counter no longer counts
+MOST_ROUNDS = 10_000_000  # of one text: beyond it a count is taken for a fault
+
+
+class ForeignFile:
+    """One file of JSON lines.
+
+    Attributes:
+        empty: counts texts without a round; importers count them here.
+    """
+
+    def __init__(self, path: Path, choices: ImportChoices) -> None:
+        self.path = path
+        self.faults = LineFaults(choices.skip_bad)
+        self.names = Names()
+        self.empty = 0
+
+    def lines(self) -> Iterator[Line]:
+        """Yield ("file:line", number, value) of every line that is not blank. UsageError for no file or none in it."""
+        yield from json_file(self.path, f"The file {self.path}", self.faults, "one JSON value per line is expected")
+
+    def line(self) -> AbstractContextManager[None]:
+        """Keep the BadLine that the block raises, to be named or left out with the others."""
+        return self.faults.line()
+
+    def named(self, values: Mapping[str, Any], number: int) -> tuple[str, str]:
+        """Return the name of a line's prompt, told apart from earlier ones, and its category."""
+        found = (values.get(key) for key in IDS)
+        name = next((str(each) for each in found if isinstance(each, str | int | float)), f"line {number}")
+        category = values.get("category")
+        return self.names(printable(name)), printable(category if isinstance(category, str) else "")
+
+    def settled(self) -> list[str]:
+        """Return notes on what was left out or told apart. UsageError for bad lines that are not to be left out."""
+        self.faults.settle(OPTION)
+        notes = self.faults.notes()
+        if self.names.repeated:
+            notes.append(
+                f"{self.names.repeated:,} lines repeat the id of an earlier one: each text stands as a prompt of its "
+                "own (a#2, a#3)."
+            )
+        if self.empty:
+            notes.append(f"{self.empty:,} texts without a round are left out.")
+        return notes
+
+
+def counts(where: str, name: str, value: Any, least: int = 0, first: int | None = None) -> list[int]:
+    """Return `value` as a list of whole numbers, `least` or more, the first `first` or more. BadLine for others."""
+    return list(whole_numbers(where, name, value, least, first))
+
+
+def count(where: str, name: str, value: Any, least: int = 0) -> int:
+    """Return `value` as a whole number, `least` or more; 3.0 counts as 3. BadLine otherwise."""
+    number = whole(value)
+    if number is None or not least <= number <= MOST_COUNTED:
+        raise BadLine(f"{where}: {name} must be a whole number of {least} or more, found {value!r:.40}.")
+    return number
+
+
+def mapping(where: str, value: Any) -> dict[str, Any]:
+    """Return `value` if it is an object. BadLine otherwise."""
+    if not isinstance(value, dict):
+        raise BadLine(f"{where}: an object was expected, found a {type(value).__name__}.")
+    return value
+
+
+def keys_of(values: Mapping[str, Any]) -> str:
+    """Return the keys of a line for messages, the first ones of many."""
+    names = [f"{key:.40}" for key in sorted(values)[:12]]
+    return ", ".join([*names, *(["..."] if len(values) > len(names) else [])]) or "none"
+
+
+def needed_gamma(choices: ImportChoices) -> int:
+    """Return the gamma of a source that does not say it itself. UsageError if it was not given."""
+    if choices.gamma is None:
+        raise UsageError("--import needs --gamma, the draft tokens per round of the source, at least 1.")
+    return choices.gamma
+
+
+def within_gamma(where: str, accepted: Sequence[int], gamma: int) -> None:
+    """Raise UsageError if a round accepted more than gamma: a wrong gamma, not a bad line."""
+    if accepted and max(accepted) > gamma:
+        raise UsageError(
+            f"{where}: a round accepted {max(accepted)} draft tokens, more than gamma {gamma}: give the draft length "
+            f"of the source with --gamma {max(accepted)} or more."
+        )

@@ -1,0 +1,138 @@
+"""The Prometheus page of a vLLM server (`/metrics`): counters of speculative decoding since it started.
+
+Source: vllm-project/vllm, vllm/v1/spec_decode/metrics.py (class SpecDecodingProm). Read are
+vllm:spec_decode_num_drafts, _num_draft_tokens, _num_accepted_tokens and _num_accepted_tokens_per_pos (label
+`position`, from 0), each with `_total` behind it as Prometheus writes counters. Engines of one `model_name` are added
+up; models stay apart. None counts the bonus token. A file of several scrapes, one behind the other, is read as the
+difference between its last and its first one.
+"""
+
+import re
+from collections import defaultdict
+from pathlib import Path
+
+from specdec.errors import UsageError
+from specdec.text.lines import BadLine, decoded, file_lines, printable
+
+from .accepted_lengths import NO_ENDS, NO_TIMES
+from .imported import ImportChoices, Imported, ImportedText, imported, plain_name
+from .reading import MOST_COUNTED, ForeignFile, within_gamma
+from .vllm import NO_SILENT, SAME_OFFER, UNORDERED, RequestRounds, filled, histogram_of, short_notes
+
+KIND = "vllm_prometheus"
+PREFIX = "vllm:spec_decode_num_"
+SAMPLE = re.compile(r"(vllm:spec_decode_num_\w+?)(?:_total)?(?:\{(.*)\})?\s+(\S+)(?:\s+\S+)?\s*")
+LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+MOST = 200_000  # rounds of a table: a server counts hundreds of millions, whose shares are the same
+NO_REQUESTS = (
+    "It is one sum over all requests of a server: nothing varies between prompts, so there is no interval and no test "
+    "that compares prompts."
+)
+Series = tuple[str, tuple[tuple[str, str], ...]]
+
+
+def vllm_prometheus(path: Path, choices: ImportChoices) -> list[Imported]:
+    """Return the rounds that the counters imply, one data set for each model that drafted.
+
+    Gamma is the number of positions. UsageError for a page without these counters, for counters that contradict
+    themselves, and for a gamma that is not the number of positions.
+    """
+    file = ForeignFile(path, choices)
+    samples, scrapes = _samples(path, file)
+    notes = [NO_TIMES, NO_SILENT, NO_ENDS, NO_REQUESTS, UNORDERED, SAME_OFFER, *file.settled()]
+    if scrapes > 1:
+        notes.append("The file has several scrapes: counted is what was drafted between the first and the last one.")
+    models: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
+    for (name, labels), value in samples.items():
+        known = dict(labels)
+        models[known.get("model_name", "")][name.removeprefix(PREFIX) + known.get("position", "")] += value
+    made = [_made(path, model, counters, choices, notes) for model, counters in models.items()]
+    found = [source for source in made if source is not None]
+    if not found:
+        raise UsageError(f"{path} has no drafts: no counter {PREFIX}drafts above 0, as of a server that never drafted.")
+    return found
+
+
+def recognises(head: str) -> bool:
+    """Return whether the first lines of a file are such a page."""
+    return PREFIX in head or re.search(r"^(# (HELP|TYPE) )?vllm:", head, re.MULTILINE) is not None
+
+
+def _samples(path: Path, file: ForeignFile) -> tuple[dict[Series, float], int]:
+    """Return the counters, and how many scrapes the page holds."""
+    first: dict[Series, float] = {}
+    last: dict[Series, float] = {}
+    seen: dict[Series, int] = defaultdict(int)
+    for number, raw in file_lines(path, f"The file {path}"):
+        if not raw.startswith(PREFIX.encode()):
+            continue
+        with file.line():
+            where = f"{path}:{number}"
+            series, value = _sample(where, decoded(where, raw, "save the page as it is"))
+            if series[0].endswith("_created"):
+                continue
+            seen[series] += 1
+            first.setdefault(series, value)
+            last[series] = value
+    scrapes = max(seen.values(), default=0)
+    if scrapes < 2:
+        return last, scrapes
+    return {series: value - (first[series] if seen[series] > 1 else 0.0) for series, value in last.items()}, scrapes
+
+
+def _sample(where: str, text: str) -> tuple[Series, float]:
+    """Return name and labels of a sample, and its value."""
+    found = SAMPLE.fullmatch(text)
+    try:
+        value = float(found[3]) if found else -1.0
+    except ValueError:
+        value = -1.0
+    if found is None or not 0 <= value <= MOST_COUNTED:
+        raise BadLine(f"{where}: no sample of a counter (NAME{{LABELS}} NUMBER): {text!r:.80}.")
+    return (found[1], tuple(sorted(LABEL.findall(found[2] or "")))), value
+
+
+def _made(
+    path: Path, model: str, counters: dict[str, float], choices: ImportChoices, notes: list[str]
+) -> Imported | None:
+    """Return the data set of one model; None if it never drafted."""
+    where = f"{path} (model_name {model})" if model else str(path)
+    if any(value != int(value) or value < 0 for value in counters.values()):
+        raise UsageError(f"{where}: a counter fell or is no whole number: the server was restarted between scrapes.")
+    drafts = int(counters.get("drafts", 0))
+    if not drafts:
+        return None
+    positions = [name for name in counters if re.fullmatch(r"accepted_tokens_per_pos\d{1,4}", name)]
+    gamma = len(positions)
+    if sorted(positions) != sorted(f"accepted_tokens_per_pos{place}" for place in range(gamma)) or not gamma:
+        raise UsageError(f"{where}: {PREFIX}accepted_tokens_per_pos lacks a position from 0 to gamma - 1.")
+    if choices.gamma not in (None, gamma):
+        within_gamma(where, [gamma], int(choices.gamma or gamma))
+        gamma = int(choices.gamma or gamma)
+    reached = [int(counters[f"accepted_tokens_per_pos{place}"]) for place in range(len(positions))]
+    total = int(counters["accepted_tokens"]) if "accepted_tokens" in counters else None
+    histogram = histogram_of(where, drafts, reached, total)
+    drafted = int(counters["draft_tokens"]) if "draft_tokens" in counters else None
+    accepted = [length for length, rounds in enumerate(thinned(histogram, MOST)) for _ in range(rounds)]
+    said = list(notes)
+    if drafts > MOST:
+        said.append(f"The table has {len(accepted):,} rounds for the {drafts:,} that were counted, in the same shares.")
+        drafted = None if drafted is None else round(drafted * len(accepted) / drafts)
+    rounds = RequestRounds(accepted, None, drafted, None, gamma)
+    said += short_notes([rounds], gamma)
+    text = ImportedText("all requests", "", *filled(rounds, gamma))
+    name = f"{plain_name(path)}: {printable(model)}" if model else None
+    return imported(path, KIND, gamma, [text], said, ordered=False, name=name)
+
+
+def thinned(histogram: list[int], most: int) -> list[int]:
+    """Return a histogram of at most `most` rounds in the same shares, to the nearest round; a smaller one as it is."""
+    total = sum(histogram)
+    if total <= most:
+        return histogram
+    shares = [number * most / total for number in histogram]
+    kept = [int(share) for share in shares]
+    by_rest = sorted(range(len(kept)), key=lambda place: kept[place] - shares[place])
+    for place in by_rest[: most - sum(kept)]:
+        kept[place] += 1
+    return kept

@@ -1,0 +1,201 @@
+"""Lines of files that other programs wrote: packed with gzip or not, with a byte order mark or without, one JSON value
+each. They are read one by one, so that a file may be larger than memory. Lines that cannot be used are collected, so
+that one message names all of them, or they are left out on request. Replay, import and prompts read with this.
+"""
+
+import gzip
+import hashlib
+import json
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+from specdec.errors import UsageError
+
+GZIP = b"\x1f\x8b"  # the first bytes of a gzip file
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+SHOWN = 10  # lines that a message lists; of the others it gives the number
+
+
+class BadLine(UsageError):
+    """A line that cannot be used; the others may be. The sentence begins with file and line."""
+
+
+class LineFaults:
+    """The lines of one file that cannot be used.
+
+    Attributes:
+        skip: leave them out; otherwise `settle` refuses the file.
+        number: how many there are.
+    """
+
+    def __init__(self, skip: bool) -> None:
+        self.skip, self.number = skip, 0
+        self._shown: list[str] = []
+
+    @contextmanager
+    def line(self) -> Iterator[None]:
+        """Keep the BadLine that the block raises; the rest of the block is left out."""
+        try:
+            yield
+        except BadLine as fault:
+            self.add(str(fault))
+
+    def add(self, sentence: str) -> None:
+        self.number += 1
+        if len(self._shown) < SHOWN:
+            self._shown.append(sentence.removesuffix("."))
+
+    def listed(self) -> str:
+        """Return the first sentences and the number of the rest, without a full stop."""
+        rest = self.number - len(self._shown)
+        return "; ".join([*self._shown, *([f"and {rest:,} more lines"] if rest else [])])
+
+    def settle(self, option: str | None) -> None:
+        """Refuse the file if there are any and they are not to be left out.
+
+        Args:
+            option: what leaves them out, such as `--skip-bad`; None where nothing does.
+        Raises:
+            UsageError: one sentence that names them.
+        """
+        if self.number and not self.skip:
+            these = "it" if self.number == 1 else f"these {self.number:,} lines"
+            remedy = f"; put {these} right, or leave {these} out with {option}" if option else ""
+            raise UsageError(f"{self.listed()}{remedy}.")
+
+    def notes(self) -> list[str]:
+        """Return the sentence that says what was left out; none if nothing was."""
+        if not self.number:
+            return []
+        lines = "1 line that cannot be used is" if self.number == 1 else f"{self.number:,} bad lines are"
+        return [f"{lines} left out: {self.listed()}."]
+
+
+class Line(NamedTuple):
+    """One line of JSON: "file:line", its number from 1, and its value."""
+
+    where: str
+    number: int
+    value: Any
+
+
+@contextmanager
+def readable(what: str) -> Iterator[None]:
+    """Turn whatever goes wrong with a file, gzip or not, into a UsageError that calls the file `what`."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise UsageError(f"{what} does not exist.") from None
+    except (EOFError, zlib.error, gzip.BadGzipFile):
+        raise UsageError(f"{what} is a damaged gzip file: fetch it again.") from None
+    except OSError as error:
+        raise UsageError(f"{what} cannot be read: {error.strerror}.") from None
+
+
+@contextmanager
+def unpacked(path: Path, what: str) -> Iterator[tuple[Any, BinaryIO]]:
+    """Open a file, gzip or not: give its content as a binary stream, and the file as it lies on disk.
+
+    Raises:
+        UsageError: see `readable`; also for faults within the context.
+    """
+    if "\0" in str(path):  # the operating system cannot even be asked
+        raise UsageError(f"{what} cannot be read: its name has a null character.")
+    with readable(what), path.open("rb") as file:
+        packed = file.read(len(GZIP)) == GZIP
+        file.seek(0)
+        yield gzip.GzipFile(fileobj=file) if packed else file, file
+
+
+def file_digest(path: Path, what: str) -> str:
+    """Return the sha256 of a file as it lies on disk. UsageError as `readable`."""
+    with readable(what), path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def file_lines(path: Path, what: str) -> Iterator[tuple[int, bytes]]:
+    """Yield number and bytes of every line of a file, gzip or not, the blank ones too, without a byte order mark.
+
+    Raises:
+        UsageError: see `readable`.
+    """
+    with unpacked(path, what) as (content, _):
+        for number, raw in enumerate(content, 1):
+            yield number, raw.removeprefix(BYTE_ORDER_MARK) if number == 1 else raw
+
+
+def decoded(where: str, raw: bytes, remedy: str) -> str:
+    """Return the text of a line, without its end. BadLine if it is not UTF-8."""
+    try:
+        return raw.decode("utf-8").removesuffix("\n").removesuffix("\r")
+    except UnicodeDecodeError:
+        raise BadLine(f"{where}: not UTF-8 text; {remedy}.") from None
+
+
+def json_value(where: str, text: str, remedy: str) -> Any:
+    """Return the value of a JSON text. BadLine if it is none."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise BadLine(f"{where}: not JSON ({getattr(error, 'msg', error)}); {remedy}.") from None
+
+
+def json_file(path: Path, what: str, faults: LineFaults, remedy: str) -> Iterator[Line]:
+    """Yield the value of every line of a file that is not blank; those that are not JSON go to `faults`.
+
+    Args:
+        what: how messages call the file.
+        remedy: what every line should be, for messages.
+    Raises:
+        UsageError: see `readable`; a file without any line.
+    """
+    empty = True
+    for number, raw in file_lines(path, what):
+        if not raw.strip():
+            continue
+        empty, where = False, f"{path}:{number}"
+        with faults.line():
+            text = decoded(where, raw, "convert the file")
+            if text.strip():
+                yield Line(where, number, json_value(where, text, remedy))
+    if empty:
+        raise UsageError(f"{what} is empty: give one with a record in it.")
+
+
+def printable(text: str) -> str:
+    """Return a text that can be written as UTF-8: JSON can spell halves of characters."""
+    return text.encode("utf-8", "replace").decode("utf-8")
+
+
+class Names:
+    """Names that are told apart: a, a#2, a#3; no two are equal, whatever they were.
+
+    Attributes:
+        repeated: how many names had occurred before.
+    """
+
+    def __init__(self) -> None:
+        self.repeated = 0
+        self._last: dict[str, int] = {}
+
+    def __call__(self, name: str) -> str:
+        """Return the name; the second and later ones of a name get their number."""
+        if name not in self._last:
+            self._last[name] = 1
+            return name
+        self.repeated += 1
+        number = self._last[name] + 1
+        while f"{name}#{number}" in self._last:
+            number += 1
+        self._last[name] = number
+        self._last[f"{name}#{number}"] = 1
+        return f"{name}#{number}"
+
+
+def told_apart(names: Iterable[str]) -> Iterator[str]:
+    """Yield the names; the second and later ones of a name get their number (see `Names`)."""
+    apart: Callable[[str], str] = Names()
+    yield from map(apart, names)

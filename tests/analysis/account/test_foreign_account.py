@@ -1,0 +1,127 @@
+"""The account of imported rounds: factors that multiply out, and data in which only one of them is at work."""
+
+from math import prod
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from specdec.analysis.account.foreign_account import SHOWN, foreign_account, foreign_sums, shown_gamma
+from specdec.analysis.intervals import resampled_sums
+from specdec.analysis.read.foreign.imported import ImportedText, PositionLengths, PositionText, imported, walked
+from specdec.theory.capped_geometric import tokens_per_round
+
+AGREEMENT = [1, 1, 0, 1, 1, 1, 0, 0, 1, 1, 1, 1, 0]  # THEORY 4.3: 8, 6, 5, 4, 4 rounds at gamma 1, 2, 3, 5, 20
+
+
+def runs(bits, longest=10**6):
+    """Return the lengths of a drafter that is right where the bits are 1, however deep in a draft."""
+    lengths, ahead = [], 0
+    for bit in reversed(bits):
+        ahead = ahead + 1 if bit else 0
+        lengths.append(min(ahead, longest) + 1)
+    return lengths[::-1]
+
+
+def data_set(*texts, gamma=3):
+    parts = [PositionText(f"p{i}", "", 0, np.array(lengths), None, False) for i, lengths in enumerate(texts)]
+    longest = max(int(part.lengths.max()) - 1 for part in parts)
+    walks = [walked(part, gamma) for part in parts]
+    lengths = PositionLengths(tuple(parts), longest)
+    return imported(Path("trace.jsonl"), "accepted_lengths", gamma, walks, (), by_position=lengths)
+
+
+def account(source, gamma, replicates=200):
+    return foreign_account(foreign_sums(source), gamma, replicates, seed=0)
+
+
+@pytest.mark.parametrize("gamma, rounds", [(1, 8), (2, 6), (3, 5), (4, 4)])
+def test_a_text_by_hand(gamma, rounds):
+    """Nine of thirteen positions agree; the same walk by agreement and by lengths, so depth does nothing."""
+    found = account(data_set(runs(AGREEMENT)), gamma)
+    omega = sum((9 / 13) ** k for k in range(gamma + 1))
+    assert found.gap.alpha == pytest.approx(9 / 13) and found.gap.alpha_of_text
+    assert found.gap.measured.estimate == pytest.approx(13 / rounds)
+    assert found.gap.error.estimate == pytest.approx(omega / (13 / rounds) - 1)
+    assert found.values["depth"].estimate == pytest.approx(1)
+    assert found.values["texts"].estimate == pytest.approx(1)  # there is one text only
+
+
+def bits(generator, texts, size, rise=None):
+    """Agreement of texts with their own alphas; with `rise` a chain that prefers to go on as before."""
+    made = []
+    for alpha in generator.uniform(0.3, 0.9, texts):
+        text = generator.random(size) < alpha
+        if rise:
+            keep = generator.random(size) < rise
+            for place in range(1, size):
+                text[place] = text[place - 1] if keep[place] else text[place]
+        made.append(text.tolist())
+    return made
+
+
+@pytest.mark.parametrize("gamma", [1, 3, 7])
+def test_the_factors_multiply_out(gamma):
+    generator = np.random.default_rng(0)
+    texts = [runs(text, longest=7) for text in bits(generator, 6, 150, rise=0.5)]
+    found = account(data_set(*texts), gamma)
+    assert prod(each.estimate for each in found.steps.values()) == pytest.approx(found.gap.measured.estimate, rel=1e-12)
+    parts = [found.values[name].estimate for name in ("texts", "along", "depth")]
+    assert prod(parts) == pytest.approx(found.values["dependence"].estimate, rel=1e-12)
+
+
+def test_each_part_answers_to_its_own_cause():
+    generator = np.random.default_rng(1)
+    independent = bits(generator, 40, 400)
+    alike = account(data_set(*[runs(text) for text in independent]), 3).values
+    assert alike["texts"].estimate < 0.98 and alike["depth"].estimate == 1
+    assert alike["along"].estimate == pytest.approx(1, abs=0.01)
+    sticky = account(data_set(*[runs(text) for text in bits(generator, 40, 400, rise=0.7)]), 3).values
+    assert sticky["along"].estimate < 0.95 and sticky["depth"].estimate == 1
+    # Only first tokens are ever right: agreement is as before, what is lost is depth.
+    shallow = account(data_set(*[runs(text, longest=1) for text in independent], gamma=3), 3).values
+    assert shallow["along"].estimate == pytest.approx(alike["along"].estimate, abs=1e-3)  # ends of texts apart
+    assert shallow["depth"].estimate < 0.9
+
+
+def test_the_gap_is_paired_by_prompt():
+    """The interval of the error is that of the ratio over the same resampled prompts, far narrower than both sides'."""
+    generator = np.random.default_rng(2)
+    texts = bits(generator, 30, 200)
+    source = data_set(*[runs(text) for text in texts])
+    found = account(source, 3, replicates=500)
+    agree, sizes = np.array([sum(text) for text in texts]), np.full(30, 200)
+    rounds = source.rounds.groupby("prompt", sort=True).size().reindex([f"p{i}" for i in range(30)]).to_numpy()
+    order = np.argsort([f"p{i}" for i in range(30)])
+    drawn = resampled_sums(np.stack([agree, sizes, rounds], axis=1)[order].astype(float), 500, 0)
+    errors = tokens_per_round(drawn[:, 0] / drawn[:, 1], 3) / (drawn[:, 1] / drawn[:, 2]) - 1
+    low, high = np.quantile(errors, [0.025, 0.975])
+    assert (found.gap.error.low, found.gap.error.high) == pytest.approx((low, high))
+    measured = found.gap.measured
+    assert high - low < 0.5 * (measured.high - measured.low) / measured.estimate
+
+
+def test_the_mean_over_requests_counts_every_text_once():
+    found = account(data_set(runs([1] * 40), runs([0] * 4)), 3)
+    assert found.values["tokens_per_round"].estimate == pytest.approx(44 / 14)
+    assert found.values["requests_mean"].estimate == pytest.approx((4 + 1) / 2)
+
+
+def test_rounds_alone_have_a_fitted_alpha_and_no_parts():
+    source = imported(Path("x"), "vllm", 2, [ImportedText("p", "", [2, 0, 1], [2, 2, 2])], ())
+    sums = foreign_sums(source)
+    found = foreign_account(sums, 2, 10, 0)
+    assert not sums.alpha_of_text and list(sums.tables) == [2]
+    assert found.gap.alpha == pytest.approx(3 / 5) and list(found.steps) == ["omega", "offered", "dependence"]
+
+
+def test_very_long_drafts_are_shown_as_far_as_gammas_go():
+    source = data_set(runs([1] * 60), gamma=60)
+    assert shown_gamma(source) == SHOWN == max(foreign_sums(source).tables)
+    assert shown_gamma(data_set(runs([1] * 60), gamma=40)) == 40
+
+
+def test_nothing_tested_is_said():
+    source = imported(Path("x"), "vllm", 2, [ImportedText("p", "", [0, 0], [0, 0])], ())
+    with pytest.raises(ValueError, match="no draft token was ever tested"):
+        foreign_account(foreign_sums(source), 2, 10, 0)

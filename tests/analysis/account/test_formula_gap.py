@@ -1,0 +1,67 @@
+"""The textbook formula against the measurement, in sentences: which way it misses, how sure that is, and why."""
+
+from math import nan
+
+import pandas as pd
+import pytest
+
+from specdec.analysis.account.formula_gap import FormulaGap, account_gap, curve_verdict, formula_verdict
+from specdec.analysis.intervals import Interval
+
+
+def gap(error=(0.08, 0.06, 0.1), factors=None, **changes):
+    made = (
+        {"offered": Interval(0.99, 0.98, 1.0), "dependence": Interval(0.93, 0.91, 0.95)} if factors is None else factors
+    )
+    values = {"gamma": 3, "alpha": 0.7, "alpha_of_text": True, "omega": 2.533, "measured": Interval(2.345, 2.2, 2.5)}
+    return FormulaGap(**(values | {"error": Interval(*error), "factors": made} | changes))
+
+
+@pytest.mark.parametrize(
+    "made, says",
+    [
+        (gap(), "the textbook formula says 2.533 at alpha 0.700, an error of +8.0% (+6.0% to +10.0%)"),
+        (gap(), "over-predicts, by more than chance. Most of it is dependence between positions and differences betw"),
+        (gap(error=(0.08, -0.01, 0.1)), "no more than chance."),
+        (gap(error=(0.0002, 0.0001, 0.0003)), "the formula is right, whatever it rests on."),
+        (gap(error=(0.08, nan, nan)), "Without an interval no difference can be called real."),
+        (gap(alpha_of_text=False), "at alpha 0.700, fitted to the same rounds,"),
+        (gap(replayed=False), "Most of it is dependence, drift or chance, a factor of 0.930"),
+        (gap(factors={"offered": Interval(0.6), "dependence": Interval(0.9)}), "Most of it is fewer tokens offered"),
+        (gap(error=(-0.1, -0.2, -0.05), factors={"dependence": Interval(1.1)}), "the formula under-predicts"),
+        (gap(error=(-0.1, -0.2, -0.05), factors={"dependence": Interval(0.9)}), "by more than chance."),
+    ],
+)
+def test_the_verdict_says_which_way_how_surely_and_why(made, says):
+    assert says in formula_verdict(made)
+
+
+def test_an_account_has_the_same_gap(worked_example):
+    """3.68928 promised, 3.3 measured: +11.8%, all of it dependence, 0.894."""
+    sentence = formula_verdict(account_gap(worked_example))
+    assert "3.300 (3.267 to 3.333) tokens per round at gamma 5" in sentence
+    assert "an error of +11.8%" in sentence and "a factor of 0.894" in sentence
+
+
+def curve(*errors):
+    lines = [(gamma, *error) for gamma, error in enumerate(errors, 1)]
+    return pd.DataFrame(lines, columns=["gamma", "error", "error_low", "error_high"])
+
+
+@pytest.mark.parametrize(
+    "table, says",
+    [
+        (
+            curve((0.1, 0.05, 0.2), (0.2, 0.1, 0.3)),
+            "over-predicts at each of 2 gammas, by more than chance; its error is",
+        ),
+        (curve((0.1, 0.05, 0.2), (0.2, 0.1, 0.3)), "+20.0% (+10.0% to +30.0%) at gamma 2 at most, +15.0% in the mean"),
+        (curve((0.1, 0.05, 0.2), (-0.2, -0.3, -0.1)), "over-predicts at gamma 1 and under-predicts at gamma 2"),
+        (curve((0.1, 0.05, 0.2), (0.0002, 0.0001, 0.0003)), "over-predicts at gamma 1, by more than chance"),
+        (curve((0.1, -0.05, 0.2)), "agrees with the measured speed at gamma 1, as far as prompts can tell"),
+        (curve((0.1, nan, nan)), "Without intervals no difference can be called real"),
+        (curve((nan, nan, nan)), "There is no formula to set the measured speed against."),
+    ],
+)
+def test_the_curve_says_where_the_formula_misses(table, says):
+    assert says in curve_verdict(table, "speed")

@@ -1,0 +1,58 @@
+"""Every example of the page on foreign formats is read as the page says, and told from its content."""
+
+import gzip
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from specdec import report
+from specdec.analysis.read.foreign.imported import ImportChoices
+from specdec.analysis.read.foreign.importers import IMPORTERS, kind_of
+
+PAGE = Path(__file__).resolve().parents[4] / "notebooks" / "foreign_formats.md"
+SECTION = re.compile(
+    r"^## (?P<title>.+?)\n.*?```\w+\n(?P<text>.*?)```\n\n`--import (?P<options>.+?)`\n\n(?P<read>(?:- [^\n]+\n)+)",
+    re.MULTILINE | re.DOTALL,
+)
+READ = re.compile(
+    r"- `(?P<name>.+?)`: (?P<texts>\d+) texts?, (?P<rounds>\d+) rounds, (?P<tokens>[\d.]+) tokens per round"
+)
+
+
+def examples():
+    return [pytest.param(found, id=found["title"]) for found in SECTION.finditer(PAGE.read_text(encoding="utf-8"))]
+
+
+def test_the_page_has_every_kind():
+    sections = {example.values[0]["title"].partition(":")[0] for example in examples()}
+    assert sections == {*IMPORTERS} - {"auto"} == {*report.KINDS} - {"auto"}
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("example", examples())
+def test_an_example_is_read_as_the_page_says(tmp_path, example, packed):
+    path = tmp_path / "example.jsonl"
+    content = b"\xef\xbb\xbf" + example["text"].encode()
+    path.write_bytes(gzip.compress(content) if packed else content)
+    options = report.parser().parse_args(["--import", *shlex.split(example["options"])])
+    ((kind, _),) = options.imports
+    assert kind_of(path) == kind
+    found = IMPORTERS[kind](path, ImportChoices(options.gamma))
+    said = [match.groupdict() for match in READ.finditer(example["read"])]
+    assert len(said) == example["read"].count("\n")
+    read = [
+        {
+            "name": source.name,
+            "texts": str(len(source.texts)),
+            "rounds": f"{source.texts['rounds'].sum():.0f}",
+            "tokens": f"{source.texts['tokens'].sum() / source.texts['rounds'].sum():.3f}",
+        }
+        for source in found
+    ]
+    assert read == said
+    for source in found:
+        assert not source.texts.duplicated(["prompt", "repeat"]).any()
+        if not source.totals_only:
+            assert len(source.rounds) == source.texts["rounds"].sum()

@@ -1,0 +1,114 @@
+"""The page of an imported data set: what it says first, what it cannot say, and several data sets side by side."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from specdec.analysis.read.foreign.accepted_lengths import accepted_lengths
+from specdec.analysis.read.foreign.imported import ImportChoices
+from specdec.analysis.read.foreign.vllm import vllm
+from specdec.analysis.runs import foreign_sections as module
+from specdec.analysis.runs.foreign_sections import foreign_findings, side_by_side
+
+SMALL = {"replicates": 100}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def few_refits():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "REFITS", 5)
+        yield
+
+
+@pytest.fixture(scope="module")
+def trace(tmp_path_factory):
+    """A trace of sixteen texts by position, one of them long, with the lengths of two drafters."""
+    generator = np.random.default_rng(0)
+    path = tmp_path_factory.mktemp("trace") / "trace.jsonl"
+    lines = []
+    for number in range(16):
+        size = 1500 if number == 0 else int(generator.integers(40, 80))
+        one, two = (np.minimum(generator.geometric(1 - p, size), 4).tolist() for p in (0.6, 0.3))
+        lines.append({"id": f"t{number:02}", "acc_one": {"acc_len": one}, "acc_two": {"acc_len": two}})
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+@pytest.fixture(scope="module")
+def found(trace):
+    return [foreign_findings(source, replicates=100) for source in accepted_lengths(trace, ImportChoices())]
+
+
+def named(found, title):
+    (section,) = [section for section in found.sections if section.title == title]
+    return section
+
+
+def test_the_page_has_every_gamma_the_account_and_a_prediction(found):
+    one = found[0]
+    assert one.gamma == 3
+    table = named(one, "Curves over gamma").tables[0][1]
+    assert table["gamma"].tolist() == ["1", "2", "3*"]
+    assert {"textbook formula", "its error (paired)", "mean over requests"} <= set(table)
+    factors = named(one, "Curves over gamma").tables[1][1]
+    assert {"gamma", "omega", "offered", "texts", "along", "depth", "measured"} == set(factors)
+    account = named(one, "The gap, explained: acceptance").tables[0][1]
+    product = account["product"].astype(float).tolist()
+    assert product[-1] == product[-2] == pytest.approx(float(table["tokens per round"].iloc[-1].split()[0]), abs=6e-4)
+    assert named(one, "What would each model have predicted?").tables
+    assert named(one, "Is acceptance independent and the same everywhere?").tables
+
+
+def test_few_texts_that_hold_most_tokens_are_said(found, trace):
+    text = named(found[0], "Summary").text[1]
+    assert "Few texts hold most tokens" in text and "of 16 hold" in text and "in the mean over 16 requests" in text
+    lines = [line for line in trace.read_text().splitlines()][1:]
+    even = trace.parent / "even.jsonl"
+    even.write_text("\n".join(lines))
+    source = accepted_lengths(even, ImportChoices(field="acc_one"))[0]
+    assert "Few texts" not in named(foreign_findings(source, **SMALL), "Summary").text[1]
+
+
+def test_data_sets_stand_side_by_side(found):
+    table = side_by_side(found).tables[0][1]
+    assert table["data set"].tolist() == ["trace: acc_one", "trace: acc_two"]
+    assert float(table["tokens per round"].iloc[0].split()[0]) > float(table["tokens per round"].iloc[1].split()[0])
+    assert table["its error (paired)"].str.contains("%").all() and table.notna().all(axis=None)
+
+
+def test_totals_without_an_order_make_no_claim_about_neighbours(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    lines = [{"histogram": [4, 3, 2, 1], "num_draft_tokens": 30, "request_id": name} for name in "abc"]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    found = foreign_findings(vllm(path, ImportChoices(gamma=3))[0], **SMALL)
+    tests = named(found, "Is acceptance independent and the same everywhere?").tables[0][1].set_index("question")
+    assert "no order of rounds" in tests.loc["Do neighbouring rounds resemble each other?", "reading"]
+    assert "no order of rounds" in tests.loc["Does it matter whether the round before was full?", "reading"]
+    models = named(found, "Which model describes the rounds?").tables[0][1]["model"]
+    assert len(models) == 4 and "previous round full or not" not in set(models)
+    assert "fitted to the rounds that the formula is compared with" in named(found, "Summary").text[2]
+    assert "one gamma only" in named(found, "What would each model have predicted?").text[0]
+
+
+@pytest.mark.parametrize("lengths", [[4, 4, 4], [0, 0, 0]], ids=["all full", "none accepted"])
+def test_data_without_a_spread_still_make_every_section(tmp_path, lengths):
+    path = tmp_path / "trace.jsonl"
+    path.write_text("".join(json.dumps({"accepted": each}) + "\n" for each in (lengths, lengths[:2])))
+    found = foreign_findings(accepted_lengths(path, ImportChoices(gamma=4))[0], **SMALL)
+    assert len(found.sections) == 7
+
+
+def test_one_prompt_has_no_interval_and_says_so(tmp_path):
+    path = tmp_path / "trace.jsonl"
+    path.write_text(json.dumps({"accepted": [0, 1, 2, 4, 0, 3, 1]}) + "\n")
+    found = foreign_findings(accepted_lengths(path, ImportChoices(gamma=4))[0], **SMALL)
+    assert "Without an interval no difference can be called real" in named(found, "Summary").text[0]
+
+
+def test_a_source_in_which_nothing_was_drafted_ends_in_a_sentence(trace):
+    source = accepted_lengths(trace, ImportChoices(field="acc_one"))[0]
+    silent = source.rounds.assign(offered=0, accepted=0, rejected=False, committed=1)
+    found = foreign_findings(replace(source, rounds=silent, by_position=None), **SMALL)
+    assert found.sections[-1].text == ("No draft token was ever tested, so there is no alpha.",)
