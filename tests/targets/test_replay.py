@@ -82,6 +82,14 @@ def same_rounds(live, replayed, drafter, structure, streams, limit):
     return two
 
 
+def test_scores_choose_the_token_that_was_recorded_next(replay):
+    target = replay([STREAM])
+    scores = target.score(STREAM.prompt, STREAM.generated[:4])
+    assert scores.argmax(-1).tolist() == list(STREAM.generated[:5]) and scores.sum() == 5
+    # Behind the last token nothing is known; a law stands there for the shape.
+    assert target.score(STREAM.prompt, STREAM.generated).argmax(-1).tolist()[:-1] == list(STREAM.generated)
+
+
 @pytest.fixture(scope="module")
 def tiny(tiny_model, sampling):
     """A model with random weights, and what it writes."""
