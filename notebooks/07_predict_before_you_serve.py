@@ -17,9 +17,9 @@
 # # Could we have known before serving?
 #
 # A prediction is worth what it says about prompts that it has not seen. Every model of acceptance is fitted on one half
-# of the prompts and predicts tokens per round for every $\gamma$ on the other half. Replay needs no fit: it follows
-# the drafter along texts that the target wrote alone; under greedy decoding these are the texts that will be written,
-# so it has nothing left to guess. And where `specdec.advise` had spoken before the run, its
+# of the prompts at the largest $\gamma$ and predicts tokens per round for every $\gamma$ on the other half. Replay
+# follows the drafter along the very texts that are predicted, so it has nothing left to guess: it stands apart and is
+# not ranked. And where `specdec.advise` had spoken before the run, its
 # speedups stand beside the measured ones. The answer is the last cell, written anew from the numbers each time.
 
 # %%
@@ -27,11 +27,24 @@ from IPython.display import Markdown
 
 from specdec.analysis.acceptance.gamma_choice import gamma_choice
 from specdec.analysis.acceptance.model_sections import model_sections
+from specdec.analysis.acceptance.prediction_results import prediction_results
 from specdec.analysis.pages import notebook
 
 # %% tags=["parameters"]
 tracking_uri = "sqlite:///../mlflow.db"  # where runs were logged, seen from this folder
 experiment = "specdec"
+
+# %% [markdown]
+# ## Which model holds, and where
+#
+# Simulated drafters, the drafters that come along on the target that comes along, and look-up in books: texts whose
+# accepted length is known at every position, measured once by a benchmark. The textbook formula takes the share of
+# positions whose token the drafter would have guessed; *stretches of the text* (theory.md 5.7) reads nothing but the
+# rounds at the largest $\gamma$. Greedy answers of a small model often end in loops of an exact period, which no model
+# here knows.
+
+# %%
+notebook.show(prediction_results())
 
 # %% [markdown]
 # ## Tokens per round on prompts not seen

@@ -1,5 +1,5 @@
-"""`python -m specdec.train +recipe=NAME` trains a whole model, `+heads=NAME` heads on a target's hidden states and
-`+eagle=NAME` a feature drafter on them.
+"""`python -m specdec.train +recipe=NAME` trains a whole model, `+heads=NAME` heads on a target's hidden states,
+`+eagle=NAME` a feature drafter on them, and `+parallel=NAME` a model to draft all tokens in one call.
 
 Checks what can be checked before anything heavy is imported, then hands over to one of the folders of `training`.
 """
@@ -10,7 +10,7 @@ from typing import Any
 from specdec.commands import cli
 from specdec.errors import UsageError
 
-KINDS = ("recipe", "heads", "eagle")
+KINDS = ("recipe", "heads", "eagle", "parallel")
 
 
 def task(values: Mapping[str, Any]) -> None:
@@ -28,10 +28,14 @@ def task(values: Mapping[str, Any]) -> None:
         from specdec.training.heads import head_training
 
         head_training.run(values)
-    else:
+    elif chosen == ["eagle"]:
         from specdec.training.eagle import eagle_training
 
         eagle_training.run(values)
+    else:
+        from specdec.training.parallel import parallel_training
+
+        parallel_training.run(values)
 
 
 def main() -> None:

@@ -62,6 +62,7 @@ def test_a_run_that_follows_finds_its_advice(command, tmp_path, drafter, shape):
     assert code == 0, error
     summary = json.loads((folder / "summary.json").read_text())
     predicted = {item["gamma"]: item for item in advice["predictions"]}
+    assert advice["alpha"] == pytest.approx(summary["metrics"]["alpha.text"], rel=1e-9)
     assert summary["metrics"]["speedup.predicted"] == predicted[4]["speedup"]["estimate"]
     curve = summary["curves"]["curve.speedup.predicted"]
     assert curve == {str(gamma): item["speedup"]["estimate"] for gamma, item in predicted.items()}
@@ -159,7 +160,10 @@ BAD = [
     (("+drafter=ngram", "advice.text=''"), "advice.text"),
     (("+drafter=ngram", "advice.text=nowhere.jsonl"), "nowhere.jsonl"),
     (("+drafter=ngram", "advice.text=bad.jsonl"), "bad.jsonl:1: token id 3"),
-    (("+drafter=adaptive", *HEURISTIC, "sampling=temperature", SAMPLED), "only under sampling=greedy"),
+    (
+        ("+drafter=adaptive", *HEURISTIC, "sampling=temperature", SAMPLED, "advice.text=recorded.jsonl"),
+        "sampling=greedy",
+    ),
     (("+drafter=oracle", "sampling=temperature"), "sampling=greedy"),
     (("+drafter=ngram", "structure=rows", "sampling=temperature", SAMPLED), "only chains can be advised on"),
     (
@@ -181,12 +185,39 @@ def test_bad_input_is_one_sentence_and_code_2(command, tmp_path, arguments, says
     assert not (tmp_path / "advice").exists()
 
 
-def test_drafters_without_a_replay_are_refused(command, monkeypatch):
+def test_trees_without_a_replay_are_refused(command, monkeypatch):
     from specdec.drafters.ngram import Ngram
 
     monkeypatch.setattr(Ngram, "capabilities", replace(Ngram.capabilities, replay=None))
-    code, _, error = command(advise, "+drafter=ngram", *TINY)
+    code, _, error = command(advise, "+drafter=ngram", "structure=tree", *TINY)
     assert code == 2 and "cannot be replayed along a text" in error and error.count("\n") == 1
+
+
+def test_chains_without_a_replay_are_decoded_at_one_gamma_and_predicted_at_the_others(command, monkeypatch):
+    """A model fitted to the rounds at gamma 4 foretells what replay reads off other texts of the same law."""
+    from specdec.drafters.ngram import Ngram
+
+    settings = ("+drafter=ngram", *TINY, "measurement.max_new_tokens=300", "sampling=temperature", "structure=chain")
+    code, replayed, error = command(advise, *settings)
+    assert code == 0, error
+    monkeypatch.setattr(Ngram, "capabilities", replace(Ngram.capabilities, replay=None))
+    code, speculated, error = command(advise, *settings)
+    assert code == 0, error
+    one, other = given(replayed), given(speculated)
+    assert other["replay"] == "speculation" and any("decoded at gamma 4" in note for note in other["notes"])
+    for ours, theirs in zip(one["predictions"], other["predictions"], strict=True):
+        tokens = theirs["tokens_per_round"]
+        assert tokens["estimate"] == pytest.approx(ours["tokens_per_round"]["estimate"], rel=0.06)
+        assert tokens["low"] < tokens["estimate"] < tokens["high"]
+        assert sum(theirs["offered"].values()) == pytest.approx(1)
+
+
+def test_too_few_rounds_without_a_replay_are_named(command, monkeypatch):
+    from specdec.drafters.ngram import Ngram
+
+    monkeypatch.setattr(Ngram, "capabilities", replace(Ngram.capabilities, replay=None))
+    code, _, error = command(advise, "+drafter=ngram", *TINY, "structure=chain")
+    assert code == 2 and "raise prompts.limit" in error and error.count("\n") == 1
 
 
 def test_a_drafter_that_needs_the_targets_calls_gets_them(command, monkeypatch):

@@ -29,6 +29,7 @@ def test_the_wheel_holds_everything_below_specdec(tmp_path):
         "specdec/pocket/target/model.safetensors",
         "specdec/pocket/target/tokenizer.json",
         "specdec/pocket/drafter/model.safetensors",
+        "specdec/pocket/parallel/model.safetensors",
         "specdec/pocket/MODEL_CARD.md",
     } <= set(names)
     for yaml in (ROOT / "conf").rglob("*.yaml"):

@@ -14,6 +14,7 @@ from .models import fit_beta
 
 NODES = 12  # of the quadrature over a prompt's alpha: exact for polynomials of degree 23
 EXACT = 512  # tokens of a text that are written one by one; expected rounds grow linearly beyond
+BINS = 64  # first counts of the prompt beta that stand alone; larger ones are grouped, each group 5% of its size
 
 
 @dataclass(frozen=True)
@@ -62,11 +63,15 @@ def _position(sums: Sums) -> Law:
     return Law(h[:, None, None, :], np.ones((len(h), 1)))
 
 
-def _refitted(*terms: np.ndarray) -> np.ndarray:
-    """Return [B, 2] m and rho of every row of the three terms [B, J]; the first row, the data, starts the others."""
-    m, rho, _ = fit_beta(*(term[0] for term in terms))
+def _refitted(*terms: np.ndarray, at: np.ndarray | None = None) -> np.ndarray:
+    """Return [B, 2] m and rho of every row of the three terms [B, J]; the first row, the data, starts the others.
+
+    at: see `fit_beta`.
+    """
+    accepted, rejected, tested = (term[0] for term in terms)
+    m, rho, _ = fit_beta(accepted, rejected, tested, None, at)
     start = (min(max(m, 1e-6), 1 - 1e-6), max(rho, 1e-3))
-    rest = [fit_beta(k, r, n, start)[:2] for k, r, n in zip(*(term[1:] for term in terms), strict=True)]
+    rest = [fit_beta(k, r, n, start, at)[:2] for k, r, n in zip(*(term[1:] for term in terms), strict=True)]
     return np.array([(m, rho), *rest])
 
 
@@ -82,12 +87,24 @@ def _beta_geometric(sums: Sums) -> Law:
 def _prompt_beta(sums: Sums) -> Law:
     """Types of prompts are the nodes of Gauss-Jacobi quadrature over the beta law."""
     accepted, rejected, tested = np.moveaxis(sums["units"].reshape(len(sums["units"]), 3, -1), 1, 0)
-    fits = _refitted(accepted, rejected, tested)
+    fits = _refitted(accepted, rejected, tested, at=grouped_counts(tested.shape[1])[1])
     m, rho = (np.clip(fits[:, column], 1e-9, 1 - 1e-9) for column in (0, 1))
     size = (1 - rho) / rho
     nodes, weight = beta_quadrature(m * size, (1 - m) * size, NODES)
     depth = sums["at_risk"].shape[1]
     return Law(np.broadcast_to(nodes[:, :, None, None], (*nodes.shape, 1, depth)), weight)
+
+
+def grouped_counts(groups: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the first counts [groups + 1] and the mean counts [groups] of groups of counts 0, 1, ...
+
+    Small counts stand alone. Few prompts may hold most tokens, and then no group may be as fine as a token; within 5%
+    of a count the likelihood of the beta law is straight.
+    """
+    edges = np.arange(groups + 1)
+    for index in range(BINS + 1, groups + 1):
+        edges[index] = edges[index - 1] + 1 + edges[index - 1] // 20
+    return edges, (edges[:-1] + edges[1:] - 1) / 2
 
 
 def beta_quadrature(a: np.ndarray, b: np.ndarray, nodes: int) -> tuple[np.ndarray, np.ndarray]:
@@ -170,6 +187,11 @@ def expected_rounds(law: Law, offers: np.ndarray, gamma: int, tokens: int) -> np
     starts as after a round without one. With one state and full offers this is the recursion of theory.md 2.3. Beyond
     `EXACT` tokens the rounds are continued by their mean slope, from which they differ by less than a round.
     """
+    return continued(first_rounds(law, offers, gamma, tokens), np.arange(tokens + 1))
+
+
+def first_rounds(law: Law, offers: np.ndarray, gamma: int, tokens: int) -> np.ndarray:
+    """Return `expected_rounds` of texts up to `tokens`, no longer than `EXACT`: [B, min(tokens, EXACT) + 1]."""
     rejected, whole = round_law(law.acceptance, offers[:, None, None, :], gamma)  # [B, Q, S, gamma + 1]
     replicates, types, states, _ = rejected.shape
     exact = min(tokens, EXACT)
@@ -179,10 +201,15 @@ def expected_rounds(law: Law, offers: np.ndarray, gamma: int, tokens: int) -> np
         after = rejected * window[:, :, :1] + whole * window[:, :, -1:]
         value[..., n + gamma] = 1 + after.sum(axis=-1)
     value[..., : gamma + 1] = 0.0
-    rounds = np.einsum("bqn,bq->bn", value[:, :, -1, gamma:], law.weight)
-    if tokens > exact:
-        half = exact // 2
-        slope = (rounds[:, exact] - rounds[:, half]) / (exact - half)
-        beyond = np.arange(1, tokens - exact + 1)
-        rounds = np.concatenate([rounds, rounds[:, exact:] + slope[:, None] * beyond], axis=1)
-    return rounds
+    return np.einsum("bqn,bq->bn", value[:, :, -1, gamma:], law.weight)
+
+
+def continued(rounds: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """Return the expected rounds [B, U] of texts of `lengths` [U] from those of 0, 1, ... tokens [B, n + 1].
+
+    Longer texts go on by the mean slope of the second half.
+    """
+    last = rounds.shape[1] - 1
+    half = last // 2
+    slope = (rounds[:, last] - rounds[:, half]) / max(last - half, 1)
+    return rounds[:, np.minimum(lengths, last)] + slope[:, None] * np.maximum(lengths - last, 0)

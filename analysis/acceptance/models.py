@@ -104,7 +104,11 @@ def _beta_mixture(model: str, accepted: np.ndarray, rejected: np.ndarray) -> Mod
 
 
 def fit_beta(
-    accepted: np.ndarray, rejected: np.ndarray, tested: np.ndarray, start: tuple[float, float] | None = None
+    accepted: np.ndarray,
+    rejected: np.ndarray,
+    tested: np.ndarray,
+    start: tuple[float, float] | None = None,
+    at: np.ndarray | None = None,
 ) -> tuple[float, float, float]:
     """Return m, rho and the log-likelihood at its maximum, from the number of units whose count exceeds j = 0, 1, ...
 
@@ -112,7 +116,7 @@ def fit_beta(
     This product keeps its digits as rho -> 0, where differences of log beta functions lose all of them. The three
     arrays are `exceeding` of accepted, rejected and tested counts; they add up over units, so a bootstrap replicate is
     fitted from weighted sums. `start`: an (m, rho) nearby, such as the estimate that a replicate varies; it spares the
-    search from several.
+    search from several. `at`: the j of each place of the arrays where neighbouring j are added up.
     """
 
     def negative(parameters: np.ndarray) -> tuple[float, np.ndarray]:
@@ -123,7 +127,7 @@ def fit_beta(
             (rejected, 1 - m, -1.0, 1),
             (tested, 1.0, 0.0, -1),
         ):
-            j = np.arange(len(terms))
+            j = np.arange(len(terms)) if at is None else at
             factor = mean * (1 - rho) + j * rho
             value += sign * float(terms @ np.log(factor))
             slope_m += sign * float((terms / factor).sum()) * mean_slope * (1 - rho)

@@ -3,22 +3,32 @@
 Every model is fitted at the largest gamma, where rounds reach all depths, and predicts every gamma. Texts of the
 held-out lengths are then written round by round, so that their ends are in the prediction as they are in the
 measurement. The halves swap, and errors are over all prompts. A fitted model knows nothing about the held-out prompts
-but the lengths of their texts; replay has no parameters and reads the held-out texts themselves.
+but the lengths of their texts. Replay has no parameters and reads the held-out texts themselves: it stands beside the
+models and is not ranked with them.
 
 How many tokens a drafter offers is part of the fit: shares of rounds by tokens offered, taken as independent of
-acceptance. For drafters that stay silent when they do not know, such as n-gram tables, that is an approximation.
+acceptance. For drafters that stay silent when they do not know, such as n-gram tables, that is an approximation, which
+the model `stretches` does without.
+
+Only counts by prompt are kept, not rounds: a million tokens at 15 gammas are millions of rounds.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
 from math import nan
 
 import numpy as np
 import pandas as pd
+from scipy import sparse
+
+from specdec.config import BASELINE, ORIGINAL
 
 from ..intervals import bootstrap, percentile_bounds
-from ..rounds import GENERATION, by_gamma, distinct_generations, drafted, in_order, prompt_sums, shared_work
-from .laws import LAWS, expected_rounds, offer_chances
+from ..rounds import GENERATION, distinct_generations, shared_work
+from ..sums import LEVEL
+from .laws import LAWS, continued, first_rounds, grouped_counts, offer_chances
+from .stretches import KINDS, Family, fit_stretches, make_trace
 
 LABELS = {
     "capped_geometric.text": "capped geometric, alpha of the text",
@@ -28,10 +38,15 @@ LABELS = {
     "beta_geometric": "rounds differ (beta-geometric)",
     "prompt_beta": "prompts differ (prompt beta)",
     "markov": "Markov along the text",
+    "stretches": "stretches of the text",
     "replay": "replay of the held-out texts",
 }
 ROUNDING = 1e-9  # errors below are equality: an exact replay misses by rounding alone
 FEW_PROMPTS = 4  # with fewer no half can be resampled
+FEW_ROUNDS = 200  # in a half; fewer do not tell kinds of stretches apart
+COUNTED = (*GENERATION, "round", "offered", "accepted", "rejected", "committed", "tokens_left")
+
+RoundsOf = Callable[[int, int], np.ndarray]  # gamma, tokens -> `laws.first_rounds`
 
 
 class Undetermined(ValueError):
@@ -45,13 +60,16 @@ class HeldOutPrediction:
     Attributes:
         table: model, gamma, predicted, measured, ci_low, ci_high (of the measured, prompt bootstrap), error (predicted
             over measured, less 1), error_low, error_high (prompts resampled in both halves and every model refitted).
-        models: one row per model, best first: mean_error (of absolute values, over gammas), worst_error,
-            worst_gamma, significant (number of gammas whose interval of the error leaves out 0).
+        models: one row per model that has not seen what it predicts, best first: mean_error (of absolute values, over
+            gammas), bias (with signs), worst_error, worst_gamma, significant (number of gammas whose interval of the
+            error leaves out 0).
+        read_off: the row of the replay, which reads the held-out texts; empty where the run has none.
         left_out: model -> why it was not tried.
     """
 
     table: pd.DataFrame
     models: pd.DataFrame
+    read_off: pd.DataFrame
     left_out: dict[str, str]
     fit_gamma: int
     prompts: int
@@ -66,7 +84,8 @@ def predict(
     seed: int = 0,
     replicates: int = 2000,
     refits: int = 200,
-    level: float = 0.95,
+    *,
+    totals: pd.DataFrame | None = None,
 ) -> HeldOutPrediction:
     """Return the errors of every model on prompts that it was not fitted on.
 
@@ -76,56 +95,51 @@ def predict(
         replay: gamma, prompt, tokens, expected rounds along the baseline's texts; likewise.
         replicates: bootstrap replicates of the measured intervals.
         refits: replicates of the intervals of the errors, with every model refitted in each.
+        totals: gamma, prompt, tokens, rounds (a line for each gamma and prompt, along the same texts at every gamma),
+            where `rounds` holds the smallest and the largest gamma only; these are then the gammas that are predicted.
 
     Raises:
         Undetermined: no model can be fitted on both halves; the message is a clause.
         ValueError: options are out of range.
     """
-    if replicates < 1 or refits < 0 or not 0 < level < 1:
-        raise ValueError(f"replicates, refits and level are {replicates}, {refits} and {level}")
-    reason = _unpredictable(rounds)
-    if reason:
-        raise Undetermined(reason)
+    if replicates < 1 or refits < 0:
+        raise ValueError(f"replicates and refits are {replicates} and {refits}")
+    arms = _arms(rounds)
+    largest, smallest = max(arms), min(arms)
     alpha_sums = None if alpha_sums is None or alpha_sums.empty else alpha_sums
     replay = None if replay is None or replay.empty else replay
-    arms = by_gamma(shared_work(rounds))
-    prompts = sorted(arms[max(arms)]["prompt"].unique())
-    largest, smallest = max(arms), min(arms)
-    fitted = distinct_generations(arms[largest])
+    prompts = sorted(arms[largest]["prompt"].unique())
     order = np.random.default_rng(seed).permutation(len(prompts))
     side = np.zeros(len(prompts), dtype=int)
     side[order[: len(prompts) // 2]] = 1
     # [1 + B, P]; the first row is the data.
     weights = _weights(side, refits if len(prompts) >= FEW_PROMPTS else 0, seed)
-    data = _counts(fitted, distinct_generations(arms[smallest]), alpha_sums, prompts, largest)
-    tried, left_out = _models(data, smallest < largest, alpha_sums, replay, arms)
-    texts = {gamma: _texts(arm, prompts) for gamma, arm in arms.items()}
-    expected: dict[tuple[str, int], np.ndarray] = {}  # [1 + B, P] rounds of each prompt's texts
+    halves = _Halves(distinct_generations(arms[largest]), arms[smallest], alpha_sums, prompts, largest)
+    texts = _texts(arms, prompts, totals)
+    tried, left_out = _models(halves, smallest < largest, replay, set(texts), weights * side)
+    expected = {(name, gamma): np.zeros(len(weights)) for name in tried for gamma in texts}  # rounds of all texts
     for half in (0, 1):
-        sums = {name: (weights * (side != half)) @ table for name, table in data.items()}
-        offers = offer_chances(sums)
-        held_out = np.flatnonzero(side == half)
-        for name in (name for name in tried if name in LAWS):
-            law = LAWS[name](sums)
-            for gamma in arms:
-                into = expected.setdefault((name, gamma), np.zeros(weights.shape))
-                per_length = expected_rounds(law, offers, gamma, int(texts[gamma].lengths.max()))
-                into[:, held_out] = texts[gamma].rounds(per_length)[:, held_out]
+        for name, rounds_of in halves.laws(tried, weights * (side != half)):
+            for gamma, of_gamma in texts.items():
+                lengths, counted = of_gamma.lengths_of(weights * (side == half))
+                if len(lengths):
+                    written = continued(rounds_of(gamma, int(lengths.max())), lengths)
+                    expected[name, gamma] += (written * counted).sum(axis=1)
     lines = []
-    for gamma, arm in arms.items():
-        counts = prompt_sums(arm)[["tokens", "rounds"]]
-        measured = bootstrap(counts, lambda s: {"tau": s["tokens"] / s["rounds"]}, replicates, seed, level)["tau"]
-        tokens, taken = texts[gamma].tokens, counts["rounds"].reindex(prompts).to_numpy()
+    for gamma, of_gamma in texts.items():
+        counts = pd.DataFrame({"tokens": of_gamma.tokens, "rounds": of_gamma.rounds})
+        measured = bootstrap(counts, lambda s: {"tau": s["tokens"] / s["rounds"]}, replicates, seed)["tau"]
+        tokens = weights @ of_gamma.tokens
         with np.errstate(divide="ignore", invalid="ignore"):
-            tau = (weights @ tokens) / (weights @ taken)
+            tau = tokens / (weights @ of_gamma.rounds)
             for name in tried:
                 if name == "replay":
                     assert replay is not None
                     predicted = _replayed(replay, gamma, prompts, weights)
                 else:
-                    predicted = (weights @ tokens) / (weights * expected[name, gamma]).sum(axis=1)
+                    predicted = tokens / expected[name, gamma]
                 error = predicted / tau - 1
-                low, high = percentile_bounds(error[1:], level) if len(error) > 1 else (nan, nan)
+                low, high = percentile_bounds(error[1:], LEVEL) if len(error) > 1 else (nan, nan)
                 bounds = (measured.estimate, measured.low, measured.high)
                 lines.append((name, gamma, float(predicted[0]), *bounds, float(error[0]), low, high))
     columns = ["model", "gamma", "predicted", "measured", "ci_low", "ci_high", "error", "error_low", "error_high"]
@@ -134,26 +148,33 @@ def predict(
     for name in table.loc[table["error"].isna(), "model"].unique():
         left_out[str(name)] = "a half of the prompts does not determine it"
     table = table[~table["model"].isin(list(left_out))].reset_index(drop=True)
-    if table.empty:
+    read = table["model"] == "replay"
+    if table[~read].empty:
         raise Undetermined("no model is determined by half of the prompts; decode more of them")
-    return HeldOutPrediction(table, _summary(table), left_out, largest, len(prompts), level, len(weights) - 1)
+    models, read_off = _summary(table[~read]), _summary(table[read])
+    return HeldOutPrediction(table, models, read_off, left_out, largest, len(prompts), LEVEL, len(weights) - 1)
 
 
-def _unpredictable(rounds: pd.DataFrame) -> str:
-    """Return why `predict` cannot work on these rounds, as a clause; empty if it can."""
-    speculative = drafted(rounds)
-    if speculative.empty:
-        return "there is no round of a drafter"
-    if speculative["method"].nunique() != 1 or speculative["cell"].nunique() != 1:
-        return "the rounds are of several drafters or cells, and one is expected"
-    arms = by_gamma(shared_work(rounds))
+def _arms(rounds: pd.DataFrame) -> dict[int, pd.DataFrame]:
+    """Return the drafter's rounds by gamma, only the columns that are counted, over the work that all gammas have done.
+
+    Raises:
+        Undetermined: `predict` cannot work on these rounds.
+    """
+    plain = rounds["method"].isin([BASELINE, ORIGINAL])
+    if plain.all():
+        raise Undetermined("there is no round of a drafter")
+    if rounds.loc[~plain, "method"].nunique() != 1 or rounds.loc[~plain, "cell"].nunique() != 1:
+        raise Undetermined("the rounds are of several drafters or cells, and one is expected")
+    shared = shared_work(rounds)
+    gammas = shared["gamma"].where(~shared["method"].isin([BASELINE, ORIGINAL]))
+    arms = {int(g): shared.loc[gammas == g, list(COUNTED)] for g in sorted(gammas.dropna().unique())}
     largest = arms[max(arms)]
-    prompts = largest["prompt"].unique()
-    if len(prompts) < 2:
-        return "one prompt cannot be split into two halves"
+    if largest["prompt"].nunique() < 2:
+        raise Undetermined("one prompt cannot be split into two halves")
     if not (largest["accepted"] + largest["rejected"]).any():
-        return "no draft token was tested at the largest gamma, so no model can be fitted"
-    return ""
+        raise Undetermined("no draft token was tested at the largest gamma, so no model can be fitted")
+    return arms
 
 
 def _weights(side: np.ndarray, refits: int, seed: int) -> np.ndarray:
@@ -169,85 +190,163 @@ def _weights(side: np.ndarray, refits: int, seed: int) -> np.ndarray:
 # Counts per prompt --------------------------------------------------------------------------------
 
 
+class _Halves:
+    """What models are fitted to, and their fits."""
+
+    def __init__(
+        self,
+        fitted: pd.DataFrame,
+        shortest: pd.DataFrame,
+        alpha_sums: pd.DataFrame | None,
+        prompts: list[str],
+        gamma: int,
+    ) -> None:
+        """fitted: rounds of distinct generations at the largest gamma, in order; shortest: those of the smallest."""
+        self.data = _counts(fitted, shortest, alpha_sums, prompts, gamma)
+        self._table = _outcomes(fitted, prompts, gamma)
+        offers = bool((self._table["offered"] < self._table["room"]).any())
+        self._families = [Family(kinds, gamma, offers) for kinds in KINDS]
+
+    def rounds(self, prompts: np.ndarray) -> int:
+        """Return the number of rounds of some prompts, True in [P]."""
+        return int(prompts[self._table["prompt"]].sum())
+
+    def laws(self, tried: list[str], weights: np.ndarray) -> Iterator[tuple[str, RoundsOf]]:
+        """Fit the models to the prompts that weigh something in the data, the first row of `weights` [1 + B, P].
+
+        Yields the name of each model and what gives its expected rounds.
+        """
+        sums = {name: weights @ table for name, table in self.data.items()}
+        offers = offer_chances(sums)
+        for name in tried:
+            if name in LAWS:
+                yield name, partial(first_rounds, LAWS[name](sums), offers)
+        if "stretches" in tried:
+            inside = weights[0, self._table["prompt"]] > 0
+            table = {name: column[inside] for name, column in self._table.items()}
+            fit = fit_stretches(self._families, make_trace(table, weights.shape[1]))
+            yield "stretches", fit.replicates(weights).first_rounds
+
+
+def _outcomes(ordered: pd.DataFrame, prompts: list[str], gamma: int) -> dict[str, np.ndarray]:
+    """Return the rounds as `make_trace` takes them; ordered: by generation, then by round."""
+    prompt = pd.Index(prompts).get_indexer(ordered["prompt"])
+    repeat = ordered["repeat"].to_numpy()
+    changes = (np.diff(prompt, prepend=-1) != 0) | (np.diff(repeat, prepend=repeat[:1]) != 0)
+    # A draft is shortened to the tokens that may still follow: how many a round would have offered is censored there.
+    room = np.clip(ordered["tokens_left"].to_numpy(dtype=np.int64) - 1, 0, gamma)
+    columns = {name: ordered[name].to_numpy(dtype=np.int64) for name in ("offered", "accepted", "rejected")}
+    return {"text": np.cumsum(changes) - 1, "prompt": prompt, "room": room, **columns}
+
+
 def _counts(
     fitted: pd.DataFrame, shortest: pd.DataFrame, alpha_sums: pd.DataFrame | None, prompts: list[str], gamma: int
 ) -> dict[str, np.ndarray]:
-    """Return all that models are fitted to, as tables [P, ...]; a replicate has their weighted sums over prompts."""
-    ordered = in_order(fitted)
-    row = pd.Index(prompts).get_indexer(ordered["prompt"])
-    s, d = (ordered[name].to_numpy(dtype=np.int64) for name in ("accepted", "rejected"))
-    depth = np.arange(1, gamma + 1)
+    """Return all that models are fitted to, as tables [P, ...]; a replicate has their weighted sums over prompts.
+
+    fitted: in order.
+    """
+    table = _outcomes(fitted, prompts, gamma)
+    row, s, d, room = (table[name] for name in ("prompt", "accepted", "rejected", "room"))
+    offered = table["offered"]
+
+    def at_least(values: np.ndarray, most: int, where: np.ndarray | None = None) -> np.ndarray:
+        """Return [P, most] rounds of each prompt (those in `where`) whose value is at least 1, 2, ... most."""
+        rows, chosen = (row, values) if where is None else (row[where], values[where])
+        histogram = np.bincount(rows * (most + 1) + chosen, minlength=len(prompts) * (most + 1))
+        by_value = histogram.reshape(len(prompts), most + 1).astype(float)
+        return by_value[:, ::-1].cumsum(axis=1)[:, -2::-1]
 
     def per_prompt(values: np.ndarray) -> np.ndarray:
-        table = np.zeros((len(prompts), *values.shape[1:]))
-        np.add.at(table, row, values)
-        return table
+        return np.bincount(row, values, len(prompts))
 
-    # A draft is shortened to the tokens that may still follow: how many a round would have offered is censored there.
-    room = np.minimum(ordered["tokens_left"].to_numpy() - 1, gamma)[:, None] >= depth
-    offered = ordered["offered"].to_numpy()[:, None]
-    after_rejection = ordered.groupby(GENERATION)["rejected"].shift(1, fill_value=False).to_numpy(dtype=bool)
+    refused = at_least(s + 1, gamma + 1, d == 1)  # rejections at depth 1 or more, 2 or more, ...
+    text = table["text"]
+    after_rejection = np.append(False, (d[:-1] == 1) & (text[1:] == text[:-1]))
     first = after_rejection & (s + d > 0)
-    accepted, rejected = per_prompt(s[:, None])[:, 0], per_prompt(d[:, None])[:, 0]
-    units = np.stack([accepted, rejected, accepted + rejected]).astype(np.int64)
-    beyond = np.arange(int(units.max()))
+    accepted, rejected = per_prompt(s), per_prompt(d)
+    units = np.stack([accepted, rejected, accepted + rejected], axis=1).astype(np.int64)
+    edges, _ = grouped_counts(_groups(int(units.max())))
     short = shortest.groupby("prompt")[["accepted", "rejected"]].sum().reindex(prompts)
     counts = {
-        "at_risk": per_prompt(s[:, None] + d[:, None] >= depth),
-        "rejected": per_prompt((s[:, None] == depth - 1) & (d[:, None] == 1)),
-        "could_offer": per_prompt(room & (offered >= depth - 1)),
-        "offered": per_prompt(room & (offered >= depth)),
-        "first": per_prompt(np.stack([first & (s > 0), first], axis=1)),
-        "units": (units.transpose(1, 0)[:, :, None] > beyond).astype(float),  # [P, 3, J] of the prompt beta
+        "at_risk": at_least(s + d, gamma),
+        "rejected": refused[:, :-1] - refused[:, 1:],
+        "could_offer": at_least(np.minimum(room, offered + 1), gamma),
+        "offered": at_least(np.minimum(room, offered), gamma),
+        "first": np.stack([per_prompt(first & (s > 0)), per_prompt(first)], axis=1),
+        # [P, 3 J] of the prompt beta: 1 for each count below the prompt's own, added up by group
+        "units": np.diff(np.minimum(units[:, :, None], edges), axis=2).reshape(len(prompts), -1).astype(float),
         "short": np.stack([short["accepted"], short["accepted"] + short["rejected"]], axis=1).astype(float),
     }
-    counts["units"] = counts["units"].reshape(len(prompts), -1)
     if alpha_sums is not None:
         sums = alpha_sums.groupby("prompt")[["numerator", "denominator"]].sum().reindex(prompts).fillna(0.0)
         counts["text"] = sums.to_numpy(dtype=float)
     return counts
 
 
+def _groups(most: int) -> int:
+    """Return the number of groups that hold the counts 0 ... most - 1."""
+    groups = min(most, 512)
+    while grouped_counts(groups)[0][-1] < most:
+        groups += 64
+    return groups
+
+
 def _models(
-    data: Mapping[str, np.ndarray],
-    has_short: bool,
-    alpha_sums: pd.DataFrame | None,
-    replay: pd.DataFrame | None,
-    arms: Mapping[int, pd.DataFrame],
+    halves: _Halves, has_short: bool, replay: pd.DataFrame | None, gammas: set[int], half: np.ndarray
 ) -> tuple[list[str], dict[str, str]]:
-    """Return the models to try, and why each other one is left out."""
-    left_out = {}
-    if alpha_sums is None or not data["text"][:, 1].any():
+    """Return the models to try, and why each other one is left out; half: weights [.., P] of a half of the prompts."""
+    left_out, data = {}, halves.data
+    if "text" not in data or not data["text"][:, 1].any():
         left_out["capped_geometric.text"] = "the run has no sums of alpha.text per prompt"
     if not has_short:
         left_out["capped_geometric.short"] = "the run has one gamma"
     if not data["first"][:, 1].any() or data["at_risk"].shape[1] < 2:
         left_out["markov"] = "no round that follows a rejection was tested at two depths"
-    if replay is None or not set(arms) <= set(replay["gamma"]):
+    if min(halves.rounds(half[0] > 0), halves.rounds(half[0] == 0)) < FEW_ROUNDS:
+        left_out["stretches"] = f"a half of the prompts has fewer than {FEW_ROUNDS} rounds"
+    if replay is None or not gammas <= set(replay["gamma"]):
         left_out["replay"] = "the run has no replay of the baseline's texts"
     return [name for name in LABELS if name not in left_out], left_out
 
 
 @dataclass(frozen=True)
 class _Texts:
-    """The texts of one gamma: prompt (position) and length of each; tokens by prompt."""
+    """The texts of one gamma: prompt (position) and length of each; tokens and rounds by prompt."""
 
     owner: np.ndarray
     lengths: np.ndarray
     tokens: np.ndarray
+    rounds: np.ndarray
 
-    def rounds(self, per_length: np.ndarray) -> np.ndarray:
-        """Return the expected rounds of each prompt's texts [B, P] from those of a text of each length [B, N + 1]."""
-        table = np.zeros((len(per_length), len(self.tokens)))
-        np.add.at(table.T, self.owner, per_length[:, self.lengths].T)
-        return table
+    def lengths_of(self, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the distinct lengths [U] of texts of prompts that have a weight in the first row, and how often each
+        counts [B, U].
+        """
+        inside = weights[0, self.owner] > 0
+        lengths, place = np.unique(self.lengths[inside], return_inverse=True)
+        cells = (np.ones(len(place)), (self.owner[inside], place))
+        return lengths, weights @ sparse.csr_matrix(cells, shape=(weights.shape[1], len(lengths)))
 
 
-def _texts(arm: pd.DataFrame, prompts: list[str]) -> _Texts:
-    lengths = arm.groupby(GENERATION)["committed"].sum()
+def _texts(arms: Mapping[int, pd.DataFrame], prompts: list[str], totals: pd.DataFrame | None) -> dict[int, _Texts]:
+    """Return the texts of every gamma, and what was measured along them: from the rounds, or from `totals`."""
+    if totals is None:
+        return {gamma: _texts_of(arm, prompts) for gamma, arm in arms.items()}
+    longest = _texts_of(arms[max(arms)], prompts)
+    texts = {}
+    for gamma, part in totals.groupby("gamma", sort=True):
+        sums = part.groupby("prompt")[["tokens", "rounds"]].sum().reindex(prompts, fill_value=0).to_numpy(dtype=float)
+        texts[int(gamma)] = replace(longest, tokens=sums[:, 0], rounds=sums[:, 1])
+    return texts
+
+
+def _texts_of(arm: pd.DataFrame, prompts: list[str]) -> _Texts:
+    lengths = arm.groupby(["prompt", "repeat"], sort=False)["committed"].agg(["sum", "size"])
     owner = pd.Index(prompts).get_indexer(lengths.index.get_level_values("prompt"))
-    sizes = lengths.to_numpy(dtype=np.int64)
-    return _Texts(owner, sizes, np.bincount(owner, sizes, len(prompts)))
+    sizes = lengths["sum"].to_numpy(dtype=np.int64)
+    tokens, rounds = (np.bincount(owner, lengths[name], len(prompts)) for name in ("sum", "size"))
+    return _Texts(owner, sizes, tokens, rounds)
 
 
 def _replayed(replay: pd.DataFrame, gamma: int, prompts: list[str], weights: np.ndarray) -> np.ndarray:
@@ -265,6 +364,7 @@ def _summary(table: pd.DataFrame) -> pd.DataFrame:
     for name, part in table.groupby("model", sort=False):
         worst = part.loc[part["error"].abs().idxmax()]
         outside = (part["error_low"] > ROUNDING) | (part["error_high"] < -ROUNDING)
-        lines.append((name, part["error"].abs().mean(), worst["error"], int(worst["gamma"]), int(outside.sum())))
-    columns = ["model", "mean_error", "worst_error", "worst_gamma", "significant"]
+        mean, bias = part["error"].abs().mean(), part["error"].mean()
+        lines.append((name, mean, bias, worst["error"], int(worst["gamma"]), int(outside.sum())))
+    columns = ["model", "mean_error", "bias", "worst_error", "worst_gamma", "significant"]
     return pd.DataFrame(lines, columns=columns).sort_values("mean_error", kind="stable", ignore_index=True)

@@ -19,8 +19,11 @@ _LINES = {  # model: name in the legend, colour, dash, marker
     "beta_geometric": ("rounds differ", style.PURPLE, "--", "^"),
     "prompt_beta": ("prompts differ", style.YELLOW, "-.", "<"),
     "markov": ("Markov along the text", style.GREY, ":", "P"),
+    "stretches": ("stretches of the text", style.BLACK, "-", "p"),
     "replay": ("replay", style.GREEN, "-", "X"),
 }
+# The formula of the papers, Omega(alpha, gamma): with the alpha of the text where it is known, else as measured.
+TEXTBOOK = ("capped_geometric.text", "capped_geometric.short", "capped_geometric.mle")
 
 
 def prediction_section(
@@ -31,21 +34,22 @@ def prediction_section(
     replicates: int = 2000,
     refits: int = 200,
     seed: int = 0,
+    *,
+    totals: pd.DataFrame | None = None,
 ) -> Section:
     """Say what each model predicts on held-out prompts, and how far it is off; arguments as of `predict`."""
     heading = "What would each model have predicted?"
     try:
-        prediction = predict(rounds, alpha_sums, replay, seed, replicates, refits)
+        prediction = predict(rounds, alpha_sums, replay, seed, replicates, refits, totals=totals)
     except Undetermined as undetermined:
         return Section(heading, (f"No prediction: {undetermined}.",))
     method = (
         f"Half of {counted(prediction.prompts, 'prompt')}, drawn by seed {seed}, and then the other: every model is "
         f"fitted to the rounds of one half at gamma {prediction.fit_gamma}, the largest, where all depths are seen, "
-        "and predicts every gamma on the other half from the lengths of its texts, ends of texts included. Replay, "
-        "where there is one, has nothing to fit: it reads the held-out prompts' own baseline texts."
+        "and predicts every gamma on the other half from the lengths of its texts, ends of texts included."
     )
     omitted = [f"{LABELS[name]}: {why}" for name, why in prediction.left_out.items()]
-    texts = [prediction_in_words(prediction), method]
+    texts = [f"**{one_sentence(prediction)}**", prediction_in_words(prediction), method, *_replay_in_words(prediction)]
     if omitted:
         texts.append("Not tried: " + "; ".join(omitted) + ".")
     sure = "Too few prompts for intervals of the error."
@@ -65,12 +69,37 @@ def prediction_section(
     )
 
 
+def one_sentence(prediction: HeldOutPrediction) -> str:
+    """Say by how much the textbook formula and the model of stretches, else the best model, are off on average."""
+    models = prediction.models.set_index("model")
+    textbook = next((name for name in TEXTBOOK if name in models.index), None)
+    model = "stretches" if "stretches" in models.index else str(models.index[0])
+    gammas = prediction.table["gamma"].nunique()
+    basis = f"mean over {counted(gammas, 'gamma')}, on texts that no model was fitted on"
+    said = (
+        f"{LABELS[model]} {models.at[model, 'bias']:+.1%}, at worst {models.at[model, 'worst_error']:+.1%} ({basis})."
+    )
+    if textbook in (None, model):
+        return said[0].upper() + said[1:]
+    return f"Textbook formula {models.at[textbook, 'bias']:+.1%}; {said}"
+
+
+def _replay_in_words(prediction: HeldOutPrediction) -> list[str]:
+    """Say how far replay is off, apart from the models: it reads the texts that the others predict."""
+    return [
+        f"Replay reads the held-out texts themselves, so that it predicts nothing and is not ranked: off by "
+        f"{line['mean_error']:.1%} on average and by {line['worst_error']:+.1%} at worst (gamma {line['worst_gamma']})."
+        for line in prediction.read_off.to_dict("records")
+    ]
+
+
 def summary_table(prediction: HeldOutPrediction) -> pd.DataFrame:
     """Return a line per model in words."""
     models = prediction.models
     return pd.DataFrame(
         {
             "model": models["model"].map(LABELS),
+            "mean error": models["bias"].map("{:+.1%}".format),
             "mean absolute error": models["mean_error"].map("{:.1%}".format),
             "worst": models["worst_error"].map("{:+.1%}".format),
             "at gamma": models["worst_gamma"],

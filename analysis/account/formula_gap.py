@@ -93,9 +93,10 @@ def curve_verdict(table: pd.DataFrame, quantity: str) -> str:
         table: gamma; error, error_low and error_high (formula over measured, less 1, resampled together).
         quantity: what was measured, such as "tokens per round".
     """
+    subject = quantity if quantity.startswith("simulated") else f"measured {quantity}"
     known = table.dropna(subset=["error"])
     if known.empty:
-        return f"There is no formula to set the measured {quantity} against."
+        return f"There is no formula to set the {subject} against."
     worst = known.loc[known["error"].abs().idxmax()]
     size = f"{interval(worst, 'error'):+.1%} at gamma {worst['gamma']:g}"
     tested = known.dropna(subset=["error_low", "error_high"])
@@ -106,7 +107,7 @@ def curve_verdict(table: pd.DataFrame, quantity: str) -> str:
     mean = known["error"].mean()
     if over.empty and under.empty:
         return (
-            f"The textbook formula agrees with the measured {quantity} at {_gammas(tested, len(tested))}, as far as "
+            f"The textbook formula agrees with the {subject} at {_gammas(tested, len(tested))}, as far as "
             f"prompts can tell: by {size} at most."
         )
     sides = [
@@ -116,7 +117,7 @@ def curve_verdict(table: pd.DataFrame, quantity: str) -> str:
     ]
     average = f", {mean:+.1%} in the mean over {len(known)} gammas" if len(known) > 1 else ""
     return (
-        f"Against the measured {quantity} the textbook formula {' and '.join(sides)}, by more than chance; its error "
+        f"Against the {subject} the textbook formula {' and '.join(sides)}, by more than chance; its error "
         f"is {size} at most{average}."
     )
 

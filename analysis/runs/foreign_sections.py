@@ -5,7 +5,7 @@ the source cannot give is absent, and the section about its origin says so.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -17,6 +17,7 @@ from specdec.theory.capped_geometric import tokens_per_round
 from ..acceptance.estimates import estimate_alpha, hazards, kaplan_meier_tokens, omega_error, robust_error
 from ..acceptance.fit_section import fit_section
 from ..acceptance.iid_section import Evidence, tests_section
+from ..acceptance.prediction import COUNTED
 from ..acceptance.prediction_section import prediction_section
 from ..account.foreign_account import (
     PARTS,
@@ -91,6 +92,7 @@ def foreign_findings(
     """
     gamma = shown_gamma(source)
     source = source if gamma == source.gamma else source.at(gamma)
+    source = replace(source, rounds=_slim(source.rounds))
     sums = foreign_sums(source)
     origin = _origin(source, sums)
     row = {
@@ -130,6 +132,13 @@ def foreign_sections(
 ) -> list[Section]:
     """Return the sections of `foreign_findings`."""
     return list(foreign_findings(source, baseline, replicates, seed).sections)
+
+
+def _slim(rounds: pd.DataFrame) -> pd.DataFrame:
+    """Return the columns that the sections read, in half the space: a long trace has a million rounds."""
+    kept = rounds.drop(columns=["context", "source", "rank", "beta"])
+    small = {"int64": np.int32, "float64": np.float32}
+    return kept.astype({name: small[str(kind)] for name, kind in kept.dtypes.items() if str(kind) in small})
 
 
 def side_by_side(found: list[ForeignFindings]) -> Section:
@@ -331,7 +340,7 @@ def _prediction(data: _Data) -> Section:
         return Section(heading, (NO_DEPTHS,))
     largest, smallest = max(data.accounts), min(data.accounts)
     walked = [
-        data.source.rounds if gamma == data.gamma else lengths.rounds(data.source.kind, gamma)
+        (data.source.rounds if gamma == data.gamma else _slim(lengths.rounds(data.source.kind, gamma)))[list(COUNTED)]
         for gamma in sorted({smallest, largest})
     ]
     table = data.sums.tables[largest]
@@ -344,6 +353,7 @@ def _prediction(data: _Data) -> Section:
         data.replicates,
         REFITS,
         data.seed,
+        totals=data.sums.totals(),
     )
 
 

@@ -14,7 +14,7 @@ from specdec.drafters.base import Drafter, DrafterCapabilities, drafters
 from specdec.drafters.small_model import SmallModel
 from specdec.errors import NumericsError, UsageError
 from specdec.models.decoder import Decoder
-from specdec.models.load import Dtype, load_model, load_tokenizer, resolve_dtype
+from specdec.models.load import Dtype, load_model, load_tokenizer, model_path, resolve_dtype
 from specdec.published.checkpoint_files import open_checkpoint
 from specdec.published.formats.pard import mask_token_of
 from specdec.records import EMPTY, Draft, Source, TextStart, Tree, chain_tree
@@ -29,7 +29,7 @@ _ROWS = 256  # tokens in a call, when a text is replayed
 @typed
 class ParallelConfig:
     name: Literal["parallel"]
-    model: Annotated[str, Field(min_length=1)] | None
+    model: Annotated[str, Field(min_length=1)]
     mask_token: NonNegativeInt | None
     dtype: Dtype
     attention: Literal["auto", "sdpa", "eager"]
@@ -97,23 +97,21 @@ class Parallel(Drafter):
     @classmethod
     def from_config(cls, config: ParallelConfig, target: Target) -> "Parallel":
         """
+        Args:
+            config: `model` is a folder or a hub id, or `pocket`, the model that comes with the pocket target.
         Raises:
-            UsageError: no checkpoint is named, or no mask token is known; a checkpoint of another format (see
-                `recognise`); a model that cannot be loaded or does not fit the target.
+            UsageError: no mask token is known; a checkpoint of another format (see `recognise`); a model that cannot
+                be loaded or does not fit the target.
         """
-        if config.model is None:
-            raise UsageError(
-                "Missing value drafter.model: give the folder or hub id of a model that was trained to draft in "
-                "parallel and has the target's tokenizer, such as amd/PARD-Llama-3.2-1B; none comes with specdec."
-            )
         if target.model is not None and target.model.config.is_encoder_decoder:
             raise UsageError(
                 "Drafter parallel drafts for decoder-only targets, and this one is an encoder-decoder: use "
                 "+drafter=small_model."
             )
-        mask_token = mask_token_of(open_checkpoint(config.model), config.mask_token)
+        name = model_path(config.model, "parallel")
+        mask_token = mask_token_of(open_checkpoint(name), config.mask_token)
         model = load_model(
-            config.model,
+            name,
             dtype=resolve_dtype(config.dtype),
             device=target.device,
             attention=config.attention,
@@ -122,7 +120,7 @@ class Parallel(Drafter):
         return cls(
             model,
             target,
-            load_tokenizer(config.model),
+            load_tokenizer(name),
             mask_token=mask_token,
             drafts=config.drafts,
             siblings=config.siblings,

@@ -83,7 +83,8 @@ class Advice:
 
     Attributes:
         key: hash of `keyed`; a run with the same key finds this advice.
-        replay: form of the replay (`DrafterCapabilities.replay`).
+        replay: form of the replay (`DrafterCapabilities.replay`); "speculation" where no text tells the rounds: they
+            were decoded at the largest gamma, and a model predicts the others.
         source: where the text came from: "baseline" or the recorded file.
         alpha: mean of sum min(p, q) over positions of the text with a proposal, of a draft of one token there; None
             without any, and where only the target's calls would tell.

@@ -1,7 +1,8 @@
 """One session of `specdec.advise`: calibrate, decode plain text only, replay the drafter along it, predict.
 
-Nothing is ever drafted and verified together, unless the drafter's replay calls the target. The advice goes to files,
-not to a tracking run.
+Nothing is ever drafted and verified together, unless the drafter's replay calls the target, or no text tells the rounds
+of its chains: these are decoded at the largest gamma, and a model fitted to them predicts the others. The advice goes
+to files, not to a tracking run.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,6 +28,7 @@ from specdec.errors import UsageError
 from specdec.experiment.advice import Advice, RoundCost, judge, kept_at, key_of, keyed_by, predict
 from specdec.experiment.parts import Parts, build, limited, prepare
 from specdec.experiment.results import GenerationKey, ResultsFolder, generation_line, round_table
+from specdec.experiment.speculated import Speculated, predicted_walks
 from specdec.experiment.terminal import print_lines, print_links
 from specdec.progress import progress_bar
 from specdec.prompts import Prompt
@@ -102,6 +104,9 @@ def advise(config: AdviseConfig, folder: Path) -> Advice:
 def _check_replay(config: AdviseConfig, parts: Parts) -> None:
     drafter, verifier, structure = parts.primary.drafter, parts.primary.verifier, parts.primary.structure
     name, greedy = config.drafter["name"], parts.target.sampling.greedy
+    unknown = _is_speculated(parts)
+    if unknown and structure.branches == 1 and config.advice.text is None:
+        return
     instead = "measure it with python -m specdec.run"
     if parts.target.clock() is not None:
         raise UsageError(
@@ -110,11 +115,15 @@ def _check_replay(config: AdviseConfig, parts: Parts) -> None:
         )
     temperature = config.sampling["temperature"]
     if drafter.capabilities.replay is None:
-        raise UsageError(f"Bad value drafter={name}: it cannot be replayed along a text, so {instead}.")
-    if drafter.capabilities.replay in ("copying", "calling") and not greedy:
+        raise UsageError(
+            f"Bad value drafter={name}: it cannot be replayed along a text; without advice.text its chains "
+            f"(structure=chain) can be advised on, or {instead}."
+        )
+    if unknown:
         raise UsageError(
             f"Bad value sampling.temperature={temperature}: drafter {name!r} can be replayed along a text only under "
-            f"sampling=greedy; for other temperatures {instead}."
+            "sampling=greedy; for other temperatures its chains (structure=chain) can be advised on without "
+            f"advice.text, or {instead}."
         )
     if structure.branches > 1 and not greedy:
         raise UsageError(
@@ -131,6 +140,12 @@ def _check_replay(config: AdviseConfig, parts: Parts) -> None:
             f"Bad value verifier={config.verifier['name']}: it accepts other tokens than those of the target's own "
             f"text, which is what is replayed; use verifier=greedy, or {instead}."
         )
+
+
+def _is_speculated(parts: Parts) -> bool:
+    """Return True where no text tells the drafter's rounds, so that they are decoded at one gamma."""
+    replay = parts.primary.drafter.capabilities.replay
+    return replay is None or (replay in ("copying", "calling") and not parts.target.sampling.greedy)
 
 
 def _foreign_prompts(recorded: Sequence[Stream] | None, parts: Parts) -> str | None:
@@ -158,6 +173,7 @@ class _Advisor:
         self._calibrations: list[Calibration] = []
         self._accepts: list[dict[int, float]] = []
         self._walks: list[tuple[Stream, dict[int, Walk]]] = []
+        self._speculated: list[Speculated] | None = [] if _is_speculated(parts) else None
         self._alpha = [0.0, 0.0]  # sum of beta, positions with a proposal
 
     def measure(self, recorded: Sequence[Stream] | None) -> None:
@@ -180,7 +196,9 @@ class _Advisor:
                     self._calibrate(prompt)
                 for text in self._baseline(prompt):
                     decoded.append(text)
-                    if recorded is None:
+                    if self._speculated is not None:
+                        self._speculate(index, text)
+                    elif recorded is None:
                         self._replay(text)
                 progress.advance(bar)
             self._calibrate(prompts[-1])
@@ -245,6 +263,23 @@ class _Advisor:
                 timer.time(size, partial(self._parts.primary.verifier.accept, draft, p, generator))
         return {size: median(timer.seconds(size)) for size in drafts}
 
+    def _speculate(self, prompt: int, text: Stream) -> None:
+        """Decode what the baseline has answered, with the drafter at the largest gamma; its text may be another."""
+        assert self._speculated is not None
+        arm = max(self._parts.arms, key=lambda arm: arm.gamma)
+        seed, purpose, device = self._config.seed, f"accept/{arm.method}/{arm.gamma}/{text.repeat}", self._target.device
+        request = Request(
+            text.prompt,
+            self._config.measurement.limit,
+            draft_generator=generator_for(seed, text.id, f"draft/{text.repeat}"),
+            accept_generator=generator_for(seed, text.id, purpose, device),
+        )
+        done = arm.decode(request, self._clock)
+        self._speculated.append(Speculated(prompt, done))
+        stream = Stream(text.id, text.category, text.prompt, done.tokens, repeat=text.repeat)
+        self._walks.append((stream, {}))
+        self._drafter.remember(text.prompt, text.generated)
+
     def _replay(self, text: Stream) -> None:
         """Count the rounds that this text takes at every gamma."""
         tokens = text.generated
@@ -274,6 +309,9 @@ class _Advisor:
 
     def conclude(self, keyed: dict[str, Any], recorded: Sequence[Stream] | None) -> Advice:
         """Turn what was measured into advice."""
+        if self._speculated is not None:
+            predicted = predicted_walks(self._speculated, self._gammas)
+            self._walks = [(text, walks) for (text, _), walks in zip(self._walks, predicted, strict=True)]
         self._results.compact()
         rounds = pd.read_parquet(self._results.folder / "rounds.parquet")
         t1_s = float(rounds["verify_s"].mean())
@@ -323,6 +361,11 @@ class _Advisor:
                 f"This drafter's rounds follow from the target's calls on its drafts alone, so the replay took {calls} "
                 "calls of the target, as many as decoding at every gamma takes."
             )
+        if self._speculated is not None:
+            notes.append(
+                f"No text tells this drafter's rounds, so they were decoded at gamma {max(self._gammas)}; tokens per "
+                "round at the other gammas are those of a model of stretches of the text, fitted to these rounds."
+            )
         if prompts == 1:
             notes.append("One prompt only: no bootstrap, so no intervals.")
         if recorded is not None and keyed["prompts"] != self._parts.prompts.content_hash:
@@ -331,7 +374,7 @@ class _Advisor:
             key=key_of(keyed),
             keyed=keyed,
             label=self._parts.label,
-            replay=str(self._replay_kind),
+            replay=str(self._replay_kind) if self._speculated is None else "speculation",
             source="baseline" if recorded is None else str(self._config.advice.text),
             prompts=prompts,
             tokens=sum(len(text.generated) for text, _ in self._walks),

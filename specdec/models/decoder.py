@@ -96,7 +96,7 @@ class Decoder(CachedModel):
         self.prefill_chunk = prefill_chunk
         use_two_queries(model)
         self.layers: int = config.num_hidden_layers
-        self._windows = _windows(config, name)
+        self._windows = attention_windows(config, name)
         # The prefill needs no logits: models that can limit them compute those of one token only.
         lean = "logits_to_keep" in signature(model.forward).parameters
         self._no_logits: dict[str, int] = {"logits_to_keep": 1} if lean else {}
@@ -302,7 +302,7 @@ def end_tokens_of(model: Any) -> frozenset[int]:
     return frozenset([ends] if isinstance(ends, int) else ends)
 
 
-def _windows(config: Any, name: str) -> dict[str, int | None]:
+def attention_windows(config: Any, name: str) -> dict[str, int | None]:
     """Return the kinds of attention layers and their windows; refuse layers whose state cannot be rolled back."""
     kinds = set(getattr(config, "layer_types", None) or ())
     refused = sorted(kinds - set(_ATTENTION))

@@ -332,8 +332,3 @@ def test_features_beside_the_model_are_not_overlooked(saved, built):
 def test_other_drafters_name_this_one(saved, built, other):
     with pytest.raises(ModelLoadError, match=r"of the format PARD: use \+drafter=parallel"):
         built(other, model=str(saved(spd_type="pard", pard_token=5)))
-
-
-def test_no_model_is_shipped(built):
-    with pytest.raises(UsageError, match="Missing value drafter.model"):
-        built()

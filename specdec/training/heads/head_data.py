@@ -18,7 +18,12 @@ from specdec.text.document_store import DocumentStore, Encoded, Part, read_docum
 from specdec.text.documents import TextCorpusConfig, open_text
 from specdec.text.encoding import batched, encode_texts
 from specdec.text.python_sources import build_corpus
-from specdec.training.heads.head_data_config import HeadDataConfig, SelfDistillationConfig, SourceConfig
+from specdec.training.heads.head_data_config import (
+    HeadDataConfig,
+    SelfDistillationConfig,
+    SequencesConfig,
+    SourceConfig,
+)
 from specdec.training.heads.hidden_states import GIB, check_space, states_dtype
 from specdec.training.heads.self_distillation import SelfDistillation
 from specdec.training.heads.sequences import Sequences, SpecialTokens
@@ -49,9 +54,7 @@ def open_sequences(config: HeadDataConfig, target: Target, seed: int) -> Sequenc
         )
     folder = Path(config.folder).expanduser()
     turns = isinstance(config.source, ConversationsConfig)
-    # A conversation has its special tokens already, and what the target continues may begin in the middle of a text.
-    plain = not turns and config.generated is None
-    special = SpecialTokens.of(tokenizer) if plain else SpecialTokens.none(tokenizer)
+    special = _special_tokens(config, tokenizer, as_they_are=config.generated is None)
     writer = None
     if config.generated is not None:
         writer = SelfDistillation(config.generated, target, seed, config.sequence_length)
@@ -66,6 +69,24 @@ def open_sequences(config: HeadDataConfig, target: Target, seed: int) -> Sequenc
                 written = writer.documents(store, turns, place)
             store = written
     return Sequences(store, config, seed, special, content)
+
+
+def text_sequences(config: SequencesConfig, tokenizer: Any, seed: int) -> Sequences:
+    """Read and encode the text of a source by a fast tokenizer; finished work is taken from `config.folder`.
+
+    Raises:
+        UsageError: a source that is missing, empty, malformed or too short; keys are named.
+    """
+    store, content = _source_documents(config.source, tokenizer, Path(config.folder).expanduser())
+    return Sequences(store, config, seed, _special_tokens(config, tokenizer, as_they_are=True), content)
+
+
+def _special_tokens(config: SequencesConfig, tokenizer: Any, as_they_are: bool) -> SpecialTokens:
+    """Return the tokens around a document: none where conversations bring their own, or where what the target
+    continues may begin in the middle of a text.
+    """
+    plain = as_they_are and not isinstance(config.source, ConversationsConfig)
+    return SpecialTokens.of(tokenizer) if plain else SpecialTokens.none(tokenizer)
 
 
 def _check_space(config: HeadDataConfig, generated: SelfDistillationConfig, target: Target) -> None:

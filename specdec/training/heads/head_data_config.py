@@ -72,26 +72,22 @@ def _by_name(source: Any) -> SourceConfig:
 
 
 @typed
-class HeadDataConfig:
-    """The data that heads are trained on (`conf/head_data/`).
+class SequencesConfig:
+    """The text of a training that reads it in the tokens of a model that is there already.
 
     Attributes:
         source: conversations, Python sources or another text. The last two are groups of `conf/corpus`; their
-            `vocabulary` has no meaning here, because the tokens are the target's.
-        generated: the target continues the source's documents, and heads are trained on what it writes; None: heads
-            are trained on the documents themselves.
+            `vocabulary` has no meaning here, because the tokens are the model's.
         sequence_length: tokens of a sequence.
         packed: joins documents and cuts them anywhere; otherwise a sequence is one document, its end cut off.
         batch: sequences of an optimizer step.
-        sequences: the most sequences of the training text; None is all. Heads need less text than a model does, and
-            the states of few sequences, read several times, are kept more easily.
+        sequences: the most sequences of the training text; None is all.
         passes, steps: how often all sequences are read, or how many steps are made; one of them is None.
         heldout: the most sequences of held-out documents.
         folder: the place of tokens and generated text, shared by recipes.
     """
 
     source: Annotated[SourceConfig, PlainValidator(_by_name)]
-    generated: SelfDistillationConfig | None
     sequence_length: Annotated[int, Field(ge=4)]
     packed: bool
     batch: AtLeastOne
@@ -99,11 +95,25 @@ class HeadDataConfig:
     passes: Positive | None
     steps: AtLeastOne | None
     heldout: AtLeastOne
-    states: StatesConfig
     folder: Annotated[str, Field(min_length=1)]
 
     @model_validator(mode="after")
-    def _one_length(self) -> "HeadDataConfig":
+    def _one_length(self) -> "SequencesConfig":
         if (self.passes is None) == (self.steps is None):
             raise ValueError("set one of passes and steps, and leave the other null")
         return self
+
+
+@typed
+class HeadDataConfig(SequencesConfig):
+    """The data that heads are trained on (`conf/head_data/`). Heads need less text than a model does, and the states of
+    few sequences, read several times, are kept more easily.
+
+    Attributes:
+        generated: the target continues the source's documents, and heads are trained on what it writes; None: heads
+            are trained on the documents themselves.
+        states: the computing and keeping of the target's hidden states.
+    """
+
+    generated: SelfDistillationConfig | None
+    states: StatesConfig

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from specdec.errors import UsageError
 from specdec.text.document_store import Documents, DocumentStore, Encoded, Part
-from specdec.training.heads.head_data_config import HeadDataConfig
+from specdec.training.heads.head_data_config import SequencesConfig
 from specdec.training.recipe_parts import fingerprint
 
 
@@ -149,7 +149,7 @@ class Sequences:
     """
 
     def __init__(
-        self, store: DocumentStore, config: HeadDataConfig, seed: int, special: SpecialTokens, content: str
+        self, store: DocumentStore, config: SequencesConfig, seed: int, special: SpecialTokens, content: str
     ) -> None:
         """
         Args:

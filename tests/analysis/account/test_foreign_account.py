@@ -1,5 +1,6 @@
 """The account of imported rounds: factors that multiply out, and data in which only one of them is at work."""
 
+from dataclasses import replace
 from math import prod
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from specdec.analysis.intervals import resampled_sums
 from specdec.analysis.read.foreign.imported import ImportedText, PositionLengths, PositionText, imported, walked
 from specdec.theory.capped_geometric import tokens_per_round
 
-AGREEMENT = [1, 1, 0, 1, 1, 1, 0, 0, 1, 1, 1, 1, 0]  # THEORY 4.3: 8, 6, 5, 4, 4 rounds at gamma 1, 2, 3, 5, 20
+AGREEMENT = [1, 1, 0, 1, 1, 1, 0, 0, 1, 1, 1, 1, 0]  # theory.md 4.3: 8, 6, 5, 4, 4 rounds at gamma 1, 2, 3, 5, 20
 
 
 def runs(bits, longest=10**6):
@@ -28,7 +29,7 @@ def data_set(*texts, gamma=3):
     longest = max(int(part.lengths.max()) - 1 for part in parts)
     walks = [walked(part, gamma) for part in parts]
     lengths = PositionLengths(tuple(parts), longest)
-    return imported(Path("trace.jsonl"), "accepted_lengths", gamma, walks, (), by_position=lengths)
+    return replace(imported(Path("trace.jsonl"), "accepted_lengths", gamma, walks, ()), by_position=lengths)
 
 
 def account(source, gamma, replicates=200):

@@ -1,0 +1,75 @@
+"""Rounds at every gamma from those that were decoded at one: for drafters whose rounds no text tells."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from specdec.analysis.acceptance.stretches import KINDS, Family, fit_stretches, make_trace, stationary
+from specdec.errors import UsageError
+from specdec.records import Generation
+from specdec.replay.expected_rounds import Walk
+
+FEW = 200  # rounds: fewer do not tell kinds of stretches apart
+
+
+@dataclass(frozen=True)
+class Speculated:
+    """A text that was decoded with the drafter at the largest gamma.
+
+    Attributes:
+        prompt: number of its prompt, the same for every repeat.
+        generation: the text and its rounds.
+    """
+
+    prompt: int
+    generation: Generation
+
+
+def predicted_walks(texts: Sequence[Speculated], gammas: Sequence[int]) -> list[dict[int, Walk]]:
+    """Return the walk of each text at each gamma, by the model of stretches fitted to their rounds (theory.md 5.7).
+
+    A prompt whose texts took more rounds at the largest gamma than the model expects takes as many times more at every
+    gamma, so that prompts differ in the prediction as they do in decoding.
+
+    Raises:
+        UsageError: too few rounds for a fit.
+    """
+    longest = max(gammas)
+    lines = []
+    for number, text in enumerate(texts):
+        left = len(text.generation.tokens)
+        for item in text.generation.rounds:
+            room = min(max(left - 1, 0), longest)
+            lines.append((number, text.prompt, item.tree.depth, item.accepted, item.rejected, room))
+            left -= len(item.committed)
+    if len(lines) < FEW:
+        raise UsageError(
+            f"Only {len(lines)} rounds were decoded, and a prediction of other gammas needs {FEW}: raise prompts.limit "
+            "or measurement.max_new_tokens."
+        )
+    names = ("text", "prompt", "offered", "accepted", "rejected", "room")
+    table = dict(zip(names, np.array(lines, dtype=np.int64).T, strict=True))
+    offers = bool((table["offered"] < table["room"]).any())
+    trace = make_trace(table, max(text.prompt for text in texts) + 1)
+    fit = fit_stretches([Family(kinds, longest, offers) for kinds in KINDS], trace)
+    model = fit.family.stretches(fit.parameters[None])
+    lengths = [len(text.generation.tokens) for text in texts]
+    rounds, shares = {}, {}
+    for gamma in gammas:
+        rounds[gamma] = model.rounds_of(gamma, np.array(lengths))[0]
+        law = stationary(model.moves(gamma).sum(axis=1))[0]
+        least = np.append(model.least[0, : gamma + 1] @ law, 0.0)
+        shares[gamma] = least[:-1] - least[1:]
+    taken = np.bincount(table["prompt"]) / np.bincount([text.prompt for text in texts], rounds[longest])
+    return [
+        {
+            gamma: Walk(
+                {size: float(rounds[gamma][number] * taken[text.prompt] * share)
+                 for size, share in enumerate(shares[gamma]) if share > 0},
+                draft_s=None,
+            )
+            for gamma in gammas
+        }
+        for number, text in enumerate(texts)
+    ]  # fmt: skip

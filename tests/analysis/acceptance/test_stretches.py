@@ -1,0 +1,178 @@
+"""Stretches of the text: the likelihood against enumeration, its limits against theory, predictions of other gammas."""
+
+from itertools import product
+
+import numpy as np
+import pandas as pd
+import pytest
+from fixtures import simulated_rounds as simulation
+
+from specdec.analysis.acceptance import prediction as P
+from specdec.analysis.acceptance import stretches as S
+from specdec.analysis.acceptance.prediction_section import one_sentence
+from specdec.theory.capped_geometric import expected_rounds
+from specdec.theory.dependence import markov_tokens_per_round
+
+GAMMAS = (1, 2, 5, 12)
+
+
+def trace_of(texts, gamma, most):
+    """Make the trace of texts given as lists of (offered, accepted); each text ends after its last round."""
+    lines = []
+    for text, rounds in enumerate(texts):
+        left = sum(accepted + 1 for _, accepted in rounds)
+        for offered, accepted in rounds:
+            lines.append((text, text, offered, accepted, accepted < offered, min(left - 1, gamma)))
+            left -= accepted + 1
+    columns = zip(("text", "prompt", "offered", "accepted", "rejected", "room"), np.array(lines).T, strict=True)
+    return S.make_trace(dict(columns), most)
+
+
+def by_enumeration(model, rounds, gamma):
+    """Add up the chance of a text's rounds over all sequences of kinds, a kind for every token."""
+    size, kinds = sum(accepted + 1 for _, accepted in rounds), model.start.shape[1]
+    total = 0.0
+    for path in product(range(kinds), repeat=size + 1):  # the kind after the last token is summed over
+        chance, at, left = model.start[0, path[0]], 0, size
+        for offered, accepted in rounds:
+            least = model.least[0, :, path[at]]
+            chance *= least[offered] - (0 if offered == min(left - 1, gamma) else least[offered + 1])
+            for k in range(accepted):
+                chance *= model.accept[0, k, path[at + k]]
+            if accepted < offered:
+                chance *= 1 - model.accept[0, accepted, path[at + accepted]]
+            for step in range(at, at + accepted + 1):
+                chance *= model.change[0, path[step], path[step + 1]]
+            at, left = at + accepted + 1, left - accepted - 1
+        total += chance
+    return total
+
+
+@pytest.fixture(scope="module")
+def small():
+    family = S.Family(2, 3, offers=True)
+    parameters = np.random.default_rng(0).normal(size=family.size)
+    texts = [[(3, 1), (0, 0), (2, 2), (1, 0), (0, 0)], [(3, 3), (1, 1), (0, 0)]]
+    return family, parameters, texts
+
+
+def test_likelihood_is_the_sum_over_all_kinds(small):
+    family, parameters, texts = small
+    model = family.stretches(parameters[None])
+    value, _ = S.Likelihood(family, trace_of(texts, 3, 2)).by_prompt(parameters)
+    assert value == pytest.approx(sum(np.log(by_enumeration(model, rounds, 3)) for rounds in texts), abs=1e-9)
+
+
+def test_slopes_of_the_likelihood_by_prompt(small):
+    family, parameters, texts = small
+    likelihood = S.Likelihood(family, trace_of(texts, 3, 2))
+    _, slopes = likelihood.by_prompt(parameters)
+    for text, rounds in enumerate(texts):
+        alone = S.Likelihood(family, trace_of([rounds], 3, 1))
+        for index, step in enumerate(1e-4 * np.eye(family.size)):
+            rise = (alone.by_prompt(parameters + step)[0] - alone.by_prompt(parameters - step)[0]) / 2e-4
+            assert slopes[text, index] == pytest.approx(rise, abs=1e-6)
+
+
+def test_long_texts_are_cut_into_pieces_that_keep_every_round(monkeypatch, small):
+    monkeypatch.setattr(S, "PIECE", 3)
+    trace = trace_of([*small[2], [(3, 0)] * 8], 3, 3)
+    assert (trace.rounds >= 0).sum() == 5 + 3 + 8 and trace.first.sum() == 3 and len(trace.rounds) == 6
+    assert sorted(trace.owner) == [0, 0, 1, 2, 2, 2]
+    kept = trace.codes[trace.rounds[trace.owner == 1][0]]
+    assert kept[:, :3].tolist() == [[3, 3, 0], [1, 1, 0], [0, 0, 0]]
+
+
+def chain(start, change, accept, depth):
+    """Make the model of drafts that are accepted alike at every depth, with full offers."""
+    least = np.ones((1, depth + 2, len(start)))
+    least[:, -1] = 0
+    return S.Stretches(
+        np.array([change]), np.array([start]), np.broadcast_to(accept, (1, depth, len(start))).astype(float), least
+    )
+
+
+def test_one_kind_is_the_capped_geometric_model():
+    rounds = chain([1.0], [[1.0]], [0.8], 7).first_rounds(5, 128)
+    np.testing.assert_allclose(rounds[0], expected_rounds(0.8, 5, 128))
+
+
+@pytest.mark.parametrize("gamma", [1, 3, 6])
+def test_kinds_that_accept_always_or_never_are_the_markov_chain(gamma):
+    a01, a11 = 0.5, 0.9
+    model = chain([0.5, 0.5], [[1 - a01, a01], [1 - a11, a11]], [0.0, 1.0], 6)
+    rounds = model.first_rounds(gamma, 1000)[0]
+    assert 500 / (rounds[1000] - rounds[500]) == pytest.approx(markov_tokens_per_round(a01, a11, gamma), abs=2e-5)
+    law = S.stationary(model.moves(gamma).sum(axis=1))
+    tokens = np.einsum("bi,bkij,k->", law, model.moves(gamma), np.arange(1, gamma + 2))
+    assert tokens == pytest.approx(markov_tokens_per_round(a01, a11, gamma), abs=1e-6)
+
+
+def feature_drafter(texts, tokens, seed=0):
+    """Make a drafter that wears off with depth on texts whose ease wanders: margin of each token less a share by depth.
+
+    Returns rounds at GAMMAS; all along the same texts, so that one draft's fate at a token is that of every other.
+    """
+    generator = np.random.default_rng(seed)
+    deepest = max(GAMMAS)
+    ease = np.empty((texts, tokens + deepest))
+    ease[:, 0] = generator.normal(size=texts)
+    for t in range(1, ease.shape[1]):
+        ease[:, t] = 0.93 * ease[:, t - 1] + np.sqrt(1 - 0.93**2) * generator.normal(size=texts)
+    margin = 2.0 + 1.1 * ease + generator.normal(size=ease.shape) - generator.logistic(size=ease.shape)
+    ahead = np.lib.stride_tricks.sliding_window_view(margin, deepest, axis=1)[:, :tokens]
+    lengths = np.cumprod(ahead - 0.15 * np.arange(deepest) > 0, axis=2).sum(axis=2)
+    tables = []
+    for gamma in GAMMAS:
+        accepted, at = np.zeros((texts, tokens), dtype=int), np.zeros(texts, dtype=int)
+        for index in range(tokens):
+            accepted[:, index] = np.minimum(lengths[np.arange(texts), np.minimum(at, tokens - 1)], gamma)
+            at += accepted[:, index] + 1
+        tables.append(simulation.rounds_table(accepted, gamma, tokens))
+    alpha = pd.DataFrame({"prompt": sorted(tables[0]["prompt"].unique()), "numerator": (lengths > 0).sum(axis=1)})
+    return pd.concat(tables), alpha.assign(denominator=float(tokens))
+
+
+@pytest.fixture(scope="module")
+def predicted():
+    return P.predict(*feature_drafter(120, 250), replicates=20, refits=40)
+
+
+def errors(prediction, model):
+    return prediction.table[prediction.table["model"] == model].set_index("gamma")
+
+
+def test_every_gamma_is_predicted_where_the_formula_and_markov_miss(predicted):
+    stretches = errors(predicted, "stretches")
+    assert stretches["error"].abs().max() < 0.015
+    assert ((stretches["error_low"] < 0) & (stretches["error_high"] > 0)).all()
+    assert (stretches["error_high"] - stretches["error_low"]).max() < 0.08
+    assert errors(predicted, "capped_geometric.text")["error"].max() > 0.11
+    assert errors(predicted, "markov")["error"].min() < -0.02
+    assert predicted.models["model"].iloc[0] == "stretches"
+    assert one_sentence(predicted).startswith("Textbook formula +")
+
+
+def test_replay_is_not_ranked_with_what_has_not_seen_the_texts():
+    rounds = pd.concat([simulation.iid(8, 40, gamma, 1, 0.7) for gamma in (1, 4)])
+    sums = rounds.groupby(["gamma", "prompt"], as_index=False).agg(
+        tokens=("committed", "sum"), rounds=("round", "size")
+    )
+    result = P.predict(rounds, replay=sums, replicates=10, refits=0)
+    assert "replay" not in set(result.models["model"]) and "replay" in set(result.table["model"])
+    assert result.read_off["worst_error"].tolist() == pytest.approx([0.0])
+
+
+def test_totals_stand_for_the_rounds_of_the_gammas_between():
+    rounds = pd.concat([simulation.markov(10, 60, gamma, 3, 0.4, 0.8) for gamma in (1, 3, 6)])
+    totals = rounds.groupby(["gamma", "prompt"], as_index=False).agg(
+        tokens=("committed", "sum"), rounds=("round", "size")
+    )
+    whole = P.predict(rounds, replicates=20, refits=0)
+    ends = P.predict(rounds[rounds["gamma"] != 3], replicates=20, refits=0, totals=totals)
+    pd.testing.assert_frame_equal(ends.table, whole.table)
+
+
+def test_few_rounds_have_no_stretches():
+    result = P.predict(simulation.iid(6, 10, 3, 0, 0.6), replicates=10, refits=0)
+    assert "fewer than 200 rounds" in result.left_out["stretches"]

@@ -1,0 +1,229 @@
+"""Models that learn to draft in parallel: trained, killed and resumed, overfitted, read by the drafter, refused."""
+
+import csv
+import json
+from collections.abc import Callable
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from omegaconf import OmegaConf
+from transformers import AutoModelForCausalLM
+
+from specdec import train
+from specdec.clock import CpuClock
+from specdec.config import validated
+from specdec.decode import generate
+from specdec.drafters.base import drafters
+from specdec.errors import ModelLoadError, NumericsError, UsageError
+from specdec.records import Request
+from specdec.targets import targets
+from specdec.training.models.tokenized_corpus import TokenizedCorpus
+from specdec.training.parallel.parallel_recipe import ParallelTrainConfig
+from specdec.training.parallel.parallel_training import ParallelTraining, open_training
+from specdec.verifiers.base.contract import verifiers
+
+LINE = "while alpha and beta or gamma not in delta lambda yield import class None"
+
+
+class Killed(Exception):
+    """Stands for SIGKILL: nothing is saved after it."""
+
+
+@pytest.fixture(scope="module")
+def folders(tiny_corpus: TokenizedCorpus, tiny_llama: Any, tmp_path_factory: pytest.TempPathFactory) -> Callable:
+    """`folders(302)` gives a folder of a tiny Llama of so many tokens with the tokenizer of 300."""
+
+    def save(vocabulary: int = 300, **config: Any) -> Path:
+        folder = tmp_path_factory.mktemp("model")
+        torch.manual_seed(0)
+        model = deepcopy(tiny_llama(vocabulary, context=64)).float()
+        for name, value in config.items():
+            setattr(model.config, name, value)
+        model.save_pretrained(folder)
+        tiny_corpus.tokenizer.save_pretrained(folder)
+        return folder
+
+    return save
+
+
+@pytest.fixture(scope="module")
+def folder(folders: Callable) -> Path:
+    return folders()
+
+
+@pytest.fixture
+def values(group_values: Any, folder: Path, tmp_path: Path) -> dict[str, Any]:
+    """The values that YAML would give: the shipped recipe, with 8 steps of 4 sequences of a text of one line."""
+    text = tmp_path / "text.txt"
+    text.write_text("\n".join([LINE] * 80), encoding="utf-8")
+    values = group_values("parallel", "pocket", model=str(folder), micro_batch=2, compile=False, bfloat16=False)
+    values["parallel"] |= {"ahead": 4, "mask_token": None}
+    values["data"] |= {
+        "source": group_values("corpus", "text", path=str(text), heldout_every=5),
+        "sequence_length": 32, "batch": 4, "steps": 8, "heldout": 2, "folder": str(tmp_path / "kept"),
+    }  # fmt: skip
+    values["monitor"] = dict(heldout_batches=1, heldout_every_steps=4, log_every_steps=2, checkpoint_seconds=1e-9)
+    values |= {
+        "output_dir": str(tmp_path / "parallel"),
+        "corpus_dir": str(tmp_path / "corpus"),
+        "tracking": group_values("tracking", "mlflow") | {"experiment": "tiny", "enabled": False},
+        "seed": 3,
+        "device": "cpu",
+        "threads": None,
+    }
+    return OmegaConf.to_container(OmegaConf.create(values))
+
+
+def changed(values: dict[str, Any], **changes: Any) -> ParallelTrainConfig:
+    """`changed(values, parallel__ahead=2)`."""
+    values = deepcopy(values)
+    for key, value in changes.items():
+        *groups, leaf = key.split("__")
+        node = values
+        for group in groups:
+            node = node[group]
+        node[leaf] = value
+    return validated(ParallelTrainConfig, values)
+
+
+def trained(training: ParallelTraining, display: Any = lambda row: None) -> ParallelTraining:
+    training.restore()
+    training.train(lambda values, step: None, display)
+    return training
+
+
+def test_a_killed_training_goes_on_to_the_same_weights(values: dict) -> None:
+    whole = trained(open_training(changed(values)))
+
+    def kill(row: dict[str, float]) -> None:
+        if row["step"] == 6:
+            raise Killed
+
+    other = values["output_dir"] + "2"
+    again = changed(values, output_dir=other)
+    with pytest.raises(Killed):
+        trained(open_training(again), kill)
+    resumed = open_training(again)
+    assert resumed.restore() and resumed.progress.step == 5
+    trained(resumed)
+    for name, weight in whole.model.state_dict().items():
+        assert torch.equal(weight, resumed.model.state_dict()[name]), name
+    losses = [[row["train_loss"] for row in training.progress.history] for training in (whole, resumed)]
+    assert losses[0] == losses[1]
+    for changes in (dict(seed=4), dict(parallel__keep=0.6), dict(optimizer__adam_lr=0.1), dict(data__steps=9)):
+        with pytest.raises(UsageError, match="was written by another recipe, seed, model or text"):
+            open_training(changed(values, output_dir=other, **changes)).restore()
+    assert open_training(changed(values, output_dir=other, compile=True, parallel__name="x")).restore()
+
+
+def test_gradients_do_not_depend_on_the_micro_batch(values: dict) -> None:
+    taken = {}
+    for size in (1, 4):
+        training = open_training(changed(values, micro_batch=size))
+        loss = training.take_step(0)["train_loss"]
+        taken[size] = (loss, training.model.state_dict()["lm_head.weight"])
+    assert taken[1][0] == pytest.approx(taken[4][0], rel=1e-5)
+    torch.testing.assert_close(taken[1][1], taken[4][1], atol=1e-4, rtol=0)
+
+
+def test_an_overfitted_model_is_right_and_the_drafter_reads_it(
+    values: dict, make_structure: Any, group_values: Any, sampling: Any
+) -> None:
+    values["monitor"] |= {"heldout_every_steps": 50, "checkpoint_seconds": 100.0}
+    values["optimizer"] |= {"muon_lr": 0.02, "adam_lr": 0.01}
+    training = trained(open_training(changed(values, data__steps=60, parallel__keep=1.0, micro_batch=4)))
+    outcome = training.finish()
+    rows = list(csv.DictReader((outcome.folder / "history.csv").open()))
+    assert len(rows) == 60 and rows[49]["heldout_token_4_top1"] and not rows[50]["heldout_token_4_top1"]
+    held = outcome.summary["heldout"]
+    assert all(held[f"heldout.token_{k}.top1_given_earlier"] > 0.9 for k in range(1, 5)), held
+    assert json.loads((outcome.folder / "summary.json").read_text())["inputs"] == 60 * 4 * (32 + 3 * 28)
+
+    model = str(outcome.folder / "model")
+    target = targets.build(group_values("target", "causal", model=model, compile=False), sampling=sampling())
+    drafter = drafters.build(group_values("drafter", "parallel", model=model), target=target)
+    assert drafter.describe()["mask_token"] == 300 and drafter.describe()["training"]["tokens"] == 60 * 4 * 32
+    assert AutoModelForCausalLM.from_pretrained(model, dtype="auto").dtype == torch.bfloat16
+    line, end = target.tokenizer(LINE)["input_ids"], target.tokenizer.eos_token_id
+    generation = generate(
+        target=target,
+        drafter=drafter,
+        verifier=verifiers.build({"name": "greedy"}),
+        structure=make_structure("chain", 4),
+        request=Request([end, *line[:6]], 20),  # as long as what it was trained on
+        clock=CpuClock(),
+    )
+    accepted = [row.accepted for row in generation.rounds]
+    assert sum(accepted) > 1.2 * len(accepted), "untrained, hardly one in 300 would be"
+
+
+def test_the_mask_token_is_one_that_no_text_holds(values: dict, folder: Path, folders: Callable) -> None:
+    added = open_training(changed(values))
+    stored = AutoModelForCausalLM.from_pretrained(folder).get_input_embeddings().weight
+    grown = added.model.get_input_embeddings().weight
+    assert added.mask_token == 300 and len(grown) == 301 and torch.equal(grown[:300], stored)
+    torch.testing.assert_close(grown[300], stored.mean(0))
+    padded = open_training(changed(values, model=str(folders(304))))
+    assert padded.mask_token == 300 and len(padded.model.get_input_embeddings().weight) == 304
+    earlier = folders(304, pard_token=302)
+    again = open_training(changed(values, model=str(earlier)))
+    kept = AutoModelForCausalLM.from_pretrained(earlier).get_input_embeddings().weight
+    assert again.mask_token == 302
+    assert torch.equal(again.model.get_input_embeddings().weight[302], kept[302]), "it has been learned"
+    assert open_training(changed(values, parallel__mask_token=7)).mask_token == 7
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        (dict(micro_batch=3), "data.batch=4 is no multiple of micro_batch=3"),
+        (dict(parallel__ahead=1), "parallel.ahead=1: it should be greater than or equal to 2"),
+        (dict(parallel__ahead=32), "parallel.ahead=32 tokens do not fit into sequences of data.sequence_length=32"),
+        (dict(parallel__keep=1.5), "parallel.keep=1.5"),
+        (dict(parallel__mask_token=300), "parallel.mask_token=300: the model has the tokens 0 to 299"),
+        (dict(data__sequence_length=65), "data.sequence_length=65: the context of model=.* has 64 tokens"),
+        (dict(data__passes=1), "set one of passes and steps"),
+        (dict(model="nowhere/at/all"), "nowhere/at/all does not exist"),
+    ],
+)
+def test_values_that_do_not_fit_are_refused(values: dict, changes: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(UsageError, match=sentence) as raised:
+        open_training(changed(values, **changes))
+    assert raised.value.exit_code == 2 and "\n" not in str(raised.value)
+
+
+def test_what_shows_only_in_a_step_is_refused_there(values: dict) -> None:
+    ordinary = open_training(changed(values, parallel__mask_token=0))  # it stands between documents
+    with pytest.raises(UsageError, match="parallel.mask_token=0: the text holds this token"):
+        ordinary.take_step(0)
+    broken = open_training(changed(values))
+    with torch.no_grad():
+        broken.model.lm_head.weight.fill_(torch.nan)
+    with pytest.raises(NumericsError, match="lower the learning rates"):
+        broken.take_step(0)
+
+
+def test_a_model_without_a_tokenizer_is_refused(values: dict, folder: Path, tmp_path: Path) -> None:
+    bare = tmp_path / "bare"
+    AutoModelForCausalLM.from_pretrained(folder).save_pretrained(bare)
+    with pytest.raises(UsageError, match="has no fast tokenizer"):
+        open_training(changed(values, model=str(bare)))
+
+
+def test_the_command_trains_what_the_recipe_names(values: dict) -> None:
+    train.task(values)
+    folder = Path(values["output_dir"])
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["steps"] == 8 and summary["tokens"] == 8 * 4 * 32
+    assert json.loads((folder / "model" / "config.json").read_text())["pard_token"] == summary["mask_token"]
+    train.task(values)  # it is finished: nothing is trained again
+    assert json.loads((folder / "summary.json").read_text())["seconds"] == summary["seconds"]
+
+
+def test_an_ordinary_model_says_how_it_is_trained(values: dict, group_values: Any, sampling: Any, folder: Path) -> None:
+    target = targets.build(group_values("target", "causal", model=str(folder), compile=False), sampling=sampling())
+    with pytest.raises(ModelLoadError, match=r"python -m specdec.train \+parallel=pocket model=FOLDER"):
+        drafters.build(group_values("drafter", "parallel", model=str(folder)), target=target)
