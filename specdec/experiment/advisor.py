@@ -270,7 +270,7 @@ class _Advisor:
         seed, purpose, device = self._config.seed, f"accept/{arm.method}/{arm.gamma}/{text.repeat}", self._target.device
         request = Request(
             text.prompt,
-            self._config.measurement.max_new_tokens,
+            self._config.measurement.limit,
             draft_generator=generator_for(seed, text.id, f"draft/{text.repeat}"),
             accept_generator=generator_for(seed, text.id, purpose, device),
         )
