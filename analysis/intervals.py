@@ -5,8 +5,9 @@ recomputed from the sums over the resampled prompts. All statistics share their 
 products of statistics keep their dependence.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from math import isfinite, isnan, nan
 
 import numpy as np
@@ -16,6 +17,7 @@ Columns = Mapping[str, np.ndarray]  # sums by column name: scalars for the data,
 Statistic = Callable[[Columns], Mapping[str, np.ndarray]]
 
 CHUNK = 2_000_000  # resampled prompt indices held at once
+KEPT = 15_000_000  # draws that are kept for the next statistic, 2 bytes each
 MOST_UNDEFINED = 0.05  # share of replicates without a value (0 / 0) beyond which there is no interval
 
 
@@ -73,15 +75,24 @@ class Interval:
 def resampled_sums(sums: np.ndarray, replicates: int, seed: int) -> np.ndarray:
     """Return sums [B, C] over P prompts drawn with replacement from `sums` [P, C], for B replicates."""
     prompts = len(sums)
+    blocks = _kept_draws if prompts * replicates <= KEPT else _draws
+    return np.concatenate([weights.astype(float) @ sums for weights in blocks(prompts, replicates, seed)])
+
+
+def _draws(prompts: int, replicates: int, seed: int) -> Iterator[np.ndarray]:
+    """Yield how often [b, P] each prompt was drawn, for the replicates in blocks of b."""
     generator = np.random.default_rng(seed)
     block = max(1, CHUNK // prompts)
-    parts = []
     for start in range(0, replicates, block):
         count = min(block, replicates - start)
         drawn = generator.integers(prompts, size=(count, prompts)) + prompts * np.arange(count)[:, None]
-        weights = np.bincount(drawn.ravel(), minlength=count * prompts).reshape(count, prompts)
-        parts.append(weights.astype(float) @ sums)
-    return np.concatenate(parts)
+        yield np.bincount(drawn.ravel(), minlength=count * prompts).reshape(count, prompts)
+
+
+@lru_cache(maxsize=8)
+def _kept_draws(prompts: int, replicates: int, seed: int) -> tuple[np.ndarray, ...]:
+    """Return the blocks of `_draws`, kept because every statistic of a run has the same replicates."""
+    return tuple(weights.astype(np.uint16) for weights in _draws(prompts, replicates, seed))
 
 
 def bootstrap(

@@ -4,7 +4,7 @@ A generation is one output: the lines that share GENERATION, in the order of `ro
 nothing here knows how.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pandas as pd
@@ -32,11 +32,12 @@ COLUMNS = (
     "beta",  # list of floats, one per tested position; may be empty
     *SECONDS,
 )
+COUNTED = tuple(name for name in COLUMNS if name not in ("context", "source", "rank", "beta"))  # what statistics read
 
 
 def check_rounds(rounds: pd.DataFrame) -> None:
     """Raise ValueError, naming the first wrong line, for missing columns or lines that contradict themselves."""
-    missing = [column for column in COLUMNS if column not in rounds.columns]
+    missing = [column for column in COUNTED if column not in rounds.columns]
     if missing:
         raise ValueError(f"the rounds table lacks the columns {', '.join(missing)}")
     observed = rounds["rejected"].astype(bool)
@@ -55,11 +56,60 @@ def check_rounds(rounds: pd.DataFrame) -> None:
 
 def drafted(table: pd.DataFrame) -> pd.DataFrame:
     """Keep the lines with a drafter, of rounds or of generations: no plain decoding by the target or its original."""
-    return table[~table["method"].isin([BASELINE, ORIGINAL])]
+    return kept(table, ~table["method"].isin([BASELINE, ORIGINAL]).to_numpy())
+
+
+def kept(table: pd.DataFrame, mask: np.ndarray) -> pd.DataFrame:
+    """Keep the lines where `mask` [R] is true; those that stand together are not copied."""
+    count = int(mask.sum())
+    first = int(mask.argmax()) if count else 0
+    if mask[first : first + count].all():
+        return table.iloc[first : first + count]
+    return table[mask]
+
+
+def arms(rounds: pd.DataFrame) -> dict[tuple[str, int], pd.DataFrame]:
+    """Return the rounds of each method at each gamma, in their order; those that stand together are not copied."""
+    if rounds.empty:
+        return {}
+    method, gamma = numbered(rounds, ["method"]), rounds["gamma"].to_numpy()
+    changes = (method[1:] != method[:-1]) | (gamma[1:] != gamma[:-1])
+    starts = np.flatnonzero(np.concatenate([[True], changes]))
+    keys = [(str(rounds["method"].iloc[at]), int(gamma[at])) for at in starts]
+    if len(set(keys)) < len(keys):  # several prompts behind one another
+        return {(str(one), int(two)): part for (one, two), part in rounds.groupby(["method", "gamma"], sort=True)}
+    ends = [*starts[1:], len(rounds)]
+    found = {key: rounds.iloc[at:end] for key, at, end in zip(keys, starts, ends, strict=True)}
+    return dict(sorted(found.items()))
+
+
+def numbered(table: pd.DataFrame, columns: Sequence[str]) -> np.ndarray:
+    """Return a number [R] for each line that lines share if they are equal in these columns, and no others."""
+    number, size = np.zeros(len(table), dtype=np.int64), 1
+    for column in columns:
+        values = table[column]
+        if isinstance(values.dtype, pd.CategoricalDtype):
+            codes, count = values.cat.codes.to_numpy(), len(values.cat.categories)
+        else:
+            codes, found = pd.factorize(values)
+            count = len(found)
+        size *= max(1, count)
+        number *= max(1, count)
+        number += codes
+    return number.astype(np.int32) if size < 1 << 31 else number
 
 
 def in_order(rounds: pd.DataFrame) -> pd.DataFrame:
     """Sort by generation, then by round."""
+    names = [rounds[column] for column in GENERATION]
+    if all(isinstance(each.dtype, pd.CategoricalDtype) or each.dtype.kind == "i" for each in names):
+        # As `read_round_counts` gives them: in order already.
+        key = np.zeros(len(rounds), dtype=np.int64)
+        for each in (*names, rounds["round"]):
+            values = each.cat.codes.to_numpy() if isinstance(each.dtype, pd.CategoricalDtype) else each.to_numpy()
+            key = key * (int(values.max(initial=0)) + 1) + values
+        if not (np.diff(key) < 0).any():
+            return rounds
     return rounds.sort_values([*GENERATION, "round"], kind="stable", ignore_index=True)
 
 
@@ -69,6 +119,8 @@ def distinct_generations(rounds: pd.DataFrame) -> pd.DataFrame:
     Repeats of a deterministic generation tell more about time but nothing more about acceptance; counted as
     new evidence they would make every interval too narrow and every test too eager.
     """
+    if rounds["repeat"].nunique() < 2:
+        return in_order(rounds)
     outcome = ["offered", "accepted", "rejected"]
     seen: set[tuple[object, ...]] = set()
     kept: list[np.ndarray] = []
@@ -88,13 +140,16 @@ def shared_work(rounds: pd.DataFrame) -> pd.DataFrame:
 
     An interrupted run has decoded some prompts with some methods only. ValueError if no pair is left.
     """
-    arms = rounds[["method", "gamma"]].drop_duplicates()
-    pairs = rounds[["method", "gamma", "prompt", "repeat"]].drop_duplicates()
-    done_by = pairs.groupby(["prompt", "repeat"]).size()
-    shared = done_by.index[done_by == len(arms)]
-    if shared.empty:
+    work = numbered(rounds, ["prompt", "repeat"])
+    size = int(work.max(initial=0)) + 1
+    done = {key: np.zeros(size, dtype=bool) for key in arms(rounds)}
+    for (method, gamma), mask in done.items():
+        here = (rounds["method"] == method).to_numpy() & (rounds["gamma"] == gamma).to_numpy()
+        mask[work[here]] = True
+    shared = np.logical_and.reduce(list(done.values())) if done else np.zeros(size, dtype=bool)
+    if not shared.any():
         raise ValueError("the baseline and the speculative rounds have no prompt in common")
-    return rounds[pd.MultiIndex.from_frame(rounds[["prompt", "repeat"]]).isin(shared)]
+    return kept(rounds, shared[work])
 
 
 def prompt_sums(rounds: pd.DataFrame) -> pd.DataFrame:
@@ -112,11 +167,30 @@ def prompt_sums(rounds: pd.DataFrame) -> pd.DataFrame:
         nodes=rounds["offered_nodes"],
         proposals=rounds["offered"] > 0,
     )
-    return columns.groupby("prompt", sort=True).sum().astype(float)
+    sums = columns.groupby("prompt", sort=True, observed=True).sum().astype(float)
+    sums.index = sums.index.astype("str")
+    return sums
+
+
+def prompt_categories(rounds: pd.DataFrame) -> pd.Series:
+    """Return the category of each prompt (index)."""
+    first = ~rounds["prompt"].duplicated().to_numpy()
+    found = rounds.loc[first, ["prompt", "category"]].astype("str").set_index("prompt")["category"]
+    return found.sort_index()
+
+
+def counts_by_prompt(rounds: pd.DataFrame, values: np.ndarray, size: int) -> pd.DataFrame:
+    """Return how many rounds of each prompt (index) have each of the values 0 to `size` - 1 (columns)."""
+    codes, prompts = pd.factorize(rounds["prompt"], sort=True)
+    counts = np.bincount(codes * size + values, minlength=len(prompts) * size).reshape(len(prompts), size)
+    return pd.DataFrame(counts, index=pd.Index(prompts.astype("str"), name="prompt"))
 
 
 def by_gamma(rounds: pd.DataFrame) -> dict[int, pd.DataFrame]:
     """Return the drafter's rounds at each gamma, the smallest first."""
+    found = arms(drafted(rounds))
+    if len({method for method, _ in found}) < 2:
+        return dict(sorted((gamma, arm) for (_, gamma), arm in found.items()))
     return {int(gamma): arm for gamma, arm in drafted(rounds).groupby("gamma", sort=True)}
 
 

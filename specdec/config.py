@@ -36,7 +36,7 @@ def typed(cls: type[T]) -> type[T]:
 class MeasurementConfig:
     """The amount of decoding and the way it is timed (`conf/measurement/`)."""
 
-    max_new_tokens: AtLeastOne
+    max_new_tokens: AtLeastOne | None  # null: recorded texts are replayed whole
     gammas: list[AtLeastOne]
     repeats: AtLeastOne
     warmup_tokens: Annotated[int, Field(ge=0)]
@@ -57,6 +57,18 @@ class MeasurementConfig:
     threads: AtLeastOne | None
     repetition_period: AtLeastOne
     repetition_share: Probability
+
+    @property
+    def limit(self) -> int:
+        """The most tokens of an output, as a number. Where the configuration leaves it open, `experiment.parts.limited`
+        has read it off the recorded texts.
+
+        Raises:
+            ValueError: it is still open.
+        """
+        if self.max_new_tokens is None:
+            raise ValueError("measurement.max_new_tokens is null: `limited` gives the number")
+        return self.max_new_tokens
 
 
 @typed

@@ -6,8 +6,9 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 from statistics import median
-from typing import Annotated, Any
+from typing import Annotated, Any, overload
 
+import numpy as np
 import yaml
 from pydantic import Field
 
@@ -20,13 +21,27 @@ Seconds = Annotated[float, Field(ge=0.0)]
 
 @typed
 class DraftCost:
-    """The seconds of one draft: `fixed_s` once, and `step_s` for every level of depth."""
+    """The seconds of one draft by a model: `fixed_s` once, `step_s` for every level of depth, and `cached_s` for every
+    cached token, which the drafter attends to as well.
+    """
 
     fixed_s: Seconds
     step_s: Seconds
+    cached_s: Seconds
 
-    def seconds(self, depth: int) -> float:
-        return self.fixed_s + self.step_s * depth if depth else 0.0
+    @overload
+    def seconds(self, depth: int, context: int = 0) -> float: ...
+
+    @overload
+    def seconds(self, depth: np.ndarray, context: np.ndarray) -> np.ndarray: ...
+
+    def seconds(self, depth: Any, context: Any = 0) -> Any:
+        """Return the seconds of a draft `depth` deep behind `context` cached tokens; an empty one costs nothing.
+
+        Args:
+            depth, context: numbers, or arrays [N] of many drafts.
+        """
+        return (self.fixed_s + self.step_s * depth + self.cached_s * context) * (depth > 0)
 
 
 @typed
@@ -42,7 +57,8 @@ class SimulatedCost:
 
     Attributes:
         name, source: what these coefficients are called, and where they come from.
-        lookup_s: seconds of a draft by a drafter that looks tokens up.
+        lookup_s, lookup_share: seconds, and share of the verifying call, that a draft by look-up takes; an empty one
+            takes nothing.
         draft: seconds of a draft by a drafter that is a model.
         overhead_s: seconds of acceptance, commit and the rest, in every round of every method, the baseline included.
     """
@@ -58,16 +74,35 @@ class SimulatedCost:
     tile: AtLeastOne
     overlap: bool
     lookup_s: Seconds
+    lookup_share: Seconds
     draft: DraftCost
     overhead_s: Seconds
 
-    def seconds(self, rows: int, context: int, copies: int = 1) -> float:
-        """Return the seconds of a call on `rows` tokens, in `copies` sequences that each read `context` cached ones."""
+    @overload
+    def seconds(self, rows: int, context: int, copies: int = 1) -> float: ...
+
+    @overload
+    def seconds(self, rows: np.ndarray, context: np.ndarray, copies: np.ndarray) -> np.ndarray: ...
+
+    def seconds(self, rows: Any, context: Any, copies: Any = 1) -> Any:
+        """Return the seconds of a call on `rows` tokens, in `copies` sequences that each read `context` cached ones.
+
+        Args:
+            rows, context, copies: numbers, or arrays [N] of many calls.
+        """
         reading = self.weights_s + self.cached_s * context * copies
         computed = -(-rows // self.tile) * self.tile
         computing = computed * (self.row_s + self.key_s * (context + computed / copies))
-        join = max(reading, computing) if self.overlap else reading + computing
+        join = np.maximum(reading, computing) if self.overlap else reading + computing
         return self.fixed_s + self.token_s * context + join
+
+    def lookup_seconds(self, call: Any) -> Any:
+        """Return the seconds of a look-up that proposes something.
+
+        Args:
+            call: seconds of the call that verifies it, a number or an array of many.
+        """
+        return self.lookup_s + self.lookup_share * call
 
 
 def load_cost(name: str, folder: Path) -> SimulatedCost:
@@ -114,7 +149,8 @@ def from_run(folder: Path) -> SimulatedCost:
     rest = {
         "name": folder.resolve().name,
         "lookup_s": median(drafts.values()) if drafts else 0.0,
-        "draft": {"fixed_s": draft_fixed, "step_s": draft_step},
+        "lookup_share": 0.0,
+        "draft": {"fixed_s": draft_fixed, "step_s": draft_step, "cached_s": 0.0},
         "overhead_s": _overhead(folder),
     }
     if (folder / "cost.json").is_file():

@@ -265,6 +265,6 @@ class Generation:
 
     prompt: tuple[int, ...]
     tokens: tuple[int, ...]
-    rounds: tuple[Round, ...]
+    rounds: Sequence[Round]
     prefill: tuple[object, object]
     finish: str = field(default="limit")

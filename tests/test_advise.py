@@ -62,6 +62,7 @@ def test_a_run_that_follows_finds_its_advice(command, tmp_path, drafter, shape):
     assert code == 0, error
     summary = json.loads((folder / "summary.json").read_text())
     predicted = {item["gamma"]: item for item in advice["predictions"]}
+    assert advice["alpha"] == pytest.approx(summary["metrics"]["alpha.text"], rel=1e-9)
     assert summary["metrics"]["speedup.predicted"] == predicted[4]["speedup"]["estimate"]
     curve = summary["curves"]["curve.speedup.predicted"]
     assert curve == {str(gamma): item["speedup"]["estimate"] for gamma, item in predicted.items()}

@@ -11,7 +11,7 @@ from specdec.clock import CpuClock
 from specdec.decode import cut, generate
 from specdec.drafters.base import Drafter, DrafterCapabilities, drafters
 from specdec.records import EMPTY, Draft, Request, Source, TextStart, Tree, chain_tree
-from specdec.sampling import generator_for
+from specdec.sampling import drawn, generator_for
 from specdec.structures.base import Structure, structures
 from specdec.verifiers.base.contract import verifiers
 
@@ -223,6 +223,34 @@ def test_beta_is_the_overlap_of_p_and_q(table, random_law):
     p = target.verify(Draft(torch.tensor([3, 6, 2]), chain_tree(3)))
     expected = [1 - 0.5 * float((p[i] - q[i]).abs().sum()) for i in range(row.accepted + row.rejected)]
     assert row.beta == pytest.approx(expected, abs=1e-12) and len(row.beta) > 0
+
+
+def test_acceptance_leaves_the_drafts_numbers_alone(table, random_law):
+    """A drafter draws the same numbers whatever is accepted: acceptance has a generator of its own, and uses it."""
+    target, q, numbers = table(random_law(SIZE, 0), temperature=1.0), random_law(SIZE, 1)[0], []
+
+    class Drawing(Scripted):
+        def start(self, text, states=None):
+            self.generator = text.generator
+
+        def draft(self, structure):
+            numbers.append(torch.rand(structure.gamma, 1, generator=self.generator, dtype=torch.float64))
+            rows = q.expand(structure.gamma, -1)
+            return Draft(drawn(rows, numbers[-1]), chain_tree(structure.gamma), rows)
+
+    ours, theirs = generator_for(0, "prompt", "draft"), generator_for(0, "prompt", "accept")
+    unused = theirs.get_state()
+    generate(
+        target=target,
+        drafter=Drawing(),
+        verifier=verifiers.build({"name": "speculative_sampling"}),
+        structure=structures.build({"name": "chain", "gamma": 3}),
+        request=Request([0], 20, draft_generator=ours, accept_generator=theirs),
+        clock=CpuClock(),
+    )
+    again = generator_for(0, "prompt", "draft")
+    assert all(torch.equal(torch.rand(each.shape, generator=again, dtype=torch.float64), each) for each in numbers)
+    assert torch.equal(ours.get_state(), again.get_state()) and not torch.equal(theirs.get_state(), unused)
 
 
 def test_beta_of_a_deterministic_draft_is_the_chance_of_its_token(table, random_law):

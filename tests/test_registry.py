@@ -140,7 +140,7 @@ def test_a_config_named_by_text_is_found(things):
 # The strict pass.
 
 GREEDY = {"name": "greedy", "temperature": 0.0, "top_k": None, "top_p": None, "min_p": None}
-NGRAM = {"name": "ngram", "q": "auto", "order_max": 4, "order_min": 1, "matches_max": 32}
+NGRAM = {"name": "ngram", "q": "auto", "order_max": 4, "order_min": 1, "matches_max": 32, "occurrence": "common"}
 NAN, INFINITY = float("nan"), float("inf")
 
 

@@ -108,6 +108,11 @@ def test_the_account_closes_and_curves_share_one_alpha(command, tmp_path):
         assert math.prod(item["factors"].values()) == pytest.approx(item["speedup"], rel=1e-9)
         assert item["time"]["g"] + item["time"]["v"] + item["time"]["o"] > 0
         assert item["factors"]["drift"] > 0  # a proposal depends on where its round began: replayed when sampling too
+    rounds, replay = run_.rounds(), run_.replay()
+    for gamma, arm in rounds[rounds["method"] == "ngram"].groupby("gamma"):
+        own = replay[(replay["gamma"] == gamma) & (replay["kind"] == "own")]
+        expected = own["tokens"].sum() / own["rounds"].sum()  # along the texts that this gamma wrote, no others
+        assert account["gammas"][str(gamma)]["factors"]["drift"] == pytest.approx(arm["committed"].mean() / expected)
     alpha = account["alpha"]
     summary = json.loads((output(tmp_path) / "summary.json").read_text())
     for gamma in GAMMAS:

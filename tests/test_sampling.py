@@ -7,7 +7,7 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from specdec.sampling import SamplingConfig, generator_for, one_hot, probabilities, residual, sample
+from specdec.sampling import SamplingConfig, drawn, generator_for, one_hot, probabilities, residual, sample
 
 LOGITS = st.lists(st.integers(-40, 40).map(lambda x: x / 8), min_size=2, max_size=12, unique=True)
 LAWS = st.lists(st.integers(0, 20), min_size=4, max_size=4).filter(sum).map(lambda x: [v / sum(x) for v in x])
@@ -60,6 +60,12 @@ def test_top_p_keeps_the_smallest_set_that_reaches_the_mass(logits, mass):
     p = softmax(logits)
     assume(all(abs(math.fsum(p[i] for i in ranked(p)[:n]) - mass) > 1e-9 for n in range(1, len(p))))
     assert law(logits, top_p=mass) == pytest.approx(restricted(p, nucleus(p, mass)), abs=1e-12)
+
+
+def test_top_p_ends_where_its_mass_is_reached_exactly():
+    """Quarters are exact in binary; among equals the first tokens stay."""
+    for kept in (1, 2, 3):
+        assert law([1.0] * 4, top_p=kept / 4) == [1 / kept] * kept + [0.0] * (4 - kept)
 
 
 @given(LOGITS, st.sampled_from([0.0, 0.01, 0.1, 0.5, 1.0]))
@@ -139,6 +145,14 @@ def test_sample_takes_shapes_and_only_possible_tokens():
     assert sample(p, generator).tolist() == [1, 2]
     assert sample(p[0], generator).shape == ()
     assert sample(p.expand(4, 2, 3), generator).shape == (4, 2)
+
+
+def test_each_token_is_drawn_by_its_own_share_of_the_uniform_numbers():
+    """[0, p_0) draws token 0, [p_0, p_0 + p_1) token 1, and so on: a token without chance is never drawn, not by 0."""
+    p = torch.tensor([0.0, 0.25, 0.0, 0.5, 0.25, 0.0], dtype=torch.float64)
+    numbers = [0.0, 0.2, 0.25, 0.5, 0.75, 1 - 2**-53]
+    uniforms = torch.tensor(numbers, dtype=torch.float64).unsqueeze(-1)
+    assert drawn(p.expand(len(numbers), -1), uniforms).tolist() == [1, 1, 3, 3, 4, 4]
 
 
 def test_sample_follows_the_law():

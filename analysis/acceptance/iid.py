@@ -16,10 +16,11 @@ import pandas as pd
 from scipy import stats
 
 from ..intervals import resampled_sums
-from ..rounds import GENERATION, in_order, prompt_sums
+from ..rounds import GENERATION, in_order, numbered, prompt_sums
 from .estimates import estimate_alpha, hazards
 from .models import ModelFit, beta_geometric, capped_geometric, followers, markov, position, prompt_beta
 
+MANY_PAIRS = 20_000  # of neighbouring rounds, beyond which permutations are not drawn
 PERMUTED = 2_000_000  # rounds in the permutations that are held at once
 
 
@@ -119,13 +120,18 @@ def memory(rounds: pd.DataFrame, permutations: int = 1999, seed: int = 0) -> Iid
     """Test whether neighbouring rounds resemble each other, by permuting rounds within their generation.
 
     The statistic is the sum over generations of sum_i (s_i - mean)(s_{i+1} - mean), two-sided around its exact mean
-    over permutations; n counts the pairs. A last round that was cut is left out, and so are rounds without a proposal:
-    they would show when the drafter is silent, and not how acceptance behaves.
+    over permutations; n counts the pairs. From `MANY_PAIRS` pairs on, the law over permutations is taken to be normal
+    with its exact mean and variance (Wald and Wolfowitz 1943) instead of being drawn.
+
+    A last round that was cut is left out, and so are rounds without a proposal: they would show when the drafter is
+    silent, and not how acceptance behaves.
     """
     pairs, observed, mean, constant = 0, 0.0, 0.0, True
     generator = np.random.default_rng(seed)
     permuted = np.zeros(permutations)
-    for _, accepted in accepted_sequences(rounds):
+    sequences, variance = accepted_sequences(rounds), 0.0
+    many = sum(len(accepted) - 1 for _, accepted in sequences) >= MANY_PAIRS
+    for _, accepted in sequences:
         deviation = accepted - accepted.mean()
         if len(deviation) < 2:
             continue
@@ -133,6 +139,9 @@ def memory(rounds: pd.DataFrame, permutations: int = 1999, seed: int = 0) -> Iid
         observed += float(deviation[1:] @ deviation[:-1])
         mean -= float(deviation @ deviation) / len(deviation)
         constant = constant and not deviation.any()
+        variance += _permutation_variance(deviation)
+        if many:
+            continue
         at_once = max(1, PERMUTED // len(deviation))
         for start in range(0, permutations, at_once):
             copies = np.tile(deviation, (min(at_once, permutations - start), 1))
@@ -140,18 +149,35 @@ def memory(rounds: pd.DataFrame, permutations: int = 1999, seed: int = 0) -> Iid
             permuted[start : start + at_once] += np.einsum("pi,pi->p", shuffled[:, 1:], shuffled[:, :-1])
     if constant:
         return IidTest(nan, nan, pairs, "no generation has two rounds that differ in accepted tokens")
+    if many:
+        z = abs(observed - mean) / np.sqrt(variance)
+        return IidTest(observed, float(2 * stats.norm.sf(z)), pairs)
     distance = abs(observed - mean) - 1e-9  # equal statistics may differ by rounding
     extreme = int((np.abs(permuted - mean) >= distance).sum())
     return IidTest(observed, (1 + extreme) / (1 + permutations), pairs)
+
+
+def _permutation_variance(deviation: np.ndarray) -> float:
+    """Return the variance of sum_i d_i d_{i+1} over permutations of n values d with mean 0.
+
+    With S_2 and S_4 the sums of squares and of fourth powers, the mean of the square is
+    (S_2^2 - S_4) / n + (S_2^2 - 2 S_4) / (n (n - 1)), and the mean is -S_2 / n.
+    """
+    n = len(deviation)
+    squares, fourths = float((deviation**2).sum()), float((deviation**4).sum())
+    return (squares**2 - fourths) / n + (squares**2 - 2 * fourths) / (n * (n - 1)) - (squares / n) ** 2
 
 
 def accepted_sequences(rounds: pd.DataFrame) -> list[tuple[str, np.ndarray]]:
     """Return prompt and accepted counts, in order, of each generation: rounds with a proposal that were not cut."""
     ordered = in_order(rounds)
     ordered = ordered[(ordered["offered"] > 0) & (ordered["truncation"] == "")]
+    if ordered.empty:
+        return []
     accepted = ordered["accepted"].to_numpy(dtype=float)
-    generations = ordered.groupby(GENERATION, sort=True).indices
-    return [(key[-1], accepted[rows]) for key, rows in generations.items()]
+    begins = np.flatnonzero(np.diff(numbered(ordered, GENERATION), prepend=-1))
+    prompts = ordered["prompt"].iloc[begins]
+    return list(zip(map(str, prompts), np.split(accepted, begins[1:]), strict=True))
 
 
 def same_alpha(rounds: pd.DataFrame, replicates: int = 2000, seed: int = 0) -> IidTest:

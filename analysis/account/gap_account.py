@@ -15,7 +15,7 @@ import pandas as pd
 from specdec.theory.capped_geometric import tokens_per_round
 
 from ..intervals import Columns, Interval, bootstrap
-from ..rounds import prompt_sums
+from ..rounds import counts_by_prompt, prompt_sums
 
 FACTORS = ("omega", "offered", "dependence", "drift", "draft", "verify", "overhead", "baseline")
 TIMES = ("g", "v", "o")
@@ -88,7 +88,7 @@ def account_table(
     if len(speculative) and speculative["offered"].max() > gamma:
         raise ValueError(f"a round offered {speculative['offered'].max()} tokens, more than gamma {gamma}")
     cap = np.minimum(speculative["offered"], speculative["tokens_left"] - 1)
-    caps = pd.crosstab(speculative["prompt"], cap).reindex(columns=range(gamma + 1), fill_value=0).add_prefix("cap_")
+    caps = counts_by_prompt(speculative, cap.to_numpy(dtype=np.int64), gamma + 1).add_prefix("cap_")
     table = prompt_sums(speculative)[["tokens", "rounds", "draft_s", "verify_s", "round_s"]].join(caps)
     parts = {"baseline": prompt_sums(baseline)[["tokens", "round_s"]].add_prefix("baseline_")}
     if replay is not None:

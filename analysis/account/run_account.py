@@ -15,7 +15,7 @@ from specdec.config import BASELINE
 from specdec.errors import UsageError
 
 from ..read.runs import Run
-from ..rounds import arms_by_gamma, distinct_generations, prompt_sums, shared_work
+from ..rounds import arms_by_gamma, distinct_generations, prompt_categories, prompt_sums, shared_work
 from .gap_account import Account, account_table, gap_account, shared_alpha
 
 
@@ -69,7 +69,7 @@ def account_sums(run: Run, gamma: int | None = None) -> AccountSums:
 
     UsageError if the run lacks a file, did not measure that gamma, or has tables that contradict themselves.
     """
-    rounds, replay, text = run.rounds(), run.replay(), run.alpha_sums()
+    rounds, replay, text = run.round_counts(), run.replay(), run.alpha_sums()
     primary = run.primary_gamma if run.primary_gamma is not None else int(run.account()["primary_gamma"])
     chosen = primary if gamma is None else gamma
     try:
@@ -79,7 +79,7 @@ def account_sums(run: Run, gamma: int | None = None) -> AccountSums:
         if chosen not in arms:
             measured = ", ".join(map(str, sorted(arms)))
             raise UsageError(f"{run.source} did not measure gamma {chosen}, only {measured}.")
-        text = text[text["prompt"].isin(rounds["prompt"])]
+        text = text[text["prompt"].isin(rounds["prompt"].unique())]
         has_alpha = len(text) > 0 and text["denominator"].sum() > 0
         alpha, sums = shared_alpha(distinct_generations(arms[primary]), text if has_alpha else None)
         own = replay[(replay["gamma"] == chosen) & (replay["kind"] == "own")]
@@ -90,7 +90,7 @@ def account_sums(run: Run, gamma: int | None = None) -> AccountSums:
     return AccountSums(
         table=table,
         baseline_calls=prompt_sums(baseline)[["rounds", "verify_s"]],
-        categories=arms[chosen].groupby("prompt")["category"].first(),
+        categories=prompt_categories(arms[chosen]),
         alpha=alpha,
         gamma=chosen,
         t1_s=t1_s,

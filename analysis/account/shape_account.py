@@ -92,7 +92,7 @@ def _values(sums: Columns) -> dict[str, np.ndarray]:
 
 def _table(run: Run) -> pd.DataFrame:
     """Return the sums by prompt of the run's primary gamma and of its baseline."""
-    rounds = shared_work(run.rounds())
+    rounds = shared_work(run.round_counts())
     baseline = prompt_sums(rounds[rounds["method"] == BASELINE])
     gamma = drafted(rounds)["gamma"].max() if run.primary_gamma is None else run.primary_gamma
     arm = prompt_sums(drafted(rounds[rounds["gamma"] == gamma]))

@@ -19,7 +19,7 @@ from specdec.theory.capped_geometric import accepted_pmf, tokens_per_round
 
 from ..findings import counted
 from ..intervals import Columns, Interval, bootstrap
-from ..rounds import drafted
+from ..rounds import arms, counts_by_prompt, drafted
 from . import pictures, style
 
 # Theory -------------------------------------------------------------------------------------------
@@ -211,7 +211,7 @@ def accepted_length_table(rounds: pd.DataFrame, alpha: float) -> pd.DataFrame:
     if kept.empty:
         raise ValueError("every round was cut while tokens were still being accepted: no length is complete")
     lengths = range(int(kept["offered"].max()) + 1)
-    counts = pd.crosstab(kept["prompt"], kept["accepted"]).reindex(columns=lengths, fill_value=0)
+    counts = counts_by_prompt(kept, kept["accepted"].to_numpy(dtype=np.int64), len(lengths))
 
     def shares(sums: Columns) -> dict[str, np.ndarray]:
         total = np.sum(list(sums.values()), axis=0)
@@ -298,7 +298,8 @@ def time_split_table(rounds: pd.DataFrame, t1_s: float) -> pd.DataFrame:
     if not t1_s > 0:
         raise ValueError(f"t(1) must be positive, got {t1_s!r} seconds")
     verbs = list(VERBS)[:-1]
-    table = rounds.groupby(["method", "gamma"])[[*verbs, "round_s"]].mean() / t1_s
+    means = {key: arm[[*verbs, "round_s"]].mean() for key, arm in arms(rounds).items()}
+    table = pd.DataFrame(means).T.rename_axis(["method", "gamma"]) / t1_s
     table["rest_s"] = (table["round_s"] - table[verbs].sum(axis=1)).clip(lower=0)
     return table.drop(columns="round_s").rename(columns={column: VERBS[column][0] for column in VERBS})
 

@@ -27,6 +27,7 @@ class RunFacts:
         judge: "target" or "original", the model whose law judges the outputs; None where nothing is judged.
         target_flops, drafter_flops: floating-point operations per token.
         predicted: speedup by gamma that `specdec.advise` predicted for this run; empty without advice.
+        notes: sentences that a reader must not miss, known before decoding: how much of a recording is replayed.
     """
 
     label: str
@@ -46,12 +47,14 @@ class RunFacts:
     target_flops: float
     drafter_flops: float
     predicted: dict[int, float]
+    notes: tuple[str, ...] = ()
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> "RunFacts":
         """Read back what `asdict` gave before it went through JSON."""
         predicted = {int(gamma): float(speedup) for gamma, speedup in values["predicted"].items()}
-        return cls(**{**values, "left_out": tuple(values["left_out"]), "predicted": predicted})
+        lists = {name: tuple(values.get(name, ())) for name in ("left_out", "notes")}
+        return cls(**{**values, **lists, "predicted": predicted})
 
     def as_dict(self) -> dict[str, Any]:
         """Return the content of `run.json`."""

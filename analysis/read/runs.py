@@ -5,13 +5,15 @@ runs log. A missing file is a UsageError that names the file and says what write
 """
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from math import nan
 from pathlib import Path
 from typing import Any
+from weakref import WeakValueDictionary
 
+import numpy as np
 import pandas as pd
 
 from specdec.config import flattened
@@ -19,8 +21,9 @@ from specdec.errors import UsageError
 from specdec.tracking.store import reason
 
 from ..intervals import Interval
-from ..rounds import GENERATION, check_rounds
+from ..rounds import GENERATION, check_rounds, numbered
 from .facts import RunFacts, SessionFacts
+from .round_counts import read_round_counts
 
 COMMAND = "python -m specdec.run +drafter=ngram"
 WRITTEN_BY = {  # file of a run: which runs write it; for the message where it is missing
@@ -89,6 +92,30 @@ class Run:
         except ValueError as error:
             raise UsageError(f"{self.fetch('rounds.parquet')}: {error}.") from None
         return rounds
+
+    def round_counts(self) -> pd.DataFrame:
+        """Read the columns of the rounds table that statistics count, in little memory, sorted by generation.
+
+        The table is shared as long as somebody holds it; nobody writes to it.
+        """
+        path = self.fetch("rounds.parquet")
+        key = (str(path), path.stat().st_mtime_ns)
+        table = _open_tables.get(key)
+        if table is None:
+            try:
+                table = read_round_counts(path)
+            except (ValueError, OSError) as error:
+                raise _no_table(path, error) from None
+            _check_round_counts(path, table)
+            _open_tables[key] = table
+        return table
+
+    def generation_counts(self) -> pd.DataFrame:
+        """Read one line per generation without its tokens and text."""
+        path = self.fetch("generations.jsonl")
+        with path.open(encoding="utf-8") as lines:
+            kept = (_without(_parsed(line, path, number), _TEXTS) for number, line in enumerate(lines, 1))
+            return pd.DataFrame(list(kept))
 
     def generations(self) -> pd.DataFrame:
         """Read one line per generation: key columns, tokens, seconds, flag, token ids, text."""
@@ -221,11 +248,37 @@ class Run:
         try:
             return pd.read_parquet(path)
         except (ValueError, OSError) as error:  # pyarrow's own are both
-            raise UsageError(f"{path} is no Parquet table ({reason(error)}); copy it again, or run again.") from None
+            raise _no_table(path, error) from None
 
     def _json(self, name: str) -> dict[str, Any]:
         path = self.fetch(name)
         return _parsed(path.read_text(encoding="utf-8"), path)
+
+
+# Tables that are in use, by file and time of writing: sections of one page read the same one.
+_open_tables: WeakValueDictionary[tuple[str, int], pd.DataFrame] = WeakValueDictionary()
+_TEXTS = ("prompt_token_ids", "generated_token_ids", "text")
+
+
+def _without(record: dict[str, Any], names: Iterable[str]) -> dict[str, Any]:
+    for name in names:
+        record.pop(name, None)
+    return record
+
+
+def _no_table(path: Path, error: Exception) -> UsageError:
+    return UsageError(f"{path} is no Parquet table ({reason(error)}); copy it again, or run again.")
+
+
+def _check_round_counts(path: Path, rounds: pd.DataFrame) -> None:
+    try:
+        check_rounds(rounds)
+        generation = numbered(rounds, GENERATION)
+        same = generation[1:] == generation[:-1]
+        if (same & (np.diff(rounds["round"]) <= 0)).any():  # else no round can be there twice
+            _check_one_gamma(rounds)
+    except ValueError as error:
+        raise UsageError(f"{path}: {error}.") from None
 
 
 def _check_one_gamma(rounds: pd.DataFrame) -> None:

@@ -22,7 +22,7 @@ from ..figures import style
 from ..findings import counted
 from ..intervals import Interval, percentile_bounds
 from ..read.runs import Run
-from ..rounds import by_gamma, prompt_sums, shared_work
+from ..rounds import by_gamma, prompt_categories, prompt_sums, shared_work
 from ..sums import LEVEL, with_replicates
 
 QUANTITIES = {  # quantity: what an axis calls it
@@ -60,7 +60,7 @@ def open_arms(run: Run) -> dict[int, RunArm]:
     Raises:
         UsageError: the run has no rounds, only the baseline's, or no prompt that the baseline and every gamma did.
     """
-    rounds = run.rounds()
+    rounds = run.round_counts()
     try:
         rounds = shared_work(rounds)
     except ValueError as error:
@@ -70,7 +70,7 @@ def open_arms(run: Run) -> dict[int, RunArm]:
         raise UsageError(f"{run.source} has only the baseline's rounds: run it with +drafter=NAME.")
     # Imported rounds may come without a baseline: no speedup then, but tokens per round.
     baseline = prompt_sums(rounds[rounds["method"] == BASELINE]).add_prefix("baseline_")[list(BASELINE_SUMS)]
-    category = rounds.groupby("prompt")["category"].first()
+    category = prompt_categories(rounds)
     sums = {gamma: prompt_sums(arm)[list(OWN_SUMS)].join(baseline).fillna(0.0) for gamma, arm in arms.items()}
     return {gamma: RunArm(table, category, run, gamma) for gamma, table in sums.items()}
 

@@ -84,7 +84,12 @@ def run_findings(run: Run) -> RunFindings:
     """
     facts, session, environment = run.facts(), run.session(), run.environment()
     replicates, seed = run.whole_number("measurement.bootstrap"), run.whole_number("seed")
-    rounds, generations, replay, alpha_sums = run.rounds(), run.generations(), run.replay(), run.alpha_sums()
+    rounds, generations, replay, alpha_sums = (
+        run.round_counts(),
+        run.generation_counts(),
+        run.replay(),
+        run.alpha_sums(),
+    )
     own = replay[replay["kind"] == "own"]
     has_alpha = len(alpha_sums) > 0 and alpha_sums["denominator"].sum() > 0
     tables = RunTables(
@@ -101,10 +106,10 @@ def run_findings(run: Run) -> RunFindings:
         **arm.metrics,
         **operation_metrics(summary, rounds, facts),
         **({} if facts.simulated else lossless_metrics(session)),
-        **total_variation(rounds, facts, replicates, seed),
-        **(quality_metrics(rounds, run.quality(), facts.primary_gamma, replicates, seed) if facts.judge else {}),
+        **total_variation(run.rounds, facts, replicates, seed),
+        **(quality_metrics(run.rounds(), run.quality(), facts.primary_gamma, replicates, seed) if facts.judge else {}),
         **limit_metrics(summary),
-        **peer_metrics(peers["generations"], generations, facts.greedy, replicates, seed),
+        **peer_metrics(peers["generations"], run.generations, facts.greedy, replicates, seed),
         **memory_metrics(session, environment),
         **({"alpha.text": summary.alpha} if has_alpha else {}),
         **({} if cost is None else cost.metrics),
@@ -151,7 +156,7 @@ def _sections(run: Run, found: RunFindings, summary: Summary, replicates: int, s
     # What was recorded is replayed to measure, so a replay of it would predict what it has read.
     other = None if found.simulated else replay[replay["kind"] == "baseline"]
     prediction = prediction_section(
-        run.rounds(),
+        run.round_counts(),
         run.alpha_sums(),
         other,
         run.title,

@@ -2,7 +2,7 @@
 other engines on the same prompts. From what the run wrote down, by the names that are logged.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -45,10 +45,15 @@ def lossless_metrics(session: SessionFacts) -> dict[str, float]:
     }
 
 
-def total_variation(rounds: pd.DataFrame, facts: RunFacts, replicates: int, seed: int) -> dict[str, float]:
-    """Return the mean distance of a lossy rule's law from that without a draft, over tested positions."""
+def total_variation(read: Callable[[], pd.DataFrame], facts: RunFacts, replicates: int, seed: int) -> dict[str, float]:
+    """Return the mean distance of a lossy rule's law from that without a draft, over tested positions.
+
+    Args:
+        read: reads the rounds table, all of its columns.
+    """
     if facts.lossless or facts.forced:
         return {}
+    rounds = read()
     arm = drafted(rounds[rounds["gamma"] == facts.primary_gamma])
     sums = pd.DataFrame({"prompt": arm["prompt"], "tv": arm["tv"].map(sum), "tested": arm["tv"].map(len)})
     table = sums.groupby("prompt").sum().astype(float)
@@ -82,17 +87,18 @@ def memory_metrics(session: SessionFacts, environment: Mapping[str, Any]) -> dic
 
 
 def peer_metrics(
-    lines: Sequence[Mapping[str, Any]], generations: pd.DataFrame, greedy: bool, replicates: int, seed: int
+    lines: Sequence[Mapping[str, Any]], read: Callable[[], pd.DataFrame], greedy: bool, replicates: int, seed: int
 ) -> dict[str, float]:
     """Return each peer's time per token over that of our arm which does the same, prefill included on both sides, with
     its prompt bootstrap; under greedy also the share of the peer's outputs that are our baseline's, token for token.
 
     Args:
         lines: what the peers wrote, as `peers.json` has it.
+        read: reads our generations, with their tokens.
     """
     if not lines:
         return {}
-    generations = generations.assign(seconds=lambda t: t["prefill_s"] + t["decode_s"])
+    generations = read().assign(seconds=lambda t: t["prefill_s"] + t["decode_s"])
     baseline = generations[generations["method"] == BASELINE].set_index(["prompt", "repeat"])["generated_token_ids"]
     metrics: dict[str, float] = {}
     for (name, method, gamma), peer in pd.DataFrame(list(lines)).groupby(["peer", "ours_method", "ours_gamma"]):

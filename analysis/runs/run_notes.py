@@ -15,7 +15,7 @@ def run_notes(
     Args:
         prompts: the part `prompts` of `environment.json`.
     """
-    notes = []
+    notes = [*facts.notes]
     if facts.simulated:
         notes.append("Time is simulated by a cost model: no duration of this run was measured.")
         notes.append("Lossless or not: recorded text can only be reproduced, so that nothing is learned from it.")

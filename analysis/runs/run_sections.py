@@ -138,7 +138,7 @@ def _speedup_in_words(run: Run) -> str:
 
 def curves_section(run: Run) -> Section:
     """Show tokens per round and speedup over gamma, measured and by each model; in words where they part."""
-    arms, speculative = run.summary()["arms"], drafted(run.rounds())
+    arms, speculative = run.summary()["arms"], drafted(run.round_counts())
     prompts = int(speculative["prompt"].nunique())
     words, figures = [], []
     for quantity, name, error in (
@@ -170,7 +170,7 @@ def curves_section(run: Run) -> Section:
 
 def lengths_section(run: Run) -> Section:
     """Show accepted tokens per round against the capped-geometric law, and where a round's time goes."""
-    rounds, alpha = run.rounds(), run.metrics.get("account.alpha")
+    rounds, alpha = run.round_counts(), run.metrics.get("account.alpha")
     words, figures = [], []
     try:
         figure = run_figures.accepted_lengths(drafted(rounds), alpha, run.primary_gamma, title=run.title)

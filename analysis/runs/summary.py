@@ -20,7 +20,16 @@ from ..acceptance.estimates import hazards, position_tokens
 from ..acceptance.iid import IidTest, iid_tests
 from ..account.gap_account import Account, account_table, gap_account, shared_alpha
 from ..intervals import Columns, Interval, bootstrap
-from ..rounds import arms_by_gamma, check_rounds, distinct_generations, prompt_sums, shared_work
+from ..rounds import (
+    arms_by_gamma,
+    check_rounds,
+    distinct_generations,
+    kept,
+    numbered,
+    prompt_categories,
+    prompt_sums,
+    shared_work,
+)
 from .paper_metrics import PAPERS, category_members, paper_values
 
 OURS = ("speedup", "tokens_per_round", "alpha.mle", "accepted_per_offered")
@@ -87,21 +96,22 @@ def summarise(
     acceptance = {gamma: distinct_generations(arm) for gamma, arm in arms.items()}
     text = tables.alpha_sums
     if text is not None:
-        text = text[text["prompt"].isin(rounds["prompt"])]
+        text = text[text["prompt"].isin(rounds["prompt"].unique())]
     alpha, alpha_sums = shared_alpha(acceptance[primary_gamma], text)
 
-    of_text = _alpha_text(text, sorted(set(rounds["prompt"])), replicates, seed)
+    of_text = _alpha_text(text, sorted(rounds["prompt"].unique()), replicates, seed)
     summaries = {}
     for gamma, arm in arms.items():
         sums = account_table(arm, baseline, gamma, tables.replay.get(gamma), alpha_sums)
         account = gap_account(sums, alpha, gamma, t1_s, replicates, seed, text is not None)
         tests = iid_tests(acceptance[gamma], permutations, seed)
         table = _table(arm, acceptance[gamma], rounds, tables.generations)
-        category = arm.groupby("prompt")["category"].first()
+        category = prompt_categories(arm)
         flagged = _flagged(tables.generations, arm)
+        headline = _headline(table, replicates, seed)
         metrics = {
-            **_headline(table, replicates, seed),
-            **_unflagged(table, flagged, replicates, seed),
+            **headline,
+            **_unflagged(table, flagged, headline, replicates, seed),
             **_by_category(table, category, replicates, seed),
             **_theory(account, arm, acceptance[gamma]),
             **{f"account.{name}": value for name, value in account.factors.items()},
@@ -120,18 +130,29 @@ def _table(arm: pd.DataFrame, distinct: pd.DataFrame, rounds: pd.DataFrame, gene
     Args:
         rounds: those of all methods, over the work that they share.
     """
-    work = pd.MultiIndex.from_frame(arm[["prompt", "repeat"]])
+    work = pd.MultiIndex.from_frame(arm.loc[_first_of_works(arm), ["prompt", "repeat"]].astype({"prompt": "str"}))
     done = generations[pd.MultiIndex.from_frame(generations[["prompt", "repeat"]]).isin(work)]
     ours = (done["method"] == arm["method"].iloc[0]) & (done["gamma"] == arm["gamma"].iloc[0])
     theirs = done["method"] == BASELINE
     table = prompt_sums(arm).join(prompt_sums(distinct)[["accepted", "tested"]].add_prefix("distinct_"))
-    for method, plain in rounds[rounds["method"].isin([BASELINE, ORIGINAL])].groupby("method"):
+    for method in (BASELINE, ORIGINAL):
+        plain = kept(rounds, (rounds["method"] == method).to_numpy())
+        if plain.empty:
+            continue
         table = table.join(prompt_sums(plain)[["tokens", "round_s"]].add_prefix(f"{method}_"))
     return (
         table.join(done[ours].groupby("prompt")["prefill_s"].sum())
         .join(done[theirs].groupby("prompt")["prefill_s"].sum().rename("baseline_prefill_s"))
         .fillna(0.0)
     )
+
+
+def _first_of_works(arm: pd.DataFrame) -> np.ndarray:
+    """Return a mask [R] of one round for each prompt and repeat."""
+    number = numbered(arm, ["prompt", "repeat"])
+    mask = np.zeros(len(arm), dtype=bool)
+    mask[np.unique(number, return_index=True)[1]] = True
+    return mask
 
 
 def headline_values(sums: Columns) -> dict[str, np.ndarray]:
@@ -185,13 +206,22 @@ def _alpha_text(sums: pd.DataFrame | None, prompts: Collection[str], replicates:
     return bootstrap(table, mean, replicates, seed)["alpha"].as_metrics("alpha.text")
 
 
-def _unflagged(table: pd.DataFrame, flagged: Collection[str], replicates: int, seed: int) -> dict[str, float]:
-    """Return speedup and tokens per round over the prompts whose outputs are not repetitive by any method."""
-    kept = table[~table.index.isin(list(flagged))]
-    metrics = {"repetition.share": 1 - len(kept) / len(table)}
-    if len(kept) == 0:
+def _unflagged(
+    table: pd.DataFrame, flagged: Collection[str], of_all: Mapping[str, float], replicates: int, seed: int
+) -> dict[str, float]:
+    """Return speedup and tokens per round over the prompts whose outputs are not repetitive by any method.
+
+    Args:
+        of_all: the headline figures of the whole table.
+    """
+    unflagged = table[~table.index.isin(list(flagged))]
+    metrics = {"repetition.share": 1 - len(unflagged) / len(table)}
+    if len(unflagged) == 0:
         return metrics
-    headline = _headline(kept, replicates, seed)
+    if len(unflagged) == len(table):
+        headline = dict(of_all)
+    else:
+        headline = _headline(unflagged, replicates, seed)
     for name in ("speedup", "tokens_per_round"):
         metrics |= Interval.from_metrics(headline, name).as_metrics(f"{name}.unflagged")
     return metrics

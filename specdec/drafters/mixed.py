@@ -71,7 +71,8 @@ class Mixed(Lookup):
         super().__init__(target)
         self.context, self.bigram = context, bigram
         self._context_rows, self._fill = context_rows, fill
-        self.capabilities = replace(self.capabilities, vocab_size=bigram.capabilities.vocab_size)
+        fills = self.capabilities.fills & context.capabilities.fills
+        self.capabilities = replace(self.capabilities, fills=fills, vocab_size=bigram.capabilities.vocab_size)
         self._last = 0
 
     @classmethod

@@ -1,6 +1,7 @@
 """Context n-grams, or prompt lookup: the tokens that followed when the last ones appeared before."""
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from itertools import islice
 from typing import Annotated, Literal
 
@@ -28,6 +29,7 @@ class NgramConfig:
     order_max: Annotated[int, Field(ge=1, le=16)]
     order_min: AtLeastOne
     matches_max: AtLeastOne
+    occurrence: Literal["common", "leftmost"]
 
 
 @drafters.register("ngram")
@@ -40,9 +42,12 @@ class Ngram(Lookup):
     Where q is "longest", the matches of `order_max` tokens come first, and those of fewer tokens, down to `order_min`,
     get the rows and siblings that are left; "auto" is longest for a chain and 1 otherwise.
 
-    Only the latest `matches_max` occurrences count. Deterministic (q is a point mass); a draft costs a few dictionary
-    look-ups; needs nothing. Several tokens are copied at once, so a proposal depends on where its
-    round began.
+    Only the latest `matches_max` occurrences count. With `occurrence` "leftmost" a chain is what followed the first
+    occurrence of the longest match of `order_min` to `order_max` tokens, as servers look prompts up (vLLM's n-gram
+    proposer with prompt_lookup_min and prompt_lookup_max; transformers' prompt_lookup_num_tokens).
+
+    Deterministic (q is a point mass); a draft costs a few dictionary look-ups; needs nothing. Several tokens are copied
+    at once, so a proposal depends on where its round began.
     """
 
     capabilities = DrafterCapabilities(fills=frozenset({"chain", "rows", "tree"}), replay="start")
@@ -59,10 +64,13 @@ class Ngram(Lookup):
         self._of_chain: tuple[int, ...] = longest if config.q in ("auto", "longest") else (int(config.q),)
         self._of_several: tuple[int, ...] = (1,) if config.q == "auto" else self._of_chain
         self._matches_max = config.matches_max
+        self._leftmost = config.occurrence == "leftmost"
+        if self._leftmost:
+            self.capabilities = replace(self.capabilities, fills=frozenset({"chain"}))
         self._index = self._new_index()
 
     def _new_index(self) -> SuffixIndex:
-        return SuffixIndex(dict.fromkeys(self._of_chain + self._of_several))
+        return SuffixIndex(dict.fromkeys(self._of_chain + self._of_several), self._leftmost)
 
     def start(self, text: TextStart, states: Tensor | None = None) -> None:
         self._index = self._new_index()
@@ -80,6 +88,8 @@ class Ngram(Lookup):
         width = structure.gamma
         if width == 0:
             return NOTHING
+        if self._leftmost:
+            return self._first_match(width)
         if structure.single:
             for row in self._continuations(1, width, self._of_chain):
                 return Proposal(row, chain_tree(len(row)), _FIRST * len(row))
@@ -87,6 +97,15 @@ class Ngram(Lookup):
         if structure.rows is not None:
             return merged((row, Source("ngram", rank)) for rank, row in enumerate(self.rows(structure.rows, width)))
         return filled(structure.tree, self.matches(), self._siblings)
+
+    def _first_match(self, width: int) -> Proposal:
+        text = self._index.text
+        for order in self._of_chain:
+            position = self._index.first(order)
+            if position is not None:
+                row = tuple(text[position : position + width])
+                return Proposal(row, chain_tree(len(row)), _FIRST * len(row))
+        return NOTHING
 
     def rows(self, k: int, w: int) -> list[tuple[int, ...]]:
         """Return at most k continuations of the text, best first, of w tokens, or of fewer where the text ends before.

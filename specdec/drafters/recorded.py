@@ -1,8 +1,10 @@
 """A stand-in for EAGLE or any other drafter of which only the accepted lengths were recorded: it needs no model."""
 
+import re
 from collections.abc import Sequence
 from typing import Annotated, Literal
 
+import numpy as np
 from pydantic import Field
 from torch import Tensor
 
@@ -26,6 +28,11 @@ class RecordedLengthsConfig:
     field: Annotated[str, Field(min_length=1)] | None
     fixed_ms: Annotated[float, Field(ge=0.0)] | None
     step_ms: Annotated[float, Field(ge=0.0)] | None
+    kind: Literal["lookup", "model"] | None  # what drafted; null: a look-up where the field's name says so
+
+
+# Words in names of drafters without a model.
+_LOOKUPS = ("ngram", "lookup", "pld", "suffix", "sam", "retrieval", "rest")
 
 
 @drafters.register("recorded")
@@ -40,6 +47,8 @@ class RecordedLengths(Lookup):
 
     Attributes:
         cost: of a draft where time is simulated; None leaves it to the cost model.
+        looks_up: the recorded drafter looked tokens up; otherwise it was a model. The cost model charges the two
+            differently.
     """
 
     capabilities = DrafterCapabilities(fills=frozenset({"chain"}), replay="copying")
@@ -51,15 +60,18 @@ class RecordedLengths(Lookup):
         target: Target,
         cost: DraftCost | None = None,
         read_notes: tuple[str, ...] = (),
+        kind: Literal["lookup", "model"] | None = None,
     ) -> None:
         """
         Args:
             field: the name of the lengths, which every stream has, one for each token.
             read_notes: sentences on what was read.
+            kind: what drafted; None reads it off the name.
         """
         super().__init__(target)
         self.read_notes = read_notes
-        self._field, self.cost = field, cost
+        self._field, self.cost, self._kind = field, cost, kind
+        self.looks_up = kind == "lookup" or kind is None and _names_lookup(field)
         self._by_prompt: dict[tuple[int, ...], Stream] = {}
         for stream in streams:
             self._by_prompt.setdefault(stream.prompt, stream)
@@ -78,7 +90,25 @@ class RecordedLengths(Lookup):
         field = _chosen(streams, config.field)
         option = f"target.skip_bad=true and drafter.field={field}" if config.path is None else None
         fitting, notes = fitting_lengths(streams, field, option)
-        return cls(fitting, field, target, _cost(config), notes)
+        return cls(fitting, field, target, _cost(config), notes, config.kind)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        if self.cost is not None:
+            return (
+                *self.read_notes,
+                f"Drafts of {self._field} are charged drafter.fixed_ms and drafter.step_ms.",
+            )
+        taken = "a look-up" if self.looks_up else "a draft by a model"
+        why = f"drafter.kind={self._kind}" if self._kind else "by its name; drafter.kind says otherwise"
+        said = f"Drafts of {self._field} are charged what {taken} takes by the cost model ({why})."
+        return (*self.read_notes, said)
+
+    def agreed_lengths(self, prompt: Sequence[int], text: Sequence[int]) -> np.ndarray | None:
+        stream = self._by_prompt.get(tuple(prompt))
+        if stream is None or stream.generated[: len(text)] != tuple(text):
+            return None
+        return np.asarray(stream.accepted_lengths[self._field][: len(text)]) - 1
 
     def start(self, text: TextStart, states: Tensor | None = None) -> None:
         stream = self._by_prompt.get(tuple(text.prompt))
@@ -100,6 +130,12 @@ class RecordedLengths(Lookup):
         tokens = recorded[:right] + wrong
         tokens += (0,) * (gamma - len(tokens))
         return Proposal(tokens, chain_tree(gamma), (Source(self._field, 0),) * gamma)
+
+
+def _names_lookup(field: str) -> bool:
+    """Return True where a word of the name is that of a drafter without a model: acc_ngram, acc_prompt_lookup."""
+    words = re.split(r"[^a-z]+", field.lower().replace("n-gram", "ngram").replace("n_gram", "ngram"))
+    return any(word in _LOOKUPS for word in words)
 
 
 def _streams(config: RecordedLengthsConfig, target: Target) -> Sequence[Stream]:
@@ -151,4 +187,4 @@ def _cost(config: RecordedLengthsConfig) -> DraftCost | None:
         raise UsageError(
             "Set both drafter.fixed_ms and drafter.step_ms, or neither: null takes both of the cost model."
         )
-    return DraftCost(fixed_s=config.fixed_ms / 1000, step_s=config.step_ms / 1000)
+    return DraftCost(fixed_s=config.fixed_ms / 1000, step_s=config.step_ms / 1000, cached_s=0.0)

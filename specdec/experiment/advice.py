@@ -219,7 +219,7 @@ def keyed_by(config: RunConfig, parts: Parts, prompts: str | None = None) -> dic
         "structure": config.structure["name"] if config.structure["name"] == "chain" else config.structure,
         "prompts": prompts or parts.prompts.content_hash,
         "sampling": config.sampling,
-        "max_new_tokens": config.measurement.max_new_tokens,
+        "max_new_tokens": config.measurement.limit,
         "device": str(parts.target.device),
         "threads": torch.get_num_threads(),
         "version": __version__,

@@ -26,8 +26,8 @@ from specdec.clock import Clock, clock_for
 from specdec.config import BASELINE, AdviseConfig
 from specdec.errors import UsageError
 from specdec.experiment.advice import Advice, RoundCost, judge, kept_at, key_of, keyed_by, predict
-from specdec.experiment.parts import Parts, build, prepare
-from specdec.experiment.results import GenerationKey, ResultsFolder, generation_line, round_lines
+from specdec.experiment.parts import Parts, build, limited, prepare
+from specdec.experiment.results import GenerationKey, ResultsFolder, generation_line, round_table
 from specdec.experiment.speculated import Speculated, predicted_walks
 from specdec.experiment.terminal import print_lines, print_links
 from specdec.progress import progress_bar
@@ -79,6 +79,7 @@ def advise(config: AdviseConfig, folder: Path) -> Advice:
     if config.measurement.threads is not None:
         torch.set_num_threads(config.measurement.threads)
     parts = build(config)
+    config = limited(config, parts.target)
     _check_replay(config, parts)
     recorded = None
     if config.advice.text is not None:
@@ -210,13 +211,13 @@ class _Advisor:
         for repeat in range(self._config.measurement.repeats):
             current: Prompt | None = prompt
             while current is not None:
-                done = self._decode(current, repeat, self._config.measurement.max_new_tokens)
+                done = self._decode(current, repeat, self._config.measurement.limit)
                 self._clock.synchronize()
                 key = GenerationKey("advise", BASELINE, 0, repeat, current.id, current.category)
                 tokenizer = self._target.tokenizer
                 words = "" if tokenizer is None else tokenizer.decode(done.tokens)
                 line = generation_line(key, done, self._clock, words, flagged=False)
-                self._results.append(round_lines(key, done, self._clock), [line])
+                self._results.append([round_table(key, done, self._clock)], [line])
                 yield Stream(current.id, current.category, current.tokens, done.tokens, repeat=repeat)
                 current = self._parts.prompts.follow_up(current, done.tokens)
 
@@ -269,7 +270,7 @@ class _Advisor:
         seed, purpose, device = self._config.seed, f"accept/{arm.method}/{arm.gamma}/{text.repeat}", self._target.device
         request = Request(
             text.prompt,
-            self._config.measurement.max_new_tokens,
+            self._config.measurement.limit,
             draft_generator=generator_for(seed, text.id, f"draft/{text.repeat}"),
             accept_generator=generator_for(seed, text.id, purpose, device),
         )
@@ -282,7 +283,7 @@ class _Advisor:
     def _replay(self, text: Stream) -> None:
         """Count the rounds that this text takes at every gamma."""
         tokens = text.generated
-        limit = max(self._config.measurement.max_new_tokens, len(tokens))
+        limit = max(self._config.measurement.limit, len(tokens))
 
         def request() -> Request:
             generator = generator_for(self._config.seed, text.id, f"draft/{text.repeat}")
@@ -311,7 +312,8 @@ class _Advisor:
         if self._speculated is not None:
             predicted = predicted_walks(self._speculated, self._gammas)
             self._walks = [(text, walks) for (text, _), walks in zip(self._walks, predicted, strict=True)]
-        rounds = self._results.compact()
+        self._results.compact()
+        rounds = pd.read_parquet(self._results.folder / "rounds.parquet")
         t1_s = float(rounds["verify_s"].mean())
         costs = self._costs()
         self._results.write_json(

@@ -16,11 +16,11 @@ from specdec.config import RunConfig
 from specdec.errors import SpecdecError
 from specdec.experiment.advice import find_advice
 from specdec.experiment.identity import RunIdentity, identify, run_facts
-from specdec.experiment.parts import Parts, open_parts, prepare
+from specdec.experiment.parts import Parts, limited, open_parts, prepare
 from specdec.experiment.peers import TransformersPeer, transformers_peers
 from specdec.experiment.results import ResultsFolder
 from specdec.experiment.session import Session
-from specdec.experiment.terminal import print_trace, show_run
+from specdec.experiment.terminal import print_lines, print_trace, show_run
 from specdec.progress import progress_bar
 from specdec.prompts import Prompt
 from specdec.sampling import generator_for
@@ -42,10 +42,13 @@ def run_experiment(config: RunConfig, folder: Path) -> RunFindings:
         SpecdecError: see `specdec.errors`; what was decoded before is on disk.
     """
     parts = open_parts(config)
+    stated, config = config, limited(config, parts.target)
     advice = find_advice(config, parts)
     results = ResultsFolder(folder)
-    identity = identify(config, parts, results)
-    results.write_json("run.json", run_facts(parts, advice).as_dict())
+    identity = identify(stated, parts, results)
+    facts = run_facts(parts, config.measurement.limit, advice)
+    results.write_json("run.json", facts.as_dict())
+    print_lines(get_console(), *facts.notes)
     name = f"{parts.label} {parts.primary.structure.label}"
     with tracking.tracked_run(config.tracking, name=name, params=identity.params, tags=identity.tags) as tracked:
         try:
@@ -56,6 +59,7 @@ def run_experiment(config: RunConfig, folder: Path) -> RunFindings:
             raise
         if config.measurement.record:
             write_streams(folder / "streams.jsonl", read_streams(folder / "generations.jsonl"))
+        del parts  # models and texts: the report is made of the files alone, and gets the memory
         found = write_run(folder)
         tracked.metrics(found.metrics)
         tracked.curves(found.curves)
@@ -125,7 +129,7 @@ def _peers(config: RunConfig, parts: Parts) -> list[TransformersPeer]:
         parts.primary.drafter,
         target,
         parts.primary.structure,
-        config.measurement.max_new_tokens,
+        config.measurement.limit,
         target.compilation,
     )
 

@@ -17,6 +17,7 @@ from specdec.experiment.advice import Advice
 from specdec.experiment.environment import capture
 from specdec.experiment.parts import Parts
 from specdec.experiment.results import ResultsFolder
+from specdec.targets.replay import Replay
 
 
 @dataclass(frozen=True)
@@ -85,8 +86,8 @@ def _fingerprint(
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def run_facts(parts: Parts, advice: Advice | None = None) -> RunFacts:
-    """Collect what the analysis needs to know of the parts."""
+def run_facts(parts: Parts, max_new_tokens: int, advice: Advice | None = None) -> RunFacts:
+    """Collect what the analysis needs to know of the parts, and of the limit of an output."""
     primary, verifier = parts.primary.structure, parts.primary.verifier
     judge = None if parts.judge is None else "target" if parts.original is None else "original"
     return RunFacts(
@@ -106,5 +107,13 @@ def run_facts(parts: Parts, advice: Advice | None = None) -> RunFacts:
         judge=judge,
         target_flops=float(parts.target.flops_per_token),
         drafter_flops=float(parts.primary.drafter.flops_per_token),
+        notes=_notes(parts, max_new_tokens),
         predicted={} if advice is None else {item.gamma: item.speedup.estimate for item in advice.predictions},
     )
+
+
+def _notes(parts: Parts, max_new_tokens: int) -> tuple[str, ...]:
+    """Return what is said of recorded texts and of the drafter before anything is decoded."""
+    target = parts.target
+    used = isinstance(target, Replay) and target.notes((each.tokens for each in parts.prompts.prompts), max_new_tokens)
+    return (*(used or ()), *parts.drafter.notes)

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 
@@ -11,11 +12,13 @@ from specdec.drafters import Drafter, drafters
 from specdec.drafters.none import NoDrafter
 from specdec.errors import UsageError
 from specdec.experiment.arm import Arm
+from specdec.experiment.walking import walks
 from specdec.prompts import Prompt, PromptSet, load_prompts
 from specdec.sampling import SamplingConfig
 from specdec.structures import Structure, structures
 from specdec.targets import Target, targets
 from specdec.targets.causal import Causal
+from specdec.targets.replay import Replay
 from specdec.timing.simulated import priced
 from specdec.tracking import writer as tracking
 from specdec.verifiers import Verifier, verifiers
@@ -35,6 +38,7 @@ class Parts:
     label: str  # drafter on model, for titles
     original: Arm | None = None  # plain decoding with the model that the target was before it was trained
     left_out: tuple[int, ...] = ()  # of measurement.gammas: deeper than the drafter drafts
+    walks: bool = False  # the target's text is recorded and drafts are looked up: all arms decode in one walk
 
     @property
     def plain(self) -> tuple[Arm, ...]:
@@ -68,7 +72,7 @@ def build(config: RunConfig) -> Parts:
         config.prompts,
         tokenizer=target.tokenizer,
         context_length=target.context_length,
-        max_new_tokens=config.measurement.max_new_tokens,
+        max_new_tokens=limited(config, target).measurement.limit,
         vocab_size=target.vocab_size,
     )
     original = _open_original(config, target)
@@ -114,7 +118,27 @@ def build(config: RunConfig) -> Parts:
         + str(config.target.get("model", config.target["name"])),
         original=None if original is None else replace(baseline, method=ORIGINAL, target=original),
         left_out=tuple(gamma for gamma in gammas if gamma > deepest),
+        walks=walks(target, drafter),
     )
+
+
+C = TypeVar("C", bound=RunConfig)
+
+
+def limited(config: C, target: Target) -> C:
+    """Return the configuration with a number in `measurement.max_new_tokens`: null stands for whole recorded texts.
+
+    Raises:
+        UsageError: it is null, and no record says where a text ends.
+    """
+    if config.measurement.max_new_tokens is not None:
+        return config
+    if not isinstance(target, Replay):
+        raise UsageError(
+            f"Bad value measurement.max_new_tokens=null: target {config.target['name']!r} would write without an end, "
+            "only target=replay knows where its texts end; give a number of tokens."
+        )
+    return replace(config, measurement=replace(config.measurement, max_new_tokens=target.longest))
 
 
 def _open_original(config: RunConfig, target: Target) -> Causal | None:
@@ -253,7 +277,7 @@ def prepare(parts: Parts, longest: Prompt, measurement: MeasurementConfig, grid_
     target, primary = parts.target, parts.primary.structure
     for arm in parts.arms:
         target.check_draft(arm.structure)
-    length = len(longest.tokens) + measurement.max_new_tokens
+    length = len(longest.tokens) + measurement.limit
     if any(prompt.follow_ups for prompt in parts.prompts.prompts):
         length = target.context_length  # how long the later turns will be is not known yet
     capacity = length + max(target.room(arm.structure.tree) for arm in parts.arms)

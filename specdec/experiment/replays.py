@@ -3,11 +3,14 @@
 from collections.abc import Sequence
 from typing import Any
 
+from specdec.drafters.base.lookup import Lookup
+from specdec.drafters.base.wrapper import Wrapper
 from specdec.experiment.arm import Arm
 from specdec.experiment.results import ResultsFolder
-from specdec.records import Request
+from specdec.records import Generation, Request, TextStart
 from specdec.replay.answers import TextStates
 from specdec.replay.expected_rounds import agreement, expected_rounds
+from specdec.replay.shared_walk import first_tokens
 from specdec.targets.base import Target
 
 
@@ -40,12 +43,27 @@ class Replays:
             if rounds is not None:
                 self._rounds.append({"gamma": arm.gamma, "kind": kind, **work, "tokens": len(text), "rounds": rounds})
 
+    def walked(self, arm: Arm, generation: Generation, work: dict[str, Any]) -> None:
+        """Count the rounds of a generation that was itself a walk along recorded text, which every method writes: both
+        of its replays are that walk.
+        """
+        line = {"gamma": arm.gamma, **work, "tokens": len(generation.tokens), "rounds": float(len(generation.rounds))}
+        self._rounds += [{"kind": kind, **line} for kind in ("own", "baseline")]
+
     def alpha(self, arm: Arm, request: Request, text: Sequence[int], work: dict[str, Any]) -> None:
         """Sum the chances of acceptance along the baseline's text; nothing under a lossy rule, which accepts more than
         sum min(p, q).
         """
         read_off = arm.drafter.capabilities.replay not in (None, "calling")
-        if arm.verifier.capabilities.lossless and _has_replay(arm) and read_off:
+        if not (arm.verifier.capabilities.lossless and _has_replay(arm) and read_off):
+            return
+        inner = arm.drafter.drafter if isinstance(arm.drafter, Wrapper) else arm.drafter
+        if isinstance(inner, Lookup) and arm.target.sampling.greedy:
+            room = len(request.prompt) + len(text) + arm.structure.nodes + 1
+            start = TextStart(request.prompt, room, reference=request.reference)
+            hits, drafts = first_tokens(inner, arm.structure, start, tuple(text))
+            self._alpha.append({**work, "numerator": float(hits), "denominator": drafts})
+        else:
             along = agreement(arm.drafter, arm.target, arm.structure, text, request, self._states)
             self._alpha.append({**work, "numerator": sum(along.beta), "denominator": sum(along.proposed)})
 

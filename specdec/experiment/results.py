@@ -1,16 +1,23 @@
-"""Results go to disk first: a part-file of rounds and lines of generations per prompt, compacted at the end.
+"""Results go to disk first: a part-file of rounds and lines of generations as prompts are done, compacted at the end.
 
-A kill loses at most the prompt being decoded. Knows the columns of the rounds table; knows no statistics.
+A kill loses at most the prompt being decoded and those of the second before. Knows the columns of the rounds table;
+knows no statistics.
 """
 
 import json
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import nan
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
 from specdec.clock import Clock
+from specdec.experiment.walking import WalkedRounds
 from specdec.records import Generation, Round
 
 
@@ -26,39 +33,68 @@ class GenerationKey:
     category: str
 
 
-def round_lines(key: GenerationKey, generation: Generation, clock: Clock) -> list[dict[str, Any]]:
-    """Return a line per round; seconds come from the clock's readings, so the device must be synchronised."""
-    lines, left = [], len(generation.tokens)
-    for index, item in enumerate(generation.rounds):
-        marks = item.marks
-        otherwise = None if item.departure is None else item.departure.otherwise
-        lines.append(
-            {
-                **vars(key),
-                "round": index,
-                "context": item.context,
-                "offered_nodes": len(item.draft_tokens),
-                "offered": item.tree.depth,
-                "accepted": item.accepted,
-                "committed": len(item.committed),
-                "rejected": item.rejected,
-                "truncation": item.truncation,
-                "tokens_left": left,
-                "source": _accepted_source(item).strategy if item.source else "",
-                "rank": _accepted_source(item).rank if item.source else 0,
-                "beta": list(item.beta),
-                "tv": list(item.tv),
-                "departure": [] if item.departure is None else list(item.departure.tv),
-                "otherwise": nan if otherwise is None else otherwise,
-                "draft_s": clock.seconds(marks.start, marks.drafted),
-                "verify_s": clock.seconds(marks.drafted, marks.verified),
-                "accept_s": clock.seconds(marks.verified, marks.accepted),
-                "commit_s": clock.seconds(marks.accepted, marks.committed),
-                "round_s": clock.seconds(marks.start, marks.committed),
-            }
-        )
-        left -= len(item.committed)
-    return lines
+_TEXTS, _COUNTS = pa.string(), pa.int64()
+_SCHEMA = pa.schema(
+    {
+        **dict.fromkeys(("cell", "method"), _TEXTS),
+        **dict.fromkeys(("gamma", "repeat"), _COUNTS),
+        **dict.fromkeys(("prompt", "category"), _TEXTS),
+        **dict.fromkeys(("round", "context", "offered_nodes", "offered", "accepted", "committed"), _COUNTS),
+        "rejected": pa.bool_(),
+        "truncation": _TEXTS,
+        "tokens_left": _COUNTS,
+        "source": _TEXTS,
+        "rank": _COUNTS,
+        **dict.fromkeys(("beta", "tv", "departure"), pa.list_(pa.float64())),
+        **dict.fromkeys(("otherwise", "draft_s", "verify_s", "accept_s", "commit_s", "round_s"), pa.float64()),
+    }
+)
+
+
+def round_table(key: GenerationKey, generation: Generation, clock: Clock) -> pa.Table:
+    """Return the rounds table of one generation, a line per round; seconds come from the clock's readings, so the
+    device must be synchronised.
+    """
+    rounds = generation.rounds
+    columns = rounds.columns() if isinstance(rounds, WalkedRounds) else _columns(rounds, clock)
+    size = len(rounds)
+    columns |= {name: pa.repeat(value, size) for name, value in vars(key).items()}
+    columns["round"] = np.arange(size)
+    return pa.table({field.name: _typed(columns[field.name], field.type) for field in _SCHEMA}, schema=_SCHEMA)
+
+
+def _typed(values: Any, of: pa.DataType) -> pa.Array:
+    array = values if isinstance(values, pa.Array) else pa.array(values)
+    return array if array.type == of else array.cast(of)
+
+
+def _columns(rounds: Sequence[Round], clock: Clock) -> dict[str, Any]:
+    """Return the columns that differ between rounds, from rounds that were recorded one by one."""
+    marks = [item.marks for item in rounds]
+    committed = [len(item.committed) for item in rounds]
+    departures = [item.departure for item in rounds]
+    lists = pa.list_(pa.float64())
+    return {
+        "context": [item.context for item in rounds],
+        "offered_nodes": [len(item.draft_tokens) for item in rounds],
+        "offered": [item.tree.depth for item in rounds],
+        "accepted": [item.accepted for item in rounds],
+        "committed": committed,
+        "rejected": [item.rejected for item in rounds],
+        "truncation": [item.truncation for item in rounds],
+        "tokens_left": np.cumsum(committed[::-1], dtype=np.int64)[::-1],
+        "source": [_accepted_source(item).strategy if item.source else "" for item in rounds],
+        "rank": [_accepted_source(item).rank if item.source else 0 for item in rounds],
+        "beta": pa.array([item.beta for item in rounds], type=lists),
+        "tv": pa.array([item.tv for item in rounds], type=lists),
+        "departure": pa.array([() if each is None else each.tv for each in departures], type=lists),
+        "otherwise": [nan if each is None or each.otherwise is None else each.otherwise for each in departures],
+        "draft_s": [clock.seconds(each.start, each.drafted) for each in marks],
+        "verify_s": [clock.seconds(each.drafted, each.verified) for each in marks],
+        "accept_s": [clock.seconds(each.verified, each.accepted) for each in marks],
+        "commit_s": [clock.seconds(each.accepted, each.committed) for each in marks],
+        "round_s": [clock.seconds(each.start, each.committed) for each in marks],
+    }
 
 
 def _accepted_source(item: Round) -> Any:
@@ -75,13 +111,24 @@ def generation_line(
         "tokens": len(generation.tokens),
         "rounds": len(generation.rounds),
         "prefill_s": clock.seconds(*generation.prefill),
-        "decode_s": sum(clock.seconds(item.marks.start, item.marks.committed) for item in generation.rounds),
+        "decode_s": _decode_s(generation, clock),
         "finish": generation.finish,
         "flagged": flagged,
         "prompt_token_ids": list(generation.prompt),
         "generated_token_ids": list(generation.tokens),
         "text": text,
     }
+
+
+def _decode_s(generation: Generation, clock: Clock) -> float:
+    rounds = generation.rounds
+    if isinstance(rounds, WalkedRounds):
+        return float(np.diff(rounds.marks[::3]).sum())
+    return sum(clock.seconds(item.marks.start, item.marks.committed) for item in rounds)
+
+
+_KEPT_S = 1.0  # results of the last so many seconds are written together: prompts that take milliseconds share a file
+_GROUP = 1 << 16  # rounds in a row group of the table, which are in memory together
 
 
 class ResultsFolder:
@@ -92,32 +139,50 @@ class ResultsFolder:
         self._parts = folder / "rounds"
         self._parts.mkdir(parents=True, exist_ok=True)
         self._written = 0
+        self._rounds: list[pa.Table] = []
+        self._generations: list[str] = []
+        self._flushed = time.monotonic() - _KEPT_S
 
-    def append(self, rounds: Iterable[Mapping[str, Any]], generations: Iterable[Mapping[str, Any]]) -> None:
-        """Write what one prompt gave: a part-file of its rounds, and its generations' lines."""
-        import pandas as pd
+    def append(self, rounds: Iterable[pa.Table], generations: Iterable[Mapping[str, Any]]) -> None:
+        """Write a part-file of a prompt's rounds, and the lines of its generations. Less than a second after the last
+        prompt they wait for the next ones.
+        """
+        self._rounds += rounds
+        self._generations += [json.dumps(line) + "\n" for line in generations]
+        if time.monotonic() - self._flushed > _KEPT_S or sum(map(len, self._rounds)) > _GROUP // 2:
+            self._flush()
 
+    def _flush(self) -> None:
+        if not self._rounds:
+            return
         part = self._parts / f"part-{self._written:05d}.parquet"
-        pd.DataFrame(list(rounds)).to_parquet(part.with_suffix(".tmp"), index=False)
+        pq.write_table(pa.concat_tables(self._rounds), part.with_suffix(".tmp"))
         part.with_suffix(".tmp").replace(part)
         with (self.folder / "generations.jsonl").open("a", encoding="utf-8") as stream:
-            for line in generations:
-                stream.write(json.dumps(line) + "\n")
+            stream.writelines(self._generations)
+        self._rounds, self._generations = [], []
         self._written += 1
+        self._flushed = time.monotonic()
 
-    def compact(self) -> Any:
-        """Join the part-files into `rounds.parquet`, drop them, and return the table."""
-        import pandas as pd
-
+    def compact(self) -> None:
+        """Join the part-files into `rounds.parquet` and drop them; nothing where no prompt was done."""
+        self._flush()
         parts = sorted(self._parts.glob("part-*.parquet"))
-        if not parts:  # stopped before the first prompt was done
-            return pd.DataFrame()
-        table = pd.concat([pd.read_parquet(part) for part in parts], ignore_index=True)
-        table.to_parquet(self.folder / "rounds.parquet", index=False)
+        if not parts:
+            return
+        with pq.ParquetWriter(self.folder / "rounds.parquet", _SCHEMA) as writer:
+            waiting: list[pa.Table] = []
+            for part in parts:
+                waiting.append(pq.read_table(part))
+                if sum(map(len, waiting)) > _GROUP:
+                    writer.write_table(pa.concat_tables(waiting))
+                    waiting = []
+            if waiting:
+                writer.write_table(pa.concat_tables(waiting))
         for part in parts:
             part.unlink()
         self._parts.rmdir()
-        return table
+        pa.default_memory_pool().release_unused()
 
     def write_table(self, name: str, lines: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> None:
         """Write `name`.parquet."""

@@ -9,12 +9,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
+import pyarrow as pa
 import torch
 
 from specdec.analysis.pages.trace import Trace
 from specdec.analysis.read.facts import SessionFacts
 from specdec.analysis.runs.quality import OUTPUTS
-from specdec.clock import Clock
+from specdec.clock import Clock, SimulatedClock
 from specdec.config import RunConfig
 from specdec.errors import NumericsError
 from specdec.experiment.arm import Arm
@@ -23,8 +24,9 @@ from specdec.experiment.forced import Forced
 from specdec.experiment.judging import judged, repeated_share
 from specdec.experiment.parts import Parts
 from specdec.experiment.replays import Replays
-from specdec.experiment.results import GenerationKey, ResultsFolder, generation_line, round_lines
+from specdec.experiment.results import GenerationKey, ResultsFolder, generation_line, round_table
 from specdec.experiment.tracing import trace
+from specdec.experiment.walking import decode_by_walking
 from specdec.prompts import Prompt
 from specdec.records import Generation, Request
 from specdec.sampling import generator_for
@@ -61,6 +63,8 @@ class Session:
 
     def warm_up(self, prompt: Prompt, tokens: int) -> None:
         """Decode a little with every method of ours, untimed; peers warm up when they are tuned."""
+        if self._parts.walks:
+            return  # no time is measured, and nothing is compiled
         baseline, *others = self._parts.plain
         first = self._decode(baseline, prompt, 0, None, tokens)
         for arm in (*others, *self._parts.arms):
@@ -86,7 +90,9 @@ class Session:
         try:
             if peers_first:
                 self._run_peers(prompt, repeat, dice)
-            for arm in order:
+            if parts.walks:
+                done = self._walk(order, prompt, repeat)
+            for arm in () if parts.walks else order:
                 done[id(arm)] = self._decode(arm, prompt, repeat, reference)
                 if arm is parts.baseline:
                     reference = done[id(arm)].tokens
@@ -141,6 +147,13 @@ class Session:
         request = self._request(prompt, repeat, reference, limit)
         return arm.decode(replace(request, accept_generator=accept_generator), self._clock)
 
+    def _walk(self, order: Sequence[Arm], prompt: Prompt, repeat: int) -> dict[int, Generation]:
+        """Decode by every arm at once, where they walk along recorded text."""
+        assert isinstance(self._clock, SimulatedClock)
+        keep = self._parts.primary if self._tracing else None
+        written = decode_by_walking(order, self._request(prompt, repeat, None), self._clock, keep)
+        return {id(arm): generation for arm, generation in zip(order, written, strict=True)}
+
     def _request(
         self, prompt: Prompt, repeat: int, reference: Sequence[int] | None, limit: int | None = None
     ) -> Request:
@@ -148,38 +161,47 @@ class Session:
         # their noise.
         return Request(
             prompt.tokens,
-            self._target.limit(prompt.tokens, limit or self._config.measurement.max_new_tokens),
+            self._target.limit(prompt.tokens, limit or self._config.measurement.limit),
             draft_generator=generator_for(self._config.seed, prompt.id, f"draft/{repeat}"),
             reference=reference,
         )
 
     def _write(self, prompt: Prompt, repeat: int, done: dict[int, Generation]) -> None:
         self._clock.synchronize()
-        rounds: list[dict[str, Any]] = []
+        rounds: list[pa.Table] = []
         lines: list[dict[str, Any]] = []
-        measurement, judge = self._config.measurement, self._parts.judge
+        judge = self._parts.judge
+        read: dict[tuple[int, ...], tuple[str, bool]] = {}  # outputs: mostly the same one by every method
         for arm in (*self._parts.plain, *self._parts.arms):
             generation = done.get(id(arm))
             if generation is None:
                 continue
             key = GenerationKey(self._cell, arm.method, arm.gamma, repeat, prompt.id, prompt.category)
-            text = self._text(generation)
-            flagged = repeated_share(generation.tokens, measurement.repetition_period) >= measurement.repetition_share
-            rounds += round_lines(key, generation, self._clock)
+            if generation.tokens not in read:
+                read[generation.tokens] = self._read(generation.tokens)
+            text, flagged = read[generation.tokens]
+            rounds.append(round_table(key, generation, self._clock))
             lines.append(generation_line(key, generation, self._clock, text, flagged))
             if judge is not None:
                 self._quality.append({**vars(key), **judged(judge, generation, text, prompt.reference)})
         self._results.append(rounds, lines)
 
-    def _text(self, generation: Generation) -> str:
-        tokenizer = self._target.tokenizer
-        return "" if tokenizer is None else tokenizer.decode(generation.tokens)
+    def _read(self, tokens: tuple[int, ...]) -> tuple[str, bool]:
+        """Return an output in words, and True if it fell into repetition."""
+        tokenizer, measurement = self._target.tokenizer, self._config.measurement
+        flagged = repeated_share(tokens, measurement.repetition_period) >= measurement.repetition_share
+        return "" if tokenizer is None else tokenizer.decode(tokens), flagged
+
+    @property
+    def _tracing(self) -> bool:
+        """True as long as there are fewer traces than asked for."""
+        return len(self._traces) < self._config.measurement.traced
 
     def _examine(self, prompt: Prompt, repeat: int, arm: Arm, output: Generation, baseline: Generation) -> None:
         """Trace an output, compare it with the baseline's where it should be the same, and replay along it."""
         parts = self._parts
         lossless = arm.verifier.capabilities.lossless and not parts.forced
-        if arm.gamma == parts.primary.gamma and len(self._traces) < self._config.measurement.traced:
+        if arm.gamma == parts.primary.gamma and self._tracing:
             tokenizer = self._target.tokenizer
             decode = None if tokenizer is None else tokenizer.decode
             about = {"prompt": prompt.id, "drafter": arm.method, "structure": arm.structure.label}
@@ -192,11 +214,14 @@ class Session:
             else:
                 self._divergences.append(divergence)
         work = {"prompt": prompt.id, "repeat": repeat}
+        if parts.walks:
+            self._replays.walked(arm, output, work)
+            return
         self._replays.rounds("own", arm, self._request(prompt, repeat, baseline.tokens), output.tokens, work)
 
     def _replay_baseline(self, prompt: Prompt, repeat: int, baseline: Generation) -> None:
         work = {"prompt": prompt.id, "repeat": repeat}
-        for arm in self._parts.arms:
+        for arm in () if self._parts.walks else self._parts.arms:
             self._replays.rounds("baseline", arm, self._request(prompt, repeat, baseline.tokens), baseline.tokens, work)
         request = self._request(prompt, repeat, baseline.tokens)
         self._replays.alpha(self._parts.arms[0], request, baseline.tokens, work)

@@ -10,11 +10,18 @@ class SuffixIndex:
     O(matches), whatever the length of the text.
     """
 
-    def __init__(self, orders: Iterable[int]) -> None:
+    def __init__(self, orders: Iterable[int], leftmost: bool = False) -> None:
+        """
+        Args:
+            leftmost: also keep where each n-gram occurred first (`first`).
+        """
         self.text: list[int] = []
+        self._leftmost = leftmost
         self._pending = 0
         # For each order: n-gram -> the latest position after it; position -> the one before after the same n-gram.
         self._tables: dict[int, tuple[dict[int, int], list[int]]] = {order: ({}, []) for order in orders}
+        # For each order: n-gram -> the first position after it.
+        self._first: dict[int, dict[int, int]] = {order: {} for order in self._tables} if leftmost else {}
         # The last n tokens as one number, 32 bits a token below a leading 1: cheaper to make and to hash than a tuple.
         # If the text is shorter than n, the number is shorter too and equals no other.
         self._keys = [1] * (max(self._tables) + 1)
@@ -29,10 +36,13 @@ class SuffixIndex:
         for position in reversed(range(length, self._pending)):
             for order, (latest, earlier) in self._tables.items():
                 before = earlier.pop()
+                key = self._key(order, position)
                 if before < 0:
-                    del latest[self._key(order, position)]
+                    del latest[key]
+                    if self._leftmost:
+                        del self._first[order][key]
                 else:
-                    latest[self._key(order, position)] = before
+                    latest[key] = before
         if self._pending > length:
             self._pending = length
             self._keys = [self._key(order, length) for order in range(len(self._keys))]
@@ -59,6 +69,18 @@ class SuffixIndex:
             position = earlier[position]
         return found
 
+    def first(self, order: int) -> int | None:
+        """Return the position after the first earlier occurrence of the text's last `order` tokens, None without one.
+
+        Raises:
+            ValueError: the index does not keep it.
+        """
+        if not self._leftmost:
+            raise ValueError("first occurrences are kept by an index that was made with leftmost=True")
+        if self._pending < len(self.text):
+            self._index()
+        return self._first[order].get(self._keys[order])
+
     def _index(self) -> None:
         keys, tables = self._keys, [(order, *table) for order, table in self._tables.items()]
         longest_first = range(len(keys) - 1, 0, -1)
@@ -68,6 +90,8 @@ class SuffixIndex:
                 key = keys[order]
                 earlier.append(latest.get(key, -1))
                 latest[key] = position
+            for order, first in self._first.items():
+                first.setdefault(keys[order], position)
             token = self.text[position]
             for order in longest_first:
                 keys[order] = keys[order - 1] << 32 | token

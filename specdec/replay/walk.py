@@ -16,12 +16,11 @@ from specdec.drafters import drafters
 from specdec.drafters.base.lookup import Lookup
 from specdec.errors import UsageError
 from specdec.records import TextStart
+from specdec.replay.shared_walk import NONE, Track, lead
 from specdec.structures import Structure, structures
 from specdec.targets.base import Target
 from specdec.text.streams import Stream
 from specdec.tree_building.lookup_filling import Proposal
-
-NONE = ""  # the strategy of a round that accepted nothing
 
 
 @dataclass(frozen=True)
@@ -61,72 +60,25 @@ def replay_stream(
     """
     limit = stream.limit(max_new_tokens)
     text = stream.generated[:limit]
-    size, gamma = len(text), structure.gamma
     capacity = len(stream.prompt) + limit + structure.nodes + 1
-    drafter.start(TextStart(stream.prompt, capacity, reference=text))
-    # The loop runs once a round, a few microseconds long: names are looked up once, not every time.
-    propose, commit = drafter.propose, drafter.commit
-    rounds = StreamRounds(tokens=size)
-    add_position, add_offered, add_nodes = rounds.position.append, rounds.offered.append, rounds.nodes.append
-    add_accepted, add_rejected = rounds.accepted.append, rounds.rejected.append
-    add_strategy, add_rank = rounds.strategy.append, rounds.rank.append
-    position = 0
-    while position < size:
-        # As in `generate`: nothing is offered beyond the last token.
-        room = limit - position - 1
-        proposal = propose(structure if gamma <= room else structure.clamped(room))
-        tokens, tree, source = proposal
-        if not tokens:
-            accepted, offered, last, ended = 0, 0, -1, True
-        elif tree.is_chain:
-            accepted, at = 0, position
-            for token in tokens:
-                if at == size or token != text[at]:
-                    break
-                at += 1
-            accepted = at - position
-            offered, last, ended = len(tokens), accepted - 1, accepted == len(tokens)
-        else:
-            accepted, last = _descend(proposal, text, position)
-            offered, ended = tree.depth, not tree.children[last + 1]
-        add_position(position)
-        add_offered(offered)
-        add_nodes(len(tokens))
-        add_accepted(accepted)
-        # A draft that agrees to the end of the text was cut there: what came after it is not known.
-        add_rejected(not ended and accepted < size - position)
-        if source:
-            origin = source[last if last >= 0 else 0]
-            add_strategy(origin.strategy)
-            add_rank(origin.rank)
-        else:
-            add_strategy(NONE)
-            add_rank(0)
-        if allotment:
-            leaves = tree.leaves if source else ()
-            rounds.allotment.append(dict(Counter(source[leaf].strategy for leaf in leaves)))
-        begin, position = position, position + accepted + 1
-        commit(text[begin:position])
-    return rounds
+    track = Track(structure, keep=allotment)
+    lead(drafter, [track], TextStart(stream.prompt, capacity, reference=text), text, limit)
+    return StreamRounds(
+        tokens=len(text),
+        position=track.position,
+        offered=track.offered,
+        nodes=track.nodes,
+        accepted=track.accepted,
+        rejected=track.rejected,
+        strategy=track.strategy,
+        rank=track.rank,
+        allotment=[_allotment(proposal) for proposal in track.proposals or ()],
+    )
 
 
-def _descend(proposal: Proposal, text: Sequence[int], position: int) -> tuple[int, int]:
-    """Return how many tokens of the text from `position` on the tree has, and the node of the last (-1 is the root).
-
-    Siblings carry different tokens, so there is one way down.
-    """
-    tokens, children = proposal.tokens, proposal.tree.children
-    node, at, size = -1, position, len(text)
-    while at < size:
-        wanted = text[at]
-        for child in children[node + 1]:
-            if tokens[child] == wanted:
-                node = child
-                break
-        else:
-            break
-        at += 1
-    return at - position, node
+def _allotment(proposal: Proposal) -> dict[str, int]:
+    leaves = proposal.tree.leaves if proposal.source else ()
+    return dict(Counter(proposal.source[leaf].strategy for leaf in leaves))
 
 
 @dataclass(frozen=True)

@@ -134,7 +134,7 @@ class AllDrafters(Study):
         shapes = {(entry.name,): entry.arm.structure for entry in entries}
         LiveRuns(bench, ("arm",), (PLAIN,), shapes, streams).prepare(1)
         longest = max(streams, key=lambda stream: len(stream.prompt))
-        length = len(longest.prompt) + bench.config.measurement.max_new_tokens
+        length = len(longest.prompt) + bench.config.measurement.limit
         with bench.progress("warming up", len(entries)) as advance:
             for entry in entries:
                 structure = entry.arm.structure
@@ -143,7 +143,7 @@ class AllDrafters(Study):
                 advance()
 
     def _live(self, bench: Bench, entries: Sequence[_Entry], streams: Sequence[Stream]) -> pd.DataFrame:
-        limit = bench.config.measurement.max_new_tokens
+        limit = bench.config.measurement.limit
         plain = _Entry("default", bench.parts.baseline)
         lines: list[dict[str, Any]] = []
         with bench.progress("decoding", self._config.repeats * len(streams) * (1 + len(entries))) as advance:

@@ -116,7 +116,7 @@ class EqualBudget(Study):
 
     def _counts(self, drafter: Lookup, bench: Bench, streams: Sequence[Stream]) -> RankCounts:
         depth = min(max(self._config.depths), self._budgets[-1])
-        counts = rank_counts(drafter, streams, bench.config.measurement.max_new_tokens, self._config.ranks, depth)
+        counts = rank_counts(drafter, streams, bench.config.measurement.limit, self._config.ranks, depth)
         bench.heartbeat()
         return counts
 
@@ -162,10 +162,11 @@ class EqualBudget(Study):
         """Return both tables by the cost model of a target without a model."""
         target = bench.parts.target
         assert isinstance(target, Replay)
-        cost = target.cost
-        times = bench.simulated_calls(self._sizes(), sorted(set(self._config.contexts)))
+        cost, contexts = target.cost, sorted(set(self._config.contexts))
+        times = bench.simulated_calls(self._sizes(), contexts)
         host: list[tuple[Any, ...]] = [(0, "", "plain", 0, 0.0, 0.0, cost.overhead_s)]
         for line in choices[choices["half"] == 0].to_dict("records"):
             key = (0, line["drafter"], line["shape"], line["budget"])
-            host.append((*key, float(line["budget"]), cost.lookup_s, cost.overhead_s))
+            look = cost.lookup_seconds(cost.seconds(line["budget"] + 1, contexts[len(contexts) // 2]))
+            host.append((*key, float(line["budget"]), look, cost.overhead_s))
         return {"block_times": times, "host_times": pd.DataFrame(host, columns=_HOST)}

@@ -95,9 +95,10 @@ class RowsGrid(Study):
         """Return the tables of times by the cost model of a target without a model."""
         target = bench.parts.target
         assert isinstance(target, Replay)
-        lookup, overhead = target.cost.lookup_s, target.cost.overhead_s
+        cost, context = target.cost, contexts[len(contexts) // 2]
         probed = sorted([*self._corners(), PLAIN])
-        host = [(0, k, w, float(k * w), lookup if w else 0.0, overhead) for k, w in probed]
+        drafts = [cost.lookup_seconds(cost.seconds(k * w + 1, context)) if w else 0.0 for k, w in probed]
+        host = [(0, k, w, float(k * w), draft, cost.overhead_s) for (k, w), draft in zip(probed, drafts, strict=True)]
         return {
             "block_times": bench.simulated_calls([PLAIN, *shapes], contexts),
             "host_times": pd.DataFrame(host, columns=["repeat", "k", "w", *LiveRuns.HOST]),

@@ -144,14 +144,14 @@ class TreeSearch(Study):
                 f"levels at most; use study.depth={deepest} or less."
             )
         # A drafter that ranks fewer tokens than `study.ranks` says so here.
-        longest = max(len(prompt.tokens) for prompt in parts.prompts.prompts) + bench.config.measurement.max_new_tokens
+        longest = max(len(prompt.tokens) for prompt in parts.prompts.prompts) + bench.config.measurement.limit
         widest = along((0,) * (config.depth - 1), config.ranks)
         parts.primary.drafter.prepare(longest + max(self._budgets[-1], widest.nodes) + 1, widest)
 
     def _counts(self, bench: Bench, streams: Sequence[Stream]) -> tuple[RankCounts, list[dict[str, Any]]]:
         """Return all counts together, and by prompt."""
         config, parts = self._config, bench.parts
-        drafter, limit = Fed(parts.primary.drafter, parts.target), bench.config.measurement.max_new_tokens
+        drafter, limit = Fed(parts.primary.drafter, parts.target), bench.config.measurement.limit
         counts: list[RankCounts] = []
         lines: list[dict[str, Any]] = []
         with bench.progress("measuring accuracy by rank", len(streams)) as advance:

@@ -145,7 +145,7 @@ class TypicalAcceptance(Study):
         drafter = drafters.build(bench.config.drafter, target=target)
         structure = bench.parts.primary.structure
         longest = max(len(prompt.tokens) for prompt in bench.parts.prompts.prompts)
-        drafter.prepare(longest + bench.config.measurement.max_new_tokens + structure.nodes + 1, structure)
+        drafter.prepare(longest + bench.config.measurement.limit + structure.nodes + 1, structure)
         return drafter
 
     def _line(
@@ -153,7 +153,7 @@ class TypicalAcceptance(Study):
     ) -> dict[str, Any]:
         """Decode one text at a temperature and repeat, and return its line of `outputs`."""
         target = bench.parts.target
-        limit = target.limit(stream.prompt, bench.config.measurement.max_new_tokens)
+        limit = target.limit(stream.prompt, bench.config.measurement.limit)
         output = self._decode(bench, rule, drafter, stream, at, limit)
         bench.clock.synchronize()
         tv, otherwise = _departures(output, rule.verifier)

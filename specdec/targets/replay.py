@@ -1,6 +1,6 @@
 """Recorded streams in place of a model: greedy decoding of outputs that another engine wrote, in simulated time."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -18,7 +18,19 @@ from specdec.structures.base import EVERY_STRUCTURE
 from specdec.targets.base import Target, TargetCapabilities, targets
 from specdec.text.streams import Recording, Stream, open_recording
 
+_BEYOND_END = 64  # tokens that a draft may offer beyond a recorded end token
 _UNBOUNDED = 1 << 30  # tokens of context: there is no model to hold them
+
+
+def call_size(evaluation: str, nodes: Any, depth: Any, leaves: Any) -> tuple[Any, Any]:
+    """Return the tokens of a call on a draft and its root, and the copies of the cache that the call reads.
+
+    Args:
+        evaluation: "packed", or "rows" with a sequence and a cache for each path of a draft that branches.
+        nodes, depth, leaves: sizes of the draft, or arrays [N] of many.
+    """
+    several = (evaluation == "rows") * (leaves > 1)
+    return nodes + 1 + several * (leaves * (depth + 1) - nodes - 1), 1 + several * (leaves - 1)
 
 
 @typed
@@ -90,14 +102,38 @@ class Replay(Target):
     def limit(self, prompt: Sequence[int], max_new_tokens: int) -> int:
         return self.stream(prompt).limit(max_new_tokens)
 
+    @property
+    def longest(self) -> int:
+        """The limit at which every recorded text is written whole, with room for drafts beyond an end token: they were
+        offered when the text was written.
+        """
+        return max(len(stream.generated) + (_BEYOND_END if stream.ended else 0) for stream in self.streams)
+
+    def notes(self, prompts: Iterable[Sequence[int]], max_new_tokens: int) -> tuple[str, ...]:
+        """Say how much of the recorded texts after these prompts is replayed."""
+        streams = [self.stream(prompt) for prompt in prompts]
+        recorded = sum(len(stream.generated) for stream in streams)
+        used = sum(min(max_new_tokens, len(stream.generated)) for stream in streams)
+        if used == recorded:
+            return (*self._recorded.notes, f"Replayed: {len(streams):,} recorded texts, whole, {recorded:,} tokens.")
+        return (
+            *self._recorded.notes,
+            f"Replayed: {used:,} of the {recorded:,} recorded tokens of {len(streams):,} texts, at most "
+            f"{max_new_tokens:,} of each; measurement.max_new_tokens=null replays them whole.",
+        )
+
     def clock(self) -> SimulatedClock:
         return self._clock
+
+    def prefill_s(self, prompt: Sequence[int]) -> float:
+        """Return the seconds of the prefill: all of the prompt but its last token, in one call."""
+        cached = len(prompt) - 1
+        return float(self.cost.seconds(cached, 0)) if cached else 0.0
 
     def start(self, text: TextStart) -> None:
         self._text = self.stream(text.prompt).generated
         self._context, self._position = len(text.prompt) - 1, 0
-        if self._context:
-            self._clock.advance(self.cost.seconds(self._context, 0))
+        self._clock.advance(self.prefill_s(text.prompt))
 
     def verify(self, draft: Draft) -> Tensor:
         """Return point masses [N+1, V] on the recorded tokens, for each node the one that follows at its depth.
@@ -110,15 +146,10 @@ class Replay(Target):
         recorded = torch.tensor(self._text[self._position : self._position + draft.tree.depth + 1])
         # Beyond the record nothing is committed; its last token keeps the shapes right.
         places = draft.tree.offsets.clamp_max(len(recorded) - 1)
-        self._clock.advance(self.cost.seconds(*self._evaluated(draft)))
+        tree = draft.tree
+        rows, copies = call_size(self.evaluation, len(tree), tree.depth, len(tree.leaves))
+        self._clock.advance(float(self.cost.seconds(rows, self._context, copies)))
         return one_hot(recorded[places], self.vocab_size)
-
-    def _evaluated(self, draft: Draft) -> tuple[int, int, int]:
-        """Return the tokens of the call, the tokens in the cache, and the copies of the cache that the call reads."""
-        branches = len(draft.tree.leaves)
-        if self.evaluation == "packed" or branches < 2:
-            return len(draft) + 1, self._context, 1
-        return branches * (draft.tree.depth + 1), self._context, branches
 
     def commit(self, path: Sequence[int], next_token: int) -> None:
         self._clock.advance(self.cost.overhead_s)

@@ -1,42 +1,114 @@
 """Simulated time: a clock that a cost model moves, and drafters whose drafts take what it says."""
 
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, overload
+
+import numpy as np
+from torch import Tensor
 
 from specdec.clock import SimulatedClock
-from specdec.cost_model import DraftCost
+from specdec.cost_model import DraftCost, SimulatedCost
 from specdec.drafters.base import Drafter
 from specdec.drafters.base.lookup import Lookup
 from specdec.drafters.base.wrapper import Wrapper
 from specdec.drafters.recorded import RecordedLengths
-from specdec.records import Draft
+from specdec.records import Draft, TextStart
 from specdec.structures.base import Structure
 from specdec.targets.base import Target
-from specdec.targets.replay import Replay
+from specdec.targets.replay import Replay, call_size
 
 
 def priced(drafter: Drafter, target: Target) -> Drafter:
-    """`drafter` as it is where time is measured; where it is simulated, one whose drafts take what they would."""
+    """Return a drafter whose drafts take what they would where time is simulated, and `drafter` itself elsewhere."""
     if not isinstance(target, Replay):
         return drafter
-    cost = target.cost.draft
+    return Priced(drafter, target.clock(), price_of(drafter, target))
+
+
+def price_of(drafter: Drafter, target: Replay) -> "Price":
+    """Return what the drafts of `drafter` cost beside a target that replays."""
+    model: DraftCost | None = target.cost.draft
     if isinstance(drafter, RecordedLengths):
-        cost = drafter.cost or cost
+        model = drafter.cost or (None if drafter.looks_up else model)
     elif isinstance(drafter, Lookup):
-        cost = DraftCost(fixed_s=target.cost.lookup_s, step_s=0.0)
-    return Priced(drafter, target.clock(), cost)
+        model = None
+    return Price(target.cost, target.evaluation, model)
+
+
+class Sizes(NamedTuple):
+    """Sizes of a draft, or [N] of many: nodes, depth, and leaves, which are 0 in an empty one."""
+
+    nodes: Any
+    depth: Any
+    leaves: Any
+
+
+@dataclass(frozen=True)
+class Price:
+    """The seconds of drafts, and of the calls that verify them.
+
+    Attributes:
+        cost, evaluation: those of the target.
+        draft: the seconds of a draft by a model; None for a drafter that looks tokens up.
+    """
+
+    cost: SimulatedCost
+    evaluation: str
+    draft: DraftCost | None
+
+    @overload
+    def draft_s(self, sizes: Sizes, context: int) -> float: ...
+
+    @overload
+    def draft_s(self, sizes: Sizes, context: np.ndarray) -> np.ndarray: ...
+
+    def draft_s(self, sizes: Sizes, context: Any) -> Any:
+        """Return the seconds of drafts behind `context` cached tokens; empty ones cost nothing."""
+        if self.draft is not None:
+            return self.draft.seconds(sizes.depth, context)
+        return self.cost.lookup_seconds(self.verify_s(sizes, context)) * (sizes.nodes > 0)
+
+    @overload
+    def verify_s(self, sizes: Sizes, context: int) -> float: ...
+
+    @overload
+    def verify_s(self, sizes: Sizes, context: np.ndarray) -> np.ndarray: ...
+
+    def verify_s(self, sizes: Sizes, context: Any) -> Any:
+        """Return the seconds of the calls on these drafts and their roots, behind `context` cached tokens."""
+        rows, copies = call_size(self.evaluation, *sizes)
+        return self.cost.seconds(rows, context, copies)
 
 
 class Priced(Wrapper):
     """Drafts as `drafter` does and moves the clock by what such a draft costs; an empty draft costs nothing."""
 
-    def __init__(self, drafter: Drafter, clock: SimulatedClock, cost: DraftCost) -> None:
+    def __init__(self, drafter: Drafter, clock: SimulatedClock, price: Price) -> None:
         super().__init__(drafter)
-        self._clock, self._cost = clock, cost
+        self._clock, self.price = clock, price
+        self._context = 0  # tokens in the target's cache, which the root is not yet in
+
+    def start(self, text: TextStart, states: Tensor | None = None) -> None:
+        super().start(text, states)
+        self._context = len(text.prompt) - 1
+
+    def commit(self, tokens: Sequence[int], states: Tensor | None = None) -> None:
+        super().commit(tokens, states)
+        self._context += len(tokens)
 
     def draft(self, structure: Structure) -> Draft:
         draft = super().draft(structure)
-        self._clock.advance(self._cost.seconds(draft.tree.depth))
+        tree = draft.tree
+        sizes = Sizes(len(tree), tree.depth, len(tree.leaves))
+        self._clock.advance(float(self.price.draft_s(sizes, self._context)))
         return draft
 
     def describe(self) -> dict[str, Any]:
-        return {**super().describe(), "draft_cost": vars(self._cost)}
+        price = self.price
+        shown = (
+            {"lookup_s": price.cost.lookup_s, "lookup_share": price.cost.lookup_share}
+            if price.draft is None
+            else vars(price.draft)
+        )
+        return {**super().describe(), "draft_cost": shown}

@@ -36,7 +36,7 @@ values = {key: value for key, value in values.items() if key != "defaults"}
 values |= {"dtype": dtype, "device": "cpu", "compile": False}
 sampling = SamplingConfig(name="greedy", temperature=0.0, top_k=None, top_p=None, min_p=None)
 target = targets.build(values, sampling=sampling)
-values = {"name": "ngram", "q": "auto", "order_max": 4, "order_min": 1, "matches_max": 32}
+values = {"name": "ngram", "q": "auto", "order_max": 4, "order_min": 1, "matches_max": 32, "occurrence": "common"}
 drafter = drafters.build(values, target=target)
 prompt = [index * 7919 % target.vocab_size for index in range(prompt_length)]
 process, seen, done = psutil.Process(), [], threading.Event()

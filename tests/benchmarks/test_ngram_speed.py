@@ -56,7 +56,7 @@ def one_token(length: int) -> list[int]:
 
 
 def ngram() -> Ngram:
-    config = NgramConfig(name="ngram", q="auto", order_max=4, order_min=1, matches_max=32)
+    config = NgramConfig(name="ngram", q="auto", order_max=4, order_min=1, matches_max=32, occurrence="common")
     return Ngram(config, _Anywhere())  # type: ignore[arg-type]
 
 

@@ -55,7 +55,7 @@ def command(
         ("-m +drafter=ngram structure.k=4", "Unknown key structure.k: structure 'chain' has the keys gamma."),
         (
             "+drafter=ngram drafter.order=4",
-            "Unknown key drafter.order: drafter 'ngram' has the keys q, order_max, order_min, matches_max.",
+            "Unknown key drafter.order: drafter 'ngram' has the keys q, order_max, order_min, matches_max, occurrence.",
         ),
         (
             "+drafter=ngram tracking.url=x",

@@ -197,6 +197,13 @@ def test_tokens_taken_back_leave_no_trace(build, make_structure, name, structure
         begin(fresh, [*PROMPT, *REFERENCE[:kept]])
         assert_same(drafter, drafter.draft(shape), fresh.draft(shape))
         assert drafter.retract(kept)
+        # And where several other tokens follow at once, with no draft in between.
+        drafter.commit(wrong * 3)
+        drafter.draft(shape)
+        assert drafter.retract(3 * len(wrong))
+        drafter.commit(REFERENCE[:kept], states(text[:kept]))
+        assert_same(drafter, drafter.draft(shape), fresh.draft(shape))
+        assert drafter.retract(kept)
 
 
 def retracts(drafter: Any, structure: Any) -> bool:

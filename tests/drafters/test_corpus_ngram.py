@@ -9,6 +9,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import WhitespaceSplit
+from transformers import PreTrainedTokenizerFast
 
 from specdec.drafters.base import drafters
 from specdec.errors import UsageError
@@ -268,6 +272,25 @@ def test_a_fitted_model_is_kept_and_taken_again(build, tmp_path, monkeypatch):
     assert len(list((tmp_path / "fitted").iterdir())) == 4
     build(order=4, cache_dir=None)
     assert len(list((tmp_path / "fitted").iterdir())) == 4
+
+
+def test_targets_that_tokenise_otherwise_have_files_of_their_own(build, tmp_path):
+    """Two tokenizers with the same words under other numbers, and one cache: each target has the law that it would
+    have without a cache.
+    """
+    words = ["a", "b", "c", "d", "e"]
+    (tmp_path / "words.txt").write_text("a b a c a b a d e a b")
+    for numbers in ([0, 1, 2, 3, 4], [3, 2, 0, 4, 1], [0, 1, 2, 3, 4]):
+        level = WordLevel(dict(zip(words, numbers, strict=True)), unk_token="a")
+        tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(level))
+        tokenizer.backend_tokenizer.pre_tokenizer = WhitespaceSplit()
+        keys = {"tokenizer": tokenizer, "corpus": str(tmp_path / "words.txt"), "field": None}
+        kept, alone = build(**keys), build(**keys, cache_dir=None)
+        for context in range(SIZE):
+            assert np.array_equal(kept._table.law([context]), alone._table.law([context]))
+        follows_a = {words[numbers.index(token)] for token in np.flatnonzero(alone._table.law([numbers[0]]) > 0.2)}
+        assert follows_a == {"b"}
+    assert len(list((tmp_path / "fitted").iterdir())) == 2
 
 
 @pytest.mark.parametrize("damage", ["cut", "flipped", "other"])

@@ -8,7 +8,7 @@ from specdec.decode import generate
 from specdec.drafters import drafters
 from specdec.drafters.early_exit import EarlyExit
 from specdec.errors import UsageError
-from specdec.models.partial import blocks_of
+from specdec.models.partial import block_parts, blocks_of, partial_model
 from specdec.records import Request, TextStart
 from specdec.sampling import generator_for, probabilities
 from specdec.self_speculation.exit_layer import ExitLayer
@@ -156,8 +156,11 @@ def test_traced_passes_write_into_the_targets_cache(tiny_model, sampling, make_s
     assert longer.tokens[:limit] == expected.tokens
 
 
-def test_paths_that_are_evaluated_apart_leave_too_few_slots(tiny_model, sampling, make_structure):
-    shape, greedy = make_structure("tree", 4), sampling(temperature=0.0)
+@pytest.mark.parametrize("wide", [False, True])
+def test_paths_that_are_evaluated_apart_leave_too_few_slots(tiny_model, sampling, make_structure, wide):
+    """Above all for a draft of many short rows, of which the target needs the slots of one."""
+    rows = {"name": "rows", "k": 12, "w": 2, "budget": 64}
+    shape, greedy = structures.build(rows) if wide else make_structure("tree", 4), sampling(temperature=0.0)
     both = (Causal(tiny_model("llama"), greedy, evaluation=how) for how in ("packed", "rows"))
     one, other = (decoded(target, exiting(target), shape, 40) for target in both)
     assert one.tokens == other.tokens
@@ -185,6 +188,29 @@ def test_the_exit_layer_is_found_on_calibration_text(tiny_llama, sampling, value
         assert (described["exit_layer_by"], described["layers"]) == ("calibration", 4)
         assert drafters.build(values(exit_layer="auto"), target=target).describe() == described
     assert drafters.build(values(exit_layer=2), target=target).describe()["exit_layer_by"] == "config"
+
+
+def test_the_worth_of_an_exit_layer_is_the_share_of_the_targets_text_that_it_writes(
+    tiny_llama, sampling, values, tmp_path
+):
+    """Greedy, against transformers' own `generate` after the middles of the documents and a plain pass per position."""
+    documents = [[(7 * n * n + place * (n + 2)) % 13 for place in range(20)] for n in range(3)]
+    (tmp_path / "c.jsonl").write_text("".join(f'{{"t": {tokens}}}\n' for tokens in documents))
+    model = tiny_llama(13, layers=3)
+    target = Causal(model, sampling(temperature=0.0))
+    changes = {"exit_layer": "auto", "corpus": str(tmp_path / "c.jsonl"), "field": "t"}
+    worths = drafters.build(values(**changes), target=target).exit.worths
+    assert set(worths) == {1, 2}
+    for layer, worth in worths.items():
+        part = partial_model(model, block_parts(range(layer, 3)), "m")
+        agreed = []
+        for tokens in documents:
+            passage = torch.tensor([tokens[10:16]])
+            seen = torch.ones_like(passage)
+            text = model.generate(passage, attention_mask=seen, max_new_tokens=10, do_sample=False)[0]
+            laws = [part(input_ids=text[None, :place]).logits[0, -1] for place in range(6, 16)]
+            agreed += [int(law.argmax()) == int(token) for law, token in zip(laws, text[6:], strict=True)]
+        assert len(agreed) == 30 and worth["alpha"] == pytest.approx(sum(agreed) / 30, abs=1e-6)
 
 
 def test_a_checkpoint_may_name_its_exit_layer(tiny_llama, sampling, values):

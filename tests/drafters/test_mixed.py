@@ -121,12 +121,15 @@ def test_a_row_that_is_there_is_replaced_by_the_next(make, parts):
     assert proposal.source == (Source("ngram", 0), Source("model_bigram", 1))
 
 
-@given(TEXTS, st.sampled_from([None, 0, 1, 2]), st.booleans())
-@settings(max_examples=200)
-def test_siblings_of_a_tree_are_shared_out(make, parts, make_structure, text, context_rows, fill):
-    """Two children a level: at every node what followed the same path after the last token, then the bigram."""
+@given(TEXTS, st.sampled_from([None, 0, 1, 2]), st.booleans(), st.sampled_from([0, 1]))
+@settings(max_examples=300)
+def test_siblings_of_a_tree_are_shared_out(make, parts, group_values, text, context_rows, fill, goes_on):
+    """Two children a level, below the first or the second one of the level above: at every node what followed the same
+    path after the last token, then the bigram.
+    """
     fill = fill or context_rows is None
-    shape = make_structure("tree", 3)
+    parents = [-1, -1, goes_on, goes_on, 2 + goes_on, 2 + goes_on]
+    shape = structures.build(group_values("structure", "tree", parents=parents, nodes=6, depth=3))
     proposal = started(make(context_rows, fill), text).propose(shape)
     _, bigram = parts
     share = 2 if context_rows is None else min(2, context_rows)

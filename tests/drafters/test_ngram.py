@@ -93,8 +93,9 @@ class _Anywhere:
     device = torch.device("cpu")
 
 
-def make(q="longest", order_max: int = 4, order_min: int = 1, matches_max: int = 32) -> Ngram:
-    config = NgramConfig(name="ngram", q=q, order_max=order_max, order_min=order_min, matches_max=matches_max)
+def make(q="longest", order_max: int = 4, order_min: int = 1, matches_max: int = 32, occurrence="common") -> Ngram:
+    orders = {"q": q, "order_max": order_max, "order_min": order_min}
+    config = NgramConfig(name="ngram", **orders, matches_max=matches_max, occurrence=occurrence)
     return Ngram(config, _Anywhere())  # type: ignore[arg-type]
 
 
@@ -316,3 +317,52 @@ def test_memory_entries_are_linear_in_the_text():
     index.matches(3, 1)
     for latest, earlier in index._tables.values():
         assert len(latest) <= 1000 and len(earlier) == 1000
+
+
+def server_lookup(text: list[int], order_min: int, order_max: int, k: int) -> list[int]:
+    """The rule of vLLM's n-gram proposer (v1/spec_decode/ngram_proposer.py), searched naively: of the n-grams that end
+    the text the longest, at most `order_max`, that begins anywhere before its own place; its first such place; the k
+    tokens behind it, fewer where the text ends.
+    """
+    for order in range(min(order_max, len(text) - 1), order_min - 1, -1):
+        for begin in range(len(text) - order):
+            if text[begin : begin + order] == text[len(text) - order :]:
+                return text[begin + order : begin + order + k]
+    return []
+
+
+@given(TEXTS, st.integers(1, 6), st.integers(1, 3), st.integers(0, 4))
+@settings(max_examples=100)
+def test_the_leftmost_rule_is_that_of_servers(text, gamma, order_min, more):
+    drafter = make("longest", order_min + more, order_min, occurrence="leftmost")
+    drafter.start(TextStart(text[:1], 100))
+    for size in range(1, len(text) + 1):
+        assert proposed(drafter, gamma) == server_lookup(text[:size], order_min, order_min + more, gamma)
+        drafter.commit(text[size : size + 1])
+
+
+def test_an_example_of_the_servers_documentation():
+    """[4, 2, 3] follows the match of [2, 3]; the match of three tokens that is tried first does not exist."""
+    drafter = make("longest", 3, 2, occurrence="leftmost")
+    drafter.start(TextStart([1, 2, 3, 4, 2, 3], 100))
+    assert proposed(drafter, 4) == [4, 2, 3]
+    assert drafter.capabilities.fills == {"chain"}, "servers look up one continuation"
+
+
+def test_the_two_rules_differ():
+    """After 7 came 1, then 2 and 2 again: the common rule says 2, the servers' 1."""
+    text = [7, 1, 7, 2, 7, 2, 7]
+    for occurrence, expected in (("common", 2), ("leftmost", 1)):
+        drafter = make("longest", 1, 1, occurrence=occurrence)
+        drafter.start(TextStart(text, 100))
+        assert proposed(drafter, 1) == [expected]
+
+
+@given(LONG_TEXTS, st.integers(1, 15))
+def test_first_places_survive_a_retraction(text, count):
+    drafter = make("longest", 3, 1, occurrence="leftmost")
+    drafter.start(TextStart(text[:4], 100))
+    drafter.commit(text[4:])
+    proposed(drafter, 3)
+    drafter.retract(count)
+    assert proposed(drafter, 3) == server_lookup(text[:-count], 1, 3, 3)

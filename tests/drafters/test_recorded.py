@@ -81,7 +81,11 @@ def test_its_cost_is_its_own_or_the_models(replay, group_values):
         assert len(drafter.draft(structures.build({"name": "chain", "gamma": 4}))) == 4
         return target.clock().seconds(before, target.clock().mark())
 
-    assert seconds() == pytest.approx(0.00213526175 + 4 * 8.41429603e-7)
+    eagle = 0.00213526175 + 5 * 8.41429603e-7 + 2.37768493e-9  # behind one cached token; the source counts the root
+    assert seconds() == pytest.approx(eagle, rel=1e-9)
+    look = 0.005875 * target.cost.seconds(5, 1)
+    assert seconds(kind="lookup") == pytest.approx(look, rel=1e-9) and look < eagle / 50
+    assert seconds(kind="lookup", fixed_ms=2.0, step_ms=0.0) == pytest.approx(2e-3), "a time of its own comes first"
     assert seconds(fixed_ms=2.0, step_ms=0.5) == pytest.approx(4e-3)
     with pytest.raises(UsageError, match="Set both drafter.fixed_ms and drafter.step_ms"):
         seconds(fixed_ms=2.0)
@@ -178,3 +182,37 @@ def test_a_prompt_without_a_record_gets_no_proposals(replay, group_values):
     drafter = build(group_values, replay(made(0)))
     drafter.start(TextStart((4, 4), 100))
     assert len(drafter.draft(structures.build({"name": "chain", "gamma": 3}))) == 0
+
+
+@pytest.mark.parametrize(
+    ("field", "kind", "looks_up"),
+    [
+        ("acc_ngram", None, True),
+        ("prompt-lookup", None, True),
+        ("acc_n_gram", None, True),
+        ("SAM", None, True),
+        ("acc_eagle3", None, False),
+        ("acc_rested", None, False),
+        ("acc_ngram", "model", False),
+        ("acc_eagle", "lookup", True),
+    ],
+)
+def test_what_it_stands_for_is_read_off_its_name_or_said(replay, group_values, field, kind, looks_up):
+    """A recorded n-gram is not charged a feature drafter's time, and the run says what it took it for."""
+    stream = Stream("one", "c", (9,), (1, 2), {field: (2, 1)})
+    drafter = build(group_values, replay(stream), field=None, kind=kind)
+    assert drafter.looks_up is looks_up
+    (note,) = drafter.notes
+    assert field in note and ("look-up" in note) is looks_up
+    assert (f"drafter.kind={kind}" if kind else "by its name") in note
+
+
+def test_texts_that_are_not_the_drafters_own_are_drafted(replay, group_values):
+    """The short way along recorded lengths is taken only where the drafter's text is the one that is written."""
+    stream = made(0)
+    drafter = build(group_values, replay(stream))
+    text = stream.generated
+    lengths = [length - 1 for length in stream.accepted_lengths["acc_eagle"]]
+    assert drafter.agreed_lengths(stream.prompt, text[:50]).tolist() == lengths[:50]
+    assert drafter.agreed_lengths((7, 7), text) is None
+    assert drafter.agreed_lengths(stream.prompt, (*text[:9], text[9] + 1)) is None

@@ -41,7 +41,9 @@ def shaken(model, amount, seed=1):
 
 
 def ngram(target):
-    return Ngram(NgramConfig(name="ngram", q="auto", order_max=4, order_min=1, matches_max=8), target)
+    return Ngram(
+        NgramConfig(name="ngram", q="auto", order_max=4, order_min=1, matches_max=8, occurrence="common"), target
+    )
 
 
 def model_of(model):

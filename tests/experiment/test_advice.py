@@ -101,6 +101,12 @@ def test_the_best_gamma_and_how_sure_it_is():
     assert unsure.startswith("It may pay") and unsure.count("\n") == 0
 
 
+def test_the_best_gamma_is_the_fastest_and_not_the_longest():
+    fast, long = prediction(2.5, CHEAP, gamma=4), prediction(3.0, replace(CHEAP, draft=0.5), gamma=8)
+    assert fast.speedup.estimate > long.speedup.estimate
+    assert judge([fast, long], "x on y")[0].gamma == 4
+
+
 def test_the_key_ignores_the_order_of_keys_only():
     assert key_of({"a": 1, "b": [1, 2]}) == key_of({"b": [1, 2], "a": 1})
     assert len({key_of({"a": 1}), key_of({"a": 2}), key_of({"b": 1})}) == 3

@@ -18,7 +18,7 @@ TOKENS = 200
 def test_decoding_does_not_grow_the_process(tiny_model, sampling):
     """Keeping the p of every round alone would add over a megabyte: 4 texts of some 100 rounds of 5 x 61 numbers."""
     target = Causal(tiny_model("llama"), sampling(temperature=0.0))
-    values = {"name": "ngram", "q": "longest", "order_max": 3, "order_min": 1, "matches_max": 8}
+    values = {"name": "ngram", "q": "longest", "order_max": 3, "order_min": 1, "matches_max": 8, "occurrence": "common"}
     drafter = drafters.build(values, target=target)
     verifier = verifiers.build({"name": "greedy"})
     structure = structures.build({"name": "chain", "gamma": 4})

@@ -40,6 +40,49 @@ def test_static_shapes_give_the_logits_of_growing_ones(tiny_model, name):
     assert static.cache.capacity == 512 and static.length == eager.length
 
 
+@pytest.fixture
+def two_decoders(tiny_model, monkeypatch):
+    """An eager decoder, and one whose traced passes run as they were written, so that making them takes no time. They
+    still write into the cache, and return the layers, that they were made for.
+    """
+    monkeypatch.setattr(torch, "compile", lambda function, **options: function)
+    eager, traced = (Decoder(tiny_model("llama"), "llama", 512) for _ in range(2))
+    traced.compile({1, 3}, 64, "trace", copies=3)
+    return eager, traced
+
+
+def test_passes_serve_no_other_cache(two_decoders):
+    eager, traced = two_decoders
+    buffers = traced.cache
+    for capacity in (64, 600, 64):
+        assert (walk(eager, capacity) - walk(traced, capacity)).abs().max() < EXACT
+        assert (traced.cache is buffers) == (capacity == 64)
+
+
+@torch.inference_mode()
+def test_trees_and_batches_are_placed_as_in_a_plain_pass(two_decoders):
+    """One is a tree in one sequence; the other has more paths than the compiled cache has copies."""
+    for nodes, copies in (((-1, -1, 0, 2), 1), ((-1, -1, -1, -1), 3)):
+        tree, tokens, found = Tree(nodes), torch.tensor([1, 2, 3, 4, 5]), []
+        for decoder in two_decoders:
+            decoder.start(TEXT, 64, copies)
+            found.append((decoder.forward if copies == 1 else decoder.forward_paths)(tokens, tree))
+            decoder.length = len(TEXT)
+            found.append(decoder.forward(torch.tensor([7, 8, 9]), chain_tree(2)))
+        assert all((one - other).abs().max() < EXACT for one, other in zip(found[:2], found[2:], strict=True))
+
+
+@torch.inference_mode()
+def test_passes_of_other_layers_are_not_used(two_decoders):
+    """Layers that are asked for after the passes were made, against transformers' own hidden states."""
+    for decoder in two_decoders:
+        decoder.keep_states((1,))
+        decoder.start(TEXT, 64)
+        decoder.forward(torch.tensor([TEXT[-1], 4, 9]), chain_tree(2))
+        plain = decoder.model(input_ids=torch.tensor([[*TEXT, 4, 9]]), output_hidden_states=True).hidden_states[-2]
+        assert (decoder.states - plain[0, -3:]).abs().max() < EXACT
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("mode", "tolerance"), [("trace", EXACT), ("inductor", FUSED)])
 def test_it_gives_the_logits_of_the_eager_pass(tiny_model, mode, tolerance):

@@ -68,7 +68,7 @@ def decoded(target, prompt, limit, drafter="none", gamma=4, verifier="speculativ
     )
 
 
-NGRAM = {"drafter": "ngram", "q": "auto", "order_max": 4, "order_min": 1, "matches_max": 32}
+NGRAM = {"drafter": "ngram", "q": "auto", "order_max": 4, "order_min": 1, "matches_max": 32, "occurrence": "common"}
 
 
 @pytest.mark.parametrize("name", PARAMETERS)

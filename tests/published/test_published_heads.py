@@ -100,6 +100,18 @@ def test_drafts_are_those_of_the_formats_equations(model, target, drafter_of, tr
     )
 
 
+def test_layers_that_are_not_alike_are_read_in_their_order(model, drafter_of, tmp_path):
+    """The reference makes the layers of a head alike; a file of others need not."""
+    published = Published("medusa", medusa(3, 2, repeated=False), slow_medusa(2), {})
+    weights = write_checkpoint(tmp_path, published, WIDTH, VOCABULARY)
+    heads, embedding = drafter_of(tmp_path, "medusa").heads, model.get_input_embeddings().weight
+    state = torch.randn(WIDTH, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    for k in range(1, 4):
+        path = list(range(k))
+        logits = heads.logits(k, heads.draft_features(k, state, torch.tensor([path])))[0]
+        torch.testing.assert_close(logits, published.slow(weights, [state[None]], embedding, 0, path))
+
+
 def test_heads_of_the_second_version_use_the_targets_output_layer(model, target, drafter_of, tree, tmp_path):
     output = model.get_output_embeddings().weight
     published = Published("medusa", medusa(3, 2, outputs=False), slow_medusa(2, tied=lambda: output), {"version": "2"})

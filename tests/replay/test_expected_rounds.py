@@ -1,14 +1,25 @@
 """Replay against live decoding: under greedy in float64 the rounds are the same, to the round."""
 
+from collections import Counter, defaultdict
+
 import pytest
 import torch
 
 from specdec.clock import CpuClock
 from specdec.decode import generate
 from specdec.drafters import drafters
-from specdec.records import Request
-from specdec.replay.expected_rounds import agreement, expected_rounds, rounds_along
-from specdec.sampling import generator_for
+from specdec.drafters.base import Drafter, DrafterCapabilities
+from specdec.records import EMPTY, Draft, Request, chain_tree
+from specdec.replay.answers import TextStates
+from specdec.replay.expected_rounds import (
+    Starts,
+    agreement,
+    expected_rounds,
+    expected_walk,
+    rounds_along,
+    starts_along,
+)
+from specdec.sampling import generator_for, sample
 from specdec.structures import structures
 from specdec.targets.causal import Causal
 from specdec.theory.dependence import greedy_rounds, replay_rounds
@@ -68,6 +79,23 @@ def test_replay_gives_the_rounds_of_live_greedy_decoding(
         assert replayed == pytest.approx(len(live.rounds), abs=1e-9)
 
 
+@pytest.mark.parametrize(("name", "shape"), [("ngram", "chain"), ("ngram", "tree"), ("oracle", "chain")])
+@pytest.mark.parametrize("limit", [1, 13, 30])
+def test_a_walk_offers_what_live_decoding_offers(target, text, drafter_values, make_structure, name, shape, limit):
+    """At the end of a text the room is less than the structure, and nothing is offered for the last token."""
+    drafter = drafters.build(drafter_values(name, target.vocab_size, target), target=target)
+    structure, verifier = make_structure(shape, 5), verifiers.build({"name": "greedy"})
+    fresh = [
+        Request(PROMPT, limit, draft_generator=generator_for(0, "p", "draft"), reference=text[:limit]) for _ in range(2)
+    ]
+    live = generate(
+        target=target, drafter=drafter, verifier=verifier, structure=structure, request=fresh[0], clock=CpuClock()
+    )
+    walk = rounds_along(drafter, target, structure, text[:limit], fresh[1], CpuClock())
+    assert live.tokens == text[:limit]
+    assert walk.offered == Counter(len(row.draft_tokens) for row in live.rounds)
+
+
 def test_agreement_of_the_oracle_is_its_coins(target, text, group_values):
     drafter = drafters.build(group_values("drafter", "oracle", alpha=0.6), target=target)
     structure = structures.build({"name": "chain", "gamma": 3})
@@ -89,3 +117,98 @@ def test_agreement_when_sampling_is_p_of_the_proposal(group_values, table):
     # Proposals: 1 (seen after 0), 2 (after 0 1), 0 (after 2), 2 (after 1); beta is p of the proposal after the text.
     assert along.beta == pytest.approx((law[0][1], law[1][2], law[2][0], law[1][2]))
     assert along.m == (1.0, 1.0, 0.0, 0.0)
+
+
+class Markov(Drafter):
+    """Draws every token from the line of q [V, V] of the one before it, and nothing after the token `silent`. `whole`
+    gives all laws along a text at once.
+    """
+
+    capabilities = DrafterCapabilities(fills=frozenset({"chain"}), replay="position")
+
+    def __init__(self, q, whole=False, silent=None):
+        self.q, self.whole, self.silent = q, whole, silent
+
+    def start(self, text, states=None):
+        self.last, self.generator = text.prompt[-1], text.generator
+
+    def commit(self, tokens, states=None):
+        self.last = tokens[-1]
+
+    def draft(self, structure):
+        tokens, rows, last = [], [], self.last
+        while len(tokens) < structure.gamma and last != self.silent:
+            rows.append(self.q[last])
+            last = int(sample(rows[-1], self.generator))
+            tokens.append(last)
+        return Draft(torch.tensor(tokens), chain_tree(len(tokens)), torch.stack(rows)) if tokens else EMPTY
+
+    def laws(self, prompt, text):
+        return self.q[[prompt[-1], *text[:-1]]] if self.whole else None
+
+
+P = torch.tensor([[0.5, 0.3, 0.2], [0.1, 0.6, 0.3], [0.35, 0.25, 0.4]], dtype=torch.float64)
+Q = torch.tensor([[0.3, 0.5, 0.2], [0.4, 0.35, 0.25], [0.2, 0.2, 0.6]], dtype=torch.float64)
+
+
+def live_rounds(enumeration, target, drafter, prompt, limit):
+    """All outcomes of live decoding with chains of two: the chance of each text, and given the text the mean number of
+    rounds that offer n tokens.
+    """
+    generator = enumeration.generator
+
+    def live():
+        made = generate(
+            target=target,
+            drafter=drafter,
+            verifier=verifiers.build({"name": "speculative_sampling"}),
+            structure=structures.build({"name": "chain", "gamma": 2}),
+            request=Request(prompt, limit, draft_generator=generator, accept_generator=generator),
+            clock=CpuClock(),
+        )
+        return made.tokens, tuple(len(row.draft_tokens) for row in made.rounds)
+
+    chance, offered = defaultdict(float), defaultdict(Counter)
+    for (tokens, offers), weight in enumeration.law(live).items():
+        chance[tokens] += weight
+        for size in offers:
+            offered[tokens][size] += weight
+    return {text: {size: sum_ / chance[text] for size, sum_ in found.items()} for text, found in offered.items()}
+
+
+@pytest.mark.parametrize(("whole", "silent", "end"), [(True, None, 2), (False, None, 2), (False, 1, None)])
+def test_drawn_drafts_take_the_rounds_that_enumeration_counts(table, enumeration, whole, silent, end):
+    """Of chains that may end early the offers are not known from the text, because they depend on what was drafted."""
+    target, drafter, limit = table(P, end_token=end, temperature=1.0), Markov(Q, whole, silent), 3
+    structure, prompt = structures.build({"name": "chain", "gamma": 2}), (0, 1, 0)
+    live = live_rounds(enumeration, target, drafter, prompt, limit)
+    assert len(live) == (3**limit if end is None else 1 + 2 + 4 * 3)
+    for tokens, offered in live.items():
+        asked = Request(prompt, limit, draft_generator=torch.Generator())
+        along = agreement(drafter, target, structure, tokens, asked)
+        rounds = pytest.approx(sum(offered.values()), abs=1e-12)
+        assert expected_rounds(drafter, target, structure, tokens, asked) == rounds
+        walk = expected_walk(Starts.of_positions(along, structure.gamma), limit)
+        assert walk.rounds == rounds
+        before = (0, *tokens[:-1])
+        beta = [0.0 if last == silent else float(torch.minimum(P[last], Q[last]).sum()) for last in before]
+        assert along.beta == pytest.approx(beta) and along.proposed == tuple(last != silent for last in before)
+        if silent is None:
+            assert walk.offered == pytest.approx(offered, abs=1e-12)
+
+
+def test_point_masses_from_every_start_offer_what_live_decoding_offers(table, enumeration, group_values):
+    """An n-gram's draft follows from the text before it; texts end at token 2 or at the limit."""
+    target, limit, prompt = table(P, end_token=2, temperature=1.0), 4, (0, 1, 1, 0)
+    drafter = drafters.build(group_values("drafter", "ngram"), target=target)
+    structure = structures.build({"name": "chain", "gamma": 2})
+    for tokens, offered in live_rounds(enumeration, target, drafter, prompt, limit).items():
+        walk = expected_walk(starts_along(drafter, target, structure, tokens, Request(prompt, limit)), limit)
+        assert walk.offered == pytest.approx(offered, abs=1e-12)
+
+
+def test_states_belong_to_their_text(table):
+    """Two texts of one length, one after the other, and the first again: states of a table are its tokens, one-hot."""
+    states = TextStates(table(P, temperature=1.0))
+    for text in [(0, 1), (2, 2), (0, 1)]:
+        assert states.of((1, 0), text).argmax(-1).tolist() == [1, 0, text[0]]

@@ -55,7 +55,16 @@ def test_a_trace_is_accounted_for(command, trace, drafter):
     assert first["verify_s"].to_numpy() == pytest.approx(0.00588590713 + 2.10103129e-05 + 19 * 3.92645679e-08)
     assert rounds["commit_s"].to_numpy() == pytest.approx(0.00120683946)
     drafted = rounds[rounds["offered"] > 0]["draft_s"]
-    assert (drafted > 0.002).all() if drafter == "recorded" else (drafted == 0).all()
+    verified = rounds[rounds["offered"] > 0]["verify_s"]
+    assert (
+        (drafted > 0.002).all() if drafter == "recorded" else (drafted / verified).to_numpy() == pytest.approx(0.005875)
+    )
+    notes = json.loads((folder / "summary.json").read_text())["notes"]
+    whole = sum(len(stream.generated) for stream in streams)
+    assert f"Replayed: 4 recorded texts, whole, {whole} tokens." in notes
+    assert ("Drafts of acc_eagle are charged what a draft by a model takes" in " ".join(notes)) is (
+        drafter == "recorded"
+    )
     environment = json.loads((folder / "environment.json").read_text())
     assert environment["model"]["time"] == "simulated" and environment["model"]["cost_model"] == "h100_llama31_8b"
     assert (folder / "account.json").is_file()
@@ -126,3 +135,38 @@ def test_a_replay_of_the_suffix_drafter_knows_the_earlier_outputs_of_its_run(com
     # A prompt of one token repeats nothing: what is offered at once is from an earlier output.
     first = rounds[(rounds["method"] == "suffix") & (rounds["round"] == 0) & (rounds["context"] == 1)]
     assert (first["offered"] > 0).any()
+
+
+@pytest.mark.parametrize("shape", [(), ("structure=tree", "structure.nodes=6")])
+def test_a_walked_run_leaves_what_a_decoded_one_does(command, trace, monkeypatch, shape):
+    """The same files; the same tables, but for readings of the clock, which warmed up first."""
+    path, _ = trace
+    arguments = ("target=replay", f"target.path={path}", "+drafter=ngram", *shape, *QUICK)
+    code, error, walked = command("walked", *arguments)
+    assert code == 0, error
+    monkeypatch.setattr("specdec.experiment.parts.walks", lambda target, drafter: False)
+    code, error, decoded = command("decoded", *arguments)
+    assert code == 0, error
+    files = [sorted(str(each.relative_to(folder)) for each in folder.rglob("*")) for folder in (walked, decoded)]
+    assert files[0] == files[1]
+    for name in ("rounds", "replay", "alpha"):
+        one, two = (pd.read_parquet(folder / f"{name}.parquet") for folder in (walked, decoded))
+        pd.testing.assert_frame_equal(one, two, check_exact=False, rtol=1e-9)
+    one, two = ((folder / "traces.json").read_text() for folder in (walked, decoded))
+    assert one == two
+
+
+def test_a_number_of_tokens_replays_the_beginnings_and_says_so(command, trace):
+    path, streams = trace
+    keys = ("target=replay", f"target.path={path}", "+drafter=recorded", "measurement.max_new_tokens=40", *QUICK)
+    code, error, folder = command("out", *keys)
+    assert code == 0, error
+    sizes = [len(stream.generated) for stream in streams]
+    used = sum(min(40, size) for size in sizes)
+    (note, *_) = json.loads((folder / "summary.json").read_text())["notes"][1:]
+    assert note.startswith(f"Replayed: {used} of the {sum(sizes)} recorded tokens of 4 texts, at most 40 of each")
+
+
+def test_only_recorded_texts_know_where_they_end(command):
+    code, error, _ = command("out", "+drafter=ngram", "+debug=tiny", "measurement.max_new_tokens=null", *QUICK)
+    assert code == 2 and "measurement.max_new_tokens=null: target 'table' would write without an end" in error

@@ -11,7 +11,7 @@ from specdec.drafters import drafters
 from specdec.drafters.base import DrafterCapabilities
 from specdec.drafters.base.lookup import Lookup
 from specdec.errors import UsageError
-from specdec.experiment.results import GenerationKey, round_lines
+from specdec.experiment.results import GenerationKey, round_table
 from specdec.records import Request
 from specdec.replay.walk import Cell, replay_grid, replay_stream
 from specdec.targets import targets
@@ -70,7 +70,7 @@ def test_rounds_are_those_of_the_loop(target, live, drafter_values, make_structu
                     request=Request(each.prompt, target.limit(each.prompt, limit)),
                     clock=target.clock(),
                 )
-                rows = pd.DataFrame(round_lines(GenerationKey("", name, gamma, 0, "", ""), loop, target.clock()))
+                rows = round_table(GenerationKey("", name, gamma, 0, "", ""), loop, target.clock()).to_pandas()
                 fast = replay_stream(drafter, structure, each, limit, allotment=True)
                 assert fast.tokens == len(loop.tokens) and len(fast) == len(loop.rounds)
                 assert [at + len(each.prompt) for at in fast.position] == list(rows["context"])

@@ -49,6 +49,19 @@ def assert_like_plain(target, model, text, draft, path_to):
         assert error < TOLERANCE.get(type(model).__name__, EXACT), f"node {node}"
 
 
+@pytest.mark.parametrize("chunk", [1, 4, 5, 512])
+def test_states_of_a_prefill_in_chunks_are_those_of_one_pass(tiny_model, sampling, chunk):
+    """Two readers of different layers each get theirs in the order that they asked for, as transformers has them."""
+    model = tiny_model("llama")
+    target = Causal(model, sampling(temperature=1.0), prefill_chunk=chunk)
+    one, other = target.hidden.keep(1), target.hidden.keep(2, 0)
+    target.start(TextStart(PROMPT, 64))
+    layers = model(input_ids=torch.tensor([PROMPT]), use_cache=False, output_hidden_states=True).hidden_states
+    layers = [layer[0, :-1] for layer in layers]  # the root is not evaluated yet
+    torch.testing.assert_close(one(target.states), layers[-2], atol=1e-10, rtol=0)
+    torch.testing.assert_close(other(target.states), torch.cat([layers[-3], layers[-1]], -1), atol=1e-10, rtol=0)
+
+
 def test_a_tree_is_verified_like_its_paths_one_by_one(architecture, tiny_model, target_of, random_draft, path_to):
     target, model = target_of(architecture), tiny_model(architecture)
     for seed, nodes in enumerate((4, 9)):

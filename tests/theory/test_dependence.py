@@ -2,6 +2,8 @@
 cases.
 """
 
+from itertools import product
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -13,6 +15,7 @@ from specdec.theory.dependence import (
     markov_tokens_per_round,
     product_identity,
     replay_rounds,
+    replay_rounds_by_start,
 )
 
 M = np.array([0.9, 0.5, 1.0, 0.2, 0.8, 0.7])
@@ -71,6 +74,27 @@ def test_replay_against_simulation():
     rounds = simulated_rounds(m, 3, 4_000, seed=2)
     se = rounds.std() / np.sqrt(len(rounds))
     assert abs(rounds.mean() - replay_rounds(m, 3)) < 5 * se
+
+
+def test_replay_by_start_against_every_outcome_of_the_coins():
+    """A table m_{t,j} of five tokens and chains of two: the rounds of all outcomes, weighed by their chances."""
+    m = np.random.default_rng(6).uniform(0.1, 0.9, size=(5, 2))
+    m[4, 1] = 0.0  # beyond the text
+    expected = 0.0
+    for outcome in product((0, 1), repeat=m.size):
+        coins = np.reshape(outcome, m.shape)
+        position = rounds = 0
+        while position < len(m):
+            position += 1 + (coins[position, 0] + coins[position, 0] * coins[position, 1])
+            rounds += 1
+        expected += rounds * np.prod(np.where(coins, m, 1 - m))
+    assert replay_rounds_by_start(m) == pytest.approx(expected)
+
+
+def test_replay_by_start_is_replay_where_the_start_does_not_matter():
+    m = np.append(M, np.zeros(3))
+    table = np.stack([m[j : j + len(M)] for j in range(3)], axis=1)
+    assert replay_rounds_by_start(table) == pytest.approx(2.698)
 
 
 def test_replay_of_constant_chances_is_the_finite_output_recursion():

@@ -5,12 +5,13 @@ import json
 import pytest
 import torch
 
-from specdec.clock import CpuClock
+from specdec.clock import CpuClock, SimulatedClock
 from specdec.drafters import drafters
 from specdec.models.products import matrix_products
 from specdec.records import EMPTY, TextStart, chain_tree
 from specdec.sampling import generator_for
 from specdec.structures import structures
+from specdec.targets.base import model_target
 from specdec.targets.causal import Causal
 from specdec.timing.calls import calibrate, call_sizes, time_calls
 from specdec.timing.timer import Timer
@@ -47,6 +48,37 @@ def test_whole_drafts_by_depth(tiny_model, sampling, group_values):
     assert calibrate(target, drafter, chain, [5, 6, 7, 5, 6], trees, timer(3)).drafts == {}
     # A text without repetition gives an n-gram drafter nothing to propose, and so nothing to time.
     assert calibrate(target, drafter, chain, [1, 2, 3], trees, timer(3), gammas=(2,)).drafts == {2: []}
+
+
+def test_a_timed_call_ends_with_standardised_probabilities(tiny_model, sampling, group_values, monkeypatch):
+    """Standardising is all that moves this clock, by a second: so long is every call, under the run's own sampling."""
+    cut = sampling(temperature=0.7, top_k=5)
+    target, clock, seen = Causal(tiny_model("llama"), cut), SimulatedClock(), []
+    standardised = model_target.checked_probabilities
+
+    def slow(logits, by):
+        clock.advance(1.0)
+        seen.append(by)
+        return standardised(logits, by)
+
+    monkeypatch.setattr(model_target, "checked_probabilities", slow)
+    drafter = drafters.build(group_values("drafter", "ngram"), target=target)
+    chain = structures.build({"name": "chain", "gamma": 4})
+    made = Timer(clock, 3, generator_for(0, "p", "calibration"))
+    found = calibrate(target, drafter, chain, [5, 6, 7, 5, 6], [chain_tree(2), chain_tree(4)], made)
+    assert found.calls == {1: [1.0] * 3, 3: [1.0] * 3, 5: [1.0] * 3} and set(seen) == {cut}
+    cells = time_calls(target, [5, 6, 7], (1, 3), (8,), Timer(clock, 2, generator_for(0, "p", "cost"))).cells
+    assert cells == {(1, 8): [1.0] * 2, (3, 8): [1.0] * 2}
+
+
+def test_every_call_is_timed_at_the_prompts_context(tiny_model, sampling, group_values):
+    target = Causal(tiny_model("llama"), sampling(temperature=0.0))
+    verify, lengths = target.verify, set()
+    target.verify = lambda draft: lengths.add(target.decoder.length) or verify(draft)
+    drafter = drafters.build(group_values("drafter", "ngram"), target=target)
+    chain = structures.build({"name": "chain", "gamma": 4})
+    calibrate(target, drafter, chain, [5, 6, 7, 5, 6], [chain_tree(2), chain_tree(4)], timer(3))
+    assert lengths == {4}  # the root is evaluated with the draft
 
 
 @pytest.mark.parametrize(

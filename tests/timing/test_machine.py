@@ -30,3 +30,14 @@ def test_the_buffer_exceeds_the_caches(tmp_path):
     assert buffer_bytes(tmp_path) == 4 * 2**25
     (tmp_path / "index2" / "size").write_text("2048M\n")
     assert buffer_bytes(tmp_path) == 2**30
+
+
+def test_rates_are_bytes_and_operations_over_the_best_time(monkeypatch):
+    """Every kernel takes 2 s and then 1 s: a copy of half the buffer reads it and writes it, a product multiplies and
+    adds.
+    """
+    monkeypatch.setattr(machine, "buffer_bytes", lambda: 2**24)
+    monkeypatch.setattr(machine.Timer, "seconds", lambda self, case: [2.0, 1.0])
+    found = measure_machine(torch.device("cpu"), torch.float32, rows=(3,), seconds=0.0)
+    assert found.bandwidth == {"read": 2**24, "copy": 2**24}
+    assert found.throughput == {3: 2 * 3 * 1024 * 1024}

@@ -10,10 +10,11 @@ from specdec.decode import generate
 from specdec.drafters.base import drafters
 from specdec.drafters.small_model import SmallModel
 from specdec.errors import NumericsError, UsageError
-from specdec.records import Request, TextStart
+from specdec.records import Request, TextStart, chain_tree
 from specdec.sampling import generator_for, probabilities
 from specdec.structures.base import structures
 from specdec.targets.causal import Causal
+from specdec.tree_building.model_tree import draft_tree
 from specdec.verifiers.base.contract import verifiers
 
 PROMPT = [7, 3, 19, 44, 3, 19, 52, 7]
@@ -116,6 +117,18 @@ def test_the_cache_after_a_round_is_that_of_a_fresh_start(target, tiny_model, ma
     third = drafter.draft(make_structure("tree", 2))
     text = [*PROMPT, *chain.tokens.tolist(), 5]
     torch.testing.assert_close(third.q[0], drafter.laws(text, [0])[0], atol=1e-12, rtol=0)
+
+
+def test_a_draft_leaves_no_node_in_the_cache(target, tiny_model, make_structure):
+    """The next call on the model goes on from the committed text, as a plain pass over it does."""
+    drafter = SmallModel(shaken(tiny_model("llama")), target(temperature=1.0), siblings="without_replacement")
+    drafter.start(TextStart(PROMPT, 64, generator=generator_for(0, "p", "draft")))
+    shape = make_structure("tree", 3)
+    model = drafter.tree_model(shape, ranked=True, strategy="model")
+    assert draft_tree([model], shape, "ranked", None).tree.depth == 3
+    assert model.decoder.length == len(PROMPT)
+    after = model.decoder.forward(torch.tensor([5]), chain_tree(0))[-1]
+    torch.testing.assert_close(after, model.decoder.score(PROMPT, [5])[-1], atol=1e-12, rtol=0)
 
 
 @pytest.mark.parametrize("siblings", WAYS)

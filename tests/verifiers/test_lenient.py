@@ -3,6 +3,7 @@
 import json
 import sqlite3
 
+import numpy as np
 import pytest
 import torch
 from hydra.core.global_hydra import GlobalHydra
@@ -37,6 +38,19 @@ def test_the_first_token_has_the_law_that_the_rule_states(first_token, random_la
         for token in range(len(p)):  # a point mass in place of a drawn token
             law, _ = first_token(rule, p, q, deterministic=token)
             assert (law - rule.law(p, one_hot(torch.tensor(token), len(p)).double())).abs().max() < 1e-12
+
+
+@pytest.mark.parametrize("lenience", [0.8, 0.3])
+@pytest.mark.parametrize(("residual", "power"), [("plain", 0), ("lenient", 1)])
+def test_what_follows_a_rejection_is_drawn_from_p_without_that_share_of_q(
+    first_token, random_law, residual, power, lenience
+):
+    """Appendix A.5, written out: min(q, p/l) passes, what is missing goes to norm((p - q)_+) or norm((p - lq)_+)."""
+    for p, q in [(P, Q), *zip(random_law(5, 1), random_law(5, 2), strict=True)]:
+        passed = np.minimum(q.numpy(), p.numpy() / lenience)
+        left = np.maximum(p.numpy() - lenience**power * q.numpy(), 0.0)
+        law, _ = first_token(lenient(lenience, residual), p, q)
+        assert law.numpy() == pytest.approx(passed + (1 - passed.sum()) * left / left.sum(), abs=1e-12)
 
 
 @pytest.mark.parametrize(("lenience", "alpha"), [(0.5, 0.9), (0.3, 0.966667), (0.1, 1.0), (1.0, 0.65)])
@@ -88,6 +102,13 @@ def test_the_greedy_form_keeps_what_is_likely_enough():
         assert len(acceptance.path) == accepted and acceptance.next_token == 0
         assert acceptance.rejected == (accepted < 3)
     assert rule.accept(Draft(torch.empty(0, dtype=torch.long), chain_tree(0)), p[:1], None).next_token == 0
+
+
+def test_the_greedy_form_compares_with_the_best_token_of_each_position():
+    p = torch.tensor([[0.9, 0.05, 0.05], [0.4, 0.35, 0.25], [0.2, 0.2, 0.6]])
+    draft = Draft(torch.tensor([0, 1]), chain_tree(2))
+    assert lenient(0.8, form="greedy").accept(draft, p, None).path == (0, 1)  # 0.35 is above 0.8 * 0.4
+    assert lenient(0.9, form="greedy").accept(draft, p, None).path == (0,)
 
 
 @pytest.mark.parametrize("form", ["sampled", "greedy"])

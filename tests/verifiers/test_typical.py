@@ -39,6 +39,17 @@ def test_the_threshold_of_the_worked_example():
     assert typical(0.09, 0.37).accept(last, p, None).path == (0,)  # epsilon is the smaller again
 
 
+def test_a_chance_of_just_the_threshold_is_not_enough():
+    """2.3.1 of the paper has a strict inequality. Four tokens of chance 1/4 with epsilon 1/4, which is exact in binary;
+    2 exp(-H) = 1/2 is above it."""
+    p, q = torch.full((2, 4), 0.25), torch.full((4,), 0.25)
+    draft = Draft(torch.tensor([2]), chain_tree(1))
+    assert typical(0.25, 2.0).accept(draft, p, None).path == ()
+    assert typical(0.249, 2.0).accept(draft, p, None).path == (0,)
+    assert typical(0.25, 2.0).law(p[0], q).tolist() == [1.0, 0.0, 0.0, 0.0]
+    assert typical(0.249, 2.0).law(p[0], q).tolist() == [0.25, 0.25, 0.25, 0.25]
+
+
 def test_delta_is_the_root_of_epsilon_unless_it_is_given(random_law):
     p = random_law(6, 3)
     torch.testing.assert_close(typical(0.16, None)._threshold(p), typical(0.16, 0.4)._threshold(p))

@@ -144,6 +144,11 @@ class Drafter(ABC):
         return {}
 
     @property
+    def notes(self) -> tuple[str, ...]:
+        """Sentences about this drafter that a reader of the run must not miss; known before anything is decoded."""
+        return ()
+
+    @property
     def flops_per_token(self) -> float:
         """Floating-point operations of one drafted token; 0 for drafters that look tokens up."""
         return 0.0

@@ -52,5 +52,9 @@ class Wrapper(Drafter):
         return self.drafter.describe()
 
     @property
+    def notes(self) -> tuple[str, ...]:
+        return self.drafter.notes
+
+    @property
     def flops_per_token(self) -> float:
         return self.drafter.flops_per_token

@@ -71,7 +71,7 @@ class Bench:
             for prompt in prompts.prompts:
                 current: Prompt | None = prompt
                 while current is not None:
-                    limit = target.limit(current.tokens, self.config.measurement.max_new_tokens)
+                    limit = target.limit(current.tokens, self.config.measurement.limit)
                     answer = self.parts.baseline.decode(Request(current.tokens, limit), self.clock)
                     ended = answer.finish == "end_token"
                     streams.append(Stream(current.id, current.category, answer.prompt, answer.tokens, ended=ended))

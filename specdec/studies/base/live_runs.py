@@ -64,7 +64,7 @@ class LiveRuns:
         target, structures = self.bench.parts.target, self.structures.values()
         packed = target.evaluation == "packed"
         prompt = max(len(stream.prompt) for stream in self.streams)
-        longest = max(prompt + self.bench.config.measurement.max_new_tokens, context + 1)
+        longest = max(prompt + self.bench.config.measurement.limit, context + 1)
         capacity = longest + max(target.room(each.tree) for each in structures) + 1
         branches = max(each.branches for each in structures)
         target.check_memory(prompt, capacity, branches)
@@ -89,7 +89,7 @@ class LiveRuns:
         order. The nodes are those of all drafts, the seconds those of all rounds.
         """
         bench = self.bench
-        limit, dtype = bench.config.measurement.max_new_tokens, bench.parts.target.describe().get("dtype", "float64")
+        limit, dtype = bench.config.measurement.limit, bench.parts.target.describe().get("dtype", "float64")
         lines: list[tuple[Any, ...]] = []
         with bench.progress("live runs", repeats * len(streams) * (1 + len(keys))) as advance:
             for repeat in range(repeats):

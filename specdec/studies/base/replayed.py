@@ -110,7 +110,7 @@ def replay(
             [strategy.cell for strategy in strategies],
             streams,
             target=bench.parts.target,
-            max_new_tokens=bench.config.measurement.max_new_tokens,
+            max_new_tokens=bench.config.measurement.limit,
             workers=bench.config.measurement.workers or _cores(),
             progress=advance,
         )

@@ -12,7 +12,7 @@ from specdec.clock import clock_for
 from specdec.config import RunConfig
 from specdec.errors import UsageError
 from specdec.experiment.identity import identify, run_facts
-from specdec.experiment.parts import open_parts
+from specdec.experiment.parts import limited, open_parts
 from specdec.experiment.results import ResultsFolder
 from specdec.studies.base.contract import Bench, studies
 from specdec.tracking import writer as tracking
@@ -34,7 +34,8 @@ def run_study(config: RunConfig, folder: Path) -> Findings:
         )
     results = ResultsFolder(folder)
     identity = identify(config, parts, results)
-    title = run_facts(parts).title(identity.environment, shape=False)
+    config = limited(config, parts.target)
+    title = run_facts(parts, config.measurement.limit).title(identity.environment, shape=False)
     tags = identity.tags | {"specdec.role": "study", "specdec.study": name}
     run_name = f"{name}: {parts.label}, {parts.prompts.name}"
     with tracking.tracked_run(config.tracking, name=run_name, params=identity.params, tags=tags) as tracked:

@@ -56,6 +56,12 @@ def test_differences_between_gammas_and_from_the_replay():
     assert ratio.low < 1 < ratio.high
 
 
+def test_the_ratio_to_the_replay_is_measured_over_expected(make_rounds):
+    rounds = make_rounds({"a": [2, 2, 2, 2], "b": [2, 2, 2, 2]}, 3)
+    replay = pd.DataFrame({"prompt": ["a", "b"], "tokens": 12, "rounds": 6.0})
+    assert effects.replay_ratio(rounds, replay, replicates=20).estimate == pytest.approx(3 / 2)
+
+
 def test_what_the_rounds_cannot_give_is_nan(make_rounds):
     short = effects.ratio_effects(make_rounds({"a": [1, 0], "b": [1, 1]}, 1), replicates=50)
     assert isnan(short["depth"].estimate) and isnan(short["trend"].estimate)

@@ -235,3 +235,30 @@ def test_implementation_agrees_with_its_replay_and_sees_drift():
         iid.implementation(rounds, replay.iloc[1:])
     first = rounds[rounds["prompt"] == names[0]]
     assert "one prompt" in iid.implementation(first, replay).reason
+
+
+@pytest.mark.parametrize("values", [[0, 3], [1, 0, 2], [2, 2, 0, 5], [0, 1, 1, 4, 2, 2]])
+def test_the_variance_over_permutations_is_exact(values):
+    """Enumerated: the sum of neighbours' products over all orders."""
+    deviation = np.array(values) - np.mean(values)
+    sums = [float(np.dot(order[1:], order[:-1])) for order in map(np.array, permutations(deviation))]
+    assert iid._permutation_variance(deviation) == pytest.approx(np.var(sums), abs=1e-12)
+
+
+@pytest.mark.parametrize("memory", [0.0, 0.12])
+def test_many_rounds_have_the_p_value_that_permutations_give(make_rounds, monkeypatch, memory):
+    """The normal law of many pairs beside 1999 drawn permutations, without and with resemblance of neighbours."""
+    dice = np.random.default_rng(3)
+    outputs = {}
+    for prompt in range(12):
+        values = [int(dice.integers(5))]
+        while len(values) < 60:
+            values.append(values[-1] if dice.random() < memory else int(dice.integers(5)))
+        outputs[f"p{prompt}"] = values
+    rounds = make_rounds(outputs, 4)
+    drawn = iid.memory(rounds)
+    monkeypatch.setattr(iid, "MANY_PAIRS", 1)
+    normal = iid.memory(rounds)
+    assert (normal.statistic, normal.n) == (drawn.statistic, drawn.n)
+    assert normal.p_value == pytest.approx(drawn.p_value, abs=0.03)
+    assert (normal.p_value < 0.05) == (memory > 0)

@@ -3,6 +3,7 @@
 from math import comb, log
 
 import numpy as np
+import pandas as pd
 import pytest
 from scipy.special import betaln
 
@@ -70,6 +71,20 @@ def test_markov_starts_every_generation_afresh(make_rounds):
     # Rounds 1 and 3 of prompt a follow a full one, round 2 and round 1 of b do not.
     fitted = models.markov(models.followers(rounds))
     assert fitted.parameters == pytest.approx({"alpha_0": 3 / 4, "alpha_1": 1 / 3})
+
+
+def test_the_first_round_of_a_repeat_follows_none(make_rounds):
+    """Although the same prompt was decoded before it, once with a full round at its end."""
+    repeats = [make_rounds({"a": [1, 2, 2]}, 2), make_rounds({"a": [0, 2, 0]}, 2, repeat=1)]
+    later = models.followers(pd.concat(repeats))
+    assert list(zip(later["repeat"], later["round"], later["after_full"], strict=True)) == [
+        (0, 1, False), (0, 2, True), (1, 1, False), (1, 2, True),
+    ]  # fmt: skip
+
+
+def test_a_round_without_a_proposal_is_not_full(make_rounds):
+    later = models.followers(make_rounds({"a": [0, 1, 2, 0]}, 2, offered={"a": [0, 2, 2, 2]}))
+    assert later["after_full"].tolist() == [False, False, True]
 
 
 def test_prompt_beta_recovers_simulated_parameters(simulate):

@@ -104,6 +104,31 @@ def test_halves_know_nothing_of_each_other():
     assert (replicates[:, side == 0].sum(axis=1) == 10).all() and (replicates[0] == 1).all()
 
 
+def test_a_prompt_is_predicted_from_the_others(make_rounds):
+    """Of two prompts each is a half: one accepts everything, the other nothing, and each is foretold the other's."""
+    rounds = make_rounds({"all": [4] * 12, "none": [0] * 12}, 4)
+    found = P.predict(rounds, replicates=10, refits=0).table.set_index("model")
+    # 60 tokens written one by one, and 12 tokens in rounds of five; measured are 72 tokens in 24 rounds.
+    assert found.at["capped_geometric.mle", "predicted"] == pytest.approx(72 / (60 + 3))
+    assert found.at["capped_geometric.mle", "error"] == pytest.approx(72 / 63 / 3 - 1)
+
+
+def test_the_first_round_of_a_text_follows_no_rejection(make_rounds):
+    """Every text ends in rejections, after which nothing is accepted: a01 is 0, however well texts begin."""
+    rounds = make_rounds({f"p{i}": [2, 0, 0, 0, 0] for i in range(4)}, 3)
+    found = P.predict(rounds, replicates=10, refits=0).table.set_index("model")
+    # a11: of depths 2 and 3 one was accepted and one not. A text begins as after a round without a rejection.
+    a11 = 1 / 2
+    begin, tokens = a11**2, 7
+    after_full = [0.0]  # expected rounds of 0, 1, ... tokens there; after a rejection n tokens take n rounds
+    for n in range(1, tokens + 1):
+        left = [max(0, n - k - 1) for k in range(4)]
+        chances = [1 - begin, begin * (1 - a11), begin * a11 * (1 - a11)]
+        rejected = sum(chance * left[k] for k, chance in enumerate(chances))
+        after_full.append(1 + rejected + begin * a11**2 * after_full[left[3]])
+    assert found.at["markov", "predicted"] == pytest.approx(tokens / after_full[tokens])
+
+
 def test_recursion_is_theory_with_one_alpha():
     law = laws.Law(np.full((1, 1, 1, 5), 0.8), np.ones((1, 1)))
     rounds = laws.expected_rounds(law, np.ones((1, 6)), 5, 128)

@@ -12,7 +12,7 @@ from specdec.analysis.intervals import resampled_sums
 from specdec.analysis.read.foreign.imported import ImportedText, PositionLengths, PositionText, imported, walked
 from specdec.theory.capped_geometric import tokens_per_round
 
-AGREEMENT = [1, 1, 0, 1, 1, 1, 0, 0, 1, 1, 1, 1, 0]  # THEORY 4.3: 8, 6, 5, 4, 4 rounds at gamma 1, 2, 3, 5, 20
+AGREEMENT = [1, 1, 0, 1, 1, 1, 0, 0, 1, 1, 1, 1, 0]  # theory.md 4.3: 8, 6, 5, 4, 4 rounds at gamma 1, 2, 3, 5, 20
 
 
 def runs(bits, longest=10**6):

@@ -125,6 +125,15 @@ def test_replay_splits_dependence_from_drift(make_rounds):
     assert split.factors["drift"] != pytest.approx(1, abs=0.01)
 
 
+def test_dependence_is_up_to_the_replay_and_drift_beyond_it(make_rounds):
+    """33 tokens in 10 rounds where a replay expects 12, under theory's Omega(.8, 5) = 3.68928."""
+    rounds = long_text(make_rounds({"p": ACCEPTED}, 5))
+    replay = pd.DataFrame({"prompt": ["p"], "tokens": [33], "rounds": [12.0]})
+    account = account_of(0.8, 5, rounds, baseline_of(make_rounds, 33, 0.02), 0.02, replay, replicates=10)
+    assert account.factors["dependence"] == pytest.approx(33 / 12 / 3.68928)
+    assert account.factors["drift"] == pytest.approx(12 / 10)
+
+
 def test_offered_factor_counts_short_offers_silence_and_the_end_of_the_text(make_rounds):
     """Rounds that offered 4, 2 and 0, and one that offered 4 with 2 tokens left: one can be a draft."""
     rounds = make_rounds({"p": [4, 2, 0, 1]}, 4, offered={"p": [4, 2, 0, 4]})

@@ -78,6 +78,35 @@ def test_a_prompt_without_a_proposal_is_reported_under_the_alpha_of_the_run(stor
     assert any("No proposal was ever tested for 1 of 8 (p7)" in text for text in texts)
 
 
+def test_only_the_replay_of_this_gammas_own_texts_counts(store):
+    """Rounds along the baseline's texts, and at another gamma, stand in the same file."""
+    run, folder = store
+    alone = account_of(run)
+    assert alone.factors["drift"] == pytest.approx(1)  # the store's replay expects the rounds that were measured
+
+    def with_others(table):
+        return pd.concat([table, table.assign(kind="baseline", rounds=0.5 * table["rounds"]), table.assign(gamma=2)])
+
+    rewrite(folder, "replay", with_others)
+    rewrite(folder, "replay", lambda table: table.assign(rounds=table["rounds"].where(table["gamma"] == 3, 7.0)))
+    assert account_of(run).factors == alone.factors
+
+
+def test_t1_is_the_mean_call_of_the_baseline_of_the_run_and_of_each_group(store):
+    run, folder = store
+    assert account_of(run).t1_s == pytest.approx(0.02)
+    assert account_of(run).factors["baseline"] == pytest.approx(21 / 20)
+
+    def slower(table):
+        prose = (table["method"] == "baseline") & (table["category"] == "prose")
+        return table.assign(verify_s=table["verify_s"].where(~prose, 0.0205))
+
+    rewrite(folder, "rounds", slower)
+    code, prose = (group.account for group in account_sums(run).by("category"))
+    assert (code.t1_s, prose.t1_s) == (pytest.approx(0.02), pytest.approx(0.0205))
+    assert code.t1_s < account_of(run).t1_s < prose.t1_s
+
+
 def test_sections_have_the_waterfall_and_the_worst_prompts(store):
     run, _ = store
     main, category, prompts = account_sections(run)

@@ -1,6 +1,7 @@
 """The cost model: what is put in comes out, by the tiles and overlap that made it, and the errors are honest."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -85,6 +86,29 @@ def test_held_out_errors_show_noise_and_what_the_model_cannot_say():
     assert held_out(call_table(odd), fit).worst > 0.8
     assert held_out(call_table(cells(model())), fit, "context").worst < 1e-2
     assert held_out(call_table(cells(model(), contexts=(64, 512))), fit, "context") is None
+
+
+def test_a_held_out_size_is_not_seen():
+    """All sizes but one are exact, so that the others foretell what the odd one ought to be: half of what it was."""
+    odd = cells(model())
+    for cell in odd:
+        cell["seconds"] = [value * (2 if cell["rows"] == 64 else 1) for value in cell["seconds"]]
+    error = held_out(call_table(odd), lambda table: fit_cost(table, PRODUCTS, 1e9))
+    assert error.worst == pytest.approx(0.5, abs=1e-3)
+
+
+def test_no_other_parameters_have_smaller_relative_errors():
+    """Times that no parameters meet: a step of any of them makes the sum of squared relative residuals larger."""
+    table = call_table(cells(model(overlap=False), noise=0.3))
+    found = fit_cost(table, PRODUCTS, 1e9)
+
+    def misfit(cost):
+        predicted = cost.seconds(table["rows"].to_numpy(), table["context"].to_numpy())
+        return float(((predicted / table["seconds"] - 1) ** 2).sum())
+
+    for name in ("fixed", "token_seconds", "flop_seconds"):
+        for factor in (0.98, 1.02):
+            assert misfit(replace(found, **{name: factor * getattr(found, name)})) > misfit(found) - 1e-12, name
 
 
 def test_too_few_rows():

@@ -13,7 +13,7 @@ import yaml
 from specdec.analysis.papers.published import COLUMNS, TABLE_1, leviathan_table_1, load_published, table_1_in_words
 from specdec.analysis.read import mlflow_runs
 from specdec.analysis.read.runs import open_folder
-from specdec.analysis.rounds import measured_curve
+from specdec.analysis.rounds import GENERATION, measured_curve
 from specdec.errors import UsageError
 
 CURVES = {
@@ -133,7 +133,15 @@ def test_a_run_has_curves_metrics_and_tables_wherever_it_was_read(run):
     assert run.primary_gamma == 4
     assert run.title == "ngram on pocket (bfloat16), EPYC"
     pd.testing.assert_frame_equal(run.rounds().drop(columns="beta"), ROUNDS.drop(columns="beta"))
+    counts = run.round_counts()
+    shared = [name for name in counts if counts[name].dtype != "category"]
+    same = {"check_dtype": False, "check_column_type": False}
+    in_file = ROUNDS.sort_values(GENERATION, kind="stable", ignore_index=True)
+    pd.testing.assert_frame_equal(counts[shared], in_file[shared], **same)
+    assert counts["prompt"].tolist() == in_file["prompt"].tolist()
     assert run.generations()["tokens"].tolist() == [7, 2]
+    kept = [name for name in run.generations() if name not in ("prompt_token_ids", "generated_token_ids", "text")]
+    assert list(run.generation_counts()) == kept
     assert run.account() == {"alpha": 0.6}
     assert run.calibration() == {"t1_s": 0.002}
     assert run.environment()["cpu"]["model"] == "EPYC"

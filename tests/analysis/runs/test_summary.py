@@ -98,6 +98,17 @@ def test_headline_values_are_ratios_of_sums(run):
     assert metrics["speedup.ci_low"] < metrics["speedup"] < metrics["speedup.ci_high"]
 
 
+def test_each_side_counts_its_own_prefill(run):
+    rounds, generations = run
+    generations = generations.assign(prefill_s=generations["method"].map({"baseline": 0.02, "ngram": 0.05}))
+    metrics = summary_of((rounds, generations)).arms[3].metrics
+    arm, baseline = rounds[rounds["gamma"] == 3], rounds[rounds["method"] == "baseline"]
+    theirs = (baseline["round_s"].sum() + 12 * 0.02) / baseline["committed"].sum()
+    ours = (arm["round_s"].sum() + 12 * 0.05) / arm["committed"].sum()
+    assert metrics["speedup.end_to_end"] == pytest.approx(theirs / ours)
+    assert metrics["cost.prefill_share"] == pytest.approx(12 * 0.02 / (baseline["round_s"].sum() + 12 * 0.02))
+
+
 def test_a_prompt_flagged_in_the_baseline_alone_is_dropped(run, make_generations):
     rounds, _ = run
     generations = make_generations(rounds)
@@ -169,6 +180,13 @@ def test_copies_add_time_and_no_evidence(run, make_generations):
     assert twice.arms[3].metrics["throughput.tokens_per_s"] == pytest.approx(
         once.arms[3].metrics["throughput.tokens_per_s"] / 1.25
     )
+
+
+def test_a_prompt_that_was_copied_weighs_no_more(run, make_generations):
+    rounds, generations = run
+    more = pd.concat([rounds, rounds[rounds["prompt"] == "p003"].assign(repeat=1)], ignore_index=True)
+    once = summary_of((rounds, generations)).arms[3].metrics
+    assert summary_of((more, make_generations(more))).arms[3].metrics["alpha.mle"] == once["alpha.mle"]
 
 
 def test_gamma_one_has_no_depth_test_and_one_prompt_no_interval(run, make_generations):

@@ -49,6 +49,14 @@ def test_speedups_are_those_of_the_times():
         assert found.metrics[f"all_drafters.{name}.speedup"] == pytest.approx(per_round / (1 + draft), rel=0.02)
 
 
+def test_repeats_that_are_alike_change_no_figure():
+    """And no interval: a prompt counts once, whatever number of times it was decoded."""
+    once, twice = tables(), tables()
+    twice["live"] = pd.concat([twice["live"], twice["live"].assign(repeat=1)], ignore_index=True)
+    one, other = (findings("all_drafters", each, ABOUT).metrics for each in (once, twice))
+    assert len(one) >= 4 * len(ARMS) and other == pytest.approx(one)
+
+
 def test_it_says_who_leads_who_loses_and_what_is_not_lossless():
     leads, pays, outcomes = findings("all_drafters", tables(), ABOUT).sections[0].text[:3]
     assert leads.startswith("Fastest: heads, speedup 2.5") and "told apart from all others; the next, ngram" in leads

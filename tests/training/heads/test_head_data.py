@@ -40,15 +40,15 @@ def test_packed_sequences_are_the_text_in_the_targets_tokens(head_data, text_tar
 
 
 def test_every_pass_reads_every_sequence_once_in_its_own_order(head_data, text_target) -> None:
-    sequences = open_sequences(head_data(passes=None, steps=60), text_target, seed=3)
+    sequences = open_sequences(head_data(passes=None, steps=90), text_target, seed=3)
     count = len(sequences._parts["train"])
     rows = np.concatenate([sequences.train(step).numbers for step in range(sequences.steps)])
-    assert len(rows) == 240 > 2 * count
-    first, second = rows[:count], rows[count : 2 * count]
-    assert sorted(first) == sorted(second) == list(range(count)) and not np.array_equal(first, second)
-    again = open_sequences(head_data(passes=None, steps=60), text_target, seed=3)
+    assert len(rows) == 360 > 3 * count
+    passes = rows[: 3 * count].reshape(3, count)
+    assert all(sorted(each) == list(range(count)) for each in passes) and len(set(map(tuple, passes))) == 3
+    again = open_sequences(head_data(passes=None, steps=90), text_target, seed=3)
     assert torch.equal(again.train(41).tokens, sequences.train(41).tokens)  # without the steps before it
-    other = open_sequences(head_data(passes=None, steps=60), text_target, seed=4)
+    other = open_sequences(head_data(passes=None, steps=90), text_target, seed=4)
     assert not torch.equal(other.train(0).tokens, sequences.train(0).tokens)
     assert other.fingerprint != sequences.fingerprint == again.fingerprint
 

@@ -1,0 +1,143 @@
+"""The runner, on a toy project; and each day a few of the planted bugs, so that all have their turn within weeks."""
+
+import difflib
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from run_mutations import sample
+
+from mutations.patch_files import PlantedBug
+
+ROOT = Path(__file__).resolve().parents[2]
+SAMPLE = 10
+CODE = """def total(values):
+    result = 0
+    for value in values:
+        result += value
+    return result
+"""
+TESTS = """import time
+
+from analysis.sums import total
+
+
+def test_total():
+    assert total([1, 2]) == 3
+
+
+def test_nothing():
+    assert total([]) == 0
+
+
+def test_nobody_passes():
+    assert total([1]) == 2
+"""
+ADDS = "        result += value"
+TOTAL, NOTHING, NOBODY = (f"tests/test_sums.py::test_{name}" for name in ("total", "nothing", "nobody_passes"))
+
+
+@pytest.fixture
+def toy(tmp_path):
+    """`toy(name=(before, after, field), ...)` runs the command on a project with these planted bugs."""
+    (tmp_path / "pyproject.toml").write_text('[tool.pytest.ini_options]\naddopts = "--import-mode=importlib"\n')
+    for name, text in (("analysis/sums.py", CODE), ("tests/test_sums.py", TESTS)):
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).write_text(text)
+
+    def run(*options: str, **bugs: tuple[str, str, str]) -> subprocess.CompletedProcess:
+        folder = tmp_path / "tests" / "mutations" / "theory"
+        folder.mkdir(parents=True)
+        for name, (before, after, field) in bugs.items():
+            lines = [text.splitlines(keepends=True) for text in (CODE, CODE.replace(before, after))]
+            diff = "".join(difflib.unified_diff(*lines, "a/analysis/sums.py", "b/analysis/sums.py"))
+            (folder / f"{name}.patch").write_text(f"Bug: a bug.\n{field}\n\n{diff}")
+        command = [sys.executable, str(ROOT / "tests" / "run_mutations.py"), "-j2", f"--root={tmp_path}", *options]
+        return subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=tmp_path)
+
+    return run
+
+
+def statuses(ended: subprocess.CompletedProcess) -> dict[str, str]:
+    lines = [line.split() for line in ended.stdout.split("\n\n")[0].splitlines()]
+    return {words[3].removeprefix("theory/"): words[0] for words in lines}
+
+
+def test_a_toy_project(toy, tmp_path):
+    ended = toy(
+        killed=(ADDS, ADDS.replace("+=", "-="), f"Killed by: {NOTHING}\n{TOTAL}"),
+        raises=(ADDS, "        raise ArithmeticError", f"Killed by: {TOTAL}"),
+        survived=(ADDS, ADDS.replace("+=", "-="), f"Killed by: {NOTHING}"),
+        no_import=("def total", "import nothing_such\n\n\ndef total", f"Killed by: {TOTAL}"),
+        no_name=(ADDS, ADDS + "d", f"Killed by: {TOTAL}"),
+        no_test=(ADDS, ADDS.replace("+=", "-="), "Killed by: tests/test_sums.py::test_other"),
+        same=(ADDS, "        result = value + result", "Equivalent: addition commutes."),
+    )
+    assert statuses(ended) == {
+        "killed": "killed",
+        "raises": "killed",
+        "survived": "survived",
+        "no_import": "broken",
+        "no_name": "broken",
+        "no_test": "broken",
+        "same": "equivalent",
+        "tests/test_sums.py": "broken",  # as one of the named tests does not exist
+    }, ended.stdout + ended.stderr
+    assert ended.returncode == 1
+    assert "2 of 6 planted bugs killed, 1 equivalent" in ended.stdout
+    # The tree itself was never written to.
+    assert (tmp_path / "analysis" / "sums.py").read_text() == CODE
+    assert not list(tmp_path.rglob("__pycache__"))
+
+
+def test_a_full_score(toy):
+    ended = toy(killed=(ADDS, ADDS.replace("+=", "-="), f"Killed by: {TOTAL}"))
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert statuses(ended) == {"killed": "killed", "tests/test_sums.py": "unpatched"}
+    assert "1 of 1 planted bugs killed, 0 equivalent" in ended.stdout
+
+
+def test_a_test_that_fails_without_the_bug_proves_nothing(toy):
+    ended = toy(killed=(ADDS, ADDS.replace("+=", "-="), f"Killed by: {NOBODY}"))
+    assert ended.returncode == 1
+    assert statuses(ended)["tests/test_sums.py"] == "broken"
+
+
+def test_a_patch_of_other_lines_no_longer_applies(toy, tmp_path):
+    (tmp_path / "analysis" / "sums.py").write_text(CODE.replace("for value in", "for value in "))
+    ended = toy(killed=(ADDS, ADDS.replace("+=", "-="), f"Killed by: {TOTAL}"))
+    assert ended.returncode == 1
+    assert statuses(ended) == {"killed": "broken"} and "no longer applies" in ended.stdout
+
+
+def test_tests_that_do_not_end_are_ended(toy):
+    ended = toy(
+        "--limit=2", "--no-unpatched", sleeps=(ADDS, "        __import__('time').sleep(600)", f"Killed by: {TOTAL}")
+    )
+    assert ended.returncode == 1
+    assert statuses(ended) == {"sleeps": "hung"}
+
+
+def test_names_choose_bugs(toy):
+    killed = (ADDS, ADDS.replace("+=", "-="), f"Killed by: {TOTAL}")
+    ended = toy("--no-unpatched", "on*", "two", one=killed, two=killed, three=killed)
+    assert ended.returncode == 2 and "No planted bug is called on*" in ended.stderr
+
+
+def test_every_bug_has_its_turn():
+    bugs = [PlantedBug(f"area/{number}", "", (), "", {}) for number in range(47)]
+    days = [sample(bugs, 10, day) for day in range(730000, 730005)]
+    assert sorted(bug.name for day in days for bug in day) == sorted(bug.name for bug in bugs)
+    assert {len(day) for day in days} == {9, 10}
+    assert sample([], 10, 730000) == []
+
+
+@pytest.mark.slow
+def test_todays_bugs_are_killed():
+    """All are planted by `python tests/run_mutations.py`; the suite has time for a few, other ones every day."""
+    command = [sys.executable, str(ROOT / "tests" / "run_mutations.py"), "-j1", f"--sample={SAMPLE}", "--no-unpatched"]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=550, env=environment)
+    assert ended.returncode == 0, ended.stdout + ended.stderr

@@ -1,0 +1,116 @@
+"""Plant each bug of `tests/mutations/` in a copy of the source tree and see that its tests fail."""
+
+import argparse
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from datetime import date
+from fnmatch import fnmatch
+from pathlib import Path
+
+from mutations.mutant_runs import Verdict, preload, verdicts
+from mutations.patch_files import PatchError, PlantedBug, planted_bugs
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print a line for each bug as its verdict is known, then the score.
+
+    Returns:
+        0 where every bug was killed, 1 where one was not, 2 for a bad command or patch, 130 after Ctrl-C.
+    """
+    options = _options(arguments)
+    root = Path(options.root)
+    try:
+        bugs = _chosen(planted_bugs(root / "tests" / "mutations"), options.names)
+    except PatchError as error:
+        print(error, file=sys.stderr)
+        return 2
+    if options.sample:
+        bugs = sample(bugs, options.sample, date.today().toordinal())
+    began = time.monotonic()
+    if (root / "specdec").is_dir():
+        preload()
+    found: list[Verdict] = []
+    try:
+        with tempfile.TemporaryDirectory(prefix="mutations") as scratch:
+            for verdict in verdicts(
+                bugs,
+                root,
+                Path(scratch),
+                at_once=options.j,
+                unpatched=not options.no_unpatched,
+                limit=options.limit,
+            ):
+                found.append(verdict)
+                print(
+                    f"{verdict.status:<11}{verdict.seconds:6.1f} s  {verdict.name}  {verdict.reason}"[:240], flush=True
+                )
+    except KeyboardInterrupt:
+        print("stopped", file=sys.stderr)
+        return 130
+    return _conclude(found, time.monotonic() - began)
+
+
+def sample(bugs: Sequence[PlantedBug], size: int, day: int) -> list[PlantedBug]:
+    """Return the `size` bugs, or one fewer, whose turn it is on a day; every bug has its turn before one has its
+    second. Bugs of one area, which stand together, are spread over the days.
+    """
+    turns = -(-len(bugs) // size)
+    return list(bugs[day % turns :: turns]) if bugs else []
+
+
+def _conclude(found: Sequence[Verdict], seconds: float) -> int:
+    def count(status: str) -> int:
+        return sum(verdict.status == status for verdict in found)
+
+    bad = [verdict for verdict in found if not verdict.good]
+    if bad:
+        print("\nnot killed:")
+        for verdict in bad:
+            print(f"  {verdict.status}: {verdict.name}: {verdict.reason}")
+    planted = sum(verdict.status in ("killed", "survived", "hung") or _is_bug(verdict) for verdict in found)
+    print(f"\n{count('killed')} of {planted} planted bugs killed, {count('equivalent')} equivalent; {seconds:.0f} s")
+    return 1 if bad else 0
+
+
+def _is_bug(verdict: Verdict) -> bool:
+    return verdict.status == "broken" and not verdict.name.endswith(".py")
+
+
+def _chosen(bugs: list[PlantedBug], names: Sequence[str]) -> list[PlantedBug]:
+    """Return the bugs that any of `names` means: an area, a bug, a pattern of bugs or a patch's path."""
+    if not names:
+        return bugs
+    chosen: dict[str, PlantedBug] = {}
+    for name in names:
+        wanted = name.removesuffix(".patch").rstrip("/")
+        wanted = "/".join(Path(wanted).parts[-2:]) if name.endswith(".patch") else wanted
+        fitting = [bug for bug in bugs if wanted in (bug.name.split("/")[0], *bug.name.split("/")[1:])]
+        fitting += [bug for bug in bugs if fnmatch(bug.name, wanted) and bug not in fitting]
+        if not fitting:
+            raise PatchError(
+                f"No planted bug is called {name}: tests/mutations has AREA/NAME.patch; give AREA or NAME."
+            )
+        chosen |= {bug.name: bug for bug in fitting}
+    return list(chosen.values())
+
+
+def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help="an area, a bug, or a pattern of AREA/BUG; default: all"
+    )
+    parser.add_argument("-j", type=int, default=os.cpu_count() or 1, help="bugs at once; default: all cores")
+    parser.add_argument("--sample", type=int, metavar="N", help="only about N bugs, other ones every day")
+    parser.add_argument("--no-unpatched", action="store_true", help="do not run the tests without a bug first")
+    parser.add_argument("--limit", type=float, default=600.0, help="seconds that the tests of one bug may take")
+    parser.add_argument("--root", default=str(ROOT), help="the source tree; default: that of this file")
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
