@@ -191,7 +191,7 @@ def _weights(side: np.ndarray, refits: int, seed: int) -> np.ndarray:
 
 
 class _Halves:
-    """What models are fitted to, and their fits."""
+    """Counts that models are fitted to, and the fits to either half of the prompts."""
 
     def __init__(
         self,
