@@ -44,7 +44,13 @@ def make_run(tmp_path: Path) -> RunMaker:
         params |= {"drafter.model": "small"} if drafter == "small_model" else {}
         values = {"alpha.text": alpha, "alpha.text.ci_low": about["low"], "alpha.text.ci_high": about["high"]}
         metrics = {name: value for name, value in values.items() if value is not None}
-        return Run("run", str(folder), "FINISHED", params, metrics, {}, lambda name: folder / name)
+
+        def read(name: str) -> Path:
+            if not (folder / name).is_file():
+                raise UsageError(f"{folder} has no {name}.")
+            return folder / name
+
+        return Run("run", str(folder), "FINISHED", params, metrics, {}, read)
 
     return make
 
