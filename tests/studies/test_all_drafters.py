@@ -1,11 +1,13 @@
 """Study `all_drafters` on the table target: its arms, its tables, and what may be wrong."""
 
 import math
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
 from specdec.drafters import drafters
+from specdec.drafters.ngram import Ngram
 from specdec.errors import UsageError
 from specdec.structures import structures
 from specdec.studies.all_drafters import _facts
@@ -51,6 +53,15 @@ def test_every_arm_decodes_every_text(study, chosen):
 def test_without_shapes_each_drafter_has_its_own_structure(study, chosen):
     _, tables = study("all_drafters", *chosen, "study.shapes=[]")
     assert set(tables["arms"]["setting"]) == {"default"}
+
+
+def test_a_drafter_that_goes_no_deeper_has_no_chain_of_the_equal_size(study, chosen, monkeypatch):
+    monkeypatch.setattr(Ngram, "capabilities", replace(Ngram.capabilities, deepest=2))
+    _, tables = study("all_drafters", *chosen, "study.nodes=3")
+    arms = tables["arms"].set_index("arm")
+    assert "ngram, chain" not in arms.index and "model_bigram, chain" in arms.index
+    assert arms.loc["ngram", "structure"] == "gamma 2"
+    assert (arms.loc[arms["setting"] != "default", "nodes"] == 3).all()
 
 
 @pytest.mark.parametrize(

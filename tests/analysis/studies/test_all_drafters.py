@@ -57,6 +57,19 @@ def test_repeats_that_are_alike_change_no_figure():
     assert len(one) >= 4 * len(ARMS) and other == pytest.approx(one)
 
 
+def test_a_prompt_is_compared_with_its_own_baseline():
+    """Prompts that are slow for all methods alike leave nothing uncertain about a speedup."""
+    slow = tables()
+    seconds = ["draft_s", "verify_s", "round_s"]
+    live = slow["live"]
+    live["verify_s"], live["round_s"] = live["rounds"], live["rounds"] + live["draft_s"]
+    live[seconds] = live[seconds].mul(1 + live["prompt"].str[1:].astype(int), axis=0)
+    metrics = findings("all_drafters", slow, ABOUT).metrics
+    for name, (per_round, draft, *_) in ARMS.items():
+        for end in ("", ".ci_low", ".ci_high"):
+            assert metrics[f"all_drafters.{name}.speedup{end}"] == pytest.approx(per_round / (1 + draft)), (name, end)
+
+
 def test_it_says_who_leads_who_loses_and_what_is_not_lossless():
     leads, pays, outcomes = findings("all_drafters", tables(), ABOUT).sections[0].text[:3]
     assert leads.startswith("Fastest: heads, speedup 2.5") and "told apart from all others; the next, ngram" in leads
