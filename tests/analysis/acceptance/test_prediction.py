@@ -1,6 +1,7 @@
 """Prediction on held-out prompts: the recursion against theory, errors on simulated traces, what is said."""
 
-from math import isnan
+from itertools import product
+from math import isnan, prod
 
 import numpy as np
 import pandas as pd
@@ -50,6 +51,32 @@ def test_the_position_model_stays_within_two_percent(feature_drafter):
     assert all(abs(by_gamma[gamma]) < 0.02 for gamma in GAMMAS)
     assert best(feature_drafter) == "position"
     assert feature_drafter.fit_gamma == 15 and feature_drafter.prompts == 500
+
+
+@pytest.mark.parametrize(("a01", "a11"), [(0.3, 0.8), (0.7, 0.4), (0.5, 0.5)])
+def test_a_markov_text_takes_the_rounds_of_all_its_possible_agreements(a01, a11):
+    """Every text of 8 tokens, weighted by its chance, walked round by round; the token before it agreed."""
+    size = 8
+
+    def rounds_of(bits, gamma):
+        """bits: the token that nobody drafted, before the text, and those of the text."""
+        position, rounds = 1, 0
+        while position <= size:
+            reach = position
+            while reach <= size and reach - position < gamma and bits[reach]:
+                reach += 1
+            position, rounds = reach + 1, rounds + 1
+        return rounds
+
+    for gamma in (1, 2, 4):
+        law = laws.markov_law(np.array([a01]), np.array([a11]), gamma)
+        expected = laws.expected_rounds(law, np.ones((1, gamma + 1)), gamma, size)[0, size]
+        summed = 0.0
+        for bits in product((0, 1), repeat=size + 1):
+            chances = [a11 if before else a01 for before in (1, *bits)]
+            weight = prod(chance if bit else 1 - chance for chance, bit in zip(chances, bits, strict=False))
+            summed += weight * rounds_of(bits, gamma)
+        assert expected == pytest.approx(summed, abs=1e-12)
 
 
 def test_replay_stays_within_one_percent():
