@@ -154,8 +154,9 @@ def test_own_replays_are_of_the_texts_that_the_arm_wrote(tmp_path):
         assert (own[gamma] != baselines[gamma]).sum() >= 3
 
 
-def test_alpha_counts_the_positions_with_a_proposal(tmp_path):
-    made = Made(tmp_path)
+@pytest.mark.parametrize("sampling", [(), SAMPLED], ids=["greedy", "sampled"])
+def test_alpha_counts_the_positions_with_a_proposal(tmp_path, sampling):
+    made = Made(tmp_path, *sampling)
     made.run()
     alpha = made.table("alpha").set_index("prompt")
     lines = [json.loads(line) for line in (tmp_path / "generations.jsonl").read_text().splitlines()]
@@ -170,7 +171,9 @@ def test_alpha_counts_the_positions_with_a_proposal(tmp_path):
             right += draft.tokens.tolist() == [token]
         assert proposed < len(text)  # the first tokens have not occurred before
         sums = alpha.loc[line["prompt"]]
-        assert (sums["numerator"], sums["denominator"]) == (right, proposed)
+        assert sums["denominator"] == proposed
+        # Sampled, a proposed token counts with the chance that the target gives it.
+        assert 0 < sums["numerator"] < proposed if sampling else sums["numerator"] == right
 
 
 @pytest.mark.parametrize("rule", ["verifier.minimum_block=2", "verifier.acceptance=top_k"])
