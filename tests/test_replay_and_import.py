@@ -62,7 +62,7 @@ def test_a_replay_and_an_import_of_one_file_say_the_same(replayed, trace, monkey
     for gamma, value in replayed.curves["curve.capped_geometric"].items():
         assert theirs[str(gamma)] == f"{value:.3f}"
 
-    # What is simulated says so, wherever it stands, and nothing is claimed that recorded text cannot but give.
+    # Simulated figures say so wherever they stand, and nothing is claimed that recorded text cannot but give.
     (chapter,) = run_chapters([replayed])
     assert chapter.title.startswith("Simulated time (h100_llama31_8b)")
     titles = [section.title for section in chapter.sections]

@@ -160,7 +160,7 @@ def _best(prediction: Section) -> str:
     return f"{best['worst']} ({best['model']})"
 
 
-# What it is ---------------------------------------------------------------------------------------
+# Contents of the file -----------------------------------------------------------------------------
 
 
 def _origin(source: Imported, sums: ForeignSums) -> Section:

@@ -153,7 +153,7 @@ def _sections(run: Run, found: RunFindings, summary: Summary, replicates: int, s
     """Make the sections of the run's own page; a report on runs has these and the slower ones."""
     run = replace(run, metrics=found.metrics, curves=found.curves, concluded=found.summary)
     replay = run.replay()
-    # What was recorded is replayed to measure, so a replay of it would predict what it has read.
+    # A recorded text is replayed to measure, so a replay of it would predict text that it has read.
     other = None if found.simulated else replay[replay["kind"] == "baseline"]
     prediction = prediction_section(
         run.round_counts(),

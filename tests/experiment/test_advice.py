@@ -23,7 +23,7 @@ from specdec.theory.dependence import replay_rounds
 from specdec.verifiers import verifiers
 
 PROMPT = (3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5)
-# Of theory.md 8.1: D = 3, T_v = 22.5, T_o = 1.9, t_1 = 20, t_AR = 21 ms; tau = 3.30 at gamma 5.
+# Figures of theory.md 8.1: D = 3, T_v = 22.5, T_o = 1.9, t_1 = 20, t_AR = 21 ms; tau = 3.30 at gamma 5.
 COST = RoundCost(draft=3 / 20, verify=22.5 / 20, overhead=1.9 / 20, full_verify=22.5 / 20, baseline=21 / 20)
 
 

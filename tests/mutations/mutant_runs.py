@@ -46,7 +46,7 @@ HEAVY = (
     "sqlite3",
 )
 PLUGINS = ("xdist.plugin", "pytest_timeout", "_hypothesis_pytestplugin")
-"""What the options in pyproject.toml need; no other plugin of pytest is loaded."""
+"""The plugins that the options in pyproject.toml need; no other plugin of pytest is loaded."""
 Status = Literal["killed", "survived", "broken", "hung", "equivalent", "unpatched"]
 _NO_VERDICT = (ImportError, SyntaxError, NameError)
 """Errors that a patch makes which does not run at all; a test that fails of them has noticed nothing."""

@@ -178,7 +178,7 @@ def live_rounds(enumeration, target, drafter, prompt, limit):
 
 @pytest.mark.parametrize(("whole", "silent", "end"), [(True, None, 2), (False, None, 2), (False, 1, None)])
 def test_drawn_drafts_take_the_rounds_that_enumeration_counts(table, enumeration, whole, silent, end):
-    """Of chains that may end early the offers are not known from the text, because they depend on what was drafted."""
+    """Chains that may end early have offers that no text tells, because they depend on the tokens that were drafted."""
     target, drafter, limit = table(P, end_token=end, temperature=1.0), Markov(Q, whole, silent), 3
     structure, prompt = structures.build({"name": "chain", "gamma": 2}), (0, 1, 0)
     live = live_rounds(enumeration, target, drafter, prompt, limit)

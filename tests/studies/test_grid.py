@@ -64,7 +64,7 @@ def recording(folder):
 def test_a_recording_has_simulated_times_and_no_live_run(study, tmp_path):
     found, tables = study("ngrammys_grid", *recording(tmp_path), *SMALL)
     assert set(tables["replay"]["stream"]) == set(NAMES) and set(tables["replay"]["prompt"]) == {"s"}
-    # Of 30 tokens behind a prompt of 5, each is chosen with one token fewer in the cache than stands before it.
+    # Each of 30 tokens behind a prompt of 5 is chosen with one token fewer in the cache than stands before it.
     assert (tables["replay"]["context"] == sum(range(5, 35)) / 30).all()
     assert tables["live"].empty and not [name for name in found.metrics if "live" in name]
     assert "simulated" in found.sections[1].title.lower() and "cost model" in " ".join(found.sections[1].text)

@@ -132,7 +132,7 @@ def test_halves_know_nothing_of_each_other():
 
 
 def test_a_prompt_is_predicted_from_the_others(make_rounds):
-    """Of two prompts each is a half: one accepts everything, the other nothing, and each is foretold the other's."""
+    """Two prompts are a half each: one accepts everything, the other nothing, and each is foretold the other's."""
     rounds = make_rounds({"all": [4] * 12, "none": [0] * 12}, 4)
     found = P.predict(rounds, replicates=10, refits=0).table.set_index("model")
     # 60 tokens written one by one, and 12 tokens in rounds of five; measured are 72 tokens in 24 rounds.
