@@ -30,7 +30,7 @@ from specdec.analysis.pages import notebook
 from specdec.analysis.papers import paper_sections, published
 
 # %% tags=["parameters"]
-published_csv = None  # a CSV of printed figures: columns as in specdec.analysis.papers.published.COLUMNS
+published_csv = published.SHIPPED  # printed figures: columns as in specdec.analysis.papers.published.COLUMNS
 
 # %% [markdown]
 # ## The ceiling
@@ -44,7 +44,7 @@ run_figures.expected_tokens()
 # ## The checks
 
 # %%
-printed = None if published_csv is None else published.load_published(published_csv)
+printed = published.load_published(published_csv)
 notebook.show(*paper_sections.paper_sections(printed))
 
 # %% [markdown]

@@ -13,29 +13,20 @@ from . import paper_tables
 from .paper_tables import INPUTS, KEY, NO, YES, coverage, printed_figures
 from .published import leviathan_table_1, table_1_in_words
 
-NO_FILE = (
-    "No file of printed values was given, so there is nothing to set theory against but theory: a CSV with the columns "
-    "of `specdec.analysis.papers.published.COLUMNS`, named in the cell of parameters, fills this notebook."
-)
 
+def paper_sections(published: pd.DataFrame) -> list[Section]:
+    """Return a section per check that finds figures, and which printed tables were used.
 
-def paper_sections(published: pd.DataFrame | None) -> list[Section]:
-    """Return a section per check that finds figures, and which printed tables were used; without a file, Table 1 only.
-
-    published: from `published.load_published`, or None.
+    published: from `published.load_published`.
     """
-    if published is None:
-        return [Section("Table 1 of Leviathan et al., recomputed", (NO_FILE,), (("", leviathan_table_1().round(3)),))]
     figures = printed_figures(published)
     found = {name: check(figures) for name, (check, _) in CHECKS.items()}
     sections = [words(found[name]) for name, (_, words) in CHECKS.items() if len(found[name])]
     return [*sections, _coverage(published, found)]
 
 
-def paper_answer(published: pd.DataFrame | None) -> str:
+def paper_answer(published: pd.DataFrame) -> str:
     """Return the first sentences of all sections as a list in Markdown."""
-    if published is None:
-        return NO_FILE
     points = [table_1_in_words(leviathan_table_1(published)), *(each.text[0] for each in paper_sections(published))]
     return "\n".join(f"- {point}" for point in points)
 
@@ -86,10 +77,24 @@ def _ceilings(table: pd.DataFrame) -> Section:
         "A drafter that costs something cannot reach Ω under i.i.d. acceptance; where the measurement does, acceptance "
         "was higher in the timed runs than where α was measured, or the baseline was slower than a bare call."
     )
-    texts = tuple(text for text in (first, second, third if len(over) else "") if text)
-    caption = "Measured speedups and their ceilings; alpha_needed: the α that Theorem 3.8 needs for them"
+    texts = tuple(text for text in (first, second, _beyond_formula(table), third if len(over) else "") if text)
+    caption = "Measured speedups and their ceilings; formula: Theorem 3.8; alpha_needed: the α that it needs for them"
     return Section(
         "Which speedups exceed their own ceiling?", texts, ((caption, _shown(table)),), (("ceilings", _drawn(table)),)
+    )
+
+
+def _beyond_formula(table: pd.DataFrame) -> str:
+    """Say which measured speedups are above Theorem 3.8 at their own printed alpha, gamma and c; "" without any c."""
+    known = table[table["beyond"] != ""]
+    if known.empty:
+        return ""
+    sure = known[known["beyond"] == YES]
+    above = int((known["beyond"] != NO).sum())
+    return (
+        f"Theorem 3.8, Ω/(γc + 1), explains fewer still: {above} of {counted(len(known), 'speedup')} with a printed c "
+        f"{'is' if above == 1 else 'are'} above it, {len(sure)} whatever was rounded"
+        + (f": {_listed(sure, 'speedup', 'formula')}, measured and formula." if len(sure) else ".")
     )
 
 
