@@ -232,7 +232,7 @@ def _free_bigram(found: Evidence) -> Claim:
     run = found.runs["bigram"]
     value, alpha = results.speedup(run, "3"), results.alpha(run)
     expected = float(formula_speedup(alpha.estimate, 3, results.metric(run, "cost.c").estimate))
-    printed = found.values("2211.17192", "text 4.2", "speedup_predicted").iloc[0]
+    printed = found.values("2211.17192", "text 4.2", "speedup_ideal").iloc[0]
     return Claim(
         LEVIATHAN,
         "A bigram costs nothing, so its α of 0.2 makes decoding 1.25 times faster at γ 3",
@@ -477,7 +477,8 @@ def _throughput(found: Evidence) -> Claim:
         f"times {printed:g} (Vicuna-7B, MT-Bench)",
         f"times {ratio:.2f}, interleaved in one session",
         size(ratio, printed, printed, 1.0),
-        "A grounded draft is a chain of small steps where independent heads need one; on a small target that weighs more",
+        "A grounded draft is one small step after another, an independent one is a single step; on a small target that "
+        "weighs more",
         _command(session),
     )
 

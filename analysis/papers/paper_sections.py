@@ -64,37 +64,42 @@ def _listed(table: pd.DataFrame, *columns: str) -> str:
 
 
 def _ceilings(table: pd.DataFrame) -> Section:
-    over = table[table["exceeds"] != ""]
+    over, size = table[table["exceeds"] != ""], counted(len(table), "measured speedup")
     beyond, sure = table[table["exceeds"] == "limit"], int(table["surely"].sum())
     first = (
-        f"{len(over)} of {counted(len(table), 'measured speedup')} exceed Ω(α, γ) at the α printed beside them, "
-        f"{len(beyond)} of these even 1/(1-α), which no draft length can pass; {sure} do so whatever was rounded."
+        f"{len(over)} of {size} exceed Ω(α, γ) at the α printed beside them, {len(beyond)} of these even 1/(1-α), which "
+        f"no draft length can pass; {sure} do so whatever was rounded."
     )
     if over.empty:
-        first = f"None of {counted(len(table), 'measured speedup')} exceeds Ω(α, γ) at its printed α."
+        first = f"None of {size} exceeds Ω(α, γ) at its printed α."
     second = "" if over.empty else f"Speedup, Ω and 1/(1-α): {_listed(over, 'speedup', 'omega', 'limit')}."
+    above, listed = _beyond_formula(table)
     third = (
         "A drafter that costs something cannot reach Ω under i.i.d. acceptance; where the measurement does, acceptance "
         "was higher in the timed runs than where α was measured, or the baseline was slower than a bare call."
     )
-    texts = tuple(text for text in (first, second, _beyond_formula(table), third if len(over) else "") if text)
+    texts = tuple(text for text in (first + above, second, listed, third if len(over) else "") if text)
     caption = "Measured speedups and their ceilings; formula: Theorem 3.8; alpha_needed: the α that it needs for them"
     return Section(
         "Which speedups exceed their own ceiling?", texts, ((caption, _shown(table)),), (("ceilings", _drawn(table)),)
     )
 
 
-def _beyond_formula(table: pd.DataFrame) -> str:
-    """Say which measured speedups are above Theorem 3.8 at their own printed alpha, gamma and c; "" without any c."""
+def _beyond_formula(table: pd.DataFrame) -> tuple[str, str]:
+    """Say how many measured speedups are above Theorem 3.8 at their own printed alpha, gamma and c, and which; "" and ""
+    where no c is printed.
+    """
     known = table[table["beyond"] != ""]
     if known.empty:
-        return ""
+        return "", ""
     sure = known[known["beyond"] == YES]
     above = int((known["beyond"] != NO).sum())
     return (
-        f"Theorem 3.8, Ω/(γc + 1), explains fewer still: {above} of {counted(len(known), 'speedup')} with a printed c "
-        f"{'is' if above == 1 else 'are'} above it, {len(sure)} whatever was rounded"
-        + (f": {_listed(sure, 'speedup', 'formula')}, measured and formula." if len(sure) else ".")
+        f" Theorem 3.8, (1-α^(γ+1)) / ((1-α)(γc+1)), explains fewer: {above} of {counted(len(known), 'speedup')} with a "
+        f"printed c exceed{'s' * (above == 1)} it, {len(sure)} whatever was rounded.",
+        f"Above the formula whatever was rounded, speedup and formula: {_listed(sure, 'speedup', 'formula')}."
+        if len(sure)
+        else "",
     )
 
 

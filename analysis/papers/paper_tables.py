@@ -137,9 +137,11 @@ def ceilings(figures: pd.DataFrame) -> pd.DataFrame:
         ceiling = float(tokens_per_round(most, gamma if exceeds == "omega" else np.inf))
         surely = bool(exceeds) and least > ceiling
         c, half = (figures.at[key, name] if name in figures else nan for name in (COST, f"{COST}.half"))
-        formula = float(speedup(alpha, gamma, c))
-        highest = float(speedup(most, gamma, max(0.0, c - half)))
-        beyond = "" if np.isnan(c) else YES if least > highest else INPUTS if measured > formula else NO
+        formula, beyond = nan, ""
+        if not np.isnan(c):
+            formula = float(speedup(alpha, gamma, c))
+            highest = float(speedup(most, gamma, max(0.0, c - half)))
+            beyond = YES if least > highest else INPUTS if measured > formula else NO
         needed = solved_alpha(measured * (1 + gamma * c), gamma)
         rows.append((*key, alpha, measured, omega, limit, exceeds, surely, formula, beyond, needed))
     columns = ["alpha", "speedup", "omega", "limit", "exceeds", "surely", "formula", "beyond", "alpha_needed"]
