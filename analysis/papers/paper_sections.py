@@ -67,8 +67,8 @@ def _ceilings(table: pd.DataFrame) -> Section:
     over, size = table[table["exceeds"] != ""], counted(len(table), "measured speedup")
     beyond, sure = table[table["exceeds"] == "limit"], int(table["surely"].sum())
     first = (
-        f"{len(over)} of {size} exceed Ω(α, γ) at the α printed beside them, {len(beyond)} of these even 1/(1-α), which "
-        f"no draft length can pass; {sure} do so whatever was rounded."
+        f"{len(over)} of {size} exceed Ω(α, γ) at the α printed beside them, {len(beyond)} of these even 1/(1-α), "
+        f"which no draft length can pass; {sure} do so whatever was rounded."
     )
     if over.empty:
         first = f"None of {size} exceeds Ω(α, γ) at its printed α."
@@ -86,8 +86,9 @@ def _ceilings(table: pd.DataFrame) -> Section:
 
 
 def _beyond_formula(table: pd.DataFrame) -> tuple[str, str]:
-    """Say how many measured speedups are above Theorem 3.8 at their own printed alpha, gamma and c, and which; "" and ""
-    where no c is printed.
+    """Say how many measured speedups are above Theorem 3.8 at their own printed alpha, gamma and c, and which.
+
+    Both are "" where no c is printed.
     """
     known = table[table["beyond"] != ""]
     if known.empty:
@@ -95,8 +96,8 @@ def _beyond_formula(table: pd.DataFrame) -> tuple[str, str]:
     sure = known[known["beyond"] == YES]
     above = int((known["beyond"] != NO).sum())
     return (
-        f" Theorem 3.8, (1-α^(γ+1)) / ((1-α)(γc+1)), explains fewer: {above} of {counted(len(known), 'speedup')} with a "
-        f"printed c exceed{'s' * (above == 1)} it, {len(sure)} whatever was rounded.",
+        f" Theorem 3.8, (1-α^(γ+1)) / ((1-α)(γc+1)), explains fewer: {above} of {counted(len(known), 'speedup')} with "
+        f"a printed c exceed{'s' * (above == 1)} it, {len(sure)} whatever was rounded.",
         f"Above the formula whatever was rounded, speedup and formula: {_listed(sure, 'speedup', 'formula')}."
         if len(sure)
         else "",
