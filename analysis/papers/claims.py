@@ -46,7 +46,7 @@ class Claim:
 
 
 @dataclass(frozen=True)
-class Evidence:
+class ClaimEvidence:
     """Everything that answers rest on.
 
     Attributes:
@@ -70,24 +70,24 @@ class Evidence:
         return found
 
 
-def evidence() -> Evidence:
+def evidence() -> ClaimEvidence:
     """Read the committed results and the published figures that come along. UsageError where a file is missing."""
     printed = printed_figures(load_published()).reset_index()
-    return Evidence(results.load_results(), heads_ablation.load_ablation(), printed)
+    return ClaimEvidence(results.load_results(), heads_ablation.load_ablation(), printed)
 
 
-def claims(found: Evidence | None = None) -> list[Claim]:
+def claims(found: ClaimEvidence | None = None) -> list[Claim]:
     """Return all claims with their answers, paper by paper."""
     found = found or evidence()
     return [answer(found) for answer in ANSWERS]
 
 
-def claims_table(found: Evidence | None = None) -> pd.DataFrame:
+def claims_table(found: ClaimEvidence | None = None) -> pd.DataFrame:
     """Return `claims` as a table with COLUMNS."""
     return pd.DataFrame([list(vars(each).values()) for each in claims(found)], columns=list(COLUMNS))
 
 
-def claims_section(found: Evidence | None = None) -> Section:
+def claims_section(found: ClaimEvidence | None = None) -> Section:
     """Return the table with how many verdicts of each kind there are."""
     table = claims_table(found)
     number = table["verdict"].value_counts()
@@ -102,7 +102,7 @@ def claims_section(found: Evidence | None = None) -> Section:
     )
 
 
-def claims_markdown(found: Evidence | None = None) -> str:
+def claims_markdown(found: ClaimEvidence | None = None) -> str:
     """Return the table as Markdown, as `notebooks/papers.md` has it."""
     lines = [f"| {' | '.join(COLUMNS)} |", "|---" * len(COLUMNS) + "|"]
     lines += [f"| {' | '.join(row)} |" for row in claims_table(found).itertuples(index=False)]
@@ -140,7 +140,7 @@ def _command(run: Measured) -> str:
 # Leviathan et al. and Chen et al. -------------------------------------------------------------------
 
 
-def _faster(found: Evidence) -> Claim:
+def _faster(found: ClaimEvidence) -> Claim:
     greedy, sampled = found.runs["small_model"], found.runs["small_model_sampled"]
     printed = found.values("2211.17192", "Table 2", "speedup_measured", drafter="T5-small (77M)")
     value, warm = results.speedup(greedy, GAMMA), results.speedup(sampled, GAMMA)
@@ -159,7 +159,7 @@ def _faster(found: Evidence) -> Claim:
     )
 
 
-def _identical(found: Evidence) -> Claim:
+def _identical(found: ClaimEvidence) -> Claim:
     run = found.runs["small_model"]
     share = results.metric(run, "lossless.identical").estimate
     outputs = len(run["arms"]) * len(run["prompts"])
@@ -176,7 +176,7 @@ def _identical(found: Evidence) -> Claim:
     )
 
 
-def _alpha_range(found: Evidence) -> Claim:
+def _alpha_range(found: ClaimEvidence) -> Claim:
     names = ("small_model", "small_model_sampled")
     greedy, sampled = (results.alpha(found.runs[name]) for name in names)
     inside = all(0.5 <= value.low and value.high <= 0.9 for value in (greedy, sampled))
@@ -193,7 +193,7 @@ def _alpha_range(found: Evidence) -> Claim:
     )
 
 
-def _sharper(found: Evidence) -> Claim:
+def _sharper(found: ClaimEvidence) -> Claim:
     kinds = {"small model": "small_model", "bigram": "bigram", "unigram": "unigram"}
     gains = {
         words: results.alpha_difference(found.runs[name], found.runs[f"{name}_sampled"])
@@ -217,7 +217,7 @@ def _sharper(found: Evidence) -> Claim:
     )
 
 
-def _ngrams(found: Evidence) -> Claim:
+def _ngrams(found: ClaimEvidence) -> Claim:
     uni, bi = results.alpha(found.runs["unigram_sampled"]), results.alpha(found.runs["bigram_sampled"])
     ranges = [
         _range(found.values("2211.17192", "Table 3", "alpha", drafter=name, temperature=1.0))
@@ -234,7 +234,7 @@ def _ngrams(found: Evidence) -> Claim:
     )
 
 
-def _free_bigram(found: Evidence) -> Claim:
+def _free_bigram(found: ClaimEvidence) -> Claim:
     run = found.runs["bigram"]
     value, alpha = results.speedup(run, "3"), results.alpha(run)
     expected = float(formula_speedup(alpha.estimate, 3, results.metric(run, "cost.c").estimate))
@@ -251,7 +251,7 @@ def _free_bigram(found: Evidence) -> Claim:
     )
 
 
-def _formula(found: Evidence) -> Claim:
+def _formula(found: ClaimEvidence) -> Claim:
     run = found.runs["small_model"]
     value = results.speedup(run, GAMMA)
     expected = float(formula_speedup(results.alpha(run).estimate, int(GAMMA), results.metric(run, "cost.c").estimate))
@@ -272,7 +272,7 @@ def _formula(found: Evidence) -> Claim:
     )
 
 
-def _lossless_speedup(found: Evidence) -> Claim:
+def _lossless_speedup(found: ClaimEvidence) -> Claim:
     run = found.runs["small_model_sampled"]
     printed = found.values("2302.01318", "Table 1", "speedup_measured")
     value = results.speedup(run, GAMMA)
@@ -292,7 +292,7 @@ def _lossless_speedup(found: Evidence) -> Claim:
     )
 
 
-def _domains(found: Evidence) -> Claim:
+def _domains(found: ClaimEvidence) -> Claim:
     code, prose = found.runs["small_model"], found.runs["small_model_docs"]
     gain = results.tokens_per_round_elsewhere(code, GAMMA, prose, GAMMA)
     return Claim(
@@ -306,7 +306,7 @@ def _domains(found: Evidence) -> Claim:
     )
 
 
-def _longer(found: Evidence) -> Claim:
+def _longer(found: ClaimEvidence) -> Claim:
     run = found.runs["small_model"]
     more = results.more_tokens_per_round(run, "8", run, GAMMA)
     ratio = results.speedup_ratio(run, "8", GAMMA)
@@ -325,7 +325,7 @@ def _longer(found: Evidence) -> Claim:
 # Stern et al. ---------------------------------------------------------------------------------------
 
 
-def _block_size(found: Evidence) -> Claim:
+def _block_size(found: ClaimEvidence) -> Claim:
     run = found.runs["blockwise"]
     sizes = {gamma: results.tokens_per_round(run, str(gamma)) for gamma in (1, 3, 4)}
     gain = results.more_tokens_per_round(run, "4", run, "1")
@@ -345,7 +345,7 @@ def _block_size(found: Evidence) -> Claim:
     )
 
 
-def _block_wall_clock(found: Evidence) -> Claim:
+def _block_wall_clock(found: ClaimEvidence) -> Claim:
     run = found.runs["blockwise"]
     size_of = results.tokens_per_round(run, GAMMA)
     fast, ratio = results.speedup(run, GAMMA), results.speedup_ratio(run, GAMMA, "1")
@@ -361,7 +361,7 @@ def _block_wall_clock(found: Evidence) -> Claim:
     )
 
 
-def _top_two(found: Evidence) -> Claim:
+def _top_two(found: ClaimEvidence) -> Claim:
     loose, strict = found.runs["blockwise_top_2"], found.runs["blockwise_top_1"]
     gain = results.more_tokens_per_round(loose, GAMMA, strict, GAMMA)
     trained = "blockwise heads, k=6, fine tuning and distillation"
@@ -381,14 +381,14 @@ def _top_two(found: Evidence) -> Claim:
 # Heads ----------------------------------------------------------------------------------------------
 
 
-def _ablated(found: Evidence, variant: str, structure: str) -> dict[str, object]:
+def _ablated(found: ClaimEvidence, variant: str, structure: str) -> dict[str, object]:
     entry = heads_ablation.deepest(found.heads, variant, structure)
     if entry is None:
         raise ValueError(f"the ablations have no {variant} in a {structure}")
     return dict(entry)
 
 
-def _tree_over_chain(found: Evidence) -> Claim:
+def _tree_over_chain(found: ClaimEvidence) -> Claim:
     tree, chain = (_ablated(found, heads_ablation.INDEPENDENT, shape) for shape in ("tree", "chain"))
     gain = heads_ablation.difference(tree, chain)
     session = found.runs["all_drafters"]
@@ -408,7 +408,7 @@ def _tree_over_chain(found: Evidence) -> Claim:
     )
 
 
-def _typical(found: Evidence) -> Claim:
+def _typical(found: ClaimEvidence) -> Claim:
     run = found.runs["typical_acceptance"]
     name = "typical_acceptance.{}.{}.{}"
     lead = results.metric(run, name.format("typical", "over_rejection", "1"))
@@ -426,7 +426,7 @@ def _typical(found: Evidence) -> Claim:
     )
 
 
-def _epsilon(found: Evidence) -> Claim:
+def _epsilon(found: ClaimEvidence) -> Claim:
     run = found.runs["typical_acceptance"]
     name = "typical_acceptance.epsilon.{}.{}"
     rates = [results.metric(run, name.format("tokens_per_call", point)) for point in ("0.01", "0.5")]
@@ -445,7 +445,7 @@ def _epsilon(found: Evidence) -> Claim:
     )
 
 
-def _grounding(found: Evidence) -> Claim:
+def _grounding(found: ClaimEvidence) -> Claim:
     grounded, independent = (
         _ablated(found, name, "tree") for name in (heads_ablation.GROUNDED, heads_ablation.INDEPENDENT)
     )
@@ -462,7 +462,7 @@ def _grounding(found: Evidence) -> Claim:
     )
 
 
-def _steepness(found: Evidence) -> Claim:
+def _steepness(found: ClaimEvidence) -> Claim:
     grounded, independent = (
         _ablated(found, name, "tree") for name in (heads_ablation.GROUNDED, heads_ablation.INDEPENDENT)
     )
@@ -479,7 +479,7 @@ def _steepness(found: Evidence) -> Claim:
     )
 
 
-def _throughput(found: Evidence) -> Claim:
+def _throughput(found: ClaimEvidence) -> Claim:
     session = found.runs["all_drafters"]
     ratio = results.arm_ratio(session, "grounded", "medusa")
     printed = found.values("preprint of Hydra", "text", "speedup_over_medusa").iloc[0]
@@ -498,7 +498,7 @@ def _throughput(found: Evidence) -> Claim:
 # N-Grammys ------------------------------------------------------------------------------------------
 
 
-def _shares(found: Evidence) -> Claim:
+def _shares(found: ClaimEvidence) -> Claim:
     run = found.runs["ngrammys_ablation"]
     share = {name: results.metric(run, f"ablation.{name}.of_wins") for name in ("ngram", "model_bigram")}
     calls = results.metric(run, "ablation.tokens_per_call").estimate
@@ -515,7 +515,7 @@ def _shares(found: Evidence) -> Claim:
     )
 
 
-ANSWERS: tuple[Callable[[Evidence], Claim], ...] = (
+ANSWERS: tuple[Callable[[ClaimEvidence], Claim], ...] = (
     *(_faster, _identical, _alpha_range, _sharper, _ngrams, _free_bigram, _formula),
     *(_lossless_speedup, _domains, _longer),
     *(_block_size, _block_wall_clock, _top_two),
