@@ -55,10 +55,10 @@ def findings(tables: Tables, about: About) -> Findings:
         name: {context: growth(each, context) for context in sorted(set(cells[name]["context"]))}
         for name, each in ways.items()
     }
-    ridge = roofline_ridge(intensity, middle)
+    ridge, tiles = roofline_ridge(intensity, middle), grown.get("packed", {}).get(middle)
     sections = (
         _slowdown_section(tables["block_times"], cells, grown[first][middle], middle, about),
-        _bound_section(times, grown[first], product_lines(intensity, middle), middle, ridge, about),
+        _bound_section(times, grown[first], product_lines(intensity, middle), middle, ridge, tiles, about),
         _context_section(times, cells, contexts),
     )
     metrics, curves = _metrics(mine, grown[first], middle, ridge) | _over_other(cells, contexts), {}
@@ -295,11 +295,11 @@ def _slowdown_section(
     )
     meaning = (
         "A shape is k rows of w draft tokens after the root, the last committed token; its tokens are evaluated "
-        f"{_CACHES[first]}. The slow-down is t(k, w) over t(1, 1), as in N-Grammys (2411.03786); (1, 0) is a plain "
-        "step of decoding, a call on a single token"
-        + ("." if np.isnan(plain) else f", and takes {plain:.2f} of t(1, 1)")
-        + ("." if np.isnan(usual * plain) else f", so that (10, 10) takes {usual / plain:.2f} times as long as a step.")
+        f"{_CACHES[first]}. The slow-down is t(k, w) over t(1, 1), as in N-Grammys (2411.03786)."
     )
+    if not np.isnan(plain):
+        meaning += f" A plain step of decoding, the call on a single token (1, 0), takes {plain:.2f} of t(1, 1)"
+        meaning += "." if np.isnan(usual) else f"; (10, 10) takes {usual / plain:.2f} times as long as that."
     everything = pd.concat(cells.values())
     spread = everything["spread"].dropna()
     scatter = (
@@ -378,8 +378,12 @@ def _bound_section(
     lines: pd.DataFrame,
     middle: int,
     ridge: float | None,
+    tiles: Growth | None,
     about: About,
 ) -> Section:
+    """Write the second section; `tiles` is the growth of packed calls: in rows, neighbouring sizes are other shapes,
+    whose copies of the cache make steps of their own.
+    """
     sentences = [_flat_part(grown[middle], middle)]
     if ridge is not None:
         bound = float(lines["threshold"].iloc[0])
@@ -388,13 +392,12 @@ def _bound_section(
             f"without any overhead would leave the memory-bound region at n* = {ridge:.3g} tokens."
         )
         sentences.append(_crossings(lines))
-    steps = grown[middle].steps(_ZOOM)
-    # In rows, neighbouring sizes are other shapes, whose copies of the cache make steps of their own.
-    if steps and (times["evaluation"] == "packed").all():
+    steps = [] if tiles is None else tiles.steps(_ZOOM)
+    if steps:
         largest = sorted(sorted(steps, key=lambda step: -step[2])[:4])
         listed = ", ".join(f"{a} to {b} ({rise:+.0%})" for a, b, rise in largest)
         sentences.append(
-            f"The time climbs in steps where one more token needs a further tile of a kernel; the largest up to "
+            f"The time of packed calls climbs in steps where one more token needs a further tile of a kernel; the largest up to "
             f"{_ZOOM} tokens: from {listed}."
         )
     caption = (
@@ -500,15 +503,14 @@ def _ways_compared(cells: Mapping[str, pd.DataFrame], contexts: list[int]) -> li
         return []
     shapes = shapes or [max(wide[["k", "w"]].itertuples(index=False, name=None))]
     listed = "; ".join(
-        f"{shape} "
-        + ", ".join(f"{_cell(ratios, shape, context, 'ratio'):.2f} behind {context:,}" for context in contexts)
+        f"{shape} " + ", ".join(f"{_cell(ratios, shape, context, 'ratio'):.2f}" for context in contexts)
         for shape in shapes
     )
-    cheaper = (wide["ratio"] < 1).mean()
+    behind = ", ".join(f"{context:,}" for context in contexts)
     return [
-        f"A call in rows takes, of one on the same rows packed: {listed} cached tokens. Rows are the cheaper way in "
-        f"{cheaper:.0%} of the {len(wide)} shapes and contexts with more than one row: each reads a cache of its own, but "
-        "attends to its own tokens alone, while packed ones are masked from each other."
+        f"A call in rows takes so many times as long as one on the same rows packed, behind {behind} cached tokens: "
+        f"{listed}. Rows are the cheaper way in {(wide['ratio'] < 1).mean():.0%} of the {len(wide)} shapes and contexts "
+        "with more than one row: each row reads a cache of its own, but attends to no token of another."
     ]
 
 

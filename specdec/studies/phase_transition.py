@@ -32,8 +32,8 @@ class PhaseTransitionConfig:
 
 @studies.register("phase_transition")
 class PhaseTransition(Study):
-    """Tables: `block_times`, as `time_shapes` has it, of all k x w and of (1, 0) and (1, 1), the units, evaluated in each
-    of `study.evaluations` that the target can; `intensity`, a line for each product, shape, context and evaluation. No
+    """Tables: `block_times`, as `time_shapes` has it, of all k x w and of (1, 0) and (1, 1), the units, in each way of
+    `study.evaluations` that the target can evaluate; `intensity`, a line for each product, shape, context and way. No
     text is decoded: the cache is filled with the first prompt, repeated. `target.evaluation` is not used.
     """
 
