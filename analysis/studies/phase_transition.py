@@ -397,8 +397,8 @@ def _bound_section(
         largest = sorted(sorted(steps, key=lambda step: -step[2])[:4])
         listed = ", ".join(f"{a} to {b} ({rise:+.0%})" for a, b, rise in largest)
         sentences.append(
-            f"The time of packed calls climbs in steps where one more token needs a further tile of a kernel; the largest up to "
-            f"{_ZOOM} tokens: from {listed}."
+            f"The time of packed calls climbs in steps where one more token needs a further tile of a kernel; the "
+            f"largest up to {_ZOOM} tokens: from {listed}."
         )
     caption = (
         f"Points: median over all calls on so many tokens, {int(times['k'].nunique())} x {int(times['w'].nunique())} "
@@ -509,8 +509,8 @@ def _ways_compared(cells: Mapping[str, pd.DataFrame], contexts: list[int]) -> li
     behind = ", ".join(f"{context:,}" for context in contexts)
     return [
         f"A call in rows takes so many times as long as one on the same rows packed, behind {behind} cached tokens: "
-        f"{listed}. Rows are the cheaper way in {(wide['ratio'] < 1).mean():.0%} of the {len(wide)} shapes and contexts "
-        "with more than one row: each row reads a cache of its own, but attends to no token of another."
+        f"{listed}. Rows are the cheaper way in {(wide['ratio'] < 1).mean():.0%} of the {len(wide)} shapes and "
+        "contexts with more than one row: each row reads a cache of its own, but attends to no token of another."
     ]
 
 

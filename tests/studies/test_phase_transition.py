@@ -52,9 +52,8 @@ def test_the_command_on_the_pocket_target(command, made_database, tmp_path):
     step = weights[(weights["k"] == 1) & (weights["w"] == 0)]
     assert (step["flops"] == step["bytes"]).all()  # of 2 bytes each
     assert (weights["flops"] == weights["rows_evaluated"] * weights["bytes"]).all()
-    cache = intensity[intensity["product"] == "attention scores"].set_index(["evaluation", "context", "k", "w"])[
-        "bytes"
-    ]
+    scores = intensity[intensity["product"] == "attention scores"]
+    cache = scores.set_index(["evaluation", "context", "k", "w"])["bytes"]
     for way, copies in (("rows", 3), ("packed", 1)):
         assert cache[way, 24, 3, 2] == cache[way, 24, 1, 0] * copies
     assert cache["rows", 24, 3, 0] == cache["rows", 24, 1, 0] * 3
@@ -83,18 +82,10 @@ def test_a_target_without_products_has_times_alone(command, tmp_path):
     assert "transition.ridge.roofline" not in open_study(output(tmp_path)).metrics
 
 
-@pytest.mark.parametrize(
-    "override",
-    [
-        "study.evaluations=[]",
-        "study.evaluations=[batch]",
-        "study.k=[0,1]",
-        "study.w=[-1]",
-        "study.k=[]",
-        "study.calls=0",
-        "+study.x=1",
-    ],
-)
+BAD = ("study.evaluations=[]", "study.k=[0,1]", "study.w=[-1]", "study.k=[]", "study.calls=0", "+study.x=1")
+
+
+@pytest.mark.parametrize("override", BAD)
 def test_bad_values_are_one_sentence_before_anything_is_built(command, tmp_path, override):
     code, printed = command("+debug=tiny", override)
     key = override.lstrip("+").partition("=")[0]
