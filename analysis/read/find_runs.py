@@ -21,8 +21,8 @@ def find_runs(names: Sequence[str], tracking_uri: str) -> tuple[list[Run], list[
     notes: list[str] = []
     for name in names:
         if holds_studies_alone(name, tracking_uri):
-            found, remarks = [], []
-        elif Path(name).is_dir():
+            continue  # `study_sets.find_studies` reads them
+        if Path(name).is_dir():
             found, remarks = _in_folder(Path(name))
         elif Path(name).exists():
             raise UsageError(f"{name} is a file: name a run's output folder, or import foreign results with --import.")

@@ -1,4 +1,4 @@
-"""Studies `ablation` of several prompt sets side by side: whose rows are accepted, and how far (N-Grammys, 2411.03786)."""
+"""Studies `ablation` of several prompt sets side by side (N-Grammys, 2411.03786): whose rows are accepted, how far."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -109,7 +109,7 @@ def _lengths(found: dict[str, Ablated], names: list[str], studies: Sequence[Labe
     longest = max((int(table["value"].max()) for each in found.values() for table in each.lengths.values()
                    if len(table)), default=0)  # fmt: skip
     values = range(1, longest + 1)
-    groups = {}
+    groups: dict[str, dict[str, list[Interval]]] = {}
     for label, each in found.items():
         groups[label] = {}
         for name in names:
@@ -122,17 +122,13 @@ def _lengths(found: dict[str, Ablated], names: list[str], studies: Sequence[Labe
 
 def _bars(groups: dict[str, dict[str, list[Interval]]], title: str, ticks: list[str], below: str) -> Figure:
     caption = "Greedy texts replayed; whiskers: 95% prompt-bootstrap intervals."
-    figure, axes = panels(title, caption, len(groups), 2.6)
+    shown = panels(title, caption, len(groups), 2.4, 1)
     step = -(-len(ticks) // 8)
-    for panel, (label, values) in zip(axes.flat, groups.items(), strict=False):
+    for panel, (label, values) in zip(shown.every, groups.items(), strict=True):
         pictures.grouped_bars(panel, values)
         panel.get_legend().remove()
         panel.set_xticks(range(0, len(ticks), step), ticks[::step], fontsize=9.5)
         panel.set_title(style.wrapped(label, 36), fontsize=11)
-    handles, labels = axes.flat[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside upper left", ncols=3, fontsize=10)
-    for panel in axes[-1]:
-        panel.set_xlabel(below)
-    for panel in axes[:, 0]:
-        panel.set_ylabel("share")
-    return figure
+    shown.label(below, "share")
+    shown.legend(3)
+    return shown.figure

@@ -90,17 +90,11 @@ def _figure(found: dict[str, Lines], studies: Sequence[Labelled]) -> Figure:
         "tokens of a row; dotted: plain decoding."
     )
     title = f"Tokens per call against top-k, by prompt set\n{settings(studies)}"
-    figure, axes = panels(title, caption, len(found), 2.7)
-    for panel, (label, lines) in zip(axes.flat, found.items(), strict=False):
+    shown = panels(title, caption, len(found), 2.5, -(-max(len(lines) for lines in found.values()) // 2))
+    for panel, (label, lines) in zip(shown.every, found.items(), strict=True):
         draw(panel, lines)
         pictures.level(panel, 1)
         panel.set_title(style.wrapped(label, 36), fontsize=11)
-    for panel in axes[-1]:
-        panel.set_xlabel("k, rows")
-    for panel in axes[:, 0]:
-        panel.set_ylabel("tokens per call")
-    handles = {
-        label: handle for panel in axes.flat for handle, label in zip(*panel.get_legend_handles_labels(), strict=True)
-    }
-    figure.legend(handles.values(), handles.keys(), loc="outside upper left", ncols=2, fontsize=10)
-    return figure
+    shown.label("k, rows", "tokens per call")
+    shown.legend(2)
+    return shown.figure
