@@ -143,11 +143,7 @@ def test_folders_of_studies_become_chapters(tmp_path):
     found = find_studies(
         [str(tmp_path / "studies"), str(tmp_path / "alone"), str(tmp_path / "alone")], "sqlite:///no.db"
     )
-    assert [(each.kind, each.about.prompts) for each in found] == [
-        ("topk", SETS[0]),
-        ("topk", SETS[1]),
-        ("grid", SETS[0]),
-    ]
+    assert [each.kind for each in found] == ["topk", "topk", "grid"]
     chapters = study_chapters(found)
     assert [re.sub(":.*,", "", chapter.title) for chapter in chapters] == [
         "Studies side by side", "Study topk first_set", "Study topk second_set", "Study grid first_set"
