@@ -126,7 +126,9 @@ def _bars(groups: dict[str, dict[str, list[Interval]]], title: str, ticks: list[
     step = -(-len(ticks) // 8)
     for panel, (label, values) in zip(shown.every, groups.items(), strict=True):
         pictures.grouped_bars(panel, values)
-        panel.get_legend().remove()
+        own = panel.get_legend()
+        if own is not None:
+            own.remove()  # one for all stands above
         panel.set_xticks(range(0, len(ticks), step), ticks[::step], fontsize=9.5)
         panel.set_title(style.wrapped(label, 36), fontsize=11)
     shown.label(below, "share")

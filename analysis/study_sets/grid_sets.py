@@ -51,7 +51,7 @@ class Judged:
 
     @property
     def lead(self) -> Interval | None:
-        """How much faster the fastest shape is than the usual one, where both were decoded whole."""
+        """The fastest shape's speedup less that of the usual one, where both were decoded whole."""
         return None if self.whole is None else self.whole.lead
 
 
