@@ -29,6 +29,7 @@ KINDS = {
     "medusa_prefix": (Medusa, {"prefix": True, "output": "own"}),
     "grounded": (Grounded, {"grounded": True}),
     "grounded_embeddings": (Grounded, {"grounded": True, "state": "embeddings"}),
+    "attention": (Grounded, {"grounded": True, "mixer": "attention"}),
     "gru": (Grounded, {"grounded": True, "mixer": "gru", "prefix": True}),
 }
 # Siblings at every level, in an order in which levels are not apart.
@@ -330,6 +331,8 @@ def test_what_a_drafter_is_made_of_is_recorded(target_at, file_of, group_values)
         ({}, 32 * 32 + 32),
         ({"grounded": True}, (1 + 3) * 32 * 32 + 32),  # three tokens on average
         ({"grounded": True, "mixer": "gru"}, 3 * (6 * 32 * 32 + 6 * 32)),
+        # (h_t, one vector) and the four matrices of attention over four places on average
+        ({"grounded": True, "mixer": "attention"}, 2 * 32 * 32 + 32 + 4 * 4 * 32 * 32),
         ({"prefix": True}, 32 * 32 + 32),
     ],
 )

@@ -51,8 +51,8 @@ def test_heads_that_are_not_asked_for_are_not_computed(target, random_heads, sta
             weight.fill_(torch.nan)
     first = heads.features(states, TEXT, count=2)
     assert len(first) == 2
-    for some, other in zip(first, all_of_them, strict=False):
-        assert torch.equal(some, other)
+    for some, other in zip(first, all_of_them, strict=False):  # attention over fewer places may round differently
+        torch.testing.assert_close(some, other, rtol=1e-12, atol=1e-12)
 
 
 def test_untrained_heads_say_what_the_target_says(target, random_heads, make):
