@@ -163,7 +163,9 @@ class Heads(DraftHeads):
         self.attention = DraftedAttention(size, config.count) if config.mixer == "attention" else None
         if config.mixer != "gru":
             # Attention makes one vector of however many tokens.
-            tokens = [(k if self.attention is None else 1) if config.grounded else 0 for k in range(1, config.count + 1)]
+            tokens = [
+                (k if self.attention is None else 1) if config.grounded else 0 for k in range(1, config.count + 1)
+            ]
             self.heads.extend(MlpHead(size, count, config.layers, config.width) for count in tokens)
         layers = {"own": config.count, "shared": 1, "tied": 0}[config.output]
         self.outputs = nn.ParameterList(nn.Parameter(output.detach().clone()) for _ in range(layers))

@@ -270,8 +270,8 @@ def training_device(name: str) -> torch.device:
 
 
 def training_dtype(bfloat16: bool, device: torch.device) -> torch.dtype:
-    """Return the dtype of the forward and backward passes: float32, or bfloat16 if the recipe asks for it and the device
-    computes in it. Where it does not, one sentence says so.
+    """Return the dtype of the forward and backward passes: float32, or bfloat16 if the recipe asks for it and the
+    device computes in it. Where it does not, one sentence says so.
     """
     arithmetic = native_arithmetic(torch.bfloat16 if bfloat16 else torch.float32, device)
     if arithmetic.sentence:
