@@ -2,6 +2,7 @@
 
 import random
 from functools import cache
+from itertools import product
 
 import pytest
 import torch
@@ -160,6 +161,17 @@ def test_a_dynamic_tree_holds_the_most_confident_paths(target_at, random_heads, 
                 chances[*path, token] = chances[path] + chance
     expected = sorted(chances, key=lambda path: -chances[path])[1:10]
     assert {(*above, int(draft.tokens[node])) for node, above in paths(draft)} == set(expected)
+
+
+def test_widths_are_the_cartesian_product_of_the_heads_choices(target_at, random_heads):
+    """Medusa (2401.10774, figure 2): each choice of head k below each choice of the heads before."""
+    target = target_at()
+    heads = random_heads(target, output="own")
+    drafter = begun(Medusa(heads, target), target)
+    draft = drafter.draft(structures.build({"name": "expansion", "widths": [4, 3, 2], "nodes": 40}))
+    best = [taught(drafter, target, [0] * k).topk(width).indices.tolist() for k, width in enumerate((4, 3, 2))]
+    leaves = [draft.tokens[list(draft.tree.path(node))].tolist() for node in draft.tree.leaves]
+    assert leaves == [list(choice) for choice in product(*best)]
 
 
 def test_nodes_with_more_children_than_tokens_are_left_out(table, random_law, random_heads, make_structure):
