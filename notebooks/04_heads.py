@@ -34,7 +34,7 @@ from specdec.analysis.papers import published, published_heads
 tracking_uri = "sqlite:///../mlflow.db"  # where runs were logged, seen from this folder
 experiment = "specdec"
 ablations = heads_ablation.RESULT  # what the benchmark of ablations found
-default_tree = heads_tree.RESULT  # and that of the default tree
+tree_results = heads_tree.RESULT  # and that of trees
 published_csv = None  # a CSV of printed figures: columns as in specdec.analysis.papers.published.COLUMNS
 
 # %% [markdown]
@@ -85,12 +85,12 @@ trees = notebook.study(tracking_uri, experiment, "tree_search")
 notebook.show(*trees)
 
 # %% [markdown]
-# ## The default tree, found by search
+# ## A tree found by search
 #
-# What the search gained over the tree that was drawn by hand before, and small trees beside full products of choices.
+# What the search gains over the tree that was drawn by hand, and small trees beside full products of choices.
 
 # %%
-searched = heads_tree.tree_sections(default_tree)
+searched = heads_tree.tree_sections(tree_results)
 notebook.show(*searched)
 
 # %% [markdown]

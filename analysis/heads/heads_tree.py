@@ -1,4 +1,4 @@
-"""The tree that heads fill by default: found by search, drawn by hand, or a Cartesian product of choices. Reads
+"""The trees that heads fill: found by search, drawn by hand, or a Cartesian product of choices. Reads
 `results/heads_tree.json`, which holds counts of every prompt, so that each figure is made anew.
 """
 
@@ -48,7 +48,7 @@ def trees_of(found: Sequence[Measured], heads: str | None = None) -> list[Measur
 
 
 def searched_accuracy(found: Sequence[Measured]) -> list[list[float]]:
-    """Return the chances by depth and rank that the default tree was built from, both kinds of heads together."""
+    """Return the chances by depth and rank that the searched tree is built from, both kinds of heads together."""
     return next([list(level) for level in each["accuracy"]] for each in found if each["shape"] == ACCURACY)
 
 

@@ -1,5 +1,5 @@
-"""The tree of `structure=heads`, found by search, and what it gains: for `analysis/results/heads_tree.json`, which the
-notebook `04_heads` reads. `conf/structure/heads.yaml` has the accuracies that this file prints.
+"""The tree of `structure=heads_searched`, and what it gains over that of `structure=heads`: for `analysis/results/heads_tree.json`, which the
+notebook `04_heads` reads. `conf/structure/heads_searched.yaml` has the accuracies that are found here.
 
 Run by hand: `python -m pytest -n 0 -m benchmark tests/benchmarks/test_heads_tree.py`; some minutes. The shipped heads'
 first, second, ... choices are counted in the rounds of one half of the prompts, trees are built from the counts, and
@@ -29,7 +29,7 @@ pytestmark = [pytest.mark.benchmark, pytest.mark.timeout(3600)]
 
 PROMPTS, TOKENS, RANKS, DEPTH, NODES = 40, 96, 10, 4, 8
 HEADS = ("medusa", "grounded")
-BY_HAND = (-1, -1, -1, 0, 0, 1, 3, 6)  # the tree of structure=heads before there was a search
+BY_HAND = (-1, -1, -1, 0, 0, 1, 3, 6)  # the tree of structure=heads
 PRODUCTS = ((4, 3, 2), (2, 2, 2, 2), (4, 4, 4, 4))
 
 

@@ -1,4 +1,4 @@
-"""Trees of heads from their counts: paired gains, the words, and that the default tree is the one that was found."""
+"""Trees of heads from their counts: paired gains, the words, and that the tree that comes along was found."""
 
 import json
 from collections.abc import Callable
@@ -80,10 +80,10 @@ def test_files_without_trees_are_answered_with_what_makes_them(tmp_path, content
     assert "test_heads_tree" in section.text[0]
 
 
-def test_the_default_tree_is_the_one_that_was_found():
-    """`structure=heads` is built from the accuracies in the results, and the tree that was judged is theory's best."""
+def test_the_tree_that_comes_along_is_the_one_that_was_found():
+    """`structure=heads_searched` is built from the accuracies in the results, and the tree that was judged is theory's best."""
     found = heads_tree.load_trees()
-    shipped = yaml.safe_load(Path(config_dir(), "structure", "heads.yaml").read_text(encoding="utf-8"))
+    shipped = yaml.safe_load(Path(config_dir(), "structure", "heads_searched.yaml").read_text(encoding="utf-8"))
     accuracy = heads_tree.searched_accuracy(found)
     assert shipped["accuracy"] == accuracy
     best = best_tree(accuracy, shipped["nodes"], shipped["depth"])
