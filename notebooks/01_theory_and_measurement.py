@@ -81,7 +81,7 @@ run_figures.curve(speedups, run.lines("speedup"), ylabel="speedup over the basel
 run_figures.accepted_lengths(rounds, alpha, run.primary_gamma, title=run.title)
 
 # %%
-run_figures.time_split(rounds, title=run.title)
+run_figures.time_split(run.arms(), title=run.title)
 
 # %% [markdown]
 # ## Answer

@@ -26,7 +26,7 @@
 # %%
 from IPython.display import Markdown
 
-from specdec.analysis.heads import heads_ablation, heads_training
+from specdec.analysis.heads import heads_ablation, heads_training, heads_tree
 from specdec.analysis.pages import notebook
 from specdec.analysis.papers import published, published_heads
 
@@ -34,6 +34,7 @@ from specdec.analysis.papers import published, published_heads
 tracking_uri = "sqlite:///../mlflow.db"  # where runs were logged, seen from this folder
 experiment = "specdec"
 ablations = heads_ablation.RESULT  # what the benchmark of ablations found
+tree_results = heads_tree.RESULT  # and that of trees
 published_csv = published.SHIPPED  # printed figures: columns as in specdec.analysis.papers.published.COLUMNS
 
 # %% [markdown]
@@ -84,6 +85,15 @@ trees = notebook.study(tracking_uri, experiment, "tree_search")
 notebook.show(*trees)
 
 # %% [markdown]
+# ## A tree found by search
+#
+# What the search gains over the tree that was drawn by hand, and small trees beside full products of choices.
+
+# %%
+searched = heads_tree.tree_sections(tree_results)
+notebook.show(*searched)
+
+# %% [markdown]
 # ## What was published
 #
 # Other models on other hardware: beside ours, never among them.
@@ -95,4 +105,4 @@ notebook.show(published_heads.heads_section(published.load_published(published_c
 # ## Answer
 
 # %%
-Markdown(notebook.firsts(training, *variants, *live, *typical, *trees))
+Markdown(notebook.firsts(training, *variants, *live, *typical, *trees, *searched))

@@ -35,6 +35,7 @@ WORDS = {  # variant -> its name in sentences
     "offset_4": "states 4 layers below the last",
     "offset_6": "states 6 layers below the last",
     "embeddings": "embeddings for states",
+    "attention": "attention over the drafted tokens",
     "gru": "a GRU",
     "prefix": "attention over the prefix",
     "output_own": "own output layers",
@@ -94,6 +95,34 @@ def deepest(found: Sequence[Measured], variant: str, structure: str) -> Measured
     return max(mine, key=lambda each: int(each["depth"]), default=None)
 
 
+def text_of(measured: Measured) -> tuple[str, int]:
+    """Return what says on which text heads were trained: its hash ("" for entries from before it was recorded), and
+    the tokens read of it. Entries of different texts are never set against each other.
+    """
+    training = measured["training"]
+    return str(training.get("text", "")), int(training["tokens"])
+
+
+def plain_beside(found: Sequence[Measured], measured: Measured) -> Measured | None:
+    """Return the plain grounded heads that were trained on the same text and fill the same structure."""
+    same = [each for each in found if text_of(each) == text_of(measured)]
+    return deepest(same, GROUNDED, measured["structure"])
+
+
+def on_one_text(found: Sequence[Measured], *variants: str) -> list[Measured]:
+    """Return the entries of the text on which most of these variants were trained, of several the latest."""
+
+    def rank(text: tuple[str, int]) -> tuple[int, int, str]:
+        mine = [each for each in found if text_of(each) == text]
+        named = {each["variant"] for each in mine} & set(variants)
+        return len(named), len(mine), max(str(each.get("date", "")) for each in mine)
+
+    if not found:
+        return []
+    best = max({text_of(each) for each in found}, key=rank)
+    return [each for each in found if text_of(each) == best]
+
+
 def both(first: Measured, second: Measured) -> pd.DataFrame:
     """Return counts of two entries on the prompts that both have, the columns suffixed `_first` and `_second`.
 
@@ -129,8 +158,8 @@ def difference(first: Measured, second: Measured, prompts: Sequence[str] | None 
 
 
 def compared(found: Sequence[Measured]) -> pd.DataFrame:
-    """Return a line for each entry: tokens per round, and its difference to the grounded heads of that structure with
-    most heads in use.
+    """Return a line for each entry: tokens per round, and its difference to the grounded heads of that structure and
+    text with most heads in use.
 
     Columns: variant, structure, depth, prompts, tokens_per_round, ci_low, ci_high, difference, difference_low,
     difference_high; the last three are NaN without grounded heads, and 0 for these themselves.
@@ -138,7 +167,7 @@ def compared(found: Sequence[Measured]) -> pd.DataFrame:
     lines = []
     for each in found:
         rate = tokens_per_round(each)
-        plain = deepest(found, GROUNDED, each["structure"])
+        plain = plain_beside(found, each)
         beyond = Interval(np.nan) if plain is None else difference(each, plain)
         lines.append(
             {
@@ -199,6 +228,7 @@ def steepness(first: Measured, second: Measured) -> Steepness:
 def grounding_section(found: Sequence[Measured]) -> Section:
     """Say how many tokens per round grounded heads have beyond independent ones, how accuracy falls, and why."""
     title = "Grounded against independent heads"
+    found = on_one_text(found, GROUNDED, INDEPENDENT)
     grounded, independent = (deepest(found, variant, TREE) for variant in (GROUNDED, INDEPENDENT))
     if grounded is None or independent is None:
         return _missing(title, *(name for name, each in ((GROUNDED, grounded), (INDEPENDENT, independent)) if not each))
@@ -309,13 +339,16 @@ def _why(found: Sequence[Measured], grounded: Measured, independent: Measured) -
 def variants_section(found: Sequence[Measured]) -> Section:
     """Set each variant against the plain grounded heads: tokens per round, and what a draft costs."""
     title = "What matters in grounded heads"
-    plain = deepest(found, GROUNDED, TREE)
-    variants = {
-        words: each for name, words in WORDS.items() if name != INDEPENDENT and (each := deepest(found, name, TREE))
-    }
-    if plain is None or not variants:
+    variants: dict[str, Measured] = {}
+    plains: dict[str, Measured] = {}
+    for name, words in WORDS.items():
+        for each in sorted(found, key=lambda one: str(one.get("date", ""))):  # of several texts the latest counts
+            plain = plain_beside(found, each) if (each["variant"], each["structure"]) == (name, TREE) else None
+            if plain is not None and name != INDEPENDENT:
+                variants[words], plains[words] = each, plain
+    if not variants:
         return _missing(title, GROUNDED, "its variants")
-    gains = {words: difference(each, plain) for words, each in variants.items()}
+    gains = {words: difference(each, plains[words]) for words, each in variants.items()}
     parts = [
         f"{label}: {'; '.join(listed)}."
         for label, side in (("More tokens per round than plain grounded heads", 1), ("Fewer", -1))
@@ -326,13 +359,18 @@ def variants_section(found: Sequence[Measured]) -> Section:
     order = sorted(gains, key=lambda words: -gains[words].estimate)
     figure = _differences(
         {words: gains[words] for words in order},
-        title=f"Variants of grounded heads, on one tree\n{_setting(plain)}",
+        title=f"Variants of grounded heads, on one tree\n{_setting(plains[order[0]])}",
         caption=f"{counted(gains[order[0]].prompts, 'prompt')}; 95% prompt-bootstrap intervals, paired. Filled: apart "
-        f"from 0. {_budget(plain)}.",
+        f"from 0. {_budget(plains[order[0]])}.",
     )
+    texts = list(dict.fromkeys(text_of(plain) for plain in plains.values()))
     places = {f"{each['decoding']['cpu']}, {each['decoding']['threads']} threads" for each in found}
-    lines = [_line("plain", plain, "")]
-    lines += [_line(words, variants[words], f"{gains[words]:+.2f}") for words in order]
+    lines = []
+    for place, text in enumerate(texts, 1):
+        number = f", text {place}" if len(texts) > 1 else ""
+        mine = [words for words in order if text_of(plains[words]) == text]
+        lines.append(_line(f"plain{number}", plains[mine[0]], ""))
+        lines += [_line(f"{words}{number}", variants[words], f"{gains[words]:+.2f}") for words in mine]
     caption = (
         "Variants: held-out accuracy of the first head and of the last, tokens per round, and draft time over t(1) (on "
         f"{'; '.join(sorted(places))}, in separate runs)"
@@ -341,6 +379,11 @@ def variants_section(found: Sequence[Measured]) -> Section:
         " ".join(parts),
         f"{len(gains)} variants are set against one: about one in twenty 95% intervals leaves out 0 by chance. All "
         "were trained alike and briefly, so that a variant that needs more text is at a disadvantage.",
+        *(
+            [f"There were {len(texts)} training texts; each variant is set against plain heads of its own text."]
+            if len(texts) > 1
+            else []
+        ),
     )
     return Section(title, text, ((caption, pd.DataFrame(lines)),), (("heads_variants", figure),))
 
@@ -365,7 +408,8 @@ def _line(name: str, measured: Measured, beyond: str) -> dict[str, Any]:
 def count_section(found: Sequence[Measured]) -> Section:
     """Say how tokens per round grow with the number of heads in use."""
     title = "How many heads"
-    used = [each for each in found if each["variant"] == GROUNDED and each["structure"] == TREE]
+    trees = [each for each in found if each["variant"] == GROUNDED and each["structure"] == TREE]
+    used = on_one_text(trees, GROUNDED)  # the text with most numbers of heads
     used.sort(key=lambda each: int(each["depth"]))
     if len(used) < 2:
         return _missing(title, f"fewer heads than {used[0]['depth'] if used else 'all'}")
