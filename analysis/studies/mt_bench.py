@@ -6,7 +6,9 @@ from math import isnan, nan
 
 import numpy as np
 import pandas as pd
+from matplotlib.figure import Figure
 
+from ..figures import pictures, style
 from ..findings import About, Findings, Section, Tables, counted, register
 from ..intervals import Interval
 from ..sums import finite, metric, strategy_sums
@@ -41,7 +43,13 @@ def findings(tables: Tables, about: About) -> Findings:
         *_notes(mine, plain, about, tables["skipped"]),
     ]
     caption = "Each category at its temperature, with 95% intervals from resampling questions"
-    section = Section("Answers for a judge", tuple(text), ((caption, _table(cells)),))
+    figure = _by_category(
+        cells,
+        title=f"Tokens per call by category, {mine['verifier']}\n{about.title}",
+        caption=f"{counted(int(mine['questions']), 'question')}, {turns}; 95% intervals from resampling questions. "
+        "Dotted: plain decoding.",
+    )
+    section = Section("Answers for a judge", tuple(text), ((caption, _table(cells)),), (("by_category", figure),))
     return Findings((section,), _metrics(cells))
 
 
@@ -126,3 +134,16 @@ def _metrics(cells: Sequence[Answered]) -> dict[str, float]:
         prefix = "mt_bench" if each.category == ALL else f"mt_bench.{each.category}"
         metrics |= metric(f"{prefix}.tokens_per_call", each.rate) | metric(f"{prefix}.speedup", each.speedup)
     return finite(metrics)
+
+
+@style.in_style
+def _by_category(cells: Sequence[Answered], *, title: str, caption: str) -> Figure:
+    """Draw tokens per call of each category, with its temperature, and of all together as a filled dot."""
+    figure, axes = style.new_figure(title, caption, height=2.2 + 0.36 * len(cells))
+    names = [
+        each.category if isnan(each.temperature) else f"{each.category}, temperature {each.temperature:g}"
+        for each in cells
+    ]
+    pictures.dots(axes, names, [each.rate for each in cells], [each.category == ALL for each in cells], start=1)
+    axes.set_xlabel("tokens per call")
+    return figure
