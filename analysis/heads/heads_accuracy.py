@@ -98,8 +98,8 @@ def accuracies(found: Mapping[str, Counts]) -> pd.DataFrame:
 
 
 def accuracy_section(path: Path | str = RESULT) -> Section:
-    """Answer whether the last grounded head's first choice is right more often than one of five choices of the last
-    independent head, as "Not So Speculative Decoding" says of head 4; where there is no result yet, say what makes it.
+    """Answer whether the last grounded head is right with its first choice more often than the last independent head
+    with five, as "Not So Speculative Decoding" says of head 4; where there is no result yet, say what makes it.
     """
     try:
         found = load_accuracy(path)
@@ -142,13 +142,12 @@ def verdict(table: pd.DataFrame) -> str:
     last = table.iloc[-1]
     lead, head = last["lead"], last["head"]
     said = f'As "Not So Speculative Decoding" says of head {head}, '
+    pair = f"than the right token is among the five first choices of independent head {head}"
     answers = {
-        1: f"{said}the first choice of grounded head {head} is right more often than one of the five first choices of "
-        f"independent head {head}",
-        0: f"Whether the first choice of grounded head {head} is right more often than one of the five first choices "
-        f"of independent head {head}, as the paper says, cannot be told from these texts",
-        -1: f"Against what the paper says, the first choice of grounded head {head} is right less often than one of "
-        f"the five first choices of independent head {head}",
+        1: f"{said}the first choice of grounded head {head} is right more often {pair}",
+        0: f"Whether the first choice of grounded head {head} is right more often {pair}, as the paper says, cannot be "
+        "told from these texts",
+        -1: f"Against what the paper says, the first choice of grounded head {head} is right less often {pair}",
     }
     holds = [str(line["head"]) for line in table.iloc[:-1].to_dict("records") if line["lead"].side > 0]
     others = {

@@ -1,4 +1,4 @@
-"""Answers for FastChat's judge: the files read back as FastChat reads them, and what each second turn was asked after."""
+"""Answers for FastChat's judge: the files read as FastChat reads them, and what each second turn was asked after."""
 
 import json
 from collections import defaultdict
