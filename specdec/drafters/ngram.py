@@ -5,6 +5,7 @@ from dataclasses import replace
 from itertools import islice
 from typing import Annotated, Literal
 
+import numpy as np
 from pydantic import Field
 from torch import Tensor
 
@@ -12,11 +13,13 @@ from specdec.config import AtLeastOne, typed
 from specdec.drafters.base import DrafterCapabilities, drafters
 from specdec.drafters.base.lookup import Lookup
 from specdec.errors import UsageError
+from specdec.ngrams.finished_text import FinishedText
 from specdec.ngrams.suffix_index import SuffixIndex
 from specdec.records import Source, TextStart, chain_tree
 from specdec.structures.base import Structure
 from specdec.targets.base import Target
 from specdec.tree_building.lookup_filling import NOTHING, Proposal, filled, merged
+from specdec.tree_building.possible_rounds import PossibleRounds, TextMatches, rows_rounds, together, tree_rounds
 
 Matches = Sequence[Sequence[int]]
 """The positions of the text that followed a match, for each match length, latest first."""
@@ -98,6 +101,29 @@ class Ngram(Lookup):
             return merged((row, Source("ngram", rank)) for rank, row in enumerate(self.rows(structure.rows, width)))
         return filled(structure.tree, self.matches(), self._siblings)
 
+    def possible_rounds(
+        self, prompt: Sequence[int], text: Sequence[int], limit: int, structures: Sequence[Structure]
+    ) -> Sequence[PossibleRounds | None]:
+        known = FinishedText(prompt, text)
+        return [self._possible_rounds(known, limit, structure) for structure in structures]
+
+    def _possible_rounds(self, known: FinishedText, limit: int, structure: Structure) -> PossibleRounds | None:
+        orders = self._of_chain if structure.single else self._of_several
+        # In a chain, the matches of one length decide; with several lengths, rows and trees add those of the others.
+        if self._leftmost or not structure.single and len(orders) > 1:
+            return None
+        windows, size = known.windows(structure.gamma), len(known.places)
+        parts = []
+        for begin in range(0, max(1, size), _BLOCK):
+            places = known.places[begin : begin + _BLOCK]
+            room = limit - 1 - np.arange(begin, begin + len(places))
+            found = TextMatches(known.tokens, places, room, *known.matches(orders, self._matches_max, places))
+            if structure.rows is not None:
+                parts.append(rows_rounds(found, windows, structure, "ngram"))
+            else:
+                parts.append(tree_rounds(found, structure, "ngram"))
+        return together(parts)
+
     def _first_match(self, width: int) -> Proposal:
         text = self._index.text
         for order in self._of_chain:
@@ -164,6 +190,7 @@ class Ngram(Lookup):
 
 
 _FIRST = (Source("ngram", 0),)
+_BLOCK = 4096  # positions of a known text whose matches are in memory together
 
 
 def _begins_one(row: tuple[int, ...], others: Iterable[tuple[int, ...]]) -> bool:
