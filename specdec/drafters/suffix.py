@@ -102,10 +102,9 @@ class Suffix(Lookup):
         if structure.single:
             rows = self._rows(1, width)
             return Proposal(rows[0], chain_tree(len(rows[0])), _FIRST * len(rows[0])) if rows else NOTHING
+        rows = self._rows(self._config.matches_max, width)
         # A row that begins another one adds nothing to a tree, and `ContinuationTrie` leaves it out of rows.
-        return ContinuationTrie(self._rows(self._config.matches_max, width), counted=False).proposal(
-            structure, "suffix"
-        )
+        return ContinuationTrie(rows, counted=False).proposal(structure, "suffix") if rows else NOTHING
 
     def _rows(self, matches: int, width: int) -> list[tuple[int, ...]]:
         """Return what followed the longest `matches` matches, at most `width` tokens of each."""

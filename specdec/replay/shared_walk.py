@@ -149,8 +149,9 @@ def walk(
         number: Track(structures[number], keep=number == keep) for number, known in enumerate(found) if known is None
     }
     together = drafter.capabilities.replay in ("position", "start")
-    for group in [list(tracks.values())] if together else [[track] for track in tracks.values()]:
-        lead(drafter, group, start, text, limit)
+    if tracks:
+        for group in [list(tracks.values())] if together else [[track] for track in tracks.values()]:
+            lead(drafter, group, start, text, limit)
     return [tracks[number].columns(len(text)) if known is None else known for number, known in enumerate(found)]
 
 
