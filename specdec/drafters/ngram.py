@@ -19,7 +19,14 @@ from specdec.records import Source, TextStart, chain_tree
 from specdec.structures.base import Structure
 from specdec.targets.base import Target
 from specdec.tree_building.lookup_filling import NOTHING, Proposal, filled, merged
-from specdec.tree_building.possible_rounds import PossibleRounds, TextMatches, rows_rounds, together, tree_rounds
+from specdec.tree_building.possible_rounds import (
+    Continuations,
+    PossibleRounds,
+    common_rows,
+    rows_rounds,
+    together,
+    tree_rounds,
+)
 
 Matches = Sequence[Sequence[int]]
 """The positions of the text that followed a match, for each match length, latest first."""
@@ -112,16 +119,20 @@ class Ngram(Lookup):
         # In a chain, the matches of one length decide; with several lengths, rows and trees add those of the others.
         if self._leftmost or not structure.single and len(orders) > 1:
             return None
-        windows, size = known.windows(structure.gamma), len(known.places)
         parts = []
-        for begin in range(0, max(1, size), _BLOCK):
-            places = known.places[begin : begin + _BLOCK]
-            room = limit - 1 - np.arange(begin, begin + len(places))
-            found = TextMatches(known.tokens, places, room, *known.matches(orders, self._matches_max, places))
-            if structure.rows is not None:
-                parts.append(rows_rounds(found, windows, structure, "ngram"))
+        for first in range(0, max(1, len(known.places)), _BLOCK):
+            places = known.places[first : first + _BLOCK]
+            room = limit - 1 - np.arange(first, first + len(places))
+            at, begin = known.matches(orders, self._matches_max, places)
+            left = places[at] - begin  # no row goes beyond the end of the text that is known there
+            size = np.minimum(np.minimum(room, structure.gamma)[at], left)
+            columns = (each[size > 0] for each in (at, begin, size, left))
+            found = Continuations(known.tokens, known.tokens, places, room, *columns)
+            if structure.rows is None:
+                parts.append(tree_rounds(found, structure, "ngram", counted=True))
             else:
-                parts.append(tree_rounds(found, structure, "ngram"))
+                rows = common_rows(found, known.windows(structure.gamma))
+                parts.append(rows_rounds(found, rows, structure, "ngram"))
         return together(parts)
 
     def _first_match(self, width: int) -> Proposal:

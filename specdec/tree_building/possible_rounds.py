@@ -4,7 +4,7 @@ For drafts that depend on nothing but the tokens before them: what `lookup_filli
 and compared with the text, and never built. Knows neither tensors nor drafters, nor where continuations come from.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -33,21 +33,28 @@ class PossibleRounds(NamedTuple):
     strategy: str
 
 
-class TextMatches(NamedTuple):
-    """Earlier occurrences of the end of a text, for several of its beginnings: all continue as the text itself does.
+class Continuations(NamedTuple):
+    """Tokens that are copied as continuations of a text, for several of its places: those of a place follow each other,
+    best first.
 
     Attributes:
-        tokens: [T] of the text.
-        places: [P] tokens of each beginning.
+        text: [T] tokens of the text.
+        tokens: [S] those that are copied.
+        places: [P] tokens of the text that are known at each place.
         room: [P] tokens that may be offered there.
-        at, position: [M] the number of a beginning, and the place after an occurrence; the best of a beginning first.
+        at: [M] the number of the place that is continued, in ascending order.
+        begin, size: [M] the first of the tokens that are copied, and how many these are.
+        period: [M] tokens after which the copy begins again.
     """
 
+    text: np.ndarray
     tokens: np.ndarray
     places: np.ndarray
     room: np.ndarray
     at: np.ndarray
-    position: np.ndarray
+    begin: np.ndarray
+    size: np.ndarray
+    period: np.ndarray
 
 
 def together(parts: Sequence[PossibleRounds]) -> PossibleRounds:
@@ -68,34 +75,60 @@ def chain_rounds(agreed: np.ndarray, offered: np.ndarray, strategy: str) -> Poss
     return PossibleRounds(offered, offered, np.minimum(offered, 1), accepted, accepted == offered, rank, strategy)
 
 
-def rows_rounds(found: TextMatches, windows: np.ndarray, structure: Structure, strategy: str) -> PossibleRounds:
-    """Return the rounds of the `structure.rows` most common continuations, of equals the one that comes first.
+def common_rows(found: Continuations, windows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return different continuations and their ranks at their place: the most common first, of equals the best.
 
-    A continuation that the end of the text cuts short is left out where it is the beginning of another one.
+    One that is shorter than others of its place, because the text ends, is left out where it is their beginning; the
+    shorter ones of a place come first.
 
     Args:
-        windows: [gamma + 1, T] numbers of the windows of each length at each position, equal for equal tokens.
+        windows: [depth + 1, T] numbers of the windows of each length at each position, equal for equal tokens.
     """
-    tokens, places, room, at, position = found
-    count, (longest, size) = len(places), windows.shape
-    width = np.minimum(room, longest - 1)
-    length = np.minimum(width[at], places[at] - position)
-    whole = (length > 0) & ~_begins_another(at, position, length, length < width[at], windows)
-    at, position, length = at[whole], position[whole], length[whole]
-    chosen, rank, _ = ranked(at, length * size + windows[length, position])
+    at, begin, size = found.at, found.begin, found.size
+    longest = np.zeros(len(found.places), dtype=np.int64)
+    np.maximum.at(longest, at, size)
+    short = np.flatnonzero(size < longest[at])
+    one, other = _pairs(short, short + 1, np.searchsorted(at, at[short], side="right"))
+    same = windows[size[one], begin[one]] == windows[size[one], begin[other]]
+    whole = _without(one[same], len(at))
+    chosen, rank, _ = ranked(at[whole], size[whole] * windows.shape[1] + windows[size, begin][whole])
+    return whole[chosen], rank
+
+
+def different_rows(found: Continuations) -> tuple[np.ndarray, np.ndarray]:
+    """Return different continuations and their ranks at their place: in their order, none the beginning of another."""
+    at, size = found.at, found.size
+    one, other = _pairs(np.arange(len(at)), np.searchsorted(at, at), np.searchsorted(at, at, side="right"))
+    adds_nothing = (size[one] < size[other]) | (size[one] == size[other]) & (other < one)
+    one, other = one[adds_nothing], other[adds_nothing]
+    agreed = _agreed(_copier(found, one), _copier(found, other), size[one])
+    kept = _without(one[agreed == size[one]], len(at))
+    return kept, np.arange(len(kept)) - np.searchsorted(at[kept], at[kept])
+
+
+def rows_rounds(
+    found: Continuations, rows: tuple[np.ndarray, np.ndarray], structure: Structure, strategy: str
+) -> PossibleRounds:
+    """Return the rounds of the first `structure.rows` of some continuations.
+
+    Args:
+        rows: the numbers of these continuations, and their ranks; none is the beginning of another of its place.
+    """
     assert structure.rows is not None
-    best = chosen[rank < structure.rows]
-    shape = (count, structure.rows)
-    # [P, rows]: where each row begins in the text, and its length, 0 where there is none
-    begins, sizes = np.zeros(shape, dtype=np.int64), np.zeros(shape, dtype=np.int64)
-    where = at[best], rank[rank < structure.rows]
-    begins[where], sizes[where] = position[best], length[best]
-    agreed = _agreed(tokens, begins, places[:, None], sizes)
+    entry, rank = (column[rows[1] < structure.rows] for column in rows)
+    # [P, rows]: the continuation of each row, one of no tokens where there is none
+    number = np.full((len(found.places), structure.rows), len(found.at))
+    number[found.at[entry], rank] = entry
+    found = found._replace(
+        begin=np.append(found.begin, 0), size=np.append(found.size, 0), period=np.append(found.period, 1)
+    )
+    sizes, text = found.size[number], _padded(found.text, structure.gamma)
+    agreed = _agreed(_copier(found, number), lambda step: text[found.places[:, None] + step], sizes)
     accepted = agreed.max(axis=1)
     goes_on = (agreed == accepted[:, None]) & (sizes > accepted[:, None])
     return PossibleRounds(
         offered=sizes.max(axis=1),
-        nodes=sizes.sum(axis=1) - _shared(tokens, begins, sizes),
+        nodes=sizes.sum(axis=1) - _shared(found, number),
         leaves=(sizes > 0).sum(axis=1),
         accepted=accepted,
         ended=~goes_on.any(axis=1),
@@ -104,21 +137,24 @@ def rows_rounds(found: TextMatches, windows: np.ndarray, structure: Structure, s
     )
 
 
-def tree_rounds(found: TextMatches, structure: Structure, strategy: str) -> PossibleRounds:
-    """Return the rounds of a token tree: the node of rank j has the (j+1)-th most common token among the matches that
-    agree with the path to it, of equals the one of the match that comes first.
+def tree_rounds(found: Continuations, structure: Structure, strategy: str, *, counted: bool) -> PossibleRounds:
+    """Return the rounds of a token tree: the node of rank j has the (j+1)-th token among the continuations that agree
+    with the path to it.
+
+    Args:
+        counted: the most common token first, and of equals that of the best continuation; otherwise that of the best
+            continuation first.
     """
-    tokens, places, room, at, position = found
-    count, table, ahead = len(places), _numbered_children(structure), _padded(tokens, structure.gamma)
-    room = np.minimum(room, structure.gamma)
-    node = np.zeros(len(at), dtype=np.int64)  # of each match; 0 is the root
+    count, table, text = len(found.places), _numbered_children(structure), _padded(found.text, structure.gamma)
+    room = np.minimum(found.room, structure.gamma)
+    entry, node = np.arange(len(found.at)), np.zeros(len(found.at), dtype=np.int64)  # node 0 is the root
     path = np.zeros(count, dtype=np.int64)  # the node that the text has come to, -1 where it has left the tree
     offered, nodes, inner, accepted, last = np.zeros((5, count), dtype=np.int64)
     ended = np.ones(count, dtype=bool)
     for level in range(structure.gamma):
-        inside = position < places[at]
-        at, position, node = at[inside], position[inside], node[inside]
-        first, rank, member = ranked(at * table.shape[1] + node, tokens[position])
+        node, entry = node[found.size[entry] > level], entry[found.size[entry] > level]
+        at, token = found.at[entry], _copier(found, entry)(level)
+        first, rank, member = ranked(at * table.shape[1] + node, token, counted=counted)
         child = table[room[at[first]], node[first], np.minimum(rank, table.shape[2] - 1)]
         filled = child > 0
         new, number, rank = first[filled], child[filled], rank[filled]
@@ -129,18 +165,19 @@ def tree_rounds(found: TextMatches, structure: Structure, strategy: str) -> Poss
             inner += np.bincount(place[rank == 0], minlength=count)
         below = node[new] == path[place]
         ended[place[below]] = False
-        hit = below & (tokens[position[new]] == ahead[places[place] + level])
+        hit = below & (token[new] == text[found.places[place] + level])
         on = place[hit]
         accepted[on], last[on], ended[on] = level + 1, rank[hit], True
         path[:] = -1
         path[on] = number[hit]
-        node = child[member]
-        at, position, node = at[node > 0], position[node > 0] + 1, node[node > 0]
+        child = child[member]
+        node, entry = child[child > 0], entry[child > 0]
     return PossibleRounds(offered, nodes, nodes - inner, accepted, ended, last, strategy)
 
 
-def ranked(group: np.ndarray, item: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Rank the different items of each group by how often they occur, and equals by where they occur first.
+def ranked(group: np.ndarray, item: np.ndarray, *, counted: bool = True) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Rank the different items of each group by how often they occur if that is `counted`, and equals by where they
+    occur first.
 
     Args:
         group, item: [M], from 0.
@@ -154,7 +191,7 @@ def ranked(group: np.ndarray, item: np.ndarray) -> tuple[np.ndarray, np.ndarray,
     begins = np.flatnonzero(np.diff(key[alike], prepend=-1))
     counts = np.diff(begins, append=size)
     occurs = np.zeros(size, dtype=np.int64)
-    occurs[alike[begins]] = counts
+    occurs[alike[begins]] = counts if counted else 1
     first = np.flatnonzero(occurs)
     first = first[np.argsort(group[first] * (size + 1) - occurs[first], kind="stable")]
     groups = group[first]
@@ -183,40 +220,42 @@ def _padded(tokens: np.ndarray, more: int) -> np.ndarray:
     return np.concatenate([tokens, np.full(more, -1)])
 
 
-def _agreed(tokens: np.ndarray, one: np.ndarray, other: np.ndarray, limit: np.ndarray) -> np.ndarray:
-    """Return how many tokens are the same from two positions on, at most `limit`; all arrays broadcast."""
-    most = int(limit.max(initial=0))
-    tokens, same = _padded(tokens, most), limit > 0
-    agreed = np.zeros(same.shape, dtype=np.int64)
-    for step in range(most):
-        same = same & (limit > step) & (tokens[one + step] == tokens[other + step])
+def _copier(found: Continuations, entry: np.ndarray) -> Callable[[int], np.ndarray]:
+    """Return what gives the token after `step` others of each of these continuations."""
+    begin, period = found.begin[entry], found.period[entry]
+    return lambda step: found.tokens[begin + step % period]
+
+
+def _agreed(one: Callable[[int], np.ndarray], other: Callable[[int], np.ndarray], limit: np.ndarray) -> np.ndarray:
+    """Return how many tokens two sides have in common from the first on, at most `limit`."""
+    agreed, same = np.zeros_like(limit), limit > 0
+    for step in range(int(limit.max(initial=0))):
+        same = same & (limit > step) & (one(step) == other(step))
         agreed += same
     return agreed
 
 
-def _begins_another(
-    at: np.ndarray, position: np.ndarray, length: np.ndarray, cut: np.ndarray, windows: np.ndarray
-) -> np.ndarray:
-    """Return which continuations [M] are cut short and the beginning of another one of the same place: of one that
-    comes after it, because only these are longer.
-    """
-    short = np.flatnonzero(cut)
-    others = np.searchsorted(at, at[short], side="right") - short - 1
-    one = np.repeat(short, others)
-    other = one + 1 + np.arange(len(one)) - np.repeat(np.cumsum(others) - others, others)
-    same = windows[length[one], position[one]] == windows[length[one], position[other]]
-    found = np.zeros(len(at), dtype=bool)
-    found[one[same]] = True
-    return found
+def _pairs(items: np.ndarray, begins: np.ndarray, ends: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return each item beside each number of its range, item by item."""
+    counts = ends - begins
+    within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+    return np.repeat(items, counts), np.repeat(begins, counts) + within
 
 
-def _shared(tokens: np.ndarray, begins: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    """Return how many tokens [P] of rows [P, rows] are those of the beginning of an earlier row: they are no new nodes."""
-    rows = sizes.shape[1]
-    first = np.where(sizes > 0, tokens[begins], -1 - np.arange(rows))
-    alike = (first[:, :, None] == first[:, None, :]) & np.tri(rows, k=-1, dtype=bool)
-    place, one, other = np.nonzero(alike)
+def _without(left_out: np.ndarray, count: int) -> np.ndarray:
+    """Return the numbers below `count` that are not left out."""
+    kept = np.ones(count, dtype=bool)
+    kept[left_out] = False
+    return np.flatnonzero(kept)
+
+
+def _shared(found: Continuations, number: np.ndarray) -> np.ndarray:
+    """Return how many tokens [P] of rows [P, rows] are those of the beginning of an earlier row: no nodes of their own."""
+    sizes, first = found.size[number], _copier(found, number)(0)
+    earlier = np.tri(number.shape[1], k=-1, dtype=bool) & (sizes[:, :, None] > 0) & (sizes[:, None, :] > 0)
+    place, one, other = np.nonzero(earlier & (first[:, :, None] == first[:, None, :]))
     limit = np.minimum(sizes[place, one], sizes[place, other])
+    agreed = _agreed(_copier(found, number[place, one]), _copier(found, number[place, other]), limit)
     shared = np.zeros_like(sizes)
-    np.maximum.at(shared, (place, one), _agreed(tokens, begins[place, one], begins[place, other], limit))
+    np.maximum.at(shared, (place, one), agreed)
     return shared.sum(axis=1)
