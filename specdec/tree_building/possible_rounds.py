@@ -182,7 +182,7 @@ def ranked(group: np.ndarray, item: np.ndarray, *, counted: bool = True) -> tupl
     Args:
         group, item: [M], from 0.
     Returns:
-        For each different item of a group [D], by group and then best first: its first entry, and its rank; and for each
+        The first entry and the rank of each different item of a group [D], by group and then best first; and for each
         entry [M] which of these it is.
     """
     size = len(group)
@@ -250,7 +250,7 @@ def _without(left_out: np.ndarray, count: int) -> np.ndarray:
 
 
 def _shared(found: Continuations, number: np.ndarray) -> np.ndarray:
-    """Return how many tokens [P] of rows [P, rows] are those of the beginning of an earlier row: no nodes of their own."""
+    """Return how many tokens [P] of rows [P, rows] begin an earlier row as well: they are no nodes of their own."""
     sizes, first = found.size[number], _copier(found, number)(0)
     earlier = np.tri(number.shape[1], k=-1, dtype=bool) & (sizes[:, :, None] > 0) & (sizes[:, None, :] > 0)
     place, one, other = np.nonzero(earlier & (first[:, :, None] == first[:, None, :]))
