@@ -59,8 +59,9 @@ class Continuations(NamedTuple):
 
 def together(parts: Sequence[PossibleRounds]) -> PossibleRounds:
     """Return the rounds of consecutive stretches of a text as one table."""
-    *columns, (strategy, *_) = zip(*parts, strict=True)
-    return PossibleRounds(*map(np.concatenate, columns), strategy)
+    *columns, _ = zip(*parts, strict=True)
+    offered, nodes, leaves, accepted, ended, rank = map(np.concatenate, columns)
+    return PossibleRounds(offered, nodes, leaves, accepted, ended, rank, parts[0].strategy)
 
 
 def chain_rounds(agreed: np.ndarray, offered: np.ndarray, strategy: str) -> PossibleRounds:
