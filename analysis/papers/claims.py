@@ -15,7 +15,7 @@ import pandas as pd
 from specdec.theory.speedup import speedup as formula_speedup
 
 from ..findings import Section
-from ..heads import heads_ablation
+from ..heads import heads_ablation, heads_accuracy, heads_tree
 from ..intervals import Interval
 from . import claim_results as results
 from .claim_results import Measured
@@ -462,6 +462,34 @@ def _grounding(found: ClaimEvidence) -> Claim:
     )
 
 
+def _one_against_five(found: ClaimEvidence) -> Claim:
+    last = heads_accuracy.accuracies(heads_accuracy.load_accuracy()).set_index("head").loc[4]
+    return Claim(
+        GROUNDED,
+        "The first choice of grounded head 4 is right more often than five choices of independent head 4",
+        "direction only (Vicuna-7B)",
+        f"{last['grounded_top1']:.3f} against {last['independent_top5']:.3f}: {last['lead']:+.3f}",
+        direction(last["lead"]),
+        "The shipped heads on held-out texts, at the same positions",
+        "notebook 04, from `analysis/results/heads_accuracy.json`",
+    )
+
+
+def _sparse_tree(found: ClaimEvidence) -> Claim:
+    trees = {tree["shape"]: tree for tree in heads_tree.trees_of(heads_tree.load_trees(), heads_ablation.INDEPENDENT)}
+    sparse, dense = trees["found by search 64"], trees["product 4x4x4x4"]
+    gain = heads_tree.gain(sparse, dense)
+    return Claim(
+        MEDUSA,
+        "A tree of 64 nodes found by search accepts more than a dense one several times its size",
+        "Figure 4: 64 nodes against 256, no figures printed",
+        f"{sparse['nodes']} nodes over {dense['nodes']}: {gain:+.2f} tokens per step",
+        direction(gain),
+        "A product spends its nodes on choices that are rarely right",
+        "notebook 04, from `analysis/results/heads_tree.json`",
+    )
+
+
 def _steepness(found: ClaimEvidence) -> Claim:
     grounded, independent = (
         _ablated(found, name, "tree") for name in (heads_ablation.GROUNDED, heads_ablation.INDEPENDENT)
@@ -519,8 +547,8 @@ ANSWERS: tuple[Callable[[ClaimEvidence], Claim], ...] = (
     *(_faster, _identical, _alpha_range, _sharper, _ngrams, _free_bigram, _formula),
     *(_lossless_speedup, _domains, _longer),
     *(_block_size, _block_wall_clock, _top_two),
-    *(_tree_over_chain, _typical, _epsilon),
-    *(_grounding, _steepness, _throughput),
+    *(_tree_over_chain, _sparse_tree, _typical, _epsilon),
+    *(_grounding, _one_against_five, _steepness, _throughput),
     _shares,
 )
 """One answer for each claim, in the order of the page."""
