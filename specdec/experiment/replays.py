@@ -19,8 +19,8 @@ class Replays:
 
     `replay.parquet` has the rounds of every arm along its own texts (kind "own", for the account) and along the
     baseline's (kind "baseline", for the curves, which need no speculation). `alpha.parquet` has the two sums whose
-    ratio is `alpha.text`: sum of min(p, q) over positions (of min(p/l, q) under lenience, and so on), and positions with
-    a proposal. At every position a draft of one token is taken, so for heads it is the first head's.
+    ratio is `alpha.text`: sum of min(p, q) over positions, or of what a lossy rule passes, and positions with a
+    proposal. At every position a draft of one token is taken, so for heads it is the first head's.
 
     A drafter whose replay is "calling" has neither: both would take as many calls of the target as decoding does.
     """
