@@ -74,10 +74,10 @@ def standing_in_words(here: Standing) -> tuple[str, str]:
             f"{own} gives a speedup of {here.expected:.3f} for γ {here.gamma}, and no γ pays, because α is not above "
             "c: a faster drafter or one that agrees more is what helps."
         )
-    elif best.gamma == LONGEST:
+    elif here.c == 0:
         choice = (
             f"{own} gives a speedup of {here.expected:.3f} for γ {here.gamma} and more for every longer draft: drafts "
-            "cost next to nothing, and 1 / (1 - α) is the limit."
+            "cost nothing, and 1 / (1 - α) is the limit."
         )
     elif best.gamma == here.gamma:
         choice = f"{own} gives a speedup of {here.expected:.3f} for γ {here.gamma}, the best γ there is."
@@ -107,7 +107,8 @@ def best_gamma(here: Standing | None = None) -> Figure:
     _lines_over_costs(axes, gammas, top, here)
     if here is not None:
         best = here.best.gamma
-        _ring(axes, here, min(best, top), f"its best: γ = {best}")
+        if here.c > 0:  # else every longer draft is better
+            _ring(axes, here, min(best, top), f"its best: γ = {best}")
         _dot(axes, here, here.gamma, f"its own: γ = {here.gamma}")
     axes.set(xlabel=ALPHA, ylabel="best γ", xlim=(0, 1), ylim=(0, top))
     axes.yaxis.set_major_locator(MaxNLocator(integer=True))
