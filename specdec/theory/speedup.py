@@ -65,7 +65,7 @@ def oracle_speedup(alpha: ArrayLike, c: ArrayLike) -> Values:
 def oracle_gain(alpha: float, c: float, max_gamma: int = 2000) -> float:
     """Return the speedup with an oracle for gamma over that of the best fixed gamma (2211.17192, 3.5), at least 1.
 
-    It stays below e / (e - 1) = 1.58, and comes close where c is small and alpha near 1 - 0.73 c; `max_gamma` has to
+    It stays below e / (e - 1) = 1.58, and comes close where c is small and alpha near 1 - 0.72 c; `max_gamma` has to
     reach the best fixed gamma there. For a free drafter it is 1: the longest draft costs as little as the oracle's.
     """
     if float(nonnegative(c, "c")) == 0:
