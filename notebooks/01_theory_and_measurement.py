@@ -59,8 +59,8 @@ table_1.round(3)
 # %% [markdown]
 # ## Which gamma, and at what price
 #
-# Figure 3 of the paper: the best $\gamma$ over $\alpha$ when a drafter step costs $c$ of a target call. Figure 4: what each
-# $\gamma$ gains, and the arithmetic that it takes, with a free drafter.
+# Figure 3 of the paper: the best $\gamma$ over $\alpha$ when a drafter step costs $c$ of a target call. Figure 4: what
+# each $\gamma$ gains, and the arithmetic that it takes, with a free drafter.
 
 # %%
 theory_figures.best_gamma()
@@ -69,8 +69,8 @@ theory_figures.best_gamma()
 theory_figures.speedup_and_operations()
 
 # %% [markdown]
-# If $\gamma$ could change from round to round, the most to be had is an oracle's speedup, which drafts just what will be accepted
-# (section 3.5). The paper says up to about 60% more than the best fixed $\gamma$; the exact limit is $e/(e-1)$.
+# If $\gamma$ could change from round to round, the most to be had is an oracle's speedup, which drafts just what will be
+# accepted (section 3.5). The paper says up to about 60% more than the best fixed $\gamma$; the exact limit is $e/(e-1)$.
 
 # %%
 theory_figures.oracle_bound()
@@ -120,7 +120,8 @@ run_figures.time_split(rounds, title=run.title)
 # %% [markdown]
 # ## Lenience
 #
-# The rule can be told to accept more, $\min(1, p/(l\,q))$, for text that is no longer quite the target's (appendix A.5).
+# The rule can be told to accept more, $\min(1, p/(l\,q))$, for text that is no longer quite the target's
+# (appendix A.5).
 
 # %%
 notebook.show(*notebook.study(tracking_uri, experiment, "lenience"))

@@ -171,13 +171,14 @@ def _alphas(alphas: pd.DataFrame, cells: pd.DataFrame, notes: tuple[str, ...], c
         for form, paper in (("sampled", "Table 5"), ("greedy", "last paragraph of A.5"))
         if form in set(alphas["form"])
     )
-    shown = alphas[alphas["form"] == alphas["form"].iloc[0]]
+    drawn = next(form for form in _FORMS if form in set(alphas["form"]))  # sampled text, as in the paper's table
+    shown = alphas[alphas["form"] == drawn]
     by_drafter = enumerate(shown.groupby("drafter", sort=False))
     figure = _over_lenience(
         {str(name): (part, style.look(place)) for place, (name, part) in by_drafter},
         "alpha",
         ylabel="α",
-        title=f"Alpha over lenience, {_FORMS[str(shown['form'].iloc[0])][0]}\n{about.title}",
+        title=f"Alpha over lenience, {_FORMS[drawn][0]}\n{about.title}",
         caption=f"{counts}; bars: 95% prompt-bootstrap intervals. Right is more lenient.",
     )  # fmt: skip
     return Section("Alpha at each lenience", (*text, *notes), tables, (("alpha_over_lenience", figure),))
@@ -260,8 +261,8 @@ def _loss(cells: pd.DataFrame, counts: str, about: About) -> Section:
         )
     text.append(
         "Greedy text always takes one token, so its law is far from the target's even without drafts. Lenience bounds "
-        "how likely a token may become, not how unlikely: text with rare tokens left out has a higher likelihood, so "
-        "more is not better."
+        "how likely a token may become, not how unlikely: the text goes from what the target would write towards what "
+        "the drafter would, and its likelihood may fall or rise."
     )
     shown = _of_form(cells)
     table = pd.concat([cells[(cells["form"] == form)] for form in shown], ignore_index=True)

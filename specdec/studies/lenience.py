@@ -25,6 +25,8 @@ from specdec.studies.base.live_runs import WARM, decoding_seconds, departures
 from specdec.text.streams import Stream
 from specdec.verifiers.lenient import Lenient, LenientConfig
 
+Form = Literal["sampled", "greedy"]
+
 PLAIN = 0.0
 """In place of a lenience, of texts that were decoded without drafts."""
 
@@ -34,7 +36,7 @@ class LenienceConfig:
     name: Literal["lenience"]
     lenient: LenientConfig
     leniences: Annotated[list[Annotated[float, Field(gt=0.0, le=1.0)]], Field(min_length=1)]
-    forms: Annotated[list[Literal["sampled", "greedy"]], Field(min_length=1)]
+    forms: Annotated[list[Form], Field(min_length=1)]
     temperature: Annotated[float, Field(gt=0.0)]
     others: list[str]
     repeats: AtLeastOne
@@ -44,7 +46,7 @@ class LenienceConfig:
 class _Cell:
     """One form at one lenience, or plain decoding."""
 
-    form: str
+    form: Form
     lenience: float
     rule: Lenient
     drafter: Drafter | None
@@ -134,7 +136,7 @@ class Lenience(Study):
         target = bench.parts.target
         target.standardise(replace(target.sampling, temperature=temperature))
 
-    def _made(self, bench: Bench, form: str) -> list[tuple[str, Drafter]]:
+    def _made(self, bench: Bench, form: Form) -> list[tuple[str, Drafter]]:
         """Return drafters with their names, the run's own first, made for a form: for greedy text at temperature 0."""
         self._at(bench, 0.0 if form == "greedy" else self._config.temperature)
         own = bench.config.drafter
@@ -146,16 +148,16 @@ class Lenience(Study):
         self._at(bench, 0.0)  # as `Bench.texts` expects it
         return made
 
-    def _rule(self, form: str, lenience: float) -> Lenient:
+    def _rule(self, form: Form, lenience: float) -> Lenient:
         return Lenient(replace(self._config.lenient, form=form, lenience=lenience))
 
-    def _cells(self, form: str, drafter: Drafter) -> list[_Cell]:
+    def _cells(self, form: Form, drafter: Drafter) -> list[_Cell]:
         """Return plain decoding, and the run's drafter at each lenience."""
         plain = _Cell(form, PLAIN, self._rule(form, 1.0), None)
         return [plain, *(_Cell(form, each, self._rule(form, each), drafter) for each in self._leniences)]
 
     def _alphas(
-        self, bench: Bench, form: str, made: Sequence[tuple[str, Drafter]], stream: Stream, plain: Generation
+        self, bench: Bench, form: Form, made: Sequence[tuple[str, Drafter]], stream: Stream, plain: Generation
     ) -> list[dict[str, Any]]:
         """Return lines of `alphas` along one text: one for each drafter and lenience."""
         chain, target, lines = structures.build({"name": "chain", "gamma": 1}), bench.parts.target, []

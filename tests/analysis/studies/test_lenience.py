@@ -108,6 +108,7 @@ def test_the_sections_say_what_the_numbers_say():
     ]
     assert "no more than 1.000 was possible" in alphas.text[0]
     assert "as in the paper, where it changes nothing" in alphas.text[1]
+    assert "sampled text" in alphas.figures[0][1].get_suptitle()
     sampled = alphas.tables[0][1]
     assert list(sampled.columns) == ["drafter", "l = 1", "l = 0.5", "l = 0.1"]
     assert sampled["drafter"].tolist() == ["small_model", "bigram"] and sampled["l = 0.1"][1].startswith("0.40")
