@@ -5,6 +5,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
+from ..arms import Arms
 from ..figures import style
 from ..findings import Section, counted
 from ..intervals import Interval
@@ -28,33 +29,29 @@ TEXTBOOK = ("capped_geometric.text", "capped_geometric.short", "capped_geometric
 
 
 def prediction_section(
-    rounds: pd.DataFrame,
+    arms: Arms,
     alpha_sums: pd.DataFrame | None,
     replay: pd.DataFrame | None,
     title: str,
     replicates: int = 2000,
     seed: int = 0,
-    *,
-    totals: pd.DataFrame | None = None,
 ) -> Section:
     """Say what each model predicts on held-out prompts, and how far it is off; arguments as of `held_out`."""
-    return section_of(held_out(rounds, alpha_sums, replay, replicates, seed, totals=totals), title, seed)
+    return section_of(held_out(arms, alpha_sums, replay, replicates, seed), title, seed)
 
 
 def held_out(
-    rounds: pd.DataFrame,
+    arms: Arms,
     alpha_sums: pd.DataFrame | None,
     replay: pd.DataFrame | None,
     replicates: int = 2000,
     seed: int = 0,
-    *,
-    totals: pd.DataFrame | None = None,
 ) -> HeldOutPrediction | Undetermined:
     """Return what `predict` finds, or why it finds nothing; the models are refitted for a tenth of the replicates,
     `REFITS` at most.
     """
     try:
-        return predict(rounds, alpha_sums, replay, seed, replicates, min(replicates // 10, REFITS), totals=totals)
+        return predict(arms, alpha_sums, replay, seed, replicates, min(replicates // 10, REFITS))
     except Undetermined as undetermined:
         return undetermined
 

@@ -82,16 +82,11 @@ def run_findings(run: Run) -> RunFindings:
     """
     facts, session, environment = run.facts(), run.session(), run.environment()
     replicates, seed = run.whole_number("measurement.bootstrap"), run.whole_number("seed")
-    rounds, generations, replay, alpha_sums = (
-        run.round_counts(),
-        run.generation_counts(),
-        run.replay(),
-        run.alpha_sums(),
-    )
+    arms, generations, replay, alpha_sums = run.arms(), run.generation_counts(), run.replay(), run.alpha_sums()
     own = replay[replay["kind"] == "own"]
     has_alpha = len(alpha_sums) > 0 and alpha_sums["denominator"].sum() > 0
     tables = RunTables(
-        rounds,
+        arms,
         generations,
         alpha_sums if has_alpha else None,
         {int(gamma): part for gamma, part in own.groupby("gamma")},
@@ -102,12 +97,12 @@ def run_findings(run: Run) -> RunFindings:
     cost = fitted_cost(run, run.calibration())
     # A recorded text is replayed to measure, so a replay of it would predict text that it has read.
     other = None if facts.simulated else replay[replay["kind"] == "baseline"]
-    prediction = held_out(rounds, alpha_sums, other, replicates, seed)
+    prediction = held_out(arms, alpha_sums, other, replicates, seed)
     curves = model_curves(summary, prediction, replay, facts, replicates, seed)
     metrics = {
         **arm.metrics,
         **model_metrics(curves, facts.primary_gamma),
-        **operation_metrics(summary, rounds, facts),
+        **operation_metrics(summary, facts),
         **({} if facts.simulated else lossless_metrics(session)),
         **total_variation(run.rounds, facts, replicates, seed),
         **(quality_metrics(run.rounds(), run.quality(), facts.primary_gamma, replicates, seed) if facts.judge else {}),

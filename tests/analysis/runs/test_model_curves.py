@@ -8,6 +8,7 @@ import pytest
 
 from specdec.analysis.acceptance.prediction import predict
 from specdec.analysis.acceptance.prediction_section import held_out
+from specdec.analysis.arms import Arms
 from specdec.analysis.runs.model_curves import model_curves, model_metrics
 from specdec.analysis.runs.summary import RunTables, summarise
 
@@ -24,7 +25,7 @@ def summary_of(make_rounds, make_generations):
         tokens = first.groupby("prompt")["committed"].sum()
         plain = make_rounds({name: [0] * int(n) for name, n in tokens.items()}, 0, method="baseline", durations=TIMES)
         rounds = pd.concat([*arms.values(), plain], ignore_index=True)
-        summary = summarise(RunTables(rounds, make_generations(rounds)), 2, replicates=200, permutations=9)
+        summary = summarise(RunTables(Arms.of(rounds), make_generations(rounds)), 2, replicates=200, permutations=9)
         return summary, rounds
 
     return build
@@ -54,7 +55,7 @@ def test_the_position_model_has_not_seen_what_it_predicts(two_prompts, summary_o
     """
     summary, rounds = summary_of(two_prompts)
     empty = pd.DataFrame(columns=["kind", "gamma", "prompt", "tokens", "rounds"])
-    curves = model_curves(summary, held_out(rounds, None, None, 200), empty, FACTS, 200, 0)
+    curves = model_curves(summary, held_out(Arms.of(rounds), None, None, 200), empty, FACTS, 200, 0)
     assert curves["curve.measured"] == pytest.approx({2: 90 / 70, 1: 90 / 75})
     assert curves["curve.position"] == pytest.approx({2: 90 / (30 + 20), 1: 90 / (30 + 30)})
     step = 1 + summary.arms[2].metrics["cost.g"]
@@ -65,7 +66,7 @@ def test_the_position_model_has_not_seen_what_it_predicts(two_prompts, summary_o
 def test_replay_is_of_the_baselines_texts_and_the_accounts_of_the_drafters_own(two_prompts, summary_of):
     summary, rounds = summary_of(two_prompts)
     replay = replays({"own": (10, 60), "baseline": (12, 48)})
-    prediction = held_out(rounds, None, replay[replay["kind"] == "baseline"], 200)
+    prediction = held_out(Arms.of(rounds), None, replay[replay["kind"] == "baseline"], 200)
     curves = model_curves(summary, prediction, replay, FACTS, 400, 0)
     assert curves["curve.replay"] == pytest.approx({2: 90 / 60})
     assert curves["curve.replay.ci_low"][2] == pytest.approx(60 / 48)  # a resample of the hard prompt alone
@@ -81,7 +82,7 @@ def test_every_curve_has_its_interval_and_its_headline_metric(simulate, summary_
     shortest = {gamma: arm.groupby("prompt")["committed"].sum() for gamma, arm in arms.items()}
     assert all(len(tokens) == 12 for tokens in shortest.values())
     summary, rounds = summary_of(arms)
-    prediction = held_out(rounds, None, None, 200)
+    prediction = held_out(Arms.of(rounds), None, None, 200)
     empty = pd.DataFrame(columns=["kind", "gamma", "prompt", "tokens", "rounds"])
     curves = model_curves(summary, prediction, empty, FACTS, 200, 0)
     for name in ("measured", "capped_geometric", "position", "speedup.measured", "speedup.position"):
@@ -97,5 +98,5 @@ def test_every_curve_has_its_interval_and_its_headline_metric(simulate, summary_
                 assert metrics[quantity + end] == curves[curve + end][gamma]
         formula = curves["curve.speedup.capped_geometric"][gamma]
         assert metrics["speedup.capped_geometric"] == pytest.approx(formula, rel=1e-12)
-    table = predict(rounds, None, None, 0, 200, 20).table.set_index(["model", "gamma"])
+    table = predict(Arms.of(rounds), None, None, 0, 200, 20).table.set_index(["model", "gamma"])
     assert {gamma: table.at[("position", gamma), "predicted"] for gamma in (1, 2, 4)} == curves["curve.position"]
