@@ -50,7 +50,8 @@ def _composed(name: str, settings: DrafterSettings) -> DrafterSettings:
     from omegaconf import OmegaConf
 
     changes = asdict(settings)
-    others = [f"{part}={changes[part]['name']}" for part in ("structure", "verifier") if "name" in changes[part]]
+    # A name may be that of a YAML with some values changed, so what it composes to has the last word on it.
+    others = [f"{part}={changes[part].pop('name')}" for part in ("structure", "verifier") if "name" in changes[part]]
     try:
         values = composed_parts(name, *others)
     except HydraException as error:

@@ -107,6 +107,10 @@ def run_store(
         ]
         for name in HEADS
     ]
+    bars = [
+        *("+experiment=grounded_bars", "+debug=tiny", "~target.dtype", "drafter.model=grounded.safetensors", PROMPTS),
+        "+measurement.drafter_settings.medusa.drafter.model=medusa.safetensors",
+    ]
     everything = [
         *("+experiment=all_drafters", "+debug=tiny", "~target.dtype", PROMPTS, "measurement.max_new_tokens=8"),
         f"study.leave_out=[{','.join(name for name in drafters.names() if name not in ('ngram', 'model_bigram'))}]",
@@ -117,6 +121,6 @@ def run_store(
         *("+drafter=medusa", "++drafter.model=medusa.safetensors", "++drafter.drafts=greedy"),
     ]
     # The oracle's stays the newest run.
-    for arguments in (alphas, studies, live, *heads, of_heads, everything, overlay):
+    for arguments in (alphas, studies, live, *heads, bars, of_heads, everything, overlay):
         _run(folder, arguments)
     return RunStore(f"sqlite:///{folder / 'mlflow.db'}", "specdec")
