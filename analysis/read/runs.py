@@ -89,8 +89,7 @@ class Run:
     @property
     def beside(self) -> tuple[str, ...]:
         """The methods of the session's other drafters, in the order of `measurement.drafters`."""
-        asked = _listed(self.params.get("measurement.drafters", "[]"))
-        return () if self.method else tuple(dict.fromkeys(name for name in asked if name != self._own_method))
+        return () if self.method else tuple(name for name in self._asked if self._has_settings(name))
 
     def of_drafter(self, name: str) -> "Run":
         """Return this run as if `name`, one of `beside`, were its only drafter."""
@@ -108,9 +107,17 @@ class Run:
         """This run once for each drafter of its session, in the order of `measurement.drafters`; the drafter of
         `+drafter=` is first where it is not named there.
         """
-        asked = _listed(self.params.get("measurement.drafters", "[]"))
-        order = dict.fromkeys([*([] if self._own_method in asked else [self._own_method]), *asked])
-        return [self if name == self._own_method else self.of_drafter(name) for name in order]
+        order = [self.of_drafter(name) if self._has_settings(name) else self for name in self._asked]
+        return order if any(each is self for each in order) else [self, *order]
+
+    @property
+    def _asked(self) -> list[str]:
+        """The names in `measurement.drafters`; one without settings is the drafter of `+drafter=` itself."""
+        names = self.params.get("measurement.drafters", "[]").strip("[]").split(",")
+        return list(dict.fromkeys(name.strip(" '\"") for name in names if name.strip()))
+
+    def _has_settings(self, name: str) -> bool:
+        return any(key.startswith(f"{SETTINGS}{name}.") for key in self.params)
 
     @property
     def _own_method(self) -> str:
@@ -301,11 +308,6 @@ class Run:
 # Tables that are in use, by file and time of writing: sections of one page read the same one.
 _open_tables: WeakValueDictionary[tuple[str, int], pd.DataFrame] = WeakValueDictionary()
 _TEXTS = ("prompt_token_ids", "generated_token_ids", "text")
-
-
-def _listed(text: str) -> list[str]:
-    """Return the names in the text of a parameter that is a list."""
-    return [name.strip(" '\"") for name in text.strip("[]").split(",") if name.strip()]
 
 
 def _without(record: dict[str, Any], names: Iterable[str]) -> dict[str, Any]:

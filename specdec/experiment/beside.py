@@ -41,6 +41,8 @@ def settled(config: C) -> C:
             "decoding is always measured, so choose one of them by +drafter=NAME."
         )
     settings = {name: _composed(name, measurement.drafter_settings.get(name, DrafterSettings())) for name in names}
+    chosen = DrafterSettings(drafter=config.drafter, structure=config.structure, verifier=config.verifier)
+    settings = {name: own for name, own in settings.items() if own != chosen}  # +drafter=bigram is no drafter "bigram"
     return replace(config, measurement=replace(measurement, drafter_settings=settings))
 
 

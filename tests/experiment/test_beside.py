@@ -12,6 +12,7 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 from specdec import advise, run
+from specdec.analysis.figures import style
 from specdec.analysis.pages.report_chapters import OF_A_RUN
 from specdec.analysis.read.runs import open_folder
 from specdec.analysis.runs.drafters_section import drafters_section
@@ -39,8 +40,12 @@ def trace(tmp_path_factory) -> Path:
 
 
 @pytest.fixture
-def command(in_process, tmp_path):
-    """`command(name, ...)` runs specdec.run into the folder `name`; it gives exit code, both streams and folder."""
+def command(in_process, tmp_path, monkeypatch):
+    """`command(name, ...)` runs specdec.run into the folder `name`; it gives exit code, both streams and folder.
+
+    Figures are drawn, and not written, which takes longer than all the rest.
+    """
+    monkeypatch.setattr(style, "save", lambda *_: None)
 
     def call(name, *arguments):
         ended = in_process(run, *QUICK, f"hydra.run.dir={tmp_path / name}", *arguments)
