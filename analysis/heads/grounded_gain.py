@@ -1,6 +1,10 @@
 """Answers by how much grounded heads are faster than independent ones, from one session that decoded with both."""
 
+import json
 from dataclasses import replace
+from pathlib import Path
+
+import pandas as pd
 
 from specdec.errors import UsageError
 
@@ -11,6 +15,8 @@ from ..runs.drafters_section import drafters_section
 
 PUBLISHED_SPEEDUP = 1.07  # "Not So Speculative Decoding": grounded over independent heads, Vicuna-7B, MT-Bench, greedy
 TITLE = "Grounded heads against independent ones, in one session"
+RESULT = Path(__file__).parents[1] / "results" / "grounded_bars.json"
+COLUMNS = {"tokens_per_s": "tokens/s", "tokens_per_round": "tokens per round", "speedup": "speedup"}
 
 
 def gain_section(run: Run) -> Section:
@@ -32,6 +38,30 @@ def gain_section(run: Run) -> Section:
         f"tokens per round; the paper has {PUBLISHED_SPEEDUP} for Vicuna-7B on MT-Bench, {_told(ratio)}."
     )
     return replace(side, title=TITLE, text=(answer, *side.text))
+
+
+def committed_section() -> Section:
+    """Return what the committed session on MT-Bench found: the ratio beside the paper's, and throughput and tokens per
+    round by category.
+    """
+    kept = json.loads(RESULT.read_text(encoding="utf-8"))
+    table = pd.DataFrame(kept["figures"])
+    texts = []
+    for prompts, found in table[table["figure"] == "speedup.ratio"].set_index("prompts").iterrows():
+        ratio = Interval(found["value"], found["low"], found["high"])
+        texts.append(f"{ratio:.2f} on {found['count']} prompts of {prompts}, {_told(ratio)}")
+    answer = (
+        f"Grounded heads over independent ones, the paper's {PUBLISHED_SPEEDUP}: {'; '.join(texts)} (committed: pocket "
+        f"target in float32, {kept['cpu']['model']}, {kept['cpu']['torch_threads']} thread, {kept['date']})."
+    )
+    bars = table[(table["prompts"] == "mt_bench") & table["figure"].isin(list(COLUMNS))].assign(
+        shown=lambda lines: [
+            f"{Interval(line.value, line.low, line.high):.2f}" for line in lines.itertuples(index=False)
+        ]
+    )
+    wide = bars.pivot(index=["category", "method"], columns="figure", values="shown")[list(COLUMNS)].fillna("–")
+    caption = "MT-Bench, with 95% prompt-bootstrap intervals; `+experiment=grounded_bars` draws the bars"
+    return Section(TITLE, (answer,), ((caption, wide.rename(columns=COLUMNS).reset_index()),))
 
 
 def _told(ratio: Interval) -> str:

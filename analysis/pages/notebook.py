@@ -7,7 +7,7 @@ from specdec.errors import UsageError
 
 from ..account.shape_account import shape_section
 from ..findings import Section, latest_study
-from ..heads.grounded_gain import gain_section
+from ..heads.grounded_gain import committed_section, gain_section
 from ..read.mlflow_runs import load_runs, open_run
 from ..read.runs import Run
 from ..runs.compare import comparison_section
@@ -81,13 +81,14 @@ def live_heads(tracking_uri: str, experiment: str) -> tuple[Section, ...]:
 
 
 def heads_in_one_session(tracking_uri: str, experiment: str) -> tuple[Section, ...]:
-    """Show plain decoding, independent and grounded heads as the overlay `grounded_bars` decoded them in one session,
-    or say what makes that run.
+    """Show plain decoding, independent and grounded heads as the overlay `grounded_bars` decoded them in one session;
+    without such a run, what makes one, and what a committed one found.
     """
     try:
         return (gain_section(overlay_runs(tracking_uri, experiment, BARS_OVERLAY)[-1]),)
     except UsageError as error:
-        return (Section(BARS_OVERLAY, (str(error),)),)
+        found = committed_section()
+        return (replace(found, text=(*found.text, str(error))),)
 
 
 def answers(runs: Sequence[Run], sections: Sequence[Section]) -> str:
