@@ -5,6 +5,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
+from ..arms import Arms
 from ..figures import style
 from ..findings import Section, counted
 from ..intervals import Interval
@@ -28,23 +29,38 @@ TEXTBOOK = ("capped_geometric.text", "capped_geometric.short", "capped_geometric
 
 
 def prediction_section(
-    rounds: pd.DataFrame,
+    arms: Arms,
     alpha_sums: pd.DataFrame | None,
     replay: pd.DataFrame | None,
     title: str,
     replicates: int = 2000,
     seed: int = 0,
-    *,
-    totals: pd.DataFrame | None = None,
 ) -> Section:
-    """Say what each model predicts on held-out prompts, and how far it is off; arguments as of `predict`, which refits
-    the models for a tenth of the replicates, `REFITS` at most.
+    """Say what each model predicts on held-out prompts, and how far it is off; arguments as of `held_out`."""
+    return section_of(held_out(arms, alpha_sums, replay, replicates, seed), title, seed)
+
+
+def held_out(
+    arms: Arms,
+    alpha_sums: pd.DataFrame | None,
+    replay: pd.DataFrame | None,
+    replicates: int = 2000,
+    seed: int = 0,
+) -> HeldOutPrediction | Undetermined:
+    """Return what `predict` finds, or why it finds nothing; the models are refitted for a tenth of the replicates,
+    `REFITS` at most.
     """
-    heading = "What would each model have predicted?"
     try:
-        prediction = predict(rounds, alpha_sums, replay, seed, replicates, min(replicates // 10, REFITS), totals=totals)
+        return predict(arms, alpha_sums, replay, seed, replicates, min(replicates // 10, REFITS))
     except Undetermined as undetermined:
-        return Section(heading, (f"No prediction: {undetermined}.",))
+        return undetermined
+
+
+def section_of(prediction: HeldOutPrediction | Undetermined, title: str, seed: int = 0) -> Section:
+    """Say what each model predicts on held-out prompts; `seed` drew the halves."""
+    heading = "What would each model have predicted?"
+    if isinstance(prediction, Undetermined):
+        return Section(heading, (f"No prediction: {prediction}.",))
     method = (
         f"Half of {counted(prediction.prompts, 'prompt')}, drawn by seed {seed}, and then the other: every model is "
         f"fitted to the rounds of one half at gamma {prediction.fit_gamma}, the largest, where all depths are seen, "

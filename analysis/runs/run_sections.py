@@ -33,14 +33,15 @@ BY_GAMMA = {  # metric: what a table over gamma calls it
     "speedup.capped_geometric": "speedup by theory",
     "alpha.mle": "alpha (MLE)",
 }
-BY_CONSTRUCTION = ("tokens_per_round.replay",)  # figures that recorded text cannot but give
 TIMED = (  # sections that show what is made of times
     "Summary",
+    "Where this run stands",
     "Curves over gamma",
     "The gap, explained",
     "The account by category",
     "Worst and best prompts",
     "Rounds: what is accepted, where the time goes",
+    "A few rounds, to scale",
     "By category",
     "As the papers define it",
     "Cost of a call",
@@ -61,8 +62,8 @@ HEADLINES = (  # metric, what it is called, digits after the point
     ("speedup.capped_geometric", "speedup by the capped-geometric theory", 3),
     ("tokens_per_round", "tokens per round", 3),
     ("tokens_per_round.capped_geometric", "tokens per round by the theory", 3),
-    ("tokens_per_round.position", "tokens per round by the position model, fitted to these rounds", 3),
-    ("tokens_per_round.replay", "tokens per round by replay", 3),
+    ("tokens_per_round.position", "tokens per round by the position model, fitted to the other half of the prompts", 3),
+    ("tokens_per_round.replay", "tokens per round by replay of the baseline's texts", 3),
     ("account.alpha", "alpha behind the theory", 4),
     ("alpha.mle", "alpha by maximum likelihood", 4),
     ("accepted_per_offered", "accepted over offered (not alpha)", 4),
@@ -95,7 +96,7 @@ def summary_section(run: Run) -> Section:
             "metric": name,
         }
         for name, label, digits in HEADLINES
-        if name in metrics and not (run.simulated and name in BY_CONSTRUCTION)
+        if name in metrics
     ]
     arms = {f"{arm['gamma']}{'*' if arm['primary'] else ''}": arm for arm in summary["arms"]}
     notes = "\n".join(f"- {note}" for note in summary["notes"])
@@ -145,8 +146,9 @@ def _speedup_in_words(run: Run) -> str:
 
 def curves_section(run: Run) -> Section:
     """Show tokens per round and speedup over gamma, measured and by each model; in words where they part."""
-    arms, speculative = run.summary()["arms"], drafted(run.round_counts())
-    prompts = int(speculative["prompt"].nunique())
+    arms = run.summary()["arms"]
+    texts = drafted(run.arms().texts)
+    prompts, rounds = texts["prompt"].nunique(), int(texts["rounds"].sum())
     words, figures = [], []
     for quantity, name, error in (
         ("tokens_per_round", "tokens per round", "tokens_error"),
@@ -166,7 +168,7 @@ def curves_section(run: Run) -> Section:
             lines,
             title=run.title,
             ylabel=label,
-            basis=run_figures.Basis(prompts, len(speculative), run.metrics.get("account.alpha")),
+            basis=run_figures.Basis(prompts, rounds, run.metrics.get("account.alpha")),
             primary_gamma=run.primary_gamma,
         )
         paired = "error" in table  # an older run logged no paired errors
@@ -177,14 +179,16 @@ def curves_section(run: Run) -> Section:
 
 def lengths_section(run: Run) -> Section:
     """Show accepted tokens per round against the capped-geometric law, and where a round's time goes."""
-    rounds, alpha = run.round_counts(), run.metrics.get("account.alpha")
+    measured, alpha = run.arms(), run.metrics.get("account.alpha")
     words, figures = [], []
     try:
-        figure = run_figures.accepted_lengths(drafted(rounds), alpha, run.primary_gamma, title=run.title)
+        arms = measured.by_gamma()
+        primary = arms[max(arms) if run.primary_gamma is None else run.primary_gamma]
+        figure = run_figures.accepted_lengths(primary, alpha, title=run.title)
         figures.append(("accepted_lengths", figure))
     except ValueError as error:  # no proposal at all, or every round cut: there is no length to show
         words.append(f"Accepted lengths are not shown: {error}.")
-    figures.append(("time_split", run_figures.time_split(rounds, title=run.title)))
+    figures.append(("time_split", run_figures.time_split(measured, title=run.title)))
     return Section("Rounds: what is accepted, where the time goes", tuple(words), figures=tuple(figures))
 
 

@@ -66,6 +66,7 @@ def identify(config: RunConfig, parts: Parts, results: ResultsFolder) -> RunIden
         "drafter": config.drafter["name"],
         **({"drafters": ", ".join(each.name for each in parts.drafters)} if parts.beside else {}),
         "model": str(config.target.get("model", config.target["name"])),
+        "gamma": str(parts.primary.gamma),
         "dtype": str(model.get("dtype", "float64")),
         "time": "measured" if parts.target.clock() is None else "simulated",
     }
