@@ -69,8 +69,9 @@ theory_figures.best_gamma()
 theory_figures.speedup_and_operations()
 
 # %% [markdown]
-# If $\gamma$ could change from round to round, the most to be had is an oracle's speedup, which drafts just what will be
-# accepted (section 3.5). The paper says up to about 60% more than the best fixed $\gamma$; the exact limit is $e/(e-1)$.
+# If $\gamma$ could change from round to round, the most to be had is an oracle's speedup, which drafts just what will
+# be accepted (section 3.5). The paper says up to about 60% more than the best fixed $\gamma$; the exact limit is
+# $e/(e-1)$.
 
 # %%
 theory_figures.oracle_bound()
