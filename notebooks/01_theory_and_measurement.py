@@ -35,7 +35,7 @@ from specdec.analysis.runs.standing_section import standing_section, timeline_se
 # %% tags=["parameters"]
 tracking_uri = "sqlite:///../mlflow.db"  # where runs were logged, seen from this folder
 experiment = "specdec"
-published_csv = None  # a CSV of printed figures, to set beside the recomputed table
+published_csv = published.SHIPPED  # printed figures, to set beside the recomputed table
 
 # %% [markdown]
 # ## The formula
@@ -49,11 +49,10 @@ run_figures.expected_tokens()
 # %% [markdown]
 # ## Table 1 of the paper, recomputed
 #
-# Speedup (Theorem 3.8) and operations (Theorem 3.11) with a drafter that costs nothing.
+# Speedup (Theorem 3.8) and operations (Theorem 3.11) with a drafter that costs nothing, beside what is printed.
 
 # %%
-printed = None if published_csv is None else published.load_published(published_csv)
-table_1 = published.leviathan_table_1(printed)
+table_1 = published.leviathan_table_1(published.load_published(published_csv))
 table_1.round(3)
 
 # %% [markdown]
@@ -116,7 +115,7 @@ notebook.show(timeline_section(run))
 run_figures.accepted_lengths(rounds, alpha, run.primary_gamma, title=run.title)
 
 # %%
-run_figures.time_split(rounds, title=run.title)
+run_figures.time_split(run.arms(), title=run.title)
 
 # %% [markdown]
 # ## Lenience

@@ -26,7 +26,7 @@
 # %%
 from IPython.display import Markdown
 
-from specdec.analysis.heads import heads_ablation, heads_training
+from specdec.analysis.heads import accuracy_panels, heads_ablation, heads_accuracy, heads_training, heads_tree
 from specdec.analysis.pages import notebook
 from specdec.analysis.papers import published, published_heads
 
@@ -34,16 +34,26 @@ from specdec.analysis.papers import published, published_heads
 tracking_uri = "sqlite:///../mlflow.db"  # where runs were logged, seen from this folder
 experiment = "specdec"
 ablations = heads_ablation.RESULT  # what the benchmark of ablations found
-published_csv = None  # a CSV of printed figures: columns as in specdec.analysis.papers.published.COLUMNS
+tree_results = heads_tree.RESULT  # and that of trees
+published_csv = published.SHIPPED  # printed figures: columns as in specdec.analysis.papers.published.COLUMNS
 
 # %% [markdown]
 # ## Accuracy over training
 #
-# From the histories beside the heads that come with specdec.
+# From the histories beside the heads that come with specdec: with one choice and with five.
 
 # %%
 training = heads_training.training_section(heads_training.shipped_histories())
 notebook.show(training)
+
+# %% [markdown]
+# ## Does one choice of a grounded head beat five of an independent one?
+#
+# The paper says so of head 4. Both kinds are judged at the same positions of held-out text; texts are resampled.
+
+# %%
+choices = heads_accuracy.accuracy_section()
+notebook.show(choices)
 
 # %% [markdown]
 # ## Grounded heads, and what matters in them
@@ -54,6 +64,15 @@ notebook.show(training)
 # %%
 variants = heads_ablation.ablation_sections(ablations)
 notebook.show(*variants)
+
+# %% [markdown]
+# ## Accuracy by head, a panel for each variant
+#
+# What the paper's Figures 5 to 8 show: held-out text, one choice and five, beside the plain grounded heads.
+
+# %%
+panels = accuracy_panels.panels_section(ablations)
+notebook.show(panels)
 
 # %% [markdown]
 # ## The heads that come with specdec, decoded live
@@ -84,16 +103,24 @@ trees = notebook.study(tracking_uri, experiment, "tree_search")
 notebook.show(*trees)
 
 # %% [markdown]
+# ## A tree found by search
+#
+# What the search gains over the tree that was drawn by hand, and small trees beside full products of choices.
+
+# %%
+searched = heads_tree.tree_sections(tree_results)
+notebook.show(*searched)
+
+# %% [markdown]
 # ## What was published
 #
 # Other models on other hardware: beside ours, never among them.
 
 # %%
-printed = None if published_csv is None else published.load_published(published_csv)
-notebook.show(published_heads.heads_section(printed))
+notebook.show(published_heads.heads_section(published.load_published(published_csv)))
 
 # %% [markdown]
 # ## Answer
 
 # %%
-Markdown(notebook.firsts(training, *variants, *live, *typical, *trees))
+Markdown(notebook.firsts(training, choices, *variants, panels, *live, *typical, *trees, *searched))

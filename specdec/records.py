@@ -102,6 +102,12 @@ def chain_tree(length: int) -> Tree:
     return Tree(tuple(range(-1, length - 1)))
 
 
+@lru_cache(maxsize=256)
+def shared_tree(parents: tuple[int, ...]) -> Tree:
+    """Return one object for each topology, because a tree remembers its depths and its mask, and shapes come again."""
+    return Tree(parents)
+
+
 @dataclass(frozen=True)
 class Draft:
     """A token tree that a drafter proposes. Tokens and q are made in one place, so that they always belong together.

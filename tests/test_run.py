@@ -248,6 +248,7 @@ OF_ENCODER_DECODERS = {
 }
 # The toy of the study of all drafters decodes two: one that looks up and one over states.
 LEAVE_OUT = f"study.leave_out=[{','.join(name for name in drafters.names() if name not in ('ngram', 'medusa'))}]"
+QUESTIONS = Path(__file__).parent / "fixtures" / "mt_bench_questions.jsonl"  # two, in FastChat's layout
 # Studies, and what makes toys of them: they leave tables of their own, and no rounds.
 STUDIES = {
     "equal_budget": ("study.budgets=[4]", "study.depths=[4]", "study.contexts=[8]", "study.calls=1"),
@@ -258,6 +259,7 @@ STUDIES = {
     ),
     "all_drafters": (LEAVE_OUT, "study.nodes=3", "measurement.max_new_tokens=8"),
     "lenience": ("study.leniences=[0.3]", "study.others=[]", "structure.gamma=3", "measurement.max_new_tokens=8"),
+    "mt_bench": (f"prompts.path={QUESTIONS}", "measurement.max_new_tokens=4"),
     "ngrammys_topk": ("study.k=[1,3]", "study.w=[1]"),
     "phase_transition": ("study.k=[1,3]", "study.w=[0,1]", "study.contexts=[8]", "study.calls=1"),
     "tree_search": ("study.budgets=[2,4]", "study.depth=2", "study.contexts=[8]", "study.calls=1"),

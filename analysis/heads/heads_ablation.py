@@ -35,6 +35,7 @@ WORDS = {  # variant -> its name in sentences
     "offset_4": "states 4 layers below the last",
     "offset_6": "states 6 layers below the last",
     "embeddings": "embeddings for states",
+    "attention": "attention over the drafted tokens",
     "gru": "a GRU",
     "prefix": "attention over the prefix",
     "output_own": "own output layers",
@@ -83,15 +84,38 @@ def _counts(measured: Measured, suffix: str = "") -> pd.DataFrame:
     return pd.DataFrame(columns, index=counts["prompts"]).astype(float).add_suffix(suffix)
 
 
-def _side(difference: Interval) -> int:
-    """Return 1 for more than 0 beyond chance, -1 for less, 0 for what cannot be told."""
-    return int(difference.low > 0) - int(difference.high < 0)
-
-
 def deepest(found: Sequence[Measured], variant: str, structure: str) -> Measured | None:
     """Return the entry of a variant with the most heads in use; None where it was not measured."""
     mine = [each for each in found if each["variant"] == variant and each["structure"] == structure]
     return max(mine, key=lambda each: int(each["depth"]), default=None)
+
+
+def text_of(measured: Measured) -> tuple[str, int]:
+    """Return what says on which text heads were trained: its hash ("" for entries from before it was recorded), and
+    the tokens read of it. Entries of different texts are never set against each other.
+    """
+    training = measured["training"]
+    return str(training.get("text", "")), int(training["tokens"])
+
+
+def plain_beside(found: Sequence[Measured], measured: Measured) -> Measured | None:
+    """Return the plain grounded heads that were trained on the same text and fill the same structure."""
+    same = [each for each in found if text_of(each) == text_of(measured)]
+    return deepest(same, GROUNDED, measured["structure"])
+
+
+def on_one_text(found: Sequence[Measured], *variants: str) -> list[Measured]:
+    """Return the entries of the text on which most of these variants were trained, of several the latest."""
+
+    def rank(text: tuple[str, int]) -> tuple[int, int, str]:
+        mine = [each for each in found if text_of(each) == text]
+        named = {each["variant"] for each in mine} & set(variants)
+        return len(named), len(mine), max(str(each.get("date", "")) for each in mine)
+
+    if not found:
+        return []
+    best = max({text_of(each) for each in found}, key=rank)
+    return [each for each in found if text_of(each) == best]
 
 
 def both(first: Measured, second: Measured) -> pd.DataFrame:
@@ -129,8 +153,8 @@ def difference(first: Measured, second: Measured, prompts: Sequence[str] | None 
 
 
 def compared(found: Sequence[Measured]) -> pd.DataFrame:
-    """Return a line for each entry: tokens per round, and its difference to the grounded heads of that structure with
-    most heads in use.
+    """Return a line for each entry: tokens per round, and its difference to the grounded heads of that structure and
+    text with most heads in use.
 
     Columns: variant, structure, depth, prompts, tokens_per_round, ci_low, ci_high, difference, difference_low,
     difference_high; the last three are NaN without grounded heads, and 0 for these themselves.
@@ -138,7 +162,7 @@ def compared(found: Sequence[Measured]) -> pd.DataFrame:
     lines = []
     for each in found:
         rate = tokens_per_round(each)
-        plain = deepest(found, GROUNDED, each["structure"])
+        plain = plain_beside(found, each)
         beyond = Interval(np.nan) if plain is None else difference(each, plain)
         lines.append(
             {
@@ -199,6 +223,7 @@ def steepness(first: Measured, second: Measured) -> Steepness:
 def grounding_section(found: Sequence[Measured]) -> Section:
     """Say how many tokens per round grounded heads have beyond independent ones, how accuracy falls, and why."""
     title = "Grounded against independent heads"
+    found = on_one_text(found, GROUNDED, INDEPENDENT)
     grounded, independent = (deepest(found, variant, TREE) for variant in (GROUNDED, INDEPENDENT))
     if grounded is None or independent is None:
         return _missing(title, *(name for name, each in ((GROUNDED, grounded), (INDEPENDENT, independent)) if not each))
@@ -238,7 +263,7 @@ def _missing(title: str, *variants: str) -> Section:
 
 
 def _gain_in_words(gain: Interval) -> str:
-    if not _side(gain):
+    if not gain.side:
         return f"Whether grounded heads are better cannot be told from these prompts; the paper found {PUBLISHED}."
     verdict = f"Grounded heads are {'better' if gain.low > 0 else 'worse'}"
     if gain.low <= PUBLISHED_GAIN <= gain.high:
@@ -256,7 +281,7 @@ def _fall_in_words(falls: Steepness) -> str:
         0: "Whether accuracy falls less steeply for grounded heads cannot be told from these prompts",
         -1: "Accuracy falls more steeply with position for grounded heads",
     }
-    return f"{verdict[_side(falls.difference)]}: {kept}."
+    return f"{verdict[falls.difference.side]}: {kept}."
 
 
 def _without_repetition(grounded: Measured, independent: Measured) -> list[str]:
@@ -299,7 +324,7 @@ def _why(found: Sequence[Measured], grounded: Measured, independent: Measured) -
         "A likely reason for the difference to the paper: a state of the pocket target, of 8 layers and 320 "
         "dimensions, holds less about the tokens behind the next one than a state of a 7B model, so that reading them "
         "helps more, and its text is less predictable. Given embeddings in place of states, grounded heads keep "
-        f"{without / whole:.0%} of their tokens beyond the first of each round, {lessons[_side(alone)]} ({alone:+.2f})."
+        f"{without / whole:.0%} of their tokens beyond the first of each round, {lessons[alone.side]} ({alone:+.2f})."
     ]
 
 
@@ -309,30 +334,38 @@ def _why(found: Sequence[Measured], grounded: Measured, independent: Measured) -
 def variants_section(found: Sequence[Measured]) -> Section:
     """Set each variant against the plain grounded heads: tokens per round, and what a draft costs."""
     title = "What matters in grounded heads"
-    plain = deepest(found, GROUNDED, TREE)
-    variants = {
-        words: each for name, words in WORDS.items() if name != INDEPENDENT and (each := deepest(found, name, TREE))
-    }
-    if plain is None or not variants:
+    variants: dict[str, Measured] = {}
+    plains: dict[str, Measured] = {}
+    for name, words in WORDS.items():
+        for each in sorted(found, key=lambda one: str(one.get("date", ""))):  # of several texts the latest counts
+            plain = plain_beside(found, each) if (each["variant"], each["structure"]) == (name, TREE) else None
+            if plain is not None and name != INDEPENDENT:
+                variants[words], plains[words] = each, plain
+    if not variants:
         return _missing(title, GROUNDED, "its variants")
-    gains = {words: difference(each, plain) for words, each in variants.items()}
+    gains = {words: difference(each, plains[words]) for words, each in variants.items()}
     parts = [
         f"{label}: {'; '.join(listed)}."
         for label, side in (("More tokens per round than plain grounded heads", 1), ("Fewer", -1))
-        if (listed := [f"{words}, {gain:+.2f}" for words, gain in gains.items() if _side(gain) == side])
+        if (listed := [f"{words}, {gain:+.2f}" for words, gain in gains.items() if gain.side == side])
     ]
     level = [words for words, gain in gains.items() if gain.low <= 0 <= gain.high]
     parts += [f"Not told apart: {', '.join(level)}."] if level else []
     order = sorted(gains, key=lambda words: -gains[words].estimate)
     figure = _differences(
         {words: gains[words] for words in order},
-        title=f"Variants of grounded heads, on one tree\n{_setting(plain)}",
+        title=f"Variants of grounded heads, on one tree\n{_setting(plains[order[0]])}",
         caption=f"{counted(gains[order[0]].prompts, 'prompt')}; 95% prompt-bootstrap intervals, paired. Filled: apart "
-        f"from 0. {_budget(plain)}.",
+        f"from 0. {_budget(plains[order[0]])}.",
     )
+    texts = list(dict.fromkeys(text_of(plain) for plain in plains.values()))
     places = {f"{each['decoding']['cpu']}, {each['decoding']['threads']} threads" for each in found}
-    lines = [_line("plain", plain, "")]
-    lines += [_line(words, variants[words], f"{gains[words]:+.2f}") for words in order]
+    lines = []
+    for place, text in enumerate(texts, 1):
+        number = f", text {place}" if len(texts) > 1 else ""
+        mine = [words for words in order if text_of(plains[words]) == text]
+        lines.append(_line(f"plain{number}", plains[mine[0]], ""))
+        lines += [_line(f"{words}{number}", variants[words], f"{gains[words]:+.2f}") for words in mine]
     caption = (
         "Variants: held-out accuracy of the first head and of the last, tokens per round, and draft time over t(1) (on "
         f"{'; '.join(sorted(places))}, in separate runs)"
@@ -341,6 +374,11 @@ def variants_section(found: Sequence[Measured]) -> Section:
         " ".join(parts),
         f"{len(gains)} variants are set against one: about one in twenty 95% intervals leaves out 0 by chance. All "
         "were trained alike and briefly, so that a variant that needs more text is at a disadvantage.",
+        *(
+            [f"There were {len(texts)} training texts; each variant is set against plain heads of its own text."]
+            if len(texts) > 1
+            else []
+        ),
     )
     return Section(title, text, ((caption, pd.DataFrame(lines)),), (("heads_variants", figure),))
 
@@ -365,7 +403,8 @@ def _line(name: str, measured: Measured, beyond: str) -> dict[str, Any]:
 def count_section(found: Sequence[Measured]) -> Section:
     """Say how tokens per round grow with the number of heads in use."""
     title = "How many heads"
-    used = [each for each in found if each["variant"] == GROUNDED and each["structure"] == TREE]
+    trees = [each for each in found if each["variant"] == GROUNDED and each["structure"] == TREE]
+    used = on_one_text(trees, GROUNDED)  # the text with most numbers of heads
     used.sort(key=lambda each: int(each["depth"]))
     if len(used) < 2:
         return _missing(title, f"fewer heads than {used[0]['depth'] if used else 'all'}")
@@ -428,7 +467,7 @@ def _by_head(lines: Mapping[str, Sequence[Interval]], *, title: str, caption: st
 def _differences(gains: Mapping[str, Interval], *, title: str, caption: str) -> Figure:
     """Draw a dot with its interval for each variant, best on top; filled where it is apart from 0."""
     figure, axes = style.new_figure(title, caption, height=2.2 + 0.36 * len(gains))
-    pictures.dots(axes, list(gains), list(gains.values()), [_side(gain) != 0 for gain in gains.values()], start=0)
+    pictures.dots(axes, list(gains), list(gains.values()), [gain.side != 0 for gain in gains.values()], start=0)
     axes.set_xlabel("tokens per round beyond grounded heads")
     return figure
 

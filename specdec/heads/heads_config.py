@@ -15,8 +15,9 @@ class HeadsConfig:
         name: name of the heads in tables.
         count: number of heads, K.
         grounded: head k also reads the input embeddings of x_{t+1}, ..., x_{t+k}.
-        mixer: "mlp": residual SiLU layers; "gru": a recurrence over those embeddings that begins with h_t (grounded
-            heads only).
+        mixer: "mlp": residual SiLU layers; "attention": the same, but what they read of the tokens is a causal
+            self-attention layer over h_t and those embeddings; "gru": a recurrence over those embeddings that begins
+            with h_t. The last two are for grounded heads only.
         layers: residual layers of a head, or layers of the GRU.
         width: width inside a residual layer; None is the target's hidden size, which needs no second matrix.
         state: "hidden", or "embeddings": h_t is then the input embedding of x_t, to see what the states are worth.
@@ -28,7 +29,7 @@ class HeadsConfig:
     name: Annotated[str, Field(min_length=1)]
     count: AtLeastOne
     grounded: bool
-    mixer: Literal["mlp", "gru"]
+    mixer: Literal["mlp", "attention", "gru"]
     layers: Annotated[int, Field(ge=1, le=8)]
     width: AtLeastOne | None
     state: Literal["hidden", "embeddings"]
@@ -42,8 +43,9 @@ class HeadsConfig:
 
     @model_validator(mode="after")
     def _fits(self) -> "HeadsConfig":
-        if self.mixer == "gru" and not self.grounded:
-            raise ValueError("a GRU reads the drafted tokens: it needs grounded=true")
+        if self.mixer != "mlp" and not self.grounded:
+            name = "a GRU" if self.mixer == "gru" else "attention over drafted tokens"
+            raise ValueError(f"{name} reads the drafted tokens: it needs grounded=true")
         if self.mixer == "gru" and self.width is not None:
             raise ValueError("a GRU begins with h_t, so its width is the target's: set width to null")
         if self.state == "embeddings" and self.offset:

@@ -1,8 +1,9 @@
 """Medusa (2401.10774, section 2.1) and grounded heads (Hydra, 2402.05109), with the variants of their papers.
 
 A residual layer is x + SiLU(W x), zero at the start, so that an untrained head has the target's law of one token
-earlier. The first layer of a grounded head also reads the input embeddings of the tokens since h_t; only h_t is carried
-on. Knows tensors only: neither where states come from nor how laws become a draft.
+earlier. The first layer of a grounded head also reads the input embeddings of the tokens since h_t, or what the last of
+them finds in all of them by attention; only h_t is carried on. Knows tensors only: neither where states come from nor
+how laws become a draft.
 """
 
 from dataclasses import asdict
@@ -42,7 +43,7 @@ class ResidualLayer(nn.Module):
 
 
 class MlpHead(nn.Module):
-    """One head: residual layers over h_t, the first of which also reads `tokens` embeddings."""
+    """One head: residual layers over h_t, the first of which also reads `tokens` vectors of width D."""
 
     def __init__(self, size: int, tokens: int, layers: int, width: int | None) -> None:
         super().__init__()
@@ -51,7 +52,7 @@ class MlpHead(nn.Module):
         )
 
     def forward(self, state: Tensor, embedded: Tensor | None) -> Tensor:
-        """Return features [..., D] for a state [..., D] and embeddings [..., tokens * D], or None if it reads none."""
+        """Return features [..., D] for a state [..., D] and vectors [..., tokens * D], or None if it reads none."""
         x: Tensor = self.blocks[0](state, embedded)
         for block in self.blocks[1:]:
             x = block(x)
@@ -66,9 +67,7 @@ class PrefixLayer(nn.Module):
 
     def __init__(self, size: int) -> None:
         super().__init__()
-        self.heads = max(1, size // 64)
-        while size % self.heads:
-            self.heads -= 1
+        self.heads = _attention_heads(size)
         self.norm = nn.RMSNorm(size)
         self.queries_keys_values = nn.Linear(size, 3 * size, bias=False)
         self.out = nn.Linear(size, size, bias=False)
@@ -82,8 +81,7 @@ class PrefixLayer(nn.Module):
             states [B, S, D], and the keys and values of all tokens so far.
         """
         batch, length, size = states.shape
-        mixed = self.queries_keys_values(self.norm(states)).view(batch, length, 3, self.heads, -1)
-        query, key, value = mixed.permute(2, 0, 3, 1, 4)  # [B, H, S, D/H] each
+        query, key, value = _by_attention_head(self.queries_keys_values(self.norm(states)), self.heads)
         before = 0
         if past is not None:
             before = past[0].shape[2]
@@ -91,6 +89,53 @@ class PrefixLayer(nn.Module):
         seen = torch.ones(length, before + length, dtype=torch.bool, device=states.device).tril_(before)
         attended = F.scaled_dot_product_attention(query, key, value, attn_mask=seen)
         return states + self.out(attended.transpose(1, 2).reshape(batch, length, size)), (key, value)
+
+
+class DraftedAttention(nn.Module):
+    """One layer of causal self-attention over h_t and the embeddings of the tokens since, which all heads share: the
+    concatenation that grounded heads read (2402.05109, section 3) becomes a sum whose weights depend on the tokens.
+
+    Places are learned vectors: 0 for h_t, k for the k-th token since.
+    """
+
+    def __init__(self, size: int, count: int) -> None:
+        """
+        Args:
+            size: width of a state and of an embedding, D.
+            count: the most tokens since h_t.
+        """
+        super().__init__()
+        self.heads = _attention_heads(size)
+        self.norm = nn.RMSNorm(size)
+        self.places = nn.Parameter(torch.zeros(count + 1, size))
+        self.queries_keys_values = nn.Linear(size, 3 * size, bias=False)
+        self.out = nn.Linear(size, size, bias=False)
+        nn.init.zeros_(self.out.weight)
+
+    def forward(self, states: Tensor, embedded: Tensor) -> Tensor:
+        """Return for each of k tokens [..., k, D] what it says of itself and finds before it.
+
+        Args:
+            states: [..., D] h_t.
+            embedded: [..., k, D] x_{t+1}, ..., x_{t+k}.
+        """
+        read = torch.cat([states.unsqueeze(-2), embedded], -2)  # [..., k + 1, D]
+        x = (self.norm(read) + self.places[: read.shape[-2]]).flatten(0, -3)  # [M, k + 1, D]
+        query, key, value = _by_attention_head(self.queries_keys_values(x), self.heads)
+        attended = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+        found = x + self.out(attended.transpose(1, 2).reshape(x.shape))
+        return found[:, 1:].reshape(embedded.shape)
+
+
+def _attention_heads(size: int) -> int:
+    """Return a number of attention heads that divides the width, of about 64 dimensions each."""
+    return next(heads for heads in range(max(1, size // 64), 0, -1) if size % heads == 0)
+
+
+def _by_attention_head(mixed: Tensor, heads: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Cut [B, S, 3 * D] into queries, keys and values [B, H, S, D/H]."""
+    query, key, value = mixed.unflatten(-1, (3, heads, -1)).permute(2, 0, 3, 1, 4)
+    return query, key, value
 
 
 class Heads(DraftHeads):
@@ -115,8 +160,12 @@ class Heads(DraftHeads):
         self.prefix = PrefixLayer(size) if config.prefix else None
         self.gru = nn.GRU(size, size, config.layers, batch_first=True) if config.mixer == "gru" else None
         self.heads = nn.ModuleList()
-        if config.mixer == "mlp":
-            tokens = [k if config.grounded else 0 for k in range(1, config.count + 1)]
+        self.attention = DraftedAttention(size, config.count) if config.mixer == "attention" else None
+        if config.mixer != "gru":
+            # Attention makes one vector of however many tokens.
+            tokens = [
+                (k if self.attention is None else 1) if config.grounded else 0 for k in range(1, config.count + 1)
+            ]
             self.heads.extend(MlpHead(size, count, config.layers, config.width) for count in tokens)
         layers = {"own": config.count, "shared": 1, "tied": 0}[config.output]
         self.outputs = nn.ParameterList(nn.Parameter(output.detach().clone()) for _ in range(layers))
@@ -149,6 +198,10 @@ class Heads(DraftHeads):
         if self.gru is not None:
             assert embedded is not None
             return self._recurrent(states, _following(embedded, count))
+        if self.attention is not None:
+            assert embedded is not None
+            read = self.attention(states, _following(embedded, count)).unbind(-2)
+            return [self.heads[k](states, read[k]) for k in range(count)]
         found = []
         for k in range(1, count + 1):
             more = None if embedded is None else _following(embedded, k).flatten(-2)
@@ -163,7 +216,8 @@ class Heads(DraftHeads):
         states = state.expand(len(drafted), -1)
         if self.gru is not None:
             return self._recurrent(states, embedded)[-1]
-        result = self.heads[k - 1](states, embedded.flatten(1))
+        read = embedded.flatten(1) if self.attention is None else self.attention(states, embedded)[:, -1]
+        result = self.heads[k - 1](states, read)
         return result
 
     def logits(self, k: int, features: Tensor) -> Tensor:
@@ -185,6 +239,8 @@ class Heads(DraftHeads):
         mixed = sum(weight.numel() for weight in self.heads.parameters()) / count
         if self.gru is not None:  # head k takes k steps of it
             mixed = sum(weight.numel() for weight in self.gru.parameters()) * (count + 1) / 2
+        if self.attention is not None:  # over k + 1 places for head k
+            mixed += 4 * self.hidden_size**2 * (count + 3) / 2
         return 2.0 * (mixed + self.vocab_size * self.hidden_size)
 
     def describe(self) -> dict[str, Any]:

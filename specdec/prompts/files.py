@@ -1,7 +1,7 @@
 """Prompt sets in files or on the hub: JSON lines or plain lines, a field and a template."""
 
 import string
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -48,16 +48,28 @@ class FileSet(PromptSource):
 
     def read(self) -> SourceContent:
         records = self._records()
-        entries: dict[str, Entry] = {}
+        return SourceContent([entry for entry, _ in self._entries(records)], records.provenance)
+
+    def records(self) -> dict[str, Mapping[str, Any]]:
+        """Return the record that each prompt was made of, by the prompt's id.
+
+        Raises:
+            UsageError: as `read`.
+        """
+        return {entry.id: record for entry, record in self._entries(self._records())}
+
+    def _entries(self, records: Records) -> Iterator[tuple[Entry, Mapping[str, Any]]]:
+        """Yield each entry with its record; an id that is used twice is refused."""
+        seen: set[str] = set()
         for where, number, record in records.numbered:
             entry = self._entry(where, number, record)
-            if entry.id in entries:
+            if entry.id in seen:
                 raise UsageError(
                     f"{where}: {self.config.id_field} {entry.id.partition('/')[2]!r} was used before; "
                     "set prompts.id_field=null to number the prompts by line."
                 )
-            entries[entry.id] = entry
-        return SourceContent(list(entries.values()), records.provenance)
+            seen.add(entry.id)
+            yield entry, record
 
     def _records(self) -> Records:
         config = self.config

@@ -71,11 +71,13 @@ class TypicalAcceptance(Study):
     def run(self, bench: Bench) -> Mapping[str, pd.DataFrame]:
         rules = self._rules(bench)
         streams = bench.texts()
+        longest = max(len(prompt.tokens) for prompt in bench.parts.prompts.prompts)
+        capacity = longest + bench.config.measurement.limit + bench.parts.primary.structure.nodes + 1
         lines: list[dict[str, Any]] = []
         each = len(streams) * self._config.repeats
         with bench.progress("decoding", each * sum(len(several) for several in rules.values())) as advance:
             for temperature, several in rules.items():
-                drafter = self._at(bench, temperature)
+                drafter = bench.at_temperature(temperature, capacity)
                 for rule in several:
                     self._decode(bench, rule, drafter, streams[0], (temperature, 0), WARM)
                 for repeat in range(self._config.repeats):
@@ -137,16 +139,6 @@ class TypicalAcceptance(Study):
             swept = Typical(replace(self._config.typical, epsilon=epsilon, delta=None))
             rules[self._config.epsilon_temperature].append(_Rule("typical", epsilon, swept))
         return rules
-
-    def _at(self, bench: Bench, temperature: float) -> Drafter:
-        """Set the target to a temperature, and return the run's drafter made again for it."""
-        target = bench.parts.target
-        target.standardise(replace(target.sampling, temperature=temperature))
-        drafter = drafters.build(bench.config.drafter, target=target)
-        structure = bench.parts.primary.structure
-        longest = max(len(prompt.tokens) for prompt in bench.parts.prompts.prompts)
-        drafter.prepare(longest + bench.config.measurement.limit + structure.nodes + 1, structure)
-        return drafter
 
     def _line(
         self, bench: Bench, rule: _Rule, drafter: Drafter, stream: Stream, at: tuple[float, int]

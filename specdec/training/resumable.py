@@ -5,6 +5,7 @@ Knows neither models nor losses, nor the tracking of the numbers: each training 
 
 import csv
 import io
+import logging
 import os
 import platform
 import signal
@@ -20,8 +21,11 @@ import numpy as np
 import torch
 
 from specdec.errors import Interrupted, UsageError
+from specdec.models.arithmetic import native_arithmetic
 from specdec.text.writing import write_atomically
 from specdec.training.recipe_parts import PaceConfig
+
+logger = logging.getLogger(__name__)
 
 CHECKPOINT = "checkpoint.pt"
 HISTORY = "history.csv"
@@ -113,9 +117,14 @@ class ResumableTraining(ABC):
         """Tell if the training stops after this step; processes that train together ask each other."""
         return stopped
 
-    def effort(self, device: torch.device) -> dict[str, Any]:
-        """Return the lines of `summary.json` that say what the training took."""
+    def effort(self, device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
+        """Return the lines of `summary.json` that say what the training took.
+
+        Args:
+            dtype: see `training_dtype`.
+        """
         return {
+            "arithmetic": str(dtype).removeprefix("torch."),
             "steps": self.progress.step,
             "tokens": self.progress.step * self.step_tokens,
             "seconds": round(self.progress.seconds, 1),
@@ -258,6 +267,16 @@ def training_device(name: str) -> torch.device:
     if name == "cuda" and not torch.cuda.is_available():
         raise UsageError("Bad value device=cuda: no CUDA device is available; use device=cpu.")
     return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
+
+
+def training_dtype(bfloat16: bool, device: torch.device) -> torch.dtype:
+    """Return the dtype of the forward and backward passes: float32, or bfloat16 if the recipe asks for it and the
+    device computes in it. Where it does not, one sentence says so.
+    """
+    arithmetic = native_arithmetic(torch.bfloat16 if bfloat16 else torch.float32, device)
+    if arithmetic.sentence:
+        logger.info("%s", arithmetic.sentence)
+    return arithmetic.used
 
 
 def _hardware(device: torch.device) -> dict[str, Any]:

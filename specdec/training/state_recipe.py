@@ -25,7 +25,8 @@ class StateTrainConfig(TrainingConfig):
         target: the keys of a `conf/target/` file; checked by the target that they name.
         init: a file of an earlier training to go on from.
         micro_batch: sequences of one forward pass on one device; gradients accumulate over those of `data.batch`.
-        bfloat16: forward and backward passes in bfloat16 over float32 weights.
+        bfloat16: forward and backward passes in bfloat16 over float32 weights, where the device computes in it; in
+            float32 elsewhere.
         save_dtype: the dtype of the file.
     """
 

@@ -5,6 +5,7 @@ nor their loss.
 """
 
 import json
+import logging
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
@@ -17,6 +18,7 @@ from accelerate import Accelerator, DistributedDataParallelKwargs
 from torch import Tensor, nn
 
 from specdec.errors import NumericsError, UsageError
+from specdec.models.arithmetic import native_arithmetic
 from specdec.sampling import SamplingConfig
 from specdec.targets.base import Target, targets
 from specdec.text.writing import write_atomically
@@ -24,8 +26,10 @@ from specdec.training.heads.head_accuracy import score_target
 from specdec.training.heads.head_data import open_sequences
 from specdec.training.heads.hidden_states import StateSource
 from specdec.training.heads.sequences import Batch, Sequences
-from specdec.training.resumable import FinishedTraining, ResumableTraining, column, training_device
+from specdec.training.resumable import FinishedTraining, ResumableTraining, column, training_device, training_dtype
 from specdec.training.state_recipe import StateTrainConfig
+
+logger = logging.getLogger(__name__)
 
 # Only the target's logits are read, before any sampling.
 _SAMPLING = SamplingConfig(name="greedy", temperature=0.0, top_k=None, top_p=None, min_p=None)
@@ -66,6 +70,7 @@ class StateTraining(ResumableTraining):
         super().__init__(config.monitor)
         self.accelerator, self.target, self.sequences, self.source = accelerator, target, sequences, source
         self.common, self.name, self.grad_clip = config, name, grad_clip
+        self.dtype = torch.bfloat16 if accelerator.mixed_precision == "bf16" else torch.float32
         self.writes = accelerator.is_main_process
         self.steps, self.step_tokens = sequences.steps, sequences.batch_size * sequences.length
         self.target_identity = target.hidden.identity
@@ -178,7 +183,8 @@ class StateTraining(ResumableTraining):
             "data_fingerprint": self.sequences.fingerprint,
             "parameters": sum(weight.numel() for weight in trained.parameters()),
             "processes": self.accelerator.num_processes,
-            **self.effort(self.accelerator.device),
+            **self.effort(self.accelerator.device, self.dtype),
+            "target_dtype": str(self.target.hidden.output_layer.dtype).removeprefix("torch."),
         }
 
     def finished(self, summary: dict[str, Any], metrics: dict[str, float], sentence: str) -> FinishedTraining:
@@ -207,10 +213,10 @@ def opened_parts(
     Raises:
         UsageError: one of the parts is missing or does not fit.
     """
-    training_device(config.device)  # refuses a GPU that is not there
+    device = training_device(config.device)  # refuses a GPU that is not there
     accelerator = Accelerator(
         cpu=config.device == "cpu",
-        mixed_precision="bf16" if config.bfloat16 else "no",
+        mixed_precision="bf16" if training_dtype(config.bfloat16, device) == torch.bfloat16 else "no",
         kwargs_handlers=[DistributedDataParallelKwargs(find_unused_parameters=not frozen)],
     )
     target = load_target(config.target, accelerator.device)
@@ -249,5 +255,16 @@ def check_first(
 
 
 def load_target(values: dict[str, Any], device: torch.device) -> Target:
-    """Load the target of a recipe to the device of this process."""
-    return targets.build({**values, "device": str(device)}, sampling=_SAMPLING)
+    """Load the target of a recipe to the device of this process.
+
+    With `dtype=auto` a checkpoint whose own dtype the device would emulate is loaded in float32, because the states of
+    all training text are computed. One sentence says so.
+    """
+    target = targets.build({**values, "device": str(device)}, sampling=_SAMPLING)
+    if values.get("dtype") != "auto":
+        return target
+    arithmetic = native_arithmetic(target.hidden.output_layer.dtype, device)
+    if not arithmetic.sentence:
+        return target
+    logger.info("The target's states: %s", arithmetic.sentence)
+    return targets.build({**values, "device": str(device), "dtype": "float32"}, sampling=_SAMPLING)

@@ -111,7 +111,8 @@ def row(variant: str, path: Path, run: Run, group_values: Callable[..., dict[str
         "nodes": int(rounds["offered_nodes"].max()),
         "date": time.strftime("%Y-%m-%d"),
         "heads": {key: value for key, value in stored.training["recipe"]["heads"].items() if key != "name"},
-        "training": {key: stored.training[key] for key in ("parameters", "steps", "tokens", "seconds", "hardware")},
+        "training": {key: stored.training[key] for key in ("parameters", "steps", "tokens", "seconds", "hardware")}
+        | {"text": stored.training["data"]["corpus_sha256"][:16]},
         "heldout": {name: [rounded(heldout[f"heldout.head_{k}.{name}"]) for k in places] for name in accuracies}
         | {"target_top1": round(heldout["heldout.target.top1"], 4)},
         "decoding": {
@@ -131,11 +132,14 @@ def row(variant: str, path: Path, run: Run, group_values: Callable[..., dict[str
 
 
 def record(found: dict[str, Any]) -> None:
-    """Add the row, or put it in the place of an earlier one, and draw all comparisons anew."""
+    """Add the row, or put it in the place of an earlier one on the same text, and draw all comparisons anew."""
     kept = json.loads(RESULT.read_text(encoding="utf-8"))["figures"] if RESULT.is_file() else []
-    key = ("variant", "structure", "depth")
-    rows = [one for one in kept if any(one[name] != found[name] for name in key)] + [found]
-    rows.sort(key=lambda one: [str(one[name]) for name in ("structure", "variant", "depth")])
+    key = ("structure", "variant", "depth")
+
+    def place(one: dict[str, Any]) -> list[str]:
+        return [str(part) for part in (*(one[name] for name in key), *heads_ablation.text_of(one))]
+
+    rows = sorted([*(one for one in kept if place(one) != place(found)), found], key=place)
     table = heads_ablation.compared(rows)
     about = {"date": time.strftime("%Y-%m-%d"), "cpu": cpu(), "versions": versions()}
     # A row a line, so that a part that was measured again changes its own.

@@ -147,6 +147,15 @@ def test_output_is_the_models_own(
         assert 0 < accepted and any(row.rejected for row in generation.rounds), "both branches must have been taken"
 
 
+@pytest.mark.parametrize(("shape", "evaluation"), SHAPES)
+def test_output_of_heads_that_attend_over_the_draft_is_the_models_own(
+    own_greedy, target_of, drafter_values, make_structure, shape, evaluation
+):
+    target = target_of("llama", evaluation)
+    built = drafters.build(drafter_values("grounded", target.vocab_size, target, mixer="attention"), target=target)
+    assert decoded(target, built, "greedy", make_structure(shape, 3)).tokens == own_greedy("llama")
+
+
 @pytest.mark.parametrize("shape", ["chain", "rows", "tree"])
 def test_ngrams_are_accepted_somewhere(own_greedy, target_of, group_values, make_structure, shape):
     """Otherwise the identity above says little about committing copied tokens."""

@@ -342,6 +342,16 @@ def test_registered_drafters_leave_the_law_alone(
     assert np.abs(law - own_law(target, prompt, length)).max() < EXACT
 
 
+@pytest.mark.parametrize("structure", ["chain", "tree"])
+def test_heads_that_attend_over_the_draft_leave_the_law_alone(enumeration, small_target, drafter_values, structure):
+    """A variant of the registered grounded heads: their law depends on all tokens of the path, by attention."""
+    target = small_target("grounded", 3, seed=5, temperature=1.0, top_k=2)
+    proposes = drafters.build(drafter_values("grounded", 3, target, mixer="attention"), target=target)
+    rule, prompt = verifiers.build({"name": "speculative_sampling"}), [0, 1, 2, 0, 1, 1, 0, 1]
+    law = generated_law(enumeration, target, proposes, rule, make_structure(structure, 2), prompt, 3)
+    assert np.abs(law - own_law(target, prompt, 3)).max() < EXACT
+
+
 # The harness itself: it must see a bias, and the numbers it gives must be the known ones.
 
 

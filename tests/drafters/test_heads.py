@@ -2,6 +2,7 @@
 
 import random
 from functools import cache
+from itertools import product
 
 import pytest
 import torch
@@ -29,6 +30,7 @@ KINDS = {
     "medusa_prefix": (Medusa, {"prefix": True, "output": "own"}),
     "grounded": (Grounded, {"grounded": True}),
     "grounded_embeddings": (Grounded, {"grounded": True, "state": "embeddings"}),
+    "attention": (Grounded, {"grounded": True, "mixer": "attention"}),
     "gru": (Grounded, {"grounded": True, "mixer": "gru", "prefix": True}),
 }
 # Siblings at every level, in an order in which levels are not apart.
@@ -159,6 +161,17 @@ def test_a_dynamic_tree_holds_the_most_confident_paths(target_at, random_heads, 
                 chances[*path, token] = chances[path] + chance
     expected = sorted(chances, key=lambda path: -chances[path])[1:10]
     assert {(*above, int(draft.tokens[node])) for node, above in paths(draft)} == set(expected)
+
+
+def test_widths_are_the_cartesian_product_of_the_heads_choices(target_at, random_heads):
+    """Medusa (2401.10774, figure 2): each choice of head k below each choice of the heads before."""
+    target = target_at()
+    heads = random_heads(target, output="own")
+    drafter = begun(Medusa(heads, target), target)
+    draft = drafter.draft(structures.build({"name": "expansion", "widths": [4, 3, 2], "nodes": 40}))
+    best = [taught(drafter, target, [0] * k).topk(width).indices.tolist() for k, width in enumerate((4, 3, 2))]
+    leaves = [draft.tokens[list(draft.tree.path(node))].tolist() for node in draft.tree.leaves]
+    assert leaves == [list(choice) for choice in product(*best)]
 
 
 def test_nodes_with_more_children_than_tokens_are_left_out(table, random_law, random_heads, make_structure):
@@ -330,6 +343,8 @@ def test_what_a_drafter_is_made_of_is_recorded(target_at, file_of, group_values)
         ({}, 32 * 32 + 32),
         ({"grounded": True}, (1 + 3) * 32 * 32 + 32),  # three tokens on average
         ({"grounded": True, "mixer": "gru"}, 3 * (6 * 32 * 32 + 6 * 32)),
+        # (h_t, one vector) and the four matrices of attention over four places on average
+        ({"grounded": True, "mixer": "attention"}, 2 * 32 * 32 + 32 + 4 * 4 * 32 * 32),
         ({"prefix": True}, 32 * 32 + 32),
     ],
 )

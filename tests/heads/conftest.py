@@ -14,6 +14,8 @@ MAKES: dict[str, dict[str, Any]] = {
     "grounded": {"grounded": True},
     "grounded_deep": {"grounded": True, "layers": 2, "width": 24, "output": "own"},
     "grounded_prefix": {"grounded": True, "prefix": True},
+    "attention": {"grounded": True, "mixer": "attention", "layers": 2},
+    "attention_prefix": {"grounded": True, "mixer": "attention", "prefix": True, "width": 24, "output": "own"},
     "gru": {"grounded": True, "mixer": "gru", "layers": 2},
     "gru_prefix": {"grounded": True, "mixer": "gru", "prefix": True},
 }

@@ -20,6 +20,7 @@ PLAIN = dict(
         ({"width": 0}, "heads.width=0"),
         ({"output": "none"}, "heads.output='none'"),
         ({"mixer": "gru"}, "grounded=true"),
+        ({"mixer": "attention"}, "attention over drafted tokens reads .* grounded=true"),
         ({"mixer": "gru", "grounded": True, "width": 8}, "width to null"),
         ({"state": "embeddings", "offset": 2}, "offset to 0"),
         ({"depth": 3}, "heads.depth"),

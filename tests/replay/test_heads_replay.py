@@ -32,6 +32,7 @@ KINDS = {
     "medusa": (Medusa, {"output": "own"}),
     "medusa_prefix": (Medusa, {"output": "own", "prefix": True}),
     "grounded": (Grounded, {"output": "own", "grounded": True, "offset": 1}),
+    "attention": (Grounded, {"output": "own", "grounded": True, "mixer": "attention"}),
     "gru": (Grounded, {"output": "own", "grounded": True, "mixer": "gru", "state": "embeddings", "prefix": True}),
     "blockwise": (BlockwiseHeads, {"output": "own"}),
 }

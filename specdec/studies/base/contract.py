@@ -4,7 +4,7 @@ import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -13,12 +13,14 @@ import pandas as pd
 
 from specdec.clock import Clock
 from specdec.config import RunConfig
+from specdec.drafters import Drafter, drafters
 from specdec.experiment.parts import Parts, prepare
 from specdec.progress import progress_bar
 from specdec.prompts import Prompt
 from specdec.records import Request
 from specdec.registry import Registry
 from specdec.sampling import generator_for
+from specdec.targets.base.contract import Evaluation
 from specdec.targets.replay import Replay
 from specdec.text.streams import Stream, write_streams
 from specdec.timing.shapes import Shape, time_shapes, tokens_evaluated
@@ -80,16 +82,35 @@ class Bench:
         write_streams(self.folder / "streams.jsonl", streams)
         return streams
 
+    def at_temperature(self, temperature: float, capacity: int) -> Drafter:
+        """Set the target to a temperature, and return the run's drafter made again for it.
+
+        Args:
+            capacity: tokens of the longest text with its draft.
+        """
+        target = self.parts.target
+        target.standardise(replace(target.sampling, temperature=temperature))
+        drafter = drafters.build(self.config.drafter, target=target)
+        drafter.prepare(capacity, self.parts.primary.structure)
+        return drafter
+
     def timer(self, purpose: str, calls: int, seconds: float = inf) -> Timer:
         """Return a timer of `calls` passes, which ends after `seconds`; `purpose` seeds its random tokens and order."""
         generator = generator_for(self.config.seed, purpose, "cost")
         return Timer(self.clock, calls, generator, seconds, self.heartbeat)
 
     def time_calls(
-        self, prompt: Sequence[int], shapes: Sequence[Shape], contexts: Sequence[int], calls: int, seconds: float
+        self,
+        prompt: Sequence[int],
+        shapes: Sequence[Shape],
+        contexts: Sequence[int],
+        calls: int,
+        seconds: float,
+        evaluations: Sequence[Evaluation] = (),
     ) -> pd.DataFrame:
         """Return the times of the target's calls on shapes (k, w), as `time_shapes` has them."""
-        return time_shapes(self.parts.target, prompt, shapes, contexts, self.timer("blocks", calls, seconds))
+        timer = self.timer("blocks", calls, seconds)
+        return time_shapes(self.parts.target, prompt, shapes, contexts, timer, evaluations)
 
     def skipped(self) -> pd.DataFrame:
         """Return the prompts that were left out: reason, category, count."""

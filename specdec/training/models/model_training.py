@@ -23,7 +23,7 @@ from specdec.training.models.recipe import TrainConfig, training_fingerprint
 from specdec.training.models.scoring import HeldOutLoss, evenly_spaced_slice, heldout_loss, token_losses
 from specdec.training.models.tokenized_corpus import TokenizedCorpus, load_corpus
 from specdec.training.models.tokenizer import bytes_per_token
-from specdec.training.resumable import FinishedTraining, ResumableTraining, training_device
+from specdec.training.resumable import FinishedTraining, ResumableTraining, training_device, training_dtype
 from specdec.training.sitting import prepare, sit
 
 logger = logging.getLogger(__name__)
@@ -47,6 +47,7 @@ class ModelTraining(ResumableTraining):
         self.batches = Batches(corpus, recipe.data, config.seed)
         self.steps, self.step_tokens = self.batches.steps, recipe.data.batch_tokens
         self.device = training_device(config.device)
+        self.dtype = training_dtype(recipe.bfloat16, self.device)
         model = build_model(recipe.model, len(corpus.tokenizer), self.end_of_text, config.seed)
         self.model = model.to(self.device)
         self.optimizers = build_optimizers(self.model, recipe.optimizer)
@@ -101,8 +102,8 @@ class ModelTraining(ResumableTraining):
         return {"train_loss": total, "lr": self.recipe.optimizer.muon_lr * factor}
 
     def arithmetic(self) -> AbstractContextManager[Any]:
-        """Return the context of a forward pass: bfloat16 autocast if the recipe asks for it."""
-        return torch.autocast(self.device.type, torch.bfloat16) if self.recipe.bfloat16 else nullcontext()
+        """Return the context of a forward pass: autocast to bfloat16, or nothing for float32."""
+        return torch.autocast(self.device.type, self.dtype) if self.dtype == torch.bfloat16 else nullcontext()
 
     def score(self) -> dict[str, float]:
         """Score the held-out slice in the arithmetic of training: a monitor, not the reported figure."""
@@ -131,7 +132,7 @@ class ModelTraining(ResumableTraining):
             "corpus_sha256": self.corpus.manifest["sha256"],
             "parameters": sum(p.numel() for p in exported.parameters()),
             "bytes": sum(f.stat().st_size for f in folder.iterdir()),
-            **self.effort(self.device),
+            **self.effort(self.device, self.dtype),
             "heldout": {
                 name: asdict(score) | {"nats_per_token": score.nats_per_token, "bits_per_byte": score.bits_per_byte}
                 for name, score in scores.items()

@@ -130,7 +130,7 @@ def model_card(summaries: dict[str, dict[str, Any]], corpus: dict[str, Any]) -> 
         python=corpus["python"],
         context=target["recipe"]["model"]["context"],
         vocabulary=target["recipe"]["corpus"]["vocabulary"],
-        arithmetic="bfloat16 autocast over float32 weights" if target["recipe"]["bfloat16"] else "float32",
+        arithmetic=_arithmetic(target),
         recipe=json.dumps(recipe, indent=1),
         hardware=machines["target"] if same else "\n".join(f"- {r}: {m}" for r, m in machines.items()),
         corpus_bytes=sum(s["bytes"] for s in sources.values()),
@@ -161,6 +161,12 @@ def figures() -> dict[str, Callable[[dict[str, Any]], str]]:
 def _source_line(name: str, source: dict[str, Any]) -> str:
     cells = (name, source["version"], source["licence"], source["files"], f"{source['bytes']:,}")
     return "| " + " | ".join(map(str, cells)) + f" | `{source['sha256'][:16]}` |"
+
+
+def _arithmetic(summary: dict[str, Any]) -> str:
+    """Say in what a model was trained: as its summary has it, or in older ones as its recipe asked for."""
+    used = summary.get("arithmetic", "bfloat16" if summary["recipe"]["bfloat16"] else "float32")
+    return "bfloat16 autocast over float32 weights" if used == "bfloat16" else "float32"
 
 
 def _shown() -> dict[str, Callable[[dict[str, Any]], str]]:

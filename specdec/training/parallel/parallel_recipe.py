@@ -52,7 +52,8 @@ class ParallelTrainConfig(TrainingConfig):
             that drafts in parallel already goes on with its mask token.
         micro_batch: sequences of one forward pass; gradients accumulate over those of `data.batch`.
         compile: the loss is compiled.
-        bfloat16: forward and backward passes in bfloat16 over float32 weights.
+        bfloat16: forward and backward passes in bfloat16 over float32 weights, where the device computes in it; in
+            float32 elsewhere.
     """
 
     model: Annotated[str, Field(min_length=1)]

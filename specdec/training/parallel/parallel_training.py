@@ -28,7 +28,7 @@ from specdec.training.models.optimizer import build_optimizers, schedule, set_le
 from specdec.training.parallel.draft_accuracy import DraftAccuracy
 from specdec.training.parallel.mask_rows import UNSCORED, MaskRows, mask_rows, on_device
 from specdec.training.parallel.parallel_recipe import ParallelTrainConfig, parallel_fingerprint
-from specdec.training.resumable import FinishedTraining, ResumableTraining, training_device
+from specdec.training.resumable import FinishedTraining, ResumableTraining, training_device, training_dtype
 from specdec.training.sitting import prepare, sit
 
 MASK_KEY = "pard_token"  # of config.json, as the published checkpoints name it
@@ -65,6 +65,7 @@ class ParallelTraining(ResumableTraining):
         masks = config.parallel.counts(sequences.length - config.parallel.ahead)
         self.step_inputs = sequences.batch_size * (sequences.length + sum(masks))  # with masks
         self.device = training_device(config.device)
+        self.dtype = training_dtype(config.bfloat16, self.device)
         found = content_hash(model.name_or_path) or str(getattr(model.config, "_commit_hash", None))
         self.fingerprint = parallel_fingerprint(config, found, sequences.fingerprint)
         self.mask_token = take_mask_token(model, tokenizer, config.parallel.mask_token)
@@ -146,8 +147,8 @@ class ParallelTraining(ResumableTraining):
         return self.losses_of(model, rows.tokens, mask, rows.positions, rows.targets)
 
     def arithmetic(self) -> AbstractContextManager[Any]:
-        """Return the context of a forward pass: bfloat16 autocast if the recipe asks for it."""
-        return torch.autocast(self.device.type, torch.bfloat16) if self.config.bfloat16 else nullcontext()
+        """Return the context of a forward pass: autocast to bfloat16, or nothing for float32."""
+        return torch.autocast(self.device.type, self.dtype) if self.dtype == torch.bfloat16 else nullcontext()
 
     # --- held-out text
 
@@ -188,7 +189,7 @@ class ParallelTraining(ResumableTraining):
             "data_fingerprint": self.sequences.fingerprint,
             "parameters": sum(weight.numel() for weight in exported.parameters()),
             "bytes": sum(file.stat().st_size for file in folder.iterdir()),
-            **self.effort(self.device),
+            **self.effort(self.device, self.dtype),
             "inputs": self.progress.step * self.step_inputs,
             "heldout": {name: value for name, value in metrics.items() if not math.isnan(value)},
         }

@@ -88,6 +88,31 @@ def test_compared_sets_every_row_against_the_deepest_grounded_heads_of_its_struc
     assert alone["difference"].isna().all() and alone["tokens_per_round"].notna().all()
 
 
+def trained_on(text: str, date: str, entry: Row) -> Row:
+    return {**entry, "date": date, "training": {**entry["training"], "text": text}}
+
+
+def test_variants_are_set_against_plain_heads_of_their_own_text(row):
+    """Another training text makes all heads better: what a variant gained must not be what its text gained."""
+    rows = [
+        row("grounded", 1.4), row("medusa", 1.3), row("layers_2", 1.5),
+        trained_on("new", "2026-11-22", row("grounded", 1.7)),
+        trained_on("new", "2026-11-22", row("gru", 1.7, seed=0)),
+        trained_on("other", "2026-11-23", row("prefix", 1.9)),  # without plain heads of its text
+    ]  # fmt: skip
+    table = compared(rows).set_index("variant")["difference"]
+    assert table["layers_2"] == pytest.approx(0.1, abs=0.02) and table["gru"] == pytest.approx(0.0, abs=0.02)
+    assert np.isnan(table["prefix"])
+    section = heads_ablation.variants_section(rows)
+    assert "More tokens per round than plain grounded heads: two blocks, +0.10" in section.text[0]
+    assert "Not told apart: a GRU" in section.text[0] and "attention over the prefix" not in section.text[0]
+    assert "There were 2 training texts" in section.text[-1]
+    ((_, lines),) = section.tables
+    assert lines["variant"].tolist() == ["plain, text 1", "two blocks, text 1", "plain, text 2", "a GRU, text 2"]
+    grounding = heads_ablation.grounding_section(rows)
+    assert ": +0.10" in grounding.text[0]  # the text that independent heads were trained on too
+
+
 def test_steepness_is_what_the_last_head_keeps_of_the_first(row):
     found = steepness(row("grounded", share=0.3, keeps=0.95), row("medusa", share=0.2, keeps=0.6))
     assert found.first.estimate == pytest.approx(0.95**4, abs=0.01)

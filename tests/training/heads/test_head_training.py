@@ -467,3 +467,34 @@ def test_one_recipe_is_chosen(arguments: list[str], sentence: str, monkeypatch: 
     monkeypatch.setattr(cli, "options", lambda group: names[group])
     with pytest.raises(UsageError, match=sentence):
         task(dict.fromkeys(arguments, {}))
+
+
+@pytest.mark.parametrize("native", [True, False], ids=["native", "emulated"])
+def test_heads_train_in_the_arithmetic_of_the_processor(
+    values: dict,
+    store: DocumentStore,
+    tiny_model: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: Any,
+    native: bool,
+) -> None:
+    """A bfloat16 checkpoint and recipe: both are computed in float32 where the processor would emulate bfloat16."""
+    deepcopy(tiny_model("llama")).bfloat16().save_pretrained(tmp_path / "target")
+    config = changed(values, target__model=str(tmp_path / "target"), bfloat16=True, data__steps=1)
+    sequences = Sequences(store, config.data, config.seed, SpecialTokens((), (), 0), "counting")
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_f": True, "avx512_bf16": native})
+    monkeypatch.setattr(state_training, "open_sequences", lambda *_: sequences)
+    with caplog.at_level("INFO"):
+        training = head_training.open_training(config)
+    expected = torch.bfloat16 if native else torch.float32
+    states, _ = training.source.states(sequences.train(0))
+    assert training.dtype == training.target.hidden.output_layer.dtype == states.dtype == expected
+    assert (training.accelerator.mixed_precision == "bf16") == native
+    said = [record.message for record in caplog.records if "no bfloat16 arithmetic" in record.message]
+    assert len(said) == (0 if native else 2)  # of the passes, and of the target's states
+    summary = train(training).finish().summary
+    name = str(expected).removeprefix("torch.")
+    assert (summary["arithmetic"], summary["target_dtype"]) == (name, name)
+    own = changed(values, target__model=str(tmp_path / "target"), target__dtype="bfloat16")
+    assert load_target(own.target, torch.device("cpu")).hidden.output_layer.dtype == torch.bfloat16  # as asked for

@@ -1,0 +1,63 @@
+"""The format that a device computes in: the one asked for, or float32 where it would only be emulated."""
+
+from types import MappingProxyType
+
+import pytest
+import torch
+
+from specdec.models.arithmetic import computes_natively, native_arithmetic
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+# What torch reports, cut to what matters: instructions that a processor has or lacks.
+ZEN_4 = {"avx512_f": True, "avx512_bf16": True, "avx512_fp16": False, "amx_bf16": False, "amx_fp16": False}
+SKYLAKE = {"avx2": True, "avx512_f": True, "avx512_bf16": False, "avx512_fp16": False, "amx_bf16": False}
+ARROW_LAKE = {"avx2": True, "avx_ne_convert": True, "avx512_bf16": False, "amx_tile": False}  # conversions alone
+SAPPHIRE_RAPIDS = ZEN_4 | {"avx512_fp16": True, "amx_bf16": True, "amx_tile": True}
+NEOVERSE_V1 = {"neon": True, "fp16_arith": True, "bf16": True, "sve_bf16": True}
+CORTEX_A72 = {"neon": True, "fp16_arith": False, "bf16": False}
+
+
+@pytest.fixture
+def processor(monkeypatch):
+    """`processor(ZEN_4)`: from now on torch reports this one."""
+    return lambda able: monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: MappingProxyType(able))
+
+
+@pytest.mark.parametrize(
+    ("able", "bfloat16", "float16"),
+    [
+        (ZEN_4, True, False),
+        (SKYLAKE, False, False),
+        (ARROW_LAKE, False, False),
+        (SAPPHIRE_RAPIDS, True, True),
+        (NEOVERSE_V1, True, True),
+        (CORTEX_A72, False, False),
+        ({}, False, False),
+    ],
+)
+def test_a_processor_computes_in_what_it_has_instructions_for(processor, able, bfloat16, float16):
+    processor(able)
+    assert computes_natively(torch.bfloat16, CPU) == bfloat16
+    assert computes_natively(torch.float16, CPU) == float16
+    assert computes_natively(torch.float32, CPU) and computes_natively(torch.float64, CPU)
+    assert native_arithmetic(torch.bfloat16, CPU).used == (torch.bfloat16 if bfloat16 else torch.float32)
+
+
+@pytest.mark.parametrize("native", [True, False])
+def test_a_gpu_that_emulates_bfloat16_does_not_count(monkeypatch, native):
+    """torch says yes to bfloat16 on older GPUs too, unless it is asked without emulation."""
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: including_emulation or native)
+    assert computes_natively(torch.bfloat16, CUDA) == native
+    assert computes_natively(torch.float16, CUDA)
+    assert ("GPU" in native_arithmetic(torch.bfloat16, CUDA).sentence) == (not native)
+
+
+def test_one_sentence_says_why(processor):
+    processor(SKYLAKE)
+    emulated = native_arithmetic(torch.bfloat16, CPU)
+    assert emulated.sentence == (
+        "This processor has no bfloat16 arithmetic and would emulate it slowly: float32 is used instead."
+    )
+    assert native_arithmetic(torch.float32, CPU).sentence == native_arithmetic(torch.float64, CPU).sentence == ""
+    processor(ZEN_4)
+    assert native_arithmetic(torch.bfloat16, CPU).sentence == ""
