@@ -59,7 +59,7 @@ def timeline_section(run: Run) -> Section:
     """
     if run.primary_gamma is None:
         raise UsageError(f"{run.source} has no primary gamma: the run did not finish.")
-    shown = stretch(run.round_counts(), run.primary_gamma)
+    shown = stretch(run.arms(), run.primary_gamma)
     ours, plain = shown.rows[f"γ = {run.primary_gamma}"], shown.rows["baseline"]
     ours_s, plain_s = float(ours["round_s"].sum()), float(plain["round_s"].sum())
     text = (

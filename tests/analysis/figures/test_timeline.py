@@ -5,6 +5,7 @@ import pandas as pd
 import pytest
 from matplotlib.colors import to_hex
 
+from specdec.analysis.arms import Arms
 from specdec.analysis.figures.timeline import DRAFT, REST, VERIFY, stretch, timeline
 
 SLOW = {"draft_s": 0.0, "verify_s": 0.020, "accept_s": 0.0, "commit_s": 0.0, "round_s": 0.021}
@@ -25,7 +26,7 @@ def rounds(make_rounds):
             tables.append(make_rounds({name: counts}, gamma, "small_model", durations=seconds(gamma, factor)))
     table = pd.concat(tables, ignore_index=True)
     assert (table.groupby(["gamma", "prompt"])["committed"].sum() == 24).all()
-    return table
+    return Arms.of(table)
 
 
 def test_the_text_is_the_one_of_median_speedup_and_all_rows_show_the_same_tokens(rounds):
@@ -41,8 +42,8 @@ def test_the_text_is_the_one_of_median_speedup_and_all_rows_show_the_same_tokens
 
 
 def test_the_rounds_may_stand_in_any_order(rounds):
-    mixed = rounds.sample(frac=1.0, random_state=0)
-    assert stretch(mixed, 2, count=4).rows["γ = 2"]["round"].tolist() == [5, 6, 7, 8]
+    mixed = pd.concat(rounds.values()).sample(frac=1.0, random_state=0)
+    assert stretch(Arms.of(mixed), 2, count=4).rows["γ = 2"]["round"].tolist() == [5, 6, 7, 8]
 
 
 def test_blocks_are_to_scale(rounds):
