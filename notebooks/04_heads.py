@@ -88,6 +88,11 @@ notebook.show(*live)
 #
 # Medusa's paper accepts what is typical instead of what rejection sampling would, because the latter accepts less at
 # higher temperatures. Text of typical acceptance is not the target's: the second part shows what it loses.
+#
+# Its argument is that rejection may refuse even a draft of the very same model, because both are sampled independently.
+# Under min(1, p/q) it never does: identical laws accept everything, at every temperature. Exact match with an
+# independent draw does refuse, and so does typical acceptance itself (theory 1.1, proven by enumeration in
+# `tests/contracts/test_identical_draft.py`). What falls with the temperature is the overlap of *different* laws.
 
 # %%
 typical = notebook.study(tracking_uri, experiment, "typical_acceptance")

@@ -35,7 +35,7 @@ class Stretch:
     rows: dict[str, pd.DataFrame]
 
 
-def stretch(rounds: Arms, primary_gamma: int, count: int = ROUNDS, most: int = 2) -> Stretch:
+def stretch(measured: Arms, primary_gamma: int, count: int = ROUNDS, most: int = 2) -> Stretch:
     """Choose `count` rounds of the primary gamma from the middle of a typical text, and what others do meanwhile.
 
     The text is the one of median speedup, so that a lucky or a slow one does not stand for all. Beside the primary
@@ -44,17 +44,16 @@ def stretch(rounds: Arms, primary_gamma: int, count: int = ROUNDS, most: int = 2
     Raises:
         ValueError: no text that the baseline and the primary gamma both wrote.
     """
-    shared = rounds.shared()
-    arms = shared.by_gamma()
+    shared = measured.shared()
+    arms, plain = shared.by_gamma(), shared.plain()
     if primary_gamma not in arms:
         raise ValueError(f"no rounds at the primary gamma {primary_gamma}, only at {sorted(arms)}")
-    plain, primary = shared.plain(), arms[primary_gamma]
     seconds = {name: part.groupby(WORK, observed=True)[["round_s", "committed"]].sum() for name, part in
-               (("plain", plain), ("ours", primary))}  # fmt: skip
+               (("plain", plain), ("ours", arms[primary_gamma]))}  # fmt: skip
     per_token = {name: sums["round_s"] / sums["committed"] for name, sums in seconds.items()}
     speedup = (per_token["plain"] / per_token["ours"]).sort_values(kind="stable")
     prompt, repeat = speedup.index[(len(speedup) - 1) // 2]
-    ours = _placed(primary, prompt, repeat)
+    ours = _placed(arms[primary_gamma], prompt, repeat)
     begin = max(0, min(len(ours) // 2, len(ours) - count))
     chosen = ours.iloc[begin : begin + count]
     first, tokens = int(chosen["place"].iloc[0]), int(chosen["committed"].sum())

@@ -26,11 +26,11 @@ def rounds(make_rounds):
             tables.append(make_rounds({name: counts}, gamma, "small_model", durations=seconds(gamma, factor)))
     table = pd.concat(tables, ignore_index=True)
     assert (table.groupby(["gamma", "prompt"])["committed"].sum() == 24).all()
-    return Arms.of(table)
+    return table
 
 
 def test_the_text_is_the_one_of_median_speedup_and_all_rows_show_the_same_tokens(rounds):
-    shown = stretch(rounds, 2, count=4)
+    shown = stretch(Arms.of(rounds), 2, count=4)
     assert shown.prompt == "b" and list(shown.rows) == ["baseline", "γ = 4", "γ = 2"]
     # Rounds 5 to 8 of gamma 2 begin after 3 + 2 + 1 + 3 + 3 tokens and commit 2 + 1 + 3 + 2.
     assert (shown.first, shown.tokens) == (12, 8)
@@ -42,12 +42,12 @@ def test_the_text_is_the_one_of_median_speedup_and_all_rows_show_the_same_tokens
 
 
 def test_the_rounds_may_stand_in_any_order(rounds):
-    mixed = pd.concat(rounds.values()).sample(frac=1.0, random_state=0)
+    mixed = rounds.sample(frac=1.0, random_state=0)
     assert stretch(Arms.of(mixed), 2, count=4).rows["γ = 2"]["round"].tolist() == [5, 6, 7, 8]
 
 
 def test_blocks_are_to_scale(rounds):
-    figure = timeline(stretch(rounds, 2, count=4), title="t")
+    figure = timeline(stretch(Arms.of(rounds), 2, count=4), title="t")
     (axes,) = figure.axes
     blocks = {}
     for bar in axes.patches:
@@ -69,11 +69,11 @@ def test_blocks_are_to_scale(rounds):
 
 
 def test_a_draft_is_divided_by_the_tokens_offered(rounds):
-    (axes,) = timeline(stretch(rounds, 2, count=1, most=1), title="t").axes
+    (axes,) = timeline(stretch(Arms.of(rounds), 2, count=1, most=1), title="t").axes
     (line,) = axes.lines
     assert line.get_xdata().tolist() == pytest.approx([4.0, 4.0])
 
 
 def test_no_rounds_at_the_primary_gamma_is_said(rounds):
     with pytest.raises(ValueError, match=r"no rounds at the primary gamma 3, only at \[2, 4\]"):
-        stretch(rounds, 3)
+        stretch(Arms.of(rounds), 3)
