@@ -67,6 +67,11 @@ class Arms(Lazy[Arm]):
         makers = {key: partial(_within, self._makers[key], pairs) for key in self}
         return Arms(makers, self.texts[pd.MultiIndex.from_frame(self.texts[WORK]).isin(pairs)])
 
+    def of_methods(self, methods: Sequence[str]) -> "Arms":
+        """Keep the arms of these methods."""
+        makers = {key: partial(self.__getitem__, key) for key in self if key[0] in methods}
+        return Arms(makers, self.texts[self.texts["method"].isin(list(methods))])
+
     def plain(self, method: str = BASELINE) -> pd.DataFrame:
         """Return the rounds of the baseline, or of the original: no line where it has not decoded."""
         keys = [key for key in self if key[0] == method]

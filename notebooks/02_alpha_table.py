@@ -53,7 +53,7 @@ display(*alpha_table.measured_figures(measured))
 
 # %%
 printed = published.leviathan_table_3(published.load_published(published_csv))
-printed
+display(printed)
 
 # %%
 display(*alpha_table.printed_figures(printed))

@@ -84,6 +84,16 @@ live = notebook.live_heads(tracking_uri, experiment)
 notebook.show(*live)
 
 # %% [markdown]
+# ## Throughput and rate by category: plain, independent, grounded
+#
+# Figures 3 and 4 of the paper, from one session that decodes every prompt by all three in turn. The paper's ratio of
+# grounded over independent heads is 1.07.
+
+# %%
+bars = notebook.heads_in_one_session(tracking_uri, experiment)
+notebook.show(*bars)
+
+# %% [markdown]
 # ## Typical acceptance against rejection as the temperature rises
 #
 # Medusa's paper accepts what is typical instead of what rejection sampling would, because the latter accepts less at
@@ -128,4 +138,4 @@ notebook.show(published_heads.heads_section(published.load_published(published_c
 # ## Answer
 
 # %%
-Markdown(notebook.firsts(training, choices, *variants, panels, *live, *typical, *trees, *searched))
+Markdown(notebook.firsts(training, choices, *variants, panels, *live, *bars, *typical, *trees, *searched))

@@ -5,7 +5,7 @@ Values live in YAML, types and bounds here and beside each registered class. Imp
 
 import json
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import field, fields
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, cast
 
@@ -33,6 +33,15 @@ def typed(cls: type[T]) -> type[T]:
 
 
 @typed
+class DrafterSettings:
+    """Values of one drafter of `measurement.drafters` that replace those that its YAMLs give."""
+
+    drafter: dict[str, Any] = field(default_factory=dict)
+    structure: dict[str, Any] = field(default_factory=dict)
+    verifier: dict[str, Any] = field(default_factory=dict)
+
+
+@typed
 class MeasurementConfig:
     """The amount of decoding and the way it is timed (`conf/measurement/`)."""
 
@@ -49,6 +58,8 @@ class MeasurementConfig:
     bootstrap: AtLeastOne
     original: Annotated[str, Field(min_length=1)] | None
     peers: list[Literal["transformers"]]
+    drafters: list[Annotated[str, Field(min_length=1)]]
+    drafter_settings: dict[str, DrafterSettings]
     trace: bool
     traced: AtLeastOne
     record: bool

@@ -68,7 +68,14 @@ def budget_axis(axes: Axes, budgets: Sequence[int]) -> None:
 
 
 def grouped_bars(axes: Axes, groups: Mapping[str, Sequence[Interval]]) -> None:
-    """Draw bars with intervals side by side at places 0, 1, ...: one colour for each group, shares in per cent."""
+    """Draw `bars` of shares in per cent, with their legend."""
+    bars(axes, groups)
+    percent_axis(axes)
+    style.legend_above(axes, min(3, max(1, len(groups))))
+
+
+def bars(axes: Axes, groups: Mapping[str, Sequence[Interval]]) -> None:
+    """Draw bars with intervals side by side at places 0, 1, ...: one colour for each group."""
     width = 0.8 / max(1, len(groups))
     for index, (name, values) in enumerate(groups.items()):
         colour, _, _, hatch = style.look(index)
@@ -78,9 +85,7 @@ def grouped_bars(axes: Axes, groups: Mapping[str, Sequence[Interval]]) -> None:
         axes.errorbar(
             at, heights, yerr=whiskers(values), linestyle="none", color=style.BLACK, capsize=2, linewidth=1
         )  # fmt: skip
-    percent_axis(axes)
     axes.grid(visible=False, axis="x")
-    style.legend_above(axes, min(3, max(1, len(groups))))
 
 
 def heat_map(axes: Axes, grid: pd.DataFrame, scale: Normalize, ticks: int = 30) -> AxesImage:

@@ -7,6 +7,7 @@ from specdec.errors import UsageError
 
 from ..account.shape_account import shape_section
 from ..findings import Section, latest_study
+from ..heads.grounded_gain import committed_section, gain_section
 from ..read.mlflow_runs import load_runs, open_run
 from ..read.runs import Run
 from ..runs.compare import comparison_section
@@ -16,6 +17,7 @@ from .html import markdown_table
 OVERLAY = "notebooks"
 SHAPES_OVERLAY = "chain_rows_tree"
 HEADS_OVERLAY = "heads"
+BARS_OVERLAY = "grounded_bars"
 
 
 def show(*sections: Section, heading: str = "") -> None:
@@ -76,6 +78,17 @@ def live_heads(tracking_uri: str, experiment: str) -> tuple[Section, ...]:
     except UsageError as error:
         return (Section(HEADS_OVERLAY, (str(error),)),)
     return (comparison_section(runs), *(replace(papers_section(run), title=run.title) for run in runs))
+
+
+def heads_in_one_session(tracking_uri: str, experiment: str) -> tuple[Section, ...]:
+    """Show plain decoding, independent and grounded heads as the overlay `grounded_bars` decoded them in one session;
+    without such a run, what makes one, and what a committed one found.
+    """
+    try:
+        return (gain_section(overlay_runs(tracking_uri, experiment, BARS_OVERLAY)[-1]),)
+    except UsageError as error:
+        found = committed_section()
+        return (replace(found, text=(*found.text, str(error))),)
 
 
 def answers(runs: Sequence[Run], sections: Sequence[Section]) -> str:

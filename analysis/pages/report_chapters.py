@@ -16,6 +16,7 @@ from ..findings import Section
 from ..read.foreign.imported import Imported
 from ..read.runs import Run
 from ..runs.compare import comparison_section
+from ..runs.drafters_section import TITLE, drafters_section
 from ..runs.foreign_sections import foreign_findings, side_by_side
 from ..runs.run_sections import (
     category_section,
@@ -35,6 +36,7 @@ from .html import Chapter
 
 OF_A_RUN: tuple[tuple[str, Callable[..., Section | list[Section]]], ...] = (
     ("Summary", summary_section),
+    (TITLE, drafters_section),
     (STANDING, standing_section),
     ("Curves over gamma", curves_section),
     ("The gap, explained", account_sections),
@@ -95,6 +97,7 @@ def _sections(run: Run, many: bool) -> list[Section]:
     return [
         headed(section, run)
         for title, make in OF_A_RUN
+        if run.beside or make is not drafters_section
         for section in _guarded(title, partial(make, run, **(REFITS if many and make is model_sections else {})))
     ]
 

@@ -4,7 +4,7 @@ The run fills them in, the analysis reads them back; nobody else knows the keys 
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 
@@ -13,6 +13,7 @@ class RunFacts:
     """Facts known before decoding begins: what is run (`run.json`).
 
     Attributes:
+        drafter: the method of its rounds in every table; empty in runs of earlier versions.
         label: drafter on model, for titles.
         structure: registry name of the drafts' structure; `structure_label` gives its size in words.
         single: drafts have one candidate for each position, as chains do.
@@ -28,6 +29,7 @@ class RunFacts:
         target_flops, drafter_flops: floating-point operations per token.
         predicted: speedup by gamma that `specdec.advise` predicted for this run; empty without advice.
         notes: sentences that a reader must not miss, known before decoding: how much of a recording is replayed.
+        beside: the same of the other drafters of the session, by their method.
     """
 
     label: str
@@ -48,13 +50,16 @@ class RunFacts:
     drafter_flops: float
     predicted: dict[int, float]
     notes: tuple[str, ...] = ()
+    drafter: str = ""
+    beside: "Mapping[str, RunFacts]" = field(default_factory=dict)
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> "RunFacts":
         """Read back what `asdict` gave before it went through JSON."""
         predicted = {int(gamma): float(speedup) for gamma, speedup in values["predicted"].items()}
         lists = {name: tuple(values.get(name, ())) for name in ("left_out", "notes")}
-        return cls(**{**values, **lists, "predicted": predicted})
+        beside = {name: cls.from_json(each) for name, each in values.get("beside", {}).items()}
+        return cls(**{**values, **lists, "predicted": predicted, "beside": beside})
 
     def as_dict(self) -> dict[str, Any]:
         """Return the content of `run.json`."""
@@ -80,10 +85,12 @@ class SessionFacts:
     """Facts that decoding left besides the tables (`session.json`, written when the last prompt is done).
 
     Attributes:
-        compared: outputs that were compared with the baseline's; `identical` of them are the same.
+        compared: outputs of the drafter that were compared with the baseline's; `identical` of them are the same.
         unexplained: outputs that differ from the baseline's without a near-tie to explain it (`divergences.json`).
         cache_bytes: size of the target's largest key-value cache.
         peak_mb: largest memory of the process so far: the allocator's on a GPU, the resident set on a CPU.
+        drafter: the method that these counts are about; empty in runs of earlier versions.
+        beside: compared, identical and unexplained of the other drafters of the session, by their method.
     """
 
     compared: int
@@ -91,3 +98,9 @@ class SessionFacts:
     unexplained: int
     cache_bytes: int
     peak_mb: float
+    drafter: str = ""
+    beside: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+
+    def of_drafter(self, name: str) -> "SessionFacts":
+        """Return the facts with the counts of another drafter of the session."""
+        return replace(self, drafter=name, beside={}, **self.beside[name])

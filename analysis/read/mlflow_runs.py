@@ -128,7 +128,7 @@ def open_run(tracking_uri: str, run_id: str) -> Run:
     """Return one run with its curves; its files are fetched when asked for. UsageError if the store lacks it."""
     client, uri = _client(tracking_uri)
     run = _asked(uri, client.get_run, run_id)
-    keys = [key for key in run.data.metrics if key.startswith("curve.")]
+    keys = [key for key in run.data.metrics if key.startswith("curve.") or ".curve." in key]  # drafter.NAME.curve.*
     return Run(
         name=str(run.info.run_name),
         source=f"run {run_id} in {uri}",

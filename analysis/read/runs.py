@@ -6,7 +6,7 @@ runs log. A missing file is a UsageError that names the file and says what write
 
 import json
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from math import nan
 from pathlib import Path
@@ -15,7 +15,7 @@ from weakref import WeakValueDictionary
 
 import pandas as pd
 
-from specdec.config import flattened
+from specdec.config import BASELINE, ORIGINAL, flattened
 from specdec.errors import UsageError
 from specdec.tracking.store import reason
 
@@ -47,6 +47,8 @@ WRITTEN_BY = {  # file of a run: which runs write it; for the message where it i
     "config.yaml": "every run",
 }
 CURVES = {"tokens_per_round": "curve.", "speedup": "curve.speedup."}  # quantity: how the names of its curves begin
+SETTINGS = "measurement.drafter_settings."  # parameters of the other drafters of a session: this, name, their own key
+OWN_PARTS = ("drafter.", "structure.", "verifier.")  # parameters that each drafter of a session has for itself
 NGRAMS = {"1": "unigram", "2": "bigram"}  # what papers call n-grams of a corpus, by order
 
 
@@ -60,6 +62,8 @@ class Run:
         curves: value by gamma, by name (`curve.measured`, `curve.speedup.replay`, ...).
         fetch: returns the path of a file of the run by name; UsageError if the run has none.
         concluded: the content of `summary.json` while it is not written yet; else None.
+        method: of the drafters of the session, the one that tables, facts and metrics are about; "" for that of
+            `+drafter=`. Other drafters are not seen: see `of_drafter`.
     """
 
     name: str
@@ -70,14 +74,64 @@ class Run:
     curves: Mapping[str, Mapping[int, float]]
     fetch: Callable[[str], Path]
     concluded: Mapping[str, Any] | None = None
+    method: str = ""
 
     def facts(self) -> RunFacts:
         """Read what was run, as the run wrote it down before decoding."""
-        return RunFacts.from_json(self._json("run.json"))
+        facts = RunFacts.from_json(self._json("run.json"))
+        return facts.beside[self.method] if self.method else facts
 
     def session(self) -> SessionFacts:
         """Read what decoding left besides the tables."""
-        return SessionFacts(**self._json("session.json"))
+        session = SessionFacts(**self._json("session.json"))
+        return session.of_drafter(self.method) if self.method else session
+
+    @property
+    def beside(self) -> tuple[str, ...]:
+        """The methods of the session's other drafters, in the order of `measurement.drafters`."""
+        return () if self.method else tuple(name for name in self._asked if self._has_settings(name))
+
+    def of_drafter(self, name: str) -> "Run":
+        """Return this run as if `name`, one of `beside`, were its only drafter."""
+        settings, prefix = f"{SETTINGS}{name}.", f"drafter.{name}."
+        shared = {key: value for key, value in self.params.items() if not key.startswith(OWN_PARTS)}
+        own = {key.removeprefix(settings): value for key, value in self.params.items() if key.startswith(settings)}
+        logged = {key.removeprefix(prefix): value for key, value in self.metrics.items() if key.startswith(prefix)}
+        curves = {key.removeprefix(prefix): value for key, value in self.curves.items() if key.startswith(prefix)}
+        # Peers are those of the drafter of +drafter=.
+        params = {**shared, **own, "measurement.peers": "[]"}
+        return replace(self, params=params, metrics=logged, curves=curves, concluded=None, method=name)
+
+    @property
+    def drafters(self) -> list["Run"]:
+        """This run once for each drafter of its session, in the order of `measurement.drafters`; the drafter of
+        `+drafter=` is first where it is not named there.
+        """
+        order = [self.of_drafter(name) if self._has_settings(name) else self for name in self._asked]
+        return order if any(each is self for each in order) else [self, *order]
+
+    @property
+    def _asked(self) -> list[str]:
+        """The names in `measurement.drafters`; one without settings is the drafter of `+drafter=` itself."""
+        names = self.params.get("measurement.drafters", "[]").strip("[]").split(",")
+        return list(dict.fromkeys(name.strip(" '\"") for name in names if name.strip()))
+
+    def _has_settings(self, name: str) -> bool:
+        return any(key.startswith(f"{SETTINGS}{name}.") for key in self.params)
+
+    @property
+    def _own_method(self) -> str:
+        return self.method or self.params.get("drafter.name", "")
+
+    def _own(self, table: pd.DataFrame) -> pd.DataFrame:
+        """Keep the lines of this drafter and of plain decoding, where the session had several drafters."""
+        if not self.method and not self.beside or "method" not in table:
+            return table
+        return table[table["method"].isin(self._methods)]
+
+    @property
+    def _methods(self) -> list[str]:
+        return [BASELINE, ORIGINAL, self._own_method]
 
     def peers(self) -> dict[str, Any]:
         """Read the other engines (`peers`) and what they wrote (`generations`)."""
@@ -91,7 +145,7 @@ class Run:
             check_once(rounds)
         except ValueError as error:
             raise UsageError(f"{self.fetch('rounds.parquet')}: {error}.") from None
-        return rounds
+        return self._own(rounds)
 
     def arms(self) -> Arms:
         """Return the columns of the rounds table that statistics count, by arm, each read when it is asked for.
@@ -107,20 +161,20 @@ class Run:
             except (ValueError, OSError) as error:
                 raise _no_table(path, error) from None
             _open_files[key] = found
-        return found
+        return found.of_methods(self._methods) if self.method or self.beside else found
 
     def generation_counts(self) -> pd.DataFrame:
         """Read one line per generation without its tokens and text."""
         path = self.fetch("generations.jsonl")
         with path.open(encoding="utf-8") as lines:
-            kept = (_without(_parsed(line, path, number), _TEXTS) for number, line in enumerate(lines, 1))
-            return pd.DataFrame(list(kept))
+            short = (_without(_parsed(line, path, number), _TEXTS) for number, line in enumerate(lines, 1))
+            return self._own(pd.DataFrame(list(short)))
 
     def generations(self) -> pd.DataFrame:
         """Read one line per generation: key columns, tokens, seconds, flag, token ids, text."""
         path = self.fetch("generations.jsonl")
         lines = path.read_text(encoding="utf-8").splitlines()
-        return pd.DataFrame([_parsed(line, path, number) for number, line in enumerate(lines, 1)])
+        return self._own(pd.DataFrame([_parsed(line, path, number) for number, line in enumerate(lines, 1)]))
 
     def replay(self) -> pd.DataFrame:
         """Read what replays expect: tokens and rounds by gamma, kind, prompt and repeat.
@@ -128,7 +182,7 @@ class Run:
         kind: "own", along the texts that this gamma wrote, or "baseline", along the baseline's. Empty where the drafter
         cannot be replayed.
         """
-        return self._table("replay.parquet")
+        return self._own(self._table("replay.parquet"))
 
     def alpha_sums(self) -> pd.DataFrame:
         """Read the sum of min(p, q) (numerator) over the positions with a proposal (denominator), by prompt and repeat.
@@ -136,11 +190,11 @@ class Run:
         Positions are those of the baseline's texts. Under a lossy verifier the numerator is the sum of its own chances
         to pass a token drawn from q, min(p/l, q) under lenience; empty where they depend on the depth, and for trees.
         """
-        return self._table("alpha.parquet")
+        return self._own(self._table("alpha.parquet"))
 
     def quality(self) -> pd.DataFrame:
         """Read one line per output that was judged (`analysis.runs.quality.OUTPUTS`)."""
-        return self._table("quality.parquet")
+        return self._own(self._table("quality.parquet"))
 
     def account(self) -> dict[str, Any]:
         """Read the gap account of every gamma."""

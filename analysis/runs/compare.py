@@ -86,7 +86,7 @@ def _heading(key: tuple[str, str], groups: dict[tuple[str, str], list[Run]]) -> 
 def _compared(heading: str, runs: Sequence[Run], gamma: int | None, replicates: int, seed: int) -> Section:
     """Compare the runs of one setting."""
     opened = [open_arms(run) for run in runs]
-    arms = [_chosen(run, each, gamma) for run, each in zip(runs, opened, strict=True)]
+    arms = [chosen_arm(run, each, gamma) for run, each in zip(runs, opened, strict=True)]
     labels = arm_labels(arms)
     prompts, pairing = common_prompts(arms)
     at = f"At gamma {gamma}. " if gamma is not None else "Each run at its own primary gamma. "
@@ -128,7 +128,7 @@ def _compared(heading: str, runs: Sequence[Run], gamma: int | None, replicates: 
     return Section("", tuple(text), tuple(tables), tuple(figures))
 
 
-def _chosen(run: Run, arms: dict[int, RunArm], gamma: int | None) -> RunArm:
+def chosen_arm(run: Run, arms: dict[int, RunArm], gamma: int | None) -> RunArm:
     """Return the arm at `gamma`, else at the run's primary gamma."""
     wanted = gamma
     if wanted is None:
@@ -237,8 +237,8 @@ def _listed(names: Sequence[str]) -> str:
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
-def differences_in_words(runs: Sequence[Run], labels: Sequence[str]) -> str:
-    """Name the settings of NAMED that differ between the runs; empty if none does."""
+def differences_in_words(runs: Sequence[Run], labels: Sequence[str], who: str = "runs") -> str:
+    """Name the settings of NAMED that differ between the runs, which the sentence calls `who`; empty if none does."""
     parts = []
     for key in NAMED:
         values = [run.params.get(key, "not recorded") for run in runs]
@@ -247,7 +247,7 @@ def differences_in_words(runs: Sequence[Run], labels: Sequence[str]) -> str:
                 value: [label for label, its in zip(labels, values, strict=True) if its == value] for value in values
             }
             parts.append(f"{key} ({'; '.join(f'{value}: {_listed(names)}' for value, names in by_value.items())})")
-    return f"The runs also differ in {', '.join(parts)}: a difference may come from there." if parts else ""
+    return f"The {who} also differ in {', '.join(parts)}: a difference may come from there." if parts else ""
 
 
 def best_gamma_in_words(arms: dict[int, RunArm], label: str, replicates: int = 10_000, seed: int = 0) -> str:

@@ -2,7 +2,7 @@
 sections for people. Nothing of the run that made the files needs to be alive, and torch need not be installed.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import isnan
 from typing import Any
 
@@ -13,6 +13,7 @@ from ..account.formula_gap import FORMULA_ERRORS, account_gap, formula_verdict
 from ..account.gap_account import Account
 from ..findings import Findings, Section
 from ..read.runs import Run
+from .drafters_section import drafters_section, paired_metrics
 from .model_curves import ENDS, MODELS, Curves, model_curves, model_metrics
 from .quality import quality_metrics
 from .run_metrics import (
@@ -47,7 +48,9 @@ class RunFindings(Findings):
         account: the content of `account.json`.
         alpha_source: what stands behind `account.alpha`: "text" or "mle".
         depth_name: what the depth of a draft is called in tables.
+        drafter: the method that these figures are about.
         simulated: times come from a cost model.
+        beside: the findings of the session's other drafters by their method, without sections.
     """
 
     arms: list[dict[str, Any]]
@@ -55,12 +58,15 @@ class RunFindings(Findings):
     account: dict[str, Any]
     alpha_source: str
     depth_name: str
+    drafter: str = ""
     simulated: bool = False
+    beside: "dict[str, RunFindings]" = field(default_factory=dict)
 
     @property
     def summary(self) -> dict[str, Any]:
         """The content of `summary.json`."""
-        return {"metrics": self.metrics, "curves": self.curves, "arms": self.arms, "notes": self.notes}
+        others = {"beside": {name: each.arms for name, each in self.beside.items()}} if self.beside else {}
+        return {"metrics": self.metrics, "curves": self.curves, "arms": self.arms, "notes": self.notes, **others}
 
     def overlays(self) -> dict[str, Curves]:
         """Return the lines of each chart that lays measurement and models over one another, by the key that they share:
@@ -80,6 +86,41 @@ def run_findings(run: Run) -> RunFindings:
     Raises:
         UsageError: the run lacks a file that it needs, or tables contradict themselves.
     """
+    found, summary, prediction = _of_one_drafter(run)
+    if run.beside:
+        found = _with_others(run, found)
+    return replace(found, sections=_sections(run, found, summary, prediction))
+
+
+def _with_others(run: Run, found: RunFindings) -> RunFindings:
+    """Add what the session's other drafters gave, their figures as `drafter.NAME.*`."""
+    replicates, seed = run.whole_number("measurement.bootstrap"), run.whole_number("seed")
+    others = {name: _of_one_drafter(run.of_drafter(name))[0] for name in run.beside}
+    prefixed = {
+        kind: {
+            f"drafter.{name}.{key}": value
+            for name, each in others.items()
+            for key, value in getattr(each, kind).items()
+        }
+        for kind in ("metrics", "curves")
+    }
+    metrics = {**found.metrics, **prefixed["metrics"]}
+    seen = replace(run, metrics=metrics)
+    notes = [
+        f"Drafter {name}: {note}" for name, each in others.items() for note in each.notes if note not in found.notes
+    ]
+    compared = drafters_section(seen, replicates, seed).text[:2]
+    return replace(
+        found,
+        metrics=metrics | paired_metrics(run, replicates, seed),
+        curves={**found.curves, **prefixed["curves"]},
+        notes=[*compared, *found.notes, *notes],
+        beside=others,
+    )
+
+
+def _of_one_drafter(run: Run) -> tuple[RunFindings, Summary, HeldOutPrediction | Undetermined]:
+    """Compute the figures and notes of the run's drafter, without sections."""
     facts, session, environment = run.facts(), run.session(), run.environment()
     replicates, seed = run.whole_number("measurement.bootstrap"), run.whole_number("seed")
     arms, generations, replay, alpha_sums = run.arms(), run.generation_counts(), run.replay(), run.alpha_sums()
@@ -140,9 +181,10 @@ def run_findings(run: Run) -> RunFindings:
         account=_account(summary),
         alpha_source=summary.alpha_source,
         depth_name=facts.depth_name,
+        drafter=facts.drafter,
         simulated=facts.simulated,
     )
-    return replace(found, sections=_sections(run, found, summary, prediction, seed))
+    return found, summary, prediction
 
 
 def _errors(account: Account) -> dict[str, float]:
@@ -154,13 +196,15 @@ def _errors(account: Account) -> dict[str, float]:
 
 
 def _sections(
-    run: Run, found: RunFindings, summary: Summary, prediction: HeldOutPrediction | Undetermined, seed: int
+    run: Run, found: RunFindings, summary: Summary, prediction: HeldOutPrediction | Undetermined
 ) -> tuple[Section, ...]:
     """Make the sections of the run's own page; a report on runs has these and the slower ones."""
+    replicates, seed = run.whole_number("measurement.bootstrap"), run.whole_number("seed")
     run = replace(run, metrics=found.metrics, curves=found.curves, concluded=found.summary)
     predicted = section_of(prediction, run.title, seed)
     sections = (
         summary_section(run),
+        *([drafters_section(run, replicates, seed)] if run.beside else []),
         account_section(summary.arms[summary.primary_gamma].account, run.title, found.simulated),
         curves_section(run),
         lengths_section(run),

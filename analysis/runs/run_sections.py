@@ -47,7 +47,14 @@ TIMED = (  # sections that show what is made of times
     "Cost of a call",
 )
 ENDS = ("", ".ci_low", ".ci_high")  # of a metric and its interval
-MADE_OF = ("model", "drafter", "original", "prompts", "seed")  # parts of environment.json, after hardware and versions
+MADE_OF = (
+    "model",
+    "drafter",
+    "drafters",
+    "original",
+    "prompts",
+    "seed",
+)  # parts of environment.json, after hardware and versions
 HEADLINES = (  # metric, what it is called, digits after the point
     ("speedup", "speedup over the baseline, prefill apart", 3),
     ("speedup.end_to_end", "speedup with prefill", 3),
@@ -190,7 +197,7 @@ def lengths_section(run: Run) -> Section:
 
 def category_section(run: Run) -> Section:
     """Show the headline figures of each category, where the prompts have more than one."""
-    found = _by_category(run.metrics)
+    found = by_category(run.metrics)
     if not found:
         return Section("By category", ("The prompts of this run are of one category.",))
     table = _table("category", dict(sorted(found.items())), {metric: metric for metric in OURS})
@@ -206,7 +213,7 @@ def category_section(run: Run) -> Section:
     return Section("By category", words, ((f"At the primary gamma, with {LEVEL} prompt-bootstrap intervals", table),))
 
 
-def _by_category(metrics: Mapping[str, Any]) -> dict[str, dict[str, float]]:
+def by_category(metrics: Mapping[str, Any]) -> dict[str, dict[str, float]]:
     """Return the metrics of BY_CATEGORY with their intervals, by category."""
     prefix = "category."
     suffixes = sorted((f".{metric}" for metric in BY_CATEGORY), key=len, reverse=True)
@@ -232,7 +239,7 @@ def papers_section(run: Run) -> Section:
 def paper_table(metrics: Mapping[str, Any]) -> pd.DataFrame:
     """Return a line per category, and a last one for all prompts; cells are text. Columns: see `paper_metrics`."""
     columns = {name: words for name, words in {**RATES, **AGAINST_ORIGINAL}.items() if name in metrics}
-    found = _by_category(metrics)
+    found = by_category(metrics)
     names = sorted(found, key=lambda name: (name == MULTI_TURN, name))  # what pools others stands behind them
     rows = {**{name: found[name] for name in names}, "overall": metrics}
     return _table("category", rows, columns)

@@ -26,6 +26,7 @@ from specdec.clock import Clock, clock_for
 from specdec.config import BASELINE, AdviseConfig
 from specdec.errors import UsageError
 from specdec.experiment.advice import Advice, RoundCost, judge, kept_at, key_of, keyed_by, predict
+from specdec.experiment.beside import refuse_several
 from specdec.experiment.parts import Parts, build, limited, prepare
 from specdec.experiment.results import GenerationKey, ResultsFolder, generation_line, round_table
 from specdec.experiment.speculated import Speculated, predicted_walks
@@ -76,6 +77,7 @@ def advise(config: AdviseConfig, folder: Path) -> Advice:
     Raises:
         SpecdecError: see `specdec.errors`; UsageError also for drafters and verifiers that cannot be replayed.
     """
+    refuse_several(config, "specdec.advise predicts one drafter", "use measurement.drafters=[] and ask for each")
     if config.measurement.threads is not None:
         torch.set_num_threads(config.measurement.threads)
     parts = build(config)

@@ -15,6 +15,7 @@ from specdec.clock import clock_for
 from specdec.config import RunConfig
 from specdec.errors import SpecdecError
 from specdec.experiment.advice import find_advice
+from specdec.experiment.beside import settled
 from specdec.experiment.identity import RunIdentity, identify, run_facts
 from specdec.experiment.parts import Parts, limited, open_parts, prepare
 from specdec.experiment.peers import TransformersPeer, transformers_peers
@@ -41,6 +42,7 @@ def run_experiment(config: RunConfig, folder: Path) -> RunFindings:
     Raises:
         SpecdecError: see `specdec.errors`; what was decoded before is on disk.
     """
+    config = settled(config)
     parts = open_parts(config)
     stated, config = config, limited(config, parts.target)
     advice = find_advice(config, parts)
@@ -50,6 +52,8 @@ def run_experiment(config: RunConfig, folder: Path) -> RunFindings:
     results.write_json("run.json", facts.as_dict())
     print_lines(get_console(), *facts.notes)
     name = f"{parts.label} {parts.primary.structure.label}"
+    if parts.beside:
+        name += f" beside {', '.join(each.name for each in parts.beside)}"
     with tracking.tracked_run(config.tracking, name=name, params=identity.params, tags=identity.tags) as tracked:
         try:
             _measure(config, parts, identity, results, tracked.heartbeat)

@@ -4,8 +4,8 @@ measurement share.
 
 import hashlib
 import json
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import yaml
@@ -15,7 +15,7 @@ from specdec.analysis.read.facts import RunFacts
 from specdec.config import RunConfig, flattened
 from specdec.experiment.advice import Advice
 from specdec.experiment.environment import capture
-from specdec.experiment.parts import Parts
+from specdec.experiment.parts import DrafterArms, Parts
 from specdec.experiment.results import ResultsFolder
 from specdec.targets.replay import Replay
 
@@ -46,6 +46,7 @@ def identify(config: RunConfig, parts: Parts, results: ResultsFolder) -> RunIden
         **capture(parts.target.device),
         "model": model,
         "drafter": drafter,
+        **({"drafters": {each.name: each.primary.drafter.describe() for each in parts.beside}} if parts.beside else {}),
         **({} if parts.original is None else {"original": parts.original.target.describe()}),
         "prompts": {
             "name": parts.prompts.name,
@@ -57,11 +58,13 @@ def identify(config: RunConfig, parts: Parts, results: ResultsFolder) -> RunIden
         "seed": config.seed,
     }
     results.write_json("environment.json", environment)
-    cell = _fingerprint(plain, model, drafter, environment.get("original", {}), parts.prompts.content_hash)
+    weights = [model, drafter, environment.get("original", {}), *environment.get("drafters", {}).values()]
+    cell = _fingerprint(plain, weights, parts.prompts.content_hash)
     tags = {
         "specdec.cell": cell,
         "specdec.version": __version__,
         "drafter": config.drafter["name"],
+        **({"drafters": ", ".join(each.name for each in parts.drafters)} if parts.beside else {}),
         "model": str(config.target.get("model", config.target["name"])),
         "gamma": str(parts.primary.gamma),
         "dtype": str(model.get("dtype", "float64")),
@@ -70,17 +73,11 @@ def identify(config: RunConfig, parts: Parts, results: ResultsFolder) -> RunIden
     return RunIdentity(flattened(plain), environment, cell, tags)
 
 
-def _fingerprint(
-    config: Mapping[str, Any],
-    model: Mapping[str, Any],
-    drafter: Mapping[str, Any],
-    original: Mapping[str, Any],
-    prompts: str,
-) -> str:
+def _fingerprint(config: Mapping[str, Any], weights: Sequence[Mapping[str, Any]], prompts: str) -> str:
     """Hash what makes two runs the same measurement: the resolved config, the weights, the prompts, the version."""
     keep = {key: value for key, value in config.items() if key not in ("tracking", "experiment_name", "advice_dir")}
     text = json.dumps(
-        [keep, *(weights.get("sha256") for weights in (model, drafter, original)), prompts, __version__],
+        [keep, *(each.get("sha256") for each in weights), prompts, __version__],
         sort_keys=True,
         default=str,
     )
@@ -89,17 +86,24 @@ def _fingerprint(
 
 def run_facts(parts: Parts, max_new_tokens: int, advice: Advice | None = None) -> RunFacts:
     """Collect what the analysis needs to know of the parts, and of the limit of an output."""
-    primary, verifier = parts.primary.structure, parts.primary.verifier
+    others = {each.name: _facts_of(each, parts, max_new_tokens) for each in parts.beside}
+    predicted = {} if advice is None else {item.gamma: item.speedup.estimate for item in advice.predictions}
+    return replace(_facts_of(parts.chosen, parts, max_new_tokens), predicted=predicted, beside=others)
+
+
+def _facts_of(drafting: DrafterArms, parts: Parts, max_new_tokens: int) -> RunFacts:
+    primary, verifier = drafting.primary.structure, drafting.primary.verifier
     judge = None if parts.judge is None else "target" if parts.original is None else "original"
     return RunFacts(
-        label=parts.label,
+        drafter=drafting.name,
+        label=drafting.label,
         structure=primary.name,
         structure_label=primary.label,
         single=primary.single,
         depth_name=primary.depth_name,
-        primary_gamma=parts.primary.gamma,
-        left_out=parts.left_out,
-        deepest=parts.drafter.capabilities.deepest,
+        primary_gamma=drafting.primary.gamma,
+        left_out=drafting.left_out,
+        deepest=drafting.drafter.capabilities.deepest,
         lossless=verifier.capabilities.lossless,
         deterministic=verifier.capabilities.deterministic,
         greedy=parts.target.sampling.greedy,
@@ -107,14 +111,14 @@ def run_facts(parts: Parts, max_new_tokens: int, advice: Advice | None = None) -
         simulated=parts.target.clock() is not None,
         judge=judge,
         target_flops=float(parts.target.flops_per_token),
-        drafter_flops=float(parts.primary.drafter.flops_per_token),
-        notes=_notes(parts, max_new_tokens),
-        predicted={} if advice is None else {item.gamma: item.speedup.estimate for item in advice.predictions},
+        drafter_flops=float(drafting.primary.drafter.flops_per_token),
+        predicted={},
+        notes=_notes(drafting, parts, max_new_tokens),
     )
 
 
-def _notes(parts: Parts, max_new_tokens: int) -> tuple[str, ...]:
+def _notes(drafting: DrafterArms, parts: Parts, max_new_tokens: int) -> tuple[str, ...]:
     """Return what is said of recorded texts and of the drafter before anything is decoded."""
     target = parts.target
     used = isinstance(target, Replay) and target.notes((each.tokens for each in parts.prompts.prompts), max_new_tokens)
-    return (*(used or ()), *parts.drafter.notes)
+    return (*(used or ()), *drafting.drafter.notes)

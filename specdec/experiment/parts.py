@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -12,6 +12,7 @@ from specdec.drafters import Drafter, drafters
 from specdec.drafters.none import NoDrafter
 from specdec.errors import UsageError
 from specdec.experiment.arm import Arm
+from specdec.experiment.beside import beside, named_beside
 from specdec.experiment.walking import walks
 from specdec.prompts import Prompt, PromptSet, load_prompts
 from specdec.sampling import SamplingConfig
@@ -25,20 +26,63 @@ from specdec.verifiers import Verifier, verifiers
 
 
 @dataclass(frozen=True)
-class Parts:
-    """Everything a session needs, built and found compatible."""
+class DrafterArms:
+    """One drafter of a session with its arms, which differ in gamma."""
 
-    target: Target
     drafter: Drafter  # as configured; where time is simulated, that of the arms also moves the clock
-    baseline: Arm
     arms: tuple[Arm, ...]
     primary: Arm
+    label: str  # drafter on model, for titles
+    left_out: tuple[int, ...] = ()  # of measurement.gammas: deeper than the drafter drafts
+
+    @property
+    def name(self) -> str:
+        """The method of its arms in every table."""
+        return self.primary.method
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Everything a session needs, built and found compatible. What is said of "the drafter" is that of `+drafter=`."""
+
+    target: Target
+    chosen: DrafterArms  # of +drafter=
+    baseline: Arm
     prompts: PromptSet
     forced: bool
-    label: str  # drafter on model, for titles
+    beside: tuple[DrafterArms, ...] = ()  # of measurement.drafters
     original: Arm | None = None  # plain decoding with the model that the target was before it was trained
-    left_out: tuple[int, ...] = ()  # of measurement.gammas: deeper than the drafter drafts
     walks: bool = False  # the target's text is recorded and drafts are looked up: all arms decode in one walk
+
+    @property
+    def drafter(self) -> Drafter:
+        return self.chosen.drafter
+
+    @property
+    def arms(self) -> tuple[Arm, ...]:
+        return self.chosen.arms
+
+    @property
+    def primary(self) -> Arm:
+        return self.chosen.primary
+
+    @property
+    def label(self) -> str:
+        return self.chosen.label
+
+    @property
+    def left_out(self) -> tuple[int, ...]:
+        return self.chosen.left_out
+
+    @property
+    def drafters(self) -> tuple[DrafterArms, ...]:
+        """All drafters of the session, that of `+drafter=` first."""
+        return (self.chosen, *self.beside)
+
+    @property
+    def speculative(self) -> tuple[Arm, ...]:
+        """The arms of all drafters."""
+        return tuple(arm for each in self.drafters for arm in each.arms)
 
     @property
     def plain(self) -> tuple[Arm, ...]:
@@ -50,7 +94,8 @@ class Parts:
         """The model under whose law outputs are judged; None where they are the target's own by the rules."""
         if self.original is not None:
             return self.original.target
-        return None if self.primary.verifier.capabilities.lossless or self.forced else self.target
+        lossless = all(each.primary.verifier.capabilities.lossless for each in self.drafters)
+        return None if lossless or self.forced else self.target
 
 
 def build(config: RunConfig) -> Parts:
@@ -61,12 +106,10 @@ def build(config: RunConfig) -> Parts:
     """
     sampling = validated(SamplingConfig, config.sampling, where="sampling")
     target_config = targets.config(config.target)
-    drafter_config = drafters.config(config.drafter)
-    structure = structures.build(config.structure)
-    verifier = verifiers.build(config.verifier)
-    _check_compatible(config, sampling, structure, verifier)
-    if sampling.greedy:
-        verifier = verifier.for_greedy()
+    asked = [_checked(config, sampling)]
+    for name, each in beside(config).items():
+        with named_beside(name):
+            asked.append(replace(_checked(each, sampling), method=name))
     target = targets.construct(target_config, sampling=sampling)
     prompts = load_prompts(
         config.prompts,
@@ -76,8 +119,50 @@ def build(config: RunConfig) -> Parts:
         vocab_size=target.vocab_size,
     )
     original = _open_original(config, target)
+    made = [_drafter_arms(asked[0], target)]
+    for other in asked[1:]:
+        with named_beside(other.method):
+            made.append(_drafter_arms(other, target))
+    chosen = made[0].primary
+    baseline = replace(chosen, method=BASELINE, drafter=NoDrafter(), structure=chosen.structure.resized(0))
+    return Parts(
+        target=target,
+        chosen=made[0],
+        baseline=baseline,
+        prompts=prompts,
+        forced=bool(config.drafter.get("forced", False)),
+        beside=tuple(made[1:]),
+        original=None if original is None else replace(baseline, method=ORIGINAL, target=original),
+        walks=all(walks(target, each.drafter) for each in made),
+    )
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """A drafter that is to be decoded with, checked as far as no model is needed."""
+
+    method: str
+    config: RunConfig  # with its drafter, structure and verifier
+    drafter_config: Any
+    structure: Structure
+    verifier: Verifier
+
+
+def _checked(config: RunConfig, sampling: SamplingConfig) -> _Asked:
+    drafter_config = drafters.config(config.drafter)
+    structure = structures.build(config.structure)
+    verifier = verifiers.build(config.verifier)
+    _check_compatible(config, sampling, structure, verifier)
+    if sampling.greedy:
+        verifier = verifier.for_greedy()
+    return _Asked(config.drafter["name"], config, drafter_config, structure, verifier)
+
+
+def _drafter_arms(asked: _Asked, target: Target) -> DrafterArms:
+    """Construct a drafter, and its arms at all gammas that it drafts."""
+    config, structure = asked.config, asked.structure
     # One drafter serves every gamma: arms never decode at the same time.
-    drafter = drafters.construct(drafter_config, target=target)
+    drafter = drafters.construct(asked.drafter_config, target=target)
     can = drafter.capabilities
     if can.vocab_size not in (None, target.vocab_size):
         raise UsageError(
@@ -94,31 +179,22 @@ def build(config: RunConfig) -> Parts:
     gammas = sorted({*config.measurement.gammas, structure.gamma})
     arms = {
         gamma: Arm(
-            method=config.drafter["name"],
+            method=asked.method,
             target=target,
             drafter=priced(drafter, target),
             structure=structure if gamma == structure.gamma else structure.resized(gamma),
-            verifier=verifier,
+            verifier=asked.verifier,
         )
         for gamma in gammas
         if gamma <= deepest
     }
-    baseline = Arm(
-        method=BASELINE, target=target, drafter=NoDrafter(), structure=structure.resized(0), verifier=verifier
-    )
-    return Parts(
-        target=target,
+    model = str(config.target.get("model", config.target["name"]))
+    return DrafterArms(
         drafter=drafter,
-        baseline=baseline,
         arms=tuple(arms.values()),
         primary=arms[structure.gamma],
-        prompts=prompts,
-        forced=bool(config.drafter.get("forced", False)),
-        label=("" if drafter_config.name == "none" else f"{drafter_config.name} on ")
-        + str(config.target.get("model", config.target["name"])),
-        original=None if original is None else replace(baseline, method=ORIGINAL, target=original),
+        label=model if asked.method == "none" else f"{asked.method} on {model}",
         left_out=tuple(gamma for gamma in gammas if gamma > deepest),
-        walks=walks(target, drafter),
     )
 
 
@@ -274,14 +350,14 @@ def prepare(parts: Parts, longest: Prompt, measurement: MeasurementConfig, grid_
     Raises:
         UsageError: no memory for the key-value cache, or for a call on a full draft.
     """
-    target, primary = parts.target, parts.primary.structure
-    for arm in parts.arms:
+    target, arms = parts.target, parts.speculative
+    for arm in arms:
         target.check_draft(arm.structure)
     length = len(longest.tokens) + measurement.limit
     if any(prompt.follow_ups for prompt in parts.prompts.prompts):
         length = target.context_length  # how long the later turns will be is not known yet
-    capacity = length + max(target.room(arm.structure.tree) for arm in parts.arms)
-    branches = max(arm.structure.branches for arm in parts.arms)
+    capacity = length + max(target.room(arm.structure.tree) for arm in arms)
+    branches = max(arm.structure.branches for arm in arms)
     target.check_memory(len(longest.tokens), capacity, branches)
     if parts.original is not None:
         original = parts.original.target
@@ -290,10 +366,14 @@ def prepare(parts: Parts, longest: Prompt, measurement: MeasurementConfig, grid_
         original.prepare({1}, plain)
     sizes = {1}
     # A pass made for one number of tokens serves neither batches nor drafts whose nodes are merged.
-    if primary.branches == 1 or (target.evaluation == "packed" and (primary.fixed or target.compilation == "trace")):
-        sizes.add(primary.nodes + 1)
+    for primary in (each.primary.structure for each in parts.drafters):
+        packed = target.evaluation == "packed" and (primary.fixed or target.compilation == "trace")
+        if primary.branches == 1 or packed:
+            sizes.add(primary.nodes + 1)
     if target.compilation == "inductor":
         sizes |= set(grid_sizes)
     deepest = max(measurement.cost_contexts) + max(grid_sizes) + 1 if grid_sizes else 0
     target.prepare(sizes, max(capacity, min(deepest, target.context_length)), branches)
-    parts.primary.drafter.prepare(length + max(arm.structure.nodes for arm in parts.arms) + 1, primary)
+    for each in parts.drafters:
+        most = max(arm.structure.nodes for arm in each.arms)
+        each.primary.drafter.prepare(length + most + 1, each.primary.structure)

@@ -15,7 +15,7 @@ from specdec.targets.base import Target
 
 
 class Replays:
-    """Collects what replays gave, a line per prompt and repeat.
+    """Collects what replays gave, a line per drafter (method), prompt and repeat.
 
     `replay.parquet` has the rounds of every arm along its own texts (kind "own", for the account) and along the
     baseline's (kind "baseline", for the curves, which need no speculation). `alpha.parquet` has the two sums whose
@@ -41,14 +41,16 @@ class Replays:
         if _has_replay(arm):
             rounds = expected_rounds(arm.drafter, arm.target, arm.structure, text, request, self._states)
             if rounds is not None:
-                self._rounds.append({"gamma": arm.gamma, "kind": kind, **work, "tokens": len(text), "rounds": rounds})
+                line = {"method": arm.method, "gamma": arm.gamma, "kind": kind, **work}
+                self._rounds.append({**line, "tokens": len(text), "rounds": rounds})
 
     def walked(self, arm: Arm, generation: Generation, work: dict[str, Any]) -> None:
         """Count the rounds of a generation that was itself a walk along recorded text, which every method writes: both
         of its replays are that walk.
         """
-        line = {"gamma": arm.gamma, **work, "tokens": len(generation.tokens), "rounds": float(len(generation.rounds))}
-        self._rounds += [{"kind": kind, **line} for kind in ("own", "baseline")]
+        line = {"method": arm.method, "gamma": arm.gamma, **work}
+        sums = {"tokens": len(generation.tokens), "rounds": float(len(generation.rounds))}
+        self._rounds += [{"kind": kind, **line, **sums} for kind in ("own", "baseline")]
 
     def alpha(self, arm: Arm, request: Request, text: Sequence[int], work: dict[str, Any]) -> None:
         """Sum the chances of acceptance along the baseline's text: sum min(p, q), or what a lossy rule's own law says
@@ -58,6 +60,7 @@ class Replays:
         known = _has_replay(arm) if rule.lossless else rule.any_depth and arm.structure.branches == 1
         if not known or arm.drafter.capabilities.replay in (None, "calling"):
             return
+        work = {"method": arm.method, **work}
         inner = arm.drafter.drafter if isinstance(arm.drafter, Wrapper) else arm.drafter
         if isinstance(inner, Lookup) and arm.target.sampling.greedy:
             room = len(request.prompt) + len(text) + arm.structure.nodes + 1
@@ -72,8 +75,8 @@ class Replays:
     def write(self, results: ResultsFolder) -> None:
         """Write both tables."""
         lines = sorted(self._rounds, key=lambda line: (line["kind"] == "baseline", line["gamma"]))
-        results.write_table("replay", lines, ("gamma", "kind", "prompt", "repeat", "tokens", "rounds"))
-        results.write_table("alpha", self._alpha, ("prompt", "repeat", "numerator", "denominator"))
+        results.write_table("replay", lines, ("method", "gamma", "kind", "prompt", "repeat", "tokens", "rounds"))
+        results.write_table("alpha", self._alpha, ("method", "prompt", "repeat", "numerator", "denominator"))
 
 
 def _has_replay(arm: Arm) -> bool:

@@ -5,6 +5,7 @@ Writes each finished prompt to disk before the next begins. Knows no method by n
 
 import random
 import resource
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
@@ -55,10 +56,11 @@ class Session:
         self._results, self._clock, self._peers = results, clock, list(peers)
         self._target = parts.target
         self._replays = Replays(parts.target)
-        self._divergences: list[Divergence] = []
+        self._divergences: list[tuple[str, Divergence]] = []  # by the method whose output parted
         self._traces: list[Trace] = []
         self._quality: list[dict[str, Any]] = []
-        self._compared = self._identical = self._cache_bytes = 0
+        self._compared: Counter[str] = Counter()  # outputs by method
+        self._cache_bytes = 0
         self.peer_lines: list[dict[str, Any]] = []
 
     def warm_up(self, prompt: Prompt, tokens: int) -> None:
@@ -67,7 +69,7 @@ class Session:
             return  # no time is measured, and nothing is compiled
         baseline, *others = self._parts.plain
         first = self._decode(baseline, prompt, 0, None, tokens)
-        for arm in (*others, *self._parts.arms):
+        for arm in (*others, *self._parts.speculative):
             self._decode(arm, prompt, 0, first.tokens, len(first.tokens))
         self._clock.synchronize()
 
@@ -78,11 +80,11 @@ class Session:
             NumericsError: after the rounds so far are on disk.
         """
         parts = self._parts
-        order = [*parts.plain, *parts.arms]
+        order = [*parts.plain, *parts.speculative]
         dice = random.Random(f"{self._config.seed}/{repeat}/{prompt.id}")
         dice.shuffle(order)
         peers_first = dice.random() < 0.5  # neither side always meets the warmer caches
-        if any(arm.drafter.capabilities.needs_reference for arm in parts.arms):
+        if any(arm.drafter.capabilities.needs_reference for arm in parts.speculative):
             # The recorded text must exist before a drafter can read it.
             order.sort(key=lambda arm: arm is not parts.baseline)
         done: dict[int, Generation] = {}
@@ -106,20 +108,22 @@ class Session:
         self._write(prompt, repeat, done)
         self._cache_bytes = max(self._cache_bytes, self._target.cache_bytes)
         baseline = done[id(parts.baseline)]
-        for arm in parts.arms:
+        for arm in parts.speculative:
             self._examine(prompt, repeat, arm, done[id(arm)], baseline)
         self._replay_baseline(prompt, repeat, baseline)
-        parts.drafter.remember(prompt.tokens, baseline.tokens)
+        for each in parts.drafters:
+            each.drafter.remember(prompt.tokens, baseline.tokens)
         return baseline
 
     def finish(self) -> None:
         """Write what was collected. Memory is read here, before anything that is no part of the decoding allocates."""
+        chosen, *others = (each.name for each in self._parts.drafters)
         facts = SessionFacts(
-            compared=self._compared,
-            identical=self._identical,
-            unexplained=sum(not item.explained for item in self._divergences),
+            drafter=chosen,
+            **self._counts(chosen),
             cache_bytes=self._cache_bytes,
             peak_mb=peak_mb(self._target.device),
+            beside={name: self._counts(name) for name in others},
         )
         self._results.write_json("session.json", asdict(facts))
         self._results.write_json("traces.json", [asdict(item) for item in self._traces])
@@ -127,7 +131,18 @@ class Session:
         if self._quality:
             self._results.write_table("quality", self._quality, OUTPUTS)
         if self._divergences:
-            self._results.write_json("divergences.json", [vars(item) for item in self._divergences])
+            lines = [{"method": method, **vars(item)} for method, item in self._divergences]
+            self._results.write_json("divergences.json", lines)
+
+    def _counts(self, method: str) -> dict[str, int]:
+        """Return how the outputs of one drafter compare with the baseline's, as `SessionFacts` names it."""
+        parted = [item for name, item in self._divergences if name == method]
+        compared = self._compared[method]
+        return {
+            "compared": compared,
+            "identical": compared - len(parted),
+            "unexplained": sum(not item.explained for item in parted),
+        }
 
     def _run_peers(self, prompt: Prompt, repeat: int, dice: random.Random) -> None:
         for peer in dice.sample(self._peers, len(self._peers)):
@@ -172,7 +187,7 @@ class Session:
         lines: list[dict[str, Any]] = []
         judge = self._parts.judge
         read: dict[tuple[int, ...], tuple[str, bool]] = {}  # outputs: mostly the same one by every method
-        for arm in (*self._parts.plain, *self._parts.arms):
+        for arm in (*self._parts.plain, *self._parts.speculative):
             generation = done.get(id(arm))
             if generation is None:
                 continue
@@ -201,18 +216,16 @@ class Session:
         """Trace an output, compare it with the baseline's where it should be the same, and replay along it."""
         parts = self._parts
         lossless = arm.verifier.capabilities.lossless and not parts.forced
-        if arm.gamma == parts.primary.gamma and self._tracing:
+        if arm is parts.primary and self._tracing:
             tokenizer = self._target.tokenizer
             decode = None if tokenizer is None else tokenizer.decode
             about = {"prompt": prompt.id, "drafter": arm.method, "structure": arm.structure.label}
             self._traces.append(trace(output, decode, **about, lossless=lossless))
         if self._target.sampling.greedy and lossless:
-            self._compared += 1
+            self._compared[arm.method] += 1
             divergence = explain(self._target, (prompt.id, arm.gamma), baseline.prompt, baseline.tokens, output.tokens)
-            if divergence is None:
-                self._identical += 1
-            else:
-                self._divergences.append(divergence)
+            if divergence is not None:
+                self._divergences.append((arm.method, divergence))
         work = {"prompt": prompt.id, "repeat": repeat}
         if parts.walks:
             self._replays.walked(arm, output, work)
@@ -221,10 +234,11 @@ class Session:
 
     def _replay_baseline(self, prompt: Prompt, repeat: int, baseline: Generation) -> None:
         work = {"prompt": prompt.id, "repeat": repeat}
-        for arm in () if self._parts.walks else self._parts.arms:
+        for arm in () if self._parts.walks else self._parts.speculative:
             self._replays.rounds("baseline", arm, self._request(prompt, repeat, baseline.tokens), baseline.tokens, work)
         request = self._request(prompt, repeat, baseline.tokens)
-        self._replays.alpha(self._parts.arms[0], request, baseline.tokens, work)
+        for each in self._parts.drafters:
+            self._replays.alpha(each.arms[0], request, baseline.tokens, work)
 
 
 def peak_mb(device: torch.device) -> float:

@@ -32,19 +32,25 @@ def show_run(found: RunFindings, console: Console, folder: Path, links: Mapping[
         links: by name, commands or addresses that open the run elsewhere; empty ones are left out.
     """
     alpha = found.metrics.get("account.alpha", float("nan"))
+    alpha_of = "each drafter's alpha" if found.beside else f"alpha {alpha:.3f}"
     measured = "Simulated time: recorded text" if found.simulated else "Measured"
     table = Table(
         box=SIMPLE_HEAD,
         title=f"{measured} against the capped-geometric theory",
-        caption=f"95% prompt-bootstrap intervals; theory at alpha {alpha:.3f} ({found.alpha_source}); * primary",
+        caption=f"95% prompt-bootstrap intervals; theory at {alpha_of} ({found.alpha_source}); * primary",
     )
+    several = {found.drafter: found.arms, **{name: each.arms for name, each in found.beside.items()}}
+    if found.beside:
+        table.add_column("drafter")
     for heading in (found.depth_name, *_COLUMNS.values(), "alpha"):
         heading = f"simulated {heading}" if found.simulated and heading == "speedup" else heading
         table.add_column(heading, justify="right")
-    for arm in found.arms:
-        depth = f"{arm['gamma']}{'*' if arm['primary'] else ''}"
-        values = [Interval.from_metrics(arm, metric) for metric in _COLUMNS]
-        table.add_row(depth, *(f"{value:.2f}" for value in values), f"{Interval(arm.get('alpha.mle', nan))}")
+    for name, arms in several.items():
+        for arm in arms:
+            depth = f"{arm['gamma']}{'*' if arm['primary'] else ''}"
+            values = [Interval.from_metrics(arm, metric) for metric in _COLUMNS]
+            cells = (depth, *(f"{value:.2f}" for value in values), f"{Interval(arm.get('alpha.mle', nan))}")
+            table.add_row(*([name] if found.beside else []), *cells)
     console.print(table)
     print_lines(console, *found.notes)
     print_links(console, {"results": str(folder), **links})

@@ -153,7 +153,8 @@ def recorded_text(target: Replay, request: Request) -> tuple[tuple[int, ...], st
 def decode_by_walking(
     arms: Sequence[Arm], request: Request, clock: SimulatedClock, keep: Arm | None = None
 ) -> list[Generation]:
-    """Decode one text by several methods on one recording (see `walks`), all in one walk; time passes in their order.
+    """Decode one text by several methods on one recording (see `walks`), those of a drafter in one walk; time passes in
+    their order.
 
     Args:
         keep: the arm whose single rounds will be asked for.
@@ -161,9 +162,12 @@ def decode_by_walking(
     target, limit = arms[0].target, request.max_new_tokens
     assert isinstance(target, Replay)
     text, finish = recorded_text(target, request)
-    speculative = [arm for arm in arms if isinstance(arm.drafter, Priced)]
+    of_drafter: dict[int, list[Arm]] = {}
+    for arm in arms:
+        if isinstance(arm.drafter, Priced):
+            of_drafter.setdefault(id(arm.drafter.drafter), []).append(arm)
     found: dict[int, RoundColumns] = {}
-    if speculative:
+    for speculative in of_drafter.values():
         drafter = speculative[0].drafter
         assert isinstance(drafter, Priced) and isinstance(drafter.drafter, Lookup)
         structures = [arm.structure for arm in speculative]
@@ -171,7 +175,7 @@ def decode_by_walking(
         start = TextStart(request.prompt, len(request.prompt) + limit + room, reference=request.reference)
         kept = next((number for number, arm in enumerate(speculative) if arm is keep), -1)
         columns = walk(drafter.drafter, structures, start, text, limit, kept)
-        found = {id(arm): each for arm, each in zip(speculative, columns, strict=True)}
+        found |= {id(arm): each for arm, each in zip(speculative, columns, strict=True)}
     written = []
     for arm in arms:
         began = clock.mark()

@@ -15,13 +15,13 @@ from specdec.config import AtLeastOne, typed
 from specdec.drafters import Drafter, drafters
 from specdec.errors import UsageError
 from specdec.experiment.arm import Arm
+from specdec.experiment.composed import composed_parts
 from specdec.experiment.divergence import explain
 from specdec.prompts import first_turn
 from specdec.records import Generation, Request
 from specdec.sampling import generator_for
 from specdec.structures import Structure, structures
 from specdec.studies.base import Bench, Study, studies
-from specdec.studies.base.composed import composed_parts
 from specdec.studies.base.live_runs import WARM, LiveRuns
 from specdec.text.streams import Stream
 from specdec.verifiers import verifiers

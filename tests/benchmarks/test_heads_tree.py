@@ -1,4 +1,4 @@
-"""The tree of `structure=heads_searched`, and what it gains over that of `structure=heads`, for the notebook `04_heads`:
+"""The tree of `structure=heads_searched`, and what it gains over that of `structure=heads`, for notebook 04:
 `analysis/results/heads_tree.json`. `conf/structure/heads_searched.yaml` has the accuracies that are found here.
 
 Run by hand: `python -m pytest -n 0 -m benchmark tests/benchmarks/test_heads_tree.py`; some minutes. The shipped heads'

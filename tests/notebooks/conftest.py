@@ -107,6 +107,10 @@ def run_store(
         ]
         for name in HEADS
     ]
+    bars = [
+        *("+experiment=grounded_bars", "+debug=tiny", "~target.dtype", "drafter.model=grounded.safetensors", PROMPTS),
+        "+measurement.drafter_settings.medusa.drafter.model=medusa.safetensors",
+    ]
     everything = [
         *("+experiment=all_drafters", "+debug=tiny", "~target.dtype", PROMPTS, "measurement.max_new_tokens=8"),
         f"study.leave_out=[{','.join(name for name in drafters.names() if name not in ('ngram', 'model_bigram'))}]",
@@ -121,6 +125,6 @@ def run_store(
         *("+experiment=lenience", "+debug=tiny", PROMPTS, "drafter=ngram", "structure.gamma=2", "study.others=[]"),
         *("study.leniences=[0.5]", "measurement.max_new_tokens=8"),
     ]
-    for arguments in (alphas, studies, live, *heads, of_heads, lenient, everything, overlay):
+    for arguments in (alphas, studies, live, *heads, bars, of_heads, lenient, everything, overlay):
         _run(folder, arguments)
     return RunStore(f"sqlite:///{folder / 'mlflow.db'}", "specdec")

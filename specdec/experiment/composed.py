@@ -1,4 +1,4 @@
-"""The parts that a command line with `+drafter=NAME` would compose, for studies that go through all drafters."""
+"""The parts that a command line with `+drafter=NAME` would compose, for runs with several drafters."""
 
 from collections.abc import Mapping
 from typing import Any

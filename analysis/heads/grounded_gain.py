@@ -1,0 +1,73 @@
+"""Answers by how much grounded heads are faster than independent ones, from one session that decoded with both."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pandas as pd
+
+from specdec.errors import UsageError
+
+from ..findings import Section
+from ..intervals import Interval
+from ..read.runs import Run
+from ..runs.drafters_section import drafters_section
+
+PUBLISHED_SPEEDUP = 1.07  # "Not So Speculative Decoding": grounded over independent heads, Vicuna-7B, MT-Bench, greedy
+TITLE = "Grounded heads against independent ones, in one session"
+RESULT = Path(__file__).parents[1] / "results" / "grounded_bars.json"
+COLUMNS = {"tokens_per_s": "tokens/s", "tokens_per_round": "tokens per round", "speedup": "speedup"}
+
+
+def gain_section(run: Run) -> Section:
+    """Return the drafters of the session side by side, behind a sentence that sets the paper's ratio beside ours.
+
+    Raises:
+        UsageError: the run is not one with drafter grounded and medusa beside it.
+    """
+    ratio = run.interval("drafter.medusa.speedup.ratio")
+    if run.params.get("drafter.name") != "grounded" or "medusa" not in run.beside:
+        raise UsageError(
+            f"{run.source} did not decode with grounded and independent heads in one session: "
+            "`python -m specdec.run +experiment=grounded_bars` does."
+        )
+    tokens = run.interval("drafter.medusa.tokens_per_round.difference")
+    side = drafters_section(run, run.whole_number("measurement.bootstrap"), run.whole_number("seed"))
+    answer = (
+        f"Grounded heads are {ratio:.2f} times as fast as independent ones on {run.setting}, and commit {tokens:+.2f} "
+        f"tokens per round; the paper has {PUBLISHED_SPEEDUP} for Vicuna-7B on MT-Bench, {_told(ratio)}."
+    )
+    return replace(side, title=TITLE, text=(answer, *side.text))
+
+
+def committed_section() -> Section:
+    """Return what the committed session on MT-Bench found: the ratio beside the paper's, and throughput and tokens per
+    round by category.
+    """
+    kept = json.loads(RESULT.read_text(encoding="utf-8"))
+    table = pd.DataFrame(kept["figures"])
+    texts = []
+    for prompts, found in table[table["figure"] == "speedup.ratio"].set_index("prompts").iterrows():
+        ratio = Interval(found["value"], found["low"], found["high"])
+        texts.append(f"{ratio:.2f} on {found['count']} prompts of {prompts}, {_told(ratio)}")
+    answer = (
+        f"Grounded heads over independent ones, the paper's {PUBLISHED_SPEEDUP}: {'; '.join(texts)} (committed: pocket "
+        f"target in float32, {kept['cpu']['model']}, {kept['cpu']['torch_threads']} thread, {kept['date']})."
+    )
+    bars = table[(table["prompts"] == "mt_bench") & table["figure"].isin(list(COLUMNS))].assign(
+        shown=lambda lines: [
+            f"{Interval(line.value, line.low, line.high):.2f}" for line in lines.itertuples(index=False)
+        ]
+    )
+    wide = bars.pivot(index=["category", "method"], columns="figure", values="shown")[list(COLUMNS)].fillna("–")
+    caption = "MT-Bench, with 95% prompt-bootstrap intervals; `+experiment=grounded_bars` draws the bars"
+    return Section(TITLE, (answer,), ((caption, wide.rename(columns=COLUMNS).reset_index()),))
+
+
+def _told(ratio: Interval) -> str:
+    inside = ratio.contains(PUBLISHED_SPEEDUP)
+    if inside is None:
+        return "and one prompt gives no interval to compare it with"
+    if inside:
+        return "which our interval contains"
+    return "less than our interval allows" if ratio.low > PUBLISHED_SPEEDUP else "more than our interval allows"

@@ -1,0 +1,144 @@
+"""Sets the drafters of one session side by side: paired by prompt, against the one baseline that all of them share.
+
+Each is taken at its own primary gamma. A session decodes every prompt by plain decoding and by each drafter, in random
+order, so a machine that changes its speed changes all of them.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+import pandas as pd
+from matplotlib.figure import Figure
+
+from specdec.config import BASELINE
+
+from ..figures import pictures, style
+from ..findings import Section, counted
+from ..intervals import Interval
+from ..read.runs import Run
+from .compare import arm_labels, chosen_arm, differences_in_words, pair_in_words, pair_table
+from .leaderboard import MOST_CATEGORIES, RunArm, Scores, open_arms, score
+from .run_sections import by_category
+
+TITLE = "Drafters side by side"
+PAIRED = ("speedup", "tokens_per_round")
+BARS = {  # what a panel of bars shows: the metric of a drafter, and that of plain decoding
+    "tokens per second": ("throughput.tokens_per_s", "throughput.baseline_tokens_per_s"),
+    "tokens per round": ("acceleration_rate", ""),
+}
+COLUMNS = {  # metric: what the table calls it
+    "speedup": "speedup",
+    "tokens_per_round": "tokens per round",
+    "step_overhead": "overhead of a round",
+    "throughput.tokens_per_s": "tokens/s",
+    "alpha.mle": "alpha (MLE)",
+}
+OVERALL = "all"
+
+
+@dataclass(frozen=True)
+class _Paired:
+    """The drafters of a session at their primary gammas, on the same prompts."""
+
+    runs: list[Run]
+    arms: list[RunArm]
+    scores: Scores
+
+
+def _paired(run: Run, replicates: int, seed: int) -> _Paired:
+    runs = run.drafters
+    arms = [chosen_arm(each, open_arms(each), None) for each in runs]
+    prompts = sorted(set.intersection(*(set(arm.sums.index) for arm in arms)))
+    return _Paired(runs, arms, score(arms, arm_labels(arms), prompts, replicates, seed))
+
+
+def paired_metrics(run: Run, replicates: int, seed: int) -> dict[str, float]:
+    """Return `drafter.NAME.speedup.ratio`, `drafter.NAME.tokens_per_round.ratio` and `.difference`, with bounds, of
+    every other drafter of a session: the drafter of `+drafter=` over it, or less it, the same prompts drawn for both.
+    """
+    paired = _paired(run, replicates, seed)
+    own = next(place for place, each in enumerate(paired.runs) if not each.method)
+    metrics: dict[str, float] = {}
+    for place, each in enumerate(paired.runs):
+        if not each.method:
+            continue
+        for quantity in PAIRED:
+            name = f"drafter.{each.method}.{quantity}"
+            metrics |= paired.scores.ratio(quantity, own, place).as_metrics(f"{name}.ratio")
+        difference = paired.scores.difference("tokens_per_round", own, place)
+        metrics |= difference.as_metrics(f"drafter.{each.method}.tokens_per_round.difference")
+    return metrics
+
+
+def drafters_section(run: Run, replicates: int = 10_000, seed: int = 0) -> Section:
+    """Compare the drafters of one session in speedup and tokens per round, with bars by category; a run with one
+    drafter says how to have several.
+    """
+    if len(run.drafters) < 2:
+        return Section(TITLE, ("This session had one drafter: measurement.drafters=[NAME] adds others to it.",))
+    paired = _paired(run, replicates, seed)
+    scores = paired.scores
+    pairs = list(combinations(scores.order("speedup"), 2))
+    answer = " ".join(f"{pair_in_words(scores, 'speedup', *pair)}." for pair in pairs)
+    tokens = " ".join(f"{pair_in_words(scores, 'tokens_per_round', *pair)}." for pair in pairs)
+    clock = "Time is simulated by a cost model. " if run.simulated else ""
+    how = (
+        f"{clock}One session: {counted(scores.prompts, 'prompt')}, each decoded plainly and by every drafter in random "
+        "order, every drafter at its own primary gamma. Ratios and differences are paired: the same prompts are drawn "
+        "for both."
+    )
+    named = differences_in_words(paired.runs, list(scores.labels), who="drafters")
+    simulated = "simulated " if run.simulated else ""
+    table = pd.DataFrame(
+        [
+            {"drafter": label, "gamma": arm.gamma}
+            | {
+                f"{'' if 'round' in words or 'alpha' in words else simulated}{words}": f"{each.interval(metric):,.3f}"
+                for metric, words in COLUMNS.items()
+            }
+            for label, arm, each in zip(scores.labels, paired.arms, paired.runs, strict=True)
+        ]
+    )
+    return Section(
+        TITLE,
+        tuple(part for part in (answer, tokens, how, named) if part),
+        (
+            ("Each drafter against the baseline, with 95% prompt-bootstrap intervals", table),
+            ("Pairs: difference and ratio, same prompts resampled for both", pair_table(scores, pairs)),
+        ),
+        (("drafters_by_category", category_bars(paired.runs, scores.labels, title=run.setting)),),
+    )
+
+
+@style.in_style
+def category_bars(runs: Sequence[Run], labels: Sequence[str], *, title: str) -> Figure:
+    """Draw throughput above and tokens per round below, by category and for all prompts: bars of plain decoding and of
+    each drafter ("Not So Speculative Decoding", Figures 3 and 4).
+    """
+    categories = sorted(set.intersection(*(set(by_category(run.metrics)) for run in runs)))
+    names = [*(categories if len(categories) <= MOST_CATEGORIES else []), OVERALL]
+    simulated = runs[0].simulated
+    timed = "simulated time" if simulated else "prefill apart"
+    caption = f"95% prompt-bootstrap intervals, {timed}; all methods decoded the same prompts in one session."
+    figure, axes = style.new_panels(title, caption, 6.6, 2, sharex=True)
+    for panel, (quantity, (metric, plain)) in zip(axes[:, 0], BARS.items(), strict=True):
+        groups = {BASELINE: [_value(runs[0], name, plain) for name in names]}
+        groups |= {
+            label: [_value(run, name, metric) for name in names] for label, run in zip(labels, runs, strict=True)
+        }
+        pictures.bars(panel, groups)
+        panel.set_ylabel(f"simulated {quantity}" if simulated and "second" in quantity else quantity)
+    style.legend_above(axes[0, 0], min(3, len(runs) + 1))
+    last = axes[-1, 0]
+    crowded = len(names) > 5
+    last.set_xticks(range(len(names)), names, rotation=30 if crowded else 0, ha="right" if crowded else "center")
+    return figure
+
+
+def _value(run: Run, category: str, metric: str) -> Interval:
+    """Return a metric of one category or of all prompts; 1 without a metric, as plain decoding commits in a round."""
+    if not metric:
+        return Interval(1.0)
+    values: Mapping[str, float] = run.metrics if category == OVERALL else by_category(run.metrics)[category]
+    return Interval.from_metrics(values, metric)
