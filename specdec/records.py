@@ -237,7 +237,8 @@ class Round:
         rejected: a rejection was observed inside the text. False where every tested token passed, where the cut hides
             what came next, and where nothing was offered.
         truncation: "end_token" or "limit" when that ended the text in this round, else "".
-        beta: sum over tokens of min(p, q) at each tested position of a chain, the root's child first.
+        beta: the chance that a token drawn from q passes, at each tested position of a chain, the root's child first:
+            sum over tokens of min(p, q), or more under a verifier that is not lossless.
         marks: clock readings.
         tv: for a verifier that is not lossless, at each of those positions the total variation between the law that it
             emits and the law that it emits without a draft.

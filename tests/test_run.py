@@ -279,6 +279,7 @@ STUDIES = {
     ),
     "all_drafters": (LEAVE_OUT, "study.nodes=3", "measurement.max_new_tokens=8"),
     "mt_bench": (f"prompts.path={QUESTIONS}", "measurement.max_new_tokens=4"),
+    "lenience": ("study.leniences=[0.3]", "study.others=[]", "structure.gamma=3", "measurement.max_new_tokens=8"),
     "ngrammys_topk": ("study.k=[1,3]", "study.w=[1]"),
     "phase_transition": ("study.k=[1,3]", "study.w=[0,1]", "study.contexts=[8]", "study.calls=1"),
     "tree_search": ("study.budgets=[2,4]", "study.depth=2", "study.contexts=[8]", "study.calls=1"),

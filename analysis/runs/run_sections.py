@@ -35,11 +35,13 @@ BY_GAMMA = {  # metric: what a table over gamma calls it
 }
 TIMED = (  # sections that show what is made of times
     "Summary",
+    "Where this run stands",
     "Curves over gamma",
     "The gap, explained",
     "The account by category",
     "Worst and best prompts",
     "Rounds: what is accepted, where the time goes",
+    "A few rounds, to scale",
     "By category",
     "As the papers define it",
     "Cost of a call",

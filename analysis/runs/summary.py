@@ -35,8 +35,8 @@ class RunTables:
     Attributes:
         arms: the rounds by method and gamma.
         generations: a line per generation.
-        alpha_sums: prompt, numerator and denominator of the mean of sum min(p, q) over the positions of the text with a
-            proposal; None where the text gave none.
+        alpha_sums: prompt, numerator and denominator of the mean of sum min(p, q), or of a lossy rule's own chance to
+            pass, over the positions of the text with a proposal; None where the text gave none.
         replay: by gamma, the rounds V_1 that replays expect: prompt, tokens, rounds.
     """
 

@@ -18,7 +18,7 @@ from specdec.prompts import first_turn
 from specdec.records import Generation, Request
 from specdec.sampling import generator_for
 from specdec.studies.base import Bench, Study, studies
-from specdec.studies.base.live_runs import WARM, decoding_seconds
+from specdec.studies.base.live_runs import WARM, decoding_seconds, departures
 from specdec.text.streams import Stream
 from specdec.verifiers import Verifier, verifiers
 from specdec.verifiers.typical import Typical, TypicalConfig
@@ -148,7 +148,7 @@ class TypicalAcceptance(Study):
         limit = target.limit(stream.prompt, bench.config.measurement.limit)
         output = self._decode(bench, rule, drafter, stream, at, limit)
         bench.clock.synchronize()
-        tv, otherwise = _departures(output, rule.verifier)
+        tv, otherwise = departures(output, rule.verifier)
         return {
             "rule": rule.name,
             "temperature": at[0],
@@ -180,13 +180,3 @@ class TypicalAcceptance(Study):
             accept_generator=generator_for(seed, stream.id, f"accept/{purpose}", parts.target.device),
         )
         return replace(arm, verifier=rule.verifier).decode(request, bench.clock)
-
-
-def _departures(output: Generation, verifier: Verifier) -> tuple[float | None, float | None]:
-    """Return the sums over a text of total variation and of the chance to decide otherwise, None where not known."""
-    if verifier.capabilities.lossless:
-        return 0.0, 0.0
-    known = [each.departure for each in output.rounds if each.departure is not None]
-    if len(known) < len(output.rounds):
-        return None, None
-    return sum(sum(each.tv) for each in known), sum(each.otherwise or 0.0 for each in known)
