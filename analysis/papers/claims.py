@@ -12,10 +12,11 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
+from specdec.theory.speedup import oracle_gain
 from specdec.theory.speedup import speedup as formula_speedup
 
 from ..findings import Section
-from ..heads import heads_ablation
+from ..heads import heads_ablation, heads_accuracy, heads_tree
 from ..intervals import Interval
 from . import claim_results as results
 from .claim_results import Measured
@@ -46,7 +47,7 @@ class Claim:
 
 
 @dataclass(frozen=True)
-class Evidence:
+class ClaimEvidence:
     """Everything that answers rest on.
 
     Attributes:
@@ -70,24 +71,24 @@ class Evidence:
         return found
 
 
-def evidence() -> Evidence:
+def evidence() -> ClaimEvidence:
     """Read the committed results and the published figures that come along. UsageError where a file is missing."""
     printed = printed_figures(load_published()).reset_index()
-    return Evidence(results.load_results(), heads_ablation.load_ablation(), printed)
+    return ClaimEvidence(results.load_results(), heads_ablation.load_ablation(), printed)
 
 
-def claims(found: Evidence | None = None) -> list[Claim]:
+def claims(found: ClaimEvidence | None = None) -> list[Claim]:
     """Return all claims with their answers, paper by paper."""
     found = found or evidence()
     return [answer(found) for answer in ANSWERS]
 
 
-def claims_table(found: Evidence | None = None) -> pd.DataFrame:
+def claims_table(found: ClaimEvidence | None = None) -> pd.DataFrame:
     """Return `claims` as a table with COLUMNS."""
     return pd.DataFrame([list(vars(each).values()) for each in claims(found)], columns=list(COLUMNS))
 
 
-def claims_section(found: Evidence | None = None) -> Section:
+def claims_section(found: ClaimEvidence | None = None) -> Section:
     """Return the table with how many verdicts of each kind there are."""
     table = claims_table(found)
     number = table["verdict"].value_counts()
@@ -102,7 +103,7 @@ def claims_section(found: Evidence | None = None) -> Section:
     )
 
 
-def claims_markdown(found: Evidence | None = None) -> str:
+def claims_markdown(found: ClaimEvidence | None = None) -> str:
     """Return the table as Markdown, as `notebooks/papers.md` has it."""
     lines = [f"| {' | '.join(COLUMNS)} |", "|---" * len(COLUMNS) + "|"]
     lines += [f"| {' | '.join(row)} |" for row in claims_table(found).itertuples(index=False)]
@@ -140,7 +141,7 @@ def _command(run: Measured) -> str:
 # Leviathan et al. and Chen et al. -------------------------------------------------------------------
 
 
-def _faster(found: Evidence) -> Claim:
+def _faster(found: ClaimEvidence) -> Claim:
     greedy, sampled = found.runs["small_model"], found.runs["small_model_sampled"]
     printed = found.values("2211.17192", "Table 2", "speedup_measured", drafter="T5-small (77M)")
     value, warm = results.speedup(greedy, GAMMA), results.speedup(sampled, GAMMA)
@@ -159,7 +160,7 @@ def _faster(found: Evidence) -> Claim:
     )
 
 
-def _identical(found: Evidence) -> Claim:
+def _identical(found: ClaimEvidence) -> Claim:
     run = found.runs["small_model"]
     share = results.metric(run, "lossless.identical").estimate
     outputs = len(run["arms"]) * len(run["prompts"])
@@ -176,7 +177,7 @@ def _identical(found: Evidence) -> Claim:
     )
 
 
-def _alpha_range(found: Evidence) -> Claim:
+def _alpha_range(found: ClaimEvidence) -> Claim:
     names = ("small_model", "small_model_sampled")
     greedy, sampled = (results.alpha(found.runs[name]) for name in names)
     inside = all(0.5 <= value.low and value.high <= 0.9 for value in (greedy, sampled))
@@ -193,7 +194,7 @@ def _alpha_range(found: Evidence) -> Claim:
     )
 
 
-def _sharper(found: Evidence) -> Claim:
+def _sharper(found: ClaimEvidence) -> Claim:
     kinds = {"small model": "small_model", "bigram": "bigram", "unigram": "unigram"}
     gains = {
         words: results.alpha_difference(found.runs[name], found.runs[f"{name}_sampled"])
@@ -217,7 +218,7 @@ def _sharper(found: Evidence) -> Claim:
     )
 
 
-def _ngrams(found: Evidence) -> Claim:
+def _ngrams(found: ClaimEvidence) -> Claim:
     uni, bi = results.alpha(found.runs["unigram_sampled"]), results.alpha(found.runs["bigram_sampled"])
     ranges = [
         _range(found.values("2211.17192", "Table 3", "alpha", drafter=name, temperature=1.0))
@@ -234,7 +235,7 @@ def _ngrams(found: Evidence) -> Claim:
     )
 
 
-def _free_bigram(found: Evidence) -> Claim:
+def _free_bigram(found: ClaimEvidence) -> Claim:
     run = found.runs["bigram"]
     value, alpha = results.speedup(run, "3"), results.alpha(run)
     expected = float(formula_speedup(alpha.estimate, 3, results.metric(run, "cost.c").estimate))
@@ -251,7 +252,7 @@ def _free_bigram(found: Evidence) -> Claim:
     )
 
 
-def _formula(found: Evidence) -> Claim:
+def _formula(found: ClaimEvidence) -> Claim:
     run = found.runs["small_model"]
     value = results.speedup(run, GAMMA)
     expected = float(formula_speedup(results.alpha(run).estimate, int(GAMMA), results.metric(run, "cost.c").estimate))
@@ -272,7 +273,25 @@ def _formula(found: Evidence) -> Claim:
     )
 
 
-def _lossless_speedup(found: Evidence) -> Claim:
+def _oracle(found: ClaimEvidence) -> Claim:
+    run = found.runs["small_model"]
+    alpha, cost = results.alpha(run), results.metric(run, "cost.c").estimate
+    printed = found.values("2211.17192", "text 3.5", "oracle_gain_over_fixed_gamma").iloc[0]
+    most = max(oracle_gain(value, 0.005) for value in np.linspace(0.9, 0.999, 100)) - 1
+    gains = [oracle_gain(value, cost) - 1 for value in (alpha.estimate, *np.linspace(alpha.low, alpha.high, 20))]
+    ours = Interval(gains[0], min(gains), max(gains), prompts=alpha.prompts)
+    return Claim(
+        LEVIATHAN,
+        "An oracle for γ would gain up to about 60% over the best fixed γ",
+        f"{printed:.0f}%",
+        f"theory: {most:.0%} at c 0.005, never above 1/(e-1) = 58%; at our α and c {ours:.0%}",
+        SAME if abs(most - printed / 100) < 0.05 else DIFFERENT,
+        "Exact, from the formulas of section 3.5; typical α and c gain less",
+        "notebook 01, *Which gamma, and at what price*",
+    )
+
+
+def _lossless_speedup(found: ClaimEvidence) -> Claim:
     run = found.runs["small_model_sampled"]
     printed = found.values("2302.01318", "Table 1", "speedup_measured")
     value = results.speedup(run, GAMMA)
@@ -292,7 +311,7 @@ def _lossless_speedup(found: Evidence) -> Claim:
     )
 
 
-def _domains(found: Evidence) -> Claim:
+def _domains(found: ClaimEvidence) -> Claim:
     code, prose = found.runs["small_model"], found.runs["small_model_docs"]
     gain = results.tokens_per_round_elsewhere(code, GAMMA, prose, GAMMA)
     return Claim(
@@ -306,7 +325,7 @@ def _domains(found: Evidence) -> Claim:
     )
 
 
-def _longer(found: Evidence) -> Claim:
+def _longer(found: ClaimEvidence) -> Claim:
     run = found.runs["small_model"]
     more = results.more_tokens_per_round(run, "8", run, GAMMA)
     ratio = results.speedup_ratio(run, "8", GAMMA)
@@ -325,7 +344,7 @@ def _longer(found: Evidence) -> Claim:
 # Stern et al. ---------------------------------------------------------------------------------------
 
 
-def _block_size(found: Evidence) -> Claim:
+def _block_size(found: ClaimEvidence) -> Claim:
     run = found.runs["blockwise"]
     sizes = {gamma: results.tokens_per_round(run, str(gamma)) for gamma in (1, 3, 4)}
     gain = results.more_tokens_per_round(run, "4", run, "1")
@@ -345,7 +364,7 @@ def _block_size(found: Evidence) -> Claim:
     )
 
 
-def _block_wall_clock(found: Evidence) -> Claim:
+def _block_wall_clock(found: ClaimEvidence) -> Claim:
     run = found.runs["blockwise"]
     size_of = results.tokens_per_round(run, GAMMA)
     fast, ratio = results.speedup(run, GAMMA), results.speedup_ratio(run, GAMMA, "1")
@@ -361,7 +380,7 @@ def _block_wall_clock(found: Evidence) -> Claim:
     )
 
 
-def _top_two(found: Evidence) -> Claim:
+def _top_two(found: ClaimEvidence) -> Claim:
     loose, strict = found.runs["blockwise_top_2"], found.runs["blockwise_top_1"]
     gain = results.more_tokens_per_round(loose, GAMMA, strict, GAMMA)
     trained = "blockwise heads, k=6, fine tuning and distillation"
@@ -381,14 +400,14 @@ def _top_two(found: Evidence) -> Claim:
 # Heads ----------------------------------------------------------------------------------------------
 
 
-def _ablated(found: Evidence, variant: str, structure: str) -> dict[str, object]:
+def _ablated(found: ClaimEvidence, variant: str, structure: str) -> dict[str, object]:
     entry = heads_ablation.deepest(found.heads, variant, structure)
     if entry is None:
         raise ValueError(f"the ablations have no {variant} in a {structure}")
     return dict(entry)
 
 
-def _tree_over_chain(found: Evidence) -> Claim:
+def _tree_over_chain(found: ClaimEvidence) -> Claim:
     tree, chain = (_ablated(found, heads_ablation.INDEPENDENT, shape) for shape in ("tree", "chain"))
     gain = heads_ablation.difference(tree, chain)
     session = found.runs["all_drafters"]
@@ -408,7 +427,7 @@ def _tree_over_chain(found: Evidence) -> Claim:
     )
 
 
-def _typical(found: Evidence) -> Claim:
+def _typical(found: ClaimEvidence) -> Claim:
     run = found.runs["typical_acceptance"]
     name = "typical_acceptance.{}.{}.{}"
     lead = results.metric(run, name.format("typical", "over_rejection", "1"))
@@ -426,7 +445,7 @@ def _typical(found: Evidence) -> Claim:
     )
 
 
-def _epsilon(found: Evidence) -> Claim:
+def _epsilon(found: ClaimEvidence) -> Claim:
     run = found.runs["typical_acceptance"]
     name = "typical_acceptance.epsilon.{}.{}"
     rates = [results.metric(run, name.format("tokens_per_call", point)) for point in ("0.01", "0.5")]
@@ -445,7 +464,7 @@ def _epsilon(found: Evidence) -> Claim:
     )
 
 
-def _grounding(found: Evidence) -> Claim:
+def _grounding(found: ClaimEvidence) -> Claim:
     grounded, independent = (
         _ablated(found, name, "tree") for name in (heads_ablation.GROUNDED, heads_ablation.INDEPENDENT)
     )
@@ -462,7 +481,35 @@ def _grounding(found: Evidence) -> Claim:
     )
 
 
-def _steepness(found: Evidence) -> Claim:
+def _one_against_five(found: ClaimEvidence) -> Claim:
+    last = heads_accuracy.accuracies(heads_accuracy.load_accuracy()).set_index("head").loc[4]
+    return Claim(
+        GROUNDED,
+        "The first choice of grounded head 4 is right more often than five choices of independent head 4",
+        "direction only (Vicuna-7B)",
+        f"{last['grounded_top1']:.3f} against {last['independent_top5']:.3f}: {last['lead']:+.3f}",
+        direction(last["lead"]),
+        "The shipped heads on held-out texts, at the same positions",
+        "notebook 04, from `analysis/results/heads_accuracy.json`",
+    )
+
+
+def _sparse_tree(found: ClaimEvidence) -> Claim:
+    trees = {tree["shape"]: tree for tree in heads_tree.trees_of(heads_tree.load_trees(), heads_ablation.INDEPENDENT)}
+    sparse, dense = trees["found by search 64"], trees["product 4x4x4x4"]
+    gain = heads_tree.gain(sparse, dense)
+    return Claim(
+        MEDUSA,
+        "A tree of 64 nodes found by search accepts more than a dense one several times its size",
+        "Figure 4: 64 nodes against 256, no figures printed",
+        f"{sparse['nodes']} nodes over {dense['nodes']}: {gain:+.2f} tokens per step",
+        direction(gain),
+        "A product spends its nodes on choices that are rarely right",
+        "notebook 04, from `analysis/results/heads_tree.json`",
+    )
+
+
+def _steepness(found: ClaimEvidence) -> Claim:
     grounded, independent = (
         _ablated(found, name, "tree") for name in (heads_ablation.GROUNDED, heads_ablation.INDEPENDENT)
     )
@@ -479,7 +526,7 @@ def _steepness(found: Evidence) -> Claim:
     )
 
 
-def _throughput(found: Evidence) -> Claim:
+def _throughput(found: ClaimEvidence) -> Claim:
     session = found.runs["all_drafters"]
     ratio = results.arm_ratio(session, "grounded", "medusa")
     printed = found.values("preprint of Hydra", "text", "speedup_over_medusa").iloc[0]
@@ -498,7 +545,7 @@ def _throughput(found: Evidence) -> Claim:
 # N-Grammys ------------------------------------------------------------------------------------------
 
 
-def _shares(found: Evidence) -> Claim:
+def _shares(found: ClaimEvidence) -> Claim:
     run = found.runs["ngrammys_ablation"]
     share = {name: results.metric(run, f"ablation.{name}.of_wins") for name in ("ngram", "model_bigram")}
     calls = results.metric(run, "ablation.tokens_per_call").estimate
@@ -515,12 +562,12 @@ def _shares(found: Evidence) -> Claim:
     )
 
 
-ANSWERS: tuple[Callable[[Evidence], Claim], ...] = (
-    *(_faster, _identical, _alpha_range, _sharper, _ngrams, _free_bigram, _formula),
+ANSWERS: tuple[Callable[[ClaimEvidence], Claim], ...] = (
+    *(_faster, _identical, _alpha_range, _sharper, _ngrams, _free_bigram, _formula, _oracle),
     *(_lossless_speedup, _domains, _longer),
     *(_block_size, _block_wall_clock, _top_two),
-    *(_tree_over_chain, _typical, _epsilon),
-    *(_grounding, _steepness, _throughput),
+    *(_tree_over_chain, _sparse_tree, _typical, _epsilon),
+    *(_grounding, _one_against_five, _steepness, _throughput),
     _shares,
 )
 """One answer for each claim, in the order of the page."""

@@ -45,7 +45,6 @@ def test_every_value_of_a_config_group_that_is_named_exists():
         "drafter",
         "heads",
         "recipe",
-        "verifier",
         "prompts",
         "target",
     }

@@ -7,7 +7,7 @@ from specdec.analysis.papers import claims
 
 
 @pytest.fixture(scope="module")
-def found() -> claims.Evidence:
+def found() -> claims.ClaimEvidence:
     return claims.evidence()
 
 
