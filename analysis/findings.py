@@ -114,6 +114,34 @@ def counted(number: int, name: str) -> str:
     return f"{number:,} {name}{'s' * (number != 1)}"
 
 
+@dataclass(frozen=True)
+class FinishedStudy:
+    """A finished study, as its folder or MLflow has it.
+
+    Attributes:
+        kind: its name in the registry of studies.
+        source: folder or run that it was read from, for messages.
+    """
+
+    kind: str
+    tables: Tables
+    about: About
+    source: str
+
+    def findings(self) -> Findings:
+        """Return what its tables say.
+
+        Raises:
+            UsageError: a table is missing, or an older version of this program made it.
+        """
+        try:
+            return findings(self.kind, self.tables, self.about)
+        except KeyError as error:
+            raise UsageError(
+                f"{self.source}: study {self.kind!r} lacks {error}, which studies of this version have; run it again."
+            ) from None
+
+
 # The registry ---------------------------------------------------------------------------------------
 
 Reader = Callable[[Tables, About], Findings]
@@ -169,6 +197,15 @@ def open_study(folder: Path | str) -> Findings:
     Raises:
         UsageError: the folder holds no study.
     """
+    return finished_study(folder).findings()
+
+
+def finished_study(folder: Path | str) -> FinishedStudy:
+    """Read a finished study from its output folder.
+
+    Raises:
+        UsageError: the folder holds no study.
+    """
     folder = Path(folder)
     try:
         described = json.loads((folder / "study.json").read_text(encoding="utf-8"))
@@ -176,7 +213,7 @@ def open_study(folder: Path | str) -> Findings:
         raise UsageError(
             f"{folder} holds no study (study.json): `python -m specdec.run +experiment=ngrammys_grid` makes one."
         ) from None
-    return _described(described, folder.glob("*.parquet"))
+    return described_study(described, folder.glob("*.parquet"), str(folder))
 
 
 def latest_study(tracking_uri: str, experiment: str, study: str) -> Findings:
@@ -188,9 +225,10 @@ def latest_study(tracking_uri: str, experiment: str, study: str) -> Findings:
     _, overlay = _registered(study)
     files = study_files(tracking_uri, experiment, study, overlay)
     described = json.loads(files.pop("study.json").read_text(encoding="utf-8"))
-    return _described(described, files.values())
+    return described_study(described, files.values(), f"{study} in {tracking_uri}").findings()
 
 
-def _described(described: Mapping[str, Any], files: Iterable[Path]) -> Findings:
+def described_study(described: Mapping[str, Any], files: Iterable[Path], source: str) -> FinishedStudy:
+    """Return a study from the content of its `study.json` and the files of its tables."""
     about = About(**{each.name: described[each.name] for each in fields(About)})
-    return findings(described["study"], {path.stem: pd.read_parquet(path) for path in files}, about)
+    return FinishedStudy(described["study"], {path.stem: pd.read_parquet(path) for path in files}, about, source)

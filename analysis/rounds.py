@@ -4,13 +4,14 @@ A generation is one output: the lines that share GENERATION, in the order of `ro
 nothing here knows how.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 import pandas as pd
 
 from specdec.config import BASELINE, ORIGINAL
 
+from .arms import Arms
 from .intervals import Columns, bootstrap
 
 GENERATION = ["cell", "method", "gamma", "repeat", "prompt"]
@@ -35,11 +36,16 @@ COLUMNS = (
 COUNTED = tuple(name for name in COLUMNS if name not in ("context", "source", "rank", "beta"))  # what statistics read
 
 
-def check_rounds(rounds: pd.DataFrame) -> None:
-    """Raise ValueError, naming the first wrong line, for missing columns or lines that contradict themselves."""
-    missing = [column for column in COUNTED if column not in rounds.columns]
+def check_columns(names: Collection[str]) -> None:
+    """Raise ValueError for columns that a rounds table lacks."""
+    missing = [column for column in COUNTED if column not in names]
     if missing:
         raise ValueError(f"the rounds table lacks the columns {', '.join(missing)}")
+
+
+def check_rounds(rounds: pd.DataFrame) -> None:
+    """Raise ValueError, naming the first wrong line, for missing columns or lines that contradict themselves."""
+    check_columns(rounds.columns)
     observed = rounds["rejected"].astype(bool)
     faults = {
         "accepts more tokens than were offered": rounds["accepted"] > rounds["offered"],
@@ -54,33 +60,21 @@ def check_rounds(rounds: pd.DataFrame) -> None:
             raise ValueError(f"round {first['round']} of prompt {first['prompt']!r} (gamma {first['gamma']}) {fault}")
 
 
+def check_once(rounds: pd.DataFrame) -> None:
+    """Raise ValueError if a round is there twice: somebody joined tables of several gammas, or of several runs."""
+    twice = rounds.duplicated([*GENERATION, "round"])
+    if twice.any():
+        row = rounds[twice].iloc[0]
+        raise ValueError(
+            f"round {row['round']} of prompt {row['prompt']!r} stands twice at gamma {row['gamma']}, so rounds of "
+            f"several gammas or runs are mixed in the cell {row['cell']!r}: give every gamma its own value in the "
+            "column gamma, and every run its own file"
+        )
+
+
 def drafted(table: pd.DataFrame) -> pd.DataFrame:
     """Keep the lines with a drafter, of rounds or of generations: no plain decoding by the target or its original."""
-    return kept(table, ~table["method"].isin([BASELINE, ORIGINAL]).to_numpy())
-
-
-def kept(table: pd.DataFrame, mask: np.ndarray) -> pd.DataFrame:
-    """Keep the lines where `mask` [R] is true; those that stand together are not copied."""
-    count = int(mask.sum())
-    first = int(mask.argmax()) if count else 0
-    if mask[first : first + count].all():
-        return table.iloc[first : first + count]
-    return table[mask]
-
-
-def arms(rounds: pd.DataFrame) -> dict[tuple[str, int], pd.DataFrame]:
-    """Return the rounds of each method at each gamma, in their order; those that stand together are not copied."""
-    if rounds.empty:
-        return {}
-    method, gamma = numbered(rounds, ["method"]), rounds["gamma"].to_numpy()
-    changes = (method[1:] != method[:-1]) | (gamma[1:] != gamma[:-1])
-    starts = np.flatnonzero(np.concatenate([[True], changes]))
-    keys = [(str(rounds["method"].iloc[at]), int(gamma[at])) for at in starts]
-    if len(set(keys)) < len(keys):  # several prompts behind one another
-        return {(str(one), int(two)): part for (one, two), part in rounds.groupby(["method", "gamma"], sort=True)}
-    ends = [*starts[1:], len(rounds)]
-    found = {key: rounds.iloc[at:end] for key, at, end in zip(keys, starts, ends, strict=True)}
-    return dict(sorted(found.items()))
+    return table[~table["method"].isin([BASELINE, ORIGINAL]).to_numpy()]
 
 
 def numbered(table: pd.DataFrame, columns: Sequence[str]) -> np.ndarray:
@@ -136,20 +130,8 @@ def distinct_generations(rounds: pd.DataFrame) -> pd.DataFrame:
 
 
 def shared_work(rounds: pd.DataFrame) -> pd.DataFrame:
-    """Keep the (prompt, repeat) pairs that every method and gamma has done, so that totals are over the same work.
-
-    An interrupted run has decoded some prompts with some methods only. ValueError if no pair is left.
-    """
-    work = numbered(rounds, ["prompt", "repeat"])
-    size = int(work.max(initial=0)) + 1
-    done = {key: np.zeros(size, dtype=bool) for key in arms(rounds)}
-    for (method, gamma), mask in done.items():
-        here = (rounds["method"] == method).to_numpy() & (rounds["gamma"] == gamma).to_numpy()
-        mask[work[here]] = True
-    shared = np.logical_and.reduce(list(done.values())) if done else np.zeros(size, dtype=bool)
-    if not shared.any():
-        raise ValueError("the baseline and the speculative rounds have no prompt in common")
-    return kept(rounds, shared[work])
+    """Keep the (prompt, repeat) pairs that every method and gamma has done; see `Arms.shared`."""
+    return pd.concat(Arms.of(rounds).shared().values()).sort_index()
 
 
 def prompt_sums(rounds: pd.DataFrame) -> pd.DataFrame:
@@ -158,18 +140,15 @@ def prompt_sums(rounds: pd.DataFrame) -> pd.DataFrame:
     Columns: rounds, tokens (committed), accepted, rejected, tested (accepted and rejected), offered (depth), nodes,
     proposals (rounds with an offer), draft_s, verify_s, accept_s, commit_s, round_s.
     """
-    rejected = rounds["rejected"].astype(int)
-    columns = rounds[["prompt", "accepted", "offered", *SECONDS]].assign(
-        rounds=1,
-        tokens=rounds["committed"],
-        rejected=rejected,
-        tested=rounds["accepted"] + rejected,
-        nodes=rounds["offered_nodes"],
-        proposals=rounds["offered"] > 0,
-    )
-    sums = columns.groupby("prompt", sort=True, observed=True).sum().astype(float)
-    sums.index = sums.index.astype("str")
-    return sums
+    parts = rounds.groupby("prompt", sort=True, observed=True)
+    # A column after the other: together they would take several times the memory of the rounds.
+    sums = {name: parts[name].sum() for name in ("accepted", "offered", *SECONDS, "committed", "rejected")}
+    tokens = sums.pop("committed")
+    counts = {"rounds": parts.size(), "tokens": tokens, "tested": sums["accepted"] + sums["rejected"]}
+    proposals = (rounds["offered"] > 0).groupby(rounds["prompt"], sort=True, observed=True).sum()
+    table = pd.DataFrame({**sums, **counts, "nodes": parts["offered_nodes"].sum(), "proposals": proposals})
+    table.index = table.index.astype("str")
+    return table.astype(float)
 
 
 def prompt_categories(rounds: pd.DataFrame) -> pd.Series:
@@ -184,29 +163,6 @@ def counts_by_prompt(rounds: pd.DataFrame, values: np.ndarray, size: int) -> pd.
     codes, prompts = pd.factorize(rounds["prompt"], sort=True)
     counts = np.bincount(codes * size + values, minlength=len(prompts) * size).reshape(len(prompts), size)
     return pd.DataFrame(counts, index=pd.Index(prompts.astype("str"), name="prompt"))
-
-
-def by_gamma(rounds: pd.DataFrame) -> dict[int, pd.DataFrame]:
-    """Return the drafter's rounds at each gamma, the smallest first."""
-    found = arms(drafted(rounds))
-    if len({method for method, _ in found}) < 2:
-        return dict(sorted((gamma, arm) for (_, gamma), arm in found.items()))
-    return {int(gamma): arm for gamma, arm in drafted(rounds).groupby("gamma", sort=True)}
-
-
-def arms_by_gamma(rounds: pd.DataFrame, primary_gamma: int) -> dict[int, pd.DataFrame]:
-    """Return `by_gamma` of the rounds of one drafter.
-
-    ValueError for several drafters or cells, no baseline, or no round at the primary gamma.
-    """
-    speculative = drafted(rounds)
-    methods = sorted(speculative["method"].unique())
-    if len(methods) != 1 or len(speculative) == len(rounds) or rounds["cell"].nunique() != 1:
-        raise ValueError(f"one cell with a baseline and one drafter is expected, got the drafters {methods}")
-    arms = by_gamma(rounds)
-    if primary_gamma not in arms:
-        raise ValueError(f"no rounds at the primary gamma {primary_gamma}, only at {sorted(arms)}")
-    return arms
 
 
 def measured_curve(
@@ -224,10 +180,10 @@ def measured_curve(
         per_token = sums["baseline_round_s"] / sums["baseline_tokens"]
         return {"speedup": per_token * sums["tokens"] / sums["round_s"]}
 
-    shared = shared_work(rounds)
-    baseline = prompt_sums(shared[shared["method"] == BASELINE]).add_prefix("baseline_")
+    shared = Arms.of(rounds).shared()
+    baseline = prompt_sums(shared.plain()).add_prefix("baseline_")
     lines = []
-    for gamma, arm in by_gamma(shared).items():
+    for gamma, arm in shared.by_gamma().items():
         table = prompt_sums(arm).join(baseline).fillna(0.0)
         interval = bootstrap(table, values, replicates, seed)[quantity]
         size = {"prompts": len(table), "rounds": len(arm)}

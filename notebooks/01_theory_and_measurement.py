@@ -33,7 +33,7 @@ from specdec.analysis.rounds import measured_curve
 # %% tags=["parameters"]
 tracking_uri = "sqlite:///../mlflow.db"  # where runs were logged, seen from this folder
 experiment = "specdec"
-published_csv = None  # a CSV of printed figures, to set beside the recomputed table
+published_csv = published.SHIPPED  # printed figures, to set beside the recomputed table
 
 # %% [markdown]
 # ## The formula
@@ -47,11 +47,10 @@ run_figures.expected_tokens()
 # %% [markdown]
 # ## Table 1 of the paper, recomputed
 #
-# Speedup (Theorem 3.8) and operations (Theorem 3.11) with a drafter that costs nothing.
+# Speedup (Theorem 3.8) and operations (Theorem 3.11) with a drafter that costs nothing, beside what is printed.
 
 # %%
-printed = None if published_csv is None else published.load_published(published_csv)
-table_1 = published.leviathan_table_1(printed)
+table_1 = published.leviathan_table_1(published.load_published(published_csv))
 table_1.round(3)
 
 # %% [markdown]
@@ -82,7 +81,7 @@ run_figures.curve(speedups, run.lines("speedup"), ylabel="speedup over the basel
 run_figures.accepted_lengths(rounds, alpha, run.primary_gamma, title=run.title)
 
 # %%
-run_figures.time_split(rounds, title=run.title)
+run_figures.time_split(run.arms(), title=run.title)
 
 # %% [markdown]
 # ## Answer

@@ -44,8 +44,9 @@ notebook.show(*grid)
 # %% [markdown]
 # ## The phase transition
 #
-# How much longer a call takes on a block than on one row of width 1. While a machine waits for its memory, further
-# tokens are nearly free; once it computes as long as it reads, each has its price.
+# How much longer a call takes on a block than on one row of width 1, evaluated as a batch of rows, as in the paper, and
+# packed into one sequence. While a machine waits for its memory, further tokens are nearly free; once it computes as
+# long as it reads, each has its price.
 
 # %%
 transition = notebook.study(tracking_uri, experiment, "phase_transition")

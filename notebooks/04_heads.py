@@ -35,7 +35,7 @@ tracking_uri = "sqlite:///../mlflow.db"  # where runs were logged, seen from thi
 experiment = "specdec"
 ablations = heads_ablation.RESULT  # what the benchmark of ablations found
 tree_results = heads_tree.RESULT  # and that of trees
-published_csv = None  # a CSV of printed figures: columns as in specdec.analysis.papers.published.COLUMNS
+published_csv = published.SHIPPED  # printed figures: columns as in specdec.analysis.papers.published.COLUMNS
 
 # %% [markdown]
 # ## Accuracy over training
@@ -99,8 +99,7 @@ notebook.show(*searched)
 # Other models on other hardware: beside ours, never among them.
 
 # %%
-printed = None if published_csv is None else published.load_published(published_csv)
-notebook.show(published_heads.heads_section(printed))
+notebook.show(published_heads.heads_section(published.load_published(published_csv)))
 
 # %% [markdown]
 # ## Answer

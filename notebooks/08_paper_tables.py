@@ -20,17 +20,18 @@
 # $\Omega(\alpha,\gamma)$ tokens per round, nor $1/(1-\alpha)$ at any length, if acceptance is independent. Tokens per
 # round at two lengths must come from one $\alpha$; rate over overhead must be the speedup; a formula's value must be
 # the one that is printed. This notebook checks every table of a file of printed figures that theory ties together. A
-# figure stands for all values that round to it. The answer is the last cell, written anew from the numbers each time.
+# figure stands for all values that round to it. Then it sets what the papers claim beside what this project measures.
+# The answer is the last cell, written anew from the numbers each time.
 
 # %%
 from IPython.display import Markdown
 
 from specdec.analysis.figures import run_figures
 from specdec.analysis.pages import notebook
-from specdec.analysis.papers import paper_sections, published
+from specdec.analysis.papers import claims, paper_sections, published
 
 # %% tags=["parameters"]
-published_csv = None  # a CSV of printed figures: columns as in specdec.analysis.papers.published.COLUMNS
+published_csv = published.SHIPPED  # printed figures: columns as in specdec.analysis.papers.published.COLUMNS
 
 # %% [markdown]
 # ## The ceiling
@@ -44,11 +45,21 @@ run_figures.expected_tokens()
 # ## The checks
 
 # %%
-printed = None if published_csv is None else published.load_published(published_csv)
+printed = published.load_published(published_csv)
 notebook.show(*paper_sections.paper_sections(printed))
+
+# %% [markdown]
+# ## What the papers claim, and what is found here
+#
+# From committed results, made on the pocket target: `papers.md` has the same table, and every figure and table of the
+# papers with what redraws it.
+
+# %%
+claimed = claims.claims_section()
+notebook.show(claimed)
 
 # %% [markdown]
 # ## Answer
 
 # %%
-Markdown(paper_sections.paper_answer(printed))
+Markdown(f"{paper_sections.paper_answer(printed)}\n- {claimed.text[0]}")

@@ -1,4 +1,5 @@
-"""`python -m specdec.report RUN...`: one self-contained HTML and a Markdown report of runs, or of what others publish.
+"""`python -m specdec.report RUN...`: one self-contained HTML and a Markdown report of runs and studies, or of what
+others publish.
 
 No Hydra task: nothing is configured, nothing is run. Imports stay light, so `--help` and a bad option answer at once.
 """
@@ -34,7 +35,8 @@ def parser() -> argparse.ArgumentParser:
         "runs",
         nargs="*",
         metavar="RUN",
-        help="a run's output folder, a folder with runs below it (a sweep), an MLflow run id, or an experiment's name",
+        help="the output folder of a run or a study, a folder with some below it (a sweep), an MLflow run id, or an "
+        "experiment's name; studies of one kind are set side by side",
     )
     made.add_argument("--out", type=Path, default=Path("report"), metavar="DIR", help="folder to write to (./report)")
     made.add_argument("--tracking-uri", default=STORE, metavar="URI", help=f"MLflow store of run ids ({STORE})")
@@ -77,13 +79,18 @@ def report(arguments: Sequence[str]) -> list[Path]:
     from specdec.analysis.pages.html import Chapter, write_report
     from specdec.analysis.pages.report_chapters import foreign_chapters, run_chapters
     from specdec.analysis.read.find_runs import find_runs
+    from specdec.analysis.study_sets.find_studies import find_studies
+    from specdec.analysis.study_sets.side_by_side import study_chapters
 
     chapters: list[Chapter] = []
     how = "measured"
     if options.runs:
         runs, notes = find_runs(options.runs, options.tracking_uri)
-        how = "simulated" if all(run.simulated for run in runs) else "measured"
-        chapters += run_chapters(runs, notes)
+        studies = find_studies(options.runs, options.tracking_uri)
+        simulated = [*(run.simulated for run in runs), *(study.about.simulated for study in studies)]
+        how = "simulated" if all(simulated) else "measured"
+        chapters += run_chapters(runs, notes) if runs else []
+        chapters += study_chapters(studies)
     if options.imports:
         from specdec.analysis.read.foreign.imported import ImportChoices
         from specdec.analysis.read.foreign.importers import IMPORTERS

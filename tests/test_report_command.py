@@ -11,6 +11,7 @@ from hydra.core.global_hydra import GlobalHydra
 from specdec import report, run
 from specdec.analysis.read.find_runs import find_runs
 from specdec.analysis.runs.run_sections import reproduce_section
+from specdec.analysis.study_sets.find_studies import find_studies
 from specdec.errors import UsageError
 
 CELLS = ("+debug=tiny", "measurement.max_new_tokens=16", "tracking.enabled=false")
@@ -73,6 +74,23 @@ def test_an_experiment_and_a_run_id_name_the_same_run(command, tmp_path):
     assert "save it in FOLDER" in text and '--config-path "$PWD/FOLDER" --config-name config' in text
     with pytest.raises(UsageError, match="No experiment 'spekdec'.*Did you mean specdec"):
         find_runs(["spekdec"], report.STORE)
+
+
+@pytest.mark.slow
+def test_a_study_is_named_as_a_run_is(command, tmp_path):
+    study = ("+experiment=ngrammys_ablation", "+debug=tiny", "drafter.bigram.cache_dir=null", "measurement.workers=1")
+    specdec_run(*study, "hydra.run.dir=studies/one")
+    (named,) = find_studies(["specdec"], report.STORE)
+    (again,) = find_studies([named.source.split()[1]], report.STORE)
+    assert again.source == named.source and find_runs(["specdec", named.source.split()[1]], report.STORE) == ([], [])
+    (below,) = find_studies(["studies"], report.STORE)
+    assert below.kind == "ablation" and below.findings().metrics == named.findings().metrics
+    code, error = command("studies", "specdec")
+    assert code == 0, error
+    markdown = (tmp_path / "report" / "report.md").read_text(encoding="utf-8")
+    chapters = re.findall(r"^## (.*)$", markdown, re.MULTILINE)
+    assert chapters[0] == "Studies side by side" and len(chapters) == 3
+    assert "tokens (1)" in markdown and "tokens (2)" in markdown  # the same study twice
 
 
 def test_a_killed_run_gets_sentences_for_what_it_lacks(command, sweep, tmp_path):

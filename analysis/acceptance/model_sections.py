@@ -7,6 +7,7 @@ import pandas as pd
 
 from specdec.errors import UsageError
 
+from ..arms import Arms
 from ..findings import Section
 from ..read.runs import Run
 from ..rounds import distinct_generations, drafted, prompt_sums, shared_work
@@ -53,7 +54,7 @@ def model_sections(run: Run, replicates: int = 2000, refits: int = 200, seed: in
         no_replay="the run is itself a replay of recorded text" if run.simulated else Evidence.no_replay,
     )
     along_baseline = None if replay is None else replay[replay["kind"] == "baseline"]
-    predicted = prediction_section(rounds, alpha_sums, along_baseline, run.title, replicates, seed)
+    predicted = prediction_section(Arms.of(rounds), alpha_sums, along_baseline, run.title, replicates, seed)
     lacking = tuple(text for text in (lacking_alpha, lacking_replay) if text and predicted.tables)
     return [
         tests_section(evidence, replicates, refits, seed),

@@ -13,8 +13,8 @@ the model `stretches` does without.
 Only counts by prompt are kept, not rounds: a million tokens at 15 gammas are millions of rounds.
 """
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from math import nan
 
@@ -24,8 +24,9 @@ from scipy import sparse
 
 from specdec.config import BASELINE, ORIGINAL
 
+from ..arms import Arms
 from ..intervals import bootstrap, percentile_bounds
-from ..rounds import GENERATION, distinct_generations, shared_work
+from ..rounds import distinct_generations, drafted
 from ..sums import LEVEL
 from .laws import LAWS, continued, first_rounds, grouped_counts, offer_chances
 from .stretches import KINDS, Family, fit_stretches, make_trace
@@ -44,7 +45,6 @@ LABELS = {
 ROUNDING = 1e-9  # errors below are equality: an exact replay misses by rounding alone
 FEW_PROMPTS = 4  # with fewer no half can be resampled
 FEW_ROUNDS = 200  # in a half; fewer do not tell kinds of stretches apart
-COUNTED = (*GENERATION, "round", "offered", "accepted", "rejected", "committed", "tokens_left")
 
 RoundsOf = Callable[[int, int], np.ndarray]  # gamma, tokens -> `laws.first_rounds`
 
@@ -78,25 +78,22 @@ class HeldOutPrediction:
 
 
 def predict(
-    rounds: pd.DataFrame,
+    arms: Arms,
     alpha_sums: pd.DataFrame | None = None,
     replay: pd.DataFrame | None = None,
     seed: int = 0,
     replicates: int = 2000,
     refits: int = 200,
-    *,
-    totals: pd.DataFrame | None = None,
 ) -> HeldOutPrediction:
     """Return the errors of every model on prompts that it was not fitted on.
 
     Args:
-        rounds: of one drafter at one or more gammas; the baseline's lines only restrict the prompts.
+        arms: of one drafter at one or more gammas, whose largest and smallest are read; the baseline only restricts the
+            prompts.
         alpha_sums: prompt, numerator, denominator of `alpha.text`; None or empty where the run has none.
         replay: gamma, prompt, tokens, expected rounds along the baseline's texts; likewise.
         replicates: bootstrap replicates of the measured intervals.
         refits: replicates of the intervals of the errors, with every model refitted in each.
-        totals: gamma, prompt, tokens, rounds (a line for each gamma and prompt, along the same texts at every gamma),
-            where `rounds` holds the smallest and the largest gamma only; these are then the gammas that are predicted.
 
     Raises:
         Undetermined: no model can be fitted on both halves; the message is a clause.
@@ -104,29 +101,31 @@ def predict(
     """
     if replicates < 1 or refits < 0:
         raise ValueError(f"replicates and refits are {replicates} and {refits}")
-    arms = _arms(rounds)
-    largest, smallest = max(arms), min(arms)
+    shared = _shared(arms)
+    by_gamma = shared.by_gamma()
+    largest, smallest = max(by_gamma), min(by_gamma)
     alpha_sums = None if alpha_sums is None or alpha_sums.empty else alpha_sums
     replay = None if replay is None or replay.empty else replay
-    prompts = sorted(arms[largest]["prompt"].unique())
+    prompts = sorted(shared.texts["prompt"].unique())
     order = np.random.default_rng(seed).permutation(len(prompts))
     side = np.zeros(len(prompts), dtype=int)
     side[order[: len(prompts) // 2]] = 1
     # [1 + B, P]; the first row is the data.
     weights = _weights(side, refits if len(prompts) >= FEW_PROMPTS else 0, seed)
-    halves = _Halves(distinct_generations(arms[largest]), arms[smallest], alpha_sums, prompts, largest)
-    texts = _texts(arms, prompts, totals)
-    tried, left_out = _models(halves, smallest < largest, replay, set(texts), weights * side)
-    expected = {(name, gamma): np.zeros(len(weights)) for name in tried for gamma in texts}  # rounds of all texts
+    halves = _Halves(_evidence(by_gamma[largest]), by_gamma[smallest], alpha_sums, prompts, largest)
+    texts = drafted(shared.texts).groupby("gamma", sort=True)
+    written = {int(gamma): _texts_of(part, prompts) for gamma, part in texts}
+    tried, left_out = _models(halves, smallest < largest, replay, set(written), weights * side)
+    expected = {(name, gamma): np.zeros(len(weights)) for name in tried for gamma in written}  # rounds of all texts
     for half in (0, 1):
         for name, rounds_of in halves.laws(tried, weights * (side != half)):
-            for gamma, of_gamma in texts.items():
+            for gamma, of_gamma in written.items():
                 lengths, counted = of_gamma.lengths_of(weights * (side == half))
                 if len(lengths):
-                    written = continued(rounds_of(gamma, int(lengths.max())), lengths)
-                    expected[name, gamma] += (written * counted).sum(axis=1)
+                    taken = continued(rounds_of(gamma, int(lengths.max())), lengths)
+                    expected[name, gamma] += (taken * counted).sum(axis=1)
     lines = []
-    for gamma, of_gamma in texts.items():
+    for gamma, of_gamma in written.items():
         counts = pd.DataFrame({"tokens": of_gamma.tokens, "rounds": of_gamma.rounds})
         measured = bootstrap(counts, lambda s: {"tau": s["tokens"] / s["rounds"]}, replicates, seed)["tau"]
         tokens = weights @ of_gamma.tokens
@@ -155,26 +154,24 @@ def predict(
     return HeldOutPrediction(table, models, read_off, left_out, largest, len(prompts), LEVEL, len(weights) - 1)
 
 
-def _arms(rounds: pd.DataFrame) -> dict[int, pd.DataFrame]:
-    """Return the drafter's rounds by gamma, only the columns that are counted, over the work that all gammas have done.
-
-    Raises:
-        Undetermined: `predict` cannot work on these rounds.
-    """
-    plain = rounds["method"].isin([BASELINE, ORIGINAL])
-    if plain.all():
+def _shared(arms: Arms) -> Arms:
+    """Return the arms over the work that all of them have done. Undetermined if `predict` cannot work on them."""
+    methods = {method for method, _ in arms} - {BASELINE, ORIGINAL}
+    if not methods:
         raise Undetermined("there is no round of a drafter")
-    if rounds.loc[~plain, "method"].nunique() != 1 or rounds.loc[~plain, "cell"].nunique() != 1:
-        raise Undetermined("the rounds are of several drafters or cells, and one is expected")
-    shared = shared_work(rounds)
-    gammas = shared["gamma"].where(~shared["method"].isin([BASELINE, ORIGINAL]))
-    arms = {int(g): shared.loc[gammas == g, list(COUNTED)] for g in sorted(gammas.dropna().unique())}
-    largest = arms[max(arms)]
-    if largest["prompt"].nunique() < 2:
+    if len(methods) > 1:
+        raise Undetermined("the rounds are of several drafters, and one is expected")
+    shared = arms.shared()
+    if shared.texts["prompt"].nunique() < 2:
         raise Undetermined("one prompt cannot be split into two halves")
+    return shared
+
+
+def _evidence(largest: pd.DataFrame) -> pd.DataFrame:
+    """Return the distinct generations of the largest gamma. Undetermined if no model can be fitted to them."""
     if not (largest["accepted"] + largest["rejected"]).any():
         raise Undetermined("no draft token was tested at the largest gamma, so no model can be fitted")
-    return arms
+    return distinct_generations(largest)
 
 
 def _weights(side: np.ndarray, refits: int, seed: int) -> np.ndarray:
@@ -329,24 +326,10 @@ class _Texts:
         return lengths, weights @ sparse.csr_matrix(cells, shape=(weights.shape[1], len(lengths)))
 
 
-def _texts(arms: Mapping[int, pd.DataFrame], prompts: list[str], totals: pd.DataFrame | None) -> dict[int, _Texts]:
-    """Return the texts of every gamma, and what was measured along them: from the rounds, or from `totals`."""
-    if totals is None:
-        return {gamma: _texts_of(arm, prompts) for gamma, arm in arms.items()}
-    longest = _texts_of(arms[max(arms)], prompts)
-    texts = {}
-    for gamma, part in totals.groupby("gamma", sort=True):
-        sums = part.groupby("prompt")[["tokens", "rounds"]].sum().reindex(prompts, fill_value=0).to_numpy(dtype=float)
-        texts[int(gamma)] = replace(longest, tokens=sums[:, 0], rounds=sums[:, 1])
-    return texts
-
-
-def _texts_of(arm: pd.DataFrame, prompts: list[str]) -> _Texts:
-    lengths = arm.groupby(["prompt", "repeat"], sort=False)["committed"].agg(["sum", "size"])
-    owner = pd.Index(prompts).get_indexer(lengths.index.get_level_values("prompt"))
-    sizes = lengths["sum"].to_numpy(dtype=np.int64)
-    tokens, rounds = (np.bincount(owner, lengths[name], len(prompts)) for name in ("sum", "size"))
-    return _Texts(owner, sizes, tokens, rounds)
+def _texts_of(texts: pd.DataFrame, prompts: list[str]) -> _Texts:
+    owner = pd.Index(prompts).get_indexer(texts["prompt"])
+    tokens, rounds = (np.bincount(owner, texts[name], len(prompts)) for name in ("tokens", "rounds"))
+    return _Texts(owner, texts["tokens"].to_numpy(dtype=np.int64), tokens, rounds)
 
 
 def _replayed(replay: pd.DataFrame, gamma: int, prompts: list[str], weights: np.ndarray) -> np.ndarray:

@@ -5,6 +5,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
+from ..arms import Arms
 from ..figures import style
 from ..findings import Section, counted
 from ..intervals import Interval
@@ -28,21 +29,19 @@ TEXTBOOK = ("capped_geometric.text", "capped_geometric.short", "capped_geometric
 
 
 def prediction_section(
-    rounds: pd.DataFrame,
+    arms: Arms,
     alpha_sums: pd.DataFrame | None,
     replay: pd.DataFrame | None,
     title: str,
     replicates: int = 2000,
     seed: int = 0,
-    *,
-    totals: pd.DataFrame | None = None,
 ) -> Section:
     """Say what each model predicts on held-out prompts, and how far it is off; arguments as of `predict`, which refits
     the models for a tenth of the replicates, `REFITS` at most.
     """
     heading = "What would each model have predicted?"
     try:
-        prediction = predict(rounds, alpha_sums, replay, seed, replicates, min(replicates // 10, REFITS), totals=totals)
+        prediction = predict(arms, alpha_sums, replay, seed, replicates, min(replicates // 10, REFITS))
     except Undetermined as undetermined:
         return Section(heading, (f"No prediction: {undetermined}.",))
     method = (

@@ -181,12 +181,13 @@ class Outcomes:
     owner: np.ndarray
     prompts: int
 
-    def sample(self, most: int) -> "Outcomes":
-        """Return every so many of the pieces, about `most` rounds; all of them where they are no more."""
+    def parts(self, most: int) -> "list[Outcomes]":
+        """Deal the pieces out to parts of about `most` rounds; one part, the trace itself, where they are no more."""
         every = -(-int((self.rounds >= 0).sum()) // most)
-        if every == 1:
-            return self
-        some = slice(None, None, every)
+        return [self] if every == 1 else [self._every(every, number) for number in range(every)]
+
+    def _every(self, step: int, first: int) -> "Outcomes":
+        some = slice(first, None, step)
         rounds = self.rounds[some]
         return replace(
             self, rounds=rounds[:, (rounds >= 0).any(axis=0)], first=self.first[some], owner=self.owner[some]
@@ -333,7 +334,8 @@ def fit_stretches(families: Sequence[Family], trace: Outcomes) -> StretchesFit:
     So the time hardly grows with the texts: the sample gives the place and the curvature, all texts the last digits.
     Of several families the one of the best AIC is taken.
     """
-    few, many = trace.sample(FEW), trace.sample(MANY)
+    few, parts = trace.parts(FEW)[0], trace.parts(MANY)
+    many = parts[0]
     whole = int((trace.rounds >= 0).sum())
 
     def climbed(family: Family) -> tuple[float, Family, np.ndarray]:
@@ -342,12 +344,18 @@ def fit_stretches(families: Sequence[Family], trace: Outcomes) -> StretchesFit:
         return 2 * family.size + 2 * value * whole, family, x
 
     _, family, x = min((climbed(family) for family in families), key=lambda found: found[0])
-    sample, everything = Likelihood(family, many), Likelihood(family, trace)
+    sample = Likelihood(family, many)
+
+    def everything(x: np.ndarray) -> tuple[float, np.ndarray]:
+        # A part after the other: the passes over all rounds would take more memory than the rounds.
+        found = [Likelihood(family, part).by_prompt(x) for part in parts]
+        return sum(value for value, _ in found), np.sum([slopes for _, slopes in found], axis=0)
+
     curvature = sample.curvature(x) * whole / sample.rounds
-    value, slopes = everything.by_prompt(x)
+    value, slopes = everything(x)
     for _ in range(NEWTON if many is not trace else 0):
         near = np.clip(x + np.linalg.solve(curvature, slopes.sum(axis=0) - 2 * PRIOR * x), -BOUND, BOUND)
-        better, there = everything.by_prompt(near)
+        better, there = everything(near)
         if better - PRIOR * near @ near <= value - PRIOR * x @ x:
             break
         x, value, slopes = near, better, there

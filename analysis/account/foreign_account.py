@@ -13,6 +13,7 @@ import pandas as pd
 
 from specdec.theory.capped_geometric import tokens_per_round
 
+from ..arms import WORK
 from ..intervals import Columns, Interval, bootstrap
 from ..read.foreign.imported import Imported, PositionText, walked
 from .formula_gap import FormulaGap
@@ -35,17 +36,14 @@ class ForeignSums:
             offer); cap_0 ... cap_gamma as in `account_table`; alpha_numerator, alpha_denominator; requests (texts) and
             request_ratio (sum of their tokens per round); with lengths by position also own_rounds and along_rounds:
             expected where each text has its own alpha, and counted where every draft token is as good as a first one.
+        texts: gamma, prompt, repeat, tokens, rounds of every text.
         alpha_of_text: True if alpha is the share of positions whose first draft token agrees; else it is fitted to the
             rounds of this gamma.
     """
 
     tables: Mapping[int, pd.DataFrame]
+    texts: pd.DataFrame
     alpha_of_text: bool
-
-    def totals(self) -> pd.DataFrame:
-        """Return tokens and rounds by gamma and prompt."""
-        parts = [table[["tokens", "rounds"]].assign(gamma=gamma) for gamma, table in self.tables.items()]
-        return pd.concat(parts).rename_axis("prompt").reset_index()
 
 
 def shown_gamma(source: Imported) -> int:
@@ -58,9 +56,9 @@ def shown_gamma(source: Imported) -> int:
 def foreign_sums(source: Imported) -> ForeignSums:
     """Return the sums of a data set: at every gamma up to the longest offer where lengths are by position."""
     if source.by_position is None:
-        table = _round_sums(source.rounds, source.gamma)
+        table, lines = _round_sums(source.rounds, source.gamma)
         _, alpha = shared_alpha(source.rounds, None)
-        return ForeignSums({source.gamma: _with_alpha(table, alpha)}, alpha_of_text=False)
+        return ForeignSums({source.gamma: _with_alpha(table, alpha)}, lines, alpha_of_text=False)
     texts = [text for text in source.by_position.texts if len(text.lengths)]
     alpha = pd.DataFrame(
         [(text.prompt, int((text.lengths > 1).sum()), len(text.lengths)) for text in texts],
@@ -68,15 +66,17 @@ def foreign_sums(source: Imported) -> ForeignSums:
     )
     singles = [_agreement(text) for text in texts]
     gammas = sorted({*range(1, min(source.by_position.longest, SHOWN) + 1), shown_gamma(source)})
-    tables = {}
+    tables, lines = {}, []
     for gamma in gammas:
-        table = _with_alpha(_walk_sums(texts, gamma), alpha)
-        along = _walk_sums(singles, gamma)["rounds"]
+        walked_at = _walk_texts(texts, gamma)
+        lines.append(walked_at[[*WORK, "tokens", "rounds"]].assign(gamma=gamma))
+        table = _with_alpha(_by_prompt(walked_at), alpha)
+        along = _by_prompt(_walk_texts(singles, gamma))["rounds"]
         own = table["alpha_numerator"] / table["alpha_denominator"]
         caps = [table[f"cap_{cap}"] * tokens_per_round(own.to_numpy(), cap) for cap in range(gamma + 1)]
         expected = np.sum(caps, axis=0) / table["rounds"]
         tables[gamma] = table.assign(along_rounds=along, own_rounds=table["tokens"] / expected)
-    return ForeignSums(tables, alpha_of_text=True)
+    return ForeignSums(tables, pd.concat(lines), alpha_of_text=True)
 
 
 def _with_alpha(table: pd.DataFrame, alpha: pd.DataFrame | None) -> pd.DataFrame:
@@ -96,8 +96,8 @@ def _agreement(text: PositionText) -> PositionText:
     return PositionText(text.prompt, text.category, text.repeat, lengths, text.context, text.ended)
 
 
-def _walk_sums(texts: list[PositionText], gamma: int) -> pd.DataFrame:
-    """Walk every text at one gamma; return the sums by prompt."""
+def _walk_texts(texts: list[PositionText], gamma: int) -> pd.DataFrame:
+    """Walk every text at one gamma; return its prompt, its repeat and its sums, a line each."""
     rows, caps = [], np.zeros((len(texts), gamma + 1))
     for place, text in enumerate(texts):
         rounds = walked(text, gamma)
@@ -113,12 +113,16 @@ def _walk_sums(texts: list[PositionText], gamma: int) -> pd.DataFrame:
     columns = ["rounds", "tokens", "accepted", "rejected", "offered", "full", "request_ratio"]
     table = pd.DataFrame(rows, columns=columns).assign(requests=1)
     table = table.assign(tested=table["accepted"] + table["rejected"])
-    table = table.join(pd.DataFrame(caps).add_prefix("cap_"))
-    return table.groupby(np.array([text.prompt for text in texts], dtype=object), sort=True).sum().astype(float)
+    names = {"prompt": [text.prompt for text in texts], "repeat": [text.repeat for text in texts]}
+    return pd.DataFrame(names).join(table).join(pd.DataFrame(caps).add_prefix("cap_"))
 
 
-def _round_sums(rounds: pd.DataFrame, gamma: int) -> pd.DataFrame:
-    """Return the sums by prompt of a table of rounds at one gamma."""
+def _by_prompt(lines: pd.DataFrame) -> pd.DataFrame:
+    return lines.drop(columns="repeat").groupby("prompt", sort=True).sum().astype(float).rename_axis(None)
+
+
+def _round_sums(rounds: pd.DataFrame, gamma: int) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Return the sums of a table of rounds at one gamma, by prompt, and tokens and rounds of its texts."""
     rejected = rounds["rejected"].astype(int)
     lines = rounds[["prompt", "repeat", "accepted", "offered"]].assign(
         rounds=1,
@@ -131,7 +135,8 @@ def _round_sums(rounds: pd.DataFrame, gamma: int) -> pd.DataFrame:
     texts = texts.assign(requests=1, request_ratio=texts["tokens"] / texts["rounds"])
     cap = np.minimum(rounds["offered"], rounds["tokens_left"] - 1)
     caps = pd.crosstab(rounds["prompt"], cap).reindex(columns=range(gamma + 1), fill_value=0).add_prefix("cap_")
-    return texts.groupby("prompt", sort=True).sum().join(caps).astype(float)
+    lines = texts[["tokens", "rounds"]].reset_index().assign(gamma=gamma)
+    return texts.groupby("prompt", sort=True).sum().join(caps).astype(float), lines
 
 
 def foreign_values(sums: Columns, gamma: int) -> dict[str, np.ndarray]:

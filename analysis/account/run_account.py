@@ -11,11 +11,10 @@ from typing import Literal
 
 import pandas as pd
 
-from specdec.config import BASELINE
 from specdec.errors import UsageError
 
 from ..read.runs import Run
-from ..rounds import arms_by_gamma, distinct_generations, prompt_categories, prompt_sums, shared_work
+from ..rounds import distinct_generations, prompt_categories, prompt_sums
 from .gap_account import Account, account_table, gap_account, shared_alpha
 
 
@@ -69,27 +68,26 @@ def account_sums(run: Run, gamma: int | None = None) -> AccountSums:
 
     UsageError if the run lacks a file, did not measure that gamma, or has tables that contradict themselves.
     """
-    rounds, replay, text = run.round_counts(), run.replay(), run.alpha_sums()
+    measured, replay, text = run.arms(), run.replay(), run.alpha_sums()
     primary = run.primary_gamma if run.primary_gamma is not None else int(run.account()["primary_gamma"])
     chosen = primary if gamma is None else gamma
     try:
-        t1_s = float(rounds.loc[rounds["method"] == BASELINE, "verify_s"].mean())
-        rounds = shared_work(rounds)
-        arms = arms_by_gamma(rounds, primary)
+        shared = measured.shared()
+        arms = shared.of_one_drafter(primary)
         if chosen not in arms:
-            measured = ", ".join(map(str, sorted(arms)))
-            raise UsageError(f"{run.source} did not measure gamma {chosen}, only {measured}.")
-        text = text[text["prompt"].isin(rounds["prompt"].unique())]
+            known = ", ".join(map(str, arms))
+            raise UsageError(f"{run.source} did not measure gamma {chosen}, only {known}.")
+        baseline, t1_s = prompt_sums(shared.plain()), float(measured.plain()["verify_s"].mean())
+        text = text[text["prompt"].isin(baseline.index)]
         has_alpha = len(text) > 0 and text["denominator"].sum() > 0
         alpha, sums = shared_alpha(distinct_generations(arms[primary]), text if has_alpha else None)
         own = replay[(replay["gamma"] == chosen) & (replay["kind"] == "own")]
-        baseline = rounds[rounds["method"] == BASELINE]
         table = account_table(arms[chosen], baseline, chosen, own if len(own) else None, sums)
     except ValueError as error:
         raise UsageError(f"{run.source} has no account: {error}.") from error
     return AccountSums(
         table=table,
-        baseline_calls=prompt_sums(baseline)[["rounds", "verify_s"]],
+        baseline_calls=baseline[["rounds", "verify_s"]],
         categories=prompt_categories(arms[chosen]),
         alpha=alpha,
         gamma=chosen,

@@ -9,14 +9,13 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from specdec.config import BASELINE
 from specdec.errors import UsageError
 
 from ..figures import style
 from ..findings import Section
 from ..intervals import Columns, Interval, bootstrap
 from ..read.runs import Run
-from ..rounds import drafted, prompt_sums, shared_work
+from ..rounds import prompt_sums
 from .run_account import account_of
 
 CHAIN = "chain"
@@ -92,10 +91,9 @@ def _values(sums: Columns) -> dict[str, np.ndarray]:
 
 def _table(run: Run) -> pd.DataFrame:
     """Return the sums by prompt of the run's primary gamma and of its baseline."""
-    rounds = shared_work(run.round_counts())
-    baseline = prompt_sums(rounds[rounds["method"] == BASELINE])
-    gamma = drafted(rounds)["gamma"].max() if run.primary_gamma is None else run.primary_gamma
-    arm = prompt_sums(drafted(rounds[rounds["gamma"] == gamma]))
+    shared = run.arms().shared()
+    arms, baseline = shared.by_gamma(), prompt_sums(shared.plain())
+    arm = prompt_sums(arms[max(arms) if run.primary_gamma is None else run.primary_gamma])
     rest = arm["round_s"] - arm["draft_s"] - arm["verify_s"]
     plain = baseline.rename(columns={"round_s": "plain_s", "tokens": "plain_tokens"})[["plain_s", "plain_tokens"]]
     return arm[["tokens", "rounds", "nodes", "draft_s", "verify_s"]].assign(rest_s=rest).join(plain)

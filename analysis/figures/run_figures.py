@@ -17,9 +17,10 @@ from matplotlib.ticker import MaxNLocator
 from specdec.config import BASELINE, ORIGINAL
 from specdec.theory.capped_geometric import accepted_pmf, tokens_per_round
 
+from ..arms import Arm, Arms
 from ..findings import counted
 from ..intervals import Columns, Interval, bootstrap
-from ..rounds import arms, counts_by_prompt, drafted
+from ..rounds import counts_by_prompt, drafted
 from . import pictures, style
 
 # Theory -------------------------------------------------------------------------------------------
@@ -286,7 +287,7 @@ VERBS = {  # column of the rounds table: name, colour, hatch, colour of the figu
 }
 
 
-def time_split_table(rounds: pd.DataFrame, t1_s: float) -> pd.DataFrame:
+def time_split_table(arms: Mapping[Arm, pd.DataFrame], t1_s: float) -> pd.DataFrame:
     """Return the mean time of a round by verb, in units of t(1), indexed by (method, gamma); `rest` is of no verb.
 
     Args:
@@ -298,21 +299,22 @@ def time_split_table(rounds: pd.DataFrame, t1_s: float) -> pd.DataFrame:
     if not t1_s > 0:
         raise ValueError(f"t(1) must be positive, got {t1_s!r} seconds")
     verbs = list(VERBS)[:-1]
-    means = {key: arm[[*verbs, "round_s"]].mean() for key, arm in arms(rounds).items()}
+    means = {key: arm[[*verbs, "round_s"]].mean() for key, arm in arms.items()}
     table = pd.DataFrame(means).T.rename_axis(["method", "gamma"]) / t1_s
     table["rest_s"] = (table["round_s"] - table[verbs].sum(axis=1)).clip(lower=0)
     return table.drop(columns="round_s").rename(columns={column: VERBS[column][0] for column in VERBS})
 
 
 @style.in_style
-def time_split(rounds: pd.DataFrame, *, title: str) -> Figure:
+def time_split(arms: Arms, *, title: str) -> Figure:
     """Draw a round's draft, verify, accept and commit over t(1), the baseline's mean `verify`: a bar for each gamma."""
-    t1 = float(rounds.loc[rounds["method"] == BASELINE, "verify_s"].mean())
-    table = time_split_table(rounds, t1)
+    t1 = float(arms.plain()["verify_s"].mean())
+    table = time_split_table(arms, t1)
+    prompts, rounds = arms.texts["prompt"].nunique(), int(arms.texts["rounds"].sum())
     order = sorted(table.index, key=lambda key: (key[0] != BASELINE, key[1]))  # no draft first
     table = table.loc[order]
     caption = (
-        f"Mean over {counted(len(rounds), 'round')} of {counted(rounds['prompt'].nunique(), 'prompt')}, prefill apart; "
+        f"Mean over {counted(rounds, 'round')} of {counted(prompts, 'prompt')}, prefill apart; "
         "no intervals. "
         f"Unit: t(1) = {1e3 * t1:.3g} ms, one call of the target on one token (dotted line). "
         "Beside a bar: the whole round, and the share outside draft and verify."

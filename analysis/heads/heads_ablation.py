@@ -366,9 +366,9 @@ def variants_section(found: Sequence[Measured]) -> Section:
     texts = list(dict.fromkeys(text_of(plain) for plain in plains.values()))
     places = {f"{each['decoding']['cpu']}, {each['decoding']['threads']} threads" for each in found}
     lines = []
-    for place, text in enumerate(texts, 1):
+    for place, trained_on in enumerate(texts, 1):
         number = f", text {place}" if len(texts) > 1 else ""
-        mine = [words for words in order if text_of(plains[words]) == text]
+        mine = [words for words in order if text_of(plains[words]) == trained_on]
         lines.append(_line(f"plain{number}", plains[mine[0]], ""))
         lines += [_line(f"{words}{number}", variants[words], f"{gains[words]:+.2f}") for words in mine]
     caption = (

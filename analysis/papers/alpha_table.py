@@ -182,10 +182,8 @@ def temperature_in_words(table: pd.DataFrame) -> str:
     return f"alpha is higher at temperature 0 than at 1 for {higher} of {counted(len(both), 'drafter')}."
 
 
-def printed_in_words(printed: pd.DataFrame | None) -> str:
+def printed_in_words(printed: pd.DataFrame) -> str:
     """Say what the paper prints (`published.leviathan_table_3`), or that there is nothing."""
-    if printed is None:
-        return "No file of printed values was given, so the paper's rows are not shown."
     if printed.empty:
         return "The file of published figures has no row of Leviathan's Table 3."
     ngrams = printed["drafter"].map(_rank) < MODELS
@@ -200,9 +198,9 @@ def printed_in_words(printed: pd.DataFrame | None) -> str:
     )
 
 
-def comparison_in_words(table: pd.DataFrame, printed: pd.DataFrame | None) -> str:
+def comparison_in_words(table: pd.DataFrame, printed: pd.DataFrame) -> str:
     """Say whether measured alphas lie within the range printed for their kind, all that can be compared."""
-    if printed is None or printed.empty or table.empty:
+    if printed.empty or table.empty:
         return ""
     ours_ngram, theirs_ngram = (rows["drafter"].map(_rank) < MODELS for rows in (table, printed))
     ours_model = table["drafter"].str.startswith("small_model")

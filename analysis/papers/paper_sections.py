@@ -13,29 +13,20 @@ from . import paper_tables
 from .paper_tables import INPUTS, KEY, NO, YES, coverage, printed_figures
 from .published import leviathan_table_1, table_1_in_words
 
-NO_FILE = (
-    "No file of printed values was given, so there is nothing to set theory against but theory: a CSV with the columns "
-    "of `specdec.analysis.papers.published.COLUMNS`, named in the cell of parameters, fills this notebook."
-)
 
+def paper_sections(published: pd.DataFrame) -> list[Section]:
+    """Return a section per check that finds figures, and which printed tables were used.
 
-def paper_sections(published: pd.DataFrame | None) -> list[Section]:
-    """Return a section per check that finds figures, and which printed tables were used; without a file, Table 1 only.
-
-    published: from `published.load_published`, or None.
+    published: from `published.load_published`.
     """
-    if published is None:
-        return [Section("Table 1 of Leviathan et al., recomputed", (NO_FILE,), (("", leviathan_table_1().round(3)),))]
     figures = printed_figures(published)
     found = {name: check(figures) for name, (check, _) in CHECKS.items()}
     sections = [words(found[name]) for name, (_, words) in CHECKS.items() if len(found[name])]
     return [*sections, _coverage(published, found)]
 
 
-def paper_answer(published: pd.DataFrame | None) -> str:
+def paper_answer(published: pd.DataFrame) -> str:
     """Return the first sentences of all sections as a list in Markdown."""
-    if published is None:
-        return NO_FILE
     points = [table_1_in_words(leviathan_table_1(published)), *(each.text[0] for each in paper_sections(published))]
     return "\n".join(f"- {point}" for point in points)
 
@@ -73,23 +64,43 @@ def _listed(table: pd.DataFrame, *columns: str) -> str:
 
 
 def _ceilings(table: pd.DataFrame) -> Section:
-    over = table[table["exceeds"] != ""]
+    over, size = table[table["exceeds"] != ""], counted(len(table), "measured speedup")
     beyond, sure = table[table["exceeds"] == "limit"], int(table["surely"].sum())
     first = (
-        f"{len(over)} of {counted(len(table), 'measured speedup')} exceed Ω(α, γ) at the α printed beside them, "
-        f"{len(beyond)} of these even 1/(1-α), which no draft length can pass; {sure} do so whatever was rounded."
+        f"{len(over)} of {size} exceed Ω(α, γ) at the α printed beside them, {len(beyond)} of these even 1/(1-α), "
+        f"which no draft length can pass; {sure} do so whatever was rounded."
     )
     if over.empty:
-        first = f"None of {counted(len(table), 'measured speedup')} exceeds Ω(α, γ) at its printed α."
+        first = f"None of {size} exceeds Ω(α, γ) at its printed α."
     second = "" if over.empty else f"Speedup, Ω and 1/(1-α): {_listed(over, 'speedup', 'omega', 'limit')}."
+    above, listed = _beyond_formula(table)
     third = (
         "A drafter that costs something cannot reach Ω under i.i.d. acceptance; where the measurement does, acceptance "
         "was higher in the timed runs than where α was measured, or the baseline was slower than a bare call."
     )
-    texts = tuple(text for text in (first, second, third if len(over) else "") if text)
-    caption = "Measured speedups and their ceilings; alpha_needed: the α that Theorem 3.8 needs for them"
+    texts = tuple(text for text in (first + above, second, listed, third if len(over) else "") if text)
+    caption = "Measured speedups and their ceilings; formula: Theorem 3.8; alpha_needed: the α that it needs for them"
     return Section(
         "Which speedups exceed their own ceiling?", texts, ((caption, _shown(table)),), (("ceilings", _drawn(table)),)
+    )
+
+
+def _beyond_formula(table: pd.DataFrame) -> tuple[str, str]:
+    """Say how many measured speedups are above Theorem 3.8 at their own printed alpha, gamma and c, and which.
+
+    Both are "" where no c is printed.
+    """
+    known = table[table["beyond"] != ""]
+    if known.empty:
+        return "", ""
+    sure = known[known["beyond"] == YES]
+    above = int((known["beyond"] != NO).sum())
+    return (
+        f" Theorem 3.8, (1-α^(γ+1)) / ((1-α)(γc+1)), explains fewer: {above} of {counted(len(known), 'speedup')} with "
+        f"a printed c exceed{'s' * (above == 1)} it, {len(sure)} whatever was rounded.",
+        f"Above the formula whatever was rounded, speedup and formula: {_listed(sure, 'speedup', 'formula')}."
+        if len(sure)
+        else "",
     )
 
 

@@ -22,9 +22,10 @@ from .published import LEVIATHAN
 SETTING = ["source", "table", "target", "drafter", "task", "temperature", "gamma"]
 KEY = [*SETTING, "variant"]
 VARIANT = r"(K=\d+ drafts|lenience l=[\d.]+|batch [2-9])"  # rows that differ in nothing but their note
+COST = "cost_coefficient_c"
 NOTED = {  # metric: pattern of its figure, where papers print it in a note
     "time_per_token_baseline": r"baseline ([\d.]+) m?s/token",
-    "cost_coefficient_c": r"\bc=([\d.]+)",
+    COST: r"\bc=([\d.]+)",
 }
 SAME_ROWS = {"Table 4": "Table 2", "Table 5": "Appendix A.5"}  # of Leviathan et al.: columns of one row, printed apart
 ELSEWHERE = {  # (part of the source, table): what uses its figures beside the checks
@@ -105,13 +106,13 @@ def predictions(figures: pd.DataFrame) -> pd.DataFrame:
     Where no gamma is printed, the best one counts. Columns alpha, c, printed, formula, low, high, agrees.
     """
     rows = []
-    for key, row in _having(figures, "alpha", "cost_coefficient_c", "speedup_predicted").iterrows():
+    for key, row in _having(figures, "alpha", COST, "speedup_predicted").iterrows():
         gamma = key[KEY.index("gamma")]
 
         def formula(alpha: float, c: float, gamma: int = gamma) -> float:
             return float(speedup(alpha, gamma, c)) if gamma else optimal_gamma(alpha, c).speedup
 
-        inputs = ["alpha", "cost_coefficient_c"]
+        inputs = ["alpha", COST]
         rows.append((*key, *row[inputs], *_compared(row, "speedup_predicted", inputs, formula)))
     return pd.DataFrame(rows, columns=[*KEY, "alpha", "c", "printed", "formula", "low", "high", "agrees"])
 
@@ -120,8 +121,9 @@ def ceilings(figures: pd.DataFrame) -> pd.DataFrame:
     """Set measured speedups beside what no speedup can pass at the printed alpha, if acceptance is i.i.d.
 
     omega is Omega(alpha, gamma), reached by a drafter that costs nothing; limit is 1 / (1 - alpha), reached by an
-    endless draft. exceeds: "", "omega" or "limit"; surely: so even after rounding. alpha_needed: what Theorem 3.8
-    would have to be given for the measured speedup at the printed c; NaN where c is not printed.
+    endless draft. exceeds: "", "omega" or "limit"; surely: so even after rounding. formula: the speedup of Theorem 3.8
+    at the printed c; beyond: the measured speedup is above it (YES: whatever was rounded, INPUTS: as printed, NO).
+    alpha_needed: what the theorem would have to be given for the measured speedup. NaN and "" where no c is printed.
     """
     rows = []
     for key, row in _having(figures, "alpha", "speedup_measured").iterrows():
@@ -133,10 +135,16 @@ def ceilings(figures: pd.DataFrame) -> pd.DataFrame:
         omega, limit = float(tokens_per_round(alpha, gamma)), float(tokens_per_round(alpha, np.inf))
         exceeds = "limit" if measured > limit else "omega" if measured > omega else ""
         ceiling = float(tokens_per_round(most, gamma if exceeds == "omega" else np.inf))
-        c = figures.at[key, "cost_coefficient_c"] if "cost_coefficient_c" in figures else nan
+        surely = bool(exceeds) and least > ceiling
+        c, half = (figures.at[key, name] if name in figures else nan for name in (COST, f"{COST}.half"))
+        formula, beyond = nan, ""
+        if not np.isnan(c):
+            formula = float(speedup(alpha, gamma, c))
+            highest = float(speedup(most, gamma, max(0.0, c - half)))
+            beyond = YES if least > highest else INPUTS if measured > formula else NO
         needed = solved_alpha(measured * (1 + gamma * c), gamma)
-        rows.append((*key, alpha, measured, omega, limit, exceeds, bool(exceeds) and least > ceiling, needed))
-    columns = ["alpha", "speedup", "omega", "limit", "exceeds", "surely", "alpha_needed"]
+        rows.append((*key, alpha, measured, omega, limit, exceeds, surely, formula, beyond, needed))
+    columns = ["alpha", "speedup", "omega", "limit", "exceeds", "surely", "formula", "beyond", "alpha_needed"]
     return pd.DataFrame(rows, columns=[*KEY, *columns])
 
 

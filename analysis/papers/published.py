@@ -1,7 +1,8 @@
-"""Reads published figures from a CSV, and sets tables of Leviathan et al. (2211.17192) beside their formulas.
+"""Reads published figures, and sets tables of Leviathan et al. (2211.17192) beside their formulas.
 
-The user names the CSV (columns in COLUMNS); printed values are not part of specdec. A new figure is a new line in that
-file and nothing else: every table and check finds it by its metric.
+The figures come along in `published.csv` (columns in COLUMNS): facts, each line with its source; what was not read in
+the source itself says so in its note. A new figure is a new line in that file and nothing else: every table and check
+finds it by its metric. Whoever has other figures names a file of their own.
 """
 
 import re
@@ -16,13 +17,18 @@ COLUMNS = (
     *("source", "table", "model_target", "model_draft", "task", "temperature", "gamma"),
     *("metric", "value", "unit", "note"),
 )
+SHIPPED = Path(__file__).parent / "published.csv"
 LEVIATHAN = "2211.17192"
 TABLE_1 = ((0.6, 2), (0.7, 3), (0.8, 2), (0.8, 5), (0.9, 2), (0.9, 10))  # alpha, gamma; c and c_ops are 0
 ROUNDING = 0.005 + 1e-9  # of a value printed with two decimals
 
 
-def load_published(path: Path | str) -> pd.DataFrame:
-    """Return the figures of a CSV, one per line. UsageError if it is missing, no table, or lacks a column."""
+def load_published(path: Path | str = SHIPPED) -> pd.DataFrame:
+    """Return the figures of a CSV, one per line: those that come along, or those of `path`.
+
+    Raises:
+        UsageError: the file is missing, is no table, or lacks a column.
+    """
     try:
         table = pd.read_csv(path, dtype={"value": str, "gamma": str})  # as printed: 3.40 is more exact than 3.4
     except FileNotFoundError:
@@ -35,17 +41,15 @@ def load_published(path: Path | str) -> pd.DataFrame:
     return table
 
 
-def leviathan_table_1(published: pd.DataFrame | None = None) -> pd.DataFrame:
+def leviathan_table_1(published: pd.DataFrame) -> pd.DataFrame:
     """Recompute Table 1 of Leviathan et al.: operations (Theorem 3.11) and speedup (3.8) for a free drafter.
 
-    With `published` (see `load_published`) also operations_printed and speedup_printed, NaN where the file has none,
-    and `agrees`: both lie within the rounding of two decimals.
+    operations_printed and speedup_printed are those of `published` (see `load_published`), NaN where it has none;
+    agrees: both lie within the rounding of two decimals.
     """
     table = pd.DataFrame(TABLE_1, columns=["alpha", "gamma"])
     table["operations"] = operations(table["alpha"].to_numpy(), table["gamma"].to_numpy(), 0.0)
     table["speedup"] = speedup(table["alpha"].to_numpy(), table["gamma"].to_numpy(), 0.0)
-    if published is None:
-        return table
     printed = _printed_table_1(published)
     for name in ("operations", "speedup"):
         values = [printed.get((name, *key)) for key in TABLE_1]
@@ -80,8 +84,6 @@ def leviathan_table_3(published: pd.DataFrame) -> pd.DataFrame:
 
 def table_1_in_words(table: pd.DataFrame) -> str:
     """Say in one sentence whether the printed Table 1 agrees with its formulas."""
-    if "agrees" not in table:
-        return "No file of printed values was given, so Table 1 stands recomputed only."
     absent = int(table[["operations_printed", "speedup_printed"]].isna().any(axis=1).sum())
     if absent == len(table):
         return "The file of published figures has no row of Leviathan's Table 1."

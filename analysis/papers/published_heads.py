@@ -19,10 +19,6 @@ SYSTEMS = {  # system: pattern of its drafters' names; Medusa's Table 3 names wh
 }
 HARDWARE = r"\b(A100|H100|A6000|A10G?|V100|3090|4090|TPU[ -]?v\d)\b"  # in a table's name or a note
 UNKNOWN = "hardware not in the file"
-NO_FILE = (
-    "No file of printed values was given, so there are no published figures to show: a CSV with the columns of "
-    "`specdec.analysis.papers.published.COLUMNS`, named in the cell of parameters, shows them."
-)
 METRICS = {  # metric of the file: its column here
     "tokens_per_round": "rate",
     "round_time_over_baseline": "overhead",
@@ -64,11 +60,9 @@ def heads_tables(published: pd.DataFrame) -> dict[str, pd.DataFrame]:
     }
 
 
-def heads_section(published: pd.DataFrame | None) -> Section:
+def heads_section(published: pd.DataFrame) -> Section:
     """Return `heads_tables` in words and tables, or a sentence that says why there is nothing to show."""
     title = "What was published about heads"
-    if published is None:
-        return Section(title, (NO_FILE,))
     tables = heads_tables(published)
     if not tables:
         return Section(title, (f"The file of published figures has no row of {' or '.join(SYSTEMS)}.",))

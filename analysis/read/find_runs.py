@@ -1,15 +1,13 @@
 """Finds the runs that a user names by an output folder, a sweep's folder, an MLflow run id or an experiment."""
 
-import re
 from collections.abc import Sequence
 from pathlib import Path
 
 from specdec.errors import UsageError
 
-from .mlflow_runs import load_runs, open_run
+from .mlflow_runs import RUN_ID, has_main_run, load_runs, open_run, study_ids
 from .runs import COMMAND, Run, open_folder
 
-RUN_ID = re.compile(r"[0-9a-f]{32}")
 ROUNDS = ("rounds.parquet", "rounds")  # the table of a run that ended; the part-files of one that was killed
 
 
@@ -22,6 +20,8 @@ def find_runs(names: Sequence[str], tracking_uri: str) -> tuple[list[Run], list[
     runs: dict[str, Run] = {}
     notes: list[str] = []
     for name in names:
+        if holds_studies_alone(name, tracking_uri):
+            continue  # `study_sets.find_studies` reads them
         if Path(name).is_dir():
             found, remarks = _in_folder(Path(name))
         elif Path(name).exists():
@@ -37,12 +37,36 @@ def find_runs(names: Sequence[str], tracking_uri: str) -> tuple[list[Run], list[
     return list(runs.values()), notes
 
 
+STUDY = "study.json"  # the file by which a study's folder is known
+
+
+def studies_below(folder: Path) -> list[Path]:
+    """Return the folders of finished studies in or below a folder, in natural order."""
+    return sorted((path.parent for path in folder.rglob(STUDY)), key=_natural)
+
+
+def holds_studies_alone(name: str, tracking_uri: str) -> bool:
+    """Return True if a name is a folder with finished studies and without runs, a study's run id, or an experiment with
+    finished studies and without a main run.
+    """
+    folder = Path(name)
+    if folder.is_dir():
+        studies = set(studies_below(folder))
+        decoded = {path.parent for kind in ROUNDS for path in folder.rglob(kind)} - studies
+        return bool(studies) and not decoded
+    if folder.exists() or "/" in name or "\\" in name:
+        return False
+    return bool(study_ids(tracking_uri, name)) and not has_main_run(tracking_uri, name)
+
+
 def _in_folder(folder: Path) -> tuple[list[Run], list[str]]:
     """Return the folder's own run, or the runs of all sweep cells below it, and sentences about those left out."""
     own = folder / "config.yaml"
     if own.is_file():
         return [open_folder(folder)], []
-    below = sorted((path.parent for path in folder.rglob("config.yaml") if ".hydra" not in path.parts), key=_natural)
+    studies = set(studies_below(folder))
+    configured = {path.parent for path in folder.rglob("config.yaml") if ".hydra" not in path.parts}
+    below = sorted(configured - studies, key=_natural)
     decoded = [path for path in below if any((path / name).exists() for name in ROUNDS)]
     if not decoded:
         raise UsageError(f"There is no run with rounds in or below {folder}: `{COMMAND}` makes one.")

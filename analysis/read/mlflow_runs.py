@@ -3,6 +3,7 @@
 Nothing is written and no store is changed or created. MLflow is imported inside functions, so that commands start fast.
 """
 
+import re
 import warnings
 from collections.abc import Callable
 from functools import partial
@@ -61,23 +62,63 @@ def study_files(tracking_uri: str, experiment: str, study: str, overlay: str) ->
     UsageError for a store that does not exist or has no such run; `overlay` (of conf/experiment) would make one.
     """
     client, uri = _client(tracking_uri)
-    found = _asked(uri, client.get_experiment_by_name, experiment)
-    runs = []
-    if found is not None:
-        runs = _asked(
-            uri,
-            client.search_runs,
-            [found.experiment_id],
-            filter_string=f"tags.`specdec.study` = '{study}' and attributes.status = 'FINISHED'",
-            order_by=["attributes.start_time DESC"],
-            max_results=1,
-        )
+    runs = _studies(client, uri, experiment, f"tags.`specdec.study` = '{study}'", most=1)
     if not runs:
         raise UsageError(
             f"The experiment {experiment!r} has no finished study {study!r}: "
             f"`python -m specdec.run +experiment={overlay}` makes one."
         )
-    run_id = runs[0].info.run_id
+    return _files_of_study(client, uri, runs[0].info.run_id)
+
+
+def study_ids(tracking_uri: str, name: str) -> list[str]:
+    """Return the run id `name` if it is a study's, or those of all finished studies of the experiment `name`, newest
+    last. Empty where `name` is neither, or where there is no study.
+    """
+    client, uri = _client(tracking_uri)
+    if RUN_ID.fullmatch(name):
+        return [name] if "specdec.study" in _asked(uri, client.get_run, name).data.tags else []
+    found = _studies(client, uri, name, "tags.`specdec.role` = 'study'", most=_MOST_STUDIES)
+    return [run.info.run_id for run in reversed(found)]
+
+
+def files_of_study(tracking_uri: str, run_id: str) -> dict[str, Path]:
+    """Return the paths of `study.json` and of the tables of the study with this run id, by file name."""
+    client, uri = _client(tracking_uri)
+    return _files_of_study(client, uri, run_id)
+
+
+def has_main_run(tracking_uri: str, experiment: str) -> bool:
+    """Return True if the experiment exists and has a main run."""
+    client, uri = _client(tracking_uri)
+    found = _asked(uri, client.get_experiment_by_name, experiment)
+    main = "tags.`specdec.role` = 'main'"
+    return found is not None and bool(
+        _asked(uri, client.search_runs, [found.experiment_id], filter_string=main, max_results=1)
+    )
+
+
+RUN_ID = re.compile(r"[0-9a-f]{32}")
+_MOST_STUDIES = 1000  # of an experiment, that are looked at
+
+
+def _studies(client: Any, uri: str, experiment: str, condition: str, most: int) -> list[Any]:
+    """Return the finished studies of an experiment that meet a condition, newest first."""
+    found = _asked(uri, client.get_experiment_by_name, experiment)
+    if found is None:
+        return []
+    runs: list[Any] = _asked(
+        uri,
+        client.search_runs,
+        [found.experiment_id],
+        filter_string=f"{condition} and attributes.status = 'FINISHED'",
+        order_by=["attributes.start_time DESC"],
+        max_results=most,
+    )
+    return runs
+
+
+def _files_of_study(client: Any, uri: str, run_id: str) -> dict[str, Path]:
     names = [item.path for item in _asked(uri, client.list_artifacts, run_id)]
     kept = [name for name in names if name == "study.json" or name.endswith(".parquet")]
     return {name: Path(_asked(uri, client.download_artifacts, run_id, name)) for name in kept}

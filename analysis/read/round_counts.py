@@ -1,67 +1,125 @@
-"""Reads the rounds table in little memory: what the statistics count and time, a column after the other, names as
-categories and counts as small as they fit. Ten million rounds take some 700 MB.
+"""Reads the rounds table in little memory, an arm at a time: what the statistics count and time, names as categories
+and counts as small as they fit. A million rounds take some 60 MB.
 """
 
-from collections.abc import Iterable, Sequence
+from collections import OrderedDict
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from pandas.api.types import union_categoricals
 
-from ..rounds import COUNTED, GENERATION
+from specdec.errors import UsageError
+
+from ..arms import WORK, Arm, Arms
+from ..rounds import COUNTED, GENERATION, check_columns, check_once, check_rounds, numbered
+
+T = TypeVar("T")
 
 _NAMES = ("cell", "method", "prompt", "category", "truncation")
+_KEPT = 500_000  # rounds of arms that stay in memory for whoever asks again: all of a run of usual size
 
 
-def read_round_counts(path: Path) -> pd.DataFrame:
-    """Return the columns `COUNTED` of a rounds table, or of a folder of its part-files, sorted by generation.
+def read_arms(path: Path) -> Arms:
+    """Return the rounds of a run by arm, from its table or a folder of part-files: the columns `COUNTED`, sorted by
+    generation.
 
     Values are those of the file; types are narrower. Names are categories in the order of their letters, so that they
-    sort as text does.
+    sort as text does. Nobody writes to a table that it gives. An arm that contradicts itself is a UsageError when it is
+    read.
+
+    Raises:
+        OSError, ValueError: it is no Parquet table.
+        UsageError: it lacks a column.
     """
-    files = [pq.ParquetFile(each) for each in ([path] if path.is_file() else sorted(path.glob("*.parquet")))]
-    known = set(files[0].schema_arrow.names)
-    columns = {name: _column(files, name) for name in GENERATION if name in known}
-    order = _order(columns) if len(columns) == len(GENERATION) else None
-    for name in list(columns):
-        columns[name] = _taken(columns[name], order)
-    for name in COUNTED:
-        if name in known and name not in columns:
-            columns[name] = _taken(_column(files, name), order)
-    # Not copied: a table of many blocks is no slower here, and one large block would be there twice for a while.
-    return pd.DataFrame({name: columns[name] for name in COUNTED if name in columns}, copy=False)
+    file = _ArmFile(path)
+    texts = file.texts()
+    arms = sorted({(method, int(gamma)) for method, gamma in zip(texts["method"], texts["gamma"], strict=True)})
+    return Arms({arm: partial(file.read, arm) for arm in arms}, texts)
 
 
-def _column(files: Sequence[pq.ParquetFile], name: str) -> Any:
-    """Return one column as an array: categories, counts, or seconds. A row group after the other, so that nothing is
-    there twice.
-    """
-    groups = (
-        file.read_row_group(group, columns=[name]).column(name)
-        for file in files
-        for group in range(file.metadata.num_row_groups)
-    )
-    if name in _NAMES:
-        return _names(groups, sum(file.metadata.num_rows for file in files))
-    array: np.ndarray | None = None
-    done = 0
-    for values in groups:
-        part = values.to_numpy()
-        if array is None:
-            array = np.empty(sum(file.metadata.num_rows for file in files), dtype=part.dtype)
-        array[done : done + len(part)] = part
-        done += len(part)
-    if array is None or not len(array):
-        return np.empty(0)
-    if array.dtype.kind in "if" and array[0] == array.min() == array.max():
-        return np.broadcast_to(array[:1].copy(), array.shape)  # a run without repeats, or a clock that stood still
-    if array.dtype.kind == "i":
-        fits = (each for each in (np.int16, np.int32) if _holds(each, array))
-        return array.astype(next(fits, np.int64))
-    return array
+class _ArmFile:
+    """Reads arms of a rounds table, or of a folder of its part-files."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._files = [
+            pq.ParquetFile(each, read_dictionary=_NAMES)
+            for each in ([path] if path.is_file() else sorted(path.glob("*.parquet")))
+        ]
+        for file in self._files:
+            self._refuse(check_columns, file.schema_arrow.names)
+        self._groups: dict[Arm, list[tuple[int, int]]] = {}
+        self._open: OrderedDict[Arm, pd.DataFrame] = OrderedDict()
+
+    def texts(self) -> pd.DataFrame:
+        """Look up which row groups hold the rounds of which arm; return the texts of all (see `Arms`)."""
+        key = ["method", "gamma", *WORK]
+        found = []
+        for number, file in enumerate(self._files):
+            for group in range(file.metadata.num_row_groups):
+                table = file.read_row_group(group, columns=[*key, "committed"])
+                texts = table.group_by(key, use_threads=False).aggregate([("committed", "sum"), ("committed", "count")])
+                found.append(texts.to_pandas().astype({"method": "str", "prompt": "str"}))
+                for method, gamma in found[-1][["method", "gamma"]].drop_duplicates().itertuples(index=False):
+                    self._groups.setdefault((method, int(gamma)), []).append((number, group))
+        parts = pd.concat(found).groupby(key, sort=False)[["committed_sum", "committed_count"]].sum()
+        return parts.set_axis(["tokens", "rounds"], axis=1).reset_index()
+
+    def read(self, arm: Arm) -> pd.DataFrame:
+        """Return the rounds of an arm, sorted by generation; UsageError if they contradict themselves."""
+        if arm not in self._open:
+            self._open[arm] = self._read(arm)
+        self._open.move_to_end(arm)
+        while len(self._open) > 1 and sum(map(len, self._open.values())) > _KEPT:
+            self._open.popitem(last=False)
+        return self._open[arm]
+
+    def _read(self, arm: Arm) -> pd.DataFrame:
+        parts: dict[str, list[Any]] = {name: [] for name in COUNTED}
+        for number, group in self._groups[arm]:
+            table = self._files[number].read_row_group(group, columns=list(COUNTED))
+            table = table.filter(pc.and_(pc.equal(table["method"], arm[0]), pc.equal(table["gamma"], arm[1])))
+            for name, values in parts.items():
+                values.append(_names(table[name]) if name in _NAMES else _numbers(table[name]))
+        columns: dict[str, Any] = {name: _joined(parts.pop(name)) for name in COUNTED}
+        pa.default_memory_pool().release_unused()
+        order = _order(columns)
+        rounds = pd.DataFrame({name: _taken(values, order) for name, values in columns.items()}, copy=False)
+        self._refuse(check_rounds, rounds)
+        generation = numbered(rounds, GENERATION)
+        same = generation[1:] == generation[:-1]
+        if (same & (np.diff(rounds["round"]) <= 0)).any():  # else no round can be there twice
+            self._refuse(check_once, rounds)
+        return rounds
+
+    def _refuse(self, check: Callable[[T], None], table: T) -> None:
+        """Name the file in what a check complains of."""
+        try:
+            check(table)
+        except ValueError as error:
+            raise UsageError(f"{self._path}: {error}.") from None
+
+
+def _names(values: pa.ChunkedArray) -> pd.Categorical:
+    array = values.unify_dictionaries().combine_chunks()
+    names = pd.Index(array.dictionary.to_pylist(), dtype="str")
+    return pd.Categorical.from_codes(array.indices.to_numpy(), categories=names)
+
+
+def _numbers(values: pa.ChunkedArray) -> np.ndarray:
+    """Return counts as small as they fit, or seconds."""
+    array = values.to_numpy()
+    if array.dtype.kind != "i" or not len(array):
+        return array
+    fits = (each for each in (np.int16, np.int32) if _holds(each, array))
+    return array.astype(next(fits, np.int64))
 
 
 def _holds(small: Any, array: np.ndarray) -> bool:
@@ -69,22 +127,14 @@ def _holds(small: Any, array: np.ndarray) -> bool:
     return bool(limits.min <= array.min() and array.max() <= limits.max)
 
 
-def _names(groups: Iterable[pa.ChunkedArray], size: int) -> pd.Categorical:
-    """Return text as categories in alphabetical order."""
-    codes, done = np.empty(size, dtype=np.int32), 0
-    number: dict[str, int] = {}  # of each name in the order in which they come
-    for values in groups:
-        for chunk in values.chunks:
-            if not pa.types.is_dictionary(chunk.type):
-                chunk = chunk.dictionary_encode()
-            places = [number.setdefault(str(name), len(number)) for name in chunk.dictionary.to_pylist()]
-            codes[done : done + len(chunk)] = np.array(places, dtype=np.int32)[chunk.indices.to_numpy()]
-            done += len(chunk)
-    names = np.array(list(number), dtype=object)
-    alphabetical = np.argsort(names, kind="stable")
-    place = np.empty(len(names), dtype=np.min_scalar_type(-max(1, len(names))))
-    place[alphabetical] = np.arange(len(names))
-    return pd.Categorical.from_codes(place[codes], categories=pd.Index(names[alphabetical], dtype="str"))
+def _joined(parts: list[Any]) -> Any:
+    """Return a column from its parts: names as categories in alphabetical order, a single value without its copies."""
+    if isinstance(parts[0], pd.Categorical):
+        return union_categoricals(parts, sort_categories=True)
+    array = np.concatenate(parts)
+    if len(array) and array.dtype.kind in "if" and array[0] == array.min() == array.max():
+        return np.broadcast_to(array[:1].copy(), array.shape)  # a run without repeats, or a clock that stood still
+    return array
 
 
 def _order(columns: dict[str, Any]) -> np.ndarray | None:

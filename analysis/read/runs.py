@@ -13,17 +13,17 @@ from pathlib import Path
 from typing import Any
 from weakref import WeakValueDictionary
 
-import numpy as np
 import pandas as pd
 
 from specdec.config import flattened
 from specdec.errors import UsageError
 from specdec.tracking.store import reason
 
+from ..arms import Arms
 from ..intervals import Interval
-from ..rounds import GENERATION, check_rounds, numbered
+from ..rounds import check_once, check_rounds
 from .facts import RunFacts, SessionFacts
-from .round_counts import read_round_counts
+from .round_counts import read_arms
 
 COMMAND = "python -m specdec.run +drafter=ngram"
 WRITTEN_BY = {  # file of a run: which runs write it; for the message where it is missing
@@ -88,27 +88,26 @@ class Run:
         rounds = self._table("rounds.parquet")
         try:
             check_rounds(rounds)
-            _check_one_gamma(rounds)
+            check_once(rounds)
         except ValueError as error:
             raise UsageError(f"{self.fetch('rounds.parquet')}: {error}.") from None
         return rounds
 
-    def round_counts(self) -> pd.DataFrame:
-        """Read the columns of the rounds table that statistics count, in little memory, sorted by generation.
+    def arms(self) -> Arms:
+        """Return the columns of the rounds table that statistics count, by arm, each read when it is asked for.
 
-        The table is shared as long as somebody holds it; nobody writes to it.
+        The file is shared as long as somebody holds it; nobody writes to its tables.
         """
         path = self.fetch("rounds.parquet")
         key = (str(path), path.stat().st_mtime_ns)
-        table = _open_tables.get(key)
-        if table is None:
+        found = _open_files.get(key)
+        if found is None:
             try:
-                table = read_round_counts(path)
+                found = read_arms(path)
             except (ValueError, OSError) as error:
                 raise _no_table(path, error) from None
-            _check_round_counts(path, table)
-            _open_tables[key] = table
-        return table
+            _open_files[key] = found
+        return found
 
     def generation_counts(self) -> pd.DataFrame:
         """Read one line per generation without its tokens and text."""
@@ -255,8 +254,8 @@ class Run:
         return _parsed(path.read_text(encoding="utf-8"), path)
 
 
-# Tables that are in use, by file and time of writing: sections of one page read the same one.
-_open_tables: WeakValueDictionary[tuple[str, int], pd.DataFrame] = WeakValueDictionary()
+# Rounds tables that are in use, by file and time of writing: sections of one page read the same one.
+_open_files: WeakValueDictionary[tuple[str, int], Arms] = WeakValueDictionary()
 _TEXTS = ("prompt_token_ids", "generated_token_ids", "text")
 
 
@@ -268,29 +267,6 @@ def _without(record: dict[str, Any], names: Iterable[str]) -> dict[str, Any]:
 
 def _no_table(path: Path, error: Exception) -> UsageError:
     return UsageError(f"{path} is no Parquet table ({reason(error)}); copy it again, or run again.")
-
-
-def _check_round_counts(path: Path, rounds: pd.DataFrame) -> None:
-    try:
-        check_rounds(rounds)
-        generation = numbered(rounds, GENERATION)
-        same = generation[1:] == generation[:-1]
-        if (same & (np.diff(rounds["round"]) <= 0)).any():  # else no round can be there twice
-            _check_one_gamma(rounds)
-    except ValueError as error:
-        raise UsageError(f"{path}: {error}.") from None
-
-
-def _check_one_gamma(rounds: pd.DataFrame) -> None:
-    """Raise ValueError if a round is there twice: somebody joined tables of several gammas, or of several runs."""
-    twice = rounds.duplicated([*GENERATION, "round"])
-    if twice.any():
-        row = rounds[twice].iloc[0]
-        raise ValueError(
-            f"round {row['round']} of prompt {row['prompt']!r} stands twice at gamma {row['gamma']}, so rounds of "
-            f"several gammas or runs are mixed in the cell {row['cell']!r}: give every gamma its own value in the "
-            "column gamma, and every run its own file"
-        )
 
 
 def _parsed(text: str, path: Path, line: int | None = None) -> dict[str, Any]:

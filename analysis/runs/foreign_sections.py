@@ -17,7 +17,6 @@ from specdec.theory.capped_geometric import tokens_per_round
 from ..acceptance.estimates import estimate_alpha, hazards, kaplan_meier_tokens, omega_error, robust_error
 from ..acceptance.fit_section import fit_section
 from ..acceptance.iid_section import Evidence, tests_section
-from ..acceptance.prediction import COUNTED
 from ..acceptance.prediction_section import prediction_section
 from ..account.foreign_account import (
     PARTS,
@@ -30,10 +29,11 @@ from ..account.foreign_account import (
     shown_gamma,
 )
 from ..account.formula_gap import CAUSES, curve_verdict, formula_verdict
+from ..arms import Arms
 from ..figures import run_figures
 from ..findings import Section, counted
 from ..intervals import Columns, Interval, bootstrap
-from ..read.foreign.imported import Imported
+from ..read.foreign.imported import Imported, PositionLengths
 from ..rounds import distinct_generations
 
 REFITS = 200  # of models, for the intervals of what they predict
@@ -338,22 +338,22 @@ def _prediction(data: _Data) -> Section:
     lengths = data.source.by_position
     if lengths is None:
         return Section(heading, (NO_DEPTHS,))
-    largest, smallest = max(data.accounts), min(data.accounts)
-    walked = [
-        (data.source.rounds if gamma == data.gamma else _slim(lengths.rounds(data.source.kind, gamma)))[list(COUNTED)]
-        for gamma in sorted({smallest, largest})
-    ]
-    table = data.sums.tables[largest]
+    kind = data.source.kind
+    makers = {(kind, gamma): partial(_walked, lengths, kind, gamma) for gamma in data.sums.tables}
+    table = data.sums.tables[max(data.accounts)]
     alpha = table[["alpha_numerator", "alpha_denominator"]].set_axis(["numerator", "denominator"], axis=1)
     return prediction_section(
-        pd.concat(walked, ignore_index=True),
+        Arms(makers, data.sums.texts.assign(method=kind)),
         alpha.rename_axis("prompt").reset_index(),
         None,
         data.title,
         data.replicates,
         data.seed,
-        totals=data.sums.totals(),
     )
+
+
+def _walked(lengths: PositionLengths, kind: str, gamma: int) -> pd.DataFrame:
+    return _slim(lengths.rounds(kind, gamma))
 
 
 # Rounds -------------------------------------------------------------------------------------------

@@ -15,14 +15,13 @@ import pandas as pd
 from matplotlib.figure import Figure
 from scipy.stats import rankdata
 
-from specdec.config import BASELINE
 from specdec.errors import UsageError
 
 from ..figures import style
 from ..findings import counted
 from ..intervals import Interval, percentile_bounds
 from ..read.runs import Run
-from ..rounds import by_gamma, prompt_categories, prompt_sums, shared_work
+from ..rounds import prompt_categories, prompt_sums
 from ..sums import LEVEL, with_replicates
 
 QUANTITIES = {  # quantity: what an axis calls it
@@ -60,17 +59,16 @@ def open_arms(run: Run) -> dict[int, RunArm]:
     Raises:
         UsageError: the run has no rounds, only the baseline's, or no prompt that the baseline and every gamma did.
     """
-    rounds = run.round_counts()
     try:
-        rounds = shared_work(rounds)
+        shared = run.arms().shared()
     except ValueError as error:
         raise UsageError(f"{run.source}: {error}; let the run finish, or run it again.") from None
-    arms = by_gamma(rounds)
+    arms = shared.by_gamma()
     if not arms:
         raise UsageError(f"{run.source} has only the baseline's rounds: run it with +drafter=NAME.")
     # Imported rounds may come without a baseline: no speedup then, but tokens per round.
-    baseline = prompt_sums(rounds[rounds["method"] == BASELINE]).add_prefix("baseline_")[list(BASELINE_SUMS)]
-    category = prompt_categories(rounds)
+    baseline = prompt_sums(shared.plain()).add_prefix("baseline_")[list(BASELINE_SUMS)]
+    category = prompt_categories(next(iter(shared.values())))
     sums = {gamma: prompt_sums(arm)[list(OWN_SUMS)].join(baseline).fillna(0.0) for gamma, arm in arms.items()}
     return {gamma: RunArm(table, category, run, gamma) for gamma, table in sums.items()}
 

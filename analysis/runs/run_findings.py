@@ -15,10 +15,11 @@ from ..acceptance.prediction_section import prediction_section
 from ..account.account_sections import account_section, verdict
 from ..account.formula_gap import FORMULA_ERRORS, account_gap, formula_verdict
 from ..account.gap_account import Account
+from ..arms import Arms
 from ..findings import Findings, Section
 from ..read.facts import RunFacts
 from ..read.runs import Run
-from ..rounds import distinct_generations, drafted, shared_work
+from ..rounds import distinct_generations
 from .quality import quality_metrics
 from .run_metrics import (
     limit_metrics,
@@ -84,16 +85,11 @@ def run_findings(run: Run) -> RunFindings:
     """
     facts, session, environment = run.facts(), run.session(), run.environment()
     replicates, seed = run.whole_number("measurement.bootstrap"), run.whole_number("seed")
-    rounds, generations, replay, alpha_sums = (
-        run.round_counts(),
-        run.generation_counts(),
-        run.replay(),
-        run.alpha_sums(),
-    )
+    arms, generations, replay, alpha_sums = run.arms(), run.generation_counts(), run.replay(), run.alpha_sums()
     own = replay[replay["kind"] == "own"]
     has_alpha = len(alpha_sums) > 0 and alpha_sums["denominator"].sum() > 0
     tables = RunTables(
-        rounds,
+        arms,
         generations,
         alpha_sums if has_alpha else None,
         {int(gamma): part for gamma, part in own.groupby("gamma")},
@@ -104,7 +100,7 @@ def run_findings(run: Run) -> RunFindings:
     cost = fitted_cost(run, run.calibration())
     metrics = {
         **arm.metrics,
-        **operation_metrics(summary, rounds, facts),
+        **operation_metrics(summary, facts),
         **({} if facts.simulated else lossless_metrics(session)),
         **total_variation(run.rounds, facts, replicates, seed),
         **(quality_metrics(run.rounds(), run.quality(), facts.primary_gamma, replicates, seed) if facts.judge else {}),
@@ -127,7 +123,7 @@ def run_findings(run: Run) -> RunFindings:
     found = RunFindings(
         sections=(),
         metrics=metrics,
-        curves=_curves(summary, rounds, replay, facts),
+        curves=_curves(summary, arms, replay, facts),
         arms=[
             {"gamma": gamma, "primary": gamma == summary.primary_gamma, **item.metrics, **_errors(item.account)}
             for gamma, item in summary.arms.items()
@@ -156,7 +152,7 @@ def _sections(run: Run, found: RunFindings, summary: Summary, replicates: int, s
     # A recorded text is replayed to measure, so a replay of it would predict text that it has read.
     other = None if found.simulated else replay[replay["kind"] == "baseline"]
     prediction = prediction_section(
-        run.round_counts(),
+        run.arms(),
         run.alpha_sums(),
         other,
         run.title,
@@ -176,18 +172,18 @@ def _sections(run: Run, found: RunFindings, summary: Summary, replicates: int, s
     return tuple(headed(section, run) for section in sections)
 
 
-def _curves(summary: Summary, rounds: pd.DataFrame, replay: pd.DataFrame, facts: RunFacts) -> Curves:
+def _curves(summary: Summary, arms: Arms, replay: pd.DataFrame, facts: RunFacts) -> Curves:
     """Return tokens per round and speedup by gamma; a model's speedup is its tokens over 1 + gamma c."""
-    speculative = drafted(shared_work(rounds))
+    shared = arms.shared().by_gamma()
     along_baseline = replay[replay["kind"] == "baseline"]
     largest = max(summary.arms)
     # Hazards at the largest gamma reach every depth that a shorter chain does.
-    table = hazards(distinct_generations(speculative[speculative["gamma"] == largest]))
+    table = hazards(distinct_generations(shared[largest]))
     curves: Curves = {f"curve.{kind}{name}": {} for name in MODELS for kind in ("", "speedup.")}
     for gamma, arm in summary.arms.items():
         values = {
             "capped_geometric": float(tokens_per_round(summary.alpha, gamma)),
-            "position": position_tokens(speculative[speculative["gamma"] == gamma], table),
+            "position": position_tokens(shared[gamma], table),
         }
         replayed = along_baseline[along_baseline["gamma"] == gamma]
         if len(replayed) and not facts.simulated:  # recorded text is measured by its replay: no second opinion

@@ -18,15 +18,15 @@ from ..rounds import drafted
 from .summary import Summary
 
 
-def operation_metrics(summary: Summary, rounds: pd.DataFrame, facts: RunFacts) -> dict[str, float]:
+def operation_metrics(summary: Summary, facts: RunFacts) -> dict[str, float]:
     """Return arithmetic per token over the baseline's (theory.md 2.2), by formula and as evaluated; nothing for a
     target that does none.
     """
     if facts.target_flops == 0:
         return {}
     c_ops = facts.drafter_flops / facts.target_flops
-    arm = drafted(rounds[rounds["gamma"] == summary.primary_gamma])
-    evaluated = (arm["offered_nodes"] * (1 + c_ops) + 1).sum() / arm["committed"].sum()
+    sums = summary.arms[summary.primary_gamma].sums.sum()
+    evaluated = (sums["nodes"] * (1 + c_ops) + sums["rounds"]) / sums["tokens"]
     return {
         "cost.c_ops": c_ops,
         "operations.capped_geometric": float(operations(summary.alpha, summary.primary_gamma, c_ops)),

@@ -138,8 +138,9 @@ def _speedup_in_words(run: Run) -> str:
 
 def curves_section(run: Run) -> Section:
     """Show tokens per round and speedup over gamma, measured and by each model; in words where they part."""
-    arms, speculative = run.summary()["arms"], drafted(run.round_counts())
-    prompts = int(speculative["prompt"].nunique())
+    arms = run.summary()["arms"]
+    texts = drafted(run.arms().texts)
+    prompts, rounds = texts["prompt"].nunique(), int(texts["rounds"].sum())
     words, figures = [], []
     for quantity, name, error in (
         ("tokens_per_round", "tokens per round", "tokens_error"),
@@ -159,7 +160,7 @@ def curves_section(run: Run) -> Section:
             lines,
             title=run.title,
             ylabel=label,
-            basis=run_figures.Basis(prompts, len(speculative), run.metrics.get("account.alpha")),
+            basis=run_figures.Basis(prompts, rounds, run.metrics.get("account.alpha")),
             primary_gamma=run.primary_gamma,
         )
         paired = "error" in table  # an older run logged no paired errors
@@ -170,14 +171,16 @@ def curves_section(run: Run) -> Section:
 
 def lengths_section(run: Run) -> Section:
     """Show accepted tokens per round against the capped-geometric law, and where a round's time goes."""
-    rounds, alpha = run.round_counts(), run.metrics.get("account.alpha")
+    measured, alpha = run.arms(), run.metrics.get("account.alpha")
     words, figures = [], []
     try:
-        figure = run_figures.accepted_lengths(drafted(rounds), alpha, run.primary_gamma, title=run.title)
+        arms = measured.by_gamma()
+        primary = arms[max(arms) if run.primary_gamma is None else run.primary_gamma]
+        figure = run_figures.accepted_lengths(primary, alpha, title=run.title)
         figures.append(("accepted_lengths", figure))
     except ValueError as error:  # no proposal at all, or every round cut: there is no length to show
         words.append(f"Accepted lengths are not shown: {error}.")
-    figures.append(("time_split", run_figures.time_split(rounds, title=run.title)))
+    figures.append(("time_split", run_figures.time_split(measured, title=run.title)))
     return Section("Rounds: what is accepted, where the time goes", tuple(words), figures=tuple(figures))
 
 

@@ -19,17 +19,9 @@ from specdec.theory.speedup import speedup as theoretical_speedup
 from ..acceptance.estimates import hazards, position_tokens
 from ..acceptance.iid import IidTest, iid_tests
 from ..account.gap_account import Account, account_table, gap_account, shared_alpha
+from ..arms import WORK, Arms
 from ..intervals import Columns, Interval, bootstrap
-from ..rounds import (
-    arms_by_gamma,
-    check_rounds,
-    distinct_generations,
-    kept,
-    numbered,
-    prompt_categories,
-    prompt_sums,
-    shared_work,
-)
+from ..rounds import check_rounds, distinct_generations, prompt_categories, prompt_sums
 from .paper_metrics import PAPERS, category_members, paper_values
 
 OURS = ("speedup", "tokens_per_round", "alpha.mle", "accepted_per_offered")
@@ -42,13 +34,14 @@ class RunTables:
     """The tables of one cell.
 
     Attributes:
-        rounds, generations: a line per round, a line per generation.
+        arms: the rounds by method and gamma.
+        generations: a line per generation.
         alpha_sums: prompt, numerator and denominator of the mean of sum min(p, q) over the positions of the text with a
             proposal; None where the text gave none.
         replay: by gamma, the rounds V_1 that replays expect: prompt, tokens, rounds.
     """
 
-    rounds: pd.DataFrame
+    arms: Arms
     generations: pd.DataFrame
     alpha_sums: pd.DataFrame | None = None
     replay: Mapping[int, pd.DataFrame] = field(default_factory=dict)
@@ -56,10 +49,15 @@ class RunTables:
 
 @dataclass(frozen=True)
 class ArmSummary:
-    """The drafter at one gamma against the baseline: metrics by name, and the objects behind them."""
+    """The drafter at one gamma against the baseline: metrics by name, and the objects behind them.
+
+    Attributes:
+        sums: by prompt, as `rounds.prompt_sums` has them.
+    """
 
     method: str
     gamma: int
+    sums: pd.DataFrame
     metrics: dict[str, float]
     account: Account
     iid: dict[str, IidTest]
@@ -88,24 +86,26 @@ def summarise(
         ValueError: tables that contradict themselves, a missing baseline, several drafters or cells, or no rounds at
             the primary gamma.
     """
-    check_rounds(tables.rounds)
-    t1_s = float(tables.rounds.loc[tables.rounds["method"] == BASELINE, "verify_s"].mean())
-    rounds = shared_work(tables.rounds)
-    arms = arms_by_gamma(rounds, primary_gamma)
-    baseline = rounds[rounds["method"] == BASELINE]
-    acceptance = {gamma: distinct_generations(arm) for gamma, arm in arms.items()}
+    shared = tables.arms.shared()
+    arms = shared.of_one_drafter(primary_gamma)
+    t1_s = float(tables.arms.plain()["verify_s"].mean())
+    plain = {method: prompt_sums(shared.plain(method)) for method in (BASELINE, ORIGINAL)}
+    prompts = list(plain[BASELINE].index)
     text = tables.alpha_sums
     if text is not None:
-        text = text[text["prompt"].isin(rounds["prompt"].unique())]
-    alpha, alpha_sums = shared_alpha(acceptance[primary_gamma], text)
+        text = text[text["prompt"].isin(prompts)]
+    alpha, alpha_sums = shared_alpha(distinct_generations(arms[primary_gamma]), text)
 
-    of_text = _alpha_text(text, sorted(rounds["prompt"].unique()), replicates, seed)
+    of_text = _alpha_text(text, prompts, replicates, seed)
     summaries = {}
     for gamma, arm in arms.items():
-        sums = account_table(arm, baseline, gamma, tables.replay.get(gamma), alpha_sums)
+        check_rounds(arm)
+        distinct = distinct_generations(arm)
+        sums = account_table(arm, plain[BASELINE], gamma, tables.replay.get(gamma), alpha_sums)
         account = gap_account(sums, alpha, gamma, t1_s, replicates, seed, text is not None)
-        tests = iid_tests(acceptance[gamma], permutations, seed)
-        table = _table(arm, acceptance[gamma], rounds, tables.generations)
+        tests = iid_tests(distinct, permutations, seed)
+        by_prompt = prompt_sums(arm)
+        table = _table(arm, by_prompt, prompt_sums(distinct), plain, tables.generations)
         category = prompt_categories(arm)
         flagged = _flagged(tables.generations, arm)
         headline = _headline(table, replicates, seed)
@@ -113,46 +113,43 @@ def summarise(
             **headline,
             **_unflagged(table, flagged, headline, replicates, seed),
             **_by_category(table, category, replicates, seed),
-            **_theory(account, arm, acceptance[gamma]),
+            **_theory(account, arm, distinct),
             **{f"account.{name}": value for name, value in account.factors.items()},
             **{f"iid.{name}_p": test.p_value for name, test in tests.items()},
             "account.alpha": alpha,
             **of_text,
         }
         defined = {name: float(value) for name, value in metrics.items() if not isnan(value)}
-        summaries[gamma] = ArmSummary(str(arm["method"].iloc[0]), gamma, defined, account, tests)
+        summaries[gamma] = ArmSummary(str(arm["method"].iloc[0]), gamma, by_prompt, defined, account, tests)
     return Summary(summaries, primary_gamma, alpha, "mle" if text is None else "text")
 
 
-def _table(arm: pd.DataFrame, distinct: pd.DataFrame, rounds: pd.DataFrame, generations: pd.DataFrame) -> pd.DataFrame:
+def _table(
+    arm: pd.DataFrame,
+    sums: pd.DataFrame,
+    distinct: pd.DataFrame,
+    plain: Mapping[str, pd.DataFrame],
+    generations: pd.DataFrame,
+) -> pd.DataFrame:
     """Return sums per prompt (index) of the arm, its distinct repeats, the baseline, the original model, and prefill.
 
     Args:
-        rounds: those of all methods, over the work that they share.
+        sums, distinct: of the arm and of its distinct repeats, by prompt.
+        plain: of the baseline and of the original model, over the work that they share with the arm.
     """
-    work = pd.MultiIndex.from_frame(arm.loc[_first_of_works(arm), ["prompt", "repeat"]].astype({"prompt": "str"}))
-    done = generations[pd.MultiIndex.from_frame(generations[["prompt", "repeat"]]).isin(work)]
+    work = pd.MultiIndex.from_frame(Arms.of(arm).texts[WORK])
+    done = generations[pd.MultiIndex.from_frame(generations[WORK]).isin(work)]
     ours = (done["method"] == arm["method"].iloc[0]) & (done["gamma"] == arm["gamma"].iloc[0])
     theirs = done["method"] == BASELINE
-    table = prompt_sums(arm).join(prompt_sums(distinct)[["accepted", "tested"]].add_prefix("distinct_"))
-    for method in (BASELINE, ORIGINAL):
-        plain = kept(rounds, (rounds["method"] == method).to_numpy())
-        if plain.empty:
-            continue
-        table = table.join(prompt_sums(plain)[["tokens", "round_s"]].add_prefix(f"{method}_"))
+    table = sums.join(distinct[["accepted", "tested"]].add_prefix("distinct_"))
+    for method, of_method in plain.items():
+        if len(of_method):
+            table = table.join(of_method[["tokens", "round_s"]].add_prefix(f"{method}_"))
     return (
         table.join(done[ours].groupby("prompt")["prefill_s"].sum())
         .join(done[theirs].groupby("prompt")["prefill_s"].sum().rename("baseline_prefill_s"))
         .fillna(0.0)
     )
-
-
-def _first_of_works(arm: pd.DataFrame) -> np.ndarray:
-    """Return a mask [R] of one round for each prompt and repeat."""
-    number = numbered(arm, ["prompt", "repeat"])
-    mask = np.zeros(len(arm), dtype=bool)
-    mask[np.unique(number, return_index=True)[1]] = True
-    return mask
 
 
 def headline_values(sums: Columns) -> dict[str, np.ndarray]:

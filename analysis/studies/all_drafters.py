@@ -1,7 +1,6 @@
 """Study `all_drafters`: speed, costs and needs of every drafter on the same prompts, and how firm their order is."""
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -14,7 +13,7 @@ from ..runs.leaderboard import BASELINE_SUMS, OWN_SUMS, QUANTITIES, ArmSums, Sco
 from ..sums import finite, metric
 
 PLAIN = "baseline"
-PUBLISHED = Path(__file__).parents[1] / "papers" / "published_relatives.csv"
+PUBLISHED_SOURCE, PUBLISHED_MODEL, PUBLISHED_TASK = "Spec-Bench leaderboard", "Vicuna-7B-v1.3", "Overall"
 _METHODS = {  # the drafter that is the published method, in Spec-Bench's words
     "PLD": "ngram",
     "SpS": "small_model",
@@ -280,11 +279,14 @@ def spread(values: Sequence[float], gap: float) -> list[float]:
 
 
 def _published() -> Section:
-    printed = load_published(PUBLISHED).rename(columns={"model_draft": "method", "table": "GPU"})
+    columns: Mapping[str, str] = {"tokens_per_round": "tokens per round", "speedup_measured": "speedup"}
+    every = load_published()
+    theirs = every["source"].str.startswith(PUBLISHED_SOURCE) & every["metric"].isin(columns)
+    theirs &= (every["model_target"] == PUBLISHED_MODEL) & (every["task"] == PUBLISHED_TASK)
+    printed = every[theirs].rename(columns={"model_draft": "method", "table": "GPU"})
     wide = printed.pivot(index=["method", "GPU"], columns="metric", values="value").reset_index()
     wide.insert(1, "drafter here", wide["method"].map(_METHODS))
     wide = wide.sort_values(["GPU", "tokens_per_round"], ascending=[True, False]).reset_index(drop=True)
-    columns: Mapping[str, str] = {"tokens_per_round": "tokens per round", "speedup_measured": "speedup"}
     return Section(
         "The same methods as published",
         (

@@ -29,14 +29,17 @@ _EXACT = ("float32", "float64")
 
 @register("grid", overlay="ngrammys_grid")
 def findings(tables: Tables, about: About) -> Findings:
-    """Read `replay`, `block_times`, `host_times`, `live` and `skipped`."""
-    replay, live = tables["replay"], tables["live"]
+    """Read `replay`, `block_times`, `host_times`, `live`, `whole` and `skipped`."""
+    replay, live, whole = tables["replay"], tables["live"], tables["whole"]
     found = grid(replay, tables["block_times"], tables["host_times"], about.replicates, about.seed)
     check = live_check(found.texts, live)
     sections = [_tokens(found, tables["skipped"], about), _speed(found, tables["block_times"], about)]
+    if len(whole):
+        sections.append(_whole(whole, found.best("speedup"), about))
     if len(check):
         sections.append(_live(check, live, about))
-    return Findings(tuple(sections), _metrics(found, check), _curves(found))
+    metrics = _metrics(found, check) | _whole_metrics(whole, about)
+    return Findings(tuple(sections), metrics, _curves(found))
 
 
 # Numbers --------------------------------------------------------------------------------------------
@@ -157,6 +160,75 @@ def live_check(texts: pd.DataFrame, live: pd.DataFrame) -> pd.DataFrame:
             }
         )
     return pd.DataFrame(found)
+
+
+@dataclass(frozen=True)
+class WholeRuns:
+    """Whole live runs of all prompts in a few shapes, beside plain decoding in the same runs.
+
+    Attributes:
+        shapes: a line for each shape, in the order of the table: k, w, runs, tokens (per call), speedup and deviation
+            (mean and standard deviation of the runs' speedups; NaN for one run), low and high (95% prompt-bootstrap
+            interval of the speedup of all runs together), identical (share of texts that are the replayed ones).
+        lead: how much larger the first shape's speedup is than the second's, paired; None of one shape.
+    """
+
+    shapes: pd.DataFrame
+    lead: Interval | None
+
+
+def whole_runs(whole: pd.DataFrame, replicates: int, seed: int) -> WholeRuns:
+    """Compute the numbers from the study's table, which is not empty."""
+    drafted = whole[whole["w"] > 0]
+    plain = whole[whole["w"] == 0].set_index(["repeat", "stream"])["seconds"]
+    keys = pd.MultiIndex.from_frame(drafted[["repeat", "stream"]])
+    drafted = drafted.assign(plain_s=plain.reindex(keys).to_numpy())
+    sums = strategy_sums(drafted, ["k", "w"], ["seconds", "plain_s"], replicates, seed)
+    speedups = sums.ratio("plain_s", "seconds")
+    places = {shape: at for at, shape in enumerate(sums.cells.itertuples(index=False, name=None))}
+    order = list(dict.fromkeys(drafted[["k", "w"]].itertuples(index=False, name=None)))
+    # The fastest stands first, whatever the order of the runs was; the usual shape last.
+    order.sort(key=lambda shape: shape == USUAL)
+    lines = []
+    for shape in order:
+        runs = drafted[(drafted["k"] == shape[0]) & (drafted["w"] == shape[1])]
+        totals = runs.groupby("repeat")[["plain_s", "seconds"]].sum()
+        by_run = totals["plain_s"] / totals["seconds"]
+        bounds = sums.interval(speedups[:, places[shape]])
+        lines.append(
+            {
+                "k": int(shape[0]),
+                "w": int(shape[1]),
+                "runs": len(by_run),
+                "tokens": runs["tokens"].sum() / runs["rounds"].sum(),
+                "speedup": float(by_run.mean()),
+                "deviation": float(by_run.std()),
+                "low": bounds.low,
+                "high": bounds.high,
+                "identical": float(runs["identical"].mean()),
+            }
+        )
+    lead = None
+    if len(order) > 1:
+        lead = sums.interval(speedups[:, places[order[0]]] - speedups[:, places[order[1]]])
+    return WholeRuns(pd.DataFrame(lines), lead)
+
+
+def _whole_metrics(whole: pd.DataFrame, about: About) -> dict[str, float]:
+    """Return `grid.whole.*` of the fastest shape (best) and the usual one (10x10)."""
+    if whole.empty:
+        return {}
+    found = whole_runs(whole, about.replicates, about.seed)
+    metrics: dict[str, float] = {}
+    for at, line in enumerate(found.shapes.to_dict("records")):
+        names = [*(["best"] if at == 0 else []), *(["10x10"] if (line["k"], line["w"]) == USUAL else [])]
+        for name in names:
+            metrics |= metric(f"grid.whole.{name}.speedup", Interval(line["speedup"], line["low"], line["high"]))
+            metrics[f"grid.whole.{name}.deviation"] = line["deviation"]
+            metrics[f"grid.whole.{name}.tokens_per_call"] = line["tokens"]
+    if found.lead is not None:
+        metrics |= metric("grid.whole.lead", found.lead)
+    return finite(metrics)
 
 
 def _by_category(found: GridNumbers) -> pd.DataFrame:
@@ -329,6 +401,54 @@ def _how(times: pd.DataFrame, about: About, repeats: int) -> str:
     if late.any():
         note += f" {late.sum():,} of {len(times):,} calls were not made because study.seconds ran out."
     return note + (f" {counted(repeats, 'repeat')} of all timing." if repeats > 1 else "")
+
+
+# Whole runs -----------------------------------------------------------------------------------------
+
+
+def plus_minus(mean: float, deviation: float) -> str:
+    """Print a mean with the standard deviation of what it is the mean of, which is left out where it is not known."""
+    return f"{mean:.2f}" + ("" if np.isnan(deviation) else f" ± {deviation:.2f}")
+
+
+def _whole(whole: pd.DataFrame, fastest: Shape, about: About) -> Section:
+    found = whole_runs(whole, about.replicates, about.seed)
+    runs, streams = int(found.shapes["runs"].max()), int(whole["stream"].nunique())
+    said = [
+        f"({line['k']}, {line['w']}) {plus_minus(line['speedup'], line['deviation'])} at {line['tokens']:.2f} tokens "
+        "per call"
+        for line in found.shapes.to_dict("records")
+    ]
+    answer = f"Speedup of {counted(runs, 'whole run')} of {counted(streams, 'text')}: {'; '.join(said)}"
+    answer += "." if runs == 1 else ", mean ± standard deviation of the runs."
+    text = [answer]
+    if found.lead is not None:
+        verdict = ""
+        if found.lead.known:
+            better = "is faster beyond chance" if found.lead.low > 0 else "is slower beyond chance"
+            none = "does not differ beyond chance" if found.lead.low <= 0 <= found.lead.high else better
+            verdict = f": the shape chosen {none} on other prompts"
+        text.append(f"The first leads by {found.lead:.2f} (paired by text){verdict}.")
+    text.append(
+        f"The shape {fastest} was chosen by its predicted speedup on the same texts. Each text is decoded in all "
+        "shapes and plainly in turn; seconds are those of decoding, prefill apart."
+    )
+    shown = pd.DataFrame(
+        {
+            "shape": _names(found.shapes),
+            "tokens per call": found.shapes["tokens"].map("{:.3f}".format),
+            "speedup, mean ± deviation of the runs": [
+                plus_minus(line["speedup"], line["deviation"]) for line in found.shapes.to_dict("records")
+            ],
+            "95% interval over prompts": [
+                "–" if np.isnan(line["low"]) else f"{line['low']:.2f} to {line['high']:.2f}"
+                for line in found.shapes.to_dict("records")
+            ],
+            "texts as replayed": found.shapes["identical"].map("{:.0%}".format),
+        }
+    )
+    caption = f"{counted(runs, 'whole run')} of {counted(streams, 'text')} of {about.prompts}"
+    return Section("Whole runs", tuple(text), ((caption, shown),))
 
 
 # Live runs ------------------------------------------------------------------------------------------

@@ -31,29 +31,46 @@ _FLAT = 1.1  # slow-down over all sizes below which nothing can be said about wh
 _LEVELS = (1.1, 1.5, 2, 4, 8, 16, 32)  # of the lines of equal slow-down
 _CACHES = {
     "packed": "packed into one sequence over one cache: 1 + k w of them",
-    "rows": "in k rows, each with a root and a copy of the cache: k (w + 1) of them",
+    "rows": "in a batch of k rows, each with a root and a copy of the cache: k (w + 1) of them",
+}
+_SHORT = {"packed": "packed", "rows": "in rows"}
+_NO_WIDTH = {
+    "packed": "at w = 0, whatever k, a call is a plain step",
+    "rows": "at w = 0 a call evaluates k roots",
 }
 
 
 @register("phase_transition")
 def findings(tables: Tables, about: About) -> Findings:
-    """Read `block_times` and `intensity`."""
-    times, intensity = tables["block_times"], tables["intensity"]
-    cells = slowdowns(times)
-    contexts = sorted(int(context) for context in cells["context"].unique())
+    """Read `block_times` and `intensity`. Single figures are those of the first evaluation that was timed."""
+    ways = {str(name): times for name, times in tables["block_times"].groupby("evaluation", sort=False)}
+    cells = {name: slowdowns(times) for name, times in ways.items()}
+    first = next(iter(ways))
+    times, mine = ways[first], cells[first]
+    intensity = tables["intensity"]
+    intensity = intensity[intensity["evaluation"] == first]
+    contexts = sorted(int(context) for context in mine["context"].unique())
     middle = contexts[len(contexts) // 2]  # at which single figures are given
-    grown = {context: growth(times, context) for context in contexts}
-    ridge = roofline_ridge(intensity, middle)
+    grown = {
+        name: {context: growth(each, context) for context in sorted(set(cells[name]["context"]))}
+        for name, each in ways.items()
+    }
+    ridge, tiles = roofline_ridge(intensity, middle), grown.get("packed", {}).get(middle)
     sections = (
-        _slowdown_section(times, cells, grown[middle], middle, about),
-        _bound_section(times, grown, product_lines(intensity, middle), middle, ridge, about),
+        _slowdown_section(tables["block_times"], cells, grown[first][middle], middle, about),
+        _bound_section(times, grown[first], product_lines(intensity, middle), middle, ridge, tiles, about),
         _context_section(times, cells, contexts),
     )
-    curves = {
-        f"curve.slowdown.{context}": dict(zip(each.tokens.tolist(), each.slowdown.tolist(), strict=True))
-        for context, each in grown.items()
-    }
-    return Findings(sections, _metrics(cells, grown, middle, ridge), curves)
+    metrics, curves = _metrics(mine, grown[first], middle, ridge) | _over_other(cells, contexts), {}
+    for name, by_context in grown.items():
+        stem = "" if name == first else f"{name}."
+        if stem:
+            others = _metrics(cells[name], by_context, middle, None)
+            metrics |= {key.replace("transition.", f"transition.{stem}", 1): value for key, value in others.items()}
+        for context, each in by_context.items():
+            points = dict(zip(each.tokens.tolist(), each.slowdown.tolist(), strict=True))
+            curves[f"curve.slowdown.{stem}{context}"] = points
+    return Findings(sections, metrics, curves)
 
 
 # Numbers --------------------------------------------------------------------------------------------
@@ -223,8 +240,32 @@ def _metrics(cells: pd.DataFrame, grown: Mapping[int, Growth], middle: int, ridg
         values[f"transition.tokens_within_50pct{end}"] = grown[context].within(1.5)
     for context in grown:
         values[f"transition.t11_ms.{context}"] = 1e3 * _cell(cells, UNIT, context, "seconds")
-        values[f"transition.slowdown.{USUAL[0]}x{USUAL[1]}.{context}"] = _cell(cells, USUAL, context)
+        values[f"transition.slowdown.10x10.{context}"] = _cell(cells, USUAL, context)
+        values[f"transition.over_step.10x10.{context}"] = over_step(cells, USUAL, context)
     return finite(values)
+
+
+def over_step(cells: pd.DataFrame, shape: Shape, context: int) -> float:
+    """Return t(shape) over t(1, 0), the call on a single token; NaN where one of them was not timed."""
+    return _cell(cells, shape, context) / _cell(cells, PLAIN, context)
+
+
+def rows_over_packed(cells: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
+    """Return the seconds of calls evaluated in rows over those of the same shapes packed, where both were timed: k, w,
+    context, ratio. Empty where one of the two evaluations was not timed.
+    """
+    if not {"rows", "packed"} <= set(cells):
+        return pd.DataFrame(columns=["k", "w", "context", "ratio"])
+    keys = ["k", "w", "context"]
+    both = cells["rows"].merge(cells["packed"], on=keys, suffixes=("", "_packed"))
+    return both[keys].assign(ratio=both["seconds"] / both["seconds_packed"])
+
+
+def _over_other(cells: Mapping[str, pd.DataFrame], contexts: list[int]) -> dict[str, float]:
+    """Return `transition.rows_over_packed.10x10` by context."""
+    ratios = rows_over_packed(cells)
+    name = "transition.rows_over_packed.10x10"
+    return finite({f"{name}.{context}": _cell(ratios, USUAL, context, "ratio") for context in contexts})
 
 
 def _cell(cells: pd.DataFrame, shape: Shape, context: int, column: str = "slowdown") -> float:
@@ -240,10 +281,13 @@ def _of_shape(table: pd.DataFrame, shape: Shape) -> pd.DataFrame:
 # How much longer a call takes -----------------------------------------------------------------------
 
 
-def _slowdown_section(times: pd.DataFrame, cells: pd.DataFrame, each: Growth, middle: int, about: About) -> Section:
-    evaluated = _CACHES[str(times["evaluation"].iloc[0])]
-    unit = _cell(cells, UNIT, middle, "seconds")
-    usual, plain = _cell(cells, USUAL, middle), _cell(cells, PLAIN, middle)
+def _slowdown_section(
+    times: pd.DataFrame, cells: Mapping[str, pd.DataFrame], each: Growth, middle: int, about: About
+) -> Section:
+    """Write the first section; `each` is the growth of the first evaluation."""
+    first, mine = next(iter(cells.items()))
+    unit = _cell(mine, UNIT, middle, "seconds")
+    usual, plain = _cell(mine, USUAL, middle), _cell(mine, PLAIN, middle)
     answer = (
         f"With {middle:,} tokens in the cache a call costs at most 10% more than t(1, 1) = {1e3 * unit:.3g} ms "
         f"{_up_to(each, 1.1)}, and at most 50% more {_up_to(each, 1.5)}"
@@ -251,26 +295,33 @@ def _slowdown_section(times: pd.DataFrame, cells: pd.DataFrame, each: Growth, mi
     )
     meaning = (
         "A shape is k rows of w draft tokens after the root, the last committed token; its tokens are evaluated "
-        f"{evaluated}. The slow-down is t(k, w) over t(1, 1), as in N-Grammys (2411.03786); (1, 0) is a plain step of "
-        "decoding" + ("." if np.isnan(plain) else f" and takes {plain:.2f} of t(1, 1).")
+        f"{_CACHES[first]}. The slow-down is t(k, w) over t(1, 1), as in N-Grammys (2411.03786)."
     )
-    spread = cells["spread"].dropna()
+    if not np.isnan(plain):
+        meaning += f" A plain step of decoding, the call on a single token (1, 0), takes {plain:.2f} of t(1, 1)"
+        meaning += "." if np.isnan(usual) else f"; (10, 10) takes {usual / plain:.2f} times as long as that."
+    everything = pd.concat(cells.values())
+    spread = everything["spread"].dropna()
     scatter = (
         f"; standard deviation over mean {spread.median():.1%} in the median cell, {spread.max():.0%} in the worst"
     )
+    evaluated = "; ".join(f"{_CACHES[name]}, and {_NO_WIDTH[name]}" for name in cells)
     figure = _heat_maps(
         cells,
         title=f"Slow-down of a call on k rows of w draft tokens\n{about.title}",
-        caption=f"Mean of {_calls(cells)} for each cell{scatter if len(spread) else ''}. w counts draft tokens, "
-        f"without the root; at w = 0, whatever k, a call is a plain step. Tokens are evaluated {evaluated}. White "
-        "lines: equal slow-down.",
+        caption=f"Mean of {_calls(everything)} for each cell{scatter if len(spread) else ''}. w counts draft tokens, "
+        f"without the root. Tokens are evaluated {evaluated}. White lines: equal slow-down.",
     )
-    caption = f"t(k, w) / t(1, 1): mean of {_calls(cells)} ± their standard deviation; t(1, 1) in ms"
+    tables = [
+        (
+            f"t(k, w) / t(1, 1), evaluated {_SHORT[name]}: mean of {_calls(part)} ± their standard deviation; t(1, 1) "
+            "in ms",
+            _table(part),
+        )
+        for name, part in cells.items()
+    ]
     return Section(
-        "How much longer a call takes",
-        (answer, meaning, *_missing(times)),
-        tables=((caption, _table(cells)),),
-        figures=(("slowdown", figure),),
+        "How much longer a call takes", (answer, meaning, *_missing(times)), tuple(tables), (("slowdown", figure),)
     )
 
 
@@ -288,7 +339,7 @@ def _missing(times: pd.DataFrame) -> list[str]:
     """Say what was asked for and not timed, and why."""
     reasons = {"context": ("exceeds", "exceed", "what the target can hold"),
                "memory": ("needs", "need", "more memory than there is")}  # fmt: skip
-    cells = times.groupby(["k", "w", "context"])["missing"].agg(["first", "last"])
+    cells = times.groupby(["evaluation", "k", "w", "context"])["missing"].agg(["first", "last"])
     notes = [
         f"{counted(number, 'cell')} of {len(cells):,} {one if number == 1 else several} {what}"
         for reason, (one, several, what) in reasons.items()
@@ -327,8 +378,12 @@ def _bound_section(
     lines: pd.DataFrame,
     middle: int,
     ridge: float | None,
+    tiles: Growth | None,
     about: About,
 ) -> Section:
+    """Write the second section; `tiles` is the growth of packed calls: in rows, neighbouring sizes are other shapes,
+    whose copies of the cache make steps of their own.
+    """
     sentences = [_flat_part(grown[middle], middle)]
     if ridge is not None:
         bound = float(lines["threshold"].iloc[0])
@@ -337,14 +392,13 @@ def _bound_section(
             f"without any overhead would leave the memory-bound region at n* = {ridge:.3g} tokens."
         )
         sentences.append(_crossings(lines))
-    steps = grown[middle].steps(_ZOOM)
-    # In rows, neighbouring sizes are other shapes, whose copies of the cache make steps of their own.
-    if steps and (times["evaluation"] == "packed").all():
+    steps = [] if tiles is None else tiles.steps(_ZOOM)
+    if steps:
         largest = sorted(sorted(steps, key=lambda step: -step[2])[:4])
         listed = ", ".join(f"{a} to {b} ({rise:+.0%})" for a, b, rise in largest)
         sentences.append(
-            f"The time climbs in steps where one more token needs a further tile of a kernel; the largest up to "
-            f"{_ZOOM} tokens: from {listed}."
+            f"The time of packed calls climbs in steps where one more token needs a further tile of a kernel; the "
+            f"largest up to {_ZOOM} tokens: from {listed}."
         )
     caption = (
         f"Points: median over all calls on so many tokens, {int(times['k'].nunique())} x {int(times['w'].nunique())} "
@@ -412,9 +466,9 @@ def _products(lines: pd.DataFrame) -> pd.DataFrame:
 # Context and evaluation -----------------------------------------------------------------------------
 
 
-def _context_section(times: pd.DataFrame, cells: pd.DataFrame, contexts: list[int]) -> Section:
+def _context_section(times: pd.DataFrame, ways: Mapping[str, pd.DataFrame], contexts: list[int]) -> Section:
     short, long = contexts[0], contexts[-1]
-    sentences = []
+    cells, sentences = next(iter(ways.values())), []
     if short == long:
         sentences.append(f"One context was measured, {short:,} tokens: nothing can be said about its effect.")
     else:
@@ -437,29 +491,53 @@ def _context_section(times: pd.DataFrame, cells: pd.DataFrame, contexts: list[in
             f"takes {ratio:.2f} times as long as the one with fewest (median over {counted(sizes, 'size')}, {long:,} "
             f"cached): {why}."
         )
-    return Section("What context and evaluation change", tuple(sentences))
+    return Section("What context and evaluation change", (*sentences, *_ways_compared(ways, contexts)))
+
+
+def _ways_compared(cells: Mapping[str, pd.DataFrame], contexts: list[int]) -> list[str]:
+    """Say what a batch of rows costs over the same rows packed, by shape and context; nothing where one was timed."""
+    ratios = rows_over_packed(cells)
+    shapes = [each for each in ((10, 1), USUAL, (25, 14)) if len(_of_shape(ratios, each))]
+    wide = ratios[(ratios["k"] > 1) & (ratios["w"] > 0)]
+    if wide.empty:
+        return []
+    shapes = shapes or [max(wide[["k", "w"]].itertuples(index=False, name=None))]
+    listed = "; ".join(
+        f"{shape} " + ", ".join(f"{_cell(ratios, shape, context, 'ratio'):.2f}" for context in contexts)
+        for shape in shapes
+    )
+    behind = ", ".join(f"{context:,}" for context in contexts)
+    return [
+        f"A call in rows takes so many times as long as one on the same rows packed, behind {behind} cached tokens: "
+        f"{listed}. Rows are the cheaper way in {(wide['ratio'] < 1).mean():.0%} of the {len(wide)} shapes and "
+        "contexts with more than one row: each row reads a cache of its own, but attends to no token of another."
+    ]
 
 
 # Pictures -------------------------------------------------------------------------------------------
 
 
 @style.in_style
-def _heat_maps(cells: pd.DataFrame, *, title: str, caption: str) -> Figure:
-    """Draw slow-down by w and k, a map for each context, all in the same colours."""
-    contexts = sorted(int(context) for context in cells["context"].unique())
-    columns = min(2, len(contexts))
-    lines = -(-len(contexts) // columns)
-    figure, panels = style.new_panels(title, caption, 1.6 + 3.1 * lines, lines, columns, sharex=True, sharey=True)
-    top = max(2.0, float(cells["slowdown"].max()))
-    for panel, context in zip(panels.flat, contexts, strict=False):
-        grid = cells[cells["context"] == context].pivot(index="k", columns="w", values="slowdown")
-        if 0 in grid:  # a plain step stands for width 0 at every k: the calls are the same
+def _heat_maps(cells: Mapping[str, pd.DataFrame], *, title: str, caption: str) -> Figure:
+    """Draw slow-down by w and k, a map for each context, all in the same colours; several evaluations side by side."""
+    maps = [(name, int(context)) for name, part in cells.items() for context in sorted(part["context"].unique())]
+    beside = len(cells) > 1
+    columns = len(cells) if beside else min(2, len(maps))
+    lines = -(-len(maps) // columns)
+    places = sorted(maps, key=lambda each: each[1]) if beside else maps
+    figure, panels = style.new_panels(title, caption, 1.9 + 2.9 * lines, lines, columns, sharex=True, sharey=True)
+    top = max(2.0, *(float(part["slowdown"].max()) for part in cells.values()))
+    for panel, (name, context) in zip(panels.flat, places, strict=False):
+        part = cells[name]
+        grid = part[part["context"] == context].pivot(index="k", columns="w", values="slowdown")
+        if 0 in grid and name == "packed":  # a plain step stands for width 0 at every k: the calls are the same
             grid[0] = grid[0].fillna(grid[0].iloc[0])
         # Only the plain step is below 1: the scale begins at the unit.
         image = pictures.heat_map(panel, grid, LogNorm(1, top), ticks=9)
         _contours(panel, grid.to_numpy())
-        panel.set_title(f"{context:,} tokens in the cache", fontsize=11)
-    for panel in panels.flat[len(contexts) :]:
+        panel.set_title(f"{context:,} cached, {_SHORT[name]}" if beside else f"{context:,} tokens in the cache",
+                        fontsize=11)  # fmt: skip
+    for panel in panels.flat[len(maps) :]:
         panel.set_axis_off()
     for panel in panels[:, 0]:
         panel.set_ylabel("k, rows")

@@ -4,13 +4,14 @@ from collections.abc import Mapping
 
 import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from ..figures import pictures, style
 from ..findings import About, Findings, Section, Tables, counted, register
 from ..sums import curve, interval, printed, tokens_per_call
 
-_ENOUGH = 0.9  # share of what the largest k gains
+ENOUGH = 0.9  # share of what the largest k gains
 
 Lines = Mapping[tuple[str, int], pd.DataFrame]
 """(drafter, w) -> tokens per call over k."""
@@ -20,8 +21,8 @@ Lines = Mapping[tuple[str, int], pd.DataFrame]
 def findings(tables: Tables, about: About) -> Findings:
     """Read `topk` and `skipped`."""
     table = tables["topk"]
-    cells = tokens_per_call(table, ["drafter", "k", "w"], about.replicates, about.seed)
-    lines = {(str(name), int(w)): part.sort_values("k") for (name, w), part in cells.groupby(["drafter", "w"])}
+    lines = lines_of(table, about)
+    cells = pd.concat(lines.values())
     text = (_answer(cells), *_widths(lines), *_saturation(lines), *about.origin(table, tables["skipped"]))
     section = Section(
         "Tokens per call against top-k",
@@ -36,6 +37,20 @@ def findings(tables: Tables, about: About) -> Findings:
         metrics[f"topk.{name}.w{w}.best"] = float(best["tokens"])
         metrics[f"topk.{name}.w{w}.best_k"] = float(best["k"])
     return Findings((section,), metrics, curves)
+
+
+def lines_of(table: pd.DataFrame, about: About) -> Lines:
+    """Return tokens per call over k, with intervals, of the study's table."""
+    cells = tokens_per_call(table, ["drafter", "k", "w"], about.replicates, about.seed)
+    return {(str(name), int(w)): part.sort_values("k") for (name, w), part in cells.groupby(["drafter", "w"])}
+
+
+def enough(part: pd.DataFrame) -> int | None:
+    """Return the smallest k with `ENOUGH` of what its largest k gains over plain decoding; None without a gain."""
+    gained = part["tokens"] - 1
+    if len(part) < 2 or gained.iloc[-1] <= 0:
+        return None
+    return int(part.loc[gained >= ENOUGH * gained.iloc[-1], "k"].iloc[0])
 
 
 def _answer(cells: pd.DataFrame) -> str:
@@ -66,12 +81,10 @@ def _saturation(lines: Lines) -> list[str]:
     listed = []
     for name in dict.fromkeys(name for name, _ in lines):
         w = min(width for other, width in lines if other == name)
-        part = lines[name, w]
-        gained = part["tokens"] - 1
-        if len(part) > 1 and gained.iloc[-1] > 0:
-            k = int(part.loc[gained >= _ENOUGH * gained.iloc[-1], "k"].iloc[0])
+        k = enough(lines[name, w])
+        if k is not None:
             listed.append(f"{name} by k = {k} (w = {w})")
-    said = f"{_ENOUGH:.0%} of what the largest k gains over plain decoding is there: {', '.join(listed)}."
+    said = f"{ENOUGH:.0%} of what the largest k gains over plain decoding is there: {', '.join(listed)}."
     return [said] if listed else []
 
 
@@ -92,13 +105,18 @@ def _figure(lines: Lines, about: About) -> Figure:
     prompts = counted(int(cells["prompts"].iloc[0]), "prompt")
     caption = f"{prompts} of {about.prompts}, greedy texts replayed; {bands}. w: tokens of each row."
     figure, axes = style.new_figure(f"Tokens per call against top-k\n{about.title}", caption)
+    draw(axes, lines)
+    pictures.level(axes, 1, "plain decoding")
+    axes.set(xlabel="k, rows: the first tokens of the ranking", ylabel="tokens per call", xlim=(0, None))
+    style.legend_above(axes, 2)
+    return figure
+
+
+def draw(axes: Axes, lines: Lines) -> None:
+    """Draw tokens per call over k: a colour for each drafter, a dash for each w, intervals as bands."""
     names, widths = ({key: at for at, key in enumerate(sorted(set(keys)))} for keys in zip(*lines, strict=True))
     for (name, w), part in lines.items():
         colour, marker, *_ = style.look(names[name])
         axes.fill_between(part["k"], part["tokens_low"], part["tokens_high"], color=colour, alpha=0.12, linewidth=0)
         axes.plot(part["k"], part["tokens"], color=colour, linestyle=style.look(widths[w]).dash, marker=marker,
                   markersize=5, label=f"{name}, w = {w}")  # fmt: skip
-    pictures.level(axes, 1, "plain decoding")
-    axes.set(xlabel="k, rows: the first tokens of the ranking", ylabel="tokens per call", xlim=(0, None))
-    style.legend_above(axes, 2)
-    return figure

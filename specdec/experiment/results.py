@@ -6,7 +6,7 @@ knows no statistics.
 
 import json
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import nan
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from specdec.clock import Clock
@@ -128,7 +129,15 @@ def _decode_s(generation: Generation, clock: Clock) -> float:
 
 
 _KEPT_S = 1.0  # results of the last so many seconds are written together: prompts that take milliseconds share a file
-_GROUP = 1 << 16  # rounds in a row group of the table, which are in memory together
+_PART = 1 << 15  # rounds in a part-file
+_BLOCK = 1 << 18  # rounds of the table that are in memory together
+
+
+def _by_arm(rounds: pa.Table) -> Iterator[pa.Table]:
+    """Yield the rounds of each method and gamma, in their order."""
+    arms = rounds.group_by(["method", "gamma"], use_threads=False).aggregate([]).to_pylist()
+    for arm in arms:
+        yield rounds.filter(pc.and_(pc.equal(rounds["method"], arm["method"]), pc.equal(rounds["gamma"], arm["gamma"])))
 
 
 class ResultsFolder:
@@ -149,7 +158,7 @@ class ResultsFolder:
         """
         self._rounds += rounds
         self._generations += [json.dumps(line) + "\n" for line in generations]
-        if time.monotonic() - self._flushed > _KEPT_S or sum(map(len, self._rounds)) > _GROUP // 2:
+        if time.monotonic() - self._flushed > _KEPT_S or sum(map(len, self._rounds)) > _PART:
             self._flush()
 
     def _flush(self) -> None:
@@ -165,7 +174,10 @@ class ResultsFolder:
         self._flushed = time.monotonic()
 
     def compact(self) -> None:
-        """Join the part-files into `rounds.parquet` and drop them; nothing where no prompt was done."""
+        """Join the part-files into `rounds.parquet` and drop them; nothing where no prompt was done.
+
+        In a long table the rounds of an arm have row groups of their own: who counts them reads one arm at a time.
+        """
         self._flush()
         parts = sorted(self._parts.glob("part-*.parquet"))
         if not parts:
@@ -174,8 +186,9 @@ class ResultsFolder:
             waiting: list[pa.Table] = []
             for part in parts:
                 waiting.append(pq.read_table(part))
-                if sum(map(len, waiting)) > _GROUP:
-                    writer.write_table(pa.concat_tables(waiting))
+                if sum(map(len, waiting)) > _BLOCK:
+                    for arm in _by_arm(pa.concat_tables(waiting)):
+                        writer.write_table(arm)
                     waiting = []
             if waiting:
                 writer.write_table(pa.concat_tables(waiting))

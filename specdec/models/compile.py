@@ -123,7 +123,7 @@ class TracedStep:
         """
         Args:
             tokens: number of tokens in every call; None for any number from 2 on. If the first call is then a batch,
-                all calls are batches, of any number of sequences from 2 on.
+                all calls are batches, of any number of sequences from 2 on; so they are for a given number.
             kept: layers whose states are wanted (see `run_model`).
         """
 
@@ -159,9 +159,9 @@ class TracedStep:
 
         for view in [mask] if isinstance(mask, Tensor) else mask.values():
             torch._dynamo.mark_dynamic(view, [2, 3] if self._any else 3)
-        if self._any:
-            for each in (tokens, positions):
-                torch._dynamo.mark_dynamic(each, 1 if len(tokens) == 1 else [0, 1])
+        dynamic = [*([0] if len(tokens) > 1 else []), *([1] if self._any else [])]
+        for each in (tokens, positions) if dynamic else ():
+            torch._dynamo.mark_dynamic(each, dynamic)
         self._made = True
         # Set globally, not as an option of `torch.compile`: Dynamo itself must know, to keep weights out of the inputs.
         with config.patch(freezing=True):

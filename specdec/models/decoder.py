@@ -19,8 +19,8 @@ from specdec.models.attention import use_two_queries
 from specdec.models.cache import KVCache
 from specdec.models.compile import Mode, StaticStep, Step, TracedStep, only_sequence, run_model
 from specdec.models.draft_loop import Choice, StaticLoop
-from specdec.models.masks import MaskBuffers
-from specdec.models.path_batch import path_batch
+from specdec.models.masks import Mask, MaskBuffers
+from specdec.models.path_batch import PathBatch, path_batch, root_batch
 from specdec.records import Tree, chain_tree
 
 logger = logging.getLogger(__name__)
@@ -28,6 +28,7 @@ logger = logging.getLogger(__name__)
 _BUCKET = 512  # the capacity of a compiled cache is a multiple of this number of slots
 _ANY = 0  # the key of a pass for every number of tokens from 2 on
 _BATCH = -1  # the key of a pass for batches
+_ROOTS = -2  # the key of a pass for batches of roots alone
 # Kinds of layers whose state can be rolled back by forgetting slots.
 _ATTENTION = ("full_attention", "sliding_attention")
 
@@ -182,7 +183,8 @@ class Decoder(CachedModel):
 
     @property
     def compiled(self) -> tuple[int, ...]:
-        """Numbers of tokens that have a compiled pass; 0 stands for all from 2 on, -1 for batches."""
+        """Numbers of tokens that have a compiled pass; 0 stands for all from 2 on, -1 for batches, -2 for
+        batches of roots alone."""
         return () if self._compiled is None else tuple(sorted(self._compiled.steps))
 
     def start(self, prompt: Sequence[int], capacity: int, copies: int = 1) -> int:
@@ -253,13 +255,26 @@ class Decoder(CachedModel):
         Returns:
             logits [N+1, V], those of a node from the first sequence that holds it.
         """
-        batch = path_batch(tree)
+        return self._forward_batch(tokens, path_batch(tree))
+
+    def forward_roots(self, token: Tensor, sequences: int) -> Tensor:
+        """Evaluate the root [1] alone in each of `sequences` sequences, behind a copy of the prefix for each.
+
+        Returns:
+            logits [1, V], those of the first sequence.
+        """
+        return self._forward_batch(token, root_batch(sequences))
+
+    def _forward_batch(self, tokens: Tensor, batch: PathBatch) -> Tensor:
+        """Evaluate `tokens` [N+1] in the sequences of `batch`; return logits [N+1, V]."""
         if len(batch) > self.cache.copies:
             self.cache, self._steps = self.cache.grown(len(batch)), {}
         prefix = self.cache.length
         sequences = tokens[batch.index.to(self.device, non_blocking=True)]  # [B, L]
         mask = self._masks.view(batch.chain, prefix, self.cache.capacity)
         step = self._steps.get(_BATCH)
+        if step is not None and sequences.shape[1] == 1:
+            step = self._roots_step(sequences, prefix, mask)
         if prefix and isinstance(step, TracedStep):
             result = step(sequences, prefix, mask)
         else:
@@ -268,6 +283,18 @@ class Decoder(CachedModel):
         places = batch.places.to(self.device, non_blocking=True)
         self.states = None if result.states is None else result.states.flatten(0, 1)[places]
         return result.logits.flatten(0, 1)[places]
+
+    def _roots_step(self, sequences: Tensor, prefix: int, mask: Mask) -> Step | None:
+        """Return the pass for batches of one token a sequence, which a record of longer ones does not serve; None where
+        it cannot be recorded.
+        """
+        if _ROOTS not in self._steps and prefix > 2:
+            made = TracedStep(self.model, self.cache, 1, "trace", self.kept)
+            # Two sequences: the cache has more copies and more slots, and equal numbers would be taken for one.
+            made(sequences[:2], prefix, mask)
+            self.cache.length = prefix  # what was written stands in a free slot
+            self._steps[_ROOTS] = made
+        return self._steps.get(_ROOTS)
 
     def score(self, prompt: Sequence[int], text: Sequence[int], model: Any = None) -> Tensor:
         """Return the logits [len(text) + 1, V] of a given text after `prompt`; entry i predicts token i of the text.

@@ -50,3 +50,9 @@ def path_batch(tree: Tree) -> PathBatch:
                 seen[node + 1], places[node + 1] = True, sequence * width + column
         index.append([0, *(node + 1 for node in path), *[0] * (width - 1 - len(path))])
     return PathBatch(chain_tree(width - 1), torch.tensor(index), torch.tensor(places))
+
+
+@lru_cache(maxsize=64)
+def root_batch(sequences: int) -> PathBatch:
+    """Return `sequences` sequences of the root alone: rows of width 0, which no tree stands for."""
+    return PathBatch(chain_tree(0), torch.zeros(sequences, 1, dtype=torch.long), torch.zeros(1, dtype=torch.long))

@@ -16,7 +16,7 @@ from specdec.errors import ModelLoadError
 from specdec.models.cache import KVCache
 from specdec.models.decoder import CachedModel, Decoder
 from specdec.models.masks import MaskBuffers
-from specdec.models.path_batch import path_batch
+from specdec.models.path_batch import PathBatch, path_batch, root_batch
 from specdec.records import Tree, chain_tree
 
 # The modules that make keys and values of the cross-attention, under T5's names and under BART's.
@@ -91,7 +91,13 @@ class Seq2SeqDecoder(CachedModel):
 
     def forward_paths(self, tokens: Tensor, tree: Tree) -> Tensor:
         """Evaluate a tree as the batch of its paths (see `Decoder.forward_paths`); all sequences share the prompt."""
-        batch = path_batch(tree)
+        return self._forward_batch(tokens, path_batch(tree))
+
+    def forward_roots(self, token: Tensor, sequences: int) -> Tensor:
+        """Evaluate the root alone in each of `sequences` sequences (see `Decoder.forward_roots`)."""
+        return self._forward_batch(token, root_batch(sequences))
+
+    def _forward_batch(self, tokens: Tensor, batch: PathBatch) -> Tensor:
         if len(batch) > self.cache.copies:
             self._caches.self_attention_cache = self.cache = self.cache.grown(len(batch))
         logits = self._logits(tokens[batch.index.to(self.device, non_blocking=True)], batch.chain)

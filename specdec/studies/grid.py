@@ -1,5 +1,6 @@
 """Tokens per call and speedup over shapes, k rows of width w (N-Grammys, 2411.03786): rounds by replay, seconds from
-what calls, drafts and commits were measured to take, and live runs at the corners to check both.
+what calls, drafts and commits were measured to take, live runs at the corners to check both, and whole live runs in
+the fastest shape and the usual one.
 """
 
 import itertools
@@ -9,7 +10,9 @@ from typing import Annotated, Literal
 import pandas as pd
 from pydantic import Field
 
+from specdec.analysis.studies.grid import USUAL, grid
 from specdec.config import AtLeastOne, typed
+from specdec.prompts import first_turn
 from specdec.replay.walk import Cell
 from specdec.structures import Structure, structures
 from specdec.studies.base import Bench, Study, studies
@@ -34,6 +37,7 @@ class GridConfig:
     seconds: Annotated[float, Field(gt=0)]
     probe_tokens: AtLeastOne
     live_prompts: AtLeastOne
+    whole_runs: Annotated[int, Field(ge=0)]
 
 
 @studies.register("grid")
@@ -47,9 +51,11 @@ class RowsGrid(Study):
         the rounds of a short live run of the first prompt, in the corner cells, the middle one and plain decoding.
     `live`: repeat, k, w, stream, tokens, rounds, nodes (drafted), seconds (prefill apart), identical (to the text that
         was replayed), dtype: whole live runs of the last prompts in the corner cells, interleaved with plain decoding.
+    `whole`: the same of all prompts in the shape that is predicted to be fastest and in the usual one, where it is part
+        of the grid; with prompt. A repeat is a whole run.
     `skipped`: see `Bench.skipped`.
 
-    On a target without a model all times are the cost model's, and `live` is empty.
+    On a target without a model all times are the cost model's, and `live` and `whole` are empty.
     """
 
     def __init__(self, config: GridConfig) -> None:
@@ -67,7 +73,7 @@ class RowsGrid(Study):
         if bench.simulated:
             tables = self._simulated(bench, list(cells), contexts)
         else:
-            tables = self._measured(bench, streams, shapes, contexts)
+            tables = self._measured(bench, streams, shapes, contexts, table)
         return {"replay": table, **tables, "skipped": bench.skipped()}
 
     def _corners(self) -> list[Shape]:
@@ -75,7 +81,12 @@ class RowsGrid(Study):
         return sorted(set(itertools.product(*ends)))
 
     def _measured(
-        self, bench: Bench, streams: Sequence[Stream], shapes: Mapping[Shape, Structure], contexts: Sequence[int]
+        self,
+        bench: Bench,
+        streams: Sequence[Stream],
+        shapes: Mapping[Shape, Structure],
+        contexts: Sequence[int],
+        replayed: pd.DataFrame,
     ) -> dict[str, pd.DataFrame]:
         config = self._config
         live = LiveRuns(bench, ("k", "w"), PLAIN, shapes, streams)
@@ -85,10 +96,16 @@ class RowsGrid(Study):
         times["repeat"] = times["call"] // config.calls
         middle = self._k[len(self._k) // 2], self._w[len(self._w) // 2]
         probed = sorted({*self._corners(), middle})
+        host = live.host_times(streams[0], probed, config.repeats, config.probe_tokens)
+        # The choice is analysis' own: what is decoded whole is what the report calls the fastest.
+        fastest = grid(replayed, times, host, 1, bench.config.seed).best("speedup")
+        chosen = [shape for shape in dict.fromkeys([fastest, USUAL]) if shape in shapes]
+        whole = live.compared(streams, chosen, config.whole_runs)
         return {
             "block_times": times,
-            "host_times": live.host_times(streams[0], probed, config.repeats, config.probe_tokens),
+            "host_times": host,
             "live": live.compared(streams[-config.live_prompts :], self._corners(), config.repeats),
+            "whole": whole.assign(prompt=whole["stream"].map(first_turn)),
         }
 
     def _simulated(self, bench: Bench, shapes: Sequence[Shape], contexts: Sequence[int]) -> dict[str, pd.DataFrame]:
@@ -103,6 +120,7 @@ class RowsGrid(Study):
             "block_times": bench.simulated_calls([PLAIN, *shapes], contexts),
             "host_times": pd.DataFrame(host, columns=["repeat", "k", "w", *LiveRuns.HOST]),
             "live": pd.DataFrame(columns=["repeat", "k", "w", *LiveRuns.COMPARED]),
+            "whole": pd.DataFrame(columns=["repeat", "k", "w", *LiveRuns.COMPARED, "prompt"]),
         }
 
 

@@ -1,5 +1,6 @@
-"""Measures where verification stops being nearly free: t(k, w, context) of k rows of width w, and what each matrix
-product moves and computes for them beside what the machine can (N-Grammys, 2411.03786; theory.md 7.1).
+"""Measures where verification stops being nearly free: t(k, w, context) of k rows of width w, in a batch of k sequences
+as N-Grammys (2411.03786) evaluates them and packed into one, and what each matrix product moves and computes for them
+beside what the machine can (theory.md 7.1).
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,6 +13,7 @@ from pydantic import Field
 from specdec.config import AtLeastOne, typed
 from specdec.errors import UsageError
 from specdec.studies.base import Bench, Study, studies
+from specdec.targets.base.contract import Evaluation
 from specdec.theory.roofline import Product, threshold
 from specdec.timing.machine import Machine, measure_machine
 from specdec.timing.shapes import Shape, tokens_evaluated
@@ -23,14 +25,16 @@ class PhaseTransitionConfig:
     k: Annotated[list[AtLeastOne], Field(min_length=1)]
     w: Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
     contexts: Annotated[list[AtLeastOne], Field(min_length=1)]
+    evaluations: Annotated[list[Evaluation], Field(min_length=1)]
     calls: AtLeastOne
     seconds: Annotated[float, Field(gt=0)]
 
 
 @studies.register("phase_transition")
 class PhaseTransition(Study):
-    """Tables: `block_times`, as `time_shapes` has it, of all k x w and of (1, 0) and (1, 1), the units; `intensity`, a
-    line for each product, shape and context. No text is decoded: the cache is filled with the first prompt, repeated.
+    """Tables: `block_times`, as `time_shapes` has it, of all k x w and of (1, 0) and (1, 1), the units, in each way of
+    `study.evaluations` that the target can evaluate; `intensity`, a line for each product, shape, context and way. No
+    text is decoded: the cache is filled with the first prompt, repeated. `target.evaluation` is not used.
     """
 
     def __init__(self, config: PhaseTransitionConfig) -> None:
@@ -42,23 +46,29 @@ class PhaseTransition(Study):
             raise UsageError(
                 "Bad value target.name=replay: study 'phase_transition' times the calls of a model; use target=causal."
             )
+        able = [way for way in config.evaluations if way in target.capabilities.evaluations]
+        if not able:
+            raise UsageError(
+                f"Bad value study.evaluations={config.evaluations}: target {bench.config.target['name']!r} evaluates "
+                f"drafts only as {', '.join(target.capabilities.evaluations)}; use that."
+            )
         shapes = [(1, 0), (1, 1), *((k, w) for k in config.k for w in config.w)]
         prompt = bench.parts.prompts.prompts[0].tokens
-        times = bench.time_calls(prompt, shapes, config.contexts, config.calls, config.seconds)
+        times = bench.time_calls(prompt, shapes, config.contexts, config.calls, config.seconds, able)
         timed = times[times["missing"] == ""]
-        cells = timed[["k", "w", "context"]].drop_duplicates().itertuples(index=False, name=None)
+        cells = timed[["k", "w", "context", "evaluation"]].drop_duplicates().itertuples(index=False, name=None)
         products = target.products()
         # The machine last: its large buffers are no part of what was timed.
         machine = measure_machine(target.device, getattr(torch, target.describe()["dtype"])) if products else None
-        return {"block_times": times, "intensity": _intensity(products, cells, target.evaluation, machine)}
+        return {"block_times": times, "intensity": _intensity(products, cells, machine)}
 
 
-_COLUMNS = ["product", "inputs", "outputs", "k", "w", "context", "rows_evaluated", "bytes", "flops",
+_COLUMNS = ["product", "inputs", "outputs", "k", "w", "context", "evaluation", "rows_evaluated", "bytes", "flops",
             "operations_per_byte", "threshold"]  # fmt: skip
 
 
 def _intensity(
-    products: Sequence[Product], cells: Iterable[tuple[int, int, int]], evaluation: str, machine: Machine | None
+    products: Sequence[Product], cells: Iterable[tuple[int, int, int, str]], machine: Machine | None
 ) -> pd.DataFrame:
     """Return what a call reads and computes by product, and its operations per byte; sizes are 0 along the cache."""
     if machine is None:
@@ -67,11 +77,11 @@ def _intensity(
     lines = [
         (
             *(product.name, product.inputs or 0, product.outputs or 0),
-            *(k, w, context, tokens_evaluated(k, w, evaluation)),
+            *(k, w, context, evaluation, tokens_evaluated(k, w, evaluation)),
             *(float(copies * product.bytes(context)), float(copies * product.flops(tokens, context))),
             *(float(product.intensity(tokens, context)), bound),
         )
-        for k, w, context in cells
+        for k, w, context, evaluation in cells
         for product in products
         for copies, tokens in [_shared((k, w), evaluation, product)]
     ]
@@ -83,6 +93,6 @@ def _shared(shape: Shape, evaluation: str, product: Product) -> tuple[int, int]:
     A batch with a sequence for each row reads a copy of the cache for each; weights are read once for all.
     """
     k, w = shape
-    if product.cached and evaluation == "rows" and w:
+    if product.cached and evaluation == "rows":
         return k, w + 1
     return 1, tokens_evaluated(k, w, evaluation)

@@ -1,7 +1,9 @@
-"""Times verification calls on k rows of width w behind a number of cached tokens: t(k, w, context)."""
+"""Times verification calls on k rows of width w behind a number of cached tokens: t(k, w, context), evaluated packed,
+in rows, or in turn both ways.
+"""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -10,35 +12,43 @@ import torch
 
 from specdec.errors import UsageError, is_out_of_memory
 from specdec.progress import progress_bar
-from specdec.records import Draft, TextStart, Tree, chain_tree
+from specdec.records import Draft, TextStart, chain_tree
 from specdec.structures.rows import Rows
 from specdec.targets.base import Target
+from specdec.targets.base.contract import Evaluation
 from specdec.timing.timer import Timer
 
 logger = logging.getLogger(__name__)
 
 Shape = tuple[int, int]
-"""k, w: a draft of k rows of width w. A width of 0 is a call on the root alone, a plain step, whatever k."""
+"""k, w: a draft of k rows of width w. At a width of 0 a call evaluates the root alone: in rows a batch of k roots,
+packed a plain step, whatever k.
+"""
 
 
 def tokens_evaluated(k: int, w: int, evaluation: str) -> int:
     """Return the tokens of a call: packed, the root and k w nodes; in rows, each of the k rows has a root."""
-    if w == 0:
-        return 1
     return k * (w + 1) if evaluation == "rows" else 1 + k * w
 
 
 @torch.inference_mode()
 def time_shapes(
-    target: Target, tokens: Sequence[int], shapes: Sequence[Shape], contexts: Sequence[int], timer: Timer
+    target: Target,
+    tokens: Sequence[int],
+    shapes: Sequence[Shape],
+    contexts: Sequence[int],
+    timer: Timer,
+    evaluations: Sequence[Evaluation] = (),
 ) -> pd.DataFrame:
     """Time calls on random tokens: in each pass every shape behind every context, in random order, each after a call on
     the same shape that is not counted. What the target compiles is compiled before, for all sizes.
 
     Args:
         tokens: text for the cache, repeated to the length needed.
-        shapes: all shapes of width 0 are one, (1, 0).
+        shapes: packed, all shapes of width 0 are one, (1, 0).
         contexts: tokens in the cache; one that is too long for the target beside the widest shape is cut.
+        evaluations: ways of evaluating a draft that branches; behind each context all shapes are timed in one and then
+            in the next. Empty: the target's own.
     Returns:
         One line for each call asked for: k, w, context, evaluation, rows_evaluated (`tokens_evaluated`), call (from 0),
         seconds, missing. A call that was not made has no seconds (NaN), and `missing` says why: "context" (the
@@ -48,9 +58,42 @@ def time_shapes(
     """
     if "rows" not in target.capabilities.structures:
         raise UsageError("Bad value target: it evaluates no rows, so that k rows of width w cannot be timed.")
-    asked = sorted({(k if w else 1, w) for k, w in shapes})
-    fitting = [(k, w) for k, w in asked if w + 1 <= max(1, target.context_length // 2)]
-    longest = target.context_length - 1 - max((w for _, w in fitting), default=0)
+    own = target.evaluation
+    ways = list(dict.fromkeys(evaluations or [own]))
+    fitting = [(k, w) for k, w in shapes if w + 1 <= max(1, target.context_length // 2)]
+    depths = _depths(target, fitting, contexts)
+    series: dict[Evaluation, _Calls] = {}
+    try:
+        for way in ways:
+            target.evaluation = way
+            # One cache serves all ways, so it has room for the largest call of all.
+            series[way] = _Calls(target, tokens, asked_shapes(fitting, way), depths, timer, _room(fitting, ways))
+        # At once, because compiling for one way would give up what was compiled for another.
+        target.evaluation = "rows" if "rows" in ways else own
+        sizes = {size for calls in series.values() for size in calls.sizes}
+        copies = max(calls.copies for calls in series.values())
+        target.prepare(sizes, max(depths) + 1 + _room(fitting, ways), copies)
+        _time_all(target, series, depths, timer)
+    finally:
+        target.evaluation = own
+    lines = [
+        line
+        for way, calls in series.items()
+        for context in sorted({*contexts, *depths})
+        for shape in asked_shapes(shapes, way)
+        for line in calls.lines(shape, context)
+    ]
+    return pd.DataFrame(lines)
+
+
+def asked_shapes(shapes: Sequence[Shape], evaluation: str) -> list[Shape]:
+    """Return the distinct calls on some shapes, sorted: packed, rows of width 0 are one plain step."""
+    return sorted({(1 if w == 0 and evaluation == "packed" else k, w) for k, w in shapes})
+
+
+def _depths(target: Target, shapes: Sequence[Shape], contexts: Sequence[int]) -> list[int]:
+    """Return the contexts, cut to what the target can hold beside the widest shape."""
+    longest = target.context_length - 1 - max((w for _, w in shapes), default=0)
     cut = sorted({context for context in contexts if context > longest})
     if cut:
         logger.warning(
@@ -59,54 +102,73 @@ def time_shapes(
             target.context_length,
             longest,
         )
-    depths = sorted({min(context, longest) for context in contexts})
-    calls = _Calls(target, tokens, fitting, depths, timer)
+    return sorted({min(context, longest) for context in contexts})
+
+
+def _room(shapes: Sequence[Shape], evaluations: Sequence[Evaluation]) -> int:
+    """Return the slots of a cache that the largest call takes. Rows of a batch each have a cache of their own, which
+    holds one row of the draft and not all of it.
+    """
+    return 1 + max((k * w if way == "packed" else w for k, w in shapes for way in evaluations), default=0)
+
+
+def _time_all(target: Target, series: Mapping[Evaluation, "_Calls"], contexts: Sequence[int], timer: Timer) -> None:
+    """Make all calls of every way of evaluation, pass after pass."""
+    count = sum(len(calls.shapes) for calls in series.values())
     with progress_bar() as progress:
-        bar = progress.add_task("timing calls", total=timer.calls * len(depths) * len(fitting))
+        bar = progress.add_task("timing calls", total=timer.calls * len(contexts) * count)
         for _ in timer.passes():
-            for context in depths:
-                calls.visit(context)
-                progress.advance(bar, len(fitting))
-                timer.heartbeat()
-    lines: list[dict[str, Any]] = []
-    for context in sorted({*contexts, *depths}):
-        for shape in asked:
-            possible = context in depths and shape in fitting
-            missing = "context" if not possible else "memory" if (shape, context) in calls.lacking else "time"
-            about = _about(*shape, context, target.evaluation)
-            times = timer.seconds((shape, context))
-            for call in range(timer.calls):
-                made = call < len(times)
-                seconds = times[call] if made else float("nan")
-                lines.append({**about, "call": call, "seconds": seconds, "missing": "" if made else missing})
-    return pd.DataFrame(lines)
-
-
-def _about(k: int, w: int, context: int, evaluation: str) -> dict[str, Any]:
-    evaluated = tokens_evaluated(k, w, evaluation)
-    return {"k": k, "w": w, "context": context, "evaluation": evaluation, "rows_evaluated": evaluated}
+            for context in contexts:
+                for way, calls in series.items():
+                    target.evaluation = way
+                    calls.visit(context)
+                    progress.advance(bar, len(calls.shapes))
+                    timer.heartbeat()
 
 
 class _Calls:
-    """The drafts that are verified, and which of them behind which context there is no memory for."""
+    """The calls of one way of evaluation, and which of them behind which context there is no memory for.
+
+    Attributes:
+        shapes: those that are timed.
+        sizes: numbers of tokens of calls on one sequence.
+        copies: the most copies of the cache that there is memory for behind the longest context.
+        lacking: shapes and contexts that there was no memory for.
+    """
 
     def __init__(
-        self, target: Target, tokens: Sequence[int], shapes: Sequence[Shape], contexts: Sequence[int], timer: Timer
+        self,
+        target: Target,
+        tokens: Sequence[int],
+        shapes: Sequence[Shape],
+        contexts: Sequence[int],
+        timer: Timer,
+        room: int,
     ) -> None:
-        self._target, self._timer = target, timer
-        trees = {shape: _tree(*shape) for shape in shapes}
+        self._target, self._timer, self._room, self._contexts = target, timer, room, contexts
+        self._way: Evaluation = target.evaluation
+        self.shapes = shapes
+        trees = {shape: Rows(*shape).tree if shape[1] else chain_tree(0) for shape in shapes}
         largest = max((len(tree) for tree in trees.values()), default=0)
         drawn = torch.randint(target.vocab_size, (largest,), generator=timer.generator).to(target.device)
         self._drafts = {shape: Draft(drawn[: len(tree)], tree) for shape, tree in trees.items()}
-        # Rows of a batch each have a cache of their own, which holds one row of the draft and not all of it.
-        rows = target.evaluation == "rows"
-        self._room = 1 + (max((tree.depth for tree in trees.values()), default=0) if rows else largest)
         self._text = [tokens[index % len(tokens)] for index in range(max(contexts) + 1)]
         self.lacking: set[tuple[Shape, int]] = set()
-        longest = max(contexts)
-        copies = max((k for k, _ in self._affordable(longest)), default=1)
-        sizes = {len(tree) + 1 for tree in trees.values() if tree.is_chain or not rows}
-        target.prepare(sizes, longest + 1 + self._room, copies)
+        self.copies = max((k for k, _ in self._affordable(max(contexts))), default=1)
+        self.sizes = {len(tree) + 1 for tree in trees.values() if tree.is_chain or self._way == "packed"}
+
+    def lines(self, shape: Shape, context: int) -> Iterator[dict[str, Any]]:
+        """Yield a line of the table for each call that was asked for."""
+        k, w = shape
+        possible = context in self._contexts and shape in self.shapes
+        missing = "context" if not possible else "memory" if (shape, context) in self.lacking else "time"
+        evaluated = tokens_evaluated(k, w, self._way)
+        cell = {"k": k, "w": w, "context": context, "evaluation": self._way, "rows_evaluated": evaluated}
+        times = self._timer.seconds((self._way, shape, context))
+        for call in range(self._timer.calls):
+            made = call < len(times)
+            seconds = times[call] if made else float("nan")
+            yield {**cell, "call": call, "seconds": seconds, "missing": "" if made else missing}
 
     def visit(self, context: int) -> None:
         """Make one timed call on every shape behind `context` tokens."""
@@ -117,7 +179,7 @@ class _Calls:
         for shape in self._timer.shuffled(possible):
             try:
                 self._call(shape)
-                self._timer.time((shape, context), partial(self._target.verify, self._drafts[shape]))
+                self._timer.time((self._way, shape, context), partial(self._verify, shape))
                 self._target.discard()
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):
@@ -155,9 +217,12 @@ class _Calls:
         self.lacking |= {(shape, context) for shape in self._drafts if shape[0] == k}
 
     def _call(self, shape: Shape) -> None:
-        self._target.verify(self._drafts[shape])
+        self._verify(shape)
         self._target.discard()
 
-
-def _tree(k: int, w: int) -> Tree:
-    return Rows(k, w).tree if w else chain_tree(0)
+    def _verify(self, shape: Shape) -> None:
+        k, w = shape
+        if w:
+            self._target.verify(self._drafts[shape])
+        else:
+            self._target.verify_roots(k)

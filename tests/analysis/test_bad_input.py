@@ -11,6 +11,7 @@ import pytest
 
 from specdec.analysis.acceptance.iid import iid_tests
 from specdec.analysis.acceptance.models import compare_models
+from specdec.analysis.arms import Arms
 from specdec.analysis.figures.run_figures import (
     Basis,
     accepted_length_table,
@@ -42,7 +43,7 @@ def with_baseline(make_rounds: Callable[..., pd.DataFrame]) -> Callable[..., pd.
 @pytest.fixture
 def summary_of(make_generations: Callable[..., pd.DataFrame]) -> Callable[..., Summary]:
     def build(rounds: pd.DataFrame, **options: object) -> Summary:
-        tables = RunTables(rounds, make_generations(rounds), **options)
+        tables = RunTables(Arms.of(rounds), make_generations(rounds), **options)
         return summarise(tables, 2, replicates=60, permutations=19)
 
     return build
@@ -131,7 +132,7 @@ def test_figures_of_little_data_say_what_they_lack(odd, kind: str) -> None:
     single = kind in ("one prompt", "one round")
     assert ("no intervals" in figure.get_supxlabel()) == single
     assert ("Without intervals" in curve_in_words(measured, {"capped_geometric": {2: 2.0}})) == single
-    assert time_split(rounds, title="t").axes
+    assert time_split(Arms.of(rounds), title="t").axes
     if kind == "no proposal":
         with pytest.raises(ValueError, match="no round has a proposal"):
             accepted_lengths(rounds, title="t")

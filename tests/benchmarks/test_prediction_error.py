@@ -16,6 +16,7 @@ from omegaconf import OmegaConf
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from specdec.analysis.acceptance.prediction import predict
+from specdec.analysis.arms import Arms
 from specdec.clock import CpuClock
 from specdec.config import RunConfig, config_dir, validated
 from specdec.experiment.parts import build
@@ -43,7 +44,7 @@ BOOKS = {
 def judged(log_figure, kind, source, texts, deepest=DEEPEST):
     gammas = range(1, deepest + 1)
     rounds, alpha = recorded_lengths.rounds_table(texts, gammas), recorded_lengths.alpha_sums(texts)
-    prediction = predict(rounds, alpha, replicates=200, refits=100)
+    prediction = predict(Arms.of(rounds), alpha, replicates=200, refits=100)
     table, ranked = prediction.table, prediction.models.set_index("model")
     values = {"kind": kind, "source": source, "texts": len(texts), "tokens": sum(len(one) for one, _ in texts)}
     for model, name in MODELS.items():

@@ -7,7 +7,8 @@ import pytest
 from specdec.errors import UsageError
 from specdec.text.streams import Stream, write_streams
 
-SMALL = ("study.k=[1,4]", "study.w=[1,3]", "study.repeats=2", "study.calls=1", "study.probe_tokens=8")
+SMALL = ("study.k=[1,4]", "study.w=[1,3]", "study.repeats=2", "study.calls=1", "study.probe_tokens=8",
+         "study.whole_runs=2")  # fmt: skip
 BLOCKS = {(1, 1), (1, 3), (4, 1), (4, 3)}
 
 
@@ -20,6 +21,12 @@ def test_replayed_rounds_are_the_live_ones(study, tiny_target, evaluation):
     runs = live[live["w"] > 0].merge(replay, on=["k", "w", "stream"], suffixes=("", "_replayed"))
     assert len(runs) == len(BLOCKS) * 3 * 2  # 3 prompts, 2 repeats
     assert runs["identical"].all() and (runs["rounds"] == runs["rounds_replayed"]).all()
+    whole = tables["whole"]
+    best = int(found.metrics["grid.best_k"]), int(found.metrics["grid.best_w"])
+    assert set(zip(whole["k"], whole["w"], strict=True)) == {(1, 0), best}  # (10, 10) is no part of this grid
+    assert whole.groupby(["repeat", "k", "w"]).size().to_dict() == {(r, *s): 4 for r in (0, 1) for s in ((1, 0), best)}
+    drafted = whole[whole["w"] > 0].merge(replay, on=["k", "w", "stream"], suffixes=("", "_replayed"))
+    assert drafted["identical"].all() and (drafted["rounds"] == drafted["rounds_replayed"]).all()
     plain = live[live["w"] == 0]
     assert (plain["rounds"] == plain["tokens"]).all()
     assert found.metrics["grid.live.same_rounds"] == 1
@@ -66,7 +73,7 @@ def test_a_recording_has_simulated_times_and_no_live_run(study, tmp_path):
     assert set(tables["replay"]["stream"]) == set(NAMES) and set(tables["replay"]["prompt"]) == {"s"}
     # Each of 30 tokens behind a prompt of 5 is chosen with one token fewer in the cache than stands before it.
     assert (tables["replay"]["context"] == sum(range(5, 35)) / 30).all()
-    assert tables["live"].empty and not [name for name in found.metrics if "live" in name]
+    assert tables["live"].empty and tables["whole"].empty and not [name for name in found.metrics if "live" in name]
     assert "simulated" in found.sections[1].title.lower() and "cost model" in " ".join(found.sections[1].text)
     assert json.loads((tmp_path / "out" / "study.json").read_text())["simulated"] is True
     # 12 tokens more, by the published coefficient of each.

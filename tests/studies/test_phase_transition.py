@@ -31,26 +31,32 @@ def output(folder: Path) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("evaluation", ["packed", "rows"])
-def test_the_command_on_the_pocket_target(command, made_database, tmp_path, evaluation):
-    code, printed = command("+debug=pocket", f"target.evaluation={evaluation}", *SMALL)
+def test_the_command_on_the_pocket_target(command, made_database, tmp_path):
+    code, printed = command("+debug=pocket", *SMALL)
     assert code == 0, printed
     assert "How much longer a call takes: With 24 tokens in the cache a call costs at most" in printed.replace(
         "\n", " "
     )
     folder = output(tmp_path)
     times, intensity = pd.read_parquet(folder / "block_times.parquet"), pd.read_parquet(folder / "intensity.parquet")
-    assert set(times[["k", "w"]].itertuples(index=False, name=None)) == {(1, 0), (1, 1), (1, 2), (3, 1), (3, 2)}
-    assert set(times.groupby(["k", "w", "context"]).size()) == {2} and (times["seconds"] > 0).all()
+    shapes = {
+        way: set(part[["k", "w"]].itertuples(index=False, name=None)) for way, part in times.groupby("evaluation")
+    }
+    packed = {(1, 0), (1, 1), (1, 2), (3, 1), (3, 2)}
+    assert shapes == {"packed": packed, "rows": packed | {(3, 0)}} and times["evaluation"].iloc[0] == "rows"
+    assert set(times.groupby(["k", "w", "context", "evaluation"]).size()) == {2} and (times["seconds"] > 0).all()
     assert set(times["context"]) == {8, 24}
-    # Every product of every block; a plain step does two operations for each stored value it reads.
-    assert len(intensity) == 5 * 2 * intensity["product"].nunique()
+    # Every product of every shape; a plain step does two operations for each stored value it reads.
+    assert len(intensity) == (5 + 6) * 2 * intensity["product"].nunique()
     weights = intensity[(intensity["inputs"] > 0) & (intensity["outputs"] > 0)]
     step = weights[(weights["k"] == 1) & (weights["w"] == 0)]
     assert (step["flops"] == step["bytes"]).all()  # of 2 bytes each
     assert (weights["flops"] == weights["rows_evaluated"] * weights["bytes"]).all()
-    cache = intensity[intensity["product"] == "attention scores"].set_index(["context", "k", "w"])["bytes"]
-    assert cache[24, 3, 2] == cache[24, 1, 0] * (3 if evaluation == "rows" else 1)
+    scores = intensity[intensity["product"] == "attention scores"]
+    cache = scores.set_index(["evaluation", "context", "k", "w"])["bytes"]
+    for way, copies in (("rows", 3), ("packed", 1)):
+        assert cache[way, 24, 3, 2] == cache[way, 24, 1, 0] * copies
+    assert cache["rows", 24, 3, 0] == cache["rows", 24, 1, 0] * 3
     for name in ("slowdown", "slowdown_by_tokens"):
         assert (folder / "figures" / f"{name}.png").stat().st_size > 0
     assert "phase_transition" in (folder / "report.html").read_text()
@@ -69,13 +75,17 @@ def test_the_command_on_the_pocket_target(command, made_database, tmp_path, eval
 
 
 def test_a_target_without_products_has_times_alone(command, tmp_path):
-    code, printed = command("+debug=tiny", *SMALL)
+    code, printed = command("+debug=tiny", *SMALL, "study.evaluations=[packed]")
     assert code == 0, printed
+    assert set(pd.read_parquet(output(tmp_path) / "block_times.parquet")["evaluation"]) == {"packed"}
     assert pd.read_parquet(output(tmp_path) / "intensity.parquet").empty
     assert "transition.ridge.roofline" not in open_study(output(tmp_path)).metrics
 
 
-@pytest.mark.parametrize("override", ["study.k=[0,1]", "study.w=[-1]", "study.k=[]", "study.calls=0", "+study.x=1"])
+BAD = ("study.evaluations=[]", "study.k=[0,1]", "study.w=[-1]", "study.k=[]", "study.calls=0", "+study.x=1")
+
+
+@pytest.mark.parametrize("override", BAD)
 def test_bad_values_are_one_sentence_before_anything_is_built(command, tmp_path, override):
     code, printed = command("+debug=tiny", override)
     key = override.lstrip("+").partition("=")[0]

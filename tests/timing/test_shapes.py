@@ -41,30 +41,35 @@ def shapes_of(table):
 
 
 @pytest.mark.parametrize(
-    ("k", "w", "packed", "rows"), [(1, 0, 1, 1), (5, 0, 1, 1), (1, 4, 5, 5), (10, 10, 101, 110), (32, 15, 481, 512)]
+    ("k", "w", "packed", "rows"), [(1, 0, 1, 1), (5, 0, 1, 5), (1, 4, 5, 5), (10, 10, 101, 110), (32, 15, 481, 512)]
 )
 def test_tokens_of_a_shape(k, w, packed, rows):
     assert tokens_evaluated(k, w, "packed") == packed and tokens_evaluated(k, w, "rows") == rows
 
 
 def test_every_cell_is_measured_on_its_shape_at_its_context(target):
-    seen, inputs = Counter(), Counter()
-    verify, model = target.verify, target.decoder.model
+    seen, inputs, rows = Counter(), Counter(), target.evaluation == "rows"
+    verify, verify_roots, model = target.verify, target.verify_roots, target.decoder.model
 
     def watched(draft):
         tree = draft.tree
         assert all(len(tree.path(leaf)) == tree.depth for leaf in tree.leaves)
-        seen[max(1, len(tree.leaves)), tree.depth, target.decoder.length] += 1
+        if len(tree):
+            seen[max(1, len(tree.leaves)), tree.depth, target.decoder.length] += 1
         return verify(draft)
 
+    def watched_roots(sequences):
+        seen[sequences, 0, target.decoder.length] += 1
+        return verify_roots(sequences)
+
     hook = model.register_forward_pre_hook(
-        lambda _, args, named: inputs.update([named["input_ids"].numel()]), with_kwargs=True
+        lambda _, args, named: inputs.update([tuple(named["input_ids"].shape)]), with_kwargs=True
     )
     beats = []
-    target.verify = watched
+    target.verify, target.verify_roots = watched, watched_roots
     found = timed(target, heartbeat=lambda: beats.append(1))
     hook.remove()
-    distinct = {(k if w else 1, w) for k, w in SHAPES}
+    distinct = {(k if w or rows else 1, w) for k, w in SHAPES}
     assert cells(found) == {(k, w, context): 2 for k, w in distinct for context in (8, 40)}
     assert (found["seconds"] > 0).all() and (found["missing"] == "").all() and set(found["call"]) == {0, 1}
     # Each timed call follows one that is not counted, and a prefill is followed by one more on the first shape.
@@ -72,7 +77,9 @@ def test_every_cell_is_measured_on_its_shape_at_its_context(target):
     assert seen[4, 3, 8] == 4 and seen[1, 0, 8] == 6 and len(beats) == 4
     # What the model was given is what the table says it evaluated.
     assert set(found["rows_evaluated"]) == {tokens_evaluated(k, w, target.evaluation) for k, w in distinct}
-    assert set(found["rows_evaluated"]) <= set(inputs)
+    assert set(found["rows_evaluated"]) <= {batch * length for batch, length in inputs}
+    # Rows are sequences of w + 1 tokens each, also those of width 0; a chain takes one sequence.
+    assert {(2, 1), (4, 4)} <= set(inputs) if rows else {batch for batch, _ in inputs} == {1}
     assert set(found["evaluation"]) == {target.evaluation}
 
 
@@ -86,7 +93,7 @@ def test_the_cache_is_left_as_it_was_found(target):
 
 def test_a_spent_budget_leaves_one_pass(target):
     found = timed(target, calls=3, seconds=0.0)
-    distinct = {(k if w else 1, w) for k, w in SHAPES}
+    distinct = {(k if w or target.evaluation == "rows" else 1, w) for k, w in SHAPES}
     assert cells(found) == {(k, w, context): 1 for k, w in distinct for context in (8, 40)}
     assert cells(found, "time") == {cell: 2 for cell in cells(found)}
     assert found["seconds"].isna().sum() == 2 * len(cells(found))
@@ -124,7 +131,48 @@ def test_what_there_is_no_memory_for_is_left_out(tiny_model, sampling):
     found = timed(target, contexts=[8])
     assert asked[:2] == [4, 2] and 4 not in asked[1:]  # what there is no memory for is asked for once
     assert set(cells(found, "memory")) == {(4, 1, 8), (4, 3, 8), (1, 2, 8)}
-    assert set(cells(found)) == {(1, 0, 8), (2, 1, 8)}
+    assert set(cells(found)) == {(1, 0, 8), (2, 0, 8), (2, 1, 8)}
+
+
+def test_both_ways_are_timed_in_turn(tiny_model, sampling):
+    target = Causal(tiny_model("llama"), sampling(temperature=0.0))
+    order, prepared, start = [], [], target.start
+    # Once for all: copies for the rows, room for the longest packed draft, and the sizes of packed calls.
+    target.prepare = lambda *sizes: prepared.append((target.evaluation, *sizes))
+
+    def watched(text):
+        order.append((target.evaluation, len(text.prompt)))
+        start(text)
+
+    target.start = watched
+    timer = Timer(CpuClock(), 2, generator_for(0, "p", "cost"))
+    found = time_shapes(target, (5, 6, 7), SHAPES, [8, 40], timer, ["rows", "packed"])
+    assert target.evaluation == "packed" and prepared == [("rows", {1, 3, 5, 13}, 40 + 1 + 13, 4)]
+    assert order == 2 * [(way, context + 1) for context in (8, 40) for way in ("rows", "packed")]
+    assert cells(found[found["evaluation"] == "rows"]) == {(*shape, c): 2 for shape in SHAPES for c in (8, 40)}
+    packed = {(k if w else 1, w) for k, w in SHAPES}
+    assert cells(found[found["evaluation"] == "packed"]) == {(*shape, c): 2 for shape in packed for c in (8, 40)}
+    assert found["seconds"].gt(0).all()
+
+
+@pytest.mark.parametrize("compilation", [None, pytest.param("trace", marks=pytest.mark.slow)])
+def test_a_batch_of_roots_is_a_plain_step_in_each_of_its_sequences(tiny_model, sampling, compilation):
+    target = Causal(tiny_model("llama"), sampling(temperature=1.0), compilation=compilation)
+    target.evaluation = "rows"
+    prompt = [5, 6, 7, 5, 6, 7, 5]
+    with torch.inference_mode():
+        target.prepare({1}, 20, 4)
+        target.start(TextStart(prompt, 20, 4))
+        one = target.verify(EMPTY)
+        target.discard()
+        for sequences in (4, 3, 2, 1):
+            p = target.verify_roots(sequences)
+            assert p.shape == one.shape and torch.allclose(p, one, atol=1e-12)
+            # Each sequence wrote the root behind its own copy of the prefix.
+            assert target.decoder.length == len(prompt)
+            keys = target.decoder.cache.layers[0].keys[:sequences, :, : len(prompt)]
+            assert torch.allclose(keys, keys[:1].expand_as(keys), atol=1e-12)
+            target.discard()
 
 
 def test_other_faults_are_not_swallowed(tiny_model, sampling):

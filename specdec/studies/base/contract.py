@@ -19,6 +19,7 @@ from specdec.prompts import Prompt
 from specdec.records import Request
 from specdec.registry import Registry
 from specdec.sampling import generator_for
+from specdec.targets.base.contract import Evaluation
 from specdec.targets.replay import Replay
 from specdec.text.streams import Stream, write_streams
 from specdec.timing.shapes import Shape, time_shapes, tokens_evaluated
@@ -86,10 +87,17 @@ class Bench:
         return Timer(self.clock, calls, generator, seconds, self.heartbeat)
 
     def time_calls(
-        self, prompt: Sequence[int], shapes: Sequence[Shape], contexts: Sequence[int], calls: int, seconds: float
+        self,
+        prompt: Sequence[int],
+        shapes: Sequence[Shape],
+        contexts: Sequence[int],
+        calls: int,
+        seconds: float,
+        evaluations: Sequence[Evaluation] = (),
     ) -> pd.DataFrame:
         """Return the times of the target's calls on shapes (k, w), as `time_shapes` has them."""
-        return time_shapes(self.parts.target, prompt, shapes, contexts, self.timer("blocks", calls, seconds))
+        timer = self.timer("blocks", calls, seconds)
+        return time_shapes(self.parts.target, prompt, shapes, contexts, timer, evaluations)
 
     def skipped(self) -> pd.DataFrame:
         """Return the prompts that were left out: reason, category, count."""

@@ -11,7 +11,7 @@ from torch import Tensor
 from specdec.clock import Clock
 from specdec.errors import UsageError
 from specdec.models.memory import available_bytes
-from specdec.records import Draft, TextStart, Tree
+from specdec.records import EMPTY, Draft, TextStart, Tree
 from specdec.registry import Registry
 from specdec.sampling import SamplingConfig
 from specdec.structures.base import Structure
@@ -126,6 +126,12 @@ class Target(ABC):
             NumericsError: the logits are not finite; names the position. On a GPU `commit` raises it, because an
                 earlier look would wait for the device.
         """
+
+    def verify_roots(self, sequences: int) -> Tensor:
+        """Evaluate the root alone and return p [1, V]; where drafts that branch are evaluated in rows, in a batch of
+        `sequences` roots. Nothing is decoded so: it is the call on rows of width 0, which is only timed.
+        """
+        return self.verify(EMPTY)
 
     @abstractmethod
     def commit(self, path: Sequence[int], next_token: int) -> None:

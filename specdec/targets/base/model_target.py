@@ -14,7 +14,7 @@ from specdec.models.memory import available_bytes
 from specdec.models.path_batch import path_batch
 from specdec.models.rollback import check_rollback
 from specdec.models.seq2seq import Seq2SeqDecoder
-from specdec.records import Draft, TextStart, Tree, chain_tree
+from specdec.records import EMPTY, Draft, TextStart, Tree, chain_tree
 from specdec.sampling import SamplingConfig, checked_probabilities
 from specdec.targets.base.contract import Evaluation, Target
 
@@ -75,7 +75,18 @@ class ModelTarget(Target):
 
     def verify(self, draft: Draft) -> Tensor:
         self._prefix, self._tree = self.decoder.length, draft.tree
-        logits = self._forward(torch.cat([self._root, draft.tokens]) if len(draft) else self._root, draft.tree)
+        return self._standardised(
+            self._forward(torch.cat([self._root, draft.tokens]) if len(draft) else self._root, draft.tree)
+        )
+
+    def verify_roots(self, sequences: int) -> Tensor:
+        if sequences == 1 or self.evaluation == "packed":
+            return self.verify(EMPTY)
+        self._prefix, self._tree = self.decoder.length, EMPTY.tree
+        return self._standardised(self.decoder.forward_roots(self._root, sequences))
+
+    def _standardised(self, logits: Tensor) -> Tensor:
+        """Keep the logits [N+1, V] of a call, and return p."""
         self.logits = logits
         p, finite = checked_probabilities(logits, self.sampling)
         # Arrives while the host waits for the acceptance, which is decided later.

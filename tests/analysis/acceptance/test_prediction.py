@@ -12,6 +12,7 @@ from scipy.stats import beta as beta_law
 from specdec.analysis.acceptance import laws
 from specdec.analysis.acceptance import prediction as P
 from specdec.analysis.acceptance.prediction_section import prediction_in_words
+from specdec.analysis.arms import Arms
 from specdec.theory.capped_geometric import expected_rounds, tokens_per_round
 from specdec.theory.dependence import markov_tokens_per_round, replay_rounds
 
@@ -35,7 +36,7 @@ def feature_drafter():
     assert rounds[rounds["gamma"] == 15].groupby("prompt").size().mean() > 50
     alphas = simulation.first_alphas(500, 0, (12, 3))
     sums = pd.DataFrame({"prompt": sorted(rounds["prompt"].unique()), "numerator": 200 * alphas, "denominator": 200.0})
-    return P.predict(rounds, sums, replicates=100, refits=8)
+    return P.predict(Arms.of(rounds), sums, replicates=100, refits=8)
 
 
 def test_the_capped_geometric_over_predicts_a_feature_drafter(feature_drafter):
@@ -91,16 +92,16 @@ def test_replay_stays_within_one_percent():
         pd.DataFrame({"gamma": gamma, "prompt": names, "tokens": 120, "rounds": [replay_rounds(t, gamma) for t in m]})
         for gamma in gammas
     )
-    result = P.predict(rounds, replay=replay, replicates=100, refits=0)
+    result = P.predict(Arms.of(rounds), replay=replay, replicates=100, refits=0)
     assert all(abs(error) < 0.01 for error in errors(result, "replay").values())
     with pytest.raises(ValueError, match="replay at gamma 1 lacks prompts"):
-        P.predict(rounds, replay=replay[replay["prompt"] != names[0]], replicates=10, refits=0)
+        P.predict(Arms.of(rounds), replay=replay[replay["prompt"] != names[0]], replicates=10, refits=0)
 
 
 def test_a_model_that_is_true_does_not_miss():
     """I.i.d. acceptance, 100 prompts: every model contains it; 1% is several times the sampling error of the ratio."""
     rounds = pd.concat([simulation.iid(100, 120, gamma, 1, 0.75, tokens=120) for gamma in (1, 4, 8)])
-    result = P.predict(rounds, replicates=100, refits=30)
+    result = P.predict(Arms.of(rounds), replicates=100, refits=30)
     for model in ("capped_geometric.mle", "position", "beta_geometric", "prompt_beta", "markov"):
         assert all(abs(error) < 0.03 for error in errors(result, model).values()), model
     interval = result.table[result.table["model"] == "capped_geometric.mle"]
@@ -112,7 +113,7 @@ def test_each_model_predicts_best_where_it_is_true():
     markov = pd.concat([simulation.markov(100, 300, gamma, 2, 0.4, 0.9) for gamma in (1, 4, 8)])
     differing = pd.concat([simulation.heterogeneous(400, 120, g, 3, (2, 1), tokens=120) for g in (1, 2, 4, 8)])
     for rounds, model in ((markov, "markov"), (differing, "prompt_beta")):
-        result = P.predict(rounds, replicates=50, refits=0)
+        result = P.predict(Arms.of(rounds), replicates=50, refits=0)
         assert best(result) == model
         assert result.models["mean_error"].iloc[0] < 0.02
 
@@ -134,7 +135,7 @@ def test_halves_know_nothing_of_each_other():
 def test_a_prompt_is_predicted_from_the_others(make_rounds):
     """Two prompts are a half each: one accepts everything, the other nothing, and each is foretold the other's."""
     rounds = make_rounds({"all": [4] * 12, "none": [0] * 12}, 4)
-    found = P.predict(rounds, replicates=10, refits=0).table.set_index("model")
+    found = P.predict(Arms.of(rounds), replicates=10, refits=0).table.set_index("model")
     # 60 tokens written one by one, and 12 tokens in rounds of five; measured are 72 tokens in 24 rounds.
     assert found.at["capped_geometric.mle", "predicted"] == pytest.approx(72 / (60 + 3))
     assert found.at["capped_geometric.mle", "error"] == pytest.approx(72 / 63 / 3 - 1)
@@ -143,7 +144,7 @@ def test_a_prompt_is_predicted_from_the_others(make_rounds):
 def test_the_first_round_of_a_text_follows_no_rejection(make_rounds):
     """Every text ends in rejections, after which nothing is accepted: a01 is 0, however well texts begin."""
     rounds = make_rounds({f"p{i}": [2, 0, 0, 0, 0] for i in range(4)}, 3)
-    found = P.predict(rounds, replicates=10, refits=0).table.set_index("model")
+    found = P.predict(Arms.of(rounds), replicates=10, refits=0).table.set_index("model")
     # a11: of depths 2 and 3 one was accepted and one not. A text begins as after a round without a rejection.
     a11 = 1 / 2
     begin, tokens = a11**2, 7
@@ -206,7 +207,7 @@ def test_prompts_that_accept_all_or_nothing_are_two_types():
 
 def test_few_prompts_have_errors_without_intervals():
     rounds = pd.concat([simulation.iid(2, 30, gamma, 0, 0.7) for gamma in (1, 3)])
-    result = P.predict(rounds)
+    result = P.predict(Arms.of(rounds))
     assert result.refits == 0 and result.table["error_low"].isna().all()
     assert "without intervals no miss can be called real" in prediction_in_words(result)
     assert set(result.left_out) == {"capped_geometric.text", "replay", "stretches"}
@@ -223,11 +224,11 @@ def test_few_prompts_have_errors_without_intervals():
 )
 def test_rounds_that_allow_no_prediction_are_explained(rounds, reason):
     with pytest.raises(P.Undetermined, match=reason):
-        P.predict(rounds)
+        P.predict(Arms.of(rounds))
 
 
 def test_one_gamma_and_no_rejection_can_be_predicted():
-    result = P.predict(simulation.iid(6, 10, 3, 0, 1.0), refits=5)
+    result = P.predict(Arms.of(simulation.iid(6, 10, 3, 0, 1.0)), refits=5)
     assert "capped_geometric.short" in result.left_out and "markov" in result.left_out
     part = result.table.set_index("model")
     assert part.loc["position", "predicted"] == pytest.approx(tokens_per_round(1.0, 3))
@@ -251,7 +252,7 @@ def test_a_model_that_half_of_the_prompts_does_not_determine_is_left_out():
                         source="", rank=0, draft_s=0.0, verify_s=1.0, accept_s=0.0, commit_s=0.0, round_s=1.0,
                     )
                 )  # fmt: skip
-    prediction = P.predict(pd.DataFrame(rows), None, None, seed=0, replicates=50, refits=0)
+    prediction = P.predict(Arms.of(pd.DataFrame(rows)), None, None, seed=0, replicates=50, refits=0)
     assert len(prediction.table) and prediction.table["error"].notna().all()
     assert set(prediction.models["model"]) == set(prediction.table["model"])
     assert prediction_in_words(prediction)

@@ -1,5 +1,6 @@
 """Stretches of the text: the likelihood against enumeration, its limits against theory, predictions of other gammas."""
 
+from functools import partial
 from itertools import product
 
 import numpy as np
@@ -10,6 +11,7 @@ from fixtures import simulated_rounds as simulation
 from specdec.analysis.acceptance import prediction as P
 from specdec.analysis.acceptance import stretches as S
 from specdec.analysis.acceptance.prediction_section import one_sentence
+from specdec.analysis.arms import Arms
 from specdec.theory.capped_geometric import expected_rounds
 from specdec.theory.dependence import markov_tokens_per_round
 
@@ -135,7 +137,8 @@ def feature_drafter(texts, tokens, seed=0):
 
 @pytest.fixture(scope="module")
 def predicted():
-    return P.predict(*feature_drafter(120, 250), replicates=20, refits=40)
+    rounds, sums = feature_drafter(120, 250)
+    return P.predict(Arms.of(rounds), sums, replicates=20, refits=40)
 
 
 def errors(prediction, model):
@@ -158,21 +161,20 @@ def test_replay_is_not_ranked_with_what_has_not_seen_the_texts():
     sums = rounds.groupby(["gamma", "prompt"], as_index=False).agg(
         tokens=("committed", "sum"), rounds=("round", "size")
     )
-    result = P.predict(rounds, replay=sums, replicates=10, refits=0)
+    result = P.predict(Arms.of(rounds), replay=sums, replicates=10, refits=0)
     assert "replay" not in set(result.models["model"]) and "replay" in set(result.table["model"])
     assert result.read_off["worst_error"].tolist() == pytest.approx([0.0])
 
 
-def test_totals_stand_for_the_rounds_of_the_gammas_between():
-    rounds = pd.concat([simulation.markov(10, 60, gamma, 3, 0.4, 0.8) for gamma in (1, 3, 6)])
-    totals = rounds.groupby(["gamma", "prompt"], as_index=False).agg(
-        tokens=("committed", "sum"), rounds=("round", "size")
-    )
-    whole = P.predict(rounds, replicates=20, refits=0)
-    ends = P.predict(rounds[rounds["gamma"] != 3], replicates=20, refits=0, totals=totals)
-    pd.testing.assert_frame_equal(ends.table, whole.table)
+def test_only_the_smallest_and_the_largest_gamma_are_read():
+    parts = {gamma: simulation.markov(10, 60, gamma, 3, 0.4, 0.8) for gamma in (1, 3, 6)}
+    whole = P.predict(Arms.of(pd.concat(parts.values())), replicates=20, refits=0)
+    ends = {("drafter", gamma): partial(parts.__getitem__, gamma) for gamma in (1, 6)}
+    texts = Arms.of(pd.concat(parts.values())).texts
+    found = P.predict(Arms({**ends, ("drafter", 3): pytest.fail}, texts), replicates=20, refits=0)
+    pd.testing.assert_frame_equal(found.table, whole.table)
 
 
 def test_few_rounds_have_no_stretches():
-    result = P.predict(simulation.iid(6, 10, 3, 0, 0.6), replicates=10, refits=0)
+    result = P.predict(Arms.of(simulation.iid(6, 10, 3, 0, 0.6)), replicates=10, refits=0)
     assert "fewer than 200 rounds" in result.left_out["stretches"]

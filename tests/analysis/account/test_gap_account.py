@@ -8,6 +8,7 @@ import pytest
 from scipy.optimize import brentq
 
 from specdec.analysis.account.gap_account import FACTORS, Account, account_table, gap_account
+from specdec.analysis.rounds import prompt_sums
 from specdec.theory.capped_geometric import tokens_per_round
 from specdec.theory.dependence import replay_rounds
 
@@ -16,7 +17,9 @@ ACCEPTED = [2, 3, 2, 3, 2, 2, 2, 3, 2, 2]  # 33 tokens in 10 rounds: 3.30 per ro
 
 def account_of(alpha, gamma, rounds, baseline, t1_s, replay=None, alpha_sums=None, replicates=10_000) -> Account:
     """The account of one gamma's rounds and the baseline's."""
-    return gap_account(account_table(rounds, baseline, gamma, replay, alpha_sums), alpha, gamma, t1_s, replicates)
+    return gap_account(
+        account_table(rounds, prompt_sums(baseline), gamma, replay, alpha_sums), alpha, gamma, t1_s, replicates
+    )
 
 
 def long_text(rounds: pd.DataFrame) -> pd.DataFrame:
@@ -190,7 +193,7 @@ def test_bad_input_is_refused(make_rounds):
     with pytest.raises(ValueError, match="replay figures lack 1 prompts, the first is 'p0'"):
         account_of(0.5, 4, rounds, baseline, 0.02, replay[replay["prompt"] != "p0"])
     with pytest.raises(ValueError, match="baseline covers prompts"):
-        account_table(rounds[rounds["prompt"] != "p0"], baseline, 4)
+        account_table(rounds[rounds["prompt"] != "p0"], prompt_sums(baseline), 4)
     # The other prompts have no positions with a proposal.
     sums = pd.DataFrame({"prompt": ["p1", "p2"], "numerator": 1.0, "denominator": 2.0})
     with pytest.raises(ValueError, match="alpha is 0.6 but its sums .* give 0.5"):

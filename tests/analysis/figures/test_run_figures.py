@@ -8,6 +8,7 @@ import pandas as pd
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
+from specdec.analysis.arms import Arms
 from specdec.analysis.figures import run_figures, style
 
 MEASURED = pd.DataFrame(
@@ -187,11 +188,11 @@ def timed(make_rounds):
 
 
 def test_time_split_adds_up_to_the_round(timed):
-    table = run_figures.time_split_table(timed, t1_s=0.02)
+    table = run_figures.time_split_table(Arms.of(timed), t1_s=0.02)
     row = table.loc[("ngram", 4)]
     assert row.to_dict() == pytest.approx({"draft": 0.5, "verify": 1.5, "accept": 0.1, "commit": 0.1, "rest": 0.3})
     assert row.sum() == pytest.approx(0.05 / 0.02)
-    figure = run_figures.time_split(timed, title="t")  # the baseline's verify is the unit
+    figure = run_figures.time_split(Arms.of(timed), title="t")  # the baseline's verify is the unit
     (axes,) = figure.axes
     assert [label.get_text() for label in axes.get_yticklabels()] == ["baseline", "γ = 4"]
     widths = np.array([[bar.get_width() for bar in group] for group in axes.containers])  # [verb, row]
@@ -199,7 +200,7 @@ def test_time_split_adds_up_to_the_round(timed):
     assert " 2.50 (20.0%)" in texts(figure)
     assert "t(1) = 20 ms" in caption(figure)
     with pytest.raises(ValueError, match="must be positive"):
-        run_figures.time_split_table(timed, 0.0)
+        run_figures.time_split_table(Arms.of(timed), 0.0)
 
 
 def every_figure(rounds):
@@ -207,7 +208,7 @@ def every_figure(rounds):
         "expected": run_figures.expected_tokens(),
         "curve": run_figures.curve(MEASURED, LINES, title="a $ in a name_, not mathematics $"),
         "lengths": run_figures.accepted_lengths(rounds, title="t", gamma=4),
-        "split": run_figures.time_split(rounds, title="t"),
+        "split": run_figures.time_split(Arms.of(rounds), title="t"),
     }
 
 

@@ -3,8 +3,10 @@
 import numpy as np
 import pandas as pd
 
-from specdec.analysis.read.round_counts import read_round_counts
-from specdec.analysis.rounds import COUNTED, GENERATION, by_gamma, drafted, in_order, shared_work
+from specdec.analysis.arms import Arms
+from specdec.analysis.read import round_counts
+from specdec.analysis.read.round_counts import read_arms
+from specdec.analysis.rounds import COUNTED, GENERATION
 
 
 def table():
@@ -13,7 +15,7 @@ def table():
     for prompt in ("b", "a"):
         for method, gamma in (("ngram", 4), ("ngram", 2), ("baseline", 0)):
             for number in range(3):
-                counts = {"offered": gamma, "offered_nodes": gamma, "accepted": number if gamma > 1 else 0}
+                counts = {"offered": gamma, "offered_nodes": gamma, "accepted": min(number, 1) if gamma > 1 else 0}
                 seconds = {name: 0.1 * number + 0.01 for name in ("draft_s", "verify_s", "commit_s", "round_s")}
                 lines.append(
                     {
@@ -33,28 +35,43 @@ def table():
     return pd.DataFrame(lines)
 
 
-def test_it_has_the_values_of_the_file_in_order(tmp_path):
+def test_every_arm_has_the_values_of_the_file_in_order(tmp_path):
     written = table()
     written.to_parquet(tmp_path / "rounds.parquet", index=False)
+    written.to_parquet(tmp_path / "groups.parquet", index=False, row_group_size=5)
     (tmp_path / "parts").mkdir()
     for number, part in enumerate(np.array_split(np.arange(len(written)), 4)):
         written.iloc[part].to_parquet(tmp_path / "parts" / f"part-{number:05d}.parquet", index=False)
-    expected = written.sort_values(GENERATION, kind="stable", ignore_index=True)[list(COUNTED)]
-    for path in (tmp_path / "rounds.parquet", tmp_path / "parts"):
-        read = read_round_counts(path)
-        assert list(read) == list(COUNTED)
-        for name in COUNTED:
-            assert read[name].tolist() == expected[name].tolist(), name
-    assert read["gamma"].dtype == "int16" and read["tokens_left"].dtype == "int32"
-    assert read["accept_s"].to_numpy().strides == (0,), "a clock that stands still takes no memory"
+    for path in (tmp_path / "rounds.parquet", tmp_path / "groups.parquet", tmp_path / "parts"):
+        arms = read_arms(path)
+        assert list(arms) == [("baseline", 0), ("ngram", 2), ("ngram", 4)]
+        for (method, gamma), read in arms.items():
+            expected = written[(written["method"] == method) & (written["gamma"] == gamma)]
+            expected = expected.sort_values(GENERATION, kind="stable", ignore_index=True)
+            assert list(read) == list(COUNTED)
+            for name in COUNTED:
+                assert read[name].tolist() == expected[name].tolist(), name
+            assert read["gamma"].dtype == "int16" and read["tokens_left"].dtype == "int32"
+            assert read["accept_s"].to_numpy().strides == (0,), "a clock that stands still takes no memory"
+        pd.testing.assert_frame_equal(texts(arms), texts(Arms.of(written)), check_dtype=False)
 
 
-def test_its_arms_are_not_copied(tmp_path):
+def texts(arms):
+    return arms.texts.sort_values(["method", "gamma", "prompt"], ignore_index=True)
+
+
+def test_arms_of_a_long_table_are_read_again_when_they_are_asked_for_again(tmp_path, monkeypatch):
     table().to_parquet(tmp_path / "rounds.parquet", index=False)
-    read = read_round_counts(tmp_path / "rounds.parquet")
-    seconds = read["verify_s"].to_numpy()
-    shared = shared_work(read)
-    for part in (shared, drafted(shared), in_order(read), *by_gamma(read).values()):
-        assert np.shares_memory(part["verify_s"].to_numpy(), seconds)
-    assert {gamma: len(part) for gamma, part in by_gamma(read).items()} == {2: 6, 4: 6}
-    assert by_gamma(read)[4]["prompt"].tolist() == ["a"] * 3 + ["b"] * 3
+    arms = read_arms(tmp_path / "rounds.parquet")
+    assert arms["ngram", 4] is arms["ngram", 4]
+    monkeypatch.setattr(round_counts, "_KEPT", 10)
+    first = arms["ngram", 4]
+    assert arms["ngram", 2] is not None and arms["ngram", 4] is not first
+
+
+def test_work_that_all_arms_have_done(tmp_path):
+    written = table()
+    written[(written["gamma"] != 2) | (written["prompt"] != "a")].to_parquet(tmp_path / "rounds.parquet", index=False)
+    shared = read_arms(tmp_path / "rounds.parquet").shared()
+    assert {arm: part["prompt"].tolist() for arm, part in shared.items()} == dict.fromkeys(shared, ["b"] * 3)
+    assert shared.texts["prompt"].tolist() == ["b"] * 3 and shared.texts["rounds"].tolist() == [3] * 3

@@ -12,6 +12,7 @@ import pytest
 from specdec.analysis.acceptance.model_sections import model_sections
 from specdec.analysis.acceptance.prediction import predict
 from specdec.analysis.account.run_account import account_of
+from specdec.analysis.arms import Arms
 from specdec.analysis.figures.run_figures import time_split
 from specdec.analysis.read.runs import Run
 from specdec.analysis.rounds import measured_curve
@@ -52,7 +53,7 @@ def tables(simulate, make_rounds, make_generations) -> Callable[..., Tables]:
 
 
 def metrics_of(tables: Tables) -> dict[str, float]:
-    summary = summarise(RunTables(*tables), primary_gamma=3, replicates=100, permutations=19)
+    summary = summarise(RunTables(Arms.of(tables[0]), *tables[1:]), primary_gamma=3, replicates=100, permutations=19)
     return summary.arms[3].metrics
 
 
@@ -100,7 +101,7 @@ def test_the_original_model_adds_its_own_figures_and_changes_no_other(tables, st
         f"{name}{end}" for name in AGAINST_ORIGINAL for end in ("", ".ci_low", ".ci_high")
     }
     assert {name: metrics[name] for name in plain} == plain
-    assert predict(both[0], replicates=10, refits=0).models["model"].any()
+    assert predict(Arms.of(both[0]), replicates=10, refits=0).models["model"].any()
     settings = {"structure__gamma": "3", "measurement__bootstrap": "50", "seed": "0"}
     empty = {"replay": ("gamma", "kind", "prompt"), "alpha": ("prompt", "numerator", "denominator")}
     runs = []
@@ -118,7 +119,7 @@ def test_the_original_model_adds_its_own_figures_and_changes_no_other(tables, st
 
 
 def test_the_original_model_has_a_bar_of_its_own(tables):
-    (axes,) = time_split(tables()[0], title="t").axes
+    (axes,) = time_split(Arms.of(tables()[0]), title="t").axes
     assert [label.get_text() for label in axes.get_yticklabels()] == ["baseline", "original", "γ = 3"]
 
 

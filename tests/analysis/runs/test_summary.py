@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from specdec.analysis.arms import Arms
 from specdec.analysis.runs.summary import RunTables, Summary, summarise
 from specdec.theory.capped_geometric import tokens_per_round
 
@@ -57,7 +58,7 @@ def run(simulate, make_rounds, make_generations) -> tuple[pd.DataFrame, pd.DataF
 
 def summary_of(run, **more) -> Summary:
     """Summarise rounds and generations, with `more` tables."""
-    return summarise(RunTables(*run, **more), primary_gamma=3, replicates=200, permutations=99)
+    return summarise(RunTables(Arms.of(run[0]), run[1], **more), primary_gamma=3, replicates=200, permutations=99)
 
 
 def test_every_metric_has_its_name_and_is_finite(run):
@@ -201,7 +202,7 @@ def test_gamma_one_has_no_depth_test_and_one_prompt_no_interval(run, make_genera
 def test_a_drafter_that_never_proposes_is_described(make_rounds, make_generations):
     arm = make_rounds({"a": [0, 0], "b": [0, 0, 0]}, 2, offered={"a": [0, 0], "b": [0, 0, 0]})
     rounds = pd.concat([arm, baseline_rounds(make_rounds, arm)], ignore_index=True)
-    summary = summarise(RunTables(rounds, make_generations(rounds)), 2, replicates=50, permutations=19)
+    summary = summarise(RunTables(Arms.of(rounds), make_generations(rounds)), 2, replicates=50, permutations=19)
     metrics = summary.arms[2].metrics
     assert metrics["proposals.share"] == 0 and metrics["tokens_per_round"] == 1
     assert metrics["account.offered"] == 1 and summary.alpha == 0
@@ -219,9 +220,9 @@ def test_unfinished_work_is_left_out(run):
 def test_bad_input_is_refused(run):
     rounds, generations = run
     with pytest.raises(ValueError, match="primary gamma 5"):
-        summarise(RunTables(rounds, generations), 5)
+        summarise(RunTables(Arms.of(rounds), generations), 5)
     with pytest.raises(ValueError, match="a baseline and one drafter"):
-        summarise(RunTables(rounds[rounds["method"] != "baseline"], generations), 3)
+        summarise(RunTables(Arms.of(rounds[rounds["method"] != "baseline"]), generations), 3)
     two = rounds.assign(method=rounds["method"].where(rounds["gamma"] != 1, "medusa"))
     with pytest.raises(ValueError, match=r"\['medusa', 'ngram'\]"):
-        summarise(RunTables(two, generations), 3)
+        summarise(RunTables(Arms.of(two), generations), 3)

@@ -1,11 +1,13 @@
 """The grid's numbers and sentences on made-up tables whose best shape is known."""
 
+import statistics
+
 import numpy as np
 import pandas as pd
 import pytest
 
 from specdec.analysis.findings import About, findings
-from specdec.analysis.studies.grid import grid, live_check
+from specdec.analysis.studies.grid import grid, live_check, whole_runs
 
 K, W = (1, 5, 10), (1, 4, 10)
 PROMPTS = 12
@@ -51,6 +53,47 @@ def live(rounds_more=0, factor=1.0, repeats=2):
     return pd.DataFrame(made, columns=names)
 
 
+FASTER = (1.1, 1.0, 0.9)  # seconds of the shape (5, 4) in three whole runs, over their mean
+
+
+def whole(best=(5, 4), faster=FASTER):
+    """Whole runs: plain decoding takes 6 s a text, (10, 10) 4 s in every run, (5, 4) 3 s times a factor of each run."""
+    made = []
+    for repeat, factor in enumerate(faster):
+        for p in range(PROMPTS):
+            for (k, w), seconds, rounds in (((1, 0), 6.0, 60), (best, 3.0 * factor, 30), ((10, 10), 4.0, 20)):
+                made.append((repeat, k, w, f"p{p}", 60, rounds, k * w * rounds, seconds, p > 0, "float32", f"p{p}"))
+    names = ["repeat", "k", "w", "stream", "tokens", "rounds", "nodes", "seconds", "identical", "dtype", "prompt"]
+    return pd.DataFrame(made, columns=names)
+
+
+def test_whole_runs_have_the_mean_and_the_deviation_of_the_runs():
+    found = whole_runs(whole(), 200, 0)
+    best, usual = found.shapes.to_dict("records")
+    by_run = [2 / factor for factor in FASTER]
+    assert (best["k"], best["w"], best["runs"]) == (5, 4, 3) and (usual["k"], usual["w"]) == (10, 10)
+    assert best["speedup"] == pytest.approx(statistics.mean(by_run))
+    assert best["deviation"] == pytest.approx(statistics.stdev(by_run))
+    assert (usual["speedup"], usual["deviation"]) == pytest.approx((1.5, 0))
+    assert (best["tokens"], usual["tokens"]) == (2, 3) and best["identical"] == pytest.approx(11 / 12)
+    # Of all runs together: 18 s over 9 s; every text is alike, so other prompts would change nothing.
+    assert (found.lead.estimate, found.lead.low, found.lead.high) == pytest.approx((0.5, 0.5, 0.5))
+    alone = whole_runs(whole((10, 10), (1.0,)).drop_duplicates(["k", "w", "stream"]), 200, 0)
+    assert alone.lead is None and len(alone.shapes) == 1 and np.isnan(alone.shapes["deviation"].iloc[0])
+
+
+def test_whole_runs_are_said_and_logged():
+    tables = dict(zip(("block_times", "host_times"), times(), strict=True))
+    tables |= {"replay": replay(), "live": live(), "whole": whole(), "skipped": NO_SKIPS}
+    said = findings("grid", tables, ABOUT)
+    (section,) = (section for section in said.sections if section.title == "Whole runs")
+    assert "3 whole runs of 12 texts: (5, 4) 2.01 ± 0.20 at 2.00 tokens per call; (10, 10) 1.50" in section.text[0]
+    assert "leads by 0.50" in section.text[1]
+    assert said.metrics["grid.whole.best.speedup"] == pytest.approx(statistics.mean(2 / each for each in FASTER))
+    assert said.metrics["grid.whole.10x10.tokens_per_call"] == 3
+    assert said.metrics["grid.whole.lead"] == pytest.approx(0.5)
+
+
 def test_the_best_shapes_are_found_with_their_intervals():
     found = grid(replay(), *times(), 500, 0)
     assert found.best("tokens") == (10, 10)  # as (10, 10), and no other, has both k > 6 and w > 8
@@ -91,6 +134,7 @@ def test_a_shape_that_was_not_timed_has_no_speedup_and_is_not_the_best():
         "block_times": calls,
         "host_times": host,
         "live": live().iloc[:0],
+        "whole": whole().iloc[:0],
         "skipped": NO_SKIPS,
     }
     said = findings("grid", tables, ABOUT)
@@ -113,10 +157,18 @@ def test_live_runs_are_compared_text_by_text():
 def test_what_is_said():
     calls, host = times()
     skips = pd.DataFrame([("too long", "c0", 3)], columns=["reason", "category", "count"])
-    tables = {"replay": replay(), "block_times": calls, "host_times": host, "live": live(1, 1.25), "skipped": skips}
+    tables = {
+        "replay": replay(),
+        "block_times": calls,
+        "host_times": host,
+        "live": live(1, 1.25),
+        "skipped": skips,
+        "whole": whole(),
+    }
     said = findings("grid", tables, ABOUT)
     text = " ".join(sentence for section in said.sections for sentence in section.text)
-    assert [section.title for section in said.sections] == ["Tokens per call", "Speedup", "Live runs in the corners"]
+    assert [section.title for section in said.sections] == ["Tokens per call", "Speedup", "Whole runs",
+                                                               "Live runs in the corners"]  # fmt: skip
     assert "too long: 3 c0" in text and "a fault" in text and "+25.0%" in text and "protocol check" not in text
     assert (said.metrics["grid.best_k"], said.metrics["grid.best_w"]) != (10, 10)
     assert said.metrics["grid.speedup.lead"] == pytest.approx(
@@ -126,7 +178,11 @@ def test_what_is_said():
     assert set(said.curves["curve.grid.speedup.k5"]) == set(W)
     categories = [table for caption, table in said.sections[1].tables if "category" in caption]
     assert len(categories) == 1 and list(categories[0]["category"]) == ["c0", "c1"]
-    simulated = findings("grid", tables | {"live": live().iloc[:0]}, About(ABOUT.title, "mt_bench", True, 100, 0))
+    simulated = findings(
+        "grid",
+        tables | {"live": live().iloc[:0], "whole": whole().iloc[:0]},
+        About(ABOUT.title, "mt_bench", True, 100, 0),
+    )
     text = " ".join(sentence for section in simulated.sections for sentence in section.text)
     assert "simulated speedup" in text and "protocol check" in text and len(simulated.sections) == 2
 
@@ -134,6 +190,7 @@ def test_what_is_said():
 def test_one_prompt_has_no_interval():
     tables = dict(zip(("block_times", "host_times"), times(), strict=True))
     one = replay().query("prompt == 'p0'")
-    said = findings("grid", {**tables, "replay": one, "live": live().iloc[:0], "skipped": NO_SKIPS}, ABOUT)
+    empty = {"live": live().iloc[:0], "whole": whole().iloc[:0], "skipped": NO_SKIPS}
+    said = findings("grid", {**tables, "replay": one, **empty}, ABOUT)
     assert " to " not in said.sections[0].text[0] and "grid.speedup.best.ci_low" not in said.metrics
     assert not any(np.isnan(value) for value in said.metrics.values())

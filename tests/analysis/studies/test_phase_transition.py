@@ -38,7 +38,7 @@ def block_times(law=flat_then_linear, contexts=(50, 500), calls=3, evaluation="p
     for context in contexts:
         for k in KS:
             for w in WS:
-                if w == 0 and k > 1:
+                if w == 0 and k > 1 and evaluation == "packed":
                     continue
                 tokens = 1 + k * w if evaluation == "packed" else k * (w + 1)
                 for call in range(calls):
@@ -49,7 +49,7 @@ def block_times(law=flat_then_linear, contexts=(50, 500), calls=3, evaluation="p
 
 
 def intensity_of(times):
-    cells = times[["k", "w", "context", "rows_evaluated"]].drop_duplicates()
+    cells = times[["k", "w", "context", "evaluation", "rows_evaluated"]].drop_duplicates()
     rows = [
         {
             "product": product.name,
@@ -87,6 +87,7 @@ def test_the_known_ridge_is_found_and_said():
     assert metrics["transition.t11_ms.500"] == pytest.approx(2)
     assert "10% more than t(1, 1) = 2 ms up to 41 tokens, and at most 50% more up to 51 tokens" in text
     assert "(10, 10) takes 2.52 times as long" in text and "takes 1.00 of t(1, 1)" in text
+    assert metrics["transition.over_step.10x10.50"] == pytest.approx(101 / RIDGE)
     assert "flat up to about 40 tokens" in text or "flat up to about 39 tokens" in text
     assert found.curves["curve.slowdown.50"][101] == pytest.approx(101 / RIDGE)
 
@@ -155,6 +156,42 @@ def test_context_and_evaluation():
     text = text_of(found_in(times))
     assert "Evaluated in rows" in text and "reads a copy of the cache" in text and "steeper behind" in text
     assert "k (w + 1) of them" in text
+
+
+def both_ways():
+    """In rows a call takes 2 ms more, and 1 ms more again for every row and 1,000 cached tokens."""
+    rows = block_times(lambda k, w, n, context: flat_then_linear(k, w, n, context) + 2e-3 + 1e-6 * k * context,
+                       evaluation="rows")  # fmt: skip
+    return pd.concat([rows, block_times()], ignore_index=True)
+
+
+def test_rows_come_first_and_packed_stands_beside_them():
+    found = found_in(both_ways())
+    alone = found_in(block_times()).metrics
+    metrics, text = found.metrics, text_of(found)
+    for name in ("tokens_within_10pct", "ridge", "slowdown.10x10.50", "t11_ms.500"):
+        assert metrics[f"transition.packed.{name}"] == alone[f"transition.{name}"]
+    rows = {context: flat_then_linear(10, 10, 110, context) + 2e-3 + 1e-5 * context for context in (50, 500)}
+    unit = {context: flat_then_linear(1, 1, 2, context) + 2e-3 + 1e-6 * context for context in (50, 500)}
+    for context, seconds in rows.items():
+        assert metrics[f"transition.slowdown.10x10.{context}"] == pytest.approx(seconds / unit[context])
+        packed = flat_then_linear(10, 10, 101, context)
+        assert metrics[f"transition.rows_over_packed.10x10.{context}"] == pytest.approx(seconds / packed)
+    assert f"(10, 10) {rows[50] / flat_then_linear(10, 10, 101, 50):.2f}, " in text
+    assert "in 0% of the" in text and "in a batch of k rows" in text and "at w = 0 a call evaluates k roots" not in text
+    assert set(found.curves) == {f"curve.slowdown.{way}{c}" for way in ("", "packed.") for c in (50, 500)}
+    figures = dict(figure for section in found.sections for figure in section.figures)
+    maps = [axes for axes in figures["slowdown"].axes if axes.images]
+    titles = [f"{context} cached, {way}" for context in (50, 500) for way in ("in rows", "packed")]
+    assert [axes.get_title() for axes in maps] == titles
+    shown = maps[0].images[0].get_array()
+    # k roots at w = 0 have times of their own in rows, and are one plain step packed.
+    column = [flat_then_linear(k, 0, k, 50) + 2e-3 + 5e-5 * k for k in KS]
+    assert np.allclose(shown[:, 0], np.array(column) / unit[50])
+    packed = maps[1].images[0].get_array()
+    assert (packed[:, 0] == packed[0, 0]).all()
+    assert [caption.partition(",")[0] for caption, _ in found.sections[0].tables] == ["t(k"] * 2
+    assert len({each.images[0].norm.vmax for each in maps}) == 1
 
 
 def test_what_was_not_timed_is_said():

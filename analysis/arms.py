@@ -1,0 +1,99 @@
+"""The rounds of a run by arm, a method at a gamma: made when they are asked for, so that a long run has one arm in
+memory at a time; what all arms have in common is known without reading them.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import TypeVar
+
+import pandas as pd
+
+from specdec.config import BASELINE, ORIGINAL
+
+K = TypeVar("K")
+Arm = tuple[str, int]  # method and gamma
+WORK = ["prompt", "repeat"]
+
+
+class Lazy(Mapping[K, pd.DataFrame]):
+    """Tables that are made each time they are asked for."""
+
+    def __init__(self, makers: Mapping[K, Callable[[], pd.DataFrame]]) -> None:
+        self._makers = makers
+
+    def __getitem__(self, key: K) -> pd.DataFrame:
+        return self._makers[key]()
+
+    def __iter__(self) -> Iterator[K]:
+        return iter(self._makers)
+
+    def __len__(self) -> int:
+        return len(self._makers)
+
+
+class Arms(Lazy[Arm]):
+    """The rounds of each arm, in the order of methods and gammas.
+
+    Attributes:
+        texts: a line for each text that was written: method, gamma, prompt, repeat, tokens, rounds.
+    """
+
+    def __init__(self, makers: Mapping[Arm, Callable[[], pd.DataFrame]], texts: pd.DataFrame) -> None:
+        super().__init__(makers)
+        self.texts = texts
+
+    @classmethod
+    def of(cls, rounds: pd.DataFrame) -> "Arms":
+        """Take apart a table that is in memory."""
+        texts = rounds.groupby(["method", "gamma", *WORK], sort=False, observed=True)["committed"]
+        parts = rounds.groupby(["method", "gamma"], sort=True, observed=True)
+        found = {(str(method), int(gamma)): arm for (method, gamma), arm in parts}
+        return cls(
+            {key: partial(found.__getitem__, key) for key in found},
+            texts.agg(tokens="sum", rounds="size").reset_index().astype({"method": "str", "prompt": "str"}),
+        )
+
+    def shared(self) -> "Arms":
+        """Keep the (prompt, repeat) pairs that every arm has done, so that totals are over the same work.
+
+        An interrupted run has decoded some prompts with some methods only. ValueError if no pair is left.
+        """
+        done = self.texts.groupby(WORK, sort=False).size()
+        pairs = done.index[done == len(self)]
+        if pairs.empty:
+            raise ValueError("the baseline and the speculative rounds have no prompt in common")
+        if len(pairs) == len(done):
+            return self
+        makers = {key: partial(_within, self._makers[key], pairs) for key in self}
+        return Arms(makers, self.texts[pd.MultiIndex.from_frame(self.texts[WORK]).isin(pairs)])
+
+    def plain(self, method: str = BASELINE) -> pd.DataFrame:
+        """Return the rounds of the baseline, or of the original: no line where it has not decoded."""
+        keys = [key for key in self if key[0] == method]
+        return self._joined(keys) if keys else next(iter(self.values())).iloc[:0]
+
+    def by_gamma(self) -> Mapping[int, pd.DataFrame]:
+        """Return the rounds with a drafter at each gamma, the smallest first."""
+        keys: dict[int, list[Arm]] = {}
+        for method, gamma in self:
+            if method not in (BASELINE, ORIGINAL):
+                keys.setdefault(gamma, []).append((method, gamma))
+        return Lazy({gamma: partial(self._joined, keys[gamma]) for gamma in sorted(keys)})
+
+    def of_one_drafter(self, primary_gamma: int) -> Mapping[int, pd.DataFrame]:
+        """Return `by_gamma`; ValueError for several drafters, no baseline, or no round at the primary gamma."""
+        methods = sorted({method for method, _ in self} - {BASELINE, ORIGINAL})
+        found = self.by_gamma()
+        if len(methods) != 1 or len(found) == len(self):
+            raise ValueError(f"one cell with a baseline and one drafter is expected, got the drafters {methods}")
+        if primary_gamma not in found:
+            raise ValueError(f"no rounds at the primary gamma {primary_gamma}, only at {sorted(found)}")
+        return found
+
+    def _joined(self, keys: Sequence[Arm]) -> pd.DataFrame:
+        return self[keys[0]] if len(keys) == 1 else pd.concat([self[key] for key in keys])
+
+
+def _within(make: Callable[[], pd.DataFrame], pairs: pd.MultiIndex) -> pd.DataFrame:
+    rounds = make()
+    return rounds[pd.MultiIndex.from_frame(rounds[WORK].astype({"prompt": "str"})).isin(pairs)]

@@ -1,0 +1,526 @@
+"""Sets what the founding papers claim beside what this project measures: claim, published, ours, verdict, why.
+
+Ours comes from committed results: `claim_results`, and the ablations of `analysis.heads`. Published figures come from
+`published.csv`, by source and table, or are quoted where a paper gives a direction and no figure. Models, text and
+hardware differ, so a verdict is about the claim, not about equal figures: the direction, and where a paper prints a
+size, whether our interval reaches it.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from specdec.theory.speedup import speedup as formula_speedup
+
+from ..findings import Section
+from ..heads import heads_ablation
+from ..intervals import Interval
+from . import claim_results as results
+from .claim_results import Measured
+from .paper_tables import COST, printed_figures
+from .published import load_published
+
+SAME, SMALLER, LARGER = "same", "same direction, smaller", "same direction, larger"
+DIFFERENT, OPEN = "different", "cannot be told"
+COLUMNS = ("paper", "claim", "published", "ours, with 95% interval", "verdict", "why", "measured by")
+LEVIATHAN, CHEN, STERN = "Leviathan et al.", "Chen et al.", "Stern et al."
+MEDUSA, GROUNDED, NGRAMMYS = "Medusa", "Grounded heads", "N-Grammys"
+ABLATIONS = "notebook 04, from `analysis/results/heads_ablation.json`"
+GAMMA = "4"
+SHARED = ("measurement.cost_contexts=[]", "tracking.enabled=false", "target.dtype=float32")
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A claim and its answer, all in words; `verdict` is one of this file's five."""
+
+    paper: str
+    claim: str
+    published: str
+    ours: str
+    verdict: str
+    why: str
+    command: str
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """Everything that answers rest on.
+
+    Attributes:
+        runs: what the benchmark measured, by name.
+        heads: the ablations of heads.
+        printed: `paper_tables.printed_figures` of the published figures, with its key as columns.
+    """
+
+    runs: Mapping[str, Measured]
+    heads: list[dict[str, object]]
+    printed: pd.DataFrame
+
+    def values(self, source: str, table: str, metric: str, **wanted: object) -> pd.Series:
+        """Return the printed figures of a metric, of the settings with these values. ValueError if there is none."""
+        rows = self.printed[self.printed["source"].str.contains(source) & (self.printed["table"] == table)]
+        for name, value in wanted.items():
+            rows = rows[rows[name] == value]
+        found = rows[metric].dropna()
+        if found.empty:
+            raise ValueError(f"no {metric} is printed in {source}, {table} for {wanted}")
+        return found
+
+
+def evidence() -> Evidence:
+    """Read the committed results and the published figures that come along. UsageError where a file is missing."""
+    printed = printed_figures(load_published()).reset_index()
+    return Evidence(results.load_results(), heads_ablation.load_ablation(), printed)
+
+
+def claims(found: Evidence | None = None) -> list[Claim]:
+    """Return all claims with their answers, paper by paper."""
+    found = found or evidence()
+    return [answer(found) for answer in ANSWERS]
+
+
+def claims_table(found: Evidence | None = None) -> pd.DataFrame:
+    """Return `claims` as a table with COLUMNS."""
+    return pd.DataFrame([list(vars(each).values()) for each in claims(found)], columns=list(COLUMNS))
+
+
+def claims_section(found: Evidence | None = None) -> Section:
+    """Return the table with how many verdicts of each kind there are."""
+    table = claims_table(found)
+    number = table["verdict"].value_counts()
+    text = "; ".join(f"{count} {verdict}" for verdict, count in number.items())
+    return Section(
+        "What the papers claim, and what is found here",
+        (
+            f"Of {len(table)} claims: {text}. Figures are of the small pocket target on a CPU, the published ones of "
+            "large models on accelerators: a verdict says whether the claim holds here too.",
+        ),
+        (("", table),),
+    )
+
+
+def claims_markdown(found: Evidence | None = None) -> str:
+    """Return the table as Markdown, as `notebooks/papers.md` has it."""
+    lines = [f"| {' | '.join(COLUMNS)} |", "|---" * len(COLUMNS) + "|"]
+    lines += [f"| {' | '.join(row)} |" for row in claims_table(found).itertuples(index=False)]
+    return "\n".join(lines)
+
+
+# Verdicts -------------------------------------------------------------------------------------------
+
+
+def direction(value: Interval, threshold: float = 0.0) -> str:
+    """Return SAME for an interval above the threshold, DIFFERENT for one below it, OPEN for one that contains it."""
+    return SAME if value.low > threshold else DIFFERENT if value.high < threshold else OPEN
+
+
+def size(value: Interval, low: float, high: float, threshold: float = 0.0) -> str:
+    """Return `direction`, and where it is the same whether the interval reaches the published range."""
+    found = direction(value, threshold)
+    if found != SAME:
+        return found
+    return SMALLER if value.high < low else LARGER if value.low > high else SAME
+
+
+def _range(values: pd.Series, form: str = ".2f") -> str:
+    low, high = values.min(), values.max()
+    return f"{low:{form}}" if low == high else f"{low:{form}} to {high:{form}}"
+
+
+def _command(run: Measured) -> str:
+    """Return what distinguishes the command of a run from the others'; the whole one stands in the results."""
+    words = str(run["command"]).removeprefix("python -m specdec.run ").split()
+    own = (word for word in words if word not in SHARED and not word.startswith("study.leave_out="))
+    return f"`{' '.join(own)}`"
+
+
+# Leviathan et al. and Chen et al. -------------------------------------------------------------------
+
+
+def _faster(found: Evidence) -> Claim:
+    greedy, sampled = found.runs["small_model"], found.runs["small_model_sampled"]
+    printed = found.values("2211.17192", "Table 2", "speedup_measured", drafter="T5-small (77M)")
+    value, warm = results.speedup(greedy, GAMMA), results.speedup(sampled, GAMMA)
+    cost = results.metric(greedy, "cost.c").estimate
+    theirs = found.values("2211.17192", "Table 2", COST, drafter="T5-small (77M)").max()
+    return Claim(
+        LEVIATHAN,
+        "A small model drafts, and decoding is 2 to 3 times faster",
+        f"{_range(printed, '.1f')} (T5-XXL with T5-small)",
+        f"{value:.2f} greedy, {warm:.2f} at temperature 1",
+        size(value, printed.min(), printed.max(), 1.0),
+        f"A draft step costs {cost:.2f} of a target call here, {theirs:g} there: small models spend their time outside "
+        f"the arithmetic. A call on 5 tokens takes {results.verify_ratio(greedy, GAMMA):.2f} of one on a single token: "
+        "two shared cores compute where a TPU waits for memory",
+        _command(greedy),
+    )
+
+
+def _identical(found: Evidence) -> Claim:
+    run = found.runs["small_model"]
+    share = results.metric(run, "lossless.identical").estimate
+    outputs = len(run["arms"]) * len(run["prompts"])
+    unexplained = results.metric(run, "lossless.unexplained").estimate
+    return Claim(
+        LEVIATHAN,
+        "The output distribution is unchanged",
+        "proven (appendix A.1)",
+        f"{share:.0%} of {outputs} greedy outputs identical, {unexplained:.0f} differences unexplained; exact to 1e-12 "
+        "by enumeration when sampling",
+        SAME if share == 1 and unexplained == 0 else DIFFERENT,
+        "The same rule, tested on every drafter, structure and lossless verifier",
+        "`pytest tests/contracts/test_losslessness.py`",
+    )
+
+
+def _alpha_range(found: Evidence) -> Claim:
+    names = ("small_model", "small_model_sampled")
+    greedy, sampled = (results.alpha(found.runs[name]) for name in names)
+    inside = all(0.5 <= value.low and value.high <= 0.9 for value in (greedy, sampled))
+    outside = any(value.high < 0.5 or value.low > 0.9 for value in (greedy, sampled))
+    return Claim(
+        LEVIATHAN,
+        "Drafters two orders of magnitude smaller have α between 0.5 and 0.9",
+        "0.5 to 0.9 (Table 3)",
+        f"{greedy:.3f} at temperature 0, {sampled:.3f} at 1",
+        SAME if inside else DIFFERENT if outside else OPEN,
+        "Target and drafter learned from the same text with one tokenizer, as the paper's pairs did; a step of ours "
+        f"does {results.metric(found.runs['small_model'], 'cost.c_ops').estimate:.2f} of the target's arithmetic",
+        _command(found.runs["small_model"]),
+    )
+
+
+def _sharper(found: Evidence) -> Claim:
+    kinds = {"small model": "small_model", "bigram": "bigram", "unigram": "unigram"}
+    gains = {
+        words: results.alpha_difference(found.runs[name], found.runs[f"{name}_sampled"])
+        for words, name in kinds.items()
+    }
+    verdicts = {words: direction(value) for words, value in gains.items()}
+    higher = [words for words, verdict in verdicts.items() if verdict == SAME]
+    rows = found.printed[found.printed["source"].str.contains("2211.17192") & (found.printed["table"] == "Table 3")]
+    pairs = rows.pivot(index=["target", "drafter"], columns="temperature", values="alpha")
+    theirs = (pairs[0.0] - pairs[1.0]).round(6)
+    return Claim(
+        LEVIATHAN,
+        "α is higher at temperature 0 than at 1, for all models",
+        f"{int((theirs > 0).sum())} of {len(theirs)} pairs of Table 3 higher, {int((theirs == 0).sum())} equal, "
+        f"{int((theirs < 0).sum())} lower",
+        "; ".join(f"{words} {value:+.3f}" for words, value in gains.items()),
+        SAME if set(verdicts.values()) == {SAME} else DIFFERENT if DIFFERENT in verdicts.values() else OPEN,
+        f"Higher beyond chance for {' and '.join(higher) or 'none'}. At temperature 0 a table proposes one token only, "
+        "which greedy text, here often a loop, may not hold; flat laws always share something",
+        _command(found.runs["small_model_sampled"]),
+    )
+
+
+def _ngrams(found: Evidence) -> Claim:
+    uni, bi = results.alpha(found.runs["unigram_sampled"]), results.alpha(found.runs["bigram_sampled"])
+    ranges = [
+        _range(found.values("2211.17192", "Table 3", "alpha", drafter=name, temperature=1.0))
+        for name in ("unigram", "bigram")
+    ]
+    return Claim(
+        LEVIATHAN,
+        "Even unigrams and bigrams have an α that is not negligible",
+        f"unigram {ranges[0]}, bigram {ranges[1]} at temperature 1",
+        f"unigram {uni:.3f}, bigram {bi:.3f} at temperature 1",
+        SAME if min(uni.low, bi.low) > 0.01 else DIFFERENT if max(uni.high, bi.high) < 0.01 else OPEN,
+        "The tables are counted on text like the target's",
+        _command(found.runs["bigram_sampled"]),
+    )
+
+
+def _free_bigram(found: Evidence) -> Claim:
+    run = found.runs["bigram"]
+    value, alpha = results.speedup(run, "3"), results.alpha(run)
+    expected = float(formula_speedup(alpha.estimate, 3, results.metric(run, "cost.c").estimate))
+    printed = found.values("2211.17192", "text 4.2", "speedup_ideal").iloc[0]
+    return Claim(
+        LEVIATHAN,
+        "A bigram costs nothing, so its α of 0.2 makes decoding 1.25 times faster at γ 3",
+        f"{printed:g} (computed, c = 0)",
+        f"{value:.2f} measured; α {alpha:.3f} and our c give {expected:.2f}",
+        size(value, printed, printed, 1.0),
+        f"The look-up is free (c {results.metric(run, 'cost.c').estimate:.3f}), the verification is not: a call on 4 "
+        f"tokens takes {results.verify_ratio(run, '3'):.2f} of a call on one",
+        _command(run),
+    )
+
+
+def _formula(found: Evidence) -> Claim:
+    run = found.runs["small_model"]
+    value = results.speedup(run, GAMMA)
+    expected = float(formula_speedup(results.alpha(run).estimate, int(GAMMA), results.metric(run, "cost.c").estimate))
+    ratio = Interval(value.estimate / expected, value.low / expected, value.high / expected, prompts=value.prompts)
+    printed = found.printed[found.printed["table"] == "Table 2"].dropna(subset=["speedup_measured", "alpha", COST])
+    theirs = printed["speedup_measured"] / np.array(
+        [float(formula_speedup(row["alpha"], row["gamma"], row[COST])) for _, row in printed.iterrows()]
+    )
+    return Claim(
+        LEVIATHAN,
+        "Measured speedups mostly match Theorem 3.8",
+        f"measured over formula {_range(theirs)} in {len(theirs)} rows (Table 4)",
+        f"{ratio:.2f}",
+        SAME if ratio.low <= theirs.max() and ratio.high >= theirs.min() else DIFFERENT,
+        "The formula lets a call on a whole draft cost as much as one on a token; here it costs more. Every run's gap "
+        "account says how much each assumption takes away",
+        _command(run),
+    )
+
+
+def _lossless_speedup(found: Evidence) -> Claim:
+    run = found.runs["small_model_sampled"]
+    printed = found.values("2302.01318", "Table 1", "speedup_measured")
+    value = results.speedup(run, GAMMA)
+    theirs = (
+        found.values("2302.01318", "text", "draft_time_per_token").iloc[0]
+        / found.values("2302.01318", "Table 1", "time_per_token_baseline").iloc[0]
+    )
+    return Claim(
+        CHEN,
+        "Sampling is 2 to 2.5 times faster without altering the samples",
+        f"{_range(printed)} (Chinchilla 70B, K = 4)",
+        f"{value:.2f} at temperature 1",
+        size(value, printed.min(), printed.max(), 1.0),
+        f"c is {results.metric(run, 'cost.c').estimate:.2f} here and {theirs:.2f} there, and 5 tokens in a call cost "
+        f"{results.verify_ratio(run, GAMMA):.2f} of one",
+        _command(run),
+    )
+
+
+def _domains(found: Evidence) -> Claim:
+    code, prose = found.runs["small_model"], found.runs["small_model_docs"]
+    gain = results.tokens_per_round_elsewhere(code, GAMMA, prose, GAMMA)
+    return Claim(
+        CHEN,
+        "Acceptance depends on the domain: higher on code than on prose",
+        "speedup 2.46 on HumanEval, 1.92 to 2.01 on XSum",
+        f"{gain:+.2f} tokens per round on the standard library's code over its documentation",
+        direction(gain),
+        "Other models, other prose; prompts of the two sets are not paired",
+        _command(prose),
+    )
+
+
+def _longer(found: Evidence) -> Claim:
+    run = found.runs["small_model"]
+    more = results.more_tokens_per_round(run, "8", run, GAMMA)
+    ratio = results.speedup_ratio(run, "8", GAMMA)
+    verdict = direction(more) if ratio.high < 1 else DIFFERENT if ratio.low > 1 else OPEN
+    return Claim(
+        CHEN,
+        "Longer drafts accept more, and beyond some length decoding gets slower",
+        "Figure 1, no figures printed",
+        f"from γ 4 to 8: {more:+.2f} tokens per round, speedup times {ratio:.2f}",
+        verdict,
+        "Each further draft token costs a step of the drafter and is reached less often",
+        _command(run),
+    )
+
+
+# Stern et al. ---------------------------------------------------------------------------------------
+
+
+def _block_size(found: Evidence) -> Claim:
+    run = found.runs["blockwise"]
+    sizes = {gamma: results.tokens_per_round(run, str(gamma)) for gamma in (1, 3, 4)}
+    gain = results.more_tokens_per_round(run, "4", run, "1")
+    printed = [
+        found.values("1811.03115", "Table 1", "tokens_per_round", drafter=f"blockwise heads, k={k}, regular").iloc[0]
+        for k in (2, 4, 10)
+    ]
+    return Claim(
+        STERN,
+        "With a frozen model the mean accepted block size grows with k and soon stops growing",
+        "k = 2: {:.2f}, 4: {:.2f}, 10: {:.2f} (translation)".format(*printed),
+        "; ".join(f"k = {gamma + 1}: {value:.2f}" for gamma, value in sizes.items())
+        + f"; k = 5 over k = 2 {gain:+.2f}",
+        direction(gain),
+        "Heads on one frozen state know less of each further token; ours were trained on little text",
+        _command(run),
+    )
+
+
+def _block_wall_clock(found: Evidence) -> Claim:
+    run = found.runs["blockwise"]
+    size_of = results.tokens_per_round(run, GAMMA)
+    fast, ratio = results.speedup(run, GAMMA), results.speedup_ratio(run, GAMMA, "1")
+    behind = Interval(size_of.estimate - fast.estimate, size_of.low - fast.high, size_of.high - fast.low)
+    return Claim(
+        STERN,
+        "Wall clock gains less than iterations, and larger blocks end by losing time",
+        "block 4.7 gives 3.3 (k = 8), then 4.95 gives 3.04 (k = 10)",
+        f"k = 5: block {size_of:.2f}, speedup {fast:.2f}; speedup of k = 5 over k = 2 {ratio:.2f}",
+        direction(behind) if ratio.high < 1 else DIFFERENT if ratio.low > 1 else OPEN,
+        "Verifying a block costs more than a token, and all the more on two cores",
+        _command(run),
+    )
+
+
+def _top_two(found: Evidence) -> Claim:
+    loose, strict = found.runs["blockwise_top_2"], found.runs["blockwise_top_1"]
+    gain = results.more_tokens_per_round(loose, GAMMA, strict, GAMMA)
+    trained = "blockwise heads, k=6, fine tuning and distillation"
+    exact = found.values("1811.03115", "Table 1", "tokens_per_round", drafter=trained).iloc[0]
+    printed = found.values("1811.03115", "text 7.1", "tokens_per_round", drafter=f"{trained}, top-2").iloc[0] - exact
+    return Claim(
+        STERN,
+        "Accepting the two likeliest tokens instead of the likeliest lengthens blocks",
+        f"{printed:+.2f} at k = 6 (top-2)",
+        f"{gain:+.2f} at k = 5",
+        direction(gain),
+        "The looser rule accepts whatever the stricter one does; what its text loses is in the run's `quality` metrics",
+        _command(loose),
+    )
+
+
+# Heads ----------------------------------------------------------------------------------------------
+
+
+def _ablated(found: Evidence, variant: str, structure: str) -> dict[str, object]:
+    entry = heads_ablation.deepest(found.heads, variant, structure)
+    if entry is None:
+        raise ValueError(f"the ablations have no {variant} in a {structure}")
+    return dict(entry)
+
+
+def _tree_over_chain(found: Evidence) -> Claim:
+    tree, chain = (_ablated(found, heads_ablation.INDEPENDENT, shape) for shape in ("tree", "chain"))
+    gain = heads_ablation.difference(tree, chain)
+    session = found.runs["all_drafters"]
+    ratio = results.arm_ratio(session, "medusa, tree", "medusa, chain")
+    printed = [
+        found.values("2401.10774", "Table 3", "speedup_measured", drafter=name).iloc[0]
+        for name in ("Medusa-1 heads without tree attention", "plus tree attention")
+    ]
+    return Claim(
+        MEDUSA,
+        "Verifying a tree of candidates is faster than a chain",
+        f"{printed[1]:g} against {printed[0]:g} (Table 3, approximate): times {printed[1] / printed[0]:.2f}",
+        f"{gain:+.2f} tokens per step with a tree of {tree['nodes']} nodes; speed times {ratio:.2f} at 4 nodes each",
+        direction(ratio, 1.0),
+        "The tree accepts more here too; what it adds has to pay for siblings that a call on two cores feels",
+        f"{_command(session)}; {ABLATIONS}",
+    )
+
+
+def _typical(found: Evidence) -> Claim:
+    run = found.runs["typical_acceptance"]
+    name = "typical_acceptance.{}.{}.{}"
+    lead = results.metric(run, name.format("typical", "over_rejection", "1"))
+    rates = {rule: results.metric(run, name.format(rule, "tokens_per_call", "1")) for rule in ("rejection", "typical")}
+    cold = results.metric(run, name.format("greedy", "tokens_per_call", "0"))
+    return Claim(
+        MEDUSA,
+        "Rejection sampling accepts less as the temperature rises; typical acceptance does not",
+        "no figures printed; Figure 5 has typical above random sampling at 0.7",
+        f"tokens per step {cold:.2f} at temperature 0; at 1 rejection {rates['rejection']:.2f}, typical "
+        f"{rates['typical']:.2f}; typical over rejection {lead:+.2f}",
+        direction(lead),
+        "Typical acceptance takes whatever the target finds likely enough, so that its text is not the target's",
+        _command(run),
+    )
+
+
+def _epsilon(found: Evidence) -> Claim:
+    run = found.runs["typical_acceptance"]
+    name = "typical_acceptance.epsilon.{}.{}"
+    rates = [results.metric(run, name.format("tokens_per_call", point)) for point in ("0.01", "0.5")]
+    quality = [results.metric(run, name.format("log_likelihood", point)) for point in ("0.01", "0.5")]
+    slower = rates[0].low > rates[1].high
+    better = quality[1].low > quality[0].high
+    return Claim(
+        MEDUSA,
+        "A higher threshold ε buys quality with rate",
+        "Figure 5, ε from 0.01 to 0.25",
+        f"ε 0.01 against 0.5: {rates[0]:.2f} and {rates[1]:.2f} tokens per step; log-likelihood per token "
+        f"{quality[0]:.2f} and {quality[1]:.2f}",
+        SAME if slower and better else OPEN,
+        "Quality is the target's own log-likelihood, not a judge's score; intervals that overlap tell nothing apart",
+        _command(run),
+    )
+
+
+def _grounding(found: Evidence) -> Claim:
+    grounded, independent = (
+        _ablated(found, name, "tree") for name in (heads_ablation.GROUNDED, heads_ablation.INDEPENDENT)
+    )
+    gain = heads_ablation.difference(grounded, independent)
+    printed = heads_ablation.PUBLISHED_GAIN
+    return Claim(
+        GROUNDED,
+        "Heads that read what was drafted yield more tokens per step than independent ones",
+        f"{printed:+.2f} (Vicuna-7B, four heads)",
+        f"{gain:+.2f}",
+        size(gain, printed, printed),
+        "A target some hundred times smaller, heads of few steps of training",
+        ABLATIONS,
+    )
+
+
+def _steepness(found: Evidence) -> Claim:
+    grounded, independent = (
+        _ablated(found, name, "tree") for name in (heads_ablation.GROUNDED, heads_ablation.INDEPENDENT)
+    )
+    falls = heads_ablation.steepness(grounded, independent)
+    return Claim(
+        GROUNDED,
+        "Accuracy falls less from head to head if heads are grounded",
+        "direction only",
+        f"last head over first: grounded {falls.first:.2f}, independent {falls.second:.2f}; difference "
+        f"{falls.difference:+.2f}",
+        direction(falls.difference),
+        "A later head that knows the tokens before it has less to guess",
+        ABLATIONS,
+    )
+
+
+def _throughput(found: Evidence) -> Claim:
+    session = found.runs["all_drafters"]
+    ratio = results.arm_ratio(session, "grounded", "medusa")
+    printed = found.values("preprint of Hydra", "text", "speedup_over_medusa").iloc[0]
+    return Claim(
+        GROUNDED,
+        "Grounded heads decode faster than independent ones",
+        f"times {printed:g} (Vicuna-7B, MT-Bench)",
+        f"times {ratio:.2f}, interleaved in one session",
+        size(ratio, printed, printed, 1.0),
+        "A grounded draft is one small step after another, an independent one is a single step; beside a small target "
+        "that weighs more",
+        _command(session),
+    )
+
+
+# N-Grammys ------------------------------------------------------------------------------------------
+
+
+def _shares(found: Evidence) -> Claim:
+    run = found.runs["ngrammys_ablation"]
+    share = {name: results.metric(run, f"ablation.{name}.of_wins") for name in ("ngram", "model_bigram")}
+    calls = results.metric(run, "ablation.tokens_per_call").estimate
+    both = min(value.estimate for value in share.values()) > 0
+    return Claim(
+        NGRAMMYS,
+        "Context n-grams and the model's bigram complement each other in one draft",
+        "direction only (allotment and acceptance by strategy)",
+        f"of accepted rows, context {share['ngram'].estimate:.0%}, bigram {share['model_bigram'].estimate:.0%}; "
+        f"{calls:.2f} tokens per call together",
+        SAME if both else DIFFERENT,
+        "Rows that both propose count for the context, which is asked first",
+        _command(run),
+    )
+
+
+ANSWERS: tuple[Callable[[Evidence], Claim], ...] = (
+    *(_faster, _identical, _alpha_range, _sharper, _ngrams, _free_bigram, _formula),
+    *(_lossless_speedup, _domains, _longer),
+    *(_block_size, _block_wall_clock, _top_two),
+    *(_tree_over_chain, _typical, _epsilon),
+    *(_grounding, _steepness, _throughput),
+    _shares,
+)
+"""One answer for each claim, in the order of the page."""

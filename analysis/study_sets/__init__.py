@@ -1,0 +1,1 @@
+"""Several studies of one kind side by side: prompt sets, models."""

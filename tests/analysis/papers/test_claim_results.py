@@ -1,0 +1,75 @@
+"""Intervals from the benchmark's sums by prompt: values by hand, pairing by prompt, and what a missing file says."""
+
+import json
+
+import pytest
+
+from specdec.analysis.papers import claim_results as results
+from specdec.errors import UsageError
+
+
+def run_of(prompts: str, tokens: int, rounds: int, seconds: float, **more: object) -> dict[str, object]:
+    """An entry whose prompts are alike, so that intervals have no width; the baseline takes 2 seconds for 8 tokens."""
+    alike = {"tokens": [tokens], "rounds": [rounds], "seconds": [seconds], "verify": [seconds / 2]}
+    base = {"tokens": [8], "rounds": [8], "seconds": [2.0], "verify": [1.6]}
+    count = len(prompts)
+    return {
+        "run": "a",
+        "prompts": list(prompts),
+        "baseline": {name: values * count for name, values in base.items()},
+        "arms": {"4": {name: values * count for name, values in alike.items()}},
+        "metrics": {"cost.c": 0.25, "lossless.tv": None},
+        **more,
+    }
+
+
+def exact(value) -> float:
+    assert value.low == pytest.approx(value.estimate) and value.high == pytest.approx(value.estimate)
+    return value.estimate
+
+
+def test_ratios_by_hand():
+    run = run_of("abc", tokens=8, rounds=4, seconds=1.6)
+    assert exact(results.tokens_per_round(run, "4")) == pytest.approx(2.0)
+    assert exact(results.speedup(run, "4")) == pytest.approx((2.0 / 8) / (1.6 / 8))
+    assert exact(results.verify_ratio(run, "4")) == pytest.approx((0.8 / 4) / (1.6 / 8))
+    run["arms"]["1"] = {"tokens": [8] * 3, "rounds": [5] * 3, "seconds": [2.4] * 3, "verify": [1.0] * 3}
+    assert exact(results.speedup_ratio(run, "1", "4")) == pytest.approx(1.6 / 2.4)
+    assert exact(results.arm_ratio(run, "4", "1")) == pytest.approx(2.4 / 1.6)
+    assert exact(results.more_tokens_per_round(run, "4", run, "1")) == pytest.approx(2.0 - 1.6)
+
+
+def test_runs_are_paired_by_the_prompts_that_both_have():
+    """Prompt b gains 1 and prompt c gains 1, whatever their level; d stands in one run only."""
+    first = run_of("bc", tokens=1, rounds=1, seconds=1.0)
+    first["arms"]["4"] |= {"tokens": [20, 60], "rounds": [10, 20]}
+    second = run_of("dcb", tokens=1, rounds=1, seconds=1.0)
+    second["arms"]["4"] |= {"tokens": [900, 40, 10], "rounds": [1, 20, 10]}
+    assert exact(results.more_tokens_per_round(first, "4", second, "4")) == pytest.approx(80 / 30 - 50 / 30)
+
+
+def test_alpha_and_its_difference():
+    warm = run_of("ab", 8, 4, 1.0, alpha={"numerator": [1.0, 3.0], "denominator": [10, 10]})
+    cold = run_of("ab", 8, 4, 1.0, alpha={"numerator": [2.0, 4.0], "denominator": [10, 10]})
+    assert results.alpha(cold).estimate == pytest.approx(0.3)
+    assert exact(results.alpha_difference(cold, warm)) == pytest.approx(0.1)
+
+
+def test_other_prompts_are_resampled_apart():
+    """Two runs alike in the mean, one of them spread: the difference is 0 and its interval contains it."""
+    even, spread = run_of("abcd", 8, 4, 1.0), run_of("efgh", 8, 4, 1.0)
+    spread["arms"]["4"] |= {"tokens": [4, 12, 4, 12]}
+    difference = results.tokens_per_round_elsewhere(even, "4", spread, "4")
+    assert difference.estimate == pytest.approx(0.0) and difference.low < -0.3 and difference.high > 0.3
+
+
+def test_metrics_and_files(tmp_path):
+    run = run_of("ab", 8, 4, 1.0)
+    assert results.metric(run, "cost.c").estimate == 0.25 and not results.metric(run, "cost.c").known
+    (tmp_path / "good.json").write_text(json.dumps({"figures": [run]}), encoding="utf-8")
+    assert list(results.load_results(tmp_path / "good.json")) == ["a"]
+    with pytest.raises(UsageError, match="test_paper_claims.py"):
+        results.load_results(tmp_path / "none.json")
+    (tmp_path / "bad.json").write_text("{}", encoding="utf-8")
+    with pytest.raises(UsageError, match="holds no measurements"):
+        results.load_results(tmp_path / "bad.json")

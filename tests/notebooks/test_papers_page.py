@@ -1,0 +1,74 @@
+"""The page of the founding papers: what it names exists, and its table of claims is what the committed results give."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from specdec.analysis.papers.claims import claims_markdown
+from specdec.config import config_dir
+
+NOTEBOOKS = Path(__file__).resolve().parents[2] / "notebooks"
+PAGE = (NOTEBOOKS / "papers.md").read_text(encoding="utf-8")
+FIGURES, CLAIMS = PAGE.split("## Claims", 1)
+MADE_BY = 'python -c "from specdec.analysis.papers import claims; print(claims.claims_markdown())"'
+
+
+def cells() -> set[tuple[str, str]]:
+    """Number and heading of every section of every notebook."""
+    found = set()
+    for path in NOTEBOOKS.glob("[0-9]*.py"):
+        headings = re.findall(r"^# ## (.+)$", path.read_text(encoding="utf-8"), re.MULTILINE)
+        found |= {(path.name[:2], heading) for heading in headings}
+    return found
+
+
+def named_cells() -> set[tuple[str, str]]:
+    """Cells that the page names: `01` *The formula*, and further headings of the same notebook behind an "and"."""
+    found = set()
+    for number, headings in re.findall(r"`(\d\d)` ((?:\*[^*]+\*(?: and )?)+)", PAGE):
+        found |= {(number, heading) for heading in re.findall(r"\*([^*]+)\*", headings)}
+    return found
+
+
+def test_every_cell_that_is_named_exists():
+    assert len(named_cells()) > 10
+    assert named_cells() - cells() == set()
+
+
+def test_every_value_of_a_config_group_that_is_named_exists():
+    """+experiment=NAME, verifier=NAME and so on, for every group of `conf/`."""
+    folder = Path(config_dir())
+    named = {(group, name) for group, name in re.findall(r"\+?\b([a-z_]+)=(\w+)", PAGE) if (folder / group).is_dir()}
+    assert {group for group, _ in named} >= {
+        "experiment",
+        "drafter",
+        "heads",
+        "recipe",
+        "verifier",
+        "prompts",
+        "target",
+    }
+    assert [(group, name) for group, name in sorted(named) if not (folder / group / f"{name}.yaml").is_file()] == []
+
+
+def test_every_item_says_what_redraws_it_or_why_nothing_does():
+    rows = [line for line in FIGURES.splitlines() if line.startswith("| ") and not line.startswith("| item ")]
+    assert len(rows) > 40
+    for row in rows:
+        item, _, redrawn, missing = (cell.strip() for cell in row.strip("|").split("|"))
+        assert item and (redrawn != "–" or missing not in ("–", "")), row
+
+
+@pytest.mark.parametrize("paper", ["2211.17192", "2302.01318", "1811.03115", "2401.10774", "2402.05109", "2411.03786"])
+def test_every_paper_has_a_table(paper):
+    assert f"({paper})" in FIGURES or f"preprint of {paper}" in FIGURES
+
+
+def test_the_claims_are_those_of_the_committed_results():
+    table = "\n".join(line for line in CLAIMS.splitlines() if line.startswith("|"))
+    assert table == claims_markdown(), f"put into notebooks/papers.md what this prints: {MADE_BY}"
+
+
+def test_the_index_leads_to_the_page():
+    assert "](papers.md)" in (NOTEBOOKS / "README.md").read_text(encoding="utf-8")
