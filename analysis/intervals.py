@@ -56,6 +56,11 @@ class Interval:
         return isfinite(self.low) and isfinite(self.high)
 
     @property
+    def side(self) -> int:
+        """1 where the whole interval lies above 0, -1 where it lies below, 0 where neither can be told."""
+        return int(self.low > 0) - int(self.high < 0)
+
+    @property
     def bounds(self) -> dict[str, float]:
         """The bounds as the columns `ci_low` and `ci_high` of a table."""
         return {"ci_low": self.low, "ci_high": self.high}

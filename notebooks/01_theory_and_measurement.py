@@ -25,10 +25,12 @@
 # %%
 from IPython.display import Markdown
 
-from specdec.analysis.figures import run_figures
+from specdec.analysis.figures import run_figures, theory_figures
+from specdec.analysis.pages import notebook
 from specdec.analysis.papers import published
 from specdec.analysis.read.mlflow_runs import latest_run
 from specdec.analysis.rounds import measured_curve
+from specdec.analysis.runs.standing_section import standing_section, timeline_section
 
 # %% tags=["parameters"]
 tracking_uri = "sqlite:///../mlflow.db"  # where runs were logged, seen from this folder
@@ -54,6 +56,25 @@ table_1 = published.leviathan_table_1(published.load_published(published_csv))
 table_1.round(3)
 
 # %% [markdown]
+# ## Which gamma, and at what price
+#
+# Figure 3 of the paper: the best $\gamma$ over $\alpha$ when a drafter step costs $c$ of a target call. Figure 4: what
+# each $\gamma$ gains, and the arithmetic that it takes, with a free drafter.
+
+# %%
+theory_figures.best_gamma()
+
+# %%
+theory_figures.speedup_and_operations()
+
+# %% [markdown]
+# If $\gamma$ could change from round to round, the most to be had is an oracle's speedup, which drafts just what will be
+# accepted (section 3.5). The paper says up to about 60% more than the best fixed $\gamma$; the exact limit is $e/(e-1)$.
+
+# %%
+theory_figures.oracle_bound()
+
+# %% [markdown]
 # ## A run over its theory
 #
 # The newest finished run of the experiment. Every line comes from the same prompts: *capped geometric* takes
@@ -74,6 +95,18 @@ speedups = measured_curve(rounds, "speedup")
 run_figures.curve(speedups, run.lines("speedup"), ylabel="speedup over the baseline", **about)
 
 # %% [markdown]
+# Where the run stands in the pictures above, at its own $\alpha$, $c$ and $\gamma$.
+
+# %%
+notebook.show(standing_section(run))
+
+# %% [markdown]
+# A few of its rounds to scale, with the baseline above (Figure 5 of the paper).
+
+# %%
+notebook.show(timeline_section(run))
+
+# %% [markdown]
 # A mean can agree by luck. The whole law of accepted lengths says more, and the time of a round says what the
 # tokens cost.
 
@@ -82,6 +115,15 @@ run_figures.accepted_lengths(rounds, alpha, run.primary_gamma, title=run.title)
 
 # %%
 run_figures.time_split(run.arms(), title=run.title)
+
+# %% [markdown]
+# ## Lenience
+#
+# The rule can be told to accept more, $\min(1, p/(l\,q))$, for text that is no longer quite the target's
+# (appendix A.5).
+
+# %%
+notebook.show(*notebook.study(tracking_uri, experiment, "lenience"))
 
 # %% [markdown]
 # ## Answer

@@ -26,7 +26,7 @@
 # %%
 from IPython.display import Markdown
 
-from specdec.analysis.heads import heads_ablation, heads_training, heads_tree
+from specdec.analysis.heads import accuracy_panels, heads_ablation, heads_accuracy, heads_training, heads_tree
 from specdec.analysis.pages import notebook
 from specdec.analysis.papers import published, published_heads
 
@@ -40,11 +40,20 @@ published_csv = published.SHIPPED  # printed figures: columns as in specdec.anal
 # %% [markdown]
 # ## Accuracy over training
 #
-# From the histories beside the heads that come with specdec.
+# From the histories beside the heads that come with specdec: with one choice and with five.
 
 # %%
 training = heads_training.training_section(heads_training.shipped_histories())
 notebook.show(training)
+
+# %% [markdown]
+# ## Does one choice of a grounded head beat five of an independent one?
+#
+# The paper says so of head 4. Both kinds are judged at the same positions of held-out text; texts are resampled.
+
+# %%
+choices = heads_accuracy.accuracy_section()
+notebook.show(choices)
 
 # %% [markdown]
 # ## Grounded heads, and what matters in them
@@ -55,6 +64,15 @@ notebook.show(training)
 # %%
 variants = heads_ablation.ablation_sections(ablations)
 notebook.show(*variants)
+
+# %% [markdown]
+# ## Accuracy by head, a panel for each variant
+#
+# What the paper's Figures 5 to 8 show: held-out text, one choice and five, beside the plain grounded heads.
+
+# %%
+panels = accuracy_panels.panels_section(ablations)
+notebook.show(panels)
 
 # %% [markdown]
 # ## The heads that come with specdec, decoded live
@@ -70,6 +88,11 @@ notebook.show(*live)
 #
 # Medusa's paper accepts what is typical instead of what rejection sampling would, because the latter accepts less at
 # higher temperatures. Text of typical acceptance is not the target's: the second part shows what it loses.
+#
+# Its argument is that rejection may refuse even a draft of the very same model, because both are sampled independently.
+# Under min(1, p/q) it never does: identical laws accept everything, at every temperature. Exact match with an
+# independent draw does refuse, and so does typical acceptance itself (theory 1.1, proven by enumeration in
+# `tests/contracts/test_identical_draft.py`). What falls with the temperature is the overlap of *different* laws.
 
 # %%
 typical = notebook.study(tracking_uri, experiment, "typical_acceptance")
@@ -105,4 +128,4 @@ notebook.show(published_heads.heads_section(published.load_published(published_c
 # ## Answer
 
 # %%
-Markdown(notebook.firsts(training, *variants, *live, *typical, *trees, *searched))
+Markdown(notebook.firsts(training, choices, *variants, panels, *live, *typical, *trees, *searched))

@@ -1,4 +1,4 @@
-"""The record of a round: what counts as accepted, the overlap of p and q, and how far a rule that is not lossless went
+"""The record of a round: what counts as accepted, how likely it was, and how far a rule that is not lossless went
 from the target. It is written between rounds, so that nothing here is timed.
 """
 
@@ -64,18 +64,22 @@ def record(decided: Decided, verifier: Verifier, context: int, finish: str, mark
         accepted=decided.accepted,
         rejected=decided.rejected,
         truncation=finish,
-        beta=_beta(decided) if chain else (),
+        beta=_beta(verifier, decided) if chain else (),
         marks=marks,
         tv=_total_variation(verifier, decided) if lossy and chain else (),
         departure=departure(verifier, decided) if lossy else None,
     )
 
 
-def _beta(decided: Decided) -> tuple[float, ...]:
-    """Return the sum of min(p, q) at each tested position of a chain."""
+def _beta(verifier: Verifier, decided: Decided) -> tuple[float, ...]:
+    """Return the chance that a token drawn from q passes at each tested position of a chain: sum of min(p, q), or what
+    a lossy rule says.
+    """
     draft, p, tested = decided.draft, decided.p, decided.tested
     if tested == 0:
         return ()
+    if not verifier.capabilities.lossless:
+        return tuple(verifier.passed(p[:tested], _chain_laws(decided), _depths(decided)).sum(-1).tolist())
     if draft.q is None:
         return tuple(p[:tested].gather(-1, draft.tokens[:tested].unsqueeze(-1)).squeeze(-1).tolist())
     return tuple(torch.minimum(p[:tested], draft.q[:tested]).sum(-1).tolist())

@@ -102,6 +102,12 @@ def chain_tree(length: int) -> Tree:
     return Tree(tuple(range(-1, length - 1)))
 
 
+@lru_cache(maxsize=256)
+def shared_tree(parents: tuple[int, ...]) -> Tree:
+    """Return one object for each topology, because a tree remembers its depths and its mask, and shapes come again."""
+    return Tree(parents)
+
+
 @dataclass(frozen=True)
 class Draft:
     """A token tree that a drafter proposes. Tokens and q are made in one place, so that they always belong together.
@@ -231,7 +237,8 @@ class Round:
         rejected: a rejection was observed inside the text. False where every tested token passed, where the cut hides
             what came next, and where nothing was offered.
         truncation: "end_token" or "limit" when that ended the text in this round, else "".
-        beta: sum over tokens of min(p, q) at each tested position of a chain, the root's child first.
+        beta: the chance that a token drawn from q passes, at each tested position of a chain, the root's child first:
+            sum over tokens of min(p, q), or more under a verifier that is not lossless.
         marks: clock readings.
         tv: for a verifier that is not lossless, at each of those positions the total variation between the law that it
             emits and the law that it emits without a draft.

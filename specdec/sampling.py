@@ -22,6 +22,7 @@ class SamplingConfig:
     top_k: AtLeastOne | None
     top_p: Probability | None
     min_p: Probability | None
+    typical_p: Annotated[float, Field(gt=0.0, le=1.0)] | None
 
     @property
     def greedy(self) -> bool:
@@ -29,7 +30,8 @@ class SamplingConfig:
 
 
 def probabilities(logits: Tensor, sampling: SamplingConfig) -> Tensor:
-    """Return the standardised laws: temperature, then top-k, then top-p, then min-p, renormalised.
+    """Return the standardised laws: temperature, then top-k, top-p, min-p and locally typical sampling, each on the
+    renormalised law that the one before left. This is the order of transformers.
 
     Args:
         logits: [..., V] of any float type; computed in float32, or float64 where the logits are.
@@ -52,6 +54,9 @@ def probabilities(logits: Tensor, sampling: SamplingConfig) -> Tensor:
         p = torch.zeros_like(p).scatter(-1, order, ordered)
     if sampling.min_p is not None:
         p = p.masked_fill(p < sampling.min_p * p.amax(dim=-1, keepdim=True), 0.0)
+    if sampling.typical_p is not None and sampling.typical_p < 1.0:
+        p = p / p.sum(dim=-1, keepdim=True)
+        p = p.masked_fill(~most_typical(p, sampling.typical_p), 0.0)
     return p / p.sum(dim=-1, keepdim=True)
 
 
@@ -63,6 +68,18 @@ def among_largest(values: Tensor, k: int) -> Tensor:
     smallest = values.topk(k, dim=-1).values[..., -1:]
     above, tied = values > smallest, values == smallest
     return above | (tied & (tied.cumsum(-1) <= k - above.sum(-1, keepdim=True)))
+
+
+def most_typical(p: Tensor, mass: float) -> Tensor:
+    """Return a mask [..., V] of the most typical tokens under p [..., V]: the smallest set whose mass reaches `mass`.
+
+    A token is the more typical the nearer its information -ln p(x) is to the entropy of p, in nats (Meister et al.
+    2202.00666). Tokens that are as near as the last one of the set belong to it, as in transformers.
+    """
+    distance = (-p.log() - torch.special.entr(p).sum(dim=-1, keepdim=True)).abs()  # infinite where p is 0
+    ordered, order = distance.sort(dim=-1, stable=True)
+    below = (p.gather(-1, order).cumsum(-1) < mass).sum(dim=-1, keepdim=True)
+    return distance <= ordered.gather(-1, below.clamp_max(p.shape[-1] - 1))
 
 
 def checked_probabilities(logits: Tensor, sampling: SamplingConfig) -> tuple[Tensor, Tensor]:

@@ -139,7 +139,7 @@ def test_a_config_named_by_text_is_found(things):
 
 # The strict pass.
 
-GREEDY = {"name": "greedy", "temperature": 0.0, "top_k": None, "top_p": None, "min_p": None}
+GREEDY = {"name": "greedy", "temperature": 0.0, "top_k": None, "top_p": None, "min_p": None, "typical_p": None}
 NGRAM = {"name": "ngram", "q": "auto", "order_max": 4, "order_min": 1, "matches_max": 32, "occurrence": "common"}
 NAN, INFINITY = float("nan"), float("inf")
 
@@ -174,6 +174,7 @@ def test_a_bad_gamma(gamma, sentence):
         ("top_p", 1.5, "less than or equal to 1"),
         ("top_p", -0.1, "equal to 0"),
         ("min_p", NAN, "finite number"),
+        ("typical_p", 1.5, "less than or equal to 1"),
         ("temperature", None, "valid number"),
     ],
 )

@@ -86,12 +86,32 @@ def test_a_run_leaves_every_metric_and_artifact(command, tmp_path):
     client = mlflow.MlflowClient(tracking_uri=uri)
     runs = client.search_runs([client.get_experiment_by_name("specdec").experiment_id])
     children = [item for item in runs if item.data.tags["specdec.role"] == "curve"]
+    (main,) = (item for item in runs if item.data.tags["specdec.role"] == "main")
+
+    def points(item, name):
+        return {point.step: point.value for point in client.get_metric_history(item.info.run_id, name)}
+
+    primary = int(main.data.params["structure.gamma"])
+    for metric, curve in (
+        ("tokens_per_round", "curve.measured"),
+        ("speedup", "curve.speedup.measured"),
+        ("speedup.capped_geometric", "curve.speedup.capped_geometric"),
+        *((f"tokens_per_round.{name}", f"curve.{name}") for name in ("capped_geometric", "position", "replay")),
+    ):
+        logged_point = points(main, curve)
+        assert set(logged_point) == GAMMAS and logged_point[primary] == pytest.approx(main.data.metrics[metric])
+        assert {f"{curve}.ci_low", f"{curve}.ci_high"} <= set(main.data.metrics)
+        bounds = points(main, f"{curve}.ci_low"), points(main, f"{curve}.ci_high")
+        assert all(bounds[0][gamma] <= logged_point[gamma] <= bounds[1][gamma] for gamma in GAMMAS)
     lines = {item.data.tags["specdec.line"]: item for item in children}
     assert set(lines) == {"measured", "capped_geometric", "position", "replay"}
     for item in children:
         assert "speedup" not in item.data.metrics
-        points = client.get_metric_history(item.info.run_id, "curve.tokens_per_round")
-        assert {point.step for point in points} == GAMMAS
+        assert set(points(item, "curve.tokens_per_round")) == GAMMAS
+        told = {key: item.data.tags[key] for key in ("drafter", "model", "gamma")}
+        assert told == {"drafter": "oracle", "model": "table", "gamma": str(primary)}
+        assert item.info.run_name == f"{item.data.tags['specdec.line']}: oracle on table, gamma {primary}"
+        assert ("curve.tokens_per_round.ci_low" in item.data.metrics) == (item.data.tags["specdec.line"] == "measured")
     names = {
         item.path for item in client.list_artifacts(logged.get("run_id") or children[0].data.tags["mlflow.parentRunId"])
     }
@@ -248,6 +268,7 @@ OF_ENCODER_DECODERS = {
 }
 # The toy of the study of all drafters decodes two: one that looks up and one over states.
 LEAVE_OUT = f"study.leave_out=[{','.join(name for name in drafters.names() if name not in ('ngram', 'medusa'))}]"
+QUESTIONS = Path(__file__).parent / "fixtures" / "mt_bench_questions.jsonl"  # two, in FastChat's layout
 # Studies, and what makes toys of them: they leave tables of their own, and no rounds.
 STUDIES = {
     "equal_budget": ("study.budgets=[4]", "study.depths=[4]", "study.contexts=[8]", "study.calls=1"),
@@ -257,6 +278,8 @@ STUDIES = {
         *("study.probe_tokens=4", "study.live_prompts=1", "target.dtype=float32"),
     ),
     "all_drafters": (LEAVE_OUT, "study.nodes=3", "measurement.max_new_tokens=8"),
+    "mt_bench": (f"prompts.path={QUESTIONS}", "measurement.max_new_tokens=4"),
+    "lenience": ("study.leniences=[0.3]", "study.others=[]", "structure.gamma=3", "measurement.max_new_tokens=8"),
     "ngrammys_topk": ("study.k=[1,3]", "study.w=[1]"),
     "phase_transition": ("study.k=[1,3]", "study.w=[0,1]", "study.contexts=[8]", "study.calls=1"),
     "tree_search": ("study.budgets=[2,4]", "study.depth=2", "study.contexts=[8]", "study.calls=1"),

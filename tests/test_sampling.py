@@ -1,11 +1,13 @@
 """Standardisation against definitions written another way, drawing, the residual, and generators."""
 
+import itertools
 import math
 
 import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, TypicalLogitsWarper
 
 from specdec.sampling import SamplingConfig, drawn, generator_for, one_hot, probabilities, residual, sample
 
@@ -13,8 +15,10 @@ LOGITS = st.lists(st.integers(-40, 40).map(lambda x: x / 8), min_size=2, max_siz
 LAWS = st.lists(st.integers(0, 20), min_size=4, max_size=4).filter(sum).map(lambda x: [v / sum(x) for v in x])
 
 
-def config(temperature=1.0, top_k=None, top_p=None, min_p=None):
-    return SamplingConfig(name="test", temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
+def config(temperature=1.0, top_k=None, top_p=None, min_p=None, typical_p=None):
+    return SamplingConfig(
+        name="test", temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, typical_p=typical_p
+    )
 
 
 def law(logits, **how):
@@ -77,9 +81,83 @@ def test_min_p_keeps_what_is_likely_next_to_the_best(logits, share):
     )
 
 
-@given(LOGITS, st.integers(1, 6), st.sampled_from([0.3, 0.8]), st.sampled_from([0.1, 0.4]))
+def typical_set(p, mass):
+    """Return the tokens whose information is nearest to the entropy, added one by one until their mass reaches `mass`
+    (Meister et al. 2022).
+    """
+    possible = [index for index, value in enumerate(p) if value > 0]
+    entropy = -math.fsum(p[index] * math.log(p[index]) for index in possible)
+    order = sorted(possible, key=lambda index: abs(-math.log(p[index]) - entropy))
+    kept = []
+    for index in order:
+        kept.append(index)
+        if math.fsum(p[each] for each in kept) >= mass:
+            break
+    return kept
+
+
+@given(LOGITS, st.sampled_from([0.01, 0.2, 0.5, 0.9, 0.99, 1.0]))
+def test_typical_sampling_keeps_the_tokens_whose_information_is_nearest_to_the_entropy(logits, mass):
+    p = softmax(logits)
+    kept = typical_set(p, mass)
+    assume(abs(math.fsum(p[index] for index in kept) - mass) > 1e-9 and apart(p))
+    assume(abs(math.fsum(p[index] for index in kept[:-1]) - mass) > 1e-9)
+    expected = p if mass == 1 else restricted(p, kept)
+    assert law(logits, typical_p=mass) == pytest.approx(expected, abs=1e-12)
+
+
+def apart(p):
+    """Return whether no two tokens are equally typical, up to rounding."""
+    entropy = -math.fsum(value * math.log(value) for value in p if value > 0)
+    distances = sorted(abs(-math.log(value) - entropy) for value in p if value > 0)
+    return all(b - a > 1e-9 for a, b in itertools.pairwise(distances))
+
+
+def test_typical_sampling_may_drop_the_most_likely_token():
+    """Where the entropy is high, the one likely token is not typical. The entropies are 1.75 and 0.71 nats, the first
+    token's information 0.92 and 0.22, that of the next 2.30 twice.
+    """
+    spread, sure = [0.4, *[0.1] * 6], [0.8, 0.1, 0.05, 0.05]
+    assert law([math.log(value) for value in spread], typical_p=0.3) == pytest.approx([0, *[1 / 6] * 6], abs=1e-12)
+    assert law([math.log(value) for value in sure], typical_p=0.3) == pytest.approx([1, 0, 0, 0], abs=1e-12)
+
+
+@pytest.mark.parametrize("levels", [None, 5, 2], ids=["distinct", "five levels", "two levels"])
+def test_typical_sampling_is_that_of_transformers(levels):
+    """On random logits, of few levels too: tokens that are equally typical stay or go together."""
+    generator = torch.Generator().manual_seed(3)
+    logits = torch.randn(200, 30, generator=generator, dtype=torch.float64) * 2
+    if levels:
+        logits = torch.randint(levels, (200, 30), generator=generator).double()
+    for mass in (0.01, 0.2, 0.5, 0.9, 0.999):
+        theirs = TypicalLogitsWarper(mass)(None, logits).softmax(-1)
+        torch.testing.assert_close(probabilities(logits, config(typical_p=mass)), theirs, atol=1e-12, rtol=0)
+
+
+def test_all_cuts_together_are_those_of_transformers_in_its_order():
+    """The processors that `generate` itself makes of the same options, in its order."""
+    logits = torch.randn(200, 40, generator=torch.Generator().manual_seed(4), dtype=torch.float64) * 3
+    options = {"temperature": 0.7, "top_k": 20, "top_p": 0.95, "min_p": 0.02, "typical_p": 0.6}
+    model = AutoModelForCausalLM.from_config(
+        AutoConfig.for_model("gpt2", n_embd=4, n_layer=1, n_head=1, vocab_size=40, n_positions=8)
+    )
+    warpers = model._get_logits_processor(GenerationConfig(do_sample=True, **options), 1)
+    assert any(isinstance(each, TypicalLogitsWarper) for each in warpers)
+    theirs = warpers(torch.zeros(200, 1, dtype=torch.long), logits).softmax(-1)
+    ours = probabilities(logits, config(**options))
+    torch.testing.assert_close(ours, theirs, atol=1e-12, rtol=0)
+    assert (probabilities(logits, config(**options | {"typical_p": None})) > 0).sum() > (ours > 0).sum()
+
+
+@given(
+    LOGITS,
+    st.integers(1, 6),
+    st.sampled_from([0.3, 0.8]),
+    st.sampled_from([0.1, 0.4]),
+    st.sampled_from([None, 0.3, 0.7]),
+)
 @settings(max_examples=60)
-def test_the_cuts_follow_one_another(logits, k, mass, share):
+def test_the_cuts_follow_one_another(logits, k, mass, share, typical):
     """Each on the renormalised law that the one before left."""
     first = softmax([x / 0.7 for x in logits])
     second = restricted(first, ranked(first)[:k])
@@ -87,7 +165,13 @@ def test_the_cuts_follow_one_another(logits, k, mass, share):
     third = restricted(second, nucleus(second, mass))
     assume(all(abs(value - share * max(third)) > 1e-9 for value in third))
     last = restricted(third, [index for index, value in enumerate(third) if value >= share * max(third)])
-    assert law(logits, temperature=0.7, top_k=k, top_p=mass, min_p=share) == pytest.approx(last, abs=1e-12)
+    if typical is not None:
+        kept = typical_set(last, typical)
+        assume(apart(last))
+        assume(all(abs(math.fsum(last[i] for i in kept[: len(kept) - n]) - typical) > 1e-9 for n in (0, 1)))
+        last = restricted(last, kept)
+    ours = law(logits, temperature=0.7, top_k=k, top_p=mass, min_p=share, typical_p=typical)
+    assert ours == pytest.approx(last, abs=1e-12)
 
 
 def test_greedy_is_one_hot_at_the_first_maximum():
@@ -98,7 +182,14 @@ def test_greedy_is_one_hot_at_the_first_maximum():
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
 def test_rows_are_laws_in_float32_or_better(dtype):
     logits = torch.randn(3, 5, 50, generator=torch.Generator().manual_seed(0)).to(dtype)
-    for how in (config(), config(0.0), config(0.3, top_k=7), config(top_p=0.8), config(min_p=0.1)):
+    for how in (
+        config(),
+        config(0.0),
+        config(0.3, top_k=7),
+        config(top_p=0.8),
+        config(min_p=0.1),
+        config(typical_p=0.5),
+    ):
         p = probabilities(logits, how)
         assert p.shape == logits.shape
         assert p.dtype == (torch.float64 if dtype == torch.float64 and not how.greedy else torch.float32)
@@ -108,7 +199,13 @@ def test_rows_are_laws_in_float32_or_better(dtype):
 def test_a_row_is_standardised_alike_alone_and_among_others():
     """Verification of many rows and of one must cut alike, ties included."""
     logits = torch.randint(-3, 3, (40, 300), generator=torch.Generator().manual_seed(0)).to(torch.bfloat16)
-    for how in (config(top_k=20), config(top_p=0.5), config(0.7, top_k=20, top_p=0.9), config(0.0)):
+    for how in (
+        config(top_k=20),
+        config(top_p=0.5),
+        config(0.7, top_k=20, top_p=0.9),
+        config(typical_p=0.5),
+        config(0.0),
+    ):
         together = probabilities(logits, how)
         for row in range(40):
             assert torch.equal(together[row], probabilities(logits[row], how))
@@ -123,7 +220,7 @@ def test_ties_at_the_edge_of_top_k_are_broken_by_order():
 
 def test_forbidden_tokens_stay_forbidden():
     logits = torch.tensor([0.0, -torch.inf, 1.0, -torch.inf])
-    for how in (config(), config(top_k=3), config(top_p=0.99), config(0.0), config(min_p=0.01)):
+    for how in (config(), config(top_k=3), config(top_p=0.99), config(0.0), config(min_p=0.01), config(typical_p=0.9)):
         p = probabilities(logits, how)
         assert p[1] == p[3] == 0 and p.isfinite().all()
 

@@ -111,13 +111,3 @@ def kaplan_meier_tokens(table: pd.DataFrame) -> float:
     A depth that no round reached adds nothing: where it could have been reached, the figure is a lower bound.
     """
     return float(product_identity(table["acceptance"].fillna(0.0)))
-
-
-def position_tokens(rounds: pd.DataFrame, table: pd.DataFrame) -> float:
-    """Return tokens per round by the position model for what each round offered.
-
-    This is the mean over rounds i of 1 + sum_{k<=gamma_i} prod_{j<=k} h_j, where round i offered gamma_i tokens.
-    """
-    survival = np.cumprod(table["acceptance"].fillna(0.0).to_numpy())
-    by_offer = np.concatenate(([1.0], 1 + np.cumsum(survival)))  # tokens of a round that offers 0, 1, ...
-    return float(by_offer[rounds["offered"].to_numpy(dtype=np.int64)].mean())

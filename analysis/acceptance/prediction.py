@@ -43,6 +43,7 @@ LABELS = {
     "replay": "replay of the held-out texts",
 }
 ROUNDING = 1e-9  # errors below are equality: an exact replay misses by rounding alone
+ENDS = ("", "_low", "_high")  # of the columns of a value and its bounds
 FEW_PROMPTS = 4  # with fewer no half can be resampled
 FEW_ROUNDS = 200  # in a half; fewer do not tell kinds of stretches apart
 
@@ -59,7 +60,8 @@ class HeldOutPrediction:
 
     Attributes:
         table: model, gamma, predicted, measured, ci_low, ci_high (of the measured, prompt bootstrap), error (predicted
-            over measured, less 1), error_low, error_high (prompts resampled in both halves and every model refitted).
+            over measured, less 1), and the bounds of both predicted and error (prompts resampled in both halves and
+            every model refitted).
         models: one row per model that has not seen what it predicts, best first: mean_error (of absolute values, over
             gammas), bias (with signs), worst_error, worst_gamma, significant (number of gammas whose interval of the
             error leaves out 0).
@@ -138,10 +140,10 @@ def predict(
                 else:
                     predicted = tokens / expected[name, gamma]
                 error = predicted / tau - 1
-                low, high = percentile_bounds(error[1:], LEVEL) if len(error) > 1 else (nan, nan)
                 bounds = (measured.estimate, measured.low, measured.high)
-                lines.append((name, gamma, float(predicted[0]), *bounds, float(error[0]), low, high))
-    columns = ["model", "gamma", "predicted", "measured", "ci_low", "ci_high", "error", "error_low", "error_high"]
+                lines.append((name, gamma, *_bounded(predicted), *bounds, *_bounded(error)))
+    columns = ["model", "gamma", *(f"predicted{end}" for end in ENDS)]
+    columns += ["measured", "ci_low", "ci_high", *(f"error{end}" for end in ENDS)]
     table = pd.DataFrame(lines, columns=columns)
     # Few prompts may hold no round of the kind that a parameter is estimated from, in one half or both.
     for name in table.loc[table["error"].isna(), "model"].unique():
@@ -152,6 +154,11 @@ def predict(
         raise Undetermined("no model is determined by half of the prompts; decode more of them")
     models, read_off = _summary(table[~read]), _summary(table[read])
     return HeldOutPrediction(table, models, read_off, left_out, largest, len(prompts), LEVEL, len(weights) - 1)
+
+
+def _bounded(values: np.ndarray) -> tuple[float, float, float]:
+    """Return the value of the data, first of [1 + B], and its bounds; NaN without replicates."""
+    return float(values[0]), *(percentile_bounds(values[1:], LEVEL) if len(values) > 1 else (nan, nan))
 
 
 def _shared(arms: Arms) -> Arms:

@@ -36,14 +36,31 @@ def prediction_section(
     replicates: int = 2000,
     seed: int = 0,
 ) -> Section:
-    """Say what each model predicts on held-out prompts, and how far it is off; arguments as of `predict`, which refits
-    the models for a tenth of the replicates, `REFITS` at most.
+    """Say what each model predicts on held-out prompts, and how far it is off; arguments as of `held_out`."""
+    return section_of(held_out(arms, alpha_sums, replay, replicates, seed), title, seed)
+
+
+def held_out(
+    arms: Arms,
+    alpha_sums: pd.DataFrame | None,
+    replay: pd.DataFrame | None,
+    replicates: int = 2000,
+    seed: int = 0,
+) -> HeldOutPrediction | Undetermined:
+    """Return what `predict` finds, or why it finds nothing; the models are refitted for a tenth of the replicates,
+    `REFITS` at most.
     """
-    heading = "What would each model have predicted?"
     try:
-        prediction = predict(arms, alpha_sums, replay, seed, replicates, min(replicates // 10, REFITS))
+        return predict(arms, alpha_sums, replay, seed, replicates, min(replicates // 10, REFITS))
     except Undetermined as undetermined:
-        return Section(heading, (f"No prediction: {undetermined}.",))
+        return undetermined
+
+
+def section_of(prediction: HeldOutPrediction | Undetermined, title: str, seed: int = 0) -> Section:
+    """Say what each model predicts on held-out prompts; `seed` drew the halves."""
+    heading = "What would each model have predicted?"
+    if isinstance(prediction, Undetermined):
+        return Section(heading, (f"No prediction: {prediction}.",))
     method = (
         f"Half of {counted(prediction.prompts, 'prompt')}, drawn by seed {seed}, and then the other: every model is "
         f"fitted to the rounds of one half at gamma {prediction.fit_gamma}, the largest, where all depths are seen, "

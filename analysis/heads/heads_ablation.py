@@ -84,11 +84,6 @@ def _counts(measured: Measured, suffix: str = "") -> pd.DataFrame:
     return pd.DataFrame(columns, index=counts["prompts"]).astype(float).add_suffix(suffix)
 
 
-def _side(difference: Interval) -> int:
-    """Return 1 for more than 0 beyond chance, -1 for less, 0 for what cannot be told."""
-    return int(difference.low > 0) - int(difference.high < 0)
-
-
 def deepest(found: Sequence[Measured], variant: str, structure: str) -> Measured | None:
     """Return the entry of a variant with the most heads in use; None where it was not measured."""
     mine = [each for each in found if each["variant"] == variant and each["structure"] == structure]
@@ -268,7 +263,7 @@ def _missing(title: str, *variants: str) -> Section:
 
 
 def _gain_in_words(gain: Interval) -> str:
-    if not _side(gain):
+    if not gain.side:
         return f"Whether grounded heads are better cannot be told from these prompts; the paper found {PUBLISHED}."
     verdict = f"Grounded heads are {'better' if gain.low > 0 else 'worse'}"
     if gain.low <= PUBLISHED_GAIN <= gain.high:
@@ -286,7 +281,7 @@ def _fall_in_words(falls: Steepness) -> str:
         0: "Whether accuracy falls less steeply for grounded heads cannot be told from these prompts",
         -1: "Accuracy falls more steeply with position for grounded heads",
     }
-    return f"{verdict[_side(falls.difference)]}: {kept}."
+    return f"{verdict[falls.difference.side]}: {kept}."
 
 
 def _without_repetition(grounded: Measured, independent: Measured) -> list[str]:
@@ -329,7 +324,7 @@ def _why(found: Sequence[Measured], grounded: Measured, independent: Measured) -
         "A likely reason for the difference to the paper: a state of the pocket target, of 8 layers and 320 "
         "dimensions, holds less about the tokens behind the next one than a state of a 7B model, so that reading them "
         "helps more, and its text is less predictable. Given embeddings in place of states, grounded heads keep "
-        f"{without / whole:.0%} of their tokens beyond the first of each round, {lessons[_side(alone)]} ({alone:+.2f})."
+        f"{without / whole:.0%} of their tokens beyond the first of each round, {lessons[alone.side]} ({alone:+.2f})."
     ]
 
 
@@ -352,7 +347,7 @@ def variants_section(found: Sequence[Measured]) -> Section:
     parts = [
         f"{label}: {'; '.join(listed)}."
         for label, side in (("More tokens per round than plain grounded heads", 1), ("Fewer", -1))
-        if (listed := [f"{words}, {gain:+.2f}" for words, gain in gains.items() if _side(gain) == side])
+        if (listed := [f"{words}, {gain:+.2f}" for words, gain in gains.items() if gain.side == side])
     ]
     level = [words for words, gain in gains.items() if gain.low <= 0 <= gain.high]
     parts += [f"Not told apart: {', '.join(level)}."] if level else []
@@ -366,9 +361,9 @@ def variants_section(found: Sequence[Measured]) -> Section:
     texts = list(dict.fromkeys(text_of(plain) for plain in plains.values()))
     places = {f"{each['decoding']['cpu']}, {each['decoding']['threads']} threads" for each in found}
     lines = []
-    for place, trained_on in enumerate(texts, 1):
+    for place, trained in enumerate(texts, 1):
         number = f", text {place}" if len(texts) > 1 else ""
-        mine = [words for words in order if text_of(plains[words]) == trained_on]
+        mine = [words for words in order if text_of(plains[words]) == trained]
         lines.append(_line(f"plain{number}", plains[mine[0]], ""))
         lines += [_line(f"{words}{number}", variants[words], f"{gains[words]:+.2f}") for words in mine]
     caption = (
@@ -472,7 +467,7 @@ def _by_head(lines: Mapping[str, Sequence[Interval]], *, title: str, caption: st
 def _differences(gains: Mapping[str, Interval], *, title: str, caption: str) -> Figure:
     """Draw a dot with its interval for each variant, best on top; filled where it is apart from 0."""
     figure, axes = style.new_figure(title, caption, height=2.2 + 0.36 * len(gains))
-    pictures.dots(axes, list(gains), list(gains.values()), [_side(gain) != 0 for gain in gains.values()], start=0)
+    pictures.dots(axes, list(gains), list(gains.values()), [gain.side != 0 for gain in gains.values()], start=0)
     axes.set_xlabel("tokens per round beyond grounded heads")
     return figure
 

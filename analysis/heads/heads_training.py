@@ -28,7 +28,8 @@ def shipped_histories() -> dict[str, pd.DataFrame]:
 def load_history(path: Path | str) -> pd.DataFrame:
     """Return the steps of a history at which held-out text was scored.
 
-    Columns: step, tokens, target and head_1, head_2, ...: top-1 accuracies.
+    Columns: step, tokens, target and head_1, head_2, ...: top-1 accuracies; and top5_target, top5_head_1, ...: shares
+    of the positions at which the right token was among the five most likely.
 
     Raises:
         UsageError: there is no such file, it is no history of heads, or it holds no score.
@@ -39,6 +40,7 @@ def load_history(path: Path | str) -> pd.DataFrame:
         names = {"heldout_target_top1": "target"}
         while f"heldout_head_{len(names)}_top1" in table:
             names[f"heldout_head_{len(names)}_top1"] = f"head_{len(names)}"
+        names |= {f"{name.removesuffix('1')}5": f"top5_{column}" for name, column in names.items()}
         kept = scored[["step", "tokens", *names]].rename(columns=names)
     except FileNotFoundError:
         raise UsageError(
@@ -54,7 +56,8 @@ def load_history(path: Path | str) -> pd.DataFrame:
 
 
 def training_section(histories: Mapping[str, pd.DataFrame], title: str = SHIPPED) -> Section:
-    """Say how the top-1 accuracy of each head grows over training, and how it falls from the first head to the last.
+    """Say how the accuracy of each head, with one choice and with five, grows over training, how it falls from the
+    first head to the last, and from when on one choice of the last grounded head beats five of the independent one.
 
     Args:
         histories: what `load_history` returns, by name, with as many heads each.
@@ -72,39 +75,99 @@ def training_section(histories: Mapping[str, pd.DataFrame], title: str = SHIPPED
             f" Accuracy falls least steeply with position for {max(ends, key=lambda kind: ends[kind]['kept'])} heads. "
             "These are shares of held-out text, without intervals; the next part has them."
         )
-    named = table.rename(columns=lambda name: name.replace("_", " ")).rename(columns={"kept": "last over first"})
-    shown = named.assign(tokens=named["tokens"].astype(int)).round(3).rename_axis("heads").reset_index()
+    figure = _over_training(histories, f"Top-1 and top-5 accuracy over training\n{title}")
     return Section(
         "Accuracy over training",
-        (f"Of held-out tokens, {answer}.{words}", FLAT_END),
-        tables=(("Top-1 accuracy on held-out text at the last score, given the true tokens before", shown),),
-        figures=(("heads_over_training", _over_training(histories, f"Top-1 accuracy over training\n{title}")),),
+        (f"Of held-out tokens, {answer}.{words}", *_overtaking(histories), FLAT_END),
+        tables=(("Accuracy on held-out text at the last score, given the true tokens before", _by_head(table)),),
+        figures=(("heads_over_training", figure),),
     )
 
 
 def final_accuracies(histories: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
-    """Return a line for each name: tokens, target, head_1, ..., and `kept`, the last head's over the first's."""
+    """Return a line for each name: tokens, target, head_1, ..., top5_head_1, ..., and `kept`, the top-1 accuracy of the
+    last head over that of the first.
+    """
     table = pd.DataFrame({name: history.iloc[-1] for name, history in histories.items()}).T
-    heads = [column for column in table if column.startswith("head_")]
+    heads = _heads(table)
     return table.assign(kept=table[heads[-1]] / table[heads[0]]).drop(columns="step")
+
+
+def overtakes(one: pd.DataFrame, five: pd.DataFrame) -> int | None:
+    """Return the tokens of training from which on the last head of one history is right with its first choice more
+    often than the last head of another with five choices, up to the end; None where it is not at the end.
+
+    Args:
+        one, five: what `load_history` returns, scored at the same tokens.
+    """
+    last = _heads(one)[-1]
+    scores = one.set_index("tokens")[last].rename("one").to_frame()
+    scores = scores.join(five.set_index("tokens")[f"top5_{last}"].rename("five"), how="inner")
+    behind = scores.index[scores["one"] <= scores["five"]]
+    ahead = scores.index if behind.empty else scores.index[scores.index > behind[-1]]
+    return None if ahead.empty else int(ahead[0])
+
+
+def _heads(table: pd.DataFrame) -> list[str]:
+    """Return the columns of top-1 accuracies, from the first head on."""
+    return [column for column in table if column.startswith("head_")]
+
+
+def _overtaking(histories: Mapping[str, pd.DataFrame]) -> list[str]:
+    """Say from when on the last grounded head needs one choice where the independent one needs five."""
+    if not set(KINDS) <= set(histories):
+        return []
+    independent, grounded = (histories[kind] for kind in KINDS)
+    head = len(_heads(grounded))
+    if head != len(_heads(independent)):
+        return []
+    pair = f"one choice of grounded head {head} is right more often than five of independent head {head}"
+    since = overtakes(grounded, independent)
+    if since is None:
+        return [f"At no time up to the end {pair}."]
+    return [f"From {since:,} tokens of training on, {pair}."]
+
+
+def _by_head(table: pd.DataFrame) -> pd.DataFrame:
+    """Return a line for each head of each kind, from what `final_accuracies` returns."""
+    return pd.DataFrame(
+        [
+            {
+                "heads": KINDS.get(name, name),
+                "trained, tokens": int(line["tokens"]),
+                "head": number,
+                "top-1": round(line[head], 3),
+                "top-5": round(line[f"top5_{head}"], 3),
+                "top-1 over that of head 1": round(line[head] / line["head_1"], 3),
+                "target's own top-1": round(line["target"], 3),
+            }
+            for name, line in table.to_dict("index").items()
+            for number, head in enumerate(_heads(table), 1)
+        ]
+    )
 
 
 @style.in_style
 def _over_training(histories: Mapping[str, pd.DataFrame], title: str) -> Figure:
-    """Draw top-1 accuracy of each head over the tokens of training, a panel for each history."""
+    """Draw the accuracy of each head over the tokens of training: a column of panels for each history, top-1 above
+    top-5, on one scale.
+    """
     caption = (
         "Shares of held-out text, given the true tokens before; no intervals. Dotted: the target's own next token."
     )
-    figure, panels = style.new_panels(title, caption, 4.4, 1, len(histories), sharey=True)
-    for axes, (name, history) in zip(panels[0], histories.items(), strict=True):
-        axes.set_title(f"{KINDS.get(name, name)} heads", fontsize=12)
-        for head, column in enumerate(column for column in history if column.startswith("head_")):
-            colour, marker, dash, _ = style.look(head)
-            axes.plot(history["tokens"] / 1e6, history[column], color=colour, marker=marker, linestyle=dash,
-                      markersize=5, label=f"head {head + 1}")  # fmt: skip
-        axes.plot(history["tokens"] / 1e6, history["target"], color=style.BLACK, linestyle=":", linewidth=1.6)
-        axes.set(xlabel="million tokens")
-        pictures.percent_axis(axes)
-    panels[0][0].set_ylabel("top-1 accuracy")
-    panels[0][-1].legend(loc="upper right", ncols=2, fontsize=9, bbox_to_anchor=(1.0, 0.92))
+    figure, panels = style.new_panels(title, caption, 7.4, 2, len(histories), sharex=True, sharey=True)
+    for column, (name, history) in enumerate(histories.items()):
+        panels[0][column].set_title(f"{KINDS.get(name, name)} heads", fontsize=12)
+        panels[1][column].set(xlabel="million tokens")
+        for axes, prefix in zip(panels[:, column], ("", "top5_"), strict=True):
+            for place, head in enumerate(_heads(history)):
+                colour, marker, dash, _ = style.look(place)
+                axes.plot(history["tokens"] / 1e6, history[f"{prefix}{head}"], color=colour, marker=marker,
+                          linestyle=dash, markersize=5, label=f"head {place + 1}")  # fmt: skip
+            axes.plot(history["tokens"] / 1e6, history[f"{prefix}target"], color=style.BLACK, linestyle=":",
+                      linewidth=1.6)  # fmt: skip
+    pictures.percent_axis(panels[0][0])  # once all is drawn: it ends the scaling of the shared axis
+    for axes, words in zip(panels[:, 0], ("top-1 accuracy", "top-5 accuracy"), strict=True):
+        axes.set_ylabel(words)
+    panels[0][0].legend(loc="upper left", ncols=2, fontsize=9, bbox_to_anchor=(0.0, 1.0))
     return figure

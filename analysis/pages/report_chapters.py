@@ -29,15 +29,18 @@ from ..runs.run_sections import (
     reproduce_section,
     summary_section,
 )
+from ..runs.standing_section import STANDING, TIMELINE, standing_section, timeline_section
 from ..runs.totals_sections import totals_findings
 from .html import Chapter
 
 OF_A_RUN: tuple[tuple[str, Callable[..., Section | list[Section]]], ...] = (
     ("Summary", summary_section),
+    (STANDING, standing_section),
     ("Curves over gamma", curves_section),
     ("The gap, explained", account_sections),
     ("Tests and models", model_sections),
     ("Rounds: what is accepted, where the time goes", lengths_section),
+    (TIMELINE, timeline_section),
     ("By category", category_section),
     ("As the papers define it", papers_section),
     ("Cost of a call", cost_section),

@@ -133,7 +133,8 @@ class Run:
     def alpha_sums(self) -> pd.DataFrame:
         """Read the sum of min(p, q) (numerator) over the positions with a proposal (denominator), by prompt and repeat.
 
-        Positions are those of the baseline's texts. Empty under a lossy verifier, whose alpha is the measured one.
+        Positions are those of the baseline's texts. Under a lossy verifier the numerator is the sum of its own chances
+        to pass a token drawn from q, min(p/l, q) under lenience; empty where they depend on the depth, and for trees.
         """
         return self._table("alpha.parquet")
 

@@ -30,6 +30,7 @@ from .leaderboard import (
 
 NAMED = (  # what does not forbid a comparison, but changes what it says
     *("sampling.temperature", "sampling.top_k", "sampling.top_p", "sampling.min_p"),
+    "sampling.typical_p",
     *("verifier.name", "structure.name", "measurement.max_new_tokens", "measurement.threads", "seed"),
     *("target.compile", "target.evaluation", "target.attention", "prompts.chat"),
 )

@@ -6,20 +6,14 @@ from dataclasses import dataclass, replace
 from math import isnan
 from typing import Any
 
-import pandas as pd
-
-from specdec.theory.capped_geometric import tokens_per_round
-
-from ..acceptance.estimates import hazards, position_tokens
-from ..acceptance.prediction_section import prediction_section
+from ..acceptance.prediction import HeldOutPrediction, Undetermined
+from ..acceptance.prediction_section import held_out, section_of
 from ..account.account_sections import account_section, verdict
 from ..account.formula_gap import FORMULA_ERRORS, account_gap, formula_verdict
 from ..account.gap_account import Account
-from ..arms import Arms
 from ..findings import Findings, Section
-from ..read.facts import RunFacts
 from ..read.runs import Run
-from ..rounds import distinct_generations
+from .model_curves import ENDS, MODELS, Curves, model_curves, model_metrics
 from .quality import quality_metrics
 from .run_metrics import (
     limit_metrics,
@@ -41,9 +35,6 @@ from .run_sections import (
     summary_section,
 )
 from .summary import RunTables, Summary, summarise
-
-Curves = dict[str, dict[int, float]]
-MODELS = ("measured", "capped_geometric", "position", "replay", "predicted")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,10 +62,16 @@ class RunFindings(Findings):
         """The content of `summary.json`."""
         return {"metrics": self.metrics, "curves": self.curves, "arms": self.arms, "notes": self.notes}
 
-    def lines(self, key: str) -> Curves:
-        """Return the curves of one chart, by line: `curve.tokens_per_round` or `curve.speedup`."""
-        prefix = "curve.speedup." if key == "curve.speedup" else "curve."
-        return {name: self.curves[prefix + name] for name in MODELS if prefix + name in self.curves}
+    def overlays(self) -> dict[str, Curves]:
+        """Return the lines of each chart that lays measurement and models over one another, by the key that they share:
+        `curve.tokens_per_round` and `curve.speedup`, and the interval of what was measured as `.ci_low` and `.ci_high`.
+        """
+        found: dict[str, Curves] = {}
+        for key, prefix in (("curve.tokens_per_round", "curve."), ("curve.speedup", "curve.speedup.")):
+            for end in ENDS:
+                names = {name: f"{prefix}{name}{end}" for name in (MODELS if end == "" else ("measured",))}
+                found[key + end] = {name: self.curves[curve] for name, curve in names.items() if curve in self.curves}
+        return {key: lines for key, lines in found.items() if lines}
 
 
 def run_findings(run: Run) -> RunFindings:
@@ -98,8 +95,13 @@ def run_findings(run: Run) -> RunFindings:
     arm = summary.arms[facts.primary_gamma]
     peers = run.peers() if run.params.get("measurement.peers", "[]") != "[]" else {"peers": [], "generations": []}
     cost = fitted_cost(run, run.calibration())
+    # A recorded text is replayed to measure, so a replay of it would predict text that it has read.
+    other = None if facts.simulated else replay[replay["kind"] == "baseline"]
+    prediction = held_out(arms, alpha_sums, other, replicates, seed)
+    curves = model_curves(summary, prediction, replay, facts, replicates, seed)
     metrics = {
         **arm.metrics,
+        **model_metrics(curves, facts.primary_gamma),
         **operation_metrics(summary, facts),
         **({} if facts.simulated else lossless_metrics(session)),
         **total_variation(run.rounds, facts, replicates, seed),
@@ -123,9 +125,15 @@ def run_findings(run: Run) -> RunFindings:
     found = RunFindings(
         sections=(),
         metrics=metrics,
-        curves=_curves(summary, arms, replay, facts),
+        curves=curves,
         arms=[
-            {"gamma": gamma, "primary": gamma == summary.primary_gamma, **item.metrics, **_errors(item.account)}
+            {
+                "gamma": gamma,
+                "primary": gamma == summary.primary_gamma,
+                **item.metrics,
+                **model_metrics(curves, gamma),
+                **_errors(item.account),
+            }
             for gamma, item in summary.arms.items()
         ],
         notes=notes,
@@ -134,7 +142,7 @@ def run_findings(run: Run) -> RunFindings:
         depth_name=facts.depth_name,
         simulated=facts.simulated,
     )
-    return replace(found, sections=_sections(run, found, summary, replicates, seed))
+    return replace(found, sections=_sections(run, found, summary, prediction, seed))
 
 
 def _errors(account: Account) -> dict[str, float]:
@@ -145,20 +153,12 @@ def _errors(account: Account) -> dict[str, float]:
     return found
 
 
-def _sections(run: Run, found: RunFindings, summary: Summary, replicates: int, seed: int) -> tuple[Section, ...]:
+def _sections(
+    run: Run, found: RunFindings, summary: Summary, prediction: HeldOutPrediction | Undetermined, seed: int
+) -> tuple[Section, ...]:
     """Make the sections of the run's own page; a report on runs has these and the slower ones."""
     run = replace(run, metrics=found.metrics, curves=found.curves, concluded=found.summary)
-    replay = run.replay()
-    # A recorded text is replayed to measure, so a replay of it would predict text that it has read.
-    other = None if found.simulated else replay[replay["kind"] == "baseline"]
-    prediction = prediction_section(
-        run.arms(),
-        run.alpha_sums(),
-        other,
-        run.title,
-        replicates,
-        seed,
-    )
+    predicted = section_of(prediction, run.title, seed)
     sections = (
         summary_section(run),
         account_section(summary.arms[summary.primary_gamma].account, run.title, found.simulated),
@@ -167,36 +167,9 @@ def _sections(run: Run, found: RunFindings, summary: Summary, replicates: int, s
         category_section(run),
         papers_section(run),
         cost_section(run),
-        replace(prediction, title="Prediction", tables=prediction.tables[:1]),
+        replace(predicted, title="Prediction", tables=predicted.tables[:1]),
     )
     return tuple(headed(section, run) for section in sections)
-
-
-def _curves(summary: Summary, arms: Arms, replay: pd.DataFrame, facts: RunFacts) -> Curves:
-    """Return tokens per round and speedup by gamma; a model's speedup is its tokens over 1 + gamma c."""
-    shared = arms.shared().by_gamma()
-    along_baseline = replay[replay["kind"] == "baseline"]
-    largest = max(summary.arms)
-    # Hazards at the largest gamma reach every depth that a shorter chain does.
-    table = hazards(distinct_generations(shared[largest]))
-    curves: Curves = {f"curve.{kind}{name}": {} for name in MODELS for kind in ("", "speedup.")}
-    for gamma, arm in summary.arms.items():
-        values = {
-            "capped_geometric": float(tokens_per_round(summary.alpha, gamma)),
-            "position": position_tokens(shared[gamma], table),
-        }
-        replayed = along_baseline[along_baseline["gamma"] == gamma]
-        if len(replayed) and not facts.simulated:  # recorded text is measured by its replay: no second opinion
-            values["replay"] = sum(replayed["tokens"].tolist()) / sum(replayed["rounds"].tolist())
-        step = 1 + gamma * arm.metrics["cost.c"]
-        for name, value in values.items():
-            curves[f"curve.{name}"][gamma] = value
-            curves[f"curve.speedup.{name}"][gamma] = value / step
-        curves["curve.measured"][gamma] = arm.metrics["tokens_per_round"]
-        curves["curve.speedup.measured"][gamma] = arm.metrics["speedup"]
-        if gamma in facts.predicted:
-            curves["curve.speedup.predicted"][gamma] = facts.predicted[gamma]
-    return {key: curve for key, curve in curves.items() if curve}
 
 
 def _account(summary: Summary) -> dict[str, Any]:

@@ -16,7 +16,6 @@ from specdec.config import BASELINE, ORIGINAL
 from specdec.theory.capped_geometric import tokens_per_round
 from specdec.theory.speedup import speedup as theoretical_speedup
 
-from ..acceptance.estimates import hazards, position_tokens
 from ..acceptance.iid import IidTest, iid_tests
 from ..account.gap_account import Account, account_table, gap_account, shared_alpha
 from ..arms import WORK, Arms
@@ -36,8 +35,8 @@ class RunTables:
     Attributes:
         arms: the rounds by method and gamma.
         generations: a line per generation.
-        alpha_sums: prompt, numerator and denominator of the mean of sum min(p, q) over the positions of the text with a
-            proposal; None where the text gave none.
+        alpha_sums: prompt, numerator and denominator of the mean of sum min(p, q), or of a lossy rule's own chance to
+            pass, over the positions of the text with a proposal; None where the text gave none.
         replay: by gamma, the rounds V_1 that replays expect: prompt, tokens, rounds.
     """
 
@@ -113,7 +112,7 @@ def summarise(
             **headline,
             **_unflagged(table, flagged, headline, replicates, seed),
             **_by_category(table, category, replicates, seed),
-            **_theory(account, arm, distinct),
+            **_theory(account),
             **{f"account.{name}": value for name, value in account.factors.items()},
             **{f"iid.{name}_p": test.p_value for name, test in tests.items()},
             "account.alpha": alpha,
@@ -234,19 +233,15 @@ def _by_category(table: pd.DataFrame, category: pd.Series, replicates: int, seed
     return metrics
 
 
-def _theory(account: Account, arm: pd.DataFrame, distinct: pd.DataFrame) -> dict[str, float]:
-    """Return what each model expects, and what a round costs."""
+def _theory(account: Account) -> dict[str, float]:
+    """Return what the textbook formula expects, and what a round costs."""
     gamma = account.gamma
     c = account.time["g"] / gamma
-    metrics = {
+    return {
         "tokens_per_round.capped_geometric": float(tokens_per_round(account.alpha, gamma)),
-        "tokens_per_round.position": position_tokens(arm, hazards(distinct)),
         "speedup.capped_geometric": float(theoretical_speedup(account.alpha, gamma, c)),
         "cost.t1_ms": 1e3 * account.t1_s,
         "cost.t_ar_ms": 1e3 * account.t_ar_s,
         "cost.c": c,
         **{f"cost.{name}": value for name, value in account.time.items()},
     }
-    if account.replay_tokens_per_round is not None:
-        metrics["tokens_per_round.replay"] = account.replay_tokens_per_round
-    return metrics

@@ -5,6 +5,7 @@ from dataclasses import replace
 from itertools import islice
 from typing import Annotated, Literal
 
+import numpy as np
 from pydantic import Field
 from torch import Tensor
 
@@ -12,11 +13,20 @@ from specdec.config import AtLeastOne, typed
 from specdec.drafters.base import DrafterCapabilities, drafters
 from specdec.drafters.base.lookup import Lookup
 from specdec.errors import UsageError
+from specdec.ngrams.finished_text import FinishedText
 from specdec.ngrams.suffix_index import SuffixIndex
 from specdec.records import Source, TextStart, chain_tree
 from specdec.structures.base import Structure
 from specdec.targets.base import Target
 from specdec.tree_building.lookup_filling import NOTHING, Proposal, filled, merged
+from specdec.tree_building.possible_rounds import (
+    Continuations,
+    PossibleRounds,
+    common_rows,
+    rows_rounds,
+    together,
+    tree_rounds,
+)
 
 Matches = Sequence[Sequence[int]]
 """The positions of the text that followed a match, for each match length, latest first."""
@@ -98,6 +108,33 @@ class Ngram(Lookup):
             return merged((row, Source("ngram", rank)) for rank, row in enumerate(self.rows(structure.rows, width)))
         return filled(structure.tree, self.matches(), self._siblings)
 
+    def possible_rounds(
+        self, prompt: Sequence[int], text: Sequence[int], limit: int, structures: Sequence[Structure]
+    ) -> Sequence[PossibleRounds | None]:
+        known = FinishedText(prompt, text)
+        return [self._possible_rounds(known, limit, structure) for structure in structures]
+
+    def _possible_rounds(self, known: FinishedText, limit: int, structure: Structure) -> PossibleRounds | None:
+        orders = self._of_chain if structure.single else self._of_several
+        # In a chain, the matches of one length decide; with several lengths, rows and trees add those of the others.
+        if self._leftmost or not structure.single and len(orders) > 1:
+            return None
+        parts = []
+        for first in range(0, max(1, len(known.places)), _BLOCK):
+            places = known.places[first : first + _BLOCK]
+            room = limit - 1 - np.arange(first, first + len(places))
+            at, begin = known.matches(orders, self._matches_max, places)
+            left = places[at] - begin  # no row goes beyond the end of the text that is known there
+            size = np.minimum(np.minimum(room, structure.gamma)[at], left)
+            columns = (each[size > 0] for each in (at, begin, size, left))
+            found = Continuations(known.tokens, known.tokens, places, room, *columns)
+            if structure.rows is None:
+                parts.append(tree_rounds(found, structure, "ngram", counted=True))
+            else:
+                rows = common_rows(found, known.windows(structure.gamma))
+                parts.append(rows_rounds(found, rows, structure, "ngram"))
+        return together(parts)
+
     def _first_match(self, width: int) -> Proposal:
         text = self._index.text
         for order in self._of_chain:
@@ -164,6 +201,7 @@ class Ngram(Lookup):
 
 
 _FIRST = (Source("ngram", 0),)
+_BLOCK = 4096  # positions of a known text whose matches are in memory together
 
 
 def _begins_one(row: tuple[int, ...], others: Iterable[tuple[int, ...]]) -> bool:

@@ -19,6 +19,7 @@ from specdec.targets.base import Target
 from specdec.targets.replay import Replay
 from specdec.text.streams import Stream, fitting_lengths, read_streams
 from specdec.tree_building.lookup_filling import NOTHING, Proposal
+from specdec.tree_building.possible_rounds import PossibleRounds, chain_rounds
 
 
 @typed
@@ -104,11 +105,16 @@ class RecordedLengths(Lookup):
         said = f"Drafts of {self._field} are charged what {taken} takes by the cost model ({why})."
         return (*self.read_notes, said)
 
-    def agreed_lengths(self, prompt: Sequence[int], text: Sequence[int]) -> np.ndarray | None:
+    def possible_rounds(
+        self, prompt: Sequence[int], text: Sequence[int], limit: int, structures: Sequence[Structure]
+    ) -> Sequence[PossibleRounds | None]:
         stream = self._by_prompt.get(tuple(prompt))
         if stream is None or stream.generated[: len(text)] != tuple(text):
-            return None
-        return np.asarray(stream.accepted_lengths[self._field][: len(text)]) - 1
+            return [None] * len(structures)
+        ahead = len(text) - np.arange(len(text))
+        agreed = np.minimum(np.asarray(stream.accepted_lengths[self._field][: len(text)]) - 1, ahead)
+        room = limit - len(text) - 1 + ahead
+        return [chain_rounds(agreed, np.minimum(room, structure.gamma), self._field) for structure in structures]
 
     def start(self, text: TextStart, states: Tensor | None = None) -> None:
         stream = self._by_prompt.get(tuple(text.prompt))

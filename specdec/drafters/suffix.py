@@ -1,8 +1,10 @@
 """Suffix matches of any length: the tokens that followed the longest repeated suffix, here or in an earlier output."""
 
+from array import array
 from collections.abc import Sequence
 from typing import Annotated, Literal, NamedTuple
 
+import numpy as np
 from pydantic import Field
 from torch import Tensor
 
@@ -15,6 +17,13 @@ from specdec.structures.base import Structure
 from specdec.targets.base import Target
 from specdec.tree_building.continuation_trie import ContinuationTrie
 from specdec.tree_building.lookup_filling import NOTHING, Proposal
+from specdec.tree_building.possible_rounds import (
+    Continuations,
+    PossibleRounds,
+    different_rows,
+    rows_rounds,
+    tree_rounds,
+)
 
 
 @typed
@@ -63,6 +72,7 @@ class Suffix(Lookup):
         self._config = config
         self._text = SuffixAutomaton()
         self._outputs = SuffixAutomaton()
+        self._outputs_text = array("q")  # the same tokens as numbers side by side
         self._full = config.earlier_outputs == 0
         # For each prompt, how much of the earlier outputs there was before its own.
         self._limits: dict[tuple[int, ...], int] = {}
@@ -94,6 +104,7 @@ class Suffix(Lookup):
         if not self._full:
             self._limits[tuple(prompt)] = kept
             self._outputs.extend((*output, _BETWEEN))
+            self._outputs_text.extend((*output, _BETWEEN))
 
     def propose(self, structure: Structure) -> Proposal:
         width = structure.gamma
@@ -102,10 +113,45 @@ class Suffix(Lookup):
         if structure.single:
             rows = self._rows(1, width)
             return Proposal(rows[0], chain_tree(len(rows[0])), _FIRST * len(rows[0])) if rows else NOTHING
+        rows = self._rows(self._config.matches_max, width)
         # A row that begins another one adds nothing to a tree, and `ContinuationTrie` leaves it out of rows.
-        return ContinuationTrie(self._rows(self._config.matches_max, width), counted=False).proposal(
-            structure, "suffix"
-        )
+        return ContinuationTrie(rows, counted=False).proposal(structure, "suffix") if rows else NOTHING
+
+    def possible_rounds(
+        self, prompt: Sequence[int], text: Sequence[int], limit: int, structures: Sequence[Structure]
+    ) -> Sequence[PossibleRounds | None]:
+        self.start(TextStart(prompt, len(prompt) + limit))
+        most = 1 if all(structure.single for structure in structures) else self._config.matches_max
+        found: list[tuple[int, int, int, bool]] = []
+        for place, token in enumerate(text):
+            found += [(place, *match, earlier) for match, earlier in self._matches(most)]
+            self._append((token,))
+        matches = np.array(found, dtype=np.int64).reshape(-1, 4).T
+        return [self._rounds_of(matches, prompt, text, limit, structure) for structure in structures]
+
+    def _rounds_of(
+        self, matches: np.ndarray, prompt: Sequence[int], text: Sequence[int], limit: int, structure: Structure
+    ) -> PossibleRounds:
+        """Return what the matches [4, M] make of a structure: for each its place, length and position, and 1 for an
+        earlier output.
+        """
+        known, outputs = np.array((*prompt, *text)), np.frombuffer(self._outputs_text, dtype=np.int64)
+        if structure.single:  # the longest match alone
+            matches = matches[:, np.diff(matches[0], prepend=-1) > 0]
+        at, length, begin, earlier = matches
+        places, room = len(prompt) + np.arange(len(text)), limit - 1 - np.arange(len(text))
+        wanted = (self._config.factor * length + self._config.offset + 1e-6).astype(np.int64)
+        size = np.minimum(np.minimum(room, structure.gamma)[at], wanted)
+        ends = np.append(np.flatnonzero(outputs == _BETWEEN), len(outputs))
+        left = np.where(earlier > 0, ends[np.searchsorted(ends, begin).clip(max=len(ends) - 1)], places[at]) - begin
+        size = np.where(earlier > 0, np.minimum(size, left), size)
+        begin = begin + len(known) * earlier
+        kept = (size > 0) & (length >= self._config.match_min)
+        columns = (each[kept] for each in (at, begin, size, left))
+        found = Continuations(known, np.concatenate([known, outputs]), places, room, *columns)
+        if structure.rows is None:
+            return tree_rounds(found, structure, "suffix", counted=False)
+        return rows_rounds(found, different_rows(found), structure, "suffix")
 
     def _rows(self, matches: int, width: int) -> list[tuple[int, ...]]:
         """Return what followed the longest `matches` matches, at most `width` tokens of each."""

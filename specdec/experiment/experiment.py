@@ -64,8 +64,8 @@ def run_experiment(config: RunConfig, folder: Path) -> RunFindings:
         tracked.metrics(found.metrics)
         tracked.curves(found.curves)
         tracked.tags({"alpha_source": found.alpha_source})
-        for key in ("curve.tokens_per_round", "curve.speedup"):
-            tracked.curve_children(key, found.lines(key))
+        for key, lines in found.overlays().items():
+            tracked.curve_children(key, lines)
         tracked.artifacts(folder)
         links = {"browse": tracked.link, "overlay": tracked.overlay("curve.tokens_per_round")}
     if config.measurement.trace:

@@ -63,6 +63,7 @@ def identify(config: RunConfig, parts: Parts, results: ResultsFolder) -> RunIden
         "specdec.version": __version__,
         "drafter": config.drafter["name"],
         "model": str(config.target.get("model", config.target["name"])),
+        "gamma": str(parts.primary.gamma),
         "dtype": str(model.get("dtype", "float64")),
         "time": "measured" if parts.target.clock() is None else "simulated",
     }

@@ -219,6 +219,7 @@ def _sampling_options(target: Causal) -> dict[str, Any]:
         "top_k": sampling.top_k or 0,
         "top_p": 1.0 if sampling.top_p is None else sampling.top_p,
         "min_p": sampling.min_p,
+        "typical_p": sampling.typical_p,
     }
 
 

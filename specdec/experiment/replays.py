@@ -19,8 +19,8 @@ class Replays:
 
     `replay.parquet` has the rounds of every arm along its own texts (kind "own", for the account) and along the
     baseline's (kind "baseline", for the curves, which need no speculation). `alpha.parquet` has the two sums whose
-    ratio is `alpha.text`: sum of min(p, q) over positions, and positions with a proposal. At every position a draft of
-    one token is taken, so for heads it is the first head's.
+    ratio is `alpha.text`: sum of min(p, q) over positions, or of what a lossy rule passes, and positions with a
+    proposal. At every position a draft of one token is taken, so for heads it is the first head's.
 
     A drafter whose replay is "calling" has neither: both would take as many calls of the target as decoding does.
     """
@@ -51,11 +51,12 @@ class Replays:
         self._rounds += [{"kind": kind, **line} for kind in ("own", "baseline")]
 
     def alpha(self, arm: Arm, request: Request, text: Sequence[int], work: dict[str, Any]) -> None:
-        """Sum the chances of acceptance along the baseline's text; nothing under a lossy rule, which accepts more than
-        sum min(p, q).
+        """Sum the chances of acceptance along the baseline's text: sum min(p, q), or what a lossy rule's own law says
+        of chains. Nothing under a lossy rule whose chances depend on the depth.
         """
-        read_off = arm.drafter.capabilities.replay not in (None, "calling")
-        if not (arm.verifier.capabilities.lossless and _has_replay(arm) and read_off):
+        rule = arm.verifier.capabilities
+        known = _has_replay(arm) if rule.lossless else rule.any_depth and arm.structure.branches == 1
+        if not known or arm.drafter.capabilities.replay in (None, "calling"):
             return
         inner = arm.drafter.drafter if isinstance(arm.drafter, Wrapper) else arm.drafter
         if isinstance(inner, Lookup) and arm.target.sampling.greedy:
@@ -64,7 +65,8 @@ class Replays:
             hits, drafts = first_tokens(inner, arm.structure, start, tuple(text))
             self._alpha.append({**work, "numerator": float(hits), "denominator": drafts})
         else:
-            along = agreement(arm.drafter, arm.target, arm.structure, text, request, self._states)
+            where = (arm.drafter, arm.target, arm.structure, text, request, self._states)
+            along = agreement(*where, None if rule.lossless else arm.verifier)
             self._alpha.append({**work, "numerator": sum(along.beta), "denominator": sum(along.proposed)})
 
     def write(self, results: ResultsFolder) -> None:

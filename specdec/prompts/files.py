@@ -1,7 +1,7 @@
-"""Prompt sets in files or on the hub: JSON lines or plain lines, a field and a template."""
+"""Prompt sets in files or on the hub: JSON lines, plain lines or a data set, a field and a template."""
 
 import string
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -9,19 +9,19 @@ from pydantic import Field
 from specdec.config import AtLeastOne, typed
 from specdec.errors import UsageError
 from specdec.prompts.base.contract import Entry, PromptSource, SetConfig, SourceContent, prompts
-from specdec.text.sources import Records, read_file, read_hub
+from specdec.text.sources import Records, is_data_set, read_data_set, read_file, read_hub
 
 Key = Annotated[str, Field(min_length=1)]
 
 
 @typed
 class FileConfig(SetConfig):
-    path: str | None  # a local file, gzip or not; or else:
+    path: str | None  # a local file, gzip or not; a parquet file; a folder, read as a data set; or else:
     hub_id: str | None  # a data set on the hub in parquet or JSON: no script is ever run
     hub_config: str | None
-    split: str
+    split: str  # of the folder or the data set
     revision: str | None
-    format: Literal["jsonl", "lines"]  # of the file; a line of text is a record with `field` alone
+    format: Literal["jsonl", "lines"]  # of a file of text; a line of text is a record with `field` alone
     field: Key  # text, or a list of texts: the turns of a conversation; a dot reaches into a nested record
     template: str  # {field} and other keys of the record
     max_characters: AtLeastOne | None  # of the field: a longer text ends with the last word that fits; null: whole
@@ -48,21 +48,35 @@ class FileSet(PromptSource):
 
     def read(self) -> SourceContent:
         records = self._records()
-        entries: dict[str, Entry] = {}
+        return SourceContent([entry for entry, _ in self._entries(records)], records.provenance)
+
+    def records(self) -> dict[str, Mapping[str, Any]]:
+        """Return the record that each prompt was made of, by the prompt's id.
+
+        Raises:
+            UsageError: as `read`.
+        """
+        return {entry.id: record for entry, record in self._entries(self._records())}
+
+    def _entries(self, records: Records) -> Iterator[tuple[Entry, Mapping[str, Any]]]:
+        """Yield each entry with its record; an id that is used twice is refused."""
+        seen: set[str] = set()
         for where, number, record in records.numbered:
             entry = self._entry(where, number, record)
-            if entry.id in entries:
+            if entry.id in seen:
                 raise UsageError(
                     f"{where}: {self.config.id_field} {entry.id.partition('/')[2]!r} was used before; "
                     "set prompts.id_field=null to number the prompts by line."
                 )
-            entries[entry.id] = entry
-        return SourceContent(list(entries.values()), records.provenance)
+            seen.add(entry.id)
+            yield entry, record
 
     def _records(self) -> Records:
         config = self.config
         if config.path is not None and config.hub_id is not None:
             raise UsageError("Both prompts.path and prompts.hub_id are set: set one of them to null.")
+        if config.path is not None and is_data_set(config.path):
+            return read_data_set(config.path, config.split)
         if config.path is not None:
             return read_file(config.path, config.field if config.format == "lines" else None)
         if config.hub_id is not None:

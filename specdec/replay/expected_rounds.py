@@ -13,10 +13,11 @@ from specdec.clock import Clock, CpuClock
 from specdec.drafters.base import Drafter
 from specdec.records import Request, Tree
 from specdec.replay.answers import Led, TextStates
-from specdec.sampling import probabilities
+from specdec.sampling import one_hot, probabilities
 from specdec.structures.base import Structure
 from specdec.targets.base import Target
 from specdec.theory.dependence import replay_rounds, replay_rounds_by_start
+from specdec.verifiers.base import Verifier
 
 
 @dataclass(frozen=True)
@@ -25,9 +26,10 @@ class Agreement:
 
     Attributes:
         proposed: [N] True where there was a proposal.
-        beta: [N] chance that a proposed token was accepted there (0 without a proposal): sum of min(p, q) of a chain;
-            its mean over proposals is `alpha.text`.
-        m: [N] the same given the token of the text: min(1, q/p) of a chain, 0/1 when greedy.
+        beta: [N] chance that a proposed token was accepted there (0 without a proposal): sum of min(p, q) of a chain,
+            or what a lossy rule gives; its mean over proposals is `alpha.text`.
+        m: [N] chance of acceptance given the token of the text under speculative sampling: min(1, q/p) of a chain, 0/1
+            when greedy.
     """
 
     proposed: tuple[bool, ...]
@@ -43,6 +45,7 @@ def agreement(
     text: Sequence[int],
     request: Request,
     states: TextStates | None = None,
+    rule: Verifier | None = None,
 ) -> Agreement:
     """Draft one token before every position of a text; under greedy the text itself is p, otherwise the target scores
     it once.
@@ -53,6 +56,8 @@ def agreement(
     Args:
         text: what answers the request; its generator of drafts is in the state that decoding started with.
         states: of the target, shared between replays of one text.
+        rule: the rule whose chances `beta` has, the same at any depth; None for speculative sampling. Under greedy all
+            such rules are exact match.
     Raises:
         ValueError: a structure that branches, sampled: the chance depends on which siblings were drawn; or a drafter
             whose replay is "calling": the target would have to be called at every position.
@@ -65,7 +70,7 @@ def agreement(
     p = None if target.sampling.greedy else _laws_of_target(target, prompt, text)
     laws = drafter.laws(prompt, text) if structure.branches == 1 else None
     if laws is not None:
-        return _agreement_of_laws(p, laws, torch.tensor(list(text), device=laws.device))
+        return _agreement_of_laws(p, laws, torch.tensor(list(text), device=laws.device), rule)
     led = Led(drafter, target, states)
     led.start(request, text, structure)
     single = structure.resized(1)
@@ -82,10 +87,11 @@ def agreement(
                 beta.append(float(token in guesses) if draft.q is None else float(draft.q[0, token]))
                 m.append(beta[-1])
             elif draft.q is None:
-                beta.append(float(p[index, guesses[0]]))
+                point = one_hot(draft.tokens[0], p.shape[-1])
+                beta.append(float(p[index, guesses[0]] if rule is None else _beta(p[index], point, rule)))
                 m.append(float(token in guesses))  # q is 1 there, so min(1, q/p) is 1
             else:
-                beta.append(float(torch.minimum(p[index], draft.q[0]).sum()))
+                beta.append(float(_beta(p[index], draft.q[0], rule)))
                 m.append(min(1.0, float(draft.q[0, token] / p[index, token])))
         led.step(token)
     return Agreement(tuple(proposed), tuple(beta), tuple(m))
@@ -96,7 +102,13 @@ def _laws_of_target(target: Target, prompt: Sequence[int], text: Sequence[int]) 
     return probabilities(target.score(prompt, text)[:-1], target.sampling)
 
 
-def _agreement_of_laws(p: Tensor | None, q: Tensor, text: Tensor) -> Agreement:
+def _beta(p: Tensor, q: Tensor, rule: Verifier | None) -> Tensor:
+    """Return the chance [...] that a token drawn from q [..., V] passes under p [..., V]."""
+    q = q.to(p.dtype)
+    return (torch.minimum(p, q) if rule is None else rule.passed(p, q)).sum(-1)
+
+
+def _agreement_of_laws(p: Tensor | None, q: Tensor, text: Tensor, rule: Verifier | None) -> Agreement:
     """Return the agreement of a drafter that gives its law at every position; without p the text is the target's greedy
     choice.
     """
@@ -105,8 +117,7 @@ def _agreement_of_laws(p: Tensor | None, q: Tensor, text: Tensor) -> Agreement:
     if p is None:
         beta = m = q_text
     else:
-        q = q.to(p.dtype)
-        beta = torch.minimum(p, q).sum(-1)
+        beta = _beta(p, q, rule)
         # A token of the text that p forbids to rounding would divide by 0; q forbids it too or accepts it.
         m = (q_text.to(p.dtype) / p.gather(-1, of_text).squeeze(-1)).nan_to_num(0.0).clamp_max(1.0)
     return Agreement((True,) * len(text), tuple(beta.tolist()), tuple(m.tolist()))

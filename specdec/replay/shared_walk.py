@@ -13,6 +13,7 @@ from specdec.drafters.base.lookup import Lookup
 from specdec.records import TextStart
 from specdec.structures import Structure
 from specdec.tree_building.lookup_filling import Proposal
+from specdec.tree_building.possible_rounds import PossibleRounds, chain_rounds
 
 NONE = ""  # the strategy of a round without a proposal
 
@@ -140,16 +141,18 @@ def walk(
         limit: of the output; more than `text` where an end token ends it before.
         keep: the number of the structure whose drafts are kept; -1 keeps none.
     """
-    agreed = drafter.agreed_lengths(start.prompt, text)
-    if agreed is not None and keep < 0 and all(structure.single for structure in structures):
-        drafter.start(start)
-        (origin,) = set(drafter.propose(structures[0].resized(1)).source)
-        return [chain_columns(agreed, structure.gamma, limit, origin.strategy) for structure in structures]
-    tracks = [Track(structure, keep=number == keep) for number, structure in enumerate(structures)]
+    possible = drafter.possible_rounds(start.prompt, text, limit, structures)
+    found: list[RoundColumns | None] = [
+        None if rounds is None or number == keep else taken(rounds) for number, rounds in enumerate(possible)
+    ]
+    tracks = {
+        number: Track(structures[number], keep=number == keep) for number, known in enumerate(found) if known is None
+    }
     together = drafter.capabilities.replay in ("position", "start")
-    for group in [tracks] if together else [[track] for track in tracks]:
-        lead(drafter, group, start, text, limit)
-    return [track.columns(len(text)) for track in tracks]
+    if tracks:
+        for group in [list(tracks.values())] if together else [[track] for track in tracks.values()]:
+            lead(drafter, group, start, text, limit)
+    return [tracks[number].columns(len(text)) if known is None else known for number, known in enumerate(found)]
 
 
 def lead(drafter: Lookup, tracks: Iterable[Track], start: TextStart, text: Sequence[int], limit: int) -> None:
@@ -174,53 +177,48 @@ def lead(drafter: Lookup, tracks: Iterable[Track], start: TextStart, text: Seque
             due.setdefault(after, []).append(track)
 
 
-def chain_columns(agreed: np.ndarray, gamma: int, limit: int, strategy: str) -> RoundColumns:
-    """Return the rounds of chains that always have the length that is asked for.
-
-    Args:
-        agreed: for each position [N] of the text the tokens of a long chain from there on that are the text's.
-        limit: see `walk`.
-        strategy: name of the source of every draft.
-    """
-    size = len(agreed)
-    places = np.arange(size)
-    offered = np.clip(limit - places - 1, 0, gamma)
-    accepted = np.minimum(np.minimum(agreed, offered), size - places)
-    following: list[int] = (places + accepted + 1).tolist()
+def taken(possible: PossibleRounds) -> RoundColumns:
+    """Return the rounds that are taken: each begins behind what the one before it committed."""
+    size = len(possible.accepted)
+    following: list[int] = (np.arange(size) + possible.accepted + 1).tolist()
     begins, position = [], 0
     while position < size:
         begins.append(position)
         position = following[position]
     at = np.array(begins, dtype=np.int32)
-    offered, accepted = offered[at].astype(np.int32), accepted[at].astype(np.int32)
-    silent = offered == 0
+    offered, nodes, leaves, accepted, rank = (
+        column[at].astype(np.int32)
+        for column in (possible.offered, possible.nodes, possible.leaves, possible.accepted, possible.rank)
+    )
     return RoundColumns(
         tokens=size,
         position=at,
         offered=offered,
-        nodes=offered,
-        leaves=(~silent).astype(np.int32),
+        nodes=nodes,
+        leaves=leaves,
         accepted=accepted,
-        rejected=(accepted < offered) & (accepted < size - at),
-        strategy=silent.astype(np.int16),
-        strategies=(strategy, NONE),
-        rank=np.zeros(len(at), dtype=np.int32),
+        # A draft that agrees to the end of the text was cut there: what came after it is not known.
+        rejected=~possible.ended[at] & (accepted < size - at),
+        strategy=(offered == 0).astype(np.int16),
+        strategies=(possible.strategy, NONE),
+        rank=rank,
     )
 
 
 def plain_columns(size: int) -> RoundColumns:
     """Return the rounds of plain decoding of a text of `size` tokens: one for each."""
-    return chain_columns(np.zeros(size, dtype=np.int64), 0, size, NONE)
+    nothing = np.zeros(size, dtype=np.int64)
+    return taken(chain_rounds(nothing, nothing, NONE))
 
 
 def first_tokens(drafter: Lookup, structure: Structure, start: TextStart, text: Sequence[int]) -> tuple[int, int]:
     """Draft one level before every token of `text`; return how often the token was among what was drafted, and how
     often there was a draft. Their ratio is `alpha.text` of the text.
     """
-    agreed = drafter.agreed_lengths(start.prompt, text)
-    if agreed is not None and structure.single:
-        return int((agreed > 0).sum()), len(text)
     single = structure.resized(1)
+    (possible,) = drafter.possible_rounds(start.prompt, text, len(text) + 1, [single])
+    if possible is not None:
+        return int((possible.accepted > 0).sum()), int((possible.offered > 0).sum())
     drafter.start(start)
     propose, commit = drafter.propose, drafter.commit
     hits = drafts = 0

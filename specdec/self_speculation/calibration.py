@@ -88,7 +88,9 @@ class CalibrationText:
             "corpus": "random tokens" if self._corpus is None else self._corpus.digest(),
             "tokenizer": tokenizer_digest(target.tokenizer),
             **{key: getattr(config, key) for key in ("passages", "context", "tokens")},
-            "sampling": {key: getattr(target.sampling, key) for key in ("temperature", "top_k", "top_p", "min_p")},
+            "sampling": {
+                key: getattr(target.sampling, key) for key in ("temperature", "top_k", "top_p", "min_p", "typical_p")
+            },
             "dtype": str(target.model.dtype).removeprefix("torch."),
         }
         self._config, self._target = config, target

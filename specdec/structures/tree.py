@@ -11,7 +11,7 @@ from pydantic import Field
 
 from specdec.config import AtLeastOne, typed
 from specdec.errors import UsageError
-from specdec.records import Tree
+from specdec.records import Tree, shared_tree
 from specdec.structures.base import Structure, structures
 from specdec.theory.trees import best_tree
 
@@ -146,7 +146,7 @@ def _topology(parents: Any, ranks: Any, where: str) -> Topology:
     if not _whole_numbers(parents) or not parents:
         raise UsageError(f"Bad tree in {where}: parents should be a list of whole numbers, one for each node.")
     try:
-        tree = _tree(tuple(parents))
+        tree = shared_tree(tuple(parents))
     except ValueError as error:
         raise UsageError(f"Bad tree in {where}: {error} (-1 is the root, the first node is 0).") from None
     seen = {parent: count() for parent in (-1, *parents)}
@@ -197,7 +197,7 @@ def _built(accuracy: Accuracy, nodes: int, depth: int) -> Topology:
     tree = best_tree(accuracy, nodes, depth)
     if not tree.parents:
         raise UsageError("structure.accuracy makes an empty tree: give the first rank a chance above 0.")
-    return Topology(_tree(tree.parents), tree.ranks)
+    return Topology(shared_tree(tree.parents), tree.ranks)
 
 
 @lru_cache(maxsize=256)
@@ -209,10 +209,4 @@ def _pruned(topology: Topology, depth: int) -> Topology:
     kept = [node for node, level in enumerate(tree.depths) if level <= depth]
     number = {-1: -1} | {node: new for new, node in enumerate(kept)}
     parents = tuple(number[tree.parents[node]] for node in kept)
-    return Topology(_tree(parents), tuple(ranks[node] for node in kept))
-
-
-@lru_cache(maxsize=256)
-def _tree(parents: tuple[int, ...]) -> Tree:
-    """Return one object for each topology, because a tree remembers its depths and its mask."""
-    return Tree(parents)
+    return Topology(shared_tree(parents), tuple(ranks[node] for node in kept))

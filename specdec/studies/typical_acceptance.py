@@ -18,7 +18,7 @@ from specdec.prompts import first_turn
 from specdec.records import Generation, Request
 from specdec.sampling import generator_for
 from specdec.studies.base import Bench, Study, studies
-from specdec.studies.base.live_runs import WARM, decoding_seconds
+from specdec.studies.base.live_runs import WARM, decoding_seconds, departures
 from specdec.text.streams import Stream
 from specdec.verifiers import Verifier, verifiers
 from specdec.verifiers.typical import Typical, TypicalConfig
@@ -71,11 +71,13 @@ class TypicalAcceptance(Study):
     def run(self, bench: Bench) -> Mapping[str, pd.DataFrame]:
         rules = self._rules(bench)
         streams = bench.texts()
+        longest = max(len(prompt.tokens) for prompt in bench.parts.prompts.prompts)
+        capacity = longest + bench.config.measurement.limit + bench.parts.primary.structure.nodes + 1
         lines: list[dict[str, Any]] = []
         each = len(streams) * self._config.repeats
         with bench.progress("decoding", each * sum(len(several) for several in rules.values())) as advance:
             for temperature, several in rules.items():
-                drafter = self._at(bench, temperature)
+                drafter = bench.at_temperature(temperature, capacity)
                 for rule in several:
                     self._decode(bench, rule, drafter, streams[0], (temperature, 0), WARM)
                 for repeat in range(self._config.repeats):
@@ -138,16 +140,6 @@ class TypicalAcceptance(Study):
             rules[self._config.epsilon_temperature].append(_Rule("typical", epsilon, swept))
         return rules
 
-    def _at(self, bench: Bench, temperature: float) -> Drafter:
-        """Set the target to a temperature, and return the run's drafter made again for it."""
-        target = bench.parts.target
-        target.standardise(replace(target.sampling, temperature=temperature))
-        drafter = drafters.build(bench.config.drafter, target=target)
-        structure = bench.parts.primary.structure
-        longest = max(len(prompt.tokens) for prompt in bench.parts.prompts.prompts)
-        drafter.prepare(longest + bench.config.measurement.limit + structure.nodes + 1, structure)
-        return drafter
-
     def _line(
         self, bench: Bench, rule: _Rule, drafter: Drafter, stream: Stream, at: tuple[float, int]
     ) -> dict[str, Any]:
@@ -156,7 +148,7 @@ class TypicalAcceptance(Study):
         limit = target.limit(stream.prompt, bench.config.measurement.limit)
         output = self._decode(bench, rule, drafter, stream, at, limit)
         bench.clock.synchronize()
-        tv, otherwise = _departures(output, rule.verifier)
+        tv, otherwise = departures(output, rule.verifier)
         return {
             "rule": rule.name,
             "temperature": at[0],
@@ -188,13 +180,3 @@ class TypicalAcceptance(Study):
             accept_generator=generator_for(seed, stream.id, f"accept/{purpose}", parts.target.device),
         )
         return replace(arm, verifier=rule.verifier).decode(request, bench.clock)
-
-
-def _departures(output: Generation, verifier: Verifier) -> tuple[float | None, float | None]:
-    """Return the sums over a text of total variation and of the chance to decide otherwise, None where not known."""
-    if verifier.capabilities.lossless:
-        return 0.0, 0.0
-    known = [each.departure for each in output.rounds if each.departure is not None]
-    if len(known) < len(output.rounds):
-        return None, None
-    return sum(sum(each.tv) for each in known), sum(each.otherwise or 0.0 for each in known)

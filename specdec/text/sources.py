@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from specdec.errors import UsageError
-from specdec.text.lines import BYTE_ORDER_MARK, GZIP, decoded, json_value, readable
+from specdec.text.lines import BYTE_ORDER_MARK, GZIP, decoded, file_digest, json_value, readable
 
 
 @dataclass(frozen=True)
@@ -96,26 +96,13 @@ def read_hub(hub_id: str, config: str | None, split: str, revision: str | None, 
         UsageError: offline and not in the cache, no such data set or split, a data set that needs a script.
     """
     import datasets
-    from pyarrow import ArrowInvalid
 
-    datasets.disable_progress_bars()
-    where = {"path": hub_id, "name": config, "split": split, "revision": revision}
-    try:
-        try:
-            data = datasets.load_dataset(**where)
-        except ArrowInvalid:  # the library does not repair a truncated file in its cache
-            data = datasets.load_dataset(**where, download_mode="force_redownload")
-    except Exception as error:  # datasets, the hub client and their file systems raise some twenty types here
-        reason = " ".join(str(error).split())[:300]
-        raise UsageError(
-            f"Data set {group}.hub_id={hub_id} ({group}.split={split}) cannot be loaded: "
-            f"{type(error).__name__}: {reason.rstrip('.')}. The cache searched is "
-            f"{datasets.config.HF_DATASETS_CACHE}; without a network HF_HUB_OFFLINE=1 searches it at once, "
-            f"and {group}.path takes a local file."
-        ) from None
-    if len(data) == 0:
-        raise UsageError(f"Data set {group}.hub_id={hub_id} ({group}.split={split}) is empty: choose another split.")
-    numbered = ((f"{hub_id}[{split}]:{number}", number, record) for number, record in enumerate(data, start=1))
+    data = _loaded(
+        {"path": hub_id, "name": config, "split": split, "revision": revision},
+        f"{group}.hub_id={hub_id} ({group}.split={split})",
+        f"The cache searched is {datasets.config.HF_DATASETS_CACHE}; without a network HF_HUB_OFFLINE=1 searches it at "
+        f"once, and {group}.path takes a local file.",
+    )
     found = re.search(r"@([0-9a-f]{40})", " ".join(data.info.download_checksums or {}))
     about = {
         "hub_id": hub_id,
@@ -124,4 +111,62 @@ def read_hub(hub_id: str, config: str | None, split: str, revision: str | None, 
         "revision": found[1] if found else revision or "",
         "fingerprint": str(data._fingerprint),
     }
-    return Records(numbered, about)
+    return Records(_numbered(data, hub_id, split), about)
+
+
+def is_data_set(name: str) -> bool:
+    """Return whether a local path is read by `read_data_set`: a folder, or a file in parquet."""
+    path = Path(name).expanduser()
+    return path.is_dir() or path.suffix == ".parquet"
+
+
+def read_data_set(name: str, split: str) -> Records:
+    """Open the records of a local parquet file, or of a folder as data sets are published: parquet, JSON or CSV files.
+
+    Args:
+        split: of a folder; a file is one split, whatever it is called.
+    Raises:
+        UsageError: missing, damaged or empty file; a folder without data or without the split.
+    """
+    path = Path(name).expanduser()
+    if path.is_dir():
+        files = sorted(file for file in path.rglob("*") if file.is_file())
+        where, what = {"path": str(path), "split": split}, f"prompts.path={name} (prompts.split={split})"
+    else:
+        files = [path]
+        where, what = {"path": "parquet", "data_files": str(path), "split": "train"}, f"prompts.path={name}"
+    digest = hashlib.sha256()
+    for file in files:
+        digest.update(f"{file.relative_to(path)} {file_digest(file, f'Prompt file prompts.path={name}')}\n".encode())
+    data = _loaded(where, what, "It is read as a data set: a parquet file, or a folder of parquet, JSON or CSV files.")
+    return Records(_numbered(data, name, split), {"path": name, "split": split, "sha256": digest.hexdigest()})
+
+
+def _loaded(where: Mapping[str, Any], what: str, remedy: str) -> Any:
+    """Load a data set that holds a record, by the arguments of `datasets.load_dataset`.
+
+    Args:
+        what: how messages call it: config keys and their values.
+        remedy: the sentence that ends the message about one that cannot be loaded.
+    """
+    import datasets
+    from pyarrow import ArrowInvalid
+
+    datasets.disable_progress_bars()
+    try:
+        try:
+            data = datasets.load_dataset(**where)
+        except ArrowInvalid:  # the library does not repair a truncated file in its cache
+            data = datasets.load_dataset(**where, download_mode="force_redownload")
+    except Exception as error:  # datasets, the hub client and their file systems raise some twenty types here
+        reason = " ".join(str(error).split())[:300]
+        raise UsageError(
+            f"Data set {what} cannot be loaded: {type(error).__name__}: {reason.rstrip('.')}. {remedy}"
+        ) from None
+    if len(data) == 0:
+        raise UsageError(f"Data set {what} is empty: choose another split.")
+    return data
+
+
+def _numbered(data: Any, name: str, split: str) -> Iterator[tuple[str, int, Mapping[str, Any]]]:
+    return ((f"{name}[{split}]:{number}", number, record) for number, record in enumerate(data, start=1))

@@ -9,14 +9,19 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
-from specdec.theory.arguments import FloatArray, Values, count, law, positive
+from specdec.theory.arguments import FloatArray, Values, count, law, positive, probability
 
 MAX_PATHS = 5_000_000  # most paths of an enumeration, which holds a few float arrays of this size
 
 
-def beta(p: ArrayLike, q: ArrayLike) -> Values:
-    """Return the chance [...] that a token drawn from q is accepted: sum_x min(p, q) (Leviathan 2211.17192, 3.2)."""
-    return np.minimum(law(p, "p"), law(q, "q")).sum(axis=-1)[()]
+def beta(p: ArrayLike, q: ArrayLike, lenience: ArrayLike = 1.0) -> Values:
+    """Return the chance [...] that a token drawn from q is accepted: sum_x min(p / l, q) (Leviathan 2211.17192, 3.2;
+    A.5 for a lenience l below 1).
+
+    `lenience` [...] in (0, 1]; 1 is speculative sampling.
+    """
+    share = positive(probability(lenience, "lenience"), "lenience")
+    return np.minimum(law(p, "p") / share[..., None], law(q, "q")).sum(axis=-1)[()]
 
 
 def residual(p: ArrayLike, q: ArrayLike) -> FloatArray:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
-from specdec.theory.arguments import Values, count, nonnegative, positive
+from specdec.theory.arguments import Values, count, nonnegative, positive, probability
 from specdec.theory.capped_geometric import tokens_per_round
 
 
@@ -49,3 +49,25 @@ def optimal_gamma(
     speedups = speedup(alpha, gammas, c, v)
     best = int(np.argmax(speedups))
     return OptimalGamma(best, float(speedups[best]))
+
+
+def oracle_speedup(alpha: ArrayLike, c: ArrayLike) -> Values:
+    """Return 1 / (1 - alpha + c alpha), the speedup if every round drafts exactly what will be accepted (3.5).
+
+    Such a round yields 1 / (1 - alpha) tokens and takes alpha / (1 - alpha) drafter steps on average, and one call of
+    the target. No choice of gamma by round is faster. It is infinite for a free drafter that is always accepted.
+    """
+    chance = probability(alpha, "alpha")
+    with np.errstate(divide="ignore"):
+        return (1 / (1 - chance + nonnegative(c, "c") * chance))[()]
+
+
+def oracle_gain(alpha: float, c: float, max_gamma: int = 2000) -> float:
+    """Return the speedup with an oracle for gamma over that of the best fixed gamma (2211.17192, 3.5), at least 1.
+
+    It stays below e / (e - 1) = 1.58, and comes close where c is small and alpha near 1 - 0.72 c; `max_gamma` has to
+    reach the best fixed gamma there. For a free drafter it is 1: the longest draft costs as little as the oracle's.
+    """
+    if float(nonnegative(c, "c")) == 0:
+        return 1.0
+    return float(oracle_speedup(alpha, c)) / optimal_gamma(alpha, c, max_gamma=max_gamma).speedup

@@ -43,8 +43,21 @@ class TrackedRun:
     and nothing more is written.
     """
 
-    def __init__(self, client: Any, run_id: str, experiment_id: str, link: str, required: bool) -> None:
+    def __init__(
+        self,
+        client: Any,
+        run_id: str,
+        experiment_id: str,
+        link: str,
+        required: bool,
+        about: Mapping[str, str] | None = None,
+    ) -> None:
+        """
+        Args:
+            about: tags that the runs of its curves carry too.
+        """
         self.run_id, self.link = run_id, link
+        self._about, self._overlaid = dict(about or {}), set[str]()
         self._client, self._experiment_id, self._required = client, experiment_id, required
         self._children: dict[str, str] = {}
         self._beaten = time.monotonic()
@@ -72,8 +85,10 @@ class TrackedRun:
     def curve_children(self, key: str, lines: Mapping[str, Mapping[int, float | None]]) -> None:
         """Log every line under the same `key` on a child run of its own, so that one MLflow chart overlays them.
 
-        A line that was logged before, under another key, keeps its child run.
+        A line that was logged before, under another key, keeps its child run. Name and tags of a child say of which
+        drafter, model and gamma its line is, because a chart may show the lines of several runs.
         """
+        self._overlaid.add(key)
         for line, points in lines.items():
             if line not in self._children:
                 self._write("making a curve's run", partial(self._add_child, line))
@@ -81,14 +96,17 @@ class TrackedRun:
                 self._log({key: points}, self._children[line])
 
     def overlay(self, key: str) -> str:
-        """Return the address of one chart with all lines that were logged under `key`; "" if there are none."""
+        """Return the address of one chart with all lines that were logged under `key`, and under its `.ci_low` and
+        `.ci_high`; "" if there are none.
+        """
         if not self._children:
             return ""
+        keys = [key, *sorted(self._overlaid & {f"{key}.ci_low", f"{key}.ci_high"})]
         view = {
             "runs": json.dumps(list(self._children.values())),
             "metric": json.dumps(key),
             "experiments": json.dumps([self._experiment_id]),
-            "plot_metric_keys": json.dumps([key]),
+            "plot_metric_keys": json.dumps(keys),
             "plot_layout": "{}",
             "x_axis": "step",
             "show_point": "true",
@@ -141,8 +159,9 @@ class TrackedRun:
                 return
 
     def _add_child(self, line: str) -> None:
-        tags = {"specdec.role": "curve", "specdec.line": line, "mlflow.parentRunId": self.run_id}
-        child = self._client.create_run(self._experiment_id, run_name=line, tags=tags).info.run_id
+        tags = {**self._about, "specdec.role": "curve", "specdec.line": line, "mlflow.parentRunId": self.run_id}
+        name = _line_name(line, self._about)
+        child = self._client.create_run(self._experiment_id, run_name=name, tags=tags).info.run_id
         self._client.set_terminated(child, "FINISHED")  # at once: a run can be logged to after its end
         self._children[line] = child
 
@@ -214,9 +233,20 @@ def tracked_run(
             raise EnvironmentFault(f"Tracking is required and no run could be opened: {reason(error)}.") from error
         logger.warning("Tracking is off for this run; the results stay on disk. %s.", reason(error))
         return off
-    run = TrackedRun(client, run_id, experiment_id, _link(store, experiment_id), config.required)
+    about = {key: value for key, value in all_tags.items() if key in _TOLD_OF_CURVES}
+    run = TrackedRun(client, run_id, experiment_id, _link(store, experiment_id), config.required, about)
     run._write("logging parameters", lambda: _log_params(client, run_id, params))
     return run
+
+
+_TOLD_OF_CURVES = ("drafter", "model", "gamma", "specdec.overrides")
+
+
+def _line_name(line: str, about: Mapping[str, str]) -> str:
+    """Return the name of a curve's run, such as `measured: ngram on pocket, gamma 4`, from the tags of its run."""
+    told = " on ".join(about[key].rstrip("/").rpartition("/")[2] for key in ("drafter", "model") if key in about)
+    gamma = f"gamma {about['gamma']}" if "gamma" in about else ""
+    return ": ".join(part for part in (line, ", ".join(part for part in (told, gamma) if part)) if part)
 
 
 def _own_tags() -> dict[str, str]:

@@ -32,7 +32,7 @@ from specdec.training.state_recipe import StateTrainConfig
 logger = logging.getLogger(__name__)
 
 # Only the target's logits are read, before any sampling.
-_SAMPLING = SamplingConfig(name="greedy", temperature=0.0, top_k=None, top_p=None, min_p=None)
+_SAMPLING = SamplingConfig(name="greedy", temperature=0.0, top_k=None, top_p=None, min_p=None, typical_p=None)
 
 
 class StateTraining(ResumableTraining):

@@ -6,7 +6,7 @@ All in plain numbers. Knows neither tensors nor drafters, nor where the continua
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 
-from specdec.records import Source, Tree
+from specdec.records import Source, shared_tree
 from specdec.structures.base import Structure
 from specdec.tree_building.lookup_filling import NOTHING, Proposal, filled, merged
 
@@ -100,6 +100,6 @@ class ContinuationTrie:
         number = {_ROOT: -1} | {node: place for place, (node, _, _, _) in enumerate(kept)}
         return Proposal(
             tuple(token for _, _, token, _ in kept),
-            Tree(tuple(number[parent] for _, parent, _, _ in kept)),
+            shared_tree(tuple(number[parent] for _, parent, _, _ in kept)),
             tuple(Source(strategy, rank) for _, _, _, rank in kept),
         )

@@ -6,7 +6,7 @@ All in plain numbers, because a replay makes many thousand a second. Knows neith
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, TypeVar
 
-from specdec.records import Source, Tree, chain_tree
+from specdec.records import Source, Tree, chain_tree, shared_tree
 
 Place = TypeVar("Place")
 
@@ -46,7 +46,7 @@ def merged(rows: Iterable[tuple[Sequence[int], Source]]) -> Proposal:
                 tokens.append(token)
                 source.append(origin)
             parent = node
-    return Proposal(tuple(tokens), Tree(tuple(parents)), tuple(source)) if tokens else NOTHING
+    return Proposal(tuple(tokens), shared_tree(tuple(parents)), tuple(source)) if tokens else NOTHING
 
 
 def filled(tree: Tree, root: Place, best: Callable[[Place, int], Iterable[tuple[int, str, Place]]]) -> Proposal:
@@ -58,21 +58,20 @@ def filled(tree: Tree, root: Place, best: Callable[[Place, int], Iterable[tuple[
         best: (place, count) -> at most `count` different tokens to follow there, best first, each with its strategy
             and with the place that it leads to.
     """
-    chosen: list[tuple[int, Source, Place] | None] = [None] * len(tree)
-    for node, children in enumerate(tree.children, -1):
-        parent = chosen[node] if node >= 0 else None
-        if not children or node >= 0 and parent is None:
-            continue
-        candidates = best(parent[2] if parent else root, len(children))
-        for rank, (child, (token, strategy, place)) in enumerate(zip(children, candidates, strict=False)):
-            chosen[child] = token, Source(strategy, rank), place
-    number = {-1: -1}  # of the nodes that are kept
-    for node, choice in enumerate(chosen):
-        if choice:
-            number[node] = len(number) - 1
-    kept = [choice for choice in chosen if choice]
-    if not kept:
+    chosen: dict[int, tuple[int, Source]] = {}
+    places = [(-1, root)]  # of the nodes that were chosen; grows while they are filled
+    for node, place in places:
+        children = tree.children[node + 1]
+        if children:
+            candidates = best(place, len(children))
+            for rank, (child, (token, strategy, after)) in enumerate(zip(children, candidates, strict=False)):
+                chosen[child] = token, Source(strategy, rank)
+                places.append((child, after))
+    if not chosen:
         return NOTHING
+    kept = sorted(chosen)
     if len(kept) < len(tree):
-        tree = Tree(tuple(number[tree.parents[node]] for node in number if node >= 0))
-    return Proposal(tuple(token for token, _, _ in kept), tree, tuple(source for _, source, _ in kept))
+        number = {-1: -1} | {node: place for place, node in enumerate(kept)}
+        tree = shared_tree(tuple(number[tree.parents[node]] for node in kept))
+    tokens, source = zip(*(chosen[node] for node in kept), strict=True)
+    return Proposal(tokens, tree, source)

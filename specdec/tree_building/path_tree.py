@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from specdec.records import Source, Tree
+from specdec.records import Source, shared_tree
 from specdec.tree_building.lookup_filling import NOTHING, Proposal
 
 
@@ -55,4 +55,4 @@ class PathTree:
         """Return the tree so far as a draft in plain numbers."""
         if not self._tokens:
             return NOTHING
-        return Proposal(tuple(self._tokens), Tree(tuple(self._parents)), tuple(self._source))
+        return Proposal(tuple(self._tokens), shared_tree(tuple(self._parents)), tuple(self._source))

@@ -56,7 +56,7 @@ class BlockwiseRule(Verifier):
         self._acceptance, self._top_k, self._threshold = config.acceptance, config.top_k, config.threshold
         self._forced = config.minimum_block - 1
         exact = config.acceptance == "exact" and self._forced == 0
-        self.capabilities = replace(self.capabilities, lossless=exact, greedy_only=exact)
+        self.capabilities = replace(self.capabilities, lossless=exact, greedy_only=exact, any_depth=self._forced == 0)
 
     def for_greedy(self) -> Verifier:
         return self if self._forced else Greedy()
@@ -70,8 +70,11 @@ class BlockwiseRule(Verifier):
         accepted = passed.cumprod(0).sum()
         return chain_acceptance(draft, accepted, chosen.index_select(0, accepted.reshape(1))[0])
 
+    def passed(self, p: Tensor, q: Tensor, depth: int | Tensor = 1) -> Tensor:
+        return q.to(p.dtype) * self._passing(p, depth)
+
     def law(self, p: Tensor, q: Tensor, depth: int | Tensor = 1) -> Tensor:
-        return passed_or_corrected(q.to(p.dtype) * self._passing(p, depth), self.reference(p))
+        return passed_or_corrected(self.passed(p, q, depth), self.reference(p))
 
     def reference(self, p: Tensor) -> Tensor:
         return most_likely(p)

@@ -76,11 +76,15 @@ class Lenient(Verifier):
             next_token = sample(correction(draft, p, accepted, kept=self._kept), generator)
         return chain_acceptance(draft, accepted, next_token)
 
-    def law(self, p: Tensor, q: Tensor, depth: int | Tensor = 1) -> Tensor:
+    def passed(self, p: Tensor, q: Tensor, depth: int | Tensor = 1) -> Tensor:
         q = q.to(p.dtype)
         if self._greedy:
-            return passed_or_corrected(q * (p >= self._lenience * p.amax(-1, keepdim=True)), self.reference(p))
-        return passed_or_corrected(torch.minimum(q, p / self._lenience), residual(p, self._kept * q))
+            return q * (p >= self._lenience * p.amax(-1, keepdim=True))
+        return torch.minimum(q, p / self._lenience)
+
+    def law(self, p: Tensor, q: Tensor, depth: int | Tensor = 1) -> Tensor:
+        corrected = self.reference(p) if self._greedy else residual(p, self._kept * q.to(p.dtype))
+        return passed_or_corrected(self.passed(p, q, depth), corrected)
 
     def reference(self, p: Tensor) -> Tensor:
         return most_likely(p) if self._greedy else p

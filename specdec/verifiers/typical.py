@@ -69,8 +69,11 @@ class Typical(Verifier):
                 last, depth = node, draft.tree.depths[node]
         return Acceptance(draft.tree.path(last), chosen[last + 1], bool(draft.tree.children[last + 1]), tuple(tokens))
 
+    def passed(self, p: Tensor, q: Tensor, depth: int | Tensor = 1) -> Tensor:
+        return q.to(p.dtype) * (p > self._threshold(p))
+
     def law(self, p: Tensor, q: Tensor, depth: int | Tensor = 1) -> Tensor:
-        return passed_or_corrected(q.to(p.dtype) * (p > self._threshold(p)), self.reference(p))
+        return passed_or_corrected(self.passed(p, q, depth), self.reference(p))
 
     def reference(self, p: Tensor) -> Tensor:
         return most_likely(p)

@@ -35,7 +35,7 @@ def values(group: str, *names: str) -> dict[str, Any]:
 
 
 def target_of(*names: str) -> Any:
-    sampling = SamplingConfig(name="greedy", temperature=0.0, top_k=None, top_p=None, min_p=None)
+    sampling = SamplingConfig(name="greedy", temperature=0.0, top_k=None, top_p=None, min_p=None, typical_p=None)
     return targets.build(values("target", *names) | {"device": "cpu"}, sampling=sampling)
 
 

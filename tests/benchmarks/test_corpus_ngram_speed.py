@@ -91,7 +91,9 @@ def target():
 
 
 def built(target, folder, order, temperature):
-    target.sampling = SamplingConfig(name="test", temperature=temperature, top_k=None, top_p=None, min_p=None)
+    target.sampling = SamplingConfig(
+        name="test", temperature=temperature, top_k=None, top_p=None, min_p=None, typical_p=None
+    )
     values = {"corpus": None, "field": None, "discount": 0.75, "cache_dir": str(folder)}
     return drafters.build({"name": "corpus_ngram", "order": order, **values}, target=target)
 

@@ -1,6 +1,5 @@
-"""The tree of `structure=heads_searched`, and what it gains over that of `structure=heads`: for the file
-`analysis/results/heads_tree.json`, which the notebook `04_heads` reads.
-`conf/structure/heads_searched.yaml` has the accuracies that are found here.
+"""The tree of `structure=heads_searched`, and what it gains over that of `structure=heads`, for notebook 04:
+`analysis/results/heads_tree.json`. `conf/structure/heads_searched.yaml` has the accuracies that are found here.
 
 Run by hand: `python -m pytest -n 0 -m benchmark tests/benchmarks/test_heads_tree.py`; some minutes. The shipped heads'
 first, second, ... choices are counted in the rounds of one half of the prompts, trees are built from the counts, and

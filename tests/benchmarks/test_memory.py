@@ -34,7 +34,7 @@ conf = Path(config_dir()) / "target"
 values = yaml.safe_load((conf / "causal.yaml").read_text()) | yaml.safe_load((conf / "random_110m.yaml").read_text())
 values = {key: value for key, value in values.items() if key != "defaults"}
 values |= {"dtype": dtype, "device": "cpu", "compile": False}
-sampling = SamplingConfig(name="greedy", temperature=0.0, top_k=None, top_p=None, min_p=None)
+sampling = SamplingConfig(name="greedy", temperature=0.0, top_k=None, top_p=None, min_p=None, typical_p=None)
 target = targets.build(values, sampling=sampling)
 values = {"name": "ngram", "q": "auto", "order_max": 4, "order_min": 1, "matches_max": 32, "occurrence": "common"}
 drafter = drafters.build(values, target=target)

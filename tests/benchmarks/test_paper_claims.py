@@ -20,9 +20,8 @@ import pytest
 
 from specdec.analysis.papers import claim_results
 from specdec.analysis.read.runs import Run, open_folder
-from specdec.analysis.rounds import by_gamma, prompt_sums
+from specdec.analysis.rounds import prompt_sums
 from specdec.analysis.studies.all_drafters import PLAIN
-from specdec.config import BASELINE
 from specdec.drafters import drafters
 from specdec.experiment.environment import cpu, versions
 
@@ -66,12 +65,12 @@ def finished(name: str, overrides: Sequence[str]) -> Run:
 
 def measured(run: Run) -> dict[str, Any]:
     """Return sums by prompt of the baseline and of each gamma, from which every figure and interval can be made."""
-    rounds = run.rounds()
-    baseline = prompt_sums(rounds[rounds["method"] == BASELINE])
+    arms = run.arms()
+    baseline = prompt_sums(arms.plain())
     found: dict[str, Any] = {
         "prompts": list(baseline.index),
         "baseline": _lists(baseline),
-        "arms": {str(gamma): _lists(prompt_sums(arm).loc[baseline.index]) for gamma, arm in by_gamma(rounds).items()},
+        "arms": {str(gamma): _lists(prompt_sums(arm).loc[baseline.index]) for gamma, arm in arms.by_gamma().items()},
         "metrics": {name: round(run.metrics[name], 5) for name in claim_results.LOGGED if name in run.metrics},
     }
     alpha = run.alpha_sums()

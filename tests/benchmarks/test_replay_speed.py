@@ -152,7 +152,7 @@ def test_all_gammas_in_one_walk(name, shape, shared_data, tmp_path, group_values
         together_per_cpu_second=round(tokens / used["together"]),
         apart_per_cpu_second=round(tokens / used["apart"]),
     )
-    assert shape != "chain" or tokens / used["together"] > 100_000
+    assert tokens / max(used.values()) > 100_000
 
 
 @pytest.mark.parametrize("name", ["ngram", "recorded", "suffix"])

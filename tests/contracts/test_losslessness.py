@@ -125,9 +125,10 @@ CUTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # how p and q are cu
     "uncut": ({}, {}),
     "top_k": ({"top_k": 2}, {"top_k": 2}),
     "top_p": ({"top_p": 0.6}, {"top_p": 0.75}),
-    "p_cut": ({"top_k": 2}, {}),
+    "p_cut": ({"typical_p": 0.3}, {}),
     "q_cut": ({}, {"top_p": 0.5}),
 }
+TYPICAL = {"typical_p": ({"typical_p": 0.3}, {"typical_p": 0.5})}
 
 
 def one_round(
@@ -192,7 +193,7 @@ def bias(enumeration, target, drafter, verifier, structure, rounds=1, roots=None
 
 def pair(table, random_law, size, temperature, cut, seed=5) -> tuple[Any, Tensor]:
     """A target and a q [V, V], standardised at one temperature, each with its own cut."""
-    how_p, how_q = CUTS[cut]
+    how_p, how_q = (CUTS | TYPICAL)[cut]
     target = table(random_law(size, seed), temperature=temperature, **how_p)
     drafted = table(random_law(size, seed + 1), temperature=temperature, **how_q)
     return target, torch.tensor(target_law(drafted))
@@ -228,6 +229,16 @@ def test_siblings_leave_the_targets_law(enumeration, table, random_law, verifier
     assert bias(enumeration, target, TableDrafter(q, way), rule, shape, roots=[3]) < EXACT
 
 
+@pytest.mark.parametrize(("verifier", "structure"), LOSSLESS)
+def test_typical_sampling_leaves_the_targets_law(enumeration, table, random_law, verifier, structure):
+    """Of both laws; of the target's alone it is a cut of the other tests."""
+    rule = verifiers.build({"name": verifier})
+    target, q = pair(table, random_law, 4, 0.0 if rule.capabilities.greedy_only else 1.0, "typical_p")
+    shape = make_structure(structure, 2 if structure == "chain" else 1)
+    drafter = TableDrafter(q, WAYS[structure][0])
+    assert bias(enumeration, target, drafter, rule, shape, roots=[3]) < EXACT
+
+
 @pytest.mark.parametrize(("size", "root", "cut"), [(2, 0, "uncut"), (2, 1, "uncut"), (3, 2, "top_k")])
 @pytest.mark.parametrize(("verifier", "structure", "way"), BRANCHING)
 def test_branches_leave_the_targets_law(enumeration, table, random_law, verifier, structure, way, size, root, cut):
@@ -246,7 +257,7 @@ def test_two_rounds_have_the_targets_law(enumeration, table, random_law, verifie
 
 
 def test_supports_are_unequal_where_they_should_be(table, random_law):
-    for cut in ("top_k", "top_p", "p_cut", "q_cut"):
+    for cut in ("top_k", "top_p", "p_cut", "q_cut", "typical_p"):
         target, q = pair(table, random_law, 4, 1.0, cut)
         assert not np.array_equal(target_law(target) > 0, q.numpy() > 0)
     p = target_law(pair(table, random_law, 4, 1.0, "top_k")[0])

@@ -212,7 +212,10 @@ def test_texts_that_are_not_the_drafters_own_are_drafted(replay, group_values):
     stream = made(0)
     drafter = build(group_values, replay(stream))
     text = stream.generated
-    lengths = [length - 1 for length in stream.accepted_lengths["acc_eagle"]]
-    assert drafter.agreed_lengths(stream.prompt, text[:50]).tolist() == lengths[:50]
-    assert drafter.agreed_lengths((7, 7), text) is None
-    assert drafter.agreed_lengths(stream.prompt, (*text[:9], text[9] + 1)) is None
+    chain = structures.build({"name": "chain", "gamma": 30})
+    (rounds,) = drafter.possible_rounds(stream.prompt, text[:50], 1000, [chain])
+    lengths = [length - 1 for length in stream.accepted_lengths["acc_eagle"][:50]]
+    assert rounds.accepted.tolist() == [min(length, 50 - place, 30) for place, length in enumerate(lengths)]
+    assert set(rounds.offered.tolist()) == {30} and rounds.strategy == "acc_eagle"
+    assert drafter.possible_rounds((7, 7), text, 1000, [chain]) == [None]
+    assert drafter.possible_rounds(stream.prompt, (*text[:9], text[9] + 1), 1000, [chain]) == [None]

@@ -65,7 +65,12 @@ def generated(target, drafter, gamma, limit, prompt=PROMPT):
 
 
 def test_a_drafter_equal_to_its_target_is_always_accepted(target, tiny_model):
-    for how in ({"temperature": 0.0}, {"temperature": 0.8, "top_k": 9}, {"temperature": 1.0, "top_p": 0.8}):
+    for how in (
+        {"temperature": 0.0},
+        {"temperature": 0.8, "top_k": 9},
+        {"temperature": 1.0, "top_p": 0.8},
+        {"typical_p": 0.4},
+    ):
         beside = target(**how)
         generation = generated(beside, SmallModel(tiny_model("llama"), beside), 3, 16)
         assert [row.accepted for row in generation.rounds] == [3, 3, 3, 3]

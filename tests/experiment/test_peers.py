@@ -139,11 +139,12 @@ def test_no_generation_config_is_left_changed(target, tiny_model):
 
 
 def test_sampling_peers_get_our_temperature_and_cuts(tiny_model, sampling, monkeypatch):
-    target = Causal(tiny_model("llama"), sampling(temperature=0.5, top_k=3, top_p=0.9))
+    target = Causal(tiny_model("llama"), sampling(temperature=0.5, top_k=3, top_p=0.9, typical_p=0.4))
     seen = {}
     monkeypatch.setattr(type(target.model), "generate", lambda self, ids, **how: seen.update(how) or ids.repeat(1, 2))
     made(target, "none")[0](PROMPT)
     assert {"do_sample": True, "temperature": 0.5, "top_k": 3, "top_p": 0.9, "min_p": None}.items() <= seen.items()
+    assert seen["typical_p"] == 0.4
 
 
 def test_the_fastest_setting_is_kept_and_both_times_are_told(target, monkeypatch):

@@ -178,11 +178,18 @@ def test_alpha_counts_the_positions_with_a_proposal(tmp_path, sampling):
 
 @pytest.mark.parametrize("rule", ["verifier.minimum_block=2", "verifier.acceptance=top_k"])
 def test_a_rule_that_is_not_lossless_has_no_replay(tmp_path, rule):
-    """It commits other tokens than the target's: what a round accepts does not follow from the text."""
+    """It commits other tokens than the target's: what a round accepts does not follow from the text. Its alpha is the
+    mean of its own chances, which are not one where the first tokens of a block pass whatever they are.
+    """
     sampling = SAMPLED if "top_k" in rule else ()
-    made = Made(tmp_path, *sampling, "verifier=blockwise", rule)
+    made = Made(tmp_path, *sampling, "verifier=blockwise", rule, "verifier.top_k=1")
     assert not made.run().empty
-    assert made.table("replay").empty and made.table("alpha").empty
+    assert made.table("replay").empty
+    alpha = made.table("alpha")
+    assert len(alpha) == (6 if sampling else 0)
+    if sampling:  # each proposal is the likeliest token, or does not pass
+        assert (alpha["numerator"] % 1 == 0).all() and (alpha["numerator"] <= alpha["denominator"]).all()
+        assert alpha["numerator"].sum() > 0
 
 
 def changed(**changes: Any) -> RunConfig:

@@ -118,11 +118,11 @@ def test_single_rounds_can_be_traced(tmp_path, group_values, sampling, make_stru
 
 
 def test_a_drafter_is_led_along_the_text_once(tmp_path, group_values, sampling, make_structure, monkeypatch):
-    """The tokens of a text are committed to the n-gram index once for all gammas."""
+    """The tokens of a text are committed to a drafter that has to draft once for all gammas."""
     write_streams(tmp_path / "s.jsonl", STREAMS)
     values = group_values("target", "replay", path=str(tmp_path / "s.jsonl"), vocab_size=SIZE)
     target = targets.build(values, sampling=sampling(temperature=0.0))
-    drafter = drafters.build(group_values("drafter", "ngram"), target=target)
+    drafter = drafters.build(group_values("drafter", "ngram", occurrence="leftmost"), target=target)
     heard = []
     commit = drafter.commit
     monkeypatch.setattr(drafter, "commit", lambda tokens, states=None: heard.extend(tokens) or commit(tokens, states))

@@ -25,7 +25,7 @@ CUTS = [
     {"temperature": 1.0},
     {"temperature": 0.7, "top_k": 5},
     {"temperature": 1.3, "top_p": 0.6},
-    {"temperature": 1.0, "top_k": 20, "top_p": 0.9, "min_p": 0.02},
+    {"temperature": 1.0, "top_k": 20, "top_p": 0.9, "min_p": 0.02, "typical_p": 0.7},
 ]
 CAPTURE = StaticLoop.capture
 # What the host can learn from a tensor only by waiting for the device.

@@ -52,8 +52,8 @@ def test_faults_of_a_file(load, tmp_path, content, keys, expected):
 def test_no_file(load, tmp_path):
     missing = tmp_path / "no.jsonl"
     assert f"prompts.path={missing} does not exist" in sentence(load, "gsm8k", path=str(missing))
-    folder = sentence(load, "gsm8k", path=str(tmp_path))
-    assert f"prompts.path={tmp_path} cannot be read: Is a directory" in folder
+    missing = tmp_path / "no.parquet"
+    assert f"prompts.path={missing} does not exist" in sentence(load, "gsm8k", path=str(missing))
     assert "set prompts.path to a local one, or prompts.hub_id" in sentence(load, "gsm8k")
     assert "Both prompts.path and prompts.hub_id" in sentence(load, "gsm8k", path="a", hub_id="b")
 
@@ -154,8 +154,7 @@ def test_a_truncated_cache_is_fetched_once_more(load, monkeypatch):
     )
 
 
-@pytest.mark.slow
-def test_the_datasets_library_itself(load, monkeypatch, tmp_path):
+def test_a_folder_of_json_lines_by_hub_id(load, monkeypatch, tmp_path):
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
     folder = tmp_path / "mine"
     folder.mkdir()

@@ -36,6 +36,22 @@ def test_beta_is_one_minus_total_variation_and_broadcasts():
     assert beta(p, Q[[0, 1, 2, 3, 3]] / Q[[0, 1, 2, 3, 3]].sum()).shape == (50,)
 
 
+@pytest.mark.parametrize(("lenience", "alpha"), [(1.0, 0.65), (0.5, 0.9), (0.3, 0.966667), (0.1, 1.0)])
+def test_check_values_of_lenience(lenience, alpha):
+    assert beta(P, Q, lenience) == pytest.approx(alpha, abs=1e-6)
+
+
+def test_lenience_is_the_mean_chance_to_pass_and_broadcasts():
+    p, q, leniences = random_laws(2, 50), random_laws(3, 50), np.array([1.0, 0.5, 0.3, 0.1])
+    alphas = beta(p[:, None], q[:, None], leniences)
+    for column, lenience in enumerate(leniences):  # the expectation over x from q that A.5 begins with
+        passed = (q * np.minimum(1, p / (lenience * q))).sum(axis=-1)
+        np.testing.assert_allclose(alphas[:, column], passed)
+    assert (np.diff(alphas, axis=1) >= 0).all()
+    with pytest.raises(ValueError, match="lenience must be above 0"):
+        beta(P, Q, 0.0)
+
+
 def test_speculative_sampling_emits_p():
     p, q = random_laws(2, 50), random_laws(3, 50)
     emitted = q * np.minimum(1, p / q) + (1 - beta(p, q))[:, None] * residual(p, q)

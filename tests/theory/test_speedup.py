@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specdec.theory.capped_geometric import tokens_per_round
-from specdec.theory.speedup import operations, optimal_gamma, speedup
+from specdec.theory.speedup import operations, optimal_gamma, oracle_gain, oracle_speedup, speedup
 
 
 @pytest.mark.parametrize(
@@ -45,6 +45,41 @@ def test_drafting_helps_exactly_if_alpha_exceeds_c(alpha, c):
         assert (best.gamma, best.speedup) == (0, 1)
 
 
+@pytest.mark.parametrize(
+    ("alpha", "c", "oracle", "gain"),
+    [
+        (0.8, 0.05, 25 / 6, 1.347529),
+        (0.6, 0.1, 50 / 23, 1.298753),
+        (0.5, 0.2, 5 / 3, 4 / 3),
+        (0.3, 0.5, 20 / 17, 20 / 17),
+    ],
+)
+def test_check_values_of_the_oracle(alpha, c, oracle, gain):
+    assert oracle_speedup(alpha, c) == pytest.approx(oracle)
+    assert oracle_gain(alpha, c) == pytest.approx(gain, abs=5e-7)
+
+
+def test_an_oracle_drafts_what_will_be_accepted_and_no_more():
+    """Simulated rounds: the lengths of runs of successes, each drafted in full; five standard errors of the mean."""
+    alpha, c = 0.8, 0.05
+    accepted = np.random.default_rng(0).geometric(1 - alpha, 200_000) - 1
+    rate = (accepted + 1).sum() / (1 + c * accepted).sum()
+    spread = np.std((accepted + 1) - rate * (1 + c * accepted)) / np.sqrt(len(accepted)) / (1 + c * accepted).mean()
+    assert oracle_speedup(alpha, c) == pytest.approx(rate, abs=5 * spread)
+
+
+@given(st.floats(0.0, 1.0), st.floats(0.001, 1))
+@settings(max_examples=200, deadline=None)
+def test_no_oracle_gains_more_than_the_paper_says(alpha, c):
+    """Section 3.5 says up to about 60%; the exact limit is e / (e - 1)."""
+    gain = oracle_gain(alpha, c, max_gamma=6000)
+    assert 1 - 1e-9 <= gain < np.e / (np.e - 1)
+
+
+def test_the_limit_of_the_oracle_is_nearly_reached():
+    assert oracle_gain(1 - (np.e - 2) * 1e-3, 1e-3) == pytest.approx(np.e / (np.e - 1), abs=5e-4)
+
+
 def test_a_free_perfect_drafter_runs_into_the_search_limit():
     best = optimal_gamma(1, 0, max_gamma=30)
     assert (best.gamma, best.speedup) == (30, 31)
@@ -60,5 +95,7 @@ def test_out_of_range_arguments_are_refused():
         speedup(0.8, 5, -0.1)
     with pytest.raises(ValueError, match="v must be above 0"):
         speedup(0.8, 5, 0.1, 0.0)
+    with pytest.raises(ValueError, match="c must be a finite number"):
+        oracle_speedup(0.8, -0.1)
     with pytest.raises(ValueError, match="max_gamma"):
         optimal_gamma(0.8, 0.1, max_gamma=0)

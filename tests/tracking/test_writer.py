@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs
 
 import pytest
 
@@ -128,11 +129,33 @@ def test_curves_share_a_key_on_children_of_their_own(client: Any, record: Callab
 
     run = record(write)
     query = f"tags.`mlflow.parentRunId` = '{run.info.run_id}'"
-    children = {child.info.run_name: child for child in client.search_runs([run.info.experiment_id], query)}
+    found = client.search_runs([run.info.experiment_id], query)
+    children = {child.data.tags["specdec.line"]: child for child in found}
     assert {child.data.tags["specdec.role"] for child in children.values()} == {"curve"}
     assert {child.info.status for child in children.values()} == {"FINISHED"}
     assert children["measured"].data.metrics == {"curve.tokens_per_round": 2.0, "curve.speedup": 1.2}
     assert children["capped geometric"].data.metrics == {"curve.tokens_per_round": 1.6}
+    assert {name: child.info.run_name for name, child in children.items()} == {name: name for name in children}
+
+
+def test_the_runs_of_curves_say_whose_they_are(client: Any, record: Callable[..., Any]) -> None:
+    """Two runs on one chart are told apart by drafter, model and gamma, in names and in tags."""
+    tags = {"drafter": "small_model", "model": "/models/large/", "gamma": "4", "dtype": "float32"}
+
+    def write(run: Any) -> None:
+        run.curve_children("curve.tokens_per_round", {"measured": {1: 1.5}})
+        run.curve_children("curve.tokens_per_round.ci_low", {"measured": {1: 1.2}})
+        keys = parse_qs(run.overlay("curve.tokens_per_round").partition("?")[2])["plot_metric_keys"]
+        assert json.loads(keys[0]) == ["curve.tokens_per_round", "curve.tokens_per_round.ci_low"]
+
+    run = record(write, tags=tags)
+    query = f"tags.`mlflow.parentRunId` = '{run.info.run_id}'"
+    (child,) = client.search_runs([run.info.experiment_id], query)
+    assert child.info.run_name == "measured: small_model on large, gamma 4"
+    assert {key: child.data.tags.get(key) for key in ("drafter", "model", "gamma")} == {
+        key: value for key, value in tags.items() if key != "dtype"
+    }
+    assert child.data.tags["specdec.line"] == "measured" and child.data.tags["specdec.role"] == "curve"
 
 
 def test_a_runs_folder_is_uploaded_without_its_parts(tmp_path: Path, client: Any, record: Callable[..., Any]) -> None:

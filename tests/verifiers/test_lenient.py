@@ -6,15 +6,20 @@ import sqlite3
 import numpy as np
 import pytest
 import torch
+import yaml
 from hydra.core.global_hydra import GlobalHydra
 
 from specdec import run
 from specdec.clock import CpuClock
+from specdec.config import validated
 from specdec.decode import generate
+from specdec.drafters import drafters
 from specdec.drafters.base import Drafter, DrafterCapabilities
 from specdec.records import Draft, Request, chain_tree
-from specdec.sampling import generator_for, one_hot, sample
+from specdec.sampling import SamplingConfig, generator_for, one_hot, sample
 from specdec.structures.base import structures
+from specdec.targets import targets
+from specdec.theory.acceptance import beta
 from specdec.verifiers.base.contract import Verifier, VerifierCapabilities, verifiers
 
 P = torch.tensor([0.5, 0.3, 0.15, 0.05], dtype=torch.float64)
@@ -33,11 +38,14 @@ def test_the_first_token_has_the_law_that_the_rule_states(first_token, random_la
     rule = lenient(lenience, residual, form)
     pairs = [(P, Q), *zip(random_law(5, 1), random_law(5, 2), strict=True)]
     for p, q in pairs:
-        law, _ = first_token(rule, p, q)
+        law, accepted = first_token(rule, p, q)
         assert (law - rule.law(p, q)).abs().max() < 1e-12
+        assert float(rule.passed(p, q).sum()) == pytest.approx(accepted, abs=1e-12)
         for token in range(len(p)):  # a point mass in place of a drawn token
-            law, _ = first_token(rule, p, q, deterministic=token)
-            assert (law - rule.law(p, one_hot(torch.tensor(token), len(p)).double())).abs().max() < 1e-12
+            law, accepted = first_token(rule, p, q, deterministic=token)
+            point = one_hot(torch.tensor(token), len(p)).double()
+            assert float(rule.passed(p, point).sum()) == pytest.approx(accepted, abs=1e-12)
+            assert (law - rule.law(p, point)).abs().max() < 1e-12
 
 
 @pytest.mark.parametrize("lenience", [0.8, 0.3])
@@ -56,8 +64,10 @@ def test_what_follows_a_rejection_is_drawn_from_p_without_that_share_of_q(
 @pytest.mark.parametrize(("lenience", "alpha"), [(0.5, 0.9), (0.3, 0.966667), (0.1, 1.0), (1.0, 0.65)])
 @pytest.mark.parametrize("residual", ["plain", "lenient"])
 def test_acceptance_of_the_worked_example(first_token, residual, lenience, alpha):
-    _, accepted = first_token(lenient(lenience, residual), P, Q)
+    rule = lenient(lenience, residual)
+    _, accepted = first_token(rule, P, Q)
     assert accepted == pytest.approx(alpha, abs=1e-6)
+    assert float(rule.passed(P, Q).sum()) == pytest.approx(alpha, abs=1e-6)
 
 
 @pytest.mark.parametrize("residual", ["plain", "lenient"])
@@ -153,9 +163,11 @@ def test_a_round_records_the_departure_at_every_tested_position(table, random_la
     law, rule = random_law(4, 0), lenient(0.3)
     rounds = decoded(table(law, temperature=1.0), rule).rounds
     root, departures = 0, rule.total_variation(law, Q.expand(4, -1))
+    chances = beta(law.numpy(), Q.numpy(), 0.3)
     for item in rounds:
         before = [root, *item.draft_tokens][: item.accepted + item.rejected]
         assert item.tv == pytest.approx([float(departures[token]) for token in before])
+        assert item.beta == pytest.approx([chances[token] for token in before])
         root = item.committed[-1]
     assert any(item.rejected for item in rounds) and any(len(item.tv) == 3 for item in rounds)
     strict = decoded(table(law, temperature=1.0), verifiers.build({"name": "speculative_sampling"}))
@@ -171,9 +183,12 @@ def test_a_rule_that_is_not_lossless_has_to_say_what_it_emits():
 
     with pytest.raises(NotImplementedError, match="Silent"):
         Silent().total_variation(P, Q)
+    with pytest.raises(NotImplementedError, match="Silent"):
+        Silent().passed(P, Q)
     for name in verifiers.names():
         rule = verifiers.get(name)
         assert rule.capabilities.lossless or rule.law is not Verifier.law, name
+        assert rule.capabilities.lossless or rule.passed is not Verifier.passed, name
 
 
 @pytest.mark.slow
@@ -192,8 +207,18 @@ def test_a_run_reports_the_departure_and_claims_no_identity(monkeypatch, tmp_pat
     metrics = summary["metrics"]
     assert 0 < metrics["lossless.tv.ci_low"] <= metrics["lossless.tv"] <= metrics["lossless.tv.ci_high"] < 1
     assert not {"lossless.identical", "lossless.divergences", "lossless.unexplained"} & set(metrics)
-    # A strict replay would count too many rounds, and the strict alpha is not this rule's.
-    assert not {"tokens_per_round.replay", "alpha.text"} & set(metrics)
+    assert "tokens_per_round.replay" not in metrics  # a strict replay would count too many rounds
+    # Alpha is the mean of min(p/l, q) along the baseline's text, and stands behind the theory.
+    config = yaml.safe_load((folder / "config.yaml").read_text())
+    target = targets.build(config["target"], sampling=validated(SamplingConfig, config["sampling"], where="sampling"))
+    drafter, law, betas = drafters.build(config["drafter"], target=target), np.array(config["target"]["law"]), []
+    for line in (json.loads(each) for each in (folder / "generations.jsonl").read_text().splitlines()):
+        if line["method"] == "baseline":
+            prompt, text = line["prompt_token_ids"], line["generated_token_ids"]
+            betas += list(beta(law[[prompt[-1], *text[:-1]]], drafter.laws(prompt, text).double().numpy(), 0.3))
+    assert len(betas) > 100 and metrics["alpha.text"] == pytest.approx(np.mean(betas), abs=1e-6)
+    assert metrics["account.alpha"] == metrics["alpha.text"]
+    assert metrics["alpha.text"] == pytest.approx(metrics["alpha.mle"], abs=0.1)
     assert any("Not lossless" in note for note in summary["notes"])
     assert list(tmp_path.glob("models/ngrams/*.safetensors"))
     with sqlite3.connect(tmp_path / "mlflow.db") as database:

@@ -3,7 +3,6 @@
 from abc import abstractmethod
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 
 from specdec.drafters.base.contract import Drafter
@@ -11,6 +10,7 @@ from specdec.records import EMPTY, Draft
 from specdec.structures.base import Structure
 from specdec.targets.base import Target
 from specdec.tree_building.lookup_filling import Proposal
+from specdec.tree_building.possible_rounds import PossibleRounds
 
 
 class Lookup(Drafter):
@@ -23,13 +23,19 @@ class Lookup(Drafter):
     def propose(self, structure: Structure) -> Proposal:
         """Return at most what `structure` asks for; `NOTHING` where there is nothing to propose."""
 
-    def agreed_lengths(self, prompt: Sequence[int], text: Sequence[int]) -> np.ndarray | None:
-        """Return how many tokens of a long chain would be those of the text, for chains from each position [len(text)].
+    def possible_rounds(
+        self, prompt: Sequence[int], text: Sequence[int], limit: int, structures: Sequence[Structure]
+    ) -> Sequence[PossibleRounds | None]:
+        """Return, for each structure, the round that would begin at each position of a text that is known to its end:
+        what `propose` says there, compared with the text. None means that a replay has to draft.
 
-        Only drafters that know it without drafting, and that propose as many tokens as they are asked for; None means
-        that a replay has to draft.
+        Only drafters whose rounds do not depend on earlier ones can do so without drafting. Afterwards the drafter has
+        no text: call `start` next.
+
+        Args:
+            limit: of the text, at least its length; nothing is offered beyond the token before it.
         """
-        return None
+        return [None] * len(structures)
 
     def draft(self, structure: Structure) -> Draft:
         tokens, tree, source = self.propose(structure)

@@ -31,8 +31,14 @@ class PromptSet:
     renderer: Renderer = field(repr=False, compare=False)
 
     def follow_up(self, prompt: Prompt, answer: Sequence[int]) -> Prompt | None:
-        """Return the next turn, asked after the baseline's `answer`; None if there is none or it is too long."""
+        """Return the next turn, asked after `answer` (in a run the baseline's); None if there is none or it is too
+        long.
+        """
         return self.renderer.follow_up(prompt, answer)
+
+    def said(self, prompt: Prompt, answer: Sequence[int]) -> str:
+        """Return the text of an answer to `prompt`, as a later turn repeats it under a chat template."""
+        return self.renderer.said(prompt, answer).strip()
 
 
 def load_prompts(

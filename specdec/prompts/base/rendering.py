@@ -41,9 +41,7 @@ class Renderer:
         """Render the next turn after an answer; None if there is none or it is too long."""
         if not prompt.follow_ups or not prompt.follow_ups[0].strip():
             return None
-        # Decoded together and then divided: some tokenizers drop the space before the first word of a text.
-        whole, before = self._decoded([*prompt.tokens, *answer]), self._decoded(prompt.tokens)
-        said, turn = whole[len(before) :], prompt.follow_ups[0]
+        said, turn = self.said(prompt, answer), prompt.follow_ups[0]
         turns = (*prompt.turns, said, turn)
         text = self._conversation(turns) if self.chat else prompt.text + said + BETWEEN_TURNS + turn
         tokens = self._tokens(text)
@@ -51,6 +49,12 @@ class Renderer:
             return None
         name = turn_id(first_turn(prompt.id), len(turns) // 2 + 1)
         return Prompt(name, prompt.category, text, tokens, prompt.follow_ups[1:], turns)
+
+    def said(self, prompt: Prompt, answer: Sequence[int]) -> str:
+        """Return the text of an answer, as it stands behind its prompt, without special tokens."""
+        # Decoded together and then divided: some tokenizers drop the space before the first word of a text.
+        whole, before = self._decoded([*prompt.tokens, *answer]), self._decoded(prompt.tokens)
+        return whole[len(before) :]
 
     def _conversation(self, turns: Sequence[str]) -> str:
         messages = [

@@ -4,7 +4,7 @@ import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ import pandas as pd
 
 from specdec.clock import Clock
 from specdec.config import RunConfig
+from specdec.drafters import Drafter, drafters
 from specdec.experiment.parts import Parts, prepare
 from specdec.progress import progress_bar
 from specdec.prompts import Prompt
@@ -80,6 +81,18 @@ class Bench:
                     current = prompts.follow_up(current, answer.tokens)
         write_streams(self.folder / "streams.jsonl", streams)
         return streams
+
+    def at_temperature(self, temperature: float, capacity: int) -> Drafter:
+        """Set the target to a temperature, and return the run's drafter made again for it.
+
+        Args:
+            capacity: tokens of the longest text with its draft.
+        """
+        target = self.parts.target
+        target.standardise(replace(target.sampling, temperature=temperature))
+        drafter = drafters.build(self.config.drafter, target=target)
+        drafter.prepare(capacity, self.parts.primary.structure)
+        return drafter
 
     def timer(self, purpose: str, calls: int, seconds: float = inf) -> Timer:
         """Return a timer of `calls` passes, which ends after `seconds`; `purpose` seeds its random tokens and order."""

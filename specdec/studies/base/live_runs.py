@@ -13,6 +13,7 @@ from specdec.records import Generation, Request
 from specdec.structures import Structure
 from specdec.studies.base.contract import Bench
 from specdec.text.streams import Stream
+from specdec.verifiers import Verifier
 
 Key = tuple[Any, ...]
 """A value for each column that tells structures apart."""
@@ -23,6 +24,16 @@ WARM = 4  # tokens of a run that is not counted
 def decoding_seconds(output: Generation, clock: Clock) -> float:
     """Return the seconds of all rounds of a text, prefill apart."""
     return sum(clock.seconds(each.marks.start, each.marks.committed) for each in output.rounds)
+
+
+def departures(output: Generation, verifier: Verifier) -> tuple[float | None, float | None]:
+    """Return the sums over a text of total variation and of the chance to decide otherwise, None where not known."""
+    if verifier.capabilities.lossless:
+        return 0.0, 0.0
+    known = [each.departure for each in output.rounds if each.departure is not None]
+    if len(known) < len(output.rounds):
+        return None, None
+    return sum(sum(each.tv) for each in known), sum(each.otherwise or 0.0 for each in known)
 
 
 def host_seconds(output: Generation, clock: Clock) -> tuple[list[int], list[float], list[float]]:

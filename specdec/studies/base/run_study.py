@@ -29,8 +29,8 @@ def run_study(config: RunConfig, folder: Path) -> Findings:
     parts = open_parts(config)
     if not parts.target.sampling.greedy:
         raise UsageError(
-            f"Bad value sampling.temperature={parts.target.sampling.temperature}: study {name!r} replays greedy texts; "
-            "use sampling=greedy."
+            f"Bad value sampling.temperature={parts.target.sampling.temperature}: study {name!r} replays greedy texts "
+            "or sets temperatures itself; use sampling=greedy."
         )
     results = ResultsFolder(folder)
     identity = identify(config, parts, results)

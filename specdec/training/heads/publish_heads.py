@@ -29,9 +29,10 @@ they carry (`{target}`).
 {rows}
 
 The held-out text is the standard-library modules that the pocket models never saw. The top-1 accuracy of head k, or of
-step k of the feature drafter, counts how often its most likely token is the token k places after the next one; what
-reads earlier tokens is given the true ones. In brackets is the accuracy where all earlier heads or steps were right, as
-in a draft whose earlier tokens are accepted. The target's own accuracy at the next token is {reference}.
+step k of the feature drafter, counts how often its most likely token is the token k places after the next one, the
+top-5 accuracy how often one of its five most likely tokens is; what reads earlier tokens is given the true ones. In
+brackets is the accuracy where all earlier heads or steps were right, as in a draft whose earlier tokens are accepted.
+The target's own accuracy at the next token is {reference}. Notebook 04 has both over training, and intervals.
 
 ## Recipe
 
@@ -92,7 +93,8 @@ def heads_card(summaries: dict[str, dict[str, Any]]) -> str:
         "parameters": lambda s: f"{s['parameters']:,}",
         "file (bytes)": lambda s: f"{s['bytes']:,}",
         **figures(),
-        **{f"**head or step {k}, top-1 (given earlier)**": _accuracy(k) for k in range(1, deepest + 1)},
+        **{f"**head or step {k}, top-1 (given earlier)**": _accuracy(k, 1) for k in range(1, deepest + 1)},
+        **{f"head or step {k}, top-5 (given earlier)": _accuracy(k, 5) for k in range(1, deepest + 1)},
     }
     return CARD.format(
         target=first["target"],
@@ -128,10 +130,10 @@ def _depth(summary: dict[str, Any]) -> int:
     return int(recipe["heads"]["count"] if "heads" in recipe else recipe["loss"]["steps"])
 
 
-def _accuracy(head: int) -> Callable[[dict[str, Any]], str]:
+def _accuracy(head: int, top: int) -> Callable[[dict[str, Any]], str]:
     def show(summary: dict[str, Any]) -> str:
         one = "head" if kind_of(summary) == "heads" else "step"
-        found = [summary["heldout"].get(f"heldout.{one}_{head}.top1{given}") for given in ("", "_given_earlier")]
+        found = [summary["heldout"].get(f"heldout.{one}_{head}.top{top}{given}") for given in ("", "_given_earlier")]
         return "" if None in found else f"{found[0]:.3f} ({found[1]:.3f})"
 
     return show

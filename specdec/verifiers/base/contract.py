@@ -24,6 +24,7 @@ class VerifierCapabilities:
         token_by_token: a token of a chain passes with min(1, p/q), whatever else is offered, so that a position-wise
             replay counts rounds (theory.md 4.2); this says nothing of rows and trees. Other rules are replayed only
             where p is one-hot: all lossless rules are one there.
+        any_depth: a token's chance to pass is the same at every depth of a draft, so that one alpha describes the rule.
     """
 
     handles: frozenset[str]
@@ -31,6 +32,7 @@ class VerifierCapabilities:
     greedy_only: bool = False
     deterministic: bool = False
     token_by_token: bool = True
+    any_depth: bool = True
 
 
 class Verifier(ABC):
@@ -55,6 +57,21 @@ class Verifier(ABC):
     def for_greedy(self) -> "Verifier":
         """Return the cheapest rule that decides exactly as this one does wherever p is one-hot."""
         return self
+
+    def passed(self, p: Tensor, q: Tensor, depth: int | Tensor = 1) -> Tensor:
+        """Return the chances [..., V] that a tested position of a chain emits each token as an accepted draft.
+
+        Their sum is beta, the chance that a token drawn from q passes, and the mean of beta over a text is alpha: sum
+        of min(p, q) for a lossless rule that tests tokens one by one.
+
+        Args:
+            p, q, depth: see `law`.
+        Raises:
+            NotImplementedError: a rule that is not lossless does not say it.
+        """
+        if not self.capabilities.lossless:
+            raise NotImplementedError(f"{type(self).__name__} is not lossless and does not say what passes")
+        return torch.minimum(p, q.to(p.dtype))
 
     def law(self, p: Tensor, q: Tensor, depth: int | Tensor = 1) -> Tensor:
         """Return the exact law [..., V] of the token emitted at a tested position of a chain, accepted or corrected.

@@ -80,14 +80,6 @@ def test_rounds_without_a_proposal_say_nothing_about_alpha(make_rounds):
     assert (estimate.accepted, estimate.rejected) == (2, 1)
     table = fit.hazards(silent)
     assert table["at_risk"].tolist() == [1, 1, 1]
-    assert fit.position_tokens(silent, table) == pytest.approx((1 + 3 + 1) / 3)
-
-
-def test_position_tokens_adjust_for_what_was_offered(make_rounds):
-    rounds = make_rounds({"p": [2, 0, 1, 1]}, 2, offered={"p": [2, 2, 2, 1]})
-    h1, h2 = 3 / 4, 1 / 2
-    expected = (3 * (1 + h1 + h1 * h2) + (1 + h1)) / 4
-    assert fit.position_tokens(rounds, fit.hazards(rounds)) == pytest.approx(expected)
 
 
 def test_nothing_tested_gives_nan_and_all_accepted_gives_a_one_sided_interval(make_rounds):

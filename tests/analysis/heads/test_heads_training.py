@@ -5,7 +5,13 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from specdec.analysis.heads.heads_training import final_accuracies, load_history, shipped_histories, training_section
+from specdec.analysis.heads.heads_training import (
+    final_accuracies,
+    load_history,
+    overtakes,
+    shipped_histories,
+    training_section,
+)
 from specdec.errors import UsageError
 
 
@@ -16,15 +22,18 @@ def history(path: Path, *finals: float) -> Path:
         table[f"heldout_head_{head}_top1"] = [None, final / 2, None, final]
         table[f"heldout_head_{head}_top1_given_earlier"] = 0.9
         table[f"heldout_head_{head}_top2"] = 0.8
+        table[f"heldout_head_{head}_top5"] = [None, final, None, 2 * final]
     table["heldout_target_top1"] = [None, 0.5, None, 0.5]
+    table["heldout_target_top5"] = [None, 0.7, None, 0.7]
     table.to_csv(path, index=False)
     return path
 
 
-def test_scored_steps_are_kept_and_top1_alone(tmp_path):
+def test_scored_steps_are_kept_with_one_choice_and_with_five(tmp_path):
     table = load_history(history(tmp_path / "a.csv", 0.4, 0.2))
     assert table.to_dict("list") == {
         "step": [2, 4], "tokens": [20, 40], "target": [0.5, 0.5], "head_1": [0.2, 0.4], "head_2": [0.1, 0.2],
+        "top5_target": [0.7, 0.7], "top5_head_1": [0.4, 0.8], "top5_head_2": [0.2, 0.4],
     }  # fmt: skip
 
 
@@ -39,10 +48,29 @@ def test_the_fall_is_named_by_kind(tmp_path):
     assert "independent heads end at 0.400 for head 1 and 0.100 for the last, which keeps 25% of it" in words
     assert "falls least steeply with position for grounded heads" in words
     ((_, figure),) = section.figures
-    assert [axes.get_title() for axes in figure.axes] == ["independent heads", "grounded heads"]
+    assert [axes.get_title() for axes in figure.axes] == ["independent heads", "grounded heads", "", ""]
+    assert [axes.get_ylabel() for axes in figure.axes] == ["top-1 accuracy", "", "top-5 accuracy", ""]
+    assert figure.axes[2].lines[2].get_ydata().tolist() == [0.1, 0.2]  # five choices of independent head 3
+    ((_, table),) = section.tables
+    assert table["heads"].tolist() == ["independent"] * 3 + ["grounded"] * 3
+    assert table["top-5"].tolist() == [0.8, 0.4, 0.2, 1.0, 0.9, 0.8]
+    assert section.text[1] == (
+        "From 20 tokens of training on, one choice of grounded head 3 is right more often than five of independent "
+        "head 3."
+    )
     other = training_section({"grounded": histories["medusa"], "medusa": histories["grounded"]})
     assert "falls least steeply with position for independent heads" in other.text[0]
+    assert other.text[1].startswith("At no time up to the end one choice of grounded head 3")
     assert "least steeply" not in training_section({"medusa": histories["medusa"]}).text[0]
+
+
+def test_a_lead_that_is_lost_again_is_no_lead():
+    tokens = [10, 20, 30, 40]
+    one = pd.DataFrame({"tokens": tokens, "head_1": [0.0] * 4, "head_2": [0.3, 0.1, 0.3, 0.4]})
+    five = pd.DataFrame({"tokens": tokens, "head_1": [0.9] * 4, "top5_head_2": [0.2] * 4})
+    assert overtakes(one, five) == 30
+    assert overtakes(one.assign(head_2=0.5), five) == 10
+    assert overtakes(one.assign(head_2=[0.5, 0.5, 0.5, 0.2]), five) is None
 
 
 @pytest.mark.parametrize(
@@ -51,7 +79,11 @@ def test_the_fall_is_named_by_kind(tmp_path):
         (None, "does not exist"),
         ("", "is no history of heads"),
         ("step,tokens\n1,2\n", "is no history of heads"),
-        ("step,tokens,heldout_head_1_top1,heldout_target_top1\n1,2,,\n", "ends before held-out text was scored"),
+        ("step,tokens,heldout_head_1_top1,heldout_target_top1\n1,2,0.5,0.5\n", "is no history of heads"),
+        (
+            "step,tokens,heldout_head_1_top1,heldout_head_1_top5,heldout_target_top1,heldout_target_top5\n1,2,,,,\n",
+            "ends before held-out text was scored",
+        ),
     ],
 )
 def test_what_is_no_history_is_named(tmp_path, content, words):

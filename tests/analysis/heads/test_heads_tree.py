@@ -81,7 +81,7 @@ def test_files_without_trees_are_answered_with_what_makes_them(tmp_path, content
 
 
 def test_the_tree_that_comes_along_is_the_one_that_was_found():
-    """`structure=heads_searched` is built from the results' accuracies, and what was judged is theory's best tree."""
+    """`structure=heads_searched` is built from the accuracies in the results; what was judged is theory's best tree."""
     found = heads_tree.load_trees()
     shipped = yaml.safe_load(Path(config_dir(), "structure", "heads_searched.yaml").read_text(encoding="utf-8"))
     accuracy = heads_tree.searched_accuracy(found)

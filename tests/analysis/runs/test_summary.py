@@ -17,7 +17,7 @@ ALWAYS = {
     "speedup.end_to_end", "speedup.capped_geometric", "cost.prefill_share",
     "speedup.unflagged", "speedup.unflagged.ci_low", "speedup.unflagged.ci_high",
     "tokens_per_round", "tokens_per_round.ci_low", "tokens_per_round.ci_high",
-    "tokens_per_round.capped_geometric", "tokens_per_round.position",
+    "tokens_per_round.capped_geometric",
     "tokens_per_round.unflagged", "tokens_per_round.unflagged.ci_low", "tokens_per_round.unflagged.ci_high",
     "alpha.mle", "alpha.mle.ci_low", "alpha.mle.ci_high", "accepted_per_offered", "nodes_per_round",
     "proposals.share", "repetition.share",
@@ -155,7 +155,7 @@ def test_replay_and_the_cost_of_a_step_are_taken_up(run):
     replay = pd.DataFrame({"prompt": prompts, "tokens": 50, "rounds": 18.5})
     summary = summary_of(run, replay={3: replay})
     metrics = summary.arms[3].metrics
-    assert metrics["tokens_per_round.replay"] == pytest.approx(50 / 18.5) and "account.drift" in metrics
+    assert summary.arms[3].account.replay_tokens_per_round == pytest.approx(50 / 18.5) and "account.drift" in metrics
     assert "account.drift" not in summary.arms[1].metrics
     assert metrics["cost.c"] == pytest.approx(metrics["cost.g"] / 3)
     expected = metrics["tokens_per_round.capped_geometric"] / (1 + metrics["cost.g"])

@@ -1,0 +1,215 @@
+"""The figures of the capped-geometric model: best gamma, speedup and operations, and what an oracle for gamma could add
+(Leviathan et al. 2211.17192, Figures 3 and 4, and section 3.5). With a `Standing` they show where a run stands.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import e, isfinite, nan
+
+import numpy as np
+from matplotlib import colormaps
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from specdec.theory.speedup import OptimalGamma, operations, optimal_gamma, oracle_gain, oracle_speedup, speedup
+
+from ..intervals import Interval
+from . import pictures, style
+
+COSTS = (0.01, 0.02, 0.05, 0.1, 0.2)  # c of the lines
+GAMMAS = (1, 3, 5, 7, 10)
+ALPHAS = np.linspace(0.0, 0.99, 199)
+ALPHA = "α, chance that a draft token is accepted"
+FREE = "Theory; no measurement."
+ORACLE_LIMIT = e / (e - 1)
+LONGEST = 2000  # gamma that is tried: more than the best one, unless a drafter is free or always right
+
+
+@dataclass(frozen=True)
+class Standing:
+    """The place of a run in the theory.
+
+    Attributes:
+        alpha, gamma, c: those behind the run's theory at its primary gamma.
+        c_ops: operations of a drafted token over those of the target; 0 for drafters that look tokens up.
+        speedup: as measured.
+        operations: per token over plain decoding's, as evaluated; NaN for a target that does no arithmetic.
+    """
+
+    alpha: float
+    gamma: int
+    c: float
+    c_ops: float = 0.0
+    speedup: Interval = Interval(nan)
+    operations: float = nan
+
+    @property
+    def best(self) -> OptimalGamma:
+        """The best fixed gamma by the formula at this alpha and c, `LONGEST` at most."""
+        return optimal_gamma(self.alpha, self.c, max_gamma=LONGEST)
+
+    @property
+    def expected(self) -> float:
+        """The speedup that the formula gives at this gamma."""
+        return float(speedup(self.alpha, self.gamma, self.c))
+
+    @property
+    def oracle(self) -> float:
+        """The speedup of an oracle that drafts in each round just what will be accepted."""
+        return float(oracle_speedup(self.alpha, self.c))
+
+    def caption(self) -> str:
+        """Return what is marked, in a sentence."""
+        return (
+            f"Marked: this run, α\u00a0=\u00a0{self.alpha:.3f}, c\u00a0=\u00a0{self.c:.3g}, γ\u00a0=\u00a0{self.gamma}."
+        )
+
+
+def standing_in_words(here: Standing) -> tuple[str, str]:
+    """Say what the formula makes of the run's gamma, and what varying gamma could add at most."""
+    best, own = here.best, f"At α {here.alpha:.3f} and c {here.c:.3g} the formula"
+    if best.gamma == 0:
+        choice = (
+            f"{own} gives a speedup of {here.expected:.3f} for γ {here.gamma}, and no γ pays, because α is not above "
+            "c: a faster drafter or one that agrees more is what helps."
+        )
+    elif here.c == 0:
+        choice = (
+            f"{own} gives a speedup of {here.expected:.3f} for γ {here.gamma} and more for every longer draft: drafts "
+            "cost nothing, and 1 / (1 - α) is the limit."
+        )
+    elif best.gamma == here.gamma:
+        choice = f"{own} gives a speedup of {here.expected:.3f} for γ {here.gamma}, the best γ there is."
+    else:
+        choice = (
+            f"{own} gives a speedup of {here.expected:.3f} for γ {here.gamma} and of {best.speedup:.3f} for γ "
+            f"{best.gamma}, the best: {best.speedup / here.expected - 1:+.1%}."
+        )
+    more = (
+        f"An oracle that drafts in each round just what will be accepted would reach {here.oracle:.3f}, "
+        f"{oracle_gain(here.alpha, here.c, LONGEST) - 1:+.1%} over the best fixed γ: the most that any choice of γ by "
+        "round can add."
+    )
+    return choice, more
+
+
+@style.in_style
+def best_gamma(here: Standing | None = None) -> Figure:
+    """Draw the best gamma over alpha, a line for each c (2211.17192, Figure 3); the run's own c and place if given."""
+    caption = f"The γ that maximises (1 - α^(γ+1)) / ((1 - α)(1 + γc)); 0 where no draft pays. {FREE}"
+    figure, axes = style.new_figure("Best gamma", _caption(caption, here))
+    top = max(20, 0 if here is None else here.gamma + 3)
+
+    def gammas(c: float) -> np.ndarray:
+        return np.array([optimal_gamma(float(alpha), c).gamma for alpha in ALPHAS], dtype=float)
+
+    _lines_over_costs(axes, gammas, top, here)
+    if here is not None:
+        best = here.best.gamma
+        if here.c > 0:  # else every longer draft is better
+            _ring(axes, here, min(best, top), f"its best: γ = {best}")
+        _dot(axes, here, here.gamma, f"its own: γ = {here.gamma}")
+    axes.set(xlabel=ALPHA, ylabel="best γ", xlim=(0, 1), ylim=(0, top))
+    axes.yaxis.set_major_locator(MaxNLocator(integer=True))
+    style.legend_above(axes, 3)
+    return figure
+
+
+@style.in_style
+def speedup_and_operations(here: Standing | None = None) -> Figure:
+    """Draw speedup and operations over alpha, a line for each gamma (2211.17192, Figure 4).
+
+    The drafter is free, as in the paper, or it costs what the run's own does.
+    """
+    c, c_ops = (0.0, 0.0) if here is None else (here.c, here.c_ops)
+    gammas = sorted({*GAMMAS, *(() if here is None else (here.gamma,))})
+    costs = f"c = {c:.3g} in time and {c_ops:.3g} in operations" if here else "A drafter that costs nothing"
+    caption = f"{costs}; over plain decoding. {FREE if here is None else ''}"
+    figure, panels = style.new_panels("Speedup and operations", _caption(caption, here), 7.2, 2, sharex=True)
+    above, below = panels[:, 0]
+    fast = {gamma: np.asarray(speedup(ALPHAS, gamma, c)) for gamma in gammas}
+    much = {gamma: np.asarray(operations(ALPHAS, gamma, c_ops)) for gamma in gammas}
+    for axes, lines in ((above, fast), (below, much)):
+        for gamma, colour in zip(gammas, _shades(len(gammas)), strict=True):
+            own = here is not None and gamma == here.gamma
+            axes.plot(ALPHAS, lines[gamma], color=style.BLACK if own else colour, label=f"γ = {gamma}",
+                      linewidth=3.2 if own else 1.8)  # fmt: skip
+        pictures.level(axes, 1.0)
+        axes.set(xlim=(0, 1))
+    highest = max(float(line.max()) for line in fast.values())
+    if here is not None:
+        ends = (here.speedup.estimate, here.speedup.high, here.expected)
+        highest = max(highest, *(each for each in ends if isfinite(each)))
+        much_here = float(operations(here.alpha, here.gamma, c_ops))
+        for axes, expected in ((above, here.expected), (below, much_here)):
+            _ring(axes, here, expected, f"formula: {expected:.2f}")
+        if isfinite(here.speedup.estimate):
+            _dot(above, here, here.speedup.estimate, f"measured: {here.speedup.estimate:.2f}", here.speedup)
+        if isfinite(here.operations):
+            _dot(below, here, here.operations, f"evaluated: {here.operations:.2f}")
+    above.set(ylabel="speedup", ylim=(0, min(8.0, 1.08 * highest)))
+    below.set(xlabel=ALPHA, ylabel="operations", ylim=(0, 8))
+    style.legend_above(above, 3 if here is None else 4)
+    if here is not None:
+        marks = [(mark, words) for mark, words in zip(*below.get_legend_handles_labels(), strict=True) if ":" in words]
+        below.legend(*zip(*marks, strict=True), loc="upper right")
+    return figure
+
+
+@style.in_style
+def oracle_bound(here: Standing | None = None) -> Figure:
+    """Draw the speedup with an oracle for gamma over that of the best fixed gamma, a line for each c (section 3.5)."""
+    caption = (
+        "An oracle drafts in each round just what will be accepted: 1 / (1 - α + cα), over the best fixed γ. "
+        f"The dotted line, e / (e - 1), is the most for any α and c. {FREE}"
+    )
+    figure, axes = style.new_figure("What varying gamma could add at most", _caption(caption, here))
+
+    def gains(c: float) -> np.ndarray:
+        return np.array([oracle_gain(float(alpha), c, LONGEST) for alpha in ALPHAS])
+
+    _lines_over_costs(axes, gains, ORACLE_LIMIT, here)
+    pictures.level(axes, ORACLE_LIMIT)
+    axes.annotate(f"at most {ORACLE_LIMIT:.2f}", (0.01, ORACLE_LIMIT), xytext=(2, 4), textcoords="offset points")
+    if here is not None:
+        gain = oracle_gain(here.alpha, here.c, LONGEST)
+        _dot(axes, here, gain, f"this run: {gain:.2f}")
+    axes.set(xlabel=ALPHA, ylabel="oracle over best fixed γ", xlim=(0, 1), ylim=(0.98, 1.68))
+    style.legend_above(axes, 3)
+    return figure
+
+
+def _caption(words: str, here: Standing | None) -> str:
+    return words.strip() if here is None else f"{words.strip()} {here.caption()}"
+
+
+def _shades(number: int) -> list[tuple[float, ...]]:
+    """Return colours that are told apart by lightness alone, and legible on white."""
+    return [tuple(colour) for colour in colormaps["cividis"](np.linspace(0.0, 0.72, number))]
+
+
+_DASHES: tuple[style.Dash, ...] = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)))
+
+
+def _lines_over_costs(axes: Axes, values: Callable[[float], np.ndarray], top: float, here: Standing | None) -> None:
+    """Draw `values(c)` over alpha for each c, and in black for the run's own; what lies above `top` is not drawn."""
+    for c, colour, dash in zip(COSTS, _shades(len(COSTS)), _DASHES, strict=True):
+        line = values(c)
+        axes.plot(ALPHAS, np.where(line <= top, line, nan), color=colour, linestyle=dash, label=f"c = {c:g}")
+    if here is not None:
+        line = values(here.c)
+        axes.plot(ALPHAS, np.where(line <= top, line, nan), color=style.BLACK, linewidth=3.2,
+                  label=f"c = {here.c:.3g}, its own")  # fmt: skip
+
+
+def _dot(axes: Axes, here: Standing, up: float, words: str, interval: Interval | None = None) -> None:
+    """Mark the run itself: a filled point, with its interval."""
+    spread = None if interval is None else pictures.whiskers([interval])
+    axes.errorbar([here.alpha], [up], yerr=spread, fmt="o", color=style.ORANGE, markersize=10, zorder=6, label=words)
+
+
+def _ring(axes: Axes, here: Standing, up: float, words: str) -> None:
+    """Mark what the formula gives at the run's alpha and c: a ring."""
+    axes.plot(here.alpha, up, "o", color=style.ORANGE, markerfacecolor="white", markersize=14, linestyle="none",
+              markeredgewidth=2, zorder=5, label=words)  # fmt: skip

@@ -1,0 +1,181 @@
+"""First choices of grounded heads against five choices of independent ones, on the held-out texts.
+
+Reads `results/heads_accuracy.json`, which holds counts of every text: both kinds of heads are judged at the same
+positions, so that texts are resampled for both at once.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+
+from specdec.errors import UsageError
+
+from ..figures import pictures, style
+from ..findings import Section, counted
+from ..intervals import Columns, bootstrap
+from .heads_training import KINDS
+
+RESULT = Path(__file__).parents[1] / "results" / "heads_accuracy.json"
+COMMAND = "python -m pytest -n 0 -m benchmark tests/benchmarks/test_heads_accuracy.py"
+INDEPENDENT, GROUNDED = KINDS
+TOPS = ("top1", "top5")
+TITLE = "One choice of grounded heads against five of independent ones"
+
+Counts = Mapping[str, Any]
+"""The benchmark's entry for one kind of heads: by text and head the positions (asked) and the hits (top1, top5)."""
+
+
+def load_accuracy(path: Path | str = RESULT) -> dict[str, Counts]:
+    """Return what a result file holds, an entry for each of `KINDS`.
+
+    Raises:
+        UsageError: there is no such file, or it holds something else.
+    """
+    try:
+        entries = json.loads(Path(path).read_text(encoding="utf-8"))["figures"]
+        found = {entry["heads"]: entry for entry in entries}
+        both_kinds(found)
+    except FileNotFoundError:
+        raise UsageError(f"The accuracies {path} do not exist: `{COMMAND}` makes them.") from None
+    except (OSError, ValueError, KeyError, TypeError):
+        raise UsageError(f"{path} holds no accuracies of heads: `{COMMAND}` makes them.") from None
+    return found
+
+
+def both_kinds(found: Mapping[str, Counts]) -> pd.DataFrame:
+    """Return by text the positions and hits of both kinds: columns asked_K, top1_K and top5_K for each head K, suffixed
+    `_medusa` and `_grounded`. Both have the same positions.
+    """
+    parts = []
+    for kind in KINDS:
+        entry = found[kind]
+        columns = {
+            f"{name}_{head}_{kind}": values
+            for name in ("asked", *TOPS)
+            for head, values in enumerate(zip(*entry[name], strict=True), 1)
+        }
+        parts.append(pd.DataFrame(columns, index=entry["texts"]))
+    table = parts[0].join(parts[1], how="inner").astype(float)
+    heads = head_count(found)
+    same = all((table[f"asked_{k}_{INDEPENDENT}"] == table[f"asked_{k}_{GROUNDED}"]).all() for k in heads)
+    if not same or table.empty:
+        raise ValueError("the two kinds of heads were not judged at the same positions")
+    return table
+
+
+def head_count(found: Mapping[str, Counts]) -> range:
+    """Return the numbers of the heads that both kinds have, from 1."""
+    return range(1, min(len(found[kind]["asked"][0]) for kind in KINDS) + 1)
+
+
+def accuracies(found: Mapping[str, Counts]) -> pd.DataFrame:
+    """Return a line for each head, in Intervals over texts.
+
+    Columns: head; independent_top1, independent_top5, grounded_top1, grounded_top5: shares of the positions at which
+    the right token was among the most likely 1 or 5, given the true tokens before; lead: grounded_top1 less
+    independent_top5, at the same positions.
+    """
+    heads = head_count(found)
+
+    def values(sums: Columns) -> Mapping[str, np.ndarray]:
+        shares = {
+            f"{word}_{top}_{head}": sums[f"{top}_{head}_{kind}"] / sums[f"asked_{head}_{kind}"]
+            for kind, word in KINDS.items()
+            for top in TOPS
+            for head in heads
+        }
+        leads = {f"lead_{head}": shares[f"grounded_top1_{head}"] - shares[f"independent_top5_{head}"] for head in heads}
+        return shares | leads
+
+    intervals = bootstrap(both_kinds(found), values)
+    names = [*(f"{word}_{top}" for word in KINDS.values() for top in TOPS), "lead"]
+    return pd.DataFrame([{"head": head} | {name: intervals[f"{name}_{head}"] for name in names} for head in heads])
+
+
+def accuracy_section(path: Path | str = RESULT) -> Section:
+    """Answer whether the last grounded head is right with its first choice more often than the last independent head
+    with five, as "Not So Speculative Decoding" says of head 4; where there is no result yet, say what makes it.
+    """
+    try:
+        found = load_accuracy(path)
+    except UsageError as error:
+        return Section(TITLE, (str(error),))
+    table = accuracies(found)
+    entry = found[GROUNDED]
+    texts = counted(len(entry["texts"]), "text")
+    setting = (
+        f"{texts} ({entry['text']}), {int(sum(asked[0] for asked in entry['asked'])):,} positions of head 1, in pieces "
+        f"of {entry['piece_tokens']} tokens, given the true tokens before"
+    )
+    figure = _by_head(
+        table,
+        title=f"One choice of grounded heads against five of independent ones\npocket ({entry['dtype']}), heads of "
+        f"{entry['trained_tokens']:,} tokens of training",
+        caption=f"{setting}. Bars: 95% text-bootstrap intervals.",
+    )
+    shown = pd.DataFrame(
+        {
+            "head": table["head"],
+            "grounded, top-1": [f"{each:.3f}" for each in table["grounded_top1"]],
+            "independent, top-5": [f"{each:.3f}" for each in table["independent_top5"]],
+            "grounded top-1 less independent top-5": [f"{each:+.3f}" for each in table["lead"]],
+            "independent, top-1": [f"{each:.3f}" for each in table["independent_top1"]],
+            "grounded, top-5": [f"{each:.3f}" for each in table["grounded_top5"]],
+        }
+    )
+    text = (verdict(table), f"On {setting}; intervals are 95% text-bootstrap intervals, both kinds on the same texts.")
+    caption = "Accuracy by head on held-out text, given the true tokens before"
+    return Section(TITLE, text, ((caption, shown),), (("one_choice_against_five", figure),))
+
+
+def verdict(table: pd.DataFrame) -> str:
+    """Answer the paper's claim for the last head, and say for which other heads it holds.
+
+    Args:
+        table: what `accuracies` returns.
+    """
+    last = table.iloc[-1]
+    lead, head = last["lead"], last["head"]
+    said = f'As "Not So Speculative Decoding" says of head {head}, '
+    pair = f"than the right token is among the five first choices of independent head {head}"
+    answers = {
+        1: f"{said}the first choice of grounded head {head} is right more often {pair}",
+        0: f"Whether the first choice of grounded head {head} is right more often {pair}, as the paper says, cannot be "
+        "told from these texts",
+        -1: f"Against what the paper says, the first choice of grounded head {head} is right less often {pair}",
+    }
+    holds = [str(line["head"]) for line in table.iloc[:-1].to_dict("records") if line["lead"].side > 0]
+    others = {
+        0: "It holds for no earlier head",
+        len(table) - 1: "It holds for all earlier heads too",
+    }.get(len(holds), f"Of the earlier heads it holds for {', '.join(holds)}")
+    return (
+        f"{answers[lead.side]}: {last['grounded_top1']:.3f} against {last['independent_top5']:.3f}, a difference of "
+        f"{lead:+.3f}. {others}."
+    )
+
+
+@style.in_style
+def _by_head(table: pd.DataFrame, *, title: str, caption: str) -> Figure:
+    """Draw the four accuracies over the number of the head."""
+    figure, axes = style.new_figure(title, caption)
+    heads: Sequence[int] = table["head"].tolist()
+    for place, (kind, top, words) in enumerate(
+        (
+            ("grounded", "top5", "grounded, top-5"),
+            ("grounded", "top1", "grounded, top-1"),
+            ("independent", "top5", "independent, top-5"),
+            ("independent", "top1", "independent, top-1"),
+        )
+    ):
+        pictures.line(axes, heads, list(table[f"{kind}_{top}"]), style.look(place), words)
+    axes.set(xlabel="head k, which predicts the token but k after the last evaluated", ylabel="accuracy")
+    axes.set_xticks(heads)
+    pictures.percent_axis(axes)
+    style.legend_above(axes, 2)
+    return figure

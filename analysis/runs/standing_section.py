@@ -1,0 +1,71 @@
+"""Sections that set a run beside the theory of Leviathan et al. (2211.17192): where it stands in their pictures, and a
+few of its rounds to scale.
+"""
+
+from specdec.errors import UsageError
+
+from ..figures import theory_figures
+from ..figures.theory_figures import Standing, standing_in_words
+from ..figures.timeline import stretch, timeline
+from ..findings import Section, counted
+from ..read.runs import Run
+
+STANDING, TIMELINE = "Where this run stands", "A few rounds, to scale"
+
+
+def standing(run: Run) -> Standing:
+    """Return the place of a run in the theory.
+
+    Raises:
+        UsageError: the run has no alpha, because nothing was ever proposed, or did not finish.
+    """
+    metrics, gamma = run.metrics, run.primary_gamma
+    if gamma is None or "account.alpha" not in metrics or "cost.c" not in metrics:
+        raise UsageError(f"{run.source} has no alpha and c to mark: nothing was proposed, or the run did not finish.")
+    return Standing(
+        metrics["account.alpha"],
+        gamma,
+        metrics["cost.c"],
+        metrics.get("cost.c_ops", 0.0),
+        run.interval("speedup"),
+        metrics.get("operations.measured", float("nan")),
+    )
+
+
+def standing_section(run: Run) -> Section:
+    """Mark the run's alpha, c and gamma in the pictures of the paper: best gamma, speedup, operations, the oracle."""
+    here = standing(run)
+    measured = f"Measured: {here.speedup:.3f}. " if here.speedup.estimate == here.speedup.estimate else ""
+    text = (
+        *standing_in_words(here),
+        f"{measured}The formula assumes that a call on γ + 1 tokens takes as long as on a single one, that a round "
+        "is draft and verification alone, and that every token is equally likely to be accepted; the account says what "
+        "each of these costs.",
+    )
+    figures = (
+        ("best_gamma", theory_figures.best_gamma(here)),
+        ("speedup_and_operations", theory_figures.speedup_and_operations(here)),
+        ("oracle_bound", theory_figures.oracle_bound(here)),
+    )
+    return Section(STANDING, text, figures=figures)
+
+
+def timeline_section(run: Run) -> Section:
+    """Draw a few rounds of the primary gamma and of another, with the baseline above, from the rounds table.
+
+    Raises:
+        UsageError: the run has no primary gamma yet.
+        ValueError: no text was written by all.
+    """
+    if run.primary_gamma is None:
+        raise UsageError(f"{run.source} has no primary gamma: the run did not finish.")
+    shown = stretch(run.arms(), run.primary_gamma)
+    ours, plain = shown.rows[f"γ = {run.primary_gamma}"], shown.rows["baseline"]
+    ours_s, plain_s = float(ours["round_s"].sum()), float(plain["round_s"].sum())
+    text = (
+        f"In {counted(len(ours), 'round')} the primary gamma commits {counted(shown.tokens, 'token')} in "
+        f"{1e3 * ours_s:.3g} ms, of which drafting takes {ours['draft_s'].sum() / ours_s:.0%}; the baseline needs "
+        f"{counted(len(plain), 'call')} and {1e3 * plain_s:.3g} ms for {int(plain['committed'].sum())}.",
+    )
+    figure = timeline(shown, title=f"A few rounds, to scale\n{run.title}", simulated=run.simulated)
+    return Section(TIMELINE, text, figures=(("timeline", figure),))

@@ -1,0 +1,239 @@
+"""Answers to MT-Bench's questions for FastChat's judge (Zheng et al., 2306.05685), by the run's drafter and rule and by
+plain decoding. A rule that is not lossless writes other texts, which a likelihood alone does not judge.
+"""
+
+import random
+import time
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import PurePath
+from typing import Annotated, Any, Literal
+
+import pandas as pd
+from pydantic import Field
+
+from specdec.config import AtLeastOne, typed
+from specdec.drafters import Drafter, drafters
+from specdec.errors import UsageError
+from specdec.experiment.arm import Arm
+from specdec.experiment.parts import prepare
+from specdec.prompts import Prompt, prompts
+from specdec.prompts.files import FileSet
+from specdec.records import Request
+from specdec.sampling import generator_for
+from specdec.studies.base import Bench, Study, studies
+from specdec.studies.base.live_runs import WARM, decoding_seconds
+from specdec.text.model_answers import NO_ANSWER, ModelAnswer, write_answers, write_questions
+from specdec.verifiers import Verifier, verifiers
+
+PLAIN = "plain"
+FOLDER = "data/mt_bench"
+"""The folder below the run's, as FastChat names it below fastchat/llm_judge."""
+
+Temperature = Annotated[float, Field(ge=0.0)]
+
+
+@typed
+class MtBenchConfig:
+    name: Literal["mt_bench"]
+    model_id: Annotated[str, Field(pattern=r"^[^/\s][^/]*$")] | None
+    temperatures: dict[str, Temperature]
+    other_temperature: Temperature
+    force_temperature: Temperature | None
+    choices: AtLeastOne
+
+    def temperature(self, category: str) -> float:
+        """Return the temperature at which questions of a category are answered."""
+        if self.force_temperature is not None:
+            return self.force_temperature
+        return self.temperatures.get(category, self.other_temperature)
+
+
+@dataclass(frozen=True)
+class _Answerer:
+    """One of the two that answer: the run's drafter under its rule, or plain decoding.
+
+    Attributes:
+        method: "plain", or the drafter's name.
+        model_id: the name of its file of answers.
+        rule: the run's verifier; plain decoding has one too, which finds nothing drafted.
+    """
+
+    method: str
+    model_id: str
+    rule: Verifier
+
+
+@studies.register("mt_bench")
+class MtBench(Study):
+    """Files, below FOLDER of the run's folder: `model_answer/MODEL_ID.jsonl` for the drafter and for plain decoding,
+    and `question.jsonl` with the questions that were answered, as FastChat has them.
+
+    Tables:
+
+    `outputs`: a line for every turn that was answered: method ("plain" or the drafter), category, temperature, prompt
+        (the question), choice, turn (1, 2), tokens, rounds and seconds (prefill apart).
+    `answers`: a line for every file: method, verifier, model_id, path (below the run's folder), questions, missing
+        (turns that did not fit into the target's context and stand as NO_ANSWER) and chat (a chat template was
+        applied).
+    `skipped`: see `Bench.skipped`.
+
+    The second turn of each method follows that method's own first answer. Both answer a question in random order.
+    """
+
+    def __init__(self, config: MtBenchConfig) -> None:
+        self._config = config
+
+    def run(self, bench: Bench) -> Mapping[str, pd.DataFrame]:
+        asked = self._questions(bench)
+        by_temperature: dict[float, list[Prompt]] = defaultdict(list)
+        for prompt in asked:
+            by_temperature[self._config.temperature(prompt.category)].append(prompt)
+        answerers = self._answerers(bench, max(by_temperature))
+        prepare(bench.parts, max(asked, key=lambda prompt: len(prompt.tokens)), bench.config.measurement)
+        capacity = bench.parts.target.context_length + bench.parts.primary.structure.nodes + 1
+        lines: list[dict[str, Any]] = []
+        given: dict[str, list[ModelAnswer]] = {each.method: [] for each in answerers}
+        with bench.progress("answering", len(asked) * len(answerers)) as advance:
+            for temperature, several in sorted(by_temperature.items()):
+                drafter = bench.at_temperature(temperature, capacity)
+                for answerer in answerers:
+                    self._turn(bench, answerer, drafter, several[0], (temperature, 0), WARM)
+                for prompt in several:
+                    order = list(answerers)
+                    random.Random(f"{bench.config.seed}/{prompt.id}").shuffle(order)
+                    for answerer in order:
+                        turns = self._answered(bench, answerer, drafter, prompt, temperature, lines)
+                        given[answerer.method].append(ModelAnswer(asked[prompt]["question_id"], turns, time.time()))
+                        advance()
+        return {
+            "outputs": pd.DataFrame(lines),
+            "answers": self._written(bench, answerers, asked, given, pd.DataFrame(lines)),
+            "skipped": bench.skipped(),
+        }
+
+    def _questions(self, bench: Bench) -> dict[Prompt, dict[str, Any]]:
+        """Return the questions by prompt, as FastChat's file has them.
+
+        Raises:
+            UsageError: the prompts are not the questions of a file with ids.
+        """
+        config = bench.config
+        source = prompts.build(config.prompts)
+        if not isinstance(source, FileSet) or source.config.id_field is None:
+            raise UsageError(
+                f"Bad value prompts={config.prompts['name']}: study 'mt_bench' answers questions that have an id; use "
+                "prompts=mt_bench prompts.path=question.jsonl."
+            )
+        records, field, id_field = source.records(), source.config.field, source.config.id_field
+        found: dict[Prompt, dict[str, Any]] = {}
+        for prompt in bench.parts.prompts.prompts:
+            record = records[prompt.id]
+            turns = record[field] if isinstance(record[field], list) else [record[field]]
+            question = {"question_id": record[id_field], "category": prompt.category, "turns": turns}
+            found[prompt] = question | {key: record[key] for key in ("reference",) if key in record}
+        return found
+
+    def _answerers(self, bench: Bench, hottest: float) -> list[_Answerer]:
+        """Return the two that answer, and check all that can be wrong before anything is decoded.
+
+        Raises:
+            UsageError: a part that the study cannot work with.
+        """
+        config, study = bench.config, "study 'mt_bench'"
+        drafter, rule = config.drafter["name"], verifiers.build(config.verifier)
+        if bench.simulated:
+            raise UsageError(f"Bad value target=replay: {study} writes texts, which only a model does; use a model.")
+        if drafter == "none" or drafters.get(drafter).capabilities.needs_reference:
+            raise UsageError(
+                f"Bad value drafter={drafter}: {study} needs one that proposes, and at any temperature; use another. "
+                "Plain decoding answers in every run."
+            )
+        if rule.capabilities.greedy_only and hottest > 0:
+            raise UsageError(
+                f"Bad value verifier={config.verifier['name']}: it is right only at temperature 0, and {study} answers "
+                f"at up to {hottest:g}; set study.force_temperature=0.0."
+            )
+        target = PurePath(str(config.target.get("model", config.target["name"]))).name
+        mine = self._config.model_id or f"{target}-{drafter}-{config.verifier['name']}"
+        plain = f"{self._config.model_id or target}-{PLAIN}"
+        return [_Answerer(PLAIN, plain, rule), _Answerer(drafter, mine, rule)]
+
+    def _answered(
+        self,
+        bench: Bench,
+        answerer: _Answerer,
+        drafter: Drafter,
+        prompt: Prompt,
+        temperature: float,
+        lines: list[dict[str, Any]],
+    ) -> list[list[str]]:
+        """Answer all turns of a question as often as asked for; return the turns of each choice, and add a line of
+        `outputs` for each turn.
+        """
+        choices: list[list[str]] = []
+        for choice in range(self._config.choices):
+            turns: list[str] = []
+            current: Prompt | None = prompt
+            while current is not None:
+                tokens, line = self._turn(bench, answerer, drafter, current, (temperature, choice))
+                about = {"method": answerer.method, "category": prompt.category, "temperature": temperature}
+                lines.append(about | {"prompt": prompt.id, "choice": choice, "turn": len(turns) + 1} | line)
+                turns.append(bench.parts.prompts.said(current, tokens))
+                current = bench.parts.prompts.follow_up(current, tokens)
+            missing = 1 + len(prompt.follow_ups) - len(turns)
+            choices.append(turns + [NO_ANSWER] * missing)
+        return choices
+
+    def _turn(
+        self,
+        bench: Bench,
+        answerer: _Answerer,
+        drafter: Drafter,
+        prompt: Prompt,
+        at: tuple[float, int],
+        limit: int | None = None,
+    ) -> tuple[tuple[int, ...], dict[str, Any]]:
+        """Decode the answer to one turn at a temperature, for one choice; return its tokens and counts."""
+        temperature, choice = at
+        parts, seed = bench.parts, bench.config.seed
+        rule = answerer.rule.for_greedy() if temperature == 0 else answerer.rule
+        arm: Arm = parts.baseline if answerer.method == PLAIN else replace(parts.primary, drafter=drafter)
+        accepting = generator_for(seed, prompt.id, f"accept/{answerer.method}/{choice}", parts.target.device)
+        request = Request(
+            prompt.tokens,
+            parts.target.limit(prompt.tokens, limit or bench.config.measurement.limit),
+            draft_generator=generator_for(seed, prompt.id, f"draft/{choice}"),
+            accept_generator=accepting,
+        )
+        output = replace(arm, verifier=rule).decode(request, bench.clock)
+        bench.clock.synchronize()
+        counts = {"tokens": len(output.tokens), "rounds": len(output.rounds)}
+        return output.tokens, counts | {"seconds": decoding_seconds(output, bench.clock)}
+
+    def _written(
+        self,
+        bench: Bench,
+        answerers: Sequence[_Answerer],
+        asked: Mapping[Prompt, dict[str, Any]],
+        given: Mapping[str, Sequence[ModelAnswer]],
+        outputs: pd.DataFrame,
+    ) -> pd.DataFrame:
+        """Write all files, and return the table `answers`."""
+        folder = bench.folder / FOLDER
+        turns = self._config.choices * sum(1 + len(prompt.follow_ups) for prompt in asked)
+        write_questions(folder, asked.values())
+        lines = [
+            {
+                "method": each.method,
+                "verifier": bench.config.verifier["name"],
+                "model_id": each.model_id,
+                "path": str(write_answers(folder, each.model_id, given[each.method]).relative_to(bench.folder)),
+                "questions": len(asked),
+                "missing": turns - int((outputs["method"] == each.method).sum()),
+                "chat": bench.parts.prompts.provenance["chat_template"] == "applied",
+            }
+            for each in answerers
+        ]
+        return pd.DataFrame(lines)

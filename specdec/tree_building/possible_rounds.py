@@ -1,0 +1,262 @@
+"""The round that would begin at each position of a text that is known to its end, for all positions at once.
+
+For drafts that depend on nothing but the tokens before them: what `lookup_filling` builds one by one is counted here
+and compared with the text, and never built. Knows neither tensors nor drafters, nor where continuations come from.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+
+from specdec.structures.base import Structure
+
+
+class PossibleRounds(NamedTuple):
+    """Rounds in columns [N], one for each position of a text; see `records.Round` for the terms.
+
+    Attributes:
+        offered, nodes, leaves: depth of the draft, its nodes, and its paths.
+        accepted: what of its depth the text has.
+        ended: the last accepted node has no children, so that nothing was rejected; also true of an empty draft.
+        rank: of the last accepted node, or of the first offered one where none is accepted.
+        strategy: the name in `Source`, the same for every draft.
+    """
+
+    offered: np.ndarray
+    nodes: np.ndarray
+    leaves: np.ndarray
+    accepted: np.ndarray
+    ended: np.ndarray
+    rank: np.ndarray
+    strategy: str
+
+
+class Continuations(NamedTuple):
+    """Tokens that are copied as continuations of a text, for several of its places: those of a place follow each other,
+    best first.
+
+    Attributes:
+        text: [T] tokens of the text.
+        tokens: [S] those that are copied.
+        places: [P] tokens of the text that are known at each place.
+        room: [P] tokens that may be offered there.
+        at: [M] the number of the place that is continued, in ascending order.
+        begin, size: [M] the first of the tokens that are copied, and how many these are.
+        period: [M] tokens after which the copy begins again.
+    """
+
+    text: np.ndarray
+    tokens: np.ndarray
+    places: np.ndarray
+    room: np.ndarray
+    at: np.ndarray
+    begin: np.ndarray
+    size: np.ndarray
+    period: np.ndarray
+
+
+def together(parts: Sequence[PossibleRounds]) -> PossibleRounds:
+    """Return the rounds of consecutive stretches of a text as one table."""
+    *columns, _ = zip(*parts, strict=True)
+    offered, nodes, leaves, accepted, ended, rank = map(np.concatenate, columns)
+    return PossibleRounds(offered, nodes, leaves, accepted, ended, rank, parts[0].strategy)
+
+
+def chain_rounds(agreed: np.ndarray, offered: np.ndarray, strategy: str) -> PossibleRounds:
+    """Return the rounds of chains.
+
+    Args:
+        agreed: [N] tokens of a chain from each position on that are the text's, were it long enough.
+        offered: [N] its length.
+    """
+    accepted = np.minimum(agreed, offered)
+    rank = np.zeros(len(agreed), dtype=np.int64)
+    return PossibleRounds(offered, offered, np.minimum(offered, 1), accepted, accepted == offered, rank, strategy)
+
+
+def common_rows(found: Continuations, windows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return different continuations and their ranks at their place: the most common first, of equals the best.
+
+    One that is shorter than others of its place, because the text ends, is left out where it is their beginning; the
+    shorter ones of a place come first.
+
+    Args:
+        windows: [depth + 1, T] numbers of the windows of each length at each position, equal for equal tokens.
+    """
+    at, begin, size = found.at, found.begin, found.size
+    longest = np.zeros(len(found.places), dtype=np.int64)
+    np.maximum.at(longest, at, size)
+    short = np.flatnonzero(size < longest[at])
+    one, other = _pairs(short, short + 1, np.searchsorted(at, at[short], side="right"))
+    same = windows[size[one], begin[one]] == windows[size[one], begin[other]]
+    whole = _without(one[same], len(at))
+    chosen, rank, _ = ranked(at[whole], size[whole] * windows.shape[1] + windows[size, begin][whole])
+    return whole[chosen], rank
+
+
+def different_rows(found: Continuations) -> tuple[np.ndarray, np.ndarray]:
+    """Return different continuations and their ranks at their place: in their order, none the beginning of another."""
+    at, size = found.at, found.size
+    one, other = _pairs(np.arange(len(at)), np.searchsorted(at, at), np.searchsorted(at, at, side="right"))
+    adds_nothing = (size[one] < size[other]) | (size[one] == size[other]) & (other < one)
+    one, other = one[adds_nothing], other[adds_nothing]
+    agreed = _agreed(_copier(found, one), _copier(found, other), size[one])
+    kept = _without(one[agreed == size[one]], len(at))
+    return kept, np.arange(len(kept)) - np.searchsorted(at[kept], at[kept])
+
+
+def rows_rounds(
+    found: Continuations, rows: tuple[np.ndarray, np.ndarray], structure: Structure, strategy: str
+) -> PossibleRounds:
+    """Return the rounds of the first `structure.rows` of some continuations.
+
+    Args:
+        rows: the numbers of these continuations, and their ranks; none is the beginning of another of its place.
+    """
+    assert structure.rows is not None
+    entry, rank = (column[rows[1] < structure.rows] for column in rows)
+    # [P, rows]: the continuation of each row, one of no tokens where there is none
+    number = np.full((len(found.places), structure.rows), len(found.at))
+    number[found.at[entry], rank] = entry
+    found = found._replace(
+        begin=np.append(found.begin, 0), size=np.append(found.size, 0), period=np.append(found.period, 1)
+    )
+    sizes, text = found.size[number], _padded(found.text, structure.gamma)
+    agreed = _agreed(_copier(found, number), lambda step: text[found.places[:, None] + step], sizes)
+    accepted = agreed.max(axis=1)
+    goes_on = (agreed == accepted[:, None]) & (sizes > accepted[:, None])
+    return PossibleRounds(
+        offered=sizes.max(axis=1),
+        nodes=sizes.sum(axis=1) - _shared(found, number),
+        leaves=(sizes > 0).sum(axis=1),
+        accepted=accepted,
+        ended=~goes_on.any(axis=1),
+        rank=np.argmax(agreed, axis=1),  # the node is that of the first row that has it
+        strategy=strategy,
+    )
+
+
+def tree_rounds(found: Continuations, structure: Structure, strategy: str, *, counted: bool) -> PossibleRounds:
+    """Return the rounds of a token tree: the node of rank j has the (j+1)-th token among the continuations that agree
+    with the path to it.
+
+    Args:
+        counted: the most common token first, and of equals that of the best continuation; otherwise that of the best
+            continuation first.
+    """
+    count, table, text = len(found.places), _numbered_children(structure), _padded(found.text, structure.gamma)
+    room = np.minimum(found.room, structure.gamma)
+    entry, node = np.arange(len(found.at)), np.zeros(len(found.at), dtype=np.int64)  # node 0 is the root
+    path = np.zeros(count, dtype=np.int64)  # the node that the text has come to, -1 where it has left the tree
+    offered, nodes, inner, accepted, last = np.zeros((5, count), dtype=np.int64)
+    ended = np.ones(count, dtype=bool)
+    for level in range(structure.gamma):
+        node, entry = node[found.size[entry] > level], entry[found.size[entry] > level]
+        at, token = found.at[entry], _copier(found, entry)(level)
+        first, rank, member = ranked(at * table.shape[1] + node, token, counted=counted)
+        child = table[room[at[first]], node[first], np.minimum(rank, table.shape[2] - 1)]
+        filled = child > 0
+        new, number, rank = first[filled], child[filled], rank[filled]
+        place = at[new]
+        offered[place] = level + 1
+        nodes += np.bincount(place, minlength=count)
+        if level:
+            inner += np.bincount(place[rank == 0], minlength=count)
+        below = node[new] == path[place]
+        ended[place[below]] = False
+        hit = below & (token[new] == text[found.places[place] + level])
+        on = place[hit]
+        accepted[on], last[on], ended[on] = level + 1, rank[hit], True
+        path[:] = -1
+        path[on] = number[hit]
+        child = child[member]
+        node, entry = child[child > 0], entry[child > 0]
+    return PossibleRounds(offered, nodes, nodes - inner, accepted, ended, last, strategy)
+
+
+def ranked(group: np.ndarray, item: np.ndarray, *, counted: bool = True) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Rank the different items of each group by how often they occur if that is `counted`, and equals by where they
+    occur first.
+
+    Args:
+        group, item: [M], from 0.
+    Returns:
+        The first entry and the rank of each different item of a group [D], by group and then best first; and for each
+        entry [M] which of these it is.
+    """
+    size = len(group)
+    key = group * (item.max(initial=0) + 1) + item
+    alike = np.argsort(key, kind="stable")
+    begins = np.flatnonzero(np.diff(key[alike], prepend=-1))
+    counts = np.diff(begins, append=size)
+    occurs = np.zeros(size, dtype=np.int64)
+    occurs[alike[begins]] = counts if counted else 1
+    first = np.flatnonzero(occurs)
+    first = first[np.argsort(group[first] * (size + 1) - occurs[first], kind="stable")]
+    groups = group[first]
+    number = np.empty(size, dtype=np.int64)  # of the item, at its first entry
+    number[first] = np.arange(len(first))
+    member = np.empty(size, dtype=np.int64)
+    member[alike] = np.repeat(number[alike[begins]], counts)
+    return first, number[first] - np.searchsorted(groups, groups), member
+
+
+@lru_cache(maxsize=64)
+def _numbered_children(structure: Structure) -> np.ndarray:
+    """Return the children of each node for each room that there may be [gamma + 1, nodes + 1, ranks + 1]: the node's
+    number, the root's being 0, and 0 where there is no child of that rank, as at the last rank.
+    """
+    trees = [structure.clamped(room).tree for room in range(structure.gamma + 1)]
+    widest = max(len(children) for tree in trees for children in tree.children)
+    numbers = np.zeros((len(trees), max(map(len, trees)) + 1, widest + 1), dtype=np.int64)
+    for room, tree in enumerate(trees):
+        for node, children in enumerate(tree.children):
+            numbers[room, node, : len(children)] = np.array(children, dtype=np.int64) + 1
+    return numbers
+
+
+def _padded(tokens: np.ndarray, more: int) -> np.ndarray:
+    return np.concatenate([tokens, np.full(more, -1)])
+
+
+def _copier(found: Continuations, entry: np.ndarray) -> Callable[[int], np.ndarray]:
+    """Return what gives the token after `step` others of each of these continuations."""
+    begin, period = found.begin[entry], found.period[entry]
+    return lambda step: found.tokens[begin + step % period]
+
+
+def _agreed(one: Callable[[int], np.ndarray], other: Callable[[int], np.ndarray], limit: np.ndarray) -> np.ndarray:
+    """Return how many tokens two sides have in common from the first on, at most `limit`."""
+    agreed, same = np.zeros_like(limit), limit > 0
+    for step in range(int(limit.max(initial=0))):
+        same = same & (limit > step) & (one(step) == other(step))
+        agreed += same
+    return agreed
+
+
+def _pairs(items: np.ndarray, begins: np.ndarray, ends: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return each item beside each number of its range, item by item."""
+    counts = ends - begins
+    within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+    return np.repeat(items, counts), np.repeat(begins, counts) + within
+
+
+def _without(left_out: np.ndarray, count: int) -> np.ndarray:
+    """Return the numbers below `count` that are not left out."""
+    kept = np.ones(count, dtype=bool)
+    kept[left_out] = False
+    return np.flatnonzero(kept)
+
+
+def _shared(found: Continuations, number: np.ndarray) -> np.ndarray:
+    """Return how many tokens [P] of rows [P, rows] begin an earlier row as well: they are no nodes of their own."""
+    sizes, first = found.size[number], _copier(found, number)(0)
+    earlier = np.tri(number.shape[1], k=-1, dtype=bool) & (sizes[:, :, None] > 0) & (sizes[:, None, :] > 0)
+    place, one, other = np.nonzero(earlier & (first[:, :, None] == first[:, None, :]))
+    limit = np.minimum(sizes[place, one], sizes[place, other])
+    agreed = _agreed(_copier(found, number[place, one]), _copier(found, number[place, other]), limit)
+    shared = np.zeros_like(sizes)
+    np.maximum.at(shared, (place, one), agreed)
+    return shared.sum(axis=1)

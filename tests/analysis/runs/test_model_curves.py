@@ -1,0 +1,102 @@
+"""Curves of models over gamma: each is fitted to what its name promises, has intervals, and is its headline metric."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from specdec.analysis.acceptance.prediction import predict
+from specdec.analysis.acceptance.prediction_section import held_out
+from specdec.analysis.arms import Arms
+from specdec.analysis.runs.model_curves import model_curves, model_metrics
+from specdec.analysis.runs.summary import RunTables, summarise
+
+FACTS = SimpleNamespace(simulated=False, predicted={2: 1.7})
+TIMES = {"draft_s": 0.0, "verify_s": 0.02, "accept_s": 0.0, "commit_s": 0.0, "round_s": 0.02}
+
+
+@pytest.fixture
+def summary_of(make_rounds, make_generations):
+    """`summary_of(arms)` summarises {gamma: rounds} beside a baseline that wrote the same texts; with the rounds."""
+
+    def build(arms):
+        first = next(iter(arms.values()))
+        tokens = first.groupby("prompt")["committed"].sum()
+        plain = make_rounds({name: [0] * int(n) for name, n in tokens.items()}, 0, method="baseline", durations=TIMES)
+        rounds = pd.concat([*arms.values(), plain], ignore_index=True)
+        summary = summarise(RunTables(Arms.of(rounds), make_generations(rounds)), 2, replicates=200, permutations=9)
+        return summary, rounds
+
+    return build
+
+
+@pytest.fixture
+def two_prompts(make_rounds):
+    """One prompt of 30 tokens on which every draft passes, one of 60 on which none does, at gamma 2 and 1."""
+    return {
+        2: make_rounds({"easy": [2] * 10, "hard": [0] * 60}, 2),
+        1: make_rounds({"easy": [1] * 15, "hard": [0] * 60}, 1),
+    }
+
+
+def replays(rounds_by_kind):
+    lines = [
+        {"kind": kind, "gamma": 2, "prompt": prompt, "tokens": tokens, "rounds": rounds}
+        for kind, expected in rounds_by_kind.items()
+        for prompt, tokens, rounds in (("easy", 30, expected[0]), ("hard", 60, expected[1]))
+    ]
+    return pd.DataFrame(lines)
+
+
+def test_the_position_model_has_not_seen_what_it_predicts(two_prompts, summary_of):
+    """Fitted to the hard prompt it takes 30 rounds for the easy one's text, fitted to the easy one 60 / 3 for the hard
+    one's; fitted to both, as the measurement is made of both, it would nearly repeat the measured 90 / 70.
+    """
+    summary, rounds = summary_of(two_prompts)
+    empty = pd.DataFrame(columns=["kind", "gamma", "prompt", "tokens", "rounds"])
+    curves = model_curves(summary, held_out(Arms.of(rounds), None, None, 200), empty, FACTS, 200, 0)
+    assert curves["curve.measured"] == pytest.approx({2: 90 / 70, 1: 90 / 75})
+    assert curves["curve.position"] == pytest.approx({2: 90 / (30 + 20), 1: 90 / (30 + 30)})
+    step = 1 + summary.arms[2].metrics["cost.g"]
+    assert curves["curve.speedup.position"][2] == pytest.approx(1.8 / step)
+    assert "curve.replay" not in curves and "curve.position.ci_low" not in curves  # two prompts cannot be resampled
+
+
+def test_replay_is_of_the_baselines_texts_and_the_accounts_of_the_drafters_own(two_prompts, summary_of):
+    summary, rounds = summary_of(two_prompts)
+    replay = replays({"own": (10, 60), "baseline": (12, 48)})
+    prediction = held_out(Arms.of(rounds), None, replay[replay["kind"] == "baseline"], 200)
+    curves = model_curves(summary, prediction, replay, FACTS, 400, 0)
+    assert curves["curve.replay"] == pytest.approx({2: 90 / 60})
+    assert curves["curve.replay.ci_low"][2] == pytest.approx(60 / 48)  # a resample of the hard prompt alone
+    assert curves["curve.replay.ci_high"][2] == pytest.approx(30 / 12)
+    assert curves["curve.speedup.predicted"] == {2: 1.7}
+    simulated = SimpleNamespace(simulated=True, predicted={})
+    assert "curve.replay" not in model_curves(summary, prediction, replay, simulated, 200, 0)
+
+
+def test_every_curve_has_its_interval_and_its_headline_metric(simulate, summary_of):
+    generator = np.random.default_rng(1)
+    arms = {gamma: simulate(generator.beta(6, 2, size=12), 20, gamma, generator) for gamma in (2, 1, 4)}
+    shortest = {gamma: arm.groupby("prompt")["committed"].sum() for gamma, arm in arms.items()}
+    assert all(len(tokens) == 12 for tokens in shortest.values())
+    summary, rounds = summary_of(arms)
+    prediction = held_out(Arms.of(rounds), None, None, 200)
+    empty = pd.DataFrame(columns=["kind", "gamma", "prompt", "tokens", "rounds"])
+    curves = model_curves(summary, prediction, empty, FACTS, 200, 0)
+    for name in ("measured", "capped_geometric", "position", "speedup.measured", "speedup.position"):
+        low, value, high = (curves[f"curve.{name}{end}"] for end in (".ci_low", "", ".ci_high"))
+        assert set(value) == {1, 2, 4} == set(low) == set(high)
+        assert all(low[gamma] <= value[gamma] <= high[gamma] and low[gamma] < high[gamma] for gamma in value), name
+    for gamma, arm in summary.arms.items():
+        metrics = arm.metrics | model_metrics(curves, gamma)
+        for name in ("capped_geometric", "position"):
+            assert metrics[f"tokens_per_round.{name}"] == curves[f"curve.{name}"][gamma]
+        for quantity, curve in (("tokens_per_round", "curve.measured"), ("speedup", "curve.speedup.measured")):
+            for end in ("", ".ci_low", ".ci_high"):
+                assert metrics[quantity + end] == curves[curve + end][gamma]
+        formula = curves["curve.speedup.capped_geometric"][gamma]
+        assert metrics["speedup.capped_geometric"] == pytest.approx(formula, rel=1e-12)
+    table = predict(Arms.of(rounds), None, None, 0, 200, 20).table.set_index(["model", "gamma"])
+    assert {gamma: table.at[("position", gamma), "predicted"] for gamma in (1, 2, 4)} == curves["curve.position"]

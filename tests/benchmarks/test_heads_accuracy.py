@@ -1,0 +1,74 @@
+"""Accuracy of the heads that come with specdec on every held-out text, with counts by text: for intervals, and for
+claims about two kinds of heads at the same positions. `analysis/heads/heads_accuracy.py` reads what it writes.
+
+Run by hand: `python -m pytest -n 0 -m benchmark tests/benchmarks/test_heads_accuracy.py`; two minutes of one core.
+"""
+
+import hashlib
+
+import pytest
+import torch
+from torch import Tensor
+
+from specdec.analysis.heads.heads_training import KINDS
+from specdec.heads.checkpoint import load_heads, read_heads, shipped_heads, state_offset
+from specdec.prompts.stdlib import module_source
+from specdec.text.encoding import encode_texts
+from specdec.text.python_sources import held_out_modules
+from specdec.training.heads.head_accuracy import HeadAccuracy
+from specdec.training.heads.head_training import load_target
+from specdec.training.heads.sequences import SpecialTokens
+
+pytestmark = [pytest.mark.benchmark, pytest.mark.timeout(3600)]
+
+LENGTH, BATCH = 256, 16  # tokens of a piece, as the heads were trained; pieces evaluated together
+PIECES = 16  # of a text at most, spread over it: more of the longest texts would say little more about texts
+
+
+def pieces(tokens: list[int], padding: int) -> tuple[Tensor, Tensor]:
+    """Cut a text into pieces and keep at most PIECES [N, LENGTH], with what is scored: all but the padding."""
+    count = -(-len(tokens) // LENGTH)
+    filled = torch.tensor(tokens + [padding] * (count * LENGTH - len(tokens))).view(count, LENGTH)
+    scored = (torch.arange(count * LENGTH) < len(tokens)).view(count, LENGTH)
+    kept = torch.linspace(0, count - 1, min(count, PIECES)).long()
+    return filled[kept], scored[kept]
+
+
+@torch.inference_mode()
+def test_accuracy_of_the_shipped_heads_by_text(group_values, log_figure):
+    values = group_values("target", "causal", dtype="float32", compile=False)
+    target = load_target(values, torch.device("cpu"))
+    special = SpecialTokens.of(target.tokenizer)
+    heads = {name: load_heads(shipped_heads(name), target) for name in KINDS}
+    assert {state_offset(each.config, target) for each in heads.values()} == {0}  # all read the last layer's states
+    by_text = {name: {"asked": [], "top1": [], "top5": []} for name in heads}
+    texts = {module: source for module in held_out_modules() if (source := module_source(module))}
+    for source in texts.values():
+        tokens, scored = pieces(
+            [*special.before, *map(int, encode_texts(target.tokenizer, [source])[0])], special.padding
+        )
+        counts = {name: HeadAccuracy(len(each)) for name, each in heads.items()}
+        for part in range(0, len(tokens), BATCH):
+            some, where = tokens[part : part + BATCH], scored[part : part + BATCH]
+            states, _ = target.hidden.sequence(some, 0)
+            for name, each in heads.items():
+                counts[name].add(each, states, some, where)
+        for name, count in counts.items():
+            by_text[name]["asked"].append(count.seen.tolist())
+            by_text[name]["top1"].append(count.hits[:, 0].tolist())
+            by_text[name]["top5"].append(count.hits[:, 4].tolist())
+    for name, found in by_text.items():
+        stored = read_heads(shipped_heads(name))
+        log_figure(
+            heads=name,
+            file_sha256=hashlib.sha256(shipped_heads(name).read_bytes()).hexdigest(),
+            target=stored.target,
+            trained_tokens=stored.training["tokens"],
+            text="held-out modules of the standard library",
+            piece_tokens=LENGTH,
+            pieces=PIECES,
+            dtype="float32",
+            texts=list(texts),
+            **found,
+        )
+        assert sum(asked[0] for asked in found["asked"]) > 50_000
