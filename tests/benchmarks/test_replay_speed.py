@@ -180,7 +180,7 @@ def test_the_loop_and_the_walk_side_by_side(
         rates[kind] = round(tokens / (time.process_time() - began))
         assert sum(map(len, rounds)) > 0
     log_figure(what="tokens a second and core, rounds table included", drafter=name, structure="chain", **rates)
-    assert rates["walk"] > 20 * rates["loop"]
+    assert rates["walk"] > 10 * rates["loop"]
 
 
 PARTS = ("environment.json", "session.json", "generations.jsonl", "rounds.parquet", "summary.json", "trace.html")
