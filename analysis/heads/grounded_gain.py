@@ -16,6 +16,7 @@ from ..runs.drafters_section import drafters_section
 PUBLISHED_SPEEDUP = 1.07  # "Not So Speculative Decoding": grounded over independent heads, Vicuna-7B, MT-Bench, greedy
 TITLE = "Grounded heads against independent ones, in one session"
 RESULT = Path(__file__).parents[1] / "results" / "grounded_bars.json"
+COMMAND = "python -m pytest -n 0 -m benchmark tests/benchmarks/test_grounded_bars.py"
 COLUMNS = {"tokens_per_s": "tokens/s", "tokens_per_round": "tokens per round", "speedup": "speedup"}
 
 
@@ -62,6 +63,20 @@ def committed_section() -> Section:
     wide = bars.pivot(index=["category", "method"], columns="figure", values="shown")[list(COLUMNS)].fillna("–")
     caption = "MT-Bench, with 95% prompt-bootstrap intervals; `+experiment=grounded_bars` draws the bars"
     return Section(TITLE, (answer,), ((caption, wide.rename(columns=COLUMNS).reset_index()),))
+
+
+def committed(prompts: str, figure: str, path: Path | str | None = None) -> Interval:
+    """Return what the committed session on one set of prompts found of grounded heads against independent ones.
+
+    figure: speedup.ratio, tokens_per_round.ratio or tokens_per_round.difference.
+
+    Raises:
+        UsageError: the file has no such figure.
+    """
+    for row in json.loads(Path(path or RESULT).read_text(encoding="utf-8"))["figures"]:
+        if (row["prompts"], row["figure"], row["category"]) == (prompts, figure, "all") and "against" in row["method"]:
+            return Interval(row["value"], row["low"], row["high"], prompts=row["count"])
+    raise UsageError(f"The committed bars have no {figure} on {prompts}: `{COMMAND}` makes them.")
 
 
 def _told(ratio: Interval) -> str:

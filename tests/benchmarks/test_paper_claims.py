@@ -1,29 +1,28 @@
 """Measures what papers claim, for `analysis/results/paper_claims.json`, which `analysis.papers.claims` reads.
 
 Run by hand: `python -m pytest -n 0 -m benchmark tests/benchmarks/test_paper_claims.py`, with `-k blockwise` a part of
-it. A run takes a minute or so on two quiet cores. Each is one command on the pocket target, in float32 so that all
-drafters write the same text; within a run drafter and baseline take turns, prompt by prompt. The file keeps what other
-parts have found.
+it; a quarter of an hour of one quiet core. Each is one command on the pocket target, in float32 so that all drafters
+write the same text; within a run drafter and baseline take turns, prompt by prompt. The file keeps what other parts
+have found, and has with each run its command, date, commit and core, and the machine's load before and after it.
 """
 
 import json
-import os
-import subprocess
-import sys
-import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pytest
+from fixtures.measured_commands import finished, provenance
 
 from specdec.analysis.papers import claim_results
-from specdec.analysis.read.runs import Run, open_folder
+from specdec.analysis.read.runs import Run
 from specdec.analysis.rounds import prompt_sums
 from specdec.analysis.studies.all_drafters import PLAIN
+from specdec.analysis.studies.lenience import PLAIN as NO_DRAFTS
+from specdec.analysis.studies.lenience import drafter_alphas
+from specdec.analysis.studies.phase_transition import UNIT, USUAL
+from specdec.analysis.sums import interval, metric
 from specdec.drafters import drafters
-from specdec.experiment.environment import cpu, versions
 
 pytestmark = pytest.mark.benchmark
 
@@ -32,8 +31,8 @@ ONE_GAMMA = "measurement.gammas=[]"
 SAMPLED = ("sampling=temperature", ONE_GAMMA)
 TOP = ("+experiment=blockwise", *SAMPLED, "verifier.acceptance=top_k")
 RUNS = {  # name: prompts, tokens of each, and the command's other overrides
-    "small_model": (20, 96, "+drafter=small_model", "measurement.gammas=[1,2,3,4,6,8]"),
-    "small_model_sampled": (20, 96, "+drafter=small_model", *SAMPLED),
+    "small_model": (20, 64, "+drafter=small_model", "measurement.gammas=[2,4,8]"),
+    "small_model_sampled": (20, 64, "+drafter=small_model", *SAMPLED),
     "blockwise": (12, 64, "+experiment=blockwise"),
     "bigram": (12, 64, "+drafter=bigram", "structure.gamma=3", ONE_GAMMA),
     "bigram_sampled": (12, 64, "+drafter=bigram", "structure.gamma=3", *SAMPLED),
@@ -41,7 +40,7 @@ RUNS = {  # name: prompts, tokens of each, and the command's other overrides
     "unigram_sampled": (12, 64, "+drafter=unigram", "structure.gamma=1", *SAMPLED),
     "blockwise_top_1": (12, 64, *TOP, "verifier.top_k=1"),
     "blockwise_top_2": (12, 64, *TOP, "verifier.top_k=2"),
-    "small_model_docs": (20, 96, "+drafter=small_model", "prompts=stdlib_docs", ONE_GAMMA),
+    "small_model_docs": (20, 64, "+drafter=small_model", "prompts=stdlib_docs", ONE_GAMMA),
 }
 COMPARED = ("blockwise", "grounded", "medusa", "ngram")
 STUDIES = {
@@ -51,16 +50,16 @@ STUDIES = {
     ),
     "typical_acceptance": (8, 48, "+experiment=typical_acceptance"),
     "ngrammys_ablation": (12, 64, "+experiment=ngrammys_ablation"),
+    "lenience": (8, 48, "+experiment=lenience"),
+    "ngrammys_grid": (
+        *(8, 48, "+experiment=ngrammys_grid", "target.evaluation=rows"),
+        *("study.k=[1,5,10]", "study.w=[1,4,10]", "study.repeats=2"),
+    ),
+    "phase_transition": (
+        *(1, 64, "+experiment=phase_transition"),
+        *("study.k=[1,2,5,10]", "study.w=[0,1,2,4,10]", "study.contexts=[50,500,1000]"),
+    ),
 }
-
-
-def finished(name: str, overrides: Sequence[str]) -> Run:
-    """Return the run of this name below `outputs/` of the working folder, made if it has not finished there."""
-    folder = Path("outputs/paper_claims", name).resolve()
-    if not any((folder / name).is_file() for name in ("summary.json", "study.json")):
-        command = [sys.executable, "-m", "specdec.run", *overrides, f"hydra.run.dir={folder}"]
-        assert subprocess.run(command, env=os.environ | {"OMP_NUM_THREADS": "1"}).returncode == 0
-    return open_folder(folder)
 
 
 def measured(run: Run) -> dict[str, Any]:
@@ -89,59 +88,75 @@ def _lists(sums: pd.DataFrame) -> dict[str, list[float]]:
     }
 
 
-def record(name: str, run: Run, overrides: Sequence[str], found: dict[str, Any]) -> None:
+def record(name: str, run: Run, found: dict[str, Any]) -> None:
     """Write the entry into the file, in the place of an earlier one of this name."""
     path = claim_results.RESULT
     kept = json.loads(path.read_text(encoding="utf-8"))["figures"] if path.is_file() else []
-    environment = run.environment()
-    entry = {
-        "run": name,
-        "command": " ".join(("python -m specdec.run", *overrides)),
-        "date": time.strftime("%Y-%m-%d"),
-        "cpu": environment["cpu"]["model"],
-        "threads": environment["cpu"]["torch_threads"],
-        "model": run.params["target.model"],
-        **found,
-    }
+    entry = {"run": name, **provenance(run), "model": run.params["target.model"], **found}
     order = [*RUNS, *STUDIES]
     rows = sorted([one for one in kept if one["run"] != name] + [entry], key=lambda one: order.index(one["run"]))
-    about = {"date": time.strftime("%Y-%m-%d"), "cpu": cpu(), "versions": versions()}
+    environment = run.environment()
+    about = {"date": entry["date"], "cpu": environment["cpu"], "versions": environment["versions"]}
     # A run a line, so that one that was measured again changes its own.
     head = [f' "{key}": {json.dumps(value)}' for key, value in about.items()]
     lines = ' "figures": [\n  ' + ",\n  ".join(map(json.dumps, rows)) + "\n ]"
     path.write_text("{\n" + ",\n".join([*head, lines]) + "\n}\n", encoding="utf-8")
 
 
-def run_of(name: str, prompts: int, tokens: int, *overrides: str) -> tuple[Run, list[str]]:
+def run_of(name: str, prompts: int, tokens: int, *overrides: str) -> Run:
+    """Return the run of this name below `outputs/` of the working folder, made if it has not finished there."""
     every = [*overrides, f"prompts.limit={prompts}", f"measurement.max_new_tokens={tokens}", *SHARED]
-    return finished(name, every), every
+    return finished(Path("outputs/paper_claims", name), every)
 
 
 @pytest.mark.parametrize("name", RUNS)
 def test_a_run(name):
-    run, overrides = run_of(name, *RUNS[name])
+    run = run_of(name, *RUNS[name])
     found = measured(run)
-    record(name, run, overrides, found)
+    record(name, run, found)
     assert len(found["prompts"]) == RUNS[name][0]
 
 
 @pytest.mark.parametrize("name", STUDIES)
 def test_a_study(name):
-    run, overrides = run_of(name, *STUDIES[name])
+    run = run_of(name, *STUDIES[name])
     metrics = json.loads(run.fetch("study.json").read_text(encoding="utf-8"))["metrics"]
     found: dict[str, Any] = {"metrics": {key: round(value, 5) for key, value in metrics.items() if value is not None}}
     if name == "all_drafters":
-        found |= by_arm(pd.read_parquet(run.fetch("live.parquet")))
-    record(name, run, overrides, found)
+        found |= by_arm(pd.read_parquet(run.fetch("live.parquet")), PLAIN)
+    if name == "lenience":
+        found["metrics"] |= rises(pd.read_parquet(run.fetch("alphas.parquet")))
+        outputs = pd.read_parquet(run.fetch("outputs.parquet")).rename(columns={"seconds": "round_s"})
+        names = outputs["form"] + outputs["lenience"].map(" {:g}".format)
+        found |= by_arm(outputs.assign(arm=names), f"sampled {NO_DRAFTS:g}")
+    if name == "phase_transition":
+        found["slowdowns"] = slowdowns(pd.read_parquet(run.fetch("block_times.parquet")))
+    record(name, run, found)
     assert metrics
 
 
-def by_arm(live: pd.DataFrame) -> dict[str, Any]:
+def by_arm(lines: pd.DataFrame, plain: str) -> dict[str, Any]:
     """Return what `measured` does, for the arms of one session by name."""
-    sums = {arm: part.groupby("prompt").sum(numeric_only=True) for arm, part in live.groupby("arm")}
-    baseline = sums.pop(PLAIN)
+    sums = {arm: part.groupby("prompt").sum(numeric_only=True) for arm, part in lines.groupby("arm")}
+    baseline = sums.pop(plain)
     return {
         "prompts": list(baseline.index),
         "baseline": _lists(baseline),
         "arms": {arm: _lists(part.loc[baseline.index]) for arm, part in sums.items()},
     }
+
+
+def rises(alphas: pd.DataFrame) -> dict[str, float]:
+    """Return how much alpha rises over that of lenience 1, by drafter, form and lenience: `lenience.rise.*`."""
+    found: dict[str, float] = {}
+    for line in drafter_alphas(alphas, claim_results.REPLICATES, 0).to_dict("records"):
+        name = f"lenience.rise.{line['drafter']}.{line['form']}.{line['lenience']:g}"
+        found |= metric(name, interval(line, "rise"))
+    return {name: round(value, 5) for name, value in found.items()}
+
+
+def slowdowns(times: pd.DataFrame) -> dict[str, list[float]]:
+    """Return t(10, 10) over t(1, 1) of each pass, by the number of tokens in the cache, evaluated in rows."""
+    seconds = times[times["evaluation"] == "rows"].set_index(["k", "w", "context", "call"])["seconds"].sort_index()
+    ratios = seconds.loc[USUAL] / seconds.loc[UNIT]
+    return {str(context): [round(float(value), 4) for value in part] for context, part in ratios.groupby("context")}
