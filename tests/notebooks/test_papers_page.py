@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from specdec.analysis.papers.claims import claims_markdown
+from specdec.analysis.papers.claims import claims_markdown, measured_in_words
 from specdec.config import config_dir
 
 NOTEBOOKS = Path(__file__).resolve().parents[2] / "notebooks"
@@ -67,6 +67,10 @@ def test_every_paper_has_a_table(paper):
 def test_the_claims_are_those_of_the_committed_results():
     table = "\n".join(line for line in CLAIMS.splitlines() if line.startswith("|"))
     assert table == claims_markdown(), f"put into notebooks/papers.md what this prints: {MADE_BY}"
+
+
+def test_the_load_is_that_of_the_committed_results():
+    assert measured_in_words() in CLAIMS.replace("\n", " ")
 
 
 def test_the_index_leads_to_the_page():

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from specdec.analysis.heads import grounded_gain
+from specdec.errors import UsageError
 
 
 @pytest.mark.parametrize(
@@ -26,3 +27,18 @@ def test_the_committed_bars_have_every_method_in_every_category():
     plain = table[table["method"] == "baseline"]
     assert (plain["tokens per round"] == "–").all() and plain["tokens/s"].str.contains("to").all()
     assert not table[["category", "method"]].duplicated().any()
+
+
+def test_a_committed_figure_is_that_of_its_prompts_over_all_categories(tmp_path):
+    line = {"prompts": "mt_bench", "method": "grounded against medusa", "category": "all", "count": 80}
+    lines = [
+        line | {"figure": "speedup.ratio", "value": 9.0, "low": 8.0, "high": 10.0, "category": "coding"},
+        line | {"figure": "speedup.ratio", "value": 7.0, "low": 6.0, "high": 8.0, "prompts": "stdlib_code"},
+        line | {"figure": "tokens_per_round.ratio", "value": 5.0, "low": 4.0, "high": 6.0},
+        line | {"figure": "speedup.ratio", "value": 1.1, "low": 1.0, "high": 1.2},
+    ]
+    (tmp_path / "bars.json").write_text(json.dumps({"figures": lines}))
+    found = grounded_gain.committed("mt_bench", "speedup.ratio", tmp_path / "bars.json")
+    assert (found.estimate, found.low, found.high, found.prompts) == (1.1, 1.0, 1.2, 80)
+    with pytest.raises(UsageError, match="test_grounded_bars.py"):
+        grounded_gain.committed("mt_bench", "tokens_per_round.difference", tmp_path / "bars.json")
