@@ -31,28 +31,28 @@ ONE_GAMMA = "measurement.gammas=[]"
 SAMPLED = ("sampling=temperature", ONE_GAMMA)
 TOP = ("+experiment=blockwise", *SAMPLED, "verifier.acceptance=top_k")
 RUNS = {  # name: prompts, tokens of each, and the command's other overrides
-    "small_model": (20, 64, "+drafter=small_model", "measurement.gammas=[2,4,8]"),
-    "small_model_sampled": (20, 64, "+drafter=small_model", *SAMPLED),
-    "blockwise": (12, 64, "+experiment=blockwise"),
-    "bigram": (12, 64, "+drafter=bigram", "structure.gamma=3", ONE_GAMMA),
-    "bigram_sampled": (12, 64, "+drafter=bigram", "structure.gamma=3", *SAMPLED),
-    "unigram": (12, 64, "+drafter=unigram", "structure.gamma=1", ONE_GAMMA),
-    "unigram_sampled": (12, 64, "+drafter=unigram", "structure.gamma=1", *SAMPLED),
-    "blockwise_top_1": (12, 64, *TOP, "verifier.top_k=1"),
-    "blockwise_top_2": (12, 64, *TOP, "verifier.top_k=2"),
-    "small_model_docs": (20, 64, "+drafter=small_model", "prompts=stdlib_docs", ONE_GAMMA),
+    "small_model": (20, 48, "+drafter=small_model", "measurement.gammas=[2,4,8]"),
+    "small_model_sampled": (20, 48, "+drafter=small_model", *SAMPLED),
+    "blockwise": (12, 48, "+experiment=blockwise"),
+    "bigram": (12, 48, "+drafter=bigram", "structure.gamma=3", ONE_GAMMA),
+    "bigram_sampled": (12, 48, "+drafter=bigram", "structure.gamma=3", *SAMPLED),
+    "unigram": (12, 48, "+drafter=unigram", "structure.gamma=1", ONE_GAMMA),
+    "unigram_sampled": (12, 48, "+drafter=unigram", "structure.gamma=1", *SAMPLED),
+    "blockwise_top_1": (12, 48, *TOP, "verifier.top_k=1"),
+    "blockwise_top_2": (12, 48, *TOP, "verifier.top_k=2"),
+    "small_model_docs": (20, 48, "+drafter=small_model", "prompts=stdlib_docs", ONE_GAMMA),
 }
 COMPARED = ("blockwise", "grounded", "medusa", "ngram")
 STUDIES = {
     "all_drafters": (
-        *(12, 64, "+experiment=all_drafters", "study.nodes=4"),
+        *(12, 48, "+experiment=all_drafters", "study.nodes=4"),
         f"study.leave_out=[{','.join(name for name in drafters.names() if name not in COMPARED)}]",
     ),
-    "typical_acceptance": (8, 48, "+experiment=typical_acceptance"),
-    "ngrammys_ablation": (12, 64, "+experiment=ngrammys_ablation"),
-    "lenience": (8, 48, "+experiment=lenience"),
+    "typical_acceptance": (8, 32, "+experiment=typical_acceptance"),
+    "ngrammys_ablation": (12, 48, "+experiment=ngrammys_ablation"),
+    "lenience": (8, 32, "+experiment=lenience"),
     "ngrammys_grid": (
-        *(8, 48, "+experiment=ngrammys_grid", "target.evaluation=rows"),
+        *(8, 32, "+experiment=ngrammys_grid", "target.evaluation=rows"),
         *("study.k=[1,5,10]", "study.w=[1,4,10]", "study.repeats=2"),
     ),
     "phase_transition": (
