@@ -101,11 +101,11 @@ def tree_sections(path: Path | str = RESULT) -> tuple[Section, ...]:
         " ".join(_by_hand(heads, trees) for heads, trees in by_kind.items()),
         "The joint search counts at every position which choices of the heads are right one after the other, and takes "
         "the nodes that most of these rank paths pass through, so that no tree of as many nodes has a larger mean "
-        "accepted length at these positions. The other search takes the largest products of each head's chances, as Medusa's "
-        "(2401.10774, section 2.3.3), as if heads were right independently of one another. Both count along "
-        f"{counted(len(searched['searched_on']), 'prompt')}; the trees are judged on {judged} that they never saw, in "
-        "the rounds that greedy decoding takes. Intervals are 95% prompt-bootstrap intervals, differences paired by "
-        "prompt.",
+        "accepted length at these positions. The search by chances takes the largest products of each head's, as "
+        "Medusa's does (2401.10774, section 2.3.3), as if heads were right independently of one another. Both count "
+        f"along {counted(len(searched['searched_on']), 'prompt')}; the trees are judged on {judged} that they never "
+        "saw, in the rounds that greedy decoding takes. Intervals are 95% prompt-bootstrap intervals, differences "
+        "paired by prompt.",
         " ".join(_products(heads, trees) for heads, trees in by_kind.items()) + f" {PUBLISHED}.",
     )
     caption = "Tokens per round; in the last column those beyond the tree of as many nodes that was found by chances"
