@@ -120,7 +120,8 @@ notebook.show(*trees)
 # %% [markdown]
 # ## A tree found by search
 #
-# What the search gains over the tree that was drawn by hand, and small trees beside full products of choices.
+# What searches gain over the tree that was drawn by hand: jointly, for both kinds of heads and for each, and by each
+# head's chances; and small trees beside full products of choices.
 
 # %%
 searched = heads_tree.tree_sections(tree_results)

@@ -23,6 +23,7 @@ ALPHAS = np.linspace(0.0, 0.99, 199)
 ALPHA = "α, chance that a draft token is accepted"
 FREE = "Theory; no measurement."
 ORACLE_LIMIT = e / (e - 1)
+MOST = 50  # gammas on an axis; a best one beyond is marked at its end
 LONGEST = 2000  # gamma that is tried: more than the best one, unless a drafter is free or always right
 
 
@@ -99,7 +100,7 @@ def best_gamma(here: Standing | None = None) -> Figure:
     """Draw the best gamma over alpha, a line for each c (2211.17192, Figure 3); the run's own c and place if given."""
     caption = f"The γ that maximises (1 - α^(γ+1)) / ((1 - α)(1 + γc)); 0 where no draft pays. {FREE}"
     figure, axes = style.new_figure("Best gamma", _caption(caption, here))
-    top = max(20, 0 if here is None else here.gamma + 3)
+    top = 20 if here is None else max(20, here.gamma + 3, min(here.best.gamma + 3, MOST))
 
     def gammas(c: float) -> np.ndarray:
         return np.array([optimal_gamma(float(alpha), c).gamma for alpha in ALPHAS], dtype=float)

@@ -632,7 +632,7 @@ def _one_against_five(found: ClaimEvidence) -> Claim:
 
 def _sparse_tree(found: ClaimEvidence) -> Claim:
     trees = {tree["shape"]: tree for tree in heads_tree.trees_of(heads_tree.load_trees(), heads_ablation.INDEPENDENT)}
-    sparse, dense = trees["found by search 64"], trees["product 4x4x4x4"]
+    sparse, dense = trees[f"{heads_tree.CHANCES} 64"], trees["product 4x4x4x4"]
     gain = heads_tree.gain(sparse, dense)
     return Claim(
         MEDUSA,

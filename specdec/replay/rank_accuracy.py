@@ -1,6 +1,6 @@
 """Counts how often a drafter's first, second, ... choice is the next token: token trees are built from these counts."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Protocol
@@ -13,6 +13,7 @@ from specdec.structures import Structure, structures
 from specdec.structures.tree import given
 from specdec.targets.base import Target
 from specdec.text.streams import Stream
+from specdec.theory.path_trees import RankPath
 from specdec.tree_building.lookup_filling import Proposal
 
 Vector = tuple[float, ...]
@@ -108,26 +109,45 @@ def rank_counts(
     """
     tested, hits = [0] * levels, [[0] * ranks for _ in range(levels)]
     for stream in streams:
-        limit = stream.limit(max_new_tokens)
-        text = stream.generated[:limit]
-        capacity = len(stream.prompt) + limit + ranks * depth + 1
-        drafter.start(TextStart(stream.prompt, capacity, reference=text))
-        position = 0
-        while position < len(text):
-            path: tuple[int, ...] = ()
-            # As in `generate`: nothing is offered beyond the last token that may be written.
-            while len(path) < min(depth, limit - position - 1, len(text) - position):
-                proposal = drafter.propose(along(path, ranks))
-                rank = _rank(proposal, text[position : position + len(path) + 1])
-                level = min(len(path), levels - 1)
-                tested[level] += 1
-                if rank is None:
-                    break
-                hits[level][rank] += 1
-                path += (rank,)
-            begin, position = position, position + len(path) + 1
-            drafter.commit(text[begin:position])
+        for path, most in _walk(drafter, stream, max_new_tokens, ranks, depth):
+            for level in range(min(len(path) + 1, most)):
+                tested[min(level, levels - 1)] += 1
+            for level, rank in enumerate(path):
+                hits[min(level, levels - 1)][rank] += 1
     return RankCounts(tuple(tested), tuple(map(tuple, hits)))
+
+
+@torch.inference_mode()
+def rank_paths(drafter: Proposer, stream: Stream, max_new_tokens: int, ranks: int, depth: int) -> tuple[RankPath, ...]:
+    """Return the rank path at every position of a text, for `theory.path_trees`: the ranks of its next tokens, each
+    behind those before it, while they are among the first `ranks` choices; at most `depth`.
+
+    Every position, because the tree to be found decides where rounds begin.
+    """
+    return tuple(path for path, _ in _walk(drafter, stream, max_new_tokens, ranks, depth, every=True))
+
+
+def _walk(
+    drafter: Proposer, stream: Stream, max_new_tokens: int, ranks: int, depth: int, every: bool = False
+) -> Iterator[tuple[RankPath, int]]:
+    """Yield the rank path and its greatest length at the begin of each round of the full tree, or at every position."""
+    limit = stream.limit(max_new_tokens)
+    text = stream.generated[:limit]
+    capacity = len(stream.prompt) + limit + ranks * depth + 1
+    drafter.start(TextStart(stream.prompt, capacity, reference=text))
+    position = 0
+    while position < len(text):
+        # As in `generate`: nothing is offered beyond the last token that may be written.
+        most = min(depth, limit - position - 1, len(text) - position)
+        path: RankPath = ()
+        while len(path) < most:
+            rank = _rank(drafter.propose(along(path, ranks)), text[position : position + len(path) + 1])
+            if rank is None:
+                break
+            path += (rank,)
+        yield path, most
+        begin, position = position, position + (1 if every else len(path) + 1)
+        drafter.commit(text[begin:position])
 
 
 def _rank(proposal: Proposal, text: Sequence[int]) -> int | None:

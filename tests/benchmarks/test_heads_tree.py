@@ -1,35 +1,38 @@
-"""The tree of `structure=heads_searched`, and what it gains over that of `structure=heads`, for notebook 04:
-`analysis/results/heads_tree.json`. `conf/structure/heads_searched.yaml` has the accuracies that are found here.
+"""The tree of `structure=heads`, found by search, and what it gains over one drawn by hand, for notebook 04:
+`analysis/results/heads_tree.json`.
 
 Run by hand: `python -m pytest -n 0 -m benchmark tests/benchmarks/test_heads_tree.py`; some minutes. The shipped heads'
-first, second, ... choices are counted in the rounds of one half of the prompts, trees are built from the counts, and
-judged in the rounds of the other half, on which greedy decoding takes exactly those.
+first, second, ... choices are counted along one half of the prompts, each rank apart and whole rank paths, trees are
+built from both counts, and judged in the rounds of the other half, on which greedy decoding takes exactly those.
 """
+
+from collections import Counter
 
 import pytest
 import torch
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
-from specdec.analysis.heads.heads_tree import CARTESIAN, DRAWN, SEARCHED
+from specdec.analysis.heads.heads_tree import CARTESIAN, CHANCES, DRAWN, JOINT
 from specdec.clock import CpuClock
 from specdec.config import RunConfig, config_dir, validated
 from specdec.experiment.parts import build
 from specdec.records import Request
 from specdec.replay.answers import TextStates
 from specdec.replay.expected_rounds import rounds_along
-from specdec.replay.rank_accuracy import Fed, rank_counts, total
+from specdec.replay.rank_accuracy import Fed, rank_counts, rank_paths, total
 from specdec.structures import structures
 from specdec.structures.tree import given
 from specdec.studies.base.candidates import halves_of
 from specdec.text.streams import Stream
+from specdec.theory.path_trees import tree_of_paths
 from specdec.theory.trees import best_tree
 
 pytestmark = [pytest.mark.benchmark, pytest.mark.timeout(3600)]
 
 PROMPTS, TOKENS, RANKS, DEPTH, NODES = 40, 96, 10, 4, 8
 HEADS = ("medusa", "grounded")
-BY_HAND = (-1, -1, -1, 0, 0, 1, 3, 6)  # the tree of structure=heads
+BY_HAND = (-1, -1, -1, 0, 0, 1, 3, 6)
 PRODUCTS = ((4, 3, 2), (2, 2, 2, 2), (4, 4, 4, 4))
 
 
@@ -68,26 +71,38 @@ def counts(built, halves):
     return found
 
 
-def shapes(accuracy, own):
-    """(name, structure): as many nodes by hand, by search on both kinds of heads, and by search on these alone; and for
-    each Cartesian product the best trees of at most as many nodes."""
+@pytest.fixture(scope="module")
+def paths(built, halves):
+    """The rank path at every position of the texts to search on."""
+    found = {}
+    for name, each in built.items():
+        fed = Fed(each.primary.drafter, each.target)
+        found[name] = [path for stream in halves[0] for path in rank_paths(fed, stream, TOKENS, RANKS, DEPTH)]
+    return found
+
+
+def shapes(accuracy, paths, own):
+    """(name, structure): as many nodes by hand, by search on both kinds of heads, by chances and jointly, and by joint
+    search on these heads alone; and for each Cartesian product the best trees of at most as many nodes.
+    """
     yield DRAWN, given(BY_HAND)
-    yield SEARCHED, given(best_tree(accuracy, NODES, DEPTH).parents)
-    yield f"{SEARCHED}, own", given(best_tree(own, NODES, DEPTH).parents)
+    yield CHANCES, given(best_tree(accuracy, NODES, DEPTH).parents)
+    yield JOINT, given(tree_of_paths(paths, NODES).parents)
+    yield f"{JOINT}, own", given(tree_of_paths(own, NODES).parents)
     for widths in PRODUCTS:
         values = {"name": "expansion", "widths": list(widths), "nodes": 1000}
         size = structures.build(values).nodes
         yield f"{CARTESIAN} {'x'.join(map(str, widths))}", values
         for nodes in {size, min(size, 64)}:
-            yield f"{SEARCHED} {nodes}", given(best_tree(accuracy, nodes, DEPTH).parents)
+            yield f"{CHANCES} {nodes}", given(best_tree(accuracy, nodes, DEPTH).parents)
 
 
 @pytest.mark.parametrize("name", HEADS)
-def test_trees_by_hand_by_search_and_by_product(name, built, halves, counts, log_figure):
+def test_trees_by_hand_by_search_and_by_product(name, built, halves, counts, paths, log_figure):
     accuracy = total(list(counts.values())).accuracy(DEPTH)
     target, drafter = built[name].target, built[name].primary.drafter
     states, found = TextStates(target), {}
-    named = dict(shapes(accuracy, counts[name].accuracy(DEPTH)))
+    named = dict(shapes(accuracy, [path for each in paths.values() for path in each], paths[name]))
     trees = {shape: structures.build(values) for shape, values in named.items()}
     rounds = {shape: [] for shape in trees}
     for stream in halves[1]:
@@ -107,5 +122,6 @@ def test_trees_by_hand_by_search_and_by_product(name, built, halves, counts, log
         tested=counts[name].tested,
         hits=counts[name].hits,
         accuracy=[[round(chance, 3) for chance in level] for level in accuracy],
+        paths=dict(sorted(Counter(" ".join(map(str, path)) for path in paths[name]).items())),
     )
-    assert sum(rounds[SEARCHED]) > 0
+    assert sum(rounds[JOINT]) > 0

@@ -8,7 +8,7 @@ import torch
 from specdec.drafters import Drafter, drafters
 from specdec.drafters.base import DrafterCapabilities
 from specdec.records import Draft, Source
-from specdec.replay.rank_accuracy import Fed, RankCounts, rank_counts, total
+from specdec.replay.rank_accuracy import Fed, RankCounts, rank_counts, rank_paths, total
 from specdec.replay.walk import replay_stream
 from specdec.structures import structures
 from specdec.targets.causal import Causal
@@ -104,6 +104,16 @@ def test_counts_of_texts_add_up(ngram):
     apart = [rank_counts(ngram, [text], 1000, 2, 3) for text in texts]
     assert total(apart) == rank_counts(ngram, texts, 1000, 2, 3)
     assert total(apart[:1]) == apart[0]
+
+
+@pytest.mark.parametrize(("ranks", "depth"), [(1, 5), (2, 3), (3, 2)])
+def test_rank_paths_hold_the_rounds_of_the_full_tree(ngram, ranks, depth):
+    """A round begins behind the path of the one before it, and the full tree accepts all of it."""
+    for stream in streams():
+        paths = rank_paths(ngram, stream, 1000, ranks, depth)
+        assert len(paths) == len(stream.generated)
+        replayed = replay_stream(ngram, full_tree(ranks, depth), stream, 1000)
+        assert [len(paths[position]) for position in replayed.position] == list(replayed.accepted)
 
 
 class Oblivious(Drafter):

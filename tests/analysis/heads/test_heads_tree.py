@@ -1,19 +1,21 @@
 """Trees of heads from their counts: paired gains, the words, and that the tree that comes along was found."""
 
 import json
+import re
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import yaml
+from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
 
 from specdec.analysis.heads import heads_tree
-from specdec.analysis.heads.heads_tree import ACCURACY, DRAWN, SEARCHED
+from specdec.analysis.heads.heads_tree import ACCURACY, CHANCES, DRAWN, JOINT, OWN
 from specdec.config import config_dir
 from specdec.errors import UsageError
 from specdec.structures import structures
+from specdec.theory.path_trees import tree_of_paths
 from specdec.theory.trees import best_tree
 
 Row = dict[str, Any]
@@ -34,18 +36,19 @@ def rows() -> Callable[..., list[Row]]:
             return {"heads": heads, "shape": shape, "nodes": nodes, "depth": 4, "parents": [], "by_prompt": counts}
 
         return [
-            entry(DRAWN, 8, 1.5), entry(SEARCHED, 8, 1.5 + gain), entry(f"{SEARCHED}, own", 8, 1.5 + gain),
-            entry("product 4x3x2", 40, 1.7), entry(f"{SEARCHED} 40", 40, 1.8),
-            entry("product 4x4x4x4", 340, 1.9 + dense), entry(f"{SEARCHED} 340", 340, 2.0),
-            entry(f"{SEARCHED} 64", 64, 1.9),
-            {"heads": heads, "shape": ACCURACY, "searched_on": ["a", "b"], "accuracy": [[0.5, 0.1]] * 4},
+            entry(DRAWN, 8, 1.5), entry(CHANCES, 8, 1.55), entry(JOINT, 8, 1.5 + gain), entry(OWN, 8, 1.5 + 2 * gain),
+            entry("product 4x3x2", 40, 1.7), entry(f"{CHANCES} 40", 40, 1.8),
+            entry("product 4x4x4x4", 340, 1.9 + dense), entry(f"{CHANCES} 340", 340, 2.0),
+            entry(f"{CHANCES} 64", 64, 1.9),
+            {"heads": heads, "shape": ACCURACY, "searched_on": ["a", "b"], "accuracy": [[0.5, 0.1]] * 4,
+             "paths": {"": 1, "0 2": 2}},
         ]  # fmt: skip
 
     return make
 
 
 def test_a_gain_is_paired_by_prompt(rows):
-    drawn, found, *_ = rows(0.1)
+    drawn, _, found, *_ = rows(0.1)
     gain = heads_tree.gain(found, drawn)
     tokens = [np.sum(each["by_prompt"]["tokens"]) for each in (found, drawn)]
     assert gain.estimate == pytest.approx((tokens[0] - tokens[1]) / np.sum(drawn["by_prompt"]["rounds"]))
@@ -57,16 +60,20 @@ def test_the_words_follow_from_the_counts(rows, tmp_path):
     path = tmp_path / "heads_tree.json"
     path.write_text(json.dumps({"figures": rows(0.1) + rows(-0.05, heads="grounded")}))
     (section,) = heads_tree.tree_sections(path)
-    assert "With medusa heads the tree of 8 nodes that was found by search" in section.text[0]
-    assert "+0.0" in section.text[0] and "-0.0" in section.text[0].partition("With grounded heads")[2]
-    assert "counted in the rounds of 2 prompts; the trees are judged on 20 prompts" in section.text[1]
+    medusa, _, grounded = section.text[0].partition("With grounded heads")
+    assert "With medusa heads the tree of 8 nodes that was found jointly for all heads" in medusa
+    gains = [[float(number) for number in re.findall(r"([-+]\d\.\d+) \(", text)] for text in (medusa, grounded)]
+    assert gains[0] == pytest.approx([0.1, 0.05, 0.2], abs=0.02)  # jointly, by chances, for these heads alone
+    assert gains[1] == pytest.approx([-0.05, 0.05, -0.1], abs=0.02)
+    assert heads_tree.searched_paths(rows()) == {"medusa": [(), (0, 2), (0, 2)]}
+    assert "Both count along 2 prompts; the trees are judged on 20 prompts" in section.text[1]
     # The best tree of 64 nodes beside the product of 340, not beside the searched tree of 340.
     assert "the best tree of 64 nodes" in section.text[2] and "-0.0" in section.text[2]
     assert "evaluate 5.2 times as many tokens" in section.text[2]
     ((_, table),) = section.tables
-    beyond = table[table["heads"] == "medusa"].set_index("tree")["beyond the searched"]
+    beyond = table[table["heads"] == "medusa"].set_index("tree")["beyond the one by chances"]
     assert beyond[DRAWN].startswith("-0.") and beyond["product 4x3x2"].startswith("-0.")
-    assert beyond[SEARCHED] == beyond[f"{SEARCHED} 64"] == ""
+    assert beyond[CHANCES] == beyond[f"{CHANCES} 64"] == ""
 
 
 @pytest.mark.parametrize("content", [None, "{}", "[1]", '{"figures": [{"heads": "x", "shape": "y"}]}'])
@@ -80,14 +87,32 @@ def test_files_without_trees_are_answered_with_what_makes_them(tmp_path, content
     assert "test_heads_tree" in section.text[0]
 
 
-def test_the_tree_that_comes_along_is_the_one_that_was_found():
-    """`structure=heads_searched` is built from the accuracies in the results; what was judged is theory's best tree."""
+def test_the_trees_that_come_along_are_those_that_were_judged():
+    """`structure=heads_medusa` is the best tree for the rank paths in the results, `structure=heads` the drawn one."""
     found = heads_tree.load_trees()
-    shipped = yaml.safe_load(Path(config_dir(), "structure", "heads_searched.yaml").read_text(encoding="utf-8"))
-    accuracy = heads_tree.searched_accuracy(found)
-    assert shipped["accuracy"] == accuracy
-    best = best_tree(accuracy, shipped["nodes"], shipped["depth"])
-    judged = [each for each in heads_tree.trees_of(found) if each["shape"] == SEARCHED]
-    assert len(judged) == 2 and all(each["parents"] == list(best.parents) for each in judged)
-    values = {"name": "tree", "file": None, "parents": None} | {key: shipped[key] for key in ("nodes", "depth")}
-    assert structures.build(values | {"accuracy": accuracy}).tree.parents == best.parents
+    paths = heads_tree.searched_paths(found)
+    judged = {(each["heads"], each["shape"]): each["parents"] for each in heads_tree.trees_of(found)}
+    assert shipped("heads_medusa") == judged["medusa", OWN] == list(tree_of_paths(paths["medusa"], 8).parents)
+    assert shipped("heads") == judged["grounded", DRAWN] == judged["medusa", DRAWN]
+    both = list(tree_of_paths(paths["medusa"] + paths["grounded"], 8).parents)
+    assert judged["medusa", JOINT] == judged["grounded", JOINT] == both
+    chances = list(best_tree(heads_tree.searched_accuracy(found), 8, 4).parents)
+    assert judged["medusa", CHANCES] == judged["grounded", CHANCES] == chances
+
+
+def shipped(name: str) -> list[int]:
+    with initialize_config_dir(config_dir(), version_base="1.3"):
+        values = compose("config", overrides=[f"structure={name}"]).structure
+    return list(structures.build(OmegaConf.to_container(values)).tree.parents)
+
+
+def test_medusa_gains_by_its_own_tree_and_grounded_heads_do_not_by_one_for_both():
+    """What `conf/structure/heads.yaml` and `heads_medusa.yaml` say."""
+    by_kind = {
+        heads: {each["shape"]: each for each in heads_tree.trees_of(heads_tree.load_trees(), heads)}
+        for heads in ("medusa", "grounded")
+    }
+    own = {heads: heads_tree.gain(trees[OWN], trees[DRAWN]) for heads, trees in by_kind.items()}
+    assert f"{own['medusa']:.3f}" == "0.127 (0.071 to 0.182)"
+    assert f"{own['grounded']:.3f}" == "-0.022 (-0.051 to 0.002)"
+    assert heads_tree.gain(by_kind["grounded"][JOINT], by_kind["grounded"][DRAWN]).high < 0
