@@ -609,7 +609,8 @@ def _grounding_on_mt_bench(found: ClaimEvidence) -> Claim:
         f"{printed:+.2f} (Vicuna-7B, MT-Bench, four heads)",
         f"{gain:+.3f} on MT-Bench, {elsewhere:+.3f} on {elsewhere.prompts} prompts of code",
         size(gain, printed, printed),
-        f"The shipped heads in one session, trained five times as long as those of the ablation above{rounding}",
+        "The shipped heads in one session and on one tree, trained five times as long as those of the ablation above"
+        f"{rounding}",
         BARS_COMMAND,
     )
 
