@@ -146,7 +146,7 @@ def new_panels(
 
 
 def legend_above(axes: Axes, columns: int) -> None:
-    """Put a legend between title and axes, where it hides nothing, in so many columns, or in fewer if names are long."""
+    """Put a legend between title and axes, where it hides nothing, in so many columns, fewer if names are long."""
     longest = max((len(name) for name in axes.get_legend_handles_labels()[1]), default=1)
     fitting = min(columns, max(1, LETTERS // (longest + 6)))
     axes.legend(loc="lower left", bbox_to_anchor=(-0.02, 1.0), ncols=fitting, columnspacing=1.4, handlelength=2.0,
