@@ -99,7 +99,7 @@ def one_sentence(prediction: HeldOutPrediction) -> str:
     )
     if textbook in (None, model):
         return said[0].upper() + said[1:]
-    return f"Textbook formula {models.at[textbook, 'bias']:+.1%}; {said}"
+    return f"Textbook formula, for the drafts that were offered, {models.at[textbook, 'bias']:+.1%}; {said}"
 
 
 def _replay_in_words(prediction: HeldOutPrediction) -> list[str]:

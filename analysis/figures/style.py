@@ -62,6 +62,7 @@ def look(place: int) -> Look:
 
 
 WIDTH, HEIGHT, DPI = 6.4, 4.8, 160  # inches; at half width the smallest text is still 5 points
+LETTERS = 84  # in a line of a legend; six of them are the space that each line or bar beside a name takes
 
 RC: dict[str, Any] = {
     "figure.facecolor": "white",
@@ -145,8 +146,10 @@ def new_panels(
 
 
 def legend_above(axes: Axes, columns: int) -> None:
-    """Put a legend between title and axes, where it hides nothing."""
-    axes.legend(loc="lower left", bbox_to_anchor=(-0.02, 1.0), ncols=columns, columnspacing=1.4, handlelength=2.0,
+    """Put a legend between title and axes, where it hides nothing, in so many columns, fewer if names are long."""
+    longest = max((len(name) for name in axes.get_legend_handles_labels()[1]), default=1)
+    fitting = min(columns, max(1, LETTERS // (longest + 6)))
+    axes.legend(loc="lower left", bbox_to_anchor=(-0.02, 1.0), ncols=fitting, columnspacing=1.4, handlelength=2.0,
                 handletextpad=0.5)  # fmt: skip
 
 

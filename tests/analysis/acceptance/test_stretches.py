@@ -153,7 +153,7 @@ def test_every_gamma_is_predicted_where_the_formula_and_markov_miss(predicted):
     assert errors(predicted, "capped_geometric.text")["error"].max() > 0.11
     assert errors(predicted, "markov")["error"].min() < -0.02
     assert predicted.models["model"].iloc[0] == "stretches"
-    assert one_sentence(predicted).startswith("Textbook formula +")
+    assert one_sentence(predicted).startswith("Textbook formula, for the drafts that were offered, +")
 
 
 def test_replay_is_not_ranked_with_what_has_not_seen_the_texts():
