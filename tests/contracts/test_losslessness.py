@@ -231,7 +231,7 @@ def test_siblings_leave_the_targets_law(enumeration, table, random_law, verifier
 
 @pytest.mark.parametrize(("verifier", "structure"), LOSSLESS)
 def test_typical_sampling_leaves_the_targets_law(enumeration, table, random_law, verifier, structure):
-    """Of both laws; of the target's alone it is a cut of the other tests."""
+    """Typical sampling of both laws; of the target's alone it is a cut of the other tests."""
     rule = verifiers.build({"name": verifier})
     target, q = pair(table, random_law, 4, 0.0 if rule.capabilities.greedy_only else 1.0, "typical_p")
     shape = make_structure(structure, 2 if structure == "chain" else 1)

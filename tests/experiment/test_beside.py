@@ -95,7 +95,7 @@ def test_each_drafter_decodes_as_if_it_were_alone(command, trace):
                 assert seen.metrics[metric] == pytest.approx(value), f"{metric} of {name}"
         for curve, points in single.curves.items():
             assert seen.curves[curve] == pytest.approx(points)
-    # What a run was is read back from it, and runs it again whatever the YAMLs have become.
+    # The file says what a run was, and runs it again whatever the YAMLs have become.
     recorded = yaml.safe_load((folder / "config.yaml").read_text())["measurement"]["drafter_settings"]["suffix"]
     assert recorded["structure"]["depth"] == 3 and recorded["drafter"]["earlier_outputs"] == 50
     _check_pairs(together)

@@ -8,7 +8,7 @@ import torch
 from specdec.models.arithmetic import computes_natively, native_arithmetic
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
-# What torch reports, cut to what matters: instructions that a processor has or lacks.
+# Reports of torch, cut to what matters: instructions that a processor has or lacks.
 ZEN_4 = {"avx512_f": True, "avx512_bf16": True, "avx512_fp16": False, "amx_bf16": False, "amx_fp16": False}
 SKYLAKE = {"avx2": True, "avx512_f": True, "avx512_bf16": False, "avx512_fp16": False, "amx_bf16": False}
 ARROW_LAKE = {"avx2": True, "avx_ne_convert": True, "avx512_bf16": False, "amx_tile": False}  # conversions alone

@@ -58,7 +58,7 @@ def test_shares_are_over_all_positions_and_the_lead_is_paired():
     assert last["grounded_top1"].estimate == pytest.approx(one.sum() / asked.sum())
     assert last["independent_top5"].estimate == pytest.approx(five.sum() / asked.sum())
     assert last["lead"].estimate == pytest.approx((one - five).sum() / asked.sum()) == pytest.approx(0.05, abs=0.002)
-    # How easy a text is drops out of a difference at the same positions.
+    # The ease of a text drops out of a difference at the same positions.
     width, alone = (each.high - each.low for each in (last["lead"], last["grounded_top1"]))
     assert width < 0.1 * alone and last["lead"].prompts == len(TEXTS)
     assert [each.estimate for each in table["lead"]] == pytest.approx([-0.25, -0.15, -0.05, 0.05], abs=0.002)

@@ -107,7 +107,7 @@ def shipped(name: str) -> list[int]:
 
 
 def test_medusa_gains_by_its_own_tree_and_grounded_heads_do_not_by_one_for_both():
-    """What `conf/structure/heads.yaml` and `heads_medusa.yaml` say."""
+    """The YAMLs `conf/structure/heads.yaml` and `heads_medusa.yaml`."""
     by_kind = {
         heads: {each["shape"]: each for each in heads_tree.trees_of(heads_tree.load_trees(), heads)}
         for heads in ("medusa", "grounded")

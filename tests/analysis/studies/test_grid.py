@@ -76,7 +76,7 @@ def test_whole_runs_have_the_mean_and_the_deviation_of_the_runs():
     assert best["deviation"] == pytest.approx(statistics.stdev(by_run))
     assert (usual["speedup"], usual["deviation"]) == pytest.approx((1.5, 0))
     assert (best["tokens"], usual["tokens"]) == (2, 3) and best["identical"] == pytest.approx(11 / 12)
-    # Of all runs together: 18 s over 9 s; every text is alike, so other prompts would change nothing.
+    # All runs together: 18 s over 9 s; every text is alike, so other prompts would change nothing.
     assert (found.lead.estimate, found.lead.low, found.lead.high) == pytest.approx((0.5, 0.5, 0.5))
     alone = whole_runs(whole((10, 10), (1.0,)).drop_duplicates(["k", "w", "stream"]), 200, 0)
     assert alone.lead is None and len(alone.shapes) == 1 and np.isnan(alone.shapes["deviation"].iloc[0])
