@@ -73,7 +73,7 @@ def test_plain_text_has_the_likelihood_that_its_temperature_gives(on_table):
         (("verifier=block", "structure=rows"), "verifier 'block'"),
         (("verifier=greedy",), "verifier=greedy"),
         (("drafter=none", "~drafter.drafts", "structure=chain"), "drafter=none"),
-        (("drafter=oracle", "~drafter.drafts", "drafter.alpha=0.5"), "drafter=oracle"),
+        (("drafter=oracle", "~drafter.drafts", "drafter.alpha=0.5", "structure=chain"), "drafter=oracle"),
         (("study.typical.epsilon=1.5",), "study.typical.epsilon"),
         (("study.temperatures=[0.0]",), "study.temperatures"),
         (("study.epsilons=[1.0]",), "study.epsilons"),
