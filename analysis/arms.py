@@ -13,6 +13,8 @@ from specdec.config import BASELINE, ORIGINAL
 K = TypeVar("K")
 Arm = tuple[str, int]  # method and gamma
 WORK = ["prompt", "repeat"]
+TEXT = ["cell", "method", "gamma", *WORK]  # columns that tell texts apart
+NAMES = dict.fromkeys(("cell", "method", "prompt"), "str")  # those of them that hold text, not counts
 
 
 class Lazy(Mapping[K, pd.DataFrame]):
@@ -35,7 +37,7 @@ class Arms(Lazy[Arm]):
     """The rounds of each arm, in the order of methods and gammas.
 
     Attributes:
-        texts: a line for each text that was written: method, gamma, prompt, repeat, tokens, rounds.
+        texts: a line for each text that was written: cell, method, gamma, prompt, repeat, tokens, rounds.
     """
 
     def __init__(self, makers: Mapping[Arm, Callable[[], pd.DataFrame]], texts: pd.DataFrame) -> None:
@@ -45,12 +47,12 @@ class Arms(Lazy[Arm]):
     @classmethod
     def of(cls, rounds: pd.DataFrame) -> "Arms":
         """Take apart a table that is in memory."""
-        texts = rounds.groupby(["method", "gamma", *WORK], sort=False, observed=True)["committed"]
+        texts = rounds.groupby(TEXT, sort=False, observed=True)["committed"]
         parts = rounds.groupby(["method", "gamma"], sort=True, observed=True)
         found = {(str(method), int(gamma)): arm for (method, gamma), arm in parts}
         return cls(
             {key: partial(found.__getitem__, key) for key in found},
-            texts.agg(tokens="sum", rounds="size").reset_index().astype({"method": "str", "prompt": "str"}),
+            texts.agg(tokens="sum", rounds="size").reset_index().astype(NAMES),
         )
 
     def shared(self) -> "Arms":
@@ -58,7 +60,7 @@ class Arms(Lazy[Arm]):
 
         An interrupted run has decoded some prompts with some methods only. ValueError if no pair is left.
         """
-        done = self.texts.groupby(WORK, sort=False).size()
+        done = self.texts.drop_duplicates(TEXT[1:]).groupby(WORK, sort=False).size()
         pairs = done.index[done == len(self)]
         if pairs.empty:
             raise ValueError("the baseline and the speculative rounds have no prompt in common")
@@ -86,10 +88,10 @@ class Arms(Lazy[Arm]):
         return Lazy({gamma: partial(self._joined, keys[gamma]) for gamma in sorted(keys)})
 
     def of_one_drafter(self, primary_gamma: int) -> Mapping[int, pd.DataFrame]:
-        """Return `by_gamma`; ValueError for several drafters, no baseline, or no round at the primary gamma."""
+        """Return `by_gamma`; ValueError for several drafters or cells, no baseline, or no primary gamma in it."""
         methods = sorted({method for method, _ in self} - {BASELINE, ORIGINAL})
         found = self.by_gamma()
-        if len(methods) != 1 or len(found) == len(self):
+        if len(methods) != 1 or len(found) == len(self) or self.texts["cell"].nunique() != 1:
             raise ValueError(f"one cell with a baseline and one drafter is expected, got the drafters {methods}")
         if primary_gamma not in found:
             raise ValueError(f"no rounds at the primary gamma {primary_gamma}, only at {sorted(found)}")

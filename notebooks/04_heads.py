@@ -68,7 +68,7 @@ notebook.show(*variants)
 # %% [markdown]
 # ## Accuracy by head, a panel for each variant
 #
-# What the paper's Figures 5 to 8 show: held-out text, one choice and five, beside the plain grounded heads.
+# The paper's Figures 5 to 8, for ours: held-out text, one choice and five, beside the plain grounded heads.
 
 # %%
 panels = accuracy_panels.panels_section(ablations)
@@ -120,7 +120,7 @@ notebook.show(*trees)
 # %% [markdown]
 # ## A tree found by search
 #
-# What searches gain over the tree that was drawn by hand: jointly, for both kinds of heads and for each, and by each
+# Searches of a tree against the one that was drawn by hand: jointly, for both kinds of heads and for each, and by each
 # head's chances; and small trees beside full products of choices.
 
 # %%

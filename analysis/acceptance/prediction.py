@@ -166,8 +166,8 @@ def _shared(arms: Arms) -> Arms:
     methods = {method for method, _ in arms} - {BASELINE, ORIGINAL}
     if not methods:
         raise Undetermined("there is no round of a drafter")
-    if len(methods) > 1:
-        raise Undetermined("the rounds are of several drafters, and one is expected")
+    if len(methods) > 1 or arms.texts["cell"].nunique() > 1:
+        raise Undetermined("the rounds are of several drafters or cells, and one is expected")
     shared = arms.shared()
     if shared.texts["prompt"].nunique() < 2:
         raise Undetermined("one prompt cannot be split into two halves")

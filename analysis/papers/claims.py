@@ -581,10 +581,13 @@ def _same_draft(found: ClaimEvidence) -> Claim:
     )
 
 
+def _both_heads(found: ClaimEvidence) -> tuple[Mapping[str, object], Mapping[str, object]]:
+    """Return the ablation's grounded and independent heads, on one tree."""
+    return _ablated(found, heads_ablation.GROUNDED, "tree"), _ablated(found, heads_ablation.INDEPENDENT, "tree")
+
+
 def _grounding(found: ClaimEvidence) -> Claim:
-    grounded, independent = (
-        _ablated(found, name, "tree") for name in (heads_ablation.GROUNDED, heads_ablation.INDEPENDENT)
-    )
+    grounded, independent = _both_heads(found)
     gain = heads_ablation.difference(grounded, independent)
     printed = heads_ablation.PUBLISHED_GAIN
     return Claim(
@@ -647,9 +650,7 @@ def _sparse_tree(found: ClaimEvidence) -> Claim:
 
 
 def _steepness(found: ClaimEvidence) -> Claim:
-    grounded, independent = (
-        _ablated(found, name, "tree") for name in (heads_ablation.GROUNDED, heads_ablation.INDEPENDENT)
-    )
+    grounded, independent = _both_heads(found)
     falls = heads_ablation.steepness(grounded, independent)
     return Claim(
         GROUNDED,

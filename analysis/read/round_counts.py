@@ -17,7 +17,7 @@ from pandas.api.types import union_categoricals
 
 from specdec.errors import UsageError
 
-from ..arms import WORK, Arm, Arms
+from ..arms import NAMES, TEXT, Arm, Arms
 from ..rounds import COUNTED, GENERATION, check_columns, check_once, check_rounds, numbered
 
 T = TypeVar("T")
@@ -60,16 +60,16 @@ class _ArmFile:
 
     def texts(self) -> pd.DataFrame:
         """Look up which row groups hold the rounds of which arm; return the texts of all (see `Arms`)."""
-        key = ["method", "gamma", *WORK]
         found = []
         for number, file in enumerate(self._files):
             for group in range(file.metadata.num_row_groups):
-                table = file.read_row_group(group, columns=[*key, "committed"])
-                texts = table.group_by(key, use_threads=False).aggregate([("committed", "sum"), ("committed", "count")])
-                found.append(texts.to_pandas().astype({"method": "str", "prompt": "str"}))
+                table = file.read_row_group(group, columns=[*TEXT, "committed"])
+                texts = table.group_by(TEXT, use_threads=False)
+                sums = texts.aggregate([("committed", "sum"), ("committed", "count")])
+                found.append(sums.to_pandas().astype(NAMES))
                 for method, gamma in found[-1][["method", "gamma"]].drop_duplicates().itertuples(index=False):
                     self._groups.setdefault((method, int(gamma)), []).append((number, group))
-        parts = pd.concat(found).groupby(key, sort=False)[["committed_sum", "committed_count"]].sum()
+        parts = pd.concat(found).groupby(TEXT, sort=False)[["committed_sum", "committed_count"]].sum()
         return parts.set_axis(["tokens", "rounds"], axis=1).reset_index()
 
     def read(self, arm: Arm) -> pd.DataFrame:

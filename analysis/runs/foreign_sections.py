@@ -343,7 +343,7 @@ def _prediction(data: _Data) -> Section:
     table = data.sums.tables[max(data.accounts)]
     alpha = table[["alpha_numerator", "alpha_denominator"]].set_axis(["numerator", "denominator"], axis=1)
     return prediction_section(
-        Arms(makers, data.sums.texts.assign(method=kind)),
+        Arms(makers, data.sums.texts.assign(cell="imported", method=kind)),
         alpha.rename_axis("prompt").reset_index(),
         None,
         data.title,

@@ -226,3 +226,7 @@ def test_bad_input_is_refused(run):
     two = rounds.assign(method=rounds["method"].where(rounds["gamma"] != 1, "medusa"))
     with pytest.raises(ValueError, match=r"\['medusa', 'ngram'\]"):
         summarise(RunTables(Arms.of(two), generations), 3)
+    for here in (rounds["prompt"] == "p000", rounds["gamma"] == 3):
+        cells = rounds.assign(cell=np.where(here, "other", rounds["cell"]))
+        with pytest.raises(ValueError, match="one cell with a baseline"):
+            summarise(RunTables(Arms.of(cells), generations), 3)
