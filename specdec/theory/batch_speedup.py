@@ -9,7 +9,7 @@ outside their range.
 import numpy as np
 from numpy.typing import ArrayLike
 
-from specdec.theory.arguments import Values, count, nonnegative, positive
+from specdec.theory.arguments import Values, count, law, nonnegative, positive
 
 
 def batch_speedup(tokens: ArrayLike, gamma: ArrayLike, c: ArrayLike, v: ArrayLike) -> Values:
@@ -60,3 +60,14 @@ def roofline_break_even_batch(tokens: ArrayLike, gamma: ArrayLike, c: ArrayLike,
 def _affordable(tokens: ArrayLike, gamma: ArrayLike, c: ArrayLike) -> Values:
     """Return E - gamma c: the longest verification, in plain steps, at which the speedup is still 1."""
     return positive(tokens, "tokens") - count(gamma, "gamma") * nonnegative(c, "c")
+
+
+def longest_of_batch(shares: ArrayLike, batch: ArrayLike) -> Values:
+    """Return the law [..., K + 1] of the longest of B drafts whose lengths 0 to K are independent and have the law
+    `shares` [K + 1]: F(k)^B - F(k - 1)^B. A call is as wide as the longest draft of the batch, so that a drafter which
+    offers now little, now much, pays for much in every call of a large batch.
+    """
+    below = np.cumsum(law(shares, "shares")).clip(0.0, 1.0)
+    below[..., -1] = 1.0
+    powers = below ** np.expand_dims(count(batch, "batch", minimum=1), -1)
+    return np.diff(powers, axis=-1, prepend=0.0)

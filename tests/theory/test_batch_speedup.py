@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from specdec.theory.batch_speedup import (
     batch_speedup,
     break_even_batch,
+    longest_of_batch,
     roofline_break_even_batch,
     verification_ratio,
 )
@@ -73,3 +74,12 @@ def test_verification_is_shared_at_one_and_paid_in_full_at_many():
 def test_arguments_outside_their_range_are_refused(call):
     with pytest.raises(ValueError, match="must be"):
         call()
+
+
+def test_the_longest_of_a_batch_is_counted_out():
+    shares = [0.5, 0.2, 0.3]
+    pairs = {(i, j): a * b for i, a in enumerate(shares) for j, b in enumerate(shares)}
+    counted = [sum(chance for pair, chance in pairs.items() if max(pair) == k) for k in range(3)]
+    assert longest_of_batch(shares, 2) == pytest.approx(counted)
+    assert longest_of_batch(shares, 1) == pytest.approx(shares)
+    assert longest_of_batch(shares, [1, 64])[1] == pytest.approx([0, 0, 1], abs=1e-9)

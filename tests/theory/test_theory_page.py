@@ -9,7 +9,16 @@ import pytest
 from specdec.analysis.acceptance import estimates, iid, models
 from specdec.analysis.account import gap_account
 from specdec.drafters import model_unigram
-from specdec.theory import acceptance, batch_speedup, capped_geometric, dependence, multi_draft, roofline, speedup, trees
+from specdec.theory import (
+    acceptance,
+    batch_speedup,
+    capped_geometric,
+    dependence,
+    multi_draft,
+    roofline,
+    speedup,
+    trees,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "notebooks" / "theory.md"
