@@ -143,7 +143,7 @@ class HeadsDrafter(Drafter):
             return EMPTY
         root = torch.full((1,), self._root, device=self._device)  # written there: copying would wait for it
         if (self._greedy or shape.beam) and self._has_topology(shape):
-            tokens = self._choices.first(self._state, root, shape.tree)
+            tokens = self._choices.first(self._state.unsqueeze(0), root, shape.tree)[0]
             return Draft(tokens, shape.tree, source=self._sources(shape))
         return self._grown(shape, self._state, root)
 
@@ -159,13 +159,14 @@ class HeadsDrafter(Drafter):
     def _grown(self, shape: Structure, state: Tensor, root: Tensor) -> Draft:
         """Draft level by level, each by the tokens of the levels above."""
         ranked = self._greedy or shape.beam is not None
-        after = self._choices.laws(state, shape.gamma, (lambda logits: logits) if ranked else self._standardised)
+        standardise = (lambda logits: logits) if ranked else self._standardised
+        after = self._choices.laws(state.unsqueeze(0), shape.gamma, standardise)
 
         def laws(tokens: Tensor, tree: Tree, nodes: Sequence[int]) -> Tensor:
             paths = torch.tensor([tree.path(node) for node in nodes], dtype=torch.long)  # [M, k - 1]: of one depth
             # Before the first level there are no tokens, and what there is of them is on the host.
             drafted = tokens.to(root.device)[paths.to(root.device, non_blocking=True)]
-            return after(torch.cat([root.expand(len(nodes), 1), drafted], 1))
+            return after(torch.cat([root.expand(len(nodes), 1), drafted], 1).unsqueeze(0))[0]
 
         how: How = "ranked" if ranked else self._siblings
         draft = grow(shape, laws, how, self.strategy, self._generator)
