@@ -93,7 +93,6 @@ def decode_batch(
     structure: Structure,
     requests: Sequence[Request],
     clock: Clock,
-    reads_logits: bool = False,
 ) -> BatchDecoded:
     """Decode all requests, as many at once as there are slots.
 
@@ -101,8 +100,6 @@ def decode_batch(
     order of requests. The marks of a round are those of its step; its durations are these divided by the sequences
     active in it (`Round.batch`), so that rounds add up to the total.
 
-    Args:
-        reads_logits: the drafter learns from the target's logits (`DrafterCapabilities.reads_logits`).
     Raises:
         NumericsError: the target's logits were not finite; `partials` holds, by place of the request, what was decoded
             before.
@@ -117,7 +114,7 @@ def decode_batch(
         try:
             while waiting and batch.free:
                 prefills.append(batch.begin(*waiting.popleft()))
-            slots, tokens, marks = batch.step(verifier, reads_logits)
+            slots, tokens, marks = batch.step(verifier)
         except NumericsError as error:
             unfinished = {each.place: each.generation() for each in batch.active.values()}
             error.partials = {**done, **unfinished}
@@ -159,7 +156,7 @@ class _Batch:
         self.active[slot] = _Sequence(place, request, prefill)
         return prefill
 
-    def step(self, verifier: Verifier, reads_logits: bool) -> tuple[tuple[int, ...], int, Marks]:
+    def step(self, verifier: Verifier) -> tuple[tuple[int, ...], int, Marks]:
         """Decode one round of every active sequence; return their slots, the tokens committed, the clock's readings."""
         active, mark = self.active, self.clock.mark
         start = mark()
@@ -181,7 +178,7 @@ class _Batch:
             path_tokens = [decision.tokens[node] for node in decision.path]
             committed[slot] = cut(path_tokens, decision.next_token, each.room, self.target.target.end_tokens)
             self.target.commit(slot, decision.path, decision.next_token)
-            if reads_logits:
+            if self.drafter.reads_logits:
                 self.drafter.observe(slot, drafts[slot], self.target.logits[slot])
             self.drafter.commit(slot, committed[slot], self.target.states.get(slot))
         marks = Marks(start, drafted, verified, accepted, mark())

@@ -25,6 +25,7 @@ class EachDrafter(BatchDrafter):
         """
         self.slots = slots
         self.drafters = [make() for _ in range(slots)]
+        self.reads_logits = self.drafters[0].capabilities.reads_logits
 
     def start(self, slot: int, text: TextStart, states: Tensor | None = None) -> None:
         self.drafters[slot].start(text, states)

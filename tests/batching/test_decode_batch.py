@@ -48,9 +48,8 @@ def decoded(target, drafter, structure, asked, slots, verifier="speculative_samp
     how = {"verifier": verifiers.build({"name": verifier}), "structure": structure, "clock": CpuClock()}
     if slots == 0:
         return [generate(target=target, drafter=drafter, request=each, **how) for each in asked]
-    reads = drafter.capabilities.reads_logits
     batches = {"target": batch_target(target, slots), "drafter": batch_drafter(drafter, target, slots)}
-    return decode_batch(**batches, requests=asked, reads_logits=reads, **how).generations
+    return decode_batch(**batches, requests=asked, **how).generations
 
 
 def told(generation):
@@ -64,8 +63,39 @@ def test_every_drafter_decodes_in_a_batch_as_it_does_alone(small_target, drafter
     can = drafters.get(name).capabilities
     target = small_target(name, 5, temperature=0.0 if can.needs_reference else 1.0)
     drafter = drafters.build(drafter_values(name, 5, target), target=target)
-    asked = lambda: requests(references=[[1, 2, 0, 4, 3] * 3] * 5)  # noqa: E731
-    structure = make_structure(shape, 3)
-    alone = decoded(target, drafter, structure, asked(), 0)
-    together = decoded(target, drafter, structure, asked(), 3)
+    structure, references = make_structure(shape, 3), [[1, 2, 0, 4, 3] * 3] * len(PROMPTS)
+    alone = decoded(target, drafter, structure, requests(references=references), 0)
+    together = decoded(target, drafter, structure, requests(references=references), 3)
     assert [told(each) for each in together] == [told(each) for each in alone]
+
+
+# Longer than the windows of 6, and repetitive, so that n-grams match.
+TEXTS = [
+    [7, 3, 19, 44, 3, 19, 52, 7, 3, 19, 44, 8, 3, 19],
+    [5, 5],
+    [40, 12, 33, 12, 40, 12, 33, 2, 40],
+    [60],
+    [9, 8, 9, 8, 9, 21, 22, 9, 8, 9, 21, 22, 3, 3, 3, 9, 8, 30],
+]
+
+
+@pytest.fixture(scope="module")
+def small_model(drafter_values):
+    """A model that agrees with the tiny llama on about half of a text."""
+    return drafter_values("small_model", 61)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("architecture", ["gemma2", "gemma3", "gpt2", "llama", "mistral_window"])
+def test_texts_of_a_model_are_those_of_batch_one(
+    tiny_model, sampling, make_structure, small_model, architecture, temperature
+):
+    """Chains and trees, at every size of the batch; drafts of random quality, so that sequences drift apart."""
+    target = Causal(tiny_model(architecture), sampling(temperature=temperature), prefill_chunk=5)
+    drafter = drafters.build(small_model, target=target)
+    for shape, sizes in (("chain", (1, 2, 5)), ("tree", (3,))):
+        structure = make_structure(shape, 3)
+        alone = decoded(target, drafter, structure, requests(TEXTS, LIMITS), 0)
+        for slots in sizes:
+            together = decoded(target, drafter, structure, requests(TEXTS, LIMITS), slots)
+            assert [told(each) for each in together] == [told(each) for each in alone], (shape, slots)

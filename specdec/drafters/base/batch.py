@@ -17,9 +17,11 @@ class BatchDrafter(ABC):
 
     Attributes:
         slots: texts that there is room for.
+        reads_logits: it learns from the target's logits over each draft (`observe`).
     """
 
     slots: int
+    reads_logits: bool = False
 
     def reserve(self, capacity: int) -> None:
         """Make room for texts; those that were there are forgotten. Called before the first of several starts.
@@ -45,7 +47,9 @@ class BatchDrafter(ABC):
         """Take note of the tokens appended to a text in this step (see `Drafter.commit`)."""
 
     def observe(self, slot: int, draft: Draft, logits: Tensor) -> None:
-        """Take note of what the target said of a draft (see `Drafter.observe`); only where the drafter reads logits."""
+        """Take note of what the target said of a draft (see `Drafter.observe`); called before `commit`, only where
+        `reads_logits`.
+        """
 
     @abstractmethod
     def release(self, slot: int) -> None:
