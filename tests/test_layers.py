@@ -25,6 +25,7 @@ LAYERS = (
     ("drafters",),
     ("observe",),
     ("decode", "timing", "replay"),
+    ("batching",),
     ("experiment",),
     ("studies", "training"),
     ("commands",),
