@@ -29,7 +29,7 @@ from specdec.sampling import generator_for
 from specdec.targets import Target
 from specdec.targets.causal import Causal
 from specdec.text.streams import read_streams, write_streams
-from specdec.timing.calls import call_sizes, time_calls
+from specdec.timing.calls import calibrate, call_sizes, time_calls
 from specdec.timing.machine import measure_machine
 from specdec.timing.timer import Timer
 from specdec.tracking import writer as tracking
@@ -96,7 +96,10 @@ def _measure(
     for peer in peers:
         peer.tune(longest)
     timer = Timer(clock, measurement.calibration_calls, generator_for(config.seed, longest.id, "calibration"))
-    calibration = session.calibrate(parts.primary, longest, timer)
+    trees = [arm.structure.tree for arm in parts.arms]
+    calibration = session.calibrated(
+        lambda target, drafter: calibrate(target, drafter, parts.primary.structure, longest.tokens, trees, timer)
+    )
     grid = None
     if grid_sizes:
         generator = generator_for(config.seed, longest.id, "cost")

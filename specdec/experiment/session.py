@@ -18,6 +18,7 @@ from specdec.analysis.read.facts import SessionFacts
 from specdec.analysis.runs.quality import OUTPUTS
 from specdec.clock import Clock, SimulatedClock
 from specdec.config import RunConfig
+from specdec.drafters import Drafter
 from specdec.errors import NumericsError
 from specdec.experiment.arm import Arm
 from specdec.experiment.divergence import Divergence, explain
@@ -31,8 +32,8 @@ from specdec.experiment.walking import decode_by_walking
 from specdec.prompts import Prompt
 from specdec.records import Generation, Request
 from specdec.sampling import generator_for
-from specdec.timing.calls import Calibration, calibrate
-from specdec.timing.timer import Timer
+from specdec.targets import Target
+from specdec.timing.calls import Calibration
 
 Peer = Callable[[Prompt], Mapping[str, Any] | None]
 """Another engine, called once per prompt and repeat between our own methods; None is a failure."""
@@ -83,10 +84,9 @@ class Session:
     def decode_ahead(self, prompts: Sequence[Prompt], repeat: int) -> None:
         """Prepare for the prompts that `run_prompt` is given next; nothing to do where they are decoded one by one."""
 
-    def calibrate(self, arm: Arm, prompt: Prompt, timer: Timer) -> Calibration:
-        """Time single calls and drafts on a prompt's context."""
-        trees = [each.structure.tree for each in self._parts.arms]
-        return calibrate(self._target, arm.drafter, arm.structure, prompt.tokens, trees, timer)
+    def calibrated(self, measure: Callable[[Target, Drafter], Calibration]) -> Calibration:
+        """Return the times that `measure` finds of single calls and drafts, as decoding makes them here."""
+        return measure(self._target, self._parts.primary.drafter)
 
     def run_prompt(self, prompt: Prompt, repeat: int) -> Generation:
         """Decode one prompt by every method; return the baseline's generation, on which a next turn is built.
