@@ -7,7 +7,7 @@ knows no statistics.
 import json
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from math import nan
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from specdec.analysis.read.facts import STATUS_FILE, RunStatus, Standing
 from specdec.clock import Clock
 from specdec.experiment.walking import WalkedRounds
 from specdec.records import Generation, Round
@@ -203,7 +204,14 @@ class ResultsFolder:
 
         pd.DataFrame(list(lines), columns=list(columns)).to_parquet(self.folder / f"{name}.parquet", index=False)
 
+    def write_status(self, status: Standing, sentence: str, prompts_done: int, prompts: int) -> None:
+        """Replace `status.json` by the run's present standing (`RunStatus` explains the values), in one step: a reader
+        finds the old file or the new one, never a part of it.
+        """
+        self.write_json(STATUS_FILE, asdict(RunStatus(status, sentence, prompts_done, prompts)))
+
     def write_json(self, name: str, value: Any) -> None:
+        """Replace the file `name` by a value as JSON, in one step."""
         path = self.folder / name
         path.with_suffix(".tmp").write_text(json.dumps(value, indent=1, default=str) + "\n", encoding="utf-8")
         path.with_suffix(".tmp").replace(path)
