@@ -83,6 +83,8 @@ class BatchedSession(Session):
 
     def decode_ahead(self, prompts: Sequence[Prompt], repeat: int) -> None:
         """Decode a group of prompts by every method, so that `run_prompt` finds what it asks for."""
+        if not prompts:
+            return  # an earlier sitting of the run has decoded all of them
         order = self._order(random.Random(f"{self._config.seed}/{repeat}/{prompts[0].id}"))
         self._decoded = {(repeat, prompt.id): {} for prompt in prompts}
         references: list[tuple[int, ...] | None] = [None] * len(prompts)
