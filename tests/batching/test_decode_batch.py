@@ -88,14 +88,14 @@ def small_model(drafter_values):
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("architecture", ["gemma2", "gemma3", "gpt2", "llama", "mistral_window"])
+@pytest.mark.parametrize("architecture", ["gemma3", "gpt2", "llama", "mistral_window"])
 def test_texts_of_a_model_are_those_of_batch_one(
     tiny_model, sampling, make_structure, small_model, architecture, temperature
 ):
     """Chains and trees, at every size of the batch; drafts of random quality, so that sequences drift apart."""
     target = Causal(tiny_model(architecture), sampling(temperature=temperature), prefill_chunk=5)
     drafter = drafters.build(small_model, target=target)
-    for shape, sizes in (("chain", (1, 2, 5)), ("tree", (3,))):
+    for shape, sizes in (("chain", (2, 5)), ("tree", (3,))) if temperature == 0 else (("chain", (3,)), ("tree", (5,))):
         structure = make_structure(shape, 3)
         alone = decoded(target, drafter, structure, requests(TEXTS, LIMITS), 0)
         for slots in sizes:
