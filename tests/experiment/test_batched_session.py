@@ -15,8 +15,8 @@ from specdec.clock import SimulatedClock
 from specdec.config import RunConfig, config_dir, validated
 from specdec.errors import NumericsError, UsageError
 from specdec.experiment import experiment
+from specdec.experiment.batch_checks import check_turns, refuse_batches
 from specdec.experiment.batched_session import BatchedSession
-from specdec.experiment.batches import check_turns, refuse_batches
 from specdec.experiment.parts import build
 from specdec.experiment.results import ResultsFolder
 from specdec.experiment.session import Session

@@ -11,7 +11,7 @@ from specdec.analysis.pages.html import Chapter, write_report
 from specdec.clock import clock_for
 from specdec.config import RunConfig
 from specdec.errors import UsageError
-from specdec.experiment.batches import refuse_batches
+from specdec.experiment.batch_checks import refuse_batches
 from specdec.experiment.beside import refuse_several
 from specdec.experiment.identity import RunIdentity, identify, run_facts
 from specdec.experiment.kept import EarlierRuns, KeptRun
