@@ -1,4 +1,6 @@
-"""Sweeps that were interrupted and go on: what is kept, what runs again, what is refused. Real cells on the table target."""
+"""Sweeps that were interrupted and go on: what is kept, what runs again, what is refused. The cells are real, on the
+table target; trainings have a stand-in.
+"""
 
 import csv
 import json
@@ -42,8 +44,8 @@ def light(monkeypatch):
 
 
 @pytest.fixture
-def decoded(monkeypatch) -> list[str]:
-    """The cell (gamma) and prompt of everything that is decoded, in order; `decoded.stop` ends it with a signal."""
+def decoded(monkeypatch):
+    """Gamma of the cell and prompt of everything that is decoded, in order; at `decoded.stop` of them a signal comes."""
 
     class Decoded(list):
         stop = None
@@ -99,9 +101,7 @@ def test_a_sweep_of_other_cells_keeps_those_that_it_shares(in_process, decoded, 
     decoded.clear()
     before = {path: path.read_bytes() for path in (tmp_path / "first").rglob("*") if path.is_file()}
     assert in_process(run, *SWEEP, "structure.gamma=3,1", "resume=first").code == 0
-    assert decoded == [(3, f"tokens/{'-'.join(map(str, each))}") for each in ()] or {gamma for gamma, _ in decoded} == {
-        3
-    }
+    assert {gamma for gamma, _ in decoded} == {3}
     again = tmp_path / "first" / "again-2"
     assert [line["fault"] for line in table(again)] == ["", "kept: finished before"]
     outcome = json.loads((again / "1" / "cell.json").read_text())
