@@ -45,7 +45,7 @@ def light(monkeypatch):
 
 @pytest.fixture
 def decoded(monkeypatch):
-    """Gamma of the cell and prompt of everything that is decoded, in order; at `decoded.stop` of them a signal comes."""
+    """Gamma of the cell and prompt of all that is decoded, in order; at `decoded.stop` of them a signal comes."""
 
     class Decoded(list):
         stop = None
