@@ -22,7 +22,7 @@ class OneSentence(argparse.ArgumentParser):
     """An argument parser that answers a bad command line with one sentence and exit code 2."""
 
     def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{message[:1].upper()}{message[1:].rstrip('.')}: see `python -m specdec.report --help`.")
+        raise UsageError(f"{message[:1].upper()}{message[1:].rstrip('.')}: see `{self.prog} --help`.")
 
 
 def parser() -> argparse.ArgumentParser:
