@@ -10,22 +10,25 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from hydra.experimental.callback import Callback
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from specdec.commands.failures import ending
+from specdec.commands.launchers import OUTCOME, claim_gpu, prepare_launcher
 from specdec.config import TrackingConfig, validated
 from specdec.errors import Interrupted, SpecdecError, UsageError
+from specdec.signals import interruptible
 from specdec.text.writing import write_atomically
+from specdec.tracking.journal import JOURNAL
 from specdec.tracking.writer import PARENT_RUN, SWEEP_CELL, TrackedRun, check_store, tracked_run
 
 logger = logging.getLogger(__name__)
 
-OUTCOME = "cell.json"
 HEADLINE = ("speedup", "tokens_per_round")
 FAILED_CELLS = 3
 _GAMMA = "structure.gamma="
@@ -72,38 +75,68 @@ class SweepParent(Callback):
             check_store(tracking, here)
             overrides = " ".join(config.hydra.overrides.task)
             tags = {"specdec.role": "sweep", "specdec.overrides": overrides}
-            run = tracked_run(tracking, name=f"sweep {overrides}"[:200], params={}, tags=tags, folder=here)
+            folder = _settled_folder(config, here)
+            name = f"sweep {overrides}"[:200]
+            run = tracked_run(tracking, name=name, params={}, tags=tags, folder=here, results=folder)
         except SpecdecError as error:
             raise Stopped(error) from None
-        os.environ[PARENT_RUN] = run.run_id
-        _launched = Sweep(here / str(config.hydra.sweep.dir), run)
+        prepare_launcher(str(config.hydra.launcher._target_), folder)
+        _launched = Sweep(folder, run)
 
 
 _launched: Sweep | None = None
 
 
+def _settled_folder(config: DictConfig, here: Path) -> Path:
+    """Return the sweep's folder, and make it absolute in the configuration of every cell: a worker of a cluster may
+    start in another folder.
+    """
+    folder = here / str(config.hydra.sweep.dir)
+    quoted = str(folder).replace("\\", "\\\\").replace("'", "\\'")
+    with read_write(config), open_dict(config):
+        config.hydra.overrides.hydra.append(f"hydra.sweep.dir='{quoted}'")
+        config.hydra.sweep.dir = str(folder)
+    return folder
+
+
 def in_cell() -> bool:
-    """Return whether the task now running is a cell of a sweep that has a parent run."""
+    """Return True if the task now running is a cell of a sweep that has a parent run."""
     from hydra.core.hydra_config import HydraConfig
     from hydra.types import RunMode
 
-    return HydraConfig.get().mode == RunMode.MULTIRUN and PARENT_RUN in os.environ
+    hydra = HydraConfig.get()
+    return hydra.mode == RunMode.MULTIRUN and (Path(hydra.sweep.dir) / JOURNAL).is_file()
 
 
 def run_cell(task: Callable[[], Mapping[str, float] | None]) -> None:
-    """Run a cell and write its outcome. Only a signal ends the sweep, by raising Stopped."""
+    """Run a cell and write its outcome. Only a signal to the process that launched the sweep ends it, by raising
+    Stopped; a worker that gets one ends its cell.
+    """
+    if _launched is not None:
+        _run_cell(task)
+        return
+    from hydra.core.hydra_config import HydraConfig
+
+    os.chdir(HydraConfig.get().runtime.cwd)  # relative paths mean the same everywhere
+    with interruptible(), suppress(Stopped):
+        _run_cell(task)
+
+
+def _run_cell(task: Callable[[], Mapping[str, float] | None]) -> None:
     from hydra.core.hydra_config import HydraConfig
 
     hydra = HydraConfig.get()
     cell, overrides = int(hydra.job.num), [str(override) for override in hydra.overrides.task]
     path = Path(hydra.runtime.output_dir) / OUTCOME
-    os.environ[SWEEP_CELL] = str(cell)
+    own = {PARENT_RUN: str(hydra.sweep.dir), SWEEP_CELL: str(cell)}
+    os.environ.update(own)
 
     def write(code: int, sentence: str, results: dict[str, float] | None = None) -> None:
         outcome = CellOutcome(cell, overrides, code, sentence, results or {})
         write_atomically(path, json.dumps(asdict(outcome), indent=2))
 
     try:
+        claim_gpu()
         results = {name: float(value) for name, value in (task() or {}).items() if value is not None}
     except (Interrupted, KeyboardInterrupt) as error:
         sentence, code = ending(error) or ("Interrupted.", 130)
@@ -122,7 +155,8 @@ def run_cell(task: Callable[[], Mapping[str, float] | None]) -> None:
     else:
         write(0, "", results)
     finally:
-        os.environ.pop(SWEEP_CELL, None)
+        for name in own:
+            os.environ.pop(name, None)
 
 
 def conclude(error: BaseException | None) -> int:
@@ -139,7 +173,6 @@ def conclude(error: BaseException | None) -> int:
     sweep, _launched = _launched, None
     if sweep is None:
         return 0
-    os.environ.pop(PARENT_RUN, None)
     outcomes = read_outcomes(sweep.folder)
     if all(outcome.exit_code == UsageError.exit_code for outcome in outcomes):
         sweep.run.discard()
@@ -184,7 +217,7 @@ def _summarise(sweep: Sweep, outcomes: list[CellOutcome]) -> None:
     markdown = [header, ["---"] * len(header), *([cell.replace("|", "\\|") for cell in line] for line in lines)]
     text = "\n".join(f"| {' | '.join(line)} |" for line in markdown)
     (sweep.folder / "sweep.md").write_text(text + "\n", encoding="utf-8")
-    sweep.run.artifacts(sweep.folder)
+    sweep.run.artifacts()
     for name in HEADLINE:
         drawn = _lines(outcomes, name)
         # Logged twice: on the parent run, for MLflow's collapsed list, and on a child of each line, for one chart.
