@@ -4,17 +4,23 @@ joblib's pool dies with its first worker, and submitit and ray report the first 
 the cells that were lost are launched again, or each is waited for on its own. Knows Hydra; nothing of decoding.
 """
 
+import json
 import logging
 import os
 import re
+import signal
+import socket
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from specdec.errors import Interrupted, UsageError
+from specdec.text.writing import write_atomically
+from specdec.tracking.store import process_runs, this_process
 
 logger = logging.getLogger(__name__)
 
@@ -24,6 +30,7 @@ _PLUGINS = "hydra_plugins.hydra_{}_launcher.{}"
 JOBLIB = _PLUGINS.format("joblib", "joblib_launcher.JoblibLauncher")
 RAY = _PLUGINS.format("ray", "ray_launcher.RayLauncher")
 SUBMITIT = tuple(_PLUGINS.format("submitit", f"submitit_launcher.{kind}Launcher") for kind in ("Local", "Slurm"))
+STOP_SECONDS = 60.0  # for the cells of an interrupted sweep to write their partial results
 ALL_AT_ONCE = 256  # cells that wait for a cluster at one time, where the launcher has no setting for it
 
 
@@ -43,6 +50,7 @@ def prepare_launcher(target: str, folder: Path) -> None:
     if launcher is not None and wrap is not None:
         launch = _originals.setdefault(target, vars(launcher).get("launch") or launcher.launch)
         launcher.launch = wrap(launch, folder)
+        logging.getLogger("hydra_plugins").setLevel(logging.WARNING)  # they count each launch from 0
 
 
 _originals: dict[str, Any] = {}  # each plugin's own `launch`
@@ -56,6 +64,7 @@ def _again(original: Any, folder: Path) -> Launch:
 
     def launch(self: Any, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[Any]:
         cells = dict(enumerate(job_overrides, initial_job_idx))
+        logger.info("Launching %d cells into %s", len(cells), folder)
         try:
             return list(original(self, job_overrides, initial_job_idx))
         except (Interrupted, UsageError):
@@ -100,6 +109,7 @@ def _apart(original: Any, folder: Path) -> Launch:
                     faults[cell] = error
 
         cells = list(enumerate(job_overrides, initial_job_idx))
+        logger.info("Launching %d cells into %s", len(cells), folder)
         # As daemons: an interrupted sweep does not wait for a cluster.
         threads = [threading.Thread(target=start, args=cell, daemon=True) for cell in cells]
         for thread in threads:
@@ -142,6 +152,35 @@ def _runs(cells: Sequence[int]) -> list[list[int]]:
         else:
             found.append([cell])
     return found
+
+
+PROCESS = "process.json"
+
+
+def write_process(folder: Path) -> None:
+    """Write down which process runs the cell of a folder."""
+    text = json.dumps({"specdec.host": socket.gethostname(), "specdec.process": this_process()})
+    write_atomically(folder / PROCESS, text + "\n")
+
+
+def stop_cells(folder: Path) -> None:
+    """Ask the cells of a sweep that still run on this machine to end, and wait until they wrote what they have."""
+    waiting = {path.parent: json.loads(path.read_text("utf-8")) for path in folder.rglob(PROCESS)}
+    here = {
+        cell: tags["specdec.process"]
+        for cell, tags in waiting.items()
+        if tags["specdec.host"] == socket.gethostname() and not (cell / OUTCOME).is_file()
+    }
+    own = this_process()
+    here = {cell: process for cell, process in here.items() if process != own and process_runs(process)}
+    for process in here.values():
+        with suppress(ProcessLookupError):
+            os.kill(int(process.partition(":")[0]), signal.SIGTERM)
+    limit = time.monotonic() + STOP_SECONDS
+    while time.monotonic() < limit and any(
+        process_runs(process) and not (cell / OUTCOME).is_file() for cell, process in here.items()
+    ):
+        time.sleep(0.1)
 
 
 _claimed: list[Any] = []  # the lock of this process's GPU, kept as long as the process lives

@@ -19,7 +19,7 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from specdec.commands.failures import ending
-from specdec.commands.launchers import OUTCOME, claim_gpu, prepare_launcher
+from specdec.commands.launchers import OUTCOME, claim_gpu, prepare_launcher, stop_cells, write_process
 from specdec.config import TrackingConfig, validated
 from specdec.errors import Interrupted, SpecdecError, UsageError
 from specdec.signals import interruptible
@@ -136,6 +136,7 @@ def _run_cell(task: Callable[[], Mapping[str, float] | None]) -> None:
         write_atomically(path, json.dumps(asdict(outcome), indent=2))
 
     try:
+        write_process(path.parent)
         claim_gpu()
         results = {name: float(value) for name, value in (task() or {}).items() if value is not None}
     except (Interrupted, KeyboardInterrupt) as error:
@@ -173,6 +174,8 @@ def conclude(error: BaseException | None) -> int:
     sweep, _launched = _launched, None
     if sweep is None:
         return 0
+    if isinstance(error, (Interrupted, KeyboardInterrupt)):
+        stop_cells(sweep.folder)
     outcomes = read_outcomes(sweep.folder)
     if all(outcome.exit_code == UsageError.exit_code for outcome in outcomes):
         sweep.run.discard()

@@ -54,12 +54,13 @@ def run_experiment(config: RunConfig, folder: Path) -> RunFindings:
     name = f"{parts.label} {parts.primary.structure.label}"
     if parts.beside:
         name += f" beside {', '.join(each.name for each in parts.beside)}"
-    with tracking.tracked_run(config.tracking, name=name, params=identity.params, tags=identity.tags) as tracked:
+    about = {"name": name, "params": identity.params, "tags": identity.tags}
+    with tracking.tracked_run(config.tracking, **about, results=folder) as tracked:
         try:
             _measure(config, parts, identity, results, tracked.heartbeat)
         except SpecdecError:
             results.compact()  # what was decoded so far stays, in one piece
-            tracked.artifacts(folder)
+            tracked.artifacts()
             raise
         if config.measurement.record:
             write_streams(folder / "streams.jsonl", read_streams(folder / "generations.jsonl"))
@@ -70,7 +71,7 @@ def run_experiment(config: RunConfig, folder: Path) -> RunFindings:
         tracked.tags({"alpha_source": found.alpha_source})
         for key, lines in found.overlays().items():
             tracked.curve_children(key, lines)
-        tracked.artifacts(folder)
+        tracked.artifacts()
         links = {"browse": tracked.link, "overlay": tracked.overlay("curve.tokens_per_round")}
     if config.measurement.trace:
         print_trace(read_traces(folder / "traces.json"), get_console(), rounds=_TRACED_ROUNDS)

@@ -73,8 +73,8 @@ class Store:
 
 
 def without_password(text: str) -> str:
-    """Replace user and password in an address by stars."""
-    return re.sub(r"://[^/@\s]+@", "://***@", text)
+    """Replace user and password in an address by stars; a database's user without a password stays."""
+    return re.sub(r"(https?://|://(?=[^/@\s:]*:))[^/@\s]+@", r"\1***@", text)
 
 
 def locate(uri: str | None, folder: Path) -> Store:

@@ -289,7 +289,7 @@ def _header(
     return {
         "store": "" if store is None else store.shown,
         "experiment": config.experiment,
-        "name": config.run_name or name,
+        "name": redacted(config.run_name or name),
         "params": {_accepted_name(key): redacted(str(value))[:6000] for key, value in params.items()},
         "tags": own,
         "parent": parent,
