@@ -113,7 +113,7 @@ class SessionFacts:
 
 @dataclass(frozen=True)
 class RunStatus:
-    """How far a run has come, and how it ended (`status.json`, replaced as a whole whenever it changes).
+    """Progress of a run, and its end (`status.json`, replaced as a whole whenever it changes).
 
     A process that is killed by force leaves "running" behind; a run is resumed unless it is "finished".
 

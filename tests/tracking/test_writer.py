@@ -209,9 +209,7 @@ def test_a_run_ends_as_it_went(
     assert run.data.tags.get("specdec.failure") == failure
 
 
-def test_a_sweeps_cell_is_nested(
-    monkeypatch: pytest.MonkeyPatch, record: Callable[..., Any], tmp_path: Path
-) -> None:
+def test_a_sweeps_cell_is_nested(monkeypatch: pytest.MonkeyPatch, record: Callable[..., Any], tmp_path: Path) -> None:
     parent = record(lambda run: None, tags={"specdec.role": "sweep"}, results=tmp_path).info.run_id
     monkeypatch.setenv(tracking.PARENT_RUN, str(tmp_path))
     monkeypatch.setenv(tracking.SWEEP_CELL, "5")
