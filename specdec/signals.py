@@ -29,7 +29,7 @@ def interruptible() -> Iterator[None]:
 
 
 def raise_swallowed() -> None:
-    """Raise the signal that arrived inside a library which took it for one of its own errors; call it between prompts."""
+    """Raise the signal that a library took for one of its own errors; call it between prompts."""
     if _received:
         raise _received[0]
 

@@ -19,8 +19,8 @@ DEFAULT = ("outputs", "multirun")
 def parser() -> argparse.ArgumentParser:
     made = OneSentence(
         prog="python -m specdec.sync",
-        description="Uploads runs to MLflow that their store missed, whole or in part, with their own times. Running it "
-        "again changes nothing.",
+        description="Uploads runs to MLflow that their store missed, whole or in part, with their own times. "
+        "Running it again changes nothing.",
     )
     made.add_argument(
         "folders",

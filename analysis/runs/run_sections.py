@@ -305,8 +305,8 @@ def cost_section(run: Run) -> Section:
 
 
 def fitted_cost(run: Run, calibration: Mapping[str, Any]) -> CostReport | None:
-    """Return the cost model of the run's grid of calls; None without a grid, and for a run that ended before it measured
-    the machine. UsageError if `cost.json` is missing otherwise.
+    """Return the cost model of the run's grid of calls; None without a grid, and for a run that ended before it had
+    measured the machine. UsageError if `cost.json` is missing otherwise.
     """
     if not calibration.get("grid"):
         return None

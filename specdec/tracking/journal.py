@@ -1,7 +1,7 @@
 """The record of what a run logs, line by line in its own folder (`tracking.jsonl`). MLflow is a mirror of it.
 
-A line is on disk before a store hears of it, so a store that is down costs nothing: `specdec.sync` reads the lines later.
-Knows names, values and times; nothing of MLflow.
+A line is on disk before a store hears of it, so a store that is down costs nothing: `specdec.sync` reads the lines
+later. Knows names, values and times; nothing of MLflow.
 """
 
 import json

@@ -1,6 +1,6 @@
-"""Repeats a run's journal in an MLflow store: the only code that writes to MLflow, for a live run and for a late upload.
+"""Repeats a run's journal in an MLflow store: the only code that writes to MLflow, for live runs and for late uploads.
 
-Everything may be repeated: a run is found again by its id, metrics keep their times, so a second upload changes nothing.
+Everything may be repeated: runs are found again by their id, metrics keep their times, a second upload changes nothing.
 `mirror.json` in the run's folder says which stores have the run, under which number, and if they have all of it.
 """
 

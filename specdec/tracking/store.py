@@ -99,7 +99,7 @@ def locate(uri: str | None, folder: Path) -> Store:
             f"tracking.uri={uri} is no store that specdec writes to: give a database such as "
             f"{SQLITE}mlflow.db, or the address of a server such as http://localhost:5000."
         )
-    # psycopg 3, the driver of the extra `postgres`: which one a bare address means differs between SQLAlchemy's versions.
+    # psycopg 3, the driver of the extra `postgres`: SQLAlchemy's versions differ in what a bare address means.
     uri = re.sub(r"^postgres(ql)?://", "postgresql+psycopg://", uri)
     return Store(uri, None, folder / "mlartifacts")
 
@@ -180,7 +180,7 @@ _silent: dict[str, tuple[float, str]] = {}  # by address: when a store did not a
 
 
 def _connect(store: Store) -> None:
-    """Connect to a database server once, with a short limit: MLflow's own ten attempts take over a minute and a half."""
+    """Connect to a database server once, with a short limit: MLflow's own ten attempts take a minute and a half."""
     from sqlalchemy import create_engine
 
     engine = create_engine(store.uri, connect_args={"connect_timeout": CONNECT_SECONDS})

@@ -202,8 +202,8 @@ def check_store(config: TrackingConfig, folder: Path) -> None:
     A server that does not answer is left to `tracked_run`, which goes on without it, unless tracking is required.
 
     Raises:
-        UsageError: a file that is no MLflow database or has another schema, a deleted experiment, a server that refuses,
-            a folder that cannot be written.
+        UsageError: a file that is no MLflow database or has another schema, a deleted experiment, a server that
+            refuses, a folder that cannot be written.
         EnvironmentFault: tracking is required and the server does not answer.
     """
     if not config.enabled:

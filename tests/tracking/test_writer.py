@@ -363,8 +363,8 @@ def test_a_deleted_experiment_is_refused_with_both_ways_out(folder: Path, client
 def test_a_server_that_does_not_answer_costs_seconds_and_no_run(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
-    """Before decoding it is an error where tracking is required, with exit code 4; else one sentence with the remedy. It
-    is asked once for both.
+    """Before decoding it is an error where tracking is required, with exit code 4; else one sentence with the remedy.
+    The server is asked once for both.
     """
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     monkeypatch.setattr(store, "_silent", {})
