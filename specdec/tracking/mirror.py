@@ -165,6 +165,8 @@ class Mirror:
             line = run.data.tags[ID].removeprefix(number).removeprefix("/")
             if line:
                 self.children.setdefault(line, run.info.run_id)
+                if run.info.status == "RUNNING":
+                    self._client.set_terminated(run.info.run_id, "FINISHED", run.info.start_time)
             else:
                 self.run_id = self.run_id or run.info.run_id
         there = {run.info.run_id for run in found}
