@@ -18,11 +18,11 @@ def task(values: Mapping[str, Any]) -> Mapping[str, float]:
     if config.study is not None:
         from specdec.studies.base.run_study import run_study
 
-        return run_study(config, cli.output_dir()).metrics
+        return run_study(config, cli.output_dir(), cli.earlier_runs()).metrics
 
     from specdec.experiment.experiment import run_experiment
 
-    return run_experiment(config, cli.output_dir()).metrics
+    return run_experiment(config, cli.output_dir(), cli.earlier_runs()).metrics
 
 
 def main() -> None:
