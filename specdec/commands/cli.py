@@ -12,6 +12,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from specdec import ranks
 from specdec.commands import sweep
 from specdec.commands.failures import ending
 from specdec.config import config_dir
@@ -20,6 +21,9 @@ from specdec.errors import Interrupted, SpecdecError, UsageError
 # Hydra's own handler would print its trace helper and always exit with 1; we want its exceptions as they are.
 os.environ["HYDRA_FULL_ERROR"] = "1"
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+
+
+RUN = "config"  # the root of `specdec.run`, the only command that several processes run together
 
 
 def options(group: str) -> list[str]:
@@ -58,9 +62,12 @@ def main(config_name: str, task: Callable[[Mapping[str, Any]], Mapping[str, floa
         except Exception as error:
             raise sweep.Stopped(error) from None
 
-    signal.signal(signal.SIGTERM, _raise_interrupted)
+    # A rank that follows ends with rank 0: a signal to all would otherwise look like a rank that died.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN if ranks.follows() else _raise_interrupted)
     error: BaseException | None = None
     try:
+        if config_name != RUN:
+            ranks.check_single(f"specdec.{config_name}")
         hydra.main(version_base="1.3", config_path=config_dir(), config_name=config_name)(resolved)()
     except sweep.Stopped as stopped:
         error = stopped.error

@@ -1,12 +1,14 @@
 """One run from a typed configuration: build, calibrate, decode, analyse, log."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from rich import get_console
 
+from specdec import ranks
 from specdec.analysis.cost.cost_report import cost_report
 from specdec.analysis.pages.run_page import write_run
 from specdec.analysis.pages.trace import read_traces
@@ -56,7 +58,8 @@ def run_experiment(config: RunConfig, folder: Path) -> RunFindings:
         name += f" beside {', '.join(each.name for each in parts.beside)}"
     with tracking.tracked_run(config.tracking, name=name, params=identity.params, tags=identity.tags) as tracked:
         try:
-            _measure(config, parts, identity, results, tracked.heartbeat)
+            with ranks.together():
+                _measure(config, parts, identity, results, tracked.heartbeat)
         except SpecdecError:
             results.compact()  # what was decoded so far stays, in one piece
             tracked.artifacts(folder)
@@ -76,6 +79,21 @@ def run_experiment(config: RunConfig, folder: Path) -> RunFindings:
         print_trace(read_traces(folder / "traces.json"), get_console(), rounds=_TRACED_ROUNDS)
     show_run(found, get_console(), folder, links)
     return found
+
+
+def follow_experiment(config: RunConfig, folder: Path) -> None:
+    """Make the calls of rank 0 in the same order, on this rank's share of the target's weights; keep nothing.
+
+    Args:
+        folder: for what rank 0 keeps; the caller drops it.
+    Raises:
+        SpecdecError: see `run_experiment`; also where rank 0 ended.
+    """
+    config = settled(replace(config, tracking=replace(config.tracking, enabled=False)))
+    parts = open_parts(config)
+    with ranks.together():
+        nobody = RunIdentity({}, {}, "", {})
+        _measure(limited(config, parts.target), parts, nobody, ResultsFolder(folder), lambda: None)
 
 
 def _measure(
@@ -107,6 +125,7 @@ def _measure(
         timer = Timer(clock, measurement.cost_calls, generator, measurement.cost_seconds)
         grid = time_calls(target, longest.tokens, grid_sizes, measurement.cost_contexts, timer).as_dict()
     results.write_json("calibration.json", {**calibration.as_dict(), "grid": grid})
+    ranks.expect_within(ranks.SILENCE_S)
     try:
         _decode_all(config, parts, session, heartbeat)
     finally:

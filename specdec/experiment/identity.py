@@ -69,6 +69,7 @@ def identify(config: RunConfig, parts: Parts, results: ResultsFolder) -> RunIden
         "gamma": str(parts.primary.gamma),
         "dtype": str(model.get("dtype", "float64")),
         "time": "measured" if parts.target.clock() is None else "simulated",
+        **parts.target.tags,
     }
     return RunIdentity(flattened(plain), environment, cell, tags)
 
@@ -121,4 +122,4 @@ def _notes(drafting: DrafterArms, parts: Parts, max_new_tokens: int) -> tuple[st
     """Return what is said of recorded texts and of the drafter before anything is decoded."""
     target = parts.target
     used = isinstance(target, Replay) and target.notes((each.tokens for each in parts.prompts.prompts), max_new_tokens)
-    return (*(used or ()), *drafting.drafter.notes)
+    return (*(used or ()), *target.remarks, *drafting.drafter.notes)
