@@ -15,6 +15,7 @@ from torch import Tensor
 from specdec import ranks
 from specdec.errors import ModelLoadError, UsageError
 from specdec.models.random_weights import RANDOM
+from specdec.registry import near_misses
 
 DeviceMap = str | dict[str, int | str]
 _NAMES = ("cpu", "disk")
@@ -82,6 +83,22 @@ def mapped(device_map: DeviceMap) -> dict[str, Any]:
     folder = tempfile.TemporaryDirectory(prefix="specdec-offload-")
     _OFFLOADED.append(folder)
     return {"device_map": placed, "offload_folder": folder.name}
+
+
+def check_modules(model: Any, device_map: Any) -> None:
+    """Refuse a map that names modules which the model does not have: transformers would leave them out of account.
+
+    Raises:
+        UsageError: names the first such module.
+    """
+    if not isinstance(device_map, Mapping):
+        return
+    known = {name for name, _ in (*model.named_modules(), *model.named_parameters())}
+    for name in device_map:
+        if name not in known:
+            raise UsageError(
+                f"Bad value target.device_map: the model has no module {name!r}.{near_misses(name, sorted(known))}"
+            )
 
 
 _OFFLOADED: list[tempfile.TemporaryDirectory[str]] = []  # removed when the process ends

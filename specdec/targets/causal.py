@@ -17,7 +17,7 @@ from specdec.models.decoder import Decoder
 from specdec.models.load import Dtype, load_model, load_tokenizer, model_path, resolve_device, resolve_dtype
 from specdec.models.products import matrix_products
 from specdec.models.random_weights import check_shape, random_model, shape_hash
-from specdec.models.spread import DeviceMap, mapped, placement, sharded, spread_in_words, whole
+from specdec.models.spread import DeviceMap, check_modules, mapped, placement, sharded, spread_in_words, whole
 from specdec.records import Acceptance, Draft, TextStart
 from specdec.sampling import SamplingConfig
 from specdec.structures.base import EVERY_STRUCTURE
@@ -88,6 +88,7 @@ class Causal(ModelTarget):
             model, tokenizer = random_model(config.shape, **how), None
         else:
             model, tokenizer = load_model(name, kind="causal", spread=spread, **how), load_tokenizer(name)
+        check_modules(model, (spread or {}).get("device_map"))
         placed = placement(model)
         apart = len(placed) > 1 or "disk" in placed
         target = cls(
