@@ -101,8 +101,8 @@ def join(size: int, device: str) -> None:
     global _group
     if size != _asked:
         raise UsageError(
-            f"Bad value target.tensor_parallel={size}: only a run of specdec.run shares a model out over processes; use "
-            "target.tensor_parallel=1."
+            f"Bad value target.tensor_parallel={size}: only a run of specdec.run shares a model out over processes; "
+            "use target.tensor_parallel=1."
         )
     if _group is not None:
         return
@@ -147,6 +147,17 @@ def agreed(values: Sequence[int]) -> list[int]:
     return shared.tolist()
 
 
+def given(value: Any) -> Any:
+    """Return what rank 0 gave, whatever the others give. In a single process its own."""
+    if _group is None:
+        return value
+    from torch import distributed
+
+    shared = [value]
+    distributed.broadcast_object_list(shared, 0, group=_group.control)
+    return shared[0]
+
+
 @contextmanager
 def together() -> Iterator[None]:
     """Turn the end of another rank into a fault with a sentence: otherwise its collectives fail in this process, and
@@ -168,8 +179,8 @@ def together() -> Iterator[None]:
         fault = "ended" if gone else f"was silent for {SILENCE_S:.0f} s or broke its connection"
         who = f"Rank {', '.join(map(str, gone))}" if gone else "Another rank"
         raise EnvironmentFault(
-            f"{who} of the {count()} processes of this tensor-parallel run {fault}, and the others cannot go on without "
-            "it; its own message, if it had one, stands beside this one. What was finished is on disk."
+            f"{who} of the {count()} processes of this tensor-parallel run {fault}, and the others cannot go on "
+            "without it; its own message, if it had one, stands beside this one. What was finished is on disk."
         ) from error
 
 

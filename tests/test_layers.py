@@ -9,7 +9,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 # From the ground up. A part may import parts on its own line or on lines above it, circles apart.
 LAYERS = (
-    ("specdec", "errors", "progress", "ranks"),
+    ("specdec", "errors", "progress", "code_version", "ranks"),
     ("config",),
     ("registry",),
     ("theory", "records", "sampling", "clock", "cost_model"),

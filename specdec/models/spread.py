@@ -60,8 +60,8 @@ def sharded(name: str, size: int, device: torch.device) -> dict[str, Any]:
     ):
         if count % size:
             raise UsageError(
-                f"{said} model {name} has {count} {what}, which {size} processes cannot share evenly; use a number that "
-                "divides them."
+                f"{said} model {name} has {count} {what}, which {size} processes cannot share evenly; use a number "
+                "that divides them."
             )
     ranks.join(size, device.type)
     return {"distributed_config": DistributedConfig(tp_size=size)}

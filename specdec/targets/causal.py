@@ -161,9 +161,9 @@ class Causal(ModelTarget):
             )
         if not self.in_one_piece:
             return (
-                f"The target's modules lie on several devices ({spread_in_words(self.placed)}): a call runs through them "
-                "one after another and waits for what is moved, which a wide call pays once and plain decoding pays for "
-                "every token. Speedups of this run are distorted and say nothing of a model in one piece.",
+                f"The target's modules lie on several devices ({spread_in_words(self.placed)}): a call runs through "
+                "them one after another and waits for what is moved, which a wide call pays once and plain decoding "
+                "pays for every token. Speedups of this run are distorted and say nothing of a model in one piece.",
             )
         return ()
 

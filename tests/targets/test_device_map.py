@@ -13,7 +13,8 @@ from specdec.analysis.figures import style
 
 COMMON = """+drafter=ngram prompts=random_tokens prompts.vocabulary=64 prompts.length=20 prompts.limit=2
 measurement.max_new_tokens=12 measurement.gammas=[2] measurement.warmup_tokens=0 measurement.calibration_calls=1
-target.compile=false measurement.bootstrap=50 measurement.cost_contexts=[] tracking.enabled=false target.dtype=float32""".split()
+target.compile=false measurement.bootstrap=50 measurement.cost_contexts=[] tracking.enabled=false
+target.dtype=float32""".split()
 OFFLOADED = {"model.embed_tokens": "cpu", "model.layers.0": "cpu", "model.layers.1": "disk", "model.norm": "cpu"}
 OFFLOADED |= {"model.rotary_emb": "cpu", "lm_head": "cpu"}
 
@@ -73,7 +74,10 @@ def test_modules_that_are_all_on_one_device_distort_nothing(command):
         (["target.device_map={model}/list.json"], "the file holds no mapping of modules to devices"),
         (["target.device_map={{model: cuda:99}}"], "there is no device 'cuda:99'"),
         (["target.device_map={{model: tape}}"], "there is no device 'tape'"),
-        (["target.device_map={{model: cpu, lm_haed: cpu}}"], "the model has no module 'lm_haed'. Did you mean lm_head?"),
+        (
+            ["target.device_map={{model: cpu, lm_haed: cpu}}"],
+            "the model has no module 'lm_haed'. Did you mean lm_head?",
+        ),
         (["target.device_map=auto", "target.device=cpu"], "which does not go with target.device=cpu"),
     ],
 )
