@@ -83,7 +83,8 @@ def check_workers(config: RunConfig, parts: Parts) -> None:
         if each.drafter.remembers:
             raise UsageError(
                 f"{said} drafter {each.name} drafts from the outputs of earlier prompts, which other workers decode; "
-                f"use {' '.join(f'drafter.{one}' for one in each.drafter.remembers.split())}, or measurement.workers=null."
+                f"use {' '.join(f'drafter.{one}' for one in each.drafter.remembers.split())}, or "
+                "measurement.workers=null."
             )
     if config.measurement.peers:
         raise UsageError(
@@ -169,7 +170,7 @@ class _Worker:
         self._results.close()
 
 
-_worker: _Worker | None = None
+_made: dict[int, _Worker] = {}  # the worker of this process, by its number
 
 
 def _begin() -> None:
@@ -184,15 +185,15 @@ def _begin() -> None:
 
 
 def _decode(share: _Share, place: tuple[int, int], kept: Mapping[PromptKey, DonePrompt], answers: Answers) -> _Decoded:
-    global _worker
-    if _worker is None:
-        _worker = _Worker(share)
-    return _worker.decode(place, kept, answers)
+    if share.number not in _made:
+        _made[share.number] = _Worker(share)
+    return _made[share.number].decode(place, kept, answers)
 
 
-def _close() -> None:
-    if _worker is not None:
-        _worker.close()
+def _close(number: int) -> None:
+    """Drop the worker of this process, with what it has finished on disk."""
+    if number in _made:
+        _made.pop(number).close()
 
 
 class _WorkerDied(EnvironmentFault):
@@ -232,7 +233,7 @@ class _Process:
             EnvironmentFault: it died.
         """
         try:
-            self.pool.submit(_close).result()
+            self.pool.submit(_close, self.share.number).result()
         except BrokenProcessPool:
             raise self.death(workers, "before it had written its last prompts") from None
 

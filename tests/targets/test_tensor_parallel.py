@@ -10,6 +10,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import torch
+from fixtures import ranks_at_work
 from fixtures.tiny_checkpoints import PUBLISHED, write_checkpoint
 from mlflow import MlflowClient
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
@@ -20,7 +21,7 @@ from specdec.analysis.figures import style
 ROOT = Path(__file__).resolve().parents[2]
 WIDTH, VOCABULARY = 32, 65  # a vocabulary that two processes cannot share evenly
 COMMON = """prompts=random_tokens prompts.vocabulary=64 prompts.length=20 prompts.limit=2 target.compile=false
-measurement.max_new_tokens=16 measurement.gammas=[2] measurement.warmup_tokens=0 measurement.calibration_calls=1
+measurement.max_new_tokens=16 measurement.gammas=[] measurement.warmup_tokens=0 measurement.calibration_calls=1
 measurement.bootstrap=50""".split()
 DRAFTERS = {
     "small_model": "{drafter: {model: small, dtype: float32}}",
@@ -77,18 +78,26 @@ def launched(workplace, empty_database):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    program = ROOT / "tests" / "fixtures" / "ranks_at_work.py"
-    torchrun = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(port)]
-    here = {"cwd": workplace, "env": os.environ | {"PYTHONPATH": str(ROOT), "MLFLOW_DISABLE_TELEMETRY": "true"}}
     for name, processes in (("together", 2), ("alone", 1)):
         (workplace / f"{name}.json").write_text(json.dumps(commands(processes)))
-    alone = subprocess.Popen([sys.executable, program, "alone.json"], stdout=subprocess.DEVNULL, **here)
-    together = subprocess.run(
-        [sys.executable, *torchrun, program, "together.json"], capture_output=True, text=True, timeout=400, **here
-    )
-    assert alone.wait(400) == 0
+    torchrun = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(port)]
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "MLFLOW_DISABLE_TELEMETRY": "true"}
+    together = subprocess.Popen(
+        [sys.executable, *torchrun, ranks_at_work.__file__, "together.json"],
+        cwd=workplace, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.chdir(workplace)
+            patch.setattr(sys, "argv", [])
+            patch.setattr(style, "save", style.save)  # to be put back
+            ranks_at_work.main(workplace / "alone.json")
+        assert json.loads((workplace / "alone.ended.json").read_text()) == [0, 0]
+        _, said = together.communicate(timeout=400)
+    finally:
+        together.kill()
     codes = json.loads((workplace / "together.ended.json").read_text())
-    return codes, together.stderr, together.returncode
+    return codes, said, together.returncode
 
 
 pytestmark = pytest.mark.xdist_group("ranks")
@@ -133,8 +142,8 @@ def test_a_dead_rank_ends_the_run_as_failed(launched, workplace):
 def test_only_rank_0_writes(launched, workplace):
     """One folder a run; a rank that wrote too would have made outputs/ of its own, or rounds twice."""
     made = {path.name for path in workplace.iterdir()}
-    given = {"target", "small", "heads", "mlflow.db", "together.json", "alone.json"}
-    assert made - given - {"mlartifacts"} == {"together", "alone", "together.ended.json", "alone.ended.json"}
+    given = {"target", "small", "heads", "mlflow.db", ".mlflow.db.lock", "mlartifacts", "together.json", "alone.json"}
+    assert made - given == {"together", "alone", "together.ended.json", "alone.ended.json"}
     assert {path.name for path in (workplace / "together").iterdir()} == {"greedy", "sampled", "dead"}
     notes = json.loads((workplace / "together" / "greedy" / "run.json").read_text())["notes"]
     assert "shared out over 2 processes" in notes[0]
