@@ -26,7 +26,7 @@ def task(values: Mapping[str, Any]) -> Mapping[str, float]:
     if config.study is not None:
         from specdec.studies.base.run_study import run_study
 
-        return run_study(config, cli.output_dir()).metrics
+        return run_study(config, cli.output_dir(), cli.earlier_runs()).metrics
 
     if ranks.follows():
         from specdec.experiment.experiment import follow_experiment
@@ -36,7 +36,7 @@ def task(values: Mapping[str, Any]) -> Mapping[str, float]:
 
     from specdec.experiment.experiment import run_experiment
 
-    return run_experiment(config, cli.output_dir()).metrics
+    return run_experiment(config, cli.output_dir(), cli.earlier_runs()).metrics
 
 
 def _check_parallel(config: RunConfig, size: int) -> None:

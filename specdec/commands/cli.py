@@ -3,11 +3,13 @@
 Knows Hydra; knows nothing of decoding. Imports stay light, so `--help` and a bad name answer at once.
 """
 
+import hashlib
 import logging
 import os
+import re
 import signal
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -15,12 +17,16 @@ from typing import Any
 from specdec import ranks
 from specdec.commands import sweep
 from specdec.commands.failures import ending
+from specdec.commands.resumed_sweep import RESUMED_SWEEP, SWEPT_KEYS
 from specdec.config import config_dir
 from specdec.errors import Interrupted, SpecdecError, UsageError
+from specdec.experiment.kept import EarlierRuns
 
 # Hydra's own handler would print its trace helper and always exit with 1; we want its exceptions as they are.
 os.environ["HYDRA_FULL_ERROR"] = "1"
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+
+LONGEST_LABEL = 100  # characters of a folder's name
 
 
 RUN = "config"  # the root of `specdec.run`, the only command that several processes run together
@@ -96,6 +102,43 @@ def output_dir() -> Path:
     from hydra.core.hydra_config import HydraConfig
 
     return Path(HydraConfig.get().runtime.output_dir)
+
+
+def earlier_runs() -> EarlierRuns | None:
+    """Return where runs may stand that this run, or this cell of a sweep, goes on with (call inside a Hydra task).
+
+    A run looks beside its own folder, where all runs stand, unless the command line names the folder; a cell in the
+    sweep that is resumed.
+    """
+    from hydra.core.hydra_config import HydraConfig
+
+    hydra = HydraConfig.get()
+    if sweep.in_cell():
+        resumed = os.environ.get(RESUMED_SWEEP)
+        return EarlierRuns(Path(resumed), sweep=True) if resumed else None
+    named = any(str(each).lstrip("+").startswith("hydra.run.dir=") for each in hydra.overrides.hydra)
+    return None if named else EarlierRuns(output_dir().parent.parent)
+
+
+def cell_label(without: Sequence[str] = ()) -> str:
+    """Return a folder's name for this cell of a sweep, of the overrides that the sweep varies; "" outside of sweeps
+    (call inside a Hydra task).
+
+    Args:
+        without: keys that do not count.
+    """
+    from hydra.core.hydra_config import HydraConfig
+
+    if not sweep.in_cell():
+        return ""
+    swept = set(os.environ.get(SWEPT_KEYS, "").split(",")) - set(without)
+    given = [str(each).lstrip("+") for each in HydraConfig.get().overrides.task]
+    label = ",".join(each for each in given if each.partition("=")[0] in swept)
+    safe = re.sub(r"[^\w.=,-]+", "_", label)
+    if safe == label and len(safe) <= LONGEST_LABEL:
+        return safe
+    # Other overrides may read the same without their punctuation.
+    return f"{safe[:LONGEST_LABEL]}-{hashlib.sha256(label.encode()).hexdigest()[:8]}"
 
 
 class ConsoleHandler(logging.StreamHandler):
