@@ -22,13 +22,11 @@ ROOT = Path(__file__).resolve().parents[2]
 WIDTH, VOCABULARY = 32, 65  # a vocabulary that two processes cannot share evenly
 COMMON = """prompts=random_tokens prompts.vocabulary=64 prompts.length=20 prompts.limit=2 target.compile=false
 measurement.max_new_tokens=16 measurement.gammas=[] measurement.warmup_tokens=0 measurement.calibration_calls=1
-measurement.bootstrap=50""".split()
+measurement.bootstrap=10 measurement.cost_contexts=[]""".split()
 DRAFTERS = {
     "small_model": "{drafter: {model: small, dtype: float32}}",
     "medusa": "{drafter: {model: heads}, structure: {name: chain, gamma: 3}}",
     "early_exit": "{drafter: {exit_layer: 1}}",
-    "layer_skip": "{drafter: {skip: [1], cache_dir: null}}",
-    "recycling": "{structure: {name: chain, gamma: 3}}",
 }
 UNTRACKED = ["tracking.enabled=false"]
 GREEDY = [
@@ -184,13 +182,13 @@ def refused(in_process, monkeypatch, workplace, tmp_path):
         (2, ["target.tensor_parallel=2", "measurement.workers=2"], "Bad value measurement.workers=2"),
         (2, ["target.tensor_parallel=2", "+experiment=lenience"], "Bad value study"),
         (2, ["target.tensor_parallel=2", "target.device_map=auto"], "does not go with target.tensor_parallel=2"),
-        (2, ["-m", "structure.gamma=1,2"], "torchrun started 2 processes, and a sweep (-m) is the work of one"),
+        (2, ["structure.gamma=1,2", "-m"], "torchrun started 2 processes, and a sweep (-m) is the work of one"),
     ],
 )
 def test_what_cannot_be_shared_is_refused_before_loading(refused, workplace, processes, arguments, says):
-    if "{odd}" in arguments[-1]:
+    if "target.model={odd}" in arguments:
         llama(workplace / "odd", 0, intermediate_size=33, num_hidden_layers=1)
-    if "{unplanned}" in arguments[-1]:
+    if "target.model={unplanned}" in arguments:
         GPT2LMHeadModel(GPT2Config(n_layer=1, n_embd=8, n_head=2, vocab_size=16)).save_pretrained(workplace / "gpt2")
     places = {name: workplace / name for name in ("target", "odd")}
     places |= {"unplanned": workplace / "gpt2", "pocket": ROOT / "specdec" / "pocket" / "target"}
