@@ -8,7 +8,7 @@ from typing import Any
 
 from specdec import ranks
 from specdec.commands import cli
-from specdec.commands.follower import as_follower
+from specdec.commands.follower import as_follower, patient
 from specdec.config import RunConfig, validated
 from specdec.errors import UsageError
 
@@ -31,6 +31,7 @@ def task(values: Mapping[str, Any]) -> Mapping[str, float]:
     if ranks.follows():
         from specdec.experiment.experiment import follow_experiment
 
+        patient()
         follow_experiment(config, cli.output_dir())
         return {}
 

@@ -133,6 +133,17 @@ class RunStatus:
         """True if prompts are missing: the run's tables are about `prompts_done` of `prompts`."""
         return self.prompts_done < self.prompts
 
+    @property
+    def part(self) -> str:
+        """The part that was measured, `partial: 7 of 20 prompts`; "" where nothing is missing."""
+        return f"partial: {self.prompts_done} of {self.prompts} prompts" if self.partial else ""
+
+    @property
+    def note(self) -> str:
+        """What a reader of partial figures has to know first; "" where nothing is missing."""
+        part = f"{self.part[:1].upper()}{self.part[1:]}. {self.sentence}".strip()
+        return part if self.partial else ""
+
     @classmethod
     def read(cls, folder: Path) -> "RunStatus | None":
         """Read the status of the run in `folder`; None where there is none, as in runs of earlier versions, or where

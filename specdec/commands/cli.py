@@ -7,11 +7,9 @@ import hashlib
 import logging
 import os
 import re
-import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from specdec import ranks
@@ -19,8 +17,9 @@ from specdec.commands import sweep
 from specdec.commands.failures import ending
 from specdec.commands.resumed_sweep import RESUMED_SWEEP, SWEPT_KEYS
 from specdec.config import config_dir
-from specdec.errors import Interrupted, SpecdecError, UsageError
+from specdec.errors import SpecdecError, UsageError
 from specdec.experiment.kept import EarlierRuns
+from specdec.signals import interruptible
 
 # Hydra's own handler would print its trace helper and always exit with 1; we want its exceptions as they are.
 os.environ["HYDRA_FULL_ERROR"] = "1"
@@ -68,21 +67,20 @@ def main(config_name: str, task: Callable[[Mapping[str, Any]], Mapping[str, floa
         except Exception as error:
             raise sweep.Stopped(error) from None
 
-    # A rank that follows ends with rank 0: a signal to all would otherwise look like a rank that died.
-    signal.signal(signal.SIGTERM, signal.SIG_IGN if ranks.follows() else _raise_interrupted)
     error: BaseException | None = None
-    try:
-        if config_name != RUN:
-            ranks.check_single(f"specdec.{config_name}")
-        hydra.main(version_base="1.3", config_path=config_dir(), config_name=config_name)(resolved)()
-    except sweep.Stopped as stopped:
-        error = stopped.error
-    except (Exception, KeyboardInterrupt) as raised:
-        error = raised
-    try:
-        code = sweep.conclude(error)
-    except SpecdecError as fault:
-        error, code = error or fault, fault.exit_code
+    with interruptible():
+        try:
+            if config_name != RUN:
+                ranks.check_single(f"specdec.{config_name}")
+            hydra.main(version_base="1.3", config_path=config_dir(), config_name=config_name)(resolved)()
+        except sweep.Stopped as stopped:
+            error = stopped.error
+        except (Exception, KeyboardInterrupt) as raised:
+            error = raised
+        try:
+            code = sweep.conclude(error)
+        except SpecdecError as fault:
+            error, code = error or fault, fault.exit_code
     if error is not None:
         known = ending(error)
         if known is None and code == sweep.FAILED_CELLS:
@@ -151,7 +149,3 @@ class ConsoleHandler(logging.StreamHandler):
     @stream.setter
     def stream(self, value: Any) -> None:
         pass
-
-
-def _raise_interrupted(signum: int, frame: FrameType | None) -> None:
-    raise Interrupted("Stopped by SIGTERM; what was finished is on disk.", 143)

@@ -21,6 +21,7 @@ from specdec.text.writing import write_atomically
 
 RECORD = "sweep.json"
 LOCK = ".lock"
+CELL_ENVIRONMENT = ".cells.json"
 RESUMED_SWEEP = "SPECDEC_RESUMED_SWEEP"  # environment variable: the folder whose finished cells are kept
 SWEPT_KEYS = "SPECDEC_SWEPT_KEYS"  # environment variable: the keys that the sweep varies, separated by commas
 
@@ -74,7 +75,7 @@ class OpenSweep:
 
 
 def open_sweep(config: DictConfig, here: Path) -> OpenSweep:
-    """Choose and lock the sweep's folder; where it is another than Hydra's, Hydra's configuration is changed.
+    """Choose and lock the sweep's folder; the caller lets Hydra write to it (`redirect`).
 
     Sets the environment variables by which cells, in whatever process, know what may be kept and what is varied.
 
@@ -91,7 +92,6 @@ def open_sweep(config: DictConfig, here: Path) -> OpenSweep:
         if before is not None and before.overrides != overrides:
             # Hydra numbers the cells of other overrides anew: in the same folder they would overwrite others.
             folder = _next_below(resumed)
-        _redirect(config, folder)
         os.environ[RESUMED_SWEEP] = str(resumed)
     folder.mkdir(parents=True, exist_ok=True)
     lock = FileLock(folder / LOCK)
@@ -101,7 +101,15 @@ def open_sweep(config: DictConfig, here: Path) -> OpenSweep:
         raise UsageError(f"Another process is writing to the sweep in {folder}: wait until it ends.") from None
     now.write(folder)
     os.environ[SWEPT_KEYS] = ",".join(_swept(overrides))
+    # Workers of a cluster have another environment.
+    own_values = {name: os.environ[name] for name in (RESUMED_SWEEP, SWEPT_KEYS) if name in os.environ}
+    write_atomically(folder / CELL_ENVIRONMENT, json.dumps(own_values) + "\n")
     return OpenSweep(folder, now, lock, sentence)
+
+
+def cell_environment(folder: Path) -> dict[str, str]:
+    """Return the environment variables of `open_sweep` for a worker that runs cells of the sweep in a folder."""
+    return dict(json.loads((folder / CELL_ENVIRONMENT).read_text(encoding="utf-8")))
 
 
 def forget_environment() -> None:
@@ -179,8 +187,8 @@ def _next_below(folder: Path) -> Path:
     return folder / f"again-{number}"
 
 
-def _redirect(config: DictConfig, folder: Path) -> None:
-    """Make Hydra write the sweep to `folder`, in this process and in those of its launcher."""
+def redirect(config: DictConfig, folder: Path) -> None:
+    """Make Hydra write the sweep to `folder`, in this process and in those of its launcher, wherever they start."""
     quoted = str(folder).replace("\\", "\\\\").replace("'", "\\'")
     with read_write(config.hydra), open_dict(config.hydra):
         config.hydra.sweep.dir = str(folder)

@@ -10,6 +10,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,16 +20,24 @@ from omegaconf import DictConfig, OmegaConf
 
 from specdec import ranks
 from specdec.commands.failures import ending
-from specdec.commands.resumed_sweep import RECORD, OpenSweep, forget_environment, open_sweep
+from specdec.commands.launchers import OUTCOME, claim_gpu, prepare_launcher, stop_cells, write_process
+from specdec.commands.resumed_sweep import (
+    RECORD,
+    OpenSweep,
+    cell_environment,
+    forget_environment,
+    open_sweep,
+    redirect,
+)
 from specdec.config import TrackingConfig, validated
 from specdec.errors import Interrupted, SpecdecError, UsageError
 from specdec.experiment.kept import KeptMetrics
+from specdec.signals import interruptible
 from specdec.text.writing import write_atomically
 from specdec.tracking.writer import PARENT_RUN, SWEEP_CELL, TrackedRun, check_store, tracked_run
 
 logger = logging.getLogger(__name__)
 
-OUTCOME = "cell.json"
 HEADLINE = ("speedup", "tokens_per_round")
 FAILED_CELLS = 3
 _COLUMNS = 4  # results in the table of a training sweep
@@ -98,11 +107,13 @@ class SweepParent(Callback):
             drop_outcomes(opened.folder)
             overrides = " ".join(config.hydra.overrides.task)
             tags = {"specdec.role": "sweep", "specdec.overrides": overrides}
-            run = tracked_run(tracking, name=f"sweep {overrides}"[:200], params={}, tags=tags, folder=here)
+            redirect(config, opened.folder)
+            name = f"sweep {overrides}"[:200]
+            run = tracked_run(tracking, name=name, params={}, tags=tags, folder=here, results=opened.folder)
         except SpecdecError as error:
             forget_environment()
             raise Stopped(error) from None
-        os.environ[PARENT_RUN] = run.run_id
+        prepare_launcher(str(config.hydra.launcher._target_), opened.folder)
         _launched = Sweep(opened, run, () if config_name == "train" else HEADLINE)
 
 
@@ -110,27 +121,46 @@ _launched: Sweep | None = None
 
 
 def in_cell() -> bool:
-    """Return whether the task now running is a cell of a sweep that has a parent run."""
+    """Return True if the task now running is a cell of a sweep that has a parent run."""
     from hydra.core.hydra_config import HydraConfig
     from hydra.types import RunMode
 
-    return HydraConfig.get().mode == RunMode.MULTIRUN and PARENT_RUN in os.environ
+    hydra = HydraConfig.get()
+    return hydra.mode == RunMode.MULTIRUN and (Path(hydra.sweep.dir) / RECORD).is_file()
 
 
 def run_cell(task: Callable[[], Mapping[str, float] | None]) -> None:
-    """Run a cell and write its outcome. Only a signal ends the sweep, by raising Stopped."""
+    """Run a cell and write its outcome. Only a signal to the process that launched the sweep ends it, by raising
+    Stopped; a worker that gets one ends its cell.
+    """
+    if _launched is not None:
+        _run_cell(task)
+        return
+    from hydra.core.hydra_config import HydraConfig
+
+    hydra = HydraConfig.get()
+    os.chdir(hydra.runtime.cwd)  # relative paths mean the same everywhere
+    os.environ.update(cell_environment(Path(hydra.sweep.dir)))
+    with interruptible(), suppress(Stopped):
+        _run_cell(task)
+
+
+def _run_cell(task: Callable[[], Mapping[str, float] | None]) -> None:
     from hydra.core.hydra_config import HydraConfig
 
     hydra = HydraConfig.get()
     cell, overrides = int(hydra.job.num), [str(override) for override in hydra.overrides.task]
     path = Path(hydra.runtime.output_dir) / OUTCOME
-    os.environ[SWEEP_CELL] = str(cell)
+    own = {PARENT_RUN: str(hydra.sweep.dir), SWEEP_CELL: str(cell)}
+    os.environ.update(own)
 
     def write(code: int, sentence: str, results: dict[str, float] | None = None, kept: str = "") -> None:
         outcome = CellOutcome(cell, overrides, code, sentence, results or {}, kept)
         write_atomically(path, json.dumps(asdict(outcome), indent=2))
 
     try:
+        write_process(path.parent)
+        claim_gpu()
         returned = task() or {}
         results = {name: float(value) for name, value in returned.items() if value is not None}
     except (Interrupted, KeyboardInterrupt) as error:
@@ -150,7 +180,8 @@ def run_cell(task: Callable[[], Mapping[str, float] | None]) -> None:
     else:
         write(0, "", results, str(returned.folder) if isinstance(returned, KeptMetrics) else "")
     finally:
-        os.environ.pop(SWEEP_CELL, None)
+        for name in own:
+            os.environ.pop(name, None)
 
 
 def conclude(error: BaseException | None) -> int:
@@ -168,7 +199,8 @@ def conclude(error: BaseException | None) -> int:
     forget_environment()
     if sweep is None:
         return 0
-    os.environ.pop(PARENT_RUN, None)
+    if isinstance(error, (Interrupted, KeyboardInterrupt)):
+        stop_cells(sweep.folder)
     try:
         return _concluded(sweep, error)
     finally:
@@ -240,7 +272,7 @@ def _summarise(sweep: Sweep, outcomes: list[CellOutcome]) -> None:
     markdown = [header, ["---"] * len(header), *([cell.replace("|", "\\|") for cell in line] for line in lines)]
     text = "\n".join(f"| {' | '.join(line)} |" for line in markdown)
     (sweep.folder / "sweep.md").write_text(text + "\n", encoding="utf-8")
-    sweep.run.artifacts(sweep.folder)
+    sweep.run.artifacts()
     for name in names:
         drawn = _lines(outcomes, name)
         # Logged twice: on the parent run, for MLflow's collapsed list, and on a child of each line, for one chart.

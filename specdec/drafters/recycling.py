@@ -79,7 +79,7 @@ class Recycling(Lookup):
     def remember(self, prompt: Sequence[int], output: Sequence[int]) -> None:
         if not self._persist or tuple(prompt) in self._before:
             return
-        # Kept here and not where a text begins: warm-up begins texts too, and a resumed run begins none of those it has.
+        # Kept here, not where a text begins: warm-up begins texts too, and a resumed run does not begin finished ones.
         self._before[tuple(prompt)] = self._earlier
         lines = self._lines(self._target.score(prompt, output)[:-1])
         # A new matrix: prompts that were met before keep the old one.

@@ -1,5 +1,6 @@
 """One run from a typed configuration: build, calibrate, decode, analyse, log."""
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -13,17 +14,18 @@ from specdec import ranks
 from specdec.analysis.cost.cost_report import cost_report
 from specdec.analysis.pages.run_page import write_run
 from specdec.analysis.pages.trace import read_traces
+from specdec.analysis.read.facts import RunStatus
 from specdec.analysis.runs.run_findings import RunFindings
 from specdec.clock import Clock, clock_for
 from specdec.config import RunConfig
-from specdec.errors import SpecdecError
+from specdec.errors import Interrupted, SpecdecError
 from specdec.experiment.advice import find_advice
 from specdec.experiment.beside import settled
 from specdec.experiment.identity import RunIdentity, identify, run_facts
 from specdec.experiment.kept import EarlierRuns, KeptRun
 from specdec.experiment.parts import Parts, limited, open_parts, prepare
 from specdec.experiment.peers import TransformersPeer, transformers_peers
-from specdec.experiment.results import ResultsFolder, read_json
+from specdec.experiment.results import ROUNDS, ResultsFolder, read_json
 from specdec.experiment.resumption import Beginning, begun, standing, write_sittings
 from specdec.experiment.session import Answers, Session, conversations, decode_conversation
 from specdec.experiment.terminal import print_lines, print_trace, show_run
@@ -31,6 +33,7 @@ from specdec.experiment.workers import check_workers, decode_by_workers, divided
 from specdec.progress import progress_bar
 from specdec.prompts import Prompt
 from specdec.sampling import generator_for
+from specdec.signals import raise_swallowed
 from specdec.targets import Target
 from specdec.targets.causal import Causal
 from specdec.text.streams import read_streams, write_streams
@@ -38,6 +41,9 @@ from specdec.timing.calls import calibrate, call_sizes, time_calls
 from specdec.timing.machine import measure_machine
 from specdec.timing.timer import Timer
 from specdec.tracking import writer as tracking
+from specdec.tracking.writer import TrackedRun
+
+logger = logging.getLogger(__name__)
 
 CALIBRATION = "calibration.json"
 _TRACED_ROUNDS = 25  # of each generation in the terminal; trace.html has them all
@@ -87,32 +93,30 @@ def _run(config: RunConfig, parts: Parts, identity: RunIdentity, beginning: Begi
     name = f"{parts.label} {parts.primary.structure.label}"
     if parts.beside:
         name += f" beside {', '.join(each.name for each in parts.beside)}"
-    tags = dict(identity.tags)
-    if len(beginning.sittings) > 1:
-        tags["specdec.resumes"] = str(beginning.sittings[-2].get("mlflow_run", ""))
-    with (
-        tracking.tracked_run(config.tracking, name=name, params=identity.params, tags=tags) as tracked,
-        standing(results, prompts_of(config, parts), len(beginning.kept)) as progress,
-    ):
-        write_sittings(results, identity, beginning, tracked.run_id)
+    about = {"name": name, "params": identity.params, "tags": identity.tags}
+    with tracking.tracked_run(config.tracking, **about, results=folder) as tracked:
         try:
-            with ranks.together():
-                ranks.given((dict(beginning.kept), read_json(folder / CALIBRATION)))
-                _measure(config, parts, identity, beginning, partial(_alive, tracked.heartbeat, progress))
-        except SpecdecError:
+            with standing(results, prompts_of(config, parts), len(beginning.kept)) as progress:
+                write_sittings(results, identity, beginning, tracked.run_id)
+                with ranks.together():
+                    ranks.given((dict(beginning.kept), read_json(folder / CALIBRATION)))
+                    _measure(config, parts, identity, beginning, partial(_alive, tracked.heartbeat, progress))
+                if config.measurement.record:
+                    write_streams(folder / "streams.jsonl", read_streams(folder / "generations.jsonl"))
+                del parts  # models and texts: the report is made of the files alone, and gets the memory
+                found = write_run(folder)
+        except SpecdecError as error:
             results.compact()  # what was decoded so far stays, in one piece
-            tracked.artifacts(folder)
+            if isinstance(error, Interrupted):
+                _tell_part(folder, tracked)
+            tracked.artifacts()
             raise
-        if config.measurement.record:
-            write_streams(folder / "streams.jsonl", read_streams(folder / "generations.jsonl"))
-        del parts  # models and texts: the report is made of the files alone, and gets the memory
-        found = write_run(folder)
         tracked.metrics(found.metrics)
         tracked.curves(found.curves)
         tracked.tags({"alpha_source": found.alpha_source})
         for key, lines in found.overlays().items():
             tracked.curve_children(key, lines)
-        tracked.artifacts(folder)
+        tracked.artifacts()
         links = {"browse": tracked.link, "overlay": tracked.overlay("curve.tokens_per_round")}
     if config.measurement.trace:
         print_trace(read_traces(folder / "traces.json"), get_console(), rounds=_TRACED_ROUNDS)
@@ -139,7 +143,23 @@ def follow_experiment(config: RunConfig, folder: Path) -> None:
         _measure(limited(config, parts.target), parts, nobody, Beginning(results, kept, ()), lambda: None)
 
 
+def _tell_part(folder: Path, tracked: TrackedRun) -> None:
+    """Analyse, log and show the prompts that a run has done when a signal ends it. A second signal ends this, too."""
+    status = RunStatus.read(folder)
+    if status is None or not status.partial or not (folder / ROUNDS).is_file():
+        return  # nothing was decoded, or only the analysis is missing, which the next sitting makes
+    try:
+        found = write_run(folder)
+    except Exception as error:  # the signal is what ends the run
+        logger.warning("The prompts that are done could not be analysed: %s", error)
+        return
+    tracked.metrics(found.metrics)  # curves wait for the whole run: a chart would keep both
+    tracked.tags({"alpha_source": found.alpha_source, "specdec.partial": status.part})
+    show_run(found, get_console(), folder, {"browse": tracked.link})
+
+
 def _alive(heartbeat: Callable[[], None], progress: Callable[[], None]) -> None:
+    raise_swallowed()
     heartbeat()
     progress()
 
@@ -173,7 +193,7 @@ def _measure(
         if peers:
             described = {"peers": [peer.describe() for peer in peers], "generations": session.peer_lines}
             results.write_json("peers.json", described)
-    session.finish()
+        session.finish()
     results.compact()
     if known["grid"] is not None:
         # Here, after the peak of memory was read: the buffers of these measurements are no part of the run.

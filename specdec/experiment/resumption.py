@@ -230,12 +230,12 @@ def _among_earlier(earlier: EarlierRuns, identity: RunIdentity) -> Path | KeptRu
             _refuse_other_machine(folder, recorded, identity)
         elif differences(recorded, mine, ("machine",)):
             continue
-        if not _locked(folder):
+        if not is_locked(folder):
             unfinished.append(folder)
     return unfinished[0] if unfinished else None
 
 
-def _locked(folder: Path) -> bool:
+def is_locked(folder: Path) -> bool:
     """Return True if a process that is alive writes to the folder."""
     lock = FileLock(folder / LOCK)
     try:

@@ -1,5 +1,5 @@
-"""Fifty kills without warning, at random moments: no round is lost, none stands twice, and the tables are those of a run
-that nothing disturbed. The runs are children of this process, which has imported everything.
+"""Fifty kills without warning, at random moments: no round is lost, none stands twice, and the tables are those of a
+run that nothing disturbed. The runs are children of this process, which has imported everything.
 """
 
 import os

@@ -58,7 +58,8 @@ def _run(config: RunConfig, parts: Parts, identity: RunIdentity, results: Result
     title = run_facts(parts, config.measurement.limit).title(identity.environment, shape=False)
     tags = identity.tags | {"specdec.role": "study", "specdec.study": name}
     run_name = f"{name}: {parts.label}, {parts.prompts.name}"
-    with tracking.tracked_run(config.tracking, name=run_name, params=identity.params, tags=tags) as tracked:
+    logged = {"name": run_name, "params": identity.params, "tags": tags}
+    with tracking.tracked_run(config.tracking, **logged, results=folder) as tracked:
         clock = parts.target.clock() or clock_for(parts.target.device)
         tables = study.run(Bench(config, parts, clock, folder, tracked.heartbeat))
         results.compact()
@@ -73,7 +74,7 @@ def _run(config: RunConfig, parts: Parts, identity: RunIdentity, results: Result
         write_report(folder, run_name, [Chapter(title, found.sections)])
         tracked.metrics(found.metrics)
         tracked.curves(found.curves)
-        tracked.artifacts(folder)
+        tracked.artifacts()
     say = partial(get_console().print, markup=False, highlight=False)
     for section in found.sections:
         say(f"{section.title}: {section.text[0]}")
