@@ -32,7 +32,7 @@ def check_batch(config: RunConfig) -> None:
         (
             measurement.workers not in (None, 1),
             f"measurement.workers={measurement.workers} decode prompts one at a time each",
-            "measurement.workers=1",
+            "measurement.workers=null",
         ),
         (bool(measurement.peers), "peers decode one prompt at a time", "measurement.peers=[]"),
         (

@@ -85,6 +85,7 @@ def identify(config: RunConfig, parts: Parts) -> RunIdentity:
         "gamma": str(parts.primary.gamma),
         "dtype": str(model.get("dtype", "float64")),
         "time": "measured" if parts.target.clock() is None else "simulated",
+        **parts.target.tags,
     }
     return RunIdentity(flattened(plain), environment, identity["cell"], tags, plain)
 
@@ -195,4 +196,4 @@ def _notes(drafting: DrafterArms, parts: Parts, max_new_tokens: int) -> tuple[st
             f"Decoded {parts.batch_size} sequences at a time, by eager calls: a round's times are its share of a step, "
             "which all active sequences share evenly.",
         )
-    return (*(used or ()), *batches, *drafting.drafter.notes)
+    return (*(used or ()), *batches, *target.remarks, *drafting.drafter.notes)
