@@ -1,7 +1,5 @@
 """`python -m specdec.sync`: which folders it takes, what it says, and its exit codes."""
 
-from pathlib import Path
-
 import pytest
 
 from specdec import run, sync

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from hydra.experimental.callback import Callback
-from omegaconf import DictConfig, OmegaConf, open_dict, read_write
+from omegaconf import DictConfig, OmegaConf
 
 from specdec.commands.failures import ending
 from specdec.commands.launchers import OUTCOME, claim_gpu, prepare_launcher, stop_cells, write_process
