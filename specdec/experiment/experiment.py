@@ -89,14 +89,16 @@ def _run(config: RunConfig, parts: Parts, identity: RunIdentity, beginning: Begi
     if parts.beside:
         name += f" beside {', '.join(each.name for each in parts.beside)}"
     about = {"name": name, "params": identity.params, "tags": identity.tags}
+    prompts = prompts_of(config, parts)
     with tracking.tracked_run(config.tracking, **about, results=folder) as tracked:
         try:
-            with standing(results, prompts_of(config, parts), len(beginning.kept)) as progress:
+            with standing(results, prompts, len(beginning.kept)) as progress:
                 write_sittings(results, identity, beginning, tracked.run_id)
                 _measure(config, parts, identity, beginning, partial(_alive, tracked.heartbeat, progress))
                 if config.measurement.record:
                     write_streams(folder / "streams.jsonl", read_streams(folder / "generations.jsonl"))
                 del parts  # models and texts: the report is made of the files alone, and gets the memory
+                results.write_status("running", "", prompts, prompts)  # what is left is no part
                 found = write_run(folder)
         except SpecdecError as error:
             results.compact()  # what was decoded so far stays, in one piece
@@ -134,9 +136,9 @@ def _tell_part(folder: Path, tracked: TrackedRun) -> None:
 
 
 def _alive(heartbeat: Callable[[], None], progress: Callable[[], None]) -> None:
-    raise_swallowed()
-    heartbeat()
     progress()
+    heartbeat()
+    raise_swallowed()
 
 
 def _measure(
