@@ -108,7 +108,8 @@ def _run(config: RunConfig, parts: Parts, identity: RunIdentity, beginning: Begi
             raise
         tracked.metrics(found.metrics)
         tracked.curves(found.curves)
-        tracked.tags({"alpha_source": found.alpha_source})
+        whole = {"specdec.partial": ""} if len(beginning.sittings) > 1 else {}  # an earlier sitting may have said so
+        tracked.tags({"alpha_source": found.alpha_source, **whole})
         for key, lines in found.overlays().items():
             tracked.curve_children(key, lines)
         tracked.artifacts()
