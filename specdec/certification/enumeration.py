@@ -19,7 +19,8 @@ class Branches:
     """
 
     def __init__(self, script: Sequence[int] = ()) -> None:
-        self.script, self.trace, self.weight = script, [], 1.0
+        self.script, self.weight = script, 1.0
+        self.trace: list[tuple[int, int]] = []
 
     def choose(self, chances: Sequence[float]) -> int:
         options = [index for index, chance in enumerate(chances) if chance > 0]

@@ -65,7 +65,8 @@ class TableDrafter(Drafter):
 
     def __init__(self, q: Tensor, way: How = "independent") -> None:
         self.q, self.way = q, way
-        self.root, self.generator = 0, None
+        self.root = 0
+        self.generator: torch.Generator | None = None
 
     def start(self, text: TextStart, states: Tensor | None = None) -> None:
         self.root, self.generator = text.prompt[-1], text.generator

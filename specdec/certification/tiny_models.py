@@ -1,4 +1,4 @@
-"""Tiny random float64 models of every architecture, made on the spot, whose greedy texts do not collapse to one token."""
+"""Tiny random float64 models of all architectures, made on the spot, whose greedy texts do not repeat one token."""
 
 from functools import cache
 from typing import Any
