@@ -134,6 +134,7 @@ class CertificateConfig:
     places: AtLeastOne
     redraws: AtLeastOne
     redrafts: AtLeastOne
+    outputs: AtLeastOne
 
 
 @typed

@@ -26,9 +26,9 @@ LAYERS = (
     ("observe",),
     ("decode", "timing", "replay"),
     ("experiment",),
-    ("studies", "training"),
+    ("studies", "training", "certification"),
     ("commands",),
-    ("run", "train", "advise", "report", "convert"),
+    ("run", "train", "advise", "report", "convert", "certify"),
 )
 # The parts of the package that `analysis` may import: it reads files, and has to work without torch.
 ANALYSIS_SEES = ("errors", "config", "registry", "theory", "tracking.store", "text.lines", "text.lengths", "analysis")

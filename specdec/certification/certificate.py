@@ -87,9 +87,12 @@ def concluded(checks: Sequence[Check]) -> tuple[Outcome, str]:
 def show(certificate: Certificate, console: Console) -> None:
     """Print the table of checks, and below it what they stand for."""
     name = ", ".join(f"{part} {value}" for part, value in certificate.combination.items())
+    if not console.is_terminal:
+        console = Console(file=console.file, width=max(console.width, 130))  # a log has no narrow lines
     table = Table(box=SIMPLE_HEAD, title=f"Certificate: {name}", title_justify="left")
     for heading in ("level", "check", "compared with", "draws", "statistic", "p", "verdict"):
-        table.add_column(heading, justify="right" if heading in ("draws", "p") else "left", overflow="fold")
+        number = heading in ("draws", "p")
+        table.add_column(heading, justify="right" if number else "left", no_wrap=number or heading == "level")
     for check in certificate.checks:
         p_value = "" if check.p_value is None else f"{check.p_value:.2g}"
         draws = f"{check.draws:,}" if check.draws else ""

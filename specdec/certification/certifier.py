@@ -17,7 +17,7 @@ from specdec.certification.exact import drafter_checks, rule_checks
 from specdec.certification.greedy_identity import GREEDY, identity_checks
 from specdec.certification.near_ties import near_tie_check
 from specdec.certification.redrawn_rounds import Redraws
-from specdec.certification.statistical import Drawn, Draws, Texts, Tick, draw, judged, power_sentences
+from specdec.certification.statistical import DrawnTests, Draws, Texts, Tick, draw, judged, power_sentences
 from specdec.clock import CpuClock
 from specdec.config import CertifyConfig
 from specdec.drafters import Drafter, drafters
@@ -39,7 +39,7 @@ _LOSSY_ROUNDS = 400  # that measure the total variation of a combination which i
 
 @dataclass
 class _Findings:
-    """What the levels found so far."""
+    """Findings of the levels so far."""
 
     outcome: Outcome = "certified"
     sentence: str = ""
@@ -145,7 +145,7 @@ def _check_all(config: CertifyConfig, parts: Parts, texts: Texts) -> _Findings:
     """Run the three levels."""
     found = _Findings(checks=exact_level(config))
     draws, sampling = _draws(config), parts.target.sampling
-    with _progress(draws, len(texts), sampling.greedy) as tick:
+    with _progress(draws, min(len(texts), config.certificate.outputs), sampling.greedy) as tick:
         if sampling.greedy:
             why = "temperature 0 draws nothing: the greedy level compares whole outputs"
             found.checks.append(not_applicable("statistical", "draws", why))
@@ -153,9 +153,9 @@ def _check_all(config: CertifyConfig, parts: Parts, texts: Texts) -> _Findings:
             checks, found.power = _statistical(config, parts.primary, texts, draws, tick)
             found.checks += checks
         arm = parts.primary if sampling.greedy else _greedy_arm(config, parts)
-        limit = config.measurement.limit
+        limit, outputs = config.measurement.limit, texts[: config.certificate.outputs]
         found.checks.append(
-            attempted("greedy", "greedy outputs", lambda: near_tie_check(arm, texts, limit, config.seed, tick))
+            attempted("greedy", "greedy outputs", lambda: near_tie_check(arm, outputs, limit, config.seed, tick))
         )
     found.outcome, found.sentence = concluded(found.checks)
     return found
@@ -165,7 +165,7 @@ def _statistical(
     config: CertifyConfig, arm: Arm, texts: Texts, draws: Draws, tick: Tick
 ) -> tuple[list[Check], list[str]]:
     """Return the checks of the statistical level, and what they would have found."""
-    drawn: list[Drawn] = []
+    drawn: list[DrawnTests] = []
 
     def check() -> Check:
         drawn.append(draw(arm, texts, draws, config.seed, tick))

@@ -27,6 +27,10 @@ _RANKS = torch.tensor([1, 2, 4, 8, 16, 64])
 _RATIOS = torch.tensor([0.5, 0.8, 1.0, 1.25, 2.0])
 """Ends of the classes by p over q: tokens that are drafted too often, about right, too seldom."""
 
+_FRESH_TEXTS = 16  # texts over which a fresh pass is made: what a commit leaves wrong is wrong in all of them
+
+_DRAWN = 8  # tokens of a draft whose laws are looked at: the first ones
+
 _FIRST = 3
 """Classes of the first token in the joint test: rank 1, rank 2, all others."""
 
@@ -47,15 +51,45 @@ class Seen:
 class Watched(Verifier):
     """Decides as another rule does, and keeps what it was shown."""
 
-    def __init__(self, rule: Verifier) -> None:
+    def __init__(self, rule: Verifier, drafted: Tally) -> None:
+        """
+        Args:
+            drafted: counts of drawn tokens, to which those of every draft are added.
+        """
         self.rule, self.capabilities = rule, rule.capabilities
         self.seen: list[Seen] = []
+        self._drafted = drafted
 
     def accept(self, draft: Draft, p: Tensor, generator: torch.Generator | None) -> Acceptance:
+        count_drafted(self._drafted, draft)
         acceptance = self.rule.accept(draft, p, generator)
         rows = [0, acceptance.path[0] + 1] if acceptance.path else [0]
         self.seen.append(Seen(p[rows].double().cpu(), first_law(draft, p.shape[-1])))
         return acceptance
+
+
+def count_drafted(tally: Tally, draft: Draft) -> None:
+    """Count drawn tokens by their rank under the law q that each was drawn from, in the order of the draws: the claim
+    that travels with a draft, on which every rule that reads q relies. Point masses are no draws.
+
+    A token that an earlier sibling has is a class of its own, the last: draws with replacement repeat tokens, others do
+    not.
+    """
+    if draft.q is None:
+        return
+    tokens = draft.tokens.tolist()
+    drawn = [(child, children[:place]) for children in draft.tests for place, child in enumerate(children)]
+    for child, siblings in drawn[:_DRAWN]:
+        q, token = draft.q[child].double().cpu(), tokens[child]
+        chances, cell = rank_class(q, token)
+        law = np.append(chances, 0.0)
+        earlier = {tokens[sibling] for sibling in siblings}
+        for other in earlier:
+            chance = float(q[other])
+            law[rank_class(q, other)[1]] -= chance
+            law[-1] += chance
+        tally.add_one(law.clip(0.0), len(law) - 1 if token in earlier else cell)
+        tally.impossible += int(q[token] == 0)
 
 
 def first_law(draft: Draft, size: int) -> Tensor | None:
@@ -91,6 +125,7 @@ class LiveTallies:
 
     Attributes:
         by_rank, by_ratio: of the first token of a round.
+        drafted: of the drawn tokens of all drafts.
         second: of the token after it, whichever round commits it, given the class of the first.
         apart: at every place, the total variation between the law that a round used and that of a fresh pass.
         rounding: there, the total variation between fresh passes in the target's own arithmetic and in float32.
@@ -99,6 +134,7 @@ class LiveTallies:
 
     by_rank: Tally = field(default_factory=lambda: Tally(len(_RANKS) + 1))
     by_ratio: Tally = field(default_factory=lambda: Tally(len(_RATIOS) + 1))
+    drafted: Tally = field(default_factory=lambda: Tally(len(_RANKS) + 2))
     second: Tally = field(default_factory=lambda: Tally(_FIRST * (len(_RANKS) + 1)))
     apart: list[float] = field(default_factory=list)
     rounding: list[float] = field(default_factory=list)
@@ -114,12 +150,13 @@ class LiveTallies:
             chi_square("first token of a round, by rank under p", self.by_rank),
             chi_square("first token of a round, by p over q", self.by_ratio),
             chi_square("second token given the first, by rank", self.second),
+            chi_square("drawn drafts against their own q, by rank", self.drafted),
         ]
 
     def add(self, target: Target, generation: Generation, seen: Sequence[Seen]) -> None:
         """Count the rounds of a text, and compare their laws with those of a fresh pass over it."""
         tokens, end = generation.tokens, len(generation.tokens)
-        fresh = _fresh_laws(target, generation)
+        fresh = _fresh_laws(target, generation) if self.texts < _FRESH_TEXTS else None
         for place, known, following in _places(generation, seen):
             p, token = known.rows[0], tokens[place]
             self._count_first(p, known.q, token)
@@ -148,7 +185,9 @@ class LiveTallies:
         self.second.add_one(padded, begin + cell)
         self.second.impossible += int(law[token] == 0)
 
-    def _compare(self, p: Tensor, fresh: tuple[Tensor, Tensor], place: int) -> None:
+    def _compare(self, p: Tensor, fresh: tuple[Tensor, Tensor] | None, place: int) -> None:
+        if fresh is None:
+            return
         own, wide = (laws[place] for laws in fresh)
         self.apart.append(float((p - own).abs().sum() / 2))
         self.rounding.append(float((own - wide).abs().sum() / 2))
@@ -186,7 +225,7 @@ def watch_rounds(
     """
     found = LiveTallies()
     while found.rounds < rounds:
-        watched = Watched(arm.verifier)
+        watched = Watched(arm.verifier, found.drafted)
         generation = replace(arm, verifier=watched).decode(next(requests), CpuClock())
         with torch.inference_mode():
             found.add(arm.target, generation, watched.seen)

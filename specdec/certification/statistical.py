@@ -40,7 +40,7 @@ class Draws:
 
 
 @dataclass(frozen=True)
-class Drawn:
+class DrawnTests:
     """All tests of a combination, before they are judged together.
 
     Attributes:
@@ -62,7 +62,7 @@ class Drawn:
         return false_alarm / len(self.tests)
 
 
-def draw(arm: Arm, texts: Texts, draws: Draws, seed: int, tick: Tick = lambda what, amount: None) -> Drawn:
+def draw(arm: Arm, texts: Texts, draws: Draws, seed: int, tick: Tick = lambda what, amount: None) -> DrawnTests:
     """Draw everything that the statistical level needs.
 
     Args:
@@ -74,7 +74,7 @@ def draw(arm: Arm, texts: Texts, draws: Draws, seed: int, tick: Tick = lambda wh
         request = _request(arm, texts, draws, seed, (place, f"place {place}"))
         single += redraw(arm, request, 1 + place % 5, draws.redraws, f"place {place + 1}")
         tick("places", 1)
-    return Drawn(live.tests(), single, state_check(live))
+    return DrawnTests(live.tests(), single, state_check(live))
 
 
 def _requests(arm: Arm, texts: Texts, draws: Draws, seed: int) -> Iterator[Request]:
@@ -93,7 +93,7 @@ def _request(arm: Arm, texts: Texts, draws: Draws, seed: int, which: tuple[int, 
     )
 
 
-def judged(drawn: Drawn, false_alarm: float) -> list[Check]:
+def judged(drawn: DrawnTests, false_alarm: float) -> list[Check]:
     """Return the checks: one for each test of live rounds, and one for each kind of test at single places."""
     level = drawn.level(false_alarm)
     groups = [[test] for test in drawn.live]
@@ -111,9 +111,9 @@ def _judged(tests: Sequence[Tested], level: float) -> Check:
         "tests": [{**vars(test), "detectable_tv": _number(test.detectable(level))} for test in tests],
     }
     draws = sum(test.draws for test in tests)
-    compared = "the target's law there"
+    compared = "q, the law told with each draft" if "their own q" in name else "p, the target's law there"
     if not any(test.freedom for test in tests):
-        why = "too few draws, or laws that are too sure, for a test"
+        why = "too few draws, or laws that are too sure, for a test" if draws else "nothing was drawn"
         return Check("statistical", name, compared, draws, "", "not applicable", detail=why, facts=facts)
     verdict: Verdict = "FAILED" if failed else "passed"
     statistic = f"chi2({worst.freedom}) = {worst.statistic:.1f}" + (", the largest" if len(tests) > 1 else "")
@@ -121,7 +121,7 @@ def _judged(tests: Sequence[Tested], level: float) -> Check:
     return Check("statistical", name, compared, draws, statistic, verdict, worst.p_value, detail, facts)
 
 
-def power_sentences(drawn: Drawn, false_alarm: float) -> list[str]:
+def power_sentences(drawn: DrawnTests, false_alarm: float) -> list[str]:
     """Return what the tests would have found in 9 cases of 10, in words."""
     level = drawn.level(false_alarm)
     sentences = []
