@@ -9,7 +9,7 @@ import pytest
 from specdec import certify
 from specdec.certification import certifier, greedy_identity
 from specdec.verifiers.base import verifiers
-from specdec.verifiers.speculative_sampling import SpeculativeSampling
+from specdec.verifiers.speculative_sampling import SpeculativeSampling, SpeculativeSamplingConfig
 
 LAW = "target.law=[[0.4,0.35,0.25],[0.1,0.3,0.6],[0.55,0.2,0.25]]"
 FEW = ("certificate.rounds=200", "certificate.places=2", "certificate.redraws=300", "certificate.redrafts=60")
@@ -23,7 +23,7 @@ def command(in_process, tmp_path):
     def call(*arguments):
         ended = in_process(certify, *arguments)
         (path,) = list(tmp_path.glob("outputs/*/*/certificate.json")) or [None]
-        return ended.code, path and json.loads(path.read_text()), ended.output, ended.error
+        return ended.code, path and json.loads(path.read_text()), " ".join(ended.output.split()), ended.error
 
     return call
 
@@ -79,6 +79,10 @@ class Foreign(SpeculativeSampling):
     """A rule of another package."""
 
     mistake = 0.0
+
+    @classmethod
+    def from_config(cls, config: SpeculativeSamplingConfig):
+        return cls()
 
     def accept(self, draft, p, generator):
         flat = p.new_full(p.shape, 1 / p.shape[-1])

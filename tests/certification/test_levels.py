@@ -214,6 +214,7 @@ def test_models_that_are_right_pass(model_arm):
     drawn = draw(model_arm(), MODEL_PROMPTS, MODEL_DRAWS, seed=1)
     assert not failed(judged(drawn, FALSE_ALARM))
     assert {test.draws for test in drawn.single} == {100}, "drafts are drawn: whole rounds were drawn again"
+    assert len(drawn.tests) == 6 and drawn.level(FALSE_ALARM) == pytest.approx(FALSE_ALARM / 6)
 
 
 @pytest.mark.parametrize("kind", [OtherTemperature, StaleLaw])
