@@ -13,7 +13,12 @@ from specdec.config import AdviseConfig, CertifyConfig, RunConfig, config_dir, v
 
 ROOT = Path(__file__).resolve().parents[2]
 PARSERS = {"convert": convert.parser, "report": report.parser}
-ROOTS = {"run": ("config", RunConfig), "advise": ("advise", AdviseConfig), "train": ("train", None), "certify": ("certify", CertifyConfig)}
+ROOTS = {
+    "run": ("config", RunConfig),
+    "advise": ("advise", AdviseConfig),
+    "certify": ("certify", CertifyConfig),
+    "train": ("train", None),
+}
 COMMAND = re.compile(r"python -m specdec\.(\w+) ?(.*)")
 
 
