@@ -271,7 +271,7 @@ def _enumerated(name: str, cases: Sequence[Case]) -> Check:
         failed = worst > EXACT
         detail = "what is committed does not have the target's law" if failed else ""
         statistic = f"largest error {worst:.1e}"
-        compared = f"{len(cases)} laws with the target's own"
+        compared = f"{len(cases)} {'law' if len(cases) == 1 else 'laws'} with the target's own"
         verdict: Verdict = "FAILED" if failed else "passed"
         return Check(
             "exact", name, compared, enumeration.runs, statistic, verdict, detail=detail, facts={"error": worst}
