@@ -89,7 +89,7 @@ def test_structures_that_no_table_fills_are_not_applicable():
 
 @pytest.mark.slow
 def test_true_combinations_fail_as_rarely_as_stated():
-    """100 certificates at 10%: more than 22 failures have chance 1e-4; none at all would say that nothing is tested."""
+    """100 certificates at 10%: more than 23 failures have chance 1e-4; none at all would say that nothing is tested."""
     arm = table_arm(rule(), "chain", size=3)
     few = Draws(rounds=30, places=1, redraws=Redraws(80, 60), max_new_tokens=12)
     failures = sum(bool(failed(judged(draw(arm, PROMPTS, few, seed), 0.1))) for seed in range(100))
