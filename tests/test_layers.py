@@ -27,9 +27,9 @@ LAYERS = (
     ("observe",),
     ("decode", "timing", "replay"),
     ("experiment",),
-    ("studies", "training"),
+    ("studies", "training", "certification"),
     ("commands",),
-    ("run", "train", "advise", "report", "convert", "sync"),
+    ("run", "train", "advise", "certify", "report", "convert", "sync"),
 )
 # The parts of the package that `analysis` may import: it reads files, and has to work without torch.
 ANALYSIS_SEES = ("errors", "config", "registry", "theory", "tracking.store", "text.lines", "text.lengths", "analysis")
