@@ -9,7 +9,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 # From the ground up. A part may import parts on its own line or on lines above it, circles apart.
 LAYERS = (
-    ("specdec", "errors", "progress", "code_version"),
+    ("specdec", "errors", "progress", "code_version", "ranks"),
     ("signals", "text.writing"),
     ("config",),
     ("registry",),
