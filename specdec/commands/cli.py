@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from specdec import ranks
 from specdec.commands import sweep
 from specdec.commands.failures import ending
 from specdec.commands.resumed_sweep import RESUMED_SWEEP, SWEPT_KEYS
@@ -25,6 +26,9 @@ os.environ["HYDRA_FULL_ERROR"] = "1"
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
 
 LONGEST_LABEL = 100  # characters of a folder's name
+
+
+RUN = "config"  # the root of `specdec.run`, the only command that several processes run together
 
 
 def options(group: str) -> list[str]:
@@ -66,6 +70,8 @@ def main(config_name: str, task: Callable[[Mapping[str, Any]], Mapping[str, floa
     error: BaseException | None = None
     with interruptible():
         try:
+            if config_name != RUN:
+                ranks.check_single(f"specdec.{config_name}")
             hydra.main(version_base="1.3", config_path=config_dir(), config_name=config_name)(resolved)()
         except sweep.Stopped as stopped:
             error = stopped.error

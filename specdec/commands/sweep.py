@@ -18,6 +18,7 @@ from typing import Any
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
 
+from specdec import ranks
 from specdec.commands.failures import ending
 from specdec.commands.launchers import OUTCOME, claim_gpu, prepare_launcher, stop_cells, write_process
 from specdec.commands.resumed_sweep import (
@@ -94,6 +95,7 @@ class SweepParent(Callback):
         """Make the store ready and open the parent run; a fault ends the command before any cell starts."""
         global _launched
         try:
+            ranks.check_single("a sweep (-m)")
             plain = OmegaConf.to_container(config.tracking, resolve=True)
             assert isinstance(plain, dict)
             tracking = validated(TrackingConfig, {str(k): v for k, v in plain.items()}, where="tracking")

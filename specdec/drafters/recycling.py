@@ -72,6 +72,10 @@ class Recycling(Lookup):
         self._last = text.prompt[-1]
         self._matrix = dict(self._before.get(tuple(text.prompt), self._earlier)) if self._persist else {}
 
+    @property
+    def remembers(self) -> str:
+        return "persist=false" if self._persist else ""
+
     def remember(self, prompt: Sequence[int], output: Sequence[int]) -> None:
         if not self._persist or tuple(prompt) in self._before:
             return

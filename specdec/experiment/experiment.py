@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from rich import get_console
 
+from specdec import ranks
 from specdec.analysis.cost.cost_report import cost_report
 from specdec.analysis.pages.run_page import write_run
 from specdec.analysis.pages.trace import read_traces
@@ -24,10 +25,11 @@ from specdec.experiment.identity import RunIdentity, identify, run_facts
 from specdec.experiment.kept import EarlierRuns, KeptRun
 from specdec.experiment.parts import Parts, limited, open_parts, prepare
 from specdec.experiment.peers import TransformersPeer, transformers_peers
-from specdec.experiment.results import ROUNDS, read_json
+from specdec.experiment.results import ROUNDS, ResultsFolder, read_json
 from specdec.experiment.resumption import Beginning, begun, standing, write_sittings
-from specdec.experiment.session import Session
+from specdec.experiment.session import Answers, Session, conversations, decode_conversation
 from specdec.experiment.terminal import print_lines, print_trace, show_run
+from specdec.experiment.workers import check_workers, decode_by_workers, divided_threads, workers_note, workers_of
 from specdec.progress import progress_bar
 from specdec.prompts import Prompt
 from specdec.sampling import generator_for
@@ -43,6 +45,7 @@ from specdec.tracking.writer import TrackedRun
 
 logger = logging.getLogger(__name__)
 
+CALIBRATION = "calibration.json"
 _TRACED_ROUNDS = 25  # of each generation in the terminal; trace.html has them all
 
 
@@ -57,15 +60,17 @@ def run_experiment(config: RunConfig, folder: Path, earlier: EarlierRuns | None 
     """
     config = settled(config)
     parts = open_parts(config)
+    check_workers(config, parts)
     stated, config = config, limited(config, parts.target)
     advice = find_advice(config, parts)
-    identity = identify(stated, parts)
-    with begun(config.resume, folder, identity, earlier) as beginning:
+    with divided_threads(config, parts):
+        identity = identify(stated, parts)
+    with divided_threads(config, parts), begun(config.resume, folder, identity, earlier) as beginning:
         if isinstance(beginning, KeptRun):
             print_lines(get_console(), f"Kept: {beginning.metrics.folder} holds this measurement, finished.")
             return beginning
         facts = run_facts(parts, config.measurement.limit, advice)
-        facts = replace(facts, notes=(*facts.notes, *_sittings_note(beginning)))
+        facts = replace(facts, notes=(*facts.notes, *workers_note(config, parts), *_sittings_note(beginning)))
         beginning.results.write_json("run.json", facts.as_dict())
         print_lines(get_console(), *([beginning.sentence] if beginning.sentence else []), *facts.notes)
         return _run(config, parts, identity, beginning)
@@ -88,13 +93,15 @@ def _run(config: RunConfig, parts: Parts, identity: RunIdentity, beginning: Begi
     name = f"{parts.label} {parts.primary.structure.label}"
     if parts.beside:
         name += f" beside {', '.join(each.name for each in parts.beside)}"
-    about = {"name": name, "params": identity.params, "tags": identity.tags}
+    about: dict[str, Any] = {"name": name, "params": identity.params, "tags": identity.tags}
     prompts = prompts_of(config, parts)
     with tracking.tracked_run(config.tracking, **about, results=folder) as tracked:
         try:
             with standing(results, prompts, len(beginning.kept)) as progress:
                 write_sittings(results, identity, beginning, tracked.run_id)
-                _measure(config, parts, identity, beginning, partial(_alive, tracked.heartbeat, progress))
+                with ranks.together():
+                    ranks.given((dict(beginning.kept), read_json(folder / CALIBRATION)))
+                    _measure(config, parts, identity, beginning, partial(_alive, tracked.heartbeat, progress))
                 if config.measurement.record:
                     write_streams(folder / "streams.jsonl", read_streams(folder / "generations.jsonl"))
                 del parts  # models and texts: the report is made of the files alone, and gets the memory
@@ -118,6 +125,25 @@ def _run(config: RunConfig, parts: Parts, identity: RunIdentity, beginning: Begi
         print_trace(read_traces(folder / "traces.json"), get_console(), rounds=_TRACED_ROUNDS)
     show_run(found, get_console(), folder, links)
     return found
+
+
+def follow_experiment(config: RunConfig, folder: Path) -> None:
+    """Make the calls of rank 0 in the same order, on this rank's share of the target's weights; keep nothing.
+
+    Args:
+        folder: for what rank 0 keeps; the caller drops it.
+    Raises:
+        SpecdecError: see `run_experiment`; also where rank 0 ended.
+    """
+    config = settled(replace(config, tracking=replace(config.tracking, enabled=False)))
+    parts = open_parts(config)
+    with ranks.together():
+        kept, calibration = ranks.given(None)
+        results = ResultsFolder(folder)
+        if calibration is not None:
+            results.write_json(CALIBRATION, calibration)
+        nobody = RunIdentity({}, {}, "", {})
+        _measure(limited(config, parts.target), parts, nobody, Beginning(results, kept, ()), lambda: None)
 
 
 def _tell_part(folder: Path, tracked: TrackedRun) -> None:
@@ -159,10 +185,11 @@ def _measure(
     if measurement.warmup_tokens:
         session.warm_up(longest, measurement.warmup_tokens)
     _tune(peers, longest, beginning)
-    known = read_json(results.folder / "calibration.json") if beginning.kept else None
+    known = read_json(results.folder / CALIBRATION) if beginning.kept else None
     if known is None:
         known = _calibration(config, parts, longest, grid_sizes, clock)
-        results.write_json("calibration.json", known)
+        results.write_json(CALIBRATION, known)
+    ranks.expect_within(ranks.SILENCE_S)
     try:
         _decode_all(config, parts, session, beginning, heartbeat)
     finally:
@@ -247,21 +274,17 @@ def _decode_all(
     config: RunConfig, parts: Parts, session: Session, beginning: Beginning, heartbeat: Callable[[], None]
 ) -> None:
     """Decode every prompt with its later turns, as often as the configuration says, except for those that are kept."""
-    prompts, measurement = list(parts.prompts.prompts), config.measurement
     with progress_bar() as progress:
         bar = progress.add_task("decoding", total=prompts_of(config, parts))
-        answers: dict[str, Any] = {}
-        for repeat in range(measurement.repeats):
-            for prompt in prompts:
-                current: Prompt | None = prompt
-                while current is not None:
-                    done = beginning.kept.get((repeat, current.id))
-                    if done is None:
-                        output = session.run_prompt(current, repeat).tokens
-                        heartbeat()
-                    else:
-                        output = session.keep(current, done)
-                    progress.advance(bar)
-                    # A later turn continues the baseline's first answer, for every method and repeat alike.
-                    answer = answers.setdefault(current.id, output)
-                    current = parts.prompts.follow_up(current, answer)
+
+        def advance(decoded: bool) -> None:
+            progress.advance(bar)
+            if decoded:
+                heartbeat()
+
+        if workers_of(config, parts) > 1:
+            decode_by_workers(config, parts, session, beginning, advance)
+            return
+        answers: Answers = {}
+        for conversation in conversations(parts.prompts.prompts, config.measurement.repeats):
+            decode_conversation(parts, session, conversation, beginning.kept, answers, advance)

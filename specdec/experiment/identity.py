@@ -86,6 +86,7 @@ def identify(config: RunConfig, parts: Parts) -> RunIdentity:
         "gamma": str(parts.primary.gamma),
         "dtype": str(model.get("dtype", "float64")),
         "time": "measured" if parts.target.clock() is None else "simulated",
+        **parts.target.tags,
     }
     return RunIdentity(flattened(plain), environment, identity["cell"], tags, plain)
 
@@ -189,4 +190,4 @@ def _notes(drafting: DrafterArms, parts: Parts, max_new_tokens: int) -> tuple[st
     """Return what is said of recorded texts and of the drafter before anything is decoded."""
     target = parts.target
     used = isinstance(target, Replay) and target.notes((each.tokens for each in parts.prompts.prompts), max_new_tokens)
-    return (*(used or ()), *drafting.drafter.notes)
+    return (*(used or ()), *target.remarks, *drafting.drafter.notes)

@@ -6,7 +6,7 @@ Writes each finished prompt to disk before the next begins. Knows no method by n
 import random
 import resource
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import pyarrow as pa
@@ -22,12 +22,42 @@ from specdec.experiment.forced import Forced
 from specdec.experiment.judging import judged, repeated_share
 from specdec.experiment.parts import Parts
 from specdec.experiment.replays import Replays
-from specdec.experiment.results import DonePrompt, GenerationKey, ResultsFolder, generation_line, round_table
+from specdec.experiment.results import DonePrompt, GenerationKey, PromptKey, ResultsFolder, generation_line, round_table
 from specdec.experiment.tracing import trace
 from specdec.experiment.walking import decode_by_walking
 from specdec.prompts import Prompt
 from specdec.records import Generation, Request
 from specdec.sampling import generator_for
+
+Answers = dict[str, tuple[int, ...]]
+"""The baseline's first output by the id of a turn, which the next turn continues for every method and repeat alike."""
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """A prompt with its later turns, in one repeat: what one process decodes.
+
+    Attributes:
+        number: of the prompt among all, from 0.
+        place: of its first turn in the order of the run; later turns follow.
+    """
+
+    repeat: int
+    number: int
+    prompt: Prompt
+    place: int
+
+
+def conversations(prompts: Sequence[Prompt], repeats: int) -> list[Conversation]:
+    """Return all that a run decodes, in its order."""
+    found: list[Conversation] = []
+    place = 0
+    for repeat in range(repeats):
+        for number, prompt in enumerate(prompts):
+            found.append(Conversation(repeat, number, prompt, place))
+            place += 1 + len(prompt.follow_ups)
+    return found
+
 
 Peer = Callable[[Prompt], Mapping[str, Any] | None]
 """Another engine, called once per prompt and repeat between our own methods; None is a failure."""
@@ -49,7 +79,7 @@ class Session:
         Args:
             cell: what makes two runs the same measurement, for the tables.
         """
-        self._config, self._parts, self._cell = config, parts, cell
+        self._config, self._parts, self.cell = config, parts, cell
         self._results, self._clock, self._peers = results, clock, list(peers)
         self._target = parts.target
         self._replays = Replays(parts.target)
@@ -124,17 +154,22 @@ class Session:
         if they had just been decoded, and simulated time goes on from where the prompt ended.
         """
         self._place(place)
-        self._collected.add(Collected.from_dict(done.collected))
+        self.collect(done)
         if isinstance(self._clock, SimulatedClock) and done.clock is not None:
             self._clock.reach(done.clock)
         self._remember(prompt, done.baseline)
         return done.baseline
+
+    def collect(self, done: DonePrompt) -> None:
+        """Take what was collected of a prompt that is done. To be called in the order of the run."""
+        self._collected.add(Collected.from_dict(done.collected))
 
     def finish(self) -> None:
         """Write what was collected of the prompts that are done. Memory is read here, before anything that is no part
         of the decoding allocates.
         """
         self._collected.peak_mb = max(self._collected.peak_mb, peak_mb(self._target.device))
+        del self._collected.traces[self._config.measurement.traced :]  # every process has traced as many
         self._collected.write(self._results, [each.name for each in self._parts.drafters])
 
     @property
@@ -202,7 +237,7 @@ class Session:
             generation = done.get(id(arm))
             if generation is None:
                 continue
-            key = GenerationKey(self._cell, arm.method, arm.gamma, repeat, prompt.id, prompt.category)
+            key = GenerationKey(self.cell, arm.method, arm.gamma, repeat, prompt.id, prompt.category)
             if generation.tokens not in read:
                 read[generation.tokens] = self._read(generation.tokens)
             text, flagged = read[generation.tokens]
@@ -250,6 +285,34 @@ class Session:
         request = self._request(prompt, repeat, baseline.tokens)
         for each in self._parts.drafters:
             self._replays.alpha(each.arms[0], request, baseline.tokens, work)
+
+
+def decode_conversation(
+    parts: Parts,
+    session: Session,
+    conversation: Conversation,
+    kept: Mapping[PromptKey, DonePrompt],
+    answers: Answers,
+    advance: Callable[[bool], None],
+) -> None:
+    """Decode the turns of a prompt, except for those that are kept.
+
+    Args:
+        kept: turns that are done.
+        answers: of earlier repeats; those of this prompt are added.
+        advance: called after every turn, with False for one that was kept.
+    """
+    current: Prompt | None = conversation.prompt
+    place = conversation.place
+    while current is not None:
+        done = kept.get((conversation.repeat, current.id))
+        if done is None:
+            output = session.run_prompt(current, conversation.repeat, place).tokens
+        else:
+            output = session.keep(current, done, place)
+        advance(done is None)
+        answer = answers.setdefault(current.id, output)
+        current, place = parts.prompts.follow_up(current, answer), place + 1
 
 
 def peak_mb(device: torch.device) -> float:
