@@ -94,7 +94,7 @@ def _run(config: RunConfig, parts: Parts, identity: RunIdentity, beginning: Begi
     name = f"{parts.label} {parts.primary.structure.label}"
     if parts.beside:
         name += f" beside {', '.join(each.name for each in parts.beside)}"
-    about = {"name": name, "params": identity.params, "tags": identity.tags}
+    about: dict[str, Any] = {"name": name, "params": identity.params, "tags": identity.tags}
     prompts = prompts_of(config, parts)
     with tracking.tracked_run(config.tracking, **about, results=folder) as tracked:
         try:

@@ -121,7 +121,9 @@ def test_a_second_signal_ends_the_process_at_once(
     assert os.waitstatus_to_exitcode(os.waitpid(number, 0)[1]) == 143
 
 
-def test_what_a_killed_process_left_is_reported(in_process: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_killed_process_left_is_reported(
+    in_process: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """SIGKILL leaves part-files and no summary; the report gathers them and says how much it is."""
     monkeypatch.setattr("specdec.experiment.results._KEPT_S", -1.0)  # each prompt to disk at once
     after_prompts(monkeypatch, 8, lambda: os.kill(os.getpid(), signal.SIGKILL))
