@@ -316,8 +316,8 @@ def _answer(found: BatchNumbers, tables: Tables, about: About) -> Section:
         ("Speedup at equal batch with the best gamma (95%), and the gammas chosen", _best_table(found)),
     )
     figure = _speedup_figure(found, title=title, caption=caption)
-    text = (answer, meaning, _unit(found, tables["cost"].iloc[0]), _outcomes(tables["batching"]))
-    text += about.caveats(tables["skipped"])
+    caveats = about.caveats(tables["skipped"])
+    text = (answer, meaning, _unit(found, tables["cost"].iloc[0]), _outcomes(tables["batching"]), *caveats)
     return Section("Up to which batch speculation pays", text, shown, (("batching_speedup", figure),))
 
 
@@ -559,7 +559,8 @@ def _cost_figure(found: BatchNumbers, chosen: Mapping[str, int], title: str, cap
             axes.bar(at, height, 0.7, below, color=colour, hatch=hatch, edgecolor="white", linewidth=0.5, label=label)
             below = below + height
         tokens = [found.interval(column) for column in costs["tokens"].T]
-        pictures.line(axes, list(at), tokens, style.look(0)._replace(colour=style.BLACK), "tokens per round")
+        black = style.look(0)._replace(colour=style.BLACK)
+        pictures.line(axes, [float(place) for place in at], tokens, black, "tokens per round")
         axes.set_xticks(at, [str(batch) for batch in found.batches])
         axes.set_ylabel(f"{drafter}, gamma {gamma}")
     style.legend_above(panels[0, 0], 4)

@@ -156,7 +156,7 @@ class HeadsDrafter(Drafter):
 
     @property
     def before(self) -> tuple[Tensor, int]:
-        """What a round drafts from: h_t [D] and the root."""
+        """The state h_t [D] and the root that a round drafts from."""
         assert self._state is not None
         return self._state, self._root
 
