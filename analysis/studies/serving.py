@@ -16,12 +16,13 @@ from scipy.stats import t as student
 from specdec.theory.queueing import utilisation
 
 from ..figures import pictures, style
-from ..findings import About, Findings, Section, Tables, register
+from ..findings import About, Findings, Section, Tables, counted, register
 from ..intervals import Interval
 from ..sums import finite, metric
 
 NONE, ADAPTIVE = "none", "adaptive"  # policies: plain decoding, and the gamma that is chosen anew for each step
 ALWAYS, NEVER = inf, 0.0  # the largest load still pays; no load pays
+SLACK = 0.01  # disadvantages below 1% are none: with little load all policies have the same goodput, up to the edges
 SETTLED = 0.95  # of the capacity: above it a queue takes longer to settle than a simulation lasts
 _KEYS = ["policy", "load", "replication"]
 _VALUES = {  # column -> (words, format, factor)
@@ -67,19 +68,22 @@ def over_replications(values: Sequence[float] | np.ndarray, level: float = 0.95)
 
 
 def stops_paying_at(loads: Sequence[float], worse: Sequence[float] | np.ndarray) -> float:
-    """Return the load from which on a policy is worse than plain decoding: where `worse`, its mean disadvantage at each
-    ascending load, turns positive for the last time, on a straight line between two loads; `NEVER` where it is worse
-    everywhere, `ALWAYS` where it is not at the largest load.
+    """Return the load from which on a policy is worse than plain decoding: where `worse`, its disadvantage at each
+    ascending load, first exceeds `SLACK`, on a straight line from the load before; `NEVER` where it does so at the
+    smallest load already, `ALWAYS` where it never does.
+
+    Args:
+        worse: as a share of what plain decoding has.
     """
     values = np.asarray(worse, dtype=float)
-    pays = np.flatnonzero(values <= 0)
-    if not len(pays):
-        return NEVER
-    last = int(pays[-1])
-    if last == len(values) - 1:
+    exceeds = np.flatnonzero(values > SLACK)
+    if not len(exceeds):
         return ALWAYS
-    share = -values[last] / (values[last + 1] - values[last])
-    return float(loads[last] + share * (loads[last + 1] - loads[last]))
+    first = int(exceeds[0])
+    if first == 0:
+        return NEVER
+    before = min(float(values[first - 1]), 0.0)
+    return float(loads[first - 1] + -before / (values[first] - before) * (loads[first] - loads[first - 1]))
 
 
 @dataclass(frozen=True)
@@ -100,11 +104,11 @@ class ServingNumbers:
     """The study in numbers.
 
     Attributes:
-        runs: a line for each simulation: policy, load, replication, the columns of `_VALUES`, batch and gamma (means over
-            the steps of the window), rate.
+        runs: a line for each simulation: policy, load, replication, the columns of `_VALUES`, batch and gamma (means
+            over the steps of the window), rate.
         capacity: policy -> requests per second at full slots, over replications.
-        recording, step_times, chosen: the tables `recording` (its line) and `step_times`; and mean gamma of the adaptive
-            policy by batch, with the share of steps.
+        recording, step_times, chosen: the tables `recording` (its line) and `step_times`; and mean gamma of the
+            adaptive policy by batch, with the steps.
         little: the largest relative error of Little's law over all simulations.
     """
 
@@ -128,7 +132,7 @@ class ServingNumbers:
         return load * self.capacity[NONE].estimate
 
     def used(self, policy: str, load: float) -> float:
-        """Return rho, offered requests over what the policy finishes at full slots: from 1 on there is no steady state."""
+        """Return rho, offered requests over what the policy finishes at full slots; a queue settles below 1."""
         return float(utilisation(self.rate(load), self.capacity[policy].estimate))
 
     def stable(self, policy: str, load: float) -> bool:
@@ -149,10 +153,10 @@ class ServingNumbers:
         """Return where plain decoding begins to be better in time per output token, or in goodput. Replications are
         paired: all policies of one serve the same requests.
         """
-        sign = -1 if column == "goodput" else 1
-        worse = sign * (self.values(policy, column) - self.values(NONE, column))  # [loads, replications]
-        each = np.array([stops_paying_at(self.loads, values) for values in worse.T])
-        load = stops_paying_at(self.loads, worse.mean(axis=1))
+        sign = -1 if column == "goodput" else 1  # less goodput is worse, a longer time per token is
+        mine, plain = self.values(policy, column), self.values(NONE, column)  # [loads, replications]
+        each = np.array([stops_paying_at(self.loads, values) for values in (sign * _change(mine, plain)).T])
+        load = stops_paying_at(self.loads, sign * _change(mine.mean(axis=1), plain.mean(axis=1)))
         if not (isfinite(load) and np.isfinite(each).all() and (each > 0).all()):
             return SwitchOff(Interval(load), Interval(nan))
         batches = self.values(policy, "batch")
@@ -227,6 +231,12 @@ def simulation_values(tables: Tables) -> pd.DataFrame:
     return values.reset_index()
 
 
+def _change(value: np.ndarray, plain: np.ndarray) -> np.ndarray:
+    """Return value / plain - 1, and 0 where both are 0."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.where(value == plain, 0.0, value / plain - 1)
+
+
 def _slug(policy: str) -> str:
     return policy.replace(" ", "")
 
@@ -250,7 +260,9 @@ def _metrics(found: ServingNumbers, tables: Tables) -> dict[str, float]:
         values[f"serving.simulated.gamma{gamma}.model_batch"] = found.model_batch(gamma)
     if "closed_check" in tables:
         for line in tables["closed_check"].to_dict("records"):
-            values[f"serving.simulated.over_measured.{line['batch']}.{line['gamma']}"] = line["simulated"] / line["measured"]
+            values[f"serving.simulated.over_measured.{line['batch']}.{line['gamma']}"] = (
+                line["simulated"] / line["measured"]
+            )
     return finite(values)
 
 
@@ -285,22 +297,28 @@ def _answer(found: ServingNumbers, about: About) -> Section:
     best, text = found.best_fixed, []
     if best is None:
         text.append(
-            "Simulated: with this drafter, this acceptance and these costs, no fixed gamma pays, even on a server that is "
-            "nearly idle."
+            "Simulated: with this drafter, this acceptance and these costs, no fixed gamma pays, even on a server "
+            "that is nearly idle."
         )
     else:
         off, gamma = found.switch_off(best), int(best.split()[1])
-        sentence = f"Simulated: a server that drafts {gamma} tokens should stop at a load of {_load_in_words(found, off)}"
+        sentence = (
+            f"Simulated: a server that drafts {counted(gamma, 'token')} should stop at a load of "
+            f"{_load_in_words(found, off)}"
+        )
         if off.load.known:
             sentence += (
-                f" of what plain decoding can serve, {found.rate(off.load.estimate):.3g} requests per second, where its "
-                f"steps hold {off.batch:.1f} sequences: from there on a token takes less time without drafts"
+                f" of what plain decoding can serve, {found.rate(off.load.estimate):.3g} requests per second, where "
+                f"its steps hold {off.batch:.1f} sequences: from there on a token takes less time without drafts"
             )
-        text.append(sentence + f". On a nearly idle server, gamma {gamma} is the fixed one whose tokens take least time.")
+        text.append(
+            sentence + f". On a nearly idle server, gamma {gamma} is the fixed one whose tokens take least time."
+        )
     adaptive = found.values(ADAPTIVE, "tpot").mean(axis=1) / found.values(NONE, "tpot").mean(axis=1)
     text.append(
-        f"Simulated: choosing gamma anew for each step by SmartSpec's rule (2406.14066), a token takes {adaptive[0]:.2f} "
-        f"times as long as without drafts at a load of {found.loads[0]:g}, {adaptive.max():.2f} times at the worst load."
+        "Simulated: choosing gamma anew for each step by SmartSpec's rule (2406.14066), a token takes "
+        f"{adaptive[0]:.2f} times as long as without drafts at a load of {found.loads[0]:g}, {adaptive.max():.2f} "
+        "times at the worst load."
     )
     lines = []
     for policy in found.policies:
@@ -319,12 +337,14 @@ def _answer(found: ServingNumbers, about: About) -> Section:
             }
         )
     text.append(
-        "A load is offered requests per second over the requests per second that plain decoding finishes when its slots "
-        f"are always full, {found.capacity[NONE]:.3g}. All policies serve the same requests at the same times; intervals "
-        f"are 95%, over {found.capacity[NONE].prompts} independent replications."
+        "A load is offered requests per second over the requests per second that plain decoding finishes when its "
+        f"slots are always full, {found.capacity[NONE]:.3g}. All policies serve the same requests at the same times; "
+        f"intervals are 95%, over {found.capacity[NONE].prompts} independent replications."
     )
     caption = "Simulated: the load from which on plain decoding is better, by policy"
-    return Section("Simulated: at which load should a server stop speculating?", tuple(text), ((caption, pd.DataFrame(lines)),))
+    return Section(
+        "Simulated: at which load should a server stop speculating?", tuple(text), ((caption, pd.DataFrame(lines)),)
+    )
 
 
 def _over_load(found: ServingNumbers) -> Section:
@@ -333,8 +353,8 @@ def _over_load(found: ServingNumbers) -> Section:
     text = [
         f"Simulated: at a load of {top:g} the server writes, in tokens per second: {'; '.join(reached)}.",
         _overloads(found),
-        f"Goodput counts the tokens of requests that finish {_target(found)}. SmartSpec calls another quantity goodput, "
-        "accepted and bonus tokens per second of a step; here that is what the adaptive policy maximises.",
+        f"Goodput counts the tokens of requests that finish {_target(found)}. SmartSpec calls another quantity "
+        "goodput, accepted and bonus tokens per second of a step; here that is what the adaptive policy maximises.",
     ]
     figures = (
         ("goodput", _figure(found, "goodput", "tokens per second within the target", "Simulated: goodput over load")),
@@ -362,8 +382,9 @@ def _overloads(found: ServingNumbers) -> str:
             over.append(f"{policy} from {min(beyond):g} on")
         near += [f"{policy} at {load:g}" for load, rho in used.items() if SETTLED <= rho < 1]
     said = (
-        f"Overloaded, offered load over capacity, so that the queue grows as long as the simulation lasts: {', '.join(over)}."
-        " There only throughput, and time per token in full batches, mean anything; times of waiting are left out."
+        "Overloaded, offered load over capacity, so that the queue grows as long as the simulation lasts: "
+        f"{', '.join(over)}. There only throughput, and time per token in full batches, mean anything; times of "
+        "waiting are left out."
         if over
         else "No policy is overloaded at these loads."
     )
@@ -392,10 +413,12 @@ def _latencies(found: ServingNumbers) -> Section:
         listed = [f"{policy} {found.interval(policy, at, 'latency_p99'):.3g} s" for policy in found.policies]
         text.append(f"Simulated: p99 of latency at a load of {at:g}, the largest that all serve: {'; '.join(listed)}.")
     else:
-        text.append("Simulated: no load can be served by all policies, so that latencies are compared policy by policy.")
+        text.append(
+            "Simulated: no load can be served by all policies, so that latencies are compared policy by policy."
+        )
     text.append(
-        "Latency runs from arrival to the last token, the time to the first token to the end of the round that gave it; "
-        "both contain the wait for a slot and the prefill, which stops all other sequences."
+        "Latency runs from arrival to the last token, the time to the first token to the end of the round that gave "
+        "it; both contain the wait for a slot and the prefill, which stops all other sequences."
     )
     figure = _figure(found, "latency_p99", "p99 of latency, s", "Simulated: tail latency over load")
     table = ("Simulated: latencies by policy and load", _table(found, [*_QUEUED]))
@@ -406,9 +429,10 @@ def _choices(found: ServingNumbers) -> Section:
     chosen = found.chosen
     first, last = chosen.iloc[0], chosen.iloc[-1]
     text = (
-        f"Simulated: the adaptive policy drafts {first['gamma']:.2f} tokens on average in steps of {int(first['batch'])}, "
-        f"{last['gamma']:.2f} in steps of {int(last['batch'])}. In each step it takes the gamma with the most expected "
-        "tokens per second of that batch, by the cost model and the acceptance at each depth that it has seen so far.",
+        f"Simulated: the adaptive policy drafts {first['gamma']:.2f} tokens on average in steps of "
+        f"{int(first['batch'])}, {last['gamma']:.2f} in steps of {int(last['batch'])}. In each step it takes the "
+        "gamma with the most expected tokens per second of that batch, by the cost model and the acceptance at each "
+        "depth that it has seen so far.",
     )
     return Section("Simulated: what the adaptive policy chooses", text, figures=(("adaptive_gamma", _gammas(found)),))
 
@@ -416,14 +440,15 @@ def _choices(found: ServingNumbers) -> Section:
 def _assumptions(found: ServingNumbers) -> Section:
     said = found.recording
     text = [
-        f"Simulated are {said['slots']} slots, {said['arrivals']} arrivals, {said['requests']} requests behind a warm-up of "
-        f"{said['warmup']} in each of {said['replications']} replications. Little's law holds to {found.little:.0e} in all.",
+        f"Simulated are {said['slots']} slots, {said['arrivals']} arrivals, {said['requests']} requests behind a "
+        f"warm-up of {said['warmup']} in each of {said['replications']} replications. Little's law holds to "
+        f"{found.little:.0e} in all.",
         f"Texts: {said['texts']}; means of {float(str(said['prompt_tokens'])):.0f} prompt and "
         f"{float(str(said['output_tokens'])):.0f} output tokens. Requests draw them with replacement.",
         f"Costs: {said['cost']}. Every further sequence adds {float(str(said['draft_growth'])):.0%} of a draft and "
         f"{float(str(said['overhead_growth'])):.0%} of the overhead of one sequence.",
-        "Not simulated: memory limits, preemption, prompts prefilled in chunks beside decoding, shared prefixes, drafts of "
-        "different length in one step.",
+        "Not simulated: memory limits, preemption, prompts prefilled in chunks beside decoding, shared prefixes, "
+        "drafts of different length in one step.",
     ]
     error = float(str(said["error_median"]))
     if not np.isnan(error):
@@ -435,8 +460,8 @@ def _assumptions(found: ServingNumbers) -> Section:
     unknown = float(str(said["unknown"]))
     if unknown:
         text.append(
-            f"At {unknown:.1%} of the positions the run does not say how much more would have been accepted; nothing more "
-            "is assumed."
+            f"At {unknown:.1%} of the positions the run does not say how much more would have been accepted; nothing "
+            "more is assumed."
         )
     shown = found.step_times[found.step_times["batch"].isin([1, 2, 4, 8, 16, 32, 64, 128, 256, 512])]
     table = shown.assign(ms=(1e3 * shown["seconds"]).map("{:.3g}".format)).pivot(
@@ -445,7 +470,9 @@ def _assumptions(found: ServingNumbers) -> Section:
     table.insert(0, "tokens per round", shown.groupby("gamma")["tokens_per_round"].first().map("{:.2f}".format))
     table = table.rename(columns=lambda name: f"B = {name}" if isinstance(name, int) else name)
     caption = "Simulated: milliseconds of a step by the cost model"
-    return Section("Simulated: what was assumed", tuple(text), ((caption, table.rename_axis(columns=None).reset_index()),))
+    return Section(
+        "Simulated: what was assumed", tuple(text), ((caption, table.rename_axis(columns=None).reset_index()),)
+    )
 
 
 # The check against measured batches -----------------------------------------------------------------
@@ -456,17 +483,15 @@ def _check(check: pd.DataFrame) -> Section:
     inside = [line["low"] <= line["simulated"] <= line["high"] for line in lines]
     ratios = check["simulated"] / check["measured"]
     text = [
-        f"With all slots full, the simulation gives {ratios.median():.2f} times the measured tokens per second in the median "
-        f"of {len(lines)} batches and gammas, {ratios.min():.2f} to {ratios.max():.2f}; {sum(inside)} lie within the 95% "
-        "interval of the measurement."
+        f"With all slots full, the simulation gives {ratios.median():.2f} times the measured tokens per second in the "
+        f"median of {len(lines)} batches and gammas, {ratios.min():.2f} to {ratios.max():.2f}; {sum(inside)} lie "
+        "within the 95% interval of the measurement."
     ]
     table = pd.DataFrame(
         {
             "batch": check["batch"],
             "gamma": check["gamma"],
-            "measured, tokens/s": [
-                f"{Interval(line['measured'], line['low'], line['high']):.3g}" for line in lines
-            ],
+            "measured, tokens/s": [f"{Interval(line['measured'], line['low'], line['high']):.3g}" for line in lines],
             "simulated": check["simulated"].map("{:.3g}".format),
             "ratio": ratios.map("{:.2f}".format),
             "by tokens per round": (check["simulated_tokens"] / check["measured_tokens"]).map("{:.2f}".format),
@@ -475,8 +500,8 @@ def _check(check: pd.DataFrame) -> Section:
         }
     )
     text.append(
-        "The ratio is the product of the two factors beside it: tokens per round, from other texts and windows, and the "
-        "time of a step. Prefills are in neither."
+        "The ratio is the product of the two factors beside it: tokens per round, from other texts and windows, and "
+        "the time of a step. Prefills are in neither."
     )
     caption = "Simulated against measured: closed loop, prefill apart"
     return Section("Simulated against measured batches", tuple(text), ((caption, table),))
@@ -496,8 +521,8 @@ def _figure(found: ServingNumbers, column: str, ylabel: str, title: str) -> Figu
     """Draw a value over the load, a line for each policy; overloaded points are hollow and not joined."""
     factor = _VALUES[column][2]
     caption = (
-        f"Simulated, {found.recording['arrivals']} arrivals, {found.recording['slots']} slots. Bars: 95% intervals over "
-        f"{found.recording['replications']} replications."
+        f"Simulated, {found.recording['arrivals']} arrivals, {found.recording['slots']} slots. Bars: 95% intervals "
+        f"over {found.recording['replications']} replications."
     )
     if column not in _QUEUED:
         caption += " Hollow: overloaded, the queue grows."
@@ -506,7 +531,8 @@ def _figure(found: ServingNumbers, column: str, ylabel: str, title: str) -> Figu
         look = _look(found, policy)
         each = {load: found.interval(policy, load, column) for load in found.loads}
         scaled = {
-            load: Interval(factor * value.estimate, factor * value.low, factor * value.high) for load, value in each.items()
+            load: Interval(factor * value.estimate, factor * value.low, factor * value.high)
+            for load, value in each.items()
         }
         stable = [load for load in found.loads if found.stable(policy, load)]
         if stable:

@@ -1,1 +1,1 @@
-"""A continuous-batching server in simulated time: arrivals, step times, policies, and the event loop. Imports no torch."""
+"""A continuous-batching server in simulated time: arrivals, step times, policies, the event loop. Without torch."""

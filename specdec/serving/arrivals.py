@@ -91,8 +91,8 @@ def at_once(texts: Sequence[ServedText]) -> Iterator[Arrival]:
 def drawn_texts(
     count: int, alpha: float, prompt_tokens: int, output_tokens: int, deepest: int, seed: int
 ) -> tuple[ServedText, ...]:
-    """Draw texts from a stated law: geometric output lengths, and draft tokens that agree with chance alpha by position,
-    independently (Leviathan et al., 2211.17192, section 3.1).
+    """Draw texts from a stated law: geometric output lengths, and draft tokens that agree with chance alpha by
+    position, independently (Leviathan et al., 2211.17192, section 3.1).
 
     Args:
         prompt_tokens: of every prompt.

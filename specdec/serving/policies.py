@@ -39,12 +39,12 @@ class AdaptiveGamma(Policy):
 
         gamma = argmax over g of B tau(g) / t(B, g),   tau(g) = 1 + sum over k <= g of a_1 ... a_k
 
-    This is the rule of SmartSpec (2406.14066), which calls the ratio goodput, with one gamma for all sequences, and with
-    a chance a_k for each depth in place of one alpha, since heads are right less often further on. a_k is the share of
-    passed draft tokens among those that were tested at depth k, older rounds counting less and less.
+    This is the rule of SmartSpec (2406.14066), which calls the ratio goodput, with one gamma for all sequences, and
+    with a chance a_k for each depth in place of one alpha, since heads are right less often further on. a_k is the
+    share of passed draft tokens among those that were tested at depth k, older rounds counting less and less.
 
-    Depths that were not tested lately keep their last estimate. So that a server which has stopped to speculate can find
-    out that drafts have become good, every `probe_every`-th step in a row without drafts takes the smallest gamma.
+    Depths that were not tested lately keep their last estimate. So that a server which has stopped to speculate can
+    find out that drafts have become good, every `probe_every`-th step in a row without drafts takes the smallest gamma.
     """
 
     name = "adaptive"

@@ -1,9 +1,9 @@
 """The event loop of a simulated server with continuous batching, on simpy.
 
 Between two steps the oldest waiting requests take the free slots (first come, first served); their prompts are
-prefilled together, in a call that all others wait for; then every sequence takes one round of the same gamma. A finished
-sequence leaves its slot at once (iteration-level scheduling, Orca, Yu et al., OSDI 2022). Tokens reach their reader when
-their round ends. Knows no laws, files or statistics.
+prefilled together, in a call that all others wait for; then every sequence takes one round of the same gamma. A
+finished sequence leaves its slot at once (iteration-level scheduling, Orca, Yu et al., OSDI 2022). Tokens reach their
+reader when their round ends. Knows no laws, files or statistics.
 """
 
 from collections import deque

@@ -92,13 +92,13 @@ class Serving(Study):
     `call_times`: calls on batches that were timed here for the cost model, as `time_shapes` has them; perhaps empty.
     `step_times`: batch, gamma, seconds of a step by the cost model at the texts' mean context, and tokens_per_round.
     `capacity`: policy, replication, requests, tokens and seconds while all slots were full and the queue was not empty.
-    `served`: policy, load (offered requests over the capacity of plain decoding), rate (per second), replication, number,
-        the times of `ServedRequest`, tokens, rounds, and alone_s, its latency on an idle server without drafts; the
-        requests behind the warm-up, in order.
+    `served`: policy, load (offered requests over the capacity of plain decoding), rate (per second), replication,
+        number, the times of `ServedRequest`, tokens, rounds, and alone_s, its latency on an idle server without drafts;
+        the requests behind the warm-up, in order.
     `served_steps`: policy, load, replication, batch, gamma, and steps, seconds and tokens in the window from the first
         to the last arrival of `served`.
-    `simulations`: policy, load, replication, window_s, little (relative error of Little's law), queue_begin and queue_end
-        (requests that waited when the window began and ended), prefill_share.
+    `simulations`: policy, load, replication, window_s, little (relative error of Little's law), queue_begin and
+        queue_end (requests that waited when the window began and ended), prefill_share.
     `skipped`: see `Bench.skipped`.
     """
 

@@ -40,7 +40,7 @@ def utilisation(rate: ArrayLike, most: ArrayLike) -> Values:
 
 
 def mean_wait(rate: ArrayLike, mean_s: ArrayLike, second_moment: ArrayLike) -> Values:
-    """Return the mean seconds before service in an M/G/1 queue: rate E[S^2] / (2 (1 - rho)), by Pollaczek and Khinchine.
+    """Return the mean seconds before service in an M/G/1 queue: rate E[S^2] / (2 (1 - rho)) (Pollaczek, Khinchine).
 
     E[S^2] is S^2 for constant service (M/D/1) and 2 S^2 for exponential service (M/M/1). Infinity from rho = 1 on.
 
@@ -55,7 +55,7 @@ def mean_wait(rate: ArrayLike, mean_s: ArrayLike, second_moment: ArrayLike) -> V
 
 
 def shared_processor_s(service_s: ArrayLike, rate: ArrayLike, mean_s: ArrayLike) -> Values:
-    """Return the mean seconds in the system of a job that needs `service_s` alone, under processor sharing: s / (1 - rho).
+    """Return the mean seconds under processor sharing of a job that needs `service_s` alone: s / (1 - rho).
 
     The limit of a server with many slots whose step takes as long as it has sequences; infinity from rho = 1 on.
     """

@@ -1,4 +1,4 @@
-"""The simulated server against a hand-computed schedule, queueing theory, Little's law, and closed forms of saturation."""
+"""The simulated server against a schedule by hand, queueing theory, Little's law, and closed forms of saturation."""
 
 from itertools import islice
 
@@ -80,7 +80,7 @@ def test_one_slot_and_equal_texts_wait_as_in_m_d_1(rho):
 
 
 def test_one_slot_and_exponential_service_wait_as_in_m_m_1():
-    """Prefills of a thousandth for each of round(1000 Exp(1)) tokens, and steps that take nothing: rho / (mu - rate)."""
+    """Prefills of a thousandth for each of round(1000 Exp(1)) tokens, and steps that take nothing: rho / (1 - rho)."""
     rho = 0.6
     texts = [text(1, prompt=1 + round(1000 * each)) for each in np.random.default_rng(5).exponential(size=20_000)]
     means = []

@@ -1,5 +1,5 @@
-"""Inputs of a simulated server: texts with accepted lengths, recorded or drawn from a law, and the seconds of its steps,
-measured here, fitted by a run, or published.
+"""Inputs of a simulated server: texts with accepted lengths, recorded or drawn from a law, and the seconds of its
+steps, measured here, fitted by a run, or published.
 """
 
 import json
@@ -86,7 +86,8 @@ def texts_of_run(folder: Path, method: str | None, deepest: int) -> ServedTexts:
 
     A round that begins at s and commits n tokens says that a round at s + k would commit at least n - k, for a drafter
     whose proposals depend on the text before them; exactly that where a rejection was seen. Rounds of all gammas are
-    joined; a position that no rejection bounds keeps what is known, so that acceptance is rather under- than overstated.
+    joined; a position that no rejection bounds keeps what is known, so that acceptance is rather under- than
+    overstated.
 
     Args:
         method: the drafter's name in the run; None where it has one only.
