@@ -43,7 +43,7 @@ _QUEUED = ("ttft", "ttft_p99", "latency_p50", "latency_p90", "latency_p99")  # g
 def findings(tables: Tables, about: About) -> Findings:
     """Read all tables of the study but `call_times`."""
     found = serving_numbers(tables)
-    sections = [_answer(found, about), _over_load(found), _latencies(found), _choices(found), _assumptions(found)]
+    sections = [_answer(found), _over_load(found), _latencies(found), _choices(found), _assumptions(found)]
     if "closed_check" in tables and len(tables["closed_check"]):
         sections.append(_check(tables["closed_check"]))
     skipped = about.caveats(tables["skipped"])
@@ -293,7 +293,7 @@ def _load_in_words(found: ServingNumbers, off: SwitchOff) -> str:
     return f"{off.load:.2f}"
 
 
-def _answer(found: ServingNumbers, about: About) -> Section:
+def _answer(found: ServingNumbers) -> Section:
     best, text = found.best_fixed, []
     if best is None:
         text.append(
@@ -302,14 +302,15 @@ def _answer(found: ServingNumbers, about: About) -> Section:
         )
     else:
         off, gamma = found.switch_off(best), int(best.split()[1])
-        sentence = (
-            f"Simulated: a server that drafts {counted(gamma, 'token')} should stop at a load of "
-            f"{_load_in_words(found, off)}"
-        )
+        sentence = f"Simulated: a server that drafts {counted(gamma, 'token')} should stop at "
+        if off.load.estimate == ALWAYS:
+            sentence += f"no load up to {found.loads[-1]:g}, the largest"
+        else:
+            sentence += f"a load of {off.load:.2f} of what plain decoding can serve"
         if off.load.known:
             sentence += (
-                f" of what plain decoding can serve, {found.rate(off.load.estimate):.3g} requests per second, where "
-                f"its steps hold {off.batch:.1f} sequences: from there on a token takes less time without drafts"
+                f", {found.rate(off.load.estimate):.3g} requests per second, where its steps hold {off.batch:.1f} "
+                "sequences: from there on a token takes less time without drafts"
             )
         text.append(
             sentence + f". On a nearly idle server, gamma {gamma} is the fixed one whose tokens take least time."
@@ -440,7 +441,7 @@ def _choices(found: ServingNumbers) -> Section:
 def _assumptions(found: ServingNumbers) -> Section:
     said = found.recording
     text = [
-        f"Simulated are {said['slots']} slots, {said['arrivals']} arrivals, {said['requests']} requests behind a "
+        f"Simulated are {said['slots']} slots, {said['arrivals']}, {said['requests']} requests behind a "
         f"warm-up of {said['warmup']} in each of {said['replications']} replications. Little's law holds to "
         f"{found.little:.0e} in all.",
         f"Texts: {said['texts']}; means of {float(str(said['prompt_tokens'])):.0f} prompt and "
@@ -521,7 +522,7 @@ def _figure(found: ServingNumbers, column: str, ylabel: str, title: str) -> Figu
     """Draw a value over the load, a line for each policy; overloaded points are hollow and not joined."""
     factor = _VALUES[column][2]
     caption = (
-        f"Simulated, {found.recording['arrivals']} arrivals, {found.recording['slots']} slots. Bars: 95% intervals "
+        f"Simulated, {found.recording['arrivals']}, {found.recording['slots']} slots. Bars: 95% intervals "
         f"over {found.recording['replications']} replications."
     )
     if column not in _QUEUED:

@@ -3,8 +3,8 @@
 A request's output is known beforehand; what the server decides is in how many rounds it is committed.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import cycle
 
 import numpy as np
@@ -18,10 +18,13 @@ class ServedText:
         prompt_tokens: tokens of the prompt; all but the last are prefilled.
         lengths: for every token of the output the most tokens that a round which starts there commits, the target's own
             included (theory.md 4.7), so that such a round with gamma draft tokens commits min(length, gamma + 1).
+        by_gamma: gamma -> lengths of rounds that draft so many tokens, of a drafter whose shorter drafts are not the
+            beginnings of longer ones; gammas that are missing have `lengths`.
     """
 
     prompt_tokens: int
     lengths: tuple[int, ...]
+    by_gamma: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.prompt_tokens < 1 or not self.lengths or min(self.lengths) < 1:
@@ -34,7 +37,11 @@ class ServedText:
 
     def committed(self, position: int, gamma: int) -> int:
         """Return the tokens that a round from `position` with `gamma` draft tokens commits, at most those left."""
-        return min(self.lengths[position], gamma + 1, len(self.lengths) - position)
+        return min(self.of(gamma)[position], gamma + 1, len(self.lengths) - position)
+
+    def of(self, gamma: int) -> tuple[int, ...]:
+        """Return the lengths of rounds that draft `gamma` tokens."""
+        return self.by_gamma.get(gamma, self.lengths)
 
     def rounds(self, gamma: int) -> int:
         """Return the rounds that the text takes with drafts of `gamma` tokens."""

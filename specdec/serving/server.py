@@ -171,7 +171,7 @@ class _Server:
         committed: list[int] = []
         finished: list[ServedRequest] = []
         for each in self._active:  # plainly, because this is where a simulation spends its time
-            lengths, position = each.text.lengths, each.position
+            lengths, position = each.text.of(gamma), each.position
             rest = len(lengths) - position
             tokens = min(lengths[position], most, rest)  # ServedText.committed
             left.append(rest)

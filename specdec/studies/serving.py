@@ -111,7 +111,7 @@ class Serving(Study):
             raise UsageError("Bad values study.run and study.law: texts come from one of them; set the other to null.")
         gammas = tuple(sorted(set(config.gammas)))
         times = () if config.arrival_times is None else tuple(arrival_times(Path(config.arrival_times).expanduser()))
-        texts = self._texts(bench, gammas[-1])
+        texts = self._texts(bench, gammas)
         batches = sorted({1 << power for power in range(config.slots.bit_length())} | {config.slots})
         shapes = {"batches": batches, "gammas": gammas, "contexts": config.contexts}
         cost = cost_of_server(bench, config.cost, config.run, shapes, config.calls, config.seconds)
@@ -128,19 +128,19 @@ class Serving(Study):
             "skipped": bench.skipped(),
         }
 
-    def _texts(self, bench: Bench, deepest: int) -> ServedTexts:
+    def _texts(self, bench: Bench, gammas: tuple[int, ...]) -> ServedTexts:
         config = self._config
         if config.run is not None:
-            return texts_of_run(Path(config.run).expanduser(), config.method, deepest)
+            return texts_of_run(Path(config.run).expanduser(), config.method, gammas[-1])
         if config.law is not None:
             law = config.law
-            texts = drawn_texts(500, law.alpha, law.prompt_tokens, law.output_tokens, deepest, bench.config.seed)
+            texts = drawn_texts(500, law.alpha, law.prompt_tokens, law.output_tokens, gammas[-1], bench.config.seed)
             said = (
                 f"texts drawn from a law: alpha {law.alpha:g}, independent; prompts of {law.prompt_tokens:,} tokens, "
                 f"outputs geometric with mean {law.output_tokens:,}"
             )
             return ServedTexts(texts, said)
-        return texts_along(bench, bench.texts(), deepest)
+        return texts_along(bench, bench.texts(), gammas)
 
 
 def _step_times(plan: _Plan) -> pd.DataFrame:
@@ -242,7 +242,7 @@ def _recording(plan: _Plan, cost: ServerCost, growth: Sequence[float]) -> pd.Dat
         "draft_growth": growth[0],
         "overhead_growth": growth[1],
         "slots": config.slots,
-        "arrivals": "recorded times" if plan.times else "Poisson",
+        "arrivals": "arrivals at recorded times" if plan.times else "Poisson arrivals",
         "requests": config.requests,
         "warmup": config.warmup,
         "replications": config.replications,

@@ -55,26 +55,26 @@ class ServedTexts:
         return total / sum(each.tokens for each in self.texts)
 
 
-def texts_along(bench: Bench, streams: Sequence[Stream], deepest: int) -> ServedTexts:
-    """Return the target's greedy texts with the lengths that the run's drafter would have accepted, `deepest` at most.
+def texts_along(bench: Bench, streams: Sequence[Stream], gammas: Sequence[int]) -> ServedTexts:
+    """Return the target's greedy texts with the lengths that the run's drafter would have accepted at these gammas.
 
     Raises:
         UsageError: see `lengths_ahead`; or the drafter drafts fewer tokens.
     """
-    drafter, target = bench.parts.drafter, bench.parts.target
+    drafter, target, deepest = bench.parts.drafter, bench.parts.target, max(gammas)
     most = drafter.capabilities.deepest
     if most is not None and most < deepest:
         raise UsageError(
             f"Bad value study.gammas: drafter {bench.config.drafter['name']!r} drafts {most} tokens at most, not "
             f"{deepest}; lower them."
         )
-    structure = structures.build({"name": "chain", "gamma": deepest})
-    drafter.prepare(max(len(each.prompt) + len(each.generated) for each in streams) + deepest + 1, structure)
+    chains = [structures.build({"name": "chain", "gamma": gamma}) for gamma in gammas]
+    drafter.prepare(max(len(each.prompt) + len(each.generated) for each in streams) + deepest + 1, chains[-1])
     texts = []
     with bench.progress("accepted lengths", len(streams)) as advance:
         for stream in streams:
-            lengths = lengths_ahead(drafter, target, structure, stream)
-            texts.append(ServedText(len(stream.prompt), lengths))
+            by_gamma = lengths_ahead(drafter, target, chains, stream)
+            texts.append(ServedText(len(stream.prompt), by_gamma[deepest], by_gamma))
             advance()
     tokens = sum(each.tokens for each in texts)
     source = f"{len(texts):,} greedy texts of {bench.parts.prompts.name}, {tokens:,} tokens, {bench.parts.label}"
