@@ -76,6 +76,7 @@ class Recycling(Lookup):
     def remember(self, prompt: Sequence[int], output: Sequence[int]) -> None:
         if not self._persist or tuple(prompt) in self._finished:
             return
+        self._before.setdefault(tuple(prompt), self._earlier)  # it may have been decoded elsewhere
         self._finished.add(tuple(prompt))
         lines = self._lines(self._target.score(prompt, output)[:-1])
         # A new matrix: prompts that were met before keep the old one.

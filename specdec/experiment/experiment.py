@@ -15,6 +15,7 @@ from specdec.clock import clock_for
 from specdec.config import RunConfig
 from specdec.errors import SpecdecError
 from specdec.experiment.advice import find_advice
+from specdec.experiment.batched_session import BatchedSession
 from specdec.experiment.beside import settled
 from specdec.experiment.identity import RunIdentity, identify, run_facts
 from specdec.experiment.parts import Parts, limited, open_parts, prepare
@@ -28,7 +29,7 @@ from specdec.sampling import generator_for
 from specdec.targets import Target
 from specdec.targets.causal import Causal
 from specdec.text.streams import read_streams, write_streams
-from specdec.timing.calls import calibrate, call_sizes, time_calls
+from specdec.timing.calls import call_sizes, time_calls
 from specdec.timing.machine import measure_machine
 from specdec.timing.timer import Timer
 from specdec.tracking import writer as tracking
@@ -85,7 +86,8 @@ def _measure(
     measurement, target = config.measurement, parts.target
     clock = target.clock() or clock_for(target.device)
     peers = _peers(config, parts)
-    session = Session(config, parts, identity.cell, results, clock, peers)
+    kind = BatchedSession if measurement.batch_size > 1 else Session
+    session = kind(config, parts, identity.cell, results, clock, peers)
     longest = max(parts.prompts.prompts, key=lambda prompt: len(prompt.tokens))
     grid_sizes = _grid_sizes(config, target)
     prepare(parts, longest, measurement, grid_sizes)
@@ -93,14 +95,8 @@ def _measure(
         session.warm_up(longest, measurement.warmup_tokens)
     for peer in peers:
         peer.tune(longest)
-    calibration = calibrate(
-        target,
-        parts.primary.drafter,
-        parts.primary.structure,
-        longest.tokens,
-        [arm.structure.tree for arm in parts.arms],
-        Timer(clock, measurement.calibration_calls, generator_for(config.seed, longest.id, "calibration")),
-    )
+    timer = Timer(clock, measurement.calibration_calls, generator_for(config.seed, longest.id, "calibration"))
+    calibration = session.calibrate(parts.primary, longest, timer)
     grid = None
     if grid_sizes:
         generator = generator_for(config.seed, longest.id, "cost")
@@ -141,8 +137,8 @@ def _peers(config: RunConfig, parts: Parts) -> list[TransformersPeer]:
 def _grid_sizes(config: RunConfig, target: Target) -> list[int]:
     """Return the sizes of calls for the cost model, in tokens; none where there is no arithmetic to explain."""
     measurement = config.measurement
-    if not (target.products() and measurement.cost_contexts):
-        return []
+    if not (target.products() and measurement.cost_contexts) or measurement.batch_size > 1:
+        return []  # the cost model explains calls on one sequence
     # Each size costs a compiled target a compilation: powers of two are enough there.
     return call_sizes(measurement.cost_rows, 1 if target.compilation == "inductor" else measurement.cost_dense)
 
@@ -155,7 +151,9 @@ def _decode_all(config: RunConfig, parts: Parts, session: Session, heartbeat: Ca
         bar = progress.add_task("decoding", total=turns * measurement.repeats)
         answers: dict[str, Any] = {}
         for repeat in range(measurement.repeats):
-            for prompt in prompts:
+            for place, prompt in enumerate(prompts):
+                if place % session.group == 0:
+                    session.decode_ahead(prompts[place : place + session.group], repeat)
                 current: Prompt | None = prompt
                 while current is not None:
                     baseline = session.run_prompt(current, repeat)

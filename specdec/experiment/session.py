@@ -31,6 +31,8 @@ from specdec.experiment.walking import decode_by_walking
 from specdec.prompts import Prompt
 from specdec.records import Generation, Request
 from specdec.sampling import generator_for
+from specdec.timing.calls import Calibration, calibrate
+from specdec.timing.timer import Timer
 
 Peer = Callable[[Prompt], Mapping[str, Any] | None]
 """Another engine, called once per prompt and repeat between our own methods; None is a failure."""
@@ -73,6 +75,19 @@ class Session:
             self._decode(arm, prompt, 0, first.tokens, len(first.tokens))
         self._clock.synchronize()
 
+    @property
+    def group(self) -> int:
+        """The number of prompts that `decode_ahead` is given at a time."""
+        return 1
+
+    def decode_ahead(self, prompts: Sequence[Prompt], repeat: int) -> None:
+        """Prepare for the prompts that `run_prompt` is given next; nothing to do where they are decoded one by one."""
+
+    def calibrate(self, arm: Arm, prompt: Prompt, timer: Timer) -> Calibration:
+        """Time single calls and drafts on a prompt's context."""
+        trees = [each.structure.tree for each in self._parts.arms]
+        return calibrate(self._target, arm.drafter, arm.structure, prompt.tokens, trees, timer)
+
     def run_prompt(self, prompt: Prompt, repeat: int) -> Generation:
         """Decode one prompt by every method; return the baseline's generation, on which a next turn is built.
 
@@ -80,13 +95,9 @@ class Session:
             NumericsError: after the rounds so far are on disk.
         """
         parts = self._parts
-        order = [*parts.plain, *parts.speculative]
         dice = random.Random(f"{self._config.seed}/{repeat}/{prompt.id}")
-        dice.shuffle(order)
+        order = self._order(dice)
         peers_first = dice.random() < 0.5  # neither side always meets the warmer caches
-        if any(arm.drafter.capabilities.needs_reference for arm in parts.speculative):
-            # The recorded text must exist before a drafter can read it.
-            order.sort(key=lambda arm: arm is not parts.baseline)
         done: dict[int, Generation] = {}
         reference: tuple[int, ...] | None = None
         try:
@@ -106,14 +117,32 @@ class Session:
             self._write(prompt, repeat, done)
             raise
         self._write(prompt, repeat, done)
-        self._cache_bytes = max(self._cache_bytes, self._target.cache_bytes)
+        self._cache_bytes = max(self._cache_bytes, self._held_bytes)
         baseline = done[id(parts.baseline)]
         for arm in parts.speculative:
             self._examine(prompt, repeat, arm, done[id(arm)], baseline)
         self._replay_baseline(prompt, repeat, baseline)
-        for each in parts.drafters:
-            each.drafter.remember(prompt.tokens, baseline.tokens)
+        self._remember(prompt, baseline.tokens)
         return baseline
+
+    def _order(self, dice: random.Random) -> list[Arm]:
+        """Return all arms in random order."""
+        parts = self._parts
+        order = [*parts.plain, *parts.speculative]
+        dice.shuffle(order)
+        if any(arm.drafter.capabilities.needs_reference for arm in parts.speculative):
+            # The recorded text must exist before a drafter can read it.
+            order.sort(key=lambda arm: arm is not parts.baseline)
+        return order
+
+    def _remember(self, prompt: Prompt, output: Sequence[int]) -> None:
+        for each in self._parts.drafters:
+            each.drafter.remember(prompt.tokens, output)
+
+    @property
+    def _held_bytes(self) -> int:
+        """Size of the key-value cache that the target holds at present."""
+        return self._target.cache_bytes
 
     def finish(self) -> None:
         """Write what was collected. Memory is read here, before anything that is no part of the decoding allocates."""
@@ -157,10 +186,15 @@ class Session:
         if self._parts.forced and not plain:
             assert reference is not None
             arm = replace(arm, target=Forced(arm.target, reference))
+        return arm.decode(self._asked(arm, prompt, repeat, reference, limit), self._clock)
+
+    def _asked(
+        self, arm: Arm, prompt: Prompt, repeat: int, reference: Sequence[int] | None, limit: int | None = None
+    ) -> Request:
+        """Return what an arm is asked to decode, with generators that are new at each call."""
         purpose = f"accept/{arm.method}/{arm.gamma}/{repeat}"
         accept_generator = generator_for(self._config.seed, prompt.id, purpose, self._target.device)
-        request = self._request(prompt, repeat, reference, limit)
-        return arm.decode(replace(request, accept_generator=accept_generator), self._clock)
+        return replace(self._request(prompt, repeat, reference, limit), accept_generator=accept_generator)
 
     def _walk(self, order: Sequence[Arm], prompt: Prompt, repeat: int) -> dict[int, Generation]:
         """Decode by every arm at once, where they walk along recorded text."""

@@ -11,6 +11,7 @@ from specdec.analysis.pages.html import Chapter, write_report
 from specdec.clock import clock_for
 from specdec.config import RunConfig
 from specdec.errors import UsageError
+from specdec.experiment.batches import refuse_batches
 from specdec.experiment.beside import refuse_several
 from specdec.experiment.identity import identify, run_facts
 from specdec.experiment.parts import limited, open_parts
@@ -28,6 +29,7 @@ def run_study(config: RunConfig, folder: Path) -> Findings:
     assert config.study is not None
     study, name = studies.build(config.study), str(config.study["name"])
     refuse_several(config, f"study {name!r} has its own drafters", "use measurement.drafters=[]")
+    refuse_batches(config, f"study {name!r}")
     parts = open_parts(config)
     if not parts.target.sampling.greedy:
         raise UsageError(
