@@ -17,13 +17,15 @@ from specdec.errors import UsageError
 from specdec.serving.arrivals import Arrival, ServedText, at_once, drawn_texts, poisson, recorded_times
 from specdec.serving.policies import AdaptiveGamma, FixedGamma, Policy
 from specdec.serving.server import Served, serve
-from specdec.serving.step_seconds import ModelledSteps, StepSeconds
+from specdec.serving.step_seconds import MeasuredSteps, ModelledSteps, StepSeconds
 from specdec.studies.base import Bench, Study, studies
 from specdec.studies.base.serving_inputs import (
     ServedTexts,
+    MeasuredBatches,
     ServerCost,
     arrival_times,
     cost_of_server,
+    open_batches,
     texts_along,
     texts_of_run,
 )
@@ -46,6 +48,7 @@ class ServingConfig:
     run: Annotated[str, Field(min_length=1)] | None
     method: Annotated[str, Field(min_length=1)] | None
     law: TextLaw | None
+    batching: Annotated[str, Field(min_length=1)] | None
     cost: Annotated[str, Field(min_length=1)] | None
     draft_growth: Probability | None
     overhead_growth: Probability | None
@@ -99,6 +102,9 @@ class Serving(Study):
         to the last arrival of `served`.
     `simulations`: policy, load, replication, window_s, little (relative error of Little's law), queue_begin and
         queue_end (requests that waited when the window began and ended), prefill_share.
+    `measured_batches`: see `MeasuredBatches.lines`; empty without study.batching.
+    `closed`: the condition of study `batching` simulated: slots that are always full. by ("measured": with its own mean
+        seconds of a step; "model": with those of the cost model), batch, gamma, tokens, steps, seconds.
     `skipped`: see `Bench.skipped`.
     """
 
@@ -111,22 +117,45 @@ class Serving(Study):
             raise UsageError("Bad values study.run and study.law: texts come from one of them; set the other to null.")
         gammas = tuple(sorted(set(config.gammas)))
         times = () if config.arrival_times is None else tuple(arrival_times(Path(config.arrival_times).expanduser()))
+        batches = self._batches(bench, gammas)
         texts = self._texts(bench, gammas)
-        batches = sorted({1 << power for power in range(config.slots.bit_length())} | {config.slots})
-        shapes = {"batches": batches, "gammas": gammas, "contexts": config.contexts}
-        cost = cost_of_server(bench, config.cost, config.run, shapes, config.calls, config.seconds)
-        growth = [cost.growth if each is None else each for each in (config.draft_growth, config.overhead_growth)]
-        plan = _Plan(config, texts, ModelledSteps(cost.cost, cost.model_drafts, *growth), gammas, times)
+        cost, modelled = self._costs(bench, gammas, batches)
+        steps = modelled if batches is None else MeasuredSteps(batches.step_seconds(), modelled)
+        plan = _Plan(config, texts, steps, gammas, times)
         full = _capacities(plan)
         simulated = _simulated(bench, plan, full)
         return {
-            "recording": _recording(plan, cost, growth),
+            "recording": _recording(plan, cost, modelled),
             "call_times": cost.call_times,
             "step_times": _step_times(plan),
             "capacity": full,
             **simulated,
+            "measured_batches": _NO_BATCHES if batches is None else batches.lines,
+            "closed": _NO_BATCHES if batches is None else _closed(plan, batches, modelled),
             "skipped": bench.skipped(),
         }
+
+    def _batches(self, bench: Bench, gammas: tuple[int, ...]) -> MeasuredBatches | None:
+        config = self._config
+        if config.batching is None:
+            return None
+        name = config.method or str(bench.config.drafter["name"])
+        return open_batches(Path(config.batching).expanduser(), name, gammas, config.slots)
+
+    def _costs(
+        self, bench: Bench, gammas: tuple[int, ...], measured: MeasuredBatches | None
+    ) -> tuple[ServerCost, ModelledSteps]:
+        """Return the costs, and the steps that they make."""
+        config = self._config
+        batches = sorted({1 << power for power in range(config.slots.bit_length())} | {config.slots})
+        shapes = {"batches": batches, "gammas": gammas, "contexts": config.contexts}
+        if measured is not None and config.cost is None:
+            cost = measured.cost
+        else:
+            cost = cost_of_server(bench, config.cost, config.run, shapes, config.calls, config.seconds)
+        given = config.draft_growth, config.overhead_growth
+        growth = [own if each is None else each for own, each in zip(cost.growth, given, strict=True)]
+        return cost, ModelledSteps(cost.cost, cost.model_drafts, *growth)
 
     def _texts(self, bench: Bench, gammas: tuple[int, ...]) -> ServedTexts:
         config = self._config
@@ -141,6 +170,25 @@ class Serving(Study):
             )
             return ServedTexts(texts, said)
         return texts_along(bench, bench.texts(), gammas)
+
+
+_NO_BATCHES = pd.DataFrame({"batch": [], "gamma": [], "tokens": [], "steps": [], "seconds": []}, dtype=float)
+
+
+def _closed(plan: _Plan, measured: MeasuredBatches, modelled: ModelledSteps) -> pd.DataFrame:
+    """Serve a queue with slots that are always full, by each batch and gamma that was measured; see `Serving`."""
+    lines = []
+    cells = measured.lines[measured.lines["gamma"].isin((0, *plan.gammas))][["batch", "gamma"]].drop_duplicates()
+    for batch, gamma in cells.sort_values(["batch", "gamma"]).itertuples(index=False, name=None):
+        random = np.random.default_rng([plan.config.replications, 4])
+        drawn = random.integers(len(plan.texts.texts), size=64 + 8 * batch)
+        queue = [plan.texts.texts[int(place)] for place in drawn]
+        for by, steps in (("measured", plan.steps), ("model", modelled)):
+            served = serve(at_once(queue), FixedGamma(gamma), steps, batch)
+            full = [each for each in served.steps if each.batch == batch]
+            sums = sum(each.tokens for each in full), len(full), sum(each.seconds for each in full)
+            lines.append((by, batch, gamma, *sums))
+    return pd.DataFrame(lines, columns=["by", "batch", "gamma", "tokens", "steps", "seconds"])
 
 
 def _step_times(plan: _Plan) -> pd.DataFrame:
@@ -229,18 +277,18 @@ def _waiting(served: Served, at: float) -> int:
     return sum(each.arrived <= at and (each.admitted is None or each.admitted > at) for each in served.requests)
 
 
-def _recording(plan: _Plan, cost: ServerCost, growth: Sequence[float]) -> pd.DataFrame:
+def _recording(plan: _Plan, cost: ServerCost, modelled: ModelledSteps) -> pd.DataFrame:
     config, texts = plan.config, plan.texts
     line = {
         "texts": texts.source,
         "unknown": texts.unknown,
         "prompt_tokens": fmean(each.prompt_tokens for each in texts.texts),
         "output_tokens": fmean(each.tokens for each in texts.texts),
-        "cost": cost.cost.source,
+        "cost": cost.cost.source if plan.steps is modelled else f"steps measured by {config.batching}",
         "error_median": cost.error[0],
         "error_worst": cost.error[1],
-        "draft_growth": growth[0],
-        "overhead_growth": growth[1],
+        "draft_growth": modelled.draft_growth,
+        "overhead_growth": modelled.overhead_growth,
         "slots": config.slots,
         "arrivals": "arrivals at recorded times" if plan.times else "Poisson arrivals",
         "requests": config.requests,

@@ -12,7 +12,7 @@ from typing import Any
 
 import pandas as pd
 
-from specdec.analysis.cost.batch_calls import fit_batch_calls
+from specdec.analysis.cost.server_calls import fit_server_calls
 from specdec.analysis.rounds import drafted
 from specdec.config import config_dir, validated
 from specdec.cost_model import SimulatedCost, load_cost
@@ -134,14 +134,15 @@ class ServerCost:
 
     Attributes:
         cost: of calls, drafts and overhead.
-        model_drafts, growth: see `ModelledSteps`; the growth is that of draft and overhead where the person gives none.
+        model_drafts: see `ModelledSteps`.
+        growth: of draft and overhead, where the person gives none.
         call_times: calls that were timed here; empty where none were.
         error: of the largest batch that was timed, by a fit that saw only smaller ones: median, worst.
     """
 
     cost: SimulatedCost
     model_drafts: bool
-    growth: float
+    growth: tuple[float, float]
     call_times: pd.DataFrame
     error: tuple[float, float] = (nan, nan)
 
@@ -165,11 +166,11 @@ def cost_of_server(
     if name is not None or run is not None:
         cost = load_cost(str(name or run), Path(config_dir()) / "cost")
         measured = cost.source.startswith("measured by the run")  # of one sequence on that machine, by depth of a draft
-        return ServerCost(cost, measured or not looks_up, 1.0 if measured else 0.0, _NO_CALLS)
+        return ServerCost(cost, measured or not looks_up, (1.0, 1.0) if measured else (0.0, 0.0), _NO_CALLS)
     if isinstance(target, Replay):
         own = drafter.cost if isinstance(drafter, RecordedLengths) else None
         cost = target.cost if own is None else validated(SimulatedCost, {**_values(target.cost), "draft": vars(own)})
-        return ServerCost(cost, own is not None or not looks_up, 0.0, _NO_CALLS)
+        return ServerCost(cost, own is not None or not looks_up, (0.0, 0.0), _NO_CALLS)
     if "rows" not in target.capabilities.evaluations or "rows" not in target.capabilities.structures:
         raise UsageError(
             f"Bad value study.cost=null: target {bench.config.target['name']!r} takes no batches that could be timed; "
@@ -188,7 +189,7 @@ def _measured(bench: Bench, shapes: Mapping[str, Sequence[int]], calls: int, sec
     prompt = parts.prompts.prompts[0].tokens
     asked = [(batch, gamma) for batch in shapes["batches"] for gamma in (0, *shapes["gammas"])]
     times = bench.time_calls(prompt, asked, shapes["contexts"], calls, seconds, ("rows",))
-    fit = fit_batch_calls(times)
+    fit = fit_server_calls(times)
     depths = sorted(set(shapes["gammas"]))
     chains = [structures.build({"name": "chain", "gamma": depth}) for depth in depths]
     drafts = time_drafts(parts.target, parts.drafter, chains, prompt, bench.timer("drafts", calls, seconds))
@@ -206,7 +207,83 @@ def _measured(bench: Bench, shapes: Mapping[str, Sequence[int]], calls: int, sec
         "draft": {"fixed_s": fixed, "step_s": step, "cached_s": 0.0},
     }
     cost = validated(SimulatedCost, values, where="cost")
-    return ServerCost(cost, True, 1.0, times, (fit.median_error, fit.worst_error))
+    return ServerCost(cost, True, (1.0, 1.0), times, (fit.median_error, fit.worst_error))
+
+
+@dataclass(frozen=True)
+class MeasuredBatches:
+    """The measurements of study `batching` for one drafter.
+
+    Attributes:
+        lines: batch, gamma (0 without drafts), repeat, and tokens, steps and seconds while every slot was in use.
+        cost: by its cost model of calls on one sequence, its timed drafts, and the rest of its steps.
+    """
+
+    lines: pd.DataFrame
+    cost: ServerCost
+
+    def step_seconds(self) -> dict[tuple[int, int], float]:
+        """Return the mean seconds of a step by batch and gamma."""
+        sums = self.lines.groupby(["batch", "gamma"])[["seconds", "steps"]].sum()
+        return {(int(batch), int(gamma)): float(s / n) for (batch, gamma), s, n in sums.itertuples(name=None)}
+
+
+def open_batches(folder: Path, drafter: str, gammas: Sequence[int], slots: int) -> MeasuredBatches:
+    """Read the output folder of study `batching`.
+
+    Raises:
+        UsageError: it is no such folder, or has not measured this drafter at these gammas and up to so many slots.
+    """
+    paths = {name: folder / f"{name}.parquet" for name in ("batching", "drafts")}
+    model = folder / "batching.json"
+    if not all(path.is_file() for path in (*paths.values(), model)):
+        raise UsageError(
+            f"Bad value study.batching={folder}: this is no output folder of +experiment=batching; give one."
+        )
+    live, drafts = (pd.read_parquet(path) for path in paths.values())
+    mine = live[live["drafter"] == drafter]
+    if mine.empty:
+        names = ", ".join(sorted(live["drafter"].unique()))
+        raise UsageError(f"Bad value study.batching={folder}: it measured {names}, not drafter {drafter!r}; use one.")
+    lacking = sorted(set(gammas) - set(mine["gamma"]))
+    if lacking or slots > mine["batch"].max():
+        raise UsageError(
+            f"Bad value study.batching={folder}: it measured gammas {', '.join(map(str, sorted(set(mine['gamma']))))} "
+            f"and batches up to {mine['batch'].max()}; lower study.gammas or study.slots to those."
+        )
+    columns = ["tokens", "steps", "seconds"]
+    plain = mine[["batch", "repeat", *(f"baseline_{name}" for name in columns)]].drop_duplicates(["batch", "repeat"])
+    plain = plain.rename(columns=lambda name: name.removeprefix("baseline_")).assign(gamma=0)
+    lines = pd.concat([plain, mine[["batch", "gamma", "repeat", *columns]]], ignore_index=True)
+    cost = json.loads(model.read_text(encoding="utf-8"))["cost"]
+    return MeasuredBatches(lines, _cost_of_batches(cost, mine, drafts[drafts["drafter"] == drafter], folder))
+
+
+def _cost_of_batches(cost: Mapping[str, Any], live: pd.DataFrame, drafts: pd.DataFrame, folder: Path) -> ServerCost:
+    """Add drafts and the rest of a step to a cost model of calls: those of the smallest batch, and what each further
+    sequence adds by the largest.
+    """
+    timed = drafts.groupby(["gamma", "batch"])["seconds"].median().unstack("batch")
+    fixed, step = _line(timed.index.to_list(), timed[timed.columns.min()].to_list())
+    rest = live.assign(rest=live["seconds"] - live["draft_s"] - live["verify_s"]).groupby("batch")[["rest", "steps"]]
+    overhead = rest.sum()["rest"] / rest.sum()["steps"]
+    sums = timed.sum()
+    values = {**cost, "draft": {"fixed_s": fixed, "step_s": step, "cached_s": 0.0}}
+    values |= {"overhead_s": float(overhead.iloc[0]), "source": f"calls on one sequence, drafts and steps of {folder}"}
+    growth = _growth(sums), _growth(overhead)
+    return ServerCost(validated(SimulatedCost, values, where="cost"), True, growth, _NO_CALLS)
+
+
+def _growth(seconds: pd.Series) -> float:
+    """Return the share of the seconds of the smallest batch that each further sequence adds, by the largest; 0 to 1.
+
+    Args:
+        seconds: by batch, ascending.
+    """
+    smallest, largest = int(seconds.index[0]), int(seconds.index[-1])
+    if largest == smallest or not seconds.iloc[0] > 0:
+        return 0.0
+    return float(min(1.0, max(0.0, (seconds.iloc[-1] / seconds.iloc[0] - 1) / (largest - smallest))))
 
 
 def _line(x: Sequence[float], y: Sequence[float]) -> tuple[float, float]:

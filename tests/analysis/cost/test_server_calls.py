@@ -5,7 +5,7 @@ import itertools
 import pandas as pd
 import pytest
 
-from specdec.analysis.cost.batch_calls import fit_batch_calls
+from specdec.analysis.cost.server_calls import fit_server_calls
 from specdec.cost_model import DraftCost, SimulatedCost
 
 TRUE = {"fixed_s": 4e-3, "row_s": 2e-4, "cached_s": 5e-7, "key_s": 3e-8}
@@ -21,7 +21,7 @@ def times(batches=(1, 2, 8), true=TRUE):
 
 
 def test_the_coefficients_that_made_the_times_are_found():
-    fit = fit_batch_calls(times())
+    fit = fit_server_calls(times())
     assert fit.coefficients == pytest.approx(TRUE, rel=1e-6)
     assert fit.worst_error < 1e-6
 
@@ -29,18 +29,18 @@ def test_the_coefficients_that_made_the_times_are_found():
 def test_a_largest_batch_that_goes_another_way_shows_in_its_error():
     table = times()
     table.loc[table["k"] == 8, "seconds"] *= 2
-    fit = fit_batch_calls(table)
+    fit = fit_server_calls(table)
     assert fit.median_error == pytest.approx(0.5) and fit.worst_error == pytest.approx(0.5)
 
 
 def test_calls_that_were_not_made_are_left_out_and_two_batches_have_no_error():
     table = times((1, 2))
     table.loc[0, "seconds"] = float("nan")
-    fit = fit_batch_calls(table)
+    fit = fit_server_calls(table)
     assert fit.coefficients["row_s"] == pytest.approx(TRUE["row_s"], rel=1e-6)
     assert fit.median_error != fit.median_error
 
 
 def test_too_few_calls_are_refused():
     with pytest.raises(ValueError, match="at least three"):
-        fit_batch_calls(times((1,)).head(2))
+        fit_server_calls(times((1,)).head(2))

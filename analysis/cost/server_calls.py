@@ -17,7 +17,7 @@ NAMES = ("fixed_s", "row_s", "cached_s", "key_s")
 
 
 @dataclass(frozen=True)
-class BatchCalls:
+class ServerCalls:
     """The fit and its errors.
 
     Attributes:
@@ -37,7 +37,7 @@ def batch_cells(times: pd.DataFrame) -> pd.DataFrame:
     return timed.groupby(["k", "w", "context"])["seconds"].median().reset_index()
 
 
-def fit_batch_calls(times: pd.DataFrame) -> BatchCalls:
+def fit_server_calls(times: pd.DataFrame) -> ServerCalls:
     """Fit the calls that were evaluated in rows, a batch of k sequences of w + 1 tokens each.
 
     Raises:
@@ -52,7 +52,7 @@ def fit_batch_calls(times: pd.DataFrame) -> BatchCalls:
         seen = _fitted(cells[~largest])
         errors = np.abs(_design(cells[largest]) @ seen / cells.loc[largest, "seconds"].to_numpy() - 1)
     values = dict(zip(NAMES, map(float, _fitted(cells)), strict=True))
-    return BatchCalls(values, float(np.median(errors)), float(np.max(errors)))
+    return ServerCalls(values, float(np.median(errors)), float(np.max(errors)))
 
 
 def _design(cells: pd.DataFrame) -> np.ndarray:
