@@ -2,7 +2,7 @@
 model; and the closed condition of study `batching`, simulated to compare it with what was measured.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -20,8 +20,8 @@ from specdec.serving.server import Served, serve
 from specdec.serving.step_seconds import MeasuredSteps, ModelledSteps, StepSeconds
 from specdec.studies.base import Bench, Study, studies
 from specdec.studies.base.serving_inputs import (
-    ServedTexts,
     MeasuredBatches,
+    ServedTexts,
     ServerCost,
     arrival_times,
     cost_of_server,

@@ -1,12 +1,13 @@
 """The study of a server end to end: on a tiny model, on a law, on a run, on recorded lengths; and what it refuses."""
 
+import itertools
 import json
 
 import pandas as pd
 import pytest
 
 from specdec import run
-from specdec.analysis.studies.serving import ADAPTIVE, NONE
+from specdec.analysis.studies.serving import ADAPTIVE, NONE, closed_check
 from specdec.errors import UsageError
 from specdec.serving.arrivals import ServedText
 from specdec.studies.base.serving_inputs import texts_of_run
@@ -133,6 +134,76 @@ def test_bad_arrival_times_are_said(study, tmp_path, content):
     with pytest.raises(UsageError, match="study.arrival_times=") as caught:
         study("serving", *LAW, *SMALL, f"study.arrival_times={path}")
     assert "\n" not in str(caught.value)
+
+
+def measured_batches(folder, tokens_per_round=1.6):
+    """The output folder of study `batching`, by hand: steps of 10 ms + 1 ms for each sequence and draft token."""
+    lines, drafts = [], []
+    for batch, gamma, repeat in itertools.product((1, 4), (1, 3), (0, 1, 2)):
+        steps, noise = 50, 1 + 0.01 * (repeat - 1)
+        seconds, plain = (steps * (0.01 + 1e-3 * batch * (each + 1)) for each in (gamma, 0))
+        lines.append({
+            "drafter": "ngram", "batch": batch, "gamma": gamma, "repeat": repeat, "steps": steps,
+            "tokens": tokens_per_round * steps * batch * noise, "seconds": seconds, "draft_s": 0.1 * seconds,
+            "verify_s": 0.8 * seconds, "baseline_tokens": steps * batch * noise, "baseline_steps": steps,
+            "baseline_seconds": plain,
+        })  # fmt: skip
+        drafts.append(
+            {"drafter": "ngram", "batch": batch, "gamma": gamma, "seconds": 1e-3 * gamma * (1 + (batch - 1) / 4)}
+        )
+    folder.mkdir()
+    pd.DataFrame(lines).to_parquet(folder / "batching.parquet")
+    pd.DataFrame(drafts).to_parquet(folder / "drafts.parquet")
+    cost = {
+        **dict.fromkeys(("token_s", "weights_s", "cached_s", "key_s", "lookup_s", "lookup_share", "overhead_s"), 0.0),
+        "name": "batching", "source": "by hand", "fixed_s": 0.01, "row_s": 1e-3, "tile": 1, "overlap": False,
+        "draft": {"fixed_s": 0.0, "step_s": 0.0, "cached_s": 0.0},
+    }  # fmt: skip
+    (folder / "batching.json").write_text(json.dumps({"cost": cost}))
+    return folder
+
+
+def test_measured_batches_give_the_steps_and_are_compared_with(study, tmp_path):
+    folder = measured_batches(tmp_path / "batching")
+    found, tables = study("serving", *LAW, *SMALL, f"study.batching={folder}", "study.method=ngram", "study.cost=null")
+    (line,) = tables["recording"].to_dict("records")
+    assert line["cost"] == f"steps measured by {folder}" and line["draft_growth"] == pytest.approx(1 / 4)
+    steps = tables["step_times"].set_index(["batch", "gamma"])["seconds"]
+    # Batches between the measured ones are interpolated.
+    assert [steps[2, 0], steps[4, 3], steps[1, 1]] == pytest.approx([0.012, 0.026, 0.012])
+    closed = tables["closed"].set_index(["by", "batch", "gamma"])
+    for (_, batch, gamma), line in closed.loc[["measured"]].iterrows():
+        assert line["seconds"] / line["steps"] == pytest.approx(0.01 + 1e-3 * batch * (gamma + 1))
+    # The cost model: the call, 1 ms for each drafted token (a quarter of it for each further sequence), the overhead.
+    rest = 0.1 * (0.012 + 0.014) / 2
+    assert closed.loc[("model", 1, 3), "seconds"] / closed.loc[("model", 1, 3), "steps"] == pytest.approx(
+        0.014 + 0.003 + rest
+    )
+    check = closed_check(tables).set_index(["batch", "gamma"])
+    plain = check.loc[(4, 0)]
+    assert plain["measured"] == pytest.approx(4 / 0.014) and plain["tokens"] == pytest.approx(1)
+    assert plain["low"] < plain["by_steps"] < plain["high"] and plain["by_steps"] == pytest.approx(4 / 0.014)
+    assert check.loc[(4, 3), "tokens"] == pytest.approx(
+        closed.loc[("measured", 4, 3), "tokens"] / closed.loc[("measured", 4, 3), "steps"] / 4 / 1.6
+    )
+    section = found.sections[-1]
+    assert section.title == "Simulated against measured batches" and "6 batches and gammas" in section.text[0]
+    assert found.metrics["serving.simulated.by_steps_over_measured.4.0"] == pytest.approx(1)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (("study.method=medusa",), "it measured ngram, not drafter 'medusa'"),
+        (("study.method=ngram", "study.gammas=[2]"), "it measured gammas 1, 3"),
+        (("study.method=ngram", "study.slots=8"), "batches up to 4"),
+        (("study.batching=nowhere",), "no output folder of .experiment=batching"),
+    ],
+)
+def test_batches_that_were_not_measured_are_refused(study, tmp_path, overrides, words):
+    folder = measured_batches(tmp_path / "batching")
+    with pytest.raises(UsageError, match=words):
+        study("serving", *LAW, *SMALL, f"study.batching={folder}", *overrides)
 
 
 @pytest.mark.slow
