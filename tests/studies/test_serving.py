@@ -208,7 +208,9 @@ def test_batches_that_were_not_measured_are_refused(study, tmp_path, overrides, 
 
 @pytest.mark.slow
 def test_the_command_on_the_pocket_target(in_process, tmp_path):
-    ended = in_process(run, "+experiment=serving", "+debug=pocket", "tracking.enabled=false", *SMALL)
+    ended = in_process(
+        run, "+experiment=serving", "+debug=pocket", "tracking.enabled=false", "target.compile=false", *SMALL
+    )
     assert ended.code == 0, ended.error
     assert "Simulated: at which load should a server stop speculating?: Simulated:" in ended.output.replace("\n", " ")
     (folder,) = tmp_path.glob("outputs/*/*")

@@ -7,13 +7,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import nan
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, median
 from typing import Any
 
 import pandas as pd
 
 from specdec.analysis.cost.server_calls import fit_server_calls
 from specdec.analysis.rounds import drafted
+from specdec.batching.batch_target import batch_target
+from specdec.batching.decode_batch import decode_batch
+from specdec.batching.each_drafter import batch_drafter
 from specdec.config import config_dir, validated
 from specdec.cost_model import SimulatedCost, load_cost
 from specdec.drafters.base.lookup import Lookup
@@ -21,6 +24,7 @@ from specdec.drafters.recorded import RecordedLengths
 from specdec.errors import UsageError
 from specdec.records import Request
 from specdec.replay.lengths_ahead import lengths_ahead
+from specdec.sampling import generator_for
 from specdec.serving.arrivals import ServedText
 from specdec.structures import structures
 from specdec.studies.base.contract import Bench
@@ -207,7 +211,40 @@ def _measured(bench: Bench, shapes: Mapping[str, Sequence[int]], calls: int, sec
         "draft": {"fixed_s": fixed, "step_s": step, "cached_s": 0.0},
     }
     cost = validated(SimulatedCost, values, where="cost")
-    return ServerCost(cost, True, (1.0, 1.0), times, (fit.median_error, fit.worst_error))
+    growth = _live_growth(bench, prompt, depths[-1], shapes["batches"][-1])
+    return ServerCost(cost, True, growth, times, (fit.median_error, fit.worst_error))
+
+
+_LIVE_TOKENS = 16  # of each text that is decoded to see what further sequences add
+
+
+def _live_growth(bench: Bench, prompt: Sequence[int], gamma: int, slots: int) -> tuple[float, float]:
+    """Decode one text alone and `slots` times at once; return the growth of drafts and of what follows the call."""
+    parts, drafts, rest = bench.parts, dict[int, float](), dict[int, float]()
+    for batch in sorted({1, slots}):
+        requests = [
+            Request(
+                prompt,
+                _LIVE_TOKENS,
+                draft_generator=generator_for(bench.config.seed, f"live {place}", "draft"),
+                accept_generator=generator_for(bench.config.seed, f"live {place}", "accept"),
+            )
+            for place in range(batch)
+        ]
+        decoded = decode_batch(
+            target=batch_target(parts.target, batch),
+            drafter=batch_drafter(parts.drafter, parts.target, batch),
+            verifier=parts.primary.verifier,
+            structure=structures.build({"name": "chain", "gamma": gamma}),
+            requests=requests,
+            clock=bench.clock,
+        )
+        full = [step for step in decoded.steps if len(step.slots) == batch]
+        full = full[1:] or full  # the first step meets cold caches
+        drafts[batch] = median(step.draft_s for step in full)
+        rest[batch] = median(step.accept_s + step.commit_s for step in full)
+        bench.heartbeat()
+    return _growth(pd.Series(drafts)), _growth(pd.Series(rest))
 
 
 @dataclass(frozen=True)
