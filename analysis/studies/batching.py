@@ -2,24 +2,29 @@
 single calls could have said so (theory.md 7.3).
 """
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import NullLocator
+from matplotlib.ticker import NullLocator, ScalarFormatter
 
 from specdec.theory.batch_speedup import batch_speedup, longest_of_batch
 
 from ..cost.break_even import batch_in_words, few_units_interval, interval_in_words, stops_paying
 from ..figures import pictures, style
-from ..findings import About, Findings, Section, Tables, counted, register
+from ..findings import About, Findings, FinishedStudy, Section, Tables, counted, register
 from ..intervals import Interval
 from ..sums import Sums, finite, metric, strategy_sums
 
+RESULT = Path(__file__).parents[1] / "results" / "batching.json"
+_DIGITS = 5  # of committed numbers
 KEYS = ["drafter", "gamma", "batch"]
 PREDICTIONS = {"formula": "timed calls on batches", "model": "cost model of single calls"}
 _SUMS = ["tokens", "steps", "seconds", "draft_s", "verify_s", "places", "baseline_tokens", "baseline_steps",
@@ -33,7 +38,7 @@ def findings(tables: Tables, about: About) -> Findings:
     """Read all tables of the study."""
     found = batch_numbers(tables, about.replicates, about.seed)
     sections = (
-        _answer(found, tables["skipped"], about),
+        _answer(found, tables, about),
         _costs(found, about),
         _throughput(found, about),
         _calls(found, tables, about),
@@ -76,9 +81,10 @@ class BatchNumbers:
     def largest(self) -> int:
         return self.batches[-1]
 
-    @cached_property
-    def gammas_tried(self) -> list[int]:
-        return sorted(int(gamma) for gamma in self.sums.cells["gamma"].unique())
+    def gammas_of(self, drafter: str) -> list[int]:
+        """Return the gammas that a drafter was tried with; heads draft no deeper than there are of them."""
+        cells = self.sums.cells
+        return sorted(int(gamma) for gamma in cells[cells["drafter"] == drafter]["gamma"].unique())
 
     def interval(self, values: np.ndarray) -> Interval:
         """Return one statistic [1 + R] as an Interval over repeats."""
@@ -100,7 +106,7 @@ class BatchNumbers:
         """Return the predicted speedups [1 + R, M]; for the best gamma the largest over all gammas."""
         if gamma is not None:
             return self.predicted[name][:, self.places(drafter, gamma)]
-        return np.max([self.predictions(name, drafter, each) for each in self.gammas_tried], axis=0)
+        return np.max([self.predictions(name, drafter, each) for each in self.gammas_of(drafter)], axis=0)
 
     def break_even(self, drafter: str, gamma: int | None = None) -> Interval:
         """Return the batch behind which a drafter does not pay (`stops_paying`), as measured."""
@@ -211,7 +217,7 @@ def _metrics(found: BatchNumbers) -> dict[str, float]:
     for drafter in found.drafters:
         name = f"batching.{drafter}"
         values |= metric(f"{name}.break_even", found.break_even(drafter))
-        for gamma in found.gammas_tried:
+        for gamma in found.gammas_of(drafter):
             values |= metric(f"{name}.break_even.gamma{gamma}", found.break_even(drafter, gamma))
         for each in PREDICTIONS:
             values[f"{name}.break_even.{each}"] = found.predicted_break_even(each, drafter).estimate
@@ -229,7 +235,7 @@ def _curves(found: BatchNumbers) -> dict[str, dict[int, float]]:
         curves[f"curve.batching.{name}"] = finite_points(points)
 
     for drafter in found.drafters:
-        for gamma in (None, *found.gammas_tried):
+        for gamma in (None, *found.gammas_of(drafter)):
             label = f"{drafter}.{'best' if gamma is None else f'gamma{gamma}'}"
             add(f"speedup.{label}", found.speedups(drafter, gamma)[0])
             for each in PREDICTIONS:
@@ -245,10 +251,49 @@ def finite_points(points: Mapping[int, float]) -> dict[int, float]:
     return {step: value for step, value in points.items() if np.isfinite(value)}
 
 
+# A committed study ----------------------------------------------------------------------------------
+
+
+def write_committed(tables: Tables, facts: Mapping[str, Any], path: Path = RESULT) -> None:
+    """Write the tables of a study, with five digits, behind the facts of where and how it was made; `study` among them
+    holds the values of `About`.
+    """
+    columns = {name: {key: _short(table[key]) for key in table} for name, table in tables.items()}
+    lines = [f" {json.dumps(key)}: {json.dumps(value)}" for key, value in facts.items()]
+    told = [f"  {json.dumps(name)}: {json.dumps(values, separators=(',', ':'))}" for name, values in columns.items()]
+    lines.append(' "tables": {\n' + ",\n".join(told) + "\n }")
+    path.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
+
+
+def _short(column: pd.Series) -> list[Any]:
+    if not pd.api.types.is_float_dtype(column):
+        return list(column.tolist())
+    return [None if np.isnan(value) else float(f"{value:.{_DIGITS}g}") for value in column]
+
+
+def committed_study(path: Path = RESULT) -> FinishedStudy:
+    """Return the study that comes with specdec."""
+    kept = json.loads(path.read_text(encoding="utf-8"))
+    facts = {key: value for key, value in kept["study"].items() if key != "study"}
+    tables = {name: pd.DataFrame(columns) for name, columns in kept["tables"].items()}
+    tables["calls"] = tables["calls"].astype({"model_s": float})
+    return FinishedStudy("batching", tables, About(**facts), str(path))
+
+
+def committed_in_words(path: Path = RESULT) -> str:
+    """Say where and when the committed study was made."""
+    kept = json.loads(path.read_text(encoding="utf-8"))
+    load = kept["load_average"]
+    return (
+        f"Committed: `{kept['command']}` on {kept['date']}, {kept['cpu']['model']}, {kept['clock']}, load average "
+        f"{load['start'][0]} before and {load['end'][0]} after."
+    )
+
+
 # Up to which batch it pays --------------------------------------------------------------------------
 
 
-def _answer(found: BatchNumbers, skipped: pd.DataFrame, about: About) -> Section:
+def _answer(found: BatchNumbers, tables: Tables, about: About) -> Section:
     measured = {drafter: found.break_even(drafter) for drafter in found.drafters}
     said = "; ".join(f"{drafter} {interval_in_words(value, found.largest)}" for drafter, value in measured.items())
     answer = (
@@ -266,23 +311,40 @@ def _answer(found: BatchNumbers, skipped: pd.DataFrame, about: About) -> Section
         f"Markers: measured, with 95% intervals over {counted(found.repeats, 'repeat')}; dotted: the formula with the "
         "cost model of single calls. Below the line plain decoding is faster."
     )
-    tables = (
+    shown = (
         ("Batch behind which speculation does not pay: measured (95%), and as predicted", _break_even_table(found)),
         ("Speedup at equal batch with the best gamma (95%), and the gammas chosen", _best_table(found)),
     )
     figure = _speedup_figure(found, title=title, caption=caption)
-    text = (answer, meaning, _unit(found), *about.caveats(skipped))
-    return Section("Up to which batch speculation pays", text, tables, (("batching_speedup", figure),))
+    text = (answer, meaning, _unit(found, tables["cost"].iloc[0]), _outcomes(tables["batching"]))
+    text += about.caveats(tables["skipped"])
+    return Section("Up to which batch speculation pays", text, shown, (("batching_speedup", figure),))
 
 
-def _unit(found: BatchNumbers) -> str:
+def _unit(found: BatchNumbers, facts: pd.Series) -> str:
+    """Say what intervals rest on."""
     if found.repeats == 1:
         return "A single repeat: no intervals, and the best gamma is chosen on the numbers that it is judged by."
-    return (
-        f"Intervals draw whole repeats again ({found.repeats}, each with prompts of its own): sequences of one batch "
-        "share the time of every step, so that neither texts nor rounds of a repeat are independent. They are widened "
-        "for so few units (expanded percentiles)."
+    words = (
+        f"Intervals draw whole repeats again ({found.repeats}): sequences of one batch share the time of every step, "
+        "so that neither texts nor rounds of a repeat are independent, and repeats have prompts of their own. They are "
+        "widened for so few units (expanded percentiles)."
     )
+    if found.repeats * facts["largest"] > facts["prompts"]:
+        words += (
+            f" There are {counted(int(facts['prompts']), 'prompt')}, and a repeat takes {int(facts['largest'])} at the "
+            "largest batch: some stand in several repeats, so that intervals are too short."
+        )
+    return words
+
+
+def _outcomes(lines: pd.DataFrame) -> str:
+    """Say whether drafts changed what was written."""
+    same, near, differs = (int(lines[name].sum()) for name in ("same", "near_tie", "differs"))
+    words = (
+        f"Of {counted(same + near + differs, 'text')} with drafts, {same:,} are those of plain decoding at the batch"
+    )
+    return f"{words}; {near:,} part from it at a near-tie, {differs:,} otherwise."
 
 
 def _predicted_in_words(found: BatchNumbers, measured: Mapping[str, Interval]) -> str:
@@ -303,7 +365,7 @@ def _predicted_in_words(found: BatchNumbers, measured: Mapping[str, Interval]) -
 def _break_even_table(found: BatchNumbers) -> pd.DataFrame:
     lines = []
     for drafter in found.drafters:
-        for gamma in (*found.gammas_tried, None):
+        for gamma in (*found.gammas_of(drafter), None):
             line = {"drafter": drafter, "gamma": "best" if gamma is None else str(gamma)}
             line["measured"] = interval_in_words(found.break_even(drafter, gamma), found.largest)
             for name, label in PREDICTIONS.items():
@@ -335,12 +397,13 @@ def _costs(found: BatchNumbers, about: About) -> Section:
         costs = {name: values[0] for name, values in found.costs(drafter, gamma).items()}
         whole = sum(costs[name] for name in _COSTS)
         rises = {label: costs[name][-1] - costs[name][0] for name, label in _COSTS.items()}
-        most = max(rises, key=lambda label: rises[label])
+        falls = max(rises.values()) <= 0
+        most = max(rises, key=lambda label: abs(rises[label]) if falls else rises[label])
         sentences.append(
             f"{drafter} at gamma {gamma}: from batch {first} to {last} a round goes from {whole[0]:.2f} to "
             f"{whole[-1]:.2f} plain steps ({'; '.join(f'{label} {rise:+.2f}' for label, rise in rises.items())}), for "
             f"{costs['tokens'][0]:.2f} and {costs['tokens'][-1]:.2f} tokens: {most} "
-            + ("eats the speedup." if rises[most] > 0 else "is what changes most.")
+            + ("eats most of the speedup." if rises[most] > 0 else "is what changes most.")
         )
     title = f"A round in plain steps of the same batch\n{about.title}"
     caption = (
@@ -348,7 +411,7 @@ def _costs(found: BatchNumbers, about: About) -> Section:
         "sequence. Speculation pays where the line is above the bar."
     )
     table = pd.concat([_cost_table(found, drafter, gamma) for drafter, gamma in chosen.items()], ignore_index=True)
-    tables = (
+    shown = (
         (
             "Tokens per round and sequence, and the parts of a round in plain steps; tokens per sequence of a call, "
             "padding included; speedup as measured and by the formula",
@@ -356,12 +419,12 @@ def _costs(found: BatchNumbers, about: About) -> Section:
         ),
     )
     figure = _cost_figure(found, chosen, title=title, caption=caption)
-    return Section("What eats the speedup", tuple(sentences), tables, (("batching_costs", figure),))
+    return Section("What eats the speedup", tuple(sentences), shown, (("batching_costs", figure),))
 
 
 def _fastest(found: BatchNumbers, drafter: str) -> int:
     """Return the gamma with the highest speedup at the smallest batch."""
-    return max(found.gammas_tried, key=lambda gamma: float(found.speedups(drafter, gamma)[0, 0]))
+    return max(found.gammas_of(drafter), key=lambda gamma: float(found.speedups(drafter, gamma)[0, 0]))
 
 
 def _cost_table(found: BatchNumbers, drafter: str, gamma: int) -> pd.DataFrame:
@@ -443,7 +506,7 @@ def _calls(found: BatchNumbers, tables: Tables, about: About) -> Section:
         }
     )
     caption = f"Points: median of timed calls with {int(cost['context'])} cached tokens; dotted: the cost model."
-    title = f"A call on gamma + 1 tokens per sequence, in plain steps of the batch\n{about.title}"
+    title = f"A call on gamma + 1 tokens of each sequence, over a plain step\n{about.title}"
     figure = _call_figure(calls, found.batches, title=title, caption=caption)
     name = "t(B), and calls on more tokens per sequence over it: measured (cost model of single calls)"
     return Section("What a call costs in a batch", tuple(sentences), ((name, table),), (("batching_calls", figure),))
@@ -469,7 +532,7 @@ def _speedup_figure(found: BatchNumbers, title: str, caption: str) -> Figure:
     rows = len(found.drafters)
     figure, panels = style.new_panels(title, caption, 1.2 + 2.7 * rows, rows, sharex=True)
     for axes, drafter in zip(panels[:, 0], found.drafters, strict=True):
-        for place, gamma in enumerate(found.gammas_tried):
+        for place, gamma in enumerate(found.gammas_of(drafter)):
             look = style.look(place)
             values = [found.interval(column) for column in found.speedups(drafter, gamma).T]
             pictures.line(axes, found.batches, values, look, f"gamma {gamma}")
@@ -514,7 +577,8 @@ def _throughput_figure(found: BatchNumbers, plain: np.ndarray, title: str, capti
     for label, (rates, look) in lines.items():
         pictures.line(axes, found.batches, [found.interval(column) for column in rates.T], look, label)
     _batch_axis(axes, found.batches)
-    axes.set_yscale("log")
+    axes.set_yscale("log", base=2)
+    axes.yaxis.set_major_formatter(ScalarFormatter())
     axes.set_xlabel("sequences in the batch")
     axes.set_ylabel("tokens per second, all sequences")
     style.legend_above(axes, 2)

@@ -26,6 +26,10 @@ class EverySlot:
         self.slots = range(target.slots)
         self.drafts: dict[int, Draft] = dict.fromkeys(self.slots, EMPTY)
 
+    def as_target(self) -> Target:
+        """Return a target whose calls are those of the whole batch: what times calls times these."""
+        return _BatchAsTarget(self)
+
     def calibrate(self, measure: Callable[[Target, Drafter], Calibration], drafter: Drafter) -> Calibration:
         """Return what `measure` finds of calls on the whole batch, shared evenly by its sequences.
 

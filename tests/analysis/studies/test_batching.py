@@ -9,7 +9,14 @@ import pandas as pd
 import pytest
 
 from specdec.analysis.findings import About, findings
-from specdec.analysis.studies.batching import batch_numbers, call_errors, speedup
+from specdec.analysis.studies.batching import (
+    batch_numbers,
+    call_errors,
+    committed_in_words,
+    committed_study,
+    speedup,
+    write_committed,
+)
 from specdec.theory.batch_speedup import break_even_batch
 
 ABOUT = About("none on pocket (float32), a computer", "stdlib_code", False, 300, 1)
@@ -39,7 +46,8 @@ def tables(repeats=4, noise=0.0, model=True):
             | {"rounds": STEPS * batch, "steps": STEPS, "places": STEPS * batch * width, "offered": 0}
             | {"seconds": verify + draft, "draft_s": draft, "verify_s": verify, "accept_s": 0.0, "commit_s": 0.0}
             | {"prefill_s": 1.0, "tokens_per_round": tokens / STEPS / batch, "baseline_tokens": STEPS * batch}
-            | {"baseline_steps": STEPS, "baseline_seconds": seconds(batch) * STEPS, "differs": 0}
+            | {"baseline_steps": STEPS, "baseline_seconds": seconds(batch) * STEPS, "same": batch}
+            | {"near_tie": 0, "differs": 0}
         )
     for drafter, gamma in product(GAIN, GAMMAS):
         shares = {gamma: 1.0} if drafter == "steady" else {gamma: OFFERS, 0: 1 - OFFERS}
@@ -59,7 +67,7 @@ def tables(repeats=4, noise=0.0, model=True):
         "offers": pd.DataFrame(offers),
         "drafts": pd.DataFrame(drafts),
         "calls": pd.DataFrame(calls),
-        "cost": pd.DataFrame([{"context": 300, "rows": 64, "error": 0.02}]),
+        "cost": pd.DataFrame([{"context": 300, "rows": 64, "error": 0.02, "prompts": 100, "largest": 20}]),
         "skipped": pd.DataFrame(columns=["reason", "category", "count"]),
     }
 
@@ -161,7 +169,7 @@ def test_findings_say_what_was_found():
         "Throughput",
         "What a call costs in a batch",
     ]
-    assert "verify +" in found.sections[1].text[0] and "verify eats the speedup" in found.sections[1].text[0]
+    assert "verify +" in found.sections[1].text[0] and "verify eats most of the speedup" in found.sections[1].text[0]
     assert "10% off in seconds" in found.sections[3].text[1] and "0% in t(B" in found.sections[3].text[1]
     names = {name for section in found.sections for name, _ in section.figures}
     assert names == {"batching_speedup", "batching_costs", "batching_throughput", "batching_calls"}
@@ -171,6 +179,36 @@ def test_findings_say_what_was_found():
     assert set(found.curves["curve.batching.speedup.moody.best"]) == set(BATCHES)
     plain = found.curves["curve.batching.tokens_per_s.steady.plain"]
     assert plain[4] == pytest.approx(4 / seconds(4))
+
+
+def test_heads_that_draft_less_deep_have_fewer_gammas():
+    made = tables()
+    shallow = made["batching"][~((made["batching"]["drafter"] == "moody") & (made["batching"]["gamma"] == 4))]
+    found = batch_numbers(made | {"batching": shallow}, 50, 1)
+    assert found.gammas_of("moody") == [2] and found.gammas_of("steady") == [2, 4]
+    assert found.speedups("moody") == pytest.approx(found.speedups("moody", 2))
+    findings("batching", made | {"batching": shallow}, ABOUT)
+
+
+def test_prompts_that_stand_in_several_repeats_are_told():
+    text = " ".join(findings("batching", tables(repeats=6), ABOUT).sections[0].text)
+    assert "There are 100 prompts, and a repeat takes 20 at the largest batch" in text  # 6 x 20
+    assert "stand in several repeats" not in " ".join(findings("batching", tables(), ABOUT).sections[0].text)
+
+
+def test_a_committed_study_says_what_the_study_said(tmp_path):
+    made, path = tables(repeats=3, noise=0.02), tmp_path / "batching.json"
+    machine = {
+        "command": "a",
+        "date": "b",
+        "clock": "c",
+        "cpu": {"model": "d"},
+        "load_average": {"start": [1.5], "end": [2]},
+    }
+    write_committed(made, {**machine, "study": {"study": "batching", **vars(ABOUT)}}, path)
+    again, first = committed_study(path).findings(), findings("batching", made, ABOUT)
+    assert again.metrics == pytest.approx(first.metrics, rel=1e-4)
+    assert "`a` on b, d, c, load average 1.5 before and 2 after" in committed_in_words(path)
 
 
 def test_one_repeat_and_no_cost_model():
