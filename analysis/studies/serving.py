@@ -2,10 +2,13 @@
 says so in every heading, table, figure and metric; the comparison with study `batching` is the exception.
 """
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import inf, isfinite, nan, sqrt
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -537,6 +540,59 @@ def _check(check: pd.DataFrame) -> Section:
     }
     caption = "Simulated against measured: closed loop, prefill apart"
     return Section("Simulated against measured batches", tuple(text), ((caption, pd.DataFrame(shown)),))
+
+
+# Results that come with specdec -----------------------------------------------------------------------
+
+RESULT = Path(__file__).resolve().parents[1] / "results" / "serving.json"
+
+
+def write_committed(
+    setting: str, found: Findings, facts: Mapping[str, Any], order: Sequence[str], path: Path = RESULT
+) -> None:
+    """Write what a run said into the file of committed results, in the place of what this setting said before.
+
+    Args:
+        setting: what was simulated, in words.
+        facts: command, date, load average and the like.
+        order: all settings.
+    """
+    kept = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    shown = [section for section in found.sections if section.title.startswith(_KEPT)]
+    kept[setting] = {
+        **facts,
+        "sections": [
+            {
+                "title": section.title,
+                "text": list(section.text),
+                "tables": [[caption, table.to_dict("records")] for caption, table in section.tables],
+            }
+            for section in shown
+        ],
+        "metrics": {name: float(f"{value:.5g}") for name, value in found.metrics.items()},
+    }
+    ordered = {name: kept[name] for name in order if name in kept}
+    path.write_text(json.dumps(ordered, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+_KEPT = ("Simulated: at which load", "Simulated: what was assumed", "Simulated against")
+
+
+def committed_sections(path: Path = RESULT) -> tuple[Section, ...]:
+    """Return what the committed runs said, each section under its setting, with command, date and load behind it."""
+    sections = []
+    for setting, run in json.loads(path.read_text(encoding="utf-8")).items():
+        load = run["load_average"]
+        origin = (
+            f"Committed: `{run['command']}` on {run['date']}, {run['cpu']}, load average {load[0]} before and "
+            f"{load[1]} "
+            f"after; {run['clock']}."
+        )
+        for section in run["sections"]:
+            tables = tuple((caption, pd.DataFrame(lines)) for caption, lines in section["tables"])
+            title = f"{section['title']} ({setting})"
+            sections.append(Section(title, (*section["text"], origin), tables))
+    return tuple(sections)
 
 
 # Pictures -------------------------------------------------------------------------------------------

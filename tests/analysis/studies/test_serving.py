@@ -6,14 +6,18 @@ import pandas as pd
 import pytest
 
 from specdec.analysis.findings import About, findings
+from specdec.analysis.pages import notebook
 from specdec.analysis.studies.serving import (
     ALWAYS,
     NEVER,
+    committed_sections,
     over_replications,
     serving_numbers,
     simulation_values,
     stops_paying_at,
+    write_committed,
 )
+from specdec.errors import UsageError
 
 LOADS = (0.2, 0.6, 1.0)
 ABOUT = About("grounded on pocket (bfloat16), a machine", "stdlib_code", False, 200, 0)
@@ -37,11 +41,11 @@ def tables():
                 batch = {0.2: 1, 0.6: 4, 1.0: 8}[load]
                 steps.append({**keys, "batch": batch, "gamma": gamma, "steps": 20, "seconds": 2.0, "tokens": 40})
                 simulations.append({**keys, "window_s": 4.0, "little": 1e-16, "queue_begin": 0, "queue_end": 1})
+    unknown = dict.fromkeys(("error_median", "error_worst", "target_s"), float("nan"))
     recording = {
-        "texts": "texts", "unknown": 0.0, "prompt_tokens": 5.0, "output_tokens": 10.0,
-        "cost": "a line", "error_median": float("nan"), "error_worst": float("nan"), "draft_growth": 0.0,
-        "overhead_growth": 1.0, "slots": 8, "arrivals": "Poisson arrivals", "requests": 4, "warmup": 1, "replications": 3, "target_factor": 2.0,
-        "target_s": float("nan"),
+        **unknown, "texts": "texts", "unknown": 0.0, "prompt_tokens": 5.0, "output_tokens": 10.0, "cost": "a line",
+        "draft_growth": 0.0, "overhead_growth": 1.0, "slots": 8, "arrivals": "Poisson arrivals", "requests": 4,
+        "warmup": 1, "replications": 3, "target_factor": 2.0,
     }  # fmt: skip
     step_times = [(b, g, 1 + 0.2 * b * (g + 1), 1 + 0.5 * g) for g in (0, 2) for b in range(1, 9)]
     empty = pd.DataFrame({"batch": [], "gamma": [], "tokens": [], "steps": [], "seconds": []})
@@ -136,3 +140,26 @@ def test_a_server_on_which_no_draft_pays():
     said = findings("serving", changed, ABOUT)
     assert "no fixed gamma pays" in said.sections[0].text[0]
     assert said.metrics["serving.simulated.gamma2.switch_off_load"] == 0
+
+
+def test_committed_results_are_shown_where_there_is_no_run(tmp_path, monkeypatch):
+    said, path = findings("serving", tables(), ABOUT), tmp_path / "serving.json"
+    facts = {"command": "c", "date": "today", "cpu": "a core", "clock": "by hand", "load_average": [1.0, 2.0]}
+    for setting in ("later", "first"):
+        write_committed(setting, said, facts, ["first", "later"], path)
+    sections = committed_sections(path)
+    assert [section.title for section in sections] == [
+        f"{title} ({setting})"
+        for setting in ("first", "later")
+        for title in (said.sections[0].title, said.sections[-1].title)
+    ]
+    assert sections[0].text[: len(said.sections[0].text)] == said.sections[0].text
+    assert "`c` on today, a core, load average 1.0 before and 2.0 after" in sections[0].text[-1]
+    assert sections[0].tables[0][1].equals(said.sections[0].tables[0][1])
+
+    def no_run(*_):
+        raise UsageError("nothing here")
+
+    monkeypatch.setattr(notebook, "latest_study", no_run)
+    shown = notebook.server_under_load("sqlite:///none.db", "specdec")
+    assert shown[0].title.startswith("Simulated") and shown[-1].text == ("nothing here",)
