@@ -3,28 +3,26 @@
 import json
 from types import SimpleNamespace
 
-import pandas as pd
 import pytest
 
 from specdec.batching.decode_batch import BatchDecoded, BatchStep
+from specdec.config import validated
 from specdec.cost_model import SimulatedCost
 from specdec.errors import UsageError
-from specdec.studies.batching import _full, _measured
+from specdec.studies.batching import Batching, _full, _measured
 
 SMALL = ("study.batches=[1,3]", "study.gammas=[1,2]", "study.repeats=2", "study.texts=2", "study.calls=2")
 PROMPTS = "prompts.tokens=[[0,1,2,0,1,2,0],[1,1,2,1,1,2,1],[2,0,2,0,2,0],[0,0,1,0,0,1]]"
 ON_A_TABLE = ("study.drafters=[ngram]", "~target.dtype", PROMPTS)
 
 
-@pytest.fixture(scope="module")
-def keys():
-    return ["repeat", "drafter", "gamma", "batch"]
+KEYS = ["repeat", "drafter", "gamma", "batch"]
 
 
-def test_every_arm_decodes_at_every_batch(study, keys):
+def test_every_arm_decodes_at_every_batch(study):
     found, tables = study("batching", *SMALL, *ON_A_TABLE)
     lines = tables["batching"]
-    assert len(lines) == 2 * 1 * 2 * 2 and not lines.duplicated(keys).any()
+    assert len(lines) == 2 * 1 * 2 * 2 and not lines.duplicated(KEYS).any()
     assert set(lines[lines["batch"] == 3]["texts"]) == {6} and set(lines[lines["batch"] == 1]["texts"]) == {2}
     assert (lines["all_tokens"] == 24 * lines["texts"]).all()  # max_new_tokens of each; a table never ends
     # At batch 1 every step is full, and plain decoding is decoded twice.
@@ -40,6 +38,10 @@ def test_every_arm_decodes_at_every_batch(study, keys):
     assert (lines["differs"] == 0).all() and (lines["same"] == lines["texts"]).all()
     offers = tables["offers"].groupby("gamma")["rounds"].sum()
     assert offers.to_dict() == lines.groupby("gamma")["rounds"].sum().to_dict()
+    assert (tables["cost"][["prompts", "largest"]] == [4, 6]).all(axis=None)
+    assert "There are 4 prompts, and a repeat takes 6 at the largest batch" in " ".join(found.sections[0].text)
+    told = {*KEYS, "tokens", "seconds", "steps", "tokens_per_round", "baseline_seconds"}  # that a simulation reads
+    assert told <= set(lines.columns)
     assert set(tables["calls"]["tokens"]) == {1, 2, 3} and tables["calls"]["model_s"].isna().all()
     assert found.metrics["batching.repeats"] == 2
     assert "There is no cost model of single calls" in found.sections[0].text[0]
@@ -47,12 +49,12 @@ def test_every_arm_decodes_at_every_batch(study, keys):
 
 def test_a_model_has_a_cost_model_of_its_calls(study, tiny_target, tmp_path):
     found, tables = study(
-        "batching", *SMALL, *tiny_target, "study.drafters=[ngram]", "measurement.max_new_tokens=8",
-        "study.repeats=1", "+measurement.cost_rows=8", "measurement.cost_contexts=[8,16]", "measurement.cost_calls=1",
+        "batching", *SMALL, *tiny_target[:-1], "study.drafters=[ngram]", "measurement.max_new_tokens=8",
+        "study.repeats=1", "measurement.cost_rows=8", "measurement.cost_contexts=[8,16]", "measurement.cost_calls=1",
     )  # fmt: skip
     calls = tables["calls"]
     cost = json.loads((tmp_path / "out" / "batching.json").read_text())["cost"]
-    model = SimulatedCost(**cost)
+    model = validated(SimulatedCost, cost, where="cost")
     line = calls[(calls["batch"] == 3) & (calls["tokens"] == 3)].iloc[0]
     assert line["model_s"] == pytest.approx(model.seconds(9, int(line["context"]), 3))
     assert (tables["cost"]["rows"] == 8).all() and tables["cost"]["error"].notna().all()
@@ -81,12 +83,6 @@ def test_only_steps_with_every_slot_in_use_count():
     assert sums["tokens_per_round"] == 2
 
 
-def test_repeats_have_prompts_of_their_own(study):
-    """Four prompts, two a repeat: with other prompts, the outputs of the two repeats differ."""
-    _, tables = study("batching", *SMALL, *ON_A_TABLE, "study.batches=[1]", "study.texts_per_slot=1")
-    assert (tables["cost"][["prompts", "largest"]] == [4, 2]).all(axis=None)
-
-
 @pytest.mark.parametrize(
     ("overrides", "says"),
     [
@@ -104,15 +100,6 @@ def test_bad_input_is_one_sentence(study, overrides, says):
 
 
 def test_recorded_texts_are_refused():
-    from specdec.studies.batching import Batching
-
     bench = SimpleNamespace(simulated=True, config=SimpleNamespace(target={"name": "replay"}))
     with pytest.raises(UsageError, match="use target=causal"):
         Batching(SimpleNamespace(drafters=["ngram"], drafter_settings={}, batches=[1], gammas=[1])).run(bench)
-
-
-def test_the_table_has_a_line_for_what_others_read(study, keys):
-    _, tables = study("batching", *SMALL, *ON_A_TABLE, "study.repeats=1", "study.gammas=[2]")
-    told = {*keys, "tokens", "seconds", "steps", "tokens_per_round", "baseline_seconds"}
-    assert told <= set(tables["batching"].columns)
-    assert isinstance(tables["batching"], pd.DataFrame)
