@@ -108,6 +108,7 @@ class RunConfig:
     measurement: MeasurementConfig
     tracking: TrackingConfig
     seed: Annotated[int, Field(ge=0)]
+    resume: Annotated[str, Field(min_length=1)]
     experiment_name: str | None
     advice_dir: Annotated[str, Field(min_length=1)]
 

@@ -22,7 +22,7 @@ from specdec.tracking.store import reason
 from ..arms import Arms
 from ..intervals import Interval
 from ..rounds import check_once, check_rounds
-from .facts import RunFacts, SessionFacts
+from .facts import STATUS_FILE, RunFacts, RunStatus, SessionFacts
 from .round_counts import read_arms
 
 COMMAND = "python -m specdec.run +drafter=ngram"
@@ -31,15 +31,16 @@ WRITTEN_BY = {  # file of a run: which runs write it; for the message where it i
     "generations.jsonl": "every run that decoded at least one prompt",
     "account.json": "every run that finished",
     "quality.parquet": "every run that finished with a rule that is not lossless or with measurement.original",
-    "replay.parquet": "every run that finished with this version of specdec",
-    "alpha.parquet": "every run that finished with this version of specdec",
+    "replay.parquet": "every run that ended, and `python -m specdec.report FOLDER` for one that was killed,",
+    "alpha.parquet": "every run that ended, and `python -m specdec.report FOLDER` for one that was killed,",
     "summary.json": "every run that finished",
     "calibration.json": "every run that began to decode",
     "cost.json": "every run with a value in measurement.cost_contexts and a target that does arithmetic",
     "environment.json": "every run",
     "run.json": "every run of this version of specdec",
-    "session.json": "every run that decoded all of its prompts with this version of specdec",
-    "traces.json": "every run that decoded all of its prompts with this version of specdec",
+    "status.json": "every run of this version of specdec",
+    "session.json": "every run that ended, and `python -m specdec.report FOLDER` for one that was killed,",
+    "traces.json": "every run that ended, and `python -m specdec.report FOLDER` for one that was killed,",
     "trace.html": "every run that finished",
     "peers.json": "every run with measurement.peers=[transformers]",
     "divergences.json": "every greedy run with an output that parted from the baseline's",
@@ -85,6 +86,13 @@ class Run:
         """Read what decoding left besides the tables."""
         session = SessionFacts(**self._json("session.json"))
         return session.of_drafter(self.method) if self.method else session
+
+    def standing(self) -> RunStatus | None:
+        """Read how far the run has come; None if it did not say."""
+        try:
+            return RunStatus.read(self.fetch(STATUS_FILE).parent)
+        except UsageError:
+            return None
 
     @property
     def beside(self) -> tuple[str, ...]:
@@ -343,8 +351,9 @@ def open_folder(folder: Path | str) -> Run:
     import yaml
 
     config = yaml.safe_load((path / "config.yaml").read_text(encoding="utf-8"))
-    finished = (path / "summary.json").is_file()
-    summary = _parsed((path / "summary.json").read_text("utf-8"), path / "summary.json") if finished else {}
+    analysed, standing = (path / "summary.json").is_file(), RunStatus.read(path)
+    finished = analysed and not (standing and standing.partial)
+    summary = _parsed((path / "summary.json").read_text("utf-8"), path / "summary.json") if analysed else {}
     return Run(
         name=path.name,
         source=str(path),

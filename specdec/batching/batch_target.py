@@ -132,7 +132,10 @@ class CausalBatch(BatchTarget):
         slots = list(drafts)
         device = self.target.device
         roots = torch.tensor([self._roots[slot] for slot in slots]).to(device, non_blocking=True)
-        tokens = [torch.cat([root, drafts[slot].tokens]) for root, slot in zip(roots.split(1), slots, strict=True)]
+        tokens = [
+            torch.cat([root, drafts[slot].tokens]) if len(drafts[slot]) else root  # empty drafts stand on the host
+            for root, slot in zip(roots.split(1), slots, strict=True)
+        ]
         before = {slot: self.decoder.length(slot) for slot in slots}
         found = self.decoder.forward(slots, tokens, [drafts[slot].tree for slot in slots])
         self.logits.update(zip(slots, found, strict=True))

@@ -26,7 +26,7 @@ from specdec.clock import Clock, clock_for
 from specdec.config import BASELINE, AdviseConfig
 from specdec.errors import UsageError
 from specdec.experiment.advice import Advice, RoundCost, judge, kept_at, key_of, keyed_by, predict
-from specdec.experiment.batches import refuse_batches
+from specdec.experiment.batch_checks import refuse_batches
 from specdec.experiment.beside import refuse_several
 from specdec.experiment.parts import Parts, build, limited, prepare
 from specdec.experiment.results import GenerationKey, ResultsFolder, generation_line, round_table

@@ -4,7 +4,7 @@ Prompts are decoded in groups, each group by every method in turn; then each pro
 """
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from specdec.batching.batch_calls import EverySlot
@@ -19,8 +19,7 @@ from specdec.experiment.session import Session
 from specdec.prompts import Prompt
 from specdec.records import Generation, Request
 from specdec.targets import Target
-from specdec.timing.calls import Calibration, calibrate
-from specdec.timing.timer import Timer
+from specdec.timing.calls import Calibration
 
 FILLS = 4  # prompts of a group for each slot: most steps then have a full batch, as in a server with a queue
 
@@ -75,17 +74,17 @@ class BatchedSession(Session):
             requests = [self._asked(arm, prompt, 0, reference, tokens) for _ in range(self._slots)]
             reference = self._together(arm, requests).generations[0].tokens if reference is None else reference
 
-    def calibrate(self, arm: Arm, prompt: Prompt, timer: Timer) -> Calibration:
-        """Time calls on full batches of one prompt, and drafts for all of them, shared evenly by the sequences."""
-        trees = [each.structure.tree for each in self._parts.arms]
-
-        def measure(target: Target, drafter: Drafter) -> Calibration:
-            return calibrate(target, drafter, arm.structure, prompt.tokens, trees, timer)
-
-        return EverySlot(*self._batched(arm)).calibrate(measure, arm.drafter)
+    def calibrated(self, measure: Callable[[Target, Drafter], Calibration]) -> Calibration:
+        """Return the times of calls on full batches of one text, and of drafts for all of them, shared evenly by the
+        sequences.
+        """
+        primary = self._parts.primary
+        return EverySlot(*self._batched(primary)).calibrate(measure, primary.drafter)
 
     def decode_ahead(self, prompts: Sequence[Prompt], repeat: int) -> None:
         """Decode a group of prompts by every method, so that `run_prompt` finds what it asks for."""
+        if not prompts:
+            return  # an earlier sitting of the run has decoded all of them
         order = self._order(random.Random(f"{self._config.seed}/{repeat}/{prompts[0].id}"))
         self._decoded = {(repeat, prompt.id): {} for prompt in prompts}
         references: list[tuple[int, ...] | None] = [None] * len(prompts)

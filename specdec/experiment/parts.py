@@ -12,7 +12,7 @@ from specdec.drafters import Drafter, drafters
 from specdec.drafters.none import NoDrafter
 from specdec.errors import UsageError
 from specdec.experiment.arm import Arm
-from specdec.experiment.batches import check_batch, check_turns
+from specdec.experiment.batch_checks import check_batch, check_turns
 from specdec.experiment.beside import beside, named_beside
 from specdec.experiment.walking import walks
 from specdec.prompts import Prompt, PromptSet, load_prompts

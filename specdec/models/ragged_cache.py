@@ -112,6 +112,10 @@ class RaggedCache(Cache):
             if layer.is_initialized:
                 layer.copy_row(last, free, self.lengths[moved])
 
+    def clear(self) -> None:
+        """Forget all texts."""
+        self.lengths, self._rows = {}, {}
+
     def in_order(self, slots: Sequence[int]) -> list[int]:
         """Return the slots in the order of their rows, in which a call reads them fastest."""
         return sorted(slots, key=self._rows.__getitem__)

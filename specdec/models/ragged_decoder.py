@@ -43,8 +43,8 @@ class RaggedDecoder:
         """
         if self.cache.capacity < capacity:
             self.cache = RaggedCache(self.decoder.layers, capacity, self.slots)
-        for slot in tuple(self.cache.lengths):
-            self.release(slot)
+        self.cache.clear()
+        self.states, self._prefix = {}, {}
 
     def length(self, slot: int) -> int:
         """Return the number of tokens of the text in a slot that were evaluated and not forgotten."""
@@ -129,6 +129,7 @@ class RaggedDecoder:
             masks[kind] = hidden.unsqueeze(1).to(self.device, non_blocking=True)
         return masks if len(masks) > 1 else next(iter(masks.values()))
 
+    @torch.inference_mode()
     def commit(self, slot: int, path: Sequence[int]) -> None:
         """Keep the root and the nodes `path` of the last call on this text; forget the other nodes."""
         first = self._prefix[slot] + 1
@@ -142,6 +143,7 @@ class RaggedDecoder:
         """Forget all tokens of a text behind the first `length`."""
         self.cache.commit(slot, length, ())
 
+    @torch.inference_mode()
     def release(self, slot: int) -> None:
         """Forget the text of a slot."""
         self.cache.release(slot)

@@ -24,16 +24,21 @@ from specdec.studies.base import run_study as runner
 pytestmark = [pytest.mark.benchmark, pytest.mark.timeout(3600)]
 
 POCKET = "measurement.threads=1"
-LAW = "study.law={alpha: 0.7, prompt_tokens: 300, output_tokens: 200}"
+LAW = "study.law={alpha: 0.4, prompt_tokens: 300, output_tokens: 200}"
 RUNS = {
     "the pocket target, its calls timed": (POCKET,),
     "the pocket target, with the steps of study batching": (
         *(POCKET, "study.batching=batching", "study.slots=32", "target.dtype=float32"),
         *("measurement.max_new_tokens=32", "prompts.limit=64"),
     ),
-    "LLaMA-3.1-8B on an H100, published costs, alpha 0.7": (
-        *("drafter=none", LAW, "study.cost=h100_llama31_8b", "study.slots=512", "study.gammas=[1,3,5]"),
-        *("study.requests=3000", "study.warmup=2000", "study.loads=[0.1,0.3,0.5,0.7,0.85,0.95,1.1]"),
+    "LLaMA-3.1-8B on an H100, published costs, alpha 0.4": (
+        *("drafter=none", LAW, "study.cost=h100_llama31_8b", "study.slots=512", "study.gammas=[1,3]"),
+        *(
+            "study.requests=1500",
+            "study.warmup=1000",
+            "study.replications=4",
+            "study.loads=[0.1,0.3,0.5,0.7,0.85,0.95]",
+        ),
     ),
 }
 

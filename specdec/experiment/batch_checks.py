@@ -24,6 +24,16 @@ def check_batch(config: RunConfig) -> None:
             "target.evaluation=rows needs the batch for the paths of one sequence",
             "target.evaluation=packed",
         ),
+        (
+            config.target.get("tensor_parallel", 1) != 1 or config.target.get("device_map") is not None,
+            "a target on several devices decodes one sequence at a time",
+            "a target on one device",
+        ),
+        (
+            measurement.workers not in (None, 1),
+            f"measurement.workers={measurement.workers} decode prompts one at a time each",
+            "measurement.workers=null",
+        ),
         (bool(measurement.peers), "peers decode one prompt at a time", "measurement.peers=[]"),
         (
             bool(config.drafter.get("forced", False)),
