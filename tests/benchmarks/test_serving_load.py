@@ -33,12 +33,8 @@ RUNS = {
     ),
     "LLaMA-3.1-8B on an H100, published costs, alpha 0.4": (
         *("drafter=none", LAW, "study.cost=h100_llama31_8b", "study.slots=512", "study.gammas=[1,3]"),
-        *(
-            "study.requests=1500",
-            "study.warmup=1000",
-            "study.replications=4",
-            "study.loads=[0.1,0.3,0.5,0.7,0.85,0.95]",
-        ),
+        *("study.requests=1500", "study.warmup=1000", "study.replications=4"),
+        "study.loads=[0.1,0.3,0.5,0.7,0.85,0.95]",
     ),
 }
 

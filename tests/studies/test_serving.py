@@ -2,6 +2,7 @@
 
 import itertools
 import json
+from types import SimpleNamespace
 
 import pandas as pd
 import pytest
@@ -10,7 +11,7 @@ from specdec import run
 from specdec.analysis.studies.serving import ADAPTIVE, NONE, closed_check
 from specdec.errors import UsageError
 from specdec.serving.arrivals import ServedText
-from specdec.studies.base.serving_inputs import texts_of_run
+from specdec.studies.base.serving_inputs import cost_of_server, texts_of_run
 from specdec.text.streams import Stream, write_streams
 
 SMALL = ("study.requests=40", "study.warmup=10", "study.replications=2", "study.loads=[0.3,2.0]", "study.gammas=[1,3]",
@@ -125,6 +126,14 @@ def test_mistakes_are_one_sentence(study, overrides, words):
     with pytest.raises(UsageError, match=words) as caught:
         study("serving", *SMALL, *overrides)
     assert "\n" not in str(caught.value)
+
+
+def test_a_target_that_takes_no_batches_needs_a_cost():
+    can = SimpleNamespace(evaluations=("packed",), structures=frozenset({"chain"}))
+    parts = SimpleNamespace(target=SimpleNamespace(capabilities=can), drafter=None)
+    bench = SimpleNamespace(parts=parts, config=SimpleNamespace(target={"name": "other"}))
+    with pytest.raises(UsageError, match="target 'other' takes no batches that could be timed"):
+        cost_of_server(bench, None, None, {}, 1, 1.0)
 
 
 @pytest.mark.parametrize("content", ["", "1", "[2, 1]", "[1, 1]", "a b", '[1, "x"]', "[1, NaN]", "{}"])
