@@ -127,6 +127,25 @@ class AdviseConfig(RunConfig):
     advice: AdviceConfig
 
 
+@typed
+class CertificateConfig:
+    """The draws of a certificate (`conf/certify.yaml`), and how rarely luck alone may fail one."""
+
+    false_alarm: Annotated[float, Field(gt=0.0, le=0.2)]
+    rounds: AtLeastOne
+    places: AtLeastOne
+    redraws: AtLeastOne
+    redrafts: AtLeastOne
+    outputs: AtLeastOne
+
+
+@typed
+class CertifyConfig(RunConfig):
+    """The root of `python -m specdec.certify`: that of a run, for the same overrides, and `certificate`."""
+
+    certificate: CertificateConfig
+
+
 def config_dir() -> str:
     """Return the absolute folder of the YAML files: inside the package when installed, beside it in a checkout."""
     package = Path(__file__).resolve().parent

@@ -86,7 +86,7 @@ def report(arguments: Sequence[str]) -> list[Path]:
     how = "measured"
     if options.runs:
         for folder in unsettled_below(options.runs):
-            from specdec.experiment.partial import settle
+            from specdec.experiment.gathered import settle
 
             settle(folder)
         runs, notes = find_runs(options.runs, options.tracking_uri)

@@ -29,9 +29,9 @@ LAYERS = (
     ("decode", "timing", "replay"),
     ("batching",),
     ("experiment",),
-    ("studies", "training"),
+    ("studies", "training", "certification"),
     ("commands",),
-    ("run", "train", "advise", "report", "convert", "sync"),
+    ("run", "train", "advise", "certify", "report", "convert", "sync"),
 )
 # The parts of the package that `analysis` may import: it reads files, and has to work without torch.
 ANALYSIS_SEES = ("errors", "config", "registry", "theory", "tracking.store", "text.lines", "text.lengths", "analysis")

@@ -142,7 +142,7 @@ class RunStatus:
 
     @property
     def note(self) -> str:
-        """What a reader of partial figures has to know first; "" where nothing is missing."""
+        """The first sentence on partial figures; "" where nothing is missing."""
         part = f"{self.part[:1].upper()}{self.part[1:]}. {self.sentence}".strip()
         return part if self.partial else ""
 

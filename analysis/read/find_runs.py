@@ -47,8 +47,9 @@ def unsettled_below(names: Sequence[str]) -> list[Path]:
 def unsettled(folder: Path) -> bool:
     """Return True if the run of a folder decoded prompts and ended, or was killed, before it was analysed."""
     status = RunStatus.read(folder)
-    early = status is not None and status.prompts > 0 and status.status in ("running", "killed")
-    return early and (status.status == "running" or not (folder / "summary.json").is_file())
+    if status is None or not status.prompts or status.status not in ("running", "killed"):
+        return False
+    return status.status == "running" or not (folder / "summary.json").is_file()
 
 
 STUDY = "study.json"  # the file by which a study's folder is known

@@ -140,7 +140,8 @@ def _start_ray(settings: Any) -> None:
     from omegaconf import OmegaConf
 
     if not ray.is_initialized():
-        ray.init(**OmegaConf.to_container(settings, resolve=True))
+        plain: Any = OmegaConf.to_container(settings, resolve=True)
+        ray.init(**plain)
 
 
 def _runs(cells: Sequence[int]) -> list[list[int]]:

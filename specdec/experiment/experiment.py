@@ -94,10 +94,11 @@ def _run(config: RunConfig, parts: Parts, identity: RunIdentity, beginning: Begi
     name = f"{parts.label} {parts.primary.structure.label}"
     if parts.beside:
         name += f" beside {', '.join(each.name for each in parts.beside)}"
-    about = {"name": name, "params": identity.params, "tags": identity.tags}
+    about: dict[str, Any] = {"name": name, "params": identity.params, "tags": identity.tags}
+    prompts = prompts_of(config, parts)
     with tracking.tracked_run(config.tracking, **about, results=folder) as tracked:
         try:
-            with standing(results, prompts_of(config, parts), len(beginning.kept)) as progress:
+            with standing(results, prompts, len(beginning.kept)) as progress:
                 write_sittings(results, identity, beginning, tracked.run_id)
                 with ranks.together():
                     ranks.given((dict(beginning.kept), read_json(folder / CALIBRATION)))
@@ -105,6 +106,7 @@ def _run(config: RunConfig, parts: Parts, identity: RunIdentity, beginning: Begi
                 if config.measurement.record:
                     write_streams(folder / "streams.jsonl", read_streams(folder / "generations.jsonl"))
                 del parts  # models and texts: the report is made of the files alone, and gets the memory
+                results.write_status("running", "", prompts, prompts)  # what is left is no part
                 found = write_run(folder)
         except SpecdecError as error:
             results.compact()  # what was decoded so far stays, in one piece
@@ -114,7 +116,8 @@ def _run(config: RunConfig, parts: Parts, identity: RunIdentity, beginning: Begi
             raise
         tracked.metrics(found.metrics)
         tracked.curves(found.curves)
-        tracked.tags({"alpha_source": found.alpha_source})
+        whole = {"specdec.partial": ""} if len(beginning.sittings) > 1 else {}  # an earlier sitting may have said so
+        tracked.tags({"alpha_source": found.alpha_source, **whole})
         for key, lines in found.overlays().items():
             tracked.curve_children(key, lines)
         tracked.artifacts()
@@ -160,9 +163,9 @@ def _tell_part(folder: Path, tracked: TrackedRun) -> None:
 
 
 def _alive(heartbeat: Callable[[], None], progress: Callable[[], None]) -> None:
-    raise_swallowed()
-    heartbeat()
     progress()
+    heartbeat()
+    raise_swallowed()
 
 
 def _measure(

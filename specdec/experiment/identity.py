@@ -22,6 +22,7 @@ from specdec.experiment.parts import DrafterArms, Parts
 from specdec.experiment.results import ResultsFolder
 from specdec.targets.replay import Replay
 from specdec.text.writing import write_atomically
+from specdec.tracking.store import without_password
 
 # Keys that change neither what is decoded nor what is said of it: where results go, and how the work is shared out.
 _OPERATIONAL = ("tracking", "resume", "advice_dir", "experiment_name")
@@ -51,7 +52,7 @@ class RunIdentity:
     def write(self, results: ResultsFolder) -> None:
         """Write `environment.json` and `config.yaml`."""
         results.write_json("environment.json", self.environment)
-        text = yaml.safe_dump(self.config, sort_keys=False)
+        text = without_password(yaml.safe_dump(self.config, sort_keys=False))  # of tracking.uri
         write_atomically(results.folder / "config.yaml", text)
 
 

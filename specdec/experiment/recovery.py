@@ -23,7 +23,7 @@ from specdec.text.writing import write_atomically
 
 @dataclass(frozen=True)
 class Recovered:
-    """What was found in a folder.
+    """Prompts that were found whole in a folder, and what was dropped.
 
     Attributes:
         prompts: those that are whole, in the order of the run.

@@ -33,7 +33,7 @@ def sit(training: ResumableTraining, tracking: TrackingConfig, params: Mapping[s
         training.train(lambda values, step: None, lambda line: None)
         return None
     tags = {"specdec.role": "training", "specdec.fingerprint": training.fingerprint}
-    about = {"name": training.name, "params": flattened(params), "tags": tags}
+    about: dict[str, Any] = {"name": training.name, "params": flattened(params), "tags": tags}
     # A run of its own for each sitting, which repeats the past of the training: so the journal begins anew.
     with tracked_run(tracking, **about, results=training.folder, fresh=True) as tracked:
         _log_earlier_sittings(tracked, training)

@@ -12,7 +12,8 @@ SHAPE = (
 )
 MODEL = (
     "target=causal", "target.model=random", f"target.shape={SHAPE}", "target.compile=false", "target.device=cpu",
-    "prompts=random_tokens", "prompts.limit=3", "prompts.length=12", "prompts.vocabulary=61", "measurement.cost_contexts=[]",
+    "prompts=random_tokens", "prompts.limit=3", "prompts.length=12", "prompts.vocabulary=61",
+    "measurement.cost_contexts=[]",
 )  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from rich import get_console
 
@@ -60,7 +61,7 @@ def _run(config: RunConfig, parts: Parts, identity: RunIdentity, results: Result
     title = run_facts(parts, config.measurement.limit).title(identity.environment, shape=False)
     tags = identity.tags | {"specdec.role": "study", "specdec.study": name}
     run_name = f"{name}: {parts.label}, {parts.prompts.name}"
-    logged = {"name": run_name, "params": identity.params, "tags": tags}
+    logged: dict[str, Any] = {"name": run_name, "params": identity.params, "tags": tags}
     with tracking.tracked_run(config.tracking, **logged, results=folder) as tracked:
         clock = parts.target.clock() or clock_for(parts.target.device)
         tables = study.run(Bench(config, parts, clock, folder, tracked.heartbeat))
