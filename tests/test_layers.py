@@ -26,6 +26,7 @@ LAYERS = (
     ("drafters",),
     ("observe",),
     ("decode", "timing", "replay"),
+    ("batching",),
     ("experiment",),
     ("studies", "training", "certification"),
     ("commands",),

@@ -12,6 +12,7 @@ from ..read.mlflow_runs import load_runs, open_run
 from ..read.runs import Run
 from ..runs.compare import comparison_section
 from ..runs.run_sections import papers_section
+from ..studies.batching import committed_in_words, committed_study
 from .html import markdown_table
 
 OVERLAY = "notebooks"
@@ -89,6 +90,17 @@ def heads_in_one_session(tracking_uri: str, experiment: str) -> tuple[Section, .
     except UsageError as error:
         found = committed_section()
         return (replace(found, text=(*found.text, str(error))),)
+
+
+def batches(tracking_uri: str, experiment: str) -> tuple[Section, ...]:
+    """Return what the newest run of study `batching` found; without one, what the committed run found, with where it
+    was made and the command that makes one.
+    """
+    try:
+        return latest_study(tracking_uri, experiment, "batching").sections
+    except UsageError as error:
+        first, *others = committed_study().findings().sections
+        return (replace(first, text=(*first.text, committed_in_words(), str(error))), *others)
 
 
 def answers(runs: Sequence[Run], sections: Sequence[Section]) -> str:
