@@ -22,6 +22,8 @@ ORIGINAL = "original"
 """Names of two methods in every table: plain decoding by the target, and by the model that it was trained from."""
 
 AtLeastOne = Annotated[int, Field(ge=1)]
+DraftSize = Annotated[int, Field(ge=1, le=16384)]
+"""Tokens of a draft, or of one of its sides; the bound is far above any that a target verifies at once."""
 Probability = Annotated[float, Field(ge=0.0, le=1.0)]
 
 
@@ -46,7 +48,7 @@ class MeasurementConfig:
     """The amount of decoding and the way it is timed (`conf/measurement/`)."""
 
     max_new_tokens: AtLeastOne | None  # null: recorded texts are replayed whole
-    gammas: list[AtLeastOne]
+    gammas: list[DraftSize]
     repeats: AtLeastOne
     warmup_tokens: Annotated[int, Field(ge=0)]
     calibration_calls: AtLeastOne

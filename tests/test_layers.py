@@ -10,7 +10,7 @@ ROOT = Path(__file__).resolve().parents[1]
 # From the ground up. A part may import parts on its own line or on lines above it, circles apart.
 LAYERS = (
     ("specdec", "errors", "progress"),
-    ("config",),
+    ("config", "hub"),
     ("registry",),
     ("theory", "records", "sampling", "clock", "cost_model"),
     ("tracking.store",),

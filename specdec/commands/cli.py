@@ -13,7 +13,7 @@ from types import FrameType
 from typing import Any
 
 from specdec.commands import sweep
-from specdec.commands.failures import ending
+from specdec.commands.failures import ending, not_begun
 from specdec.config import config_dir
 from specdec.errors import Interrupted, SpecdecError, UsageError
 
@@ -44,7 +44,12 @@ def main(config_name: str, task: Callable[[Mapping[str, Any]], Mapping[str, floa
     import hydra
     from omegaconf import DictConfig, OmegaConf
 
+    begun = False
+
     def resolved(cfg: DictConfig) -> None:
+        nonlocal begun
+        begun = True
+
         def cell() -> Mapping[str, float] | None:
             values = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
             assert isinstance(values, dict)
@@ -75,6 +80,8 @@ def main(config_name: str, task: Callable[[Mapping[str, Any]], Mapping[str, floa
         if known is None and code == sweep.FAILED_CELLS:
             first_line = (str(error).splitlines() or [""])[0]
             known = f"The sweep broke off: {type(error).__name__}: {first_line}", code
+        elif known is None and not begun:
+            known = not_begun(error)
         if known is None:
             raise error
         sentence, code = known
