@@ -9,7 +9,7 @@ from dataclasses import field, fields
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, cast
 
-from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass as pydantic_dataclass
 from typing_extensions import dataclass_transform
 
@@ -22,6 +22,17 @@ ORIGINAL = "original"
 """Names of two methods in every table: plain decoding by the target, and by the model that it was trained from."""
 
 AtLeastOne = Annotated[int, Field(ge=1)]
+
+
+def _below(name: str) -> str:
+    if any(part in ("", ".", "..") for part in name.split("/")) or "\\" in name or not name.isprintable():
+        raise ValueError(f"{name!r} is to name a folder below the one that is written to: use letters, digits, _ and -")
+    return name
+
+
+FolderName = Annotated[str, Field(min_length=1), AfterValidator(_below)]
+"""A name that becomes part of a path: it may have folders of its own, and never leaves the one that it is below."""
+
 DraftSize = Annotated[int, Field(ge=1, le=16384)]
 """Tokens of a draft, or of one of its sides; the bound is far above any that a target verifies at once."""
 Probability = Annotated[float, Field(ge=0.0, le=1.0)]

@@ -35,6 +35,22 @@ def check_drafter(values: Mapping[str, Any]) -> None:
         raise UsageError(f"No drafter: add +drafter=NAME, one of {', '.join(options('drafter'))}.")
 
 
+def refuse_targets(values: Any, where: str = "") -> None:
+    """Raise UsageError for a key by which a configuration would name code: nothing that it names is imported or run.
+
+    Hydra's own group, with launchers, sweepers and callbacks, is not among `values`.
+    """
+    items = values.items() if isinstance(values, Mapping) else enumerate(values) if isinstance(values, list) else ()
+    for key, value in items:
+        place = f"{where}{key}"
+        if key == "_target_":
+            raise UsageError(
+                f"Key {place} is refused: specdec imports and runs nothing that a configuration names; remove it, and "
+                "choose parts by their name."
+            )
+        refuse_targets(value, f"{place}.")
+
+
 def main(config_name: str, task: Callable[[Mapping[str, Any]], Mapping[str, float] | None]) -> None:
     """Compose `config_name`, call `task` with plain resolved values, and end the process with the right exit code.
 
@@ -53,6 +69,7 @@ def main(config_name: str, task: Callable[[Mapping[str, Any]], Mapping[str, floa
         def cell() -> Mapping[str, float] | None:
             values = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
             assert isinstance(values, dict)
+            refuse_targets(values)
             return task({str(key): value for key, value in values.items()})
 
         if sweep.in_cell():
@@ -80,7 +97,7 @@ def main(config_name: str, task: Callable[[Mapping[str, Any]], Mapping[str, floa
         if known is None and code == sweep.FAILED_CELLS:
             first_line = (str(error).splitlines() or [""])[0]
             known = f"The sweep broke off: {type(error).__name__}: {first_line}", code
-        elif known is None and not begun:
+        elif not begun and (known is None or isinstance(error, OSError)):
             known = not_begun(error)
         if known is None:
             raise error

@@ -2,6 +2,7 @@
 
 import errno
 import re
+import unicodedata
 from typing import Any
 
 from specdec.errors import EnvironmentFault, SpecdecError, UsageError, is_out_of_memory
@@ -16,7 +17,22 @@ MEMORY_REMEDY = (
 
 
 def ending(error: BaseException) -> tuple[str, int] | None:
-    """Return sentence and exit code for what ended a command; None for a bug, which deserves a traceback."""
+    """Return sentence and exit code for what ended a command; None for a bug, which deserves a traceback.
+
+    The sentence may quote files of others, so control characters, which a terminal obeys, are left out of it.
+    """
+    known = _ending(error)
+    return None if known is None else (_plain(known[0]), known[1])
+
+
+def _plain(sentence: str) -> str:
+    """Return a sentence as one line without control characters and halves of characters."""
+    kept = "".join(" " if character in "\n\r\t" else character for character in sentence)
+    kept = "".join(character for character in kept if unicodedata.category(character) not in ("Cc", "Cf"))
+    return kept.encode("utf-8", "replace").decode("utf-8")
+
+
+def _ending(error: BaseException) -> tuple[str, int] | None:
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
     from yaml import YAMLError
@@ -47,14 +63,14 @@ def not_begun(error: BaseException) -> tuple[str, int]:
     YAML files and the output folder can be at fault then.
     """
     if isinstance(error, OSError):
-        folder = f" {error.filename}" if error.filename else ""
+        folder = _plain(f" {error.filename}") if error.filename else ""
         return (
             f"The output folder{folder} cannot be made or written ({error.strerror or _one_line(error)}): run specdec "
             "where you may write, or name another folder with hydra.run.dir=FOLDER (hydra.sweep.dir with -m).",
             UsageError.exit_code,
         )
     return (
-        f"The command line cannot be composed ({type(error).__name__}: {_one_line(error)[:300].rstrip('.')}): write a "
+        f"The command line cannot be composed ({type(error).__name__}: {_plain(_one_line(error))[:300].rstrip('.')}): write a "
         "group as GROUP=NAME and a value as KEY=VALUE.",
         UsageError.exit_code,
     )

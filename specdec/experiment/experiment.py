@@ -16,6 +16,7 @@ from specdec.config import RunConfig
 from specdec.errors import SpecdecError
 from specdec.experiment.advice import find_advice
 from specdec.experiment.beside import settled
+from specdec.experiment.disk_space import check_space
 from specdec.experiment.identity import RunIdentity, identify, run_facts
 from specdec.experiment.parts import Parts, limited, open_parts, prepare
 from specdec.experiment.peers import TransformersPeer, transformers_peers
@@ -45,6 +46,7 @@ def run_experiment(config: RunConfig, folder: Path) -> RunFindings:
     config = settled(config)
     parts = open_parts(config)
     stated, config = config, limited(config, parts.target)
+    check_space(folder, parts, config.measurement)
     advice = find_advice(config, parts)
     results = ResultsFolder(folder)
     identity = identify(stated, parts, results)
