@@ -149,8 +149,8 @@ def from_run(folder: Path) -> SimulatedCost:
     except (ValueError, TypeError, KeyError, AttributeError, ArithmeticError, OSError) as error:
         what = " ".join(f"{type(error).__name__}: {error}".split())[:200]
         raise UsageError(
-            f"Bad value target.cost: the files in {folder} are not what a run writes ({what}): give the output folder of "
-            "another run."
+            f"Bad value target.cost: the files in {folder} are not what a run writes ({what}): give the output folder "
+            "of another run."
         ) from None
 
 

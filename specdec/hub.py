@@ -1,5 +1,5 @@
-"""The hub of Hugging Face: asked once, and briefly, whether it answers. Without a network its own client would retry for
-half a minute before each model; told so, it searches its cache at once.
+"""The hub of Hugging Face: asked once, and briefly, whether it answers. Without a network its own client would retry
+for half a minute before each model; told so, it searches its cache at once.
 """
 
 import logging
@@ -46,8 +46,8 @@ def not_cached(name: str, why: str) -> str:
     from huggingface_hub.constants import HF_HUB_CACHE
 
     return (
-        f"from the local cache {HF_HUB_CACHE}, and the hub is not asked ({why}): give a folder, or fetch it where there "
-        f"is a network with `hf download {name}`."
+        f"from the local cache {HF_HUB_CACHE}, and the hub is not asked ({why}): give a folder, or fetch it where "
+        f"there is a network with `hf download {name}`."
     )
 
 

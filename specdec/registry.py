@@ -114,7 +114,7 @@ class Registry(Generic[T]):
                 why = " ".join(f"{type(error).__name__}: {error}".split())[:300].rstrip(".: ")
                 self._broken[entry.name] = why
                 logger.warning(
-                    "The plugin %r of specdec.%s is left out, its import raised %s: repair it or uninstall its package.",
+                    "The plugin %r of specdec.%s is left out, its import raised %s: repair or uninstall its package.",
                     entry.name, self.family, why,
                 )  # fmt: skip
         self._loaded = True

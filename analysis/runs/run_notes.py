@@ -75,8 +75,8 @@ def residual_notes(rounds: Path, facts: RunFacts) -> list[str]:
     if not empty:
         return []
     return [
-        f"Rounding: {empty:,} of {len(shared):,} rejections fell where drafter and target agree, so that no residual was "
-        "left; these corrections were drawn from the target's own law."
+        f"Rounding: {empty:,} of {len(shared):,} rejections fell where drafter and target agree, so that no residual "
+        "was left; these corrections were drawn from the target's own law."
     ]
 
 

@@ -97,7 +97,7 @@ def main(config_name: str, task: Callable[[Mapping[str, Any]], Mapping[str, floa
         if known is None and code == sweep.FAILED_CELLS:
             first_line = (str(error).splitlines() or [""])[0]
             known = f"The sweep broke off: {type(error).__name__}: {first_line}", code
-        elif not begun and (known is None or isinstance(error, OSError)):
+        elif not begun and (known is None or isinstance(error, OSError) and error.errno):
             known = not_begun(error)
         if known is None:
             raise error

@@ -69,9 +69,9 @@ def not_begun(error: BaseException) -> tuple[str, int]:
             "where you may write, or name another folder with hydra.run.dir=FOLDER (hydra.sweep.dir with -m).",
             UsageError.exit_code,
         )
+    why = _plain(f"{type(error).__name__}: {_one_line(error)}")[:300].rstrip(".")
     return (
-        f"The command line cannot be composed ({type(error).__name__}: {_plain(_one_line(error))[:300].rstrip('.')}): write a "
-        "group as GROUP=NAME and a value as KEY=VALUE.",
+        f"The command line cannot be composed ({why}): write a group as GROUP=NAME and a value as KEY=VALUE.",
         UsageError.exit_code,
     )
 

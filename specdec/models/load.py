@@ -191,8 +191,8 @@ def _check_layers(name: str, folder: Path, config: Any) -> None:
             tensors += len(file.keys())
     if layers > tensors:
         raise ModelLoadError(
-            f"Model {name} is incomplete: its config.json says {layers:,} layers, and its files hold {tensors} tensors; "
-            "get the whole checkpoint."
+            f"Model {name} is incomplete: its config.json says {layers:,} layers, and its files hold {tensors} "
+            "tensors; get the whole checkpoint."
         )
 
 

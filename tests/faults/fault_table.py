@@ -23,7 +23,11 @@ class Row(NamedTuple):
 
 
 ROWS = (
-    Row("unknown drafter, or none", "2, the options and a near miss; no run", (f"{RUN}[+drafter=ngrm]", f"{RUN}[nothing]")),
+    Row(
+        "unknown drafter, or none",
+        "2, the options and a near miss; no run",
+        (f"{RUN}[+drafter=ngrm]", f"{RUN}[nothing]"),
+    ),
     Row(
         "a misspelt key, gamma 0 or beyond any draft, a temperature below 0 or NaN",
         "2, key and bound; no run",
@@ -41,7 +45,10 @@ ROWS = (
     Row(
         "prompts longer than the context, empty prompts",
         "0, left out and counted in a note; 2 where none is left",
-        (f"{INJECTED}::test_a_cell_without_memory_fails_alone_and_unusable_prompts_are_counted", f"{PROMPTS}::test_all_too_long_says_how_many_and_why"),
+        (
+            f"{INJECTED}::test_a_cell_without_memory_fails_alone_and_unusable_prompts_are_counted",
+            f"{PROMPTS}::test_all_too_long_says_how_many_and_why",
+        ),
     ),
     Row(
         "token ids beyond the vocabulary; a drafter of another vocabulary",
@@ -70,8 +77,11 @@ ROWS = (
     ),
     Row(
         "flipped bytes in weights",
-        "2 where a weight or a logit is not finite, before decoding; no run",
-        (f"{LOAD}::test_weights_that_are_not_finite", f"{INJECTED}::test_huge_weights_are_found_before_anything_is_decoded"),
+        "2 where a weight is not finite; 4 and FAILED, with the position, where the logits are not",
+        (
+            f"{LOAD}::test_weights_that_are_not_finite",
+            f"{INJECTED}::test_huge_weights_end_the_run_as_failed_with_the_position",
+        ),
     ),
     Row(
         "NaN or infinite logits",
@@ -84,12 +94,18 @@ ROWS = (
     Row(
         "a residual without mass",
         "0, drawn from p; counted in a note",
-        ("tests/test_sampling.py::test_residual_of_equal_laws_is_p", f"{INJECTED}::test_rejections_without_a_residual_are_counted"),
+        (
+            "tests/test_sampling.py::test_residual_of_equal_laws_is_p",
+            f"{INJECTED}::test_rejections_without_a_residual_are_counted",
+        ),
     ),
     Row(
         "a malicious pytorch_model.bin",
         "2, never opened",
-        (f"{LOAD}::test_pickled_weights_are_not_loaded", "tests/faults/test_security.py::test_no_code_in_a_pickle_runs"),
+        (
+            f"{LOAD}::test_pickled_weights_are_not_loaded",
+            "tests/faults/test_security.py::test_no_code_in_a_pickle_runs",
+        ),
     ),
     Row("a repository with code of its own", "2 or ignored, never run", (f"{LOAD}::test_remote_code_is_not_run",)),
     Row("a data set that is a script", "2, never run", (f"{PROMPTS}::test_a_folder_of_json_lines_by_hub_id",)),
@@ -98,7 +114,11 @@ ROWS = (
         "2, file and line",
         (f"{PROMPTS}::test_faults_of_a_file", "tests/faults/test_fuzzed_text_files.py::test_prompt_files"),
     ),
-    Row("a truncated arrow cache", "fetched once more, then 2", (f"{PROMPTS}::test_a_truncated_cache_is_fetched_once_more",)),
+    Row(
+        "a truncated arrow cache",
+        "fetched once more, then 2",
+        (f"{PROMPTS}::test_a_truncated_cache_is_fetched_once_more",),
+    ),
     Row(
         "a hub id without a network",
         "2 within seconds, the cache that was searched",
@@ -107,18 +127,31 @@ ROWS = (
     Row(
         "a database that is garbage",
         "2, the file; it is left as it is",
-        (f"{RUN}[+drafter=ngram tracking.uri=sqlite:///garbage.db]", f"{WRITER}::test_a_file_that_is_no_mlflow_database_is_refused_and_kept"),
+        (
+            f"{RUN}[+drafter=ngram tracking.uri=sqlite:///garbage.db]",
+            f"{WRITER}::test_a_file_that_is_no_mlflow_database_is_refused_and_kept",
+        ),
     ),
-    Row("a deleted experiment", "2, how to restore it", (f"{WRITER}::test_a_deleted_experiment_is_refused_with_both_ways_out",)),
+    Row(
+        "a deleted experiment",
+        "2, how to restore it",
+        (f"{WRITER}::test_a_deleted_experiment_is_refused_with_both_ways_out",),
+    ),
     Row(
         "the tracking server gone in the middle of a run",
         "0 with a warning, results on disk; 4 with tracking.required",
-        (f"{WRITER}::test_a_store_that_goes_away_costs_one_warning", f"{WRITER}::test_a_required_store_that_goes_away_ends_the_run"),
+        (
+            f"{WRITER}::test_a_store_that_goes_away_costs_one_warning",
+            f"{WRITER}::test_a_required_store_that_goes_away_ends_the_run",
+        ),
     ),
     Row(
         "a full disk",
         "4, before decoding where it can be known; FAILED",
-        (f"{INJECTED}::test_a_disk_that_fills_up_ends_the_run_as_failed", f"{INJECTED}::test_a_run_that_will_not_fit_is_refused"),
+        (
+            f"{INJECTED}::test_a_disk_that_fills_up_ends_the_run_as_failed",
+            f"{INJECTED}::test_a_run_that_will_not_fit_is_refused",
+        ),
     ),
     Row(
         "memory runs out in one cell",
@@ -140,7 +173,15 @@ ROWS = (
             f"{WRITER}::test_values_arrive",
         ),
     ),
-    Row("a working folder that cannot be written", "2, how to name another", (f"{INJECTED}::test_a_folder_that_cannot_be_written",)),
-    Row("a plugin that raises when it is imported", "0 with a warning; named where it is asked for", (f"{INJECTED}::test_a_broken_plugin_is_left_out_and_named",)),
-)  # fmt: skip
+    Row(
+        "a working folder that cannot be written",
+        "2, how to name another",
+        (f"{INJECTED}::test_a_folder_that_cannot_be_written",),
+    ),
+    Row(
+        "a plugin that raises when it is imported",
+        "0 with a warning; named where it is asked for",
+        (f"{INJECTED}::test_a_broken_plugin_is_left_out_and_named",),
+    ),
+)
 """Signals, kill -9 and resumption have tests of their own: tests/tracking and tests/experiment."""

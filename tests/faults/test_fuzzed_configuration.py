@@ -10,10 +10,10 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
-from faults.answers import ODD, answered, spoiled
+from faults.answers import answered, spoiled
 from specdec.commands.cli import check_drafter
 from specdec.commands.failures import ending, not_begun
-from specdec.config import RunConfig, TrackingConfig, config_dir, validated
+from specdec.config import RunConfig, config_dir, validated
 from specdec.experiment.beside import settled
 from specdec.experiment.parts import build
 from specdec.tracking.store import locate

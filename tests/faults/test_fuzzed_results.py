@@ -1,4 +1,4 @@
-"""Output folders whose files are spoiled at random: the report is made with what is left, or refused in one sentence."""
+"""Output folders whose files are spoiled at random: a report on what is left, or a refusal in one sentence."""
 
 import json
 import shutil

@@ -1,4 +1,6 @@
-"""Nothing that a configuration, a checkpoint or a text says is run, leaves its folder, or is more than text on a page."""
+"""Nothing that a configuration, a checkpoint or a text says is run, leaves its folder, or is more than text on a
+page.
+"""
 
 import ast
 import json
