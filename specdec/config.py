@@ -120,6 +120,7 @@ class RunConfig:
     measurement: MeasurementConfig
     tracking: TrackingConfig
     seed: Annotated[int, Field(ge=0)]
+    resume: Annotated[str, Field(min_length=1)]
     experiment_name: str | None
     advice_dir: Annotated[str, Field(min_length=1)]
 
@@ -136,6 +137,25 @@ class AdviseConfig(RunConfig):
     """The root of `python -m specdec.advise`: that of a run, so that both take the same overrides, and `advice`."""
 
     advice: AdviceConfig
+
+
+@typed
+class CertificateConfig:
+    """The draws of a certificate (`conf/certify.yaml`), and how rarely luck alone may fail one."""
+
+    false_alarm: Annotated[float, Field(gt=0.0, le=0.2)]
+    rounds: AtLeastOne
+    places: AtLeastOne
+    redraws: AtLeastOne
+    redrafts: AtLeastOne
+    outputs: AtLeastOne
+
+
+@typed
+class CertifyConfig(RunConfig):
+    """The root of `python -m specdec.certify`: that of a run, for the same overrides, and `certificate`."""
+
+    certificate: CertificateConfig
 
 
 def config_dir() -> str:

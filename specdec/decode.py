@@ -71,7 +71,7 @@ def generate(
             p = target.verify(draft)
             verified = clock.mark()
             # 3. Accept: here the host waits for the device, once in a round.
-            acceptance = verifier.accept(draft, p, request.accept_generator)
+            acceptance = target.agreed(draft, verifier.accept(draft, p, request.accept_generator))
             accepted = clock.mark()
             # 4. Commit.
             path_tokens = [acceptance.tokens[node] for node in acceptance.path]

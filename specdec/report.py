@@ -22,7 +22,7 @@ class OneSentence(argparse.ArgumentParser):
     """An argument parser that answers a bad command line with one sentence and exit code 2."""
 
     def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{message[:1].upper()}{message[1:].rstrip('.')}: see `python -m specdec.report --help`.")
+        raise UsageError(f"{message[:1].upper()}{message[1:].rstrip('.')}: see `{self.prog} --help`.")
 
 
 def parser() -> argparse.ArgumentParser:
@@ -78,13 +78,17 @@ def report(arguments: Sequence[str]) -> list[Path]:
 
     from specdec.analysis.pages.html import Chapter, write_report
     from specdec.analysis.pages.report_chapters import foreign_chapters, run_chapters
-    from specdec.analysis.read.find_runs import find_runs
+    from specdec.analysis.read.find_runs import find_runs, unsettled_below
     from specdec.analysis.study_sets.find_studies import find_studies
     from specdec.analysis.study_sets.side_by_side import study_chapters
 
     chapters: list[Chapter] = []
     how = "measured"
     if options.runs:
+        for folder in unsettled_below(options.runs):
+            from specdec.experiment.gathered import settle
+
+            settle(folder)
         runs, notes = find_runs(options.runs, options.tracking_uri)
         studies = find_studies(options.runs, options.tracking_uri)
         simulated = [*(run.simulated for run in runs), *(study.about.simulated for study in studies)]

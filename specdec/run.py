@@ -6,28 +6,65 @@ Checks what can be checked before anything heavy is imported, then hands over to
 from collections.abc import Mapping
 from typing import Any
 
+from specdec import ranks
 from specdec.commands import cli
+from specdec.commands.follower import as_follower, patient
 from specdec.config import RunConfig, validated
+from specdec.errors import UsageError
 
 
 def task(values: Mapping[str, Any]) -> Mapping[str, float]:
     """Run one cell and return its metrics; raises SpecdecError for faults that the user can correct."""
     cli.check_drafter(values)
     config = validated(RunConfig, values, source="the configuration")
+    size = config.target.get("tensor_parallel", 1)
+    if isinstance(size, int) and size > 0:  # any other value is refused with the target's own keys
+        ranks.check_count(size)
+        if size > 1:
+            _check_parallel(config, size)
 
     if config.study is not None:
         from specdec.studies.base.run_study import run_study
 
-        return run_study(config, cli.output_dir()).metrics
+        return run_study(config, cli.output_dir(), cli.earlier_runs()).metrics
+
+    if ranks.follows():
+        from specdec.experiment.experiment import follow_experiment
+
+        patient()
+        follow_experiment(config, cli.output_dir())
+        return {}
 
     from specdec.experiment.experiment import run_experiment
 
-    return run_experiment(config, cli.output_dir()).metrics
+    return run_experiment(config, cli.output_dir(), cli.earlier_runs()).metrics
+
+
+def _check_parallel(config: RunConfig, size: int) -> None:
+    """Refuse what several processes cannot do in step.
+
+    Raises:
+        UsageError: a part of the configuration by which times or files of one process decide what is called next.
+    """
+    measurement = config.measurement
+    for refused, key, instead in (
+        (config.study is not None, "study", "a run without a study"),
+        (bool(measurement.peers), "measurement.peers", "measurement.peers=[]"),
+        ((measurement.workers or 1) > 1, f"measurement.workers={measurement.workers}", "measurement.workers=null"),
+    ):
+        if refused:
+            raise UsageError(
+                f"Bad value {key}: the {size} processes of target.tensor_parallel={size} have to make the same calls, "
+                f"and with this they would not; use {instead}, or target.tensor_parallel=1."
+            )
 
 
 def main() -> None:
     """Run the command: the console entry point."""
-    cli.main("config", task)
+    if ranks.follows():
+        as_follower(lambda: cli.main("config", task))
+    else:
+        cli.main("config", task)
 
 
 if __name__ == "__main__":

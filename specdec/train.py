@@ -5,6 +5,7 @@ Checks what can be checked before anything heavy is imported, then hands over to
 """
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from specdec.commands import cli
@@ -13,29 +14,51 @@ from specdec.errors import UsageError
 KINDS = ("recipe", "heads", "eagle", "parallel")
 
 
-def task(values: Mapping[str, Any]) -> None:
-    """Train one recipe; raises SpecdecError for faults that the user can correct."""
+def task(values: Mapping[str, Any]) -> Mapping[str, float] | None:
+    """Train one recipe and return its metrics; raises SpecdecError for faults that the user can correct."""
     chosen = [kind for kind in KINDS if kind in values]
     if len(chosen) != 1:
         named = [f"+{kind}=NAME, one of {', '.join(cli.options(kind))}" for kind in KINDS]
         choices = f"{', '.join(named[:-1])}, or {named[-1]}."
         raise UsageError(f"Two recipes: choose one, {choices}" if chosen else f"No recipe: add {choices}")
-    if chosen == ["recipe"]:
+    (kind,) = chosen
+    values = {**values, "output_dir": _folder(kind, values)}
+    outcome = _trained(kind, values)
+    return None if outcome is None else outcome.metrics
+
+
+def _trained(kind: str, values: Mapping[str, Any]) -> Any:
+    """Train; return a `FinishedTraining`, or None in a process that writes no files."""
+    if kind == "recipe":
         from specdec.training.models import model_training
 
-        model_training.run(values)
-    elif chosen == ["heads"]:
+        return model_training.run(values)
+    if kind == "heads":
         from specdec.training.heads import head_training
 
-        head_training.run(values)
-    elif chosen == ["eagle"]:
+        return head_training.run(values)
+    if kind == "eagle":
         from specdec.training.eagle import eagle_training
 
-        eagle_training.run(values)
-    else:
-        from specdec.training.parallel import parallel_training
+        return eagle_training.run(values)
+    from specdec.training.parallel import parallel_training
 
-        parallel_training.run(values)
+    return parallel_training.run(values)
+
+
+def _folder(kind: str, values: Mapping[str, Any]) -> str | None:
+    """Return the folder of a training; None for the usual one of its recipe.
+
+    A cell of a sweep gets one of its own, named after what the sweep varies: the same in every sitting, so that it goes
+    on from its checkpoint.
+    """
+    folder = values["output_dir"]
+    label = cli.cell_label(() if folder else (kind,))
+    if not label:
+        return None if folder is None else str(folder)
+    named = values[kind].get("name") if isinstance(values[kind], Mapping) else None
+    usual = Path("models") / ("" if kind == "recipe" else kind) / str(named or kind)
+    return str(Path(folder or usual) / label)
 
 
 def main() -> None:

@@ -9,7 +9,8 @@ ROOT = Path(__file__).resolve().parents[1]
 
 # From the ground up. A part may import parts on its own line or on lines above it, circles apart.
 LAYERS = (
-    ("specdec", "errors", "progress"),
+    ("specdec", "errors", "progress", "code_version", "ranks"),
+    ("signals", "text.writing"),
     ("config", "hub"),
     ("registry",),
     ("theory", "records", "sampling", "clock", "cost_model"),
@@ -26,9 +27,9 @@ LAYERS = (
     ("observe",),
     ("decode", "timing", "replay"),
     ("experiment",),
-    ("studies", "training"),
+    ("studies", "training", "certification"),
     ("commands",),
-    ("run", "train", "advise", "report", "convert"),
+    ("run", "train", "advise", "certify", "report", "convert", "sync"),
 )
 # The parts of the package that `analysis` may import: it reads files, and has to work without torch.
 ANALYSIS_SEES = ("errors", "config", "registry", "theory", "tracking.store", "text.lines", "text.lengths", "analysis")

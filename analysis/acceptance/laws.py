@@ -88,6 +88,7 @@ def _prompt_beta(sums: Sums) -> Law:
     """Types of prompts are the nodes of Gauss-Jacobi quadrature over the beta law."""
     accepted, rejected, tested = np.moveaxis(sums["units"].reshape(len(sums["units"]), 3, -1), 1, 0)
     fits = _refitted(accepted, rejected, tested, at=grouped_counts(tested.shape[1])[1])
+    fits = np.nan_to_num(fits, nan=0.0)  # where nothing was tested, nothing counts as accepted
     m, rho = (np.clip(fits[:, column], 1e-9, 1 - 1e-9) for column in (0, 1))
     size = (1 - rho) / rho
     nodes, weight = beta_quadrature(m * size, (1 - m) * size, NODES)

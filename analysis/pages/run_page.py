@@ -34,8 +34,9 @@ def write_run(folder: Path) -> RunFindings:
 
 
 def _markdown(run: Run, found: RunFindings) -> str:
-    prompts = run.environment()["prompts"]
-    blocks = [f"# {run.title}", f"Prompts: {prompts['name']}, {prompts['count']} of them."]
+    prompts, standing = run.environment()["prompts"], run.standing()
+    part = f" ({standing.part})" if standing and standing.partial else ""
+    blocks = [f"# {run.title}{part}", f"Prompts: {prompts['name']}, {prompts['count']} of them."]
     for section in found.sections:
         blocks += section_blocks(section, "##", [f"figures/{name}.svg" for name, _ in section.figures])
     return "\n\n".join(blocks) + "\n"

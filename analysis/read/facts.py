@@ -1,11 +1,16 @@
-"""Records of what a run writes down about itself for the analysis: `run.json` and `session.json`.
+"""Records of what a run writes down about itself for the analysis: `run.json`, `session.json` and `status.json`.
 
 The run fills them in, the analysis reads them back; nobody else knows the keys of these files.
 """
 
+import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
+
+STATUS_FILE = "status.json"
+Standing = Literal["running", "finished", "killed", "failed"]
 
 
 @dataclass(frozen=True)
@@ -104,3 +109,48 @@ class SessionFacts:
     def of_drafter(self, name: str) -> "SessionFacts":
         """Return the facts with the counts of another drafter of the session."""
         return replace(self, drafter=name, beside={}, **self.beside[name])
+
+
+@dataclass(frozen=True)
+class RunStatus:
+    """Progress of a run, and its end (`status.json`, replaced as a whole whenever it changes).
+
+    A process that is killed by force leaves "running" behind; a run is resumed unless it is "finished".
+
+    Attributes:
+        sentence: why the run ended early, in one sentence; empty while it runs and when it finished.
+        prompts_done: prompts that are on disk by every method; a prompt counts once for each turn and repeat.
+        prompts: prompts that the whole run decodes, counted in the same way.
+    """
+
+    status: Standing
+    sentence: str
+    prompts_done: int
+    prompts: int
+
+    @property
+    def partial(self) -> bool:
+        """True if prompts are missing: the run's tables are about `prompts_done` of `prompts`."""
+        return self.prompts_done < self.prompts
+
+    @property
+    def part(self) -> str:
+        """The part that was measured, `partial: 7 of 20 prompts`; "" where nothing is missing."""
+        return f"partial: {self.prompts_done} of {self.prompts} prompts" if self.partial else ""
+
+    @property
+    def note(self) -> str:
+        """The first sentence on partial figures; "" where nothing is missing."""
+        part = f"{self.part[:1].upper()}{self.part[1:]}. {self.sentence}".strip()
+        return part if self.partial else ""
+
+    @classmethod
+    def read(cls, folder: Path) -> "RunStatus | None":
+        """Read the status of the run in `folder`; None where there is none, as in runs of earlier versions, or where
+        the file is not one of ours.
+        """
+        try:
+            values = json.loads((folder / STATUS_FILE).read_text(encoding="utf-8"))
+            return cls(**values)
+        except (OSError, ValueError, TypeError):
+            return None

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from specdec.errors import UsageError
 
+from .facts import STATUS_FILE, RunStatus
 from .mlflow_runs import RUN_ID, has_main_run, load_runs, open_run, study_ids
 from .runs import COMMAND, Run, open_folder
 
@@ -35,6 +36,20 @@ def find_runs(names: Sequence[str], tracking_uri: str) -> tuple[list[Run], list[
         runs |= {run.source: run for run in found if run.source not in runs}
         notes += remarks
     return list(runs.values()), notes
+
+
+def unsettled_below(names: Sequence[str]) -> list[Path]:
+    """Return the folders of such runs (`unsettled`) in and below the folders among some names."""
+    found = [path.parent for name in names if Path(name).is_dir() for path in Path(name).rglob(STATUS_FILE)]
+    return [folder for folder in found if unsettled(folder)]
+
+
+def unsettled(folder: Path) -> bool:
+    """Return True if the run of a folder decoded prompts and ended, or was killed, before it was analysed."""
+    status = RunStatus.read(folder)
+    if status is None or not status.prompts or status.status not in ("running", "killed"):
+        return False
+    return status.status == "running" or not (folder / "summary.json").is_file()
 
 
 STUDY = "study.json"  # the file by which a study's folder is known

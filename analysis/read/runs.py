@@ -24,7 +24,7 @@ from specdec.tracking.store import reason
 from ..arms import Arms
 from ..intervals import Interval
 from ..rounds import check_once, check_rounds
-from .facts import RunFacts, SessionFacts
+from .facts import STATUS_FILE, RunFacts, RunStatus, SessionFacts
 from .round_counts import read_arms
 
 COMMAND = "python -m specdec.run +drafter=ngram"
@@ -33,15 +33,16 @@ WRITTEN_BY = {  # file of a run: which runs write it; for the message where it i
     "generations.jsonl": "every run that decoded at least one prompt",
     "account.json": "every run that finished",
     "quality.parquet": "every run that finished with a rule that is not lossless or with measurement.original",
-    "replay.parquet": "every run that finished with this version of specdec",
-    "alpha.parquet": "every run that finished with this version of specdec",
+    "replay.parquet": "every run that ended, and `python -m specdec.report FOLDER` for one that was killed,",
+    "alpha.parquet": "every run that ended, and `python -m specdec.report FOLDER` for one that was killed,",
     "summary.json": "every run that finished",
     "calibration.json": "every run that began to decode",
     "cost.json": "every run with a value in measurement.cost_contexts and a target that does arithmetic",
     "environment.json": "every run",
     "run.json": "every run of this version of specdec",
-    "session.json": "every run that decoded all of its prompts with this version of specdec",
-    "traces.json": "every run that decoded all of its prompts with this version of specdec",
+    "status.json": "every run of this version of specdec",
+    "session.json": "every run that ended, and `python -m specdec.report FOLDER` for one that was killed,",
+    "traces.json": "every run that ended, and `python -m specdec.report FOLDER` for one that was killed,",
     "trace.html": "every run that finished",
     "peers.json": "every run with measurement.peers=[transformers]",
     "divergences.json": "every greedy run with an output that parted from the baseline's",
@@ -89,6 +90,13 @@ class Run:
         with _as_written(self.fetch("session.json")):
             session = _SESSION_FACTS.validate_python(self._json("session.json"))
             return session.of_drafter(self.method) if self.method else session
+
+    def standing(self) -> RunStatus | None:
+        """Read how far the run has come; None if it did not say."""
+        try:
+            return RunStatus.read(self.fetch(STATUS_FILE).parent)
+        except UsageError:
+            return None
 
     @property
     def beside(self) -> tuple[str, ...]:
@@ -379,8 +387,9 @@ def open_folder(folder: Path | str) -> Run:
         config = None
     if not isinstance(config, dict):
         raise UsageError(f"{path / 'config.yaml'} is not the configuration of a run: {_COPY}.")
-    finished = (path / "summary.json").is_file()
-    summary = _parsed(_text(path / "summary.json"), path / "summary.json") if finished else {}
+    analysed, standing = (path / "summary.json").is_file(), RunStatus.read(path)
+    finished = analysed and not (standing and standing.partial)
+    summary = _parsed(_text(path / "summary.json"), path / "summary.json") if analysed else {}
     with _as_written(path / "summary.json"):
         metrics = {key: nan if value is None else float(value) for key, value in summary.get("metrics", {}).items()}
         curves = {

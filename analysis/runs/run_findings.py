@@ -155,7 +155,9 @@ def _of_one_drafter(run: Run) -> tuple[RunFindings, Summary, HeldOutPrediction |
     }
     if facts.primary_gamma in facts.predicted:
         metrics["speedup.predicted"] = facts.predicted[facts.primary_gamma]
+    standing = run.standing()
     notes = [
+        *([standing.note] if standing and standing.partial else []),
         formula_verdict(account_gap(arm.account)),
         verdict(arm.account, facts.simulated),
         *run_notes(metrics, facts, session, environment["prompts"]),

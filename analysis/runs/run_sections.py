@@ -305,10 +305,18 @@ def cost_section(run: Run) -> Section:
 
 
 def fitted_cost(run: Run, calibration: Mapping[str, Any]) -> CostReport | None:
-    """Return the cost model of the run's grid of calls; None without a grid. UsageError if `cost.json` is missing."""
+    """Return the cost model of the run's grid of calls; None without a grid, and for a run that ended before it had
+    measured the machine. UsageError if `cost.json` is missing otherwise.
+    """
     if not calibration.get("grid"):
         return None
-    cost = run.cost()
+    try:
+        cost = run.cost()
+    except UsageError:
+        standing = run.standing()
+        if standing is not None and standing.partial:
+            return None
+        raise
     return cost_report(calibration["grid"], [Product(**item) for item in cost["products"]], cost["machine"])
 
 

@@ -3,23 +3,32 @@
 Knows Hydra; knows nothing of decoding. Imports stay light, so `--help` and a bad name answer at once.
 """
 
+import hashlib
 import logging
 import os
-import signal
+import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
+from specdec import ranks
 from specdec.commands import sweep
 from specdec.commands.failures import ending, not_begun
+from specdec.commands.resumed_sweep import RESUMED_SWEEP, SWEPT_KEYS
 from specdec.config import config_dir
-from specdec.errors import Interrupted, SpecdecError, UsageError
+from specdec.errors import SpecdecError, UsageError
+from specdec.experiment.kept import EarlierRuns
+from specdec.signals import interruptible
 
 # Hydra's own handler would print its trace helper and always exit with 1; we want its exceptions as they are.
 os.environ["HYDRA_FULL_ERROR"] = "1"
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+
+LONGEST_LABEL = 100  # characters of a folder's name
+
+
+RUN = "config"  # the root of `specdec.run`, the only command that several processes run together
 
 
 def options(group: str) -> list[str]:
@@ -80,18 +89,20 @@ def main(config_name: str, task: Callable[[Mapping[str, Any]], Mapping[str, floa
         except Exception as error:
             raise sweep.Stopped(error) from None
 
-    signal.signal(signal.SIGTERM, _raise_interrupted)
     error: BaseException | None = None
-    try:
-        hydra.main(version_base="1.3", config_path=config_dir(), config_name=config_name)(resolved)()
-    except sweep.Stopped as stopped:
-        error = stopped.error
-    except (Exception, KeyboardInterrupt) as raised:
-        error = raised
-    try:
-        code = sweep.conclude(error)
-    except SpecdecError as fault:
-        error, code = error or fault, fault.exit_code
+    with interruptible():
+        try:
+            if config_name != RUN:
+                ranks.check_single(f"specdec.{config_name}")
+            hydra.main(version_base="1.3", config_path=config_dir(), config_name=config_name)(resolved)()
+        except sweep.Stopped as stopped:
+            error = stopped.error
+        except (Exception, KeyboardInterrupt) as raised:
+            error = raised
+        try:
+            code = sweep.conclude(error)
+        except SpecdecError as fault:
+            error, code = error or fault, fault.exit_code
     if error is not None:
         known = ending(error)
         if known is None and code == sweep.FAILED_CELLS:
@@ -115,6 +126,43 @@ def output_dir() -> Path:
     return Path(HydraConfig.get().runtime.output_dir)
 
 
+def earlier_runs() -> EarlierRuns | None:
+    """Return where runs may stand that this run, or this cell of a sweep, goes on with (call inside a Hydra task).
+
+    A run looks beside its own folder, where all runs stand, unless the command line names the folder; a cell in the
+    sweep that is resumed.
+    """
+    from hydra.core.hydra_config import HydraConfig
+
+    hydra = HydraConfig.get()
+    if sweep.in_cell():
+        resumed = os.environ.get(RESUMED_SWEEP)
+        return EarlierRuns(Path(resumed), sweep=True) if resumed else None
+    named = any(str(each).lstrip("+").startswith("hydra.run.dir=") for each in hydra.overrides.hydra)
+    return None if named else EarlierRuns(output_dir().parent.parent)
+
+
+def cell_label(without: Sequence[str] = ()) -> str:
+    """Return a folder's name for this cell of a sweep, of the overrides that the sweep varies; "" outside of sweeps
+    (call inside a Hydra task).
+
+    Args:
+        without: keys that do not count.
+    """
+    from hydra.core.hydra_config import HydraConfig
+
+    if not sweep.in_cell():
+        return ""
+    swept = set(os.environ.get(SWEPT_KEYS, "").split(",")) - set(without)
+    given = [str(each).lstrip("+") for each in HydraConfig.get().overrides.task]
+    label = ",".join(each for each in given if each.partition("=")[0] in swept)
+    safe = re.sub(r"[^\w.=,-]+", "_", label)
+    if safe == label and len(safe) <= LONGEST_LABEL:
+        return safe
+    # Other overrides may read the same without their punctuation.
+    return f"{safe[:LONGEST_LABEL]}-{hashlib.sha256(label.encode()).hexdigest()[:8]}"
+
+
 class ConsoleHandler(logging.StreamHandler):
     """Writes log lines to the present `sys.stderr`: a rich progress bar replaces it, to print them above the bar."""
 
@@ -125,7 +173,3 @@ class ConsoleHandler(logging.StreamHandler):
     @stream.setter
     def stream(self, value: Any) -> None:
         pass
-
-
-def _raise_interrupted(signum: int, frame: FrameType | None) -> None:
-    raise Interrupted("Stopped by SIGTERM; what was finished is on disk.", 143)

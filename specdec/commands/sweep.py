@@ -11,6 +11,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,17 +19,29 @@ from typing import Any
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
 
+from specdec import ranks
 from specdec.commands.failures import ending
+from specdec.commands.launchers import OUTCOME, claim_gpu, prepare_launcher, stop_cells, write_process
+from specdec.commands.resumed_sweep import (
+    RECORD,
+    OpenSweep,
+    cell_environment,
+    forget_environment,
+    open_sweep,
+    redirect,
+)
 from specdec.config import TrackingConfig, validated
 from specdec.errors import Interrupted, SpecdecError, UsageError
+from specdec.experiment.kept import KeptMetrics
+from specdec.signals import interruptible
 from specdec.text.writing import write_atomically
 from specdec.tracking.writer import PARENT_RUN, SWEEP_CELL, TrackedRun, check_store, tracked_run
 
 logger = logging.getLogger(__name__)
 
-OUTCOME = "cell.json"
 HEADLINE = ("speedup", "tokens_per_round")
 FAILED_CELLS = 3
+_COLUMNS = 4  # results in the table of a training sweep
 _GAMMA = "structure.gamma="
 
 
@@ -42,70 +55,115 @@ class Stopped(BaseException):
 
 @dataclass(frozen=True)
 class CellOutcome:
-    """The end of one cell; `results` are the metrics that the task returned."""
+    """The end of one cell.
+
+    Attributes:
+        results: the metrics that the task returned.
+        kept: folder of the run that was finished before and stands for this cell; "" for one that ran.
+    """
 
     cell: int
     overrides: list[str]
     exit_code: int
     sentence: str
     results: dict[str, float] = field(default_factory=dict)
+    kept: str = ""
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """The sweep that this process launched."""
+    """The sweep that this process launched.
 
-    folder: Path
+    Attributes:
+        headline: the results that its table has columns for; empty for those that the cells return.
+    """
+
+    opened: OpenSweep
     run: TrackedRun
+    headline: tuple[str, ...]
+
+    @property
+    def folder(self) -> Path:
+        return self.opened.folder
 
 
 class SweepParent(Callback):
-    """The Hydra callback that `conf/config.yaml` registers. It holds no state, because launchers pickle it."""
+    """The Hydra callback that `conf/config.yaml` and `conf/train.yaml` register. It holds no state, because launchers
+    pickle it.
+    """
 
-    def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
+    def on_multirun_start(self, config: DictConfig, config_name: str | None = None, **_: Any) -> None:
         """Make the store ready and open the parent run; a fault ends the command before any cell starts."""
         global _launched
         try:
+            ranks.check_single("a sweep (-m)")
             plain = OmegaConf.to_container(config.tracking, resolve=True)
             assert isinstance(plain, dict)
             tracking = validated(TrackingConfig, {str(k): v for k, v in plain.items()}, where="tracking")
             here = Path.cwd()
             check_store(tracking, here)
+            opened = open_sweep(config, here)
+            if opened.sentence:
+                print(opened.sentence, file=sys.stderr)
+            drop_outcomes(opened.folder)
             overrides = " ".join(config.hydra.overrides.task)
             tags = {"specdec.role": "sweep", "specdec.overrides": overrides}
-            run = tracked_run(tracking, name=f"sweep {overrides}"[:200], params={}, tags=tags, folder=here)
+            redirect(config, opened.folder)
+            name = f"sweep {overrides}"[:200]
+            run = tracked_run(tracking, name=name, params={}, tags=tags, folder=here, results=opened.folder)
         except SpecdecError as error:
+            forget_environment()
             raise Stopped(error) from None
-        os.environ[PARENT_RUN] = run.run_id
-        _launched = Sweep(here / str(config.hydra.sweep.dir), run)
+        prepare_launcher(str(config.hydra.launcher._target_), opened.folder)
+        _launched = Sweep(opened, run, () if config_name == "train" else HEADLINE)
 
 
 _launched: Sweep | None = None
 
 
 def in_cell() -> bool:
-    """Return whether the task now running is a cell of a sweep that has a parent run."""
+    """Return True if the task now running is a cell of a sweep that has a parent run."""
     from hydra.core.hydra_config import HydraConfig
     from hydra.types import RunMode
 
-    return HydraConfig.get().mode == RunMode.MULTIRUN and PARENT_RUN in os.environ
+    hydra = HydraConfig.get()
+    return hydra.mode == RunMode.MULTIRUN and (Path(hydra.sweep.dir) / RECORD).is_file()
 
 
 def run_cell(task: Callable[[], Mapping[str, float] | None]) -> None:
-    """Run a cell and write its outcome. Only a signal ends the sweep, by raising Stopped."""
+    """Run a cell and write its outcome. Only a signal to the process that launched the sweep ends it, by raising
+    Stopped; a worker that gets one ends its cell.
+    """
+    if _launched is not None:
+        _run_cell(task)
+        return
+    from hydra.core.hydra_config import HydraConfig
+
+    hydra = HydraConfig.get()
+    os.chdir(hydra.runtime.cwd)  # relative paths mean the same everywhere
+    os.environ.update(cell_environment(Path(hydra.sweep.dir)))
+    with interruptible(), suppress(Stopped):
+        _run_cell(task)
+
+
+def _run_cell(task: Callable[[], Mapping[str, float] | None]) -> None:
     from hydra.core.hydra_config import HydraConfig
 
     hydra = HydraConfig.get()
     cell, overrides = int(hydra.job.num), [str(override) for override in hydra.overrides.task]
     path = Path(hydra.runtime.output_dir) / OUTCOME
-    os.environ[SWEEP_CELL] = str(cell)
+    own = {PARENT_RUN: str(hydra.sweep.dir), SWEEP_CELL: str(cell)}
+    os.environ.update(own)
 
-    def write(code: int, sentence: str, results: dict[str, float] | None = None) -> None:
-        outcome = CellOutcome(cell, overrides, code, sentence, results or {})
+    def write(code: int, sentence: str, results: dict[str, float] | None = None, kept: str = "") -> None:
+        outcome = CellOutcome(cell, overrides, code, sentence, results or {}, kept)
         write_atomically(path, json.dumps(asdict(outcome), indent=2))
 
     try:
-        results = {name: float(value) for name, value in (task() or {}).items() if value is not None}
+        write_process(path.parent)
+        claim_gpu()
+        returned = task() or {}
+        results = {name: float(value) for name, value in returned.items() if value is not None}
     except (Interrupted, KeyboardInterrupt) as error:
         sentence, code = ending(error) or ("Interrupted.", 130)
         write(code, sentence)
@@ -122,9 +180,10 @@ def run_cell(task: Callable[[], Mapping[str, float] | None]) -> None:
         code = error.code if isinstance(error.code, int) else 1
         write(code, f"The cell ended itself with exit code {code}.")
     else:
-        write(0, "", results)
+        write(0, "", results, str(returned.folder) if isinstance(returned, KeptMetrics) else "")
     finally:
-        os.environ.pop(SWEEP_CELL, None)
+        for name in own:
+            os.environ.pop(name, None)
 
 
 def _free_memory() -> None:
@@ -147,9 +206,19 @@ def conclude(error: BaseException | None) -> int:
     """
     global _launched
     sweep, _launched = _launched, None
+    forget_environment()
     if sweep is None:
         return 0
-    os.environ.pop(PARENT_RUN, None)
+    if isinstance(error, (Interrupted, KeyboardInterrupt)):
+        stop_cells(sweep.folder)
+    try:
+        return _concluded(sweep, error)
+    finally:
+        finished = error is None and all(outcome.exit_code == 0 for outcome in read_outcomes(sweep.folder))
+        sweep.opened.close(finished)
+
+
+def _concluded(sweep: Sweep, error: BaseException | None) -> int:
     outcomes = read_outcomes(sweep.folder)
     if all(outcome.exit_code == UsageError.exit_code for outcome in outcomes):
         sweep.run.discard()
@@ -170,7 +239,7 @@ def conclude(error: BaseException | None) -> int:
 def read_outcomes(folder: Path) -> list[CellOutcome]:
     """Read the outcomes of the cells that began, in order; a cell without an outcome file died."""
     outcomes = []
-    for settings in folder.rglob(".hydra/hydra.yaml"):
+    for settings in _cells(folder):
         path = settings.parent.parent / OUTCOME
         if path.is_file():
             outcomes.append(CellOutcome(**json.loads(path.read_text(encoding="utf-8"))))
@@ -181,12 +250,31 @@ def read_outcomes(folder: Path) -> list[CellOutcome]:
     return sorted(outcomes, key=lambda outcome: outcome.cell)
 
 
+def _cells(folder: Path) -> list[Path]:
+    """Return the files of Hydra's settings of a sweep's cells; those of sweeps below it are not its own."""
+    found = folder.rglob(".hydra/hydra.yaml")
+    return [path for path in found if not any((above / RECORD).exists() for above in _between(path.parent, folder))]
+
+
+def _between(inner: Path, outer: Path) -> list[Path]:
+    return [above for above in inner.parents if above != outer and outer in above.parents]
+
+
+def drop_outcomes(folder: Path) -> None:
+    """Delete the outcomes of a resumed sweep's cells that failed: what stands there at the end is of this sitting."""
+    for settings in _cells(folder):
+        path = settings.parent.parent / OUTCOME
+        if path.is_file() and json.loads(path.read_text(encoding="utf-8"))["exit_code"] != 0:
+            path.unlink()
+
+
 def _summarise(sweep: Sweep, outcomes: list[CellOutcome]) -> None:
     """Write `sweep.csv` and `sweep.md` to the sweep's folder and the parent run, and the table to the terminal."""
-    header = ["cell", "overrides", *HEADLINE, "exit code", "fault"]
+    names = sweep.headline or tuple(sorted({name for cell in outcomes for name in cell.results}))[:_COLUMNS]
+    header = ["cell", "overrides", *names, "exit code", "fault"]
     lines = [
-        [str(cell.cell), " ".join(_varied(cell, outcomes)), *(_figure(cell, name) for name in HEADLINE)]
-        + [str(cell.exit_code), cell.sentence]
+        [str(cell.cell), " ".join(_varied(cell, outcomes)), *(_figure(cell, name) for name in names)]
+        + [str(cell.exit_code), cell.sentence or ("kept: finished before" if cell.kept else "")]
         for cell in outcomes
     ]
     with (sweep.folder / "sweep.csv").open("w", newline="", encoding="utf-8") as file:
@@ -194,8 +282,8 @@ def _summarise(sweep: Sweep, outcomes: list[CellOutcome]) -> None:
     markdown = [header, ["---"] * len(header), *([cell.replace("|", "\\|") for cell in line] for line in lines)]
     text = "\n".join(f"| {' | '.join(line)} |" for line in markdown)
     (sweep.folder / "sweep.md").write_text(text + "\n", encoding="utf-8")
-    sweep.run.artifacts(sweep.folder)
-    for name in HEADLINE:
+    sweep.run.artifacts()
+    for name in names:
         drawn = _lines(outcomes, name)
         # Logged twice: on the parent run, for MLflow's collapsed list, and on a child of each line, for one chart.
         sweep.run.curves({f"sweep.{name}.{label}": points for label, points in drawn.items()})
@@ -203,7 +291,7 @@ def _summarise(sweep: Sweep, outcomes: list[CellOutcome]) -> None:
     _print(header, lines)
     if sweep.run.link:
         print(sweep.run.link)
-    if overlay := sweep.run.overlay(f"sweep.{HEADLINE[0]}"):
+    if names and (overlay := sweep.run.overlay(f"sweep.{names[0]}")):
         print(f"overlay: {overlay}")
 
 

@@ -215,6 +215,11 @@ class Cascade(Drafter):
     def retract(self, count: int) -> bool:
         return all([part.drafter.retract(count) for part in self.parts.values()])
 
+    @property
+    def remembers(self) -> str:
+        settings = [f"of.{label}.{own}" for label, part in self.parts.items() if (own := part.drafter.remembers)]
+        return " ".join(settings)
+
     def remember(self, prompt: Sequence[int], output: Sequence[int]) -> None:
         for part in self.parts.values():
             part.drafter.remember(prompt, output)

@@ -53,8 +53,7 @@ class Recycling(Lookup):
         self._k, self._persist = min(config.k, target.vocab_size), config.persist
         self._matrix: dict[int, list[int]] = {}  # its lines that are known
         self._earlier: dict[int, list[int]] = {}  # lines of finished prompts
-        self._before: dict[tuple[int, ...], dict[int, list[int]]] = {}  # prompt -> those when it was first met
-        self._finished: set[tuple[int, ...]] = set()
+        self._before: dict[tuple[int, ...], dict[int, list[int]]] = {}  # finished prompt -> those before it
         self._last = 0
 
     def prepare(self, capacity: int, structure: Structure) -> None:
@@ -71,12 +70,17 @@ class Recycling(Lookup):
 
     def start(self, text: TextStart, states: Tensor | None = None) -> None:
         self._last = text.prompt[-1]
-        self._matrix = dict(self._before.setdefault(tuple(text.prompt), self._earlier)) if self._persist else {}
+        self._matrix = dict(self._before.get(tuple(text.prompt), self._earlier)) if self._persist else {}
+
+    @property
+    def remembers(self) -> str:
+        return "persist=false" if self._persist else ""
 
     def remember(self, prompt: Sequence[int], output: Sequence[int]) -> None:
-        if not self._persist or tuple(prompt) in self._finished:
+        if not self._persist or tuple(prompt) in self._before:
             return
-        self._finished.add(tuple(prompt))
+        # Kept here, not where a text begins: warm-up begins texts too, and a resumed run does not begin finished ones.
+        self._before[tuple(prompt)] = self._earlier
         lines = self._lines(self._target.score(prompt, output)[:-1])
         # A new matrix: prompts that were met before keep the old one.
         self._earlier = self._earlier | dict(zip((prompt[-1], *output[:-1]), lines, strict=True))

@@ -244,6 +244,10 @@ class Staged(Drafter):
         self._sure = min(self._sure, len(self._text))
         return bool(self._known)
 
+    @property
+    def remembers(self) -> str:
+        return self.by.remembers and f"by.{self.by.remembers}"
+
     def remember(self, prompt: Sequence[int], output: Sequence[int]) -> None:
         self.by.remember(prompt, output)
 

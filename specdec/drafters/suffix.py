@@ -96,6 +96,10 @@ class Suffix(Lookup):
             for token in tokens:
                 self._place = self._outputs.follow(self._place, token, self._limit)
 
+    @property
+    def remembers(self) -> str:
+        return "earlier_outputs=0" if self._config.earlier_outputs else ""
+
     def remember(self, prompt: Sequence[int], output: Sequence[int]) -> None:
         if self._full or tuple(prompt) in self._limits:
             return

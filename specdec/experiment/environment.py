@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -58,6 +59,7 @@ def versions() -> dict[str, str]:
     return found
 
 
+@cache
 def distributions() -> dict[str, str]:
     """Return every installed distribution with its version, as `pip freeze` knows them."""
     found = {str(each.metadata["Name"]): each.version for each in metadata.distributions() if each.metadata}

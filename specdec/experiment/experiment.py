@@ -1,31 +1,40 @@
 """One run from a typed configuration: build, calibrate, decode, analyse, log."""
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from rich import get_console
 
+from specdec import ranks
 from specdec.analysis.cost.cost_report import cost_report
 from specdec.analysis.pages.run_page import write_run
 from specdec.analysis.pages.trace import read_traces
+from specdec.analysis.read.facts import RunStatus
 from specdec.analysis.runs.run_findings import RunFindings
-from specdec.clock import clock_for
+from specdec.clock import Clock, clock_for
 from specdec.config import RunConfig
-from specdec.errors import SpecdecError
+from specdec.errors import Interrupted, SpecdecError
 from specdec.experiment.advice import find_advice
 from specdec.experiment.beside import settled
 from specdec.experiment.disk_space import check_space
 from specdec.experiment.identity import RunIdentity, identify, run_facts
+from specdec.experiment.kept import EarlierRuns, KeptRun
 from specdec.experiment.parts import Parts, limited, open_parts, prepare
 from specdec.experiment.peers import TransformersPeer, transformers_peers
-from specdec.experiment.results import ResultsFolder
-from specdec.experiment.session import Session
+from specdec.experiment.results import ROUNDS, ResultsFolder, read_json
+from specdec.experiment.resumption import Beginning, begun, standing, write_sittings
+from specdec.experiment.session import Answers, Session, conversations, decode_conversation
 from specdec.experiment.terminal import print_lines, print_trace, show_run
+from specdec.experiment.workers import check_workers, decode_by_workers, divided_threads, workers_note, workers_of
 from specdec.progress import progress_bar
 from specdec.prompts import Prompt
 from specdec.sampling import generator_for
+from specdec.signals import raise_swallowed
 from specdec.targets import Target
 from specdec.targets.causal import Causal
 from specdec.text.streams import read_streams, write_streams
@@ -33,46 +42,86 @@ from specdec.timing.calls import calibrate, call_sizes, time_calls
 from specdec.timing.machine import measure_machine
 from specdec.timing.timer import Timer
 from specdec.tracking import writer as tracking
+from specdec.tracking.writer import TrackedRun
 
+logger = logging.getLogger(__name__)
+
+CALIBRATION = "calibration.json"
 _TRACED_ROUNDS = 25  # of each generation in the terminal; trace.html has them all
 
 
-def run_experiment(config: RunConfig, folder: Path) -> RunFindings:
+def run_experiment(config: RunConfig, folder: Path, earlier: EarlierRuns | None = None) -> RunFindings | KeptRun:
     """Measure one configuration, log it, and return what was found.
 
+    Args:
+        folder: of the results, unless an earlier run of the same identity goes on in its own (`resumption`).
+        earlier: runs elsewhere that may go on, or be kept.
     Raises:
         SpecdecError: see `specdec.errors`; what was decoded before is on disk.
     """
     config = settled(config)
     parts = open_parts(config)
+    check_workers(config, parts)
     stated, config = config, limited(config, parts.target)
     check_space(folder, parts, config.measurement)
     advice = find_advice(config, parts)
-    results = ResultsFolder(folder)
-    identity = identify(stated, parts, results)
-    facts = run_facts(parts, config.measurement.limit, advice)
-    results.write_json("run.json", facts.as_dict())
-    print_lines(get_console(), *facts.notes)
+    with divided_threads(config, parts):
+        identity = identify(stated, parts)
+    with divided_threads(config, parts), begun(config.resume, folder, identity, earlier) as beginning:
+        if isinstance(beginning, KeptRun):
+            print_lines(get_console(), f"Kept: {beginning.metrics.folder} holds this measurement, finished.")
+            return beginning
+        facts = run_facts(parts, config.measurement.limit, advice)
+        facts = replace(facts, notes=(*facts.notes, *workers_note(config, parts), *_sittings_note(beginning)))
+        beginning.results.write_json("run.json", facts.as_dict())
+        print_lines(get_console(), *([beginning.sentence] if beginning.sentence else []), *facts.notes)
+        return _run(config, parts, identity, beginning)
+
+
+def _sittings_note(beginning: Beginning) -> list[str]:
+    """Return what a reader of the results has to know of a run that was interrupted."""
+    more = [str(each["prompts_kept"]) for each in beginning.sittings[1:]]
+    if not more:
+        return []
+    return [
+        f"Decoded in {len(more) + 1} sittings: interrupted after {', '.join(more)} prompts. Calibration and cost model "
+        "are of the first one."
+    ]
+
+
+def _run(config: RunConfig, parts: Parts, identity: RunIdentity, beginning: Beginning) -> RunFindings:
+    """Decode what is left of a run, analyse it, and log it."""
+    results, folder = beginning.results, beginning.results.folder
     name = f"{parts.label} {parts.primary.structure.label}"
     if parts.beside:
         name += f" beside {', '.join(each.name for each in parts.beside)}"
-    with tracking.tracked_run(config.tracking, name=name, params=identity.params, tags=identity.tags) as tracked:
+    about: dict[str, Any] = {"name": name, "params": identity.params, "tags": identity.tags}
+    prompts = prompts_of(config, parts)
+    with tracking.tracked_run(config.tracking, **about, results=folder) as tracked:
         try:
-            _measure(config, parts, identity, results, tracked.heartbeat)
-        except SpecdecError:
+            with standing(results, prompts, len(beginning.kept)) as progress:
+                write_sittings(results, identity, beginning, tracked.run_id)
+                with ranks.together():
+                    ranks.given((dict(beginning.kept), read_json(folder / CALIBRATION)))
+                    _measure(config, parts, identity, beginning, partial(_alive, tracked.heartbeat, progress))
+                if config.measurement.record:
+                    write_streams(folder / "streams.jsonl", read_streams(folder / "generations.jsonl"))
+                del parts  # models and texts: the report is made of the files alone, and gets the memory
+                results.write_status("running", "", prompts, prompts)  # what is left is no part
+                found = write_run(folder)
+        except SpecdecError as error:
             results.compact()  # what was decoded so far stays, in one piece
-            tracked.artifacts(folder)
+            if isinstance(error, Interrupted):
+                _tell_part(folder, tracked)
+            tracked.artifacts()
             raise
-        if config.measurement.record:
-            write_streams(folder / "streams.jsonl", read_streams(folder / "generations.jsonl"))
-        del parts  # models and texts: the report is made of the files alone, and gets the memory
-        found = write_run(folder)
         tracked.metrics(found.metrics)
         tracked.curves(found.curves)
-        tracked.tags({"alpha_source": found.alpha_source})
+        whole = {"specdec.partial": ""} if len(beginning.sittings) > 1 else {}  # an earlier sitting may have said so
+        tracked.tags({"alpha_source": found.alpha_source, **whole})
         for key, lines in found.overlays().items():
             tracked.curve_children(key, lines)
-        tracked.artifacts(folder)
+        tracked.artifacts()
         links = {"browse": tracked.link, "overlay": tracked.overlay("curve.tokens_per_round")}
     if config.measurement.trace:
         print_trace(read_traces(folder / "traces.json"), get_console(), rounds=_TRACED_ROUNDS)
@@ -80,11 +129,55 @@ def run_experiment(config: RunConfig, folder: Path) -> RunFindings:
     return found
 
 
+def follow_experiment(config: RunConfig, folder: Path) -> None:
+    """Make the calls of rank 0 in the same order, on this rank's share of the target's weights; keep nothing.
+
+    Args:
+        folder: for what rank 0 keeps; the caller drops it.
+    Raises:
+        SpecdecError: see `run_experiment`; also where rank 0 ended.
+    """
+    config = settled(replace(config, tracking=replace(config.tracking, enabled=False)))
+    parts = open_parts(config)
+    with ranks.together():
+        kept, calibration = ranks.given(None)
+        results = ResultsFolder(folder)
+        if calibration is not None:
+            results.write_json(CALIBRATION, calibration)
+        nobody = RunIdentity({}, {}, "", {})
+        _measure(limited(config, parts.target), parts, nobody, Beginning(results, kept, ()), lambda: None)
+
+
+def _tell_part(folder: Path, tracked: TrackedRun) -> None:
+    """Analyse, log and show the prompts that a run has done when a signal ends it. A second signal ends this, too."""
+    status = RunStatus.read(folder)
+    if status is None or not status.partial or not (folder / ROUNDS).is_file():
+        return  # nothing was decoded, or only the analysis is missing, which the next sitting makes
+    try:
+        found = write_run(folder)
+    except Exception as error:  # the signal is what ends the run
+        logger.warning("The prompts that are done could not be analysed: %s", error)
+        return
+    tracked.metrics(found.metrics)  # curves wait for the whole run: a chart would keep both
+    tracked.tags({"alpha_source": found.alpha_source, "specdec.partial": status.part})
+    show_run(found, get_console(), folder, {"browse": tracked.link})
+
+
+def _alive(heartbeat: Callable[[], None], progress: Callable[[], None]) -> None:
+    progress()
+    heartbeat()
+    raise_swallowed()
+
+
 def _measure(
-    config: RunConfig, parts: Parts, identity: RunIdentity, results: ResultsFolder, heartbeat: Callable[[], None]
+    config: RunConfig, parts: Parts, identity: RunIdentity, beginning: Beginning, heartbeat: Callable[[], None]
 ) -> None:
-    """Warm up, calibrate, then decode every prompt by every method; everything goes to disk."""
-    measurement, target = config.measurement, parts.target
+    """Warm up, calibrate, then decode every prompt by every method; everything goes to disk.
+
+    A run that goes on keeps the calibration of its first sitting: one run has one point of reference, and its tables
+    are those of a run that was never interrupted.
+    """
+    measurement, target, results = config.measurement, parts.target, beginning.results
     clock = target.clock() or clock_for(target.device)
     peers = _peers(config, parts)
     session = Session(config, parts, identity.cell, results, clock, peers)
@@ -93,8 +186,32 @@ def _measure(
     prepare(parts, longest, measurement, grid_sizes)
     if measurement.warmup_tokens:
         session.warm_up(longest, measurement.warmup_tokens)
-    for peer in peers:
-        peer.tune(longest)
+    _tune(peers, longest, beginning)
+    known = read_json(results.folder / CALIBRATION) if beginning.kept else None
+    if known is None:
+        known = _calibration(config, parts, longest, grid_sizes, clock)
+        results.write_json(CALIBRATION, known)
+    ranks.expect_within(ranks.SILENCE_S)
+    try:
+        _decode_all(config, parts, session, beginning, heartbeat)
+    finally:
+        if peers:
+            described = {"peers": [peer.describe() for peer in peers], "generations": session.peer_lines}
+            results.write_json("peers.json", described)
+        session.finish()
+    results.compact()
+    if known["grid"] is not None:
+        # Here, after the peak of memory was read: the buffers of these measurements are no part of the run.
+        dtype = getattr(torch, identity.environment["model"]["dtype"])
+        machine = measure_machine(target.device, dtype).as_dict()
+        results.write_json("cost.json", cost_report(known["grid"], target.products(), machine).as_dict())
+
+
+def _calibration(
+    config: RunConfig, parts: Parts, longest: Prompt, grid_sizes: list[int], clock: Clock
+) -> dict[str, Any]:
+    """Return the content of `calibration.json`: single calls, a drafter's step, and the grid of the cost model."""
+    measurement, target = config.measurement, parts.target
     calibration = calibrate(
         target,
         parts.primary.drafter,
@@ -108,20 +225,21 @@ def _measure(
         generator = generator_for(config.seed, longest.id, "cost")
         timer = Timer(clock, measurement.cost_calls, generator, measurement.cost_seconds)
         grid = time_calls(target, longest.tokens, grid_sizes, measurement.cost_contexts, timer).as_dict()
-    results.write_json("calibration.json", {**calibration.as_dict(), "grid": grid})
-    try:
-        _decode_all(config, parts, session, heartbeat)
-    finally:
-        if peers:
-            described = {"peers": [peer.describe() for peer in peers], "generations": session.peer_lines}
-            results.write_json("peers.json", described)
-    session.finish()
-    results.compact()
-    if grid is not None:
-        # Here, after the peak of memory was read: the buffers of these measurements are no part of the run.
-        dtype = getattr(torch, identity.environment["model"]["dtype"])
-        machine = measure_machine(target.device, dtype).as_dict()
-        results.write_json("cost.json", cost_report(grid, target.products(), machine).as_dict())
+    return {**calibration.as_dict(), "grid": grid}
+
+
+def _tune(peers: Sequence[TransformersPeer], longest: Prompt, beginning: Beginning) -> None:
+    """Warm the other engines up and choose their settings; a run that goes on keeps the settings it began with."""
+    described = (read_json(beginning.results.folder / "peers.json") or {}).get("peers", []) if beginning.kept else []
+    before = {each["peer"]: each for each in described}
+    last = [set(), *({line["peer"] for line in done.collected["peers"]} for done in beginning.kept.values())][-1]
+    for peer in peers:
+        if peer.name in before:
+            peer.keep(longest, before[peer.name], peer.name in last)
+        else:
+            peer.tune(longest)
+    if peers:
+        beginning.results.write_json("peers.json", {"peers": [peer.describe() for peer in peers], "generations": []})
 
 
 def _peers(config: RunConfig, parts: Parts) -> list[TransformersPeer]:
@@ -149,20 +267,26 @@ def _grid_sizes(config: RunConfig, target: Target) -> list[int]:
     return call_sizes(measurement.cost_rows, 1 if target.compilation == "inductor" else measurement.cost_dense)
 
 
-def _decode_all(config: RunConfig, parts: Parts, session: Session, heartbeat: Callable[[], None]) -> None:
-    """Decode every prompt with its later turns, as often as the configuration says."""
-    prompts, measurement = list(parts.prompts.prompts), config.measurement
+def prompts_of(config: RunConfig, parts: Parts) -> int:
+    """Return the number of prompts that a run decodes: each counts once for each turn and repeat."""
+    return sum(1 + len(prompt.follow_ups) for prompt in parts.prompts.prompts) * config.measurement.repeats
+
+
+def _decode_all(
+    config: RunConfig, parts: Parts, session: Session, beginning: Beginning, heartbeat: Callable[[], None]
+) -> None:
+    """Decode every prompt with its later turns, as often as the configuration says, except for those that are kept."""
     with progress_bar() as progress:
-        turns = sum(1 + len(prompt.follow_ups) for prompt in prompts)
-        bar = progress.add_task("decoding", total=turns * measurement.repeats)
-        answers: dict[str, Any] = {}
-        for repeat in range(measurement.repeats):
-            for prompt in prompts:
-                current: Prompt | None = prompt
-                while current is not None:
-                    baseline = session.run_prompt(current, repeat)
-                    progress.advance(bar)
-                    heartbeat()
-                    # A later turn continues the baseline's first answer, for every method and repeat alike.
-                    answer = answers.setdefault(current.id, baseline.tokens)
-                    current = parts.prompts.follow_up(current, answer)
+        bar = progress.add_task("decoding", total=prompts_of(config, parts))
+
+        def advance(decoded: bool) -> None:
+            progress.advance(bar)
+            if decoded:
+                heartbeat()
+
+        if workers_of(config, parts) > 1:
+            decode_by_workers(config, parts, session, beginning, advance)
+            return
+        answers: Answers = {}
+        for conversation in conversations(parts.prompts.prompts, config.measurement.repeats):
+            decode_conversation(parts, session, conversation, beginning.kept, answers, advance)

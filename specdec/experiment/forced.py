@@ -10,7 +10,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from specdec.records import Draft, TextStart
+from specdec.records import Acceptance, Draft, TextStart
 from specdec.sampling import one_hot
 from specdec.targets.base import Target, TargetCapabilities
 
@@ -45,6 +45,9 @@ class Forced(Target):
         self._target.commit(path, next_token)
         self.states = self._target.states
         self._position += len(path) + 1
+
+    def agreed(self, draft: Draft, acceptance: Acceptance) -> Acceptance:
+        return self._target.agreed(draft, acceptance)
 
     def discard(self) -> None:
         self._target.discard()

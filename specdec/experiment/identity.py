@@ -1,23 +1,34 @@
 """Writes down what a run is before it begins: configuration, machine, parts, and the hash that two runs of the same
-measurement share.
+measurement share; says in which of these two runs differ.
 """
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import yaml
 
 from specdec import __version__
 from specdec.analysis.read.facts import RunFacts
+from specdec.code_version import code_hash
 from specdec.config import RunConfig, flattened
 from specdec.experiment.advice import Advice
 from specdec.experiment.environment import capture
 from specdec.experiment.parts import DrafterArms, Parts
 from specdec.experiment.results import ResultsFolder
 from specdec.targets.replay import Replay
+from specdec.text.writing import write_atomically
+from specdec.tracking.store import without_password
+
+# Keys that change neither what is decoded nor what is said of it: where results go, and how the work is shared out.
+_OPERATIONAL = ("tracking", "resume", "advice_dir", "experiment_name")
+_OPERATIONAL_MEASUREMENT = ("workers", "trace", "record")
+_CONTENT = ("sha256", "file_sha256", "commit", "digest", "corpus")  # keys of `describe` that stand for content
+_MISSING = "(none)"
 
 
 @dataclass(frozen=True)
@@ -26,21 +37,28 @@ class RunIdentity:
 
     Attributes:
         params: the resolved configuration, flat.
-        environment: versions, hardware, weights, prompts (`environment.json`).
-        cell: hash that two runs share if they are the same measurement.
+        environment: versions, hardware, weights, prompts (`environment.json`); `identity` holds the parts of `cell`.
+        cell: hash that two runs share if they are the same measurement: of `config`, `content` and `code`.
         tags: of the MLflow run.
+        config: the resolved configuration, as `config.yaml` has it.
     """
 
     params: dict[str, Any]
     environment: dict[str, Any]
     cell: str
     tags: dict[str, str]
+    config: dict[str, Any] = field(default_factory=dict)
+
+    def write(self, results: ResultsFolder) -> None:
+        """Write `environment.json` and `config.yaml`."""
+        results.write_json("environment.json", self.environment)
+        text = without_password(yaml.safe_dump(self.config, sort_keys=False))  # of tracking.uri
+        write_atomically(results.folder / "config.yaml", text)
 
 
-def identify(config: RunConfig, parts: Parts, results: ResultsFolder) -> RunIdentity:
-    """Write `config.yaml` and `environment.json`, and return the record."""
+def identify(config: RunConfig, parts: Parts) -> RunIdentity:
+    """Return the record of a run that has not begun."""
     plain = asdict(config)
-    (results.folder / "config.yaml").write_text(yaml.safe_dump(plain, sort_keys=False), encoding="utf-8")
     model, drafter = parts.target.describe(), parts.primary.drafter.describe()
     environment = {
         **capture(parts.target.device),
@@ -57,11 +75,10 @@ def identify(config: RunConfig, parts: Parts, results: ResultsFolder) -> RunIden
         },
         "seed": config.seed,
     }
-    results.write_json("environment.json", environment)
-    weights = [model, drafter, environment.get("original", {}), *environment.get("drafters", {}).values()]
-    cell = _fingerprint(plain, weights, parts.prompts.content_hash)
+    identity = _identity(plain, environment)
+    environment["identity"] = identity
     tags = {
-        "specdec.cell": cell,
+        "specdec.cell": identity["cell"],
         "specdec.version": __version__,
         "drafter": config.drafter["name"],
         **({"drafters": ", ".join(each.name for each in parts.drafters)} if parts.beside else {}),
@@ -69,19 +86,71 @@ def identify(config: RunConfig, parts: Parts, results: ResultsFolder) -> RunIden
         "gamma": str(parts.primary.gamma),
         "dtype": str(model.get("dtype", "float64")),
         "time": "measured" if parts.target.clock() is None else "simulated",
+        **parts.target.tags,
     }
-    return RunIdentity(flattened(plain), environment, cell, tags)
+    return RunIdentity(flattened(plain), environment, identity["cell"], tags, plain)
 
 
-def _fingerprint(config: Mapping[str, Any], weights: Sequence[Mapping[str, Any]], prompts: str) -> str:
-    """Hash what makes two runs the same measurement: the resolved config, the weights, the prompts, the version."""
-    keep = {key: value for key, value in config.items() if key not in ("tracking", "experiment_name", "advice_dir")}
-    text = json.dumps(
-        [keep, *(each.get("sha256") for each in weights), prompts, __version__],
-        sort_keys=True,
-        default=str,
-    )
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+def _identity(config: Mapping[str, Any], environment: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the parts of a run's identity, flat, and `cell`, the hash of all but the machine.
+
+    A finished run counts wherever it was measured; one that goes on has to do so on the same kind of machine.
+    """
+    flat = flattened({key: value for key, value in config.items() if key not in _OPERATIONAL})
+    dropped = tuple(f"measurement.{key}" for key in _OPERATIONAL_MEASUREMENT)
+    parts = ("model", "drafter", "drafters", "original")
+    content = flattened({name: environment[name] for name in parts if environment.get(name)})
+    found = {
+        "config": {key: value for key, value in flat.items() if key not in dropped},
+        "content": {key: value for key, value in content.items() if key.rpartition(".")[2] in _CONTENT and value}
+        | {"prompts.sha256": environment["prompts"]["sha256"]},
+        "code": {"version": __version__, "sha256": code_hash()},
+    }
+    cell = hashlib.sha256(json.dumps(found, sort_keys=True, default=str).encode()).hexdigest()[:16]
+    cpu, gpu, versions = environment["cpu"], environment.get("gpu") or {}, environment["versions"]
+    machine = {
+        "processor": cpu["model"],
+        "gpu": gpu.get("name", _MISSING),
+        "dtype": environment["model"].get("dtype", _MISSING),
+        "threads": cpu["torch_threads"],
+        **{name: versions.get(name, _MISSING) for name in ("torch", "transformers")},
+    }
+    # As JSON gives it back, so that it compares with what another run has written.
+    return json.loads(json.dumps({"cell": cell, **found, "machine": machine}, default=str))
+
+
+def recorded_identity(folder: Path) -> dict[str, Any] | None:
+    """Read the identity of the run in a folder; None where there is none: an earlier version's run, or a file that a
+    kill cut off.
+    """
+    try:
+        found = json.loads((folder / "environment.json").read_text(encoding="utf-8"))["identity"]
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+    return found if isinstance(found, dict) and "cell" in found else None
+
+
+def differences(
+    before: Mapping[str, Any], now: Mapping[str, Any], parts: Sequence[str] = ("config", "content", "code")
+) -> list[str]:
+    """Return in which values two identities differ: `config: structure.gamma 4 -> 5`.
+
+    Args:
+        parts: those that are compared; `machine` is another one.
+    """
+    found = []
+    for part in parts:
+        old, new = before.get(part, {}), now.get(part, {})
+        for key in sorted({*old, *new}):
+            if old.get(key, _MISSING) != new.get(key, _MISSING):
+                found.append(f"{part}: {key} {_short(old.get(key, _MISSING))} -> {_short(new.get(key, _MISSING))}")
+    return found
+
+
+def _short(value: Any) -> str:
+    """Return a value for a message; of a hash its beginning."""
+    text = value if isinstance(value, str) else json.dumps(value)
+    return text[:12] + "..." if re.fullmatch(r"[0-9a-f]{40,64}", text) else text[:100]
 
 
 def run_facts(parts: Parts, max_new_tokens: int, advice: Advice | None = None) -> RunFacts:
@@ -121,4 +190,4 @@ def _notes(drafting: DrafterArms, parts: Parts, max_new_tokens: int) -> tuple[st
     """Return what is said of recorded texts and of the drafter before anything is decoded."""
     target = parts.target
     used = isinstance(target, Replay) and target.notes((each.tokens for each in parts.prompts.prompts), max_new_tokens)
-    return (*(used or ()), *drafting.drafter.notes)
+    return (*(used or ()), *target.remarks, *drafting.drafter.notes)

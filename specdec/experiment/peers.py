@@ -116,6 +116,19 @@ class TransformersPeer:
         if fastest == float("inf"):
             self.failure = self._tried[0]["failed"]
 
+    def keep(self, prompt: Prompt, before: Mapping[str, Any], running: bool) -> None:
+        """Warm up in the setting that an earlier sitting of the run has chosen, instead of choosing again.
+
+        Args:
+            before: what `describe` said then.
+            running: it still ran at the last prompt of that sitting.
+        """
+        self._tried = list(before["tried"])
+        self._chosen = next((each for each in self._settings if each.name == before["setting"]), self._chosen)
+        self.failure = before["failure"] if running or before["failure"] else "before the run was interrupted"
+        if not self.failure:
+            self(prompt)
+
     def __call__(self, prompt: Prompt) -> dict[str, Any] | None:
         """Time one generation; None once it has failed."""
         if self.failure:

@@ -1,6 +1,6 @@
 """The rounds that every arm would take along texts that are written already: two tables of a session."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from specdec.drafters.base.lookup import Lookup
@@ -29,6 +29,12 @@ class Replays:
         self._states = TextStates(target)
         self._rounds: list[dict[str, Any]] = []
         self._alpha: list[dict[str, Any]] = []
+
+    def take(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+        """Return the lines of both tables since the last call, and forget them."""
+        taken = self._rounds, self._alpha
+        self._rounds, self._alpha = [], []
+        return taken
 
     def rounds(self, kind: str, arm: Arm, request: Request, text: Sequence[int], work: dict[str, Any]) -> None:
         """Count the rounds that an arm is expected to take along a text; nothing where that does not follow from it.
@@ -72,11 +78,14 @@ class Replays:
             along = agreement(*where, None if rule.lossless else arm.verifier)
             self._alpha.append({**work, "numerator": sum(along.beta), "denominator": sum(along.proposed)})
 
-    def write(self, results: ResultsFolder) -> None:
-        """Write both tables."""
-        lines = sorted(self._rounds, key=lambda line: (line["kind"] == "baseline", line["gamma"]))
-        results.write_table("replay", lines, ("method", "gamma", "kind", "prompt", "repeat", "tokens", "rounds"))
-        results.write_table("alpha", self._alpha, ("method", "prompt", "repeat", "numerator", "denominator"))
+
+def write_replays(
+    results: ResultsFolder, rounds: Sequence[Mapping[str, Any]], alpha: Sequence[Mapping[str, Any]]
+) -> None:
+    """Write both tables from the lines of all prompts."""
+    lines = sorted(rounds, key=lambda line: (line["kind"] == "baseline", line["gamma"]))
+    results.write_table("replay", lines, ("method", "gamma", "kind", "prompt", "repeat", "tokens", "rounds"))
+    results.write_table("alpha", alpha, ("method", "prompt", "repeat", "numerator", "denominator"))
 
 
 def _has_replay(arm: Arm) -> bool:

@@ -5,32 +5,59 @@ Writes each finished prompt to disk before the next begins. Knows no method by n
 
 import random
 import resource
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import pyarrow as pa
 import torch
 
-from specdec.analysis.pages.trace import Trace
-from specdec.analysis.read.facts import SessionFacts
-from specdec.analysis.runs.quality import OUTPUTS
 from specdec.clock import Clock, SimulatedClock
 from specdec.config import RunConfig
 from specdec.errors import NumericsError
 from specdec.experiment.arm import Arm
-from specdec.experiment.divergence import Divergence, explain
+from specdec.experiment.collected import Collected
+from specdec.experiment.divergence import explain
 from specdec.experiment.forced import Forced
 from specdec.experiment.judging import judged, repeated_share
 from specdec.experiment.parts import Parts
 from specdec.experiment.replays import Replays
-from specdec.experiment.results import GenerationKey, ResultsFolder, generation_line, round_table
+from specdec.experiment.results import DonePrompt, GenerationKey, PromptKey, ResultsFolder, generation_line, round_table
 from specdec.experiment.tracing import trace
 from specdec.experiment.walking import decode_by_walking
 from specdec.prompts import Prompt
 from specdec.records import Generation, Request
 from specdec.sampling import generator_for
+
+Answers = dict[str, tuple[int, ...]]
+"""The baseline's first output by the id of a turn, which the next turn continues for every method and repeat alike."""
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """A prompt with its later turns, in one repeat: what one process decodes.
+
+    Attributes:
+        number: of the prompt among all, from 0.
+        place: of its first turn in the order of the run; later turns follow.
+    """
+
+    repeat: int
+    number: int
+    prompt: Prompt
+    place: int
+
+
+def conversations(prompts: Sequence[Prompt], repeats: int) -> list[Conversation]:
+    """Return all that a run decodes, in its order."""
+    found: list[Conversation] = []
+    place = 0
+    for repeat in range(repeats):
+        for number, prompt in enumerate(prompts):
+            found.append(Conversation(repeat, number, prompt, place))
+            place += 1 + len(prompt.follow_ups)
+    return found
+
 
 Peer = Callable[[Prompt], Mapping[str, Any] | None]
 """Another engine, called once per prompt and repeat between our own methods; None is a failure."""
@@ -52,16 +79,13 @@ class Session:
         Args:
             cell: what makes two runs the same measurement, for the tables.
         """
-        self._config, self._parts, self._cell = config, parts, cell
+        self._config, self._parts, self.cell = config, parts, cell
         self._results, self._clock, self._peers = results, clock, list(peers)
         self._target = parts.target
         self._replays = Replays(parts.target)
-        self._divergences: list[tuple[str, Divergence]] = []  # by the method whose output parted
-        self._traces: list[Trace] = []
-        self._quality: list[dict[str, Any]] = []
-        self._compared: Counter[str] = Counter()  # outputs by method
-        self._cache_bytes = 0
-        self.peer_lines: list[dict[str, Any]] = []
+        self._collected = Collected()  # of all prompts that are done
+        self._prompt = Collected()  # of the prompt at hand
+        self._places = 0
 
     def warm_up(self, prompt: Prompt, tokens: int) -> None:
         """Decode a little with every method of ours, untimed; peers warm up when they are tuned."""
@@ -73,9 +97,11 @@ class Session:
             self._decode(arm, prompt, 0, first.tokens, len(first.tokens))
         self._clock.synchronize()
 
-    def run_prompt(self, prompt: Prompt, repeat: int) -> Generation:
+    def run_prompt(self, prompt: Prompt, repeat: int, place: int | None = None) -> Generation:
         """Decode one prompt by every method; return the baseline's generation, on which a next turn is built.
 
+        Args:
+            place: of the prompt in the order of the run; None for the next one.
         Raises:
             NumericsError: after the rounds so far are on disk.
         """
@@ -87,6 +113,7 @@ class Session:
         if any(arm.drafter.capabilities.needs_reference for arm in parts.speculative):
             # The recorded text must exist before a drafter can read it.
             order.sort(key=lambda arm: arm is not parts.baseline)
+        self._prompt = Collected()
         done: dict[int, Generation] = {}
         reference: tuple[int, ...] | None = None
         try:
@@ -103,52 +130,68 @@ class Session:
         except NumericsError as error:
             if error.partial is not None:
                 done[id(arm)] = error.partial
-            self._write(prompt, repeat, done)
+            self._results.append(*self._lines(prompt, repeat, done))
             raise
-        self._write(prompt, repeat, done)
-        self._cache_bytes = max(self._cache_bytes, self._target.cache_bytes)
+        lines = self._lines(prompt, repeat, done)
         baseline = done[id(parts.baseline)]
         for arm in parts.speculative:
             self._examine(prompt, repeat, arm, done[id(arm)], baseline)
         self._replay_baseline(prompt, repeat, baseline)
-        for each in parts.drafters:
-            each.drafter.remember(prompt.tokens, baseline.tokens)
+        found = self._prompt
+        found.replays, found.alpha = self._replays.take()
+        found.cache_bytes, found.peak_mb = self._target.cache_bytes, peak_mb(self._target.device)
+        clock = self._clock.mark() if isinstance(self._clock, SimulatedClock) else None
+        record = DonePrompt(prompt.id, repeat, self._place(place), baseline.tokens, found.as_dict(), clock)
+        self._results.append(*lines, record)
+        self._collected.add(found)
+        self._remember(prompt, baseline.tokens)
         return baseline
 
-    def finish(self) -> None:
-        """Write what was collected. Memory is read here, before anything that is no part of the decoding allocates."""
-        chosen, *others = (each.name for each in self._parts.drafters)
-        facts = SessionFacts(
-            drafter=chosen,
-            **self._counts(chosen),
-            cache_bytes=self._cache_bytes,
-            peak_mb=peak_mb(self._target.device),
-            beside={name: self._counts(name) for name in others},
-        )
-        self._results.write_json("session.json", asdict(facts))
-        self._results.write_json("traces.json", [asdict(item) for item in self._traces])
-        self._replays.write(self._results)
-        if self._quality:
-            self._results.write_table("quality", self._quality, OUTPUTS)
-        if self._divergences:
-            lines = [{"method": method, **vars(item)} for method, item in self._divergences]
-            self._results.write_json("divergences.json", lines)
+    def keep(self, prompt: Prompt, done: DonePrompt, place: int | None = None) -> tuple[int, ...]:
+        """Take a prompt as done that an earlier sitting of the run has decoded; return the baseline's tokens.
 
-    def _counts(self, method: str) -> dict[str, int]:
-        """Return how the outputs of one drafter compare with the baseline's, as `SessionFacts` names it."""
-        parted = [item for name, item in self._divergences if name == method]
-        compared = self._compared[method]
-        return {
-            "compared": compared,
-            "identical": compared - len(parted),
-            "unexplained": sum(not item.explained for item in parted),
-        }
+        Kept prompts are given in the order of the run, between those that are decoded now: drafters remember them as
+        if they had just been decoded, and simulated time goes on from where the prompt ended.
+        """
+        self._place(place)
+        self.collect(done)
+        if isinstance(self._clock, SimulatedClock) and done.clock is not None:
+            self._clock.reach(done.clock)
+        self._remember(prompt, done.baseline)
+        return done.baseline
+
+    def collect(self, done: DonePrompt) -> None:
+        """Take what was collected of a prompt that is done. To be called in the order of the run."""
+        self._collected.add(Collected.from_dict(done.collected))
+
+    def finish(self) -> None:
+        """Write what was collected of the prompts that are done. Memory is read here, before anything that is no part
+        of the decoding allocates.
+        """
+        self._collected.peak_mb = max(self._collected.peak_mb, peak_mb(self._target.device))
+        del self._collected.traces[self._config.measurement.traced :]  # every process has traced as many
+        self._collected.write(self._results, [each.name for each in self._parts.drafters])
+
+    @property
+    def peer_lines(self) -> list[dict[str, Any]]:
+        """The generations of other engines, for the prompts that are done."""
+        return self._collected.peers
+
+    def _place(self, place: int | None) -> int:
+        """Return the place of a prompt in the order of the run, and count it."""
+        found = self._places if place is None else place
+        self._places = found + 1
+        return found
+
+    def _remember(self, prompt: Prompt, output: Sequence[int]) -> None:
+        for each in self._parts.drafters:
+            each.drafter.remember(prompt.tokens, output)
 
     def _run_peers(self, prompt: Prompt, repeat: int, dice: random.Random) -> None:
         for peer in dice.sample(self._peers, len(self._peers)):
             line = peer(prompt)
             if line is not None:
-                self.peer_lines.append({"repeat": repeat, "prompt": prompt.id, **line})
+                self._prompt.peers.append({"repeat": repeat, "prompt": prompt.id, **line})
 
     def _decode(
         self, arm: Arm, prompt: Prompt, repeat: int, reference: tuple[int, ...] | None, limit: int | None = None
@@ -181,7 +224,10 @@ class Session:
             reference=reference,
         )
 
-    def _write(self, prompt: Prompt, repeat: int, done: dict[int, Generation]) -> None:
+    def _lines(
+        self, prompt: Prompt, repeat: int, done: dict[int, Generation]
+    ) -> tuple[list[pa.Table], list[dict[str, Any]]]:
+        """Return the rounds and the generations of a prompt as its tables have them; judge the outputs."""
         self._clock.synchronize()
         rounds: list[pa.Table] = []
         lines: list[dict[str, Any]] = []
@@ -191,15 +237,15 @@ class Session:
             generation = done.get(id(arm))
             if generation is None:
                 continue
-            key = GenerationKey(self._cell, arm.method, arm.gamma, repeat, prompt.id, prompt.category)
+            key = GenerationKey(self.cell, arm.method, arm.gamma, repeat, prompt.id, prompt.category)
             if generation.tokens not in read:
                 read[generation.tokens] = self._read(generation.tokens)
             text, flagged = read[generation.tokens]
             rounds.append(round_table(key, generation, self._clock))
             lines.append(generation_line(key, generation, self._clock, text, flagged))
             if judge is not None:
-                self._quality.append({**vars(key), **judged(judge, generation, text, prompt.reference)})
-        self._results.append(rounds, lines)
+                self._prompt.quality.append({**vars(key), **judged(judge, generation, text, prompt.reference)})
+        return rounds, lines
 
     def _read(self, tokens: tuple[int, ...]) -> tuple[str, bool]:
         """Return an output in words, and True if it fell into repetition."""
@@ -210,7 +256,7 @@ class Session:
     @property
     def _tracing(self) -> bool:
         """True as long as there are fewer traces than asked for."""
-        return len(self._traces) < self._config.measurement.traced
+        return len(self._collected.traces) < self._config.measurement.traced
 
     def _examine(self, prompt: Prompt, repeat: int, arm: Arm, output: Generation, baseline: Generation) -> None:
         """Trace an output, compare it with the baseline's where it should be the same, and replay along it."""
@@ -220,12 +266,12 @@ class Session:
             tokenizer = self._target.tokenizer
             decode = None if tokenizer is None else tokenizer.decode
             about = {"prompt": prompt.id, "drafter": arm.method, "structure": arm.structure.label}
-            self._traces.append(trace(output, decode, **about, lossless=lossless))
+            self._prompt.traces.append(asdict(trace(output, decode, **about, lossless=lossless)))
         if self._target.sampling.greedy and lossless:
-            self._compared[arm.method] += 1
+            self._prompt.compared.append(arm.method)
             divergence = explain(self._target, (prompt.id, arm.gamma), baseline.prompt, baseline.tokens, output.tokens)
             if divergence is not None:
-                self._divergences.append((arm.method, divergence))
+                self._prompt.parted(arm.method, divergence)
         work = {"prompt": prompt.id, "repeat": repeat}
         if parts.walks:
             self._replays.walked(arm, output, work)
@@ -239,6 +285,34 @@ class Session:
         request = self._request(prompt, repeat, baseline.tokens)
         for each in self._parts.drafters:
             self._replays.alpha(each.arms[0], request, baseline.tokens, work)
+
+
+def decode_conversation(
+    parts: Parts,
+    session: Session,
+    conversation: Conversation,
+    kept: Mapping[PromptKey, DonePrompt],
+    answers: Answers,
+    advance: Callable[[bool], None],
+) -> None:
+    """Decode the turns of a prompt, except for those that are kept.
+
+    Args:
+        kept: turns that are done.
+        answers: of earlier repeats; those of this prompt are added.
+        advance: called after every turn, with False for one that was kept.
+    """
+    current: Prompt | None = conversation.prompt
+    place = conversation.place
+    while current is not None:
+        done = kept.get((conversation.repeat, current.id))
+        if done is None:
+            output = session.run_prompt(current, conversation.repeat, place).tokens
+        else:
+            output = session.keep(current, done, place)
+        advance(done is None)
+        answer = answers.setdefault(current.id, output)
+        current, place = parts.prompts.follow_up(current, answer), place + 1
 
 
 def peak_mb(device: torch.device) -> float:

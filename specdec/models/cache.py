@@ -189,7 +189,7 @@ class KVCache(Cache):
             index = None
             for layer in self.layers:
                 if layer.is_initialized:
-                    if index is None:
+                    if index is None or index.device != layer.keys.device:  # layers may lie on several devices
                         index = torch.tensor(tuple(slots)).to(layer.keys.device, non_blocking=True)
                     layer.move(copy, index, prefix, self.copies)
         self.length = length

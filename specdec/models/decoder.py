@@ -21,6 +21,7 @@ from specdec.models.compile import Mode, StaticStep, Step, TracedStep, only_sequ
 from specdec.models.draft_loop import Choice, StaticLoop
 from specdec.models.masks import Mask, MaskBuffers
 from specdec.models.path_batch import PathBatch, path_batch, root_batch
+from specdec.models.spread import main_device
 from specdec.records import Tree, chain_tree
 
 logger = logging.getLogger(__name__)
@@ -56,7 +57,7 @@ class CachedModel:
 
     def __init__(self, model: Any, name: str, config: Any) -> None:
         self.model, self.name = model, name
-        self.device: torch.device = model.device
+        self.device = main_device(model)
         self.vocab_size: int = config.vocab_size
         self.context_length: int = getattr(config, "max_position_embeddings", None) or 1 << 30
         self.end_tokens = end_tokens_of(model)

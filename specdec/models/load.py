@@ -10,6 +10,7 @@ import torch
 
 from specdec import hub
 from specdec.errors import ModelLoadError, UsageError
+from specdec.models.spread import own_share
 
 POCKET = "pocket"
 Dtype = Literal["auto", "float64", "float32", "bfloat16", "float16"]
@@ -22,7 +23,13 @@ def model_path(name: str, part: str = "target") -> str:
 
 
 def load_model(
-    name: str, *, dtype: torch.dtype | None, device: torch.device, attention: str, kind: Kind | None = None
+    name: str,
+    *,
+    dtype: torch.dtype | None,
+    device: torch.device,
+    attention: str,
+    kind: Kind | None = None,
+    spread: Mapping[str, Any] | None = None,
 ) -> Any:
     """Load a transformers model in evaluation mode.
 
@@ -31,6 +38,7 @@ def load_model(
         dtype: None keeps the checkpoint's own.
         attention: transformers' attention implementation, or "auto".
         kind: the only kind that is accepted; None accepts both.
+        spread: how transformers lays the weights out over several devices (`models.spread`); None puts all on `device`.
     Raises:
         ModelLoadError: missing or truncated files, missing layers, mismatched shapes, NaN weights, remote code, a model
             of the wrong kind.
@@ -63,6 +71,7 @@ def load_model(
             use_safetensors=True,
             trust_remote_code=False,
             output_loading_info=True,
+            **(spread or {}),
         )
     except ModelLoadError:
         raise
@@ -78,9 +87,10 @@ def load_model(
                 "transformers would fill them with random weights; get the whole checkpoint."
             )
     for key, weight in model.named_parameters():
-        if not torch.isfinite(weight).all():
+        own = own_share(weight)
+        if own is not None and not torch.isfinite(own).all():
             raise ModelLoadError(f"Model {name} is damaged: {key} holds NaN or infinite weights; fetch it again.")
-    return model.to(device).eval().requires_grad_(False)
+    return (model if spread else model.to(device)).eval().requires_grad_(False)
 
 
 def load_tokenizer(name: str) -> Any:

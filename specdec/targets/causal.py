@@ -1,21 +1,24 @@
 """Decoder-only transformers models as targets: trees and batches of paths are verified over our own cache."""
 
 import hashlib
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
+from specdec import ranks
 from specdec.config import AtLeastOne, typed
-from specdec.errors import UsageError
+from specdec.errors import EnvironmentFault, UsageError
 from specdec.models.compile import Mode, joined_states, mode_for
 from specdec.models.decoder import Decoder
 from specdec.models.load import Dtype, load_model, load_tokenizer, model_path, resolve_device, resolve_dtype
 from specdec.models.products import matrix_products
 from specdec.models.random_weights import check_shape, random_model, shape_hash
-from specdec.records import TextStart
+from specdec.models.spread import DeviceMap, check_modules, mapped, placement, sharded, spread_in_words, whole
+from specdec.records import Acceptance, Draft, TextStart
 from specdec.sampling import SamplingConfig
 from specdec.structures.base import EVERY_STRUCTURE
 from specdec.targets.base import TargetCapabilities, targets
@@ -36,6 +39,8 @@ class CausalConfig:
     compile: Literal[False, True, "trace", "auto"]
     evaluation: Literal["packed", "rows"]
     prefill_chunk: AtLeastOne
+    tensor_parallel: AtLeastOne
+    device_map: DeviceMap | None
 
 
 @targets.register("causal")
@@ -45,6 +50,8 @@ class Causal(ModelTarget):
 
     capabilities = TargetCapabilities(structures=EVERY_STRUCTURE)
     decoder: Decoder
+    tensor_parallel = 1  # processes that hold a share of the weights each
+    placed: Mapping[str, int] = {}  # modules on each device, where a device map put them there
     _shape_hash = ""  # of random weights
 
     def __init__(
@@ -75,20 +82,27 @@ class Causal(ModelTarget):
         """
         name, device = model_path(config.model), resolve_device(config.device)
         check_shape(config.model, config.shape)
+        spread = _spread(config, name, device)
         how: dict[str, Any] = {"dtype": resolve_dtype(config.dtype), "device": device, "attention": config.attention}
         if config.shape is not None:
             model, tokenizer = random_model(config.shape, **how), None
         else:
-            model, tokenizer = load_model(name, kind="causal", **how), load_tokenizer(name)
+            model, tokenizer = load_model(name, kind="causal", spread=spread, **how), load_tokenizer(name)
+        check_modules(model, (spread or {}).get("device_map"))
+        placed = placement(model)
+        apart = len(placed) > 1 or "disk" in placed
         target = cls(
             model,
             sampling,
             tokenizer,
             name=name,
             evaluation=config.evaluation,
-            compilation=mode_for(config.compile, device),
+            # A layer that is fetched from elsewhere for every call cannot be recorded.
+            compilation=None if apart else mode_for(config.compile, device),
             prefill_chunk=config.prefill_chunk,
         )
+        target.tensor_parallel, target.placed, target.in_one_piece = config.tensor_parallel, placed, not apart
+        target.in_one_piece &= config.tensor_parallel == 1
         if config.shape is not None:
             target._shape_hash = shape_hash(config.shape)
         return target
@@ -111,12 +125,75 @@ class Causal(ModelTarget):
     def hidden(self) -> HiddenStates:
         return _CausalStates(self)
 
+    def agreed(self, draft: Draft, acceptance: Acceptance) -> Acceptance:
+        if self.tensor_parallel == 1:
+            return acceptance
+        drafted = hash((*acceptance.tokens, *draft.tree.parents))  # of integers: the same in every process
+        same, token, rejected, accepted = ranks.agreed(
+            [drafted, acceptance.next_token, acceptance.rejected, len(acceptance.path)]
+        )
+        if same != drafted:
+            raise EnvironmentFault(
+                f"Rank {ranks.rank()} drafted other tokens than rank 0, so that their calls would not belong together: "
+                "their devices compute differently; use equal ones, or target.tensor_parallel=1."
+            )
+        own = [*acceptance.path, *[0] * accepted][:accepted]
+        return replace(acceptance, path=tuple(ranks.agreed(own)), next_token=token, rejected=bool(rejected))
+
     def products(self) -> list[Product]:
-        return matrix_products(self.model)
+        # The ceiling of one process or device is not that of a model on several.
+        return matrix_products(self.model) if self.in_one_piece else []
 
     def describe(self) -> dict[str, Any]:
         described = super().describe()
+        if self.tensor_parallel > 1:
+            described["tensor_parallel"] = self.tensor_parallel
+        if self.placed:
+            described["device_map"] = dict(self.placed)
         return {**described, "sha256": self._shape_hash or described["sha256"]}
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        if self.tensor_parallel > 1:
+            return (
+                f"The target's weights are shared out over {self.tensor_parallel} processes: every call waits for all "
+                "of them. There is no cost model and no roofline, which are those of one device.",
+            )
+        if not self.in_one_piece:
+            return (
+                f"The target's modules lie on several devices ({spread_in_words(self.placed)}): a call runs through "
+                "them one after another and waits for what is moved, which a wide call pays once and plain decoding "
+                "pays for every token. Speedups of this run are distorted and say nothing of a model in one piece.",
+            )
+        return ()
+
+    @property
+    def tags(self) -> dict[str, str]:
+        if self.tensor_parallel > 1:
+            return {"tensor_parallel": str(self.tensor_parallel)}
+        placed = {"device_map": spread_in_words(self.placed)} if self.placed else {}
+        return placed if self.in_one_piece else {**placed, "distorted": "device_map"}
+
+
+def _spread(config: CausalConfig, name: str, device: torch.device) -> dict[str, Any] | None:
+    """Return how the weights are laid out over several devices; None for a model in one piece.
+
+    Raises:
+        UsageError: both ways at once, a way that does not fit the model or the machine.
+    """
+    if config.device_map is not None and (config.tensor_parallel > 1 or config.device != "auto" or config.shape):
+        other = (
+            f"target.tensor_parallel={config.tensor_parallel}"
+            if config.tensor_parallel > 1
+            else "target.model=random" if config.shape else f"target.device={config.device}"
+        )  # fmt: skip
+        raise UsageError(
+            f"Bad value target.device_map: it says where every layer lies, which does not go with {other}; use one of "
+            "the two."
+        )
+    if config.device_map is not None:
+        return mapped(config.device_map)
+    return sharded(name, config.tensor_parallel, device) if config.tensor_parallel > 1 else None
 
 
 class _CausalStates(HiddenStates):
@@ -133,12 +210,20 @@ class _CausalStates(HiddenStates):
     @property
     def embedding(self) -> Tensor:
         weight: Tensor = self._target.model.get_input_embeddings().weight
-        return weight
+        return self._in_memory(weight)
 
     @property
     def output_layer(self) -> Tensor:
         weight: Tensor = self._target.model.get_output_embeddings().weight
-        return weight
+        return self._in_memory(weight)
+
+    def _in_memory(self, weight: Tensor) -> Tensor:
+        if weight.device.type == "meta":
+            raise UsageError(
+                "Bad value target.device_map: it puts the target's embeddings on disk, and heads read them; keep "
+                "model.embed_tokens and lm_head on a device, or use a drafter without heads."
+            )
+        return whole(weight)
 
     @property
     def identity(self) -> str:

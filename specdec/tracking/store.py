@@ -4,34 +4,49 @@ Every fault is a UsageError with its remedy, because all of this happens before 
 functions, because the import takes over a second.
 """
 
+import calendar
+import hashlib
 import logging
 import os
 import re
 import shlex
 import socket
 import sqlite3
-from collections.abc import Iterator
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from specdec.errors import Interrupted, SpecdecError, UsageError
+from specdec.errors import EnvironmentFault, Interrupted, SpecdecError, UsageError
 
 logger = logging.getLogger(__name__)
 
 SQLITE = "sqlite:///"
+HEARTBEAT = "%Y-%m-%dT%H:%M:%SZ"
 ELSEWHERE = "name another store with tracking.uri=sqlite:///FILE"
 SETTINGS = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
     # MLflow's own values (7 retries, 120 s each) block for minutes when a server goes away.
-    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
     "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "1",
-    "MLFLOW_HTTP_REQUEST_TIMEOUT": "20",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
+    "MLFLOW_ARTIFACT_UPLOAD_DOWNLOAD_TIMEOUT": "30",
 }
+CONNECT_SECONDS = 5  # to a database server
+ASK_AGAIN_SECONDS = 60.0  # a store that was down is not asked again for so long: every question costs seconds
+ELSEWHERE_SILENT_HOURS = 6.0  # without a heartbeat, until a run of another machine counts as dead
+# Databases say by words only if nobody answers or if somebody said no.
+_REFUSED = re.compile(r"authentication|password|does not exist|permission|unknown database|access denied", re.I)
+
+
+class Unreachable(EnvironmentFault):
+    """A store that may be right and does not answer: a run can go on without it, and be uploaded later."""
 
 
 @dataclass(frozen=True)
@@ -51,10 +66,15 @@ class Store:
     def is_server(self) -> bool:
         return self.uri.startswith(("http://", "https://"))
 
+    @property
+    def is_database_server(self) -> bool:
+        """True for PostgreSQL and its like: neither a file nor a tracking server."""
+        return self.database is None and not self.is_server
+
 
 def without_password(text: str) -> str:
-    """Replace user and password in an address by stars."""
-    return re.sub(r"://[^/@\s]+@", "://***@", text)
+    """Replace user and password in an address by stars; a database's user without a password stays."""
+    return re.sub(r"(https?://|://(?=[^/@\s:]*:))[^/@\s]+@", r"\1***@", text)
 
 
 def locate(uri: str | None, folder: Path) -> Store:
@@ -79,6 +99,8 @@ def locate(uri: str | None, folder: Path) -> Store:
             f"tracking.uri={uri} is no store that specdec writes to: give a database such as "
             f"{SQLITE}mlflow.db, or the address of a server such as http://localhost:5000."
         )
+    # psycopg 3, the driver of the extra `postgres`: SQLAlchemy's versions differ in what a bare address means.
+    uri = re.sub(r"^postgres(ql)?://", "postgresql+psycopg://", uri)
     return Store(uri, None, folder / "mlartifacts")
 
 
@@ -88,21 +110,26 @@ def locked(store: Store) -> Iterator[None]:
 
     Raises UsageError if the database's folder cannot be written.
     """
-    if store.database is None:
+    if store.is_server:
         yield
         return
     from filelock import FileLock, Timeout
 
     quieten()  # imports MLflow before the lock is held
-    lock = FileLock(store.database.parent / f".{store.database.name}.lock", timeout=300)
+    if store.database is None:  # machines agree in another way: a sweep opens the store before its cells start
+        name = hashlib.sha256(store.uri.encode()).hexdigest()[:16]
+        path = Path(tempfile.gettempdir()) / f"specdec-{os.getuid() if hasattr(os, 'getuid') else 0}-{name}.lock"
+    else:
+        path = store.database.parent / f".{store.database.name}.lock"
+    lock = FileLock(path, timeout=300)
     try:
-        store.database.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
         lock.acquire()
     except Timeout:
         raise UsageError(f"Another process has held {lock.lock_file} for five minutes: end it and try again.") from None
     except OSError as error:
         raise UsageError(
-            f"The tracking database {store.database} cannot be written ({error.strerror}): "
+            f"The tracking database {store.database or store.shown} cannot be written ({error.strerror}): "
             f"run specdec where you may write, or {ELSEWHERE}."
         ) from None
     try:
@@ -114,12 +141,19 @@ def locked(store: Store) -> Iterator[None]:
 def opened(store: Store, experiment: str) -> tuple[Any, str]:
     """Open the store and return its client and the experiment's id; make schema and experiment if there are none.
 
-    Raises UsageError if the store or the experiment cannot be used.
+    Raises:
+        UsageError: the store or the experiment cannot be used.
+        Unreachable: the server does not answer, or did not less than a minute ago.
     """
+    silent = _silent.get(store.uri)
+    if silent is not None and time.monotonic() - silent[0] < ASK_AGAIN_SECONDS:
+        raise Unreachable(silent[1])
     try:
         if store.database is not None:
             check_schema(store, schema_of(store.database))
         quieten()
+        if store.is_database_server:
+            _connect(store)
         from mlflow.tracking import MlflowClient
 
         client = MlflowClient(tracking_uri=store.uri)
@@ -128,14 +162,11 @@ def opened(store: Store, experiment: str) -> tuple[Any, str]:
             return client, _created(client, store, experiment)
     except SpecdecError:
         raise
+    except ModuleNotFoundError as error:
+        raise UsageError(_without_driver(store, error)) from None
     except Exception as error:  # MLflow's, SQLAlchemy's, a missing driver's, the network's
         reraise_interruption(error)
-        if store.is_server:
-            raise UsageError(
-                f"The tracking server {store.shown} cannot be used ({reason(error)}): start it, "
-                "correct tracking.uri, or leave it out to log into ./mlflow.db."
-            ) from None
-        raise UsageError(f"The tracking store {store.shown} cannot be used: {reason(error)}.") from None
+        raise _fault(store, error) from None
     if found.lifecycle_stage == "deleted":
         raise UsageError(
             f"The experiment {experiment!r} was deleted in {store.shown}: restore it with "
@@ -143,6 +174,52 @@ def opened(store: Store, experiment: str) -> tuple[Any, str]:
             f"{found.experiment_id}`, or choose another with tracking.experiment=NAME."
         )
     return client, found.experiment_id
+
+
+_silent: dict[str, tuple[float, str]] = {}  # by address: when a store did not answer, and what is said of it
+
+
+def _connect(store: Store) -> None:
+    """Connect to a database server once, with a short limit: MLflow's own ten attempts take a minute and a half."""
+    from sqlalchemy import create_engine
+
+    engine = create_engine(store.uri, connect_args={"connect_timeout": CONNECT_SECONDS})
+    try:
+        engine.connect().close()
+    finally:
+        engine.dispose()
+
+
+def _fault(store: Store, error: Exception) -> SpecdecError:
+    """Return the sentence on a store that failed: Unreachable if nobody answered, else a UsageError."""
+    kind = "server" if store.is_server else "database" if store.is_database_server else "store"
+    if unanswered(store, error):
+        sentence = (
+            f"The tracking {kind} {store.shown} does not answer ({reason(error)}): start it, correct tracking.uri, "
+            "or leave it out to log into ./mlflow.db."
+        )
+        _silent[store.uri] = time.monotonic(), sentence
+        return Unreachable(sentence)
+    remedy = ": correct tracking.uri, or leave it out to log into ./mlflow.db" if kind != "store" else ""
+    return UsageError(f"The tracking {kind} {store.shown} cannot be used ({reason(error)}){remedy}.")
+
+
+def unanswered(store: Store, error: Exception) -> bool:
+    """Return True if an error says that nobody answers, or a server is broken; False for a refusal."""
+    if store.is_server:
+        from mlflow.exceptions import InvalidUrlException, MlflowException
+
+        broken = isinstance(error, MlflowException) and error.get_http_status_code() >= 500
+        return broken and not isinstance(error, InvalidUrlException)
+    from sqlalchemy.exc import OperationalError
+
+    return store.is_database_server and isinstance(error, OperationalError) and not _REFUSED.search(str(error))
+
+
+def _without_driver(store: Store, error: ModuleNotFoundError) -> str:
+    if (error.name or "").partition(".")[0] == "psycopg":
+        return 'tracking.uri=postgresql://... needs the driver psycopg: pip install "specdec-workbench[postgres]".'
+    return f"The tracking store {store.shown} needs the Python package {error.name!r}, which is not installed."
 
 
 def _created(client: Any, store: Store, experiment: str) -> str:
@@ -208,24 +285,52 @@ def check_schema(store: Store, revision: str | None) -> None:
 
 
 def reap(client: Any, experiment_id: str) -> None:
-    """Mark runs as KILLED whose process on this machine is gone (SIGKILL, power loss) while they are still RUNNING."""
-    import psutil
-
-    here = socket.gethostname().replace("'", "")
-    query = f"attributes.status = 'RUNNING' and tags.`specdec.host` = '{here}'"
+    """Mark runs as KILLED whose process is gone (SIGKILL, power loss) while they are still RUNNING: on this machine by
+    the process, on others by the age of the last heartbeat.
+    """
     try:
-        for run in client.search_runs([experiment_id], query):
-            number, _, born = run.data.tags.get("specdec.process", "").partition(":")
-            try:
-                alive = abs(psutil.Process(int(number)).create_time() - float(born)) < 2
-            except (psutil.NoSuchProcess, ValueError):
-                alive = False
-            if not alive:
+        for run in client.search_runs([experiment_id], "attributes.status = 'RUNNING'"):
+            if "specdec.process" in run.data.tags and not alive(run.data.tags):
                 client.set_terminated(run.info.run_id, "KILLED")
                 logger.info("Run %s of a process that is gone was still open: now KILLED.", run.info.run_id)
     except Exception as error:  # a fault here must not keep a run from starting
         reraise_interruption(error)
         logger.debug("Runs of dead processes could not be closed: %s", error)
+
+
+def alive(tags: Mapping[str, str], seen: float | None = None) -> bool:
+    """Return False if the process that a run's tags name is known or presumed to be gone.
+
+    Args:
+        seen: when the run was last seen alive, in seconds since 1970; None to go by the tag of the heartbeat.
+    """
+    if tags.get("specdec.host") == socket.gethostname():
+        return process_runs(tags.get("specdec.process", ""))
+    if seen is None:
+        try:
+            seen = float(calendar.timegm(time.strptime(tags.get("specdec.heartbeat", ""), HEARTBEAT)))
+        except ValueError:
+            return True
+    return time.time() - seen < ELSEWHERE_SILENT_HOURS * 3600
+
+
+def this_process() -> str:
+    """Return number and birth of this process, as `process_runs` reads them: numbers alone are used again."""
+    import psutil
+
+    process = psutil.Process()
+    return f"{process.pid}:{process.create_time():.0f}"
+
+
+def process_runs(process: str) -> bool:
+    """Return True if a process of this machine, as `this_process` wrote it, still runs."""
+    import psutil
+
+    number, _, born = process.partition(":")
+    try:
+        return abs(psutil.Process(int(number)).create_time() - float(born)) < 2
+    except (psutil.NoSuchProcess, ValueError):
+        return False
 
 
 def quieten() -> None:

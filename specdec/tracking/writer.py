@@ -1,7 +1,7 @@
-"""Writes runs to MLflow; no other file does. Knows names, values and folders; nothing of decoding.
+"""Logs a run: every line goes to the run's own journal first, and from there to MLflow, which is a mirror of it.
 
-Results are on disk before anything here is called, so a store that fails costs a warning and no measurement, unless
-`tracking.required` says otherwise. MLflow is imported inside functions, because the import takes over a second.
+A store that fails costs a warning and no measurement, unless `tracking.required` says otherwise; `specdec.sync` uploads
+what it missed. Knows names, values and folders; nothing of decoding.
 """
 
 import json
@@ -13,54 +13,65 @@ import re
 import shlex
 import socket
 import time
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 from specdec.config import TrackingConfig
 from specdec.errors import EnvironmentFault, Interrupted
-from specdec.tracking.store import Store, locate, locked, opened, reap, reason, reraise_interruption
+from specdec.tracking.journal import Entry, Journal
+from specdec.tracking.mirror import Mirror
+from specdec.tracking.store import (
+    HEARTBEAT,
+    Store,
+    Unreachable,
+    locate,
+    locked,
+    opened,
+    reap,
+    reason,
+    reraise_interruption,
+    this_process,
+    unanswered,
+)
 from specdec.tracking.store import without_password as redacted
 
 logger = logging.getLogger(__name__)
 
-PARENT_RUN = "SPECDEC_PARENT_RUN"  # environment variable: id of the sweep's parent run; empty if tracking is off
+PARENT_RUN = "SPECDEC_PARENT_RUN"  # environment variable: the folder of the sweep that this process runs a cell of
 SWEEP_CELL = "SPECDEC_SWEEP_CELL"  # environment variable: number of the sweep's cell that this process runs
-ARTIFACTS = ("*.parquet", "*.jsonl", "*.json", "*.csv", "*.html", "*.md", "config.yaml", "figures/**/*", "trees/*.yaml")
 CHART_VIEW = "#/experiments/{}/runs?workflowType=machine_learning&compareRunsMode=CHART"
-BATCH = 1000  # metrics in one request, the limit of MLflow
 HEARTBEAT_SECONDS = 30.0
 
 
 class TrackedRun:
-    """One MLflow run. Without tracking there is no run, and every method returns at once.
+    """One run: its journal, and the store's mirror of it. Without a store only the journal is written, and without a
+    folder for the journal nothing is.
 
     As a context it ends FINISHED, FAILED (with the tag `specdec.failure`) or, after a signal, KILLED.
 
     If the store fails, methods raise EnvironmentFault where tracking is required; otherwise the first fault is logged
-    and nothing more is written.
+    and nothing more is sent.
     """
 
-    def __init__(
-        self,
-        client: Any,
-        run_id: str,
-        experiment_id: str,
-        link: str,
-        required: bool,
-        about: Mapping[str, str] | None = None,
-    ) -> None:
+    def __init__(self, journal: Journal, mirror: Mirror | None, link: str, required: bool) -> None:
         """
         Args:
-            about: tags that the runs of its curves carry too.
+            journal: one that was begun.
+            link: address of the run's experiment; "" without a store.
         """
-        self.run_id, self.link = run_id, link
-        self._about, self._overlaid = dict(about or {}), set[str]()
-        self._client, self._experiment_id, self._required = client, experiment_id, required
-        self._children: dict[str, str] = {}
+        self.link = link
+        self._journal, self._mirror, self._required = journal, mirror, required
+        self._known = mirror  # also once the store failed: what it has stays there
+        self._overlaid: set[str] = set()
+        self._behind = False  # a signal arrived while the store was being written
         self._beaten = time.monotonic()
+
+    @property
+    def run_id(self) -> str:
+        """The run's number in the store; "" without one."""
+        return self._known.run_id if self._known else ""
 
     def __enter__(self) -> "TrackedRun":
         return self
@@ -76,11 +87,11 @@ class TrackedRun:
 
     def metrics(self, values: Mapping[str, float | None], step: int | None = None) -> None:
         """Log numbers. NaN is kept; None and infinities, which MLflow would turn into 1.8e308, are left out."""
-        self._log({name: {step or 0: value} for name, value in values.items()}, self.run_id)
+        self._log({name: {step or 0: value} for name, value in values.items()}, {})
 
     def curves(self, curves: Mapping[str, Mapping[int, float | None]]) -> None:
         """Log curves on this run: {name: {step: value}}."""
-        self._log(curves, self.run_id)
+        self._log(curves, {})
 
     def curve_children(self, key: str, lines: Mapping[str, Mapping[int, float | None]]) -> None:
         """Log every line under the same `key` on a child run of its own, so that one MLflow chart overlays them.
@@ -89,23 +100,23 @@ class TrackedRun:
         drafter, model and gamma its line is, because a chart may show the lines of several runs.
         """
         self._overlaid.add(key)
+        tags_of_run = self._journal.header.get("tags", {})
+        about = {name: value for name, value in tags_of_run.items() if name in _TOLD_OF_CURVES}
         for line, points in lines.items():
-            if line not in self._children:
-                self._write("making a curve's run", partial(self._add_child, line))
-            if line in self._children:
-                self._log({key: points}, self._children[line])
+            tags = {**about, "specdec.role": "curve", "specdec.line": line}
+            self._log({key: points}, {"line": line, "name": _line_name(line, about), "about": tags})
 
     def overlay(self, key: str) -> str:
         """Return the address of one chart with all lines that were logged under `key`, and under its `.ci_low` and
         `.ci_high`; "" if there are none.
         """
-        if not self._children:
+        if self._known is None or not self._known.children:
             return ""
         keys = [key, *sorted(self._overlaid & {f"{key}.ci_low", f"{key}.ci_high"})]
         view = {
-            "runs": json.dumps(list(self._children.values())),
+            "runs": json.dumps(list(self._known.children.values())),
             "metric": json.dumps(key),
-            "experiments": json.dumps([self._experiment_id]),
+            "experiments": json.dumps([self._known.experiment_id]),
             "plot_metric_keys": json.dumps(keys),
             "plot_layout": "{}",
             "x_axis": "step",
@@ -114,98 +125,107 @@ class TrackedRun:
         page = self.link.rpartition("\n")[2].partition("#/")[0]
         return f"{page}#/metric?" + "&".join(f"{name}={quote(value)}" for name, value in view.items())
 
-    def artifacts(self, folder: Path) -> None:
-        """Upload the `ARTIFACTS` of a run's output folder, without the part files that only serve resumption."""
-        files = {path for pattern in ARTIFACTS for path in folder.glob(pattern) if path.is_file()}
-        for path in sorted(files):
-            if not re.search(r"\bpart", path.name):
-                self._write(f"uploading {path.name}", partial(self._upload, path, folder))
+    def artifacts(self) -> None:
+        """Upload the files of the run's folder, as they are now."""
+        if self._journal.folder is not None:
+            self._write("uploading files", {"artifacts": True})
 
     def tags(self, values: Mapping[str, str]) -> None:
-        self._write("writing tags", partial(self._set_tags, values))
+        accepted = {_accepted_name(name): redacted(str(value))[:5000] for name, value in values.items()}
+        self._write("writing tags", {"tags": accepted})
 
     def heartbeat(self) -> None:
         """Log that the process is alive, at most twice a minute; call it between prompts, outside timing."""
-        if time.monotonic() - self._beaten >= HEARTBEAT_SECONDS:
+        if self._mirror is not None and time.monotonic() - self._beaten >= HEARTBEAT_SECONDS:
             self._beaten = time.monotonic()
-            self.tags({"specdec.heartbeat": _now()})
+            try:
+                self._mirror.tag("specdec.heartbeat", _now())
+            except Exception as error:
+                self._lose("writing the heartbeat", error)
 
     def end(self, status: str) -> None:
         """End the run as FINISHED, FAILED or KILLED; only with FINISHED a fault of a required store is an error."""
         self._required = self._required and status == "FINISHED"
-        self._write("ending the run", lambda: self._client.set_terminated(self.run_id, status))
+        self._write("ending the run", {"end": status})
 
     def discard(self) -> None:
         """Delete a run whose work never began."""
         self._required = False
-        self._write("deleting the run", lambda: self._client.delete_run(self.run_id))
+        self._write("deleting the run", {"discard": True})
 
-    def _log(self, curves: Mapping[str, Mapping[int, float | None]], run_id: str) -> None:
-        if self._client is None:
-            return
-        from mlflow.entities import Metric
-
-        now = int(time.time() * 1000)
-        batch = [
-            Metric(_accepted_name(name), float(value), now, int(step))
+    def _log(self, curves: Mapping[str, Mapping[int, float | None]], line: Mapping[str, Any]) -> None:
+        points = [
+            [_accepted_name(name), int(step), float(value)]
             for name, points in curves.items()
             for step, value in points.items()
             if value is not None and not math.isinf(value)
         ]
-        for start in range(0, len(batch), BATCH):
-            part = batch[start : start + BATCH]
-            self._write("logging metrics", partial(self._client.log_batch, run_id, metrics=part))
-            if self._client is None:
-                return
+        self._write("logging metrics", {"metrics": points, **line})
 
-    def _add_child(self, line: str) -> None:
-        tags = {**self._about, "specdec.role": "curve", "specdec.line": line, "mlflow.parentRunId": self.run_id}
-        name = _line_name(line, self._about)
-        child = self._client.create_run(self._experiment_id, run_name=name, tags=tags).info.run_id
-        self._client.set_terminated(child, "FINISHED")  # at once: a run can be logged to after its end
-        self._children[line] = child
-
-    def _upload(self, path: Path, folder: Path) -> None:
-        inside = path.parent.relative_to(folder).as_posix()
-        self._client.log_artifact(self.run_id, str(path), None if inside == "." else inside)
-
-    def _set_tags(self, values: Mapping[str, str]) -> None:
-        from mlflow.entities import RunTag
-
-        tags = [RunTag(_accepted_name(name), str(value)[:5000]) for name, value in values.items()]
-        self._client.log_batch(self.run_id, tags=tags)
-
-    def _write(self, doing: str, action: Callable[[], Any]) -> None:
-        if self._client is None:
+    def _write(self, doing: str, entry: Entry) -> None:
+        """Write a line to the journal, then to the store."""
+        if not self._journal.entries:
             return
+        entry = self._journal.append(entry)
+        if self._mirror is None:
+            return
+        behind, self._behind = self._behind, True
         try:
-            action()
+            if behind:
+                self._mirror.catch_up()
+            else:
+                self._mirror.apply(entry)
+            self._behind = False
         except Exception as error:  # a store can raise anything
-            reraise_interruption(error)
-            client, self._client = self._client, None
-            _last_words(client, self.run_id)
-            if self._required:
-                raise EnvironmentFault(f"Tracking is required and failed while {doing}: {reason(error)}.") from error
-            logger.warning(
-                "Tracking failed while %s and is off for the rest of this run; the results stay on disk. %s.",
-                doing, reason(error),
-            )  # fmt: skip
+            self._lose(doing, error)
+
+    def _lose(self, doing: str, error: Exception) -> None:
+        """Go on without the store, or end the run where tracking is required."""
+        reraise_interruption(error)
+        mirror, self._mirror = self._mirror, None
+        assert mirror is not None
+        if not unanswered(mirror.store, error):  # nobody waits for a silent server twice
+            mirror.abandon()
+        if self._required:
+            raise EnvironmentFault(
+                f"Tracking is required and failed while {doing}: {reason(error)}.{_upload(self._journal.folder)}"
+            ) from error
+        logger.warning(
+            "Tracking failed while %s and is off for the rest of this run; the results stay on disk. %s.%s",
+            doing, reason(error), _upload(self._journal.folder),
+        )  # fmt: skip
 
 
 def check_store(config: TrackingConfig, folder: Path) -> None:
     """Make the store ready before any decoding, and close runs that dead processes left open.
 
-    Raises UsageError for a file that is no MLflow database or has another schema, a deleted experiment, a server that
-    does not answer, a folder that cannot be written.
+    A server that does not answer is left to `tracked_run`, which goes on without it, unless tracking is required.
+
+    Raises:
+        UsageError: a file that is no MLflow database or has another schema, a deleted experiment, a server that
+            refuses, a folder that cannot be written.
+        EnvironmentFault: tracking is required and the server does not answer.
     """
-    if config.enabled:
-        store = locate(config.uri, folder)
+    if not config.enabled:
+        return
+    store = locate(config.uri, folder)
+    try:
         with locked(store):
             reap(*opened(store, config.experiment))
+    except Unreachable:
+        if config.required:
+            raise
 
 
 def tracked_run(
-    config: TrackingConfig, *, name: str, params: Mapping[str, Any], tags: Mapping[str, str], folder: Path | None = None
+    config: TrackingConfig,
+    *,
+    name: str,
+    params: Mapping[str, Any],
+    tags: Mapping[str, str],
+    folder: Path | None = None,
+    results: Path | None = None,
+    fresh: bool = False,
 ) -> TrackedRun:
     """Open a run; the caller uses it as a context, or calls `end`.
 
@@ -213,33 +233,72 @@ def tracked_run(
         params: parameters with dotted keys.
         tags: tags beside role, host, process and heartbeat; `specdec.cell` identifies what was run.
         folder: folder that the command runs in; None for the working directory.
+        results: the run's own folder, for its journal and the files to upload; None if it has none. A folder that has a
+            journal already belongs to a run that goes on.
+        fresh: begin another run although the folder has a journal.
     Raises:
         EnvironmentFault: tracking is required and the store fails.
     """
-    off = TrackedRun(None, "", "", "", False)
-    if not config.enabled:
-        return off
+    journal = Journal(results)
+    folder = folder or Path.cwd()
+    store = locate(config.uri, folder) if config.enabled else None
+    if journal.entries and not fresh and not journal.discarded:
+        journal.append({"again": _process_tags()})
+    elif config.enabled or results is not None:
+        journal.begin(_header(config, store, name, params, tags, results))
+    if store is None:
+        return TrackedRun(journal, None, "", False)
     try:
-        store = locate(config.uri, folder or Path.cwd())
         client, experiment_id = opened(store, config.experiment)
-        all_tags = _own_tags() | {_accepted_name(key): str(value)[:5000] for key, value in tags.items()}
-        if all_tags["specdec.role"] in ("main", "study") and os.environ.get(PARENT_RUN):
-            all_tags["mlflow.parentRunId"] = os.environ[PARENT_RUN]
-            all_tags["specdec.sweep_cell"] = os.environ.get(SWEEP_CELL, "")
-        run_id = client.create_run(experiment_id, run_name=config.run_name or name, tags=all_tags).info.run_id
+        mirror = Mirror(client, store, (config.experiment, experiment_id), journal)
+        if len(journal.entries) == 1:
+            mirror.apply(journal.entries[0])
+        else:
+            mirror.catch_up()
     except Exception as error:
         reraise_interruption(error)
         if config.required:
             raise EnvironmentFault(f"Tracking is required and no run could be opened: {reason(error)}.") from error
-        logger.warning("Tracking is off for this run; the results stay on disk. %s.", reason(error))
-        return off
-    about = {key: value for key, value in all_tags.items() if key in _TOLD_OF_CURVES}
-    run = TrackedRun(client, run_id, experiment_id, _link(store, experiment_id), config.required, about)
-    run._write("logging parameters", lambda: _log_params(client, run_id, params))
-    return run
+        logger.warning(
+            "Tracking is off for this run; the results stay on disk. %s.%s", reason(error), _upload(results)
+        )  # fmt: skip
+        return TrackedRun(journal, None, "", False)
+    return TrackedRun(journal, mirror, _link(store, experiment_id), config.required)
 
 
 _TOLD_OF_CURVES = ("drafter", "model", "gamma", "specdec.overrides")
+
+
+def _header(
+    config: TrackingConfig,
+    store: Store | None,
+    name: str,
+    params: Mapping[str, Any],
+    tags: Mapping[str, str],
+    results: Path | None,
+) -> dict[str, Any]:
+    """Return the first line of a journal: all that makes the run in a store."""
+    own = {"specdec.role": "main", **_process_tags(), "mlflow.source.name": "specdec", "mlflow.source.type": "LOCAL"}
+    own |= {_accepted_name(key): redacted(str(value))[:5000] for key, value in tags.items()}
+    sweep, parent = os.environ.get(PARENT_RUN), None
+    if sweep and own["specdec.role"] in ("main", "study"):
+        above = Journal(Path(sweep))
+        if above.entries:
+            parent = {"id": above.header["id"], "folder": os.path.relpath(sweep, results or Path.cwd())}
+        own["specdec.sweep_cell"] = os.environ.get(SWEEP_CELL, "")
+    return {
+        "store": "" if store is None else store.shown,
+        "experiment": config.experiment,
+        "name": redacted(config.run_name or name),
+        "params": {_accepted_name(key): redacted(str(value))[:6000] for key, value in params.items()},
+        "tags": own,
+        "parent": parent,
+    }
+
+
+def _upload(folder: Path | None) -> str:
+    """Return the sentence on how a run's results get into the store later; "" where nothing was kept."""
+    return "" if folder is None else f" Upload them later: python -m specdec.sync {shlex.quote(str(folder))}"
 
 
 def _line_name(line: str, about: Mapping[str, str]) -> str:
@@ -249,26 +308,12 @@ def _line_name(line: str, about: Mapping[str, str]) -> str:
     return ": ".join(part for part in (line, ", ".join(part for part in (told, gamma) if part)) if part)
 
 
-def _own_tags() -> dict[str, str]:
-    import psutil
-
-    process = psutil.Process()
+def _process_tags() -> dict[str, str]:
     return {
-        "specdec.role": "main",
         "specdec.host": socket.gethostname(),
-        "specdec.process": f"{process.pid}:{process.create_time():.0f}",
+        "specdec.process": this_process(),
         "specdec.heartbeat": _now(),
-        "mlflow.source.name": "specdec",
-        "mlflow.source.type": "LOCAL",
     }
-
-
-def _log_params(client: Any, run_id: str, params: Mapping[str, Any]) -> None:
-    from mlflow.entities import Param
-
-    batch = [Param(_accepted_name(key), redacted(str(value))[:6000]) for key, value in params.items()]
-    for start in range(0, len(batch), 100):
-        client.log_batch(run_id, params=batch[start : start + 100])
 
 
 def _link(store: Store, experiment_id: str) -> str:
@@ -287,14 +332,5 @@ def _accepted_name(name: str) -> str:
     return name
 
 
-def _last_words(client: Any, run_id: str) -> None:
-    """Try once to mark the run as incomplete: that one call failed does not mean that all do."""
-    try:
-        client.set_tag(run_id, "specdec.tracking.writer", "incomplete")
-        client.set_terminated(run_id, "FAILED")
-    except Exception as error:
-        reraise_interruption(error)
-
-
 def _now() -> str:
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    return time.strftime(HEARTBEAT, time.gmtime())

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from types import FrameType
 from typing import Any, ClassVar
 
 import numpy as np
@@ -22,6 +23,7 @@ import torch
 
 from specdec.errors import Interrupted, UsageError
 from specdec.models.arithmetic import native_arithmetic
+from specdec.signals import STOPS, end_at_once
 from specdec.text.writing import write_atomically
 from specdec.training.recipe_parts import PaceConfig
 
@@ -237,10 +239,17 @@ def column(metric: str) -> str:
 
 @contextmanager
 def stop_requests() -> Iterator[list[int]]:
-    """Give a list to which SIGINT and SIGTERM append their number, instead of interrupting the step."""
+    """Give a list to which SIGINT and SIGTERM append their number, instead of interrupting the step. A second signal
+    ends the process at once, and the checkpoint stays as it was.
+    """
     received: list[int] = []
-    stops = (signal.SIGINT, signal.SIGTERM)
-    previous = {number: signal.signal(number, lambda signum, frame: received.append(signum)) for number in stops}
+
+    def stop(signum: int, frame: FrameType | None) -> None:
+        if received:
+            end_at_once(signum)
+        received.append(signum)
+
+    previous = {number: signal.signal(number, stop) for number in STOPS}
     try:
         yield received
     finally:

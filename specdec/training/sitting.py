@@ -33,13 +33,15 @@ def sit(training: ResumableTraining, tracking: TrackingConfig, params: Mapping[s
         training.train(lambda values, step: None, lambda line: None)
         return None
     tags = {"specdec.role": "training", "specdec.fingerprint": training.fingerprint}
-    with tracked_run(tracking, name=training.name, params=flattened(params), tags=tags) as tracked:
+    about: dict[str, Any] = {"name": training.name, "params": flattened(params), "tags": tags}
+    # A run of its own for each sitting, which repeats the past of the training: so the journal begins anew.
+    with tracked_run(tracking, **about, results=training.folder, fresh=True) as tracked:
         _log_earlier_sittings(tracked, training)
         with _progress_bar(training, tracked.heartbeat) as display:
             training.train(tracked.metrics, display)
         outcome = training.finish()
         tracked.metrics(outcome.metrics)
-        tracked.artifacts(outcome.folder)
+        tracked.artifacts()
     logger.info("%s: %s", training.name, outcome.sentence)
     return outcome
 

@@ -371,7 +371,11 @@ def run_of(file_of, table, group_values):
             measurement=group_values("measurement", "default", **tiny),
             tracking=group_values("tracking", "mlflow"),
         )
-        return build(validated(RunConfig, dict(config, study=None, seed=0, experiment_name=None, advice_dir="advice")))
+        return build(
+            validated(
+                RunConfig, dict(config, study=None, seed=0, experiment_name=None, advice_dir="advice", resume="auto")
+            )
+        )
 
     return make
 

@@ -97,9 +97,9 @@ def test_with_persist_a_prompt_begins_with_what_finished_ones_taught():
     drafter.start(TextStart(PROMPTS[3], 100))
     draft = drafter.draft(STRUCTURES["rows"])
     assert [path[0] for path in sorted(paths(draft)) if len(path) == 1] == sorted(lines[PROMPTS[3][-1]][:3])
-    # Prompts that were met before begin as they did, whoever decodes them.
+    # Finished prompts begin as they did, whoever decodes them; one that warm-up has begun learns like any other.
     assert rounds_of(drafter, target, PROMPTS[0]) == alone[0]
-    assert rounds_of(drafter, target, PROMPTS[1]) == alone[1]
+    assert rounds_of(drafter, target, PROMPTS[1]) != alone[1]
     taught = rounds_of(drafter, target, PROMPTS[3])
     assert taught != alone[3]
     rounds_of(drafter, target, PROMPTS[3], "chain")

@@ -4,6 +4,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from specdec.analysis.read.facts import RunStatus
 from specdec.experiment import results
 from specdec.experiment.results import ResultsFolder
 
@@ -37,3 +38,15 @@ def test_a_long_table_has_row_groups_of_one_arm_each(tmp_path, monkeypatch, bloc
     written = [line for number in range(4) for line in rounds_of(f"p{number}").select(list(found[0])).to_pylist()]
     assert sorted(map(str, found)) == sorted(map(str, written))
     assert not (tmp_path / "rounds").exists()
+
+
+def test_the_status_is_read_back_and_replaced_as_a_whole(tmp_path):
+    folder = ResultsFolder(tmp_path)
+    assert RunStatus.read(tmp_path) is None
+    folder.write_status("running", "", 3, 8)
+    folder.write_status("killed", "Stopped by SIGTERM.", 4, 8)
+    assert RunStatus.read(tmp_path) == RunStatus("killed", "Stopped by SIGTERM.", 4, 8)
+    assert RunStatus.read(tmp_path).partial
+    assert not list(tmp_path.glob("*.tmp"))
+    (tmp_path / "status.json").write_text('{"status": "run', encoding="utf-8")
+    assert RunStatus.read(tmp_path) is None

@@ -20,6 +20,7 @@ from specdec.experiment.arm import Arm
 from specdec.experiment.identity import identify
 from specdec.experiment.parts import build
 from specdec.experiment.results import ResultsFolder
+from specdec.experiment.resumption import Beginning
 from specdec.experiment.session import Session
 from specdec.records import TextStart
 from specdec.structures import structures
@@ -116,7 +117,8 @@ def test_a_run_warms_up_calibrates_and_then_decodes(tmp_path, decoded, monkeypat
     calibrated: list[int] = []
     calibrate = experiment.calibrate
     monkeypatch.setattr(experiment, "calibrate", lambda *args: calibrated.append(len(decoded)) or calibrate(*args))
-    experiment._measure(config, parts, identify(config, parts, results), results, lambda: None)
+    beginning = Beginning(results, {}, ())
+    experiment._measure(config, parts, identify(config, parts), beginning, lambda: None)
     warm = [gamma for gamma, limit in decoded if limit == 2]
     assert sorted(warm) == [0, 1, 2, 4] and decoded[:4] == [(gamma, 2) for gamma in warm]
     assert calibrated == [4] and len(decoded) == 4 + 6 * 4
@@ -212,9 +214,9 @@ def described(monkeypatch):
     return call
 
 
-def test_the_cell_is_that_of_the_weights_and_not_of_the_store(tmp_path, described):
+def test_the_cell_is_that_of_the_weights_and_not_of_the_store(described):
     def cell(config: RunConfig, **facts: str) -> str:
-        return identify(config, described(config, **facts), ResultsFolder(tmp_path)).cell
+        return identify(config, described(config, **facts)).cell
 
     config = config_of()
     plain = cell(config)

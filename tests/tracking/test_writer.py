@@ -1,12 +1,15 @@
 """What a store receives, how runs end, and what is said when a store cannot be used."""
 
+import importlib
 import json
 import logging
 import math
+import os
 import shutil
 import sqlite3
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +19,7 @@ import pytest
 
 from specdec.config import TrackingConfig
 from specdec.errors import EnvironmentFault, Interrupted, NumericsError, UsageError
+from specdec.tracking import store
 from specdec.tracking import writer as tracking
 from specdec.tracking.store import locate, opened
 from specdec.tracking.writer import check_store, tracked_run
@@ -43,9 +47,11 @@ def client(folder: Path) -> Any:
 def record(folder: Path, client: Any) -> Callable[..., Any]:
     """`record(write)` opens a run, calls `write(run)`, and returns the run that MLflow then has."""
 
-    def record(write: Callable[[Any], None], params: Any = None, tags: Any = None, **changes: Any) -> Any:
-        settings = config(**changes)
-        with tracked_run(settings, name="a run", params=params or {}, tags=tags or {}, folder=folder) as run:
+    def record(
+        write: Callable[[Any], None], params: Any = None, tags: Any = None, results: Path | None = None, **changes: Any
+    ) -> Any:
+        settings, about = config(**changes), {"name": "a run", "params": params or {}, "tags": tags or {}}
+        with tracked_run(settings, **about, folder=folder, results=results) as run:
             write(run)
         return client.get_run(run.run_id)
 
@@ -69,7 +75,8 @@ def test_importing_tracking_stays_light() -> None:
         ("sqlite:///there/m.db", "sqlite:////work/there/m.db", "/work/there/mlartifacts"),
         ("sqlite:////abs/m.db?timeout=5", "sqlite:////abs/m.db?timeout=5", "/abs/mlartifacts"),
         ("http://host:5000/", "http://host:5000", None),
-        ("postgresql://me:secret@host/db", "postgresql://me:secret@host/db", "/work/mlartifacts"),
+        ("postgresql://me:secret@host/db", "postgresql+psycopg://me:secret@host/db", "/work/mlartifacts"),
+        ("postgresql+psycopg2://host/db", "postgresql+psycopg2://host/db", "/work/mlartifacts"),
     ],
 )
 def test_an_address_becomes_absolute(uri: str | None, address: str, artifacts: str | None) -> None:
@@ -169,7 +176,7 @@ def test_a_runs_folder_is_uploaded_without_its_parts(tmp_path: Path, client: Any
     ):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("content")
-    identifier = record(lambda run: run.artifacts(tmp_path)).info.run_id
+    identifier = record(lambda run: run.artifacts(), results=tmp_path).info.run_id
     assert {file.path for file in client.list_artifacts(identifier)} == {*kept, "figures"}
     assert [file.path for file in client.list_artifacts(identifier, "figures")] == ["figures/curve.png"]
 
@@ -202,9 +209,9 @@ def test_a_run_ends_as_it_went(
     assert run.data.tags.get("specdec.failure") == failure
 
 
-def test_a_sweeps_cell_is_nested(monkeypatch: pytest.MonkeyPatch, record: Callable[..., Any]) -> None:
-    parent = record(lambda run: None, tags={"specdec.role": "sweep"}).info.run_id
-    monkeypatch.setenv(tracking.PARENT_RUN, parent)
+def test_a_sweeps_cell_is_nested(monkeypatch: pytest.MonkeyPatch, record: Callable[..., Any], tmp_path: Path) -> None:
+    parent = record(lambda run: None, tags={"specdec.role": "sweep"}, results=tmp_path).info.run_id
+    monkeypatch.setenv(tracking.PARENT_RUN, str(tmp_path))
     monkeypatch.setenv(tracking.SWEEP_CELL, "5")
     tags = record(lambda run: None).data.tags
     assert (tags["mlflow.parentRunId"], tags["specdec.sweep_cell"]) == (parent, "5")
@@ -225,7 +232,7 @@ def test_disabled_tracking_does_nothing(tmp_path: Path, monkeypatch: pytest.Monk
         run.metrics({"speedup": 1.0})
         run.curves({"curve.measured": {1: 1.0}})
         run.curve_children("curve.speedup", {"measured": {1: 1.0}})
-        run.artifacts(tmp_path)
+        run.artifacts()
         run.heartbeat()
     assert (run.run_id, run.link, list(tmp_path.iterdir())) == ("", "", [])
 
@@ -276,17 +283,27 @@ def test_a_required_store_that_goes_away_ends_the_run(
 def test_a_signal_inside_mlflow_is_still_the_signal(
     monkeypatch: pytest.MonkeyPatch, client: Any, record: Callable[..., Any]
 ) -> None:
+    """It arrives as MLflow's own error; the line that it cut short is in the store all the same."""
     from mlflow.exceptions import MlflowException
+    from mlflow.tracking import MlflowClient
+
+    wrapped = MlflowException("Stopped by SIGTERM")
+    wrapped.__cause__ = Interrupted("Stopped by SIGTERM.", 143)
+    whole, errors = MlflowClient.log_batch, [wrapped]
+
+    def log_batch(*arguments: Any, **values: Any) -> None:
+        if errors:
+            raise errors.pop()
+        whole(*arguments, **values)
 
     def write(run: Any) -> None:
-        wrapped = MlflowException("Stopped by SIGTERM")
-        wrapped.__cause__ = Interrupted("Stopped by SIGTERM.", 143)
-        break_store(monkeypatch, wrapped)
-        run.metrics({"speedup": 1.0})
+        monkeypatch.setattr(MlflowClient, "log_batch", log_batch)
+        run.metrics({"speedup": 1.5})
 
     with pytest.raises(Interrupted):
         record(write)
-    assert last_run(client).info.status == "KILLED"
+    run = last_run(client)
+    assert (run.info.status, run.data.metrics) == ("KILLED", {"speedup": 1.5})
 
 
 def test_runs_of_dead_processes_are_closed(folder: Path, client: Any, record: Callable[..., Any]) -> None:
@@ -294,11 +311,15 @@ def test_runs_of_dead_processes_are_closed(folder: Path, client: Any, record: Ca
         own = client.get_run(alive.run_id)
         tags = {"specdec.host": own.data.tags["specdec.host"], "specdec.process": "1:5"}
         dead = client.create_run(own.info.experiment_id, tags=tags).info.run_id
-        other = client.create_run(own.info.experiment_id, tags=tags | {"specdec.host": "elsewhere"}).info.run_id
+        others = []
+        for hours in (1, 7):
+            beaten = time.strftime(store.HEARTBEAT, time.gmtime(time.time() - hours * 3600))
+            away = tags | {"specdec.host": "elsewhere", "specdec.heartbeat": beaten}
+            others.append(client.create_run(own.info.experiment_id, tags=away).info.run_id)
         check_store(config(), folder)
-        statuses = [client.get_run(identifier).info.status for identifier in (dead, alive.run_id, other)]
-        assert statuses == ["KILLED", "RUNNING", "RUNNING"]
-        client.set_terminated(other, "KILLED")
+        statuses = [client.get_run(identifier).info.status for identifier in (dead, alive.run_id, *others)]
+        assert statuses == ["KILLED", "RUNNING", "RUNNING", "KILLED"]
+        client.set_terminated(others[0], "KILLED")
 
     record(write)
 
@@ -339,10 +360,26 @@ def test_a_deleted_experiment_is_refused_with_both_ways_out(folder: Path, client
     assert "tracking.experiment=NAME" in str(refusal.value)
 
 
-def test_a_server_that_does_not_answer_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_server_that_does_not_answer_costs_seconds_and_no_run(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    """Before decoding it is an error where tracking is required, with exit code 4; else one sentence with the remedy.
+    The server is asked once for both.
+    """
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
-    with pytest.raises(UsageError, match="The tracking server http://127.0.0.1:9 cannot be used"):
-        check_store(config(uri="http://127.0.0.1:9"), tmp_path)
+    monkeypatch.setattr(store, "_silent", {})
+    away = {"uri": "http://127.0.0.1:9", "required": True}
+    with pytest.raises(EnvironmentFault, match="The tracking server http://127.0.0.1:9 does not answer") as fault:
+        check_store(config(**away), tmp_path)
+    assert fault.value.exit_code == 4 and "start it, correct tracking.uri" in str(fault.value)
+    monkeypatch.setattr("mlflow.tracking.MlflowClient", None)  # nobody may ask again
+    check_store(config(uri="http://127.0.0.1:9"), tmp_path)
+    about = {"name": "a run", "params": {}, "tags": {}, "results": tmp_path / "results"}
+    with tracked_run(config(uri="http://127.0.0.1:9"), **about) as run:
+        run.metrics({"speedup": 1.0})
+    (said,) = [entry.message for entry in caplog.records if entry.levelno >= logging.WARNING]
+    assert said.startswith("Tracking is off for this run; the results stay on disk. The tracking server")
+    assert said.endswith(f"Upload them later: python -m specdec.sync {tmp_path}/results")
 
 
 def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
@@ -352,21 +389,27 @@ def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_three_first_runs_at_once(tmp_path: Path) -> None:
-    settings = json.dumps({"uri": None, "experiment": "x", "enabled": True, "required": True, "run_name": None})
-    code = (
-        "import json, sys; from pathlib import Path; from specdec.config import TrackingConfig; "
-        "from specdec.tracking.writer import check_store, tracked_run; "
-        "config = TrackingConfig(**json.loads(sys.argv[1])); "
-        "check_store(config, Path.cwd())\n"
-        "with tracked_run(config, name='n', params={}, tags={}) as run: run.metrics({'speedup': 1.0})"
-    )
-    command = [sys.executable, "-c", code, settings]
-    processes = [
-        subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        for _ in range(3)
-    ]
-    # Nothing on either stream: MLflow's and alembic's own messages are held back.
-    assert [(*process.communicate(), process.returncode) for process in processes] == [("", "", 0)] * 3
-    client, experiment = opened(locate(None, tmp_path), "x")
-    assert [run.info.status for run in client.search_runs([experiment])] == ["FINISHED"] * 3
+def test_six_first_runs_at_once(tmp_path: Path) -> None:
+    """Six processes find no database; all must end well, and say nothing: MLflow's own messages are held back."""
+    importlib.import_module("mlflow.tracking")  # once, for all of them
+    began = time.monotonic() + 0.5
+    children = []
+    for number in range(6):
+        child = os.fork()
+        if not child:
+            code = 1
+            try:
+                streams = os.open(tmp_path / f"said{number}", os.O_WRONLY | os.O_CREAT)
+                os.dup2(streams, 1), os.dup2(streams, 2)
+                time.sleep(max(0.0, began - time.monotonic()))
+                check_store(config(required=True), tmp_path)
+                with tracked_run(config(required=True), name="n", params={}, tags={}, folder=tmp_path) as run:
+                    run.metrics({"speedup": 1.0})
+                code = 0
+            finally:
+                os._exit(code)
+        children.append(child)
+    assert [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children] == [0] * 6
+    assert [(tmp_path / f"said{number}").read_text() for number in range(6)] == [""] * 6
+    client, experiment = opened(locate(None, tmp_path), "tests")
+    assert [run.info.status for run in client.search_runs([experiment])] == ["FINISHED"] * 6

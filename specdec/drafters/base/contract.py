@@ -105,6 +105,13 @@ class Drafter(ABC):
                 if they are needed later.
         """
 
+    @property
+    def remembers(self) -> str:
+        """The setting without which drafts depend on nothing but their own prompt, as `KEY=VALUE`; "" where they never
+        depend on prompts that were decoded before (`remember`).
+        """
+        return ""
+
     def remember(self, prompt: Sequence[int], output: Sequence[int]) -> None:
         """Take note of a finished text, for drafts of texts that are begun later. A run calls this after each prompt,
         when all methods have decoded it and all replays are done; the time is in no duration.

@@ -39,6 +39,10 @@ class Wrapper(Drafter):
     def observe(self, draft: Draft, logits: Tensor) -> None:
         self.drafter.observe(draft, logits)
 
+    @property
+    def remembers(self) -> str:
+        return self.drafter.remembers and f"of.{self.drafter.remembers}"
+
     def remember(self, prompt: Sequence[int], output: Sequence[int]) -> None:
         self.drafter.remember(prompt, output)
 

@@ -2,6 +2,7 @@
 
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from rich import get_console
 
@@ -12,16 +13,20 @@ from specdec.clock import clock_for
 from specdec.config import RunConfig
 from specdec.errors import UsageError
 from specdec.experiment.beside import refuse_several
-from specdec.experiment.identity import identify, run_facts
-from specdec.experiment.parts import limited, open_parts
+from specdec.experiment.identity import RunIdentity, identify, run_facts
+from specdec.experiment.kept import EarlierRuns, KeptRun
+from specdec.experiment.parts import Parts, limited, open_parts
 from specdec.experiment.results import ResultsFolder
-from specdec.studies.base.contract import Bench, studies
+from specdec.experiment.resumption import begun, standing
+from specdec.studies.base.contract import Bench, Study, studies
 from specdec.tracking import writer as tracking
 
 
-def run_study(config: RunConfig, folder: Path) -> Findings:
+def run_study(config: RunConfig, folder: Path, earlier: EarlierRuns | None = None) -> Findings | KeptRun:
     """Run and log a study, and return what was found.
 
+    Args:
+        folder, earlier: as `run_experiment` has them; a study that was killed begins again.
     Raises:
         SpecdecError: see `specdec.errors`.
     """
@@ -34,13 +39,28 @@ def run_study(config: RunConfig, folder: Path) -> Findings:
             f"Bad value sampling.temperature={parts.target.sampling.temperature}: study {name!r} replays greedy texts "
             "or sets temperatures itself; use sampling=greedy."
         )
-    results = ResultsFolder(folder)
-    identity = identify(config, parts, results)
+    identity = identify(config, parts)
     config = limited(config, parts.target)
+    with begun(config.resume, folder, identity, earlier, by_prompt=False) as beginning:
+        say = partial(get_console().print, markup=False, highlight=False)
+        if isinstance(beginning, KeptRun):
+            say(f"Kept: {beginning.metrics.folder} holds this study, finished.", soft_wrap=True)
+            return beginning
+        if beginning.sentence:
+            say(beginning.sentence, soft_wrap=True)
+        with standing(beginning.results, 0, 0):
+            return _run(config, parts, identity, beginning.results, study)
+
+
+def _run(config: RunConfig, parts: Parts, identity: RunIdentity, results: ResultsFolder, study: Study) -> Findings:
+    """Run and log a study in its folder."""
+    assert config.study is not None
+    name, folder = str(config.study["name"]), results.folder
     title = run_facts(parts, config.measurement.limit).title(identity.environment, shape=False)
     tags = identity.tags | {"specdec.role": "study", "specdec.study": name}
     run_name = f"{name}: {parts.label}, {parts.prompts.name}"
-    with tracking.tracked_run(config.tracking, name=run_name, params=identity.params, tags=tags) as tracked:
+    logged: dict[str, Any] = {"name": run_name, "params": identity.params, "tags": tags}
+    with tracking.tracked_run(config.tracking, **logged, results=folder) as tracked:
         clock = parts.target.clock() or clock_for(parts.target.device)
         tables = study.run(Bench(config, parts, clock, folder, tracked.heartbeat))
         results.compact()
@@ -55,7 +75,7 @@ def run_study(config: RunConfig, folder: Path) -> Findings:
         write_report(folder, run_name, [Chapter(title, found.sections)])
         tracked.metrics(found.metrics)
         tracked.curves(found.curves)
-        tracked.artifacts(folder)
+        tracked.artifacts()
     say = partial(get_console().print, markup=False, highlight=False)
     for section in found.sections:
         say(f"{section.title}: {section.text[0]}")

@@ -11,7 +11,7 @@ from torch import Tensor
 from specdec.clock import Clock
 from specdec.errors import UsageError
 from specdec.models.memory import available_bytes
-from specdec.records import EMPTY, Draft, TextStart, Tree
+from specdec.records import EMPTY, Acceptance, Draft, TextStart, Tree
 from specdec.registry import Registry
 from specdec.sampling import SamplingConfig
 from specdec.structures.base import Structure
@@ -136,6 +136,24 @@ class Target(ABC):
     @abstractmethod
     def commit(self, path: Sequence[int], next_token: int) -> None:
         """Keep the root and the accepted nodes `path` in the cache; `next_token` becomes the root."""
+
+    def agreed(self, draft: Draft, acceptance: Acceptance) -> Acceptance:
+        """Return the decision of a round that all processes of the target take: rank 0's where there are several.
+
+        Raises:
+            EnvironmentFault: this process verified another draft than rank 0.
+        """
+        return acceptance
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """Sentences about this target that a reader of a run's times has to know; most targets have none."""
+        return ()
+
+    @property
+    def tags(self) -> dict[str, str]:
+        """Tags by which runs on such a target are found, where there is something to beware of."""
+        return {}
 
     def standardise(self, sampling: SamplingConfig) -> None:
         """Standardise p in another way from the next `verify` on. A drafter keeps the sampling that its target had when

@@ -26,9 +26,11 @@ class ModelTarget(Target):
     Attributes:
         name: of the model, for messages.
         decoder: the model and the cache of one text.
+        in_one_piece: the model lies on one device of this process.
     """
 
     decoder: Decoder | Seq2SeqDecoder
+    in_one_piece = True
 
     def __init__(
         self, decoder: Decoder | Seq2SeqDecoder, sampling: SamplingConfig, tokenizer: Any, evaluation: Evaluation
@@ -125,7 +127,8 @@ class ModelTarget(Target):
     def score(self, prompt: Sequence[int], text: Sequence[int]) -> Tensor:
         if self._scorer is None:
             wide = self.model.dtype in (torch.float32, torch.float64)
-            self._scorer = self.model if wide else deepcopy(self.model).float()
+            # A model on several devices is too large for a copy, and its parts know where they belong.
+            self._scorer = self.model if wide or not self.in_one_piece else deepcopy(self.model).float()
         return self.decoder.score(prompt, text, self._scorer)
 
     @torch.inference_mode()

@@ -256,3 +256,9 @@ def test_a_model_that_half_of_the_prompts_does_not_determine_is_left_out():
     assert len(prediction.table) and prediction.table["error"].notna().all()
     assert set(prediction.models["model"]) == set(prediction.table["model"])
     assert prediction_in_words(prediction)
+
+
+def test_a_law_of_prompts_that_tested_nothing_is_never_to_accept():
+    """Half of a few short prompts may hold no draft at all."""
+    law = laws.LAWS["prompt_beta"]({"units": np.zeros((1, 30)), "at_risk": np.zeros((1, 4))})
+    assert law.weight[0] @ law.acceptance[0, :, 0, 0] == pytest.approx(0.0, abs=1e-6)

@@ -1,0 +1,211 @@
+"""Launchers that start cells in other processes: a cell whose process dies costs a sweep that cell, and no other.
+
+joblib's pool dies with its first worker, and submitit and ray report the first dead cell while others still run. Here
+the cells that were lost are launched again, or each is waited for on its own. Knows Hydra; nothing of decoding.
+"""
+
+import json
+import logging
+import os
+import re
+import signal
+import socket
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from specdec.errors import Interrupted, UsageError
+from specdec.text.writing import write_atomically
+from specdec.tracking.store import process_runs, this_process
+
+logger = logging.getLogger(__name__)
+
+OUTCOME = "cell.json"
+GPUS = "SPECDEC_GPUS"  # environment variable: the GPUs that cells on one machine share out, one each: 0:1:2
+_PLUGINS = "hydra_plugins.hydra_{}_launcher.{}"
+JOBLIB = _PLUGINS.format("joblib", "joblib_launcher.JoblibLauncher")
+RAY = _PLUGINS.format("ray", "ray_launcher.RayLauncher")
+SUBMITIT = tuple(_PLUGINS.format("submitit", f"submitit_launcher.{kind}Launcher") for kind in ("Local", "Slurm"))
+STOP_SECONDS = 60.0  # for the cells of an interrupted sweep to write their partial results
+ALL_AT_ONCE = 256  # cells that wait for a cluster at one time, where the launcher has no setting for it
+
+
+def prepare_launcher(target: str, folder: Path) -> None:
+    """Make the chosen launcher survive a dead cell, in this process.
+
+    Hydra takes launchers from its plugins' modules alone, so the class gets another `launch`.
+
+    Args:
+        target: class of the launcher that Hydra is about to make (`hydra.launcher._target_`).
+        folder: the sweep's folder.
+    """
+    from hydra.core.plugins import Plugins
+
+    launcher = Plugins.instance().class_name_to_class.get(target)
+    wrap = _again if target == JOBLIB else _apart if target in (RAY, *SUBMITIT) else None
+    if launcher is not None and wrap is not None:
+        launch = _originals.setdefault(target, vars(launcher).get("launch") or launcher.launch)
+        launcher.launch = wrap(launch, folder)
+        logging.getLogger("hydra_plugins").setLevel(logging.WARNING)  # they count each launch from 0
+
+
+_originals: dict[str, Any] = {}  # each plugin's own `launch`
+Launch = Callable[[Any, Sequence[Sequence[str]], int], Sequence[Any]]
+
+
+def _again(original: Any, folder: Path) -> Launch:
+    """Return a `launch` that starts lost cells again: those that had begun one by one, because one of them may be the
+    one that killed its worker, and the others together.
+    """
+
+    def launch(self: Any, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[Any]:
+        cells = dict(enumerate(job_overrides, initial_job_idx))
+        logger.info("Launching %d cells into %s", len(cells), folder)
+        try:
+            return list(original(self, job_overrides, initial_job_idx))
+        except (Interrupted, UsageError):
+            raise
+        except Exception as error:
+            lost = [cell for cell in cells if not (folder / str(cell) / OUTCOME).is_file()]
+            if not lost:
+                raise
+            begun = [cell for cell in lost if (folder / str(cell)).is_dir()]
+            logger.warning(
+                "A worker died (%s) and took the pool with it: %d of %d cells are launched again.",
+                type(error).__name__, len(lost), len(cells),
+            )  # fmt: skip
+        for cell in begun:
+            try:
+                original(self, [cells[cell]], cell)
+            except (Interrupted, UsageError):
+                raise
+            except Exception as error:
+                logger.warning("Cell %d died alone, too (%s).", cell, type(error).__name__)
+        for group in _runs([cell for cell in lost if cell not in begun]):
+            launch(self, [cells[cell] for cell in group], group[0])
+        return []  # results come back through files
+
+    return launch
+
+
+def _apart(original: Any, folder: Path) -> Launch:
+    """Return a `launch` that waits for each cell on its own."""
+
+    def launch(self: Any, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[Any]:
+        if hasattr(self, "ray_cfg"):
+            _start_ray(self.ray_cfg.init)
+        places = threading.Semaphore(_at_once(self))
+        faults: dict[int, BaseException] = {}
+
+        def start(cell: int, overrides: Sequence[str]) -> None:
+            with places:
+                try:
+                    original(self, [overrides], cell)
+                except BaseException as error:
+                    faults[cell] = error
+
+        cells = list(enumerate(job_overrides, initial_job_idx))
+        logger.info("Launching %d cells into %s", len(cells), folder)
+        # As daemons: an interrupted sweep does not wait for a cluster.
+        threads = [threading.Thread(target=start, args=cell, daemon=True) for cell in cells]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        for cell, fault in sorted(faults.items()):
+            if (folder / str(cell)).is_dir():
+                logger.warning("Cell %d died: %s.", cell, type(fault).__name__)
+            else:  # it never began: the launcher itself is at fault
+                raise fault
+        return []  # results come back through files
+
+    return launch
+
+
+def _at_once(launcher: Any) -> int:
+    """Return how many cells may be launched at the same time."""
+    settings = getattr(launcher, "params", {})
+    if getattr(launcher, "_EXECUTOR", "") == "local":
+        return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return int(settings.get("array_parallelism") or ALL_AT_ONCE)
+
+
+def _start_ray(settings: Any) -> None:
+    """Start or join the cluster once, before several threads would."""
+    import ray
+    from omegaconf import OmegaConf
+
+    if not ray.is_initialized():
+        plain: Any = OmegaConf.to_container(settings, resolve=True)
+        ray.init(**plain)
+
+
+def _runs(cells: Sequence[int]) -> list[list[int]]:
+    """Split increasing numbers where one is left out: launchers number cells on from the first one."""
+    found: list[list[int]] = []
+    for cell in cells:
+        if found and found[-1][-1] == cell - 1:
+            found[-1].append(cell)
+        else:
+            found.append([cell])
+    return found
+
+
+PROCESS = "process.json"
+
+
+def write_process(folder: Path) -> None:
+    """Write down which process runs the cell of a folder."""
+    text = json.dumps({"specdec.host": socket.gethostname(), "specdec.process": this_process()})
+    write_atomically(folder / PROCESS, text + "\n")
+
+
+def stop_cells(folder: Path) -> None:
+    """Ask the cells of a sweep that still run on this machine to end, and wait until they wrote what they have."""
+    waiting = {path.parent: json.loads(path.read_text("utf-8")) for path in folder.rglob(PROCESS)}
+    here = {
+        cell: tags["specdec.process"]
+        for cell, tags in waiting.items()
+        if tags["specdec.host"] == socket.gethostname() and not (cell / OUTCOME).is_file()
+    }
+    own = this_process()
+    here = {cell: process for cell, process in here.items() if process != own and process_runs(process)}
+    for process in here.values():
+        with suppress(ProcessLookupError):
+            os.kill(int(process.partition(":")[0]), signal.SIGTERM)
+    limit = time.monotonic() + STOP_SECONDS
+    while time.monotonic() < limit and any(
+        process_runs(process) and not (cell / OUTCOME).is_file() for cell, process in here.items()
+    ):
+        time.sleep(0.1)
+
+
+_claimed: list[Any] = []  # the lock of this process's GPU, kept as long as the process lives
+
+
+def claim_gpu() -> None:
+    """Take one of the GPUs of `SPECDEC_GPUS` for this process alone; wait for one while all are taken.
+
+    A worker that runs several cells keeps its GPU: CUDA reads `CUDA_VISIBLE_DEVICES` once.
+    """
+    names = [name for name in re.split(r"[,:\s]+", os.environ.get(GPUS, "")) if name]
+    if not names or _claimed:
+        return
+    from filelock import FileLock, Timeout
+
+    user = os.getuid() if hasattr(os, "getuid") else 0
+    while True:
+        for name in names:
+            lock = FileLock(Path(tempfile.gettempdir()) / f"specdec-{user}-gpu-{name}.lock", timeout=0)
+            try:
+                lock.acquire()
+            except Timeout:
+                continue
+            _claimed.append(lock)
+            os.environ["CUDA_VISIBLE_DEVICES"] = name
+            return
+        time.sleep(0.5)

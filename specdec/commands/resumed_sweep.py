@@ -1,0 +1,204 @@
+"""Finds the sweep that a sweep goes on with: a file in each sweep's folder says what it sweeps and how it ended.
+
+Knows folders and overrides; nothing of cells. Imports stay light.
+"""
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+from omegaconf import DictConfig, open_dict, read_write
+
+from specdec import __version__
+from specdec.code_version import code_hash
+from specdec.errors import UsageError
+from specdec.experiment.kept import AUTO, NEVER
+from specdec.text.writing import write_atomically
+
+RECORD = "sweep.json"
+LOCK = ".lock"
+CELL_ENVIRONMENT = ".cells.json"
+RESUMED_SWEEP = "SPECDEC_RESUMED_SWEEP"  # environment variable: the folder whose finished cells are kept
+SWEPT_KEYS = "SPECDEC_SWEPT_KEYS"  # environment variable: the keys that the sweep varies, separated by commas
+
+
+@dataclass(frozen=True)
+class SweepRecord:
+    """The content of `sweep.json`.
+
+    Attributes:
+        overrides: of the command, without `resume`.
+        code: hash of the code that runs the cells.
+        status: "running" until the sweep ends, and after a kill; "finished" if every cell is; else "unfinished".
+    """
+
+    overrides: list[str]
+    version: str
+    code: str
+    status: str
+
+    def write(self, folder: Path) -> None:
+        write_atomically(folder / RECORD, json.dumps(asdict(self), indent=1) + "\n")
+
+    @classmethod
+    def read(cls, folder: Path) -> "SweepRecord | None":
+        """Read the record in a sweep's folder; None where there is none."""
+        try:
+            return cls(**json.loads((folder / RECORD).read_text(encoding="utf-8")))
+        except (OSError, ValueError, TypeError):
+            return None
+
+
+@dataclass
+class OpenSweep:
+    """The folder of the sweep that begins or goes on, locked.
+
+    Attributes:
+        folder: where its cells and its table stand.
+        sentence: what a person has to know; empty for a new sweep.
+    """
+
+    folder: Path
+    record: SweepRecord
+    lock: FileLock
+    sentence: str = ""
+
+    def close(self, finished: bool) -> None:
+        """Say how the sweep ended, and let others have its folder."""
+        record = SweepRecord(**{**asdict(self.record), "status": "finished" if finished else "unfinished"})
+        record.write(self.folder)
+        self.lock.release()
+
+
+def open_sweep(config: DictConfig, here: Path) -> OpenSweep:
+    """Choose and lock the sweep's folder; the caller lets Hydra write to it (`redirect`).
+
+    Sets the environment variables by which cells, in whatever process, know what may be kept and what is varied.
+
+    Raises:
+        UsageError: the folder holds a finished sweep or another one; there is no sweep to resume; other code.
+    """
+    overrides = [each for each in config.hydra.overrides.task if not each.lstrip("+").startswith("resume=")]
+    now = SweepRecord(overrides, __version__, code_hash(), "running")
+    own = here / str(config.hydra.sweep.dir)
+    resumed, sentence = _resumed(str(config.get("resume", NEVER)), own, _explicit(config), now)
+    folder = own if resumed is None else resumed
+    if resumed is not None:
+        before = SweepRecord.read(resumed)
+        if before is not None and before.overrides != overrides:
+            # Hydra numbers the cells of other overrides anew: in the same folder they would overwrite others.
+            folder = _next_below(resumed)
+        os.environ[RESUMED_SWEEP] = str(resumed)
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(folder / LOCK)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise UsageError(f"Another process is writing to the sweep in {folder}: wait until it ends.") from None
+    now.write(folder)
+    os.environ[SWEPT_KEYS] = ",".join(_swept(overrides))
+    # Workers of a cluster have another environment.
+    own_values = {name: os.environ[name] for name in (RESUMED_SWEEP, SWEPT_KEYS) if name in os.environ}
+    write_atomically(folder / CELL_ENVIRONMENT, json.dumps(own_values) + "\n")
+    return OpenSweep(folder, now, lock, sentence)
+
+
+def cell_environment(folder: Path) -> dict[str, str]:
+    """Return the environment variables of `open_sweep` for a worker that runs cells of the sweep in a folder."""
+    return dict(json.loads((folder / CELL_ENVIRONMENT).read_text(encoding="utf-8")))
+
+
+def forget_environment() -> None:
+    """Take back the environment variables of `open_sweep`."""
+    for name in (RESUMED_SWEEP, SWEPT_KEYS):
+        os.environ.pop(name, None)
+
+
+def _explicit(config: DictConfig) -> bool:
+    """Return True if the command line named the sweep's folder."""
+    return any(each.lstrip("+").startswith("hydra.sweep.dir=") for each in config.hydra.overrides.hydra)
+
+
+def _resumed(resume: str, own: Path, explicit: bool, now: SweepRecord) -> tuple[Path | None, str]:
+    """Return the folder of the sweep that goes on, None for a new one, and a sentence about it."""
+    standing = SweepRecord.read(own)
+    if resume not in (AUTO, NEVER):
+        folder = Path(resume).resolve()
+        before = SweepRecord.read(folder)
+        if before is None:
+            raise UsageError(f"Bad value resume={resume}: there is no sweep in this folder; give one with a {RECORD}.")
+        _refuse_other_code(folder, before, now)
+        return folder, _going_on(folder)
+    if standing is not None:
+        if resume == NEVER or standing.status == "finished" or standing.overrides != now.overrides:
+            kind = "a finished" if standing.status == "finished" else "an unfinished"
+            raise UsageError(
+                f"{own} holds {kind} sweep ({' '.join(standing.overrides)}): choose another hydra.sweep.dir, or keep "
+                f"its finished cells with resume={own}."
+            )
+        _refuse_other_code(own, standing, now)
+        return own, _going_on(own)
+    if resume == NEVER or explicit:
+        return None, ""
+    for path in sorted(own.parent.parent.glob(f"*/*/{RECORD}"), reverse=True):
+        before = SweepRecord.read(path.parent)
+        if before is None or before.overrides != now.overrides:
+            continue
+        if before.status == "finished" or _locked(path.parent):
+            return None, ""  # the newest counts: who repeats a finished sweep wants a new one
+        if before.code != now.code:
+            return None, f"A new sweep: the unfinished one in {path.parent} was begun by other code."
+        return path.parent, _going_on(path.parent)
+    return None, ""
+
+
+def _going_on(folder: Path) -> str:
+    return f"Going on with the sweep in {folder}: finished cells are kept, the others run again or go on."
+
+
+def _refuse_other_code(folder: Path, before: SweepRecord, now: SweepRecord) -> None:
+    pairs = (("version", before.version, now.version), ("sha256", before.code[:12], now.code[:12]))
+    differ = [f"code: {name} {old} -> {new}" for name, old, new in pairs if old != new]
+    if differ:
+        raise UsageError(
+            f"The sweep in {folder} was begun by other code, and its cells would not compare: run it with that code, "
+            f"or begin a new one with resume=never. What differs: {'; '.join(differ)}."
+        )
+
+
+def _locked(folder: Path) -> bool:
+    lock = FileLock(folder / LOCK)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        return True
+    lock.release()
+    return False
+
+
+def _next_below(folder: Path) -> Path:
+    number = 2
+    while (folder / f"again-{number}").exists():
+        number += 1
+    return folder / f"again-{number}"
+
+
+def redirect(config: DictConfig, folder: Path) -> None:
+    """Make Hydra write the sweep to `folder`, in this process and in those of its launcher, wherever they start."""
+    quoted = str(folder).replace("\\", "\\\\").replace("'", "\\'")
+    with read_write(config.hydra), open_dict(config.hydra):
+        config.hydra.sweep.dir = str(folder)
+        # Every cell composes its configuration again, from the overrides.
+        config.hydra.overrides.hydra.append(f"hydra.sweep.dir='{quoted}'")
+
+
+def _swept(overrides: Sequence[str]) -> list[str]:
+    """Return the keys of the overrides that have several values."""
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+
+    parsed: list[Any] = OverridesParser.create().parse_overrides(list(overrides))
+    return [each.key_or_group for each in parsed if each.is_sweep_override()]

@@ -1,0 +1,92 @@
+"""What a session collects beside rounds and generations: of one prompt, and of all of them together.
+
+It is plain data, so that a finished prompt's share goes to disk with its rounds, and a resumed run takes it back.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+from specdec.analysis.read.facts import SessionFacts
+from specdec.analysis.runs.quality import OUTPUTS
+from specdec.experiment.divergence import Divergence
+from specdec.experiment.replays import write_replays
+from specdec.experiment.results import ResultsFolder
+
+
+@dataclass
+class Collected:
+    """Lines for the analysis, in the order of the prompts.
+
+    Attributes:
+        compared: methods whose output was compared with the baseline's, once for each output.
+        divergences: the outputs that parted: `Divergence` with the method.
+        traces, quality, replays, alpha: lines of `traces.json`, `quality.parquet`, `replay.parquet`, `alpha.parquet`.
+        peers: generations of other engines (`peers.json`).
+        cache_bytes: size of the target's largest key-value cache.
+        peak_mb: largest memory of a process.
+    """
+
+    compared: list[str] = field(default_factory=list)
+    divergences: list[dict[str, Any]] = field(default_factory=list)
+    traces: list[dict[str, Any]] = field(default_factory=list)
+    quality: list[dict[str, Any]] = field(default_factory=list)
+    replays: list[dict[str, Any]] = field(default_factory=list)
+    alpha: list[dict[str, Any]] = field(default_factory=list)
+    peers: list[dict[str, Any]] = field(default_factory=list)
+    cache_bytes: int = 0
+    peak_mb: float = 0.0
+
+    def add(self, other: "Collected") -> None:
+        """Append what another prompt left. Shares of several processes are joined in the order of their prompts."""
+        for each in fields(self):
+            mine, more = getattr(self, each.name), getattr(other, each.name)
+            if isinstance(mine, list):
+                mine.extend(more)
+            else:
+                setattr(self, each.name, max(mine, more))
+
+    def parted(self, method: str, divergence: Divergence) -> None:
+        """Take note of an output that differs from the baseline's."""
+        self.divergences.append({"method": method, **asdict(divergence)})
+
+    def counts(self, method: str) -> dict[str, int]:
+        """Return how the outputs of one drafter compare with the baseline's, as `SessionFacts` names it."""
+        parted = [line for line in self.divergences if line["method"] == method]
+        compared = self.compared.count(method)
+        return {
+            "compared": compared,
+            "identical": compared - len(parted),
+            "unexplained": sum(not line["explained"] for line in parted),
+        }
+
+    def write(self, results: ResultsFolder, methods: Sequence[str]) -> None:
+        """Write what the analysis reads.
+
+        Args:
+            methods: the session's drafters, that of `+drafter=` first.
+        """
+        chosen, *others = methods
+        facts = SessionFacts(
+            drafter=chosen,
+            **self.counts(chosen),
+            cache_bytes=self.cache_bytes,
+            peak_mb=self.peak_mb,
+            beside={name: self.counts(name) for name in others},
+        )
+        results.write_json("session.json", asdict(facts))
+        results.write_json("traces.json", self.traces)
+        write_replays(results, self.replays, self.alpha)
+        if self.quality:
+            results.write_table("quality", self.quality, OUTPUTS)
+        if self.divergences:
+            results.write_json("divergences.json", self.divergences)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the values as JSON takes them."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "Collected":
+        """Take back what `as_dict` gave before it went through JSON."""
+        return cls(**values)

@@ -1,0 +1,48 @@
+"""Makes a whole of what a process left that was killed by force: tables of the prompts that are done, and a status.
+
+Afterwards the run can be analysed, uploaded, and still be resumed.
+"""
+
+from pathlib import Path
+
+from specdec.analysis.pages.run_page import write_run
+from specdec.analysis.read.facts import RunFacts, RunStatus
+from specdec.analysis.read.find_runs import unsettled
+from specdec.experiment.collected import Collected
+from specdec.experiment.recovery import recovered_results
+from specdec.experiment.results import ROUNDS, ResultsFolder, read_json
+from specdec.experiment.resumption import is_locked
+
+KILLED = "Its process was killed."
+
+
+def settle(folder: Path) -> None:
+    """Analyse the prompts that are done of a run that ended early, where nobody did so yet.
+
+    Raises:
+        UsageError: what is left cannot be analysed.
+    """
+    status = RunStatus.read(folder)
+    if status is None or not unsettled(folder) or is_locked(folder):
+        return
+    if status.status == "running":
+        gather(folder, status)
+    if (folder / ROUNDS).is_file():
+        write_run(folder)
+
+
+def gather(folder: Path, status: RunStatus) -> None:
+    """Join what a killed run has left of its prompts, and write down how many are whole."""
+    kept = recovered_results(folder).prompts
+    results = ResultsFolder(folder)
+    if kept:
+        collected = Collected()
+        for done in kept.values():
+            collected.add(Collected.from_dict(done.collected))
+        results.compact()
+        facts = RunFacts.from_json(read_json(folder / "run.json") or {})
+        collected.write(results, [facts.drafter, *facts.beside])
+        peers = read_json(folder / "peers.json")
+        if peers is not None:
+            results.write_json("peers.json", {**peers, "generations": collected.peers})
+    results.write_status("killed", KILLED, len(kept), status.prompts)

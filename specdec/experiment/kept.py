@@ -1,0 +1,40 @@
+"""What a command says of earlier runs: where they may be found, and the figures of one that is kept.
+
+Light, because sweeps read it before anything heavy is imported.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+AUTO, NEVER = "auto", "never"
+
+
+@dataclass(frozen=True)
+class EarlierRuns:
+    """Runs that the present one may go on with, beside the one in its own folder.
+
+    Attributes:
+        below: the folder that they stand in or below.
+        sweep: they are cells of the sweep that is resumed: a finished one is kept, and one of the same configuration
+            with other code or data is refused. Else the newest unfinished one of the same identity goes on, and all
+            others are left alone.
+    """
+
+    below: Path
+    sweep: bool = False
+
+
+class KeptMetrics(dict[str, float]):
+    """The metrics of a run that was finished before and is kept as it is."""
+
+    def __init__(self, metrics: Mapping[str, float], folder: Path) -> None:
+        super().__init__(metrics)
+        self.folder = folder
+
+
+@dataclass(frozen=True)
+class KeptRun:
+    """A finished run that stands for the one that was asked for."""
+
+    metrics: KeptMetrics

@@ -1,0 +1,273 @@
+"""Chooses the folder that a run writes to: a new one, or that of a run of the same identity that was killed.
+
+A folder is used by one run: a finished run in it is refused, and so is one of another identity, with what differs. As
+long as a run is alive it holds the lock of its folder, so that two runs at the same time never go on with the same one.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+from specdec.analysis.findings import counted
+from specdec.analysis.read.facts import STATUS_FILE, RunStatus
+from specdec.analysis.read.runs import open_folder
+from specdec.errors import Interrupted, UsageError
+from specdec.experiment.identity import RunIdentity, differences, recorded_identity
+from specdec.experiment.kept import AUTO, NEVER, EarlierRuns, KeptMetrics, KeptRun
+from specdec.experiment.recovery import recovered_results
+from specdec.experiment.results import DONE, GENERATIONS, ROUNDS, DonePrompt, PromptKey, ResultsFolder, read_json
+
+LOCK = ".lock"
+_STATUS_SECONDS = 1.0  # between two writings of a status
+_LEFT_BY_RUNS = (STATUS_FILE, "config.yaml", "environment.json", GENERATIONS, ROUNDS, "rounds", DONE)
+_OTHER_FOLDER = "choose another hydra.run.dir"
+
+
+@dataclass(frozen=True)
+class Beginning:
+    """The folder of a run that begins or goes on.
+
+    Attributes:
+        kept: prompts that earlier sittings have finished.
+        sittings: what is recorded of each sitting, this one included (`environment.json`).
+        sentence: what a person has to know of what was kept; empty for a new run.
+    """
+
+    results: ResultsFolder
+    kept: Mapping[PromptKey, DonePrompt]
+    sittings: tuple[dict[str, Any], ...]
+    sentence: str = ""
+
+
+@contextmanager
+def standing(results: ResultsFolder, prompts: int, kept: int) -> Iterator[Callable[[], None]]:
+    """Keep `status.json` while a run decodes; what is yielded counts one more prompt. At the end it says how the run
+    ended.
+
+    Args:
+        prompts: of the whole run; `kept` of them were done before.
+    """
+    done, written = kept, time.monotonic()
+    results.write_status("running", "", done, prompts)
+
+    def advance() -> None:
+        nonlocal done, written
+        done += 1
+        if time.monotonic() - written > _STATUS_SECONDS:
+            written = time.monotonic()
+            results.write_status("running", "", done, prompts)
+
+    try:
+        yield advance
+    except BaseException as error:
+        stopped = isinstance(error, (Interrupted, KeyboardInterrupt))
+        sentence = str(error) or type(error).__name__
+        results.write_status("killed" if stopped else "failed", sentence, done, prompts)
+        raise
+    results.write_status("finished", "", done, prompts)
+    results.finish()
+
+
+def write_sittings(results: ResultsFolder, identity: RunIdentity, beginning: Beginning, tracked: str = "") -> None:
+    """Write the run's identity and its sittings down.
+
+    Args:
+        tracked: id of the MLflow run of this sitting.
+    """
+    *before, now = beginning.sittings
+    sittings = [*before, {**now, **({"mlflow_run": tracked} if tracked else {})}]
+    replace(identity, environment={**identity.environment, "sittings": sittings}).write(results)
+
+
+@contextmanager
+def begun(
+    resume: str, folder: Path, identity: RunIdentity, earlier: EarlierRuns | None = None, *, by_prompt: bool = True
+) -> Iterator[Beginning | KeptRun]:
+    """Give the folder to write to, locked, with the run's identity written down; or a finished run that is kept.
+
+    Args:
+        resume: `auto`, `never`, or the folder of the run that goes on.
+        folder: the run's own folder.
+        by_prompt: the run keeps finished prompts; one that does not begins again in its folder.
+    Raises:
+        UsageError: the folder holds a finished run, or one that differs; another process writes to it.
+    """
+    in_sweep = earlier is not None and earlier.sweep
+    if resume not in (AUTO, NEVER) and not in_sweep:
+        folder = _asked_for(resume)
+    found = _standing(folder, identity, resume, keep_finished=in_sweep)
+    if found is None and earlier is not None and resume != NEVER:
+        found = _among_earlier(earlier, identity)
+    if isinstance(found, KeptRun):
+        yield found
+        return
+    folder = found or folder
+    lock = FileLock(folder / LOCK)
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise UsageError(f"Another process is writing to {folder}: {_OTHER_FOLDER}, or wait until it ends.") from None
+    try:
+        beginning = _resumed(folder, identity, by_prompt) if found else _new(folder, identity)
+        write_sittings(beginning.results, identity, beginning)
+        yield beginning
+    finally:
+        lock.release()
+
+
+def _asked_for(resume: str) -> Path:
+    folder = Path(resume)
+    if not folder.is_dir():
+        raise UsageError(f"Bad value resume={resume}: there is no such folder; give that of a run, or resume=auto.")
+    if not _holds_run(folder):
+        raise UsageError(
+            f"Bad value resume={resume}: there is no run in this folder; give the one with the run's config.yaml, and "
+            "for a sweep add -m."
+        )
+    return folder
+
+
+def _holds_run(folder: Path) -> bool:
+    return any((folder / name).exists() for name in _LEFT_BY_RUNS)
+
+
+def _finished(folder: Path) -> bool:
+    status = RunStatus.read(folder)
+    if status is None:  # an earlier version's
+        return (folder / "summary.json").is_file() or (folder / "study.json").is_file()
+    return status.status == "finished"
+
+
+def _standing(folder: Path, identity: RunIdentity, resume: str, keep_finished: bool) -> Path | KeptRun | None:
+    """Return the run's own folder if the run in it goes on, or is kept; None if there is none.
+
+    Raises:
+        UsageError: see `begun`.
+    """
+    if not _holds_run(folder):
+        return None
+    recorded, finished = recorded_identity(folder), _finished(folder)
+    if recorded is None:
+        if any((folder / name).exists() for name in (GENERATIONS, ROUNDS, DONE)):
+            raise UsageError(f"{folder} holds a run that does not say what it measured: {_OTHER_FOLDER}.")
+        return None  # killed before it began
+    differ = differences(recorded, identity.environment["identity"])
+    if differ:
+        raise UsageError(
+            f"{folder} holds {'a finished' if finished else 'an unfinished'} run of another kind: {_OTHER_FOLDER}, or "
+            f"run what it measured. {_listed(differ)}"
+        )
+    if finished and keep_finished:
+        return _kept(folder)
+    if finished:
+        raise UsageError(
+            f"{folder} holds a finished run of the same measurement, and two runs are never mixed: {_OTHER_FOLDER}; "
+            f"`python -m specdec.report {folder}` shows the one that is there."
+        )
+    if resume == NEVER:
+        raise UsageError(
+            f"{folder} holds an unfinished run, and resume=never does not go on with it: {_OTHER_FOLDER}, or "
+            "resume=auto."
+        )
+    _refuse_other_machine(folder, recorded, identity)
+    return folder
+
+
+def _refuse_other_machine(folder: Path, recorded: Mapping[str, Any], identity: RunIdentity) -> None:
+    differ = differences(recorded, identity.environment["identity"], ("machine",))
+    if differ:
+        raise UsageError(
+            f"The run in {folder} was begun under other conditions, and its times would not compare: {_OTHER_FOLDER}, "
+            f"resume=never, or go on there as it was begun. {_listed(differ)}"
+        )
+
+
+def _listed(differ: list[str]) -> str:
+    more = f"; and {len(differ) - 8} more" if len(differ) > 8 else ""
+    return f"What differs: {'; '.join(differ[:8])}{more}."
+
+
+def _kept(folder: Path) -> KeptRun:
+    study = read_json(folder / "study.json")
+    logged = open_folder(folder).metrics if study is None else study["metrics"]
+    metrics = {name: value for name, value in logged.items() if value is not None and value == value}
+    return KeptRun(KeptMetrics(metrics, folder))
+
+
+def _among_earlier(earlier: EarlierRuns, identity: RunIdentity) -> Path | KeptRun | None:
+    """Return a run below a folder that goes on, or is kept; None where there is none.
+
+    Raises:
+        UsageError: a cell of the resumed sweep has the same configuration, and differs in code or data.
+    """
+    mine = identity.environment["identity"]
+    unfinished: list[Path] = []
+    for path in sorted(earlier.below.rglob("environment.json"), reverse=True):
+        folder = path.parent
+        finished = _finished(folder)
+        if finished and not earlier.sweep:
+            continue
+        recorded = recorded_identity(folder)
+        if recorded is None or differences(recorded, mine, ("config",)):
+            continue
+        differ = differences(recorded, mine)
+        if differ and earlier.sweep:
+            raise UsageError(
+                f"The sweep in {earlier.below} cannot be resumed: {folder} has the same configuration and other code "
+                f"or data; use resume=never for a new sweep. {_listed(differ)}"
+            )
+        if differ:
+            continue
+        if finished:
+            return _kept(folder)
+        if earlier.sweep:
+            _refuse_other_machine(folder, recorded, identity)
+        elif differences(recorded, mine, ("machine",)):
+            continue
+        if not is_locked(folder):
+            unfinished.append(folder)
+    return unfinished[0] if unfinished else None
+
+
+def is_locked(folder: Path) -> bool:
+    """Return True if a process that is alive writes to the folder."""
+    lock = FileLock(folder / LOCK)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        return True
+    lock.release()
+    return False
+
+
+def _new(folder: Path, identity: RunIdentity) -> Beginning:
+    return Beginning(ResultsFolder(folder), {}, (_sitting(identity, 0),))
+
+
+def _resumed(folder: Path, identity: RunIdentity, by_prompt: bool) -> Beginning:
+    """Take what is whole out of a folder, and drop the rest."""
+    if not by_prompt:
+        sentence = f"The unfinished run in {folder} begins again: it keeps nothing on the way."
+        return replace(_new(folder, identity), sentence=sentence)
+    found = recovered_results(folder)
+    before = _earlier_sittings(folder) if found.prompts else ()
+    status = RunStatus.read(folder)
+    of = "" if status is None or not status.prompts else f" of {status.prompts}"
+    dropped = f"; dropped: {', '.join(found.dropped)}" if found.dropped else ""
+    sentence = f"Going on with the run in {folder}: {counted(len(found.prompts), 'prompt')}{of} kept{dropped}."
+    sittings = (*before, _sitting(identity, len(found.prompts)))
+    return Beginning(ResultsFolder(folder), found.prompts, sittings, sentence)
+
+
+def _sitting(identity: RunIdentity, kept: int) -> dict[str, Any]:
+    return {"began": identity.environment["captured"], "prompts_kept": kept}
+
+
+def _earlier_sittings(folder: Path) -> tuple[dict[str, Any], ...]:
+    return tuple(open_folder(folder).environment().get("sittings", ()))

@@ -1,0 +1,172 @@
+"""A model over several devices: its weights shared out by tensor parallelism, or its layers placed one by one.
+
+Both are transformers' own ways of loading; here stands what is checked before they begin, and what they leave behind.
+"""
+
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeGuard
+
+import torch
+import yaml
+from torch import Tensor
+
+from specdec import ranks
+from specdec.errors import ModelLoadError, UsageError
+from specdec.models.random_weights import RANDOM
+from specdec.registry import near_misses
+
+DeviceMap = str | dict[str, int | str]
+_NAMES = ("cpu", "disk")
+
+
+def sharded(name: str, size: int, device: torch.device) -> dict[str, Any]:
+    """Meet the other processes, and return the options with which transformers loads this rank's share of a model.
+
+    Args:
+        name: a folder or a hub id.
+        size: number of processes.
+    Raises:
+        UsageError: heads or widths that `size` does not divide, a device that transformers would not use.
+        ModelLoadError: no configuration, a model whose layers transformers cannot share out.
+    """
+    from transformers import AutoConfig
+    from transformers.distributed import DistributedConfig
+
+    said = f"Bad value target.tensor_parallel={size}:"
+    if name == RANDOM:
+        raise UsageError(f"{said} random weights are made, not read in shares; give a model's folder or hub id.")
+    available = torch.accelerator.current_accelerator() or torch.device("cpu")
+    if available.type != device.type:
+        raise UsageError(
+            f"{said} it uses the {available.type} devices of this machine, and target.device is {device.type}; use "
+            "target.device=auto (an empty CUDA_VISIBLE_DEVICES hides the GPUs)."
+        )
+    try:
+        config = AutoConfig.from_pretrained(name, trust_remote_code=False).get_text_config()
+    except (OSError, ValueError) as error:
+        raise ModelLoadError(f"Model {name} cannot be loaded: {' '.join(str(error).split())[:300]}") from None
+    if not config.base_model_tp_plan:
+        raise ModelLoadError(
+            f"Model {name} ({config.model_type}) has no plan in transformers by which its layers are shared out: use "
+            "target.tensor_parallel=1."
+        )
+    heads = config.num_attention_heads
+    for count, what in (
+        (heads, "attention heads"),
+        (getattr(config, "num_key_value_heads", None) or heads, "key-value heads"),
+        (getattr(config, "intermediate_size", None) or 0, "columns in its MLP"),
+    ):
+        if count % size:
+            raise UsageError(
+                f"{said} model {name} has {count} {what}, which {size} processes cannot share evenly; use a number "
+                "that divides them."
+            )
+    ranks.join(size, device.type)
+    return {"distributed_config": DistributedConfig(tp_size=size)}
+
+
+def mapped(device_map: DeviceMap) -> dict[str, Any]:
+    """Return the options with which transformers places the layers of a model as `target.device_map` says.
+
+    Layers on disk are kept in a temporary folder while the model is in use.
+
+    Raises:
+        UsageError: a file that is no map, a device that is not there.
+    """
+    placed: Any = device_map
+    if isinstance(device_map, str) and device_map != "auto":
+        placed = _read(Path(device_map).expanduser(), device_map)
+    for place in placed.values() if isinstance(placed, Mapping) else ():
+        _check_place(place)
+    folder = tempfile.TemporaryDirectory(prefix="specdec-offload-")
+    _OFFLOADED.append(folder)
+    return {"device_map": placed, "offload_folder": folder.name}
+
+
+def check_modules(model: Any, device_map: Any) -> None:
+    """Refuse a map that names modules which the model does not have: transformers would leave them out of account.
+
+    Raises:
+        UsageError: names the first such module.
+    """
+    if not isinstance(device_map, Mapping):
+        return
+    known = {name for name, _ in (*model.named_modules(), *model.named_parameters())}
+    for name in device_map:
+        if name not in known:
+            raise UsageError(
+                f"Bad value target.device_map: the model has no module {name!r}.{near_misses(name, sorted(known))}"
+            )
+
+
+_OFFLOADED: list[tempfile.TemporaryDirectory[str]] = []  # removed when the process ends
+
+
+def _read(path: Path, written: str) -> dict[str, Any]:
+    try:
+        found = yaml.safe_load(path.read_text(encoding="utf-8"))  # JSON is YAML too
+    except OSError as error:
+        raise UsageError(
+            f"Bad value target.device_map={written}: it cannot be read ({error.strerror}); give auto, a YAML or JSON "
+            "file, or a mapping of modules to devices."
+        ) from None
+    except (yaml.YAMLError, ValueError):
+        found = None
+    if not isinstance(found, dict) or not found:
+        raise UsageError(
+            f"Bad value target.device_map={written}: the file holds no mapping of modules to devices, such as "
+            '{"model.layers.0": "cpu"}.'
+        )
+    return {str(module): place for module, place in found.items()}
+
+
+def _check_place(place: Any) -> None:
+    number = place if isinstance(place, int) and not isinstance(place, bool) else None
+    if isinstance(place, str) and place.startswith("cuda"):
+        number = int(place[5:]) if place[5:].isdigit() else 0
+    if number is None and place not in _NAMES or number is not None and number >= torch.cuda.device_count():
+        raise UsageError(
+            f"Bad value target.device_map: there is no device {place!r}; use cpu, disk, or one of the "
+            f"{torch.cuda.device_count()} GPUs by its number."
+        )
+
+
+def placement(model: Any) -> dict[str, int]:
+    """Return how many modules of a model lie on each device, by its name; empty for a model that is in one piece."""
+    found: dict[str, int] = {}
+    for place in getattr(model, "hf_device_map", {}).values():
+        name = f"cuda:{place}" if isinstance(place, int) else str(place)
+        found[name] = found.get(name, 0) + 1
+    return found
+
+
+def main_device(model: Any) -> torch.device:
+    """Return the device that calls of a model take their tokens on, and give their logits."""
+    return next((weight.device for weight in model.parameters() if weight.device.type != "meta"), torch.device("cpu"))
+
+
+def whole(weight: Tensor) -> Tensor:
+    """Return all of a weight, gathered from the ranks where each holds a share. Every rank has to ask at once."""
+    return weight.full_tensor() if _shared(weight) else weight
+
+
+def own_share(weight: Tensor) -> Tensor | None:
+    """Return the part of a weight that this process holds in memory; None for one that lies on disk."""
+    if weight.device.type == "meta":
+        return None
+    return weight.to_local() if _shared(weight) else weight
+
+
+def _shared(weight: Any) -> TypeGuard[Any]:
+    if not torch.distributed.is_initialized():
+        return False
+    from torch.distributed.tensor import DTensor
+
+    return isinstance(weight, DTensor)
+
+
+def spread_in_words(placed: Mapping[str, int]) -> str:
+    """Return a placement as text: "cpu: 3 modules, disk: 1 module"."""
+    return ", ".join(f"{device}: {count} module{'s' * (count != 1)}" for device, count in placed.items())

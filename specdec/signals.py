@@ -1,0 +1,53 @@
+"""One path for SIGINT and SIGTERM: the first raises `Interrupted` where the process is, the second ends it at once."""
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+from specdec.errors import Interrupted
+
+STOPS = (signal.SIGINT, signal.SIGTERM)
+_received: list[Interrupted] = []
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """Answer both signals while a command runs; their handlers are put back afterwards."""
+    if threading.current_thread() is not threading.main_thread():  # Python sets handlers nowhere else
+        yield
+        return
+    _received.clear()
+    previous = {number: signal.signal(number, _interrupt) for number in STOPS}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+def raise_swallowed() -> None:
+    """Raise the signal that a library took for one of its own errors; call it between prompts."""
+    if _received:
+        raise _received[0]
+
+
+def interruption(signum: int) -> Interrupted:
+    """Return the error that stands for a signal: its sentence, and the exit code that shells give."""
+    name = signal.Signals(signum).name
+    return Interrupted(f"Stopped by {name}; what was finished is on disk.", 128 + signum)
+
+
+def end_at_once(signum: int) -> None:
+    """End the process without another step, as a second signal asks."""
+    os.write(2, b"specdec: Ended at once by a second signal.\n")
+    os._exit(128 + signum)
+
+
+def _interrupt(signum: int, frame: FrameType | None) -> None:
+    if _received:
+        end_at_once(signum)
+    _received.append(interruption(signum))
+    raise _received[0]

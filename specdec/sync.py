@@ -1,0 +1,72 @@
+"""`python -m specdec.sync [FOLDER...]`: upload runs to MLflow that a store missed, from the files in their folders.
+
+No Hydra task: nothing is configured, nothing is run. Imports stay light, so `--help` and a bad option answer at once.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from specdec.commands.failures import ending
+from specdec.report import OneSentence
+from specdec.signals import interruptible
+from specdec.tracking.late import logged_folders, run_folders, upload
+
+DEFAULT = ("outputs", "multirun")
+
+
+def parser() -> argparse.ArgumentParser:
+    made = OneSentence(
+        prog="python -m specdec.sync",
+        description="Uploads runs to MLflow that their store missed, whole or in part, with their own times. "
+        "Running it again changes nothing.",
+    )
+    made.add_argument(
+        "folders",
+        nargs="*",
+        type=Path,
+        metavar="FOLDER",
+        help="the output folder of a run or a sweep, or a folder above some (./outputs and ./multirun)",
+    )
+    made.add_argument("--tracking-uri", metavar="URI", help="store to upload to (the one that each run was meant for)")
+    made.add_argument("--experiment", metavar="NAME", help="experiment to upload to (each run's own)")
+    return made
+
+
+def sync(arguments: Sequence[str]) -> int:
+    """Upload what is missing, print a line per folder that was not complete, and return how many those were.
+
+    Raises:
+        SpecdecError: a folder without runs, or a store that cannot be used.
+    """
+    options = parser().parse_args(arguments)
+    folders = run_folders(options.folders) if options.folders else logged_folders([Path(name) for name in DEFAULT])
+    complete, others = 0, 0
+    for each in upload(folders, Path.cwd(), options.tracking_uri, options.experiment):
+        if each.done == "complete":
+            complete += 1
+            continue
+        others += 1
+        said = "still running, left alone" if each.done == "running" else f"uploaded to {each.store}, run {each.run_id}"
+        print(f"{each.folder}: {said}", flush=True)
+    print(f"{complete} of {complete + others} runs were complete already.")
+    return others
+
+
+def main() -> None:
+    """Run the command: the console entry point."""
+    try:
+        with interruptible():
+            sync(sys.argv[1:])
+    except (Exception, KeyboardInterrupt) as error:
+        known = ending(error)
+        if known is None:
+            raise
+        sentence, code = known
+        print(f"specdec: {sentence}", file=sys.stderr)
+        raise SystemExit(code) from None
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,163 @@
+"""Sweeps in other processes: eight cells of which one kills its process; seven finish, and the table has all eight."""
+
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from specdec.commands import launchers
+from specdec.signals import interruptible
+
+# A command of its own, because workers have to load the task: a cell says who ran it, and the fifth one dies.
+CELLS = """
+import os, signal
+from pathlib import Path
+from specdec.commands import cli
+from specdec.config import TrackingConfig, validated
+from specdec.tracking.writer import tracked_run
+
+def task(values):
+    gamma = values["structure"]["gamma"]
+    if gamma == 5:
+        os.kill(os.getpid(), signal.SIGKILL)
+    settings = validated(TrackingConfig, values["tracking"])
+    with tracked_run(settings, name=f"g{gamma}", params={}, tags={}, results=cli.output_dir()) as run:
+        run.metrics({"speedup": 1 + gamma / 10})
+    gpu = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    (cli.output_dir() / "who").write_text(f"{os.getpid()} {gpu} {Path.cwd()}")
+    return {"speedup": 1 + gamma / 10}
+
+if __name__ == "__main__":
+    cli.main("config", task)
+"""
+SWEEP = ("+drafter=ngram", "structure.gamma=1,2,3,4,5,6,7,8", "hydra.sweep.dir=swept")
+
+
+def launched(folder: Path, *arguments: str) -> Path:
+    """Sweep in `folder`, check what a dead cell leaves, and return the sweep's folder."""
+    (folder / "cells.py").write_text(CELLS)
+    command = [sys.executable, "cells.py", "-m", *SWEEP, *arguments]
+    ended = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=500)
+    assert ended.returncode == 3, ended.stderr
+    assert ended.stderr.endswith("specdec: 1 of 8 cells failed; the table says why.\n"), ended.stderr
+    sweep = folder / "swept"
+    table = (sweep / "sweep.csv").read_text().splitlines()[1:]
+    assert [line.split(",")[0] for line in table] == [str(cell) for cell in range(8)]
+    assert [line.split(",", 2)[2] for line in table] == [
+        f"{1 + gamma / 10:.3f},,0," if gamma != 5 else ",,1,The cell's process died." for gamma in range(1, 9)
+    ]
+    who = [(sweep / str(cell) / "who").read_text().split() for cell in range(8) if cell != 4]
+    assert {each[-1] for each in who} == {str(folder)}  # relative paths mean the same in every worker
+    assert "The cell's process died." in (sweep / "sweep.md").read_text()
+    return sweep
+
+
+def needs(package: str) -> None:
+    if importlib.util.find_spec(package) is None:
+        pytest.skip(f"{package} is not installed: pip install -e '.[sweep,ray]'")
+
+
+@pytest.mark.slow
+def test_joblib_loses_the_dead_cell_alone(tmp_path: Path, made_database: Path) -> None:
+    """Its pool dies with the worker: the cells that were lost run again, with their tracking below the same parent, and
+    each worker keeps the GPU that it took.
+    """
+    needs("hydra_plugins.hydra_joblib_launcher")
+    gpus = "+hydra.job.env_set.SPECDEC_GPUS=0:1"
+    sweep = launched(tmp_path, "hydra/launcher=joblib", "hydra.launcher.n_jobs=2", gpus)
+    who = [(sweep / str(cell) / "who").read_text().split() for cell in range(8) if cell != 4]
+    assert {gpu for _, gpu, _ in who} <= {"0", "1"} and len({(pid, gpu) for pid, gpu, _ in who}) == len(
+        {pid for pid, *_ in who}
+    )
+    parent = json.loads((sweep / "mirror.json").read_text()).popitem()[1]
+    below = [json.loads((sweep / str(cell) / "mirror.json").read_text()).popitem()[1] for cell in range(8) if cell != 4]
+    assert all(each["complete"] and each["parent"] == parent["run_id"] for each in below)
+
+
+@pytest.mark.slow
+def test_submitit_waits_for_the_others(tmp_path: Path) -> None:
+    needs("hydra_plugins.hydra_submitit_launcher")
+    sweep = launched(tmp_path, "hydra/launcher=submitit_local", "tracking.enabled=false")
+    who = [(sweep / str(cell) / "who").read_text().split()[0] for cell in range(8) if cell != 4]
+    assert len(set(who)) == 7
+
+
+@pytest.mark.slow
+def test_ray_spreads_cells_over_the_nodes_of_a_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    needs("hydra_plugins.hydra_ray_launcher")
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    from ray.cluster_utils import Cluster
+
+    store = {"object_store_memory": 80 * 2**20}
+    cluster = Cluster()
+    try:
+        try:
+            cluster.add_node(num_cpus=1, include_dashboard=False, **store)
+            cluster.add_node(num_cpus=1, **store)
+        except Exception as error:  # ray waits 30 s for a node, which a busy machine may not keep
+            pytest.skip(f"no local ray cluster: {error}")
+        address = f"hydra.launcher.ray.init.address={cluster.address}"
+        launched(tmp_path, "hydra/launcher=ray_cluster", address, "tracking.enabled=false")
+    finally:
+        cluster.shutdown()
+
+
+def test_numbers_are_split_where_one_is_left_out() -> None:
+    assert launchers._runs([2, 3, 5, 6, 7, 9]) == [[2, 3], [5, 6, 7], [9]]
+
+
+def test_two_processes_take_two_gpus_and_a_third_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
+    monkeypatch.setenv(launchers.GPUS, "4,7")
+    monkeypatch.setattr(launchers.time, "sleep", lambda seconds: os._exit(66))  # it would wait
+
+    def claimed() -> tuple[int, int, int]:
+        """Claim a GPU in a child; return the child, its answer's pipe, and the pipe that ends it."""
+        answer, said = os.pipe()
+        hold, release = os.pipe()
+        child = os.fork()
+        if not child:
+            os.close(release)
+            launchers.claim_gpu()
+            os.write(said, os.environ["CUDA_VISIBLE_DEVICES"].encode())
+            os.read(hold, 1)
+            os._exit(0)
+        os.close(said), os.close(hold)
+        return child, answer, release
+
+    children = [claimed() for _ in range(2)]
+    assert [os.read(answer, 9) for _, answer, _ in children] == [b"4", b"7"]
+    third, answer, release = claimed()
+    assert os.read(answer, 9) == b"" and os.waitstatus_to_exitcode(os.waitpid(third, 0)[1]) == 66
+    for child, _, release in children:
+        os.write(release, b"x")
+        os.waitpid(child, 0)
+    child, answer, release = claimed()  # a process that ended gave its GPU back
+    assert os.read(answer, 9) == b"4"
+    os.write(release, b"x")
+    os.waitpid(child, 0)
+
+
+def test_an_interrupted_sweep_asks_its_running_cells_to_end(tmp_path: Path) -> None:
+    """The cell gets SIGTERM and writes its outcome before the sweep's table is made."""
+    ready, said = os.pipe()
+    child = os.fork()
+    if not child:
+        try:
+            with interruptible():
+                (tmp_path / "3").mkdir()
+                launchers.write_process(tmp_path / "3")
+                os.write(said, b"x")
+                signal.sigtimedwait([], 60)
+        finally:
+            (tmp_path / "3" / launchers.OUTCOME).write_text("{}")
+            os._exit(0)
+    os.read(ready, 1)
+    launchers.stop_cells(tmp_path)
+    assert (tmp_path / "3" / launchers.OUTCOME).is_file()
+    os.waitpid(child, 0)

@@ -1,0 +1,142 @@
+"""Runs that a signal ends: killed in MLflow and on disk, with what was decoded analysed and marked as a part."""
+
+import json
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specdec import report, run
+from specdec.analysis.read.facts import RunStatus
+from specdec.experiment.session import Session
+from specdec.tracking.store import locate, opened
+
+LONG = ("+drafter=ngram", "+debug=tiny", "measurement.repeats=9", "hydra.run.dir=one")
+
+
+def after_prompts(monkeypatch: pytest.MonkeyPatch, prompts: int, act: Callable[[], None]) -> None:
+    """Call `act` while the prompt after so many is decoded."""
+    whole, calls = Session.run_prompt, []
+
+    def run_prompt(*arguments: Any, **values: Any) -> Any:
+        calls.append(1)
+        if len(calls) == prompts + 1:
+            act()
+        return whole(*arguments, **values)
+
+    monkeypatch.setattr(Session, "run_prompt", run_prompt)
+
+
+def logged(folder: Path) -> Any:
+    client, experiment = opened(locate(None, folder), "specdec")
+    (found,) = client.search_runs([experiment], "tags.`specdec.role` = 'main'")
+    return found
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_ends_a_run_with_a_report_of_what_there_is(
+    in_process: Any, made_database: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, code: int
+) -> None:
+    handlers = [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)]
+    after_prompts(monkeypatch, 7, lambda: os.kill(os.getpid(), number))
+    ended = in_process(run, *LONG)
+    name = signal.Signals(number).name
+    assert (ended.code, ended.error) == (code, f"specdec: Stopped by {name}; what was finished is on disk.\n")
+    folder = tmp_path / "one"
+    sentence = f"Stopped by {name}; what was finished is on disk."
+    assert RunStatus.read(folder) == RunStatus("killed", sentence, 7, 54)
+    assert (folder / "report.md").read_text().splitlines()[0].endswith(" (partial: 7 of 54 prompts)")
+    assert f"Partial: 7 of 54 prompts. {sentence}" in " ".join(ended.output.split()) and "tokens/round" in ended.output
+    assert json.loads((folder / "summary.json").read_text())["notes"][0] == f"Partial: 7 of 54 prompts. {sentence}"
+    assert (folder / "figures" / "account.png").is_file()
+    found = logged(tmp_path)
+    assert (found.info.status, found.data.tags["specdec.partial"]) == ("KILLED", "partial: 7 of 54 prompts")
+    assert found.data.metrics["speedup"] > 0 and "curve.measured" not in found.data.metrics
+    assert [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)] == handlers
+
+    monkeypatch.undo()
+    monkeypatch.chdir(tmp_path)
+    assert in_process(run, *LONG).code == 0  # goes on, as the same run
+    found = logged(tmp_path)
+    assert found.info.status == "FINISHED" and "(partial" not in (folder / "report.md").read_text()
+    client, _ = opened(locate(None, tmp_path), "specdec")
+    points = client.get_metric_history(found.info.run_id, "curve.measured")
+    assert len({point.step for point in points}) == len(points)
+
+
+def test_a_signal_before_the_first_prompt_leaves_no_report(
+    in_process: Any, made_database: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Session, "warm_up", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+    assert in_process(run, *LONG).code == 143
+    assert logged(tmp_path).info.status == "KILLED" and not (tmp_path / "one" / "report.md").exists()
+
+
+def test_a_signal_that_a_library_swallows_is_raised_between_prompts(
+    in_process: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def swallowed() -> None:
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+        except Exception:
+            return
+
+    after_prompts(monkeypatch, 3, swallowed)
+    assert in_process(run, *LONG, "tracking.enabled=false").code == 143
+    assert RunStatus.read(tmp_path / "one") == RunStatus(
+        "killed", "Stopped by SIGTERM; what was finished is on disk.", 4, 54
+    )
+
+
+def child(work: Callable[[], Any]) -> int:
+    """Run `work` in a process of its own and return its number."""
+    number = os.fork()
+    if not number:
+        try:
+            work()
+        finally:
+            os._exit(1)
+    return number
+
+
+def test_a_second_signal_ends_the_process_at_once(
+    in_process: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While the partial results are being analysed, which here never ends."""
+
+    def endless(folder: Path) -> None:
+        (tmp_path / "analysing").write_text("")
+        time.sleep(60)
+
+    monkeypatch.setattr("specdec.experiment.experiment.write_run", endless)
+    after_prompts(monkeypatch, 3, lambda: os.kill(os.getpid(), signal.SIGINT))
+    number = child(lambda: in_process(run, *LONG, "tracking.enabled=false"))
+    while not (tmp_path / "analysing").exists():
+        time.sleep(0.05)
+    os.kill(number, signal.SIGTERM)
+    assert os.waitstatus_to_exitcode(os.waitpid(number, 0)[1]) == 143
+
+
+def test_what_a_killed_process_left_is_reported(
+    in_process: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SIGKILL leaves part-files and no summary; the report gathers them and says how much it is."""
+    monkeypatch.setattr("specdec.experiment.results._KEPT_S", -1.0)  # each prompt to disk at once
+    after_prompts(monkeypatch, 8, lambda: os.kill(os.getpid(), signal.SIGKILL))
+    number = child(lambda: in_process(run, *LONG, "tracking.enabled=false"))
+    assert os.waitstatus_to_exitcode(os.waitpid(number, 0)[1]) == -signal.SIGKILL
+    folder = tmp_path / "one"
+    assert not (folder / "session.json").exists() and RunStatus.read(folder).status == "running"
+    ended = in_process(report, "one")
+    assert ended.code == 0, ended.error
+    assert (folder / "report.md").read_text().splitlines()[0].endswith(" (partial: 8 of 54 prompts)")
+    assert RunStatus.read(folder) == RunStatus("killed", "Its process was killed.", 8, 54)
+    assert "Partial: 8 of 54 prompts. Its process was killed." in (tmp_path / "report" / "report.md").read_text()
+    monkeypatch.undo()
+    monkeypatch.chdir(tmp_path)
+    assert in_process(run, *LONG, "tracking.enabled=false").code == 0  # and it still goes on
+    assert RunStatus.read(folder) == RunStatus("finished", "", 54, 54)

@@ -1,0 +1,87 @@
+"""A target whose layers a device map places: the same tokens, and a run that says what its times are worth."""
+
+import json
+
+import pandas as pd
+import pytest
+import torch
+import yaml
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from specdec import run
+from specdec.analysis.figures import style
+
+COMMON = """+drafter=ngram prompts=random_tokens prompts.vocabulary=64 prompts.length=20 prompts.limit=2
+measurement.max_new_tokens=12 measurement.gammas=[2] measurement.warmup_tokens=0 measurement.calibration_calls=1
+target.compile=false measurement.bootstrap=50 measurement.cost_contexts=[] tracking.enabled=false
+target.dtype=float32""".split()
+OFFLOADED = {"model.embed_tokens": "cpu", "model.layers.0": "cpu", "model.layers.1": "disk", "model.norm": "cpu"}
+OFFLOADED |= {"model.rotary_emb": "cpu", "lm_head": "cpu"}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    torch.manual_seed(0)
+    shape = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
+    ends = dict.fromkeys(("eos_token_id", "bos_token_id", "pad_token_id"))
+    folder = tmp_path_factory.mktemp("model")
+    LlamaForCausalLM(LlamaConfig(**shape, vocab_size=64, max_position_embeddings=128, **ends)).save_pretrained(folder)
+    (folder / "map.yaml").write_text(yaml.safe_dump(OFFLOADED))
+    (folder / "list.json").write_text(json.dumps(["cpu"]))
+    return folder
+
+
+@pytest.fixture
+def command(in_process, monkeypatch, model, tmp_path):
+    monkeypatch.setattr(style, "save", lambda *_: None)
+
+    def call(name, *arguments):
+        ended = in_process(run, *COMMON, f"target.model={model}", f"hydra.run.dir={tmp_path / name}", *arguments)
+        return ended.code, ended.error, tmp_path / name
+
+    return call
+
+
+def test_offloaded_layers_write_the_same_tokens_and_are_flagged(command, model):
+    folders = {}
+    for name, more in (("plain", ()), ("apart", (f"target.device_map={model / 'map.yaml'}",))):
+        code, error, folders[name] = command(name, *more)
+        assert code == 0, error
+    rounds = {name: pd.read_parquet(folder / "rounds.parquet") for name, folder in folders.items()}
+    counted = ["method", "gamma", "prompt", "round", "offered", "accepted", "committed"]
+    pd.testing.assert_frame_equal(rounds["apart"][counted], rounds["plain"][counted])
+    texts = {
+        name: [json.loads(line)["generated_token_ids"] for line in (folder / "generations.jsonl").open()]
+        for name, folder in folders.items()
+    }
+    assert texts["apart"] == texts["plain"]
+    described = json.loads((folders["apart"] / "environment.json").read_text())["model"]
+    assert described["device_map"] == {"cpu": 5, "disk": 1} and described["compilation"] is None
+    assert "Speedups of this run are distorted" in (folders["apart"] / "report.md").read_text()
+    assert "distorted" not in (folders["plain"] / "report.md").read_text()
+
+
+def test_modules_that_are_all_on_one_device_distort_nothing(command):
+    code, error, folder = command("one", "target.device_map={model: cpu, lm_head: cpu}")
+    assert code == 0, error
+    assert "distorted" not in (folder / "report.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["target.device_map=nowhere.yaml"], "Bad value target.device_map=nowhere.yaml: it cannot be read"),
+        (["target.device_map={model}/list.json"], "the file holds no mapping of modules to devices"),
+        (["target.device_map={{model: cuda:99}}"], "there is no device 'cuda:99'"),
+        (["target.device_map={{model: tape}}"], "there is no device 'tape'"),
+        (
+            ["target.device_map={{model: cpu, lm_haed: cpu}}"],
+            "the model has no module 'lm_haed'. Did you mean lm_head?",
+        ),
+        (["target.device_map=auto", "target.device=cpu"], "which does not go with target.device=cpu"),
+    ],
+)
+def test_maps_that_do_not_fit_are_refused(command, model, arguments, says):
+    code, error, folder = command("refused", *(argument.format(model=model) for argument in arguments))
+    assert code == 2 and says in error and error.count("\n") == 1
+    assert not (folder / "rounds").exists()
