@@ -46,6 +46,13 @@ def typed(cls: type[T]) -> type[T]:
 
 
 @typed
+class FolderPart:
+    """A name of something that is written to a folder of this name; published things may be named by a whole path."""
+
+    name: FolderName
+
+
+@typed
 class DrafterSettings:
     """Values of one drafter of `measurement.drafters` that replace those that its YAMLs give."""
 

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from specdec.config import AtLeastOne, FolderName, typed
+from specdec.config import AtLeastOne, typed
 
 
 @typed
@@ -26,7 +26,7 @@ class HeadsConfig:
         output: layer to the vocabulary: "own" for each head, "shared" by all heads, or "tied", the target's own.
     """
 
-    name: FolderName
+    name: Annotated[str, Field(min_length=1)]
     count: AtLeastOne
     grounded: bool
     mixer: Literal["mlp", "attention", "gru"]
