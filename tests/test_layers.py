@@ -11,7 +11,7 @@ ROOT = Path(__file__).resolve().parents[1]
 LAYERS = (
     ("specdec", "errors", "progress", "code_version", "ranks"),
     ("signals", "text.writing"),
-    ("config",),
+    ("config", "hub"),
     ("registry",),
     ("theory", "records", "sampling", "clock", "cost_model"),
     ("tracking.store",),
