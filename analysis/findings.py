@@ -14,6 +14,7 @@ from typing import Any
 
 import pandas as pd
 from matplotlib.figure import Figure
+from pydantic import TypeAdapter
 
 from specdec.errors import UsageError
 from specdec.registry import near_misses
@@ -209,7 +210,7 @@ def finished_study(folder: Path | str) -> FinishedStudy:
     folder = Path(folder)
     try:
         described = json.loads((folder / "study.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         raise UsageError(
             f"{folder} holds no study (study.json): `python -m specdec.run +experiment=ngrammys_grid` makes one."
         ) from None
@@ -230,5 +231,12 @@ def latest_study(tracking_uri: str, experiment: str, study: str) -> Findings:
 
 def described_study(described: Mapping[str, Any], files: Iterable[Path], source: str) -> FinishedStudy:
     """Return a study from the content of its `study.json` and the files of its tables."""
-    about = About(**{each.name: described[each.name] for each in fields(About)})
-    return FinishedStudy(described["study"], {path.stem: pd.read_parquet(path) for path in files}, about, source)
+    try:
+        about = TypeAdapter(About).validate_python({each.name: described[each.name] for each in fields(About)})
+        tables = {path.stem: pd.read_parquet(path) for path in files}
+        return FinishedStudy(str(described["study"]), tables, about, source)
+    except (ValueError, TypeError, KeyError, AttributeError, OSError) as error:
+        what = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        raise UsageError(
+            f"{source} does not hold what a study writes ({what}): copy its files again, or run it again."
+        ) from None

@@ -46,7 +46,21 @@ batches = notebook.batches(tracking_uri, experiment)
 notebook.show(*batches)
 
 # %% [markdown]
+# ## At which load should a server stop speculating?
+#
+# A server does not choose its batch: requests come at a rate, and the batch is what waits to be decoded. With
+# little load it is small and speculation pays, under heavy load it is full. Here a server with continuous
+# batching is *simulated* (theory.md 7.4), with recorded acceptance and with seconds of a step from a cost model
+# or from the batches above; the load is the share of what it could serve without drafts. `python -m specdec.run
+# +experiment=serving` makes a run of your own, with `study.batching=FOLDER` from the steps of yours; without one,
+# this notebook shows those that come with the repository.
+
+# %%
+server = notebook.server_under_load(tracking_uri, experiment)
+notebook.show(*server)
+
+# %% [markdown]
 # ## Answer
 
 # %%
-Markdown(notebook.firsts(*batches))
+Markdown(notebook.firsts(*batches, *server))

@@ -9,7 +9,7 @@ from dataclasses import field, fields
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, cast
 
-from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass as pydantic_dataclass
 from typing_extensions import dataclass_transform
 
@@ -22,6 +22,19 @@ ORIGINAL = "original"
 """Names of two methods in every table: plain decoding by the target, and by the model that it was trained from."""
 
 AtLeastOne = Annotated[int, Field(ge=1)]
+
+
+def _below(name: str) -> str:
+    if any(part in ("", ".", "..") for part in name.split("/")) or "\\" in name or not name.isprintable():
+        raise ValueError(f"{name!r} is to name a folder below the one that is written to: use letters, digits, _ and -")
+    return name
+
+
+FolderName = Annotated[str, Field(min_length=1), AfterValidator(_below)]
+"""A name that becomes part of a path: it may have folders of its own, and never leaves the one that it is below."""
+
+DraftSize = Annotated[int, Field(ge=1, le=16384)]
+"""Tokens of a draft, or of one of its sides; the bound is far above any that a target verifies at once."""
 Probability = Annotated[float, Field(ge=0.0, le=1.0)]
 
 
@@ -30,6 +43,13 @@ def typed(cls: type[T]) -> type[T]:
     """Make a frozen config dataclass: no extra keys, no coercion (`"abc"` is not an int), no NaN or infinity."""
     strict = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
     return cast(type[T], pydantic_dataclass(frozen=True, kw_only=True, config=strict)(cls))
+
+
+@typed
+class FolderPart:
+    """A name of something that is written to a folder of this name; published things may be named by a whole path."""
+
+    name: FolderName
 
 
 @typed
@@ -46,7 +66,7 @@ class MeasurementConfig:
     """The amount of decoding and the way it is timed (`conf/measurement/`)."""
 
     max_new_tokens: AtLeastOne | None  # null: recorded texts are replayed whole
-    gammas: list[AtLeastOne]
+    gammas: list[DraftSize]
     repeats: AtLeastOne
     batch_size: AtLeastOne
     warmup_tokens: Annotated[int, Field(ge=0)]
@@ -125,6 +145,25 @@ class AdviseConfig(RunConfig):
     """The root of `python -m specdec.advise`: that of a run, so that both take the same overrides, and `advice`."""
 
     advice: AdviceConfig
+
+
+@typed
+class CertificateConfig:
+    """The draws of a certificate (`conf/certify.yaml`), and how rarely luck alone may fail one."""
+
+    false_alarm: Annotated[float, Field(gt=0.0, le=0.2)]
+    rounds: AtLeastOne
+    places: AtLeastOne
+    redraws: AtLeastOne
+    redrafts: AtLeastOne
+    outputs: AtLeastOne
+
+
+@typed
+class CertifyConfig(RunConfig):
+    """The root of `python -m specdec.certify`: that of a run, for the same overrides, and `certificate`."""
+
+    certificate: CertificateConfig
 
 
 def config_dir() -> str:

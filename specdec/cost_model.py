@@ -142,6 +142,19 @@ def from_run(folder: Path) -> SimulatedCost:
     Raises:
         UsageError: the folder has no calibration, or it cannot be read.
     """
+    try:
+        return _derived(folder)
+    except UsageError:
+        raise
+    except (ValueError, TypeError, KeyError, AttributeError, ArithmeticError, OSError) as error:
+        what = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        raise UsageError(
+            f"Bad value target.cost: the files in {folder} are not what a run writes ({what}): give the output folder "
+            "of another run."
+        ) from None
+
+
+def _derived(folder: Path) -> SimulatedCost:
     calibration = _json(folder / "calibration.json")
     drafts = {int(depth): median(times) for depth, times in calibration["drafts"].items() if times}
     draft_fixed, draft_step = _line(drafts)

@@ -40,6 +40,18 @@ class NumericsError(SpecdecError):
     partials: Any = None
 
 
+class NotLossless(SpecdecError):
+    """A certificate refutes what a combination declares: some check failed."""
+
+    exit_code = 6
+
+
+class DeclaredLossy(SpecdecError):
+    """A combination says itself that it is not lossless, so that there is nothing to certify."""
+
+    exit_code = 7
+
+
 class Interrupted(SpecdecError):
     """A signal ended the run (130 SIGINT, 143 SIGTERM); rounds that were finished are kept."""
 

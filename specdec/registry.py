@@ -6,6 +6,7 @@ annotation of that `config` argument says what configures it.
 
 import difflib
 import importlib
+import logging
 import pkgutil
 import sys
 from collections.abc import Callable, Iterable, Mapping
@@ -16,6 +17,7 @@ from specdec.config import validated
 from specdec.errors import UsageError
 
 T = TypeVar("T")
+logger = logging.getLogger(__name__)
 
 
 def near_misses(name: str, names: Iterable[str]) -> str:
@@ -43,13 +45,15 @@ def _config_type(cls: type) -> type:
 class Registry(Generic[T]):
     """The classes of one family (`drafters`), filled by importing the family's package and its entry points.
 
-    Another distribution adds members through the entry-point group `specdec.<family>`.
+    Another distribution adds members through the entry-point group `specdec.<family>`. One that cannot be imported is
+    left out with a warning, and named where its member is asked for: the others work without it.
     """
 
     def __init__(self, family: str, group: str) -> None:
         self.family = family
         self.group = group
         self._classes: dict[str, type[T]] = {}
+        self._broken: dict[str, str] = {}  # entry point -> what its import raised
         self._loaded = False
 
     def register(self, name: str) -> Callable[[type[T]], type[T]]:
@@ -73,9 +77,10 @@ class Registry(Generic[T]):
         """Return the class of a name; UsageError, with near misses and the full list, if there is none."""
         self._load()
         if not isinstance(name, str) or name not in self._classes:
+            broken = "".join(f" The plugin {each!r} was left out: {why}." for each, why in self._broken.items())
             raise UsageError(
                 f"Unknown {self.group} {name!r}.{near_misses(str(name), self._classes)} "
-                f"The {self.family} are: {', '.join(self.names())}."
+                f"The {self.family} are: {', '.join(self.names())}.{broken}"
             )
         return self._classes[name]
 
@@ -103,5 +108,13 @@ class Registry(Generic[T]):
         for module in pkgutil.iter_modules(package.__path__):
             importlib.import_module(f"{package.__name__}.{module.name}")
         for entry in entry_points(group=f"specdec.{self.family}"):
-            entry.load()
+            try:
+                entry.load()
+            except (Exception, SystemExit) as error:  # a package of somebody else may raise anything
+                why = " ".join(f"{type(error).__name__}: {error}".split())[:300].rstrip(".: ")
+                self._broken[entry.name] = why
+                logger.warning(
+                    "The plugin %r of specdec.%s is left out, its import raised %s: repair or uninstall its package.",
+                    entry.name, self.family, why,
+                )  # fmt: skip
         self._loaded = True

@@ -11,12 +11,13 @@ ROOT = Path(__file__).resolve().parents[1]
 LAYERS = (
     ("specdec", "errors", "progress", "code_version", "ranks"),
     ("signals", "text.writing"),
-    ("config",),
+    ("config", "hub"),
     ("registry",),
     ("theory", "records", "sampling", "clock", "cost_model"),
     ("tracking.store",),
     ("tracking",),
     ("text.lines", "text.lengths"),  # what files of others say: replay reads them above `analysis`, the import within
+    ("serving",),
     ("analysis",),
     ("structures", "verifiers", "models"),
     ("text",),
@@ -28,9 +29,9 @@ LAYERS = (
     ("decode", "timing", "replay"),
     ("batching",),
     ("experiment",),
-    ("studies", "training"),
+    ("studies", "training", "certification"),
     ("commands",),
-    ("run", "train", "advise", "report", "convert", "sync"),
+    ("run", "train", "advise", "certify", "report", "convert", "sync"),
 )
 # The parts of the package that `analysis` may import: it reads files, and has to work without torch.
 ANALYSIS_SEES = ("errors", "config", "registry", "theory", "tracking.store", "text.lines", "text.lengths", "analysis")

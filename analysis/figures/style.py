@@ -7,6 +7,7 @@ transparent figure would need other colours, and a file can have only one set.
 Uses matplotlib, but neither pyplot nor any global state of it.
 """
 
+import re
 import textwrap
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -163,6 +164,7 @@ def save(figure: Figure, folder: Path | str, name: str) -> tuple[Path, Path]:
     """Write `name`.png and `name`.svg into `folder` and return their paths."""
     target = Path(folder)
     target.mkdir(parents=True, exist_ok=True)
+    name = re.sub(r"[^\w.-]+", "_", name).lstrip(".")  # a name, whatever a table holds; never a path
     png, svg = target / f"{name}.png", target / f"{name}.svg"
     with styled():
         figure.savefig(png, dpi=DPI, metadata={"Software": None})

@@ -13,6 +13,7 @@ from ..read.runs import Run
 from ..runs.compare import comparison_section
 from ..runs.run_sections import papers_section
 from ..studies.batching import committed_in_words, committed_study
+from ..studies.serving import committed_sections
 from .html import markdown_table
 
 OVERLAY = "notebooks"
@@ -60,6 +61,14 @@ def study(tracking_uri: str, experiment: str, name: str) -> tuple[Section, ...]:
         return latest_study(tracking_uri, experiment, name).sections
     except UsageError as error:
         return (Section(name, (str(error),)),)
+
+
+def server_under_load(tracking_uri: str, experiment: str) -> tuple[Section, ...]:
+    """Show the newest finished run of study `serving`; without one, what makes one, and what committed ones found."""
+    try:
+        return latest_study(tracking_uri, experiment, "serving").sections
+    except UsageError as error:
+        return (*committed_sections(), Section("serving", (str(error),)))
 
 
 def live_shapes(tracking_uri: str, experiment: str) -> tuple[Section, ...]:

@@ -3,6 +3,7 @@
 A section that a run cannot have becomes a sentence that says what is missing; the rest of the report stands.
 """
 
+import logging
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -33,6 +34,8 @@ from ..runs.run_sections import (
 from ..runs.standing_section import STANDING, TIMELINE, standing_section, timeline_section
 from ..runs.totals_sections import totals_findings
 from .html import Chapter
+
+logger = logging.getLogger(__name__)
 
 OF_A_RUN: tuple[tuple[str, Callable[..., Section | list[Section]]], ...] = (
     ("Summary", summary_section),
@@ -110,4 +113,9 @@ def _guarded(title: str, make: Callable[[], Section | list[Section]]) -> list[Se
         made = make()
     except (UsageError, ValueError, KeyError) as error:
         return [missing_section(title, error)]
+    except (TypeError, AttributeError, IndexError, ArithmeticError) as error:
+        # Values of another kind than runs write, somewhere in a file that was edited or damaged.
+        logger.debug("The section %r cannot be made.", title, exc_info=True)
+        damaged = UsageError(f"A file of the run holds values that no run writes ({type(error).__name__}: {error}).")
+        return [missing_section(title, damaged)]
     return made if isinstance(made, list) else [made]

@@ -13,6 +13,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
+from pydantic import TypeAdapter
+
+from specdec.errors import UsageError
+
 REPLACEMENT = "\ufffd"
 SHOWN_ROUNDS = 400  # rounds of one generation on the page
 
@@ -92,16 +96,15 @@ class Trace:
         return f"drafter {self.drafter} · {self.structure} · {counts} · {'' if self.lossless else 'not '}lossless"
 
 
+_TRACES = TypeAdapter(list[Trace])
+
+
 def read_traces(path: Path) -> list[Trace]:
-    """Read `traces.json`."""
-    traces = []
-    for trace in json.loads(path.read_text(encoding="utf-8")):
-        lines = [
-            {**line, "pieces": tuple(Piece(**{**piece, "kind": Kind(piece["kind"])}) for piece in line["pieces"])}
-            for line in trace["lines"]
-        ]
-        traces.append(Trace(**{**trace, "lines": tuple(TraceLine(**line) for line in lines)}))
-    return traces
+    """Read `traces.json`. UsageError if it holds something else."""
+    try:
+        return _TRACES.validate_python(json.loads(path.read_text(encoding="utf-8")))
+    except (ValueError, RecursionError, OSError):  # pydantic's and json's own are ValueErrors
+        raise UsageError(f"{path} does not hold the traces of a run: copy it again, or run again.") from None
 
 
 # How text is shown --------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 from pandas.api.types import union_categoricals
 
 from specdec.errors import UsageError
+from specdec.tracking.store import reason
 
 from ..arms import NAMES, TEXT, Arm, Arms
 from ..rounds import COUNTED, GENERATION, check_columns, check_once, check_rounds, numbered
@@ -75,7 +76,14 @@ class _ArmFile:
     def read(self, arm: Arm) -> pd.DataFrame:
         """Return the rounds of an arm, sorted by generation; UsageError if they contradict themselves."""
         if arm not in self._open:
-            self._open[arm] = self._read(arm)
+            try:
+                self._open[arm] = self._read(arm)
+            except UsageError:
+                raise
+            except (ValueError, OSError, TypeError, KeyError) as error:  # pages are read here, the footer before
+                raise UsageError(
+                    f"{self._path} is a damaged Parquet table ({reason(error)}): copy it again, or run again."
+                ) from None
         self._open.move_to_end(arm)
         while len(self._open) > 1 and sum(map(len, self._open.values())) > _KEPT:
             self._open.popitem(last=False)

@@ -5,8 +5,9 @@ runs log. A missing file is a UsageError that names the file and says what write
 """
 
 import json
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from math import nan
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 import pandas as pd
+from pydantic import TypeAdapter, ValidationError
 
 from specdec.config import BASELINE, ORIGINAL, flattened
 from specdec.errors import UsageError
@@ -79,13 +81,15 @@ class Run:
 
     def facts(self) -> RunFacts:
         """Read what was run, as the run wrote it down before decoding."""
-        facts = RunFacts.from_json(self._json("run.json"))
-        return facts.beside[self.method] if self.method else facts
+        with _as_written(self.fetch("run.json")):
+            facts = _RUN_FACTS.validate_python(asdict(RunFacts.from_json(self._json("run.json"))))
+            return facts.beside[self.method] if self.method else facts
 
     def session(self) -> SessionFacts:
         """Read what decoding left besides the tables."""
-        session = SessionFacts(**self._json("session.json"))
-        return session.of_drafter(self.method) if self.method else session
+        with _as_written(self.fetch("session.json")):
+            session = _SESSION_FACTS.validate_python(self._json("session.json"))
+            return session.of_drafter(self.method) if self.method else session
 
     def standing(self) -> RunStatus | None:
         """Read how far the run has come; None if it did not say."""
@@ -166,7 +170,7 @@ class Run:
         if found is None:
             try:
                 found = read_arms(path)
-            except (ValueError, OSError) as error:
+            except (ValueError, OSError, TypeError, KeyError) as error:
                 raise _no_table(path, error) from None
             _open_files[key] = found
         return found.of_methods(self._methods) if self.method or self.beside else found
@@ -174,14 +178,14 @@ class Run:
     def generation_counts(self) -> pd.DataFrame:
         """Read one line per generation without its tokens and text."""
         path = self.fetch("generations.jsonl")
-        with path.open(encoding="utf-8") as lines:
+        with _as_written(path), path.open(encoding="utf-8") as lines:
             short = (_without(_parsed(line, path, number), _TEXTS) for number, line in enumerate(lines, 1))
             return self._own(pd.DataFrame(list(short)))
 
     def generations(self) -> pd.DataFrame:
         """Read one line per generation: key columns, tokens, seconds, flag, token ids, text."""
         path = self.fetch("generations.jsonl")
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = _text(path).splitlines()
         return self._own(pd.DataFrame([_parsed(line, path, number) for number, line in enumerate(lines, 1)]))
 
     def replay(self) -> pd.DataFrame:
@@ -222,7 +226,11 @@ class Run:
 
     def environment(self) -> dict[str, Any]:
         """Read versions, hardware, content hashes."""
-        return self._json("environment.json")
+        environment = self._json("environment.json")
+        for name in ("model", "cpu", "gpu", "prompts", "code"):
+            if not isinstance(environment.get(name) or {}, dict):
+                raise UsageError(f"{self.fetch('environment.json')}: {name} is no object: {_COPY}.")
+        return environment
 
     def interval(self, metric: str) -> Interval:
         """Return a logged metric with its bounds, NaN for what the run did not log."""
@@ -309,12 +317,12 @@ class Run:
         path = self.fetch(name)
         try:
             return pd.read_parquet(path)
-        except (ValueError, OSError) as error:  # pyarrow's own are both
+        except (ValueError, OSError, TypeError, KeyError) as error:  # pyarrow's own, and pandas' of its metadata
             raise _no_table(path, error) from None
 
     def _json(self, name: str) -> dict[str, Any]:
         path = self.fetch(name)
-        return _parsed(path.read_text(encoding="utf-8"), path)
+        return _parsed(_text(path), path)
 
 
 # Rounds tables that are in use, by file and time of writing: sections of one page read the same one.
@@ -332,12 +340,35 @@ def _no_table(path: Path, error: Exception) -> UsageError:
     return UsageError(f"{path} is no Parquet table ({reason(error)}); copy it again, or run again.")
 
 
+_COPY = "copy the file again, or run again"
+_RUN_FACTS, _SESSION_FACTS = TypeAdapter(RunFacts), TypeAdapter(SessionFacts)
+
+
+def _text(path: Path) -> str:
+    """Read a file of a run. UsageError if it is not UTF-8 text."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise UsageError(f"{path} is not UTF-8 text: {_COPY}.") from None
+
+
+@contextmanager
+def _as_written(path: Path) -> Iterator[None]:
+    """Turn what goes wrong with values that no run writes into a UsageError that names their file."""
+    try:
+        yield
+    except (TypeError, ValueError, KeyError, AttributeError, OverflowError) as error:
+        what = f"{error.error_count()} values" if isinstance(error, ValidationError) else f"{reason(error)}"
+        raise UsageError(f"{path} does not hold what a run writes there ({what}): {_COPY}.") from None
+
+
 def _parsed(text: str, path: Path, line: int | None = None) -> dict[str, Any]:
     try:
         value = json.loads(text)
-    except json.JSONDecodeError as error:
-        at = error.lineno if line is None else line
-        raise UsageError(f"{path}:{at}: not JSON ({error.msg}); the file was cut off or edited.") from None
+    except (ValueError, RecursionError) as error:  # a number of 5,000 digits is a ValueError too
+        at = getattr(error, "lineno", 1) if line is None else line
+        why = getattr(error, "msg", error)
+        raise UsageError(f"{path}:{at}: not JSON ({why}); the file was cut off or edited.") from None
     if not isinstance(value, dict):
         raise UsageError(f"{path}:{line or 1}: an object was expected, found a {type(value).__name__}.")
     return value
@@ -350,20 +381,28 @@ def open_folder(folder: Path | str) -> Run:
         raise UsageError(f"{path} is no run's output folder (no config.yaml in it): `{COMMAND}` makes one.")
     import yaml
 
-    config = yaml.safe_load((path / "config.yaml").read_text(encoding="utf-8"))
+    try:
+        config = yaml.safe_load(_text(path / "config.yaml"))
+    except (yaml.YAMLError, ValueError, RecursionError):  # impossible dates are ValueErrors
+        config = None
+    if not isinstance(config, dict):
+        raise UsageError(f"{path / 'config.yaml'} is not the configuration of a run: {_COPY}.")
     analysed, standing = (path / "summary.json").is_file(), RunStatus.read(path)
     finished = analysed and not (standing and standing.partial)
-    summary = _parsed((path / "summary.json").read_text("utf-8"), path / "summary.json") if analysed else {}
+    summary = _parsed(_text(path / "summary.json"), path / "summary.json") if analysed else {}
+    with _as_written(path / "summary.json"):
+        metrics = {key: nan if value is None else float(value) for key, value in summary.get("metrics", {}).items()}
+        curves = {
+            key: {int(gamma): float(value) for gamma, value in points.items()}
+            for key, points in summary.get("curves", {}).items()
+        }
     return Run(
         name=path.name,
         source=str(path),
         status="FINISHED" if finished else "UNFINISHED",
         params={key: str(value) for key, value in flattened(config).items()},
-        metrics={key: nan if value is None else value for key, value in summary.get("metrics", {}).items()},
-        curves={
-            key: {int(gamma): float(value) for gamma, value in points.items()}
-            for key, points in summary.get("curves", {}).items()
-        },
+        metrics=metrics,
+        curves=curves,
         fetch=partial(_in_folder, path),
     )
 

@@ -24,7 +24,7 @@ from .run_metrics import (
     peer_metrics,
     total_variation,
 )
-from .run_notes import peer_notes, run_notes
+from .run_notes import peer_notes, residual_notes, run_notes
 from .run_sections import (
     category_section,
     cost_section,
@@ -161,6 +161,7 @@ def _of_one_drafter(run: Run) -> tuple[RunFindings, Summary, HeldOutPrediction |
         formula_verdict(account_gap(arm.account)),
         verdict(arm.account, facts.simulated),
         *run_notes(metrics, facts, session, environment["prompts"]),
+        *residual_notes(run.fetch("rounds.parquet"), facts),
         *peer_notes(peers["peers"]),
     ]
     if peers["peers"] and not facts.single:

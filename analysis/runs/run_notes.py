@@ -1,7 +1,10 @@
 """The sentences that a reader of a run must not miss: what its figures do not hold for, and what was left out."""
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
+
+import pyarrow.parquet as pq
 
 from ..intervals import Interval
 from ..read.facts import RunFacts, SessionFacts
@@ -53,6 +56,31 @@ def run_notes(
         left_out = ", ".join(map(str, facts.left_out))
         notes.append(f"Left out of measurement.gammas: {left_out}; this drafter drafts {facts.deepest} levels at most.")
     return notes
+
+
+def residual_notes(rounds: Path, facts: RunFacts) -> list[str]:
+    """Count the rejections at positions where drafter and target agree, as every round wrote down what they share.
+
+    In exact arithmetic the chance of such a rejection is 0; where rounding makes one, nothing is left of p - q, and the
+    correction was drawn from p itself.
+
+    Args:
+        rounds: the rounds table, or the folder of its part-files.
+    """
+    if facts.greedy or not facts.lossless:
+        return []
+    table = pq.read_table(rounds, columns=["rejected", "beta"])
+    shared = [beta[-1] for beta in table.filter(table["rejected"])["beta"].to_pylist() if beta]
+    empty = sum(mass >= 1 - _ROUNDING for mass in shared)
+    if not empty:
+        return []
+    return [
+        f"Rounding: {empty:,} of {len(shared):,} rejections fell where drafter and target agree, so that no residual "
+        "was left; these corrections were drawn from the target's own law."
+    ]
+
+
+_ROUNDING = 1e-6  # of a sum of float32 probabilities
 
 
 def _quality_notes(metrics: Mapping[str, float], facts: RunFacts) -> list[str]:

@@ -14,7 +14,7 @@ from typing import Any
 
 from specdec import ranks
 from specdec.commands import sweep
-from specdec.commands.failures import ending
+from specdec.commands.failures import ending, not_begun
 from specdec.commands.resumed_sweep import RESUMED_SWEEP, SWEPT_KEYS
 from specdec.config import config_dir
 from specdec.errors import SpecdecError, UsageError
@@ -44,6 +44,22 @@ def check_drafter(values: Mapping[str, Any]) -> None:
         raise UsageError(f"No drafter: add +drafter=NAME, one of {', '.join(options('drafter'))}.")
 
 
+def refuse_targets(values: Any, where: str = "") -> None:
+    """Raise UsageError for a key by which a configuration would name code: nothing that it names is imported or run.
+
+    Hydra's own group, with launchers, sweepers and callbacks, is not among `values`.
+    """
+    items = values.items() if isinstance(values, Mapping) else enumerate(values) if isinstance(values, list) else ()
+    for key, value in items:
+        place = f"{where}{key}"
+        if key == "_target_":
+            raise UsageError(
+                f"Key {place} is refused: specdec imports and runs nothing that a configuration names; remove it, and "
+                "choose parts by their name."
+            )
+        refuse_targets(value, f"{place}.")
+
+
 def main(config_name: str, task: Callable[[Mapping[str, Any]], Mapping[str, float] | None]) -> None:
     """Compose `config_name`, call `task` with plain resolved values, and end the process with the right exit code.
 
@@ -53,10 +69,16 @@ def main(config_name: str, task: Callable[[Mapping[str, Any]], Mapping[str, floa
     import hydra
     from omegaconf import DictConfig, OmegaConf
 
+    begun = False
+
     def resolved(cfg: DictConfig) -> None:
+        nonlocal begun
+        begun = True
+
         def cell() -> Mapping[str, float] | None:
             values = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
             assert isinstance(values, dict)
+            refuse_targets(values)
             return task({str(key): value for key, value in values.items()})
 
         if sweep.in_cell():
@@ -86,6 +108,8 @@ def main(config_name: str, task: Callable[[Mapping[str, Any]], Mapping[str, floa
         if known is None and code == sweep.FAILED_CELLS:
             first_line = (str(error).splitlines() or [""])[0]
             known = f"The sweep broke off: {type(error).__name__}: {first_line}", code
+        elif not begun and (known is None or isinstance(error, OSError) and error.errno):
+            known = not_begun(error)
         if known is None:
             raise error
         sentence, code = known

@@ -2,12 +2,14 @@
 
 import errno
 import re
+import unicodedata
 from typing import Any
 
 from specdec.errors import EnvironmentFault, SpecdecError, UsageError, is_out_of_memory
 from specdec.registry import near_misses
 
-DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+NOT_WRITABLE = (errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.ESTALE, errno.EMFILE, errno.ENFILE)
 MEMORY_REMEDY = (
     "Try target.dtype=bfloat16, fewer measurement.max_new_tokens or a smaller model (in training: a smaller "
     "recipe.data.micro_batch_tokens)."
@@ -15,7 +17,22 @@ MEMORY_REMEDY = (
 
 
 def ending(error: BaseException) -> tuple[str, int] | None:
-    """Return sentence and exit code for what ended a command; None for a bug, which deserves a traceback."""
+    """Return sentence and exit code for what ended a command; None for a bug, which deserves a traceback.
+
+    The sentence may quote files of others, so control characters, which a terminal obeys, are left out of it.
+    """
+    known = _ending(error)
+    return None if known is None else (_plain(known[0]), known[1])
+
+
+def _plain(sentence: str) -> str:
+    """Return a sentence as one line without control characters and halves of characters."""
+    kept = "".join(" " if character in "\n\r\t" else character for character in sentence)
+    kept = "".join(character for character in kept if unicodedata.category(character) not in ("Cc", "Cf"))
+    return kept.encode("utf-8", "replace").decode("utf-8")
+
+
+def _ending(error: BaseException) -> tuple[str, int] | None:
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
     from yaml import YAMLError
@@ -29,10 +46,34 @@ def ending(error: BaseException) -> tuple[str, int] | None:
     if isinstance(error, YAMLError):
         return f"A YAML file cannot be read: {_one_line(error)}", UsageError.exit_code
     if isinstance(error, OSError) and error.errno in DISK_FULL:
-        return f"The disk is full: {_one_line(error)}", EnvironmentFault.exit_code
+        return (
+            f"The disk is full: {_one_line(error)} What was finished is on disk; free some space, or write to another "
+            "disk with hydra.run.dir=FOLDER.",
+            EnvironmentFault.exit_code,
+        )
+    if isinstance(error, OSError) and error.errno in NOT_WRITABLE:
+        return f"A file cannot be used: {_one_line(error)}", EnvironmentFault.exit_code
     if is_out_of_memory(error):
         return f"Memory ran out: {_one_line(error)} {MEMORY_REMEDY}", EnvironmentFault.exit_code
     return None
+
+
+def not_begun(error: BaseException) -> tuple[str, int]:
+    """Return sentence and exit code for what ended a command before its task began: nothing but the command line, its
+    YAML files and the output folder can be at fault then.
+    """
+    if isinstance(error, OSError):
+        folder = _plain(f" {error.filename}") if error.filename else ""
+        return (
+            f"The output folder{folder} cannot be made or written ({error.strerror or _one_line(error)}): run specdec "
+            "where you may write, or name another folder with hydra.run.dir=FOLDER (hydra.sweep.dir with -m).",
+            UsageError.exit_code,
+        )
+    why = _plain(f"{type(error).__name__}: {_one_line(error)}")[:300].rstrip(".")
+    return (
+        f"The command line cannot be composed ({why}): write a group as GROUP=NAME and a value as KEY=VALUE.",
+        UsageError.exit_code,
+    )
 
 
 def _composition_sentence(error: Exception) -> str:

@@ -5,6 +5,7 @@ Hydra and files; nothing of decoding. Imports stay light.
 """
 
 import csv
+import gc
 import json
 import logging
 import os
@@ -174,6 +175,7 @@ def _run_cell(task: Callable[[], Mapping[str, float] | None]) -> None:
         sentence, code = known or (f"{type(error).__name__}: {error}", 1)
         print(f"specdec: cell {cell}: {sentence}", file=sys.stderr)
         write(code, sentence)
+        _free_memory()
     except SystemExit as error:
         code = error.code if isinstance(error.code, int) else 1
         write(code, f"The cell ended itself with exit code {code}.")
@@ -182,6 +184,14 @@ def _run_cell(task: Callable[[], Mapping[str, float] | None]) -> None:
     finally:
         for name in own:
             os.environ.pop(name, None)
+
+
+def _free_memory() -> None:
+    """Give the memory of a failed cell back, so that the next one in this process finds it."""
+    gc.collect()
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_available():
+        torch.cuda.empty_cache()
 
 
 def conclude(error: BaseException | None) -> int:

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from specdec.config import AtLeastOne, typed
+from specdec.config import AtLeastOne, FolderName, typed
 
 
 @typed
@@ -57,7 +57,7 @@ class EagleConfig:
         block: tokens of a block, the root among them ("dflash"); None in the other forms.
     """
 
-    name: Annotated[str, Field(min_length=1)]
+    name: FolderName
     form: Literal["eagle1", "eagle3", "dflash"]
     hidden: AtLeastOne
     intermediate: AtLeastOne

@@ -22,6 +22,7 @@ from specdec.errors import Interrupted, SpecdecError
 from specdec.experiment.advice import find_advice
 from specdec.experiment.batched_session import BatchedSession
 from specdec.experiment.beside import settled
+from specdec.experiment.disk_space import check_space
 from specdec.experiment.identity import RunIdentity, identify, run_facts
 from specdec.experiment.kept import EarlierRuns, KeptRun
 from specdec.experiment.parts import Parts, limited, open_parts, prepare
@@ -63,6 +64,7 @@ def run_experiment(config: RunConfig, folder: Path, earlier: EarlierRuns | None 
     parts = open_parts(config)
     check_workers(config, parts)
     stated, config = config, limited(config, parts.target)
+    check_space(folder, parts, config.measurement)
     advice = find_advice(config, parts)
     with divided_threads(config, parts):
         identity = identify(stated, parts)

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import torch
 
+from specdec import hub
 from specdec.errors import ModelLoadError, UsageError
 from specdec.models.spread import own_share
 
@@ -42,6 +43,8 @@ def load_model(
         ModelLoadError: missing or truncated files, missing layers, mismatched shapes, NaN weights, remote code, a model
             of the wrong kind.
     """
+    offline = "" if Path(name).exists() else hub.settle()  # before transformers asks it
+
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
     from transformers.utils import logging as transformers_logging
 
@@ -55,6 +58,7 @@ def load_model(
     try:
         config = AutoConfig.from_pretrained(name, trust_remote_code=False)
         _check_kind(name, config, kind)
+        _check_layers(name, folder, config)
         if attention == "auto":
             # Gemma-2 caps its attention scores; only the eager implementation does that.
             attention = "eager" if config.model_type == "gemma2" else "sdpa"
@@ -72,6 +76,8 @@ def load_model(
     except ModelLoadError:
         raise
     except Exception as error:  # transformers and safetensors raise some ten unrelated types here
+        if offline:
+            raise ModelLoadError(f"Model {name} cannot be loaded {hub.not_cached(name, offline)}") from None
         raise ModelLoadError(f"Model {name} cannot be loaded: {' '.join(str(error).split())[:300]}") from None
     for fault in ("missing_keys", "mismatched_keys"):
         if info[fault]:
@@ -93,14 +99,18 @@ def load_tokenizer(name: str) -> Any:
     Raises:
         ModelLoadError: the tokenizer is broken.
     """
+    folder = Path(name)
+    offline = "" if folder.exists() else hub.settle()
+
     from transformers import AutoTokenizer
 
-    folder = Path(name)
     if folder.is_dir() and not any((folder / file).exists() for file in ("tokenizer.json", "tokenizer_config.json")):
         return None
     try:
         return AutoTokenizer.from_pretrained(name, trust_remote_code=False)
     except Exception as error:
+        if offline:
+            raise ModelLoadError(f"The tokenizer of {name} cannot be loaded {hub.not_cached(name, offline)}") from None
         raise ModelLoadError(
             f"The tokenizer of {name} cannot be loaded: {' '.join(str(error).split())[:300]}"
         ) from None
@@ -176,6 +186,24 @@ def _check_kind(name: str, config: Any, kind: Kind | None) -> None:
     if kind not in (None, found):
         what = "an encoder-decoder" if config.is_encoder_decoder else "no encoder-decoder"
         raise ModelLoadError(f"Model {name} is {what} model ({config.model_type}): use it with target={found}.")
+
+
+def _check_layers(name: str, folder: Path, config: Any) -> None:
+    """Refuse a number of layers that the files of a folder cannot hold: transformers would first make them all."""
+    from safetensors import safe_open
+
+    layers = getattr(config.get_text_config(), "num_hidden_layers", None)
+    if not folder.is_dir() or not isinstance(layers, int):
+        return
+    tensors = 0
+    for path in folder.glob("*.safetensors"):
+        with safe_open(path, framework="pt") as file:
+            tensors += len(file.keys())
+    if layers > tensors:
+        raise ModelLoadError(
+            f"Model {name} is incomplete: its config.json says {layers:,} layers, and its files hold {tensors} "
+            "tensors; get the whole checkpoint."
+        )
 
 
 def _check_folder(folder: Path) -> None:

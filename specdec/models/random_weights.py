@@ -45,13 +45,13 @@ def random_model(shape: Mapping[str, Any], *, dtype: torch.dtype | None, device:
     options = {"dtype": dtype or torch.float32, "attn_implementation": attention}
     try:
         with torch.device("meta"):  # finds faults without allocating weights
-            AutoModelForCausalLM.from_config(config, **options)
+            AutoModelForCausalLM.from_config(config, trust_remote_code=False, **options)
     except Exception as error:  # transformers raises some ten unrelated types here
         raise _refused(error) from None
     # transformers initialises from the global generator; its state is restored.
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), torch.device(device):
         torch.manual_seed(shape[_SEED])
-        model = AutoModelForCausalLM.from_config(config, **options)
+        model = AutoModelForCausalLM.from_config(config, trust_remote_code=False, **options)
     return model.eval().requires_grad_(False)
 
 

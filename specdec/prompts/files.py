@@ -9,6 +9,7 @@ from pydantic import Field
 from specdec.config import AtLeastOne, typed
 from specdec.errors import UsageError
 from specdec.prompts.base.contract import Entry, PromptSource, SetConfig, SourceContent, prompts
+from specdec.text.lines import printable
 from specdec.text.sources import Records, is_data_set, read_data_set, read_file, read_hub
 
 Key = Annotated[str, Field(min_length=1)]
@@ -95,7 +96,12 @@ class FileSet(PromptSource):
         texts = tuple(self._rendered(turn, record, where) for turn in turns)
         answer = None if config.reference_field is None else record.get(config.reference_field)
         reference = None if answer is None else str(answer)
-        return Entry(f"{config.name}/{name}", str(category or config.name), texts, reference=reference)
+        return Entry(
+            f"{config.name}/{printable(str(name))}",
+            printable(str(category or config.name)),
+            texts,
+            reference=reference,
+        )
 
     def _rendered(self, turn: Any, record: Mapping[str, Any], where: str) -> str:
         if not (turn is None or isinstance(turn, str | int | float)):

@@ -14,12 +14,14 @@ from typing import Any, NamedTuple, TypeVar
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from specdec import hub
 from specdec.errors import ModelLoadError
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 KEY = "drafter.model"
+LARGEST = 2**31  # of a number in a config: no tensor is larger along one axis
 PICKLES = (".pt", ".bin", ".pth", ".ckpt")
 _HUB_ID = re.compile(r"[\w-][\w.-]*/[\w.-]+")
 _WANTED = ["config.json", "*.safetensors", "*.safetensors.index.json"]  # of a repository on the hub
@@ -93,7 +95,21 @@ class CheckpointFiles:
             raise ModelLoadError(f"{self} has no {key} in its config.json, which this format needs: add it.")
         if not isinstance(value, kind) or isinstance(value, bool) and kind is not bool:
             raise ModelLoadError(f"{self} has {key}={value!r} in its config.json: it should be a {kind.__name__}.")
+        if isinstance(value, int) and abs(value) > LARGEST:
+            raise ModelLoadError(f"{self} has a {key} in its config.json that is larger than any size: correct it.")
         return value
+
+    def check_parts(self, key: str, number: int) -> None:
+        """Refuse a number of layers or stages that these files cannot hold, before anything of that size is made.
+
+        Raises:
+            ModelLoadError: there are fewer tensors than parts.
+        """
+        if number > len(self.tensors):
+            raise ModelLoadError(
+                f"{self} has {key}={number:,} in its config.json and {len(self.tensors)} tensors: get the whole "
+                "checkpoint."
+            )
 
     @property
     def commit(self) -> str | None:
@@ -129,10 +145,12 @@ class CheckpointFiles:
         places = self._read_json(path).get("weight_map")
         if not isinstance(places, dict):
             raise ModelLoadError(f"{self} has a {path.name} without a weight_map.")
-        absent = sorted({str(place) for place in places.values() if not (self.folder / str(place)).is_file()})
+        there = {place.name for place in self.folder.glob("*.safetensors")}  # a place is a name, never a path
+        absent = sorted({str(place) for place in places.values()} - there)
         if absent:
             raise ModelLoadError(
-                f"{self} lacks {', '.join(absent)}, which {path.name} names: get the whole checkpoint."
+                f"{self} lacks {listed(f'{each:.80}' for each in absent)}, which {path.name} names: get the whole "
+                "checkpoint."
             )
         missing = sorted(name for name in places if name not in self.tensors)
         if missing:
@@ -189,6 +207,8 @@ def listed(names: Iterable[str], most: int = 3) -> str:
 
 def _fetched(name: str) -> CheckpointFiles:
     """Fetch a repository of the hub, or find it in the local cache."""
+    offline = hub.settle() or "it does not answer"
+
     from huggingface_hub import HfApi, snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
     from huggingface_hub.utils import disable_progress_bars
@@ -198,10 +218,7 @@ def _fetched(name: str) -> CheckpointFiles:
     try:
         folder = Path(snapshot_download(name, allow_patterns=_WANTED))
     except LocalEntryNotFoundError:
-        raise ModelLoadError(
-            f"Checkpoint {KEY}={name} is not in the local cache, and the hub cannot be reached: give a folder, or "
-            f"fetch it where there is a network with `hf download {name}`."
-        ) from None
+        raise ModelLoadError(f"Checkpoint {KEY}={name} cannot be loaded {hub.not_cached(name, offline)}") from None
     except Exception as error:  # the hub's client and its transport raise some ten unrelated types here
         raise ModelLoadError(f"Checkpoint {KEY}={name} cannot be fetched: {_one_line(error)}") from None
     pickles: list[str] = []

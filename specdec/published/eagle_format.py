@@ -18,7 +18,7 @@ from specdec.eagle.eagle_config import EagleConfig
 from specdec.eagle.feature_network import FeatureNetwork
 from specdec.errors import ModelLoadError, UsageError
 from specdec.models.load import content_hash
-from specdec.published.checkpoint_files import CheckpointFiles, open_checkpoint
+from specdec.published.checkpoint_files import LARGEST, CheckpointFiles, open_checkpoint
 from specdec.published.recognise import CheckpointFormat, check_target, demand_exactly, recognise, recorded_target
 from specdec.targets.base import Target
 
@@ -131,6 +131,10 @@ class Reading:
         if type(value) is not int or value < 1:
             found = "no" if value is None else f"{value!r} as"
             raise ModelLoadError(f"{self.files} has {found} {key} in its config.json: it should be a whole number.")
+        if value > LARGEST:
+            raise ModelLoadError(f"{self.files} has a {key} in its config.json that is larger than any size.")
+        if key == "num_hidden_layers":
+            self.files.check_parts(key, value)
         return value
 
     def decoder(self) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from specdec.config import AtLeastOne, typed
+from specdec.config import DraftSize, typed
 from specdec.records import Tree, chain_tree
 from specdec.structures.base import Structure, structures
 
@@ -10,7 +10,7 @@ from specdec.structures.base import Structure, structures
 @typed
 class ChainConfig:
     name: Literal["chain"]
-    gamma: AtLeastOne
+    gamma: DraftSize
 
 
 @structures.register("chain")

@@ -3,7 +3,7 @@
 from functools import lru_cache
 from typing import Literal
 
-from specdec.config import AtLeastOne, typed
+from specdec.config import DraftSize, typed
 from specdec.records import Tree
 from specdec.structures.base import Beam, Structure, structures
 
@@ -11,10 +11,10 @@ from specdec.structures.base import Beam, Structure, structures
 @typed
 class DynamicConfig:
     name: Literal["dynamic"]
-    nodes: AtLeastOne
-    depth: AtLeastOne
-    branching: AtLeastOne
-    beam: AtLeastOne
+    nodes: DraftSize
+    depth: DraftSize
+    branching: DraftSize
+    beam: DraftSize
 
 
 @structures.register("dynamic")

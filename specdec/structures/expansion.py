@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from specdec.config import AtLeastOne, typed
+from specdec.config import DraftSize, typed
 from specdec.errors import UsageError
 from specdec.records import Tree
 from specdec.structures.base import Structure, structures
@@ -15,8 +15,8 @@ from specdec.structures.base import Structure, structures
 @typed
 class ExpansionConfig:
     name: Literal["expansion"]
-    widths: Annotated[list[AtLeastOne], Field(min_length=1)]
-    nodes: AtLeastOne
+    widths: Annotated[list[DraftSize], Field(min_length=1)]
+    nodes: DraftSize
 
 
 @structures.register("expansion")

@@ -3,7 +3,7 @@
 from functools import lru_cache
 from typing import Literal
 
-from specdec.config import AtLeastOne, typed
+from specdec.config import DraftSize, typed
 from specdec.errors import UsageError
 from specdec.records import Tree
 from specdec.structures.base import Structure, structures
@@ -12,9 +12,9 @@ from specdec.structures.base import Structure, structures
 @typed
 class RowsConfig:
     name: Literal["rows"]
-    k: AtLeastOne
-    w: AtLeastOne
-    budget: AtLeastOne
+    k: DraftSize
+    w: DraftSize
+    budget: DraftSize
 
 
 @structures.register("rows")

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 import yaml
 from pydantic import Field
 
-from specdec.config import AtLeastOne, typed
+from specdec.config import DraftSize, typed
 from specdec.errors import UsageError
 from specdec.records import Tree, shared_tree
 from specdec.structures.base import Structure, structures
@@ -24,8 +24,8 @@ class TokenTreeConfig:
     file: Annotated[str, Field(min_length=1)] | None
     parents: list[int] | None
     accuracy: list[Any] | None  # a number for each rank, or such a list for each depth
-    nodes: AtLeastOne
-    depth: AtLeastOne
+    nodes: DraftSize
+    depth: DraftSize
 
 
 class Topology(NamedTuple):

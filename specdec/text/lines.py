@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
+from unicodedata import category
 
 from specdec.errors import UsageError
 
@@ -166,8 +167,16 @@ def json_file(path: Path, what: str, faults: LineFaults, remedy: str) -> Iterato
 
 
 def printable(text: str) -> str:
-    """Return a text that can be written as UTF-8: JSON can spell halves of characters."""
-    return text.encode("utf-8", "replace").decode("utf-8")
+    """Return a name that can be written as UTF-8 and shown anywhere: JSON can spell halves of characters, and control
+    characters, which a terminal obeys and no font has.
+    """
+    whole = text.encode("utf-8", "replace").decode("utf-8")
+    if whole.isprintable():
+        return whole
+    return "".join("\ufffd" if category(letter) in _CONTROLS else letter for letter in whole)
+
+
+_CONTROLS = ("Cc", "Cf")  # Unicode's categories of control and format characters
 
 
 class Names:

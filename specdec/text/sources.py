@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from specdec import hub
 from specdec.errors import UsageError
 from specdec.text.lines import BYTE_ORDER_MARK, GZIP, decoded, file_digest, json_value, readable
 
@@ -95,13 +96,16 @@ def read_hub(hub_id: str, config: str | None, split: str, revision: str | None, 
     Raises:
         UsageError: offline and not in the cache, no such data set or split, a data set that needs a script.
     """
+    if not Path(hub_id).expanduser().exists():
+        hub.settle()  # before the library asks it
+
     import datasets
 
     data = _loaded(
         {"path": hub_id, "name": config, "split": split, "revision": revision},
         f"{group}.hub_id={hub_id} ({group}.split={split})",
-        f"The cache searched is {datasets.config.HF_DATASETS_CACHE}; without a network HF_HUB_OFFLINE=1 searches it at "
-        f"once, and {group}.path takes a local file.",
+        f"The cache searched is {datasets.config.HF_DATASETS_CACHE}; without a network "
+        f"{group}.path takes a local file.",
     )
     found = re.search(r"@([0-9a-f]{40})", " ".join(data.info.download_checksums or {}))
     about = {

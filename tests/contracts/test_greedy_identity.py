@@ -4,95 +4,24 @@ The reference is transformers' own `generate`, with its own cache and masks, on 
 architecture; drafters and verifiers come from the registries.
 """
 
-import random
 from functools import cache
 
 import pytest
-import torch
 
-from specdec.clock import CpuClock
-from specdec.decode import generate
-from specdec.drafters.base import Drafter, DrafterCapabilities, drafters
-from specdec.records import Draft, Request, Source
-from specdec.sampling import generator_for
+from specdec.certification import greedy_identity
+from specdec.certification.greedy_identity import NEW_TOKENS, PROMPT, Scattered, own_greedy, tiny_target
+from specdec.drafters.base import drafters
 from specdec.structures.base import structures
-from specdec.targets.causal import Causal
 from specdec.verifiers.base.contract import verifiers
 
-NEW_TOKENS = 28
-# Repetitive, so that n-grams match; longer than the windows of 6.
-PROMPT = [7, 3, 19, 44, 3, 19, 52, 7, 3, 19, 44, 8, 3, 19]
 
-
-@pytest.fixture(scope="module")
-def own_greedy(tiny_model):
-    """`own_greedy("llama")`: the continuation that transformers' generate writes, computed once."""
-
-    @cache
-    def run(architecture: str) -> tuple[int, ...]:
-        output = tiny_model(architecture).generate(
-            torch.tensor([PROMPT]),
-            attention_mask=torch.ones(1, len(PROMPT), dtype=torch.long),
-            max_new_tokens=NEW_TOKENS,
-            do_sample=False,
-            pad_token_id=0,
-        )
-        return tuple(output[0, len(PROMPT) :].tolist())
-
-    return run
-
-
-@pytest.fixture(scope="module")
-def target_of(tiny_model, sampling):
-    """`target_of("llama", "rows")`: with the way in which it evaluates a draft."""
-
-    @cache
-    def make(architecture: str, evaluation: str) -> Causal:
-        target = Causal(tiny_model(architecture), sampling(temperature=0.0))
-        target.evaluation = evaluation
-        return target
-
-    return make
+@cache
+def rule(name):
+    return verifiers.build({"name": name})
 
 
 def decoded(target, drafter, verifier, structure, reference=None, prompt=PROMPT):
-    return generate(
-        target=target,
-        drafter=drafter,
-        verifier=verifiers.build({"name": verifier}),
-        structure=structure,
-        request=Request(
-            prompt,
-            NEW_TOKENS,
-            draft_generator=generator_for(0, "prompt", "draft"),
-            accept_generator=generator_for(0, "prompt", "accept"),
-            reference=reference,
-        ),
-        clock=CpuClock(),
-    )
-
-
-class Scattered(Drafter):
-    """Puts each token of a known text at some place among its siblings, or nowhere, with wrong tokens around it."""
-
-    capabilities = DrafterCapabilities(fills=frozenset({"chain", "rows", "tree"}))
-
-    def __init__(self, text):
-        self.text, self.position, self.dice = text, 0, random.Random(0)
-
-    def commit(self, tokens, states=None):
-        self.position += len(tokens)
-
-    def draft(self, structure):
-        tree = structure.tree
-        tokens, right = [0] * len(tree), -1
-        for node, children in enumerate(tree.children, -1):
-            place = self.dice.randrange(len(children) + 1) if node == right else len(children)
-            truth = self.text[self.position + (tree.depths[node] if node >= 0 else 0)] if children else 0
-            for index, child in enumerate(children):
-                tokens[child] = (truth + index - place) % 61
-                right = child if index == place else right
-        return Draft(torch.tensor(tokens, dtype=torch.long), tree, source=(Source("scattered", 0),) * len(tree))
+    return greedy_identity.decoded(target, drafter, rule(verifier), structure, reference, prompt)
 
 
 # What a kind of model can break is masks, positions and the cache: every architecture is shown drafts of which any path
@@ -114,14 +43,14 @@ CASES = [
 ]
 
 
-def test_the_texts_do_not_collapse(architecture, own_greedy):
+def test_the_texts_do_not_collapse(architecture):
     """A model that repeats one token would hide nearly every fault."""
     assert len(set(own_greedy(architecture))) >= 6
 
 
 @pytest.mark.parametrize(("shape", "evaluation"), SHAPES)
-def test_any_path_may_be_kept(architecture, own_greedy, target_of, make_structure, shape, evaluation):
-    target, own = target_of(architecture, evaluation), own_greedy(architecture)
+def test_any_path_may_be_kept(architecture, make_structure, shape, evaluation):
+    target, own = tiny_target(architecture, evaluation), own_greedy(architecture)
     generation = decoded(target, Scattered(own), "greedy", make_structure(shape, 4))
     assert generation.tokens == own
     kept = [(row.tree, node) for row in generation.rounds for node in row.acceptance.path]
@@ -132,10 +61,8 @@ def test_any_path_may_be_kept(architecture, own_greedy, target_of, make_structur
 
 @pytest.mark.parametrize(("drafter", "verifier", "shape", "evaluation"), CASES)
 @pytest.mark.parametrize("architecture", ["gemma3", "llama"])
-def test_output_is_the_models_own(
-    architecture, own_greedy, target_of, drafter_values, make_structure, drafter, verifier, shape, evaluation
-):
-    target, own = target_of(architecture, evaluation), own_greedy(architecture)
+def test_output_is_the_models_own(architecture, drafter_values, make_structure, drafter, verifier, shape, evaluation):
+    target, own = tiny_target(architecture, evaluation), own_greedy(architecture)
     built = drafters.build(drafter_values(drafter, target.vocab_size, target), target=target)
     reference = own if built.capabilities.needs_reference else None
     for gamma in (1, 4) if shape == "chain" else (3,):
@@ -149,17 +76,17 @@ def test_output_is_the_models_own(
 
 @pytest.mark.parametrize(("shape", "evaluation"), SHAPES)
 def test_output_of_heads_that_attend_over_the_draft_is_the_models_own(
-    own_greedy, target_of, drafter_values, make_structure, shape, evaluation
+    drafter_values, make_structure, shape, evaluation
 ):
-    target = target_of("llama", evaluation)
+    target = tiny_target("llama", evaluation)
     built = drafters.build(drafter_values("grounded", target.vocab_size, target, mixer="attention"), target=target)
     assert decoded(target, built, "greedy", make_structure(shape, 3)).tokens == own_greedy("llama")
 
 
 @pytest.mark.parametrize("shape", ["chain", "rows", "tree"])
-def test_ngrams_are_accepted_somewhere(own_greedy, target_of, group_values, make_structure, shape):
+def test_ngrams_are_accepted_somewhere(group_values, make_structure, shape):
     """Otherwise the identity above says little about committing copied tokens."""
-    target, own = target_of("llama", "packed"), own_greedy("llama")
+    target, own = tiny_target("llama", "packed"), own_greedy("llama")
     structure, prompt = make_structure(shape, 4), [*PROMPT, *own, *PROMPT]
     generations = [
         decoded(target, drafters.build(group_values("drafter", name), target=target), "greedy", structure, None, prompt)

@@ -142,7 +142,7 @@ def test_logits_that_are_not_finite_end_the_run_with_what_there_is(tmp_path, mon
         (("target=causal", "target.evaluation=rows"), "use target.evaluation=packed"),
         (
             ("measurement.workers=2",),
-            "measurement.workers=2 decode prompts one at a time each; use measurement.workers=1",
+            "measurement.workers=2 decode prompts one at a time each; use measurement.workers=null",
         ),
         (("target=causal", "measurement.peers=[transformers]"), "peers decode one prompt at a time"),
         (("+drafter=oracle", "drafter.forced=true"), "use drafter.forced=false, or measurement.batch_size=1"),

@@ -45,7 +45,14 @@ def command(in_process, tmp_path, monkeypatch):
 
 @pytest.fixture
 def in_threads(monkeypatch):
-    """Threads in place of processes."""
+    """Threads in place of processes; transformers loads one model at a time."""
+    loading, build = threading.Lock(), workers.build
+
+    def build_alone(config):
+        with loading:
+            return build(config)
+
+    monkeypatch.setattr(workers, "build", build_alone)
     monkeypatch.setattr(workers, "ProcessPoolExecutor", lambda count, context, begin: ThreadPoolExecutor(count))
 
 

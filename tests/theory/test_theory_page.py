@@ -15,6 +15,7 @@ from specdec.theory import (
     capped_geometric,
     dependence,
     multi_draft,
+    queueing,
     roofline,
     speedup,
     trees,
@@ -26,7 +27,7 @@ TEXT = PAGE.read_text(encoding="utf-8")
 SECTIONS = set(re.findall(r"^#{2,3} (\d+(?:\.\d+)?) ", TEXT, re.MULTILINE))
 LINE = re.compile(r"^\| `(.+)` \| (-?\d.*) \|$", re.MULTILINE)
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-MODULES = (acceptance, batch_speedup, capped_geometric, dependence, multi_draft, roofline, speedup, trees)
+MODULES = (acceptance, batch_speedup, capped_geometric, dependence, multi_draft, queueing, roofline, speedup, trees)
 
 CITATION = re.compile(r"theory\.md (\d[\d.]*(?:(?: and | to )\d[\d.]*)*)")
 # Papers of the project's own workshop, which no reader of the repository has.

@@ -11,6 +11,7 @@ from specdec.published.staged_mlp import StagedMlp, StagedSizes
 from specdec.targets.base import Target
 
 _PREFIX = "speculator."
+_SHARED = 16  # stages for each tensor that tied ones share, far above any published speculator
 
 
 @formats.register("MLP speculator")
@@ -38,6 +39,8 @@ class MlpSpeculatorFormat(HeadsFormat):
         )
         if min(sizes.stages, sizes.inner, sizes.size, sizes.vocabulary) < 1:
             raise ModelLoadError(f"{files} has a size below 1 in its config.json.")
+        # Tied stages share their tensors, and a file of a published one has five stages at most.
+        files.check_parts("n_predict", sizes.stages // _SHARED if sizes.tied else sizes.stages)
         check_target(files, target, width=size, vocabulary=sizes.vocabulary)
         with torch.device("meta"):
             heads = StagedMlp(sizes)

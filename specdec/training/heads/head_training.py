@@ -12,7 +12,7 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor
 
-from specdec.config import validated
+from specdec.config import FolderPart, validated
 from specdec.errors import UsageError
 from specdec.heads.checkpoint import load_heads, save_heads, state_offset
 from specdec.targets.base import Target
@@ -61,7 +61,8 @@ class HeadTraining(StateTraining):
         """
         super().__init__(config, config.heads.name, config.optimizer.grad_clip, accelerator, target, sequences, source)
         self.config = config
-        self.folder = Path(config.output_dir or f"models/heads/{config.heads.name}")
+        name = validated(FolderPart, {"name": config.heads.name}, where="heads").name
+        self.folder = Path(config.output_dir or f"models/heads/{name}")
         self.fingerprint = head_fingerprint(config, self.target_identity, sequences.fingerprint)
         heads = first_heads(config, target)
         backbone = None

@@ -38,7 +38,9 @@ def build_model(config: ModelConfig, vocabulary: int, end_of_text: int, seed: in
     """Build a fresh float32 decoder on the CPU; projections into the residual stream start at zero."""
     torch.manual_seed(seed)
     end = {name: end_of_text for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
-    model = AutoModelForCausalLM.from_config(_shape(config, {"vocab_size": vocabulary, **end})).float()
+    model = AutoModelForCausalLM.from_config(
+        _shape(config, {"vocab_size": vocabulary, **end}), trust_remote_code=False
+    ).float()
     for name, parameter in model.named_parameters():
         if name.endswith(INTO_RESIDUAL):
             nn.init.zeros_(parameter)

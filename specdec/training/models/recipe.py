@@ -15,7 +15,7 @@ from specdec.text.documents import TextCorpusConfig
 from specdec.text.python_sources import PythonCorpusConfig
 from specdec.training.recipe_parts import NonNegative, PaceConfig, Positive, TrainingConfig, fingerprint
 
-Name = Annotated[str, Field(min_length=1, pattern=r"^[A-Za-z0-9_.-]+$")]
+Name = Annotated[str, Field(min_length=1, pattern=r"^[A-Za-z0-9_-][A-Za-z0-9_.-]*$")]
 
 
 @typed

@@ -1,0 +1,174 @@
+"""Greedy identity in float64: through an acceptance rule, tiny random models of every architecture write what
+transformers' own `generate` writes, token for token.
+"""
+
+import random
+from collections.abc import Callable, Sequence
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from specdec.certification.checks import Check, Verdict, attempted, not_applicable
+from specdec.certification.tiny_models import ARCHITECTURES, load_tiny_model
+from specdec.clock import CpuClock
+from specdec.decode import generate
+from specdec.drafters.base import Drafter, DrafterCapabilities
+from specdec.errors import UsageError
+from specdec.records import Draft, Generation, Request, Source, Tree
+from specdec.sampling import SamplingConfig, generator_for
+from specdec.structures.base import Structure
+from specdec.targets.base import Target
+from specdec.targets.base.contract import Evaluation
+from specdec.targets.causal import Causal
+from specdec.verifiers.base import Verifier
+
+NEW_TOKENS = 28
+PROMPT = (7, 3, 19, 44, 3, 19, 52, 7, 3, 19, 44, 8, 3, 19)
+"""A prompt that repeats itself, so that n-grams match, and is longer than the windows of 6 of the tiny models."""
+
+GREEDY = SamplingConfig(name="greedy", temperature=0.0, top_k=None, top_p=None, min_p=None, typical_p=None)
+
+
+@cache
+def own_greedy(architecture: str) -> tuple[int, ...]:
+    """Return the continuation of `PROMPT` that transformers' `generate` writes, with its own cache and masks."""
+    output = load_tiny_model(architecture).generate(
+        torch.tensor([PROMPT]),
+        attention_mask=torch.ones(1, len(PROMPT), dtype=torch.long),
+        max_new_tokens=NEW_TOKENS,
+        do_sample=False,
+        pad_token_id=0,
+    )
+    return tuple(output[0, len(PROMPT) :].tolist())
+
+
+@cache
+def tiny_target(architecture: str, evaluation: Evaluation) -> Causal:
+    """Return a tiny model as a greedy target, with the way in which it evaluates a draft that branches."""
+    target = Causal(load_tiny_model(architecture), GREEDY)
+    target.evaluation = evaluation
+    return target
+
+
+class Scattered(Drafter):
+    """Puts each token of a known text at some place among its siblings, or nowhere, with wrong tokens around it, so
+    that any path of a draft may be the right one.
+    """
+
+    capabilities = DrafterCapabilities(fills=frozenset({"chain", "rows", "tree"}))
+
+    def __init__(self, text: Sequence[int]) -> None:
+        self.text, self.position, self.dice = text, 0, random.Random(0)
+
+    def commit(self, tokens: Sequence[int], states: Tensor | None = None) -> None:
+        self.position += len(tokens)
+
+    def draft(self, structure: Structure) -> Draft:
+        tree: Tree = structure.tree
+        tokens, right = [0] * len(tree), -1
+        for node, children in enumerate(tree.children, -1):
+            place = self.dice.randrange(len(children) + 1) if node == right else len(children)
+            truth = self.text[self.position + (tree.depths[node] if node >= 0 else 0)] if children else 0
+            for index, child in enumerate(children):
+                tokens[child] = (truth + index - place) % 61
+                right = child if index == place else right
+        return Draft(torch.tensor(tokens, dtype=torch.long), tree, source=(Source("scattered", 0),) * len(tree))
+
+
+def decoded(
+    target: Target,
+    drafter: Drafter,
+    verifier: Verifier,
+    structure: Structure,
+    reference: Sequence[int] | None = None,
+    prompt: Sequence[int] = PROMPT,
+) -> Generation:
+    """Return the output of the real loop for a prompt, of `NEW_TOKENS` tokens."""
+    return generate(
+        target=target,
+        drafter=drafter,
+        verifier=verifier,
+        structure=structure,
+        request=Request(
+            prompt,
+            NEW_TOKENS,
+            draft_generator=generator_for(0, "prompt", "draft"),
+            accept_generator=generator_for(0, "prompt", "accept"),
+            reference=reference,
+        ),
+        clock=CpuClock(),
+    )
+
+
+def identity_checks(
+    verifier: Verifier, structure: Structure, make: Callable[[Target], Drafter] | None = None
+) -> list[Check]:
+    """Compare greedy outputs on tiny models with the models' own: of every architecture with drafts of which any path
+    may be right, through the packed mask and path by path, and of two architectures with a drafter's own drafts.
+
+    It takes seconds.
+
+    Args:
+        verifier: as configured, of specdec or of anyone.
+        structure: as configured; of one that follows the drafter's confidence only the drafter's own drafts are tried.
+        make: gives the drafter for a target; it may raise UsageError where it needs a certain model. None: no drafter.
+    """
+    evaluations: list[Evaluation] = ["packed"] if structure.branches == 1 else ["packed", "rows"]
+    rules = {id(rule): rule for rule in (verifier, verifier.for_greedy())}.values()
+    name = "greedy identity: any path"
+    if structure.name in Scattered.capabilities.fills:
+        outputs = [
+            (lambda a=a, e=e, r=r: (decoded(tiny_target(a, e), Scattered(own_greedy(a)), r, structure), own_greedy(a)))
+            for a in sorted(ARCHITECTURES)
+            for e in evaluations
+            for r in rules
+        ]
+        checks = [_compared(name, outputs)]
+    else:
+        checks = [not_applicable("exact", name, f"a {structure.name} draft follows the drafter's confidence")]
+    if make is not None:
+        checks.append(_drafter_identity(make, verifier.for_greedy(), structure))
+    return checks
+
+
+Outputs = Sequence[Callable[[], tuple[Generation, tuple[int, ...]]]]
+"""Functions that decode: each gives the output and the tokens that it should have."""
+
+
+def _drafter_identity(make: Callable[[Target], Drafter], verifier: Verifier, structure: Structure) -> Check:
+    name = "greedy identity: the drafter's own drafts"
+    outputs = []
+    for architecture in ("gemma3", "llama"):
+        target = tiny_target(architecture, "packed")
+        try:
+            drafter = make(target)
+        except UsageError as refusal:
+            return not_applicable("exact", name, f"it drafts with a model of its own ({refusal})")
+        own = own_greedy(architecture)
+        if drafter.capabilities.vocab_size not in (None, target.vocab_size):
+            return not_applicable("exact", name, "it is made for another vocabulary")
+        reference = own if drafter.capabilities.needs_reference else None
+        outputs.append(
+            lambda target=target, drafter=drafter, own=own, reference=reference: (
+                decoded(target, drafter, verifier, structure, reference),
+                own,
+            )
+        )
+    return _compared(name, outputs)
+
+
+def _compared(name: str, outputs: Outputs) -> Check:
+    def check() -> Check:
+        parted, accepted = 0, 0
+        for output in outputs:
+            generation, own = output()
+            parted += generation.tokens != own
+            accepted += sum(row.accepted for row in generation.rounds)
+        verdict: Verdict = "FAILED" if parted else "passed"
+        detail = "outputs differ from those of the model's own generate" if parted else ""
+        compared = "with transformers' own generate, tiny models in float64"
+        facts = {"outputs": len(outputs), "parted": parted, "accepted_tokens": accepted}
+        return Check("exact", name, compared, len(outputs), f"{parted} part", verdict, detail=detail, facts=facts)
+
+    return attempted("exact", name, check)

@@ -1,0 +1,253 @@
+"""Statistical checks of decoding as it happens: the first and the second token of every round against the target's law
+there, and that law against a fresh pass over the text.
+
+Every round of ordinary texts is one draw, from the state that earlier rounds left, acceptances and rejections alike. A
+token is counted by its class, because each place has a law of its own: by its rank under p, and by p over q.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from specdec.certification.checks import Check, Verdict
+from specdec.certification.chi_square import Tally, Tested, chi_square
+from specdec.clock import CpuClock
+from specdec.experiment.arm import Arm
+from specdec.records import Acceptance, Draft, Generation, Request
+from specdec.sampling import probabilities
+from specdec.targets.base import Target
+from specdec.verifiers.base import Verifier
+
+_RANKS = torch.tensor([1, 2, 4, 8, 16, 64])
+"""Ends of the classes by rank: the most likely token, the next one, ranks 3 and 4, ..., all from 65 on."""
+
+_RATIOS = torch.tensor([0.5, 0.8, 1.0, 1.25, 2.0])
+"""Ends of the classes by p over q: tokens that are drafted too often, about right, too seldom."""
+
+_FRESH_TEXTS = 16  # texts over which a fresh pass is made: what a commit leaves wrong is wrong in all of them
+
+_DRAWN = 8  # tokens of a draft whose laws are looked at: the first ones
+
+_FIRST = 3
+"""Classes of the first token in the joint test: rank 1, rank 2, all others."""
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A round as the acceptance rule saw it.
+
+    Attributes:
+        rows: [1 or 2, V] p at the root, and after the first token where that was a node of the draft.
+        q: [V] the law that the first draft was drawn from; None where nothing was offered.
+    """
+
+    rows: Tensor
+    q: Tensor | None
+
+
+class Watched(Verifier):
+    """Decides as another rule does, and keeps what it was shown."""
+
+    def __init__(self, rule: Verifier, drafted: Tally) -> None:
+        """
+        Args:
+            drafted: counts of drawn tokens, to which those of every draft are added.
+        """
+        self.rule, self.capabilities = rule, rule.capabilities
+        self.seen: list[Seen] = []
+        self._drafted = drafted
+
+    def accept(self, draft: Draft, p: Tensor, generator: torch.Generator | None) -> Acceptance:
+        count_drafted(self._drafted, draft)
+        acceptance = self.rule.accept(draft, p, generator)
+        rows = [0, acceptance.path[0] + 1] if acceptance.path else [0]
+        self.seen.append(Seen(p[rows].double().cpu(), first_law(draft, p.shape[-1])))
+        return acceptance
+
+
+def count_drafted(tally: Tally, draft: Draft) -> None:
+    """Count drawn tokens by their rank under the law q that each was drawn from, in the order of the draws: the claim
+    that travels with a draft, on which every rule that reads q relies. Point masses are no draws.
+
+    A token that an earlier sibling has is a class of its own, the last: draws with replacement repeat tokens, others do
+    not.
+    """
+    if draft.q is None:
+        return
+    tokens = draft.tokens.tolist()
+    drawn = [(child, children[:place]) for children in draft.tests for place, child in enumerate(children)]
+    for child, siblings in drawn[:_DRAWN]:
+        q, token = draft.q[child].double().cpu(), tokens[child]
+        chances, cell = rank_class(q, token)
+        law = np.append(chances, 0.0)
+        earlier = {tokens[sibling] for sibling in siblings}
+        for other in earlier:
+            chance = float(q[other])
+            law[rank_class(q, other)[1]] -= chance
+            law[-1] += chance
+        tally.add_one(law.clip(0.0), len(law) - 1 if token in earlier else cell)
+        tally.impossible += int(q[token] == 0)
+
+
+def first_law(draft: Draft, size: int) -> Tensor | None:
+    """Return the law [V] that the first token of a draft was drawn from, float64 on the host; None for an empty one."""
+    if not len(draft):
+        return None
+    first = draft.tests[0][0]
+    if draft.q is not None:
+        return draft.q[first].double().cpu()
+    return torch.zeros(size, dtype=torch.float64).index_fill_(0, draft.tokens[first : first + 1].cpu(), 1.0)
+
+
+def rank_class(p: Tensor, token: int) -> tuple[np.ndarray, int]:
+    """Return the chances of the classes by rank under p [V], and the class of a token; ties are broken by order."""
+    chances = p.topk(min(int(_RANKS[-1]), len(p))).values.cumsum(0)
+    ends = chances[(_RANKS - 1).clamp_max(len(chances) - 1)]
+    law = torch.cat([ends[:1], ends.diff(), (p.sum() - ends[-1:])]).clamp_min(0.0)
+    rank = int((p > p[token]).sum()) + int((p[:token] == p[token]).sum())
+    return law.numpy(), int(torch.searchsorted(_RANKS, torch.tensor(rank), right=True))
+
+
+def ratio_class(p: Tensor, q: Tensor, token: int) -> tuple[np.ndarray, int]:
+    """Return the chances of the classes by p over q [V], and the class of a token; over q = 0 the ratio is infinite."""
+    ratio = torch.where(q > 0, p / q.clamp_min(torch.finfo(q.dtype).tiny), torch.inf)
+    classes = torch.bucketize(ratio, _RATIOS.to(ratio))
+    law = torch.zeros(len(_RATIOS) + 1, dtype=p.dtype).index_add_(0, classes, p)
+    return law.numpy(), int(classes[token])
+
+
+@dataclass
+class LiveTallies:
+    """The counts of all rounds so far.
+
+    Attributes:
+        by_rank, by_ratio: of the first token of a round.
+        drafted: of the drawn tokens of all drafts.
+        second: of the token after it, whichever round commits it, given the class of the first.
+        apart: at every place, the total variation between the law that a round used and that of a fresh pass.
+        rounding: there, the total variation between fresh passes in the target's own arithmetic and in float32.
+        texts: decoded so far.
+    """
+
+    by_rank: Tally = field(default_factory=lambda: Tally(len(_RANKS) + 1))
+    by_ratio: Tally = field(default_factory=lambda: Tally(len(_RATIOS) + 1))
+    drafted: Tally = field(default_factory=lambda: Tally(len(_RANKS) + 2))
+    second: Tally = field(default_factory=lambda: Tally(_FIRST * (len(_RANKS) + 1)))
+    apart: list[float] = field(default_factory=list)
+    rounding: list[float] = field(default_factory=list)
+    texts: int = 0
+
+    @property
+    def rounds(self) -> int:
+        return self.by_rank.draws
+
+    def tests(self) -> list[Tested]:
+        """Return the tests of all counts."""
+        return [
+            chi_square("first token of a round, by rank under p", self.by_rank),
+            chi_square("first token of a round, by p over q", self.by_ratio),
+            chi_square("second token given the first, by rank", self.second),
+            chi_square("drawn drafts against their own q, by rank", self.drafted),
+        ]
+
+    def add(self, target: Target, generation: Generation, seen: Sequence[Seen]) -> None:
+        """Count the rounds of a text, and compare their laws with those of a fresh pass over it."""
+        tokens, end = generation.tokens, len(generation.tokens)
+        fresh = _fresh_laws(target, generation) if self.texts < _FRESH_TEXTS else None
+        for place, known, following in _places(generation, seen):
+            p, token = known.rows[0], tokens[place]
+            self._count_first(p, known.q, token)
+            self._compare(p, fresh, place)
+            # A second token is there unless the end token or the limit came first, which the first one decides.
+            if token in target.end_tokens or place + 1 >= end:
+                continue
+            law = known.rows[1] if len(known.rows) > 1 else None if following is None else following.rows[0]
+            if law is not None:
+                self._count_second(p, token, law, tokens[place + 1])
+                self._compare(law, fresh, place + 1)
+        self.texts += 1
+
+    def _count_first(self, p: Tensor, q: Tensor | None, token: int) -> None:
+        self.by_rank.add_one(*rank_class(p, token))
+        self.by_rank.impossible += int(p[token] == 0)
+        if q is not None:
+            self.by_ratio.add_one(*ratio_class(p, q, token))
+
+    def _count_second(self, p: Tensor, first: int, law: Tensor, token: int) -> None:
+        _, group = rank_class(p, first)
+        chances, cell = rank_class(law, token)
+        padded = np.zeros(_FIRST * len(chances))
+        begin = min(group, _FIRST - 1) * len(chances)
+        padded[begin : begin + len(chances)] = chances
+        self.second.add_one(padded, begin + cell)
+        self.second.impossible += int(law[token] == 0)
+
+    def _compare(self, p: Tensor, fresh: tuple[Tensor, Tensor] | None, place: int) -> None:
+        if fresh is None:
+            return
+        own, wide = (laws[place] for laws in fresh)
+        self.apart.append(float((p - own).abs().sum() / 2))
+        self.rounding.append(float((own - wide).abs().sum() / 2))
+
+
+def _places(generation: Generation, seen: Sequence[Seen]) -> Iterator[tuple[int, Seen, Seen | None]]:
+    """Yield for each round the place of its first token in the output, what it saw, and what the next round saw."""
+    place = 0
+    for number, row in enumerate(generation.rounds):
+        yield place, seen[number], seen[number + 1] if number + 1 < len(seen) else None
+        place += len(row.committed)
+
+
+def _fresh_laws(target: Target, generation: Generation) -> tuple[Tensor, Tensor]:
+    """Return the laws [T + 1, V] at all places of an output, in the arithmetic of decoding and in float32 or better."""
+    own, wide = (
+        probabilities(score(generation.prompt, generation.tokens), target.sampling).double().cpu()
+        for score in (target.score_as_decoded, target.score)
+    )
+    return own, wide
+
+
+def watch_rounds(
+    arm: Arm,
+    requests: Iterator[Request],
+    rounds: int,
+    tick: Callable[[int], None] = lambda done: None,
+) -> LiveTallies:
+    """Decode texts until they took so many rounds, and return the counts.
+
+    Args:
+        arm: the combination, at a temperature.
+        requests: texts to decode, as many as it takes.
+        tick: called with the rounds of each text.
+    """
+    found = LiveTallies()
+    while found.rounds < rounds:
+        watched = Watched(arm.verifier, found.drafted)
+        generation = replace(arm, verifier=watched).decode(next(requests), CpuClock())
+        with torch.inference_mode():
+            found.add(arm.target, generation, watched.seen)
+        tick(len(generation.rounds))
+    return found
+
+
+def state_check(found: LiveTallies) -> Check:
+    """Return whether the laws that rounds used are those of fresh passes over the same texts: a state that a rejection
+    or a commit left wrong moves them. Rounding may: the bound is a thousandth, and three times what rounding to the
+    target's own arithmetic moves.
+    """
+    apart, bound = float(np.mean(found.apart)), 1e-3 + 3 * float(np.mean(found.rounding))
+    failed = not apart <= bound
+    verdict: Verdict = "FAILED" if failed else "passed"
+    return Check(
+        "statistical",
+        "states after commits",
+        "p of every round with a fresh pass over the text",
+        len(found.apart),
+        f"mean TV {apart:.1e} (at most {bound:.1e})",
+        verdict,
+        detail="the target's state is not that of its text" if failed else "",
+        facts={"mean_tv": apart, "largest_tv": float(np.max(found.apart)), "bound": bound},
+    )

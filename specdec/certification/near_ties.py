@@ -1,0 +1,71 @@
+"""The greedy level of a certificate: outputs of the user's own parts against plain decoding, and every place where they
+part scored again in float32, which 16-bit rounding explains or not.
+"""
+
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+
+from specdec.certification.checks import Check, Verdict
+from specdec.certification.statistical import Texts, Tick
+from specdec.clock import CpuClock
+from specdec.drafters.none import NoDrafter
+from specdec.experiment.arm import Arm
+from specdec.experiment.divergence import Divergence, explain
+from specdec.records import Generation, Request
+from specdec.sampling import generator_for
+
+
+def near_tie_check(
+    arm: Arm, texts: Texts, max_new_tokens: int, seed: int, tick: Tick = lambda what, amount: None
+) -> Check:
+    """Decode every text with drafts and without at temperature 0, and compare token for token.
+
+    Args:
+        arm: the combination, its target standardised greedily before the drafter was made.
+    """
+    plain = replace(arm, drafter=NoDrafter(), structure=arm.structure.resized(0))
+    parted: list[Divergence] = []
+    accepted = 0
+    for name, tokens in texts:
+        baseline = _output(plain, name, tokens, max_new_tokens, seed)
+        output = _output(arm, name, tokens, max_new_tokens, seed, baseline.tokens)
+        accepted += sum(row.accepted for row in output.rounds)
+        divergence = explain(arm.target, (name, arm.gamma), tokens, baseline.tokens, output.tokens)
+        if divergence is not None:
+            parted.append(divergence)
+        tick("outputs", 1)
+    return report(parted, len(texts), accepted)
+
+
+def report(parted: Sequence[Divergence], outputs: int, accepted: int) -> Check:
+    """Return the near-tie report: passed when rounding explains every place where an output parts."""
+    unexplained = [item for item in parted if not item.explained]
+    verdict: Verdict = "FAILED" if unexplained else "passed"
+    places = "; ".join(
+        f"prompt {item.prompt}, token {item.position + 1}: margin {item.margin:.2g}, rounding {item.rounding:.2g}"
+        for item in (unexplained or parted)[:5]
+    )
+    lead = "rounding does not explain" if unexplained else "near-ties that rounding explains"
+    return Check(
+        "greedy",
+        "greedy outputs",
+        "plain decoding, differences scored again in float32",
+        outputs,
+        f"{len(parted)} part, {len(unexplained)} unexplained",
+        verdict,
+        detail=f"{lead}: {places}" if parted else "",
+        facts={"accepted_tokens": accepted, "divergences": [asdict(item) for item in parted]},
+    )
+
+
+def _output(
+    arm: Arm, name: str, tokens: Sequence[int], limit: int, seed: int, reference: Sequence[int] | None = None
+) -> Generation:
+    request = Request(
+        tokens,
+        limit,
+        draft_generator=generator_for(seed, name, "certify/greedy/draft"),
+        accept_generator=generator_for(seed, name, "certify/greedy/accept", arm.target.device),
+        reference=reference,
+    )
+    return arm.decode(request, CpuClock())

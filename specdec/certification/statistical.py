@@ -1,0 +1,140 @@
+"""The statistical level of a certificate: all tests of a combination on the user's own target and prompts, and their
+verdicts at a stated rate of false alarms.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import count
+from math import isnan
+
+from specdec.certification.checks import Check, Verdict
+from specdec.certification.chi_square import Tested
+from specdec.certification.live_rounds import state_check, watch_rounds
+from specdec.certification.redrawn_rounds import Redraws, redraw
+from specdec.experiment.arm import Arm
+from specdec.records import Request
+from specdec.sampling import generator_for
+
+Tick = Callable[[str, int], None]
+"""`tick(what, amount)` is told what was done, and how much of it."""
+
+Texts = Sequence[tuple[str, Sequence[int]]]
+"""Prompts: name and tokens."""
+
+
+@dataclass(frozen=True)
+class Draws:
+    """The number of draws of a certificate.
+
+    Attributes:
+        rounds: rounds of ordinary texts, each a draw of a first and of a second token.
+        places: single places from which rounds are drawn again.
+        redraws: draws at each of them.
+        max_new_tokens: the limit of a text.
+    """
+
+    rounds: int
+    places: int
+    redraws: Redraws
+    max_new_tokens: int
+
+
+@dataclass(frozen=True)
+class DrawnTests:
+    """All tests of a combination, before they are judged together.
+
+    Attributes:
+        live: the tests of live rounds.
+        single: those of single places, the first token and the first two of each in turn.
+        states: the comparison of the rounds' laws with fresh passes, which nothing random decides.
+    """
+
+    live: list[Tested]
+    single: list[Tested]
+    states: Check
+
+    @property
+    def tests(self) -> list[Tested]:
+        return [*self.live, *self.single]
+
+    def level(self, false_alarm: float) -> float:
+        """Return the level of each test at which all together raise a false alarm at most so often (Bonferroni)."""
+        return false_alarm / len(self.tests)
+
+
+def draw(arm: Arm, texts: Texts, draws: Draws, seed: int, tick: Tick = lambda what, amount: None) -> DrawnTests:
+    """Draw everything that the statistical level needs.
+
+    Args:
+        arm: the combination, at a temperature.
+    """
+    live = watch_rounds(arm, _requests(arm, texts, draws, seed), draws.rounds, lambda done: tick("rounds", done))
+    single: list[Tested] = []
+    for place in range(draws.places):
+        request = _request(arm, texts, draws, seed, (place, f"place {place}"))
+        single += redraw(arm, request, 1 + place % 5, draws.redraws, f"place {place + 1}")
+        tick("places", 1)
+    return DrawnTests(live.tests(), single, state_check(live))
+
+
+def _requests(arm: Arm, texts: Texts, draws: Draws, seed: int) -> Iterator[Request]:
+    """Yield the texts again and again, each time with other random numbers."""
+    for number in count():
+        yield _request(arm, texts, draws, seed, (number, f"text {number}"))
+
+
+def _request(arm: Arm, texts: Texts, draws: Draws, seed: int, which: tuple[int, str]) -> Request:
+    name, tokens = texts[which[0] % len(texts)]
+    return Request(
+        tokens,
+        draws.max_new_tokens,
+        draft_generator=generator_for(seed, name, f"certify/draft/{which[1]}"),
+        accept_generator=generator_for(seed, name, f"certify/accept/{which[1]}", arm.target.device),
+    )
+
+
+def judged(drawn: DrawnTests, false_alarm: float) -> list[Check]:
+    """Return the checks: one for each test of live rounds, and one for each kind of test at single places."""
+    level = drawn.level(false_alarm)
+    groups = [[test] for test in drawn.live]
+    if drawn.single:
+        groups += [drawn.single[0::2], drawn.single[1::2]]
+    return [drawn.states, *(_judged(tests, level) for tests in groups)]
+
+
+def _judged(tests: Sequence[Tested], level: float) -> Check:
+    worst = min(tests, key=lambda test: test.p_value)
+    failed = [test for test in tests if test.p_value < level]
+    name = worst.name if len(tests) == 1 else worst.name.partition(": ")[2] + f", {len(tests)} single places"
+    facts = {
+        "level": level,
+        "tests": [{**vars(test), "detectable_tv": _number(test.detectable(level))} for test in tests],
+    }
+    draws = sum(test.draws for test in tests)
+    compared = "q, the law told with each draft" if "their own q" in name else "p, the target's law there"
+    if not any(test.freedom for test in tests):
+        why = "too few draws, or laws that are too sure, for a test" if draws else "nothing was drawn"
+        return Check("statistical", name, compared, draws, "", "not applicable", detail=why, facts=facts)
+    verdict: Verdict = "FAILED" if failed else "passed"
+    statistic = f"chi2({worst.freedom}) = {worst.statistic:.1f}" + (", the largest" if len(tests) > 1 else "")
+    detail = f"p below {level:.1e} at {', '.join(test.name for test in failed)}" if failed else ""
+    return Check("statistical", name, compared, draws, statistic, verdict, worst.p_value, detail, facts)
+
+
+def power_sentences(drawn: DrawnTests, false_alarm: float) -> list[str]:
+    """Return what the tests would have found in 9 cases of 10, in words."""
+    level = drawn.level(false_alarm)
+    sentences = []
+    for what, tests in (
+        ("averaged over all rounds, a shift between the classes of the first token", drawn.live[:2]),
+        ("at one of the single places, a shift of the first token's law", drawn.single[0::2]),
+    ):
+        found = [test.detectable(level) for test in tests]
+        known = sorted(value for value in found if not isnan(value))
+        if known:
+            sentences.append(f"{what} by a total variation of {known[len(known) // 2]:.3f} or more")
+    return sentences
+
+
+def _number(value: float) -> float | None:
+    return None if isnan(value) else value

@@ -1,0 +1,93 @@
+"""Drafts of a few tokens, made from a table of laws for each structure: what the exact checks enumerate."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from specdec.drafters.base import Drafter, DrafterCapabilities
+from specdec.records import Draft, TextStart, Tree, chain_tree
+from specdec.sampling import sample
+from specdec.structures.base import Structure, structures
+from specdec.tree_building.siblings import How, grow
+
+
+def fill_chain(structure: Structure, q: Tensor, root: int, generator: Any, way: How) -> Draft:
+    """Draft gamma tokens, each drawn from the row of the one before, or its most likely token."""
+    tokens: list[int] = []
+    rows: list[Tensor] = []
+    for _ in range(structure.gamma):
+        rows.append(q[tokens[-1] if tokens else root])
+        tokens.append(int(rows[-1].argmax()) if way == "ranked" else int(sample(rows[-1], generator)))
+    return Draft(
+        torch.tensor(tokens, dtype=torch.long),
+        chain_tree(len(tokens)),
+        torch.stack(rows) if way != "ranked" and rows else None,
+    )
+
+
+def fill_branches(structure: Structure, q: Tensor, root: int, generator: Any, way: How) -> Draft:
+    """Fill rows or a tree, level by level."""
+
+    def laws(tokens: Tensor, tree: Tree, nodes: Sequence[int]) -> Tensor:
+        return q[[root if node < 0 else int(tokens[node]) for node in nodes]]
+
+    return grow(structure, laws, way, "table", generator)
+
+
+def fill_by_confidence(structure: Structure, q: Tensor, root: int, generator: Any, way: How) -> Draft:
+    """Fill a tree that follows the confidence of the table, which is made of logits."""
+    return fill_branches(structure, q.log(), root, generator, way)
+
+
+FILL: dict[str, Callable[..., Draft]] = {
+    "chain": fill_chain,
+    "rows": fill_branches,
+    "tree": fill_branches,
+    "dynamic": fill_by_confidence,
+}
+"""By the name of a structure, the function that fills it from a table. A structure without one cannot be enumerated."""
+
+WAYS: dict[str, list[How]] = {
+    "chain": ["independent", "ranked"],
+    "rows": ["independent", "without_replacement", "ranked"],
+    "tree": ["independent", "without_replacement", "ranked"],
+    "dynamic": ["ranked"],
+}
+"""The ways in which nodes get their tokens: with repeats, all different, or the most likely ones as point masses."""
+
+
+class TableDrafter(Drafter):
+    """Fills any structure of `FILL` from a Markov law q [V, V]."""
+
+    capabilities = DrafterCapabilities(fills=frozenset(FILL))
+
+    def __init__(self, q: Tensor, way: How = "independent") -> None:
+        self.q, self.way = q, way
+        self.root = 0
+        self.generator: torch.Generator | None = None
+
+    def start(self, text: TextStart, states: Tensor | None = None) -> None:
+        self.root, self.generator = text.prompt[-1], text.generator
+
+    def commit(self, tokens: Sequence[int], states: Tensor | None = None) -> None:
+        self.root = tokens[-1]
+
+    def draft(self, structure: Structure) -> Draft:
+        return FILL[structure.name](structure, self.q, self.root, self.generator, self.way)
+
+
+def small_structure(name: str, gamma: int) -> Structure:
+    """Return a structure of `FILL` that is `gamma` deep and small enough to be enumerated: two rows where they are
+    long, two nodes at each level of a tree.
+    """
+    if name == "chain":
+        return structures.build({"name": name, "gamma": gamma})
+    if name == "rows":
+        return structures.build({"name": name, "k": 3 if gamma == 1 else 2, "w": gamma, "budget": 100})
+    if name == "dynamic":
+        return structures.build({"name": name, "nodes": gamma + 2, "depth": gamma, "branching": 3, "beam": 2})
+    parents = [-1, -1, *(2 * level for level in range(gamma - 1) for _ in range(2))]
+    sizes = {"nodes": len(parents), "depth": gamma}
+    return structures.build({"name": name, "parents": parents, "file": None, "accuracy": None, **sizes})

@@ -1,0 +1,139 @@
+"""The command end to end, on the table target: the certificate that it leaves, its table and its exit codes."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from specdec import certify
+from specdec.certification import certifier, greedy_identity
+from specdec.verifiers.base import verifiers
+from specdec.verifiers.speculative_sampling import SpeculativeSampling, SpeculativeSamplingConfig
+
+LAW = "target.law=[[0.4,0.35,0.25],[0.1,0.3,0.6],[0.55,0.2,0.25]]"
+FEW = ("certificate.rounds=200", "certificate.places=2", "certificate.redraws=300", "certificate.redrafts=60")
+TINY = ("target=table", "prompts=tokens", LAW, "measurement.max_new_tokens=24", *FEW)
+
+
+@pytest.fixture
+def command(in_process, tmp_path):
+    """`command(...)` runs specdec.certify; it gives the exit code, the certificate or None, and both streams."""
+
+    def call(*arguments):
+        ended = in_process(certify, *arguments)
+        (path,) = list(tmp_path.glob("outputs/*/*/certificate.json")) or [None]
+        return ended.code, path and json.loads(path.read_text()), " ".join(ended.output.split()), ended.error
+
+    return call
+
+
+@pytest.fixture
+def no_models(monkeypatch):
+    """Leaves out the tiny models, which take seconds; one test has them."""
+    monkeypatch.setattr(certifier, "identity_checks", lambda *arguments: [])
+
+
+def test_a_lossless_combination_is_certified(command, monkeypatch):
+    monkeypatch.setattr(greedy_identity, "ARCHITECTURES", {"llama": None, "mistral_window": None})  # tiny_models: all
+    code, certificate, output, error = command("+drafter=ngram", "verifier=block", "structure=chain", *TINY)
+    assert code == 0, error
+    assert certificate["outcome"] == "certified" and certificate["false_alarm"] == 0.01
+    by_level = {check["level"]: check for check in certificate["checks"]}
+    assert set(by_level) == {"exact", "statistical", "greedy"}
+    assert {check["verdict"] for check in certificate["checks"]} <= {"passed", "not applicable"}
+    names = {check["name"] for check in certificate["checks"] if check["verdict"] == "passed"}
+    assert {"greedy identity: any path", "drafter on chain: texts of the loop", "states after commits"} <= names
+    assert {"first token, 2 single places", "first two tokens, 2 single places", "greedy outputs"} <= names
+    assert certificate["config"]["verifier"]["name"] == "block" and certificate["limits"]
+    assert {"versions", "model", "drafter", "prompts"} <= set(certificate["environment"])
+    assert len(certificate["environment"]["prompts"]["sha256"]) == 64
+    assert "Certified lossless" in output and "fails by luck in at most 1.0%" in output
+    assert "single places" in output and "total variation of 0." in output
+
+
+def test_greedy_decoding_is_compared_with_plain_decoding(command, no_models):
+    code, certificate, output, error = command("+drafter=oracle", "sampling=greedy", "verifier=greedy", *TINY)
+    assert code == 0, error
+    verdicts = {check["name"]: check["verdict"] for check in certificate["checks"]}
+    assert verdicts["draws"] == "not applicable" and verdicts["greedy outputs"] == "passed"
+    assert certificate["power"] == [] and "by luck" not in output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("verifier=typical",), "a token's law is 0."),
+        (("verifier=typical", "sampling=greedy"), "was not measured at temperature 0"),
+    ],
+)
+def test_a_lossy_rule_is_answered_with_what_it_loses(command, arguments, says):
+    code, certificate, output, error = command("+drafter=ngram", *arguments, *TINY)
+    assert code == 7 and says in error and "Declared lossy: nothing to certify." in error
+    assert certificate["outcome"] == "declared lossy" and certificate["checks"] == []
+    assert (certificate["total_variation"] or 0) > 0.05 or "greedy" in str(arguments)
+    assert certificate["declarations"][0]["standing"] == "declared lossy"
+
+
+class Foreign(SpeculativeSampling):
+    """A rule of another package."""
+
+    mistake = 0.0
+
+    @classmethod
+    def from_config(cls, config: SpeculativeSamplingConfig):
+        return cls()
+
+    def accept(self, draft, p, generator):
+        flat = p.new_full(p.shape, 1 / p.shape[-1])
+        return super().accept(draft, (1 - self.mistake) * p + self.mistake * flat, generator)
+
+
+@pytest.mark.parametrize("mistake", [0.0, 0.4])
+def test_a_foreign_declaration_is_proven_or_refuted(command, no_models, monkeypatch, mistake):
+    """Shown a blurred p, the rule commits other tokens: exact and statistical level both see it."""
+    monkeypatch.setattr(Foreign, "mistake", mistake)
+    monkeypatch.setitem(verifiers._classes, "speculative_sampling", Foreign)
+    code, certificate, output, error = command("+drafter=ngram", *TINY)
+    verifier = certificate["declarations"][0]
+    if mistake:
+        assert code == 6 and "Not lossless: exact check 'rule on chain: whole rounds' failed" in error
+        assert {check["level"] for check in certificate["checks"] if check["verdict"] == "FAILED"} >= {
+            "exact",
+            "statistical",
+        }
+        assert "refutes" in verifier["standing"]
+    else:
+        assert code == 0, error
+        assert verifier["standing"] == "declared lossless by another package; it passed this certificate"
+
+
+BAD = [
+    ((), "No drafter: add +drafter=NAME, one of"),
+    (("+drafter=ngram", "target=replay", "target.path=x.jsonl"), "knows recorded tokens only"),
+    (("+drafter=ngram", "verifier=greedy", *TINY), "add sampling=greedy"),
+    (("+drafter=ngram", "certificate.rounds=0", *TINY[:4]), "certificate.rounds=0"),
+    (("+drafter=ngram", "certificate.draws=5"), "certificate.draws"),
+    (("+drafter=ngram", "measurement.drafters=[suffix]", *TINY), "certifies one drafter"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "says"), BAD, ids=[says for _, says in BAD])
+def test_bad_input_is_one_sentence_and_code_2(command, arguments, says):
+    code, certificate, _, error = command(*arguments)
+    assert code == 2 and certificate is None, error
+    lines = [line for line in error.splitlines() if line.strip()]
+    assert len(lines) == 1 and lines[0].startswith("specdec: ") and says in lines[0], error
+
+
+@pytest.mark.slow
+def test_help_needs_no_torch(tmp_path):
+    script = (
+        "import sys; sys.argv = ['specdec', '--help']; from specdec import certify\n"
+        "try: certify.main()\n"
+        "finally: assert not {'torch', 'mlflow', 'transformers', 'pandas'} & set(sys.modules)"
+    )
+    shown = subprocess.run(
+        [sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=True, timeout=120
+    )
+    assert shown.stdout.count("python -m specdec.certify ") == 3 and "6 not lossless" in shown.stdout

@@ -1,0 +1,129 @@
+"""Weights that are spoiled at random, headers and configs: each is loaded, or refused in one sentence with code 2."""
+
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from fixtures.tiny_checkpoints import PUBLISHED, write_checkpoint
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from faults.answers import answered, spoiled, torn
+from specdec.drafters import drafters
+from specdec.eagle.eagle_checkpoint import load_eagle, shipped_eagle
+from specdec.heads.checkpoint import load_heads, shipped_heads
+from specdec.models.load import load_model
+from specdec.ngrams.array_file import read_arrays, write_arrays
+from specdec.published.checkpoint_files import open_checkpoint
+from specdec.published.recognise import matching
+from specdec.targets.causal import Causal
+
+SETTINGS = settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
+FORMATS = ("medusa_1", "medusa_vllm_some_tokens", "hydra_prefix", "accelerator", "accelerator_tied")
+
+
+def of_header(content: bytes) -> st.SearchStrategy[bytes]:
+    """Safetensors with a spoiled header, or torn anywhere."""
+    (size,) = struct.unpack("<Q", content[:8])
+    header, body = json.loads(content[8 : 8 + size]), content[8 + size :]
+
+    def packed(value: Any) -> bytes:
+        text = json.dumps(value).encode()
+        return struct.pack("<Q", len(text)) + text + body
+
+    return st.one_of(spoiled(header).map(packed), torn(content))
+
+
+@pytest.fixture(scope="module")
+def target(tiny_llama, sampling):
+    return Causal(tiny_llama(40, context=128), sampling(temperature=0.0))
+
+
+@pytest.fixture(scope="module")
+def published(tmp_path_factory):
+    """`published[name]` is the content of the weights and of the config of a tiny checkpoint of each format."""
+    found = {}
+    for name in FORMATS:
+        folder = tmp_path_factory.mktemp(name)
+        write_checkpoint(folder, PUBLISHED[name], 16, 40)
+        found[name] = ((folder / PUBLISHED[name].file).read_bytes(), json.loads((folder / "config.json").read_text()))
+    return found
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@SETTINGS
+@given(data=st.data())
+def test_published_heads(tmp_path: Path, published: Any, target: Any, group_values: Any, name: str, data: Any) -> None:
+    weights, config = published[name]
+    if data.draw(st.booleans()):
+        config = data.draw(spoiled(config))
+    else:
+        weights = data.draw(of_header(weights))
+    (tmp_path / PUBLISHED[name].file).write_bytes(weights)
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    values = group_values("drafter", PUBLISHED[name].drafter, model=str(tmp_path))
+    answered(lambda: drafters.build(values, target=target))
+
+
+INDEX = {"metadata": {"total_size": 3}, "weight_map": {"a": "model.safetensors"}}
+
+
+@SETTINGS
+@given(index=st.one_of(spoiled(INDEX).map(lambda value: json.dumps(value).encode()), torn(json.dumps(INDEX).encode())))
+def test_indexes_of_shards(tmp_path: Path, published: Any, index: bytes) -> None:
+    (tmp_path / "model.safetensors").write_bytes(published["medusa_1"][0])
+    (tmp_path / "model.safetensors.index.json").write_bytes(index)
+    answered(lambda: matching(open_checkpoint(str(tmp_path))))
+
+
+@pytest.fixture(scope="module")
+def model_files(tmp_path_factory, tiny_model):
+    folder = tmp_path_factory.mktemp("model")
+    tiny_model("llama").save_pretrained(folder)
+    return (folder / "model.safetensors").read_bytes(), json.loads((folder / "config.json").read_text())
+
+
+@SETTINGS
+@given(data=st.data())
+def test_models(tmp_path: Path, model_files: Any, data: Any) -> None:
+    weights, config = model_files
+    if data.draw(st.booleans()):
+        config = data.draw(spoiled(config))
+    else:
+        weights = data.draw(of_header(weights))
+    (tmp_path / "model.safetensors").write_bytes(weights)
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    answered(lambda: load_model(str(tmp_path), dtype=None, device=torch.device("cpu"), attention="auto"))
+
+
+@pytest.mark.parametrize("kind", ["heads", "eagle"])
+@SETTINGS
+@given(data=st.data())
+def test_files_of_trainings(tmp_path: Path, target: Any, kind: str, data: Any) -> None:
+    shipped, load = (shipped_heads("medusa"), load_heads) if kind == "heads" else (shipped_eagle(), load_eagle)
+    content = shipped.read_bytes()
+    (size,) = struct.unpack("<Q", content[:8])
+    header, body = json.loads(content[8 : 8 + size]), content[8 + size :]
+    about = {key: json.loads(value) for key, value in header["__metadata__"].items()}
+    about = data.draw(spoiled(about))
+    header["__metadata__"] = {key: json.dumps(value) for key, value in about.items()} if isinstance(about, dict) else {}
+    text = json.dumps(header).encode()
+    path = tmp_path / "heads.safetensors"
+    path.write_bytes(struct.pack("<Q", len(text)) + text + body)
+    answered(lambda: load(path, target))
+
+
+@SETTINGS
+@given(data=st.data())
+def test_tables_of_ngrams(tmp_path: Path, data: Any) -> None:
+    path = tmp_path / "table.safetensors"
+    write_arrays(path, {"a": np.arange(3), "b": np.ones(2)}, {"format": "f", "more": "x"})
+    path.write_bytes(data.draw(of_header(path.read_bytes())))
+    try:
+        read_arrays(path, "f")
+    except ValueError:
+        pass  # the callers make the table again

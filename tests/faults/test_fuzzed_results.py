@@ -1,0 +1,135 @@
+"""Output folders whose files are spoiled at random: a report on what is left, or a refusal in one sentence."""
+
+import json
+import shutil
+import signal
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hydra.core.global_hydra import GlobalHydra
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from faults.answers import answered, spoiled, torn
+from specdec import run
+from specdec.analysis.findings import finished_study
+from specdec.analysis.pages import report_chapters
+from specdec.analysis.pages.html import Chapter
+from specdec.analysis.pages.trace import read_traces, trace_html
+from specdec.analysis.read.find_runs import find_runs
+from specdec.analysis.read.runs import Run
+from specdec.analysis.study_sets.find_studies import find_studies
+from specdec.cost_model import from_run
+
+SETTINGS = settings(max_examples=4, suppress_health_check=[HealthCheck.function_scoped_fixture])
+OBJECTS = ("run.json", "session.json", "summary.json", "account.json", "environment.json", "calibration.json")
+TABLES = ("rounds.parquet", "replay.parquet", "alpha.parquet", "generations.jsonl")
+QUICK = ("Summary", "By category", "As the papers define it", "Cost of a call", "Environment", "How to reproduce")
+READERS: tuple[Callable[[Run], Any], ...] = (
+    *(Run.facts, Run.session, Run.rounds, Run.generations, Run.generation_counts, Run.replay, Run.alpha_sums),
+    *(Run.account, Run.summary, Run.calibration, Run.environment),
+    lambda each: [each.arms()[arm] for arm in each.arms()],
+    lambda each: (each.title, each.setting, each.primary_gamma, each.drafters),
+)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The output folder of a run on the table target."""
+    folder = tmp_path_factory.mktemp("finished")
+    arguments = ("+drafter=oracle", "+debug=tiny", "tracking.enabled=false", "measurement.max_new_tokens=16")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setattr("sys.argv", ["specdec.run", *arguments, f"hydra.run.dir={folder / 'run'}"])
+        GlobalHydra.instance().clear()
+        handler = signal.getsignal(signal.SIGTERM)
+        run.main()
+        signal.signal(signal.SIGTERM, handler)
+        GlobalHydra.instance().clear()
+    return folder / "run"
+
+
+@pytest.fixture
+def report(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, bytes], str]:
+    """`report(name, content)` reports on the run with one of its files replaced."""
+    sections = tuple((title, make) for title, make in report_chapters.OF_A_RUN if title in QUICK)
+    monkeypatch.setattr(report_chapters, "OF_A_RUN", sections)
+    folder = Path(shutil.copytree(finished, tmp_path / "run"))
+
+    def reported(name: str, content: bytes) -> str:
+        def make() -> None:
+            runs, notes = find_runs([str(folder)], "sqlite:///none.db")
+            find_studies([str(folder)], "sqlite:///none.db")
+            chapters: list[Chapter] = report_chapters.run_chapters(runs, notes)
+            assert all(each.title for each in chapters)
+            for read in READERS:
+                answered(partial(read, runs[0]))
+
+        (folder / name).write_bytes(content)
+        try:
+            return answered(make)
+        finally:
+            shutil.copy(finished / name, folder / name)
+
+    return reported
+
+
+@pytest.mark.parametrize("name", OBJECTS)
+@SETTINGS
+@given(data=st.data())
+def test_objects(report: Callable[[str, bytes], str], finished: Path, name: str, data: st.DataObject) -> None:
+    content = (finished / name).read_bytes()
+    values = spoiled(json.loads(content), most=3).map(lambda value: json.dumps(value).encode())
+    report(name, data.draw(st.one_of(values, values, torn(content))))
+
+
+@pytest.mark.parametrize("name", TABLES)
+@SETTINGS
+@given(data=st.data())
+def test_tables(report: Callable[[str, bytes], str], finished: Path, name: str, data: st.DataObject) -> None:
+    report(name, data.draw(torn((finished / name).read_bytes())))
+
+
+@SETTINGS
+@given(data=st.data())
+def test_configurations(report: Callable[[str, bytes], str], finished: Path, data: st.DataObject) -> None:
+    content = (finished / "config.yaml").read_bytes()
+    values = spoiled(yaml.safe_load(content)).map(lambda value: json.dumps(value).encode())
+    report("config.yaml", data.draw(st.one_of(values, torn(content))))
+
+
+@SETTINGS
+@given(data=st.data())
+def test_traces(tmp_path: Path, finished: Path, data: st.DataObject) -> None:
+    content = (finished / "traces.json").read_bytes()
+    values = spoiled(json.loads(content)).map(lambda value: json.dumps(value).encode())
+    (tmp_path / "traces.json").write_bytes(data.draw(st.one_of(values, torn(content))))
+    answered(lambda: trace_html(read_traces(tmp_path / "traces.json")))
+
+
+@SETTINGS
+@given(data=st.data())
+def test_costs_of_a_run(tmp_path: Path, finished: Path, data: st.DataObject) -> None:
+    content = (finished / "calibration.json").read_bytes()
+    values = spoiled(json.loads(content)).map(lambda value: json.dumps(value).encode())
+    (tmp_path / "calibration.json").write_bytes(data.draw(st.one_of(values, torn(content))))
+    (tmp_path / "rounds.parquet").write_bytes(data.draw(torn((finished / "rounds.parquet").read_bytes())))
+    answered(lambda: from_run(tmp_path))
+
+
+STUDY: dict[str, Any] = {
+    "study": "topk", "title": "t", "prompts": "p", "greedy": True, "simulated": False, "replicates": 10, "seed": 0,
+}  # fmt: skip
+
+
+@SETTINGS
+@given(
+    content=st.one_of(spoiled(STUDY).map(lambda value: json.dumps(value).encode()), torn(json.dumps(STUDY).encode()))
+)
+def test_studies(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "study.json").write_bytes(content)
+    answered(lambda: finished_study(tmp_path))
