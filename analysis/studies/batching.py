@@ -25,6 +25,7 @@ from ..sums import Sums, finite, metric, strategy_sums
 
 RESULT = Path(__file__).parents[1] / "results" / "batching.json"
 _DIGITS = 5  # of committed numbers
+_FEW = 5  # repeats below which resampling them cannot give 95%
 KEYS = ["drafter", "gamma", "batch"]
 PREDICTIONS = {"formula": "timed calls on batches", "model": "cost model of single calls"}
 _SUMS = ["tokens", "steps", "seconds", "draft_s", "verify_s", "places", "baseline_tokens", "baseline_steps",
@@ -330,6 +331,8 @@ def _unit(found: BatchNumbers, facts: pd.Series) -> str:
         "so that neither texts nor rounds of a repeat are independent, and repeats have prompts of their own. They are "
         "widened for so few units (expanded percentiles)."
     )
+    if found.repeats < _FEW:
+        words += f" {found.repeats} repeats are too few all the same: an interval spans what they gave, not 95%."
     if found.repeats * facts["largest"] > facts["prompts"]:
         words += (
             f" There are {counted(int(facts['prompts']), 'prompt')}, and a repeat takes {int(facts['largest'])} at the "

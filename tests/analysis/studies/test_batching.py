@@ -193,6 +193,8 @@ def test_heads_that_draft_less_deep_have_fewer_gammas():
 def test_prompts_that_stand_in_several_repeats_are_told():
     text = " ".join(findings("batching", tables(repeats=6), ABOUT).sections[0].text)
     assert "There are 100 prompts, and a repeat takes 20 at the largest batch" in text  # 6 x 20
+    assert "too few all the same" not in text
+    assert "4 repeats are too few all the same" in " ".join(findings("batching", tables(), ABOUT).sections[0].text)
     assert "stand in several repeats" not in " ".join(findings("batching", tables(), ABOUT).sections[0].text)
 
 
