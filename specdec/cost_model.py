@@ -176,6 +176,17 @@ def _derived(folder: Path) -> SimulatedCost:
     return validated(SimulatedCost, {**calls, **rest, "source": source}, where="cost")
 
 
+def cost_of_fit(cost: Mapping[str, Any], name: str, source: str) -> SimulatedCost:
+    """Return the costs of calls alone: drafts, look-ups and the rest of a round cost nothing.
+
+    Args:
+        cost: a fitted model, as `cost.json` holds it.
+    """
+    rest = {"lookup_s": 0.0, "lookup_share": 0.0, "draft": {"fixed_s": 0.0, "step_s": 0.0, "cached_s": 0.0}}
+    values = {**_fitted(cost), **rest, "overhead_s": 0.0, "name": name, "source": source}
+    return validated(SimulatedCost, values, where="cost")
+
+
 def _fitted(cost: Mapping[str, Any]) -> dict[str, Any]:
     """Turn a fitted `CallCost` (analysis) into these coefficients: its products become sums over weights and cache."""
     fit = cost["fit"]

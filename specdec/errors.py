@@ -31,11 +31,13 @@ class EnvironmentFault(SpecdecError):
 class NumericsError(SpecdecError):
     """The target produced NaN or infinite logits while decoding; the run ends as FAILED with the position.
 
-    `partial` is the generation up to the round before; the decoding loop sets it.
+    `partial` is the generation up to the round before, `partials` those of a batch by place of the request; the
+    decoding loop sets them.
     """
 
     exit_code = 4
     partial: Any = None
+    partials: Any = None
 
 
 class NotLossless(SpecdecError):

@@ -46,12 +46,13 @@ class Decided(NamedTuple):
         return self.accepted + self.rejected
 
 
-def record(decided: Decided, verifier: Verifier, context: int, finish: str, marks: Marks) -> Round:
+def record(decided: Decided, verifier: Verifier, context: int, finish: str, marks: Marks, batch: int = 1) -> Round:
     """Return what is kept of a round.
 
     Args:
         context: tokens in the context when the round began, root included.
         finish: what ended the text in this round, if anything (`Round.truncation`).
+        batch: sequences that shared the step (`Round.batch`).
     """
     chain, lossy = decided.chain, not verifier.capabilities.lossless
     return Round(
@@ -68,6 +69,7 @@ def record(decided: Decided, verifier: Verifier, context: int, finish: str, mark
         marks=marks,
         tv=_total_variation(verifier, decided) if lossy and chain else (),
         departure=departure(verifier, decided) if lossy else None,
+        batch=batch,
     )
 
 

@@ -243,6 +243,7 @@ class Round:
         tv: for a verifier that is not lossless, at each of those positions the total variation between the law that it
             emits and the law that it emits without a draft.
         departure: see `Departure`; None for a lossless verifier, and where the emitted law is not known.
+        batch: sequences that were decoded in the same step; each takes an equal share of the durations between `marks`.
     """
 
     context: int
@@ -258,6 +259,7 @@ class Round:
     marks: Marks
     tv: tuple[float, ...] = ()
     departure: Departure | None = None
+    batch: int = 1
 
 
 @dataclass(frozen=True)

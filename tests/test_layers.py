@@ -17,6 +17,7 @@ LAYERS = (
     ("tracking.store",),
     ("tracking",),
     ("text.lines", "text.lengths"),  # what files of others say: replay reads them above `analysis`, the import within
+    ("serving",),
     ("analysis",),
     ("structures", "verifiers", "models"),
     ("text",),
@@ -26,6 +27,7 @@ LAYERS = (
     ("drafters",),
     ("observe",),
     ("decode", "timing", "replay"),
+    ("batching",),
     ("experiment",),
     ("studies", "training", "certification"),
     ("commands",),

@@ -12,6 +12,8 @@ from ..read.mlflow_runs import load_runs, open_run
 from ..read.runs import Run
 from ..runs.compare import comparison_section
 from ..runs.run_sections import papers_section
+from ..studies.batching import committed_in_words, committed_study
+from ..studies.serving import committed_sections
 from .html import markdown_table
 
 OVERLAY = "notebooks"
@@ -61,6 +63,14 @@ def study(tracking_uri: str, experiment: str, name: str) -> tuple[Section, ...]:
         return (Section(name, (str(error),)),)
 
 
+def server_under_load(tracking_uri: str, experiment: str) -> tuple[Section, ...]:
+    """Show the newest finished run of study `serving`; without one, what makes one, and what committed ones found."""
+    try:
+        return latest_study(tracking_uri, experiment, "serving").sections
+    except UsageError as error:
+        return (*committed_sections(), Section("serving", (str(error),)))
+
+
 def live_shapes(tracking_uri: str, experiment: str) -> tuple[Section, ...]:
     """Compare chain, rows and tree as the overlay `chain_rows_tree` decoded them live, or say what makes these runs."""
     try:
@@ -89,6 +99,17 @@ def heads_in_one_session(tracking_uri: str, experiment: str) -> tuple[Section, .
     except UsageError as error:
         found = committed_section()
         return (replace(found, text=(*found.text, str(error))),)
+
+
+def batches(tracking_uri: str, experiment: str) -> tuple[Section, ...]:
+    """Return what the newest run of study `batching` found; without one, what the committed run found, with where it
+    was made and the command that makes one.
+    """
+    try:
+        return latest_study(tracking_uri, experiment, "batching").sections
+    except UsageError as error:
+        first, *others = committed_study().findings().sections
+        return (replace(first, text=(*first.text, committed_in_words(), str(error))), *others)
 
 
 def answers(runs: Sequence[Run], sections: Sequence[Section]) -> str:

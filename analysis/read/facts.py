@@ -33,6 +33,7 @@ class RunFacts:
         judge: "target" or "original", the model whose law judges the outputs; None where nothing is judged.
         target_flops, drafter_flops: floating-point operations per token.
         predicted: speedup by gamma that `specdec.advise` predicted for this run; empty without advice.
+        batch_size: sequences that every method decodes at once, at most.
         notes: sentences that a reader must not miss, known before decoding: how much of a recording is replayed.
         beside: the same of the other drafters of the session, by their method.
     """
@@ -56,6 +57,7 @@ class RunFacts:
     predicted: dict[int, float]
     notes: tuple[str, ...] = ()
     drafter: str = ""
+    batch_size: int = 1
     beside: "Mapping[str, RunFacts]" = field(default_factory=dict)
 
     @classmethod

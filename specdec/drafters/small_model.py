@@ -1,7 +1,8 @@
 """A smaller language model that drafts token by token, over a cache of its own."""
 
-from collections.abc import Sequence
-from dataclasses import replace
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
@@ -10,17 +11,20 @@ from torch.nn.functional import pad
 
 from specdec.config import AtLeastOne, typed
 from specdec.drafters.base import Drafter, DrafterCapabilities, drafters
+from specdec.drafters.base.batch import BatchDrafter
 from specdec.errors import NumericsError, UsageError
 from specdec.models.decoder import Decoder
 from specdec.models.draft_loop import Choice, StaticLoop, joined
 from specdec.models.load import Dtype, describe_model, load_model, load_tokenizer, model_path, resolve_dtype
+from specdec.models.ragged_decoder import RaggedDecoder
 from specdec.models.rollback import check_rollback
 from specdec.models.seq2seq import Seq2SeqDecoder, decoder_of
+from specdec.models.slot_decoder import SlotDecoder
 from specdec.records import EMPTY, Draft, Source, TextStart, chain_tree
 from specdec.sampling import all_finite, drawn, generator_on, one_hot, probabilities
 from specdec.structures.base import EVERY_STRUCTURE, Structure
 from specdec.targets.base import Target
-from specdec.tree_building.model_tree import TreeModel, draft_tree
+from specdec.tree_building.model_tree import Growing, TreeModel, draft_tree, draft_trees
 from specdec.tree_building.siblings import How, Siblings
 from specdec.tree_building.translation import Translation, check_same
 
@@ -35,6 +39,43 @@ class SmallModelConfig:
     siblings: Siblings
     translate: bool
     prefill_chunk: AtLeastOne
+
+
+@dataclass
+class _Chain:
+    """A chain that is being drafted.
+
+    Attributes:
+        pending: committed tokens that the cache lacks, the root last.
+        gamma, threshold: when it ends (`Structure.threshold`).
+        uniforms: the numbers [gamma] that it is drawn with; None where it is greedy.
+        choices: its tokens so far.
+        chance: the model's chance of all of them.
+    """
+
+    pending: list[int]
+    gamma: int
+    threshold: float
+    uniforms: Tensor | None
+    choices: list[Choice] = field(default_factory=list)
+    chance: float = 1.0
+
+    @property
+    def next_uniform(self) -> Tensor:
+        """The number [] that the next token is drawn with."""
+        assert self.uniforms is not None
+        return self.uniforms[len(self.choices)]
+
+    def goes_on(self, choice: Choice, logits: Tensor) -> bool:
+        """Append a token, chosen by logits [1, V]; return whether there is one more to draft."""
+        self.choices.append(choice)
+        if len(self.choices) == self.gamma:
+            return False
+        if self.threshold > 0:
+            # Read after the draw, which is never undone: withdrawing unlikely tokens would bias the output.
+            confidence = logits.softmax(-1, dtype=torch.float32).gather(-1, choice.tokens.unsqueeze(-1))
+            self.chance *= float(confidence)
+        return self.chance >= self.threshold
 
 
 @drafters.register("small_model")
@@ -183,20 +224,31 @@ class SmallModel(Drafter):
     def draft(self, structure: Structure) -> Draft:
         if not structure.single:
             return self._branching(structure)
+        chain = self._begun_chain(structure)
+        if chain is None:
+            return EMPTY
+        context = self._context()
+        if self._loops(chain, context):
+            assert self._loop is not None
+            return self._chain(self._loop(context[-2:], len(context) - 2, chain.uniforms))
+        return self._chain(self._step_by_step(chain))
+
+    def _begun_chain(self, structure: Structure) -> _Chain | None:
+        """Roll the cache back for a draft of the present round, and return that draft without a token; None where none
+        fits in the model's context.
+        """
         context = self._context()
         gamma = self._within(structure.gamma, context)
         if gamma < 1:
-            return EMPTY
-        pending = self._pending(context, gamma)
-        # Drawn at once, so that every way of drafting uses the same numbers.
-        uniforms = None
+            return None
+        pending, uniforms = self._pending(context, gamma), None
         if not self._greedy:
+            # Drawn at once, so that every way of drafting uses the same numbers.
             uniforms = torch.rand(gamma, generator=self._generator, device=self._device, dtype=torch.float64)
-        if self._loops(pending, context, gamma, structure.threshold):
-            assert self._loop is not None
-            drafted = self._loop(context[-2:], len(context) - 2, uniforms)
-        else:
-            drafted = self._step_by_step(pending, gamma, uniforms, structure.threshold)
+        return _Chain(pending, gamma, structure.threshold, uniforms)
+
+    def _chain(self, drafted: Choice) -> Draft:
+        """Return a draft of these tokens, and keep in mind what the cache holds of them."""
         self._drafted = drafted.read.to("cpu", non_blocking=True)
         self._finite = all_finite(drafted.q)
         size = len(drafted.tokens)
@@ -211,15 +263,23 @@ class SmallModel(Drafter):
 
     def _branching(self, structure: Structure) -> Draft:
         """Draft rows or a tree; raises UsageError as `tree_model` does."""
-        ranked = self._greedy or structure.beam is not None
-        gamma = self.reach(structure.gamma)
-        if gamma < 1:
+        tree = self._growing(structure)
+        if tree is None:
             return EMPTY
-        how: How = "ranked" if ranked else self._siblings
-        shape = structure.clamped(gamma)
-        draft = draft_tree([self.tree_model(shape, ranked, self.strategy)], shape, how, self._generator)
+        draft = draft_tree([tree.model], tree.structure, self._how(structure), self._generator)
         self._finite = all_finite(draft.q)
         return draft
+
+    def _growing(self, structure: Structure) -> Growing | None:
+        """Return the rows or the tree that fit in the model's context, before they grow; None where nothing fits."""
+        gamma = self.reach(structure.gamma)
+        if gamma < 1:
+            return None
+        shape, ranked = structure.clamped(gamma), self._how(structure) == "ranked"
+        return Growing(self.tree_model(shape, ranked, self.strategy), shape, self._generator)
+
+    def _how(self, structure: Structure) -> How:
+        return "ranked" if self._greedy or structure.beam is not None else self._siblings
 
     def reach(self, gamma: int) -> int:
         """Return how many levels of `gamma` fit in the model's context; 0 or fewer where the text does not."""
@@ -255,34 +315,29 @@ class SmallModel(Drafter):
         self._drafted = None
         return self._pending(self._text, 0)
 
-    def _loops(self, pending: list[int], context: list[int], gamma: int, threshold: float) -> bool:
+    def _loops(self, chain: _Chain, context: list[int]) -> bool:
         """Return whether the captured loop can make this draft: of its length, in its cache, without a threshold."""
         loop = self._loop
-        if loop is None or loop.gamma != gamma or threshold > 0 or loop.cache is not self._decoder.cache:
+        if loop is None or loop.gamma != chain.gamma or chain.threshold > 0 or loop.cache is not self._decoder.cache:
             return False
-        return len(pending) <= 2 <= len(context)
+        return len(chain.pending) <= 2 <= len(context)
 
-    def _step_by_step(self, pending: list[int], gamma: int, uniforms: Tensor | None, threshold: float) -> Choice:
+    def _step_by_step(self, chain: _Chain) -> Choice:
         """Draft with a call of the model for each token, until gamma or the threshold."""
-        tokens = torch.tensor(pending).to(self._device, non_blocking=True)
-        choices: list[Choice] = []
-        chance = 1.0
+        tokens = torch.tensor(chain.pending).to(self._device, non_blocking=True)
         while True:
             logits = self.align(self._decoder.forward(tokens, chain_tree(len(tokens) - 1))[-1:])  # [1, V]
-            choices.append(self._choose(logits, None if uniforms is None else uniforms[len(choices)]))
-            if len(choices) == gamma:
-                break
-            if threshold > 0:
-                # Read after the draw, which is never undone: withdrawing unlikely tokens would bias the output.
-                confidence = logits.softmax(-1, dtype=torch.float32).gather(-1, choices[-1].tokens.unsqueeze(-1))
-                chance *= float(confidence)
-                if chance < threshold:
-                    break
-            tokens = choices[-1].read
-        return joined(choices)
+            choice = self._choose(logits, None if chain.uniforms is None else chain.next_uniform)
+            if not chain.goes_on(choice, logits):
+                return joined(chain.choices)
+            tokens = choice.read
 
     def _choose(self, logits: Tensor, uniform: Tensor | None) -> Choice:
-        """Choose the next token by logits [1, V] over the target's tokens; greedy drafts need no `uniform` []."""
+        """Choose the next token of each of B texts by logits [B, V] over the target's tokens.
+
+        Args:
+            uniform: numbers [B, 1], or [] for one text; greedy drafts need none.
+        """
         q = None
         if self._greedy:
             tokens = logits.max(dim=-1).indices
@@ -366,12 +421,96 @@ class SmallModel(Drafter):
         assert isinstance(self._decoder, Decoder)
         return self._decoder.prefill_chunk
 
+    def batched(self, slots: int) -> "BatchedSmallModel | None":
+        """See `Drafter.batched`; None with `translate`, for an encoder-decoder, and over the cache of another model."""
+        if self.translation is not None or type(self._decoder) is not Decoder:
+            return None
+        ragged = RaggedDecoder(self._decoder, slots)
+        return BatchedSmallModel(ragged, [self._in_slot(ragged, slot) for slot in range(slots)])
+
+    def _in_slot(self, ragged: RaggedDecoder, slot: int) -> "SmallModel":
+        """Return this drafter for a text in a slot."""
+        twin = copy.copy(self)
+        twin._decoder, twin._loop = SlotDecoder(ragged, slot), None
+        twin._reset(None)
+        return twin
+
     def describe(self) -> dict[str, Any]:
         return describe_model(self.model, self.name)
 
     @property
     def flops_per_token(self) -> float:
         return self._decoder.flops_per_token
+
+
+class BatchedSmallModel(BatchDrafter):
+    """One model that drafts for several texts, over a cache with a length for each: every token of the drafts, or every
+    level of trees, takes one call on all texts. Its calls are eager.
+    """
+
+    def __init__(self, ragged: RaggedDecoder, texts: Sequence[SmallModel]) -> None:
+        """
+        Args:
+            texts: the drafter of each slot, over the ragged decoder's `SlotDecoder`.
+        """
+        self._ragged, self._texts, self.slots = ragged, texts, len(texts)
+
+    def reserve(self, capacity: int) -> None:
+        self._ragged.reserve(capacity)
+
+    def start(self, slot: int, text: TextStart, states: Tensor | None = None) -> None:
+        self._texts[slot].start(text, states)
+
+    def draft(self, structures: Mapping[int, Structure]) -> dict[int, Draft]:
+        drafts = dict.fromkeys(structures, EMPTY)
+        chains: dict[int, _Chain] = {}
+        trees: dict[int, Growing] = {}
+        for slot, structure in structures.items():
+            text = self._texts[slot]
+            if structure.single:
+                chain = text._begun_chain(structure)
+                if chain is not None:
+                    chains[slot] = chain
+            else:
+                tree = text._growing(structure)
+                if tree is not None:
+                    trees[slot] = tree
+        if chains:
+            drafts |= self._chains(chains)
+        if trees:
+            slot = next(iter(trees))
+            grown = draft_trees(trees, self._ragged, self._texts[slot]._how(structures[slot]))
+            for slot, draft in grown.items():
+                self._texts[slot]._finite = all_finite(draft.q)
+            drafts |= grown
+        return drafts
+
+    def _chains(self, chains: Mapping[int, "_Chain"]) -> dict[int, Draft]:
+        """Draft chains, a call for each token; a text leaves when its draft is long enough or no longer likely."""
+        any_text = next(iter(self._texts))
+        read = {slot: torch.tensor(chain.pending).to(self._ragged.device) for slot, chain in chains.items()}
+        while read:
+            slots = list(read)
+            calls = self._ragged.forward(slots, list(read.values()))
+            logits = any_text.align(torch.cat([each[-1:] for each in calls]))  # [B, V]
+            uniforms = None
+            if chains[slots[0]].uniforms is not None:
+                uniforms = torch.stack([chains[slot].next_uniform for slot in slots]).unsqueeze(-1)
+            chosen = any_text._choose(logits, uniforms)
+            read = {}
+            for place, slot in enumerate(slots):
+                at = slice(place, place + 1)
+                q = None if chosen.q is None else chosen.q[at]
+                if chains[slot].goes_on(Choice(chosen.tokens[at], chosen.read[at], q), logits[at]):
+                    read[slot] = chosen.read[at]
+        return {slot: self._texts[slot]._chain(joined(chain.choices)) for slot, chain in chains.items()}
+
+    def commit(self, slot: int, tokens: Sequence[int], states: Tensor | None = None) -> None:
+        self._texts[slot].commit(tokens, states)
+
+    def release(self, slot: int) -> None:
+        self._texts[slot]._reset(None)
+        self._ragged.release(slot)
 
 
 _NOT_FINITE = (

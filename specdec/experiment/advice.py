@@ -258,6 +258,8 @@ def find_advice(config: RunConfig, parts: Parts) -> Advice | None:
     Raises:
         UsageError: a file that is there and is no advice.
     """
+    if config.measurement.batch_size > 1:
+        return None  # advice is about one sequence at a time
     path = kept_at(config.advice_dir, key_of(keyed_by(config, parts)))
     if not path.is_file():
         return None

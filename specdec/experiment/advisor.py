@@ -26,6 +26,7 @@ from specdec.clock import Clock, clock_for
 from specdec.config import BASELINE, AdviseConfig
 from specdec.errors import UsageError
 from specdec.experiment.advice import Advice, RoundCost, judge, kept_at, key_of, keyed_by, predict
+from specdec.experiment.batch_checks import refuse_batches
 from specdec.experiment.beside import refuse_several
 from specdec.experiment.parts import Parts, build, limited, prepare
 from specdec.experiment.results import GenerationKey, ResultsFolder, generation_line, round_table
@@ -78,6 +79,7 @@ def advise(config: AdviseConfig, folder: Path) -> Advice:
         SpecdecError: see `specdec.errors`; UsageError also for drafters and verifiers that cannot be replayed.
     """
     refuse_several(config, "specdec.advise predicts one drafter", "use measurement.drafters=[] and ask for each")
+    refuse_batches(config, "specdec.advise")
     if config.measurement.threads is not None:
         torch.set_num_threads(config.measurement.threads)
     parts = build(config)

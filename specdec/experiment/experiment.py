@@ -20,6 +20,7 @@ from specdec.clock import Clock, clock_for
 from specdec.config import RunConfig
 from specdec.errors import Interrupted, SpecdecError
 from specdec.experiment.advice import find_advice
+from specdec.experiment.batched_session import BatchedSession
 from specdec.experiment.beside import settled
 from specdec.experiment.disk_space import check_space
 from specdec.experiment.identity import RunIdentity, identify, run_facts
@@ -180,7 +181,8 @@ def _measure(
     measurement, target, results = config.measurement, parts.target, beginning.results
     clock = target.clock() or clock_for(target.device)
     peers = _peers(config, parts)
-    session = Session(config, parts, identity.cell, results, clock, peers)
+    kind = BatchedSession if measurement.batch_size > 1 else Session
+    session = kind(config, parts, identity.cell, results, clock, peers)
     longest = max(parts.prompts.prompts, key=lambda prompt: len(prompt.tokens))
     grid_sizes = _grid_sizes(config, target)
     prepare(parts, longest, measurement, grid_sizes)
@@ -189,7 +191,7 @@ def _measure(
     _tune(peers, longest, beginning)
     known = read_json(results.folder / CALIBRATION) if beginning.kept else None
     if known is None:
-        known = _calibration(config, parts, longest, grid_sizes, clock)
+        known = _calibration(config, parts, session, longest, grid_sizes, clock)
         results.write_json(CALIBRATION, known)
     ranks.expect_within(ranks.SILENCE_S)
     try:
@@ -208,17 +210,14 @@ def _measure(
 
 
 def _calibration(
-    config: RunConfig, parts: Parts, longest: Prompt, grid_sizes: list[int], clock: Clock
+    config: RunConfig, parts: Parts, session: Session, longest: Prompt, grid_sizes: list[int], clock: Clock
 ) -> dict[str, Any]:
     """Return the content of `calibration.json`: single calls, a drafter's step, and the grid of the cost model."""
     measurement, target = config.measurement, parts.target
-    calibration = calibrate(
-        target,
-        parts.primary.drafter,
-        parts.primary.structure,
-        longest.tokens,
-        [arm.structure.tree for arm in parts.arms],
-        Timer(clock, measurement.calibration_calls, generator_for(config.seed, longest.id, "calibration")),
+    timer = Timer(clock, measurement.calibration_calls, generator_for(config.seed, longest.id, "calibration"))
+    trees = [arm.structure.tree for arm in parts.arms]
+    calibration = session.calibrated(
+        lambda target, drafter: calibrate(target, drafter, parts.primary.structure, longest.tokens, trees, timer)
     )
     grid = None
     if grid_sizes:
@@ -261,8 +260,8 @@ def _peers(config: RunConfig, parts: Parts) -> list[TransformersPeer]:
 def _grid_sizes(config: RunConfig, target: Target) -> list[int]:
     """Return the sizes of calls for the cost model, in tokens; none where there is no arithmetic to explain."""
     measurement = config.measurement
-    if not (target.products() and measurement.cost_contexts):
-        return []
+    if not (target.products() and measurement.cost_contexts) or measurement.batch_size > 1:
+        return []  # the cost model explains calls on one sequence
     # Each size costs a compiled target a compilation: powers of two are enough there.
     return call_sizes(measurement.cost_rows, 1 if target.compilation == "inductor" else measurement.cost_dense)
 
@@ -288,5 +287,10 @@ def _decode_all(
             decode_by_workers(config, parts, session, beginning, advance)
             return
         answers: Answers = {}
-        for conversation in conversations(parts.prompts.prompts, config.measurement.repeats):
+        prompts, size = parts.prompts.prompts, session.group
+        for conversation in conversations(prompts, config.measurement.repeats):
+            repeat, number = conversation.repeat, conversation.number
+            if number % size == 0:
+                group = prompts[number : number + size]
+                session.decode_ahead([each for each in group if (repeat, each.id) not in beginning.kept], repeat)
             decode_conversation(parts, session, conversation, beginning.kept, answers, advance)

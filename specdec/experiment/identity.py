@@ -182,6 +182,7 @@ def _facts_of(drafting: DrafterArms, parts: Parts, max_new_tokens: int) -> RunFa
         target_flops=float(parts.target.flops_per_token),
         drafter_flops=float(drafting.primary.drafter.flops_per_token),
         predicted={},
+        batch_size=parts.batch_size,
         notes=_notes(drafting, parts, max_new_tokens),
     )
 
@@ -190,4 +191,10 @@ def _notes(drafting: DrafterArms, parts: Parts, max_new_tokens: int) -> tuple[st
     """Return what is said of recorded texts and of the drafter before anything is decoded."""
     target = parts.target
     used = isinstance(target, Replay) and target.notes((each.tokens for each in parts.prompts.prompts), max_new_tokens)
-    return (*(used or ()), *target.remarks, *drafting.drafter.notes)
+    batches: tuple[str, ...] = ()
+    if parts.batch_size > 1:
+        batches = (
+            f"Decoded {parts.batch_size} sequences at a time, by eager calls: a round's times are its share of a step, "
+            "which all active sequences share evenly.",
+        )
+    return (*(used or ()), *batches, *target.remarks, *drafting.drafter.notes)

@@ -12,6 +12,7 @@ from specdec.drafters import Drafter, drafters
 from specdec.drafters.none import NoDrafter
 from specdec.errors import UsageError
 from specdec.experiment.arm import Arm
+from specdec.experiment.batch_checks import check_batch, check_turns
 from specdec.experiment.beside import beside, named_beside
 from specdec.experiment.walking import walks
 from specdec.prompts import Prompt, PromptSet, load_prompts
@@ -52,6 +53,7 @@ class Parts:
     forced: bool
     beside: tuple[DrafterArms, ...] = ()  # of measurement.drafters
     original: Arm | None = None  # plain decoding with the model that the target was before it was trained
+    batch_size: int = 1  # sequences that every arm decodes at once
     walks: bool = False  # the target's text is recorded and drafts are looked up: all arms decode in one walk
 
     @property
@@ -104,6 +106,7 @@ def build(config: RunConfig) -> Parts:
     Raises:
         UsageError: the first thing that is wrong, before any weight is read where that is possible.
     """
+    check_batch(config)
     sampling = validated(SamplingConfig, config.sampling, where="sampling")
     target_config = targets.config(config.target)
     asked = [_checked(config, sampling)]
@@ -111,6 +114,8 @@ def build(config: RunConfig) -> Parts:
         with named_beside(name):
             asked.append(replace(_checked(each, sampling), method=name))
     target = targets.construct(target_config, sampling=sampling)
+    if config.measurement.batch_size > 1:
+        target.compilation = None  # batches are decoded eagerly; drafters follow the target
     prompts = load_prompts(
         config.prompts,
         tokenizer=target.tokenizer,
@@ -118,6 +123,7 @@ def build(config: RunConfig) -> Parts:
         max_new_tokens=limited(config, target).measurement.limit,
         vocab_size=target.vocab_size,
     )
+    check_turns(config, prompts)
     original = _open_original(config, target)
     made = [_drafter_arms(asked[0], target)]
     for other in asked[1:]:
@@ -133,6 +139,7 @@ def build(config: RunConfig) -> Parts:
         forced=bool(config.drafter.get("forced", False)),
         beside=tuple(made[1:]),
         original=None if original is None else replace(baseline, method=ORIGINAL, target=original),
+        batch_size=config.measurement.batch_size,
         walks=all(walks(target, each.drafter) for each in made),
     )
 
@@ -189,11 +196,12 @@ def _drafter_arms(asked: _Asked, target: Target) -> DrafterArms:
         if gamma <= deepest
     }
     model = str(config.target.get("model", config.target["name"]))
+    size = config.measurement.batch_size
     return DrafterArms(
         drafter=drafter,
         arms=tuple(arms.values()),
         primary=arms[structure.gamma],
-        label=model if asked.method == "none" else f"{asked.method} on {model}",
+        label=(model if asked.method == "none" else f"{asked.method} on {model}") + (f", batch {size}" * (size > 1)),
         left_out=tuple(gamma for gamma in gammas if gamma > deepest),
     )
 

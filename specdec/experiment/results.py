@@ -56,6 +56,7 @@ _SCHEMA = pa.schema(
         "rank": _COUNTS,
         **dict.fromkeys(("beta", "tv", "departure"), pa.list_(pa.float64())),
         **dict.fromkeys(("otherwise", "draft_s", "verify_s", "accept_s", "commit_s", "round_s"), pa.float64()),
+        "batch": _COUNTS,
     }
 )
 
@@ -78,8 +79,10 @@ def _typed(values: Any, of: pa.DataType) -> pa.Array:
 
 
 def _columns(rounds: Sequence[Round], clock: Clock) -> dict[str, Any]:
-    """Return the columns that differ between rounds, from rounds that were recorded one by one."""
-    marks = [item.marks for item in rounds]
+    """Return the columns that differ between rounds, from rounds that were recorded one by one.
+
+    Sequences that were decoded together share the seconds of a step evenly, so that rounds add up to the total.
+    """
     committed = [len(item.committed) for item in rounds]
     departures = [item.departure for item in rounds]
     lists = pa.list_(pa.float64())
@@ -98,11 +101,12 @@ def _columns(rounds: Sequence[Round], clock: Clock) -> dict[str, Any]:
         "tv": pa.array([item.tv for item in rounds], type=lists),
         "departure": pa.array([() if each is None else each.tv for each in departures], type=lists),
         "otherwise": [nan if each is None or each.otherwise is None else each.otherwise for each in departures],
-        "draft_s": [clock.seconds(each.start, each.drafted) for each in marks],
-        "verify_s": [clock.seconds(each.drafted, each.verified) for each in marks],
-        "accept_s": [clock.seconds(each.verified, each.accepted) for each in marks],
-        "commit_s": [clock.seconds(each.accepted, each.committed) for each in marks],
-        "round_s": [clock.seconds(each.start, each.committed) for each in marks],
+        "draft_s": [clock.seconds(each.marks.start, each.marks.drafted) / each.batch for each in rounds],
+        "verify_s": [clock.seconds(each.marks.drafted, each.marks.verified) / each.batch for each in rounds],
+        "accept_s": [clock.seconds(each.marks.verified, each.marks.accepted) / each.batch for each in rounds],
+        "commit_s": [clock.seconds(each.marks.accepted, each.marks.committed) / each.batch for each in rounds],
+        "round_s": [clock.seconds(each.marks.start, each.marks.committed) / each.batch for each in rounds],
+        "batch": [each.batch for each in rounds],
     }
 
 
@@ -133,7 +137,7 @@ def _decode_s(generation: Generation, clock: Clock) -> float:
     rounds = generation.rounds
     if isinstance(rounds, WalkedRounds):
         return float(np.diff(rounds.marks[::3]).sum())
-    return sum(clock.seconds(item.marks.start, item.marks.committed) for item in rounds)
+    return sum(clock.seconds(item.marks.start, item.marks.committed) / item.batch for item in rounds)
 
 
 _KEPT_S = 1.0  # results of the last so many seconds are written together: prompts that take milliseconds share a file

@@ -14,6 +14,7 @@ import torch
 
 from specdec.clock import Clock, SimulatedClock
 from specdec.config import RunConfig
+from specdec.drafters import Drafter
 from specdec.errors import NumericsError
 from specdec.experiment.arm import Arm
 from specdec.experiment.collected import Collected
@@ -28,6 +29,8 @@ from specdec.experiment.walking import decode_by_walking
 from specdec.prompts import Prompt
 from specdec.records import Generation, Request
 from specdec.sampling import generator_for
+from specdec.targets import Target
+from specdec.timing.calls import Calibration
 
 Answers = dict[str, tuple[int, ...]]
 """The baseline's first output by the id of a turn, which the next turn continues for every method and repeat alike."""
@@ -97,6 +100,18 @@ class Session:
             self._decode(arm, prompt, 0, first.tokens, len(first.tokens))
         self._clock.synchronize()
 
+    @property
+    def group(self) -> int:
+        """The number of prompts that `decode_ahead` is given at a time."""
+        return 1
+
+    def decode_ahead(self, prompts: Sequence[Prompt], repeat: int) -> None:
+        """Prepare for the prompts that `run_prompt` is given next; nothing to do where they are decoded one by one."""
+
+    def calibrated(self, measure: Callable[[Target, Drafter], Calibration]) -> Calibration:
+        """Return the times that `measure` finds of single calls and drafts, as decoding makes them here."""
+        return measure(self._target, self._parts.primary.drafter)
+
     def run_prompt(self, prompt: Prompt, repeat: int, place: int | None = None) -> Generation:
         """Decode one prompt by every method; return the baseline's generation, on which a next turn is built.
 
@@ -106,13 +121,9 @@ class Session:
             NumericsError: after the rounds so far are on disk.
         """
         parts = self._parts
-        order = [*parts.plain, *parts.speculative]
         dice = random.Random(f"{self._config.seed}/{repeat}/{prompt.id}")
-        dice.shuffle(order)
+        order = self._order(dice)
         peers_first = dice.random() < 0.5  # neither side always meets the warmer caches
-        if any(arm.drafter.capabilities.needs_reference for arm in parts.speculative):
-            # The recorded text must exist before a drafter can read it.
-            order.sort(key=lambda arm: arm is not parts.baseline)
         self._prompt = Collected()
         done: dict[int, Generation] = {}
         reference: tuple[int, ...] | None = None
@@ -139,7 +150,7 @@ class Session:
         self._replay_baseline(prompt, repeat, baseline)
         found = self._prompt
         found.replays, found.alpha = self._replays.take()
-        found.cache_bytes, found.peak_mb = self._target.cache_bytes, peak_mb(self._target.device)
+        found.cache_bytes, found.peak_mb = self._held_bytes, peak_mb(self._target.device)
         clock = self._clock.mark() if isinstance(self._clock, SimulatedClock) else None
         record = DonePrompt(prompt.id, repeat, self._place(place), baseline.tokens, found.as_dict(), clock)
         self._results.append(*lines, record)
@@ -183,6 +194,21 @@ class Session:
         self._places = found + 1
         return found
 
+    def _order(self, dice: random.Random) -> list[Arm]:
+        """Return all arms in random order."""
+        parts = self._parts
+        order = [*parts.plain, *parts.speculative]
+        dice.shuffle(order)
+        if any(arm.drafter.capabilities.needs_reference for arm in parts.speculative):
+            # The recorded text must exist before a drafter can read it.
+            order.sort(key=lambda arm: arm is not parts.baseline)
+        return order
+
+    @property
+    def _held_bytes(self) -> int:
+        """Size of the key-value cache that the target holds at present."""
+        return self._target.cache_bytes
+
     def _remember(self, prompt: Prompt, output: Sequence[int]) -> None:
         for each in self._parts.drafters:
             each.drafter.remember(prompt.tokens, output)
@@ -200,10 +226,15 @@ class Session:
         if self._parts.forced and not plain:
             assert reference is not None
             arm = replace(arm, target=Forced(arm.target, reference))
+        return arm.decode(self._asked(arm, prompt, repeat, reference, limit), self._clock)
+
+    def _asked(
+        self, arm: Arm, prompt: Prompt, repeat: int, reference: Sequence[int] | None, limit: int | None = None
+    ) -> Request:
+        """Return what an arm is asked to decode, with generators that are new at each call."""
         purpose = f"accept/{arm.method}/{arm.gamma}/{repeat}"
         accept_generator = generator_for(self._config.seed, prompt.id, purpose, self._target.device)
-        request = self._request(prompt, repeat, reference, limit)
-        return arm.decode(replace(request, accept_generator=accept_generator), self._clock)
+        return replace(self._request(prompt, repeat, reference, limit), accept_generator=accept_generator)
 
     def _walk(self, order: Sequence[Arm], prompt: Prompt, repeat: int) -> dict[int, Generation]:
         """Decode by every arm at once, where they walk along recorded text."""

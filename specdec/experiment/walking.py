@@ -108,6 +108,7 @@ class WalkedRounds(Sequence[Round]):
             "tv": none,
             "departure": none,
             "otherwise": np.full(size, np.nan),
+            "batch": np.ones(size, dtype=np.int64),
             "draft_s": marks[1::3] - marks[:-1:3],
             "verify_s": marks[2::3] - marks[1::3],
             "accept_s": np.zeros(size),

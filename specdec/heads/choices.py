@@ -20,23 +20,27 @@ Standardise = Callable[[Tensor], Tensor]
 """Turns logits [..., V] into laws, or into scores that rank children."""
 
 After = Callable[[Tensor], Tensor]
-"""`after(drafted)` returns the laws [M, V] of head k after M paths of tokens [M, k], which begin with the root."""
+"""`after(drafted)` returns the laws [B, M, V] of head k after M paths of tokens in each of B sequences [B, M, k], which
+begin with the root."""
 
 
 class Choices(Protocol):
-    """Makes the proposals of one round from the state h_t [D], as `Heads.contextual` returns it."""
+    """Makes the proposals of one round for B sequences from their states h_t [B, D], as `Heads.contextual` returns
+    them.
+    """
 
-    def first(self, state: Tensor, root: Tensor, tree: Tree) -> Tensor:
-        """Return tokens [N] for the nodes of a tree: a node of rank j gets the (j+1)-th choice after its parent.
+    def first(self, states: Tensor, roots: Tensor, tree: Tree) -> Tensor:
+        """Return tokens [B, N] for the nodes of a tree, the same one for all sequences: a node of rank j gets the
+        (j+1)-th choice after its parent.
 
         Args:
-            root: [1] the token of the root.
+            roots: [B] the tokens of the roots.
             tree: at most as deep as there are heads; no node has more children than there are tokens.
         """
         ...
 
-    def laws(self, state: Tensor, depth: int, standardise: Standardise) -> After:
-        """Return the function that gives the laws after paths, for a draft of at most `depth` levels."""
+    def laws(self, states: Tensor, depth: int, standardise: Standardise) -> After:
+        """Return the function that gives the laws after paths, for drafts of at most `depth` levels."""
         ...
 
 
@@ -48,14 +52,14 @@ class IndependentChoices:
     def __init__(self, heads: Heads) -> None:
         self._logits = ParallelHeads(heads)
 
-    def first(self, state: Tensor, root: Tensor, tree: Tree) -> Tensor:
+    def first(self, states: Tensor, roots: Tensor, tree: Tree) -> Tensor:
         width, places = _by_depth(tree)
-        best = self._logits(state, tree.depth).topk(width, dim=-1).indices  # [depth, width]
-        return best.flatten().index_select(0, index_on(best.device, places))
+        best = self._logits(states, tree.depth).topk(width, dim=-1).indices  # [depth, B, width]
+        return best.transpose(0, 1).flatten(1).index_select(1, index_on(best.device, places))
 
-    def laws(self, state: Tensor, depth: int, standardise: Standardise) -> After:
-        rows = standardise(self._logits(state, depth))
-        return lambda drafted: rows[drafted.shape[1] - 1].expand(len(drafted), -1)
+    def laws(self, states: Tensor, depth: int, standardise: Standardise) -> After:
+        rows = standardise(self._logits(states, depth))
+        return lambda drafted: rows[drafted.shape[-1] - 1].unsqueeze(1).expand(-1, drafted.shape[1], -1)
 
 
 class SequentialChoices:
@@ -66,26 +70,29 @@ class SequentialChoices:
     def __init__(self, heads: DraftHeads) -> None:
         self._heads = heads
 
-    def first(self, state: Tensor, root: Tensor, tree: Tree) -> Tensor:
+    def first(self, states: Tensor, roots: Tensor, tree: Tree) -> Tensor:
         levels, order = _by_level(tree)
-        drafted = root.unsqueeze(0)  # [M, k] the paths to nodes with children
-        found: list[Tensor] = []
+        drafted, device = roots.view(-1, 1, 1), roots.device  # [B, M, k] the paths to nodes with children
+        found: list[Tensor] = []  # [B, n] of each level
         for k, level in enumerate(levels, 1):
             if k > 1:
-                above, inner = index_on(root.device, level.above), index_on(root.device, level.inner)
-                drafted = torch.cat([drafted.index_select(0, above), found[-1].index_select(0, inner).unsqueeze(1)], 1)
-            best = self._after(state, drafted).topk(level.width, dim=-1).indices  # [M, width]
-            found.append(best.flatten().index_select(0, index_on(root.device, level.places)))
-        return torch.cat(found).index_select(0, index_on(root.device, order))
+                above, inner = index_on(device, level.above), index_on(device, level.inner)
+                last = found[-1].index_select(1, inner).unsqueeze(-1)
+                drafted = torch.cat([drafted.index_select(1, above), last], -1)
+            best = self._after(states, drafted).topk(level.width, dim=-1).indices  # [B, M, width]
+            found.append(best.flatten(1).index_select(1, index_on(device, level.places)))
+        return torch.cat(found, 1).index_select(1, index_on(device, order))
 
-    def laws(self, state: Tensor, depth: int, standardise: Standardise) -> After:
-        return lambda drafted: standardise(self._after(state, drafted))
+    def laws(self, states: Tensor, depth: int, standardise: Standardise) -> After:
+        return lambda drafted: standardise(self._after(states, drafted))
 
-    def _after(self, state: Tensor, drafted: Tensor) -> Tensor:
-        """Return the logits [M, V] after M paths [M, k]."""
-        k = drafted.shape[1]
-        logits = self._heads.logits(k, self._heads.draft_features(k, state, drafted))
-        return logits.expand(len(drafted), -1)
+    def _after(self, states: Tensor, drafted: Tensor) -> Tensor:
+        """Return the logits [B, M, V] after M paths in each sequence [B, M, k]."""
+        batch, paths, k = drafted.shape
+        # A single sequence keeps its one state, which heads that read no tokens then pass on once, not for each path.
+        state = states[0] if batch == 1 else states.repeat_interleave(paths, 0)
+        logits = self._heads.logits(k, self._heads.draft_features(k, state, drafted.flatten(0, 1)))
+        return logits.expand(batch * paths, -1).unflatten(0, (batch, paths))
 
 
 def choices_of(heads: DraftHeads) -> Choices:

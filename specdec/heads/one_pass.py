@@ -19,7 +19,7 @@ class _Layer(NamedTuple):
     bias: Tensor
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Return [k, 1, out] for inputs [k, 1, in] of the first k heads."""
+        """Return [k, B, out] for inputs [k, B, in] of the first k heads."""
         return torch.baddbmm(self.bias[: len(x)], x, self.weight[: len(x)])
 
 
@@ -31,16 +31,17 @@ class ParallelHeads:
         stacks = [head.blocks for head in heads.heads if isinstance(head, MlpHead)]
         self._blocks = [_stacked(list(blocks)) for blocks in zip(*stacks, strict=True)]
 
-    def __call__(self, state: Tensor, count: int) -> Tensor:
-        """Return the logits [count, V] of the first `count` heads after h_t [D]; the other heads are not computed."""
-        x = state.expand(count, 1, -1)
+    def __call__(self, states: Tensor, count: int) -> Tensor:
+        """Return the logits [count, B, V] of the first `count` heads after h_t of B sequences [B, D]; the other heads
+        are not computed.
+        """
+        x = states.expand(count, -1, -1)
         for inner, outer in self._blocks:
             hidden = F.silu(inner(x))
             x = x + (hidden if outer is None else outer(hidden))
-        features = x.squeeze(1)
         if self._heads.config.output == "own":
-            return torch.cat([self._heads.logits(k, features[k - 1 : k]) for k in range(1, count + 1)])
-        return self._heads.logits(1, features)
+            return torch.stack([self._heads.logits(k, x[k - 1]) for k in range(1, count + 1)])
+        return self._heads.logits(1, x)
 
 
 def _stacked(blocks: list[ResidualLayer]) -> tuple[_Layer, _Layer | None]:

@@ -107,6 +107,16 @@ class Decoder(CachedModel):
         self._steps: dict[int, Step] = {}
         self._compiled: Compiled | None = None
 
+    @property
+    def windows(self) -> dict[str, int | None]:
+        """The tokens back that each kind of attention layer sees; None for all."""
+        return self._windows
+
+    @property
+    def prefill_options(self) -> dict[str, int]:
+        """Arguments of the model for a call whose logits nobody reads."""
+        return self._no_logits
+
     def keep_states(self, offsets: Iterable[int]) -> None:
         """Leave the hidden states of these layers in `states` after every call from now on.
 

@@ -1,15 +1,16 @@
 """Rows and trees drafted by models, level by level, over the caches of their chain drafts."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from specdec.models.decoder import Decoder
+from specdec.models.ragged_decoder import RaggedDecoder
 from specdec.records import Draft, Tree, chain_tree
 from specdec.structures.base import Structure
-from specdec.tree_building.siblings import How, Laws, grow, index_on
+from specdec.tree_building.siblings import Asked, How, Laws, grow, grow_together, growing, index_on
 
 
 class TreeModel(NamedTuple):
@@ -63,9 +64,54 @@ def _laws_after(model: TreeModel) -> Laws:
         if len(tree) == 0:
             return model.laws(decoder.forward(lacking, chain_tree(len(pending) - 1))[-1:])
         decoder.length = committed - 1
-        # Ids beyond the model's own stand for no token; it reads its first one instead.
-        read = torch.cat([lacking[-1:], torch.where(tokens < decoder.vocab_size, tokens, 0)])
+        read = _read_after(lacking[-1:], tokens, decoder)
         wanted = index_on(decoder.device, tuple(node + 1 for node in nodes))
         return model.laws(decoder.forward(read, tree).index_select(0, wanted))
 
     return after
+
+
+class Growing(NamedTuple):
+    """The draft of one of several texts, at the beginning of a round: its model, with the decoder of its slot."""
+
+    model: TreeModel
+    structure: Structure
+    generator: torch.Generator | None
+
+
+def draft_trees(texts: Mapping[int, Growing], ragged: RaggedDecoder, how: How) -> dict[int, Draft]:
+    """Draft for the texts of several slots as `draft_tree` does for one, with one call of the model for each level."""
+    decoders = {slot: each.model.decoder for slot, each in texts.items()}
+    committed = {slot: decoders[slot].length + len(each.model.pending) for slot, each in texts.items()}
+    lacking = {slot: torch.tensor(each.model.pending, device=ragged.device) for slot, each in texts.items()}
+
+    def after(asked: Mapping[int, Asked]) -> dict[int, Tensor]:
+        read, trees = list[Tensor](), list[Tree]()
+        for slot, (tokens, tree, _) in asked.items():
+            if len(tree) == 0:
+                read.append(lacking[slot])
+                trees.append(chain_tree(len(lacking[slot]) - 1))
+                continue
+            decoders[slot].length = committed[slot] - 1
+            read.append(_read_after(lacking[slot][-1:], tokens, decoders[slot]))
+            trees.append(tree)
+        logits = dict(zip(asked, ragged.forward(list(asked), read, trees), strict=True))
+        laws: dict[int, Tensor] = {}
+        for slot, (_, tree, nodes) in asked.items():
+            wanted = index_on(ragged.device, tuple(node + 1 for node in nodes))
+            last = logits[slot].index_select(0, wanted) if len(tree) else logits[slot][-1:]
+            laws[slot] = texts[slot].model.laws(last)
+        return laws
+
+    growths = {slot: growing(each.structure, how, each.model.strategy, each.generator) for slot, each in texts.items()}
+    drafts = grow_together(growths, after)
+    for slot, decoder in decoders.items():
+        decoder.length = committed[slot]
+    return drafts
+
+
+def _read_after(root: Tensor, tokens: Tensor, decoder: Decoder) -> Tensor:
+    """Return root and drafted tokens as the model reads them: ids beyond its own stand for no token; it reads its first
+    one instead.
+    """
+    return torch.cat([root, torch.where(tokens < decoder.vocab_size, tokens, 0)])

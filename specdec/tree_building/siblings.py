@@ -3,7 +3,7 @@
 Knows laws and topologies; where a law comes from is the drafter's business.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from functools import lru_cache, partial
 from math import inf
 from typing import Literal, NamedTuple
@@ -120,6 +120,18 @@ def index_on(device: torch.device, places: tuple[int, ...]) -> Tensor:
     return torch.tensor(places).to(device, non_blocking=True)
 
 
+class Asked(NamedTuple):
+    """The laws that a growing draft asks for, as the arguments of `Laws`: after `nodes` of the draft so far."""
+
+    tokens: Tensor
+    tree: Tree
+    nodes: Sequence[int]
+
+
+Growth = Generator[Asked, Tensor, Draft]
+"""A draft that grows: it yields what laws it needs next, is sent them, and returns the draft."""
+
+
 def grow(
     structure: Structure,
     laws: Laws,
@@ -127,7 +139,40 @@ def grow(
     strategy: str | Sequence[str],
     generator: torch.Generator | None = None,
 ) -> Draft:
-    """Fill the topology of `structure` level by level, one call of `laws` for each.
+    """Grow one draft, with a call of `laws` for each level; see `growing`."""
+    alone = {0: growing(structure, how, strategy, generator)}
+    return grow_together(alone, lambda asked: {0: laws(*asked[0])})[0]
+
+
+def grow_together(
+    growths: Mapping[int, Growth], laws: Callable[[Mapping[int, Asked]], Mapping[int, Tensor]]
+) -> dict[int, Draft]:
+    """Grow the drafts of several sequences, level by level; return them by sequence.
+
+    Args:
+        laws: gives each sequence that still grows the laws that it asks for, so that one call may serve all.
+    """
+    drafts: dict[int, Draft] = {}
+    sent: Mapping[int, Tensor | None] = dict.fromkeys(growths)
+    while sent:
+        asked: dict[int, Asked] = {}
+        for sequence, law in sent.items():
+            try:
+                growth = growths[sequence]
+                asked[sequence] = next(growth) if law is None else growth.send(law)
+            except StopIteration as end:
+                drafts[sequence] = end.value
+        sent = laws(asked) if asked else {}
+    return drafts
+
+
+def growing(
+    structure: Structure,
+    how: How,
+    strategy: str | Sequence[str],
+    generator: torch.Generator | None = None,
+) -> Growth:
+    """Fill the topology of `structure` level by level, asking for laws once for each.
 
     A token that independent draws give twice is one node, which is tested twice (`Draft.draws`). It stands for both
     places of the topology and gets the children of both, so that k rows are k independent continuations, merged where
@@ -149,7 +194,7 @@ def grow(
     names = (strategy,) if isinstance(strategy, str) else tuple(strategy)
     _check_way(structure, how, len(names))
     if structure.beam is not None:
-        return _by_confidence(structure, structure.beam, laws, names[0])
+        return (yield from _by_confidence(structure, structure.beam, names[0]))
     topology, ranks = structure.tree, sibling_ranks(structure.tree, structure.rows is not None)
     models = _models(topology, len(names))
     tokens, drawn_from = EMPTY.tokens, list[Tensor]()
@@ -162,7 +207,7 @@ def grow(
         wanted = [(node, places) for node, places in below if places]
         if not wanted:
             break
-        law = laws(tokens, _tree(tuple(parents)), [node for node, _ in wanted])  # [M, V]
+        law = yield Asked(tokens, _tree(tuple(parents)), [node for node, _ in wanted])  # [M, V]
         if how == "independent":
             children = independent(law, [len(places) for _, places in wanted], generator)
             numbers: Sequence[int] = children.tokens.tolist()
@@ -206,7 +251,7 @@ def _check_way(structure: Structure, how: How, models: int) -> None:
         raise ValueError(f"a dynamic tree is made of ranked tokens, not of {how} draws")
 
 
-def _by_confidence(structure: Structure, beam: Beam, laws: Laws, strategy: str) -> Draft:
+def _by_confidence(structure: Structure, beam: Beam, strategy: str) -> Growth:
     """Draft by a beam search: expansion, then selection (EAGLE-2 2406.16858, 4.1 and 4.2).
 
     A confidence is a log-probability under float32 laws. Among equals the node drafted first counts as more confident.
@@ -214,8 +259,8 @@ def _by_confidence(structure: Structure, beam: Beam, laws: Laws, strategy: str) 
     are left out. The host reads the confidences once a level.
 
     A node with as many more confident ones as the structure has nodes can no longer be offered, nor can its children:
-    it is dropped at once. `laws` is given only the nodes that it is asked about and their ancestors, so never more
-    nodes than the structure has.
+    it is dropped at once. Laws are asked for with only the nodes that they follow and their ancestors, so never with
+    more nodes than the structure has.
     """
     tokens, tree = EMPTY.tokens, EMPTY.tree
     ranks, confidence = list[int](), list[float]()
@@ -223,7 +268,7 @@ def _by_confidence(structure: Structure, beam: Beam, laws: Laws, strategy: str) 
     for _ in range(structure.gamma):
         above = sorted({ancestor for node in level for ancestor in tree.path(node)})
         asked = [above.index(node) if node >= 0 else -1 for node in level]
-        law = laws(_taken(tokens, above), _subtree(tree.parents, above), asked)  # [M, V]
+        law = yield Asked(_taken(tokens, above), _subtree(tree.parents, above), asked)  # [M, V]
         best = law.float().log_softmax(-1).topk(min(beam.branching, law.shape[-1]), dim=-1)
         parents = list(tree.parents)
         for parent, chances in zip(level, best.values.tolist(), strict=True):

@@ -58,7 +58,7 @@ def failed(checks):
 # What is lossless passes --------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("verifier", "structure"), [("greedy", name) for name in FILL] + [("block", "chain")])
+@pytest.mark.parametrize(("verifier", "structure"), [("greedy", name) for name in FILL])
 def test_the_exact_level_passes_lossless_rules(verifier, structure):
     checks = rule_checks(rule(verifier), structure)
     assert [check.verdict for check in checks] == ["passed"] * 3
@@ -89,11 +89,11 @@ def test_structures_that_no_table_fills_are_not_applicable():
 
 @pytest.mark.slow
 def test_true_combinations_fail_as_rarely_as_stated():
-    """150 certificates at 10%: more than 30 failures have chance 1e-4; none at all would say that nothing is tested."""
+    """100 certificates at 10%: more than 23 failures have chance 1e-4; none at all would say that nothing is tested."""
     arm = table_arm(rule(), "chain", size=3)
-    few = Draws(rounds=30, places=1, redraws=Redraws(100, 60), max_new_tokens=12)
-    failures = sum(bool(failed(judged(draw(arm, PROMPTS, few, seed), 0.1))) for seed in range(150))
-    assert 1 <= failures <= stats.binom.isf(1e-4, 150, 0.1)
+    few = Draws(rounds=30, places=1, redraws=Redraws(80, 60), max_new_tokens=12)
+    failures = sum(bool(failed(judged(draw(arm, PROMPTS, few, seed), 0.1))) for seed in range(100))
+    assert 1 <= failures <= stats.binom.isf(1e-4, 100, 0.1)
 
 
 # Planted bugs -------------------------------------------------------------------------------------

@@ -66,8 +66,9 @@ def recorded(tmp_path):
         ("+drafter=suffix", "measurement.repeats=2"),  # remembers earlier outputs
         ("+drafter=recycling", "structure=chain", "measurement.repeats=2", "drafter.persist=true"),
         ("+drafter=ngram", "measurement.drafters=[suffix]", "measurement.traced=4"),
+        ("+drafter=suffix", "measurement.batch_size=2", "measurement.repeats=2"),
     ],
-    ids=["greedy", "sampled", "judged", "suffix", "recycling", "two drafters"],
+    ids=["greedy", "sampled", "judged", "suffix", "recycling", "two drafters", "batches"],
 )
 def test_a_killed_run_ends_with_the_tables_of_a_whole_one(tmp_path, overrides):
     config = config_of(*overrides)

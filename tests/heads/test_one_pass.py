@@ -10,16 +10,19 @@ from specdec.heads.one_pass import ParallelHeads
 @pytest.mark.parametrize("blocks", [{}, {"layers": 3}, {"width": 24, "layers": 2}])
 def test_logits_are_those_of_the_heads(target, random_heads, output, blocks):
     heads = random_heads(target, output=output, **blocks)
-    state = torch.randn(16, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    states = torch.randn(3, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     parallel, nothing = ParallelHeads(heads), torch.zeros(1, 0, dtype=torch.long)
     for count in (1, 3, 5):
-        expected = [heads.logits(k, heads.draft_features(k, state, nothing)) for k in range(1, count + 1)]
-        torch.testing.assert_close(parallel(state, count), torch.cat(expected), rtol=1e-12, atol=1e-12)
+        together = parallel(states, count)
+        assert together.shape == (count, 3, heads.vocab_size)
+        for sequence, state in enumerate(states):
+            expected = [heads.logits(k, heads.draft_features(k, state, nothing)) for k in range(1, count + 1)]
+            torch.testing.assert_close(together[:, sequence], torch.cat(expected), rtol=1e-12, atol=1e-12)
 
 
 def test_the_others_are_not_computed(target, random_heads):
     heads = random_heads(target, output="own")
-    state = torch.ones(16, dtype=torch.float64)
+    state = torch.ones(1, 16, dtype=torch.float64)
     expected = ParallelHeads(heads)(state, 2)
     for part in (heads.heads[2], heads.outputs[2:]):
         for weight in part.parameters():

@@ -50,10 +50,12 @@ def llama(folder: Path, seed: int, **changes: int) -> None:
 
 @pytest.fixture(scope="module")
 def workplace(tmp_path_factory) -> Path:
-    """A folder with a target, a small model and heads."""
+    """A folder with a target, a small model and heads, and two models that cannot be shared out."""
     folder = tmp_path_factory.mktemp("ranks")
     llama(folder / "target", 0)
     llama(folder / "small", 1, num_hidden_layers=1)
+    llama(folder / "odd", 0, intermediate_size=33, num_hidden_layers=1)
+    GPT2LMHeadModel(GPT2Config(n_layer=1, n_embd=8, n_head=2, vocab_size=16)).save_pretrained(folder / "unplanned")
     write_checkpoint(folder / "heads", PUBLISHED["medusa_1"], WIDTH, VOCABULARY)
     return folder
 
@@ -140,7 +142,8 @@ def test_a_dead_rank_ends_the_run_as_failed(launched, workplace):
 def test_only_rank_0_writes(launched, workplace):
     """One folder a run; a rank that wrote too would have made outputs/ of its own, or rounds twice."""
     made = {path.name for path in workplace.iterdir()}
-    given = {"target", "small", "heads", "mlflow.db", ".mlflow.db.lock", "mlartifacts", "together.json", "alone.json"}
+    given = {"target", "small", "heads", "odd", "unplanned"}
+    given |= {"mlflow.db", ".mlflow.db.lock", "mlartifacts", "together.json", "alone.json"}
     assert made - given == {"together", "alone", "together.ended.json", "alone.ended.json"}
     assert {path.name for path in (workplace / "together").iterdir()} == {"greedy", "sampled", "dead"}
     notes = json.loads((workplace / "together" / "greedy" / "run.json").read_text())["notes"]
@@ -186,12 +189,8 @@ def refused(in_process, monkeypatch, workplace, tmp_path):
     ],
 )
 def test_what_cannot_be_shared_is_refused_before_loading(refused, workplace, processes, arguments, says):
-    if "target.model={odd}" in arguments:
-        llama(workplace / "odd", 0, intermediate_size=33, num_hidden_layers=1)
-    if "target.model={unplanned}" in arguments:
-        GPT2LMHeadModel(GPT2Config(n_layer=1, n_embd=8, n_head=2, vocab_size=16)).save_pretrained(workplace / "gpt2")
-    places = {name: workplace / name for name in ("target", "odd")}
-    places |= {"unplanned": workplace / "gpt2", "pocket": ROOT / "specdec" / "pocket" / "target"}
+    places = {name: workplace / name for name in ("target", "odd", "unplanned")}
+    places |= {"pocket": ROOT / "specdec" / "pocket" / "target"}
     drafter = [] if "+experiment=lenience" in arguments else ["+drafter=ngram"]
     said = refused(processes, *drafter, *(argument.format(**places) for argument in arguments))
     assert says.format(**places) in said and said.count("\n") == 1

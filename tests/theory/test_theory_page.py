@@ -9,7 +9,17 @@ import pytest
 from specdec.analysis.acceptance import estimates, iid, models
 from specdec.analysis.account import gap_account
 from specdec.drafters import model_unigram
-from specdec.theory import acceptance, capped_geometric, dependence, multi_draft, roofline, speedup, trees
+from specdec.theory import (
+    acceptance,
+    batch_speedup,
+    capped_geometric,
+    dependence,
+    multi_draft,
+    queueing,
+    roofline,
+    speedup,
+    trees,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "notebooks" / "theory.md"
@@ -17,7 +27,7 @@ TEXT = PAGE.read_text(encoding="utf-8")
 SECTIONS = set(re.findall(r"^#{2,3} (\d+(?:\.\d+)?) ", TEXT, re.MULTILINE))
 LINE = re.compile(r"^\| `(.+)` \| (-?\d.*) \|$", re.MULTILINE)
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-MODULES = (acceptance, capped_geometric, dependence, multi_draft, roofline, speedup, trees)
+MODULES = (acceptance, batch_speedup, capped_geometric, dependence, multi_draft, queueing, roofline, speedup, trees)
 
 CITATION = re.compile(r"theory\.md (\d[\d.]*(?:(?: and | to )\d[\d.]*)*)")
 # Papers of the project's own workshop, which no reader of the repository has.

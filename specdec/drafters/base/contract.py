@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from torch import Tensor
 
+from specdec.drafters.base.batch import BatchDrafter
 from specdec.records import Draft, TextStart
 from specdec.registry import Registry
 from specdec.structures.base import Structure
@@ -143,6 +144,12 @@ class Drafter(ABC):
             states: of a drafter that reads states: `Target.states` [S+N-1, D] of all tokens of prompt and text but the
                 last.
             depth: of the chains, at most `DrafterCapabilities.deepest`.
+        """
+        return None
+
+    def batched(self, slots: int) -> BatchDrafter | None:
+        """Return a drafter of `slots` texts at once that drafts for each as this one would, in fewer calls; None: each
+        text gets a drafter of its own. It shares this one's weights and leaves its text alone.
         """
         return None
 

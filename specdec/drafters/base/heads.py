@@ -1,7 +1,9 @@
 """The part that drafters over heads share: heads from a file, h_t in every round, and the draft of any structure."""
 
+import copy
 import hashlib
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
@@ -9,10 +11,11 @@ from typing import Any, ClassVar, Literal, Self
 import torch
 from torch import Tensor
 
+from specdec.drafters.base.batch import BatchDrafter
 from specdec.drafters.base.contract import Drafter, DrafterCapabilities
 from specdec.errors import NumericsError, UsageError
 from specdec.heads.checkpoint import KIND, load_heads, shipped_heads
-from specdec.heads.choices import choices_of
+from specdec.heads.choices import Standardise, choices_of
 from specdec.heads.draft_heads import DraftHeads
 from specdec.heads.trained_file import training_of
 from specdec.models.load import training_cost
@@ -22,7 +25,7 @@ from specdec.records import EMPTY, Draft, Source, TextStart, Tree
 from specdec.sampling import all_finite, generator_on, one_hot, probabilities
 from specdec.structures.base import EVERY_STRUCTURE, Structure
 from specdec.targets.base import Target
-from specdec.tree_building.siblings import How, Siblings, grow, sibling_ranks
+from specdec.tree_building.siblings import Asked, Growth, How, Siblings, grow_together, growing, sibling_ranks
 
 Drafts = Literal["sampled", "greedy"]
 
@@ -47,6 +50,7 @@ class HeadsDrafter(Drafter):
 
     Attributes:
         heads: in the target's dtype, on its device.
+        choices: what they propose, for one text or for several.
     """
 
     capabilities = DrafterCapabilities(fills=EVERY_STRUCTURE, reads_states=True, replay="start")
@@ -71,7 +75,7 @@ class HeadsDrafter(Drafter):
         self._kept = target.hidden.keep(heads.offset(target.hidden.layers))
         self.heads, self._sha256 = heads, sha256
         self._origin: dict[str, Any] = {}  # how they were made or published
-        self._choices = choices_of(heads)
+        self.choices = choices_of(heads)
         self._sampling, self._device = target.sampling, target.device
         self._greedy = drafts == "greedy" or target.sampling.greedy
         self._siblings: Siblings = siblings
@@ -139,41 +143,56 @@ class HeadsDrafter(Drafter):
 
     def draft(self, structure: Structure) -> Draft:
         shape = structure.clamped(len(self.heads))
-        if self._state is None or shape.gamma == 0:
+        if not self.begun or shape.gamma == 0:
             return EMPTY
-        root = torch.full((1,), self._root, device=self._device)  # written there: copying would wait for it
-        if (self._greedy or shape.beam) and self._has_topology(shape):
-            tokens = self._choices.first(self._state, root, shape.tree)
-            return Draft(tokens, shape.tree, source=self._sources(shape))
-        return self._grown(shape, self._state, root)
+        if self.ranks(shape):
+            return _ranked({0: self}, {0: shape})[0]
+        return _grown({0: self}, {0: shape})[0]
 
-    def _has_topology(self, shape: Structure) -> bool:
-        """Return whether a draft of ranked tokens has the topology of the structure: no beam chooses it, and no node
+    @property
+    def begun(self) -> bool:
+        """There is a state to draft from."""
+        return self._state is not None
+
+    @property
+    def before(self) -> tuple[Tensor, int]:
+        """The state h_t [D] and the root that a round drafts from."""
+        assert self._state is not None
+        return self._state, self._root
+
+    def forget(self) -> None:
+        """Forget the text."""
+        self._begin(None, 0)
+
+    def ranks(self, shape: Structure) -> bool:
+        """Return whether a draft has ranked tokens on the topology of the structure: no beam chooses it, and no node
         has more children than there are tokens.
         """
-        return shape.beam is None and max(map(len, shape.tree.children)) <= self.heads.vocab_size
+        if not self._greedy or shape.beam is not None:
+            return False
+        return max(map(len, shape.tree.children)) <= self.heads.vocab_size
 
-    def _sources(self, shape: Structure) -> tuple[Source, ...]:
+    def sources(self, shape: Structure) -> tuple[Source, ...]:
+        """Return strategy and rank of every node of a full draft of ranked tokens."""
         return tuple(Source(self.strategy, rank) for rank in sibling_ranks(shape.tree, shape.rows is not None))
 
-    def _grown(self, shape: Structure, state: Tensor, root: Tensor) -> Draft:
-        """Draft level by level, each by the tokens of the levels above."""
-        ranked = self._greedy or shape.beam is not None
-        after = self._choices.laws(state, shape.gamma, (lambda logits: logits) if ranked else self._standardised)
-
-        def laws(tokens: Tensor, tree: Tree, nodes: Sequence[int]) -> Tensor:
-            paths = torch.tensor([tree.path(node) for node in nodes], dtype=torch.long)  # [M, k - 1]: of one depth
-            # Before the first level there are no tokens, and what there is of them is on the host.
-            drafted = tokens.to(root.device)[paths.to(root.device, non_blocking=True)]
-            return after(torch.cat([root.expand(len(nodes), 1), drafted], 1))
-
-        how: How = "ranked" if ranked else self._siblings
-        draft = grow(shape, laws, how, self.strategy, self._generator)
-        self._finite = all_finite(draft.q)
-        return draft
+    def standardise(self, shape: Structure) -> Standardise:
+        """Return what turns logits into laws for a draft of this shape, or leaves them as scores that rank children."""
+        if self._greedy or shape.beam is not None:
+            return lambda logits: logits
+        return self._standardised
 
     def _standardised(self, logits: Tensor) -> Tensor:
         return probabilities(logits, self._sampling)
+
+    def growth(self, shape: Structure) -> Growth:
+        """Return the draft of this text, which grows level by level."""
+        how: How = "ranked" if self._greedy or shape.beam is not None else self._siblings
+        return growing(shape, how, self.strategy, self._generator)
+
+    def check(self, draft: Draft) -> None:
+        """Have the q of the round's draft looked at, for `commit` to read."""
+        self._finite = all_finite(draft.q)
 
     def commit(self, tokens: Sequence[int], states: Tensor | None = None) -> None:
         """See `Drafter.commit`.
@@ -206,9 +225,16 @@ class HeadsDrafter(Drafter):
                 end = min(begin + _POSITIONS, size - k + 1)
                 logits = self.heads.logits(k, features[k - 1][0, first + begin : first + end])
                 of_text = tokens[len(prompt) + begin + k - 1 : len(prompt) + end + k - 1].unsqueeze(-1)
-                law = one_hot(logits.argmax(-1), logits.shape[-1]) if self._greedy else self._standardised(logits)
+                law = (
+                    one_hot(logits.argmax(-1), logits.shape[-1])
+                    if self._greedy
+                    else probabilities(logits, self._sampling)
+                )
                 q[begin:end, k - 1] = law.gather(-1, of_text).squeeze(-1).double()
         return q
+
+    def batched(self, slots: int) -> "BatchedHeads":
+        return BatchedHeads([copy.copy(self) for _ in range(slots)])
 
     def describe(self) -> dict[str, Any]:
         weights = list(self.heads.parameters())
@@ -226,3 +252,90 @@ class HeadsDrafter(Drafter):
     def flops_per_token(self) -> float:
         """Operations of a head and its way to the vocabulary, the mean over the heads (`DraftHeads`)."""
         return self.heads.flops_per_token
+
+
+class BatchedHeads(BatchDrafter):
+    """Heads over the states of several texts: drafts of one shape take the passes that a single one takes, one for each
+    level or, of independent heads, one for all. Before the end of a text its draft is cut, and drafts of every size
+    have passes of their own.
+    """
+
+    def __init__(self, texts: Sequence[HeadsDrafter]) -> None:
+        """
+        Args:
+            texts: a drafter for each slot, over the same heads.
+        """
+        self._texts, self.slots = texts, len(texts)
+        for slot in range(self.slots):
+            self.release(slot)
+
+    def start(self, slot: int, text: TextStart, states: Tensor | None = None) -> None:
+        self._texts[slot].start(text, states)
+
+    def draft(self, structures: Mapping[int, Structure]) -> dict[int, Draft]:
+        drafts: dict[int, Draft] = {}
+        ranked: defaultdict[Tree, dict[int, Structure]] = defaultdict(dict)
+        grown: defaultdict[int, dict[int, Structure]] = defaultdict(dict)
+        for slot, structure in structures.items():
+            text = self._texts[slot]
+            shape = structure.clamped(len(text.heads))
+            if not text.begun or shape.gamma == 0:
+                drafts[slot] = EMPTY
+            elif text.ranks(shape):
+                ranked[shape.tree][slot] = shape
+            else:
+                grown[shape.gamma][slot] = shape
+        for alike in ranked.values():
+            drafts |= _ranked({slot: self._texts[slot] for slot in alike}, alike)
+        for alike in grown.values():
+            drafts |= _grown({slot: self._texts[slot] for slot in alike}, alike)
+        return {slot: drafts[slot] for slot in structures}
+
+    def commit(self, slot: int, tokens: Sequence[int], states: Tensor | None = None) -> None:
+        self._texts[slot].commit(tokens, states)
+
+    def release(self, slot: int) -> None:
+        self._texts[slot].forget()
+
+
+def _ranked(texts: Mapping[int, HeadsDrafter], shapes: Mapping[int, Structure]) -> dict[int, Draft]:
+    """Draft ranked tokens on one topology for several texts."""
+    first, tree = next(iter(texts.values())), next(iter(shapes.values())).tree
+    tokens = first.choices.first(*_before(texts), tree)  # [B, N]
+    return {slot: Draft(row, tree, source=first.sources(shapes[slot])) for slot, row in zip(texts, tokens, strict=True)}
+
+
+def _grown(texts: Mapping[int, HeadsDrafter], shapes: Mapping[int, Structure]) -> dict[int, Draft]:
+    """Draft for several texts level by level, each by the tokens of the levels above; all shapes are equally deep."""
+    first, shape = next(iter(texts.values())), next(iter(shapes.values()))
+    states, roots = _before(texts)
+    after = first.choices.laws(states, shape.gamma, first.standardise(shape))
+    places = {slot: place for place, slot in enumerate(texts)}
+
+    def laws(asked: Mapping[int, Asked]) -> dict[int, Tensor]:
+        width = max(len(each.nodes) for each in asked.values())
+        lines: dict[int, Tensor] = {}
+        for slot, (tokens, tree, nodes) in asked.items():
+            paths = torch.tensor([tree.path(node) for node in nodes], dtype=torch.long)  # [M, k - 1]: of one depth
+            # Before the first level there are no tokens, and what there is of them is on the host.
+            drafted = tokens.to(roots.device)[paths.to(roots.device, non_blocking=True)]
+            root = roots[places[slot]].expand(len(nodes), 1)
+            lines[slot] = torch.cat([root, drafted], 1)
+        some = next(iter(lines.values()))[:1]  # stands where a text asks for fewer laws than others, or for none
+        padded = [
+            torch.cat([line, some.expand(width - len(line), -1)]) for line in (lines.get(slot, some) for slot in texts)
+        ]
+        found = after(torch.stack(padded))  # [B, M, V]
+        return {slot: found[places[slot], : len(each.nodes)] for slot, each in asked.items()}
+
+    drafts = grow_together({slot: text.growth(shapes[slot]) for slot, text in texts.items()}, laws)
+    for slot, draft in drafts.items():
+        texts[slot].check(draft)
+    return drafts
+
+
+def _before(texts: Mapping[int, HeadsDrafter]) -> tuple[Tensor, Tensor]:
+    """Return the states [B, D] and the roots [B] of texts that have begun."""
+    befores = [text.before for text in texts.values()]
+    roots = [torch.full((1,), root, device=state.device) for state, root in befores]  # a copy would wait for the device
+    return torch.stack([state for state, _ in befores]), torch.cat(roots)

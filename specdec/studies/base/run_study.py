@@ -12,6 +12,7 @@ from specdec.analysis.pages.html import Chapter, write_report
 from specdec.clock import clock_for
 from specdec.config import RunConfig
 from specdec.errors import UsageError
+from specdec.experiment.batch_checks import refuse_batches
 from specdec.experiment.beside import refuse_several
 from specdec.experiment.identity import RunIdentity, identify, run_facts
 from specdec.experiment.kept import EarlierRuns, KeptRun
@@ -33,6 +34,7 @@ def run_study(config: RunConfig, folder: Path, earlier: EarlierRuns | None = Non
     assert config.study is not None
     study, name = studies.build(config.study), str(config.study["name"])
     refuse_several(config, f"study {name!r} has its own drafters", "use measurement.drafters=[]")
+    refuse_batches(config, f"study {name!r}")
     parts = open_parts(config)
     if not parts.target.sampling.greedy:
         raise UsageError(

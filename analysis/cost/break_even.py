@@ -1,0 +1,77 @@
+"""The batch at which speculation stops paying: a crossing of measured speedups, and its interval from few units."""
+
+from math import inf, sqrt
+
+import numpy as np
+from numpy.typing import ArrayLike
+from scipy.stats import norm, t
+
+from ..intervals import Interval
+
+NEVER, ALWAYS = 0.0, inf  # no batch that was tried pays; the largest still does
+
+
+def stops_paying(batches: ArrayLike, speedups: ArrayLike) -> np.ndarray:
+    """Return the batch [...] behind which no batch pays: where the speedup falls below 1 for the last time.
+
+    Between two batches the speedup is a straight line over log2 of the batch. `NEVER` where no batch has a speedup of
+    at least 1, `ALWAYS` where the largest has, NaN where a speedup is missing.
+
+    Args:
+        batches: [M], ascending.
+        speedups: [..., M].
+    """
+    logs, gains = np.log2(np.asarray(batches, dtype=float)), np.asarray(speedups, dtype=float)
+    pays = gains >= 1
+    last = gains.shape[-1] - 1 - np.argmax(pays[..., ::-1], axis=-1)  # the largest batch that pays
+    after = np.minimum(last + 1, gains.shape[-1] - 1)
+    high, low = (np.take_along_axis(gains, at[..., None], -1)[..., 0] for at in (last, after))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        share = (high - 1) / (high - low)
+        found = np.exp2(logs[last] + share * (logs[after] - logs[last]))
+    found = np.where(last == after, ALWAYS, found)
+    found = np.where(pays.any(axis=-1), found, NEVER)
+    return np.where(np.isnan(gains).any(axis=-1), np.nan, found)
+
+
+def expanded_level(units: int, level: float = 0.95) -> float:
+    """Return the level at which percentiles of a bootstrap over few units enclose `level`: the expanded percentile
+    interval of Hesterberg (1411.5279). The plain one is too short by sqrt((n - 1) / n), and by what Student's t has
+    over the normal law.
+    """
+    if units < 2:
+        return level
+    far = sqrt(units / (units - 1)) * float(t.ppf((1 + level) / 2, units - 1))
+    return float(2 * norm.cdf(far) - 1)
+
+
+def few_units_interval(values: np.ndarray, units: int, level: float = 0.95) -> Interval:
+    """Return a statistic [1 + R] of the data and of R replicates as an Interval with `expanded_level`.
+
+    Infinite values stand at the end of the order and may be bounds; one unit, or a value that is missing in a
+    replicate, gives no bounds.
+    """
+    replicates = np.sort(values[1:])
+    if units < 2 or not len(replicates) or np.isnan(replicates).any():
+        return Interval(float(values[0]), level=level, prompts=units)
+    inside = expanded_level(units, level)
+    # Order statistics, because a mean of two neighbours has no value where one of them is infinite.
+    low, high = np.quantile(replicates, [(1 - inside) / 2, (1 + inside) / 2], method="inverted_cdf")
+    return Interval(float(values[0]), float(low), float(high), level, units)
+
+
+def batch_in_words(value: float, largest: int, form: str = ".1f") -> str:
+    """Return a break-even batch as a reader says it: "5.3", "no batch", "more than 32", "–"."""
+    if np.isnan(value):
+        return "–"
+    if value == NEVER:
+        return "no batch"
+    return f"more than {largest}" if value == ALWAYS else format(value, form)
+
+
+def interval_in_words(value: Interval, largest: int) -> str:
+    """Return a break-even batch with its interval, such as "5.3 (no batch to more than 32)"."""
+    shown = batch_in_words(value.estimate, largest)
+    if np.isnan(value.low) or np.isnan(value.high):
+        return shown
+    return f"{shown} ({batch_in_words(value.low, largest)} to {batch_in_words(value.high, largest)})"

@@ -1,0 +1,650 @@
+"""Study `serving`: at which load a server should stop speculating. Everything it says about time is simulated, and it
+says so in every heading, table, figure and metric; the comparison with study `batching` is the exception.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import inf, isfinite, nan, sqrt
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from scipy.stats import t as student
+
+from specdec.theory.queueing import utilisation
+
+from ..figures import pictures, style
+from ..findings import About, Findings, Section, Tables, counted, register
+from ..intervals import Interval
+from ..sums import finite, metric
+
+NONE, ADAPTIVE = "none", "adaptive"  # policies: plain decoding, and the gamma that is chosen anew for each step
+ALWAYS, NEVER = inf, 0.0  # the largest load still pays; no load pays
+SLACK = 0.01  # disadvantages below 1% are none: with little load all policies have the same goodput, up to the edges
+SETTLED = 0.95  # of the capacity: above it a queue takes longer to settle than a simulation lasts
+_KEYS = ["policy", "load", "replication"]
+_VALUES = {  # column -> (words, format, factor)
+    "goodput": ("goodput, tokens/s", ".3g", 1),
+    "throughput": ("throughput, tokens/s", ".3g", 1),
+    "met": ("within the target", ".0%", 1),
+    "tpot": ("ms per output token", ".3g", 1e3),
+    "ttft": ("first token, s", ".3g", 1),
+    "ttft_p99": ("first token p99, s", ".3g", 1),
+    "latency_p50": ("latency p50, s", ".3g", 1),
+    "latency_p90": ("latency p90, s", ".3g", 1),
+    "latency_p99": ("latency p99, s", ".3g", 1),
+}
+_QUEUED = ("ttft", "ttft_p99", "latency_p50", "latency_p90", "latency_p99")  # grow with the length of an overloaded run
+
+
+@register("serving")
+def findings(tables: Tables, about: About) -> Findings:
+    """Read all tables of the study but `call_times`."""
+    found = serving_numbers(tables)
+    sections = [_answer(found), _over_load(found), _latencies(found), _choices(found), _assumptions(found)]
+    check = closed_check(tables)
+    if len(check):
+        sections.append(_check(check))
+    skipped = about.caveats(tables["skipped"])
+    if skipped:
+        sections.append(Section("Prompts", skipped))
+    return Findings(tuple(sections), _metrics(found, tables), _curves(found))
+
+
+# Numbers --------------------------------------------------------------------------------------------
+
+
+def over_replications(values: Sequence[float] | np.ndarray, level: float = 0.95) -> Interval:
+    """Return the mean of independent replications with Student's interval (Law, Simulation Modeling and Analysis, 9.4);
+    no bounds where a value is missing or infinite.
+    """
+    array = np.asarray(values, dtype=float)
+    mean, n = float(array.mean()) if len(array) else nan, len(array)
+    if n < 2 or not np.isfinite(array).all():
+        return Interval(mean, level=level, prompts=n)
+    half = float(student.ppf((1 + level) / 2, n - 1)) * float(array.std(ddof=1)) / sqrt(n)
+    return Interval(mean, mean - half, mean + half, level, n)
+
+
+def stops_paying_at(loads: Sequence[float], worse: Sequence[float] | np.ndarray) -> float:
+    """Return the load from which on a policy is worse than plain decoding: where `worse`, its disadvantage at each
+    ascending load, first exceeds `SLACK`, on a straight line from the load before; `NEVER` where it does so at the
+    smallest load already, `ALWAYS` where it never does.
+
+    Args:
+        worse: as a share of what plain decoding has.
+    """
+    values = np.asarray(worse, dtype=float)
+    exceeds = np.flatnonzero(values > SLACK)
+    if not len(exceeds):
+        return ALWAYS
+    first = int(exceeds[0])
+    if first == 0:
+        return NEVER
+    before = min(float(values[first - 1]), 0.0)
+    return float(loads[first - 1] + -before / (values[first] - before) * (loads[first] - loads[first - 1]))
+
+
+@dataclass(frozen=True)
+class SwitchOff:
+    """The load at which a policy should be switched off.
+
+    Attributes:
+        load: over the capacity of plain decoding, with the interval over replications; `ALWAYS` or `NEVER` without one.
+        batch: mean sequences in a step of the policy at that load.
+    """
+
+    load: Interval
+    batch: Interval
+
+
+@dataclass(frozen=True)
+class ServingNumbers:
+    """The study in numbers.
+
+    Attributes:
+        runs: a line for each simulation: policy, load, replication, the columns of `_VALUES`, batch and gamma (means
+            over the steps of the window), rate.
+        capacity: policy -> requests per second at full slots, over replications.
+        recording, step_times, chosen: the tables `recording` (its line) and `step_times`; and mean gamma of the
+            adaptive policy by batch, with the steps.
+        little: the largest relative error of Little's law over all simulations.
+    """
+
+    runs: pd.DataFrame
+    capacity: Mapping[str, Interval]
+    recording: Mapping[str, object]
+    step_times: pd.DataFrame
+    chosen: pd.DataFrame
+    little: float
+
+    @cached_property
+    def policies(self) -> list[str]:
+        return list(dict.fromkeys(self.runs["policy"]))
+
+    @cached_property
+    def loads(self) -> list[float]:
+        return sorted(float(load) for load in self.runs["load"].unique())
+
+    def rate(self, load: float) -> float:
+        """Return the requests per second of a load."""
+        return load * self.capacity[NONE].estimate
+
+    def used(self, policy: str, load: float) -> float:
+        """Return rho, offered requests over what the policy finishes at full slots; a queue settles below 1."""
+        return float(utilisation(self.rate(load), self.capacity[policy].estimate))
+
+    def stable(self, policy: str, load: float) -> bool:
+        return self.used(policy, load) < 1
+
+    def values(self, policy: str, column: str) -> np.ndarray:
+        """Return a column of all simulations of a policy, [loads, replications]."""
+        mine = self.runs[self.runs["policy"] == policy]
+        return mine.pivot(index="load", columns="replication", values=column).sort_index().to_numpy()
+
+    def interval(self, policy: str, load: float, column: str) -> Interval:
+        """Return the mean over replications; of what grows with the queue only where there is a steady state."""
+        if column in _QUEUED and not self.stable(policy, load):
+            return Interval(nan)
+        return over_replications(self.values(policy, column)[self.loads.index(load)])
+
+    def switch_off(self, policy: str, column: str = "tpot") -> SwitchOff:
+        """Return where plain decoding begins to be better in time per output token, or in goodput. Replications are
+        paired: all policies of one serve the same requests.
+        """
+        sign = -1 if column == "goodput" else 1  # less goodput is worse, a longer time per token is
+        mine, plain = self.values(policy, column), self.values(NONE, column)  # [loads, replications]
+        each = np.array([stops_paying_at(self.loads, values) for values in (sign * _change(mine, plain)).T])
+        load = stops_paying_at(self.loads, sign * _change(mine.mean(axis=1), plain.mean(axis=1)))
+        if not (isfinite(load) and np.isfinite(each).all() and (each > 0).all()):
+            return SwitchOff(Interval(load), Interval(nan))
+        batches = self.values(policy, "batch")
+        at = [np.interp(load, self.loads, column) for load, column in zip(each, batches.T, strict=True)]
+        return SwitchOff(over_replications(each), over_replications(at))
+
+    def model_batch(self, gamma: int) -> float:
+        """Return the smallest batch at which a step without drafts commits more tokens per second by the cost model, at
+        the texts' mean tokens per round; `ALWAYS` where none up to the slots does (theory.md 7.4).
+        """
+        plain, mine = (self.step_times[self.step_times["gamma"] == each].sort_values("batch") for each in (0, gamma))
+        rate = mine["tokens_per_round"].to_numpy() / mine["seconds"].to_numpy()
+        lost = np.flatnonzero(rate < 1 / plain["seconds"].to_numpy())
+        return float(mine["batch"].iloc[lost[0]]) if len(lost) else ALWAYS
+
+    @cached_property
+    def best_fixed(self) -> str | None:
+        """The fixed gamma whose tokens take least time at the smallest load; None where plain decoding takes less."""
+        fixed = [policy for policy in self.policies if policy not in (NONE, ADAPTIVE)]
+        best = min([NONE, *fixed], key=lambda policy: float(self.values(policy, "tpot")[0].mean()))
+        return None if best == NONE else best
+
+
+def serving_numbers(tables: Tables) -> ServingNumbers:
+    """Compute the numbers from the study's tables."""
+    (recording,) = tables["recording"].to_dict("records")
+    full = tables["capacity"].assign(rate=lambda lines: lines["requests"] / lines["seconds"])
+    by_policy = full.groupby("policy", sort=False)["rate"]
+    steps = tables["served_steps"]
+    adaptive = steps[steps["policy"] == ADAPTIVE]
+    drafted = adaptive.assign(drafted=adaptive["gamma"] * adaptive["steps"])
+    chosen = drafted.groupby("batch")[["drafted", "steps"]].sum().reset_index()
+    chosen["gamma"] = chosen["drafted"] / chosen["steps"]
+    return ServingNumbers(
+        runs=simulation_values(tables),
+        capacity={str(policy): over_replications(rates.to_numpy()) for policy, rates in by_policy},
+        recording={str(name): value for name, value in recording.items()},
+        step_times=tables["step_times"],
+        chosen=chosen[["batch", "gamma", "steps"]],
+        little=float(tables["simulations"]["little"].max()),
+    )
+
+
+def simulation_values(tables: Tables) -> pd.DataFrame:
+    """Return a line for each simulation, see `ServingNumbers.runs`.
+
+    Time per output token runs from the end of the prefill to the last token, over all tokens: a first round may give
+    several, so that leaving out the first token and its time, as for plain decoding, would flatter speculation.
+    """
+    (recording,) = tables["recording"].to_dict("records")
+    served = tables["served"].copy()
+    served["latency"] = served["finished"] - served["arrived"]
+    served["ttft"] = served["first"] - served["arrived"]
+    served["tpot"] = (served["finished"] - served["prefilled"]) / served["tokens"]
+    target = recording["target_s"]
+    limit = recording["target_factor"] * served["alone_s"] if pd.isna(target) else float(target)
+    served["met"] = (served["latency"] <= limit).astype(float)
+    served["good_tokens"] = served["met"] * served["tokens"]
+    grouped = served.groupby(_KEYS, sort=False)
+    values = grouped[["tpot", "ttft", "met"]].mean()
+    for percent in (50, 90, 99):
+        values[f"latency_p{percent}"] = grouped["latency"].quantile(percent / 100)
+    values["ttft_p99"] = grouped["ttft"].quantile(0.99)
+    values["rate"] = grouped["rate"].first()
+    window = tables["simulations"].set_index(_KEYS)["window_s"]
+    values["goodput"] = grouped["good_tokens"].sum() / window
+    steps = tables["served_steps"]
+    weighted = steps.assign(batch=steps["batch"] * steps["steps"], gamma=steps["gamma"] * steps["steps"])
+    sums = weighted.groupby(_KEYS)[["batch", "gamma", "steps", "tokens"]].sum()
+    values["throughput"] = sums["tokens"] / window
+    values["batch"], values["gamma"] = sums["batch"] / sums["steps"], sums["gamma"] / sums["steps"]
+    return values.reset_index()
+
+
+def _change(value: np.ndarray, plain: np.ndarray) -> np.ndarray:
+    """Return value / plain - 1, and 0 where both are 0."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.where(value == plain, 0.0, value / plain - 1)
+
+
+def _slug(policy: str) -> str:
+    return policy.replace(" ", "")
+
+
+def _metrics(found: ServingNumbers, tables: Tables) -> dict[str, float]:
+    """Return `serving.simulated.*`; a load at which speculation stops paying is 0 where it never pays, and absent where
+    the largest load still does.
+    """
+    values: dict[str, float] = {"serving.simulated.little_error": found.little}
+    for policy in found.policies:
+        name = f"serving.simulated.{_slug(policy)}"
+        values |= metric(f"{name}.capacity", found.capacity[policy])
+        for load in found.loads:
+            for column in ("goodput", "tpot", "latency_p99"):
+                values |= metric(f"{name}.{column}.{load:g}", found.interval(policy, load, column))
+        if policy != NONE:
+            off = found.switch_off(policy)
+            values |= metric(f"{name}.switch_off_load", off.load) | metric(f"{name}.switch_off_batch", off.batch)
+            values |= metric(f"{name}.switch_off_load.goodput", found.switch_off(policy, "goodput").load)
+    for gamma in sorted(set(found.step_times["gamma"]) - {0}):
+        values[f"serving.simulated.gamma{gamma}.model_batch"] = found.model_batch(gamma)
+    for line in closed_check(tables).to_dict("records"):
+        for by in ("by_steps", "by_model"):
+            ratio = line[by] / line["measured"]
+            values[f"serving.simulated.{by}_over_measured.{line['batch']:g}.{line['gamma']:g}"] = ratio
+    return finite(values)
+
+
+def _curves(found: ServingNumbers) -> dict[str, dict[int, float]]:
+    """Return values over the load in per cent."""
+    return {
+        f"curve.serving.simulated.{column}.{_slug(policy)}": finite_points(
+            {round(100 * load): found.interval(policy, load, column).estimate for load in found.loads}
+        )
+        for policy in found.policies
+        for column in ("goodput", "tpot", "latency_p99")
+    }
+
+
+def finite_points(points: Mapping[int, float]) -> dict[int, float]:
+    """Return the points that have a value."""
+    return {place: value for place, value in points.items() if isfinite(value)}
+
+
+# Words ----------------------------------------------------------------------------------------------
+
+
+def _load_in_words(found: ServingNumbers, off: SwitchOff) -> str:
+    if off.load.estimate == ALWAYS:
+        return f"above {found.loads[-1]:g}, the largest that was simulated"
+    if off.load.estimate == NEVER:
+        return "0: no load pays"
+    return f"{off.load:.2f}"
+
+
+def _answer(found: ServingNumbers) -> Section:
+    best, text = found.best_fixed, []
+    if best is None:
+        text.append(
+            "Simulated: with this drafter, this acceptance and these costs, no fixed gamma pays, even on a server "
+            "that is nearly idle."
+        )
+    else:
+        off, gamma = found.switch_off(best), int(best.split()[1])
+        sentence = f"Simulated: a server that drafts {counted(gamma, 'token')} should stop at "
+        if off.load.estimate == ALWAYS:
+            sentence += f"no load up to {found.loads[-1]:g}, the largest"
+        else:
+            sentence += f"a load of {off.load:.2f} of what plain decoding can serve"
+        if off.load.known:
+            sentence += (
+                f", {found.rate(off.load.estimate):.3g} requests per second, where its steps hold {off.batch:.1f} "
+                "sequences: from there on a token takes less time without drafts"
+            )
+        text.append(
+            sentence + f". On a nearly idle server, gamma {gamma} is the fixed one whose tokens take least time."
+        )
+    adaptive = found.values(ADAPTIVE, "tpot").mean(axis=1) / found.values(NONE, "tpot").mean(axis=1)
+    text.append(
+        "Simulated: choosing gamma anew for each step by SmartSpec's rule (2406.14066), a token takes "
+        f"{adaptive[0]:.2f} times as long as without drafts at a load of {found.loads[0]:g}, {adaptive.max():.2f} "
+        "times at the worst load."
+    )
+    lines = []
+    for policy in found.policies:
+        if policy == NONE:
+            continue
+        off, good = found.switch_off(policy), found.switch_off(policy, "goodput")
+        batch = found.model_batch(int(policy.split()[1])) if policy != ADAPTIVE else nan
+        lines.append(
+            {
+                "policy (simulated)": policy,
+                "worse per token from load": _load_in_words(found, off),
+                "sequences in a step there": "–" if not off.load.known else f"{off.batch:.1f}",
+                "batch by cost model alone": "–" if np.isnan(batch) else "none" if batch == ALWAYS else f"{batch:.0f}",
+                "less goodput from load": _load_in_words(found, good),
+                "capacity, requests/s": f"{found.capacity[policy]:.3g}",
+            }
+        )
+    text.append(
+        "A load is offered requests per second over the requests per second that plain decoding finishes when its "
+        f"slots are always full, {found.capacity[NONE]:.3g}. All policies serve the same requests at the same times; "
+        f"intervals are 95%, over {found.capacity[NONE].prompts} independent replications."
+    )
+    caption = "Simulated: the load from which on plain decoding is better, by policy"
+    return Section(
+        "Simulated: at which load should a server stop speculating?", tuple(text), ((caption, pd.DataFrame(lines)),)
+    )
+
+
+def _over_load(found: ServingNumbers) -> Section:
+    top = found.loads[-1]
+    reached = [f"{policy} {found.interval(policy, top, 'throughput'):.3g}" for policy in found.policies]
+    text = [
+        f"Simulated: at a load of {top:g} the server writes, in tokens per second: {'; '.join(reached)}.",
+        _overloads(found),
+        f"Goodput counts the tokens of requests that finish {_target(found)}. SmartSpec calls another quantity "
+        "goodput, accepted and bonus tokens per second of a step; here that is what the adaptive policy maximises.",
+    ]
+    figures = (
+        ("goodput", _figure(found, "goodput", "tokens per second within the target", "Simulated: goodput over load")),
+        ("time_per_token", _figure(found, "tpot", "ms per output token", "Simulated: time per output token over load")),
+    )
+    table = ("Simulated: rates by policy and load", _table(found, ("goodput", "throughput", "met", "tpot")))
+    return Section("Simulated: goodput and time per token", tuple(text), (table,), figures)
+
+
+def _target(found: ServingNumbers) -> str:
+    seconds = float(str(found.recording["target_s"]))
+    if not np.isnan(seconds):
+        return f"within {seconds:g} s of their arrival"
+    factor = float(str(found.recording["target_factor"]))
+    return f"within {factor:g} times what they would take alone on the server, without drafts"
+
+
+def _overloads(found: ServingNumbers) -> str:
+    """Say which simulations have no steady state, and which have hardly had the time to reach it."""
+    over, near = [], []
+    for policy in found.policies:
+        used = {load: found.used(policy, load) for load in found.loads}
+        beyond = [load for load, rho in used.items() if rho >= 1]
+        if beyond:
+            over.append(f"{policy} from {min(beyond):g} on")
+        near += [f"{policy} at {load:g}" for load, rho in used.items() if SETTLED <= rho < 1]
+    said = (
+        "Overloaded, offered load over capacity, so that the queue grows as long as the simulation lasts: "
+        f"{', '.join(over)}. There only throughput, and time per token in full batches, mean anything; times of "
+        "waiting are left out."
+        if over
+        else "No policy is overloaded at these loads."
+    )
+    return said + (f" Close to it, and perhaps not settled: {', '.join(near)}." if near else "")
+
+
+def _table(found: ServingNumbers, columns: Sequence[str]) -> pd.DataFrame:
+    lines = []
+    for load in found.loads:
+        for policy in found.policies:
+            line: dict[str, object] = {"load": f"{load:g}", "policy": policy, "rho": f"{found.used(policy, load):.2f}"}
+            line["queue"] = "settles" if found.stable(policy, load) else "grows"
+            for column in columns:
+                words, form, factor = _VALUES[column]
+                each = found.interval(policy, load, column)
+                line[words] = f"{Interval(factor * each.estimate, factor * each.low, factor * each.high):{form}}"
+            lines.append(line)
+    return pd.DataFrame(lines)
+
+
+def _latencies(found: ServingNumbers) -> Section:
+    stable = [load for load in found.loads if all(found.stable(policy, load) for policy in found.policies)]
+    text = []
+    if stable:
+        at = stable[-1]
+        listed = [f"{policy} {found.interval(policy, at, 'latency_p99'):.3g} s" for policy in found.policies]
+        text.append(f"Simulated: p99 of latency at a load of {at:g}, the largest that all serve: {'; '.join(listed)}.")
+    else:
+        text.append(
+            "Simulated: no load can be served by all policies, so that latencies are compared policy by policy."
+        )
+    text.append(
+        "Latency runs from arrival to the last token, the time to the first token to the end of the round that gave "
+        "it; both contain the wait for a slot and the prefill, which stops all other sequences."
+    )
+    figure = _figure(found, "latency_p99", "p99 of latency, s", "Simulated: tail latency over load")
+    table = ("Simulated: latencies by policy and load", _table(found, [*_QUEUED]))
+    return Section("Simulated: latency", tuple(text), (table,), (("latency_p99", figure),))
+
+
+def _choices(found: ServingNumbers) -> Section:
+    chosen = found.chosen
+    first, last = chosen.iloc[0], chosen.iloc[-1]
+    text = (
+        f"Simulated: the adaptive policy drafts {first['gamma']:.2f} tokens on average in steps of "
+        f"{int(first['batch'])}, {last['gamma']:.2f} in steps of {int(last['batch'])}. In each step it takes the "
+        "gamma with the most expected tokens per second of that batch, by the cost model and the acceptance at each "
+        "depth that it has seen so far.",
+    )
+    return Section("Simulated: what the adaptive policy chooses", text, figures=(("adaptive_gamma", _gammas(found)),))
+
+
+def _assumptions(found: ServingNumbers) -> Section:
+    said = found.recording
+    text = [
+        f"Simulated are {said['slots']} slots, {said['arrivals']}, {said['requests']} requests behind a warm-up of "
+        f"{said['warmup']} in each of {said['replications']} replications. Little's law holds to {found.little:.0e} "
+        "in all.",
+        f"Texts: {said['texts']}; means of {float(str(said['prompt_tokens'])):.0f} prompt and "
+        f"{float(str(said['output_tokens'])):.0f} output tokens. Requests draw them with replacement.",
+        f"Costs: {said['cost']}. Every further sequence adds {float(str(said['draft_growth'])):.0%} of a draft and "
+        f"{float(str(said['overhead_growth'])):.0%} of the overhead of one sequence.",
+        "Not simulated: memory limits, preemption, prompts prefilled in chunks beside decoding, shared prefixes, "
+        "drafts of different length in one step.",
+    ]
+    error = float(str(said["error_median"]))
+    if not np.isnan(error):
+        text.insert(
+            3,
+            f"A fit of the calls without the largest batch misses that batch by {error:.0%} in the median, "
+            f"{float(str(said['error_worst'])):.0%} at worst.",
+        )
+    unknown = float(str(said["unknown"]))
+    if unknown:
+        text.append(
+            f"At {unknown:.1%} of the positions the run does not say how much more would have been accepted; nothing "
+            "more is assumed."
+        )
+    shown = found.step_times[found.step_times["batch"].isin([1, 2, 4, 8, 16, 32, 64, 128, 256, 512])]
+    table = shown.assign(ms=(1e3 * shown["seconds"]).map("{:.3g}".format)).pivot(
+        index="gamma", columns="batch", values="ms"
+    )
+    table.insert(0, "tokens per round", shown.groupby("gamma")["tokens_per_round"].first().map("{:.2f}".format))
+    table = table.rename(columns=lambda name: f"B = {name}" if isinstance(name, int) else name)
+    caption = "Simulated: milliseconds of a step by the cost model"
+    return Section(
+        "Simulated: what was assumed", tuple(text), ((caption, table.rename_axis(columns=None).reset_index()),)
+    )
+
+
+# The check against measured batches -----------------------------------------------------------------
+
+
+def closed_check(tables: Tables) -> pd.DataFrame:
+    """Return a line for each batch and gamma that study `batching` measured: batch, gamma, measured, low, high (tokens
+    per second while every slot was in use, over repeats), by_steps and by_model (simulated with the measured seconds of
+    a step, and with those of the cost model), tokens (per round and sequence, simulated over measured) and step
+    (seconds by the cost model over measured).
+    """
+    names, lines = ["batch", "gamma"], []
+    for key, mine in tables["measured_batches"].groupby(names):
+        measured = over_replications((mine["tokens"] / mine["seconds"]).to_numpy())
+        sums = mine[["tokens", "steps", "seconds"]].sum()
+        closed = tables["closed"]
+        closed = closed[(closed["batch"] == key[0]) & (closed["gamma"] == key[1])]
+        if closed.empty:
+            continue
+        by = closed.set_index("by")[["tokens", "steps", "seconds"]].astype(float)
+        per_step = sums["tokens"] / sums["steps"]
+        lines.append(
+            {
+                **dict(zip(names, map(int, key), strict=True)),
+                **{"measured": measured.estimate, "low": measured.low, "high": measured.high},
+                "by_steps": by.loc["measured", "tokens"] / by.loc["measured", "seconds"],
+                "by_model": by.loc["model", "tokens"] / by.loc["model", "seconds"],
+                "tokens": by.loc["measured", "tokens"] / by.loc["measured", "steps"] / per_step,
+                "step": by.loc["model", "seconds"] / by.loc["model", "steps"] / (sums["seconds"] / sums["steps"]),
+            }
+        )
+    return pd.DataFrame(lines)
+
+
+def _check(check: pd.DataFrame) -> Section:
+    lines = check.to_dict("records")
+    text = []
+    for by, words in (("by_steps", "its measured seconds of a step"), ("by_model", "the cost model")):
+        ratios = check[by] / check["measured"]
+        inside = sum(line["low"] <= line[by] <= line["high"] for line in lines)
+        text.append(
+            f"With all slots full and {words}, the simulation gives {ratios.median():.2f} times the tokens per second "
+            f"that study 'batching' measured, in the median of {len(lines)} batches and gammas ({ratios.min():.2f} to "
+            f"{ratios.max():.2f}); {inside} of {len(lines)} lie within the 95% interval of the measurement."
+        )
+    text.append(
+        "What a ratio misses is the product of the last two columns: tokens per round, because other texts are "
+        "served, and the seconds of a step, which the cost model knows from calls on one sequence. Prefills are in "
+        "neither."
+    )
+    shown = {
+        "batch": check["batch"],
+        "gamma": check["gamma"],
+        "measured, tokens/s": [f"{Interval(line['measured'], line['low'], line['high']):.3g}" for line in lines],
+        "simulated, measured steps": check["by_steps"].map("{:.3g}".format),
+        "inside": ["yes" if line["low"] <= line["by_steps"] <= line["high"] else "no" for line in lines],
+        "simulated, cost model": check["by_model"].map("{:.3g}".format),
+        "inside it": ["yes" if line["low"] <= line["by_model"] <= line["high"] else "no" for line in lines],
+        "tokens per round, simulated over measured": check["tokens"].map("{:.2f}".format),
+        "step, cost model over measured": check["step"].map("{:.2f}".format),
+    }
+    caption = "Simulated against measured: closed loop, prefill apart"
+    return Section("Simulated against measured batches", tuple(text), ((caption, pd.DataFrame(shown)),))
+
+
+# Results that come with specdec -----------------------------------------------------------------------
+
+RESULT = Path(__file__).resolve().parents[1] / "results" / "serving.json"
+
+
+def write_committed(
+    setting: str, found: Findings, facts: Mapping[str, Any], order: Sequence[str], path: Path = RESULT
+) -> None:
+    """Write what a run said into the file of committed results, in the place of what this setting said before.
+
+    Args:
+        setting: what was simulated, in words.
+        facts: command, date, load average and the like.
+        order: all settings.
+    """
+    kept = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    shown = [section for section in found.sections if section.title.startswith(_KEPT)]
+    kept[setting] = {
+        **facts,
+        "sections": [
+            {
+                "title": section.title,
+                "text": list(section.text),
+                "tables": [[caption, table.to_dict("records")] for caption, table in section.tables],
+            }
+            for section in shown
+        ],
+        "metrics": {name: float(f"{value:.5g}") for name, value in found.metrics.items()},
+    }
+    ordered = {name: kept[name] for name in order if name in kept}
+    path.write_text(json.dumps(ordered, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+_KEPT = ("Simulated: at which load", "Simulated: what was assumed", "Simulated against")
+
+
+def committed_sections(path: Path = RESULT) -> tuple[Section, ...]:
+    """Return what the committed runs said, each section under its setting, with command, date and load behind it."""
+    sections = []
+    for setting, run in json.loads(path.read_text(encoding="utf-8")).items():
+        load = run["load_average"]
+        origin = (
+            f"Committed: `{run['command']}` on {run['date']}, {run['cpu']}, load average {load[0]} before and "
+            f"{load[1]} "
+            f"after; {run['clock']}."
+        )
+        for section in run["sections"]:
+            tables = tuple((caption, pd.DataFrame(lines)) for caption, lines in section["tables"])
+            title = f"{section['title']} ({setting})"
+            sections.append(Section(title, (*section["text"], origin), tables))
+    return tuple(sections)
+
+
+# Pictures -------------------------------------------------------------------------------------------
+
+
+def _look(found: ServingNumbers, policy: str) -> style.Look:
+    if policy == NONE:
+        return style.Look(style.BLACK, "s", ":")
+    return style.look(found.policies.index(policy) - 1)
+
+
+@style.in_style
+def _figure(found: ServingNumbers, column: str, ylabel: str, title: str) -> Figure:
+    """Draw a value over the load, a line for each policy; overloaded points are hollow and not joined."""
+    factor = _VALUES[column][2]
+    caption = (
+        f"Simulated, {found.recording['arrivals']}, {found.recording['slots']} slots. Bars: 95% intervals over "
+        f"{found.recording['replications']} replications."
+    )
+    if column not in _QUEUED:
+        caption += " Hollow: overloaded, the queue grows."
+    figure, axes = style.new_figure(title, caption)
+    for policy in found.policies:
+        look = _look(found, policy)
+        each = {load: found.interval(policy, load, column) for load in found.loads}
+        scaled = {
+            load: Interval(factor * value.estimate, factor * value.low, factor * value.high)
+            for load, value in each.items()
+        }
+        stable = [load for load in found.loads if found.stable(policy, load)]
+        if stable:
+            pictures.line(axes, stable, [scaled[load] for load in stable], look, policy)
+        if column not in _QUEUED:
+            _hollow(axes, {load: scaled[load] for load in found.loads if load not in stable}, look)
+    axes.set(xlabel="load: offered requests over the capacity of plain decoding", ylabel=ylabel, xlim=(0, None))
+    axes.set_ylim(bottom=0)
+    style.legend_above(axes, 3)
+    return figure
+
+
+def _hollow(axes: Axes, points: Mapping[float, Interval], look: style.Look) -> None:
+    up = [each.estimate for each in points.values()]
+    axes.plot(list(points), up, look.marker, color=look.colour, markerfacecolor="white")
+
+
+@style.in_style
+def _gammas(found: ServingNumbers) -> Figure:
+    """Draw the mean gamma of the adaptive policy over the sequences in a step."""
+    caption = f"Simulated: means over all steps of all loads, {int(found.chosen['steps'].sum()):,} steps."
+    figure, axes = style.new_figure("Simulated: draft tokens by size of the batch", caption)
+    look = _look(found, ADAPTIVE)
+    axes.plot(found.chosen["batch"], found.chosen["gamma"], color=look.colour, marker=look.marker, linestyle=look.dash)
+    axes.set(xlabel="sequences in a step", ylabel="draft tokens of each, mean")
+    axes.set_ylim(bottom=0)
+    return figure

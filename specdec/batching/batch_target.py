@@ -1,0 +1,202 @@
+"""A target for several sequences at once: one call evaluates the root and the draft of each, at its own length."""
+
+import copy
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from specdec.errors import NumericsError, UsageError
+from specdec.models.memory import available_bytes
+from specdec.models.ragged_decoder import RaggedDecoder
+from specdec.records import Draft, TextStart, Tree
+from specdec.sampling import checked_probabilities
+from specdec.targets.base import Target
+from specdec.targets.causal import Causal
+from specdec.targets.table import Table
+
+
+class BatchTarget(ABC):
+    """The model whose law is decoded, for several texts. A slot holds one text at a time, at its own length; p of a
+    text does not depend on the slot, nor on the other texts.
+
+    Attributes:
+        target: whose law it is.
+        slots: texts that there is room for.
+        states: by slot, hidden states as `Target.states` has them after `start` and `commit`; empty where nothing asked
+            for any.
+        logits: by slot, logits [N+1, V] as `Target.logits` has them after `verify`.
+    """
+
+    def __init__(self, target: Target, slots: int) -> None:
+        self.target, self.slots = target, slots
+        self.states: dict[int, Tensor] = {}
+        self.logits: dict[int, Tensor] = {}
+
+    def room(self, tree: Tree) -> int:
+        """Return the tokens that root and draft take in the cache of a text."""
+        return 1 + len(tree)
+
+    def reserve(self, capacity: int) -> None:
+        """Make room for texts, unless there is; those that were there are forgotten. To be called before `start`.
+
+        Args:
+            capacity: the largest that `start` will be given.
+        Raises:
+            UsageError: there is less memory.
+        """
+
+    @abstractmethod
+    def start(self, slot: int, text: TextStart) -> None:
+        """Begin a new text in a slot and prefill all of its prompt but the last token, the root of round 1."""
+
+    @abstractmethod
+    def verify(self, drafts: Mapping[int, Draft]) -> dict[int, Tensor]:
+        """Evaluate root and draft of each slot in one call; return p [N+1, V] of each, as `Target.verify` does.
+
+        Raises:
+            NumericsError: the logits are not finite; names the position.
+        """
+
+    @abstractmethod
+    def commit(self, slot: int, path: Sequence[int], next_token: int) -> None:
+        """Keep the root and the accepted nodes `path` of a text; `next_token` becomes its root."""
+
+    @abstractmethod
+    def discard(self, slot: int) -> None:
+        """Forget the last `verify` of a text without committing: its root stays where it was."""
+
+    def release(self, slot: int) -> None:
+        """Forget the text of a slot."""
+        self.states.pop(slot, None)
+        self.logits.pop(slot, None)
+
+    @property
+    def cache_bytes(self) -> int:
+        """Size of the key-value cache of all slots; 0 where there is none."""
+        return 0
+
+
+def batch_target(target: Target, slots: int) -> BatchTarget:
+    """Return the target for `slots` sequences at once; it leaves the target's own cache alone.
+
+    Raises:
+        UsageError: a target, or a way of evaluating drafts, that takes one sequence at a time.
+    """
+    if isinstance(target, Table):
+        return TableBatch(target, slots)
+    if not isinstance(target, Causal):
+        raise UsageError(
+            f"Bad value measurement.batch_size={slots}: target {type(target).__name__} decodes one sequence at a time; "
+            "use target=causal, or measurement.batch_size=1."
+        )
+    if target.evaluation == "rows":
+        raise UsageError(
+            f"Bad value measurement.batch_size={slots}: target.evaluation=rows evaluates the paths of one sequence in "
+            "a batch of their own; use target.evaluation=packed, or measurement.batch_size=1."
+        )
+    return CausalBatch(target, slots)
+
+
+class CausalBatch(BatchTarget):
+    """A decoder-only transformers model. Its calls are eager, whatever `target.compile` says."""
+
+    target: Causal
+
+    def __init__(self, target: Causal, slots: int) -> None:
+        super().__init__(target, slots)
+        self.decoder = RaggedDecoder(target.decoder, slots)
+        self._roots: dict[int, int] = {}
+
+    def reserve(self, capacity: int) -> None:
+        of_place = self.target.decoder.cache.nbytes() // self.target.decoder.cache.capacity
+        asked, free = self.slots * (capacity + 1) * of_place, available_bytes(self.target.device)
+        if free is not None and asked > free + self.cache_bytes:
+            raise UsageError(
+                f"Bad value measurement.batch_size={self.slots}: key-value caches of {self.slots} sequences of "
+                f"{capacity:,} tokens take {asked:,} bytes, and {free:,} are free on {self.target.device}; lower it, "
+                "or measurement.max_new_tokens."
+            )
+        self.decoder.reserve(capacity)
+
+    def start(self, slot: int, text: TextStart) -> None:
+        self._roots[slot] = self.decoder.start(slot, text.prompt)
+        self._keep_states(slot, self.decoder.states.get(slot))
+
+    def _keep_states(self, slot: int, states: Tensor | None) -> None:
+        if states is not None:
+            self.states[slot] = states
+
+    def verify(self, drafts: Mapping[int, Draft]) -> dict[int, Tensor]:
+        slots = list(drafts)
+        device = self.target.device
+        roots = torch.tensor([self._roots[slot] for slot in slots]).to(device, non_blocking=True)
+        tokens = [
+            torch.cat([root, drafts[slot].tokens]) if len(drafts[slot]) else root  # empty drafts stand on the host
+            for root, slot in zip(roots.split(1), slots, strict=True)
+        ]
+        before = {slot: self.decoder.length(slot) for slot in slots}
+        found = self.decoder.forward(slots, tokens, [drafts[slot].tree for slot in slots])
+        self.logits.update(zip(slots, found, strict=True))
+        p, finite = checked_probabilities(torch.cat(found), self.target.sampling)
+        if not finite:
+            broken = next(slot for slot in slots if not torch.isfinite(self.logits[slot]).all())
+            raise NumericsError(
+                f"The target's logits are not finite after position {before[broken]} of a text in a batch of "
+                f"{len(slots)}: the run stops here. Try target.dtype=float32, or check the model."
+            )
+        return dict(zip(slots, p.split([len(each) for each in tokens]), strict=True))
+
+    def commit(self, slot: int, path: Sequence[int], next_token: int) -> None:
+        self.decoder.commit(slot, path)
+        self._roots[slot] = next_token
+        states = self.decoder.states.get(slot)
+        if states is not None:
+            kept = torch.tensor([0, *(node + 1 for node in path)]).to(states.device, non_blocking=True)
+            self.states[slot] = states.index_select(0, kept)
+
+    def discard(self, slot: int) -> None:
+        self.decoder.discard(slot)
+
+    def release(self, slot: int) -> None:
+        super().release(slot)
+        self.decoder.release(slot)
+        self._roots.pop(slot, None)
+
+    @property
+    def cache_bytes(self) -> int:
+        return self.decoder.cache.nbytes()
+
+
+class TableBatch(BatchTarget):
+    """A table for each slot: there is no call to share."""
+
+    def __init__(self, target: Table, slots: int) -> None:
+        super().__init__(target, slots)
+        self._tables = [copy.copy(target) for _ in range(slots)]  # with the same law, and tokens of their own
+
+    def start(self, slot: int, text: TextStart) -> None:
+        self._tables[slot].start(text)
+        self._keep_states(slot)
+
+    def verify(self, drafts: Mapping[int, Draft]) -> dict[int, Tensor]:
+        p: dict[int, Tensor] = {}
+        for slot, draft in drafts.items():
+            p[slot] = self._tables[slot].verify(draft)
+            logits = self._tables[slot].logits
+            assert logits is not None
+            self.logits[slot] = logits
+        return p
+
+    def commit(self, slot: int, path: Sequence[int], next_token: int) -> None:
+        self._tables[slot].commit(path, next_token)
+        self._keep_states(slot)
+
+    def _keep_states(self, slot: int) -> None:
+        states = self._tables[slot].states
+        assert states is not None
+        self.states[slot] = states
+
+    def discard(self, slot: int) -> None:
+        self._tables[slot].discard()

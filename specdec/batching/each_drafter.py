@@ -1,0 +1,92 @@
+"""An ordinary drafter for each slot of a batch, so that any drafter works. Weights and tables are shared."""
+
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from torch import Tensor, nn
+
+from specdec.drafters.base import Drafter
+from specdec.drafters.base.batch import BatchDrafter
+from specdec.models.decoder import CachedModel
+from specdec.records import Draft, TextStart
+from specdec.structures.base import Structure
+from specdec.targets.base import Target
+
+
+class EachDrafter(BatchDrafter):
+    """A drafter of its own for each slot; drafts are made one after another."""
+
+    def __init__(self, make: Callable[[], Drafter], slots: int) -> None:
+        """
+        Args:
+            make: returns a drafter that shares no text with those made before.
+        """
+        self.slots = slots
+        self.drafters = [make() for _ in range(slots)]
+        self.reads_logits = self.drafters[0].capabilities.reads_logits
+
+    def start(self, slot: int, text: TextStart, states: Tensor | None = None) -> None:
+        self.drafters[slot].start(text, states)
+
+    def draft(self, structures: Mapping[int, Structure]) -> dict[int, Draft]:
+        return {slot: self.drafters[slot].draft(structure) for slot, structure in structures.items()}
+
+    def commit(self, slot: int, tokens: Sequence[int], states: Tensor | None = None) -> None:
+        self.drafters[slot].commit(tokens, states)
+
+    def observe(self, slot: int, draft: Draft, logits: Tensor) -> None:
+        self.drafters[slot].observe(draft, logits)
+
+    def release(self, slot: int) -> None:
+        pass  # the next start of this slot forgets the text
+
+    def remember(self, prompt: Sequence[int], output: Sequence[int]) -> None:
+        for drafter in self.drafters:
+            drafter.remember(prompt, output)
+
+
+def batch_drafter(drafter: Drafter, target: Target, slots: int) -> BatchDrafter:
+    """Return a drafter of batches that drafts as `drafter` does: its own (`Drafter.batched`), or one for each slot.
+
+    Args:
+        target: that the drafter was made for.
+        slots: sequences that are decoded at once, at most.
+    """
+    own = drafter.batched(slots)
+    return EachDrafter(lambda: twin(drafter, target), slots) if own is None else own
+
+
+def twin(drafter: Drafter, target: Target) -> Drafter:
+    """Return a copy of a drafter with a text of its own; it shares the target, weights, tables and tokenizers, none of
+    which decoding changes.
+    """
+    shared = [target, *vars(target).values(), *_unchanged(drafter, set(map(id, [target, *vars(target).values()])))]
+    return copy.deepcopy(drafter, {id(each): each for each in shared})
+
+
+def _unchanged(value: Any, seen: set[int]) -> Iterator[Any]:
+    """Yield the parts of a drafter that decoding does not change.
+
+    Those are networks, tokenizers, and tables of numbers outside a decoder, whose cache is the text's own.
+
+    Args:
+        seen: ids of objects that are not looked into again.
+    """
+    if id(value) in seen or value is None or isinstance(value, str | bytes | int | float | type):
+        return
+    seen.add(id(value))
+    if isinstance(value, nn.Module | Tensor | np.ndarray) or hasattr(value, "convert_ids_to_tokens"):
+        yield value
+    elif isinstance(value, CachedModel):
+        yield value.model
+    elif isinstance(value, Mapping):
+        for each in value.values():
+            yield from _unchanged(each, seen)
+    elif isinstance(value, list | tuple | set | frozenset):
+        for each in value:
+            yield from _unchanged(each, seen)
+    elif type(value).__module__.startswith("specdec."):
+        for each in vars(value).values() if hasattr(value, "__dict__") else ():
+            yield from _unchanged(each, seen)

@@ -1,0 +1,151 @@
+"""A transformers decoder over many texts at once: tokens in, logits out. Shared by batched targets and batched
+drafters.
+
+Each text has its own length, and a call evaluates another number of new tokens of each, padded to the longest. Masks
+and positions are explicit, so that no text sees padding or another text. Knows neither sampling nor acceptance.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from specdec.models.compile import run_model
+from specdec.models.decoder import Decoder
+from specdec.models.masks import Mask
+from specdec.models.ragged_cache import RaggedCache
+from specdec.records import Tree, chain_tree
+
+
+class RaggedDecoder:
+    """The model of a decoder, and a cache of its own for several texts. Its calls are eager.
+
+    Attributes:
+        decoder: whose model and settings are used; its own cache is left alone.
+        slots: texts that there is room for.
+        cache: of all texts.
+        states: by slot, the hidden states [N_b+1, D] of the tokens of the last call that the slot was part of, where
+            the decoder keeps states; after `start` those of the prompt without its last token [S-1, D].
+    """
+
+    def __init__(self, decoder: Decoder, slots: int) -> None:
+        self.decoder, self.slots, self.device = decoder, slots, decoder.device
+        self.cache = RaggedCache(decoder.layers, 1, slots)
+        self.states: dict[int, Tensor] = {}
+        self._prefix: dict[int, int] = {}  # length of each text before its last call
+        self._hidden = torch.finfo(decoder.model.dtype).min
+
+    def reserve(self, capacity: int) -> None:
+        """Make a cache of `capacity` places for each slot, unless there is one already; every text is forgotten.
+
+        Args:
+            capacity: tokens that prompt, output and the largest draft of any text to come need together.
+        """
+        if self.cache.capacity < capacity:
+            self.cache = RaggedCache(self.decoder.layers, capacity, self.slots)
+        self.cache.clear()
+        self.states, self._prefix = {}, {}
+
+    def length(self, slot: int) -> int:
+        """Return the number of tokens of the text in a slot that were evaluated and not forgotten."""
+        return self.cache.lengths[slot]
+
+    @torch.inference_mode()
+    def start(self, slot: int, tokens: Sequence[int]) -> int:
+        """Begin a new text in a slot: prefill all of its tokens but the last, and return that one, the root of round 1.
+
+        Args:
+            tokens: at least one.
+        Raises:
+            IndexError: the text is longer than what was reserved.
+        """
+        self.cache.take(slot)
+        self._prefix[slot] = 0
+        found: list[Tensor] = []
+        lean = self.decoder.prefill_options
+        for begin in range(0, len(tokens) - 1, self.decoder.prefill_chunk):
+            chunk = tokens[begin : min(begin + self.decoder.prefill_chunk, len(tokens) - 1)]
+            self.forward([slot], [torch.tensor(chunk, device=self.device)], None, **lean)
+            if slot in self.states:
+                found.append(self.states[slot])
+        if self.decoder.kept:
+            embedding = self.decoder.model.get_input_embeddings().weight
+            size = len(self.decoder.kept) * embedding.shape[1]
+            self.states[slot] = torch.cat(found) if found else embedding.new_empty(0, size)
+        return tokens[-1]
+
+    @torch.inference_mode()
+    def forward(
+        self, slots: Sequence[int], tokens: Sequence[Tensor], trees: Sequence[Tree] | None = None, **options: int
+    ) -> list[Tensor]:
+        """Append tokens to several texts in one call of the model.
+
+        Args:
+            slots: of these texts, all different.
+            tokens: for each of them [N_b+1], the root and the nodes of its tree; at least one.
+            trees: for each of them; None: chains.
+            options: further arguments of the model, such as `logits_to_keep`.
+        Returns:
+            For each text, in the order of `slots`, its logits [N_b+1, V]; with `options`, whatever the model gives.
+        """
+        drafted = [chain_tree(len(each) - 1) for each in tokens] if trees is None else list(trees)
+        of_slot = {slot: (each, tree) for slot, each, tree in zip(slots, tokens, drafted, strict=True)}
+        order = self.cache.in_order(slots)
+        texts = [of_slot[slot] for slot in order]
+        counts = [len(each) for each, _ in texts]
+        prefixes = [self.cache.lengths[slot] for slot in order]
+        self._prefix.update(zip(order, prefixes, strict=True))
+        self.cache.append(order, counts, self.device)
+        masks = self._masks([tree for _, tree in texts], prefixes, max(counts))
+        positions = torch.zeros(len(order), max(counts), dtype=torch.long)
+        for line, (_, tree), prefix in zip(positions, texts, prefixes, strict=True):
+            line[: len(tree) + 1] = tree.offsets + prefix
+        padded = torch.nn.utils.rnn.pad_sequence([each for each, _ in texts], batch_first=True)  # [B, n]
+        result = run_model(
+            self.decoder.model, self.cache, self.decoder.kept, padded, positions.to(self.device), masks, **options
+        )
+        logits: dict[int, Tensor] = {}
+        for row, (slot, count) in enumerate(zip(order, counts, strict=True)):
+            logits[slot] = result.logits[row, :count]
+            if result.states is not None:
+                self.states[slot] = result.states[row, :count]
+        return [logits[slot] for slot in slots]
+
+    def _masks(self, trees: Sequence[Tree], prefixes: Sequence[int], width: int) -> Mask:
+        """Return the additive mask [B, 1, n, longest] of a call, or one for each kind of layer."""
+        longest = max(prefix + len(tree) + 1 for prefix, tree in zip(prefixes, trees, strict=True))
+        visible = torch.zeros(len(trees), width, longest, dtype=torch.bool)
+        queries = torch.zeros(len(trees), width, 1, dtype=torch.long)  # positions
+        keys = torch.arange(longest).repeat(len(trees), 1, 1)
+        for row, (tree, prefix) in enumerate(zip(trees, prefixes, strict=True)):
+            tokens = len(tree) + 1
+            visible[row, :tokens, :prefix] = True
+            visible[row, :tokens, prefix : prefix + tokens] = tree.visible
+            queries[row, :tokens, 0] = keys[row, 0, prefix : prefix + tokens] = tree.offsets + prefix
+        masks: dict[str, Tensor] = {}
+        for kind, window in self.decoder.windows.items():
+            seen = visible if window is None else visible & (queries - keys < window)
+            hidden = torch.zeros(seen.shape, dtype=self.decoder.model.dtype).masked_fill_(~seen, self._hidden)
+            masks[kind] = hidden.unsqueeze(1).to(self.device, non_blocking=True)
+        return masks if len(masks) > 1 else next(iter(masks.values()))
+
+    @torch.inference_mode()
+    def commit(self, slot: int, path: Sequence[int]) -> None:
+        """Keep the root and the nodes `path` of the last call on this text; forget the other nodes."""
+        first = self._prefix[slot] + 1
+        self.cache.commit(slot, first, [first + node for node in path])
+
+    def discard(self, slot: int) -> None:
+        """Forget the root and all nodes of the last call on this text."""
+        self.cache.commit(slot, self._prefix[slot], ())
+
+    def rewind(self, slot: int, length: int) -> None:
+        """Forget all tokens of a text behind the first `length`."""
+        self.cache.commit(slot, length, ())
+
+    @torch.inference_mode()
+    def release(self, slot: int) -> None:
+        """Forget the text of a slot."""
+        self.cache.release(slot)
+        self.states.pop(slot, None)
+        self._prefix.pop(slot, None)

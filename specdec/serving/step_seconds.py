@@ -1,0 +1,102 @@
+"""The seconds that a simulated server takes for a prefill and for a step of its batch: by a cost model, or as measured
+for each batch and gamma.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from specdec.cost_model import SimulatedCost
+
+
+class StepSeconds(ABC):
+    """The seconds of everything that a server does."""
+
+    @abstractmethod
+    def prefill(self, prompts: int, tokens: int) -> float:
+        """Return the seconds of one prefill of several prompts.
+
+        Args:
+            tokens: of all of them, those that are not prefilled apart.
+        """
+
+    @abstractmethod
+    def step(self, batch: int, gamma: int, cached: float) -> float:
+        """Return the seconds of a round of all sequences: draft, verify, accept, commit.
+
+        Args:
+            batch: sequences.
+            gamma: draft tokens of each; 0 drafts nothing.
+            cached: tokens in the cache, of all sequences together.
+        """
+
+
+@dataclass(frozen=True)
+class ModelledSteps(StepSeconds):
+    """Steps by a cost model (theory.md 7.4): t(B, gamma) = draft + call on B (gamma + 1) tokens + overhead.
+
+    Attributes:
+        cost: of calls, drafts and overhead of one sequence.
+        model_drafts: a model drafts, charged `cost.draft`; otherwise a look-up, charged as a share of the call.
+        draft_growth: share of the draft of one sequence that every further one adds: 0 where one call drafts for all, 1
+            where each sequence is drafted for in turn.
+        overhead_growth: the same of the overhead.
+    """
+
+    cost: SimulatedCost
+    model_drafts: bool
+    draft_growth: float
+    overhead_growth: float
+
+    def prefill(self, prompts: int, tokens: int) -> float:
+        return float(self.cost.seconds(tokens, 0, max(1, prompts))) if tokens else 0.0
+
+    def step(self, batch: int, gamma: int, cached: float) -> float:
+        cost, context = self.cost, cached / batch
+        tokens = batch * (gamma + 1)
+        reading = cost.weights_s + cost.cached_s * cached
+        computed = -(-tokens // cost.tile) * cost.tile
+        computing = computed * (cost.row_s + cost.key_s * (context + computed / batch))
+        # SimulatedCost.seconds, whose contexts are whole tokens, in plain floats: millions of steps are taken.
+        call = cost.fixed_s + cost.token_s * context
+        call += max(reading, computing) if cost.overlap else reading + computing
+        draft = 0.0
+        if gamma and self.model_drafts:
+            draft = cost.draft.fixed_s + cost.draft.step_s * gamma + cost.draft.cached_s * context
+            draft *= 1 + self.draft_growth * (batch - 1)
+        elif gamma:
+            draft = cost.lookup_s * (1 + self.draft_growth * (batch - 1)) + cost.lookup_share * call
+        return call + draft + cost.overhead_s * (1 + self.overhead_growth * (batch - 1))
+
+
+class MeasuredSteps(StepSeconds):
+    """Steps as they were measured for some batches at some gammas; between two batches on a straight line, below the
+    smallest and beyond the largest by its own share of a sequence. Prefills are those of a cost model.
+    """
+
+    def __init__(self, seconds: Mapping[tuple[int, int], float], prefills: StepSeconds) -> None:
+        """
+        Args:
+            seconds: (batch, gamma) -> mean seconds of a step.
+        """
+        self._prefills = prefills
+        self._lines: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+        for gamma in sorted({depth for _, depth in seconds}):
+            batches = sorted(batch for batch, depth in seconds if depth == gamma)
+            self._lines[gamma] = np.array(batches, float), np.array([seconds[batch, gamma] for batch in batches])
+
+    @property
+    def gammas(self) -> tuple[int, ...]:
+        """The gammas that were measured."""
+        return tuple(self._lines)
+
+    def prefill(self, prompts: int, tokens: int) -> float:
+        return self._prefills.prefill(prompts, tokens)
+
+    def step(self, batch: int, gamma: int, cached: float) -> float:
+        batches, seconds = self._lines[gamma]
+        if batch > batches[-1]:
+            return float(seconds[-1] * batch / batches[-1])
+        return float(np.interp(batch, batches, seconds))

@@ -1,0 +1,351 @@
+"""Inputs of a simulated server: texts with accepted lengths, recorded or drawn from a law, and the seconds of its
+steps, measured here, fitted by a run, or published.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import nan
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any
+
+import pandas as pd
+
+from specdec.analysis.cost.server_calls import fit_server_calls
+from specdec.analysis.rounds import drafted
+from specdec.batching.batch_target import batch_target
+from specdec.batching.decode_batch import decode_batch
+from specdec.batching.each_drafter import batch_drafter
+from specdec.config import config_dir, validated
+from specdec.cost_model import SimulatedCost, load_cost
+from specdec.drafters.base.lookup import Lookup
+from specdec.drafters.recorded import RecordedLengths
+from specdec.errors import UsageError
+from specdec.records import Request
+from specdec.replay.lengths_ahead import lengths_ahead
+from specdec.sampling import generator_for
+from specdec.serving.arrivals import ServedText
+from specdec.structures import structures
+from specdec.studies.base.contract import Bench
+from specdec.studies.base.live_runs import host_seconds
+from specdec.targets.replay import Replay
+from specdec.text.streams import Stream
+from specdec.timing.drafts import time_drafts
+
+
+@dataclass(frozen=True)
+class ServedTexts:
+    """Texts for a server to write.
+
+    Attributes:
+        texts: at least one.
+        source: words for where they come from.
+        unknown: share of positions whose length is only known to be at least what stands there.
+    """
+
+    texts: tuple[ServedText, ...]
+    source: str
+    unknown: float = 0.0
+
+    def tokens_per_round(self, gamma: int) -> float:
+        """Return the tokens that a round commits on average, over all texts."""
+        return sum(each.tokens for each in self.texts) / sum(each.rounds(gamma) for each in self.texts)
+
+    @property
+    def cached(self) -> float:
+        """Mean tokens in the cache of a sequence, over all positions of all texts."""
+        total = sum(each.tokens * (each.prompt_tokens - 1 + (each.tokens - 1) / 2) for each in self.texts)
+        return total / sum(each.tokens for each in self.texts)
+
+
+def texts_along(bench: Bench, streams: Sequence[Stream], gammas: Sequence[int]) -> ServedTexts:
+    """Return the target's greedy texts with the lengths that the run's drafter would have accepted at these gammas.
+
+    Raises:
+        UsageError: see `lengths_ahead`; or the drafter drafts fewer tokens.
+    """
+    drafter, target, deepest = bench.parts.drafter, bench.parts.target, max(gammas)
+    most = drafter.capabilities.deepest
+    if most is not None and most < deepest:
+        raise UsageError(
+            f"Bad value study.gammas: drafter {bench.config.drafter['name']!r} drafts {most} tokens at most, not "
+            f"{deepest}; lower them."
+        )
+    chains = [structures.build({"name": "chain", "gamma": gamma}) for gamma in gammas]
+    drafter.prepare(max(len(each.prompt) + len(each.generated) for each in streams) + deepest + 1, chains[-1])
+    texts = []
+    with bench.progress("accepted lengths", len(streams)) as advance:
+        for stream in streams:
+            by_gamma = lengths_ahead(drafter, target, chains, stream)
+            texts.append(ServedText(len(stream.prompt), by_gamma[deepest], by_gamma))
+            advance()
+    tokens = sum(each.tokens for each in texts)
+    source = f"{len(texts):,} greedy texts of {bench.parts.prompts.name}, {tokens:,} tokens, {bench.parts.label}"
+    return ServedTexts(tuple(texts), source)
+
+
+def texts_of_run(folder: Path, method: str | None, deepest: int) -> ServedTexts:
+    """Return the texts of a finished run on chains, by its rounds.
+
+    A round that begins at s and commits n tokens says that a round at s + k would commit at least n - k, for a drafter
+    whose proposals depend on the text before them; exactly that where a rejection was seen. Rounds of all gammas are
+    joined; a position that no rejection bounds keeps what is known, so that acceptance is rather under- than
+    overstated.
+
+    Args:
+        method: the drafter's name in the run; None where it has one only.
+    Raises:
+        UsageError: no such folder, drafter or gamma.
+    """
+    path = folder / "rounds.parquet"
+    if not path.is_file():
+        raise UsageError(f"Bad value study.run: {path} does not exist; give the output folder of a finished run.")
+    columns = ["method", "gamma", "repeat", "prompt", "round", "context", "committed", "rejected", "offered_nodes"]
+    rounds = drafted(pd.read_parquet(path, columns=[*columns, "offered"]))
+    methods = list(rounds["method"].unique())
+    chosen = method or (methods[0] if len(methods) == 1 else None)
+    if chosen not in methods:
+        raise UsageError(f"Bad value study.method={method}: {folder} has rounds of {', '.join(methods)}; give one.")
+    rounds = rounds[(rounds["method"] == chosen) & (rounds["repeat"] == 0)]
+    if (rounds["offered_nodes"] > rounds["offered"]).any():
+        raise UsageError(f"Bad value study.run={folder}: its drafts branch; a server is simulated for chains.")
+    if rounds["gamma"].max() < deepest:
+        raise UsageError(
+            f"Bad value study.gammas: {folder} drafted {rounds['gamma'].max()} tokens at most, not {deepest}; lower "
+            "them, or run with a larger structure.gamma."
+        )
+    texts, unknown, positions = [], 0, 0
+    for _, mine in rounds.groupby("prompt", sort=False):
+        first = int(mine["context"].min())  # of the prompt, the root included
+        size = int(mine.groupby("gamma")["committed"].sum().min())
+        lengths, exact = [1] * size, [False] * size
+        for context, committed, rejected in mine[["context", "committed", "rejected"]].itertuples(index=False):
+            for ahead in range(committed):
+                place = context - first + ahead
+                if place < size and committed - ahead >= lengths[place]:
+                    lengths[place], exact[place] = committed - ahead, exact[place] or bool(rejected)
+        texts.append(ServedText(first, tuple(lengths)))
+        unknown, positions = unknown + size - sum(exact), positions + size
+    tokens = sum(each.tokens for each in texts)
+    source = f"{len(texts):,} texts of the run in {folder}, {tokens:,} tokens, drafter {chosen}"
+    return ServedTexts(tuple(texts), source, unknown / positions)
+
+
+@dataclass(frozen=True)
+class ServerCost:
+    """The costs of a server's steps, and the times that they were fitted to.
+
+    Attributes:
+        cost: of calls, drafts and overhead.
+        model_drafts: see `ModelledSteps`.
+        growth: of draft and overhead, where the person gives none.
+        call_times: calls that were timed here; empty where none were.
+        error: of the largest batch that was timed, by a fit that saw only smaller ones: median, worst.
+    """
+
+    cost: SimulatedCost
+    model_drafts: bool
+    growth: tuple[float, float]
+    call_times: pd.DataFrame
+    error: tuple[float, float] = (nan, nan)
+
+
+_NO_CALLS = pd.DataFrame({"k": [], "w": [], "context": [], "seconds": []}, dtype=float)
+
+
+def cost_of_server(
+    bench: Bench, name: str | None, run: str | None, shapes: Mapping[str, Sequence[int]], calls: int, seconds: float
+) -> ServerCost:
+    """Return the costs: those called `name`, else those of the run, else those of target=replay, else measured here.
+
+    Args:
+        shapes: batches, gammas and contexts of the calls to time.
+        calls, seconds: see `Bench.timer`.
+    Raises:
+        UsageError: see `load_cost`; or a target that takes no batches.
+    """
+    target, drafter = bench.parts.target, bench.parts.drafter
+    looks_up = drafter.looks_up if isinstance(drafter, RecordedLengths) else isinstance(drafter, Lookup)
+    if name is not None or run is not None:
+        cost = load_cost(str(name or run), Path(config_dir()) / "cost")
+        measured = cost.source.startswith("measured by the run")  # of one sequence on that machine, by depth of a draft
+        return ServerCost(cost, measured or not looks_up, (1.0, 1.0) if measured else (0.0, 0.0), _NO_CALLS)
+    if isinstance(target, Replay):
+        own = drafter.cost if isinstance(drafter, RecordedLengths) else None
+        cost = target.cost if own is None else validated(SimulatedCost, {**_values(target.cost), "draft": vars(own)})
+        return ServerCost(cost, own is not None or not looks_up, (0.0, 0.0), _NO_CALLS)
+    if "rows" not in target.capabilities.evaluations or "rows" not in target.capabilities.structures:
+        raise UsageError(
+            f"Bad value study.cost=null: target {bench.config.target['name']!r} takes no batches that could be timed; "
+            "give the name of a cost model, such as study.cost=h100_llama31_8b."
+        )
+    return _measured(bench, shapes, calls, seconds)
+
+
+def _values(cost: SimulatedCost) -> dict[str, Any]:
+    return {**vars(cost), "draft": vars(cost.draft)}
+
+
+def _measured(bench: Bench, shapes: Mapping[str, Sequence[int]], calls: int, seconds: float) -> ServerCost:
+    """Time calls on batches, drafts by depth, and what a round takes besides, on one prompt; fit all three."""
+    parts = bench.parts
+    prompt = parts.prompts.prompts[0].tokens
+    asked = [(batch, gamma) for batch in shapes["batches"] for gamma in (0, *shapes["gammas"])]
+    times = bench.time_calls(prompt, asked, shapes["contexts"], calls, seconds, ("rows",))
+    fit = fit_server_calls(times)
+    depths = sorted(set(shapes["gammas"]))
+    chains = [structures.build({"name": "chain", "gamma": depth}) for depth in depths]
+    drafts = time_drafts(parts.target, parts.drafter, chains, prompt, bench.timer("drafts", calls, seconds))
+    fixed, step = (0.0, 0.0)
+    if len(drafts):
+        by_depth = drafts.groupby("depth")["seconds"].median()
+        fixed, step = _line(by_depth.index.to_list(), by_depth.to_list())
+    output = parts.primary.decode(Request(prompt, min(32, bench.config.measurement.limit)), bench.clock)
+    _, _, rest = host_seconds(output, bench.clock)
+    values = {
+        **dict.fromkeys(("token_s", "weights_s", "lookup_s", "lookup_share"), 0.0),
+        **fit.coefficients,
+        **{"name": "measured", "tile": 1, "overlap": False, "overhead_s": fmean(rest)},
+        "source": f"calls on batches, drafts and commits timed in this run, {len(times):,} calls",
+        "draft": {"fixed_s": fixed, "step_s": step, "cached_s": 0.0},
+    }
+    cost = validated(SimulatedCost, values, where="cost")
+    growth = _live_growth(bench, prompt, depths[-1], shapes["batches"][-1])
+    return ServerCost(cost, True, growth, times, (fit.median_error, fit.worst_error))
+
+
+_LIVE_TOKENS = 16  # of each text that is decoded to see what further sequences add
+
+
+def _live_growth(bench: Bench, prompt: Sequence[int], gamma: int, slots: int) -> tuple[float, float]:
+    """Decode one text alone and `slots` times at once; return the growth of drafts and of what follows the call."""
+    parts, drafts, rest = bench.parts, dict[int, float](), dict[int, float]()
+    for batch in sorted({1, slots}):
+        requests = [
+            Request(
+                prompt,
+                _LIVE_TOKENS,
+                draft_generator=generator_for(bench.config.seed, f"live {place}", "draft"),
+                accept_generator=generator_for(bench.config.seed, f"live {place}", "accept"),
+            )
+            for place in range(batch)
+        ]
+        decoded = decode_batch(
+            target=batch_target(parts.target, batch),
+            drafter=batch_drafter(parts.drafter, parts.target, batch),
+            verifier=parts.primary.verifier,
+            structure=structures.build({"name": "chain", "gamma": gamma}),
+            requests=requests,
+            clock=bench.clock,
+        )
+        full = [step for step in decoded.steps if len(step.slots) == batch]
+        full = full[1:] or full  # the first step meets cold caches
+        drafts[batch] = median(step.draft_s for step in full)
+        rest[batch] = median(step.accept_s + step.commit_s for step in full)
+        bench.heartbeat()
+    return _growth(pd.Series(drafts)), _growth(pd.Series(rest))
+
+
+@dataclass(frozen=True)
+class MeasuredBatches:
+    """The measurements of study `batching` for one drafter.
+
+    Attributes:
+        lines: batch, gamma (0 without drafts), repeat, and tokens, steps and seconds while every slot was in use.
+        cost: by its cost model of calls on one sequence, its timed drafts, and the rest of its steps.
+    """
+
+    lines: pd.DataFrame
+    cost: ServerCost
+
+    def step_seconds(self) -> dict[tuple[int, int], float]:
+        """Return the mean seconds of a step by batch and gamma."""
+        sums = self.lines.groupby(["batch", "gamma"])[["seconds", "steps"]].sum()
+        return {(int(batch), int(gamma)): float(s / n) for (batch, gamma), s, n in sums.itertuples(name=None)}
+
+
+def open_batches(folder: Path, drafter: str, gammas: Sequence[int], slots: int) -> MeasuredBatches:
+    """Read the output folder of study `batching`.
+
+    Raises:
+        UsageError: it is no such folder, or has not measured this drafter at these gammas and up to so many slots.
+    """
+    paths = {name: folder / f"{name}.parquet" for name in ("batching", "drafts")}
+    model = folder / "batching.json"
+    if not all(path.is_file() for path in (*paths.values(), model)):
+        raise UsageError(
+            f"Bad value study.batching={folder}: this is no output folder of +experiment=batching; give one."
+        )
+    live, drafts = (pd.read_parquet(path) for path in paths.values())
+    mine = live[live["drafter"] == drafter]
+    if mine.empty:
+        names = ", ".join(sorted(live["drafter"].unique()))
+        raise UsageError(f"Bad value study.batching={folder}: it measured {names}, not drafter {drafter!r}; use one.")
+    lacking = sorted(set(gammas) - set(mine["gamma"]))
+    if lacking or slots > mine["batch"].max():
+        raise UsageError(
+            f"Bad value study.batching={folder}: it measured gammas {', '.join(map(str, sorted(set(mine['gamma']))))} "
+            f"and batches up to {mine['batch'].max()}; lower study.gammas or study.slots to those."
+        )
+    columns = ["tokens", "steps", "seconds"]
+    plain = mine[["batch", "repeat", *(f"baseline_{name}" for name in columns)]].drop_duplicates(["batch", "repeat"])
+    plain = plain.rename(columns=lambda name: name.removeprefix("baseline_")).assign(gamma=0)
+    lines = pd.concat([plain, mine[["batch", "gamma", "repeat", *columns]]], ignore_index=True)
+    cost = json.loads(model.read_text(encoding="utf-8"))["cost"]
+    return MeasuredBatches(lines, _cost_of_batches(cost, mine, drafts[drafts["drafter"] == drafter], folder))
+
+
+def _cost_of_batches(cost: Mapping[str, Any], live: pd.DataFrame, drafts: pd.DataFrame, folder: Path) -> ServerCost:
+    """Add drafts and the rest of a step to a cost model of calls: those of the smallest batch, and what each further
+    sequence adds by the largest.
+    """
+    timed = drafts.groupby(["gamma", "batch"])["seconds"].median().unstack("batch")
+    fixed, step = _line(timed.index.to_list(), timed[timed.columns.min()].to_list())
+    rest = live.assign(rest=live["seconds"] - live["draft_s"] - live["verify_s"]).groupby("batch")[["rest", "steps"]]
+    overhead = rest.sum()["rest"] / rest.sum()["steps"]
+    sums = timed.sum()
+    values = {**cost, "draft": {"fixed_s": fixed, "step_s": step, "cached_s": 0.0}}
+    values |= {"overhead_s": float(overhead.iloc[0]), "source": f"calls on one sequence, drafts and steps of {folder}"}
+    growth = _growth(sums), _growth(overhead)
+    return ServerCost(validated(SimulatedCost, values, where="cost"), True, growth, _NO_CALLS)
+
+
+def _growth(seconds: pd.Series) -> float:
+    """Return the share of the seconds of the smallest batch that each further sequence adds, by the largest; 0 to 1.
+
+    Args:
+        seconds: by batch, ascending.
+    """
+    smallest, largest = int(seconds.index[0]), int(seconds.index[-1])
+    if largest == smallest or not seconds.iloc[0] > 0:
+        return 0.0
+    return float(min(1.0, max(0.0, (seconds.iloc[-1] / seconds.iloc[0] - 1) / (largest - smallest))))
+
+
+def _line(x: Sequence[float], y: Sequence[float]) -> tuple[float, float]:
+    """Return intercept and slope of the least-squares line, neither negative."""
+    mean_x, mean_y = fmean(x), fmean(y)
+    spread = sum((each - mean_x) ** 2 for each in x)
+    slope = sum((a - mean_x) * (b - mean_y) for a, b in zip(x, y, strict=True)) / spread if spread else 0.0
+    slope = min(max(slope, 0.0), mean_y / mean_x)
+    return mean_y - slope * mean_x, slope
+
+
+def arrival_times(path: Path) -> list[float]:
+    """Read the seconds at which requests arrived: a JSON list of numbers, or a number on each line.
+
+    Raises:
+        UsageError: no such file, or not at least two ascending numbers that differ.
+    """
+    try:
+        content = path.read_text(encoding="utf-8")
+        read = json.loads(content) if content.lstrip().startswith("[") else content.split()
+        times = [float(each) for each in read]
+    except (OSError, ValueError, TypeError) as error:
+        reason = " ".join(str(error).split())
+        raise UsageError(f"Bad value study.arrival_times={path}: cannot be read as numbers ({reason}).") from None
+    ordered = all(before <= after for before, after in zip(times, times[1:], strict=False))
+    if len(times) < 2 or not ordered or not times[0] < times[-1] < float("inf"):
+        raise UsageError(f"Bad value study.arrival_times={path}: give at least two ascending seconds that differ.")
+    return times

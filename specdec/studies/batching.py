@@ -1,0 +1,405 @@
+"""Speculation in batches: plain decoding and drafters at several batch sizes and gammas, decoded live by the batched
+loop, and what calls and drafts for as many sequences cost (theory.md 7.3).
+"""
+
+import copy
+import json
+import random
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Annotated, Any, Literal, TypeVar
+
+import pandas as pd
+import torch
+from pydantic import Field
+
+from specdec.analysis.cost.cost_report import CostReport, cost_report
+from specdec.batching.batch_calls import EverySlot
+from specdec.batching.batch_target import BatchTarget, batch_target
+from specdec.batching.decode_batch import BatchDecoded, BatchStep, decode_batch
+from specdec.batching.each_drafter import batch_drafter
+from specdec.config import AtLeastOne, typed
+from specdec.cost_model import SimulatedCost, cost_of_fit
+from specdec.drafters import Drafter, drafters
+from specdec.drafters.base.batch import BatchDrafter
+from specdec.drafters.none import NoDrafter
+from specdec.errors import UsageError
+from specdec.experiment.composed import composed_parts
+from specdec.experiment.divergence import explain
+from specdec.prompts import Prompt
+from specdec.records import Request, Round, chain_tree
+from specdec.sampling import generator_for
+from specdec.structures import Structure, structures
+from specdec.studies.base import Bench, Study, studies
+from specdec.text.writing import write_atomically
+from specdec.timing.calls import Calibration, calibrate, call_sizes, time_calls
+from specdec.timing.machine import measure_machine
+
+PLAIN = ("", 0)  # the arm without drafts
+PLAIN_RUNS = 2  # in a repeat: all arms are compared with plain decoding, so that its noise is in all of them
+
+
+@typed
+class BatchingConfig:
+    name: Literal["batching"]
+    drafters: Annotated[list[str], Field(min_length=1)]
+    drafter_settings: dict[str, dict[str, Any]]
+    batches: Annotated[list[AtLeastOne], Field(min_length=1)]
+    gammas: Annotated[list[AtLeastOne], Field(min_length=1)]
+    repeats: AtLeastOne
+    texts: AtLeastOne
+    texts_per_slot: AtLeastOne
+    seconds: Annotated[float, Field(gt=0)]
+    calls: AtLeastOne
+
+
+Arm = tuple[str, int]
+"""A drafter and its gamma."""
+
+
+@studies.register("batching")
+class Batching(Study):
+    """Tables:
+
+    `batching`: a line for each repeat, drafter, gamma and batch. Of the steps in which every slot of the batch had a
+        sequence: tokens (over all sequences), steps, rounds (steps of each sequence), tokens_per_round, offered (draft
+        tokens), places (tokens that the calls evaluated, padding to the longest draft included), seconds with their
+        parts draft_s, verify_s, accept_s and commit_s; and of plain decoding of the same texts at the same batch
+        baseline_tokens, baseline_steps, baseline_seconds. Of all steps: texts, all_tokens, all_seconds, prefill_s. And
+        same, near_tie, differs: texts by what they are beside the plain ones.
+    `offers`: drafter, gamma, offered, rounds: how often so many tokens were offered to a sequence.
+    `calls`: batch, tokens (of each sequence), context, call, seconds (of a call for the whole batch), model_s (what the
+        cost model of calls on one sequence says; NaN without one).
+    `drafts`: drafter, gamma, batch, call, seconds (of a draft for the whole batch).
+    `cost`: one line: context of the timed calls, rows and error of the cost model's fit, prompts that there were, and
+        largest, the texts of a repeat at the largest batch.
+    `skipped`: see `Bench.skipped`.
+
+    `batching.json` holds the cost model as `SimulatedCost`, and its fit.
+    """
+
+    def __init__(self, config: BatchingConfig) -> None:
+        """
+        Raises:
+            UsageError: a drafter's name that nothing has.
+        """
+        self._config = config
+        self._batches, self._gammas = sorted(set(config.batches)), sorted(set(config.gammas))
+        for name in (*config.drafters, *config.drafter_settings):
+            drafters.get(name)
+
+    def run(self, bench: Bench) -> Mapping[str, pd.DataFrame]:
+        _check(bench)
+        rig = _Rig(bench, self._made(bench), self._batches[-1], self._gammas[-1])
+        report, calls, drafts = self._calibrated(bench, rig)
+        lines, offers = self._live(bench, rig)
+        fit = float("nan") if report is None or report.by_rows is None else report.by_rows.median
+        facts = {
+            "context": int(calls["context"].iloc[0]),
+            "rows": 0 if report is None else int(report.table["rows"].max()),
+            "error": fit,
+            "prompts": len(rig.prompts),
+            "largest": self._texts(self._batches[-1]),
+        }
+        return {
+            "batching": lines,
+            "offers": offers,
+            "calls": calls,
+            "drafts": drafts,
+            "cost": pd.DataFrame([facts]),
+            "skipped": bench.skipped(),
+        }
+
+    def _made(self, bench: Bench) -> dict[str, Drafter]:
+        """Return the drafters by name.
+
+        Raises:
+            UsageError: one cannot be made for this target, or drafts no chains.
+        """
+        made: dict[str, Drafter] = {}
+        for name in self._config.drafters:
+            values = composed_parts(name, changes=self._config.drafter_settings.get(name))["drafter"]
+            made[name] = drafters.build(values, target=bench.parts.target)
+            if "chain" not in made[name].capabilities.fills:
+                raise UsageError(
+                    f"Bad value study.drafters={self._config.drafters}: {name} drafts no chains, which this study "
+                    "compares; leave it out."
+                )
+        return made
+
+    def _texts(self, batch: int) -> int:
+        """Return how many texts a repeat decodes at a batch: enough that slots are mostly in use."""
+        return max(self._config.texts, self._config.texts_per_slot * batch)
+
+    def _arms(self, rig: "_Rig") -> list[Arm]:
+        """Return drafters with their gammas, those that they can draft."""
+        return [
+            (name, gamma)
+            for name, drafter in rig.made.items()
+            for gamma in self._gammas
+            if gamma <= (drafter.capabilities.deepest or gamma)
+        ]
+
+    # What calls and drafts cost ------------------------------------------------------------------------
+
+    def _calibrated(self, bench: Bench, rig: "_Rig") -> tuple[CostReport | None, pd.DataFrame, pd.DataFrame]:
+        """Fit the cost model to calls on one sequence; time calls and drafts for every batch."""
+        report = rig.cost_report()
+        cost = None if report is None else _kept_cost(bench, report)
+        prompt = sorted(rig.prompts, key=lambda prompt: len(prompt.tokens))[len(rig.prompts) // 2].tokens
+        calls, drafts = list[dict[str, Any]](), list[dict[str, Any]]()
+        with bench.progress("timing batches", len(self._batches) * len(rig.made)) as advance:
+            for batch in self._batches:
+                for name in rig.made:
+                    gammas = [gamma for other, gamma in self._arms(rig) if other == name]
+                    found = rig.calibration(name, gammas, batch, prompt, self._config.calls)
+                    here = {"batch": batch, "context": found.context - 1}
+                    calls += [
+                        {**here, "tokens": tokens, "call": call, "seconds": each * batch}
+                        for tokens, times in found.calls.items()
+                        for call, each in enumerate(times)
+                    ]
+                    # A draft that proposed nothing has no time of its own in the calibration: it costs next to nothing.
+                    drafts += [
+                        {"drafter": name, "gamma": gamma, "batch": batch, "call": call, "seconds": each * batch}
+                        for gamma in gammas
+                        for call, each in enumerate(found.drafts[gamma] or [0.0])
+                    ]
+                    advance()
+        table = pd.DataFrame(calls)
+        of_batch = zip(table["batch"], table["tokens"], table["context"], strict=True)
+        table["model_s"] = [
+            float("nan") if cost is None else cost.seconds(int(batch * tokens), int(context), int(batch))
+            for batch, tokens, context in of_batch
+        ]
+        return report, table, pd.DataFrame(drafts)
+
+    # Live ----------------------------------------------------------------------------------------------
+
+    def _live(self, bench: Bench, rig: "_Rig") -> tuple[pd.DataFrame, pd.DataFrame]:
+        """Decode every repeat's texts at every batch by all arms, in random order."""
+        arms, lines, offers = self._arms(rig), list[dict[str, Any]](), Counter[tuple[str, int, int]]()
+        began, total = time.perf_counter(), self._config.repeats * len(self._batches)
+        with bench.progress("decoding batches", total) as advance:
+            for repeat in range(self._config.repeats):
+                if repeat and time.perf_counter() - began > self._config.seconds:
+                    break
+                prompts = rig.of_repeat(repeat, self._texts(self._batches[-1]))
+                sizes = random.Random(f"{bench.config.seed}/{repeat}").sample(self._batches, len(self._batches))
+                for batch in sizes:
+                    lines += self._compared(bench, rig, arms, repeat, batch, prompts[: self._texts(batch)], offers)
+                    advance()
+        counted = [(*key, rounds) for key, rounds in sorted(offers.items())]
+        return pd.DataFrame(lines), pd.DataFrame(counted, columns=["drafter", "gamma", "offered", "rounds"])
+
+    def _compared(
+        self,
+        bench: Bench,
+        rig: "_Rig",
+        arms: Sequence[Arm],
+        repeat: int,
+        batch: int,
+        prompts: Sequence[Prompt],
+        offers: Counter[tuple[str, int, int]],
+    ) -> list[dict[str, Any]]:
+        """Return the lines of one repeat at one batch, and count what was offered."""
+        order = [*[PLAIN] * PLAIN_RUNS, *arms]
+        random.Random(f"{bench.config.seed}/{repeat}/{batch}").shuffle(order)
+        done: list[tuple[Arm, BatchDecoded]] = [(arm, rig.decoded(arm, batch, prompts, repeat)) for arm in order]
+        plain = [decoded for arm, decoded in done if arm == PLAIN]
+        sums = [_measured(decoded, batch) for decoded in plain]
+        baseline = {
+            f"baseline_{name}": sum(each[name] for each in sums)
+            for name in ("tokens", "steps", "seconds", "all_seconds", "all_tokens")
+        }
+        lines = []
+        for (name, gamma), decoded in done:
+            if (name, gamma) == PLAIN:
+                continue
+            for _, rounds in _full(decoded, batch):
+                offers.update((name, gamma, len(each.draft_tokens)) for each in rounds)
+            about = {"repeat": repeat, "drafter": name, "gamma": gamma, "batch": batch, "texts": len(prompts)}
+            outcomes = _outcomes(rig.target.target, gamma, plain[0], decoded)
+            lines.append({**about, **_measured(decoded, batch), **baseline, **outcomes})
+        return sorted(lines, key=lambda line: arms.index((line["drafter"], line["gamma"])))
+
+
+T = TypeVar("T", BatchTarget, BatchDrafter)
+
+
+@dataclass
+class _Rig:
+    """Target and drafters over one set of buffers, which serves every batch: whoever decodes first at some batch would
+    else be the one who pays for new memory.
+    """
+
+    bench: Bench
+    made: Mapping[str, Drafter]
+    largest: int  # batch
+    gamma: int  # the largest
+
+    def __post_init__(self) -> None:
+        parts = self.bench.parts
+        self.prompts: list[Prompt] = list(parts.prompts.prompts)
+        random.Random(self.bench.config.seed).shuffle(self.prompts)
+        self.target = batch_target(parts.target, self.largest)
+        self.drafters = {
+            name: batch_drafter(drafter, parts.target, self.largest)
+            for name, drafter in [*self.made.items(), (PLAIN[0], NoDrafter())]
+        }
+        longest = max(len(prompt.tokens) for prompt in self.prompts) + self.bench.config.measurement.limit
+        capacity = max(longest + self.target.room(chain_tree(self.gamma)), self._grid_capacity())
+        try:
+            self.target.reserve(capacity)
+        except UsageError as error:
+            raise UsageError(str(error).replace("measurement.batch_size", "the largest of study.batches")) from None
+        for drafter in self.drafters.values():
+            drafter.reserve(capacity + 1)
+
+    def of_repeat(self, repeat: int, count: int) -> list[Prompt]:
+        """Return `count` prompts: other ones in every repeat, as long as there are any."""
+        return [self.prompts[(repeat * count + place) % len(self.prompts)] for place in range(count)]
+
+    def decoded(self, arm: Arm, batch: int, prompts: Sequence[Prompt], repeat: int) -> BatchDecoded:
+        """Decode texts by a drafter and gamma, `batch` at once."""
+        config, (name, gamma) = self.bench.config, arm
+        requests = [
+            Request(
+                prompt.tokens,
+                config.measurement.limit,
+                draft_generator=generator_for(config.seed, prompt.id, f"draft/{repeat}"),
+                accept_generator=generator_for(config.seed, prompt.id, f"accept/{repeat}"),
+            )
+            for prompt in prompts
+        ]
+        return decode_batch(
+            target=_sized(self.target, batch),
+            drafter=_sized(self.drafters[name], batch),
+            verifier=self.bench.parts.baseline.verifier,
+            structure=_chain(gamma),
+            requests=requests,
+            clock=self.bench.clock,
+        )
+
+    def calibration(
+        self, name: str, gammas: Sequence[int], batch: int, prompt: Sequence[int], calls: int
+    ) -> Calibration:
+        """Time calls and drafts, in turn, for a batch of sequences; seconds are those of one sequence's share."""
+        timer = self.bench.timer(f"batch/{name}/{batch}", calls)
+        every = EverySlot(_sized(self.target, batch), _sized(self.drafters[name], batch))
+        trees = [chain_tree(gamma) for gamma in gammas]
+        return every.calibrate(
+            lambda target, drafter: calibrate(target, drafter, _chain(gammas[-1]), prompt, trees, timer, gammas),
+            self.made[name],
+        )
+
+    def _contexts(self) -> list[int]:
+        return self.bench.config.measurement.cost_contexts if self.bench.parts.target.products() else []
+
+    def _grid_capacity(self) -> int:
+        contexts = self._contexts()
+        return max(contexts) + 1 + self.bench.config.measurement.cost_rows if contexts else 0
+
+    def cost_report(self) -> CostReport | None:
+        """Fit the cost model to calls on one sequence, made by the engine of batches; None where there is no arithmetic
+        to explain.
+        """
+        measurement, target = self.bench.config.measurement, self.bench.parts.target
+        contexts = self._contexts()
+        if not contexts:
+            return None
+        alone = EverySlot(_sized(self.target, 1), _sized(self.drafters[PLAIN[0]], 1)).as_target()
+        timer = self.bench.timer("cost", measurement.cost_calls, measurement.cost_seconds)
+        sizes = call_sizes(measurement.cost_rows, measurement.cost_dense)
+        grid = time_calls(alone, self.prompts[0].tokens, sizes, contexts, timer).as_dict()
+        machine = measure_machine(target.device, getattr(torch, target.describe()["dtype"]))
+        return cost_report(grid, target.products(), machine.as_dict())
+
+
+def _check(bench: Bench) -> None:
+    """Refuse what decodes one sequence at a time.
+
+    Raises:
+        UsageError: such a target, or such a way to evaluate.
+    """
+    target = bench.config.target
+    if bench.simulated or target["name"] not in ("causal", "table"):
+        raise UsageError(
+            f"Bad value target.name={target['name']}: study 'batching' decodes several sequences at once, live; use "
+            "target=causal."
+        )
+    if bench.parts.target.evaluation == "rows":
+        raise UsageError(
+            "Bad value target.evaluation=rows: it evaluates the paths of one sequence in a batch of their own, and "
+            "study 'batching' needs the batch for sequences; use target.evaluation=packed."
+        )
+
+
+def _sized(whole: T, batch: int) -> T:
+    """Return a batched target or drafter that uses its first `batch` slots."""
+    some = copy.copy(whole)
+    some.slots = batch
+    return some
+
+
+def _chain(gamma: int) -> Structure:
+    return structures.build({"name": "chain", "gamma": gamma}) if gamma else _chain(1).resized(0)
+
+
+def _full(decoded: BatchDecoded, batch: int) -> Iterator[tuple[BatchStep, list[Round]]]:
+    """Yield the steps in which all slots were in use, with the rounds of their sequences."""
+    taken = [0] * len(decoded.generations)  # rounds of each text that are told
+    active, begun = list[int](), 0
+    for step in decoded.steps:
+        active += range(begun, begun + step.prefills)
+        begun += step.prefills
+        rounds = [decoded.generations[place].rounds[taken[place]] for place in active]
+        for place in active:
+            taken[place] += 1
+        active = [place for place in active if taken[place] < len(decoded.generations[place].rounds)]
+        if len(rounds) == batch:
+            yield step, rounds
+
+
+def _measured(decoded: BatchDecoded, batch: int) -> dict[str, Any]:
+    """Return the sums of a decoded set of texts, in the columns of `batching`."""
+    full = list(_full(decoded, batch))
+    sums = {
+        name: sum(getattr(step, name) for step, _ in full)
+        for name in ("tokens", "draft_s", "verify_s", "accept_s", "commit_s")
+    }
+    seconds = [step.draft_s + step.verify_s + step.accept_s + step.commit_s for step, _ in full]
+    rounds = len(full) * batch
+    every = decoded.steps
+    return {
+        **sums,
+        "steps": len(full),
+        "rounds": rounds,
+        "tokens_per_round": sums["tokens"] / rounds,
+        "offered": sum(len(each.draft_tokens) for _, rows in full for each in rows),
+        "places": sum(batch * (1 + max(len(each.draft_tokens) for each in rows)) for _, rows in full),
+        "seconds": sum(seconds),
+        "all_tokens": sum(step.tokens for step in every),
+        "all_seconds": sum(step.draft_s + step.verify_s + step.accept_s + step.commit_s for step in every),
+        "prefill_s": sum(step.prefill_s for step in every),
+    }
+
+
+def _outcomes(target: Any, gamma: int, plain: BatchDecoded, decoded: BatchDecoded) -> dict[str, int]:
+    """Count the texts that are the plain ones, that part at a near-tie, and that differ."""
+    counts = {"same": 0, "near_tie": 0, "differs": 0}
+    for place, (expected, output) in enumerate(zip(plain.generations, decoded.generations, strict=True)):
+        parted = explain(target, (str(place), gamma), output.prompt, expected.tokens, output.tokens)
+        counts["same" if parted is None else "near_tie" if parted.explained else "differs"] += 1
+    return counts
+
+
+def _kept_cost(bench: Bench, report: CostReport) -> SimulatedCost:
+    """Write the cost model to `batching.json` and return it."""
+    fit = report.as_dict()
+    cost = cost_of_fit(fit, "batching", "fitted by study batching to calls of the batched engine on one sequence")
+    text = json.dumps({"cost": asdict(cost), **fit}, indent=1)
+    write_atomically(bench.folder / "batching.json", text)
+    return cost

@@ -1,0 +1,300 @@
+"""A server under load, simulated: continuous batching with and without speculation, from recorded acceptance and a cost
+model; and the closed condition of study `batching`, simulated to compare it with what was measured.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Annotated, Any, Literal
+
+import numpy as np
+import pandas as pd
+from pydantic import Field
+
+from specdec.config import AtLeastOne, Probability, typed
+from specdec.errors import UsageError
+from specdec.serving.arrivals import Arrival, ServedText, at_once, drawn_texts, poisson, recorded_times
+from specdec.serving.policies import AdaptiveGamma, FixedGamma, Policy
+from specdec.serving.server import Served, serve
+from specdec.serving.step_seconds import MeasuredSteps, ModelledSteps, StepSeconds
+from specdec.studies.base import Bench, Study, studies
+from specdec.studies.base.serving_inputs import (
+    MeasuredBatches,
+    ServedTexts,
+    ServerCost,
+    arrival_times,
+    cost_of_server,
+    open_batches,
+    texts_along,
+    texts_of_run,
+)
+
+Positive = Annotated[float, Field(gt=0)]
+
+
+@typed
+class TextLaw:
+    """A law of requests: draft tokens agree with chance alpha, outputs are geometric."""
+
+    alpha: Probability
+    prompt_tokens: AtLeastOne
+    output_tokens: AtLeastOne
+
+
+@typed
+class ServingConfig:
+    name: Literal["serving"]
+    run: Annotated[str, Field(min_length=1)] | None
+    method: Annotated[str, Field(min_length=1)] | None
+    law: TextLaw | None
+    batching: Annotated[str, Field(min_length=1)] | None
+    cost: Annotated[str, Field(min_length=1)] | None
+    draft_growth: Probability | None
+    overhead_growth: Probability | None
+    slots: AtLeastOne
+    gammas: Annotated[list[AtLeastOne], Field(min_length=1)]
+    loads: Annotated[list[Positive], Field(min_length=1)]
+    arrival_times: Annotated[str, Field(min_length=1)] | None
+    requests: Annotated[int, Field(ge=2)]
+    warmup: Annotated[int, Field(ge=0)]
+    replications: Annotated[int, Field(ge=2)]
+    target_factor: Positive
+    target_s: Positive | None
+    contexts: Annotated[list[AtLeastOne], Field(min_length=1)]
+    calls: AtLeastOne
+    seconds: Positive
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """The parts of all simulations."""
+
+    config: ServingConfig
+    texts: ServedTexts
+    steps: StepSeconds
+    gammas: tuple[int, ...]
+    times: tuple[float, ...]  # recorded arrivals; empty for Poisson
+
+    def policies(self) -> list[Callable[[], Policy]]:
+        """Return makers of the policies, plain decoding first."""
+        fixed = [lambda gamma=gamma: FixedGamma(gamma) for gamma in (0, *self.gammas)]
+        return [*fixed, lambda: AdaptiveGamma(self.gammas, self.steps)]
+
+    def arrivals(self, rate: float, seed: int) -> Iterator[Arrival]:
+        if self.times:
+            return recorded_times(self.times, rate, self.texts.texts, seed)
+        return poisson(rate, self.texts.texts, seed)
+
+
+@studies.register("serving")
+class Serving(Study):
+    """All times are simulated. Tables:
+
+    `recording`: one line: what was simulated, in words and numbers.
+    `call_times`: calls on batches that were timed here for the cost model, as `time_shapes` has them; perhaps empty.
+    `step_times`: batch, gamma, seconds of a step by the cost model at the texts' mean context, and tokens_per_round.
+    `capacity`: policy, replication, requests, tokens and seconds while all slots were full and the queue was not empty.
+    `served`: policy, load (offered requests over the capacity of plain decoding), rate (per second), replication,
+        number, the times of `ServedRequest`, tokens, rounds, and alone_s, its latency on an idle server without drafts;
+        the requests behind the warm-up, in order.
+    `served_steps`: policy, load, replication, batch, gamma, and steps, seconds and tokens in the window from the first
+        to the last arrival of `served`.
+    `simulations`: policy, load, replication, window_s, little (relative error of Little's law), queue_begin and
+        queue_end (requests that waited when the window began and ended), prefill_share.
+    `measured_batches`: see `MeasuredBatches.lines`; empty without study.batching.
+    `closed`: the condition of study `batching` simulated: slots that are always full. by ("measured": with its own mean
+        seconds of a step; "model": with those of the cost model), batch, gamma, tokens, steps, seconds.
+    `skipped`: see `Bench.skipped`.
+    """
+
+    def __init__(self, config: ServingConfig) -> None:
+        self._config = config
+
+    def run(self, bench: Bench) -> Mapping[str, pd.DataFrame]:
+        config = self._config
+        if config.run is not None and config.law is not None:
+            raise UsageError("Bad values study.run and study.law: texts come from one of them; set the other to null.")
+        gammas = tuple(sorted(set(config.gammas)))
+        times = () if config.arrival_times is None else tuple(arrival_times(Path(config.arrival_times).expanduser()))
+        batches = self._batches(bench, gammas)
+        texts = self._texts(bench, gammas)
+        cost, modelled = self._costs(bench, gammas, batches)
+        steps = modelled if batches is None else MeasuredSteps(batches.step_seconds(), modelled)
+        plan = _Plan(config, texts, steps, gammas, times)
+        full = _capacities(plan)
+        simulated = _simulated(bench, plan, full)
+        return {
+            "recording": _recording(plan, cost, modelled),
+            "call_times": cost.call_times,
+            "step_times": _step_times(plan),
+            "capacity": full,
+            **simulated,
+            "measured_batches": _NO_BATCHES if batches is None else batches.lines,
+            "closed": _NO_BATCHES if batches is None else _closed(plan, batches, modelled),
+            "skipped": bench.skipped(),
+        }
+
+    def _batches(self, bench: Bench, gammas: tuple[int, ...]) -> MeasuredBatches | None:
+        config = self._config
+        if config.batching is None:
+            return None
+        name = config.method or str(bench.config.drafter["name"])
+        return open_batches(Path(config.batching).expanduser(), name, gammas, config.slots)
+
+    def _costs(
+        self, bench: Bench, gammas: tuple[int, ...], measured: MeasuredBatches | None
+    ) -> tuple[ServerCost, ModelledSteps]:
+        """Return the costs, and the steps that they make."""
+        config = self._config
+        batches = sorted({1 << power for power in range(config.slots.bit_length())} | {config.slots})
+        shapes = {"batches": batches, "gammas": gammas, "contexts": config.contexts}
+        if measured is not None and config.cost is None:
+            cost = measured.cost
+        else:
+            cost = cost_of_server(bench, config.cost, config.run, shapes, config.calls, config.seconds)
+        given = config.draft_growth, config.overhead_growth
+        growth = [own if each is None else each for own, each in zip(cost.growth, given, strict=True)]
+        return cost, ModelledSteps(cost.cost, cost.model_drafts, *growth)
+
+    def _texts(self, bench: Bench, gammas: tuple[int, ...]) -> ServedTexts:
+        config = self._config
+        if config.run is not None:
+            return texts_of_run(Path(config.run).expanduser(), config.method, gammas[-1])
+        if config.law is not None:
+            law = config.law
+            texts = drawn_texts(500, law.alpha, law.prompt_tokens, law.output_tokens, gammas[-1], bench.config.seed)
+            said = (
+                f"texts drawn from a law: alpha {law.alpha:g}, independent; prompts of {law.prompt_tokens:,} tokens, "
+                f"outputs geometric with mean {law.output_tokens:,}"
+            )
+            return ServedTexts(texts, said)
+        return texts_along(bench, bench.texts(), gammas)
+
+
+_NO_BATCHES = pd.DataFrame({"batch": [], "gamma": [], "tokens": [], "steps": [], "seconds": []}, dtype=float)
+
+
+def _closed(plan: _Plan, measured: MeasuredBatches, modelled: ModelledSteps) -> pd.DataFrame:
+    """Serve a queue with slots that are always full, by each batch and gamma that was measured; see `Serving`."""
+    lines = []
+    cells = measured.lines[measured.lines["gamma"].isin((0, *plan.gammas))][["batch", "gamma"]].drop_duplicates()
+    for batch, gamma in cells.sort_values(["batch", "gamma"]).itertuples(index=False, name=None):
+        random = np.random.default_rng([plan.config.replications, 4])
+        drawn = random.integers(len(plan.texts.texts), size=64 + 8 * batch)
+        queue = [plan.texts.texts[int(place)] for place in drawn]
+        for by, steps in (("measured", plan.steps), ("model", modelled)):
+            served = serve(at_once(queue), FixedGamma(gamma), steps, batch)
+            full = [each for each in served.steps if each.batch == batch]
+            sums = sum(each.tokens for each in full), len(full), sum(each.seconds for each in full)
+            lines.append((by, batch, gamma, *sums))
+    return pd.DataFrame(lines, columns=["by", "batch", "gamma", "tokens", "steps", "seconds"])
+
+
+def _step_times(plan: _Plan) -> pd.DataFrame:
+    """Return the model's t(B, gamma) for every batch up to the limit."""
+    cached = plan.texts.cached
+    lines = [
+        (batch, gamma, plan.steps.step(batch, gamma, batch * cached), plan.texts.tokens_per_round(gamma))
+        for gamma in (0, *plan.gammas)
+        for batch in range(1, plan.config.slots + 1)
+    ]
+    return pd.DataFrame(lines, columns=["batch", "gamma", "seconds", "tokens_per_round"])
+
+
+def _capacities(plan: _Plan) -> pd.DataFrame:
+    """Serve a queue that never empties, by each policy, and count what finishes while all slots are full."""
+    slots, lines = plan.config.slots, []
+    for replication in range(plan.config.replications):
+        drawn = np.random.default_rng([replication, 3]).integers(len(plan.texts.texts), size=12 * slots)
+        queue = [plan.texts.texts[int(place)] for place in drawn]
+        for make in plan.policies():
+            policy = make()
+            served = serve(at_once(queue), policy, plan.steps, slots)
+            ends = sorted(each.finished for each in served.requests if each.finished is not None)
+            begin, end = ends[2 * slots - 1], max(each.admitted or 0.0 for each in served.requests)
+            finished = sum(begin < each <= end for each in ends)
+            tokens = sum(each.tokens for each in served.steps if begin < each.start + each.seconds <= end)
+            lines.append((policy.name, replication, finished, tokens, end - begin))
+    return pd.DataFrame(lines, columns=["policy", "replication", "requests", "tokens", "seconds"])
+
+
+def _simulated(bench: Bench, plan: _Plan, full: pd.DataFrame) -> dict[str, pd.DataFrame]:
+    """Serve every load by every policy, several times."""
+    config = plan.config
+    plain = full[full["policy"] == FixedGamma(0).name]
+    most = float(plain["requests"].sum() / plain["seconds"].sum())
+    alone = {id(each): _alone_s(each, plan.steps) for each in plan.texts.texts}
+    parts: dict[str, list[pd.DataFrame]] = {"served": [], "served_steps": [], "simulations": []}
+    loads, makers = sorted(set(config.loads)), plan.policies()
+    with bench.progress("simulating", len(loads) * len(makers) * config.replications) as advance:
+        for load in loads:
+            for replication in range(config.replications):
+                for make in makers:
+                    policy = make()
+                    arrivals = plan.arrivals(load * most, bench.config.seed + replication)
+                    served = serve(arrivals, policy, plan.steps, config.slots, config.warmup + config.requests)
+                    keys = {"policy": policy.name, "load": load, "rate": load * most, "replication": replication}
+                    for name, table in _tables(served, config.warmup, config.requests, alone).items():
+                        parts[name].append(table.assign(**keys))
+                    advance()
+    return {name: pd.concat(tables, ignore_index=True) for name, tables in parts.items()}
+
+
+def _alone_s(text: ServedText, steps: StepSeconds) -> float:
+    """Return the latency of a request on an idle server that does not speculate."""
+    cached = text.prompt_tokens - 1
+    return steps.prefill(1, cached) + sum(steps.step(1, 0, cached + place) for place in range(text.tokens))
+
+
+def _tables(served: Served, warmup: int, count: int, alone: Mapping[int, float]) -> dict[str, pd.DataFrame]:
+    """Return what a simulation leaves behind its warm-up: requests, steps, and a line of its own."""
+    kept = served.requests[warmup : warmup + count]
+    names = ["number", "arrived", "admitted", "prefilled", "first", "finished", "rounds"]
+    requests = pd.DataFrame([[getattr(each, name) for name in names] for each in kept], columns=names)
+    requests["tokens"] = [each.text.tokens for each in kept]
+    requests["alone_s"] = [alone[id(each.text)] for each in kept]
+    begin, end = kept[0].arrived, kept[-1].arrived
+    steps = pd.DataFrame(
+        [(s.batch, s.gamma, s.seconds, s.tokens) for s in served.steps if begin < s.start + s.seconds <= end],
+        columns=["batch", "gamma", "seconds", "tokens"],
+    )
+    grouped = steps.groupby(["batch", "gamma"]).agg(
+        steps=("seconds", "size"), seconds=("seconds", "sum"), tokens=("tokens", "sum")
+    )
+    line: dict[str, Any] = {
+        "window_s": end - begin,
+        "little": abs(served.area / served.sojourn_s - 1),
+        "queue_begin": _waiting(served, begin),
+        "queue_end": _waiting(served, end),
+        "prefill_share": served.prefill_s / served.ended,
+    }
+    return {"served": requests, "served_steps": grouped.reset_index(), "simulations": pd.DataFrame([line])}
+
+
+def _waiting(served: Served, at: float) -> int:
+    """Return how many requests wait for a slot at some second."""
+    return sum(each.arrived <= at and (each.admitted is None or each.admitted > at) for each in served.requests)
+
+
+def _recording(plan: _Plan, cost: ServerCost, modelled: ModelledSteps) -> pd.DataFrame:
+    config, texts = plan.config, plan.texts
+    line = {
+        "texts": texts.source,
+        "unknown": texts.unknown,
+        "prompt_tokens": fmean(each.prompt_tokens for each in texts.texts),
+        "output_tokens": fmean(each.tokens for each in texts.texts),
+        "cost": cost.cost.source if plan.steps is modelled else f"steps measured by {config.batching}",
+        "error_median": cost.error[0],
+        "error_worst": cost.error[1],
+        "draft_growth": modelled.draft_growth,
+        "overhead_growth": modelled.overhead_growth,
+        "slots": config.slots,
+        "arrivals": "arrivals at recorded times" if plan.times else "Poisson arrivals",
+        "requests": config.requests,
+        "warmup": config.warmup,
+        "replications": config.replications,
+        "target_factor": config.target_factor,
+        "target_s": float("nan") if config.target_s is None else config.target_s,
+    }
+    return pd.DataFrame([line])

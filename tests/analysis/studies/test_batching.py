@@ -1,0 +1,219 @@
+"""Figures of study batching from tables whose answers are known: calls that take fixed + token n, a drafter that always
+offers gamma tokens, and one that offers all or nothing.
+"""
+
+from itertools import product
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from specdec.analysis.findings import About, findings
+from specdec.analysis.studies.batching import (
+    batch_numbers,
+    call_errors,
+    committed_in_words,
+    committed_study,
+    speedup,
+    write_committed,
+)
+from specdec.theory.batch_speedup import break_even_batch
+
+ABOUT = About("none on pocket (float32), a computer", "stdlib_code", False, 300, 1)
+BATCHES, GAMMAS = (1, 2, 4, 8, 16, 32), (2, 4)
+FIXED, TOKEN, STEP = 10e-3, 1e-3, 0.2e-3  # seconds: of a call, of each token in it, of a draft token per sequence
+GAIN = {"steady": {2: 2.2, 4: 2.8}, "moody": {2: 1.5, 4: 1.6}}  # tokens per round
+STEPS, OFFERS = 50, 0.5  # of a cell; share of rounds in which the moody one offers anything
+
+
+def seconds(tokens):
+    return FIXED + TOKEN * tokens
+
+
+def widest(drafter, gamma, batch):
+    """The expected tokens per sequence of a call: a moody batch is spared only where no sequence offers anything."""
+    return 1 + gamma * (1 if drafter == "steady" else 1 - (1 - OFFERS) ** batch)
+
+
+def tables(repeats=4, noise=0.0, model=True):
+    generator, lines, offers, drafts, calls = np.random.default_rng(0), [], [], [], []
+    for repeat, drafter, gamma, batch in product(range(repeats), GAIN, GAMMAS, BATCHES):
+        factor, width = 1 + noise * generator.normal(), widest(drafter, gamma, batch)
+        verify, draft = factor * seconds(batch * width) * STEPS, STEP * gamma * batch * STEPS
+        tokens = round(GAIN[drafter][gamma] * STEPS * batch)
+        lines.append(
+            {"repeat": repeat, "drafter": drafter, "gamma": gamma, "batch": batch, "texts": batch, "tokens": tokens}
+            | {"rounds": STEPS * batch, "steps": STEPS, "places": STEPS * batch * width, "offered": 0}
+            | {"seconds": verify + draft, "draft_s": draft, "verify_s": verify, "accept_s": 0.0, "commit_s": 0.0}
+            | {"prefill_s": 1.0, "tokens_per_round": tokens / STEPS / batch, "baseline_tokens": STEPS * batch}
+            | {"baseline_steps": STEPS, "baseline_seconds": seconds(batch) * STEPS, "same": batch}
+            | {"near_tie": 0, "differs": 0}
+        )
+    for drafter, gamma in product(GAIN, GAMMAS):
+        shares = {gamma: 1.0} if drafter == "steady" else {gamma: OFFERS, 0: 1 - OFFERS}
+        offers += [{"drafter": drafter, "gamma": gamma, "offered": k, "rounds": 1000 * s} for k, s in shares.items()]
+        drafts += [
+            {"drafter": drafter, "gamma": gamma, "batch": batch, "call": call, "seconds": STEP * gamma * batch}
+            for batch, call in product(BATCHES, range(3))
+        ]
+    for batch, tokens, call in product(BATCHES, (1, 3, 5), range(3)):
+        told = 1.1 * seconds(batch * tokens) if model else float("nan")
+        calls.append(
+            {"batch": batch, "tokens": tokens, "context": 300, "call": call, "seconds": seconds(batch * tokens)}
+            | {"model_s": told}
+        )
+    return {
+        "batching": pd.DataFrame(lines),
+        "offers": pd.DataFrame(offers),
+        "drafts": pd.DataFrame(drafts),
+        "calls": pd.DataFrame(calls),
+        "cost": pd.DataFrame([{"context": 300, "rows": 64, "error": 0.02, "prompts": 100, "largest": 20}]),
+        "skipped": pd.DataFrame(columns=["reason", "category", "count"]),
+    }
+
+
+@pytest.fixture(scope="module")
+def exact():
+    return batch_numbers(tables(), 200, 1)
+
+
+def expected(drafter, gamma, batch):
+    step = seconds(batch * widest(drafter, gamma, batch)) + STEP * gamma * batch
+    return GAIN[drafter][gamma] * seconds(batch) / step
+
+
+@pytest.mark.parametrize("drafter", GAIN)
+def test_the_speedup_is_at_equal_batch_and_the_formula_agrees(exact, drafter):
+    for gamma in GAMMAS:
+        found = exact.speedups(drafter, gamma)[0]
+        assert found == pytest.approx([expected(drafter, gamma, batch) for batch in BATCHES])
+        # The longest of a batch of drafts, of which the moody one's are all or nothing.
+        assert exact.predictions("formula", drafter, gamma)[0] == pytest.approx(found)
+        # The cost model says 10% more for each call, which its ratio does not have but its drafts are cheaper by.
+        assert (exact.predictions("model", drafter, gamma)[0] > found).all()
+
+
+def test_the_break_even_batch_is_that_of_the_closed_form(exact):
+    """Interpolated between powers of two, so that it is near the closed form and not on it. The draft of all sequences
+    grows with the batch: in t(B) of the plain step c is not constant, so that it is written as part of the call.
+    """
+    tokens, gamma = GAIN["steady"][2], 2
+    # E (f + t B) = f + t B (gamma + 1) + s gamma B, solved for B.
+    closed = FIXED * (tokens - 1) / (TOKEN * (gamma + 1 - tokens) + STEP * gamma)
+    free = break_even_batch(tokens, gamma, 0, FIXED / TOKEN)
+    found = exact.break_even("steady", 2)
+    assert found.estimate == pytest.approx(closed, rel=0.05) and closed < free
+    assert (found.low, found.high) == (found.estimate, found.estimate)  # no noise
+    assert exact.predicted_break_even("formula", "steady", 2).estimate == pytest.approx(found.estimate)
+
+
+def test_the_best_gamma_at_each_batch_is_the_fastest(exact):
+    best = exact.speedups("steady")[0]
+    both = np.array([[expected("steady", gamma, batch) for batch in BATCHES] for gamma in GAMMAS])
+    assert best == pytest.approx(both.max(axis=0))
+    assert [exact.gammas[place] for place in exact.places("steady")] == [
+        str(GAMMAS[int(at)]) for at in both.argmax(axis=0)
+    ]
+
+
+def test_the_best_gamma_is_not_chosen_by_the_repeat_that_it_is_judged_on():
+    """Gammas that do not differ: taking the best of each repeat's own numbers would find a gain in the noise."""
+    lucky = tables(repeats=12, noise=0.3)
+    lines = lucky["batching"]
+    twins = lines[(lines["drafter"] == "steady") & (lines["batch"] == 1)]
+    same = pd.concat(
+        [
+            twins.assign(gamma=gamma, seconds=np.random.default_rng(gamma).uniform(0.5, 1.5, len(twins)))
+            for gamma in GAMMAS
+        ]
+    ).drop_duplicates(["repeat", "gamma"])
+    found = batch_numbers(lucky | {"batching": same}, 50, 1)
+    own = same.groupby("repeat")["seconds"].min().sum()
+    judged = same[same["gamma"] == same["gamma"]].groupby("gamma")["seconds"].sum().min()
+    assert found.chosen.values["seconds"][0, 0] > own
+    assert found.chosen.values["seconds"][0, 0] >= judged - 1e-9
+
+
+def test_the_parts_of_a_round_add_up_to_the_speedup(exact):
+    for drafter, gamma in product(GAIN, GAMMAS):
+        costs = exact.costs(drafter, gamma)
+        whole = costs["draft"] + costs["verify"] + costs["rest"]
+        assert costs["tokens"] / whole == pytest.approx(exact.speedups(drafter, gamma))
+        assert costs["rest"][0] == pytest.approx(np.zeros(len(BATCHES)), abs=1e-12)
+        assert costs["width"][0] == pytest.approx([widest(drafter, gamma, batch) for batch in BATCHES])
+
+
+def test_intervals_draw_whole_repeats():
+    found = batch_numbers(tables(repeats=6, noise=0.05), 300, 1)
+    value = found.interval(speedup(found.sums)[:, 0])
+    assert value.low < value.estimate < value.high and value.prompts == 6
+    even = found.break_even("steady", 4)
+    assert even.low < even.estimate < even.high
+
+
+def test_errors_of_the_cost_model_on_calls():
+    calls = call_errors(tables()["calls"])
+    assert (calls["model_s"] / calls["seconds"]).to_numpy() == pytest.approx(1.1)
+    at = calls.set_index(["batch", "tokens"])
+    assert at.loc[(4, 5), "ratio"] == pytest.approx(30 / 14) == at.loc[(4, 5), "model_ratio"]
+
+
+def test_findings_say_what_was_found():
+    found = findings("batching", tables(repeats=4, noise=0.02), ABOUT)
+    first = found.sections[0].text[0]
+    assert first.startswith("Speculation pays up to this batch, with the best gamma at each: steady ")
+    assert "; moody " in first and "The cost model fitted to calls on a single sequence predicted steady " in first
+    assert [section.title for section in found.sections] == [
+        "Up to which batch speculation pays",
+        "What eats the speedup",
+        "Throughput",
+        "What a call costs in a batch",
+    ]
+    assert "verify +" in found.sections[1].text[0] and "verify eats most of the speedup" in found.sections[1].text[0]
+    assert "10% off in seconds" in found.sections[3].text[1] and "0% in t(B" in found.sections[3].text[1]
+    names = {name for section in found.sections for name, _ in section.figures}
+    assert names == {"batching_speedup", "batching_costs", "batching_throughput", "batching_calls"}
+    metrics = found.metrics
+    assert metrics["batching.steady.break_even.ci_low"] <= metrics["batching.steady.break_even"]
+    assert metrics["batching.repeats"] == 4 and metrics["batching.steady.speedup.1"] > 1
+    assert set(found.curves["curve.batching.speedup.moody.best"]) == set(BATCHES)
+    plain = found.curves["curve.batching.tokens_per_s.steady.plain"]
+    assert plain[4] == pytest.approx(4 / seconds(4))
+
+
+def test_heads_that_draft_less_deep_have_fewer_gammas():
+    made = tables()
+    shallow = made["batching"][~((made["batching"]["drafter"] == "moody") & (made["batching"]["gamma"] == 4))]
+    found = batch_numbers(made | {"batching": shallow}, 50, 1)
+    assert found.gammas_of("moody") == [2] and found.gammas_of("steady") == [2, 4]
+    assert found.speedups("moody") == pytest.approx(found.speedups("moody", 2))
+    findings("batching", made | {"batching": shallow}, ABOUT)
+
+
+def test_prompts_that_stand_in_several_repeats_are_told():
+    text = " ".join(findings("batching", tables(repeats=6), ABOUT).sections[0].text)
+    assert "There are 100 prompts, and a repeat takes 20 at the largest batch" in text  # 6 x 20
+    assert "stand in several repeats" not in " ".join(findings("batching", tables(), ABOUT).sections[0].text)
+
+
+def test_a_committed_study_says_what_the_study_said(tmp_path):
+    made, path = tables(repeats=3, noise=0.02), tmp_path / "batching.json"
+    machine = {
+        "command": "a",
+        "date": "b",
+        "clock": "c",
+        "cpu": {"model": "d"},
+        "load_average": {"start": [1.5], "end": [2]},
+    }
+    write_committed(made, {**machine, "study": {"study": "batching", **vars(ABOUT)}}, path)
+    again, first = committed_study(path).findings(), findings("batching", made, ABOUT)
+    assert again.metrics == pytest.approx(first.metrics, rel=1e-4)
+    assert "`a` on b, d, c, load average 1.5 before and 2 after" in committed_in_words(path)
+
+
+def test_one_repeat_and_no_cost_model():
+    found = findings("batching", tables(repeats=1, model=False), ABOUT)
+    assert "There is no cost model of single calls" in found.sections[0].text[0]
+    assert any("A single repeat: no intervals" in text for text in found.sections[0].text)
+    assert not any(name.endswith("ci_low") for name in found.metrics)
+    assert found.curves["curve.batching.speedup.steady.best.model"] == {}

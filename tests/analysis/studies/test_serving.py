@@ -1,0 +1,165 @@
+"""Findings of study `serving` on tables whose numbers are known."""
+
+from math import inf, isnan
+
+import pandas as pd
+import pytest
+
+from specdec.analysis.findings import About, findings
+from specdec.analysis.pages import notebook
+from specdec.analysis.studies.serving import (
+    ALWAYS,
+    NEVER,
+    committed_sections,
+    over_replications,
+    serving_numbers,
+    simulation_values,
+    stops_paying_at,
+    write_committed,
+)
+from specdec.errors import UsageError
+
+LOADS = (0.2, 0.6, 1.0)
+ABOUT = About("grounded on pocket (bfloat16), a machine", "stdlib_code", False, 200, 0)
+# Seconds of a token of each policy by load; a request has 10 tokens, and nobody waits.
+TOKEN_S = {"none": (1.0, 2.0, 4.0), "gamma 2": (0.5, 1.75, 5.0), "adaptive": (0.5, 1.7, 4.0)}
+CAPACITY = {"none": 1.0, "gamma 2": 0.8, "adaptive": 1.0}
+
+
+def tables():
+    served, steps, simulations, capacity = [], [], [], []
+    for policy, seconds in TOKEN_S.items():
+        for replication in range(3):
+            capacity.append((policy, replication, 100, 1000, 100 / CAPACITY[policy]))
+            for load, token_s in zip(LOADS, seconds, strict=True):
+                keys = {"policy": policy, "load": load, "rate": load, "replication": replication}
+                for number in range(4):
+                    times = {"arrived": number, "admitted": number, "prefilled": number + 1.0, "first": number + 1.5}
+                    ends = number + 1.0 + 10 * token_s * (1 + 0.01 * (replication - 1))
+                    served.append({**keys, "number": number, **times, "finished": ends, "rounds": 5, "tokens": 10})
+                gamma = {"none": 0, "gamma 2": 2}.get(policy, 2 if load < 0.5 else 0)
+                batch = {0.2: 1, 0.6: 4, 1.0: 8}[load]
+                steps.append({**keys, "batch": batch, "gamma": gamma, "steps": 20, "seconds": 2.0, "tokens": 40})
+                simulations.append({**keys, "window_s": 4.0, "little": 1e-16, "queue_begin": 0, "queue_end": 1})
+    unknown = dict.fromkeys(("error_median", "error_worst", "target_s"), float("nan"))
+    recording = {
+        **unknown, "texts": "texts", "unknown": 0.0, "prompt_tokens": 5.0, "output_tokens": 10.0, "cost": "a line",
+        "draft_growth": 0.0, "overhead_growth": 1.0, "slots": 8, "arrivals": "Poisson arrivals", "requests": 4,
+        "warmup": 1, "replications": 3, "target_factor": 2.0,
+    }  # fmt: skip
+    step_times = [(b, g, 1 + 0.2 * b * (g + 1), 1 + 0.5 * g) for g in (0, 2) for b in range(1, 9)]
+    empty = pd.DataFrame({"batch": [], "gamma": [], "tokens": [], "steps": [], "seconds": []})
+    return {
+        "served": pd.DataFrame(served).assign(alone_s=11.0),
+        "served_steps": pd.DataFrame(steps),
+        "simulations": pd.DataFrame(simulations),
+        "capacity": pd.DataFrame(capacity, columns=["policy", "replication", "requests", "tokens", "seconds"]),
+        "recording": pd.DataFrame([recording]),
+        "step_times": pd.DataFrame(step_times, columns=["batch", "gamma", "seconds", "tokens_per_round"]),
+        "measured_batches": empty,
+        "closed": empty,
+        "skipped": pd.DataFrame({"reason": [], "category": [], "count": []}),
+    }
+
+
+@pytest.mark.parametrize(
+    ("worse", "load"),
+    [
+        ((-0.5, -0.5, -0.5), ALWAYS),
+        ((0.5, -0.5, -0.5), NEVER),
+        ((-0.3, 0.1, 0.2), 0.2 + 0.4 * 0.75),
+        ((0.0, 0.0, 0.5), 0.6),
+        ((-0.1, 0.009, 0.5), 0.6),  # a disadvantage below a per cent is none
+        ((0.0, 0.0, 0.0), ALWAYS),
+    ],
+)
+def test_the_load_from_which_a_policy_is_worse(worse, load):
+    assert stops_paying_at(LOADS, worse) == pytest.approx(load)
+
+
+def test_replications_have_students_interval():
+    """1, 2, 3: mean 2, deviation 1, t with 2 degrees of freedom 4.302653."""
+    found = over_replications([1.0, 2.0, 3.0])
+    assert (found.estimate, found.high - 2, found.prompts) == (2, pytest.approx(4.302653 / 3**0.5), 3)
+    assert not over_replications([1.0]).known and not over_replications([1.0, inf]).known
+    assert isnan(over_replications([1.0, float("nan")]).estimate)
+
+
+def test_values_of_a_simulation():
+    """Plain decoding, the middle replication: a prefill of 1 s, a first round of half a second, tokens of 1 s."""
+    values = simulation_values(tables()).set_index(["policy", "load", "replication"]).loc[("none", 0.2, 1)]
+    assert values["tpot"] == pytest.approx(1.0)  # from the end of the prefill, over all tokens
+    assert values["ttft"] == pytest.approx(1.5) and values["latency_p50"] == pytest.approx(11.0)
+    assert values["met"] == 1 and values["goodput"] == pytest.approx(4 * 10 / 4.0)
+    assert values["throughput"] == pytest.approx(40 / 4.0) and values["batch"] == 1 and values["gamma"] == 0
+    late = simulation_values(tables()).set_index(["policy", "load", "replication"]).loc[("none", 1.0, 1)]
+    assert late["met"] == 0 and late["goodput"] == 0  # 41 s, and twice 11 s were the target
+    told = tables()
+    told["recording"]["target_s"] = 41.2
+    values = simulation_values(told).set_index(["policy", "load"])["met"]
+    assert values["none", 1.0].tolist() == [1, 1, 0]
+
+
+def test_where_speculation_is_to_be_switched_off():
+    found = serving_numbers(tables())
+    assert found.used("gamma 2", 0.6) == pytest.approx(0.75) and not found.stable("gamma 2", 1.0)
+    assert found.best_fixed == "gamma 2"
+    off = found.switch_off("gamma 2")
+    # From -12.5% at 0.6 to +25% at 1.0, a third of the way; batches of 4 and 8 there.
+    assert off.load.estimate == pytest.approx(0.6 + 0.4 / 3) and off.batch.estimate == pytest.approx(4 + 4 / 3)
+    assert found.switch_off("adaptive").load.estimate == ALWAYS
+    # Goodput: plain decoding is within 22 s at 0.6, and so is gamma 2; at 1.0 nobody is.
+    assert found.switch_off("gamma 2", "goodput").load.estimate == ALWAYS
+    # 2 tokens a round against 1: 2 (1 + 0.2 B) < 1 + 0.6 B from B = 6 on, where B = 5 is even.
+    assert found.model_batch(2) == 6
+
+
+def test_what_is_said():
+    said = findings("serving", tables(), ABOUT)
+    answer, over_load, latency, chosen, assumed = said.sections
+    assert "should stop at a load of 0.73 (0.73 to 0.73)" in answer.text[0] and "drafts 2 tokens" in answer.text[0]
+    assert "0.50 times as long as without drafts at a load of 0.2, 1.00 times at the worst load" in answer.text[1]
+    assert "none from 1 on, gamma 2 from 1 on, adaptive from 1 on" in over_load.text[1]
+    assert "a load of 0.6, the largest that all serve" in latency.text[0]
+    rows = latency.tables[0][1].set_index(["load", "policy"])
+    assert rows.loc[("1", "gamma 2"), "latency p50, s"] == "–" and rows.loc[("1", "gamma 2"), "queue"] == "grows"
+    assert "2.00 tokens on average in steps of 1, 0.00 in steps of 8" in chosen.text[0]
+    assert "adds 0% of a draft and 100% of the overhead" in " ".join(assumed.text)
+    assert said.metrics["serving.simulated.gamma2.switch_off_load"] == pytest.approx(0.6 + 0.4 / 3)
+    assert "serving.simulated.gamma2.latency_p99.1" not in said.metrics
+    assert said.curves["curve.serving.simulated.tpot.none"] == pytest.approx({20: 1.0, 60: 2.0, 100: 4.0})
+    for section in said.sections:
+        assert section.title.startswith("Simulated")
+        assert all(caption.startswith("Simulated") for caption, _ in section.tables)
+
+
+def test_a_server_on_which_no_draft_pays():
+    changed = tables()
+    slow = changed["served"]["policy"] == "gamma 2"
+    changed["served"].loc[slow, "finished"] += 100
+    said = findings("serving", changed, ABOUT)
+    assert "no fixed gamma pays" in said.sections[0].text[0]
+    assert said.metrics["serving.simulated.gamma2.switch_off_load"] == 0
+
+
+def test_committed_results_are_shown_where_there_is_no_run(tmp_path, monkeypatch):
+    said, path = findings("serving", tables(), ABOUT), tmp_path / "serving.json"
+    facts = {"command": "c", "date": "today", "cpu": "a core", "clock": "by hand", "load_average": [1.0, 2.0]}
+    for setting in ("later", "first"):
+        write_committed(setting, said, facts, ["first", "later"], path)
+    sections = committed_sections(path)
+    assert [section.title for section in sections] == [
+        f"{title} ({setting})"
+        for setting in ("first", "later")
+        for title in (said.sections[0].title, said.sections[-1].title)
+    ]
+    assert sections[0].text[: len(said.sections[0].text)] == said.sections[0].text
+    assert "`c` on today, a core, load average 1.0 before and 2.0 after" in sections[0].text[-1]
+    assert sections[0].tables[0][1].equals(said.sections[0].tables[0][1])
+
+    def no_run(*_):
+        raise UsageError("nothing here")
+
+    monkeypatch.setattr(notebook, "latest_study", no_run)
+    shown = notebook.server_under_load("sqlite:///none.db", "specdec")
+    assert shown[0].title.startswith("Simulated") and shown[-1].text == ("nothing here",)

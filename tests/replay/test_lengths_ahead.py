@@ -1,0 +1,68 @@
+"""Accepted lengths by position: walking them gives the rounds of live greedy decoding, at every gamma."""
+
+import pytest
+
+from specdec.clock import CpuClock
+from specdec.decode import generate
+from specdec.drafters import drafters
+from specdec.errors import UsageError
+from specdec.records import Request
+from specdec.replay.lengths_ahead import lengths_ahead
+from specdec.sampling import generator_for
+from specdec.serving.arrivals import ServedText
+from specdec.structures import structures
+from specdec.targets.causal import Causal
+from specdec.text.streams import Stream
+from specdec.verifiers import verifiers
+
+PROMPT = (3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5)
+GAMMAS = (1, 2, 5)
+
+
+@pytest.fixture(scope="module")
+def target(tiny_model, sampling):
+    return Causal(tiny_model("llama"), sampling(temperature=0.0))
+
+
+def chain(gamma):
+    return structures.build({"name": "chain", "gamma": gamma})
+
+
+def decode(target, drafter, gamma, reference=None):
+    request = Request(PROMPT, 60, draft_generator=generator_for(0, "p", "draft"), reference=reference)
+    return generate(
+        target=target,
+        drafter=drafter,
+        verifier=verifiers.build({"name": "greedy"}),
+        structure=chain(gamma),
+        request=request,
+        clock=CpuClock(),
+    )
+
+
+@pytest.fixture(scope="module")
+def text(target):
+    return decode(target, drafters.build({"name": "none"}, target=target), 1).tokens
+
+
+@pytest.mark.parametrize("name", ["ngram", "small_model", "medusa"])
+def test_a_walk_of_the_lengths_takes_the_rounds_of_live_decoding(target, text, drafter_values, name):
+    drafter = drafters.build(drafter_values(name, target.vocab_size, target), target=target)
+    gammas = [gamma for gamma in GAMMAS if gamma <= (drafter.capabilities.deepest or gamma)]
+    found = lengths_ahead(drafter, target, [chain(gamma) for gamma in gammas], Stream("t", "", PROMPT, text))
+    assert list(found) == gammas and max(found[gammas[-1]]) > 1
+    served = ServedText(1, found[gammas[-1]], found)
+    for gamma in gammas:
+        live = decode(target, drafter, gamma)
+        assert live.tokens == text
+        position = 0
+        for each in live.rounds:
+            assert served.committed(position, gamma) == len(each.committed)
+            position += len(each.committed)
+        assert served.rounds(gamma) == len(live.rounds)
+
+
+def test_a_drafter_whose_rounds_depend_on_earlier_ones_is_refused(target, text, drafter_values):
+    drafter = drafters.build(drafter_values("jacobi", target.vocab_size, target), target=target)
+    with pytest.raises(UsageError, match="depends on the rounds before"):
+        lengths_ahead(drafter, target, [chain(2)], Stream("t", "", PROMPT, text))

@@ -1,0 +1,105 @@
+"""Study `batching` end to end: on an explicit law, and on a tiny model with a cost model of its calls."""
+
+import json
+from types import SimpleNamespace
+
+import pytest
+
+from specdec.batching.decode_batch import BatchDecoded, BatchStep
+from specdec.config import validated
+from specdec.cost_model import SimulatedCost
+from specdec.errors import UsageError
+from specdec.studies.batching import Batching, _full, _measured
+
+SMALL = ("study.batches=[1,3]", "study.gammas=[1,2]", "study.repeats=2", "study.texts=2", "study.calls=2")
+PROMPTS = "prompts.tokens=[[0,1,2,0,1,2,0],[1,1,2,1,1,2,1],[2,0,2,0,2,0],[0,0,1,0,0,1]]"
+ON_A_TABLE = ("study.drafters=[ngram]", "~target.dtype", PROMPTS)
+
+
+KEYS = ["repeat", "drafter", "gamma", "batch"]
+
+
+def test_every_arm_decodes_at_every_batch(study):
+    found, tables = study("batching", *SMALL, *ON_A_TABLE)
+    lines = tables["batching"]
+    assert len(lines) == 2 * 1 * 2 * 2 and not lines.duplicated(KEYS).any()
+    assert set(lines[lines["batch"] == 3]["texts"]) == {6} and set(lines[lines["batch"] == 1]["texts"]) == {2}
+    assert (lines["all_tokens"] == 24 * lines["texts"]).all()  # max_new_tokens of each; a table never ends
+    # At batch 1 every step is full, and plain decoding is decoded twice.
+    alone = lines[lines["batch"] == 1]
+    assert (alone["tokens"] == alone["all_tokens"]).all() and (alone["rounds"] == alone["steps"]).all()
+    assert (alone["baseline_tokens"] == 2 * alone["all_tokens"]).all()
+    assert (alone["baseline_steps"] == alone["baseline_tokens"]).all()
+    assert (lines["rounds"] == lines["batch"] * lines["steps"]).all()
+    assert (lines["places"] <= (lines["gamma"] + 1) * lines["rounds"]).all()
+    assert (lines["places"] >= lines["rounds"] + lines["offered"]).all()
+    parts = lines[["draft_s", "verify_s", "accept_s", "commit_s"]].sum(axis=1)
+    assert parts.to_numpy() == pytest.approx(lines["seconds"].to_numpy())
+    assert (lines["differs"] == 0).all() and (lines["same"] == lines["texts"]).all()
+    offers = tables["offers"].groupby("gamma")["rounds"].sum()
+    assert offers.to_dict() == lines.groupby("gamma")["rounds"].sum().to_dict()
+    assert (tables["cost"][["prompts", "largest"]] == [4, 6]).all(axis=None)
+    assert "There are 4 prompts, and a repeat takes 6 at the largest batch" in " ".join(found.sections[0].text)
+    told = {*KEYS, "tokens", "seconds", "steps", "tokens_per_round", "baseline_seconds"}  # that a simulation reads
+    assert told <= set(lines.columns)
+    assert set(tables["calls"]["tokens"]) == {1, 2, 3} and tables["calls"]["model_s"].isna().all()
+    assert found.metrics["batching.repeats"] == 2
+    assert "There is no cost model of single calls" in found.sections[0].text[0]
+
+
+def test_a_model_has_a_cost_model_of_its_calls(study, tiny_target, tmp_path):
+    found, tables = study(
+        "batching", *SMALL, *tiny_target[:-1], "study.drafters=[ngram]", "measurement.max_new_tokens=8",
+        "study.repeats=1", "measurement.cost_rows=8", "measurement.cost_contexts=[8,16]", "measurement.cost_calls=1",
+    )  # fmt: skip
+    calls = tables["calls"]
+    cost = json.loads((tmp_path / "out" / "batching.json").read_text())["cost"]
+    model = validated(SimulatedCost, cost, where="cost")
+    line = calls[(calls["batch"] == 3) & (calls["tokens"] == 3)].iloc[0]
+    assert line["model_s"] == pytest.approx(model.seconds(9, int(line["context"]), 3))
+    assert (tables["cost"]["rows"] == 8).all() and tables["cost"]["error"].notna().all()
+    assert "The cost model fitted to calls on a single sequence predicted ngram " in found.sections[0].text[0]
+
+
+def step(tokens, prefills=0, slots=2):
+    return BatchStep(tuple(range(slots)), tokens, 0.5, 1.0, 0.25, 0.25, prefills, 0.125)
+
+
+def text(*drafts):
+    return SimpleNamespace(rounds=[SimpleNamespace(draft_tokens=(0,) * draft) for draft in drafts])
+
+
+def test_only_steps_with_every_slot_in_use_count():
+    """Two slots and three texts of 2, 3 and 2 rounds: the second slot has no text any more in the last step."""
+    texts = [text(4, 0), text(1, 2, 0), text(3, 3)]
+    steps = [step(5, prefills=2), step(3), step(4, prefills=1), step(2, slots=1)]
+    decoded = BatchDecoded(texts, steps)
+    widths = [[len(each.draft_tokens) for each in rounds] for _, rounds in _full(decoded, 2)]
+    assert widths == [[4, 1], [0, 2], [0, 3]]
+    sums = _measured(decoded, 2)
+    assert (sums["steps"], sums["rounds"], sums["tokens"], sums["all_tokens"]) == (3, 6, 12, 14)
+    assert (sums["seconds"], sums["all_seconds"], sums["prefill_s"]) == (6.0, 8.0, 0.5)
+    assert sums["places"] == 2 * (5 + 3 + 4) and sums["offered"] == 10
+    assert sums["tokens_per_round"] == 2
+
+
+@pytest.mark.parametrize(
+    ("overrides", "says"),
+    [
+        (("study.drafters=[ngran]",), "Did you mean ngram?"),
+        (("study.drafters=[lookahead]",), "study.drafters=['lookahead']: lookahead drafts no chains"),
+        (("study.batches=[]",), "study.batches"),
+        (("study.batches=[0]",), "study.batches"),
+    ],
+    ids=["unknown", "no chains", "no batch", "batch of none"],
+)
+def test_bad_input_is_one_sentence(study, overrides, says):
+    with pytest.raises(UsageError) as raised:
+        study("batching", *SMALL, "~target.dtype", PROMPTS, *overrides)
+    assert says in str(raised.value) and "\n" not in str(raised.value)
+
+
+def test_recorded_texts_are_refused():
+    bench = SimpleNamespace(simulated=True, config=SimpleNamespace(target={"name": "replay"}))
+    with pytest.raises(UsageError, match="use target=causal"):
+        Batching(SimpleNamespace(drafters=["ngram"], drafter_settings={}, batches=[1], gammas=[1])).run(bench)
