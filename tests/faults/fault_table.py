@@ -158,7 +158,7 @@ ROWS = (
         "3, the bytes that were asked for; the other cells finish",
         (f"{INJECTED}::test_a_cell_without_memory_fails_alone_and_unusable_prompts_are_counted",),
     ),
-    Row("many first runs on a new database", "0", (f"{WRITER}::test_three_first_runs_at_once",)),
+    Row("many first runs on a new database", "0", (f"{WRITER}::test_six_first_runs_at_once",)),
     Row(
         "two runs in one second",
         "0, each in its own folder",

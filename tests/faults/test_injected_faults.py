@@ -133,10 +133,14 @@ def finished_facts():
 # The environment ----------------------------------------------------------------------------------
 
 
-def test_a_disk_that_fills_up_ends_the_run_as_failed(tracked, tmp_path):
-    """The file of outputs is a device that is always full."""
-    (tmp_path / "full").mkdir()
-    (tmp_path / "full" / "generations.jsonl").symlink_to("/dev/full")
+def test_a_disk_that_fills_up_ends_the_run_as_failed(tracked, tmp_path, monkeypatch):
+    """The outputs are written to a device that is always full."""
+    real = Path.open
+
+    def full(self, *mode, **options):
+        return real(Path("/dev/full") if self.name == "generations.jsonl" else self, *mode, **options)
+
+    monkeypatch.setattr(Path, "open", full)
     code, error = tracked("+drafter=oracle", "hydra.run.dir=full")
     assert code == 4, error
     sentence = one_sentence(error)
