@@ -6,7 +6,6 @@ The only place that opens a pickle, and only when it is asked to: with torch's w
 import argparse
 import os
 import pickle
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,7 +13,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from specdec.commands.failures import ending
+from specdec.commands.plain import told_faults
 from specdec.errors import ModelLoadError
 
 
@@ -79,14 +78,8 @@ def parser() -> argparse.ArgumentParser:
 def main(arguments: Sequence[str] | None = None) -> None:
     """The console entry point; exit code 2 with one sentence for a file that is not converted."""
     given = parser().parse_args(arguments)
-    try:
+    with told_faults():
         written = convert(given.file, given.output)
-    except Exception as error:
-        known = ending(error)
-        if known is None:
-            raise
-        print(f"specdec: {known[0]}", file=sys.stderr)
-        raise SystemExit(known[1]) from None
     print(f"Wrote {written} ({written.stat().st_size:,} bytes).")
 
 

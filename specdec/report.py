@@ -8,21 +8,14 @@ import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
 
+from specdec.commands.plain import OneSentence, told_faults
 from specdec.errors import UsageError
 
 KINDS = ("auto", "accepted_lengths", "vllm", "vllm_prometheus", "spec_bench", "eagle", "specforge")
 READERS = {"baseline": ("spec_bench", "eagle"), "bonus": ("accepted_lengths",), "field": ("accepted_lengths",)}
 REPLICATES = 2000  # of bootstraps that only the import of foreign results makes
 STORE = "sqlite:///mlflow.db"
-
-
-class OneSentence(argparse.ArgumentParser):
-    """An argument parser that answers a bad command line with one sentence and exit code 2."""
-
-    def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{message[:1].upper()}{message[1:].rstrip('.')}: see `{self.prog} --help`.")
 
 
 def parser() -> argparse.ArgumentParser:
@@ -133,18 +126,9 @@ def _check(options: argparse.Namespace) -> None:
 
 def main() -> None:
     """Run the command: the console entry point."""
-    try:
+    with told_faults():
         for path in report(sys.argv[1:]):
             print(path)
-    except (Exception, KeyboardInterrupt) as error:
-        from specdec.commands.failures import ending
-
-        known = ending(error)
-        if known is None:
-            raise
-        sentence, code = known
-        print(f"specdec: {sentence}", file=sys.stderr)
-        raise SystemExit(code) from None
 
 
 if __name__ == "__main__":

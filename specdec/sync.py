@@ -8,8 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from specdec.commands.failures import ending
-from specdec.report import OneSentence
+from specdec.commands.plain import OneSentence, told_faults
 from specdec.signals import interruptible
 from specdec.tracking.late import logged_folders, run_folders, upload
 
@@ -56,16 +55,8 @@ def sync(arguments: Sequence[str]) -> int:
 
 def main() -> None:
     """Run the command: the console entry point."""
-    try:
-        with interruptible():
-            sync(sys.argv[1:])
-    except (Exception, KeyboardInterrupt) as error:
-        known = ending(error)
-        if known is None:
-            raise
-        sentence, code = known
-        print(f"specdec: {sentence}", file=sys.stderr)
-        raise SystemExit(code) from None
+    with told_faults(), interruptible():
+        sync(sys.argv[1:])
 
 
 if __name__ == "__main__":

@@ -17,10 +17,9 @@ from specdec import __version__
 from specdec.code_version import code_hash
 from specdec.errors import UsageError
 from specdec.experiment.kept import AUTO, NEVER
-from specdec.text.writing import write_atomically
+from specdec.text.writing import LOCK, is_locked, write_atomically
 
 RECORD = "sweep.json"
-LOCK = ".lock"
 CELL_ENVIRONMENT = ".cells.json"
 RESUMED_SWEEP = "SPECDEC_RESUMED_SWEEP"  # environment variable: the folder whose finished cells are kept
 SWEPT_KEYS = "SPECDEC_SWEPT_KEYS"  # environment variable: the keys that the sweep varies, separated by commas
@@ -148,7 +147,7 @@ def _resumed(resume: str, own: Path, explicit: bool, now: SweepRecord) -> tuple[
         before = SweepRecord.read(path.parent)
         if before is None or before.overrides != now.overrides:
             continue
-        if before.status == "finished" or _locked(path.parent):
+        if before.status == "finished" or is_locked(path.parent):
             return None, ""  # the newest counts: who repeats a finished sweep wants a new one
         if before.code != now.code:
             return None, f"A new sweep: the unfinished one in {path.parent} was begun by other code."
@@ -168,16 +167,6 @@ def _refuse_other_code(folder: Path, before: SweepRecord, now: SweepRecord) -> N
             f"The sweep in {folder} was begun by other code, and its cells would not compare: run it with that code, "
             f"or begin a new one with resume=never. What differs: {'; '.join(differ)}."
         )
-
-
-def _locked(folder: Path) -> bool:
-    lock = FileLock(folder / LOCK)
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        return True
-    lock.release()
-    return False
 
 
 def _next_below(folder: Path) -> Path:

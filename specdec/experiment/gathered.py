@@ -11,7 +11,7 @@ from specdec.analysis.read.find_runs import unsettled
 from specdec.experiment.collected import Collected
 from specdec.experiment.recovery import recovered_results
 from specdec.experiment.results import ROUNDS, ResultsFolder, read_json
-from specdec.experiment.resumption import is_locked
+from specdec.text.writing import is_locked
 
 KILLED = "Its process was killed."
 

@@ -21,8 +21,8 @@ from specdec.experiment.identity import RunIdentity, differences, recorded_ident
 from specdec.experiment.kept import AUTO, NEVER, EarlierRuns, KeptMetrics, KeptRun
 from specdec.experiment.recovery import recovered_results
 from specdec.experiment.results import DONE, GENERATIONS, ROUNDS, DonePrompt, PromptKey, ResultsFolder, read_json
+from specdec.text.writing import LOCK, is_locked
 
-LOCK = ".lock"
 _STATUS_SECONDS = 1.0  # between two writings of a status
 _LEFT_BY_RUNS = (STATUS_FILE, "config.yaml", "environment.json", GENERATIONS, ROUNDS, "rounds", DONE)
 _OTHER_FOLDER = "choose another hydra.run.dir"
@@ -233,17 +233,6 @@ def _among_earlier(earlier: EarlierRuns, identity: RunIdentity) -> Path | KeptRu
         if not is_locked(folder):
             unfinished.append(folder)
     return unfinished[0] if unfinished else None
-
-
-def is_locked(folder: Path) -> bool:
-    """Return True if a process that is alive writes to the folder."""
-    lock = FileLock(folder / LOCK)
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        return True
-    lock.release()
-    return False
 
 
 def _new(folder: Path, identity: RunIdentity) -> Beginning:

@@ -6,7 +6,7 @@ cache can hold several copies of one text, for a batch whose sequences continue 
 2411.03786). Positions and masks are the caller's business.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -208,9 +208,14 @@ class KVCache(Cache):
 
     def nbytes(self) -> int:
         """Return the bytes of all buffers."""
-        return sum(
-            tensor.numel() * tensor.element_size()
-            for layer in self.layers
-            if layer.is_initialized
-            for tensor in (layer.keys, layer.values)
-        )
+        return buffer_bytes(self.layers)
+
+
+def buffer_bytes(layers: Iterable[CacheLayerMixin]) -> int:
+    """Return the bytes of the keys and values of these layers."""
+    return sum(
+        tensor.numel() * tensor.element_size()
+        for layer in layers
+        if layer.is_initialized
+        for tensor in (layer.keys, layer.values)
+    )

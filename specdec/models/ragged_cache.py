@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache
 
-from specdec.models.cache import PreallocatedLayer
+from specdec.models.cache import PreallocatedLayer, buffer_bytes
 
 
 class RaggedWrite(NamedTuple):
@@ -157,9 +157,4 @@ class RaggedCache(Cache):
 
     def nbytes(self) -> int:
         """Return the bytes of all buffers."""
-        return sum(
-            tensor.numel() * tensor.element_size()
-            for layer in self.layers
-            if layer.is_initialized
-            for tensor in (layer.keys, layer.values)
-        )
+        return buffer_bytes(self.layers)

@@ -1,7 +1,11 @@
-"""Writes a file whole or not at all."""
+"""Writes a file whole or not at all; tells a folder that somebody writes to."""
 
 import os
 from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+LOCK = ".lock"  # a file in a folder of results, locked by the process that writes there
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
@@ -10,3 +14,14 @@ def write_atomically(path: Path, content: str | bytes) -> None:
     part = path.with_name(path.name + ".part")
     part.write_bytes(content.encode() if isinstance(content, str) else content)
     os.replace(part, path)
+
+
+def is_locked(folder: Path) -> bool:
+    """Return True if a process that is alive writes to the folder."""
+    lock = FileLock(folder / LOCK)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        return True
+    lock.release()
+    return False
