@@ -8,10 +8,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from specdec import ranks
 from specdec.commands import cli
 from specdec.errors import UsageError
 
 KINDS = ("recipe", "heads", "eagle", "parallel")
+_SHARED = ("heads", "eagle")  # several processes of torchrun train these together, each on its share of every batch
 
 
 def task(values: Mapping[str, Any]) -> Mapping[str, float] | None:
@@ -22,6 +24,8 @@ def task(values: Mapping[str, Any]) -> Mapping[str, float] | None:
         choices = f"{', '.join(named[:-1])}, or {named[-1]}."
         raise UsageError(f"Two recipes: choose one, {choices}" if chosen else f"No recipe: add {choices}")
     (kind,) = chosen
+    if kind not in _SHARED:
+        ranks.check_single(f"a training with +{kind}=")
     values = {**values, "output_dir": _folder(kind, values)}
     outcome = _trained(kind, values)
     return None if outcome is None else outcome.metrics

@@ -279,6 +279,14 @@ STUDIES = {
     ),
     "all_drafters": (LEAVE_OUT, "study.nodes=3", "measurement.max_new_tokens=8"),
     "mt_bench": (f"prompts.path={QUESTIONS}", "measurement.max_new_tokens=4"),
+    "batching": (
+        *("study.drafters=[ngram,grounded]", "study.batches=[1,2]", "study.gammas=[2]", "study.repeats=2"),
+        *("study.texts=2", "study.calls=1", "measurement.max_new_tokens=6"),
+    ),
+    "serving": (
+        *("study.slots=2", "study.gammas=[2]", "study.loads=[0.5]", "study.requests=20", "study.warmup=5"),
+        *("study.replications=2", "study.calls=1", "study.contexts=[16]", "measurement.max_new_tokens=8"),
+    ),
     "lenience": ("study.leniences=[0.3]", "study.others=[]", "structure.gamma=3", "measurement.max_new_tokens=8"),
     "ngrammys_topk": ("study.k=[1,3]", "study.w=[1]"),
     "phase_transition": ("study.k=[1,3]", "study.w=[0,1]", "study.contexts=[8]", "study.calls=1"),

@@ -28,7 +28,7 @@ os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
 LONGEST_LABEL = 100  # characters of a folder's name
 
 
-RUN = "config"  # the root of `specdec.run`, the only command that several processes run together
+SHARED = ("config", "train")  # roots of the commands that several processes can run together; they say what not
 
 
 def options(group: str) -> list[str]:
@@ -92,7 +92,7 @@ def main(config_name: str, task: Callable[[Mapping[str, Any]], Mapping[str, floa
     error: BaseException | None = None
     with interruptible():
         try:
-            if config_name != RUN:
+            if config_name not in SHARED:
                 ranks.check_single(f"specdec.{config_name}")
             hydra.main(version_base="1.3", config_path=config_dir(), config_name=config_name)(resolved)()
         except sweep.Stopped as stopped:

@@ -126,6 +126,8 @@ def in_cell() -> bool:
     from hydra.core.hydra_config import HydraConfig
     from hydra.types import RunMode
 
+    if not HydraConfig.initialized():
+        return False  # called by other code, not by a command
     hydra = HydraConfig.get()
     return hydra.mode == RunMode.MULTIRUN and (Path(hydra.sweep.dir) / RECORD).is_file()
 

@@ -1,5 +1,6 @@
 """Studies in this process, from an overlay and overrides, without a store: on an explicit law or a tiny model."""
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -32,7 +33,8 @@ def study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tupl
         values = OmegaConf.to_container(composed, resolve=True, throw_on_missing=True)
         assert isinstance(values, dict)
         folder = tmp_path / "out"
-        folder.mkdir(exist_ok=True)
+        shutil.rmtree(folder, ignore_errors=True)  # a folder is used by one run
+        folder.mkdir()
         found = run_study(validated(RunConfig, values), folder)
         again = open_study(folder)
         assert again.metrics == found.metrics and again.curves == found.curves
