@@ -314,10 +314,10 @@ def test_copies_that_do_not_fit_are_refused_with_the_bytes(target_of, monkeypatc
 
 
 def test_a_draft_too_large_for_a_call_is_refused_before_its_tree_is_made(target_of, monkeypatch):
-    rows = structures.build({"name": "rows", "k": 128, "w": 128, "budget": 128**2})
+    rows = structures.build({"name": "rows", "k": 128, "w": 127, "budget": 128**2})
     monkeypatch.setattr(type(rows), "tree", property(lambda self: pytest.fail("made its nodes")))
     monkeypatch.setattr(base, "available_bytes", lambda device: 10**6)
-    for evaluation, evaluated, mask in (("packed", 128**2 + 1, (128**2 + 1) ** 2), ("rows", 128 * 129, 0)):
+    for evaluation, evaluated, mask in (("packed", 128 * 127 + 1, (128 * 127 + 1) ** 2), ("rows", 128 * 128, 0)):
         with pytest.raises(UsageError) as refused:
             target_of("llama", evaluation).check_draft(rows)
         sentence = str(refused.value)
