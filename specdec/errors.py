@@ -58,6 +58,10 @@ class Interrupted(SpecdecError):
     def __init__(self, message: str, exit_code: int) -> None:
         super().__init__(message)
         self.exit_code = exit_code
+        self._sentence = message
+
+    def __str__(self) -> str:
+        return self._sentence  # not `args`: torch writes its stack into those of an error that passes through a trace
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -23,6 +23,7 @@ from specdec.models.masks import Mask, MaskBuffers
 from specdec.models.path_batch import PathBatch, path_batch, root_batch
 from specdec.models.spread import main_device
 from specdec.records import Tree, chain_tree
+from specdec.signals import raise_swallowed
 
 logger = logging.getLogger(__name__)
 
@@ -138,6 +139,7 @@ class Decoder(CachedModel):
         try:
             self._compile(sizes, capacity, mode, copies)
         except (torch._dynamo.exc.TorchDynamoException, ConstraintViolationError) as error:
+            raise_swallowed()  # torch takes a signal that arrives while it traces for a fault of the model
             self._steps, self._compiled = {}, None
             reason = str(error).strip().splitlines()[0]
             logger.warning("%s cannot be traced, so its calls stay eager: %s", self.name, reason)

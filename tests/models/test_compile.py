@@ -1,15 +1,18 @@
 """Compiled passes against the eager one, on tiny models; the CUDA graph's step without its graph."""
 
+import os
+import signal
 from copy import deepcopy
 
 import pytest
 import torch
 
-from specdec.errors import UsageError
+from specdec.errors import Interrupted, UsageError
 from specdec.models import compile as compilation
 from specdec.models.compile import StaticStep, TracedStep, mode_for
 from specdec.models.decoder import Decoder
 from specdec.records import Tree, chain_tree
+from specdec.signals import interruptible
 
 TEXT = [5, 9, 33, 2, 60, 17, 9, 33, 41, 8, 5, 22, 7]
 EXACT = 1e-12
@@ -231,3 +234,21 @@ def test_a_model_that_decides_by_its_numbers_stays_eager_and_says_so(tiny_model,
     decoder.compile({1, 3}, 64, "trace")
     assert decoder.compiled == () and "two-faced cannot be traced" in caplog.text
     assert (walk(Decoder(model, "eager", 512)) - walk(decoder)).abs().max() < EXACT
+
+
+def test_a_signal_that_arrives_while_a_model_is_traced_ends_the_command(tiny_model, monkeypatch, caplog):
+    """torch adds its stack to the error and raises one of its own, seen with a SIGINT during a real trace."""
+    decoder = Decoder(tiny_model("llama"), "interrupted", 512)
+
+    def traced(*_):
+        try:
+            os.kill(os.getpid(), signal.SIGINT)
+        except Interrupted as error:
+            error.args = (f"{error.args[0]}\n\nfrom user code:\n  File ...",)
+            raise torch._dynamo.exc.InternalTorchDynamoError(str(error)) from error
+
+    monkeypatch.setattr(decoder, "_compile", traced)
+    with pytest.raises(Interrupted) as ended, interruptible():
+        decoder.compile({1, 3}, 64, "trace")
+    assert str(ended.value) == "Stopped by SIGINT; what was finished is on disk." and ended.value.exit_code == 130
+    assert "cannot be traced" not in caplog.text
