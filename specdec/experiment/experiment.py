@@ -12,6 +12,7 @@ from rich import get_console
 
 from specdec import ranks
 from specdec.analysis.cost.cost_report import cost_report
+from specdec.analysis.findings import counted
 from specdec.analysis.pages.run_page import write_run
 from specdec.analysis.pages.trace import read_traces
 from specdec.analysis.read.facts import RunStatus
@@ -81,11 +82,11 @@ def run_experiment(config: RunConfig, folder: Path, earlier: EarlierRuns | None 
 
 def _sittings_note(beginning: Beginning) -> list[str]:
     """Return what a reader of the results has to know of a run that was interrupted."""
-    more = [str(each["prompts_kept"]) for each in beginning.sittings[1:]]
+    more = [counted(each["prompts_kept"], "prompt") for each in beginning.sittings[1:]]
     if not more:
         return []
     return [
-        f"Decoded in {len(more) + 1} sittings: interrupted after {', '.join(more)} prompts. Calibration and cost model "
+        f"Decoded in {len(more) + 1} sittings: interrupted after {', '.join(more)}. Calibration and cost model "
         "are of the first one."
     ]
 
