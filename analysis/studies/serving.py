@@ -4,7 +4,7 @@ says so in every heading, table, figure and metric; the comparison with study `b
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import inf, isfinite, nan, sqrt
 from pathlib import Path
@@ -148,10 +148,15 @@ class ServingNumbers:
         return mine.pivot(index="load", columns="replication", values=column).sort_index().to_numpy()
 
     def interval(self, policy: str, load: float, column: str) -> Interval:
-        """Return the mean over replications; of what grows with the queue only where there is a steady state."""
+        """Return the mean over replications; of what grows with the queue only where there is a steady state.
+
+        Student's interval is cut to the values that a column can have: none is negative, a share is at most 1.
+        """
         if column in _QUEUED and not self.stable(policy, load):
             return Interval(nan)
-        return over_replications(self.values(policy, column)[self.loads.index(load)])
+        each = over_replications(self.values(policy, column)[self.loads.index(load)])
+        most = 1.0 if column == "met" else inf
+        return replace(each, low=max(each.low, 0.0), high=min(each.high, most))
 
     def switch_off(self, policy: str, column: str = "tpot") -> SwitchOff:
         """Return where plain decoding begins to be better in time per output token, or in goodput. Replications are
