@@ -388,7 +388,7 @@ def _best_table(found: BatchNumbers) -> pd.DataFrame:
     return pd.DataFrame(shown)
 
 
-# What eats the speedup ------------------------------------------------------------------------------
+# Parts of a round ------------------------------------------------------------------------------------
 
 
 def _costs(found: BatchNumbers, about: About) -> Section:

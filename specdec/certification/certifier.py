@@ -199,7 +199,7 @@ def _progress(draws: Draws, texts: int, greedy: bool) -> Iterator[Tick]:
         yield lambda what, amount: progress.advance(bars[what], amount)
 
 
-# What is declared ---------------------------------------------------------------------------------
+# Declarations -------------------------------------------------------------------------------------
 
 
 def _declarations(config: CertifyConfig, outcome: Outcome) -> list[Declaration]:

@@ -1,4 +1,4 @@
-"""What a session collects beside rounds and generations: of one prompt, and of all of them together.
+"""Collections of a session beside rounds and generations: of one prompt, and of all of them together.
 
 It is plain data, so that a finished prompt's share goes to disk with its rounds, and a resumed run takes it back.
 """

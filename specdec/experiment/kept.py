@@ -1,4 +1,4 @@
-"""What a command says of earlier runs: where they may be found, and the figures of one that is kept.
+"""Earlier runs, as a command tells of them: where they may be found, and the figures of one that is kept.
 
 Light, because sweeps read it before anything heavy is imported.
 """

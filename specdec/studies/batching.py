@@ -142,7 +142,7 @@ class Batching(Study):
             if gamma <= (drafter.capabilities.deepest or gamma)
         ]
 
-    # What calls and drafts cost ------------------------------------------------------------------------
+    # Costs of calls and drafts ------------------------------------------------------------------------
 
     def _calibrated(self, bench: Bench, rig: "_Rig") -> tuple[CostReport | None, pd.DataFrame, pd.DataFrame]:
         """Fit the cost model to calls on one sequence; time calls and drafts for every batch."""

@@ -20,7 +20,8 @@ from specdec.targets.causal import Causal
 from specdec.targets.encoder_decoder import EncoderDecoder
 from specdec.verifiers.base import verifiers
 
-# Of unequal lengths and limits, so that sequences finish at different times: some as the queue is empty, some before.
+# Texts of unequal lengths and limits, so that sequences finish at different times: some before the queue is empty,
+# some after.
 PROMPTS = [[0, 3, 1, 4, 0, 3, 1, 2, 0, 3], [2], [1, 4, 1], [4, 4, 0, 2, 1, 3, 2, 2, 0, 1, 4, 2, 3], [3, 0, 2, 3, 0]]
 LIMITS = [9, 3, 14, 6, 11]
 CASES = [

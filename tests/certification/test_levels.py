@@ -55,7 +55,7 @@ def failed(checks):
     return {check.name for check in checks if check.verdict == "FAILED"}
 
 
-# What is lossless passes --------------------------------------------------------------------------
+# Lossless parts pass ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("verifier", "structure"), [("greedy", name) for name in FILL])

@@ -10,13 +10,12 @@ from functools import cache
 import pytest
 import torch
 
-from specdec.clock import CpuClock
-from specdec.decode import generate
+from specdec.certification.greedy_identity import NEW_TOKENS, PROMPT, decoded
 from specdec.drafters.base import drafters
 from specdec.errors import UsageError
 from specdec.records import Request
 from specdec.replay.expected_rounds import agreement
-from specdec.sampling import generator_for, probabilities
+from specdec.sampling import probabilities
 from specdec.structures.base import structures
 from specdec.targets.causal import Causal
 from specdec.targets.encoder_decoder import EncoderDecoder
@@ -31,8 +30,6 @@ CASES = [
     if drafters.get(drafter).capabilities.lossless
     and shape in drafters.get(drafter).capabilities.fills & verifiers.get(verifier).capabilities.handles
 ]
-NEW_TOKENS = 28
-PROMPT = [7, 3, 19, 44, 3, 19, 52, 7, 3, 19, 44, 8, 3, 19]
 
 
 @pytest.fixture(scope="module")
@@ -96,23 +93,6 @@ def drafter_of(group_values, drafter_values, shaken):
     return build
 
 
-def decoded(target, drafter, verifier, structure, reference=None):
-    return generate(
-        target=target,
-        drafter=drafter,
-        verifier=verifiers.build({"name": verifier}),
-        structure=structure,
-        request=Request(
-            PROMPT,
-            NEW_TOKENS,
-            draft_generator=generator_for(0, "prompt", "draft"),
-            accept_generator=generator_for(0, "prompt", "accept"),
-            reference=reference,
-        ),
-        clock=CpuClock(),
-    )
-
-
 def law(model, text, how):
     """Standardised laws after every prefix of `text`, by a forward pass of the model alone."""
     output = model(input_ids=torch.tensor([PROMPT]), decoder_input_ids=torch.tensor([[0, *text]]), use_cache=False)
@@ -132,7 +112,8 @@ def test_output_is_the_models_own(
         try:
             built = drafter_of(drafter, target, encoder_decoder)
             reference = own if built.capabilities.needs_reference else None
-            generation = decoded(target, built, verifier, make_structure(shape, gamma), reference)
+            rule = verifiers.build({"name": verifier})
+            generation = decoded(target, built, rule, make_structure(shape, gamma), reference)
         except UsageError as refusal:
             assert "encoder-decoder" in str(refusal)
             pytest.skip(str(refusal))
@@ -151,7 +132,7 @@ def test_sampling_sees_exact_laws(encoder_decoder, target_of, drafter_of, make_s
     seen = []
     verify = target.verify
     monkeypatch.setattr(target, "verify", lambda draft: seen.append((draft, verify(draft))) or seen[-1][1])
-    generation = decoded(target, drafter, verifier, make_structure("chain", 4))
+    generation = decoded(target, drafter, verifiers.build({"name": verifier}), make_structure("chain", 4))
     assert any(row.rejected for row in generation.rounds) and any(row.accepted for row in generation.rounds)
     text: list[int] = []
     for (draft, p), row in zip(seen, generation.rounds, strict=True):

@@ -20,7 +20,7 @@ from specdec.structures.base import structures
 from specdec.targets.causal import Causal
 from specdec.verifiers.base.contract import verifiers
 
-# Of unequal lengths and limits; one prompt of a single token, before which heads have no state.
+# Prompts of unequal lengths and limits; one prompt of a single token, before which heads have no state.
 PROMPTS = [[7, 3, 19, 44, 3, 19, 52, 7, 3, 19], [5], [40, 12, 33, 12], [60, 2], [9, 8, 9, 8, 9, 21, 22, 9, 8, 9]]
 LIMITS = [9, 4, 12, 7, 10]
 HEADS = {"medusa": (Medusa, {}), "prefix": (Medusa, {"prefix": True, "output": "own"}), "grounded": (Grounded, {})}

@@ -1,4 +1,4 @@
-"""What a kill can leave on disk: torn lines, files that cannot be read, one half of a prompt, the same prompt twice."""
+"""Leftovers of a kill on disk: torn lines, files that cannot be read, one half of a prompt, the same prompt twice."""
 
 import json
 import shutil

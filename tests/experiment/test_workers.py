@@ -154,7 +154,7 @@ def test_the_fault_of_a_worker_is_that_of_the_run(command, in_threads, monkeypat
 
 
 def test_a_numerics_fault_travels_without_its_rounds(tmp_path):
-    """What is sent from a worker to the run has to be small, and free of a device's events."""
+    """A worker's results, which are sent to the run, are small and free of a device's events."""
 
     worker = object.__new__(workers._Worker)
     error = NumericsError("The logits are not finite.")
