@@ -375,12 +375,12 @@ def test_peers_run_in_the_same_run(command, tmp_path):
 
 @pytest.mark.slow
 def test_a_peer_that_fails_does_not_end_the_run(command, tmp_path, monkeypatch):
-    from specdec.experiment.peers import TransformersPeer
+    from specdec.peers.transformers import TransformersPeer
 
-    def broken(self, prompt, setting):
+    def broken(self, prompt, setting, sampling):
         raise RuntimeError("no luck")
 
-    monkeypatch.setattr(TransformersPeer, "_generate", broken)
+    monkeypatch.setattr(TransformersPeer, "generate", broken)
     arguments = ("prompts.limit=1", "measurement.peers=[transformers]", "target.compile=false")
     code, error = command("+drafter=none", "+debug=pocket", *arguments)
     assert code == 0, error
