@@ -62,8 +62,8 @@ def _checked(model: Any, config: Any, longest: int) -> str:
         LeftOut: it is unknown there, or would be computed in another way.
     """
     kind = config.model_type
-    window = getattr(config, "sliding_window", None)
-    windowed = window and getattr(config, "use_sliding_window", True)
+    windowed = getattr(config, "use_sliding_window", True)
+    window = (getattr(config, "sliding_window", None) if windowed else None) or longest
     dtypes = {weight.dtype for weight in model.parameters() if weight.dim() > 1}
     for fault, reason in (
         (kind not in ARCHITECTURES, f"the model type {kind} is not among those written as GGUF: "
@@ -72,7 +72,7 @@ def _checked(model: Any, config: Any, longest: int) -> str:
          f"{' and '.join(sorted(str(each).removeprefix('torch.') for each in dtypes))}: use target.dtype=float32, "
          "bfloat16 or float16"),
         (getattr(config, "hidden_act", "silu") != "silu", "llama.cpp computes this architecture with silu only"),
-        (windowed and window < longest, f"texts are longer than the sliding window of {window} tokens, which "
+        (window < longest, f"texts are longer than the sliding window of {window} tokens, which "
          "llama.cpp's architecture llama ignores"),
         (any(weight.device.type == "meta" for weight in model.parameters()), "the target's weights are not in memory"),
     ):  # fmt: skip
