@@ -6,6 +6,7 @@ From that release's docs/features/speculative_decoding and vllm/config/speculati
 
 import json
 import shlex
+from collections.abc import Mapping
 from typing import Any
 
 from .measured_drafter import Configuration, Measured, trained_here, without_method
@@ -24,6 +25,8 @@ HEADS = {  # drafter: the formats that 0.32.0 read
     "medusa": {"Medusa-1": "medusa", "Medusa for vLLM": "medusa"},
     "mlp_speculator": {"MLP speculator": "mlp_speculator"},
 }
+DRAFTS = ("eagle", "ngram", "parallel", "small_model", "suffix")  # drafters that it has a method for
+MOST_SEQUENCES = 65536  # more than any server decodes at once
 REASONS = {
     "retrieval": "No look-up in a text of one's own.",
     "spec_tree": "No trees of model drafts: chains of one draft model only, which +drafter=small_model measures.",
@@ -48,6 +51,24 @@ def vllm(measured: Measured) -> Configuration:
         "eagle": _eagle,
     }[name](measured)
     return Configuration(ENGINE, _command(measured, keys), remarks=(*remarks, *_chains_only(measured)))
+
+
+def batch_schedule(tokens: Mapping[int, int]) -> list[list[int]]:
+    """Return `num_speculative_tokens_per_batch_size`: [first batch, last batch, draft tokens], none beyond
+    the largest.
+
+    Args:
+        tokens: draft tokens to offer by measured batch; 0 for none. Batches in between are treated as the next larger.
+    """
+    ranges: list[list[int]] = []
+    first = 1
+    for batch, count in (*sorted(tokens.items()), (MOST_SEQUENCES, 0)):
+        if ranges and ranges[-1][2] == count:
+            ranges[-1][1] = batch
+        else:
+            ranges.append([first, batch, count])
+        first = batch + 1
+    return ranges
 
 
 def _command(measured: Measured, keys: dict[str, Any]) -> str:

@@ -10,6 +10,7 @@ import yaml
 
 from specdec.analysis.engines.measured_drafter import Measured
 from specdec.analysis.engines.recommendation import NO_METHOD, NOT_SERVED, SERVED, recommend
+from specdec.analysis.engines.vllm_flags import batch_schedule
 from specdec.analysis.intervals import Interval
 from specdec.analysis.pages.html import Chapter, write_report
 from specdec.config import flattened
@@ -240,6 +241,19 @@ def test_match_lengths_of_a_lookup():
     assert '"prompt_lookup_max": 3, "prompt_lookup_min": 3' in of_vllm and "size-n 3" in of_llama
     of_vllm, _, of_llama = commands(measured("ngram", drafter__order_max=6, drafter__order_min=2))
     assert '"prompt_lookup_max": 6, "prompt_lookup_min": 2' in of_vllm and "size-n 6" in of_llama
+
+
+@pytest.mark.parametrize(
+    ("tokens", "ranges"),
+    [
+        ({1: 4, 2: 4, 8: 2, 16: 0}, [[1, 2, 4], [3, 8, 2], [9, 65536, 0]]),
+        ({4: 3}, [[1, 4, 3], [5, 65536, 0]]),
+        ({1: 0, 4: 3}, [[1, 1, 0], [2, 4, 3], [5, 65536, 0]]),
+    ],
+)
+def test_draft_tokens_by_batch_as_vllm_takes_them(tokens, ranges):
+    """Ranges begin at 1 and follow on one another, as vLLM demands; its last one holds for every larger batch."""
+    assert batch_schedule(tokens) == ranges
 
 
 def test_another_vocabulary_needs_an_engine_that_can():
