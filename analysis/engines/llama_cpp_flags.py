@@ -8,7 +8,6 @@ only, and reads GGUF files, which its convert_hf_to_gguf.py writes.
 import shlex
 
 from .measured_drafter import Configuration, Measured, trained_here, without_method
-from .vllm_flags import match_lengths
 
 VERSION = "0.5.0"
 ENGINE = f"llama.cpp {VERSION}"
@@ -86,7 +85,7 @@ def _convert(model: str, file: str, options: tuple[str, ...] = ()) -> str:
 
 
 def _ngram(measured: Measured) -> Configuration:
-    longest, shortest = match_lengths(measured)
+    longest, shortest = measured.match_lengths
     flags = ["--spec-type", "ngram-simple", "--spec-ngram-simple-size-n", str(longest)]
     flags += ["--spec-ngram-simple-size-m", str(measured.depth)]
     remarks = ["It takes the latest match."]

@@ -78,6 +78,16 @@ class Measured:
         return found if isinstance(found, int) else None
 
     @property
+    def match_lengths(self) -> tuple[int, int]:
+        """The longest and the shortest match that the context n-gram drafter looked up, in tokens."""
+        q = self.value("drafter.q")
+        if isinstance(q, int):
+            return q, q
+        if q == "auto" and not self.chain:
+            return 1, 1
+        return int(self.value("drafter.order_max")), int(self.value("drafter.order_min"))
+
+    @property
     def temperature(self) -> float:
         return float(self.value("sampling.temperature") or 0.0)
 

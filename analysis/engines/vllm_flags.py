@@ -82,7 +82,7 @@ def _chains_only(measured: Measured) -> list[str]:
 
 
 def _ngram(measured: Measured) -> tuple[dict[str, Any], list[str]]:
-    longest, shortest = match_lengths(measured)
+    longest, shortest = measured.match_lengths
     keys = {
         "method": "ngram",
         "num_speculative_tokens": measured.depth,
@@ -95,16 +95,6 @@ def _ngram(measured: Measured) -> tuple[dict[str, Any], list[str]]:
         "Of several matches vLLM takes the first one of the text, which drafter.occurrence=leftmost measures; the most "
         "common continuation was measured."
     ]
-
-
-def match_lengths(measured: Measured) -> tuple[int, int]:
-    """Return the longest and the shortest match that the context n-gram drafter looked up, in tokens."""
-    q = measured.value("drafter.q")
-    if isinstance(q, int):
-        return q, q
-    if q == "auto" and not measured.chain:
-        return 1, 1
-    return int(measured.value("drafter.order_max")), int(measured.value("drafter.order_min"))
 
 
 def _suffix(measured: Measured) -> tuple[dict[str, Any], list[str]]:
