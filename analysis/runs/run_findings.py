@@ -15,6 +15,7 @@ from ..findings import Findings, Section
 from ..read.runs import Run
 from .drafters_section import drafters_section, paired_metrics
 from .model_curves import ENDS, MODELS, Curves, model_curves, model_metrics
+from .peers_section import peer_notes, peers_section
 from .quality import quality_metrics
 from .run_metrics import (
     limit_metrics,
@@ -24,7 +25,7 @@ from .run_metrics import (
     peer_metrics,
     total_variation,
 )
-from .run_notes import peer_notes, residual_notes, run_notes
+from .run_notes import residual_notes, run_notes
 from .run_sections import (
     category_section,
     cost_section,
@@ -141,7 +142,7 @@ def _of_one_drafter(run: Run) -> tuple[RunFindings, Summary, HeldOutPrediction |
     )
     summary = summarise(tables, facts.primary_gamma, replicates, seed=seed)
     arm = summary.arms[facts.primary_gamma]
-    peers = run.peers() if run.params.get("measurement.peers", "[]") != "[]" else {"peers": [], "generations": []}
+    peers = run.peers()
     cost = fitted_cost(run, run.calibration())
     # A recorded text is replayed to measure, so a replay of it would predict text that it has read.
     other = None if facts.simulated else replay[replay["kind"] == "baseline"]
@@ -169,10 +170,10 @@ def _of_one_drafter(run: Run) -> tuple[RunFindings, Summary, HeldOutPrediction |
         verdict(arm.account, facts.simulated),
         *run_notes(metrics, facts, session, environment["prompts"]),
         *residual_notes(run.fetch("rounds.parquet"), facts),
-        *peer_notes(peers["peers"]),
+        *peer_notes(peers, metrics),
     ]
     if peers["peers"] and not facts.single:
-        notes.append(f"transformers drafts chains only: structure={facts.structure} has no peer but plain generate.")
+        notes.append(f"Other engines draft chains only: structure={facts.structure} has no peer but plain generation.")
     found = RunFindings(
         sections=(),
         metrics=metrics,
@@ -215,10 +216,13 @@ def _sections(
     """
     replicates, seed = run.whole_number("measurement.bootstrap"), run.whole_number("seed")
     predicted = section_of(prediction, run.title, seed)
+    peers = run.peers()
+    beside = [*peers["peers"], *peers.get("left_out", ())]
     sections = (
         summary_section(run),
         *([drafters_section(run, replicates, seed)] if run.beside else []),
         account_section(summary.arms[summary.primary_gamma].account, run.title, found.simulated),
+        *([peers_section(run, peers)] if beside else []),
         curves_section(run),
         lengths_section(run),
         category_section(run),
