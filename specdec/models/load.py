@@ -3,6 +3,7 @@
 import hashlib
 import json
 from collections.abc import Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -153,11 +154,20 @@ def training_cost(record: Mapping[str, Any]) -> dict[str, float] | None:
 
 
 def content_hash(name: str) -> str:
-    """Return the sha256 of a folder's safetensors files, sorted by name; "" for a hub id, whose commit is recorded."""
+    """Return the sha256 of a folder's safetensors files, sorted by name; "" for a hub id, whose commit is recorded.
+
+    Files that have not changed since are not read again.
+    """
     folder = Path(name)
-    digest = hashlib.sha256()
     files = sorted(folder.glob("*.safetensors")) if folder.is_dir() else []
-    for file in files:
+    stamps = [file.stat() for file in files]
+    return _hash_of(tuple((file, stamp.st_size, stamp.st_mtime_ns) for file, stamp in zip(files, stamps, strict=True)))
+
+
+@lru_cache(maxsize=16)
+def _hash_of(files: tuple[tuple[Path, int, int], ...]) -> str:
+    digest = hashlib.sha256()
+    for file, _, _ in files:
         with file.open("rb") as stream:
             hashlib.file_digest(stream, lambda: digest)  # goes on with the same hash
     return digest.hexdigest() if files else ""
