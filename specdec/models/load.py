@@ -61,8 +61,7 @@ def load_model(
         _check_kind(name, config, kind)
         _check_layers(name, folder, config)
         if attention == "auto":
-            # Gemma-2 caps its attention scores; only the eager implementation does that.
-            attention = "eager" if config.model_type == "gemma2" else "sdpa"
+            attention = _attention_of(config)
         auto = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
         model, info = auto.from_pretrained(
             name,
@@ -189,6 +188,17 @@ def resolve_device(name: str) -> torch.device:
 def resolve_dtype(name: Dtype) -> torch.dtype | None:
     """Return the dtype of a name; None for "auto", the checkpoint's own."""
     return None if name == "auto" else getattr(torch, name)
+
+
+def _attention_of(config: Any) -> str:
+    """Return the implementation of attention for a model: sdpa, except where the model needs eager."""
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING
+
+    if config.model_type == "gemma2":  # it caps its attention scores; only the eager implementation does that
+        return "eager"
+    models = MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING if config.is_encoder_decoder else MODEL_FOR_CAUSAL_LM_MAPPING
+    kind = models[type(config)] if type(config) in models else None
+    return "sdpa" if getattr(kind, "_supports_sdpa", True) else "eager"
 
 
 def _check_kind(name: str, config: Any, kind: Kind | None) -> None:

@@ -48,6 +48,7 @@ _BITS_16 = (torch.bfloat16, torch.float16)
 # Nodes 0 to 5 follow the root, 6 and 7 follow node 5, and 8 follows 7: in the row most nodes stand far from where a
 # chain of their depth would end.
 _TREE = Tree((-1, -1, -1, -1, -1, -1, 5, 5, 7))
+_FAR = 3  # the first row of the tree's logits, the root's being 0, that stands far from there
 _PATH = (5, 7)  # the nodes that are committed; their slots have to move
 _PROMPT = 9  # tokens, unless a window asks for more
 _BEHIND = 6  # tokens of a text behind the prompt: a root, two of a path, three more
@@ -182,9 +183,12 @@ class _Comparison:
             f"pass, by {self.errors['chain']:.2g} of their spread; {remedy}."
         )
 
-    def _agrees(self, check: str, errors: Callable[[], Tensor], strictness: float = 1.0) -> bool:
+    def _agrees(self, check: str, errors: Callable[[], Sequence[Tensor]], strictness: float = 1.0) -> bool:
         """Make a comparison, keep its error, and return whether that is within the tolerance; a fault of the model is
         kept as its reason.
+
+        Args:
+            errors: returns those of the tokens, in groups of which each has to be within the tolerance.
         """
         try:
             found = errors()
@@ -193,11 +197,11 @@ class _Comparison:
                 raise
             self._faults[check] = " ".join(f"{error}".split())[:200] or type(error).__name__
             return False
-        error = float(found.median() if self._dtype in _BITS_16 else found.max())
+        error = max(float(group.median() if self._dtype in _BITS_16 else group.max()) for group in found)
         self.errors[check] = error
         return error <= strictness * _TOLERANCES.get(self._dtype, 0.08)
 
-    def _plain_pass(self) -> Tensor:
+    def _plain_pass(self) -> Sequence[Tensor]:
         """Evaluate all continuations of the prompt in one call without a cache, and keep their logits [B, 7, V]: the
         law after the prompt, and those after each of the six tokens behind it.
         """
@@ -209,30 +213,30 @@ class _Comparison:
         for row, leaf in enumerate(_TREE.leaves, start=1):
             places |= {node: (row, depth) for depth, node in enumerate(_TREE.path(leaf), start=2)}
         self._plain_tree = torch.stack([self._plain[0, 1], *(self._plain[place] for place in places.values())])
-        return torch.zeros(1)
+        return [torch.zeros(1)]
 
-    def _causality(self) -> Tensor:
+    def _causality(self) -> Sequence[Tensor]:
         """Compare the laws up to the root between continuations that differ behind it."""
         first, others = self._plain[:1, :2], self._plain[1:, :2]
-        return logit_error(others.flatten(0, 1), first.expand_as(others).flatten(0, 1))
+        return [logit_error(others.flatten(0, 1), first.expand_as(others).flatten(0, 1))]
 
-    def _chain_after_a_rejection(self) -> Tensor:
+    def _chain_after_a_rejection(self) -> Sequence[Tensor]:
         last = self._begin()
         before = self._evaluate([last, *self._wrong], chain_tree(3))[:1]
         self._decoder.cache.commit(self._committed, [])
         found = self._evaluate([self._root, *self._chain], chain_tree(2))
-        return logit_error(torch.cat([before, found]), self._plain[0, :4])
+        return [logit_error(torch.cat([before, found]), self._plain[0, :4])]
 
-    def _tree(self) -> Tensor:
+    def _tree(self) -> Sequence[Tensor]:
         """Verify a tree, commit a path of it, and evaluate a chain behind."""
         first = self._committed + 1
         self._decoder.length = self._committed
         found = self._evaluate([self._root, *self._nodes], _TREE)
         self._decoder.cache.commit(first, [first + node for node in _PATH])
         behind = self._evaluate(self._behind, chain_tree(2))
-        return logit_error(torch.cat([found, behind]), self._tree_and_behind)
+        return self._tree_errors(found, behind)
 
-    def _rows(self) -> Tensor:
+    def _rows(self) -> Sequence[Tensor]:
         """Do what `_tree` does with the paths of the tree as a batch."""
         decoder, begin = self._decoder, self._committed
         decoder.length = begin
@@ -241,20 +245,23 @@ class _Comparison:
         slots = range(begin, begin + 1 + len(_PATH))
         decoder.cache.commit(begin, slots, path_batch(_TREE).sequence_of(_PATH))
         behind = self._evaluate(self._behind, chain_tree(2))
-        return logit_error(torch.cat([found, behind]), self._tree_and_behind)
+        return self._tree_errors(found, behind)
 
-    @property
-    def _tree_and_behind(self) -> Tensor:
-        return torch.cat([self._plain_tree, self._plain[-1, 4:7]])
+    def _tree_errors(self, found: Tensor, behind: Tensor) -> Sequence[Tensor]:
+        """Return the errors of a tree's nodes, those far from their place in a chain apart from the others, and of the
+        chain behind the committed path.
+        """
+        nodes = logit_error(found, self._plain_tree)
+        return [nodes[:_FAR], nodes[_FAR:], logit_error(behind, self._plain[-1, 4:7])]
 
-    def _prefill_in_pieces(self) -> Tensor:
+    def _prefill_in_pieces(self) -> Sequence[Tensor]:
         if isinstance(self._decoder, Seq2SeqDecoder):  # its prompt goes to the encoder
-            return torch.zeros(1)
+            return [torch.zeros(1)]
         last = self._begin(chunk=max(1, (len(self._prompt) - 1) // 2))
         found = self._evaluate([last, self._root, *self._chain], chain_tree(3))
-        return logit_error(found, self._plain[0, :4])
+        return [logit_error(found, self._plain[0, :4])]
 
-    def _static_call(self) -> Tensor:
+    def _static_call(self) -> Sequence[Tensor]:
         """Make two calls of fixed shape, as a captured loop does: the cache learns of its length only afterwards."""
         decoder = self._decoder
         assert isinstance(decoder, Decoder)
@@ -262,7 +269,7 @@ class _Comparison:
         call = static_pass(decoder.model, decoder.cache, decoder.windows)
         places = torch.arange(len(text), device=self._device) + begin
         found = [call(text[part], places[part]).logits for part in (slice(0, 2), slice(2, 4))]
-        return logit_error(torch.cat(found), self._plain[0, :4])
+        return [logit_error(torch.cat(found), self._plain[0, :4])]
 
     def _context(self) -> int | None:
         """Return the length at which the model's positions change, unless a text that crosses it comes out right. A
@@ -275,7 +282,7 @@ class _Comparison:
             return None
         return border
 
-    def _crossing(self, border: int) -> Tensor:
+    def _crossing(self, border: int) -> Sequence[Tensor]:
         """Decode a text across the length `border` in two calls, behind a prefill that ends before it."""
         decoder = self._decoder
         text = _tokens(decoder, border + 4)
@@ -283,7 +290,7 @@ class _Comparison:
         plain = _plain_logits(decoder, prompt, [rest])[0]
         root = decoder.start(prompt, len(text) + 1)
         found = [self._evaluate([root, *rest[:3]], chain_tree(3)), self._evaluate(rest[3:], chain_tree(len(rest) - 4))]
-        return logit_error(torch.cat(found), plain)
+        return [logit_error(torch.cat(found), plain)]
 
     def _begin(self, chunk: int = 1 << 30) -> int:
         """Begin the text, with pieces of `chunk` tokens; return the prompt's last token, or the start token."""
@@ -302,17 +309,16 @@ class _Comparison:
 def position_border(config: Any) -> int | None:
     """Return the length in tokens from which on a model computes all rotary positions in another way; None without one.
 
-    Long-rope exchanges its factors there (LongRoPE, 2402.13753), dynamic NTK scaling changes its base with every
-    longer text: keys that stand in a cache were made in the earlier way.
+    Long-rope exchanges its factors at the original length (LongRoPE, 2402.13753), dynamic NTK scaling changes its base
+    with every text that is longer than the model's context: keys in a cache were made in the earlier way.
     """
     parameters = getattr(config, "rope_parameters", None) or {}
-    kinds = [parameters, *(each for each in parameters.values() if isinstance(each, dict))]
     borders = []
-    for kind in kinds:
-        if kind.get("rope_type") in ("longrope", "dynamic"):
-            original = kind.get("original_max_position_embeddings")
-            original = original or getattr(config, "original_max_position_embeddings", None)
-            borders.append(int(original or config.max_position_embeddings))
+    for kind in (parameters, *(each for each in parameters.values() if isinstance(each, dict))):
+        if kind.get("rope_type") == "longrope":
+            borders.append(int(kind["original_max_position_embeddings"]))
+        elif kind.get("rope_type") == "dynamic":
+            borders.append(int(config.max_position_embeddings))
     return min(borders, default=None)
 
 
