@@ -16,8 +16,8 @@ from specdec.errors import NumericsError, UsageError
 from specdec.models.decoder import Decoder
 from specdec.models.draft_loop import Choice, StaticLoop, joined
 from specdec.models.load import Dtype, describe_model, load_model, load_tokenizer, model_path, resolve_dtype
-from specdec.models.ragged_decoder import RaggedDecoder
 from specdec.models.probe import open_decoder, said_of
+from specdec.models.ragged_decoder import RaggedDecoder
 from specdec.models.seq2seq import Seq2SeqDecoder, decoder_of
 from specdec.models.slot_decoder import SlotDecoder
 from specdec.records import EMPTY, Draft, Source, TextStart, chain_tree
@@ -424,8 +424,8 @@ class SmallModel(Drafter):
         return self._decoder.prefill_chunk
 
     def batched(self, slots: int) -> "BatchedSmallModel | None":
-        """See `Drafter.batched`; None with `translate`, for a model that cannot compute so, and over the cache of another
-        model.
+        """See `Drafter.batched`; None with `translate`, for a model that does not compute so, and over the cache of
+        another model.
         """
         if self.translation is not None or type(self._decoder) is not Decoder or not self._decoder.probed.packed:
             return None

@@ -63,7 +63,8 @@ class CachedModel:
         self.model, self.name = model, name
         self.device = main_device(model)
         self.vocab_size: int = config.vocab_size
-        self.context_length: int = getattr(config, "max_position_embeddings", None) or 1 << 30
+        longest = getattr(config, "max_position_embeddings", None) or 0
+        self.context_length: int = longest if longest > 0 else 1 << 30  # XLNet says -1
         self.end_tokens = end_tokens_of(model)
 
     @property
@@ -347,7 +348,7 @@ def end_tokens_of(model: Any) -> frozenset[int]:
     """Return the tokens that end a text, from the generation configuration or else from the model's own."""
     ends = model.generation_config.eos_token_id if model.generation_config is not None else None
     if ends is None:
-        ends = model.config.get_text_config().eos_token_id
+        ends = getattr(model.config.get_text_config(), "eos_token_id", None)
     if ends is None:
         return frozenset()
     return frozenset([ends] if isinstance(ends, int) else ends)

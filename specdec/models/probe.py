@@ -197,9 +197,9 @@ class _Comparison:
                 raise
             self._faults[check] = " ".join(f"{error}".split())[:200] or type(error).__name__
             return False
-        error = max(float(group.median() if self._dtype in _BITS_16 else group.max()) for group in found)
-        self.errors[check] = error
-        return error <= strictness * _TOLERANCES.get(self._dtype, 0.08)
+        largest = max(float(group.median() if self._dtype in _BITS_16 else group.max()) for group in found)
+        self.errors[check] = largest
+        return largest <= strictness * _TOLERANCES.get(self._dtype, 0.08)
 
     def _plain_pass(self) -> Sequence[Tensor]:
         """Evaluate all continuations of the prompt in one call without a cache, and keep their logits [B, 7, V]: the
@@ -337,8 +337,9 @@ def _plain_logits(decoder: AnyDecoder, prompt: Sequence[int], texts: Sequence[Se
 def _tokens(decoder: AnyDecoder, count: int) -> list[int]:
     """Return `count` tokens that mean nothing special to the model, different ones as far as there are."""
     config = decoder.model.config.get_text_config()
-    names = ("pad", "bos", "eos", "mask", "sep", "cls", "unk", "decoder_start")
-    special = {getattr(config, f"{name}_token_id", None) for name in names} | decoder.end_tokens
+    names = ("pad", "bos", "mask", "sep", "cls", "unk", "decoder_start")
+    named = {getattr(config, f"{name}_token_id", None) for name in names}
+    special = named | decoder.end_tokens
     usable = [token for token in range(min(decoder.vocab_size, 4096)) if token not in special]
     usable = usable or list(range(decoder.vocab_size))
     step = next(step for step in range(len(usable) * 5 // 8, 2 * len(usable) + 2) if gcd(step, len(usable)) == 1)

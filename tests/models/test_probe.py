@@ -44,30 +44,38 @@ def long_rope(length: int, factor: float = 4.0) -> dict[str, Any]:
 
 
 NOT_CAUSAL, NOT_PLAIN, FAILS = "a later token changes its logits", "differ from those of a plain", "does not work with"
+OF_GPT_NEO = dict(
+    vocab_size=VOCABULARY, hidden_size=32, num_layers=2, num_heads=4, attention_types=[[["global", "local"], 1]],
+    window_size=6, max_position_embeddings=128, intermediate_size=48, bos_token_id=None, eos_token_id=None,
+)  # fmt: skip
+OF_BLOOM = dict(vocab_size=VOCABULARY, hidden_size=32, n_layer=2, n_head=4, bos_token_id=None, eos_token_id=None)
+WINDOW = dict(GROUPED, head_dim=8, sliding_window=6)
+KINDS = dict(layer_types=["sliding_attention", "full_attention"], tie_word_embeddings=False)
+DYNAMIC = dict(rope_parameters=dict(rope_type="dynamic", factor=2.0, rope_theta=1e4))
 # Name -> class of the configuration, its values, how drafts that branch are evaluated or why the model is refused.
 FAMILIES: dict[str, tuple[str, dict[str, Any], str]] = {
     "llama": ("LlamaConfig", GROUPED, "packed"),
-    "llama_dynamic_rope": ("LlamaConfig", dict(GROUPED, rope_parameters=dict(rope_type="dynamic", factor=2.0, rope_theta=1e4)), "packed"),
-    "mistral_window": ("MistralConfig", dict(GROUPED, head_dim=8, sliding_window=6), "packed"),
-    "gemma2": ("Gemma2Config", dict(GROUPED, head_dim=8, sliding_window=6, attn_implementation="eager", tie_word_embeddings=False), "packed"),
-    "gemma3": ("Gemma3TextConfig", dict(GROUPED, head_dim=8, sliding_window=6, layer_types=["sliding_attention", "full_attention"], tie_word_embeddings=False), "packed"),
+    "llama_dynamic_rope": ("LlamaConfig", GROUPED | DYNAMIC, "packed"),
+    "mistral_window": ("MistralConfig", WINDOW, "packed"),
+    "gemma2": ("Gemma2Config", dict(WINDOW, attn_implementation="eager", tie_word_embeddings=False), "packed"),
+    "gemma3": ("Gemma3TextConfig", WINDOW | KINDS, "packed"),
     "phi3_long_rope": ("Phi3Config", long_rope(60), "packed"),
     "gpt2": ("GPT2Config", dict(OF_GPT, n_embd=32, n_head=4), "packed"),
     "gpt_neox": ("GPTNeoXConfig", SIZES, "packed"),
     "opt": ("OPTConfig", dict(SIZES, ffn_dim=48, word_embed_proj_dim=32), "packed"),
     "falcon": ("FalconConfig", SIZES, "packed"),
     "bert_decoder": ("BertConfig", dict(SIZES, pad_token_id=0, is_decoder=True), "packed"),
-    "gpt_neo": ("GPTNeoConfig", dict(vocab_size=VOCABULARY, hidden_size=32, num_layers=2, num_heads=4, attention_types=[[["global", "local"], 1]], window_size=6, max_position_embeddings=128, intermediate_size=48, bos_token_id=None, eos_token_id=None), "rows"),
+    "gpt_neo": ("GPTNeoConfig", OF_GPT_NEO, "rows"),
     "mpt": ("MptConfig", dict(vocab_size=VOCABULARY, d_model=32, n_layers=2, n_heads=4, max_seq_len=128), "rows"),
     "bart": ("BartConfig", OF_BART, "rows"),
     "pegasus": ("PegasusConfig", OF_BART, "rows"),
     "trocr": ("TrOCRConfig", OF_BART, "rows"),
-    "bloom": ("BloomConfig", dict(vocab_size=VOCABULARY, hidden_size=32, n_layer=2, n_head=4, bos_token_id=None, eos_token_id=None), FAILS),
+    "bloom": ("BloomConfig", OF_BLOOM, FAILS),
     "falcon_alibi": ("FalconConfig", dict(SIZES, alibi=True), FAILS),
     "bert": ("BertConfig", dict(SIZES, pad_token_id=0), NOT_CAUSAL),
     "roberta": ("RobertaConfig", dict(SIZES, pad_token_id=1), NOT_CAUSAL),
     "roberta_decoder": ("RobertaConfig", dict(SIZES, pad_token_id=1, is_decoder=True), NOT_PLAIN),
-}  # fmt: skip
+}
 
 
 def made(kind: str, values: dict[str, Any]) -> Any:
