@@ -158,7 +158,7 @@ class Causal(ModelTarget):
 
     @property
     def _spread_out(self) -> tuple[str, ...]:
-        """What is said of a model on several devices."""
+        """Sentences about a model on several devices."""
         if self.tensor_parallel > 1:
             return (
                 f"The target's weights are shared out over {self.tensor_parallel} processes: every call waits for all "
