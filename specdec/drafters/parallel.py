@@ -91,7 +91,7 @@ class Parallel(Drafter):
         self.capabilities = replace(self.capabilities, vocab_size=self._model.capabilities.vocab_size)
         self._greedy = drafts == "greedy" or target.sampling.greedy
         self._siblings: Siblings = siblings
-        self._device, self._compilation = target.device, target.compilation
+        self._device, self._compilation, self._packages = target.device, target.compilation, target.packages
         self._begin(None)
 
     @classmethod
@@ -136,7 +136,8 @@ class Parallel(Drafter):
         if self._compilation is not None:
             # A call has 1 to gamma + 1 committed tokens. One size serves all: masks behind the last that is read
             # change nothing.
-            self._decoder.compile({2 * structure.gamma}, capacity + structure.gamma, self._compilation)
+            size = 2 * structure.gamma
+            self._decoder.compile({size}, capacity + structure.gamma, self._compilation, packages=self._packages)
 
     def start(self, text: TextStart, states: Tensor | None = None) -> None:
         self._begin(text.generator)

@@ -263,8 +263,9 @@ def _grid_sizes(config: RunConfig, target: Target) -> list[int]:
     measurement = config.measurement
     if not (target.products() and measurement.cost_contexts) or measurement.batch_size > 1:
         return []  # the cost model explains calls on one sequence
-    # Each size costs a compiled target a compilation: powers of two are enough there.
-    return call_sizes(measurement.cost_rows, 1 if target.compilation == "inductor" else measurement.cost_dense)
+    # Each size costs a captured target a graph: powers of two are enough there.
+    captured = target.compilation == "inductor" and target.device.type == "cuda"
+    return call_sizes(measurement.cost_rows, 1 if captured else measurement.cost_dense)
 
 
 def prompts_of(config: RunConfig, parts: Parts) -> int:

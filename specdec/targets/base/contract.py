@@ -11,6 +11,7 @@ from torch import Tensor
 from specdec.clock import Clock
 from specdec.errors import UsageError
 from specdec.models.memory import available_bytes
+from specdec.models.packages import PackageFolder
 from specdec.records import EMPTY, Acceptance, Draft, TextStart, Tree
 from specdec.registry import Registry
 from specdec.sampling import SamplingConfig
@@ -53,6 +54,7 @@ class Target(ABC):
         model: the transformers model, or None where there is none.
         tokenizer: a transformers tokenizer, or None where there is none.
         compilation: what `prepare` does; drafters that are models follow it.
+        packages: where passes compiled for a CPU are kept, those of such drafters too; None: until the process ends.
         states: hidden states, where something asked for them (`HiddenStates.keep`), else None: after `start` those of
             `prompt[:-1]`, [S-1, D]; after `commit` those of the root and the accepted nodes, [A+1, D]. So the last one
             is h_t of the next round (see `heads`).
@@ -71,6 +73,7 @@ class Target(ABC):
     tokenizer: Any = None
     evaluation: Evaluation = "packed"
     compilation: Literal["trace", "inductor"] | None = None
+    packages: PackageFolder | None = None
     states: Tensor | None = None
     logits: Tensor | None = None
 
