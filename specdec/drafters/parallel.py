@@ -1,6 +1,6 @@
 """A model that drafts all tokens in one call: behind the text it reads mask tokens, one for each further token."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import Annotated, Any, Literal
@@ -243,6 +243,10 @@ class Parallel(Drafter):
         logits = self._decoder.forward(torch.tensor([*pending, *masks], device=self._device), _branches(count, depth))
         self._decoder.length = kept
         return torch.cat([logits[:count, None], logits[count:].unflatten(0, (count, depth - 1))], 1)
+
+    @property
+    def passes(self) -> Mapping[str, Mapping[str, Any]]:
+        return self._decoder.choices
 
     def describe(self) -> dict[str, Any]:
         return {**self._model.describe(), "mask_token": self.mask_token}

@@ -439,6 +439,10 @@ class SmallModel(Drafter):
         return describe_model(self.model, self.name)
 
     @property
+    def passes(self) -> Mapping[str, Mapping[str, Any]]:
+        return self._decoder.choices if isinstance(self._decoder, Decoder) else {}
+
+    @property
     def flops_per_token(self) -> float:
         return self._decoder.flops_per_token
 

@@ -225,7 +225,8 @@ def _calibration(
         generator = generator_for(config.seed, longest.id, "cost")
         timer = Timer(clock, measurement.cost_calls, generator, measurement.cost_seconds)
         grid = time_calls(target, longest.tokens, grid_sizes, measurement.cost_contexts, timer).as_dict()
-    return {**calibration.as_dict(), "grid": grid}
+    passes = {"target": dict(target.passes), "drafter": dict(parts.primary.drafter.passes)}
+    return {**calibration.as_dict(), "grid": grid, "passes": passes}
 
 
 def _tune(peers: Sequence[TransformersPeer], longest: Prompt, beginning: Beginning) -> None:

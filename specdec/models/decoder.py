@@ -5,6 +5,7 @@ neither sampling nor acceptance.
 """
 
 import logging
+import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from inspect import signature
@@ -29,13 +30,16 @@ from specdec.signals import raise_swallowed
 
 logger = logging.getLogger(__name__)
 
+_UNLIMITED = 1 << 30
+_NARROW = 8  # tokens; calls on fewer were faster compiled, everywhere and by far
 _BUCKET = 512  # the capacity of a compiled cache is a multiple of this number of slots
 _ANY = 0  # the key of a pass for every number of tokens from 2 on
 _BATCH = -1  # the key of a pass for batches
+_WIDE = -3  # the key of a traced pass for numbers of tokens at which the compiled one is slower
 _ROOTS = -2  # the key of a pass for batches of roots alone
 # The largest difference of a compiled pass's logits and states from the plain modules', over the largest of these: sums
 # in another order, rounded to the model's type after every layer.
-_TOLERANCE = {torch.float64: 1e-4, torch.float32: 1e-3, torch.float16: 0.02, torch.bfloat16: 0.1}
+_TOLERANCE = {torch.float64: 1e-4, torch.float32: 1e-3, torch.float16: 0.01, torch.bfloat16: 0.05}
 # Kinds of layers whose state can be rolled back by forgetting slots.
 _ATTENTION = ("full_attention", "sliding_attention")
 
@@ -114,6 +118,7 @@ class Decoder(CachedModel):
         self._compiled: Compiled | None = None
         # What serves the calls on each number of tokens: "trace" or "inductor", and how far it is from plain modules.
         self.choices: dict[str, dict[str, Any]] = {}
+        self._widest = _UNLIMITED  # tokens that the compiled pass for any number serves
 
     @property
     def windows(self) -> dict[str, int | None]:
@@ -162,9 +167,7 @@ class Decoder(CachedModel):
             reason = str(error).strip().splitlines()[0]
             logger.warning("%s cannot be traced, so its calls stay eager: %s", self.name, reason)
 
-    def _compile(
-        self, sizes: Collection[int], capacity: int, mode: Mode, copies: int, packages: PackageFolder
-    ) -> None:
+    def _compile(self, sizes: Collection[int], capacity: int, mode: Mode, copies: int, packages: PackageFolder) -> None:
         graphs = self.device.type == "cuda" and mode == "inductor"
         wanted = set(sizes)
         if sizes and not graphs:
@@ -178,7 +181,7 @@ class Decoder(CachedModel):
         self._steps = {}
         self.cache = self._cache_for_passes(-(-capacity // _BUCKET) * _BUCKET, 3 if copies == 2 else copies)
         self.forward(torch.zeros(2, dtype=torch.long, device=self.device), chain_tree(1))  # makes the buffers
-        self.choices = {}
+        self.choices, self._widest = {}, _UNLIMITED
         for count in sorted(wanted - {_BATCH}):
             if graphs:
                 graph = StaticStep(self.model, self.cache, count, self._windows, self.kept)
@@ -186,6 +189,8 @@ class Decoder(CachedModel):
                 self._steps[count] = graph
             elif mode == "trace" or not self._package(count, packages):
                 self._trace(count)
+        if isinstance(self._steps.get(_ANY), PackagedStep):
+            self._choose_by_width(max(sizes))
         if copies > 1:
             self._steps[_BATCH] = TracedStep(self.model, self.cache, None, "trace", self.kept)
             for prefix, batch in ((7, 2), (8, 2), (9, copies)):  # all sizes differ: Dynamo merges equal ones
@@ -196,9 +201,11 @@ class Decoder(CachedModel):
 
     def _trace(self, count: int) -> None:
         """Make the traced pass on `count` tokens."""
-        self._steps[count] = TracedStep(self.model, self.cache, None if count == _ANY else count, "trace", self.kept)
+        several = count in (_ANY, _WIDE)
+        self._steps[count] = TracedStep(self.model, self.cache, None if several else count, "trace", self.kept)
         self.choices[_named(count)] = {"pass": "trace"}
-        size = 3 if count == _ANY else count  # not 2: the mask would fill its buffer, and the record rely on that
+        # Not 2: the mask would fill its buffer, and the record rely on that.
+        size = max(3, self._widest + 1) if count == _WIDE else 3 if several else count
         for prefix in (2, 3):  # the first call records; the second shows that it serves other prefixes
             self.cache.length = prefix
             self.forward(torch.zeros(size, dtype=torch.long, device=self.device), chain_tree(size - 1))
@@ -230,6 +237,27 @@ class Decoder(CachedModel):
         self._steps[count] = step
         self.choices[_named(count)] = {"pass": "inductor", "difference": difference}
         return True
+
+    def _choose_by_width(self, widest: int) -> None:
+        """Find up to how many tokens the compiled pass is faster than the plain modules, doubling from 8 to `widest`;
+        calls on more are traced. Its products are made for few rows.
+        """
+        made, size = self._steps, _NARROW
+        while size <= min(widest, self.cache.capacity // 2):
+            tokens, seconds = torch.zeros(size, dtype=torch.long), []
+            for steps in ({}, made) * 3:
+                self._steps, self.cache.length = steps, self.cache.capacity // 2
+                began = time.perf_counter()
+                self.forward(tokens, chain_tree(size - 1))
+                seconds.append(time.perf_counter() - began)
+            if min(seconds[1::2]) > min(seconds[::2]):
+                self._widest = size - 1
+                break
+            size *= 2
+        self._steps = made
+        if self._widest < _UNLIMITED:
+            self.choices[_named(_ANY)]["up to"] = self._widest
+            self._trace(_WIDE)
 
     def _difference(self, step: PackagedStep, size: int) -> float:
         """Return the largest difference between a compiled pass on `size` tokens and the plain modules, over their
@@ -275,7 +303,7 @@ class Decoder(CachedModel):
     @property
     def compiled(self) -> tuple[int, ...]:
         """Numbers of tokens that have a compiled pass; 0 stands for all from 2 on, -1 for batches, -2 for
-        batches of roots alone."""
+        batches of roots alone, -3 for more tokens than a pass for any number is fast at."""
         return () if self._compiled is None else tuple(sorted(self._compiled.steps))
 
     def start(self, prompt: Sequence[int], capacity: int, copies: int = 1) -> int:
@@ -324,7 +352,7 @@ class Decoder(CachedModel):
         mask = self._masks.view(tree, prefix, self.cache.capacity)
         step = None
         if prefix and not options:
-            step = self._steps.get(len(tokens)) or self._steps.get(_ANY)
+            step = self._steps.get(len(tokens)) or self._steps.get(_ANY if len(tokens) <= self._widest else _WIDE)
         if step is not None and tree.is_chain:
             result = step(tokens, prefix, mask)
         elif isinstance(step, (TracedStep, PackagedStep)):
@@ -401,6 +429,8 @@ class Decoder(CachedModel):
 
 
 def _named(count: int) -> str:
+    if count == _WIDE:
+        return "more tokens"
     return "any number of tokens" if count == _ANY else f"{count} token" + "s" * (count > 1)
 
 

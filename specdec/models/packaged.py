@@ -10,6 +10,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -28,18 +29,20 @@ logger = logging.getLogger(__name__)
 _FORMAT = 1  # changes whenever the passes below do
 _SETTINGS: dict[str, Any] = {
     "freezing": True,
-    "max_autotune_gemm": True,
-    # The templates alone: they won every product in trials, and a comparison on a busy machine picks by chance.
-    "max_autotune_gemm_backends": "CPP",
     "cpp.enable_concat_linear": True,
     # Below inductor's own 30, so that rotated queries are computed once and not again for every key.
     "realize_opcount_threshold": 16,
 }
-_EXAMPLE = (7, 40)  # tokens and prefix of the example call; sizes that occur nowhere else, because equal ones are merged
+_TEMPLATES: dict[str, Any] = {
+    "max_autotune_gemm": True,
+    # The templates alone: they won every product in trials, and a comparison on a busy machine picks by chance.
+    "max_autotune_gemm_backends": "CPP",
+}
+_EXAMPLE = (7, 40)  # tokens and prefix of the example call: sizes that occur nowhere else, as equal ones are merged
 
 
-# Inductor's template reads 16-bit weights by masked loads of twice the width, which a Zen 5 takes four times as long for
-# as for plain loads of the same values; the replacement is ATen's own function for that.
+# Inductor's template reads 16-bit weights by masked loads of twice the width, which take a Zen 5 four times as long as
+# plain loads of the same values do; the replacement is ATen's own function for that.
 _SLOW_LOAD = """auto b = VectorizedIn::loadu(B + k * ldb + col * VLEN, VLEN);
             vb[col] = at::vec::convert<{{compute_t}}>(b);"""
 _FAST_LOAD = """at::vec::load_fp32_from_{{ "bf16" if input2_dtype == torch.bfloat16 else "fp16" }}(
@@ -91,7 +94,7 @@ def packaged_step(
     buffers = _buffers(cache)
     depends = {
         "format": _FORMAT,
-        "settings": _SETTINGS,
+        "settings": _settings(model.dtype),
         "model": {"class": type(model).__name__, "config": model.config.to_dict(), "weights": weights_hash(model)},
         "attention": model.config._attn_implementation,
         "shapes": {
@@ -163,14 +166,20 @@ def _write_package(
             dynamic_shapes=(count, count, [columns for _ in masks], [None for _ in buffers]),
             strict=False,
         )
-        torch._inductor.aoti_compile_and_package(program, package_path=str(path), inductor_configs=_SETTINGS)
+        settings = _settings(model.dtype)
+        torch._inductor.aoti_compile_and_package(program, package_path=str(path), inductor_configs=settings)
+
+
+def _settings(dtype: torch.dtype) -> dict[str, Any]:
+    """Return inductor's settings; float64 has no templates."""
+    return _SETTINGS | ({} if dtype == torch.float64 else _TEMPLATES)
 
 
 @contextmanager
 def _whole_loads() -> Iterator[None]:
     """Have products by templates read 16-bit weights without masks, where this version's template is as expected."""
-    import torch._inductor.compile_fx
-    import torch._inductor.kernel.mm  # first, because the templates and the products import each other
+    import_module("torch._inductor.compile_fx")  # first, because the templates and the products import each other
+    import_module("torch._inductor.kernel.mm")
     from torch._inductor.codegen.cpp_micro_gemm import CppMicroGemmFP32Vec
 
     text = CppMicroGemmFP32Vec.TEMPLATE_KERNEL.replace(_SLOW_LOAD, _FAST_LOAD)

@@ -1,7 +1,7 @@
 """A folder of compiled passes, one file each, which can be deleted at any time.
 
 A file is named after everything that its machine code depends on, so that a change of any of it is another file. Files
-are written whole or not at all. They hold code that runs when they are read: the folder is to be trusted like a program.
+are written whole or not at all. They hold code that runs when they are read: trust the folder as you trust a program.
 """
 
 import hashlib

@@ -1,5 +1,6 @@
-"""Attention as sums over the keys, for passes on a few tokens that inductor compiles: it becomes one loop over the heads
-that reads the keys and the values once, where the library's kernels cost more to start than they compute.
+"""Attention as sums over the keys, for passes on a few tokens that inductor compiles.
+
+It becomes one loop over the heads, where the library's kernels cost more to start than they compute.
 """
 
 from collections.abc import Iterator
@@ -28,7 +29,8 @@ def sums_over_keys(
     groups = key.shape[1]
     scaling = options.get("scaling")
     wide = query if query.element_size() > 4 else query.float()
-    rows = (wide * (size**-0.5 if scaling is None else scaling)).reshape(batch, groups, heads // groups * tokens, 1, size)
+    wide = wide * (size**-0.5 if scaling is None else scaling)
+    rows = wide.reshape(batch, groups, heads // groups * tokens, 1, size)
     scores = (rows * key.to(rows.dtype).unsqueeze(2)).sum(-1).view(batch, groups, heads // groups, tokens, -1)
     if attention_mask is not None:
         scores = scores + attention_mask.to(rows.dtype).unsqueeze(2)

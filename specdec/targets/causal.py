@@ -114,6 +114,10 @@ class Causal(ModelTarget):
         if self.compilation is not None:
             self.decoder.compile(sizes, capacity, self.compilation, self._copies(branches), self.packages)
 
+    @property
+    def passes(self) -> Mapping[str, Mapping[str, Any]]:
+        return self.decoder.choices
+
     def start(self, text: TextStart) -> None:
         super().start(text)
         self.states = self.decoder.states

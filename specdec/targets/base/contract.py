@@ -1,7 +1,7 @@
 """The contract of a target."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -88,6 +88,11 @@ class Target(ABC):
             sizes: tokens of the calls to come: 1, and those of the primary draft with its root.
             capacity, branches: the largest values that `start` will be given.
         """
+
+    @property
+    def passes(self) -> Mapping[str, Mapping[str, Any]]:
+        """What serves calls on each number of tokens since `prepare`; empty where it does not say."""
+        return {}
 
     def check_memory(self, prompt: int, capacity: int, branches: int = 1) -> None:
         """Check that there is memory for the key-value cache of a text; to be called before anything is decoded.
