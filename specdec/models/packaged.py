@@ -26,6 +26,7 @@ from specdec.models.row_attention import attention_by_sums
 
 logger = logging.getLogger(__name__)
 
+_VOLATILE = ("transformers_version", "name_or_path")
 _FORMAT = 1  # changes whenever the passes below do
 _SETTINGS: dict[str, Any] = {
     "freezing": True,
@@ -92,10 +93,12 @@ def packaged_step(
         Exception: the pass cannot be exported or compiled; torch and the compiler raise some ten unrelated types.
     """
     buffers = _buffers(cache)
+    # Less where it was read from and by what.
+    config = {key: value for key, value in model.config.to_dict().items() if key[0] != "_" and key not in _VOLATILE}
     depends = {
         "format": _FORMAT,
         "settings": _settings(model.dtype),
-        "model": {"class": type(model).__name__, "config": model.config.to_dict(), "weights": weights_hash(model)},
+        "model": {"class": type(model).__name__, "config": config, "weights": weights_hash(model)},
         "attention": model.config._attn_implementation,
         "shapes": {
             "tokens": "any" if any_number else 1,
