@@ -61,9 +61,11 @@ def test_time_of_a_call_over_the_time_to_read_the_weights(name, dtype, bars, log
         decoder.start([index % 61 for index in range(CONTEXT + 1)], CONTEXT + 8)
     source = torch.ones(buffer_bytes() // 4)
 
+    drafts = {count: (torch.arange(count) + 5, chain_tree(count - 1)) for count in (1, 5)}
+
     def call(decoder: Decoder, count: int) -> None:
         decoder.length = CONTEXT
-        decoder.forward(torch.arange(count) + 5, chain_tree(count - 1))
+        decoder.forward(*drafts[count])
 
     kernels = {(mode, count): (lambda d=d, n=count: call(d, n)) for mode, d in decoders.items() for count in (1, 5)}
     kernels["read", 0] = source.sum
@@ -72,7 +74,7 @@ def test_time_of_a_call_over_the_time_to_read_the_weights(name, dtype, bars, log
     while time.perf_counter() < until or len(times["read", 0]) < 3:
         for key, kernel in kernels.items():
             kernel()  # brings the weights into the caches, where they stay between the calls of a decoding
-            for _ in range(4):
+            for _ in range(12):
                 began = time.perf_counter()
                 kernel()
                 times[key].append(time.perf_counter() - began)
