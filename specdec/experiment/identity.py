@@ -27,7 +27,6 @@ from specdec.tracking.store import without_password
 # Keys that change neither what is decoded nor what is said of it: where results go, and how the work is shared out.
 _OPERATIONAL = ("tracking", "resume", "advice_dir", "experiment_name")
 _OPERATIONAL_MEASUREMENT = ("workers", "trace", "record")
-_OPERATIONAL_TARGET = ("compile_cache",)
 _CONTENT = ("sha256", "file_sha256", "commit", "digest", "corpus")  # keys of `describe` that stand for content
 _MISSING = "(none)"
 
@@ -98,8 +97,7 @@ def _identity(config: Mapping[str, Any], environment: Mapping[str, Any]) -> dict
     A finished run counts wherever it was measured; one that goes on has to do so on the same kind of machine.
     """
     flat = flattened({key: value for key, value in config.items() if key not in _OPERATIONAL})
-    dropped = tuple(f"measurement.{key}" for key in _OPERATIONAL_MEASUREMENT)
-    dropped += tuple(f"target.{key}" for key in _OPERATIONAL_TARGET)
+    dropped = ("target.compile_cache", *(f"measurement.{key}" for key in _OPERATIONAL_MEASUREMENT))
     parts = ("model", "drafter", "drafters", "original")
     content = flattened({name: environment[name] for name in parts if environment.get(name)})
     found = {

@@ -159,7 +159,7 @@ class Drafter(ABC):
 
     @property
     def passes(self) -> Mapping[str, Mapping[str, Any]]:
-        """What serves its model's calls on each number of tokens since `prepare`; empty without a model."""
+        """Records of the passes that serve its model's calls on each number of tokens; empty without a model."""
         return {}
 
     @property

@@ -91,7 +91,7 @@ class Target(ABC):
 
     @property
     def passes(self) -> Mapping[str, Mapping[str, Any]]:
-        """What serves calls on each number of tokens since `prepare`; empty where it does not say."""
+        """Records of the passes that serve calls on each number of tokens since `prepare`; empty without any."""
         return {}
 
     def check_memory(self, prompt: int, capacity: int, branches: int = 1) -> None:
