@@ -1,6 +1,6 @@
 """A model that drafts all tokens in one call: behind the text it reads mask tokens, one for each further token."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import Annotated, Any, Literal
@@ -91,7 +91,7 @@ class Parallel(Drafter):
         self.capabilities = replace(self.capabilities, vocab_size=self._model.capabilities.vocab_size)
         self._greedy = drafts == "greedy" or target.sampling.greedy
         self._siblings: Siblings = siblings
-        self._device, self._compilation = target.device, target.compilation
+        self._device, self._compilation, self._packages = target.device, target.compilation, target.packages
         self._begin(None)
 
     @classmethod
@@ -136,7 +136,8 @@ class Parallel(Drafter):
         if self._compilation is not None:
             # A call has 1 to gamma + 1 committed tokens. One size serves all: masks behind the last that is read
             # change nothing.
-            self._decoder.compile({2 * structure.gamma}, capacity + structure.gamma, self._compilation)
+            size = 2 * structure.gamma
+            self._decoder.compile({size}, capacity + structure.gamma, self._compilation, packages=self._packages)
 
     def start(self, text: TextStart, states: Tensor | None = None) -> None:
         self._begin(text.generator)
@@ -244,6 +245,10 @@ class Parallel(Drafter):
         logits = self._decoder.forward(torch.tensor([*pending, *masks], device=self._device), _branches(count, depth))
         self._decoder.length = kept
         return torch.cat([logits[:count, None], logits[count:].unflatten(0, (count, depth - 1))], 1)
+
+    @property
+    def passes(self) -> Mapping[str, Mapping[str, Any]]:
+        return self._decoder.choices
 
     def describe(self) -> dict[str, Any]:
         return {**self._model.describe(), "mask_token": self.mask_token}

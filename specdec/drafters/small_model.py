@@ -135,7 +135,7 @@ class SmallModel(Drafter):
         self.strategy = "small_model"
         open_decoder(self._decoder)
         self._device, self._size = target.device, target.vocab_size
-        self._compilation = target.compilation
+        self._compilation, self._packages = target.compilation, target.packages
         self._siblings: Siblings = siblings
         self._loop: StaticLoop | None = None
         self.translation: Translation | None = None
@@ -186,7 +186,7 @@ class SmallModel(Drafter):
         if self._compilation is None or not isinstance(self._decoder, Decoder):
             return
         # A call has one token, or two at the start of a draft whose predecessor was accepted whole.
-        self._decoder.compile({1, 2}, capacity, self._compilation)
+        self._decoder.compile({1, 2}, capacity, self._compilation, packages=self._packages)
         captures = self._compilation == "inductor" and self._device.type == "cuda" and self._decoder.compiled
         if captures and self._decoder.loops and structure.single and structure.threshold == 0:
             self._loop = self._static_loop(structure.gamma)
@@ -445,6 +445,10 @@ class SmallModel(Drafter):
     @property
     def notes(self) -> tuple[str, ...]:
         return said_of(self._decoder)
+
+    @property
+    def passes(self) -> Mapping[str, Mapping[str, Any]]:
+        return self._decoder.choices if isinstance(self._decoder, Decoder) else {}
 
     @property
     def flops_per_token(self) -> float:

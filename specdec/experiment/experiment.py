@@ -234,7 +234,8 @@ def _calibration(
         generator = generator_for(config.seed, longest.id, "cost")
         timer = Timer(clock, measurement.cost_calls, generator, measurement.cost_seconds)
         grid = time_calls(target, longest.tokens, grid_sizes, measurement.cost_contexts, timer).as_dict()
-    return {**calibration.as_dict(), "grid": grid}
+    passes = {"target": dict(target.passes), "drafter": dict(parts.primary.drafter.passes)}
+    return {**calibration.as_dict(), "grid": grid, "passes": passes}
 
 
 def _tune(others: OpenedPeers, longest: Prompt, beginning: Beginning) -> None:
@@ -268,8 +269,9 @@ def _grid_sizes(config: RunConfig, target: Target) -> list[int]:
     measurement = config.measurement
     if not (target.products() and measurement.cost_contexts) or measurement.batch_size > 1:
         return []  # the cost model explains calls on one sequence
-    # Each size costs a compiled target a compilation: powers of two are enough there.
-    return call_sizes(measurement.cost_rows, 1 if target.compilation == "inductor" else measurement.cost_dense)
+    # Each size costs a captured target a graph: powers of two are enough there.
+    captured = target.compilation == "inductor" and target.device.type == "cuda"
+    return call_sizes(measurement.cost_rows, 1 if captured else measurement.cost_dense)
 
 
 def prompts_of(config: RunConfig, parts: Parts) -> int:

@@ -97,7 +97,7 @@ def _identity(config: Mapping[str, Any], environment: Mapping[str, Any]) -> dict
     A finished run counts wherever it was measured; one that goes on has to do so on the same kind of machine.
     """
     flat = flattened({key: value for key, value in config.items() if key not in _OPERATIONAL})
-    dropped = tuple(f"measurement.{key}" for key in _OPERATIONAL_MEASUREMENT)
+    dropped = ("target.compile_cache", *(f"measurement.{key}" for key in _OPERATIONAL_MEASUREMENT))
     parts = ("model", "drafter", "drafters", "original")
     content = flattened({name: environment[name] for name in parts if environment.get(name)})
     found = {

@@ -378,7 +378,8 @@ def prepare(parts: Parts, longest: Prompt, measurement: MeasurementConfig, grid_
     sizes = {1}
     # A pass made for one number of tokens serves neither batches nor drafts whose nodes are merged.
     for primary in (each.primary.structure for each in parts.drafters):
-        packed = target.evaluation == "packed" and (primary.fixed or target.compilation == "trace")
+        captured = target.compilation == "inductor" and target.device.type == "cuda"
+        packed = target.evaluation == "packed" and (primary.fixed or not captured)
         if primary.branches == 1 or packed:
             sizes.add(primary.nodes + 1)
     if target.compilation == "inductor":

@@ -5,6 +5,7 @@ neither sampling nor acceptance.
 """
 
 import logging
+import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from inspect import signature
@@ -20,6 +21,8 @@ from specdec.models.cache import KVCache
 from specdec.models.compile import Mode, StaticStep, Step, TracedStep, only_sequence, run_model
 from specdec.models.draft_loop import Choice, StaticLoop
 from specdec.models.masks import Mask, MaskBuffers
+from specdec.models.packaged import PackagedStep, packaged_step
+from specdec.models.packages import PackageFolder
 from specdec.models.path_batch import PathBatch, path_batch, root_batch
 from specdec.models.probed import Probed
 from specdec.models.spread import main_device
@@ -28,10 +31,16 @@ from specdec.signals import raise_swallowed
 
 logger = logging.getLogger(__name__)
 
+_UNLIMITED = 1 << 30
+_NARROW = 8  # tokens; calls on fewer were faster compiled, everywhere and by far
 _BUCKET = 512  # the capacity of a compiled cache is a multiple of this number of slots
 _ANY = 0  # the key of a pass for every number of tokens from 2 on
 _BATCH = -1  # the key of a pass for batches
+_WIDE = -3  # the key of a traced pass for numbers of tokens at which the compiled one is slower
 _ROOTS = -2  # the key of a pass for batches of roots alone
+# The largest difference of a compiled pass's logits and states from the plain modules', over the largest of these: sums
+# in another order, rounded to the model's type after every layer.
+_TOLERANCE = {torch.float64: 1e-4, torch.float32: 1e-3, torch.float16: 0.01, torch.bfloat16: 0.05}
 # Kinds of layers whose state can be rolled back by forgetting slots.
 _ATTENTION = ("full_attention", "sliding_attention")
 
@@ -111,6 +120,9 @@ class Decoder(CachedModel):
         self._masks = MaskBuffers(self._windows, model.dtype, self.device)
         self._steps: dict[int, Step] = {}
         self._compiled: Compiled | None = None
+        # What serves the calls on each number of tokens: "trace" or "inductor", and how far it is from plain modules.
+        self.choices: dict[str, dict[str, Any]] = {}
+        self._widest = _UNLIMITED  # tokens that the compiled pass for any number serves
 
     @property
     def windows(self) -> dict[str, int | None]:
@@ -133,25 +145,38 @@ class Decoder(CachedModel):
             self._steps, self._compiled = {}, None  # passes made before return other states
 
     @torch.inference_mode()
-    def compile(self, sizes: Collection[int], capacity: int, mode: Mode, copies: int = 1) -> None:
+    def compile(
+        self,
+        sizes: Collection[int],
+        capacity: int,
+        mode: Mode,
+        copies: int = 1,
+        packages: PackageFolder | None = None,
+    ) -> None:
         """Make passes for calls on these numbers of tokens, the root included; each takes seconds to make.
 
-        They serve chains, and trees except where a pass is a CUDA graph. A traced pass serves every number of tokens
-        from 2 on; batches are traced, never compiled. Texts that need more slots than `capacity`, rounded up, or more
-        than `copies` copies are decoded eagerly. So is everything if the model cannot be traced, with a warning.
+        They serve chains, and trees except where a pass is a CUDA graph. A traced pass, and one compiled for a CPU,
+        serves every number of tokens from 2 on; batches are traced, never compiled. Texts that need more slots than
+        `capacity`, rounded up, or more than `copies` copies are decoded eagerly. So is everything if the model cannot
+        be traced, with a warning.
+
+        Args:
+            packages: where passes compiled for a CPU are kept; None: until the process ends.
         """
         try:
-            self._compile(sizes, capacity, mode, copies)
+            self._compile(sizes, capacity, mode, copies, packages or PackageFolder(None))
         except (torch._dynamo.exc.TorchDynamoException, ConstraintViolationError) as error:
             raise_swallowed()  # torch takes a signal that arrives while it traces for a fault of the model
             self._steps, self._compiled = {}, None
             reason = str(error).strip().splitlines()[0]
             logger.warning("%s cannot be traced, so its calls stay eager: %s", self.name, reason)
 
-    def _compile(self, sizes: Collection[int], capacity: int, mode: Mode, copies: int) -> None:
+    def _compile(self, sizes: Collection[int], capacity: int, mode: Mode, copies: int, packages: PackageFolder) -> None:
+        graphs = self.device.type == "cuda" and mode == "inductor" and self.probed.static
         wanted = set(sizes)
-        if mode == "trace" and sizes:
-            wanted = {1} if max(sizes) == copies == 1 else {1, _ANY}
+        if sizes and not graphs:
+            several = max(sizes) > 1 or (mode == "trace" and copies > 1)
+            wanted = ({1} if mode == "trace" else wanted & {1}) | ({_ANY} if several else set())
         wanted |= {_BATCH} if copies > 1 else set()
         made = self._compiled
         if made is not None and wanted <= set(made.steps) and made.holds(capacity, copies):
@@ -160,18 +185,16 @@ class Decoder(CachedModel):
         self._steps = {}
         self.cache = self._cache_for_passes(-(-capacity // _BUCKET) * _BUCKET, 3 if copies == 2 else copies)
         self.forward(torch.zeros(2, dtype=torch.long, device=self.device), chain_tree(1))  # makes the buffers
+        self.choices, self._widest = {}, _UNLIMITED
         for count in sorted(wanted - {_BATCH}):
-            if self.device.type == "cuda" and mode == "inductor" and self.probed.static:
+            if graphs:
                 graph = StaticStep(self.model, self.cache, count, self._windows, self.kept)
                 graph.capture()
                 self._steps[count] = graph
-            else:
-                any_or_count = None if count == _ANY else count
-                self._steps[count] = TracedStep(self.model, self.cache, any_or_count, mode, self.kept)
-            size = 3 if count == _ANY else count  # not 2: the mask would fill its buffer, and the record rely on that
-            for prefix in (2, 3):  # the first call compiles; the second shows that it serves other prefixes
-                self.cache.length = prefix
-                self.forward(torch.zeros(size, dtype=torch.long, device=self.device), chain_tree(size - 1))
+            elif mode == "trace" or self.device.type == "cuda" or not self._package(count, packages):
+                self._trace(count)
+        if isinstance(self._steps.get(_ANY), PackagedStep):
+            self._choose_by_width(max(sizes))
         if copies > 1:
             self._steps[_BATCH] = TracedStep(self.model, self.cache, None, "trace", self.kept)
             for prefix, batch in ((7, 2), (8, 2), (9, copies)):  # all sizes differ: Dynamo merges equal ones
@@ -179,6 +202,89 @@ class Decoder(CachedModel):
                 tree = Tree((-1, 0, *[-1] * (batch - 1)))
                 self.forward_paths(torch.zeros(batch + 2, dtype=torch.long, device=self.device), tree)
         self._compiled = Compiled(self.cache, self._steps)
+
+    def _trace(self, count: int) -> None:
+        """Make the traced pass on `count` tokens."""
+        several = count in (_ANY, _WIDE)
+        self._steps[count] = TracedStep(self.model, self.cache, None if several else count, "trace", self.kept)
+        self.choices[_named(count)] = {"pass": "trace"}
+        # Not 2: the mask would fill its buffer, and the record rely on that.
+        size = max(3, self._widest + 1) if count == _WIDE else 3 if several else count
+        for prefix in (2, 3):  # the first call records; the second shows that it serves other prefixes
+            self.cache.length = prefix
+            self.forward(torch.zeros(size, dtype=torch.long, device=self.device), chain_tree(size - 1))
+
+    def _package(self, count: int, packages: PackageFolder) -> bool:
+        """Make the compiled pass on `count` tokens, if it can be compiled and gives what the plain modules give; say
+        so otherwise.
+        """
+        name = f"{self.name}, calls on {_named(count)}"
+        try:
+            step = packaged_step(self.model, self.cache, self._windows, self.kept, count == _ANY, packages)
+        except Exception as error:  # torch, its compiler and the system's raise some ten unrelated types here
+            raise_swallowed()
+            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            logger.warning("%s: compilation failed, so they are traced instead: %s", name, reason[:300])
+            return False
+        made = self._steps
+        difference = max(self._difference(step, size) for size in ((2, 5, 9) if count == _ANY else (1,)))
+        self._steps = made
+        if not difference <= _TOLERANCE[self.model.dtype]:
+            logger.warning(
+                "%s: what was compiled differs from the plain modules by %.2g of the largest logit (%.2g is allowed), "
+                "so they are traced instead.",
+                name,
+                difference,
+                _TOLERANCE[self.model.dtype],
+            )
+            return False
+        self._steps[count] = step
+        self.choices[_named(count)] = {"pass": "inductor", "difference": difference}
+        return True
+
+    def _choose_by_width(self, widest: int) -> None:
+        """Find up to how many tokens the compiled pass is faster than the plain modules, doubling from 8 to `widest`;
+        calls on more are traced. Its products are made for few rows.
+        """
+        made, size = self._steps, _NARROW
+        while size <= min(widest, self.cache.capacity // 2):
+            tokens, seconds = torch.zeros(size, dtype=torch.long), []
+            for steps in ({}, made) * 3:
+                self._steps, self.cache.length = steps, self.cache.capacity // 2
+                began = time.perf_counter()
+                self.forward(tokens, chain_tree(size - 1))
+                seconds.append(time.perf_counter() - began)
+            if min(seconds[1::2]) > min(seconds[::2]):
+                self._widest = size - 1
+                break
+            size *= 2
+        self._steps = made
+        if self._widest < _UNLIMITED:
+            self.choices[_named(_ANY)]["up to"] = self._widest
+            self._trace(_WIDE)
+
+    def _difference(self, step: PackagedStep, size: int) -> float:
+        """Return the largest difference between a compiled pass on `size` tokens and the plain modules, over their
+        largest value: of its logits and states on chains and a tree behind two prefixes, and of the logits of a
+        token behind it, which reads what it wrote.
+        """
+        branching = Tree((-1, *(node // 2 - 1 for node in range(1, size - 1)))) if size > 2 else chain_tree(size - 1)
+        differences = []
+        for tree, prefix in ((chain_tree(size - 1), 3), (branching, 67), (chain_tree(size - 1), 80)):
+            tokens = (torch.arange(prefix + size + 1, device=self.device) * 7 + 3) % self.vocab_size
+            found = []
+            for steps in ({}, {size: step}):
+                self.cache.restart(1)
+                self._steps = {}
+                self.forward(tokens[:prefix], chain_tree(prefix - 1))
+                self._steps = dict(steps)
+                logits, states = self.forward(tokens[prefix:-1], tree), self.states
+                self._steps = {}
+                behind = self.forward(tokens[-1:], chain_tree(0))
+                found.append([logits, behind, *([] if states is None else [states])])
+            for plain, ours in zip(*found, strict=True):
+                differences.append((plain - ours).abs().max().float() / plain.abs().max().float())
+        return float(torch.stack(differences).nan_to_num(torch.inf).max())
 
     def _cache_for_passes(self, capacity: int, copies: int) -> KVCache:
         """Return the cache that compiled passes write into."""
@@ -201,7 +307,7 @@ class Decoder(CachedModel):
     @property
     def compiled(self) -> tuple[int, ...]:
         """Numbers of tokens that have a compiled pass; 0 stands for all from 2 on, -1 for batches, -2 for
-        batches of roots alone."""
+        batches of roots alone, -3 for more tokens than a pass for any number is fast at."""
         return () if self._compiled is None else tuple(sorted(self._compiled.steps))
 
     def start(self, prompt: Sequence[int], capacity: int, copies: int = 1) -> int:
@@ -250,10 +356,10 @@ class Decoder(CachedModel):
         mask = self._masks.view(tree, prefix, self.cache.capacity)
         step = None
         if prefix and not options:
-            step = self._steps.get(len(tokens)) or self._steps.get(_ANY)
+            step = self._steps.get(len(tokens)) or self._steps.get(_ANY if len(tokens) <= self._widest else _WIDE)
         if step is not None and tree.is_chain:
             result = step(tokens, prefix, mask)
-        elif isinstance(step, TracedStep):
+        elif isinstance(step, (TracedStep, PackagedStep)):
             result = step(tokens, prefix, mask, tree.offsets.to(self.device, non_blocking=True))
         else:
             places = (tree.offsets.to(self.device, non_blocking=True) + prefix).unsqueeze(0)
@@ -332,6 +438,12 @@ def _in_every_sequence(mask: Mask, sequences: int) -> Mask:
     if isinstance(mask, Tensor):
         return mask.expand(sequences, -1, -1, -1)
     return {kind: view.expand(sequences, -1, -1, -1) for kind, view in mask.items()}
+
+
+def _named(count: int) -> str:
+    if count == _WIDE:
+        return "more tokens"
+    return "any number of tokens" if count == _ANY else f"{count} token" + "s" * (count > 1)
 
 
 def flops_per_token(model: Any) -> float:

@@ -8,6 +8,7 @@ from collections.abc import Collection, Sequence
 from specdec.models.cache import KVCache
 from specdec.models.compile import Mode
 from specdec.models.decoder import Decoder
+from specdec.models.packages import PackageFolder
 from specdec.models.partial import block_parts, partial_model
 
 
@@ -39,7 +40,14 @@ class SharedDecoder(Decoder):
         self.in_step = False
         self._other = decoder
 
-    def compile(self, sizes: Collection[int], capacity: int, mode: Mode, copies: int = 1) -> None:
+    def compile(
+        self,
+        sizes: Collection[int],
+        capacity: int,
+        mode: Mode,
+        copies: int = 1,
+        packages: PackageFolder | None = None,
+    ) -> None:
         """Make passes that write into the other decoder's compiled cache; without one, everything stays eager. To be
         called while no text is in that cache.
         """
@@ -47,7 +55,7 @@ class SharedDecoder(Decoder):
         if self._compiled is not None and self._compiled.cache.over is not cache:
             self._compiled = None
         if cache is not None:
-            super().compile(sizes, cache.capacity, mode, cache.allocated if copies > 1 else 1)
+            super().compile(sizes, cache.capacity, mode, cache.allocated if copies > 1 else 1, packages)
 
     def _cache_for_passes(self, capacity: int, copies: int) -> KVCache:
         assert self._other.compiled_cache is not None

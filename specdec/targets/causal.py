@@ -15,6 +15,7 @@ from specdec.errors import EnvironmentFault, UsageError
 from specdec.models.compile import Mode, joined_states, mode_for
 from specdec.models.decoder import Decoder
 from specdec.models.load import Dtype, load_model, load_tokenizer, model_path, resolve_device, resolve_dtype
+from specdec.models.packages import PackageFolder
 from specdec.models.products import matrix_products
 from specdec.models.random_weights import check_shape, random_model, shape_hash
 from specdec.models.spread import DeviceMap, check_modules, mapped, placement, sharded, spread_in_words, whole
@@ -37,6 +38,7 @@ class CausalConfig:
     device: str
     attention: Literal["auto", "sdpa", "eager"]
     compile: Literal[False, True, "trace", "auto"]
+    compile_cache: str | None
     evaluation: Literal["packed", "rows"]
     prefill_chunk: AtLeastOne
     tensor_parallel: AtLeastOne
@@ -101,6 +103,7 @@ class Causal(ModelTarget):
             compilation=None if apart else mode_for(config.compile, device),
             prefill_chunk=config.prefill_chunk,
         )
+        target.packages = PackageFolder(config.compile_cache)
         target.tensor_parallel, target.placed, target.in_one_piece = config.tensor_parallel, placed, not apart
         target.in_one_piece &= config.tensor_parallel == 1
         if config.shape is not None:
@@ -109,7 +112,11 @@ class Causal(ModelTarget):
 
     def prepare(self, sizes: Collection[int], capacity: int, branches: int = 1) -> None:
         if self.compilation is not None:
-            self.decoder.compile(sizes, capacity, self.compilation, self._copies(branches))
+            self.decoder.compile(sizes, capacity, self.compilation, self._copies(branches), self.packages)
+
+    @property
+    def passes(self) -> Mapping[str, Mapping[str, Any]]:
+        return self.decoder.choices
 
     def start(self, text: TextStart) -> None:
         super().start(text)

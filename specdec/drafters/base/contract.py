@@ -1,7 +1,7 @@
 """The contract of a drafter."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -155,6 +155,11 @@ class Drafter(ABC):
 
     def describe(self) -> dict[str, Any]:
         """Return what is recorded about a model that drafts: hash, dtype, attention kind, parameters."""
+        return {}
+
+    @property
+    def passes(self) -> Mapping[str, Mapping[str, Any]]:
+        """Records of the passes that serve its model's calls on each number of tokens; empty without a model."""
         return {}
 
     @property

@@ -1,6 +1,6 @@
 """The part that drafters around another drafter share: whatever a wrapper leaves as it is goes to the one within."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -54,6 +54,10 @@ class Wrapper(Drafter):
 
     def describe(self) -> dict[str, Any]:
         return self.drafter.describe()
+
+    @property
+    def passes(self) -> Mapping[str, Mapping[str, Any]]:
+        return self.drafter.passes
 
     @property
     def notes(self) -> tuple[str, ...]:

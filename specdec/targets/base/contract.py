@@ -1,7 +1,7 @@
 """The contract of a target."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -11,6 +11,7 @@ from torch import Tensor
 from specdec.clock import Clock
 from specdec.errors import UsageError
 from specdec.models.memory import available_bytes
+from specdec.models.packages import PackageFolder
 from specdec.records import EMPTY, Acceptance, Draft, TextStart, Tree
 from specdec.registry import Registry
 from specdec.sampling import SamplingConfig
@@ -53,6 +54,7 @@ class Target(ABC):
         model: the transformers model, or None where there is none.
         tokenizer: a transformers tokenizer, or None where there is none.
         compilation: what `prepare` does; drafters that are models follow it.
+        packages: where passes compiled for a CPU are kept, those of such drafters too; None: until the process ends.
         states: hidden states, where something asked for them (`HiddenStates.keep`), else None: after `start` those of
             `prompt[:-1]`, [S-1, D]; after `commit` those of the root and the accepted nodes, [A+1, D]. So the last one
             is h_t of the next round (see `heads`).
@@ -71,6 +73,7 @@ class Target(ABC):
     tokenizer: Any = None
     evaluation: Evaluation = "packed"
     compilation: Literal["trace", "inductor"] | None = None
+    packages: PackageFolder | None = None
     states: Tensor | None = None
     logits: Tensor | None = None
 
@@ -85,6 +88,11 @@ class Target(ABC):
             sizes: tokens of the calls to come: 1, and those of the primary draft with its root.
             capacity, branches: the largest values that `start` will be given.
         """
+
+    @property
+    def passes(self) -> Mapping[str, Mapping[str, Any]]:
+        """Records of the passes that serve calls on each number of tokens since `prepare`; empty without any."""
+        return {}
 
     def check_memory(self, prompt: int, capacity: int, branches: int = 1) -> None:
         """Check that there is memory for the key-value cache of a text; to be called before anything is decoded.

@@ -1,0 +1,98 @@
+"""A folder of compiled passes, one file each, which can be deleted at any time.
+
+A file is named after everything that its machine code depends on, so that a change of any of it is another file. Files
+are written whole or not at all. They hold code that runs when they are read: trust the folder as you trust a program.
+"""
+
+import hashlib
+import json
+import logging
+import os
+import tempfile
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+logger = logging.getLogger(__name__)
+
+
+class PackageFolder:
+    """A folder of packages.
+
+    Attributes:
+        path: where they lie; a folder that ends with the process where the wanted one cannot be written.
+    """
+
+    def __init__(self, wanted: str | Path | None) -> None:
+        """
+        Args:
+            wanted: the folder, made when it is needed; None keeps nothing.
+        """
+        self._wanted = wanted
+
+    @cached_property
+    def path(self) -> Path:
+        if self._wanted is not None:
+            folder = Path(self._wanted)
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+                with tempfile.TemporaryFile(dir=folder):
+                    return folder
+            except OSError as error:
+                logger.warning(
+                    "target.compile_cache=%s cannot be written (%s), so compiled passes are not kept and the next run "
+                    "compiles again.",
+                    folder,
+                    error.strerror,
+                )
+        self._temporary = tempfile.TemporaryDirectory(prefix="specdec-compiled-")
+        return Path(self._temporary.name)
+
+    def package(self, name: str, depends: Mapping[str, Any], make: Callable[[Path], None]) -> Path:
+        """Return the file of a package, made now if there is none.
+
+        Args:
+            name: the beginning of the file's name.
+            depends: all that the package depends on, as JSON.
+            make: writes the package to a path that ends in `.pt2`.
+        """
+        digest = hashlib.sha256(json.dumps(depends, sort_keys=True, default=str).encode()).hexdigest()
+        path = self.path / f"{name}-{digest[:24]}.pt2"
+        if not path.is_file():
+            part = path.with_name(f".{path.stem}.{os.getpid()}.pt2")
+            try:
+                make(part)
+                os.replace(part, path)
+            finally:
+                part.unlink(missing_ok=True)
+        return path
+
+    @property
+    def size(self) -> int:
+        """The bytes of all packages."""
+        return sum(file.stat().st_size for file in self.path.glob("*.pt2"))
+
+
+def weights_hash(model: nn.Module) -> str:
+    """Return the sha256 of all parameters and buffers with their names, types and shapes."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(model.state_dict(keep_vars=False).items()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(memoryview(tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy()))
+    return digest.hexdigest()
+
+
+def machine_identity() -> dict[str, Any]:
+    """Return what machine code depends on: versions, the processor's instructions, the number of threads."""
+    import transformers
+
+    return {
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "processor": {name: able for name, able in torch.cpu.get_capabilities().items()},
+        "threads": torch.get_num_threads(),  # the products are divided among so many when they are compiled
+    }

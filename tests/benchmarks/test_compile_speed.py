@@ -1,0 +1,110 @@
+"""What compilation makes of a call on a CPU: t(1) and t(5) behind 512 cached tokens, with `target.compile` false, trace
+and true, interleaved with reads of memory, over the time that reading the weights takes at the measured bandwidth.
+
+Run by hand: `python -m pytest -n 0 -m benchmark tests/benchmarks/test_compile_speed.py`. Packages are kept in
+`models/compiled`; the first run makes them, two for a model, half a minute each on two quiet cores. Figures with the
+machine are logged in `analysis/results/compile_speed.json`.
+"""
+
+import os
+import statistics
+import time
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+from specdec.config import config_dir
+from specdec.models.decoder import Decoder
+from specdec.records import chain_tree
+from specdec.sampling import SamplingConfig
+from specdec.targets.base import targets
+from specdec.timing.machine import buffer_bytes, measure_machine
+
+pytestmark = pytest.mark.benchmark
+
+CONTEXT = 512
+SECONDS = 8.0  # for all calls of a model, after the first ones
+
+
+def target_of(name: str, dtype: str) -> Any:
+    values: dict[str, Any] = {}
+    for file in dict.fromkeys(("causal", name)):
+        with open(f"{config_dir()}/target/{file}.yaml") as stream:
+            values |= yaml.safe_load(stream)
+    values.pop("defaults", None)
+    sampling = SamplingConfig(name="greedy", temperature=0.0, top_k=None, top_p=None, min_p=None, typical_p=None)
+    return targets.build(values | {"device": "cpu", "dtype": dtype, "compile": True}, sampling=sampling)
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "bars"),
+    [
+        ("causal", "bfloat16", {1: 2.2, 5: 4.0}),
+        ("causal", "float32", {1: 2.2, 5: 4.0}),
+        ("random_110m", "bfloat16", {1: 1.5}),
+    ],
+    ids=["pocket_bfloat16", "pocket_float32", "random_110m"],
+)
+@pytest.mark.timeout(1800)
+@torch.inference_mode()
+def test_time_of_a_call_over_the_time_to_read_the_weights(name, dtype, bars, log_figure):
+    target = target_of(name, dtype)
+    began = time.perf_counter()
+    decoders = {mode: Decoder(target.model, name, 1024) for mode in ("false", "trace", "true")}
+    decoders["true"].compile({1, 5}, CONTEXT + 8, "inductor", packages=target.packages)
+    made = time.perf_counter() - began
+    decoders["trace"].compile({1, 5}, CONTEXT + 8, "trace")
+    assert {choice["pass"] for choice in decoders["true"].choices.values()} == {"inductor"}
+    for decoder in decoders.values():
+        decoder.start([index % 61 for index in range(CONTEXT + 1)], CONTEXT + 8)
+    source = torch.ones(buffer_bytes() // 4)
+
+    drafts = {count: (torch.arange(count) + 5, chain_tree(count - 1)) for count in (1, 5)}
+
+    def call(decoder: Decoder, count: int) -> None:
+        decoder.length = CONTEXT
+        decoder.forward(*drafts[count])
+
+    kernels = {(mode, count): (lambda d=d, n=count: call(d, n)) for mode, d in decoders.items() for count in (1, 5)}
+    kernels["read", 0] = source.sum
+    times: dict[tuple[str, int], list[float]] = {key: [] for key in kernels}
+    until = time.perf_counter() + SECONDS
+    while time.perf_counter() < until or len(times["read", 0]) < 3:
+        for key, kernel in kernels.items():
+            kernel()  # brings the weights into the caches, where they stay between the calls of a decoding
+            for _ in range(12):
+                began = time.perf_counter()
+                kernel()
+                times[key].append(time.perf_counter() - began)
+    bandwidth = measure_machine(target.device, target.model.dtype).bytes_per_second
+    described = target.describe()
+    read = described["weight_bytes"] / bandwidth
+    found = {}
+    for (mode, count), seconds in times.items():
+        quarters = statistics.quantiles(seconds, n=4)
+        if mode == "read":
+            median = buffer_bytes() / quarters[1] / 1e9
+            log_figure(
+                model=name, dtype=dtype, what="bandwidth", best=round(bandwidth / 1e9, 1), median=round(median, 1)
+            )
+            continue
+        found[mode, count] = quarters[1] / read
+        log_figure(
+            model=name,
+            parameters=described["parameters"],
+            dtype=dtype,
+            what=f"t({count})",
+            compile=mode,
+            context=CONTEXT,
+            threads=torch.get_num_threads(),
+            ms=round(quarters[1] * 1e3, 3),
+            quartiles_ms=[round(quarters[0] * 1e3, 3), round(quarters[2] * 1e3, 3)],
+            read_ms=round(read * 1e3, 3),
+            over_read=round(found[mode, count], 2),
+            **({"made_or_loaded_s": round(made, 1)} if mode == "true" else {}),
+            load_average=round(os.getloadavg()[0], 1),
+        )
+    for count, bar in bars.items():
+        assert found["true", count] <= bar

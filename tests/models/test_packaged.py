@@ -1,0 +1,236 @@
+"""Passes compiled into packages for a CPU: their numbers, their folder, and what happens where they cannot be had."""
+
+import shutil
+from copy import deepcopy
+
+import pytest
+import torch
+
+from specdec.models import packaged
+from specdec.models.decoder import Decoder
+from specdec.models.packaged import PackagedStep
+from specdec.models.packages import PackageFolder, weights_hash
+from specdec.models.row_attention import sums_over_keys
+from specdec.records import Tree, chain_tree
+
+TEXT = [5, 9, 33, 2, 60, 17, 9, 33, 41, 8, 5, 22, 7]
+ORDER = 1e-4  # of float32 sums in another order, over the largest logit
+
+
+@pytest.fixture(scope="module")
+def model():
+    """A Llama of one layer in float32, with two heads to each pair of keys and values."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(3)
+    config = LlamaConfig(
+        vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=600, bos_token_id=None, eos_token_id=None,
+    )  # fmt: skip
+    return LlamaForCausalLM(config).eval().requires_grad_(False)
+
+
+@pytest.fixture(scope="module")
+def folder(model, tmp_path_factory):
+    """A folder with the packages of the model."""
+    path = tmp_path_factory.mktemp("packages") / "models" / "compiled"
+    decoder = Decoder(model, "tiny", 512)
+    decoder.compile({1, 3}, 64, "inductor", packages=PackageFolder(path))
+    assert decoder.compiled == (0, 1)
+    assert {choice["pass"] for choice in decoder.choices.values()} == {"inductor"}
+    return path
+
+
+@pytest.fixture
+def compiling_nothing(monkeypatch):
+    """Makes every compilation an error."""
+
+    def refuse(*given):
+        raise RuntimeError("it is not compiled again")
+
+    monkeypatch.setattr(packaged, "_write_package", refuse)
+
+
+def opened(model, folder, **options):
+    decoder = Decoder(model, "tiny", 512)
+    decoder.compile({1, 3}, 64, "inductor", packages=PackageFolder(folder), **options)
+    return decoder
+
+
+@torch.inference_mode()
+def walk(decoder, text, capacity=64):
+    """Logits of chains and trees of several sizes behind a growing prefix, with tokens taken back in between."""
+    decoder.start(text, capacity)
+    logits = []
+    for nodes, kept in (((), 1), ((0, 1), 2), ((-1, -1, 0, 2), 1), ((0,), 2), ((), 1), ((-1, 0, -1, 1, 1, 2), 3)):
+        tree = Tree((-1, *nodes)) if nodes else chain_tree(0)
+        before = decoder.length
+        logits.append(decoder.forward(torch.arange(len(tree) + 1) * 5 % 61, tree).clone())
+        decoder.length = before + min(kept, 1)
+    return torch.cat(logits)
+
+
+@pytest.mark.slow
+def test_a_second_decoder_reads_the_packages_and_gives_the_numbers_of_plain_modules(model, folder, compiling_nothing):
+    plain, ours = Decoder(model, "tiny", 512), opened(model, folder)
+    assert ours.compiled == (0, 1) and sorted(file.suffix for file in folder.iterdir()) == [".pt2", ".pt2"]
+    for text in (TEXT, TEXT[:5], TEXT * 3):
+        expected = walk(plain, text)
+        assert (walk(ours, text) - expected).abs().max() < ORDER * expected.abs().max()
+        assert ours.cache is ours.compiled_cache
+    assert torch.equal(walk(plain, TEXT, 600), walk(ours, TEXT, 600)), "a long text is decoded by the plain modules"
+
+
+@pytest.mark.slow
+@torch.inference_mode()
+def test_results_stay_when_the_next_call_is_made(model, folder, compiling_nothing):
+    ours = opened(model, folder)
+    ours.start(TEXT, 64)
+    first = ours.forward(torch.tensor([7]), chain_tree(0))
+    kept = first.clone()
+    ours.forward(torch.tensor([8]), chain_tree(0))
+    assert torch.equal(first, kept)
+
+
+@pytest.mark.slow
+def test_a_pass_that_differs_is_said_and_traced(model, folder, compiling_nothing, monkeypatch, caplog):
+    call = PackagedStep.__call__
+
+    def wrong(step, tokens, *given):
+        result = call(step, tokens, *given)
+        return result._replace(logits=result.logits * (1.01 if len(tokens) == 9 else 1.0))
+
+    monkeypatch.setattr(PackagedStep, "__call__", wrong)
+    ours = opened(model, folder)
+    assert [choice["pass"] for choice in ours.choices.values()] == ["trace", "inductor"]
+    assert "tiny, calls on any number of tokens: what was compiled differs from the plain modules by" in caplog.text
+    plain = walk(Decoder(model, "tiny", 512), TEXT)
+    assert (walk(ours, TEXT) - plain).abs().max() < ORDER * plain.abs().max()
+
+
+@pytest.mark.slow
+def test_a_pass_that_writes_nothing_into_the_cache_is_found_out(model, folder, compiling_nothing, monkeypatch, caplog):
+    make = PackagedStep.__init__
+
+    def apart(step, *given):
+        make(step, *given)
+        step._buffers = [buffer.clone() for buffer in step._buffers]
+
+    monkeypatch.setattr(PackagedStep, "__init__", apart)
+    assert {choice["pass"] for choice in opened(model, folder).choices.values()} == {"trace"}
+    assert caplog.text.count("differs from the plain modules") == 2
+
+
+@pytest.mark.slow
+@torch.inference_mode()
+def test_wide_calls_are_traced_where_the_plain_modules_are_faster(model, folder, compiling_nothing, monkeypatch):
+    from specdec.models import decoder as module
+
+    # A clock on which plain calls take 5 s, compiled ones 1 s, and 9 s from 16 tokens on.
+    now = [0.0]
+    forward = Decoder.forward
+
+    def timed(decoder, tokens, tree, **options):
+        now[0] += (9 if len(tokens) >= 16 else 1) if decoder._steps else 5
+        return forward(decoder, tokens, tree, **options)
+
+    monkeypatch.setattr(Decoder, "forward", timed)
+    monkeypatch.setattr(module.time, "perf_counter", lambda: now[0])
+    ours = Decoder(model, "tiny", 512)
+    ours.compile({1, 64}, 64, "inductor", packages=PackageFolder(folder))
+    monkeypatch.undo()
+    assert ours.choices["any number of tokens"]["up to"] == 15
+    assert ours.choices["more tokens"] == {"pass": "trace"} and ours.compiled == (-3, 0, 1)
+    plain = Decoder(model, "tiny", 512)
+    for decoder in (plain, ours):
+        decoder.start(TEXT, 64)
+    served, call = [], PackagedStep.__call__
+    monkeypatch.setattr(PackagedStep, "__call__", lambda *given: served.append(len(given[1])) or call(*given))
+    for size in (15, 16, 40):
+        tokens, tree = torch.arange(size), chain_tree(size - 1)
+        one, other = plain.forward(tokens, tree), ours.forward(tokens, tree)
+        assert (one - other).abs().max() < ORDER * one.abs().max()
+        plain.length = ours.length = len(TEXT)
+    assert served == [15]
+
+
+def test_what_cannot_be_compiled_is_said_and_traced(model, tmp_path, compiling_nothing, caplog):
+    ours = opened(model, tmp_path)
+    assert ours.compiled == (0, 1) and {choice["pass"] for choice in ours.choices.values()} == {"trace"}
+    assert "tiny, calls on 1 token: compilation failed, so they are traced instead: it is not compiled" in caplog.text
+    assert "tiny, calls on any number of tokens: compilation failed" in caplog.text
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_that_cannot_be_written_costs_one_sentence(tmp_path, caplog):
+    occupied = tmp_path / "compiled"
+    occupied.write_text("a file")
+    packages = PackageFolder(occupied)
+    for _ in range(2):
+        path = packages.package("one", {"a": 1}, lambda path: path.write_bytes(b"code"))
+        assert path.read_bytes() == b"code" and not path.is_relative_to(tmp_path)
+    assert caplog.text.count("cannot be written") == 1 and "target.compile_cache=" in caplog.text
+
+
+def test_a_package_is_made_once_for_all_that_it_depends_on(tmp_path):
+    packages, made = PackageFolder(tmp_path), []
+
+    def make(path):
+        made.append(path)
+        path.write_bytes(b"code")
+
+    one = packages.package("one", {"threads": 2, "dtype": "float32"}, make)
+    assert packages.package("one", {"dtype": "float32", "threads": 2}, make) == one
+    assert packages.package("one", {"dtype": "float32", "threads": 1}, make) != one
+    assert len(made) == 2 and packages.size == 8 and not any(path.exists() for path in made)
+
+
+def test_a_compilation_that_fails_leaves_no_file(tmp_path):
+    def make(path):
+        path.write_bytes(b"half")
+        raise RuntimeError("disk full")
+
+    with pytest.raises(RuntimeError):
+        PackageFolder(tmp_path).package("one", {}, make)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+def test_a_damaged_package_is_made_again(model, folder, tmp_path, monkeypatch):
+    copies = tmp_path / "compiled"
+    shutil.copytree(folder, copies)
+    sound = {file.name.partition("-")[2].partition("-")[0]: file for file in folder.iterdir()}
+    for file in copies.iterdir():
+        file.write_bytes(b"no zip")
+    written = []
+
+    def write(model, cache, kinds, kept, any_number, path):
+        written.append(shutil.copy(sound["any" if any_number else "one"], path))
+
+    monkeypatch.setattr(packaged, "_write_package", write)
+    assert {choice["pass"] for choice in opened(model, copies).choices.values()} == {"inductor"}
+    assert len(written) == 2
+
+
+def test_another_weight_is_another_hash(model):
+    other = deepcopy(model)
+    assert weights_hash(other) == weights_hash(model)
+    other.model.norm.weight[3] += 1e-3
+    assert weights_hash(other) != weights_hash(model)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("scaling", [None, 0.3])
+def test_sums_over_keys_are_attention(dtype, scaling):
+    """Against products of repeated heads in float64: two heads to each group, a mask, values of another width."""
+    torch.manual_seed(0)
+    query, key, value = torch.randn(1, 4, 3, 8), torch.randn(1, 2, 11, 8), torch.randn(1, 2, 11, 6)
+    query, key, value = (each.to(dtype) for each in (query, key, value))
+    mask = torch.zeros(1, 1, 3, 11, dtype=dtype).masked_fill(torch.rand(3, 11) < 0.4, torch.finfo(dtype).min)
+    options = {} if scaling is None else {"scaling": scaling}
+    found, _ = sums_over_keys(torch.nn.Module(), query, key, value, mask, **options)
+    query, key, value, mask = (each.double() for each in (query, key, value, mask))
+    scores = query @ key.repeat_interleave(2, 1).mT * (8**-0.5 if scaling is None else scaling) + mask
+    expected = scores.softmax(-1) @ value.repeat_interleave(2, 1)
+    assert found.dtype == dtype and found.shape == (1, 3, 4, 6)
+    assert (found - expected.transpose(1, 2)).abs().max() < (1e-12 if dtype == torch.float64 else 0.02)
