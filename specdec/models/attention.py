@@ -1,8 +1,13 @@
-"""The attention of transformers, called so that one token in 16-bit on a CPU is not the slow case.
+"""The attention of transformers, called so that short calls on a CPU are not the slow case.
+
+Where several query heads share keys and values, `sdpa` of transformers repeats these for every query head as soon as
+there is a mask: a copy of the whole prefix in every layer of every call (512 slots, 32 heads on 8, 5 queries: 400 us,
+where attention without copies takes 190). Here the queries that share a head stand side by side as lines of one query.
 
 For a single query in bfloat16, torch's CPU kernel uses no matrix instructions: it takes 130 us, where two queries take
-50 (400 keys, 5 heads of 64, two cores). A decoding step therefore computes its query twice and keeps one result. It
-then also uses the kernel that verification uses, so that fewer greedy outputs differ at near-ties.
+50 (400 keys, 5 heads of 64, two cores). A decoding step therefore computes its query twice and keeps one result, unless
+heads that share keys give several lines anyway. It then also uses the kernel that verification uses, so that fewer
+greedy outputs differ at near-ties.
 """
 
 from collections.abc import Iterator
@@ -11,9 +16,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
 
 NAME = "sdpa_two_rows"  # as runs have recorded it
+GROUPED = "sdpa_grouped"
 _STOCK = "sdpa"
+_FOLDED = 64  # queries: with more, a prefill, lines that share a head gain nothing, and their mask grows large
 
 
 def two_queries(
@@ -32,28 +40,66 @@ def two_queries(
     return output[:, :1], None
 
 
-def use_two_queries(model: Any) -> bool:
-    """Switch a loaded model to `two_queries` where that is faster; return whether it did."""
+def grouped_queries(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
+) -> tuple[Tensor, None]:
+    """Attend with query [B, H, N, head] to key and value [B, K, S, head], without a copy of these; return
+    [B, N, H, head].
+
+    What the kernel cannot do in this way goes to `sdpa` of transformers: no mask, a bias by position, a layer without
+    shared heads.
+    """
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    shared = query.shape[1] != key.shape[1]
+    special = any(options.get(name) is not None for name in ("position_bias", "softcap"))
+    if attention_mask is None or not shared or special:
+        return sdpa_attention_forward(module, query, key, value, attention_mask, **options)
+    how = {"dropout_p": options.get("dropout", 0.0), "scale": options.get("scaling")}
+    batch, heads, queries, size = query.shape
+    # A traced call is never a prefill, and comparing a number of queries that varies would split its record in two.
+    short = torch.compiler.is_compiling() or queries <= _FOLDED
+    if not short or attention_mask.shape[1] != 1:
+        found = scaled_dot_product_attention(query, key, value, attention_mask, enable_gqa=True, **how)
+        return found.transpose(1, 2).contiguous(), None
+    groups = heads // key.shape[1]
+    mask = attention_mask
+    if queries > 1:  # a single line is broadcast
+        mask = mask.unsqueeze(2).expand(-1, -1, groups, -1, -1).flatten(2, 3)  # [B, 1, groups * N, S]
+    lines = query.reshape(batch, key.shape[1], groups * queries, size)
+    found = scaled_dot_product_attention(lines, key, value, mask, **how)  # [B, K, groups * N, head]
+    found = found.unflatten(2, (groups, queries)).permute(0, 3, 1, 2, 4)  # [B, N, K, groups, head]
+    return found.flatten(2, 3), None
+
+
+def use_own_attention(model: Any) -> bool:
+    """Switch a loaded model to `grouped_queries` or `two_queries` where that is faster; return whether it did."""
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import sdpa_mask
 
-    pays = model.device.type == "cpu" and model.dtype in (torch.bfloat16, torch.float16)
-    if not pays or model.config._attn_implementation != _STOCK:
+    if model.device.type != "cpu" or model.config._attn_implementation != _STOCK:
         return False
-    AttentionInterface.register(NAME, two_queries)
-    AttentionMaskInterface.register(NAME, sdpa_mask)
-    model.set_attn_implementation(NAME)
+    if any(getattr(module, "num_key_value_groups", 1) > 1 for module in model.modules()):
+        name, function = GROUPED, grouped_queries
+    elif model.dtype in (torch.bfloat16, torch.float16):
+        name, function = NAME, two_queries
+    else:
+        return False
+    AttentionInterface.register(name, function)
+    AttentionMaskInterface.register(name, sdpa_mask)
+    model.set_attn_implementation(name)
     return True
 
 
 @contextmanager
 def stock_attention(model: Any) -> Iterator[None]:
-    """Give a model that was switched to `two_queries` its own attention back, within the context."""
-    switched = model.config._attn_implementation == NAME
+    """Give a model that was switched by `use_own_attention` its own attention back, within the context."""
+    own = model.config._attn_implementation
+    switched = own in (NAME, GROUPED)
     if switched:
         model.set_attn_implementation(_STOCK)
     try:
         yield
     finally:
         if switched:
-            model.set_attn_implementation(NAME)
+            model.set_attn_implementation(own)
