@@ -1,8 +1,8 @@
 """The attention of transformers, called so that short calls on a CPU are not the slow case.
 
 Where several query heads share keys and values, `sdpa` of transformers repeats these for every query head as soon as
-there is a mask: a copy of the whole prefix in every layer of every call (512 slots, 32 heads on 8, 5 queries: 400 us,
-where attention without copies takes 190). Here the queries that share a head stand side by side as lines of one query.
+there is a mask: a copy of the whole prefix in every layer of every call (512 slots, 32 heads on 8, 5 queries: twice the
+time of attention without copies). Here the queries that share a head stand side by side as lines of one query.
 
 For a single query in bfloat16, torch's CPU kernel uses no matrix instructions: it takes 130 us, where two queries take
 50 (400 keys, 5 heads of 64, two cores). A decoding step therefore computes its query twice and keeps one result, unless
@@ -10,7 +10,7 @@ heads that share keys give several lines anyway. It then also uses the kernel th
 greedy outputs differ at near-ties.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -21,7 +21,7 @@ from torch.nn.functional import scaled_dot_product_attention
 NAME = "sdpa_two_rows"  # as runs have recorded it
 GROUPED = "sdpa_grouped"
 _STOCK = "sdpa"
-_FOLDED = 64  # queries: with more, a prefill, lines that share a head gain nothing, and their mask grows large
+_FOLDED = 256  # queries: with more, a prefill, lines that share a head gain nothing, and their mask grows large
 
 
 def two_queries(
@@ -30,14 +30,13 @@ def two_queries(
     """Call `sdpa` of transformers for query [B, H, N, head]; a single query goes in twice and comes out once."""
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-    if query.shape[2] > 1:
+    if query.shape[2] > 1 or _biased(options):
         return sdpa_attention_forward(module, query, key, value, attention_mask, **options)
     # A copy, not an expanded view: the kernel is as slow on queries of stride 0 as on a single one.
     # A single query sees whatever the mask leaves of all keys, so causality adds nothing.
-    options["is_causal"] = False
     twice = torch.cat([query, query], dim=2)
-    output, _ = sdpa_attention_forward(module, twice, key, value, attention_mask, **options)  # [B, N, H, head]
-    return output[:, :1], None
+    found = scaled_dot_product_attention(twice, key, value, attention_mask, **_kernel_options(options))
+    return found[:, :, :1].transpose(1, 2), None  # [B, 1, H, head]
 
 
 def grouped_queries(
@@ -51,13 +50,11 @@ def grouped_queries(
     """
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-    shared = query.shape[1] != key.shape[1]
-    special = any(options.get(name) is not None for name in ("position_bias", "softcap"))
-    if attention_mask is None or not shared or special:
+    if attention_mask is None or query.shape[1] == key.shape[1] or _biased(options):
         return sdpa_attention_forward(module, query, key, value, attention_mask, **options)
-    how = {"dropout_p": options.get("dropout", 0.0), "scale": options.get("scaling")}
+    how = _kernel_options(options)
     batch, heads, queries, size = query.shape
-    # A traced call is never a prefill, and comparing a number of queries that varies would split its record in two.
+    # A recorded call is no prefill, and comparing a number of queries that varies would split its record in two.
     short = torch.compiler.is_compiling() or queries <= _FOLDED
     if not short or attention_mask.shape[1] != 1:
         found = scaled_dot_product_attention(query, key, value, attention_mask, enable_gqa=True, **how)
@@ -70,6 +67,16 @@ def grouped_queries(
     found = scaled_dot_product_attention(lines, key, value, mask, **how)  # [B, K, groups * N, head]
     found = found.unflatten(2, (groups, queries)).permute(0, 3, 1, 2, 4)  # [B, N, K, groups, head]
     return found.flatten(2, 3), None
+
+
+def _biased(options: Mapping[str, Any]) -> bool:
+    """Return whether a model asks for more than masked attention."""
+    return any(options.get(name) is not None for name in ("position_bias", "softcap"))
+
+
+def _kernel_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options that torch's kernel takes of those that a model gives."""
+    return {"dropout_p": options.get("dropout", 0.0), "scale": options.get("scaling")}
 
 
 def use_own_attention(model: Any) -> bool:
