@@ -58,9 +58,11 @@ class PreallocatedLayer(CacheLayerMixin):
         start, self.length = self.length, self.length + key_states.shape[-2]
         if self.length > self.capacity:
             raise IndexError(f"the cache has {self.capacity} slots, {self.length} were written")
-        self.keys[:batch, :, start : self.length] = key_states
-        self.values[:batch, :, start : self.length] = value_states
-        return self.keys[:batch, :, : self.length], self.values[:batch, :, : self.length]
+        # A record of a call replays every view, so none is taken that shows the whole buffer.
+        keys, values = (self.keys, self.values) if self.copies == 1 else (self.keys[:batch], self.values[:batch])
+        keys[:, :, start : self.length] = key_states
+        values[:, :, start : self.length] = value_states
+        return keys[:, :, : self.length], values[:, :, : self.length]
 
     def move(self, copy: int, source: Tensor, start: int, copies: int) -> None:
         """Copy the slots `source` [n] of one copy to the slots from `start` on, in the first `copies` copies.

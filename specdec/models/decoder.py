@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.fx.experimental.symbolic_shapes import ConstraintViolationError
 
 from specdec.errors import ModelLoadError
-from specdec.models.attention import use_two_queries
+from specdec.models.attention import use_own_attention
 from specdec.models.cache import KVCache
 from specdec.models.compile import Mode, StaticStep, Step, TracedStep, only_sequence, run_model
 from specdec.models.draft_loop import Choice, StaticLoop
@@ -110,7 +110,7 @@ class Decoder(CachedModel):
         config = model.config.get_text_config()
         super().__init__(model, name, config)
         self.prefill_chunk = prefill_chunk
-        use_two_queries(model)
+        use_own_attention(model)
         self.layers: int = config.num_hidden_layers
         self._windows = attention_windows(config, name)
         # The prefill needs no logits: models that can limit them compute those of one token only.
