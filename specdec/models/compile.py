@@ -194,30 +194,28 @@ class StaticStep:
         self._tree = chain_tree(size - 1)
         # Copied, because the tensors of a tree belong to everyone who has it, and these are written over.
         self._below = Below(*(of.to(device, copy=True) for of in (self._tree.offsets, self._tree.visible)))
-        self._passes = {
-            slots: static_pass(model, cache, windows, kept, slots) for slots in slot_buckets(cache.capacity)
+        self._runs = {
+            slots: self._run_on(static_pass(model, cache, windows, kept, slots))
+            for slots in slot_buckets(cache.capacity)
         }
         self._graphs: dict[int, Recorded[Pass]] = {}
 
-    def capture(self, optimised: bool = True) -> None:
-        """Record the pass as CUDA graphs, one for each bucket; call while no text is in the cache.
-
-        Args:
-            optimised: whether inductor fuses its kernels first, which takes seconds for each graph.
-        """
-        for slots in self._passes:
-            step = compiled(self._runs(slots)) if optimised else self._runs(slots)
-            self._graphs[slots] = captured(partial(step, self._tokens, self._prefix, self._below))
-
-    def _runs(self, slots: int) -> Callable[[Tensor, Tensor, "Below"], Pass]:
-        """Return a function of its own for a bucket, which `compiled` can copy."""
-        forward = self._passes[slots]
+    def _run_on(self, forward: Callable[..., Pass]) -> Callable[[Tensor, Tensor, "Below"], Pass]:
         offsets = torch.arange(self.size, device=self._tokens.device)
 
-        def step(tokens: Tensor, prefix: Tensor, below: Below) -> Pass:
+        def run(tokens: Tensor, prefix: Tensor, below: Below) -> Pass:
             return forward(tokens, prefix + offsets, below)
 
-        return step
+        return run
+
+    def optimise(self) -> None:
+        """Have inductor fuse the kernels of the pass, which takes seconds for each bucket of slots."""
+        self._runs = {slots: compiled(run) for slots, run in self._runs.items()}
+
+    def capture(self) -> None:
+        """Record the pass as CUDA graphs, one for each bucket of slots; call while no text is in the cache."""
+        for slots, run in self._runs.items():
+            self._graphs[slots] = captured(partial(run, self._tokens, self._prefix, self._below))
 
     def fits(self, tokens: int, prefix: int) -> bool:
         """Tell if a call on `tokens` tokens behind `prefix` slots can be made: what fills it up needs slots too."""
@@ -231,11 +229,11 @@ class StaticStep:
         self._tokens[:count].copy_(tokens)
         self._prefix.fill_(prefix)
         self._show(tree)
-        slots = next(slots for slots in self._passes if prefix + self.size <= slots)
+        slots = next(slots for slots in self._runs if prefix + self.size <= slots)
         if slots in self._graphs:
             result = self._graphs[slots].replay()
         else:
-            result = self._runs(slots)(self._tokens, self._prefix, self._below)
+            result = self._runs[slots](self._tokens, self._prefix, self._below)
         self._cache.length = prefix + count
         if count == self.size:
             return result

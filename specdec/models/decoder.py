@@ -19,7 +19,7 @@ from specdec.models.attention import use_two_queries
 from specdec.models.cache import KVCache
 from specdec.models.compile import Mode, Pass, StaticStep, Step, TracedStep, only_sequence, run_model
 from specdec.models.draft_loop import Choice, StaticLoop
-from specdec.models.gpu import loop_fault, pin_attention, step_fault, trusted
+from specdec.models.gpu import loop_departure, pin_attention, step_departure, trusted
 from specdec.models.masks import Mask, MaskBuffers
 from specdec.models.path_batch import PathBatch, path_batch, root_batch
 from specdec.models.spread import main_device
@@ -181,34 +181,26 @@ class Decoder(CachedModel):
     def _captured(self, count: int) -> StaticStep | None:
         """Return a pass on `count` tokens in CUDA graphs, compared with plain calls; None, with a warning, without."""
 
-        def made(optimised: bool) -> StaticStep:
-            step = StaticStep(self.model, self.cache, count, self._windows, self.kept)
-            step.capture(optimised)
-            return step
+        def departure(step: StaticStep) -> float:
+            return step_departure(step, self.cache, self.plain, self.context_length, self.vocab_size)
 
-        def fault(step: StaticStep) -> str:
-            return step_fault(step, self.cache, self._plain, self.context_length, self.vocab_size)
+        def made() -> StaticStep:
+            return StaticStep(self.model, self.cache, count, self._windows, self.kept)
 
-        return trusted(made, fault, f"{self.name}: a call on {count} tokens")
-
-    def _cache_for_passes(self, capacity: int, copies: int) -> KVCache:
-        """Return the cache that compiled passes write into."""
-        return KVCache(self.layers, capacity, copies)
+        return trusted(made, departure, self.model.dtype, f"{self.name}: a call on {count} tokens")
 
     def static_loop(self, gamma: int, choose: Callable[[Tensor, Tensor], Choice]) -> StaticLoop | None:
         """Return a loop in CUDA graphs that drafts gamma tokens into the present cache, compared with plain calls;
         None, with a warning, where there is none. Call while no text is in the cache.
         """
 
-        def made(optimised: bool) -> StaticLoop:
-            loop = StaticLoop(self.model, self.cache, self._windows, gamma, choose)
-            loop.capture(optimised)
-            return loop
+        def departure(loop: StaticLoop) -> float:
+            return loop_departure(loop, self.plain, self.context_length)
 
-        def fault(loop: StaticLoop) -> str:
-            return loop_fault(loop, self._plain, self.context_length)
+        def made() -> StaticLoop:
+            return StaticLoop(self.model, self.cache, self._windows, gamma, choose)
 
-        return trusted(made, fault, f"{self.name}: a draft of {gamma} tokens")
+        return trusted(made, departure, self.model.dtype, f"{self.name}: a draft of {gamma} tokens")
 
     @property
     def loops(self) -> bool:
@@ -284,7 +276,7 @@ class Decoder(CachedModel):
         self.states = result.states
         return result.logits
 
-    def _plain(self, tokens: Tensor, tree: Tree) -> Pass:
+    def plain(self, tokens: Tensor, tree: Tree) -> Pass:
         """Evaluate the tokens of `forward` by the model's own modules."""
         return self._evaluated(tokens, tree, self._masks.view(tree, self.cache.length, self.cache.capacity), {})
 

@@ -77,15 +77,14 @@ class StaticLoop:
         self._graphs: dict[int, Recorded[Choice]] = {}
         self._choice: Choice | None = None
 
-    def capture(self, optimised: bool = True) -> None:
-        """Record the loop as CUDA graphs, one for each bucket of slots; call while no text is in the cache.
+    def optimise(self) -> None:
+        """Have inductor fuse the kernels of the passes, which takes seconds for each bucket of slots."""
+        self._passes = {slots: passes.compiled() for slots, passes in self._passes.items()}
 
-        Args:
-            optimised: whether inductor fuses the kernels of the passes first, which takes seconds for each graph.
-        """
+    def capture(self) -> None:
+        """Record the loop as CUDA graphs, one for each bucket of slots; call while no text is in the cache."""
         for slots, passes in self._passes.items():
-            made = passes.compiled() if optimised else passes
-            self._graphs[slots] = captured(partial(self._run, made))
+            self._graphs[slots] = captured(partial(self._run, passes))
 
     def __call__(self, last: Sequence[int], place: int, uniforms: Tensor | None) -> Choice:
         """

@@ -19,7 +19,7 @@ from specdec.records import Tree, chain_tree
 from specdec.signals import raise_swallowed
 
 logger = logging.getLogger(__name__)
-Graphs = TypeVar("Graphs")
+Graphs = TypeVar("Graphs", StaticStep, StaticLoop)
 Plain = Callable[[Tensor, Tree], Pass]
 """A plain call on tokens [N+1] behind the cache's present length."""
 
@@ -40,74 +40,72 @@ def pin_attention(device: torch.device) -> None:
         torch.backends.cuda.enable_cudnn_sdp(False)
 
 
-def trusted(make: Callable[[bool], Graphs], fault: Callable[[Graphs], str], what: str) -> Graphs | None:
-    """Return captured graphs without a fault: those of kernels that inductor fused, or else of the model's own; None if
-    both have one. Each fault is a warning.
+def trusted(
+    make: Callable[[], Graphs], departure_of: Callable[[Graphs], float], dtype: torch.dtype, what: str
+) -> Graphs | None:
+    """Return captured graphs that do what plain calls do: those of kernels that inductor fused, or else of the model's
+    own; None where neither can be had. Each fault is a warning.
 
     Args:
-        make: makes the graphs, with or without inductor.
-        fault: says what is wrong with them, "" if nothing.
+        departure_of: measures by how much they depart from plain calls.
         what: the call that they stand for.
     """
     for optimised, kind, then in ((True, "compiled", "captured without inductor"), (False, "captured", "eager")):
         try:
-            graphs = make(optimised)
-            found = fault(graphs)
+            graphs = make()
+            if optimised:
+                graphs.optimise()
+            graphs.capture()
+            apart, most = departure_of(graphs), tolerance(dtype)
         except RuntimeError as error:  # of CUDA, Dynamo and inductor alike
             raise_swallowed()
-            found = (str(error).strip() or type(error).__name__).splitlines()[0]
-        if not found:
-            return graphs
-        logger.warning("%s cannot be %s for a CUDA graph, so it is %s: %s", what, kind, then, found)
+            fault = (str(error).strip() or type(error).__name__).splitlines()[0]
+        else:
+            if apart <= most:
+                return graphs
+            fault = f"it departs from plain calls by {apart:.3g}, more than {most:g}"
+        logger.warning("%s cannot be %s for a CUDA graph, so it is %s: %s", what, kind, then, fault)
     return None
 
 
-def step_fault(step: StaticStep, cache: KVCache, plain: Plain, context_length: int, vocab_size: int) -> str:
-    """Compare a pass with plain calls on chains and trees of all its tokens, and on the root alone, at the end of every
-    bucket of slots; return what is wrong with it, "" if nothing. The cache has to be free, and is free afterwards.
+def step_departure(step: StaticStep, cache: KVCache, plain: Plain, context_length: int, vocab_size: int) -> float:
+    """Return by how much a pass departs from plain calls (see `departure`), at most, on chains and trees of all its
+    tokens and on the root alone, at the end of every bucket of slots. The cache has to be free, and is free afterwards.
     """
-    size, dtype = step.size, cache.layers[0].keys.dtype
+    size, device = step.size, cache.layers[0].keys.device
     deep = size // 2
     trees = (chain_tree(size - 1), Tree((*range(-1, deep - 1), *[-1] * (size - 1 - deep))), chain_tree(0))
+    found = [0.0]
     with random_slots(cache):
         for slots in slot_buckets(cache.capacity):
             prefix = min(slots, context_length) - size
             for tree in trees if prefix > 0 else ():
-                tokens = (torch.arange(len(tree) + 1, device=cache.layers[0].keys.device) * 7919 + 1) % vocab_size
-                cache.length = prefix
-                apart = departure(step(tokens, prefix, tree).logits, _after(cache, prefix, plain, tokens, tree))
-                if not apart <= tolerance(dtype):
-                    return _sentence(apart, dtype)
-    return ""
+                tokens = (torch.arange(len(tree) + 1, device=device) * 7919 + 1) % vocab_size
+                ours = step(tokens, prefix, tree).logits
+                found.append(departure(ours, _after(cache, prefix, plain, tokens, tree)))
+    return max(found)
 
 
-def loop_fault(loop: StaticLoop, plain: Plain, context_length: int) -> str:
-    """Compare the drafts of a loop with plain calls on the drafted tokens; return what is wrong with them, "" if
-    nothing. The loop's cache has to be free, and is free afterwards.
+def loop_departure(loop: StaticLoop, plain: Plain, context_length: int) -> float:
+    """Return by how much the drafts of a loop depart from plain calls on the drafted tokens, at most (see
+    `StaticLoop.departure`). The loop's cache has to be free, and is free afterwards.
     """
+    cache, found = loop.cache, [0.0]
 
     def logits(tokens: Tensor, place: int) -> Tensor:
         return _after(cache, place, plain, tokens, chain_tree(len(tokens) - 1))
 
-    cache, size = loop.cache, loop.gamma + 1
-    dtype = cache.layers[0].keys.dtype
     with random_slots(cache):
         for slots in slot_buckets(cache.capacity):
-            place = min(slots, context_length) - size
+            place = min(slots, context_length) - loop.gamma - 1
             if place > 0:
-                apart = loop.departure(logits, place)
-                if not apart <= tolerance(dtype):
-                    return _sentence(apart, dtype)
-    return ""
+                found.append(loop.departure(logits, place))
+    return max(found)
 
 
 def _after(cache: KVCache, prefix: int, plain: Plain, tokens: Tensor, tree: Tree) -> Tensor:
     cache.length = prefix
     return plain(tokens, tree).logits
-
-
-def _sentence(apart: float, dtype: torch.dtype) -> str:
-    return f"it departs from plain calls by {apart:.3g}, more than {tolerance(dtype):g}"
 
 
 def tolerance(dtype: torch.dtype) -> float:

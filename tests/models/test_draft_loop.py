@@ -27,7 +27,7 @@ CUTS = [
     {"temperature": 1.3, "top_p": 0.6},
     {"temperature": 1.0, "top_k": 20, "top_p": 0.9, "min_p": 0.02, "typical_p": 0.7},
 ]
-CAPTURE = StaticLoop.capture
+OPTIMISE, CAPTURE = StaticLoop.optimise, StaticLoop.capture
 # What the host can learn from a tensor only by waiting for the device.
 WAITING = {
     "_local_scalar_dense",
@@ -55,7 +55,8 @@ def on_a_gpu(monkeypatch):
 
     made: list[StaticLoop] = []
     monkeypatch.setattr(Decoder, "compile", compile_without_capture)
-    monkeypatch.setattr(StaticLoop, "capture", lambda loop, optimised: made.append(loop))
+    monkeypatch.setattr(StaticLoop, "optimise", lambda loop: None)
+    monkeypatch.setattr(StaticLoop, "capture", made.append)
 
     def prepare(drafter, structure, capacity=64):
         small = drafter.drafter if isinstance(drafter, Adaptive) else drafter
@@ -154,6 +155,7 @@ def test_a_recorded_loop_drafts_the_same(tiny_model, sampling, make_structure, o
     target = Causal(tiny_model("llama"), sampling(temperature=1.0))
     plain, looped = (SmallModel(tiny_model("llama"), target) for _ in range(2))
     (loop,) = on_a_gpu(looped, make_structure("chain", GAMMA))
+    OPTIMISE(loop)
     CAPTURE(loop)
     for drafter in (plain, looped):
         drafter.start(TextStart(PROMPT, 64, generator=generator_for(0, "p", "draft")))
