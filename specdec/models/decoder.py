@@ -189,6 +189,10 @@ class Decoder(CachedModel):
 
         return trusted(made, departure, self.model.dtype, f"{self.name}: a call on {count} tokens")
 
+    def _cache_for_passes(self, capacity: int, copies: int) -> KVCache:
+        """Return the cache that compiled passes write into."""
+        return KVCache(self.layers, capacity, copies)
+
     def static_loop(self, gamma: int, choose: Callable[[Tensor, Tensor], Choice]) -> StaticLoop | None:
         """Return a loop in CUDA graphs that drafts gamma tokens into the present cache, compared with plain calls;
         None, with a warning, where there is none. Call while no text is in the cache.
