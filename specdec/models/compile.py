@@ -214,8 +214,9 @@ class StaticStep:
 
     def capture(self) -> None:
         """Record the pass as CUDA graphs, one for each bucket of slots; call while no text is in the cache."""
-        for slots, run in self._runs.items():
-            self._graphs[slots] = captured(partial(run, self._tokens, self._prefix, self._below))
+        self._graphs = {
+            slots: captured(partial(run, self._tokens, self._prefix, self._below)) for slots, run in self._runs.items()
+        }
 
     def fits(self, tokens: int, prefix: int) -> bool:
         """Tell if a call on `tokens` tokens behind `prefix` slots can be made: what fills it up needs slots too."""

@@ -7,8 +7,7 @@ from typing import Any
 
 import torch
 
-from specdec.errors import UsageError
-from specdec.registry import near_misses
+from specdec.errors import UsageError, near_misses
 
 RANDOM = "random"
 _SEED = "seed"  # the only key of a shape that is not a transformers configuration value

@@ -56,7 +56,7 @@ def on_a_gpu(monkeypatch):
     made: list[StaticLoop] = []
     monkeypatch.setattr(Decoder, "compile", compile_without_capture)
     monkeypatch.setattr(StaticLoop, "optimise", lambda loop: None)
-    monkeypatch.setattr(StaticLoop, "capture", made.append)
+    monkeypatch.setattr(StaticLoop, "capture", lambda loop: made.append(loop))
 
     def prepare(drafter, structure, capacity=64):
         small = drafter.drafter if isinstance(drafter, Adaptive) else drafter
