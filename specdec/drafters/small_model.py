@@ -377,6 +377,12 @@ class SmallModel(Drafter):
         self._drafted = self._finite = None
         self._text += tokens if self.translation is not None else self._known(tokens)
 
+    def take_for_drafted(self, tokens: Tensor) -> None:
+        """Go on as if these tokens [N] had been drafted, for one whose drafts only serve to take their time: the slots
+        hold others.
+        """
+        self._drafted = tokens.to("cpu", non_blocking=True)
+
     def retract(self, count: int) -> bool:
         length = len(self._text) - count
         if length < 1 or len(self._text) > self._decoder.context_length:

@@ -194,6 +194,39 @@ def test_nothing_in_it_waits_for_the_device(tiny_model, sampling, make_structure
         assert WAITING & Watching.seen, "it would have been noticed"
 
 
+def watched(seen, name, read):
+    """`read`, a method of tensors, which adds its name to `seen` at every call."""
+    return lambda tensor, *given: seen.append(name) or read(tensor, *given)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_the_host_waits_once_in_a_round(tiny_model, sampling, make_structure, on_a_gpu, monkeypatch, temperature):
+    """Of all that a round reads off tensors, only the acceptance comes from the device; what a commit reads was copied
+    to the host before that, and has arrived with it.
+    """
+    target = Causal(tiny_model("llama"), sampling(temperature=temperature))
+    target.decoder.compile((), 64, "trace")
+    target.decoder._steps[GAMMA + 1] = StaticStep(target.model, target.decoder.cache, GAMMA + 1, target.decoder.windows)
+    drafter = SmallModel(tiny_model("llama"), target)
+    on_a_gpu(drafter, make_structure("chain", GAMMA))
+    verifier = verifiers.build({"name": "speculative_sampling"})
+    for part in (target, drafter):
+        part.start(TextStart(PROMPT, 64, generator=generator_for(0, "p", "draft")))
+    seen = []
+    for name in ("tolist", "item", "cpu", "numpy", "__bool__", "__int__", "__float__", "__index__"):
+        monkeypatch.setattr(torch.Tensor, name, watched(seen, name, getattr(torch.Tensor, name)))
+    # On a CPU nothing is copied ahead, so that the logits are checked at once.
+    monkeypatch.setattr(Causal, "_check_finite", lambda self: None)
+    draft = drafter.draft(make_structure("chain", GAMMA))
+    p = target.verify(draft)
+    assert seen == []
+    decided = verifier.accept(draft, p, generator_for(0, "p", "accept"))
+    assert len(seen) == 1
+    target.commit(decided.path, decided.next_token)
+    assert len(seen) == 1
+
+
 @torch.inference_mode()
 def test_only_what_it_fits_is_its_business(tiny_model, sampling, make_structure, on_a_gpu, count_loops):
     """A prompt of one token, a text too long for the cache, and a threshold, which is read after every token."""
