@@ -198,7 +198,7 @@ class StaticStep:
             slots: self._run_on(static_pass(model, cache, windows, kept, slots))
             for slots in slot_buckets(cache.capacity)
         }
-        self._graphs: dict[int, Recorded[Pass]] = {}
+        self._graphs: dict[int, CudaGraph[Pass]] = {}
 
     def _run_on(self, forward: Callable[..., Pass]) -> Callable[[Tensor, Tensor, "Below"], Pass]:
         offsets = torch.arange(self.size, device=self._tokens.device)
@@ -341,7 +341,7 @@ def compiled(function: Callable[..., Result]) -> Callable[..., Result]:
     return result
 
 
-class Recorded(Generic[Result]):
+class CudaGraph(Generic[Result]):
     """A CUDA graph and its result, which every replay overwrites."""
 
     def __init__(self, graph: Any, result: Result) -> None:
@@ -352,7 +352,7 @@ class Recorded(Generic[Result]):
         return self._result
 
 
-def captured(run: Callable[[], Result]) -> Recorded[Result]:
+def captured(run: Callable[[], Result]) -> CudaGraph[Result]:
     """Capture what `run` launches as a CUDA graph."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
@@ -363,7 +363,7 @@ def captured(run: Callable[[], Result]) -> Recorded[Result]:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         result = run()
-    return Recorded(graph, result)
+    return CudaGraph(graph, result)
 
 
 def _with_own_code(function: Callable[..., Result]) -> Callable[..., Result]:

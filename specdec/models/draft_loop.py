@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from specdec.models.cache import KVCache
-from specdec.models.compile import Pass, Recorded, captured, compiled, slot_buckets, static_pass
+from specdec.models.compile import Pass, CudaGraph, captured, compiled, slot_buckets, static_pass
 
 
 class Choice(NamedTuple):
@@ -74,7 +74,7 @@ class StaticLoop:
         self._place = torch.zeros(1, dtype=torch.long, device=model.device)
         self._uniforms = torch.zeros(gamma, dtype=torch.float64, device=model.device)
         self._passes = {slots: _Passes.of(model, cache, windows, slots) for slots in slot_buckets(cache.capacity)}
-        self._graphs: dict[int, Recorded[Choice]] = {}
+        self._graphs: dict[int, CudaGraph[Choice]] = {}
         self._choice: Choice | None = None
 
     def optimise(self) -> None:
