@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from specdec.models.cache import KVCache
-from specdec.models.compile import Pass, CudaGraph, captured, compiled, slot_buckets, static_pass
+from specdec.models.compile import CudaGraph, Pass, captured, compiled, slot_buckets, static_pass
 
 
 class Choice(NamedTuple):
