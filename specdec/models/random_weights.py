@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from specdec.errors import UsageError
+from specdec.models.arithmetic import model_arithmetic, note_arithmetic
 from specdec.registry import near_misses
 
 RANDOM = "random"
@@ -32,7 +33,7 @@ def random_model(shape: Mapping[str, Any], *, dtype: torch.dtype | None, device:
 
     Args:
         shape: `model_type`, `seed` and any values of that type's configuration.
-        dtype: None is float32.
+        dtype: None is the shape's own `dtype` where the device computes in it, else float32; float32 without one.
         attention: transformers' attention implementation, or "auto".
     Raises:
         UsageError: transformers refuses the shape, or this type of model does not have a key of it.
@@ -42,7 +43,8 @@ def random_model(shape: Mapping[str, Any], *, dtype: torch.dtype | None, device:
     config = _config(shape)
     if attention == "auto":
         attention = "eager" if config.model_type == "gemma2" else "sdpa"  # as for loaded models
-    options = {"dtype": dtype or torch.float32, "attn_implementation": attention}
+    arithmetic = model_arithmetic(dtype, config.dtype or torch.float32, device)
+    options = {"dtype": arithmetic.used, "attn_implementation": attention}
     try:
         with torch.device("meta"):  # finds faults without allocating weights
             AutoModelForCausalLM.from_config(config, trust_remote_code=False, **options)
@@ -52,6 +54,7 @@ def random_model(shape: Mapping[str, Any], *, dtype: torch.dtype | None, device:
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), torch.device(device):
         torch.manual_seed(shape[_SEED])
         model = AutoModelForCausalLM.from_config(config, trust_remote_code=False, **options)
+    note_arithmetic(model, arithmetic)
     return model.eval().requires_grad_(False)
 
 

@@ -14,11 +14,13 @@ from specdec.config import RunConfig
 from specdec.errors import UsageError
 from specdec.experiment.batch_checks import refuse_batches
 from specdec.experiment.beside import refuse_several
+from specdec.experiment.dtypes import arithmetic_notes
 from specdec.experiment.identity import RunIdentity, identify, run_facts
 from specdec.experiment.kept import EarlierRuns, KeptRun
 from specdec.experiment.parts import Parts, limited, open_parts
 from specdec.experiment.results import ResultsFolder
 from specdec.experiment.resumption import begun, standing
+from specdec.experiment.terminal import print_lines
 from specdec.studies.base.contract import Bench, Study, studies
 from specdec.tracking import writer as tracking
 
@@ -58,6 +60,7 @@ def _run(config: RunConfig, parts: Parts, identity: RunIdentity, results: Result
     """Run and log a study in its folder."""
     assert config.study is not None
     name, folder = str(config.study["name"]), results.folder
+    print_lines(get_console(), *arithmetic_notes(parts))
     title = run_facts(parts, config.measurement.limit).title(identity.environment, shape=False)
     tags = identity.tags | {"specdec.role": "study", "specdec.study": name}
     run_name = f"{name}: {parts.label}, {parts.prompts.name}"
