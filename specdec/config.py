@@ -68,6 +68,7 @@ class MeasurementConfig:
     max_new_tokens: AtLeastOne | None  # null: recorded texts are replayed whole
     gammas: list[DraftSize]
     repeats: AtLeastOne
+    budget_seconds: Annotated[float, Field(gt=0.0)] | Literal["auto"] | None
     batch_size: AtLeastOne
     warmup_tokens: Annotated[int, Field(ge=0)]
     calibration_calls: AtLeastOne

@@ -24,6 +24,7 @@ from specdec.drafters import Drafter, drafters
 from specdec.errors import DeclaredLossy, NotLossless, UsageError
 from specdec.experiment.arm import Arm
 from specdec.experiment.beside import refuse_several
+from specdec.experiment.budget import refuse_budget
 from specdec.experiment.dtypes import arithmetic_notes
 from specdec.experiment.environment import capture
 from specdec.experiment.parts import Parts, build, limited, prepare
@@ -62,6 +63,7 @@ def certify(config: CertifyConfig, folder: Path) -> Certificate:
         SpecdecError: see `specdec.errors`; what can be wrong is found before anything is drawn.
     """
     refuse_several(config, "specdec.certify certifies one drafter", "use measurement.drafters=[] and ask for each")
+    refuse_budget(config, "specdec.certify")
     _check_fits(config)
     if config.measurement.threads is not None:
         torch.set_num_threads(config.measurement.threads)

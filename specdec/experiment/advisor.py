@@ -28,6 +28,7 @@ from specdec.errors import UsageError
 from specdec.experiment.advice import Advice, RoundCost, judge, kept_at, key_of, keyed_by, predict
 from specdec.experiment.batch_checks import refuse_batches
 from specdec.experiment.beside import refuse_several
+from specdec.experiment.budget import refuse_budget
 from specdec.experiment.dtypes import arithmetic_notes
 from specdec.experiment.parts import Parts, build, limited, prepare
 from specdec.experiment.results import GenerationKey, ResultsFolder, generation_line, round_table
@@ -81,6 +82,7 @@ def advise(config: AdviseConfig, folder: Path) -> Advice:
     """
     refuse_several(config, "specdec.advise predicts one drafter", "use measurement.drafters=[] and ask for each")
     refuse_batches(config, "specdec.advise")
+    refuse_budget(config, "specdec.advise")
     if config.measurement.threads is not None:
         torch.set_num_threads(config.measurement.threads)
     parts = build(config)

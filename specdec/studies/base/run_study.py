@@ -14,6 +14,7 @@ from specdec.config import RunConfig
 from specdec.errors import UsageError
 from specdec.experiment.batch_checks import refuse_batches
 from specdec.experiment.beside import refuse_several
+from specdec.experiment.budget import refuse_budget
 from specdec.experiment.dtypes import arithmetic_notes
 from specdec.experiment.identity import RunIdentity, identify, run_facts
 from specdec.experiment.kept import EarlierRuns, KeptRun
@@ -37,6 +38,7 @@ def run_study(config: RunConfig, folder: Path, earlier: EarlierRuns | None = Non
     study, name = studies.build(config.study), str(config.study["name"])
     refuse_several(config, f"study {name!r} has its own drafters", "use measurement.drafters=[]")
     refuse_batches(config, f"study {name!r}")
+    refuse_budget(config, f"study {name!r}")
     parts = open_parts(config)
     if not parts.target.sampling.greedy:
         raise UsageError(
