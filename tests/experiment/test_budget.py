@@ -72,7 +72,7 @@ def test_whole_prompts_are_left_out_when_time_runs_short(seconds, took, count):
 
 def test_what_was_there_before_is_never_left_out():
     watch = Watch()
-    budget = TimeBudget(30.0, watch)
+    budget = TimeBudget(31.0, watch)  # p4 ends after 29 s
     watch.now += 20
     assert decoded(budget, watch, [9.0] * 9, frozenset({0, 1, 2, 3, 7})) == [0, 1, 2, 3, 4, 7]
     assert budget.left_out == ["p5", "p6", "p8"]
