@@ -79,7 +79,7 @@ class MeasurementConfig:
     cost_seconds: Annotated[float, Field(gt=0)]
     bootstrap: AtLeastOne
     original: Annotated[str, Field(min_length=1)] | None
-    peers: list[Literal["transformers"]]
+    peers: list[Annotated[str, Field(min_length=1)]]
     drafters: list[Annotated[str, Field(min_length=1)]]
     drafter_settings: dict[str, DrafterSettings]
     trace: bool
