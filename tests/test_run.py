@@ -33,7 +33,7 @@ cost.t1_ms cost.t_ar_ms cost.c cost.g cost.v cost.o account.omega account.offere
 account.draft account.verify account.overhead account.baseline iid.depth_p iid.trend_p iid.prompts_p iid.memory_p
 iid.mixing_p lossless.identical lossless.divergences lossless.unexplained repetition.share
 throughput.tokens_per_s throughput.baseline_tokens_per_s memory.peak_mb memory.weights_mb memory.cache_mb
-speedup.limit speedup.limit.realised cost.overhead_share
+speedup.limit speedup.limit.realised cost.overhead_share prompts.done prompts.left_out
 """.split()
 # A table costs no arithmetic and has one category here.
 TARGET = "target.law=[[0.4,0.35,0.25],[0.1,0.3,0.6],[0.55,0.2,0.25]]"

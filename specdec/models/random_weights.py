@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from specdec.errors import UsageError, near_misses
+from specdec.models.arithmetic import model_arithmetic, note_arithmetic
 
 RANDOM = "random"
 _SEED = "seed"  # the only key of a shape that is not a transformers configuration value
@@ -38,7 +39,7 @@ def random_model(
 
     Args:
         shape: `model_type`, `seed` and any values of that type's configuration.
-        dtype: None is float32.
+        dtype: None is the shape's own `dtype` where the device computes in it, else float32; float32 without one.
         attention: transformers' attention implementation, or "auto".
         key: the configuration key that the shape stands under, for messages.
     Raises:
@@ -49,7 +50,8 @@ def random_model(
     config = _config(shape, key)
     if attention == "auto":
         attention = "eager" if config.model_type == "gemma2" else "sdpa"  # as for loaded models
-    options = {"dtype": dtype or torch.float32, "attn_implementation": attention}
+    arithmetic = model_arithmetic(dtype, config.dtype or torch.float32, device)
+    options = {"dtype": arithmetic.used, "attn_implementation": attention}
     try:
         with torch.device("meta"):  # finds faults without allocating weights
             AutoModelForCausalLM.from_config(config, trust_remote_code=False, **options)
@@ -59,6 +61,7 @@ def random_model(
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), torch.device(device):
         torch.manual_seed(shape[_SEED])
         model = AutoModelForCausalLM.from_config(config, trust_remote_code=False, **options)
+    note_arithmetic(model, arithmetic)
     return model.eval().requires_grad_(False)
 
 
