@@ -18,6 +18,7 @@ from specdec.experiment import results
 KILLS = 50
 RUN = ("+drafter=ngram", "measurement.repeats=4", "measurement.gammas=[1,2]", "measurement.max_new_tokens=12")
 GRACE_S = 900.0  # generous: other work may keep the machine busy
+LONGEST_S = 4.0  # of a run: one that other work held up says nothing about when the next is at work
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -64,7 +65,7 @@ def test_fifty_kills_lose_and_double_nothing(tmp_path):
     config = config_of(*RUN)
     began = time.monotonic()
     decode(config, tmp_path / "whole")
-    whole_s = time.monotonic() - began
+    whole_s = min(time.monotonic() - began, LONGEST_S)
     whole = found(tmp_path / "whole")
     dice = random.Random(15)
     kills = runs = 0

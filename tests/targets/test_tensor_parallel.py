@@ -197,7 +197,7 @@ def test_what_cannot_be_shared_is_refused_before_loading(refused, workplace, pro
 
 
 def test_other_commands_are_the_work_of_one_process(refused):
-    assert "specdec.train is the work of one" in refused(2, "+recipe=pocket_drafter", module=train)
+    assert "a training with +recipe= is the work of one" in refused(2, "+recipe=pocket_drafter", module=train)
 
 
 def test_a_decision_of_one_process_is_its_own():
