@@ -16,7 +16,6 @@ import torch
 from specdec.decode import cut
 from specdec.drafters.small_model import SmallModel
 from specdec.models.decoder import attention_windows
-from specdec.models.openvino_ir import write_openvino, written_bytes
 from specdec.peers.base.contract import (
     ASSISTED,
     GENERATE,
@@ -30,6 +29,7 @@ from specdec.peers.base.contract import (
     engines,
     one_line,
 )
+from specdec.peers.base.openvino_ir import write_openvino, written_bytes
 from specdec.prompts import Prompt
 from specdec.sampling import SamplingConfig
 
@@ -115,8 +115,8 @@ class OpenVinoPeer(Peer):
             "stop_token_ids": ends,
         }
         if not sampling.greedy:
-            cuts = {"top_k": sampling.top_k, "top_p": sampling.top_p, "min_p": sampling.min_p}
-            fields |= {name: value for name, value in cuts.items() if value is not None}
+            given = {"top_k": sampling.top_k, "top_p": sampling.top_p, "min_p": sampling.min_p}
+            fields |= {name: value for name, value in given.items() if value is not None}
             fields |= {"temperature": sampling.temperature, "rng_seed": self._work.seed}
         return fields | self._method
 
@@ -166,7 +166,7 @@ class OpenVino(Engine):
         how = f"{dtype}, {torch.get_num_threads()} threads"
         found: list[Peer | Absent] = []
         for kind, ours in work.kinds.items():
-            name, method, drafter = f"{self.name}_{kind}", {}, None
+            name, method, drafter = f"{self.name}.{kind}", {}, None
             if kind != GENERATE:
                 method["num_assistant_tokens"] = ours[1]
             if kind == PROMPT_LOOKUP:
@@ -192,8 +192,13 @@ def _check(work: Work) -> None:
     target = work.target
     if target.device.type != "cpu" or not target.in_one_piece:
         raise LeftOut("OpenVINO is set against a target in one piece on a CPU only: use target.device=cpu")
-    if target.sampling.typical_p is not None and not target.sampling.greedy:
-        raise LeftOut("OpenVINO has no locally typical sampling: use sampling.typical_p=null")
+    sampling = target.sampling
+    cuts = [cut for cut in (sampling.top_k, sampling.top_p, sampling.min_p) if cut is not None]
+    if not sampling.greedy and (sampling.typical_p is not None or len(cuts) > 1):
+        raise LeftOut(
+            "OpenVINO has no typical_p and combines cuts in another order than ours, so that it would sample from "
+            "another law: compare with one of top_k, top_p and min_p at most"
+        )
     _check_native(target.model.dtype)
 
 

@@ -14,6 +14,7 @@ from specdec.drafters import drafters
 from specdec.models.load import POCKET, load_tokenizer, model_path
 from specdec.peers import Absent, Work
 from specdec.peers import openvino as engine
+from specdec.peers.base.contract import LeftOut
 from specdec.peers.openvino import OpenVino
 from specdec.prompts import Prompt
 from specdec.records import Request
@@ -142,8 +143,8 @@ def test_the_paged_cache_keeps_no_earlier_prompt(target, stand_in, held):
 
 def test_prompt_lookup_gets_gamma_and_match_length(target, stand_in, held):
     plain, lookup = made(work(target, "ngram"), held)
-    assert (plain.name, plain.ours) == ("openvino_generate", ("baseline", 0))
-    assert (lookup.name, lookup.ours) == ("openvino_prompt_lookup", ("ngram", GAMMA))
+    assert (plain.name, plain.ours) == ("openvino.generate", ("baseline", 0))
+    assert (lookup.name, lookup.ours) == ("openvino.prompt_lookup", ("ngram", GAMMA))
     lookup.tune(PROMPT)
     assert stand_in.pipelines and all(each.prompt_lookup for each in stand_in.pipelines)
     assert {each.ATTENTION_BACKEND for each in stand_in.pipelines} == {"PA"}
@@ -154,7 +155,7 @@ def test_prompt_lookup_gets_gamma_and_match_length(target, stand_in, held):
 def test_the_small_model_drafts_gamma_tokens_in_its_own_dtype(target, stand_in, held, float_model):
     small = float_model("gpt2").bfloat16()
     _, peer = made(work(target, "small_model", small), held)
-    assert (peer.name, peer.ours) == ("openvino_assisted", ("small_model", GAMMA))
+    assert (peer.name, peer.ours) == ("openvino.assisted", ("small_model", GAMMA))
     (own, folder), (other, drafter) = stand_in.written
     assert own is target.model and other is small
     assert stand_in.saved == [(target.tokenizer, each / "openvino_tokenizer.xml") for each in (folder, drafter)]
@@ -208,12 +209,12 @@ def test_a_text_that_is_not_the_targets_is_left_out(target, stand_in, held):
 
 
 def test_sampling_gets_our_temperature_and_cuts(float_model, sampling, stand_in, held):
-    target = Causal(float_model("llama"), sampling(temperature=0.5, top_k=3, top_p=0.9))
+    target = Causal(float_model("llama"), sampling(temperature=0.5, top_p=0.9))
     (peer,) = made(work(target), held)
     peer(PROMPT)
     _, config = stand_in.asked[-1]
-    assert {"do_sample": True, "temperature": 0.5, "top_k": 3, "top_p": 0.9, "rng_seed": 5}.items() <= config.items()
-    assert "min_p" not in config
+    assert {"do_sample": True, "temperature": 0.5, "top_p": 0.9, "rng_seed": 5}.items() <= config.items()
+    assert "min_p" not in config and "top_k" not in config
 
 
 @pytest.mark.parametrize(
@@ -228,23 +229,28 @@ def test_sampling_gets_our_temperature_and_cuts(float_model, sampling, stand_in,
 def test_a_target_that_it_cannot_run_is_left_out_with_the_reason(target, stand_in, held, change, reason):
     made(work(target), held)
     change(target)
-    with pytest.raises(Exception, match=reason):
+    with pytest.raises(LeftOut, match=reason):
         made(work(target), held)
 
 
-def test_locally_typical_sampling_and_a_full_disk_are_told(float_model, sampling, stand_in, held, monkeypatch):
-    with pytest.raises(Exception, match="no locally typical sampling"):
-        made(work(Causal(float_model("llama"), sampling(temperature=0.5, typical_p=0.4))), held)
+@pytest.mark.parametrize("cuts", [{"typical_p": 0.4}, {"top_k": 3, "top_p": 0.9}])
+def test_another_law_is_not_sampled_from(float_model, sampling, stand_in, held, cuts):
+    with pytest.raises(LeftOut, match="sample from another law"):
+        made(work(Causal(float_model("llama"), sampling(temperature=0.5, **cuts))), held)
+    assert made(work(Causal(float_model("llama"), sampling(temperature=0.0, **cuts))), held)
+
+
+def test_a_full_disk_is_told(float_model, sampling, stand_in, held, monkeypatch):
     monkeypatch.setattr(engine.shutil, "disk_usage", lambda folder: SimpleNamespace(free=100))
-    with pytest.raises(Exception, match=r"has 0 MB free.*TMPDIR"):
+    with pytest.raises(LeftOut, match=r"has 0 MB free.*TMPDIR"):
         made(work(Causal(float_model("llama"), sampling(temperature=0.0))), held)
 
 
 def test_a_small_model_that_it_cannot_use_leaves_plain_generation(target, stand_in, held, float_model):
     small = float_model("gpt2")
     plain, absent = made(work(target, "small_model", small, translation=object()), held)
-    assert plain.name == "openvino_generate"
-    assert absent == Absent("openvino_assisted", "OpenVINO drafts with a small model of the same tokenizer only.")
+    assert plain.name == "openvino.generate"
+    assert absent == Absent("openvino.assisted", "OpenVINO drafts with a small model of the same tokenizer only.")
     target.tokenizer = None
     _, absent = made(work(target, "small_model", small), held)
     assert "only where the target has a tokenizer" in absent.reason
@@ -269,7 +275,7 @@ def test_openvino_writes_our_greedy_text(float_model, sampling, held, name):
     target = Causal(float_model(name), sampling(temperature=0.0), load_tokenizer(model_path(POCKET)))
     text = ours(target)
     found = made(work(target, "ngram"), held) + made(work(target, "small_model", float_model("opt")), held)[1:]
-    assert [peer.name.removeprefix("openvino_") for peer in found] == ["generate", "prompt_lookup", "assisted"]
+    assert [peer.name.removeprefix("openvino.") for peer in found] == ["generate", "prompt_lookup", "assisted"]
     for peer in found:
         peer._settings = peer._settings[::2]
         peer.tune(PROMPT)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from specdec.models.decoder import attention_windows
-from specdec.models.openvino_ir import _example, _Graph, written_bytes
+from specdec.peers.base.openvino_ir import _example, _Graph, written_bytes
 
 
 def empty(shapes, sequences):
@@ -46,7 +46,7 @@ def test_the_example_has_no_two_sizes_that_are_equal(tiny_model):
 def test_a_written_model_computes_what_the_model_does(tiny_model, tmp_path):
     """In bfloat16 the file holds the same weights as float32; the model that was written stays as it is."""
     openvino = pytest.importorskip("openvino", reason="openvino is not installed: pip install -e '.[openvino]'")
-    from specdec.models.openvino_ir import MODEL_FILE, write_openvino
+    from specdec.peers.base.openvino_ir import MODEL_FILE, write_openvino
 
     model = copy.deepcopy(tiny_model("llama")).bfloat16()
     write_openvino(model, ["full_attention"], tmp_path)
