@@ -36,6 +36,7 @@ from .run_sections import (
     papers_section,
     summary_section,
 )
+from .serving_sections import run_recommendation
 from .summary import RunTables, Summary, summarise
 
 
@@ -51,6 +52,7 @@ class RunFindings(Findings):
         depth_name: what the depth of a draft is called in tables.
         drafter: the method that these figures are about.
         simulated: times come from a cost model.
+        serving: how to serve the drafter, as `engines.recommendation` says it.
         beside: the findings of the session's other drafters by their method, without sections.
     """
 
@@ -61,13 +63,15 @@ class RunFindings(Findings):
     depth_name: str
     drafter: str = ""
     simulated: bool = False
+    serving: dict[str, Any] = field(default_factory=dict)
     beside: "dict[str, RunFindings]" = field(default_factory=dict)
 
     @property
     def summary(self) -> dict[str, Any]:
         """The content of `summary.json`."""
         others = {"beside": {name: each.arms for name, each in self.beside.items()}} if self.beside else {}
-        return {"metrics": self.metrics, "curves": self.curves, "arms": self.arms, "notes": self.notes, **others}
+        known = {"metrics": self.metrics, "curves": self.curves, "arms": self.arms, "notes": self.notes, **others}
+        return {**known, "serving": self.serving} if self.serving else known
 
     def overlays(self) -> dict[str, Curves]:
         """Return the lines of each chart that lays measurement and models over one another, by the key that they share:
@@ -90,7 +94,10 @@ def run_findings(run: Run) -> RunFindings:
     found, summary, prediction = _of_one_drafter(run)
     if run.beside:
         found = _with_others(run, found)
-    return replace(found, sections=_sections(run, found, summary, prediction))
+    seen = replace(run, metrics=found.metrics, curves=found.curves, concluded=found.summary)
+    serving = run_recommendation(seen)
+    sections = (*_sections(seen, found, summary, prediction), serving.section())
+    return replace(found, sections=sections, serving=serving.as_dict())
 
 
 def _with_others(run: Run, found: RunFindings) -> RunFindings:
@@ -202,9 +209,12 @@ def _errors(account: Account) -> dict[str, float]:
 def _sections(
     run: Run, found: RunFindings, summary: Summary, prediction: HeldOutPrediction | Undetermined
 ) -> tuple[Section, ...]:
-    """Make the sections of the run's own page; a report on runs has these and the slower ones."""
+    """Make the sections of the run's own page but the last; a report on runs has these and the slower ones.
+
+    Args:
+        run: with the metrics, curves and summary of `found`.
+    """
     replicates, seed = run.whole_number("measurement.bootstrap"), run.whole_number("seed")
-    run = replace(run, metrics=found.metrics, curves=found.curves, concluded=found.summary)
     predicted = section_of(prediction, run.title, seed)
     peers = run.peers()
     beside = [*peers["peers"], *peers.get("left_out", ())]
