@@ -157,7 +157,7 @@ class Decoder(CachedModel):
     ) -> None:
         """Make passes for calls on these numbers of tokens, the root included; each takes seconds to make.
 
-        They serve chains, and trees except where a pass is a CUDA graph. A traced pass, and one compiled for a CPU,
+        They serve chains and trees. A traced pass, and one compiled for a CPU,
         serves every number of tokens from 2 on; batches are traced, never compiled. Texts that need more slots than
         `capacity`, rounded up, or more than `copies` copies are decoded eagerly. So is everything if the model cannot
         be traced, with a warning.

@@ -48,7 +48,7 @@ def on_a_gpu(monkeypatch):
     compile_nothing_for = Decoder.compile
 
     @torch.inference_mode()
-    def compile_without_capture(decoder, rows, capacity, mode):
+    def compile_without_capture(decoder, rows, capacity, mode, packages=None):
         compile_nothing_for(decoder, (), capacity, mode)
         for count in rows:
             decoder._steps[count] = StaticStep(decoder.model, decoder.cache, count, decoder._windows)
