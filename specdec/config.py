@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import field, fields
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, cast
+from typing import Annotated, Any, TypeVar, cast
 
 from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass as pydantic_dataclass
@@ -78,7 +78,7 @@ class MeasurementConfig:
     cost_seconds: Annotated[float, Field(gt=0)]
     bootstrap: AtLeastOne
     original: Annotated[str, Field(min_length=1)] | None
-    peers: list[Literal["transformers"]]
+    peers: list[Annotated[str, Field(min_length=1)]]
     drafters: list[Annotated[str, Field(min_length=1)]]
     drafter_settings: dict[str, DrafterSettings]
     trace: bool

@@ -54,6 +54,8 @@ def test_a_run_that_follows_finds_its_advice(command, tmp_path, drafter, shape):
     best = max(advice["predictions"], key=lambda item: item["speedup"]["estimate"])
     assert advice["best_gamma"] == best["gamma"]
     assert advice["verdict"].endswith(".") and "\n" not in advice["verdict"]
+    nothing = "Nothing to serve: the oracle" if drafter == "oracle" else "No recommendation: no engine is known"
+    assert advice["serving"]["verdict"].startswith(nothing)  # the target is a table
 
     rounds = pd.read_parquet(folder / "rounds.parquet")
     assert set(rounds["method"]) == {"baseline"} and (rounds["offered"] == 0).all()  # it never speculated

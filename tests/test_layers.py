@@ -27,7 +27,7 @@ LAYERS = (
     ("drafters",),
     ("observe",),
     ("decode", "timing", "replay"),
-    ("batching",),
+    ("batching", "peers"),
     ("experiment",),
     ("studies", "training", "certification"),
     ("commands",),
@@ -146,7 +146,7 @@ def test_no_circles_between_rooms():
 
 # Files that carry one name on purpose: packages; what every family has in its `base`; and, in `specdec/studies` and
 # `analysis/studies`, the two halves of a study.
-FAMILIES = ("drafters", "prompts", "structures", "studies", "targets", "verifiers")
+FAMILIES = ("drafters", "peers", "prompts", "structures", "studies", "targets", "verifiers")
 
 
 def _may_share(paths: list[Path]) -> bool:

@@ -13,6 +13,7 @@ from specdec.errors import UsageError
 
 from ..acceptance.model_sections import model_sections
 from ..account.account_sections import account_sections
+from ..engines.recommendation import TITLE as TO_SERVE
 from ..findings import Section
 from ..read.foreign.imported import Imported
 from ..read.runs import Run
@@ -31,6 +32,7 @@ from ..runs.run_sections import (
     reproduce_section,
     summary_section,
 )
+from ..runs.serving_sections import FASTEST, fastest_section, serving_section
 from ..runs.standing_section import STANDING, TIMELINE, standing_section, timeline_section
 from ..runs.totals_sections import totals_findings
 from .html import Chapter
@@ -51,6 +53,7 @@ OF_A_RUN: tuple[tuple[str, Callable[..., Section | list[Section]]], ...] = (
     ("Cost of a call", cost_section),
     ("Environment", environment_section),
     ("How to reproduce", reproduce_section),
+    (TO_SERVE, serving_section),
 )
 
 
@@ -70,7 +73,8 @@ def run_chapters(runs: Sequence[Run], notes: Sequence[str] = ()) -> list[Chapter
     left_out = [Section("About this report", ("\n".join(f"- {note}" for note in remarks),))] if remarks else []
     if len(runs) > 1:
         compared = _guarded("Comparison of runs", partial(comparison_section, runs))
-        return [Chapter("Comparison", (*left_out, *compared)), *chapters]
+        fastest = _guarded(FASTEST, partial(fastest_section, runs))
+        return [Chapter("Comparison", (*left_out, *compared, *fastest)), *chapters]
     return [Chapter(chapter.title, (*left_out, *chapter.sections)) for chapter in chapters]
 
 

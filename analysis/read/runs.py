@@ -44,7 +44,7 @@ WRITTEN_BY = {  # file of a run: which runs write it; for the message where it i
     "session.json": "every run that ended, and `python -m specdec.report FOLDER` for one that was killed,",
     "traces.json": "every run that ended, and `python -m specdec.report FOLDER` for one that was killed,",
     "trace.html": "every run that finished",
-    "peers.json": "every run with measurement.peers=[transformers]",
+    "peers.json": "every run with measurement.peers",
     "divergences.json": "every greedy run with an output that parted from the baseline's",
     "report.md": "every run that finished",
     "config.yaml": "every run",
@@ -146,7 +146,9 @@ class Run:
         return [BASELINE, ORIGINAL, self._own_method]
 
     def peers(self) -> dict[str, Any]:
-        """Read the other engines (`peers`) and what they wrote (`generations`)."""
+        """Read the other engines (`peers`, `left_out`) and what they wrote (`generations`), where there are some."""
+        if self.params.get("measurement.peers", "[]") == "[]":
+            return {"peers": [], "generations": []}
         return self._json("peers.json")
 
     def rounds(self) -> pd.DataFrame:

@@ -15,6 +15,7 @@ from ..findings import Findings, Section
 from ..read.runs import Run
 from .drafters_section import drafters_section, paired_metrics
 from .model_curves import ENDS, MODELS, Curves, model_curves, model_metrics
+from .peers_section import peer_notes, peers_section
 from .quality import quality_metrics
 from .run_metrics import (
     limit_metrics,
@@ -24,7 +25,7 @@ from .run_metrics import (
     peer_metrics,
     total_variation,
 )
-from .run_notes import peer_notes, residual_notes, run_notes
+from .run_notes import residual_notes, run_notes
 from .run_sections import (
     category_section,
     cost_section,
@@ -35,6 +36,7 @@ from .run_sections import (
     papers_section,
     summary_section,
 )
+from .serving_sections import run_recommendation
 from .summary import RunTables, Summary, summarise
 
 
@@ -50,6 +52,7 @@ class RunFindings(Findings):
         depth_name: what the depth of a draft is called in tables.
         drafter: the method that these figures are about.
         simulated: times come from a cost model.
+        serving: how to serve the drafter, as `engines.recommendation` says it.
         beside: the findings of the session's other drafters by their method, without sections.
     """
 
@@ -60,13 +63,15 @@ class RunFindings(Findings):
     depth_name: str
     drafter: str = ""
     simulated: bool = False
+    serving: dict[str, Any] = field(default_factory=dict)
     beside: "dict[str, RunFindings]" = field(default_factory=dict)
 
     @property
     def summary(self) -> dict[str, Any]:
         """The content of `summary.json`."""
         others = {"beside": {name: each.arms for name, each in self.beside.items()}} if self.beside else {}
-        return {"metrics": self.metrics, "curves": self.curves, "arms": self.arms, "notes": self.notes, **others}
+        known = {"metrics": self.metrics, "curves": self.curves, "arms": self.arms, "notes": self.notes, **others}
+        return {**known, "serving": self.serving} if self.serving else known
 
     def overlays(self) -> dict[str, Curves]:
         """Return the lines of each chart that lays measurement and models over one another, by the key that they share:
@@ -89,7 +94,10 @@ def run_findings(run: Run) -> RunFindings:
     found, summary, prediction = _of_one_drafter(run)
     if run.beside:
         found = _with_others(run, found)
-    return replace(found, sections=_sections(run, found, summary, prediction))
+    seen = replace(run, metrics=found.metrics, curves=found.curves, concluded=found.summary)
+    serving = run_recommendation(seen)
+    sections = (*_sections(seen, found, summary, prediction), serving.section())
+    return replace(found, sections=sections, serving=serving.as_dict())
 
 
 def _with_others(run: Run, found: RunFindings) -> RunFindings:
@@ -134,7 +142,7 @@ def _of_one_drafter(run: Run) -> tuple[RunFindings, Summary, HeldOutPrediction |
     )
     summary = summarise(tables, facts.primary_gamma, replicates, seed=seed)
     arm = summary.arms[facts.primary_gamma]
-    peers = run.peers() if run.params.get("measurement.peers", "[]") != "[]" else {"peers": [], "generations": []}
+    peers = run.peers()
     cost = fitted_cost(run, run.calibration())
     # A recorded text is replayed to measure, so a replay of it would predict text that it has read.
     other = None if facts.simulated else replay[replay["kind"] == "baseline"]
@@ -162,10 +170,10 @@ def _of_one_drafter(run: Run) -> tuple[RunFindings, Summary, HeldOutPrediction |
         verdict(arm.account, facts.simulated),
         *run_notes(metrics, facts, session, environment["prompts"]),
         *residual_notes(run.fetch("rounds.parquet"), facts),
-        *peer_notes(peers["peers"]),
+        *peer_notes(peers, metrics),
     ]
     if peers["peers"] and not facts.single:
-        notes.append(f"transformers drafts chains only: structure={facts.structure} has no peer but plain generate.")
+        notes.append(f"Other engines draft chains only: structure={facts.structure} has no peer but plain generation.")
     found = RunFindings(
         sections=(),
         metrics=metrics,
@@ -201,14 +209,20 @@ def _errors(account: Account) -> dict[str, float]:
 def _sections(
     run: Run, found: RunFindings, summary: Summary, prediction: HeldOutPrediction | Undetermined
 ) -> tuple[Section, ...]:
-    """Make the sections of the run's own page; a report on runs has these and the slower ones."""
+    """Make the sections of the run's own page but the last; a report on runs has these and the slower ones.
+
+    Args:
+        run: with the metrics, curves and summary of `found`.
+    """
     replicates, seed = run.whole_number("measurement.bootstrap"), run.whole_number("seed")
-    run = replace(run, metrics=found.metrics, curves=found.curves, concluded=found.summary)
     predicted = section_of(prediction, run.title, seed)
+    peers = run.peers()
+    beside = [*peers["peers"], *peers.get("left_out", ())]
     sections = (
         summary_section(run),
         *([drafters_section(run, replicates, seed)] if run.beside else []),
         account_section(summary.arms[summary.primary_gamma].account, run.title, found.simulated),
+        *([peers_section(run, peers)] if beside else []),
         curves_section(run),
         lengths_section(run),
         category_section(run),

@@ -1,6 +1,6 @@
 """The sentences that a reader of a run must not miss: what its figures do not hold for, and what was left out."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -107,25 +107,3 @@ def _quality_notes(metrics: Mapping[str, float], facts: RunFacts) -> list[str]:
             values = (Interval.from_metrics(metrics, key) for key in (name, of_baseline))
             notes.append(sentence.format(*values))
     return notes
-
-
-def peer_notes(peers: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Say which peers failed and which of their settings was the fastest.
-
-    Args:
-        peers: the part `peers` of `peers.json`.
-    """
-    return [note for note in map(_peer_note, peers) if note]
-
-
-def _peer_note(peer: Mapping[str, Any]) -> str:
-    name, tried = peer["peer"], peer["tried"]
-    if peer["failure"]:
-        return f"Peer {name} failed and is compared as far as it came: {peer['failure']}"
-    if len(tried) < 2:
-        return ""
-    times = ", ".join(
-        f"{each['setting']} " + (f"{each['seconds']:.3f} s" if "seconds" in each else f"failed ({each['failed']})")
-        for each in tried
-    )
-    return f"Peer {name} ran with {peer['setting']}, the fastest on the longest prompt: {times}."

@@ -18,6 +18,8 @@ from matplotlib.ticker import NullLocator, ScalarFormatter
 from specdec.theory.batch_speedup import batch_speedup, longest_of_batch
 
 from ..cost.break_even import batch_in_words, few_units_interval, interval_in_words, stops_paying
+from ..engines.vllm_flags import DRAFTS, batch_schedule
+from ..engines.vllm_flags import ENGINE as VLLM
 from ..figures import pictures, style
 from ..findings import About, Findings, FinishedStudy, Section, Tables, counted, register
 from ..intervals import Interval
@@ -318,7 +320,8 @@ def _answer(found: BatchNumbers, tables: Tables, about: About) -> Section:
     )
     figure = _speedup_figure(found, title=title, caption=caption)
     caveats = about.caveats(tables["skipped"])
-    text = (answer, meaning, _unit(found, tables["cost"].iloc[0]), _outcomes(tables["batching"]), *caveats)
+    unit, outcomes = _unit(found, tables["cost"].iloc[0]), _outcomes(tables["batching"])
+    text = (answer, meaning, unit, outcomes, *_schedules(found, about), *caveats)
     return Section("Up to which batch speculation pays", text, shown, (("batching_speedup", figure),))
 
 
@@ -348,6 +351,27 @@ def _outcomes(lines: pd.DataFrame) -> str:
         f"Of {counted(same + near + differs, 'text')} with drafts, {same:,} are those of plain decoding at the batch"
     )
     return f"{words}; {near:,} part from it at a near-tie, {differs:,} otherwise."
+
+
+def _schedules(found: BatchNumbers, about: About) -> list[str]:
+    """Return the gamma to serve at each batch as vLLM takes it: the fastest whose interval is above 1, else none."""
+    words = []
+    for drafter in found.drafters:
+        best: dict[int, int] = {}
+        for place, batch in enumerate(found.batches):
+            of_gamma = {gamma: found.speedups(drafter, gamma)[:, place] for gamma in found.gammas_of(drafter)}
+            intervals = {gamma: found.interval(values) for gamma, values in of_gamma.items()}
+            paying = {gamma: value.estimate for gamma, value in intervals.items() if value.low > 1}
+            best[batch] = max(paying, key=paying.__getitem__, default=0)
+        if drafter in DRAFTS and any(best.values()):
+            words.append(f'{drafter} `"num_speculative_tokens_per_batch_size": {batch_schedule(best)}`')
+    if not words:
+        return []
+    pocket = " and demonstrates the tool, as all figures of pocket models do" if "pocket" in about.title else ""
+    return [
+        f"To serve it by load, a key of `--speculative-config` in the format of {VLLM}: [first batch, last batch, "
+        f"draft tokens]. It is a starting point, not measured there{pocket}. {'; '.join(words)}."
+    ]
 
 
 def _predicted_in_words(found: BatchNumbers, measured: Mapping[str, Interval]) -> str:

@@ -212,6 +212,8 @@ class Parallel(Drafter):
         A call evaluates a piece of the text and, behind each of its tokens, a branch of masks that sees the text up to
         that token: `depth` tokens for each token of the text, as the paper's training does (section 3.2).
         """
+        if not self._decoder.probed.packed:
+            return None
         size = len(text)
         q = torch.zeros(size, depth, dtype=torch.float64, device=self._device)
         ids = torch.tensor([*text, *[0] * depth], device=self._device)

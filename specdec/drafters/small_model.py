@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 import torch
@@ -16,8 +16,8 @@ from specdec.errors import NumericsError, UsageError
 from specdec.models.decoder import Decoder
 from specdec.models.draft_loop import Choice, StaticLoop, joined
 from specdec.models.load import Dtype, describe_model, load_model, load_tokenizer, model_path, resolve_dtype
+from specdec.models.probe import open_decoder, said_of
 from specdec.models.ragged_decoder import RaggedDecoder
-from specdec.models.rollback import check_rollback
 from specdec.models.seq2seq import Seq2SeqDecoder, decoder_of
 from specdec.models.slot_decoder import SlotDecoder
 from specdec.records import EMPTY, Draft, Source, TextStart, chain_tree
@@ -133,7 +133,7 @@ class SmallModel(Drafter):
         self.sampling = replace(target.sampling, temperature=0.0) if self._greedy else target.sampling
         self._decoder = decoder or decoder_of(model, self.name, 512)
         self.strategy = "small_model"
-        check_rollback(self._decoder)
+        open_decoder(self._decoder)
         self._device, self._size = target.device, target.vocab_size
         self._compilation, self._packages = target.compilation, target.packages
         self._siblings: Siblings = siblings
@@ -295,8 +295,10 @@ class SmallModel(Drafter):
             UsageError: between tokenizers, or from an encoder-decoder.
         """
         decoder = self._decoder
-        if self.translation is not None or not isinstance(decoder, Decoder):
+        if self.translation is not None or not isinstance(decoder, Decoder) or not decoder.probed.packed:
             who = "with drafter.translate=true" if self.translation is not None else "as an encoder-decoder"
+            if isinstance(decoder, Decoder) and not decoder.probed.packed:
+                who = f"with a {self.model.config.model_type} model, whose logits are others under a tree mask,"
             raise UsageError(
                 f"Bad value structure={structure.name}: {who} drafter small_model drafts chains only; "
                 "use structure=chain."
@@ -422,8 +424,10 @@ class SmallModel(Drafter):
         return self._decoder.prefill_chunk
 
     def batched(self, slots: int) -> "BatchedSmallModel | None":
-        """See `Drafter.batched`; None with `translate`, for an encoder-decoder, and over the cache of another model."""
-        if self.translation is not None or type(self._decoder) is not Decoder:
+        """See `Drafter.batched`; None with `translate`, for a model that does not compute so, and over the cache of
+        another model.
+        """
+        if self.translation is not None or type(self._decoder) is not Decoder or not self._decoder.probed.packed:
             return None
         ragged = RaggedDecoder(self._decoder, slots)
         return BatchedSmallModel(ragged, [self._in_slot(ragged, slot) for slot in range(slots)])
@@ -436,7 +440,11 @@ class SmallModel(Drafter):
         return twin
 
     def describe(self) -> dict[str, Any]:
-        return describe_model(self.model, self.name)
+        return {**describe_model(self.model, self.name), "probe": asdict(self._decoder.probed)}
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        return said_of(self._decoder)
 
     @property
     def passes(self) -> Mapping[str, Mapping[str, Any]]:

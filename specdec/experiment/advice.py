@@ -7,7 +7,7 @@ target's own one-token call, as in the gap account.
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +15,12 @@ import torch
 from pydantic import TypeAdapter, ValidationError
 
 from specdec import __version__
+from specdec.analysis.engines.measured_drafter import Measured
+from specdec.analysis.engines.recommendation import Recommendation, recommend
 from specdec.analysis.intervals import Interval
-from specdec.config import RunConfig
+from specdec.config import RunConfig, flattened
 from specdec.errors import UsageError
+from specdec.experiment.environment import cpu
 from specdec.experiment.parts import Parts
 from specdec.models.load import POCKET, content_hash, model_path
 from specdec.theory.capped_geometric import tokens_per_round
@@ -90,6 +93,7 @@ class Advice:
             without any, and where only the target's calls would tell.
         t1_ms: the target's one-token call, milliseconds.
         blame: when the best gamma does not pay, the term whose ideal would gain most, else None.
+        serving: the configuration that it recommends for serving engines (`analysis.engines.recommendation`).
     """
 
     key: str
@@ -106,6 +110,7 @@ class Advice:
     verdict: str
     predictions: list[Forecast]
     notes: list[str]
+    serving: dict[str, Any] = field(default_factory=dict)
 
     @property
     def best(self) -> Forecast:
@@ -197,6 +202,26 @@ def judge(predictions: list[Forecast], label: str) -> tuple[Forecast, str | None
     else:
         verdict += f", and no term alone is to blame: even {_REMEDIES[blame]} it would be {gains[blame]:.2f}."
     return best, blame, verdict
+
+
+def recommended(config: RunConfig, parts: Parts, predictions: list[Forecast]) -> Recommendation:
+    """Recommend how to serve the drafter, from what is predicted for every gamma."""
+    primary, device = parts.primary, parts.target.device
+    params = {key: str(value) for key, value in flattened(asdict(config)).items()}
+    described = primary.drafter.describe()
+    return recommend(
+        Measured(
+            params=params,
+            depth=item.gamma,
+            nodes=item.gamma if primary.structure.single else max(item.offered),
+            speedup=item.speedup,
+            drafter=described,
+            predicted=True,
+            lossless=primary.verifier.capabilities.lossless,
+            machine=torch.cuda.get_device_name(device) if device.type == "cuda" else cpu()["model"],
+        )
+        for item in predictions
+    )
 
 
 def keyed_by(config: RunConfig, parts: Parts, prompts: str | None = None) -> dict[str, Any]:

@@ -6,7 +6,7 @@ to files, not to a tracking run.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from statistics import fmean, median
@@ -21,11 +21,12 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from specdec.analysis.engines.recommendation import Recommendation
 from specdec.analysis.intervals import Columns, bootstrap
 from specdec.clock import Clock, clock_for
 from specdec.config import BASELINE, AdviseConfig
 from specdec.errors import UsageError
-from specdec.experiment.advice import Advice, RoundCost, judge, kept_at, key_of, keyed_by, predict
+from specdec.experiment.advice import Advice, RoundCost, judge, kept_at, key_of, keyed_by, predict, recommended
 from specdec.experiment.batch_checks import refuse_batches
 from specdec.experiment.beside import refuse_several
 from specdec.experiment.parts import Parts, build, limited, prepare
@@ -100,8 +101,10 @@ def advise(config: AdviseConfig, folder: Path) -> Advice:
     advisor = _Advisor(config, parts, folder)
     advisor.measure(recorded)
     advice = advisor.conclude(keyed, recorded)
+    recommendation = recommended(config, parts, advice.predictions)
+    advice = replace(advice, serving=recommendation.as_dict())
     advice.save(folder / "advice.json", kept_at(config.advice_dir, advice.key))
-    show(advice, get_console(), folder)
+    show(advice, recommendation, get_console(), folder)
     return advice
 
 
@@ -440,8 +443,8 @@ def _statistic(sums: Columns) -> dict[str, np.ndarray]:
     }
 
 
-def show(advice: Advice, console: Console, folder: Path) -> None:
-    """Print the table, the verdict, the notes and where the advice is."""
+def show(advice: Advice, recommendation: Recommendation, console: Console, folder: Path) -> None:
+    """Print the table, the verdict, the notes, where the advice is, and how to serve the drafter."""
     alpha = "" if advice.alpha is None else f"alpha {advice.alpha:.3f}; "
     table = Table(
         box=SIMPLE_HEAD,
@@ -468,3 +471,5 @@ def show(advice: Advice, console: Console, folder: Path) -> None:
     console.print(table)
     print_lines(console, advice.verdict, *advice.notes)
     print_links(console, {"results": str(folder)})
+    for line in recommendation.lines():
+        console.print(line, markup=False, highlight=False, soft_wrap=True)  # a command is one line to paste

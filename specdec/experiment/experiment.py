@@ -1,7 +1,7 @@
 """One run from a typed configuration: build, calibrate, decode, analyse, log."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -27,12 +27,12 @@ from specdec.experiment.disk_space import check_space
 from specdec.experiment.identity import RunIdentity, identify, run_facts
 from specdec.experiment.kept import EarlierRuns, KeptRun
 from specdec.experiment.parts import Parts, limited, open_parts, prepare
-from specdec.experiment.peers import TransformersPeer, transformers_peers
 from specdec.experiment.results import ROUNDS, ResultsFolder, read_json
 from specdec.experiment.resumption import Beginning, begun, standing, write_sittings
 from specdec.experiment.session import Answers, Session, conversations, decode_conversation
 from specdec.experiment.terminal import print_lines, print_trace, show_run
 from specdec.experiment.workers import check_workers, decode_by_workers, divided_threads, workers_note, workers_of
+from specdec.peers import OpenedPeers, Work, opened
 from specdec.progress import progress_bar
 from specdec.prompts import Prompt
 from specdec.sampling import generator_for
@@ -179,17 +179,28 @@ def _measure(
     A run that goes on keeps the calibration of its first sitting: one run has one point of reference, and its tables
     are those of a run that was never interrupted.
     """
+    with opened(config.measurement.peers, _work(config, parts)) as others:
+        _measure_beside(config, parts, identity, beginning, heartbeat, others)
+
+
+def _measure_beside(
+    config: RunConfig,
+    parts: Parts,
+    identity: RunIdentity,
+    beginning: Beginning,
+    heartbeat: Callable[[], None],
+    others: OpenedPeers,
+) -> None:
     measurement, target, results = config.measurement, parts.target, beginning.results
     clock = target.clock() or clock_for(target.device)
-    peers = _peers(config, parts)
     kind = BatchedSession if measurement.batch_size > 1 else Session
-    session = kind(config, parts, identity.cell, results, clock, peers)
+    session = kind(config, parts, identity.cell, results, clock, others.peers)
     longest = max(parts.prompts.prompts, key=lambda prompt: len(prompt.tokens))
     grid_sizes = _grid_sizes(config, target)
     prepare(parts, longest, measurement, grid_sizes)
     if measurement.warmup_tokens:
         session.warm_up(longest, measurement.warmup_tokens)
-    _tune(peers, longest, beginning)
+    _tune(others, longest, beginning)
     known = read_json(results.folder / CALIBRATION) if beginning.kept else None
     if known is None:
         known = _calibration(config, parts, session, longest, grid_sizes, clock)
@@ -198,9 +209,7 @@ def _measure(
     try:
         _decode_all(config, parts, session, beginning, heartbeat)
     finally:
-        if peers:
-            described = {"peers": [peer.describe() for peer in peers], "generations": session.peer_lines}
-            results.write_json("peers.json", described)
+        _write_peers(others, results, session.peer_lines)
         session.finish()
     results.compact()
     if known["grid"] is not None:
@@ -229,34 +238,30 @@ def _calibration(
     return {**calibration.as_dict(), "grid": grid, "passes": passes}
 
 
-def _tune(peers: Sequence[TransformersPeer], longest: Prompt, beginning: Beginning) -> None:
+def _tune(others: OpenedPeers, longest: Prompt, beginning: Beginning) -> None:
     """Warm the other engines up and choose their settings; a run that goes on keeps the settings it began with."""
-    described = (read_json(beginning.results.folder / "peers.json") or {}).get("peers", []) if beginning.kept else []
-    before = {each["peer"]: each for each in described}
+    before = (read_json(beginning.results.folder / "peers.json") or {}).get("peers", []) if beginning.kept else []
     last = [set(), *({line["peer"] for line in done.collected["peers"]} for done in beginning.kept.values())][-1]
-    for peer in peers:
-        if peer.name in before:
-            peer.keep(longest, before[peer.name], peer.name in last)
-        else:
-            peer.tune(longest)
-    if peers:
-        beginning.results.write_json("peers.json", {"peers": [peer.describe() for peer in peers], "generations": []})
+    others.tune(longest, before, last)
+    _write_peers(others, beginning.results, ())
 
 
-def _peers(config: RunConfig, parts: Parts) -> list[TransformersPeer]:
-    """Make the other engines that the configuration asks for."""
-    target = parts.target
-    if "transformers" not in config.measurement.peers:
-        return []
+def _write_peers(others: OpenedPeers, results: ResultsFolder, generations: Sequence[Mapping[str, Any]]) -> None:
+    described = others.describe(generations)
+    if described is not None:
+        results.write_json("peers.json", described)
+
+
+def _work(config: RunConfig, parts: Parts) -> Work | None:
+    """Return what other engines are set against, where the configuration asks for some."""
+    target, prompts, limit = parts.target, parts.prompts.prompts, config.measurement.limit
+    if not config.measurement.peers:
+        return None
     assert isinstance(target, Causal)  # checked before anything was loaded
-    return transformers_peers(
-        config.drafter,
-        parts.primary.drafter,
-        target,
-        parts.primary.structure,
-        config.measurement.limit,
-        target.compilation,
-    )
+    longest = max(len(prompt.tokens) for prompt in prompts) + limit
+    if any(prompt.follow_ups for prompt in prompts):
+        longest = target.context_length  # how long the later turns will be is not known yet
+    return Work(target, parts.primary.drafter, config.drafter, parts.primary.structure, limit, longest, config.seed)
 
 
 def _grid_sizes(config: RunConfig, target: Target) -> list[int]:

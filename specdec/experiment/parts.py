@@ -15,6 +15,7 @@ from specdec.experiment.arm import Arm
 from specdec.experiment.batch_checks import check_batch, check_turns
 from specdec.experiment.beside import beside, named_beside
 from specdec.experiment.walking import walks
+from specdec.peers import engines
 from specdec.prompts import Prompt, PromptSet, load_prompts
 from specdec.sampling import SamplingConfig
 from specdec.structures import Structure, structures
@@ -286,6 +287,8 @@ def _check_compatible(config: RunConfig, sampling: SamplingConfig, structure: St
             f"Bad value sampling.temperature={sampling.temperature}: drafter {config.drafter['name']!r} reads the "
             "recorded greedy text; use sampling=greedy."
         )
+    for name in config.measurement.peers:
+        engines.get(name)
     if config.measurement.peers and config.target["name"] != "causal":
         raise UsageError("Bad value measurement.peers: peers need target=causal; use measurement.peers=[].")
     if config.measurement.original is not None and config.target["name"] != "causal":

@@ -24,6 +24,7 @@ from specdec.models.masks import Mask, MaskBuffers
 from specdec.models.packaged import PackagedStep, packaged_step
 from specdec.models.packages import PackageFolder
 from specdec.models.path_batch import PathBatch, path_batch, root_batch
+from specdec.models.probed import Probed
 from specdec.models.spread import main_device
 from specdec.records import Tree, chain_tree
 from specdec.signals import raise_swallowed
@@ -61,15 +62,18 @@ class CachedModel:
     Attributes:
         model: the transformers model, unpatched.
         vocab_size, context_length, end_tokens: properties of the model.
+        probed: the kinds of calls that may be made (see `probe.open_decoder`); all, before it was asked.
     """
 
     cache: KVCache
+    probed: Probed = Probed()
 
     def __init__(self, model: Any, name: str, config: Any) -> None:
         self.model, self.name = model, name
         self.device = main_device(model)
         self.vocab_size: int = config.vocab_size
-        self.context_length: int = getattr(config, "max_position_embeddings", None) or 1 << 30
+        longest = getattr(config, "max_position_embeddings", None) or 0
+        self.context_length: int = longest if longest > 0 else 1 << 30  # XLNet says -1
         self.end_tokens = end_tokens_of(model)
 
     @property
@@ -168,7 +172,7 @@ class Decoder(CachedModel):
             logger.warning("%s cannot be traced, so its calls stay eager: %s", self.name, reason)
 
     def _compile(self, sizes: Collection[int], capacity: int, mode: Mode, copies: int, packages: PackageFolder) -> None:
-        graphs = self.device.type == "cuda" and mode == "inductor"
+        graphs = self.device.type == "cuda" and mode == "inductor" and self.probed.static
         wanted = set(sizes)
         if sizes and not graphs:
             several = max(sizes) > 1 or (mode == "trace" and copies > 1)
@@ -187,7 +191,7 @@ class Decoder(CachedModel):
                 graph = StaticStep(self.model, self.cache, count, self._windows, self.kept)
                 graph.capture()
                 self._steps[count] = graph
-            elif mode == "trace" or not self._package(count, packages):
+            elif mode == "trace" or self.device.type != "cpu" or not self._package(count, packages):
                 self._trace(count)
         if isinstance(self._steps.get(_ANY), PackagedStep):
             self._choose_by_width(max(sizes))
@@ -293,7 +297,7 @@ class Decoder(CachedModel):
     @property
     def loops(self) -> bool:
         """Say if a loop over the cache is allowed: it writes the slot before the root's again."""
-        return True
+        return self.probed.static
 
     @property
     def compiled_cache(self) -> KVCache | None:
@@ -398,7 +402,8 @@ class Decoder(CachedModel):
             result = step(sequences, prefix, mask)
         else:
             positions = (batch.chain.offsets.to(self.device, non_blocking=True) + prefix).expand(len(batch), -1)
-            result = run_model(self.model, self.cache, self.kept, sequences, positions, mask)
+            each = _in_every_sequence(mask, len(batch))
+            result = run_model(self.model, self.cache, self.kept, sequences, positions, each)
         places = batch.places.to(self.device, non_blocking=True)
         self.states = None if result.states is None else result.states.flatten(0, 1)[places]
         return result.logits.flatten(0, 1)[places]
@@ -434,6 +439,13 @@ def _named(count: int) -> str:
     return "any number of tokens" if count == _ANY else f"{count} token" + "s" * (count > 1)
 
 
+def _in_every_sequence(mask: Mask, sequences: int) -> Mask:
+    """Return views of a mask for as many sequences: some models do not take one for all."""
+    if isinstance(mask, Tensor):
+        return mask.expand(sequences, -1, -1, -1)
+    return {kind: view.expand(sequences, -1, -1, -1) for kind, view in mask.items()}
+
+
 def flops_per_token(model: Any) -> float:
     """Return 2 x parameters, about, without input embeddings, which are looked up; tied ones count as the output
     head.
@@ -448,7 +460,7 @@ def end_tokens_of(model: Any) -> frozenset[int]:
     """Return the tokens that end a text, from the generation configuration or else from the model's own."""
     ends = model.generation_config.eos_token_id if model.generation_config is not None else None
     if ends is None:
-        ends = model.config.get_text_config().eos_token_id
+        ends = getattr(model.config.get_text_config(), "eos_token_id", None)
     if ends is None:
         return frozenset()
     return frozenset([ends] if isinstance(ends, int) else ends)

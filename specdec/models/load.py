@@ -3,6 +3,7 @@
 import hashlib
 import json
 from collections.abc import Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -60,8 +61,7 @@ def load_model(
         _check_kind(name, config, kind)
         _check_layers(name, folder, config)
         if attention == "auto":
-            # Gemma-2 caps its attention scores; only the eager implementation does that.
-            attention = "eager" if config.model_type == "gemma2" else "sdpa"
+            attention = _attention_of(config)
         auto = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
         model, info = auto.from_pretrained(
             name,
@@ -153,11 +153,20 @@ def training_cost(record: Mapping[str, Any]) -> dict[str, float] | None:
 
 
 def content_hash(name: str) -> str:
-    """Return the sha256 of a folder's safetensors files, sorted by name; "" for a hub id, whose commit is recorded."""
+    """Return the sha256 of a folder's safetensors files, sorted by name; "" for a hub id, whose commit is recorded.
+
+    Files that have not changed since are not read again.
+    """
     folder = Path(name)
-    digest = hashlib.sha256()
     files = sorted(folder.glob("*.safetensors")) if folder.is_dir() else []
-    for file in files:
+    stamps = [file.stat() for file in files]
+    return _hash_of(tuple((file, stamp.st_size, stamp.st_mtime_ns) for file, stamp in zip(files, stamps, strict=True)))
+
+
+@lru_cache(maxsize=16)
+def _hash_of(files: tuple[tuple[Path, int, int], ...]) -> str:
+    digest = hashlib.sha256()
+    for file, _, _ in files:
         with file.open("rb") as stream:
             hashlib.file_digest(stream, lambda: digest)  # goes on with the same hash
     return digest.hexdigest() if files else ""
@@ -179,6 +188,17 @@ def resolve_device(name: str) -> torch.device:
 def resolve_dtype(name: Dtype) -> torch.dtype | None:
     """Return the dtype of a name; None for "auto", the checkpoint's own."""
     return None if name == "auto" else getattr(torch, name)
+
+
+def _attention_of(config: Any) -> str:
+    """Return the implementation of attention for a model: sdpa, except where the model needs eager."""
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING
+
+    if config.model_type == "gemma2":  # it caps its attention scores; only the eager implementation does that
+        return "eager"
+    models = MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING if config.is_encoder_decoder else MODEL_FOR_CAUSAL_LM_MAPPING
+    kind = models[type(config)] if type(config) in models else None
+    return "sdpa" if getattr(kind, "_supports_sdpa", True) else "eager"
 
 
 def _check_kind(name: str, config: Any, kind: Kind | None) -> None:

@@ -18,6 +18,7 @@ class SlotDecoder(Decoder):
         decoder = ragged.decoder
         super().__init__(decoder.model, decoder.name, decoder.prefill_chunk)
         self._ragged, self._slot = ragged, slot
+        self.probed, self.context_length = decoder.probed, decoder.context_length
 
     @property
     def length(self) -> int:

@@ -161,6 +161,11 @@ class Causal(ModelTarget):
 
     @property
     def remarks(self) -> tuple[str, ...]:
+        return (*super().remarks, *self._spread_out)
+
+    @property
+    def _spread_out(self) -> tuple[str, ...]:
+        """Sentences about a model on several devices."""
         if self.tensor_parallel > 1:
             return (
                 f"The target's weights are shared out over {self.tensor_parallel} processes: every call waits for all "

@@ -196,7 +196,7 @@ def test_tables_that_are_none_are_refused(odd, stored_run) -> None:
         (Run.alpha_sums, r"no artifact alpha.parquet; every run that ended, and"),
         (Run.calibration, r"no artifact calibration.json; every run that began to decode writes it"),
         (Run.cost, r"no artifact cost.json; every run with a value in measurement.cost_contexts"),
-        (lambda run: run.fetch("peers.json"), r"every run with measurement.peers=\[transformers\] writes it"),
+        (lambda run: run.fetch("peers.json"), r"every run with measurement.peers writes it"),
         (lambda run: run.fetch("divergences.json"), r"every greedy run with an output that parted"),
         (lambda run: comparison_section([run]), r"no artifact rounds.parquet"),
     ],

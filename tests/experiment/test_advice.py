@@ -1,18 +1,34 @@
 """The arithmetic of advice against worked figures and by hand; rounds found by replay against live decoding."""
 
 import json
+import shlex
 from collections import Counter
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
+from io import StringIO
+from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
 
 from specdec.analysis.intervals import Interval
 from specdec.clock import CpuClock
 from specdec.decode import generate
 from specdec.drafters import drafters
-from specdec.experiment.advice import RoundCost, break_even_alpha, ideals, judge, key_of, predict
+from specdec.experiment.advice import (
+    Advice,
+    RoundCost,
+    break_even_alpha,
+    ideals,
+    judge,
+    key_of,
+    predict,
+    recommended,
+)
+from specdec.experiment.advisor import show
+from specdec.experiment.environment import cpu
 from specdec.records import Request
 from specdec.replay.expected_rounds import Agreement, Starts, agreement, expected_walk, rounds_along
 from specdec.sampling import generator_for
@@ -189,3 +205,63 @@ def test_agreement_of_a_sampled_text_gives_fractional_rounds(table):
     m = [min(1.0, float(q[0, x] / p[before, x])) for before, x in zip((0, 1, 2, 1), text, strict=True)]
     walk = walk_of(along(m), 2, 4)
     assert 2 < walk.rounds < 4 and walk.rounds == pytest.approx(replay_rounds(m, 2))
+
+
+def small_model_advice(structure, offered, verifier="speculative_sampling"):
+    """Return what is recommended for a draft model that is predicted to pay at gamma 2, and to pay more at gamma 4."""
+    config = Configured(
+        target={"name": "causal", "model": "/models/my target"},
+        drafter={"name": "small_model", "model": "org/draft", "drafts": "sampled", "translate": False},
+        structure=structure,
+        verifier={"name": verifier},
+        sampling={"temperature": 0.0},
+        measurement={"batch_size": 1},
+    )
+    shape = structures.build(structure)
+    drafter = SimpleNamespace(describe=lambda: {"dtype": "float32"})
+    primary = SimpleNamespace(structure=shape, drafter=drafter, verifier=verifiers.build({"name": verifier}))
+    parts = SimpleNamespace(primary=primary, target=SimpleNamespace(device=torch.device("cpu")))
+    predictions = [
+        replace(prediction(3.30, COST, gamma=gamma, offered=offered), speedup=Interval(speedup, speedup - 0.1, 9.0))
+        for gamma, speedup in ((2, 1.2), (4, 1.5))
+    ]
+    return recommended(config, parts, predictions)
+
+
+@dataclass(frozen=True)
+class Configured:
+    target: dict
+    drafter: dict
+    structure: dict
+    verifier: dict
+    sampling: dict
+    measurement: dict
+
+
+def test_advice_recommends_a_configuration_of_the_best_gamma():
+    found = small_model_advice({"name": "chain", "gamma": 4}, {4: 9.0, 0: 1.0})
+    assert found.verdict == (
+        "Speculate: small_model with drafts of 4 tokens, the best of 2 depths, is predicted to be 1.500 (1.400 to "
+        "9.000) times as fast as plain decoding."
+    )
+    program, serve, model, flag, keys = shlex.split(found.configurations[0].command)
+    assert (program, serve, model, flag) == ("vllm", "serve", "/models/my target", "--speculative-config")
+    assert json.loads(keys) == {"method": "draft_model", "model": "org/draft", "num_speculative_tokens": 4}
+    assert cpu()["model"] in found.remarks[0]
+
+
+def test_advice_on_a_tree_counts_its_nodes():
+    tree = {"name": "dynamic", "nodes": 12, "depth": 4, "branching": 3, "beam": 3}
+    sglang = small_model_advice(tree, {12: 9.0, 5: 1.0}).configurations[1]
+    assert "--speculative-eagle-topk 3 --speculative-num-draft-tokens 13" in sglang.command
+
+
+def test_a_terminal_shows_one_line_for_each_engine():
+    found = small_model_advice({"name": "chain", "gamma": 4}, {4: 1.0})
+    console = Console(file=StringIO(), width=60)
+    given = Advice("k", {}, "a drafter", "start", "baseline", 2, 9, None, 1.0, 5, None, "A verdict.", [], [])
+    show(replace(given, predictions=[prediction(3.3, COST)]), found, console, Path("folder"))
+    lines = console.file.getvalue().splitlines()
+    place = next(number for number, line in enumerate(lines) if line.startswith("To serve it: Speculate: "))
+    assert lines[place].endswith(" Starting points, not measured there:")
+    assert lines[place + 1 :] == [f"{each.engine}: {each.command}" for each in found.configurations]

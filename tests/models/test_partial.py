@@ -10,7 +10,7 @@ from torch import nn
 from specdec.errors import UsageError
 from specdec.models.decoder import Decoder, flops_per_token
 from specdec.models.partial import ModelPart, block_parts, blocks_of, parse_parts, partial_model, written_parts
-from specdec.models.rollback import check_rollback
+from specdec.models.probe import open_decoder
 
 TOKENS = torch.tensor([[7, 3, 19, 44, 3, 19, 52, 7, 3, 1, 4]])
 
@@ -39,7 +39,7 @@ def test_the_first_layers_are_the_models_own(architecture, tiny_model):
         handle.remove()
         norm = [module for name, module in model.named_modules() if name.split(".")[-1] in NORMS and "." in name]
         torch.testing.assert_close(seen[-1], norm[-1](before.hidden_states[first]), atol=1e-12, rtol=0)
-        check_rollback(Decoder(part, architecture, 4))
+        open_decoder(Decoder(part, architecture, 4))
         assert flops_per_token(part) < flops_per_token(model)
         assert not torch.equal(logits, before.logits)
     after = model(TOKENS, use_cache=False, output_hidden_states=True)
@@ -57,7 +57,7 @@ def test_parts_that_are_skipped_add_nothing(tiny_model, skip):
     part = partial_model(model, parts, "llama")
     plain = silenced(model, parts)(TOKENS, use_cache=False).logits
     torch.testing.assert_close(part(TOKENS, use_cache=False).logits, plain, atol=1e-12, rtol=0)
-    check_rollback(Decoder(part, "llama", 4))
+    open_decoder(Decoder(part, "llama", 4))
 
 
 def silenced(model, parts):

@@ -2,17 +2,18 @@
 
 from collections.abc import Sequence
 from copy import deepcopy
+from dataclasses import asdict, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from specdec.errors import NumericsError, UsageError
+from specdec.errors import ModelLoadError, NumericsError, UsageError
 from specdec.models.decoder import Decoder
 from specdec.models.load import describe_model
 from specdec.models.memory import available_bytes
 from specdec.models.path_batch import path_batch
-from specdec.models.rollback import check_rollback
+from specdec.models.probe import open_decoder, said_of
 from specdec.models.seq2seq import Seq2SeqDecoder
 from specdec.records import EMPTY, Draft, TextStart, Tree, chain_tree
 from specdec.sampling import SamplingConfig, checked_probabilities
@@ -37,9 +38,12 @@ class ModelTarget(Target):
     ) -> None:
         """
         Raises:
-            ModelLoadError: a model whose cache cannot be rolled back.
+            ModelLoadError: a model that decoding cannot be trusted with, see `open_decoder`; one that takes drafts that
+                branch in no way.
+            UsageError: `evaluation` is "rows", and the model takes trees in one sequence only.
         """
         decoder.model.eval().requires_grad_(False)
+        evaluation = self._usable(decoder, evaluation)
         self.decoder, self.model, self.name, self.device = decoder, decoder.model, decoder.name, decoder.device
         self.sampling, self.tokenizer, self.evaluation = sampling, tokenizer, evaluation
         self.vocab_size, self.context_length = decoder.vocab_size, decoder.context_length
@@ -47,8 +51,27 @@ class ModelTarget(Target):
         self._scorer: Any = None
         self._root = torch.zeros(1, dtype=torch.long, device=self.device)
         self._tree = chain_tree(0)  # of the last verified draft
-        check_rollback(decoder)
         self._slot_bytes = decoder.cache.nbytes() // decoder.cache.capacity
+
+    def _usable(self, decoder: Decoder | Seq2SeqDecoder, asked: Evaluation) -> Evaluation:
+        """Probe the model, and return the evaluation that it can be trusted with: the one asked for, or else rows."""
+        probed = open_decoder(decoder)
+        if not probed.packed:
+            if not probed.rows:
+                raise ModelLoadError(
+                    f"Model {decoder.name} ({decoder.model.config.model_type}) takes chains only: its logits differ "
+                    "from those of plain forward passes both under a tree mask and in a batch; use another model."
+                )
+            self.capabilities = replace(self.capabilities, evaluations=("rows",))
+            return "rows"
+        if not probed.rows:
+            if asked == "rows":
+                raise UsageError(
+                    f"Bad value target.evaluation=rows: in a batch the logits of model {decoder.name} "
+                    f"({decoder.model.config.model_type}) differ from those of plain forward passes; use packed."
+                )
+            self.capabilities = replace(self.capabilities, evaluations=("packed",))
+        return asked
 
     def _copies(self, branches: int) -> int:
         return branches if self.evaluation == "rows" else 1
@@ -145,4 +168,9 @@ class ModelTarget(Target):
 
     def describe(self) -> dict[str, Any]:
         described = describe_model(self.model, self.name)
-        return {**described, "compilation": self.compilation, "evaluation": self.evaluation}
+        probed = asdict(self.decoder.probed)
+        return {**described, "compilation": self.compilation, "evaluation": self.evaluation, "probe": probed}
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        return said_of(self.decoder)

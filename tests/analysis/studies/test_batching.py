@@ -2,6 +2,8 @@
 offers gamma tokens, and one that offers all or nothing.
 """
 
+import json
+import re
 from itertools import product
 
 import numpy as np
@@ -179,6 +181,26 @@ def test_findings_say_what_was_found():
     assert set(found.curves["curve.batching.speedup.moody.best"]) == set(BATCHES)
     plain = found.curves["curve.batching.tokens_per_s.steady.plain"]
     assert plain[4] == pytest.approx(4 / seconds(4))
+
+
+def test_the_gamma_of_each_batch_is_told_as_vllm_takes_it():
+    """Of the drafter whose name vLLM knows, and of gammas that are shown to pay at a batch: none beyond the largest."""
+    made = tables(repeats=6, noise=0.02)
+    named = {name: table.replace({"steady": "ngram"}) for name, table in made.items()}
+    (said,) = (text for text in findings("batching", named, ABOUT).sections[0].text if "To serve it" in text)
+    assert "moody" not in said and "format of vLLM 0.33.0" in said
+    (told,) = re.findall(r'`"num_speculative_tokens_per_batch_size": (.*?)`', said)
+    numbers = batch_numbers(made, ABOUT.replicates, ABOUT.seed)
+    for place, batch in enumerate(BATCHES):
+        paying = {}
+        for gamma in GAMMAS:
+            value = numbers.interval(numbers.speedups("steady", gamma)[:, place])
+            if value.low > 1:
+                paying[value.estimate] = gamma
+        (tokens,) = (tokens for first, last, tokens in json.loads(told) if first <= batch <= last)
+        assert tokens == (paying[max(paying)] if paying else 0)
+    assert json.loads(told)[-1][1:] == [65536, 0]
+    assert not any("To serve it" in text for text in findings("batching", made, ABOUT).sections[0].text)
 
 
 def test_heads_that_draft_less_deep_have_fewer_gammas():

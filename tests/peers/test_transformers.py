@@ -1,17 +1,17 @@
-"""Peers on tiny models: the same tokens as our baseline, no model left changed, failures told in a sentence."""
+"""transformers on tiny models: the same tokens as our baseline, no model left changed, failures told in a sentence."""
 
+from contextlib import ExitStack
 from types import SimpleNamespace
 
-import pandas as pd
 import pytest
 import torch
 
-from specdec.analysis.runs.run_metrics import peer_metrics
-from specdec.analysis.runs.run_notes import peer_notes
+from specdec.analysis.runs.peers_section import peer_notes
 from specdec.clock import CpuClock
 from specdec.decode import generate
 from specdec.drafters import drafters
-from specdec.experiment.peers import Setting, TransformersPeer, settings, transformers_peers
+from specdec.peers import Setting, Work
+from specdec.peers.transformers import Transformers, TransformersPeer, settings
 from specdec.prompts import Prompt
 from specdec.records import Request
 from specdec.structures import structures
@@ -41,14 +41,23 @@ def ours(target):
 CHAIN = {"name": "chain", "gamma": GAMMA}
 
 
-def made(target, name, model=None, mode=None, order_max=3, structure=CHAIN):
+def work(target, name="none", model=None, order_max=3, structure=CHAIN):
     values = {"name": name, "q": "auto", "order_max": order_max}
     drafter = SimpleNamespace(model=model, translation=None)
-    return transformers_peers(values, drafter, target, structures.build(structure), LIMIT, mode)
+    return Work(target, drafter, values, structures.build(structure), LIMIT, LIMIT + len(PROMPT.tokens), 0)
+
+
+def made(target, name, model=None, mode=None, order_max=3, structure=CHAIN):
+    target.compilation = mode
+    return Transformers("transformers").peers(work(target, name, model, order_max, structure), ExitStack())
 
 
 def note(peer):
-    return peer_notes([peer.describe()])
+    """What the report says, as if the peer took twice our time."""
+    described = {**peer.describe(), "version": "transformers 5"}
+    described["ours"]["setting"] = "traced"
+    metrics = {} if peer.failure else {f"peer.{peer.name}.ratio": 2.0}
+    return peer_notes({"peers": [described]}, metrics)[0]
 
 
 def small(tiny_model):
@@ -72,7 +81,7 @@ def test_every_peer_writes_our_greedy_text(target, tiny_model, name, expected):
         row = peer(PROMPT)
         assert not peer.failure and row["seconds"] > 0
         assert (row["generated_token_ids"], row["tokens"]) == (list(text), len(text) == LIMIT and LIMIT)
-        assert peer.describe()["setting"] == "dynamic cache, eager" and note(peer) == []
+        assert peer.describe()["setting"] == "dynamic cache, eager" and "Tried" not in note(peer)
 
 
 @pytest.mark.parametrize("name", ["ngram", "small_model"])
@@ -125,7 +134,7 @@ def test_no_generation_config_is_left_changed(target, tiny_model):
     try:
         for peer in made(target, "small_model", assistant):
             assert peer(PROMPT)["generated_token_ids"] == list(text)
-        failing = TransformersPeer("x", target, LIMIT, ("baseline", 0), [Setting("s", {"num_beams": -1})])
+        failing = TransformersPeer("x", work(target), ("baseline", 0), [Setting("s", {"num_beams": -1})])
         assert failing(PROMPT) is None
         assert target.model.generation_config.repetition_penalty == 5.0
         assert assistant.generation_config.num_assistant_tokens is None
@@ -149,12 +158,12 @@ def test_sampling_peers_get_our_temperature_and_cuts(tiny_model, sampling, monke
 
 def test_the_fastest_setting_is_kept_and_both_times_are_told(target, monkeypatch):
     slow, fast = Setting("slow", {"use_cache": False}), Setting("fast", {})
-    peer = TransformersPeer("generate", target, LIMIT, ("baseline", 0), [slow, fast])
+    peer = TransformersPeer("generate", work(target), ("baseline", 0), [slow, fast])
     seconds = {"slow": 2.0, "fast": 1.0}
-    monkeypatch.setattr(peer, "_generate", lambda prompt, setting: ((1,), seconds[setting.name]))
+    monkeypatch.setattr(peer, "generate", lambda prompt, setting, sampling: ((1,), seconds[setting.name]))
     peer.tune(PROMPT)
     assert peer.describe()["tried"] == [{"setting": "slow", "seconds": 2.0}, {"setting": "fast", "seconds": 1.0}]
-    assert peer.describe()["setting"] == "fast" and "slow 2.000 s, fast 1.000 s" in note(peer)[0]
+    assert peer.describe()["setting"] == "fast" and "slow 2.000 s, fast 1.000 s" in note(peer)
 
 
 def test_a_setting_that_fails_is_told_and_the_other_is_used(target, tiny_model):
@@ -165,7 +174,7 @@ def test_a_setting_that_fails_is_told_and_the_other_is_used(target, tiny_model):
         peer.tune(PROMPT)
         assert not peer.failure and peer.describe()["setting"] == "dynamic cache, eager"
         assert "not supported with Static cache" in peer.describe()["tried"][1]["failed"]
-        assert "static failed (ValueError: " in note(peer)[0]
+        assert "static failed (ValueError: " in note(peer)
 
 
 def test_a_peer_that_fails_says_so_and_stops(target, monkeypatch):
@@ -179,7 +188,7 @@ def test_a_peer_that_fails_says_so_and_stops(target, monkeypatch):
 
     monkeypatch.setattr(type(target.model), "generate", broken)
     assert peer(PROMPT) is None and peer(PROMPT) is None and len(calls) == 1
-    assert peer.failure == "at prompt p/0: RuntimeError: no luck" and peer.failure in note(peer)[0]
+    assert peer.failure == "at prompt p/0: RuntimeError: no luck" and peer.failure in note(peer)
     fresh = made(target, "none")[0]
     fresh.tune(PROMPT)
     assert fresh.failure == "RuntimeError: no luck" and fresh(PROMPT) is None
@@ -208,34 +217,3 @@ def test_a_compiled_peer_writes_the_same_text(target):
         pytest.skip(f"no compiler here: {tried[1]['failed']}")
     peer._chosen = peer._settings[1]
     assert peer(PROMPT)["generated_token_ids"] == list(text)
-
-
-def test_ratios_are_over_the_arm_that_does_the_same():
-    """Two prompts; the peer takes 3 s for 10 tokens and 1 s for 10, our ngram arm 1 s each with prefill."""
-    generations = pd.DataFrame(
-        [
-            {
-                "method": method,
-                "gamma": gamma,
-                "repeat": 0,
-                "prompt": prompt,
-                "tokens": 10,
-                "prefill_s": 0.25,
-                "decode_s": decode_s,
-                "generated_token_ids": [prompt == "b"] * 10,
-            }
-            for method, gamma, decode_s in (("baseline", 0, 99.0), ("ngram", 4, 0.75), ("ngram", 2, 55.0))
-            for prompt in ("a", "b")
-        ]
-    )
-    row = {"peer": "prompt_lookup", "ours_method": "ngram", "ours_gamma": 4, "repeat": 0, "tokens": 10}
-    rows = [
-        {**row, "prompt": "a", "seconds": 3.0, "generated_token_ids": [False] * 10},
-        {**row, "prompt": "b", "seconds": 1.0, "generated_token_ids": [False] * 10},
-    ]
-    metrics = peer_metrics(rows, lambda: generations, True, 500, 0)
-    assert metrics["peer.prompt_lookup.ratio"] == pytest.approx(2.0)
-    assert metrics["peer.prompt_lookup.ratio.ci_low"] <= 2.0 <= metrics["peer.prompt_lookup.ratio.ci_high"]
-    assert metrics["peer.prompt_lookup.identical"] == 0.5
-    assert "peer.prompt_lookup.identical" not in peer_metrics(rows, lambda: generations, False, 500, 0)
-    assert peer_metrics([], lambda: generations, True, 500, 0) == {}

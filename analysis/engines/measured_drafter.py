@@ -1,0 +1,169 @@
+"""The drafter whose speedup was measured, as far as an engine's flags depend on it, and the flags as every engine gives
+them. From a run's configuration as text and its records alone; knows no engine.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import yaml
+
+from ..intervals import Interval
+
+POCKET = "pocket"
+MODEL, DRAFT = "MODEL", "DRAFT_MODEL"  # stand in a command where the pocket models were measured
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A drafter at one depth of its drafts, with the speedup that it gave there.
+
+    Attributes:
+        params: the flattened configuration, values as text (`Run.params`).
+        depth: levels of a draft: gamma of a chain.
+        nodes: the most tokens that a draft offers; `depth` for a chain.
+        speedup: over plain decoding, with its interval.
+        drafter: the record of its model (`Drafter.describe`), with the format of a published checkpoint.
+        predicted: the speedup is that of `specdec.advise`, not of a run.
+        simulated: times come from a cost model.
+        lossless: the verifier's rule keeps the target's law.
+        machine: hardware that it was measured on; empty where it was not recorded.
+    """
+
+    params: Mapping[str, str]
+    depth: int
+    nodes: int
+    speedup: Interval
+    drafter: Mapping[str, Any] = field(default_factory=dict)
+    predicted: bool = False
+    simulated: bool = False
+    lossless: bool = True
+    machine: str = ""
+
+    def value(self, key: str) -> Any:
+        """Return a value of the configuration: a number, text, a list or True; None for null and for an absent key."""
+        text = self.params.get(key, "None")
+        try:
+            found = yaml.safe_load(text)
+        except yaml.YAMLError:
+            return text  # a name that YAML reads otherwise
+        return None if text == "None" else found if isinstance(found, int | float | list) else text
+
+    @property
+    def name(self) -> str:
+        return self.params.get("drafter.name", "")
+
+    @property
+    def chain(self) -> bool:
+        return self.params.get("structure.name", "chain") == "chain"
+
+    @property
+    def shape(self) -> str:
+        """The drafts in words: `drafts of 4 tokens`, `trees of 8 nodes and 4 levels`."""
+        if self.chain:
+            return f"drafts of {self.depth} token{'s' * (self.depth != 1)}"
+        kind = "rows" if self.params.get("structure.name") == "rows" else "trees"
+        return f"{kind} of {self.nodes} nodes and {self.depth} levels"
+
+    @property
+    def branching(self) -> int | None:
+        """The children of a draft's root; None for a tree whose configuration does not say it."""
+        structure = self.params.get("structure.name", "chain")
+        if structure == "tree":
+            parents = self.value("structure.parents")
+            return parents.count(-1) if isinstance(parents, list) else None
+        key = {"rows": "structure.k", "dynamic": "structure.branching", "expansion": "structure.widths"}.get(structure)
+        found = self.value(key) if key else 1
+        found = found[0] if isinstance(found, list) else found
+        return found if isinstance(found, int) else None
+
+    @property
+    def match_lengths(self) -> tuple[int, int]:
+        """The longest and the shortest match that the context n-gram drafter looked up, in tokens."""
+        q = self.value("drafter.q")
+        if isinstance(q, int):
+            return q, q
+        if q == "auto" and not self.chain:
+            return 1, 1
+        return int(self.value("drafter.order_max")), int(self.value("drafter.order_min"))
+
+    @property
+    def temperature(self) -> float:
+        return float(self.value("sampling.temperature") or 0.0)
+
+    @property
+    def sampled(self) -> bool:
+        """True if draft tokens were drawn from the drafter's own law, as they are only at a temperature above 0."""
+        drafts = self.value("drafter.drafts") or self.value("drafter.of.drafts") or self.value("drafter.children")
+        return self.temperature > 0 and drafts == "sampled"
+
+    @property
+    def block(self) -> bool:
+        """True if drafted chains were judged as a whole (`verifier=block`), which differs only where they are drawn."""
+        return self.params.get("verifier.name") == "block" and self.chain and self.sampled
+
+    @property
+    def format(self) -> str:
+        """The published format of the drafter's checkpoint; empty for weights that were trained here."""
+        return str(self.drafter.get("format") or "")
+
+    @property
+    def demonstration(self) -> bool:
+        """True if a model that comes with specdec took part, whose figures are evidence of nothing else."""
+        drafts = self.value("drafter.models")
+        models = [self.value(key) for key in ("target.model", "drafter.model", "drafter.of.model")]
+        return POCKET in [*models, *(drafts if isinstance(drafts, list) else [])]
+
+    @property
+    def served(self) -> str:
+        """The target's folder or hub id, as a command names it."""
+        model = self.params.get("target.model", POCKET)
+        return MODEL if model == POCKET else model
+
+    def drafting(self, key: str = "drafter.model") -> str:
+        """Return the folder or hub id of the drafter's model, or of the only one of a list, as a command names it."""
+        found = self.value(key)
+        model = str(found[0]) if isinstance(found, list) else self.params.get(key, POCKET)
+        return DRAFT if model == POCKET else model
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """The flags with which an engine drafts as it was measured.
+
+    Attributes:
+        engine: its name and the version whose format this is.
+        command: one line to paste; empty where the engine has no such method.
+        before: commands that make the files of `command`, in their order.
+        remarks: sentences: what differs from what was measured, or why there is no command.
+    """
+
+    engine: str
+    command: str = ""
+    before: tuple[str, ...] = ()
+    remarks: tuple[str, ...] = ()
+
+    @property
+    def line(self) -> str:
+        """The command, or else why there is none."""
+        return f"{self.engine}: {self.command or ' '.join(self.remarks)}"
+
+
+def without_method(engine: str, why: str) -> Configuration:
+    """Return the configuration of an engine that has no such method."""
+    return Configuration(engine, remarks=(why,))
+
+
+def trained_here(measured: Measured, formats: Iterable[str]) -> str:
+    """Say why an engine cannot read the drafter's checkpoint, and what it could read.
+
+    Args:
+        formats: those that the engine reads of this kind of drafter.
+    """
+    readable = ", ".join(formats)
+    if measured.format:
+        return f"No: the checkpoint has the format {measured.format}, and this engine reads {readable}."
+    return (
+        "No: the weights were trained here and are in specdec's own file, which nothing exports; this engine reads "
+        f"published checkpoints ({readable})."
+    )

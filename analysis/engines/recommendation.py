@@ -1,0 +1,151 @@
+"""The serving configuration that a measurement recommends: leave speculation off, or the flags of each engine, named as
+a starting point, because none of them was measured there.
+"""
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from ..findings import Section
+from .llama_cpp_flags import llama_cpp
+from .measured_drafter import Configuration, Measured
+from .sglang_flags import sglang
+from .vllm_flags import vllm
+
+TITLE = "To serve it"
+ENGINES = (vllm, sglang, llama_cpp)
+SERVED = (
+    "adaptive",
+    "eagle",
+    "medusa",
+    "mlp_speculator",
+    "ngram",
+    "parallel",
+    "retrieval",
+    "small_model",
+    "spec_tree",
+    "suffix",
+)
+"""The drafters that at least one engine has, or has something like."""
+NOT_SERVED = {  # drafter: why no engine offers it
+    "blockwise": "the engines that had Medusa's heads judged them by the law of the target",
+    "cascade": "none chooses between drafters by what their last rounds gave; llama.cpp takes a list in --spec-type, "
+    "whose first match drafts",
+    "corpus_ngram": "none drafts from an n-gram model with its own law",
+    "early_exit": "none drafts with the first layers of the target",
+    "grounded": "none has heads that read the drafted tokens, Hydra's included",
+    "jacobi": "none has Jacobi decoding",
+    "layer_skip": "none drafts with some layers of the target left out",
+    "lookahead": "none has lookahead decoding",
+    "mixed": "none fills rows from the target's own bigram; +drafter=ngram measures what they have",
+    "model_bigram": "none tabulates the target's own bigram",
+    "model_unigram": "none ranks the target's own embeddings",
+    "recycling": "none has Token Recycling",
+    "staged": "none speeds a draft model up by another drafter; +drafter=small_model measures what they have",
+}
+NO_METHOD = {  # drafter: why there is nothing to serve
+    "none": "plain decoding drafts nothing",
+    "oracle": "the oracle reads the answer beforehand",
+    "recorded": "the drafts are those of a recording",
+}
+UNCLEAR = ", unless more prompts show that it is faster"
+STARTING_POINT = (
+    "A starting point: specdec measured this in its own loop{where}, not in these engines, where a call, a draft and a "
+    "batch cost something else."
+)
+DEMONSTRATION = (
+    "**A demonstration of the tool, evidence of nothing else**: the pocket models took part. Measure with your own, "
+    "whose names belong where the commands say MODEL and DRAFT_MODEL."
+)
+
+
+@dataclass(frozen=True)
+class Recommendation:
+    """The answer to how the drafter should be served.
+
+    Attributes:
+        verdict: one sentence with the number behind it.
+        configurations: of each engine; empty where speculation should be left off, or no engine offers the drafter.
+        remarks: sentences about all of them.
+    """
+
+    verdict: str
+    configurations: tuple[Configuration, ...] = ()
+    remarks: tuple[str, ...] = ()
+
+    def lines(self) -> list[str]:
+        """Return the verdict and a line for each engine: what a terminal shows."""
+        hint = " Starting points, not measured there:" if any(each.command for each in self.configurations) else ""
+        return [f"{TITLE}: {self.verdict}{hint}", *(each.line for each in self.configurations)]
+
+    def section(self, title: str = TITLE) -> Section:
+        """Return the section of a page: the verdict, what limits it, and each engine's commands as code."""
+        return Section(title, (f"**{self.verdict}**", *self.remarks, *self._commands()))
+
+    def _commands(self) -> Iterable[str]:
+        for each in self.configurations:
+            form = f"**In the format of {each.engine}.**" if each.command else f"**{each.engine}.**"
+            yield " ".join([form, *each.remarks])
+            if each.command:
+                yield "\n".join(["```", *each.before, each.command, "```"])
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the content of `serving` in `summary.json` and `advice.json`."""
+        return asdict(self)
+
+
+def recommend(depths: Iterable[Measured]) -> Recommendation:
+    """Recommend how to serve the drafter, at the depth with the largest speedup of those whose interval is above 1.
+
+    Args:
+        depths: the drafter at every depth that was measured, at least one.
+    """
+    every = list(depths)
+    best = max(every, key=lambda each: (each.speedup.low > 1, each.speedup.estimate))
+    name = best.name
+    if name in NO_METHOD:
+        return Recommendation(f"Nothing to serve: {NO_METHOD[name]}.")
+    if best.simulated:
+        return Recommendation("No recommendation: time was simulated by a cost model.")
+    if best.params.get("target.name", "causal") != "causal":
+        return Recommendation("No recommendation: no engine is known to speculate with such a target.")
+    figures = _numbers(best, len(every))
+    if not best.speedup.low > 1:
+        unclear = not best.speedup.high <= 1 and best.speedup.estimate > 1
+        return Recommendation(f"Leave speculation off{UNCLEAR * unclear}: {figures}.")
+    if name not in SERVED:
+        why = f": {NOT_SERVED[name]}" if name in NOT_SERVED else ""
+        return Recommendation(f"No engine is known to offer {name}{why}. It would pay: {figures}.")
+    configurations = tuple(engine(best) for engine in ENGINES)
+    if not any(each.command for each in configurations):
+        return Recommendation(f"No engine offers {name} as it was measured. It would pay: {figures}.", configurations)
+    return Recommendation(f"Speculate: {figures}.", configurations, _remarks(best))
+
+
+def _numbers(best: Measured, depths: int) -> str:
+    """Return the drafter's speedup in words, with what it lacks to be above 1."""
+    how = "is predicted to be" if best.predicted else "is"
+    one_of = f", the best of {depths} depths," if depths > 1 else ""
+    return f"{best.name} with {best.shape}{one_of} {how} {best.speedup} times as fast as plain decoding"
+
+
+def _remarks(best: Measured) -> tuple[str, ...]:
+    """Return the sentences that hold for every engine: what the figures rest on, and what was measured otherwise."""
+    where = f" on {best.machine}" if best.machine else ""
+    remarks = [DEMONSTRATION] if best.demonstration else []
+    remarks.append(STARTING_POINT.format(where=where))
+    batch = best.value("measurement.batch_size") or 1
+    if batch == 1:
+        remarks.append(
+            "Measured with one sequence at a time: `measurement.batch_size=8` shows what a batch leaves of it."
+        )
+    else:
+        remarks.append(f"Measured with up to {batch} sequences at once.")
+    if best.temperature:
+        remarks.append(f"Measured at temperature {best.temperature:g}, which is a key of each request there.")
+    if not best.lossless:
+        remarks.append(
+            f"`verifier={best.params.get('verifier.name')}` was measured, which changes the text; these commands "
+            "verify without loss, so expect fewer tokens per round."
+        )
+    return tuple(remarks)

@@ -1,0 +1,92 @@
+"""SGLang's flags for speculative decoding, as SGLang 0.5.23 reads them.
+
+From that release's sglang/srt/arg_groups (fields/spec.py, speculative_hook.py), sglang/srt/speculative and
+docs/advanced_features/speculative_decoding.md, November 2026. `--speculative-num-draft-tokens` counts the last token of
+the text, the root of a draft, too.
+"""
+
+import shlex
+
+from .measured_drafter import Configuration, Measured, trained_here, without_method
+
+VERSION = "0.5.23"
+ENGINE = f"SGLang {VERSION}"
+EAGLE = {"EAGLE-1": "EAGLE", "EAGLE-3": "EAGLE3", "DFlash": "DFLASH"}  # format: the algorithm that reads it
+TOPK = 4  # SGLang's own choice for Llama, where the tree that was measured does not say its branching
+REASONS = {
+    "parallel": "No draft model that drafts all tokens in one call.",
+    "medusa": "No Medusa heads.",
+    "mlp_speculator": "No MLP speculators.",
+    "adaptive": "No draft model that ends its draft by its own confidence; --speculative-adaptive follows the share of "
+    "accepted tokens.",
+}
+LIKELIEST = "SGLang drafts the likeliest tokens here; sampled ones were measured."
+
+
+def sglang(measured: Measured) -> Configuration:
+    """Return SGLang's flags for the drafter, or why there are none."""
+    name = measured.name
+    if name in REASONS:
+        return without_method(ENGINE, REASONS[name])
+    if name == "eagle":
+        return _eagle(measured)
+    if name in ("ngram", "suffix", "retrieval"):
+        return _ngram(measured)
+    models = measured.value("drafter.models")
+    if name == "spec_tree" and (not isinstance(models, list) or len(models) != 1):
+        return without_method(ENGINE, "Trees of one draft model only, and several were measured.")
+    if measured.value("drafter.translate") is True:
+        return without_method(ENGINE, "No draft model with another tokenizer than the target's.")
+    model = measured.drafting("drafter.models" if name == "spec_tree" else "drafter.model")
+    remarks = (LIKELIEST,) if measured.sampled else ()
+    return _configuration(measured, ["STANDALONE", *_checkpoint(model), *_tree(measured)], remarks)
+
+
+def _configuration(measured: Measured, flags: list[str], remarks: tuple[str, ...]) -> Configuration:
+    """Return the command that serves with these flags, the algorithm first."""
+    serve = ["python", "-m", "sglang.launch_server", "--model-path", measured.served, "--speculative-algorithm"]
+    return Configuration(ENGINE, shlex.join([*serve, *flags]), remarks=remarks)
+
+
+def _checkpoint(model: str) -> list[str]:
+    return ["--speculative-draft-model-path", model]
+
+
+def _tree(measured: Measured) -> list[str]:
+    """Return the flags of a model's drafts: their levels, their breadth, their tokens with the root."""
+    breadth = 1 if measured.chain else measured.branching or TOPK
+    return [
+        *("--speculative-num-steps", str(measured.depth)),
+        *("--speculative-eagle-topk", str(breadth)),
+        *("--speculative-num-draft-tokens", str(measured.nodes + 1)),
+    ]
+
+
+def _eagle(measured: Measured) -> Configuration:
+    if measured.format not in EAGLE:
+        return without_method(ENGINE, trained_here(measured, EAGLE))
+    algorithm = EAGLE[measured.format]
+    flags = [algorithm, *_checkpoint(measured.drafting())]
+    if algorithm == "DFLASH":
+        flags += ["--speculative-num-draft-tokens", str(measured.depth + 1)]
+        chains = "DFLASH verifies chains only; {} were measured, so expect fewer tokens per round."
+        return _configuration(measured, flags, () if measured.chain else (chains.format(measured.shape),))
+    flags += _tree(measured)
+    if measured.block:
+        flags.append("--speculative-use-block-verification")
+    elif measured.sampled and measured.chain:
+        flags.append("--speculative-use-rejection-sampling")
+    return _configuration(measured, flags, (LIKELIEST,) if measured.sampled and not measured.chain else ())
+
+
+def _ngram(measured: Measured) -> Configuration:
+    """Return the flags of SGLang's look-up, which keeps the tokens of all requests in one trie."""
+    flags = ["NGRAM", "--speculative-num-draft-tokens", str(measured.nodes + 1)]
+    if measured.branching is not None:
+        flags += ["--speculative-ngram-max-bfs-breadth", str(measured.branching)]
+    remarks = ["SGLang looks up in all requests that it has served, and sets no bounds to the length of a match."]
+    if measured.name == "retrieval":
+        flags += ["--speculative-ngram-external-corpus-path", "CORPUS.jsonl"]
+        flags += ["--speculative-ngram-external-sam-budget", str(measured.nodes)]
+        remarks.append("CORPUS.jsonl is the text of drafter.corpus, a document per line, each line a JSON string.")
+    return _configuration(measured, flags, tuple(remarks))

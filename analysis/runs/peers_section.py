@@ -1,0 +1,106 @@
+"""Other engines beside ours, as a run wrote them down: a table for pages, and a sentence for each in the notes."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pandas as pd
+
+from specdec.config import BASELINE
+
+from ..findings import Section
+from ..intervals import Interval
+from ..read.runs import Run
+
+
+def peer_notes(described: Mapping[str, Any], metrics: Mapping[str, float]) -> list[str]:
+    """Say each peer's time over ours, how both sides ran, and what failed or was left out.
+
+    Args:
+        described: `peers.json`.
+        metrics: of the run; those of peers have the names `peer.<name>.*`.
+    """
+    return [
+        *(_peer_note(peer, metrics) for peer in described["peers"]),
+        *(f"Peer {each['peer']} is left out: {each['reason']}" for each in described.get("left_out", ())),
+    ]
+
+
+def _peer_note(peer: Mapping[str, Any], metrics: Mapping[str, float]) -> str:
+    name, failure = peer["peer"], peer["failure"]
+    ratio = Interval.from_metrics(metrics, f"peer.{name}.ratio")
+    if f"peer.{name}.ratio" not in metrics:
+        return f"Peer {name} failed: {failure}" if failure else f"Peer {name} has decoded nothing yet."
+    said = (
+        f"Peer {name} ({peer['version']}, {peer['setting']}) takes {ratio:.2f} times our time per token with "
+        f"{_arm(peer)} ({peer['ours']['setting']}), prefill included."
+    )
+    same = metrics.get(f"peer.{name}.identical")
+    if same is not None:
+        said += f" {same:.0%} of its outputs are our baseline's, token for token."
+    if len(peer["tried"]) > 1:
+        said += f" Tried on the longest prompt: {_tried(peer)}."
+    return said + (f" It failed and is compared as far as it came: {failure}" if failure else "")
+
+
+def _arm(peer: Mapping[str, Any]) -> str:
+    ours = peer["ours"]
+    return "the baseline" if ours["method"] == BASELINE else f"{ours['method']} at gamma {ours['gamma']}"
+
+
+def _tried(peer: Mapping[str, Any]) -> str:
+    return ", ".join(
+        f"{each['setting']} " + (f"{each['seconds']:.3f} s" if "seconds" in each else f"failed ({each['failed']})")
+        for each in peer["tried"]
+    )
+
+
+def peers_section(run: Run, described: Mapping[str, Any]) -> Section:
+    """Show the ratio of every peer with both sides' settings, and what was left out with its reason.
+
+    Args:
+        run: with its metrics.
+        described: `peers.json`.
+    """
+    lines = []
+    for peer in described["peers"]:
+        name = peer["peer"]
+        ratio, same = Interval.from_metrics(run.metrics, f"peer.{name}.ratio"), f"peer.{name}.identical"
+        lines.append(
+            {
+                "peer": name,
+                "its time per token over ours": f"{ratio:.2f}",
+                "set against": _arm(peer),
+                "engine": peer["version"],
+                "its setting": peer["setting"],
+                "our setting": peer["ours"]["setting"],
+                "outputs that are our baseline's": f"{run.metrics[same]:.0%}" if same in run.metrics else "–",
+                "left out or failed": peer["failure"] or "–",
+            }
+        )
+    for each in described.get("left_out", ()):
+        empty = dict.fromkeys(lines[0] if lines else ("its time per token over ours",), "–")
+        lines.append({**empty, "peer": each["peer"], "left out or failed": each["reason"]})
+    return Section(
+        "Beside other engines",
+        (_in_words(described["peers"], run.metrics),),
+        (("Every peer, and how both sides ran", pd.DataFrame(lines)),),
+    )
+
+
+def _in_words(peers: Sequence[Mapping[str, Any]], metrics: Mapping[str, float]) -> str:
+    ratios = {peer["peer"]: Interval.from_metrics(metrics, f"peer.{peer['peer']}.ratio") for peer in peers}
+    slower = [name for name, ratio in ratios.items() if ratio.low > 1]
+    faster = [name for name, ratio in ratios.items() if ratio.high < 1]
+    parts = [
+        f"**{what} than ours: {', '.join(names)}.**"
+        for what, names in (("Slower", slower), ("Faster", faster))
+        if names
+    ]
+    rest = sorted(name for name, ratio in ratios.items() if ratio.known and name not in (*slower, *faster))
+    if rest:
+        parts.append(f"Not told apart from ours: {', '.join(rest)}.")
+    parts.append(
+        "Each engine generated from the same prompts in the same process, in turn with ours, at the fastest of the "
+        "settings that were tried. Times include both sides' prefill; intervals are 95% prompt-bootstrap intervals."
+    )
+    return " ".join(parts)

@@ -1,0 +1,256 @@
+"""The contract of another engine on the same models and prompts, in the same process, between our own generations.
+
+An engine has up to three peers, each set against the arm of ours that does the same: plain generation, generation with
+the same small model as drafter, prompt lookup with the same match length. A peer that fails says why and stops; the run
+goes on without it.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from importlib import metadata
+from importlib.util import find_spec
+from typing import Any, ClassVar
+
+import torch
+
+from specdec.config import BASELINE
+from specdec.drafters.base import Drafter
+from specdec.peers.base.agreement import departure
+from specdec.prompts import Prompt
+from specdec.registry import Registry
+from specdec.sampling import SamplingConfig
+from specdec.structures import Structure
+from specdec.targets.causal import Causal
+
+_TIMED_CALLS = 3  # of each setting, after the one that warms up
+
+GENERATE, ASSISTED, PROMPT_LOOKUP = "generate", "assisted", "prompt_lookup"
+"""The kinds of peers: plain generation, speculation with a small model, speculation with matches in the text."""
+
+
+class LeftOut(Exception):
+    """An engine, or one of its peers, cannot take part; the sentence says why and stands in the place of its ratio."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """What of a run other engines are set against.
+
+    Attributes:
+        drafter_values: the drafter's configuration.
+        structure: the primary one.
+        max_new_tokens: the most tokens of an output.
+        longest: the most tokens of a prompt with its output.
+        seed: of the run, for engines that sample.
+    """
+
+    target: Causal
+    drafter: Drafter
+    drafter_values: Mapping[str, Any]
+    structure: Structure
+    max_new_tokens: int
+    longest: int
+    seed: int
+
+    @property
+    def kinds(self) -> dict[str, tuple[str, int]]:
+        """The kinds of peers that have an arm of ours to be set against, with its method and gamma. Other engines draft
+        chains, so rows and trees have plain generation only.
+        """
+        found, name = {GENERATE: (BASELINE, 0)}, self.drafter_values["name"]
+        kind = {"small_model": ASSISTED, "ngram": PROMPT_LOOKUP}.get(name)
+        if kind is not None and self.structure.single:
+            found[kind] = (name, self.structure.gamma)
+        return found
+
+    @property
+    def match_length(self) -> int:
+        """The longest match of our `ngram` drafter, in tokens."""
+        q = self.drafter_values["q"]
+        return q if isinstance(q, int) else int(self.drafter_values["order_max"])
+
+    @property
+    def our_setting(self) -> str:
+        """Words for how our own engine computes."""
+        target = self.target
+        how = {None: "uncompiled", "trace": "traced", "inductor": "compiled"}[target.compilation]
+        dtype = str(target.model.dtype).removeprefix("torch.")
+        threads = "" if target.device.type == "cuda" else f", {torch.get_num_threads()} threads"
+        return f"{how}, {dtype}{threads}"
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One way to run a peer.
+
+    Attributes:
+        name: in words, for tables.
+        options: what the engine is given, beside the method's own options.
+    """
+
+    name: str
+    options: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Absent:
+    """A peer, or an engine with all of its peers, that is left out.
+
+    Attributes:
+        name: of the engine, or of the peer as in its metric.
+        reason: one sentence.
+    """
+
+    name: str
+    reason: str
+
+
+class Peer(ABC):
+    """One way of another engine to generate, at the fastest of its settings.
+
+    Its time includes its prefill, so it is set against ours with prefill; tokens are counted by our one rule
+    (`specdec.decode.cut`).
+
+    Attributes:
+        name: as in the metric `peer.<name>.ratio`.
+        ours: method and gamma of the arm that it is set against.
+        failure: why it does not run, or ran no further; "" while it runs.
+        converted: it computes with a copy of the weights in its own format, so that its text is checked before it is
+            trusted.
+    """
+
+    converted: ClassVar[bool] = False
+
+    def __init__(self, name: str, ours: tuple[str, int], target: Causal, settings: Sequence[Setting]) -> None:
+        """
+        Args:
+            settings: those that `tune` tries, of which it keeps the fastest; the first until then.
+        """
+        self.name, self.ours, self.failure = name, ours, ""
+        self._target = target
+        self._settings = list(settings)
+        self._chosen = self._settings[0]
+        self._tried: list[dict[str, Any]] = []
+
+    @abstractmethod
+    def generate(self, prompt: Prompt, setting: Setting, sampling: SamplingConfig) -> tuple[tuple[int, ...], float]:
+        """Return the new tokens of a fresh text by our rule, and seconds with prefill. May raise anything."""
+
+    def tune(self, prompt: Prompt) -> None:
+        """Warm up, check and time every setting on `prompt`; keep the fastest that runs."""
+        fastest = float("inf")
+        greedy = replace(self._target.sampling, temperature=0.0)
+        for setting in self._settings:
+            try:
+                tokens, _ = self.generate(prompt, setting, greedy)
+                if self.converted:
+                    self._check(prompt, tokens)
+                sampling = self._target.sampling
+                seconds = min(self.generate(prompt, setting, sampling)[1] for _ in range(_TIMED_CALLS))
+            except Exception as error:  # engines and compilers raise some ten unrelated types here
+                self._tried.append({"setting": setting.name, "failed": one_line(error)})
+                continue
+            self._tried.append({"setting": setting.name, "seconds": seconds})
+            if seconds < fastest:
+                fastest, self._chosen = seconds, setting
+        if fastest == float("inf"):
+            self.failure = self._tried[0]["failed"]
+
+    def keep(self, prompt: Prompt, before: Mapping[str, Any], running: bool) -> None:
+        """Warm up in the setting that an earlier sitting of the run has chosen, instead of choosing again.
+
+        Args:
+            before: what `describe` said then.
+            running: it still ran at the last prompt of that sitting.
+        """
+        self._tried = list(before["tried"])
+        self._chosen = next((each for each in self._settings if each.name == before["setting"]), self._chosen)
+        self.failure = before["failure"] if running or before["failure"] else "before the run was interrupted"
+        if not self.failure:
+            self(prompt)
+
+    def __call__(self, prompt: Prompt) -> dict[str, Any] | None:
+        """Time one generation; None once it has failed."""
+        if self.failure:
+            return None
+        try:
+            tokens, seconds = self.generate(prompt, self._chosen, self._target.sampling)
+        except Exception as error:  # as in `tune`: another engine's fault does not end our run
+            self.failure = f"at prompt {prompt.id}: {one_line(error)}"
+            return None
+        return {
+            "peer": self.name,
+            "ours_method": self.ours[0],
+            "ours_gamma": self.ours[1],
+            "tokens": len(tokens),
+            "seconds": seconds,
+            "generated_token_ids": list(tokens),
+        }
+
+    def describe(self) -> dict[str, Any]:
+        """Return for `peers.json` what was tried on the longest prompt, what was chosen, what failed."""
+        return {
+            "peer": self.name,
+            "ours": {"method": self.ours[0], "gamma": self.ours[1]},
+            "setting": self._chosen.name,
+            "tried": self._tried,
+            "failure": self.failure,
+        }
+
+    def _check(self, prompt: Prompt, tokens: Sequence[int]) -> None:
+        fault = departure(self._target, prompt.tokens, tokens)
+        if fault:
+            raise LeftOut(fault)
+
+
+class Engine(ABC):
+    """Another engine: what it needs, and its peers for a run. `@engines.register("llama_cpp")` adds one.
+
+    Attributes:
+        needs: modules that it imports, each with the distribution that has it; the first one's version is recorded.
+        extra: of this project's `pyproject.toml`, which installs them; "" for what every installation has.
+    """
+
+    needs: ClassVar[Mapping[str, str]]
+    extra: ClassVar[str] = ""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    @abstractmethod
+    def peers(self, work: Work, held: ExitStack) -> list[Peer | Absent]:
+        """Make a peer for each of `work.kinds` that the engine has.
+
+        Args:
+            held: takes what is to be closed or deleted when the run has ended.
+        Raises:
+            LeftOut: the engine cannot read the model, or sample as the run does.
+        """
+
+    def check_installed(self) -> None:
+        """
+        Raises:
+            LeftOut: a module is not installed.
+        """
+        if any(find_spec(module) is None for module in self.needs):
+            wanted = " and ".join(dict.fromkeys(self.needs.values()))
+            raise LeftOut(
+                f"measurement.peers names {self.name}, which needs {wanted}: pip install -e '.[{self.extra}]'"
+            )
+
+    @property
+    def version(self) -> str:
+        """The engine's main distribution with its version."""
+        main = next(iter(self.needs.values()))
+        return f"{main} {metadata.version(main)}"
+
+
+engines: Registry[Engine] = Registry("peers", "measurement.peers")
+
+
+def one_line(error: Exception) -> str:
+    """Return an error in one line of at most some 300 characters, an engine's refusal without its type."""
+    words = " ".join(str(error).split())[:300]
+    return words if isinstance(error, LeftOut) else f"{type(error).__name__}: {words}"

@@ -1,0 +1,148 @@
+"""transformers: `generate` on our target's own model object, plain, assisted by the same small model, or with prompt
+lookup.
+"""
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any, cast
+
+import torch
+
+from specdec.decode import cut
+from specdec.drafters.small_model import SmallModel
+from specdec.models.attention import stock_attention
+from specdec.models.compile import Mode
+from specdec.peers.base.contract import ASSISTED, PROMPT_LOOKUP, Absent, Engine, Peer, Setting, Work, engines
+from specdec.prompts import Prompt
+from specdec.sampling import SamplingConfig
+
+
+def settings(device: torch.device, mode: Mode | None) -> list[Setting]:
+    """Return the default and, where ours is traced or compiled, transformers' static cache with the same done to it."""
+    found = [Setting("dynamic cache, eager", {})]
+    if mode is not None:
+        from transformers import CompileConfig
+
+        if mode == "trace":
+            how = CompileConfig(backend="eager", mode=cast(Any, None))
+            how._compile_all_devices = cast(Any, True)
+        elif device.type == "cuda":
+            how = CompileConfig()  # CUDA graphs
+        else:
+            # generate compiles on a CPU only when told to. Frozen as far as it bears: with inductor's global setting,
+            # which our own engine uses, the static cache's position becomes a constant and the call fails.
+            how = CompileConfig(mode=cast(Any, None), options={"freezing": True})
+            how._compile_all_devices = cast(Any, True)
+        name = "static cache, traced" if mode == "trace" else "static cache, compiled"
+        found.append(Setting(name, {"cache_implementation": "static", "compile_config": how}))
+    return found
+
+
+class TransformersPeer(Peer):
+    """`transformers` `generate` on our target's own model object."""
+
+    def __init__(
+        self,
+        name: str,
+        work: Work,
+        ours: tuple[str, int],
+        settings: Sequence[Setting],
+        options: Mapping[str, Any] | None = None,
+        assistant: Any = None,
+    ) -> None:
+        """
+        Args:
+            options: of the method, for `generate`.
+            assistant: the transformers model that drafts for assisted generation, `ours[1]` tokens in every round.
+        """
+        from transformers import GenerationConfig
+
+        super().__init__(name, ours, work.target, settings)
+        self._limit = work.max_new_tokens
+        self._options = dict(options or {})
+        # A checkpoint's own generation config may hold penalties or a temperature, which our engine does not apply.
+        self._configs: list[tuple[Any, Any]] = [(work.target.model, GenerationConfig())]
+        if assistant is not None:
+            self._options["assistant_model"] = assistant
+            constant = GenerationConfig(
+                num_assistant_tokens=ours[1],
+                num_assistant_tokens_schedule="constant",
+                assistant_confidence_threshold=0.0,  # falsy: transformers neither stops early nor adapts it
+            )
+            self._configs.append((assistant, constant))
+
+    def generate(self, prompt: Prompt, setting: Setting, sampling: SamplingConfig) -> tuple[tuple[int, ...], float]:
+        ids = torch.tensor([prompt.tokens], device=self._target.device)
+        options = {**_sampling_options(sampling), **self._options, **setting.options}
+        with _as_published(self._configs):
+            return self._timed(ids, options)
+
+    def _timed(self, ids: torch.Tensor, options: Mapping[str, Any]) -> tuple[tuple[int, ...], float]:
+        target = self._target
+        _synchronize(target.device)
+        start = time.perf_counter()
+        with torch.inference_mode():
+            output = target.model.generate(
+                ids,
+                attention_mask=torch.ones_like(ids),
+                max_new_tokens=self._limit,
+                eos_token_id=sorted(target.end_tokens) or None,
+                pad_token_id=min(target.end_tokens, default=0),
+                **options,
+            )
+        _synchronize(target.device)
+        seconds = time.perf_counter() - start
+        new = output[0, ids.shape[1] :].tolist()
+        return cut(new[:-1], new[-1], self._limit, target.end_tokens), seconds
+
+
+@engines.register("transformers")
+class Transformers(Engine):
+    needs = {"transformers": "transformers"}
+
+    def peers(self, work: Work, held: ExitStack) -> list[Peer | Absent]:
+        target = work.target
+        tried = settings(target.device, target.compilation)
+        found: list[Peer | Absent] = []
+        for kind, ours in work.kinds.items():
+            options: dict[str, Any] = {}
+            assistant = None
+            if kind == ASSISTED:
+                small = cast(SmallModel, work.drafter)
+                assistant = small.model
+                if small.translation is not None:  # transformers' own way between two tokenizers
+                    options = {"tokenizer": target.tokenizer, "assistant_tokenizer": small.tokenizer}
+            elif kind == PROMPT_LOOKUP:
+                options = {"prompt_lookup_num_tokens": ours[1], "max_matching_ngram_size": work.match_length}
+            found.append(TransformersPeer(kind, work, ours, tried, options, assistant))
+        return found
+
+
+def _sampling_options(sampling: SamplingConfig) -> dict[str, Any]:
+    if sampling.greedy:
+        return {"do_sample": False}
+    return {
+        "do_sample": True,
+        "temperature": sampling.temperature,
+        "top_k": sampling.top_k or 0,
+        "top_p": 1.0 if sampling.top_p is None else sampling.top_p,
+        "min_p": sampling.min_p,
+        "typical_p": sampling.typical_p,
+    }
+
+
+@contextmanager
+def _as_published(configs: Sequence[tuple[Any, Any]]) -> Iterator[None]:
+    """Run models as transformers does, for the time of a call: its own attention, the given generation configs."""
+    with ExitStack() as stack:
+        for model, config in configs:
+            stack.enter_context(stock_attention(model))
+            stack.callback(setattr, model, "generation_config", model.generation_config)
+            model.generation_config = config
+        yield
+
+
+def _synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

@@ -1,0 +1,335 @@
+"""Serving configurations: a command for each drafter and shape, written out, with the names that the engines know."""
+
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from specdec.analysis.engines.measured_drafter import Measured
+from specdec.analysis.engines.recommendation import NO_METHOD, NOT_SERVED, SERVED, recommend
+from specdec.analysis.engines.vllm_flags import batch_schedule
+from specdec.analysis.intervals import Interval
+from specdec.analysis.pages.html import Chapter, write_report
+from specdec.config import flattened
+from specdec.drafters import drafters
+
+CONF = Path(__file__).resolve().parents[3] / "conf"
+PAYS = Interval(1.5, 1.4, 1.6)
+# Keys of vllm.config.SpeculativeConfig, flags of sglang.launch_server and of llama-server: of the versions that the
+# modules name.
+VLLM_KEYS = {
+    *("method", "model", "num_speculative_tokens", "prompt_lookup_max", "prompt_lookup_min", "parallel_drafting"),
+    *("draft_sample_method", "rejection_sample_method", "use_heterogeneous_vocab", "suffix_decoding_max_spec_factor"),
+    *("suffix_decoding_min_token_prob", "suffix_decoding_max_cached_requests"),
+}
+VLLM_METHODS = {"ngram", "suffix", "draft_model", "eagle", "eagle3", "dflash"}
+SGLANG_FLAGS = {
+    "--model-path",
+    *(
+        f"--speculative-{name}"
+        for name in (
+            *("algorithm", "draft-model-path", "num-steps", "eagle-topk", "num-draft-tokens"),
+            *("use-rejection-sampling", "use-block-verification", "ngram-max-bfs-breadth"),
+            *("ngram-external-corpus-path", "ngram-external-sam-budget"),
+        )
+    ),
+}
+SGLANG_ALGORITHMS = {"EAGLE", "EAGLE3", "STANDALONE", "NGRAM", "DFLASH"}
+LLAMA_FLAGS = {
+    *("-m", "-md", "--spec-type", "--spec-draft-n-max", "--spec-draft-p-min"),
+    *("--spec-ngram-simple-size-n", "--spec-ngram-simple-size-m"),
+}
+LLAMA_TYPES = {"draft-simple", "draft-eagle3", "draft-dflash", "ngram-simple"}
+
+
+def measured(
+    drafter: str, structure: str = "chain", speedup: Interval = PAYS, *, nodes: int = 4, form: str = "", **changes: Any
+) -> Measured:
+    """Return a drafter of depth 4 with the values of its YAML and of the structure's; `drafter__model` sets a key."""
+    values = {
+        "drafter": yaml.safe_load((CONF / f"drafter/{drafter}.yaml").read_text(encoding="utf-8")),
+        "structure": yaml.safe_load((CONF / f"structure/{structure}.yaml").read_text(encoding="utf-8")),
+        "target": {"name": "causal", "model": "org/target"},
+        "sampling": {"temperature": 0.0},
+        "verifier": {"name": "speculative_sampling"},
+    }
+    values["structure"].setdefault("name", "tree")  # a file that builds on structure/tree.yaml
+    params = {key: str(value) for key, value in flattened(values).items()}
+    params |= {"drafter.model": "org/draft"} if "drafter.model" in params else {}
+    params |= {"drafter.of.name": "small_model", "drafter.of.model": "org/draft"} if drafter == "adaptive" else {}
+    params |= {"drafter.models": "['org/draft']"} if drafter == "spec_tree" else {}
+    params |= {key.replace("__", "."): str(value) for key, value in changes.items()}
+    return Measured(params, 4, nodes, speedup, {"format": form} if form else {}, machine="EPYC")
+
+
+def commands(one: Measured) -> tuple[str, ...]:
+    """Return the commands for vLLM, SGLang and llama.cpp, "" where an engine has no such method."""
+    return tuple(each.command for each in recommend([one]).configurations)
+
+
+def vllm(keys: str) -> str:
+    return f"vllm serve org/target --speculative-config '{keys}'"
+
+
+def sglang(flags: str) -> str:
+    return f"python -m sglang.launch_server --model-path org/target --speculative-algorithm {flags}"
+
+
+def llama(flags: str) -> str:
+    return f"llama-server -m target.gguf {flags}"
+
+
+DRAFT_MODEL = '"model": "org/draft", "num_speculative_tokens": 4'
+STEPS = "--speculative-draft-model-path org/draft --speculative-num-steps 4"
+CHAIN = f"{STEPS} --speculative-eagle-topk 1 --speculative-num-draft-tokens 5"
+LOOKUP = "NGRAM --speculative-num-draft-tokens 5 --speculative-ngram-max-bfs-breadth 1"
+CORPUS = "--speculative-ngram-external-corpus-path CORPUS.jsonl --speculative-ngram-external-sam-budget"
+OF_SUFFIX = '"suffix_decoding_max_spec_factor": 1.0, "suffix_decoding_min_token_prob": 0.0'
+EXPECTED = {  # drafter, structure, format: the commands of the three engines
+    ("ngram", "chain", ""): (
+        vllm('{"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 4, "prompt_lookup_min": 1}'),
+        sglang(LOOKUP),
+        llama("--spec-type ngram-simple --spec-ngram-simple-size-n 4 --spec-ngram-simple-size-m 4"),
+    ),
+    ("ngram", "rows", ""): (
+        vllm('{"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 1, "prompt_lookup_min": 1}'),
+        sglang("NGRAM --speculative-num-draft-tokens 9 --speculative-ngram-max-bfs-breadth 10"),
+        llama("--spec-type ngram-simple --spec-ngram-simple-size-n 1 --spec-ngram-simple-size-m 4"),
+    ),
+    ("suffix", "chain", ""): (
+        vllm(f'{{"method": "suffix", "num_speculative_tokens": 4, {OF_SUFFIX}}}'),
+        sglang(LOOKUP),
+        "",
+    ),
+    ("retrieval", "chain", ""): ("", sglang(f"{LOOKUP} {CORPUS} 4"), ""),
+    ("retrieval", "tree", ""): ("", sglang(f"NGRAM --speculative-num-draft-tokens 9 {CORPUS} 8"), ""),
+    ("small_model", "chain", ""): (
+        vllm(f'{{"method": "draft_model", {DRAFT_MODEL}}}'),
+        sglang(f"STANDALONE {CHAIN}"),
+        llama("-md draft.gguf --spec-type draft-simple --spec-draft-n-max 4"),
+    ),
+    ("small_model", "dynamic", ""): (
+        vllm(f'{{"method": "draft_model", {DRAFT_MODEL}}}'),
+        sglang(f"STANDALONE {STEPS} --speculative-eagle-topk 6 --speculative-num-draft-tokens 9"),
+        llama("-md draft.gguf --spec-type draft-simple --spec-draft-n-max 4"),
+    ),
+    ("spec_tree", "expansion", ""): (
+        "",
+        sglang(f"STANDALONE {STEPS} --speculative-eagle-topk 3 --speculative-num-draft-tokens 9"),
+        "",
+    ),
+    ("adaptive", "chain", ""): (
+        "",
+        "",
+        llama("-md draft.gguf --spec-type draft-simple --spec-draft-n-max 4 --spec-draft-p-min 0.3"),
+    ),
+    ("parallel", "chain", ""): (
+        vllm(f'{{"method": "draft_model", {DRAFT_MODEL}, "parallel_drafting": true}}'),
+        "",
+        "",
+    ),
+    ("eagle", "chain", "EAGLE-1"): (vllm(f'{{"method": "eagle", {DRAFT_MODEL}}}'), sglang(f"EAGLE {CHAIN}"), ""),
+    ("eagle", "heads", "EAGLE-3"): (
+        vllm(f'{{"method": "eagle3", {DRAFT_MODEL}}}'),
+        sglang(f"EAGLE3 {STEPS} --speculative-eagle-topk 3 --speculative-num-draft-tokens 9"),
+        llama("-md draft.gguf --spec-type draft-eagle3 --spec-draft-n-max 4"),
+    ),
+    ("eagle", "chain", "speculators eagle3"): (
+        vllm(f'{{"method": "eagle3", {DRAFT_MODEL}}}'),
+        "",
+        llama("-md draft.gguf --spec-type draft-eagle3 --spec-draft-n-max 4"),
+    ),
+    ("eagle", "chain", "P-EAGLE"): (vllm(f'{{"method": "eagle3", {DRAFT_MODEL}, "parallel_drafting": true}}'), "", ""),
+    ("eagle", "chain", "DFlash"): (
+        vllm(f'{{"method": "dflash", {DRAFT_MODEL}}}'),
+        sglang("DFLASH --speculative-draft-model-path org/draft --speculative-num-draft-tokens 5"),
+        llama("-md draft.gguf --spec-type draft-dflash --spec-draft-n-max 4"),
+    ),
+    ("medusa", "chain", "Medusa-1"): (vllm(f'{{"method": "medusa", {DRAFT_MODEL}}}'), "", ""),
+    ("mlp_speculator", "chain", "MLP speculator"): (vllm(f'{{"method": "mlp_speculator", {DRAFT_MODEL}}}'), "", ""),
+}
+
+
+@pytest.mark.parametrize("case", EXPECTED, ids="-".join)
+def test_the_commands_of_a_drafter(case):
+    drafter, structure, form = case
+    nodes = 4 if structure == "chain" else 8
+    assert commands(measured(drafter, structure, nodes=nodes, form=form)) == EXPECTED[case]
+
+
+def test_every_drafter_is_decided_on():
+    """A new drafter belongs into one of the tables: what an engine has for it, or why none has."""
+    decided = [*SERVED, *NOT_SERVED, *NO_METHOD]
+    assert sorted(drafters.names()) == sorted(decided)
+    assert {name for name, _, _ in EXPECTED} == set(SERVED)
+    for name in NOT_SERVED:
+        found = recommend([measured(name)])
+        assert found.verdict.startswith(f"No engine is known to offer {name}: ") and not found.configurations
+        assert "It would pay: " in found.verdict
+    assert all(recommend([measured(name)]).verdict.startswith("Nothing to serve: ") for name in NO_METHOD)
+
+
+def test_an_unknown_drafter_is_offered_by_no_engine():
+    unknown = Measured({"drafter.name": "mine", "target.model": "org/target"}, 4, 4, PAYS)
+    assert recommend([unknown]).lines() == [
+        "To serve it: No engine is known to offer mine. It would pay: mine with drafts of 4 tokens is 1.500 (1.400 to "
+        "1.600) times as fast as plain decoding."
+    ]
+
+
+@pytest.mark.parametrize("case", EXPECTED, ids="-".join)
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+def test_commands_hold_names_that_the_engines_know(case, temperature):
+    drafter, structure, form = case
+    how = {"sampling__temperature": temperature, "target__model": "my model's", "drafter__model": 'a "b"/{c}'}
+    one = measured(drafter, structure, nodes=8, form=form, **how)
+    of_vllm, of_sglang, of_llama = commands(one)
+    if of_vllm:
+        vllm_words = shlex.split(of_vllm)
+        assert vllm_words[:4] == ["vllm", "serve", "my model's", "--speculative-config"] and len(vllm_words) == 5
+        keys = json.loads(vllm_words[4])
+        assert set(keys) <= VLLM_KEYS and keys.get("model", 'a "b"/{c}') == 'a "b"/{c}'
+        version = recommend([one]).configurations[0].engine
+        assert keys["method"] in VLLM_METHODS if version == "vLLM 0.33.0" else keys["method"] == drafter
+    if of_sglang:
+        sglang_words = shlex.split(of_sglang)
+        flags = sglang_words[3:]
+        assert sglang_words[:3] == ["python", "-m", "sglang.launch_server"] and flags[:2] == [
+            "--model-path",
+            "my model's",
+        ]
+        assert {word for word in flags if word.startswith("-")} <= SGLANG_FLAGS
+        assert flags[flags.index("--speculative-algorithm") + 1] in SGLANG_ALGORITHMS
+    if of_llama:
+        llama_words = shlex.split(of_llama)
+        assert {word for word in llama_words if word.startswith("-")} <= LLAMA_FLAGS
+        assert llama_words[llama_words.index("--spec-type") + 1] in LLAMA_TYPES
+
+
+def test_files_of_llama_cpp_are_made_first():
+    *_, found = recommend([measured("eagle", form="EAGLE-3", target__model="/m/the target")]).configurations
+    assert [shlex.split(command) for command in found.before] == [
+        ["python", "convert_hf_to_gguf.py", "/m/the target", "--outfile", "target.gguf"],
+        [
+            *("python", "convert_hf_to_gguf.py", "org/draft", "--target-model-dir", "/m/the target"),
+            *("--outfile", "draft.gguf"),
+        ],
+    ]
+
+
+def test_sampled_drafts_are_drawn_there_too_where_the_engine_can():
+    sampled = {"sampling__temperature": 0.8}
+    of_vllm, of_sglang, _ = commands(measured("eagle", form="EAGLE-3", **sampled))
+    assert '"draft_sample_method": "probabilistic"' in of_vllm
+    assert of_sglang.endswith(" --speculative-use-rejection-sampling")
+    of_vllm, of_sglang, _ = commands(measured("eagle", form="EAGLE-3", drafter__drafts="greedy", **sampled))
+    assert "draft_sample_method" not in of_vllm and "rejection" not in of_sglang
+    as_a_block = measured("eagle", form="EAGLE-3", verifier__name="block", **sampled)
+    of_vllm, of_sglang, _ = commands(as_a_block)
+    assert '"rejection_sample_method": "block"' in of_vllm
+    assert of_sglang.endswith(" --speculative-use-block-verification")
+    tree = recommend([measured("small_model", "dynamic", nodes=8, **sampled)]).configurations
+    assert any("sampled ones were measured" in remark for remark in tree[1].remarks)
+    assert any("verifies chains only; trees of 8 nodes and 4 levels" in remark for remark in tree[0].remarks)
+
+
+def test_match_lengths_of_a_lookup():
+    of_vllm, _, of_llama = commands(measured("ngram", drafter__q=3))
+    assert '"prompt_lookup_max": 3, "prompt_lookup_min": 3' in of_vllm and "size-n 3" in of_llama
+    of_vllm, _, of_llama = commands(measured("ngram", drafter__order_max=6, drafter__order_min=2))
+    assert '"prompt_lookup_max": 6, "prompt_lookup_min": 2' in of_vllm and "size-n 6" in of_llama
+
+
+@pytest.mark.parametrize(
+    ("tokens", "ranges"),
+    [
+        ({1: 4, 2: 4, 8: 2, 16: 0}, [[1, 2, 4], [3, 8, 2], [9, 65536, 0]]),
+        ({4: 3}, [[1, 4, 3], [5, 65536, 0]]),
+        ({1: 0, 4: 3}, [[1, 1, 0], [2, 4, 3], [5, 65536, 0]]),
+    ],
+)
+def test_draft_tokens_by_batch_as_vllm_takes_them(tokens, ranges):
+    """Ranges begin at 1 and follow on one another, as vLLM demands; its last one holds for every larger batch."""
+    assert batch_schedule(tokens) == ranges
+
+
+def test_another_vocabulary_needs_an_engine_that_can():
+    found = recommend([measured("small_model", drafter__translate=True)]).configurations
+    assert '"use_heterogeneous_vocab": true' in found[0].command
+    assert [each.command for each in found[1:]] == ["", ""]
+
+
+@pytest.mark.parametrize("drafter", ["eagle", "medusa", "mlp_speculator"])
+def test_weights_in_a_file_of_our_own_are_read_by_no_engine(drafter):
+    found = recommend([measured(drafter)])
+    assert found.verdict.startswith(f"No engine offers {drafter} as it was measured. It would pay: ")
+    assert "specdec's own file, which nothing exports" in found.configurations[0].line
+    other = recommend([measured("eagle", form="speculators eagle")]).configurations[0]
+    assert "the checkpoint has the format speculators eagle, and this engine reads EAGLE-1, EAGLE-3" in other.line
+
+
+@pytest.mark.parametrize(
+    ("speedup", "says"),
+    [
+        (Interval(1.1, 0.9, 1.3), "Leave speculation off, unless more prompts show that it is faster: ngram with"),
+        (Interval(0.9, 0.8, 0.95), "Leave speculation off: ngram with drafts of 4 tokens is 0.900 (0.800 to 0.950)"),
+        (Interval(2.0), "Leave speculation off, unless more prompts show that it is faster: ngram with"),
+    ],
+)
+def test_what_is_not_shown_to_pay_is_left_off(speedup, says):
+    found = recommend([measured("ngram", speedup=speedup)])
+    assert found.verdict.startswith(says) and f"{speedup} times" in found.verdict
+    assert not found.configurations and len(found.lines()) == 1
+
+
+def test_the_best_depth_is_one_that_pays():
+    unclear, sure = (
+        measured("ngram", speedup=Interval(1.9, 0.9, 2.5)),
+        measured("ngram", speedup=Interval(1.2, 1.1, 1.3)),
+    )
+    lower = measured("ngram", speedup=Interval(1.15, 1.12, 1.2))
+    assert "1.200 (1.100 to 1.300)" in recommend([unclear, lower, sure]).verdict
+    assert ", the best of 3 depths, is" in recommend([unclear, lower, sure]).verdict
+
+
+def test_nothing_is_recommended_without_a_model_or_a_clock():
+    table = measured("ngram", target__name="table")
+    assert recommend([table]).verdict == "No recommendation: no engine is known to speculate with such a target."
+    simulated = Measured(table.params, 4, 4, PAYS, simulated=True)
+    assert recommend([simulated]).verdict == "No recommendation: time was simulated by a cost model."
+
+
+def test_pocket_models_are_a_demonstration():
+    found = recommend([measured("small_model", target__model="pocket", drafter__model="pocket")])
+    assert shlex.split(found.configurations[0].command)[2] == "MODEL"
+    assert '"model": "DRAFT_MODEL"' in found.configurations[0].command
+    words = " ".join(found.section().text)
+    assert "**A demonstration of the tool, evidence of nothing else**" in words and "pocket" not in "".join(
+        found.lines()
+    )
+    assert "demonstration" not in " ".join(recommend([measured("small_model")]).section().text)
+
+
+def test_what_was_measured_otherwise_is_said():
+    lossy = Measured(measured("ngram", verifier__name="typical").params, 4, 4, PAYS, lossless=False, machine="EPYC")
+    words = " ".join(recommend([lossy]).section().text)
+    assert "`verifier=typical` was measured, which changes the text" in words
+    assert "specdec measured this in its own loop on EPYC, not in these engines" in words
+    assert "one sequence at a time" in words and "temperature" not in words
+    several = measured("ngram", measurement__batch_size=8, sampling__temperature=0.7)
+    words = " ".join(recommend([several]).section().text)
+    assert "with up to 8 sequences at once" in words and "at temperature 0.7" in words
+
+
+def test_a_page_shows_commands_as_code_and_escapes_names(tmp_path):
+    one = measured("small_model", drafter__model="a/<script>alert(1)</script>")
+    section = recommend([one]).section()
+    html, markdown = write_report(tmp_path, "Runs", [Chapter("A run", (section,))])
+    page = html.read_text(encoding="utf-8")
+    assert "<script" not in page and "&lt;script&gt;alert(1)" in page
+    assert page.count("<pre>") == 3 and page.count("In the format of") == 3
+    assert "In the format of vLLM 0.33.0." in page and "In the format of llama.cpp 0.5.0." in page
+    assert f"```\n{section.text[-1].splitlines()[1]}\n" in markdown.read_text(encoding="utf-8")

@@ -1,0 +1,92 @@
+"""Ratios of other engines to ours, and how pages and notes tell them."""
+
+from types import SimpleNamespace
+
+import pandas as pd
+import pytest
+
+from specdec.analysis.runs.peers_section import peer_notes, peers_section
+from specdec.analysis.runs.run_metrics import peer_metrics
+
+
+def test_ratios_are_over_the_arm_that_does_the_same():
+    """Two prompts; the peer takes 3 s for 10 tokens and 1 s for 10, our ngram arm 1 s each with prefill."""
+    generations = pd.DataFrame(
+        [
+            {
+                "method": method,
+                "gamma": gamma,
+                "repeat": 0,
+                "prompt": prompt,
+                "tokens": 10,
+                "prefill_s": 0.25,
+                "decode_s": decode_s,
+                "generated_token_ids": [prompt == "b"] * 10,
+            }
+            for method, gamma, decode_s in (("baseline", 0, 99.0), ("ngram", 4, 0.75), ("ngram", 2, 55.0))
+            for prompt in ("a", "b")
+        ]
+    )
+    row = {"peer": "prompt_lookup", "ours_method": "ngram", "ours_gamma": 4, "repeat": 0, "tokens": 10}
+    rows = [
+        {**row, "prompt": "a", "seconds": 3.0, "generated_token_ids": [False] * 10},
+        {**row, "prompt": "b", "seconds": 1.0, "generated_token_ids": [False] * 10},
+    ]
+    metrics = peer_metrics(rows, lambda: generations, True, 500, 0)
+    assert metrics["peer.prompt_lookup.ratio"] == pytest.approx(2.0)
+    assert metrics["peer.prompt_lookup.ratio.ci_low"] <= 2.0 <= metrics["peer.prompt_lookup.ratio.ci_high"]
+    assert metrics["peer.prompt_lookup.identical"] == 0.5
+    assert "peer.prompt_lookup.identical" not in peer_metrics(rows, lambda: generations, False, 500, 0)
+    assert peer_metrics([], lambda: generations, True, 500, 0) == {}
+
+
+PEER = {
+    "peer": "llama_cpp.generate",
+    "engine": "llama_cpp",
+    "version": "llama-cpp-python 0.3",
+    "setting": "flash attention",
+    "tried": [{"setting": "flash attention", "seconds": 1.0}, {"setting": "plain", "failed": "LeftOut: no"}],
+    "failure": "",
+    "ours": {"method": "baseline", "gamma": 0, "setting": "traced, float32, 2 threads"},
+}
+SECOND = {**PEER, "peer": "llama_cpp.prompt_lookup", "ours": {"method": "ngram", "gamma": 4, "setting": "traced"}}
+DESCRIBED = {"peers": [PEER, SECOND], "left_out": [{"peer": "openvino", "reason": "it is not installed."}]}
+METRICS = {
+    "peer.llama_cpp.generate.ratio": 0.8,
+    "peer.llama_cpp.generate.ratio.ci_low": 0.7,
+    "peer.llama_cpp.generate.ratio.ci_high": 0.9,
+    "peer.llama_cpp.generate.identical": 0.75,
+    "peer.llama_cpp.prompt_lookup.ratio": 1.5,
+    "peer.llama_cpp.prompt_lookup.ratio.ci_low": 1.2,
+    "peer.llama_cpp.prompt_lookup.ratio.ci_high": 1.7,
+}
+
+
+def test_the_section_has_every_peer_with_both_settings_and_who_was_left_out():
+    section = peers_section(SimpleNamespace(metrics=METRICS), DESCRIBED)
+    (text,), ((_, table),) = section.text, section.tables
+    assert "Slower than ours: llama_cpp.prompt_lookup.**" in text and "Faster than ours: llama_cpp.generate.**" in text
+    first, second, absent = table.to_dict("records")
+    assert first["its time per token over ours"] == "0.80 (0.70 to 0.90)"
+    assert (first["its setting"], first["our setting"]) == ("flash attention", "traced, float32, 2 threads")
+    assert (first["set against"], second["set against"]) == ("the baseline", "ngram at gamma 4")
+    assert (absent["peer"], absent["left out or failed"]) == ("openvino", "it is not installed.")
+
+
+def test_a_page_with_nothing_but_what_was_left_out():
+    section = peers_section(SimpleNamespace(metrics={}), {**DESCRIBED, "peers": []})
+    assert section.tables[0][1]["left out or failed"].tolist() == ["it is not installed."]
+
+
+def test_notes_say_ratio_settings_and_failures():
+    broken = {**SECOND, "failure": "at prompt p: ValueError: no"}
+    never = {**PEER, "peer": "generate", "failure": "no luck"}
+    first, second, third, absent = peer_notes({**DESCRIBED, "peers": [PEER, broken, never]}, METRICS)
+    assert first == (
+        "Peer llama_cpp.generate (llama-cpp-python 0.3, flash attention) takes 0.80 (0.70 to 0.90) times our time per "
+        "token with the baseline (traced, float32, 2 threads), prefill included. 75% of its outputs are our "
+        "baseline's, token for token. Tried on the longest prompt: flash attention 1.000 s, plain failed (LeftOut: no)."
+    )
+    assert "ngram at gamma 4 (traced)" in second
+    assert second.endswith("It failed and is compared as far as it came: at prompt p: ValueError: no")
+    assert (third, absent) == ("Peer generate failed: no luck", "Peer openvino is left out: it is not installed.")

@@ -1,0 +1,174 @@
+"""Which architectures of transformers can be decoded: every one with a causal head, as a tiny random model.
+
+Run by hand: `python -m pytest -n 0 -m benchmark tests/benchmarks/test_architectures.py`, about two minutes. A line of
+`analysis/results/architectures.json` says how drafts that branch are evaluated ("packed" or "rows"), or why the model
+is refused, or why no tiny model could be made. What is served has decoded a text with chains and with trees, in
+float32, token for token as plain forward passes do.
+"""
+
+import copy
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from specdec.certification.greedy_identity import GREEDY, PROMPT, Scattered, decoded
+from specdec.errors import ModelLoadError
+from specdec.targets.causal import Causal
+from specdec.verifiers.base.contract import verifiers
+
+pytestmark = pytest.mark.benchmark
+
+WIDTH, HEADS, LAYERS, HEAD = 32, 4, 2, 8
+
+
+def sizes(value: int, names: str) -> dict[str, int]:
+    return dict.fromkeys(names.split(), value)
+
+
+# The usual keys of configurations that make a model large, and small values that fit together.
+SMALL = (
+    sizes(WIDTH, "hidden_size n_embd d_model dim hidden_dim word_embed_proj_dim embedding_size embed_dim emb_dim "
+          "dim_model lru_width attention_hidden_size output_hidden_size input_embedding_size "
+          "cross_attention_hidden_size")
+    | sizes(WIDTH, "intermediate_size ffn_dim decoder_ffn_dim encoder_ffn_dim n_inner d_ff d_inner ffn_hidden_size "
+            "moe_intermediate_size shared_expert_intermediate_size shared_intermediate_size intermediate_size_mlp "
+            "dim_ff feed_forward_size expert_ffn_hidden_size dense_intermediate_size mlp_hidden_size")
+    | sizes(LAYERS, "num_hidden_layers n_layer n_layers num_layers decoder_layers encoder_layers num_encoder_layers "
+            "num_decoder_layers")
+    | sizes(HEADS, "num_attention_heads n_head n_heads decoder_attention_heads encoder_attention_heads num_heads "
+            "num_encoder_attention_heads num_decoder_attention_heads swa_num_attention_heads")
+    | sizes(HEADS // 2, "num_key_value_heads kv_n_heads num_kv_heads num_global_key_value_heads "
+            "swa_num_key_value_heads")
+    | sizes(HEAD, "head_dim d_head attention_head_dim kv_channels dim_head global_head_dim v_head_dim swa_head_dim "
+            "swa_v_head_dim qk_nope_head_dim qk_rope_head_dim q_lora_rank kv_lora_rank o_lora_rank rotary_dim "
+            "index_head_dim")
+    | sizes(61, "vocab_size decoder_vocab_size vocab_size_per_layer_input audio_vocab_size "
+            "encoder_hash_byte_group_vocab pronunciation_vocab_size shape_vocab_size")
+    | sizes(16, "hidden_size_per_layer_input pronunciation_embed_dim shape_embed_dim")
+    | sizes(128, "max_position_embeddings n_positions n_ctx max_seq_len max_sequence_length max_target_positions "
+            "max_source_positions seq_length")
+    | sizes(4, "num_experts n_routed_experts num_local_experts moe_num_experts num_moe_experts ffn_num_experts")
+    | sizes(2, "num_experts_per_tok moe_topk moe_k moe_top_k num_selected_experts top_k_experts experts_per_token")
+    | sizes(1, "n_group topk_group n_shared_experts first_k_dense_replace")
+    | sizes(6, "sliding_window attention_chunk_size window_size")
+)  # fmt: skip
+# What the rule above does not reach.
+BESIDES: dict[str, dict[str, Any]] = {
+    "bamba": dict(mamba_n_heads=8, mamba_d_head=8, attn_layer_indices=[1]),
+    "bigbird_pegasus": dict(attention_type="original_full"),
+    "deepseek_v2": dict(topk_method="greedy", n_routed_experts=4, num_experts_per_tok=2),
+    "dots1": dict(n_routed_experts=4, num_experts_per_tok=2),
+    "dots3_note": dict(per_layer_config={}),
+    "dots3_note_text": dict(per_layer_config={}),
+    "gemma4_text": dict(per_layer_config={}),
+    "gemma4_unified_text": dict(per_layer_config={}),
+    "gpt_neo": dict(attention_types=[[["global", "local"], 1]], attention_layers=["global", "local"]),
+    "granitemoehybrid": dict(mamba_n_heads=8, mamba_d_head=8),
+    "hunyuan_v1_dense": dict(head_dim=HEAD),
+    "hunyuan_v1_moe": dict(head_dim=HEAD),
+    "lfm2_moe": dict(layer_types=["conv", "full_attention"]),
+    "longcat_flash": dict(qk_head_dim=2 * HEAD),
+    "mamba2": dict(num_heads=8, head_dim=8),
+    "ministral": dict(head_dim=HEAD, num_key_value_heads=2),
+    "nemotron": dict(num_key_value_heads=HEADS),
+    "reformer": dict(is_decoder=True),
+    "xmod": dict(default_language="en_XX"),
+    "zamba": dict(layer_types=["linear_attention", "hybrid"]),
+    "zamba2": dict(layer_types=["mamba", "hybrid"]),
+}
+
+
+def shrunk(config: Any) -> dict[str, Any]:
+    """The values of a configuration with every size made small, and one layer of each kind or two of the only one."""
+    from transformers import PreTrainedConfig
+
+    values, small = config.to_dict(), dict[str, Any]()
+    kinds = values.get("layer_types") or []
+    once = list(dict.fromkeys(kinds))
+    chosen = once if len(once) > 1 else once * 2
+    for key, value in values.items():
+        part = config.__dict__.get(key)
+        if isinstance(part, PreTrainedConfig):
+            small[key] = shrunk(part)
+        elif key.endswith("token_id"):
+            small[key] = None if key == "eos_token_id" or not isinstance(value, int) else min(value, 3)
+        elif key in SMALL and isinstance(value, int) and not isinstance(value, bool) and value:
+            small[key] = min(SMALL[key], value)
+        elif kinds and isinstance(value, list) and len(value) == len(kinds):
+            small[key] = [value[kinds.index(kind)] for kind in chosen]
+        elif key not in ("model_type", "architectures", "transformers_version", "dtype", "_name_or_path"):
+            small[key] = copy.deepcopy(value)
+    if kinds:
+        small |= {key: len(chosen) for key in ("num_hidden_layers", "n_layer") if key in small}
+    if "kv_lora_rank" in small and "num_key_value_heads" in small:
+        small["num_key_value_heads"] = HEADS  # latent attention has keys for every head
+    return small
+
+
+def tiny(model_type: str) -> Any:
+    """A random model of an architecture in float32, whose logits are far enough apart."""
+    from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+
+    kind = CONFIG_MAPPING[model_type]
+    values = shrunk(kind()) | BESIDES.get(model_type, {})
+    config = kind(**values)
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config).float().eval().requires_grad_(False)
+    if model_type == "xmod":
+        model.set_default_language("en_XX")
+    for weight in model.parameters():
+        weight.mul_(5.0 if weight.dim() > 1 else 1.0)
+    model(input_ids=torch.tensor([PROMPT]), use_cache=False)
+    return model
+
+
+@torch.inference_mode()
+def plain_greedy(model: Any, prompt: tuple[int, ...], count: int) -> tuple[int, ...]:
+    text = list(prompt)
+    for _ in range(count):
+        text.append(int(model(input_ids=torch.tensor([text]), use_cache=False).logits[0, -1, :61].argmax()))
+    return tuple(text[len(prompt) :])
+
+
+def in_words(error: Exception) -> str:
+    return " ".join(str(error).split())[:160] or type(error).__name__
+
+
+def architectures() -> Iterator[str]:
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    yield from MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+
+@pytest.mark.parametrize("model_type", architectures())
+def test_an_architecture_is_served_as_plain_passes_say_or_refused(model_type, make_structure, log_figure):
+    begin = time.perf_counter()
+    try:
+        model = tiny(model_type)
+    except Exception as error:  # a configuration that the rule does not reach, or a package that is not here
+        log_figure(architecture=model_type, outcome="not built", why=in_words(error))
+        return
+    made = time.perf_counter()
+    try:
+        target = Causal(model, GREEDY, name=model_type)
+    except ModelLoadError as error:
+        log_figure(architecture=model_type, outcome="refused", why=str(error))
+        return
+    took = round(time.perf_counter() - made, 3)
+    own = plain_greedy(model, PROMPT, 28)
+    for shape in ("chain", "tree"):
+        found = decoded(target, Scattered(own), verifiers.build({"name": "greedy"}), make_structure(shape, 4))
+        assert found.tokens == own, shape
+    errors = {check: float(f"{error:.1e}") for check, error in target.decoder.probed.errors.items()}
+    log_figure(
+        architecture=model_type,
+        outcome=target.evaluation,
+        static=target.decoder.probed.static,
+        tokens=len(set(own)),
+        errors=errors,
+        probe_s=took,
+        made_s=round(made - begin, 3),
+    )

@@ -1,0 +1,349 @@
+"""Which models are trusted, with which calls: every family decodes in float64 what plain forward passes say, chains and
+trees alike, or is refused in one sentence that names its type.
+"""
+
+import json
+import os
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+
+from specdec.certification.greedy_identity import GREEDY, NEW_TOKENS, PROMPT, Scattered, decoded
+from specdec.certification.tiny_models import VOCABULARY
+from specdec.drafters.small_model import SmallModel
+from specdec.errors import ModelLoadError, UsageError
+from specdec.models import probe as probing
+from specdec.models.decoder import Decoder
+from specdec.models.load import load_model
+from specdec.models.probe import logit_error, open_decoder, position_border, probe
+from specdec.models.seq2seq import Seq2SeqDecoder
+from specdec.targets.base import targets
+from specdec.targets.causal import Causal
+from specdec.verifiers.base.contract import verifiers
+
+SIZES = dict(
+    vocab_size=VOCABULARY, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+    max_position_embeddings=256, bos_token_id=None, eos_token_id=None, pad_token_id=None,
+)  # fmt: skip
+GROUPED = dict(SIZES, num_key_value_heads=2)
+ENDLESS = dict(bos_token_id=None, eos_token_id=None, pad_token_id=None)
+OF_BART = dict(
+    vocab_size=VOCABULARY, d_model=32, decoder_layers=2, decoder_attention_heads=4, decoder_ffn_dim=48,
+    max_position_embeddings=128, is_decoder=True, is_encoder_decoder=False, **ENDLESS,
+)  # fmt: skip
+OF_GPT = dict(vocab_size=VOCABULARY, n_layer=2, n_positions=128, bos_token_id=None, eos_token_id=None)
+
+
+def long_rope(length: int, factor: float = 4.0) -> dict[str, Any]:
+    """Values of a Phi-3 whose positions change where a text has more than `length` tokens."""
+    kind = dict(rope_type="longrope", rope_theta=1e4, short_factor=[1.0] * 4, long_factor=[factor] * 4)
+    original = dict(original_max_position_embeddings=length)
+    return GROUPED | original | dict(rope_parameters=kind | original)
+
+
+NOT_CAUSAL, NOT_PLAIN, FAILS = "a later token changes its logits", "differ from those of a plain", "does not work with"
+OF_GPT_NEO = dict(
+    vocab_size=VOCABULARY, hidden_size=32, num_layers=2, num_heads=4, attention_types=[[["global", "local"], 1]],
+    window_size=6, max_position_embeddings=128, intermediate_size=48, bos_token_id=None, eos_token_id=None,
+)  # fmt: skip
+OF_BLOOM = dict(vocab_size=VOCABULARY, hidden_size=32, n_layer=2, n_head=4, bos_token_id=None, eos_token_id=None)
+WINDOW = dict(GROUPED, head_dim=8, sliding_window=6)
+KINDS = dict(layer_types=["sliding_attention", "full_attention"], tie_word_embeddings=False)
+DYNAMIC = dict(rope_parameters=dict(rope_type="dynamic", factor=2.0, rope_theta=1e4))
+# Name -> class of the configuration, its values, how drafts that branch are evaluated or why the model is refused.
+FAMILIES: dict[str, tuple[str, dict[str, Any], str]] = {
+    "llama": ("LlamaConfig", GROUPED, "packed"),
+    "llama_dynamic_rope": ("LlamaConfig", GROUPED | DYNAMIC, "packed"),
+    "mistral_window": ("MistralConfig", WINDOW, "packed"),
+    "gemma2": ("Gemma2Config", dict(WINDOW, attn_implementation="eager", tie_word_embeddings=False), "packed"),
+    "gemma3": ("Gemma3TextConfig", WINDOW | KINDS, "packed"),
+    "phi3_long_rope": ("Phi3Config", long_rope(60), "packed"),
+    "gpt2": ("GPT2Config", dict(OF_GPT, n_embd=32, n_head=4), "packed"),
+    "gpt_neox": ("GPTNeoXConfig", SIZES, "packed"),
+    "opt": ("OPTConfig", dict(SIZES, ffn_dim=48, word_embed_proj_dim=32), "packed"),
+    "falcon": ("FalconConfig", SIZES, "packed"),
+    "bert_decoder": ("BertConfig", dict(SIZES, pad_token_id=0, is_decoder=True), "packed"),
+    "gpt_neo": ("GPTNeoConfig", OF_GPT_NEO, "rows"),
+    "mpt": ("MptConfig", dict(vocab_size=VOCABULARY, d_model=32, n_layers=2, n_heads=4, max_seq_len=128), "rows"),
+    "bart": ("BartConfig", OF_BART, "rows"),
+    "pegasus": ("PegasusConfig", OF_BART, "rows"),
+    "trocr": ("TrOCRConfig", OF_BART, "rows"),
+    "bloom": ("BloomConfig", OF_BLOOM, FAILS),
+    "falcon_alibi": ("FalconConfig", dict(SIZES, alibi=True), FAILS),
+    "bert": ("BertConfig", dict(SIZES, pad_token_id=0), NOT_CAUSAL),
+    "roberta": ("RobertaConfig", dict(SIZES, pad_token_id=1), NOT_CAUSAL),
+    "roberta_decoder": ("RobertaConfig", dict(SIZES, pad_token_id=1, is_decoder=True), NOT_PLAIN),
+}
+
+
+def made(kind: str, values: dict[str, Any]) -> Any:
+    import transformers
+
+    torch.manual_seed(0)
+    config = getattr(transformers, kind)(**values)
+    model = transformers.AutoModelForCausalLM.from_config(config).double().eval().requires_grad_(False)
+    for weight in model.parameters():
+        weight.mul_(5.0 if weight.dim() > 1 else 3.0)
+    return model
+
+
+@cache
+def model_of(family: str) -> Any:
+    return made(*FAMILIES[family][:2])
+
+
+def plain_greedy(model, prompt, count=NEW_TOKENS):
+    """The greedy text by one forward pass after another, without a cache."""
+    text = list(prompt)
+    for _ in range(count):
+        text.append(int(model(input_ids=torch.tensor([text]), use_cache=False).logits[0, -1].argmax()))
+    return tuple(text[len(prompt) :])
+
+
+GREEDY_RULE = {"name": "greedy"}
+SERVED = sorted(name for name, (_, _, how) in FAMILIES.items() if how in ("packed", "rows"))
+REFUSED = sorted(FAMILIES.keys() - set(SERVED))
+BY_ROWS = [name for name in SERVED if FAMILIES[name][2] == "rows"]
+
+
+@pytest.mark.parametrize("family", SERVED)
+def test_a_family_that_is_served_decodes_what_plain_passes_say(family, make_structure, caplog):
+    model = model_of(family)
+    target = Causal(model, GREEDY)
+    assert target.evaluation == FAMILIES[family][2]
+    assert (FAMILIES[family][2] == "rows") == any("by rows" in message for message in caplog.messages)
+    own = plain_greedy(model, PROMPT)
+    for shape in ("chain", "tree"):
+        found = decoded(target, Scattered(own), verifiers.build(GREEDY_RULE), make_structure(shape, 4))
+        assert found.tokens == own, shape
+        assert any(row.accepted for row in found.rounds) and any(row.rejected for row in found.rounds)
+
+
+@pytest.mark.parametrize("family", REFUSED)
+def test_a_family_that_cannot_be_served_is_refused_in_one_sentence(family):
+    with pytest.raises(ModelLoadError, match=FAMILIES[family][2]) as raised:
+        Causal(model_of(family), GREEDY)
+    sentence = str(raised.value)
+    assert f"({FAMILIES[family][0].removesuffix('Config').lower()}, " in sentence and "\n" not in sentence
+    assert "use " in sentence and sentence.endswith(".")
+
+
+@pytest.mark.parametrize("family", BY_ROWS)
+def test_what_is_served_by_rows_would_be_wrong_under_a_tree_mask(family):
+    target = Causal(model_of(family), GREEDY)
+    found = target.decoder.probed
+    assert found.errors["packed"] > 0.05 and found.errors["rows"] < 1e-5
+    assert target.describe()["probe"]["packed"] is False and target.describe()["evaluation"] == "rows"
+    assert target.capabilities.evaluations == ("rows",) and "packed" in Causal.capabilities.evaluations
+    (sentence,) = target.remarks
+    assert target.model.config.model_type in sentence and "by rows only" in sentence
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("family", ["llama", "gemma3", "gpt2", "mpt", "bart", "bert"])
+def test_rounding_refuses_no_good_model_and_hides_no_fault(family, dtype):
+    kind, values, expected = FAMILIES[family]
+    decoder = Decoder(made(kind, values).to(dtype), family, 512)
+    if expected == NOT_CAUSAL:
+        with pytest.raises(ModelLoadError, match=NOT_CAUSAL):
+            probe(decoder)
+    else:
+        found = probe(decoder)
+        assert (found.packed, found.rows, found.pieces) == (expected == "packed", True, True)
+
+
+def test_long_rope_is_kept_within_its_original_length():
+    """A text that crosses it would mix keys of both kinds. A length too long to be tried is taken from the
+    configuration.
+    """
+    target = Causal(model_of("phi3_long_rope"), GREEDY)
+    assert target.context_length == target.decoder.context_length == 60 < SIZES["max_position_embeddings"]
+    assert target.decoder.probed.errors["crossing"] > 0.05
+    assert "60 tokens" in target.remarks[0] and "(phi3, " in target.remarks[0]
+    found = probe(Decoder(made("Phi3Config", long_rope(150)), "far", 512))
+    assert found.context == 150 and "crossing" not in found.errors
+
+
+def test_positions_that_do_not_change_need_no_border():
+    found = probe(Decoder(made("Phi3Config", long_rope(40, factor=1.0)), "same", 512))
+    assert found.context is None and found.errors["crossing"] < 1e-5
+    dynamic = model_of("llama_dynamic_rope")
+    assert position_border(dynamic.config) == 256
+    assert probe(Decoder(dynamic, "dynamic", 512)).context is None  # the context ends there anyway
+    assert position_border(model_of("llama").config) is None
+
+
+@pytest.fixture
+def altered(monkeypatch):
+    """`altered(change)` is a Llama whose forward pass `change` may spoil: it gets the arguments and the cache."""
+
+    def make(change):
+        model = made("LlamaConfig", GROUPED)
+        forward = model.forward
+
+        def call(**inputs):
+            cache = inputs.get("past_key_values")
+            return forward(**(inputs if cache is None else change(inputs, cache)))
+
+        monkeypatch.setattr(model, "forward", call)
+        return model
+
+    return make
+
+
+def test_a_prefill_that_fails_in_pieces_is_made_in_one_call(altered, make_structure):
+    """Between 1 and 7 cached tokens there is only a prefill in pieces."""
+
+    def change(inputs, cache):
+        late = 0 < cache.length < 8 and inputs["position_ids"].shape[-1] > 1
+        return inputs | ({"position_ids": inputs["position_ids"].flip(-1)} if late else {})
+
+    model = altered(change)
+    target = Causal(model, GREEDY, prefill_chunk=5)
+    assert not target.decoder.probed.pieces and target.decoder.probed.packed
+    assert "prefilled in one call" in target.remarks[0] and "(llama, " in target.remarks[0]
+    own = plain_greedy(model, PROMPT)
+    found = decoded(target, Scattered(own), verifiers.build(GREEDY_RULE), make_structure("tree", 4))
+    assert found.tokens == own
+
+
+def test_a_chain_behind_a_rejection_has_to_be_right(altered):
+    """A model that keeps what was rolled back: its positions go on from the most tokens that it has seen."""
+    seen = [0]
+
+    def change(inputs, cache):
+        begin = max(seen[0], cache.length)
+        size = inputs["input_ids"].shape[-1]
+        behind = torch.arange(begin, begin + size).expand_as(inputs["position_ids"])
+        seen[0] = begin + size
+        return inputs | {"position_ids": behind}
+
+    with pytest.raises(ModelLoadError, match=r"\(llama, .*after rolling back its cache"):
+        probe(Decoder(altered(change), "keeps", 512))
+
+
+def test_rows_that_fail_are_not_asked_for(altered):
+    def change(inputs, cache):
+        if len(inputs["input_ids"]) > 1:
+            raise ValueError("one sequence at a time")
+        return inputs
+
+    model = altered(change)
+    assert Causal(model, GREEDY).capabilities.evaluations == ("packed",)
+    with pytest.raises(UsageError, match=r"target\.evaluation=rows.*llama"):
+        Causal(model, GREEDY, evaluation="rows")
+
+
+def test_a_model_that_takes_chains_only_is_no_target(altered):
+    def change(inputs, cache):
+        places = inputs["position_ids"][0]
+        if len(inputs["input_ids"]) > 1 or (places.diff() != 1).any():
+            raise ValueError("chains only")
+        return inputs
+
+    model = altered(change)
+    with pytest.raises(ModelLoadError, match=r"\(llama\) takes chains only"):
+        Causal(model, GREEDY)
+
+
+def test_calls_of_fixed_shape_are_not_made_on_a_model_that_counts_for_itself():
+    """A captured loop tells the cache its length only at the end: positions taken from it stand still."""
+    found = probe(Decoder(model_of("bart"), "bart", 512))
+    assert not found.static and found.errors["static"] > 0.05
+    decoder = Decoder(model_of("bart"), "bart", 512)
+    open_decoder(decoder)
+    assert not decoder.loops and probe(Decoder(model_of("mpt"), "mpt", 512)).static
+
+
+def test_a_drafter_by_rows_drafts_chains(make_structure):
+    target = Causal(model_of("llama"), GREEDY)
+    drafter = SmallModel(model_of("mpt"), target)
+    own = plain_greedy(target.model, PROMPT)
+    rule = verifiers.build(GREEDY_RULE)
+    assert decoded(target, drafter, rule, make_structure("chain", 3)).tokens == own
+    assert drafter.batched(2) is None and "by rows only" in drafter.notes[0]
+    with pytest.raises(UsageError, match=r"structure=tree: with a mpt model.*structure=chain"):
+        decoded(target, drafter, rule, make_structure("tree", 3))
+
+
+def test_a_batch_of_sequences_needs_masks_of_its_own():
+    from specdec.batching.batch_target import batch_target
+
+    with pytest.raises(UsageError, match=r"measurement\.batch_size=2.*measurement\.batch_size=1"):
+        batch_target(Causal(model_of("bart"), GREEDY), 2)
+
+
+def test_encoder_decoders_are_probed_too(encoder_decoder, tiny_encoder_decoder):
+    found = probe(Seq2SeqDecoder(tiny_encoder_decoder(encoder_decoder), "t5"))
+    assert found.rows and {"causal", "chain", "rows"} <= found.errors.keys()
+    assert max(found.errors.values()) < 1e-5
+
+
+def test_errors_are_shares_of_the_spread_whatever_the_level():
+    plain = torch.tensor([[1.0, 2.0, 3.0, -torch.inf], [0.0, 0.0, 6.0, -torch.inf]])
+    assert logit_error(plain + 5.0, plain).max() < 1e-12
+    twice = torch.tensor([[2.0, 4.0, 6.0, 0.0], [0.0, 0.0, 6.0, 0.0]])
+    torch.testing.assert_close(logit_error(twice, plain), torch.tensor([1.0, 0.0], dtype=torch.float64))
+    assert logit_error(plain * torch.nan, plain).isinf().all()
+
+
+@pytest.fixture
+def folder(tmp_path):
+    model_of("mpt").save_pretrained(tmp_path / "model")
+    return tmp_path / "model"
+
+
+@pytest.fixture
+def opened(folder, tmp_path, monkeypatch, group_values):
+    """`opened(**changes)` opens the model in the folder as a target and returns it with how often it was probed."""
+    monkeypatch.setenv("SPECDEC_CACHE", str(tmp_path / "cache"))
+    asked = []
+    whole = probing.probe
+    monkeypatch.setattr(probing, "probe", lambda decoder: asked.append(decoder) or whole(decoder))
+
+    def open_it(**changes):
+        asked.clear()
+        values = group_values("target", "causal", model=str(folder), device="cpu", **changes)
+        return targets.build(values, sampling=GREEDY), len(asked)
+
+    return open_it
+
+
+def kept(tmp_path):
+    return sorted((tmp_path / "cache" / "probes").iterdir())
+
+
+def test_what_was_found_is_kept_for_the_next_run(opened, tmp_path):
+    first, asked = opened(dtype="float32")
+    assert asked == 1 and first.evaluation == "rows" and len(kept(tmp_path)) == 1
+    second, asked = opened(dtype="float32")
+    assert asked == 0 and second.evaluation == "rows" and second.remarks == first.remarks
+    assert second.decoder.probed == first.decoder.probed
+    assert opened(dtype="float64")[1] == 1 and len(kept(tmp_path)) == 2
+
+
+def test_other_weights_are_probed_again(opened, folder, tmp_path):
+    opened(dtype="float32")
+    model = load_model(str(folder), dtype=None, device=torch.device("cpu"), attention="auto")
+    model.get_input_embeddings().weight.mul_(1.5)
+    model.save_pretrained(folder)
+    assert opened(dtype="float32")[1] == 1 and len(kept(tmp_path)) == 2
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"packed": true, "unknown": 1}'])
+def test_a_damaged_file_is_made_again(opened, tmp_path, content):
+    opened(dtype="float32")
+    (path,) = kept(tmp_path)
+    path.write_text(content)
+    target, asked = opened(dtype="float32")
+    assert asked == 1 and target.evaluation == "rows" and json.loads(path.read_text())["packed"] is False
+
+
+def test_a_cache_that_cannot_be_written_costs_time_alone(opened, tmp_path):
+    (tmp_path / "cache").write_text("a file")
+    assert os.environ["SPECDEC_CACHE"] == str(tmp_path / "cache")
+    for _ in range(2):
+        target, asked = opened(dtype="float32")
+        assert asked == 1 and target.evaluation == "rows"

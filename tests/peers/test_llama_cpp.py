@@ -1,0 +1,206 @@
+"""llama.cpp as a peer: our greedy text on tiny models, fresh texts, our method's settings, refusals in a sentence.
+
+The engine itself runs where llama-cpp-python is installed; a stand-in shows how it is driven everywhere.
+"""
+
+from contextlib import ExitStack
+from copy import deepcopy
+from types import SimpleNamespace
+
+import pytest
+import torch
+from peers.fake_llama_cpp import FakeLlama, install
+
+from specdec.clock import CpuClock
+from specdec.decode import generate
+from specdec.drafters import drafters
+from specdec.peers import Work, opened
+from specdec.peers.llama_cpp import LlamaCpp, settings
+from specdec.prompts import Prompt
+from specdec.records import Request
+from specdec.structures import structures
+from specdec.targets.causal import Causal
+from specdec.verifiers import verifiers
+
+pytest.importorskip("gguf", reason="GGUF files are written with gguf: pip install -e '.[llama_cpp]'")
+PROMPT = Prompt("p/0", "p", "", (3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5))
+LIMIT, GAMMA = 24, 3
+
+
+@pytest.fixture(scope="module")
+def models(tiny_model):
+    return {"target.gguf": deepcopy(tiny_model("llama")).float(), "drafter.gguf": deepcopy(tiny_model("qwen3")).float()}
+
+
+@pytest.fixture
+def target(models, sampling):
+    return Causal(models["target.gguf"], sampling(temperature=0.0))
+
+
+@pytest.fixture
+def engine(monkeypatch, models):
+    return install(monkeypatch, models)
+
+
+def work(target, models, name="none", structure="chain"):
+    values = {"name": name, "q": "auto", "order_max": 5}
+    drafter = SimpleNamespace(model=models["drafter.gguf"], translation=None)
+    shape = structures.build({"chain": {"name": "chain", "gamma": GAMMA}}[structure])
+    return Work(target, drafter, values, shape, LIMIT, LIMIT + len(PROMPT.tokens), 7)
+
+
+def ours(target):
+    return generate(
+        target=target,
+        drafter=drafters.build({"name": "none"}, target=target),
+        verifier=verifiers.build({"name": "greedy"}),
+        structure=structures.build({"name": "chain", "gamma": 1}).resized(0),
+        request=Request(PROMPT.tokens, LIMIT),
+        clock=CpuClock(),
+    ).tokens
+
+
+EXPECTED = [
+    ("none", {"llama_cpp.generate": ("baseline", 0)}),
+    ("ngram", {"llama_cpp.generate": ("baseline", 0), "llama_cpp.prompt_lookup": ("ngram", GAMMA)}),
+    ("small_model", {"llama_cpp.generate": ("baseline", 0), "llama_cpp.assisted": ("small_model", GAMMA)}),
+]
+
+
+@pytest.mark.parametrize(("name", "expected"), EXPECTED)
+def test_every_peer_writes_our_greedy_text(engine, target, models, name, expected):
+    text = ours(target)
+    with opened(["llama_cpp"], work(target, models, name)) as others:
+        assert {peer.name: peer.ours for peer in others.peers} == expected
+        others.tune(PROMPT, (), set())
+        rows = [peer(PROMPT) for peer in others.peers]
+        assert [row["generated_token_ids"] for row in rows] == [list(text)] * len(rows)
+        described = others.describe(rows)
+        assert [peer["failure"] for peer in described["peers"]] == [""] * len(rows)
+        assert described["peers"][0]["version"] == "llama-cpp-python 0" and described["left_out"] == []
+    assert all(each.closed for each in FakeLlama.opened)
+
+
+@pytest.mark.parametrize(("name", "expected"), EXPECTED)
+def test_llama_cpp_itself_writes_our_greedy_text(target, models, name, expected):
+    """One thread: where cores are shared, threads of llama.cpp wait for one another."""
+    pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed: pip install -e '.[llama_cpp]'")
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        text = ours(target)
+        with opened(["llama_cpp"], work(target, models, name)) as others:
+            others.tune(PROMPT, (), set())
+            assert [peer.failure for peer in others.peers] == [""] * len(expected)
+            assert {peer.name: peer(PROMPT)["generated_token_ids"] for peer in others.peers} == dict.fromkeys(
+                expected, list(text)
+            )
+    finally:
+        torch.set_num_threads(threads)
+
+
+def test_every_text_begins_afresh(engine, target, models):
+    """llama-cpp-python would take the prompt from the cache of the generation before."""
+    with opened(["llama_cpp"], work(target, models, "small_model")) as others:
+        (_, peer) = others.peers
+        peer(PROMPT)
+        peer(PROMPT)
+        first, second = FakeLlama.opened  # the drafter is opened for its target
+        assert first.name == "drafter.gguf" and second.name == "target.gguf"
+        for each in (first, second):
+            assert [call for call in each.calls if call == "reset"] == ["reset"] * 2
+            assert each.calls[0] == "reset"
+
+
+def test_drafts_have_gamma_tokens_and_lookups_our_match_length(engine, target, models):
+    with opened(["llama_cpp"], work(target, models, "small_model")) as others:
+        others.peers[1](PROMPT)
+        drafted = [call[1] for call in FakeLlama.opened[-1].calls if call[0] == "drafted"]
+        assert drafted and set(drafted) == {GAMMA}
+    with opened(["llama_cpp"], work(target, models, "ngram")) as others:
+        others.peers[1](PROMPT)
+        assert FakeLlama.opened[-1].draft_model.asked == (5, GAMMA)
+
+
+def test_the_end_token_counts_and_nothing_after_it(engine, target, models):
+    text = ours(target)
+    target.end_tokens = frozenset({text[4]})
+    with opened(["llama_cpp"], work(target, models)) as others:
+        assert others.peers[0](PROMPT)["generated_token_ids"] == list(text[: text.index(text[4]) + 1])
+
+
+def test_threads_cache_and_room_are_those_of_the_run(engine, target, models):
+    found = settings(work(target, models))
+    assert len(found) == 2 and {each.options["flash_attn"] for each in found} == {True, False}
+    for each in found:
+        assert each.options["n_threads"] == each.options["n_threads_batch"] == torch.get_num_threads()
+        assert each.options["n_ctx"] >= LIMIT + len(PROMPT.tokens) + GAMMA
+        assert (each.options["type_k"], each.options["seed"]) == (0, 7)
+    target.model = SimpleNamespace(dtype=torch.bfloat16)
+    assert [each.options["type_v"] for each in settings(work(target, models))] == [30, 30, 1, 1]
+
+
+def test_weights_that_write_another_text_are_left_out(engine, target, models, monkeypatch):
+    monkeypatch.setitem(FakeLlama.models, "target.gguf", models["drafter.gguf"])
+    with opened(["llama_cpp"], work(target, models)) as others:
+        others.tune(PROMPT, (), set())
+        (peer,) = others.peers
+        assert peer.failure.startswith("its greedy text is not the target's: the logit of token ")
+        assert peer(PROMPT) is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"temperature": 0.7, "top_p": 0.9}, "before it applies the temperature"),
+        ({"temperature": 0.7, "top_k": 3}, ""),
+        ({"temperature": 0.0, "top_p": 0.9}, ""),
+    ],
+)
+def test_only_laws_that_llama_cpp_has_are_compared(engine, models, sampling, changes, message):
+    target = Causal(models["target.gguf"], sampling(**changes))
+    with opened(["llama_cpp"], work(target, models)) as others:
+        reasons = [each["reason"] for each in others.describe()["left_out"]]
+        assert len(reasons) == bool(message) and all(message in reason for reason in reasons)
+        for peer in others.peers:
+            peer(PROMPT)
+            options = FakeLlama.opened[-1].calls[-1][2]
+            assert (options["temp"], options["top_k"]) == (changes["temperature"], changes.get("top_k", 0))
+            assert (options["top_p"], options["min_p"], options["repeat_penalty"]) == (1.0, 0.0, 1.0)
+
+
+def test_a_drafter_that_cannot_be_written_leaves_the_others(engine, target, models, tiny_model):
+    asked = work(target, models, "small_model")
+    asked.drafter.model = tiny_model("gpt2")
+    with opened(["llama_cpp"], asked) as others:
+        assert [peer.name for peer in others.peers] == ["llama_cpp.generate"]
+        (absent,) = others.describe()["left_out"]
+        assert absent["peer"] == "llama_cpp.assisted" and "gpt2" in absent["reason"]
+
+
+def test_what_is_not_installed_is_named_with_the_remedy(target, models, monkeypatch):
+    monkeypatch.setattr(LlamaCpp, "needs", {"no_such_module": "llama-cpp-python", "gguf": "gguf"})
+    with opened(["llama_cpp"], work(target, models)) as others:
+        assert others.peers == []
+        assert others.describe()["left_out"] == [
+            {
+                "peer": "llama_cpp",
+                "reason": "measurement.peers names llama_cpp, which needs llama-cpp-python and gguf: pip install -e "
+                "'.[llama_cpp]'.",
+            }
+        ]
+
+
+def test_no_file_is_left_behind(engine, target, models, monkeypatch, tmp_path):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with pytest.raises(KeyboardInterrupt), opened(["llama_cpp"], work(target, models)):
+        assert list(tmp_path.rglob("target.gguf"))
+        raise KeyboardInterrupt
+    assert not list(tmp_path.iterdir())
+
+
+def test_nothing_is_held_open_without_a_run(engine, target, models):
+    held = ExitStack()
+    LlamaCpp("llama_cpp").peers(work(target, models), held)
+    held.close()
+    assert FakeLlama.opened == []
