@@ -16,8 +16,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 from pydantic import TypeAdapter
 
-from specdec.errors import UsageError
-from specdec.registry import near_misses
+from specdec.errors import UsageError, near_misses
 
 from .read.mlflow_runs import study_files
 

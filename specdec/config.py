@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import field, fields
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, cast
+from typing import Annotated, Any, Literal, TypeVar, cast
 
 from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass as pydantic_dataclass
@@ -68,6 +68,7 @@ class MeasurementConfig:
     max_new_tokens: AtLeastOne | None  # null: recorded texts are replayed whole
     gammas: list[DraftSize]
     repeats: AtLeastOne
+    budget_seconds: Annotated[float, Field(gt=0.0)] | Literal["auto"] | None
     batch_size: AtLeastOne
     warmup_tokens: Annotated[int, Field(ge=0)]
     calibration_calls: AtLeastOne

@@ -13,8 +13,7 @@ import yaml
 from pydantic import Field
 
 from specdec.config import AtLeastOne, typed, validated
-from specdec.errors import UsageError
-from specdec.registry import near_misses
+from specdec.errors import UsageError, near_misses
 
 Seconds = Annotated[float, Field(ge=0.0)]
 

@@ -1,9 +1,22 @@
 """The faults that a user can meet, each with its exit code. Every other exception is a bug (1)."""
 
+import difflib
 import re
+from collections.abc import Iterable
 from typing import Any
 
 _OUT_OF_MEMORY = re.compile(r"out of memory|can't allocate memory")  # torch raises RuntimeErrors
+
+
+def near_misses(name: str, names: Iterable[str]) -> str:
+    """Return ` Did you mean ngram?` with the names that are closest to `name`; "" if none is close."""
+
+    def likeness(other: str) -> float:
+        return difflib.SequenceMatcher(None, other, name).ratio()
+
+    close = difflib.get_close_matches(name, list(names), n=3, cutoff=0.5)
+    close = [other for other in close if likeness(other) > likeness(close[0]) - 0.1]
+    return f" Did you mean {' or '.join(close)}?" if close else ""
 
 
 class SpecdecError(Exception):

@@ -4,31 +4,19 @@ A class is made by its `from_config(config, ...)`, or by its constructor where t
 annotation of that `config` argument says what configures it.
 """
 
-import difflib
 import importlib
 import logging
 import pkgutil
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from importlib.metadata import entry_points
 from typing import Any, Generic, TypeVar
 
 from specdec.config import validated
-from specdec.errors import UsageError
+from specdec.errors import UsageError, near_misses
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
-
-
-def near_misses(name: str, names: Iterable[str]) -> str:
-    """Return ` Did you mean ngram?` with the names that are closest to `name`; "" if none is close."""
-
-    def likeness(other: str) -> float:
-        return difflib.SequenceMatcher(None, other, name).ratio()
-
-    close = difflib.get_close_matches(name, list(names), n=3, cutoff=0.5)
-    close = [other for other in close if likeness(other) > likeness(close[0]) - 0.1]
-    return f" Did you mean {' or '.join(close)}?" if close else ""
 
 
 def _config_type(cls: type) -> type:

@@ -213,7 +213,7 @@ def test_bounds_of_a_drafter(key, value):
 
 @pytest.mark.parametrize("alpha", [-0.1, 1.1, NAN, "high", None])
 def test_bounds_of_alpha(alpha):
-    values = {"name": "oracle", "alpha": alpha, "step_ms": 0.0, "forced": False}
+    values = {"name": "oracle", "alpha": alpha, "step_ms": 0.0, "forced": False, "shape": None}
     assert sentence_of(drafters.build, values, target=None).startswith(f"Bad value drafter.alpha={alpha!r}: ")
 
 

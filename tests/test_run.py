@@ -33,7 +33,7 @@ cost.t1_ms cost.t_ar_ms cost.c cost.g cost.v cost.o account.omega account.offere
 account.draft account.verify account.overhead account.baseline iid.depth_p iid.trend_p iid.prompts_p iid.memory_p
 iid.mixing_p lossless.identical lossless.divergences lossless.unexplained repetition.share
 throughput.tokens_per_s throughput.baseline_tokens_per_s memory.peak_mb memory.weights_mb memory.cache_mb
-speedup.limit speedup.limit.realised cost.overhead_share
+speedup.limit speedup.limit.realised cost.overhead_share prompts.done prompts.left_out
 """.split()
 # A table costs no arithmetic and has one category here.
 TARGET = "target.law=[[0.4,0.35,0.25],[0.1,0.3,0.6],[0.55,0.2,0.25]]"
@@ -410,13 +410,22 @@ def test_the_forced_oracle_runs_on_random_weights_and_says_its_limit(command, tm
 @pytest.mark.slow
 def test_the_gpu_experiment_is_a_sweep_over_forced_cells(command, tmp_path):
     """Two of its eighteen cells, eagerly: what is swept on the command line replaces what the overlay sweeps."""
+    small = [each.replace("target", "drafter") for each in TOY if each.startswith("target") and "vocab" not in each]
     sweep = ("hydra.sweeper.params={structure.gamma: '3,5', drafter.alpha: '0.6', target.compile: 'false'}",)
-    code, error = command("+experiment=gpu_limit", "+debug=pocket", *TOY, *sweep)
+    code, error = command("+experiment=gpu_limit", "+debug=pocket", "target.device=cpu", *TOY, *small, *sweep)
     assert code == 0, error
     cells = sorted(tmp_path.glob("multirun/*/*/*/summary.json"))
     assert len(cells) == 2
     for cell in cells:
-        assert json.loads(cell.read_text())["metrics"]["account.alpha"] > 0
+        metrics = json.loads(cell.read_text())["metrics"]
+        assert metrics["account.alpha"] > 0 and metrics["cost.c"] > 0.02, "the model beside the oracle costs time"
+
+
+def test_the_gpu_experiment_says_once_that_there_is_no_gpu(command, tmp_path):
+    """In one sentence for all of its cells, none of which starts."""
+    code, error = command("+experiment=gpu_limit")
+    assert code == 2 and error.count("no CUDA device is available") == 1
+    assert not list(tmp_path.rglob("summary.json"))
 
 
 @pytest.fixture(scope="module")

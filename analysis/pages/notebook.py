@@ -2,10 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from specdec.errors import UsageError
 
 from ..account.shape_account import shape_section
+from ..cost.gpu_limit import RESULT, demonstration, read_gpu
 from ..findings import Section, latest_study
 from ..heads.grounded_gain import committed_section, gain_section
 from ..read.mlflow_runs import load_runs, open_run
@@ -110,6 +112,13 @@ def batches(tracking_uri: str, experiment: str) -> tuple[Section, ...]:
     except UsageError as error:
         first, *others = committed_study().findings().sections
         return (replace(first, text=(*first.text, committed_in_words(), str(error))), *others)
+
+
+def gpu_limit(path: Path = RESULT) -> tuple[Section, ...]:
+    """Return what the committed GPU measurement found; without one, what the script makes of toys on the spot, which
+    says in every section that it is no measurement.
+    """
+    return (read_gpu(path) or demonstration()).sections()
 
 
 def answers(runs: Sequence[Run], sections: Sequence[Section]) -> str:

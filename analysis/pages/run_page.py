@@ -36,7 +36,8 @@ def write_run(folder: Path) -> RunFindings:
 def _markdown(run: Run, found: RunFindings) -> str:
     prompts, standing = run.environment()["prompts"], run.standing()
     part = f" ({standing.part})" if standing and standing.partial else ""
-    blocks = [f"# {run.title}{part}", f"Prompts: {prompts['name']}, {prompts['count']} of them."]
+    cut = f" {standing.note}" if standing and standing.left_out else ""
+    blocks = [f"# {run.title}{part}", f"Prompts: {prompts['name']}, {prompts['count']} of them.{cut}"]
     for section in found.sections:
         blocks += section_blocks(section, "##", [f"figures/{name}.svg" for name, _ in section.figures])
     return "\n\n".join(blocks) + "\n"

@@ -96,6 +96,7 @@ class SessionFacts:
         unexplained: outputs that differ from the baseline's without a near-tie to explain it (`divergences.json`).
         cache_bytes: size of the target's largest key-value cache.
         peak_mb: largest memory of the process so far: the allocator's on a GPU, the resident set on a CPU.
+        left_out: ids of the prompts that the time budget left out, once for each repeat.
         drafter: the method that these counts are about; empty in runs of earlier versions.
         beside: compared, identical and unexplained of the other drafters of the session, by their method.
     """
@@ -106,11 +107,20 @@ class SessionFacts:
     cache_bytes: int
     peak_mb: float
     drafter: str = ""
+    left_out: tuple[str, ...] = ()
     beside: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
     def of_drafter(self, name: str) -> "SessionFacts":
         """Return the facts with the counts of another drafter of the session."""
-        return replace(self, drafter=name, beside={}, **self.beside[name])
+        counts = self.beside[name]
+        return replace(
+            self,
+            drafter=name,
+            beside={},
+            compared=counts["compared"],
+            identical=counts["identical"],
+            unexplained=counts["unexplained"],
+        )
 
 
 @dataclass(frozen=True)
@@ -120,20 +130,22 @@ class RunStatus:
     A process that is killed by force leaves "running" behind; a run is resumed unless it is "finished".
 
     Attributes:
-        sentence: why the run ended early, in one sentence; empty while it runs and when it finished.
+        sentence: why the run ended early, or left prompts out, in one sentence; else empty.
         prompts_done: prompts that are on disk by every method; a prompt counts once for each turn and repeat.
-        prompts: prompts that the whole run decodes, counted in the same way.
+        prompts: prompts that the whole run was asked to decode, counted in the same way.
+        left_out: prompts of these that its time budget left out: it is finished without them.
     """
 
     status: Standing
     sentence: str
     prompts_done: int
     prompts: int
+    left_out: int = 0
 
     @property
     def partial(self) -> bool:
-        """True if prompts are missing: the run's tables are about `prompts_done` of `prompts`."""
-        return self.prompts_done < self.prompts
+        """True if prompts are missing that another sitting of the run would decode."""
+        return self.prompts_done + self.left_out < self.prompts
 
     @property
     def part(self) -> str:
@@ -142,9 +154,10 @@ class RunStatus:
 
     @property
     def note(self) -> str:
-        """The first sentence on partial figures; "" where nothing is missing."""
-        part = f"{self.part[:1].upper()}{self.part[1:]}. {self.sentence}".strip()
-        return part if self.partial else ""
+        """The first sentence on the figures of some of the prompts; "" where none is missing."""
+        if not self.partial:
+            return self.sentence if self.left_out else ""
+        return f"{self.part[:1].upper()}{self.part[1:]}. {self.sentence}".strip()
 
     @classmethod
     def read(cls, folder: Path) -> "RunStatus | None":

@@ -12,8 +12,7 @@ from typing import Any
 
 import pandas as pd
 
-from specdec.errors import SpecdecError, UsageError
-from specdec.registry import near_misses
+from specdec.errors import SpecdecError, UsageError, near_misses
 from specdec.tracking.store import check_schema, locate, quieten, reason, schema_of
 
 from .runs import COMMAND, Run, missing_file

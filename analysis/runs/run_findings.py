@@ -23,6 +23,7 @@ from .run_metrics import (
     memory_metrics,
     operation_metrics,
     peer_metrics,
+    prompt_metrics,
     total_variation,
 )
 from .run_notes import residual_notes, run_notes
@@ -148,6 +149,7 @@ def _of_one_drafter(run: Run) -> tuple[RunFindings, Summary, HeldOutPrediction |
     other = None if facts.simulated else replay[replay["kind"] == "baseline"]
     prediction = held_out(arms, alpha_sums, other, replicates, seed)
     curves = model_curves(summary, prediction, replay, facts, replicates, seed)
+    standing = run.standing()
     metrics = {
         **arm.metrics,
         **model_metrics(curves, facts.primary_gamma),
@@ -158,14 +160,14 @@ def _of_one_drafter(run: Run) -> tuple[RunFindings, Summary, HeldOutPrediction |
         **limit_metrics(summary),
         **peer_metrics(peers["generations"], run.generations, facts.greedy, replicates, seed),
         **memory_metrics(session, environment),
+        **prompt_metrics(standing),
         **({"alpha.text": summary.alpha} if has_alpha else {}),
         **({} if cost is None else cost.metrics),
     }
     if facts.primary_gamma in facts.predicted:
         metrics["speedup.predicted"] = facts.predicted[facts.primary_gamma]
-    standing = run.standing()
     notes = [
-        *([standing.note] if standing and standing.partial else []),
+        *([standing.note] if standing and standing.note else []),
         formula_verdict(account_gap(arm.account)),
         verdict(arm.account, facts.simulated),
         *run_notes(metrics, facts, session, environment["prompts"]),

@@ -13,7 +13,7 @@ from specdec.theory.capped_geometric import tokens_per_round
 from specdec.theory.speedup import operations
 
 from ..intervals import Columns, bootstrap
-from ..read.facts import RunFacts, SessionFacts
+from ..read.facts import RunFacts, RunStatus, SessionFacts
 from ..rounds import drafted
 from .summary import Summary
 
@@ -84,6 +84,15 @@ def memory_metrics(session: SessionFacts, environment: Mapping[str, Any]) -> dic
         "memory.weights_mb": environment.get("model", {}).get("weight_bytes", 0) / 2**20,
         "memory.cache_mb": session.cache_bytes / 2**20,
     }
+
+
+def prompt_metrics(standing: RunStatus | None) -> dict[str, float]:
+    """Return the prompts that were decoded, each once for every turn and repeat, and those that the time budget left
+    out.
+    """
+    if standing is None:
+        return {}  # an earlier version's run
+    return {"prompts.done": standing.prompts_done, "prompts.left_out": standing.left_out}
 
 
 def peer_metrics(

@@ -24,9 +24,11 @@ from specdec.drafters import Drafter, drafters
 from specdec.errors import DeclaredLossy, NotLossless, UsageError
 from specdec.experiment.arm import Arm
 from specdec.experiment.beside import refuse_several
+from specdec.experiment.budget import refuse_budget
+from specdec.experiment.dtypes import arithmetic_notes
 from specdec.experiment.environment import capture
 from specdec.experiment.parts import Parts, build, limited, prepare
-from specdec.experiment.terminal import print_links
+from specdec.experiment.terminal import print_lines, print_links
 from specdec.progress import progress_bar
 from specdec.records import Request
 from specdec.sampling import generator_for
@@ -61,6 +63,7 @@ def certify(config: CertifyConfig, folder: Path) -> Certificate:
         SpecdecError: see `specdec.errors`; what can be wrong is found before anything is drawn.
     """
     refuse_several(config, "specdec.certify certifies one drafter", "use measurement.drafters=[] and ask for each")
+    refuse_budget(config, "specdec.certify")
     _check_fits(config)
     if config.measurement.threads is not None:
         torch.set_num_threads(config.measurement.threads)
@@ -68,6 +71,7 @@ def certify(config: CertifyConfig, folder: Path) -> Certificate:
     config = limited(config, parts.target)
     (folder / "config.yaml").write_text(yaml.safe_dump(asdict(config), sort_keys=False), encoding="utf-8")
     prepare(parts, max(parts.prompts.prompts, key=lambda prompt: len(prompt.tokens)), config.measurement)
+    print_lines(get_console(), *arithmetic_notes(parts))
     texts = [(prompt.id, prompt.tokens) for prompt in parts.prompts.prompts]
     environment = _environment(config, parts)
     lossless = all(each.lossless for each in _declarations(config, "certified")) and not _forced(config)

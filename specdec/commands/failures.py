@@ -5,8 +5,7 @@ import re
 import unicodedata
 from typing import Any
 
-from specdec.errors import EnvironmentFault, SpecdecError, UsageError, is_out_of_memory
-from specdec.registry import near_misses
+from specdec.errors import EnvironmentFault, SpecdecError, UsageError, is_out_of_memory, near_misses
 
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 NOT_WRITABLE = (errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.ESTALE, errno.EMFILE, errno.ENFILE)

@@ -102,6 +102,7 @@ class SweepParent(Callback):
             tracking = validated(TrackingConfig, {str(k): v for k, v in plain.items()}, where="tracking")
             here = Path.cwd()
             check_store(tracking, here)
+            check_device(config)
             opened = open_sweep(config, here)
             if opened.sentence:
                 print(opened.sentence, file=sys.stderr)
@@ -116,6 +117,21 @@ class SweepParent(Callback):
             raise Stopped(error) from None
         prepare_launcher(str(config.hydra.launcher._target_), opened.folder)
         _launched = Sweep(opened, run, () if config_name == "train" else HEADLINE)
+
+
+def check_device(config: DictConfig) -> None:
+    """Refuse a sweep whose cells would all ask for a GPU that is not there, once instead of in every cell.
+
+    Raises:
+        UsageError: no CUDA device is available.
+    """
+    device = OmegaConf.select(config, "target.device")
+    swept = [*config.hydra.overrides.task, *(OmegaConf.select(config, "hydra.sweeper.params") or ())]
+    if not str(device).startswith("cuda") or any(each.lstrip("+~").startswith("target.device") for each in swept):
+        return  # given on the command line, it may differ from cell to cell
+    from specdec.models.load import resolve_device
+
+    resolve_device(str(device))
 
 
 _launched: Sweep | None = None

@@ -1,8 +1,8 @@
 """An oracle with a known alpha: it makes the capped-geometric model true, so that any gap left is the engine's."""
 
 import time
-from collections.abc import Sequence
-from typing import Annotated, Literal
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import Field
@@ -10,9 +10,13 @@ from torch import Tensor
 
 from specdec.config import Probability, typed
 from specdec.drafters.base import Drafter, DrafterCapabilities, drafters
+from specdec.drafters.small_model import SmallModel
+from specdec.errors import UsageError
+from specdec.models.random_weights import random_model
 from specdec.records import EMPTY, Draft, Source, TextStart, chain_tree
 from specdec.structures.base import Structure
 from specdec.targets.base import Target
+from specdec.targets.base.model_target import ModelTarget
 
 
 @typed
@@ -21,6 +25,7 @@ class OracleConfig:
     alpha: Probability
     step_ms: Annotated[float, Field(ge=0.0)]
     forced: bool
+    shape: dict[str, Any] | None
 
 
 @drafters.register("oracle")
@@ -29,8 +34,9 @@ class Oracle(Drafter):
 
     There is one coin for each position of the text, drawn when the text starts, so that it is the same at every gamma;
     a corrupt token always differs from the recorded one. Deterministic (q is a point mass). `step_ms` is an artificial
-    cost per drafted token. With `forced` the recorded tokens are committed whatever the target says (see
-    `experiment.forced`): this is for timing in 16-bit arithmetic and says nothing about losslessness.
+    cost per drafted token; with `shape` a model of random weights (see `random_model`) drafts beside the oracle, at its
+    real cost, and its tokens are replaced. With `forced` the recorded tokens are committed whatever the target says
+    (see `experiment.forced`): this is for timing in 16-bit arithmetic and says nothing about losslessness.
     """
 
     capabilities = DrafterCapabilities(fills=frozenset({"chain"}), needs_reference=True, replay="position")
@@ -40,6 +46,11 @@ class Oracle(Drafter):
         self._target = target
         self._proposals = torch.empty(0, dtype=torch.long)
         self._position = 0
+        self._beside = None if config.shape is None else _random_drafter(config.shape, target)
+
+    def prepare(self, capacity: int, structure: Structure) -> None:
+        if self._beside is not None:
+            self._beside.prepare(capacity, structure)
 
     def start(self, text: TextStart, states: Tensor | None = None) -> None:
         if text.reference is None:
@@ -51,17 +62,38 @@ class Oracle(Drafter):
         shift = torch.randint(1, size, (len(recorded),), generator=text.generator)
         self._proposals = torch.where(corrupt, (recorded + shift) % size, recorded).to(self._target.device)
         self._position = 0
+        if self._beside is not None:
+            self._beside.start(text)
 
     def commit(self, tokens: Sequence[int], states: Tensor | None = None) -> None:
         self._position += len(tokens)
+        if self._beside is not None:
+            self._beside.commit(tokens)
 
     def draft(self, structure: Structure) -> Draft:
         tokens = self._proposals[self._position : self._position + structure.gamma]
         if len(tokens) == 0:
             return EMPTY
+        if self._beside is not None:
+            self._beside.draft(structure.clamped(len(tokens)))
+            self._beside.take_for_drafted(tokens)
         if self._config.step_ms:
             _busy_wait(len(tokens) * self._config.step_ms / 1000)
         return Draft(tokens=tokens, tree=chain_tree(len(tokens)), source=_SOURCE * len(tokens))
+
+
+def _random_drafter(shape: Mapping[str, Any], target: Target) -> SmallModel:
+    """Make the model whose cost the oracle has, in the target's number format.
+
+    Raises:
+        UsageError: a bad shape, or a target that is no transformers model.
+    """
+    if not isinstance(target, ModelTarget):
+        raise UsageError(
+            "Bad value drafter.shape: a random model drafts for a transformers target; use drafter.shape=null."
+        )
+    model = random_model(shape, dtype=target.model.dtype, device=target.device, attention="auto", key="drafter.shape")
+    return SmallModel(model, target)
 
 
 _SOURCE = (Source("oracle", 0),)

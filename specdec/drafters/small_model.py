@@ -190,10 +190,9 @@ class SmallModel(Drafter):
         captures = self._compilation == "inductor" and self._device.type == "cuda" and self._decoder.compiled
         if captures and self._decoder.loops and structure.single and structure.threshold == 0:
             self._loop = self._static_loop(structure.gamma)
-            self._loop.capture()
 
-    def _static_loop(self, gamma: int) -> StaticLoop:
-        """Return a loop over the decoder's present cache."""
+    def _static_loop(self, gamma: int) -> StaticLoop | None:
+        """Return a captured loop over the decoder's present cache; None where it cannot be had."""
         assert isinstance(self._decoder, Decoder)
         return self._decoder.static_loop(gamma, lambda logits, uniform: self._choose(self.align(logits), uniform))
 
@@ -379,6 +378,12 @@ class SmallModel(Drafter):
             self._cached += self._drafted[:-1].tolist()
         self._drafted = self._finite = None
         self._text += tokens if self.translation is not None else self._known(tokens)
+
+    def take_for_drafted(self, tokens: Tensor) -> None:
+        """Go on as if these tokens [N] had been drafted, for one whose drafts only serve to take their time: the slots
+        hold others.
+        """
+        self._drafted = tokens.to("cpu", non_blocking=True)
 
     def retract(self, count: int) -> bool:
         length = len(self._text) - count

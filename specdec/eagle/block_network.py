@@ -38,10 +38,7 @@ class BlockAttention(nn.Module):
         query = rotated(query if self.q_norm is None else self.q_norm(query), turns)
         own = self.keys_values(x, turns)
         key, value = (torch.cat(pair, 2) for pair in zip(past, own, strict=True))
-        group = query.shape[1] // key.shape[1]
-        found = F.scaled_dot_product_attention(
-            query, key.repeat_interleave(group, 1), value.repeat_interleave(group, 1)
-        )
+        found = F.scaled_dot_product_attention(query, key, value, enable_gqa=True)
         result: Tensor = self.o_proj(found.transpose(1, 2).flatten(2))
         return result
 

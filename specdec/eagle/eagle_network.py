@@ -55,14 +55,8 @@ class GroupedAttention(nn.Module):
         rows, length = query.shape[2], key.shape[2]
         if mask is None and past is not None and rows > 1:
             mask = torch.ones(rows, length, dtype=torch.bool, device=x.device).tril_(length - rows)
-        group = query.shape[1] // key.shape[1]
-        found = F.scaled_dot_product_attention(
-            query,
-            key if group == 1 else key.repeat_interleave(group, 1),
-            value if group == 1 else value.repeat_interleave(group, 1),
-            attn_mask=mask,
-            is_causal=mask is None and past is None and rows > 1,
-        )
+        causal = mask is None and past is None and rows > 1
+        found = F.scaled_dot_product_attention(query, key, value, mask, is_causal=causal, enable_gqa=True)
         return self.o_proj(found.transpose(1, 2).flatten(2)), (key, value)
 
 

@@ -20,6 +20,7 @@ from specdec.analysis.engines.recommendation import Recommendation, recommend
 from specdec.analysis.intervals import Interval
 from specdec.config import RunConfig, flattened
 from specdec.errors import UsageError
+from specdec.experiment.dtypes import used_dtypes, without_reasons
 from specdec.experiment.environment import cpu
 from specdec.experiment.parts import Parts
 from specdec.models.load import POCKET, content_hash, model_path
@@ -230,7 +231,7 @@ def keyed_by(config: RunConfig, parts: Parts, prompts: str | None = None) -> dic
     Args:
         prompts: hash of other texts than the configured prompts.
     """
-    described = parts.target.describe()
+    described = without_reasons(parts.target.describe())
     # What `describe` resolves (auto, a folder, a hub id) would give one model several keys.
     resolved = ("model", "dtype", "device", "attention", "prefill_chunk") if described else ()
     target = {key: value for key, value in config.target.items() if key not in resolved} | described
@@ -239,6 +240,7 @@ def keyed_by(config: RunConfig, parts: Parts, prompts: str | None = None) -> dic
     return {
         "target": target,
         "drafter": _content(config.drafter),
+        "drafter_dtypes": used_dtypes(parts.primary.drafter.describe()),
         "verifier": config.verifier,
         # The gamma of a chain is one of the predictions; the size of another structure is more than its depth.
         "structure": config.structure["name"] if config.structure["name"] == "chain" else config.structure,

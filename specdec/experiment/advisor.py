@@ -29,6 +29,8 @@ from specdec.errors import UsageError
 from specdec.experiment.advice import Advice, RoundCost, judge, kept_at, key_of, keyed_by, predict, recommended
 from specdec.experiment.batch_checks import refuse_batches
 from specdec.experiment.beside import refuse_several
+from specdec.experiment.budget import refuse_budget
+from specdec.experiment.dtypes import arithmetic_notes
 from specdec.experiment.parts import Parts, build, limited, prepare
 from specdec.experiment.results import GenerationKey, ResultsFolder, generation_line, round_table
 from specdec.experiment.speculated import Speculated, predicted_walks
@@ -81,6 +83,7 @@ def advise(config: AdviseConfig, folder: Path) -> Advice:
     """
     refuse_several(config, "specdec.advise predicts one drafter", "use measurement.drafters=[] and ask for each")
     refuse_batches(config, "specdec.advise")
+    refuse_budget(config, "specdec.advise")
     if config.measurement.threads is not None:
         torch.set_num_threads(config.measurement.threads)
     parts = build(config)
@@ -359,7 +362,7 @@ class _Advisor:
             predictions.append(predict(gamma, tau, speedup, cost, offered, chain))
         best, blame, verdict = judge(predictions, self._parts.label)
         prompts = len({text.id for text, _ in self._walks})
-        notes = []
+        notes = [*arithmetic_notes(self._parts)]
         if best.gamma == max(self._gammas) and len(self._gammas) > 1 and blame is None:
             notes.append("The best gamma is the largest of measurement.gammas: a longer one may be better still.")
         calls = sum(walk.calls for _, walks in self._walks for walk in walks.values())

@@ -60,11 +60,12 @@ class Collected:
             "unexplained": sum(not line["explained"] for line in parted),
         }
 
-    def write(self, results: ResultsFolder, methods: Sequence[str]) -> None:
+    def write(self, results: ResultsFolder, methods: Sequence[str], left_out: Sequence[str] = ()) -> None:
         """Write what the analysis reads.
 
         Args:
             methods: the session's drafters, that of `+drafter=` first.
+            left_out: ids of the prompts that there was no time for.
         """
         chosen, *others = methods
         facts = SessionFacts(
@@ -72,6 +73,7 @@ class Collected:
             **self.counts(chosen),
             cache_bytes=self.cache_bytes,
             peak_mb=self.peak_mb,
+            left_out=tuple(left_out),
             beside={name: self.counts(name) for name in others},
         )
         results.write_json("session.json", asdict(facts))

@@ -23,6 +23,7 @@ from specdec.errors import Interrupted, SpecdecError
 from specdec.experiment.advice import find_advice
 from specdec.experiment.batched_session import BatchedSession
 from specdec.experiment.beside import settled
+from specdec.experiment.budget import TimeBudget, budget_of
 from specdec.experiment.disk_space import check_space
 from specdec.experiment.identity import RunIdentity, identify, run_facts
 from specdec.experiment.kept import EarlierRuns, KeptRun
@@ -61,6 +62,8 @@ def run_experiment(config: RunConfig, folder: Path, earlier: EarlierRuns | None 
     Raises:
         SpecdecError: see `specdec.errors`; what was decoded before is on disk.
     """
+    budget = TimeBudget(budget_of(config))
+    print_lines(get_console(), *filter(None, [budget.opening]))
     config = settled(config)
     parts = open_parts(config)
     check_workers(config, parts)
@@ -77,7 +80,8 @@ def run_experiment(config: RunConfig, folder: Path, earlier: EarlierRuns | None 
         facts = replace(facts, notes=(*facts.notes, *workers_note(config, parts), *_sittings_note(beginning)))
         beginning.results.write_json("run.json", facts.as_dict())
         print_lines(get_console(), *([beginning.sentence] if beginning.sentence else []), *facts.notes)
-        return _run(config, parts, identity, beginning)
+        budget.lap("opening")
+        return _run(config, parts, identity, beginning, budget)
 
 
 def _sittings_note(beginning: Beginning) -> list[str]:
@@ -91,7 +95,9 @@ def _sittings_note(beginning: Beginning) -> list[str]:
     ]
 
 
-def _run(config: RunConfig, parts: Parts, identity: RunIdentity, beginning: Beginning) -> RunFindings:
+def _run(
+    config: RunConfig, parts: Parts, identity: RunIdentity, beginning: Beginning, budget: TimeBudget
+) -> RunFindings:
     """Decode what is left of a run, analyse it, and log it."""
     results, folder = beginning.results, beginning.results.folder
     name = f"{parts.label} {parts.primary.structure.label}"
@@ -101,16 +107,17 @@ def _run(config: RunConfig, parts: Parts, identity: RunIdentity, beginning: Begi
     prompts = prompts_of(config, parts)
     with tracking.tracked_run(config.tracking, **about, results=folder) as tracked:
         try:
-            with standing(results, prompts, len(beginning.kept)) as progress:
+            with standing(results, prompts, len(beginning.kept), budget) as progress:
                 write_sittings(results, identity, beginning, tracked.run_id)
                 with ranks.together():
                     ranks.given((dict(beginning.kept), read_json(folder / CALIBRATION)))
-                    _measure(config, parts, identity, beginning, partial(_alive, tracked.heartbeat, progress))
+                    _measure(config, parts, identity, beginning, partial(_alive, tracked.heartbeat, progress), budget)
                 if config.measurement.record:
                     write_streams(folder / "streams.jsonl", read_streams(folder / "generations.jsonl"))
                 del parts  # models and texts: the report is made of the files alone, and gets the memory
-                results.write_status("running", "", prompts, prompts)  # what is left is no part
-                found = write_run(folder)
+                left_out = len(budget.left_out)
+                results.write_status("running", budget.cut(prompts), prompts - left_out, prompts, left_out)
+                found = write_run(folder)  # what is not left out is whole
         except SpecdecError as error:
             results.compact()  # what was decoded so far stays, in one piece
             if isinstance(error, Interrupted):
@@ -120,11 +127,14 @@ def _run(config: RunConfig, parts: Parts, identity: RunIdentity, beginning: Begi
         tracked.metrics(found.metrics)
         tracked.curves(found.curves)
         whole = {"specdec.partial": ""} if len(beginning.sittings) > 1 else {}  # an earlier sitting may have said so
-        tracked.tags({"alpha_source": found.alpha_source, **whole})
+        cut = {"specdec.left_out": f"{left_out} of {prompts} prompts"} if left_out else {}
+        tracked.tags({"alpha_source": found.alpha_source, **whole, **cut})
         for key, lines in found.overlays().items():
             tracked.curve_children(key, lines)
         tracked.artifacts()
         links = {"browse": tracked.link, "overlay": tracked.overlay("curve.tokens_per_round")}
+    budget.lap("report")
+    logger.info("%s", budget.stages)
     if config.measurement.trace:
         print_trace(read_traces(folder / "traces.json"), get_console(), rounds=_TRACED_ROUNDS)
     show_run(found, get_console(), folder, links)
@@ -172,7 +182,12 @@ def _alive(heartbeat: Callable[[], None], progress: Callable[[], None]) -> None:
 
 
 def _measure(
-    config: RunConfig, parts: Parts, identity: RunIdentity, beginning: Beginning, heartbeat: Callable[[], None]
+    config: RunConfig,
+    parts: Parts,
+    identity: RunIdentity,
+    beginning: Beginning,
+    heartbeat: Callable[[], None],
+    budget: TimeBudget | None = None,
 ) -> None:
     """Warm up, calibrate, then decode every prompt by every method; everything goes to disk.
 
@@ -180,7 +195,7 @@ def _measure(
     are those of a run that was never interrupted.
     """
     with opened(config.measurement.peers, _work(config, parts)) as others:
-        _measure_beside(config, parts, identity, beginning, heartbeat, others)
+        _measure_beside(config, parts, identity, beginning, heartbeat, others, budget or TimeBudget(None))
 
 
 def _measure_beside(
@@ -190,6 +205,7 @@ def _measure_beside(
     beginning: Beginning,
     heartbeat: Callable[[], None],
     others: OpenedPeers,
+    budget: TimeBudget,
 ) -> None:
     measurement, target, results = config.measurement, parts.target, beginning.results
     clock = target.clock() or clock_for(target.device)
@@ -198,25 +214,30 @@ def _measure_beside(
     longest = max(parts.prompts.prompts, key=lambda prompt: len(prompt.tokens))
     grid_sizes = _grid_sizes(config, target)
     prepare(parts, longest, measurement, grid_sizes)
+    budget.lap("preparing")
     if measurement.warmup_tokens:
         session.warm_up(longest, measurement.warmup_tokens)
     _tune(others, longest, beginning)
+    budget.lap("warming up")
     known = read_json(results.folder / CALIBRATION) if beginning.kept else None
     if known is None:
         known = _calibration(config, parts, session, longest, grid_sizes, clock)
         results.write_json(CALIBRATION, known)
+    budget.lap("calibrating")
     ranks.expect_within(ranks.SILENCE_S)
     try:
-        _decode_all(config, parts, session, beginning, heartbeat)
+        _decode_all(config, parts, session, beginning, heartbeat, budget)
     finally:
         _write_peers(others, results, session.peer_lines)
-        session.finish()
+        session.finish(budget.left_out)
     results.compact()
+    budget.lap("decoding")
     if known["grid"] is not None:
         # Here, after the peak of memory was read: the buffers of these measurements are no part of the run.
         dtype = getattr(torch, identity.environment["model"]["dtype"])
         machine = measure_machine(target.device, dtype).as_dict()
         results.write_json("cost.json", cost_report(known["grid"], target.products(), machine).as_dict())
+        budget.lap("cost model")
 
 
 def _calibration(
@@ -280,9 +301,16 @@ def prompts_of(config: RunConfig, parts: Parts) -> int:
 
 
 def _decode_all(
-    config: RunConfig, parts: Parts, session: Session, beginning: Beginning, heartbeat: Callable[[], None]
+    config: RunConfig,
+    parts: Parts,
+    session: Session,
+    beginning: Beginning,
+    heartbeat: Callable[[], None],
+    budget: TimeBudget,
 ) -> None:
-    """Decode every prompt with its later turns, as often as the configuration says, except for those that are kept."""
+    """Decode every prompt with its later turns, as often as the configuration says, except for those that are kept and
+    those that there is no time for.
+    """
     with progress_bar() as progress:
         bar = progress.add_task("decoding", total=prompts_of(config, parts))
 
@@ -296,9 +324,15 @@ def _decode_all(
             return
         answers: Answers = {}
         prompts, size = parts.prompts.prompts, session.group
-        for conversation in conversations(prompts, config.measurement.repeats):
+        order = conversations(prompts, config.measurement.repeats, config.seed if budget.bound else None)
+        for done, conversation in enumerate(order, 1):
             repeat, number = conversation.repeat, conversation.number
-            if number % size == 0:
+            if number % size == 0 and size > 1:  # then no prompt is left out, and they are in their own order
                 group = prompts[number : number + size]
                 session.decode_ahead([each for each in group if (repeat, each.id) not in beginning.kept], repeat)
-            decode_conversation(parts, session, conversation, beginning.kept, answers, advance)
+            kept = (repeat, conversation.prompt.id) in beginning.kept
+            with budget.decoding(conversation, kept) as there_is_time:
+                if there_is_time:
+                    decode_conversation(parts, session, conversation, beginning.kept, answers, advance)
+            if there_is_time and not kept:
+                print_lines(get_console(), *filter(None, [budget.expectation(len(order) - done)]))

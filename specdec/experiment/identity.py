@@ -17,6 +17,7 @@ from specdec.analysis.read.facts import RunFacts
 from specdec.code_version import code_hash
 from specdec.config import RunConfig, flattened
 from specdec.experiment.advice import Advice
+from specdec.experiment.dtypes import arithmetic_notes, with_used_dtypes
 from specdec.experiment.environment import capture
 from specdec.experiment.parts import DrafterArms, Parts
 from specdec.experiment.results import ResultsFolder
@@ -27,7 +28,8 @@ from specdec.tracking.store import without_password
 # Keys that change neither what is decoded nor what is said of it: where results go, and how the work is shared out.
 _OPERATIONAL = ("tracking", "resume", "advice_dir", "experiment_name")
 _OPERATIONAL_MEASUREMENT = ("workers", "trace", "record")
-_CONTENT = ("sha256", "file_sha256", "commit", "digest", "corpus")  # keys of `describe` that stand for content
+# Keys of `describe` that stand for content; a model is another one in another arithmetic.
+_CONTENT = ("sha256", "file_sha256", "commit", "digest", "corpus", "dtype")
 _MISSING = "(none)"
 
 
@@ -36,7 +38,7 @@ class RunIdentity:
     """The record that a run makes of itself before it begins.
 
     Attributes:
-        params: the resolved configuration, flat.
+        params: the resolved configuration, flat; a dtype is the one that is used.
         environment: versions, hardware, weights, prompts (`environment.json`); `identity` holds the parts of `cell`.
         cell: hash that two runs share if they are the same measurement: of `config`, `content` and `code`.
         tags: of the MLflow run.
@@ -88,7 +90,8 @@ def identify(config: RunConfig, parts: Parts) -> RunIdentity:
         "time": "measured" if parts.target.clock() is None else "simulated",
         **parts.target.tags,
     }
-    return RunIdentity(flattened(plain), environment, identity["cell"], tags, plain)
+    params = with_used_dtypes(flattened(plain), {"target": model, "drafter": drafter})
+    return RunIdentity(params, environment, identity["cell"], tags, plain)
 
 
 def _identity(config: Mapping[str, Any], environment: Mapping[str, Any]) -> dict[str, Any]:
@@ -111,7 +114,6 @@ def _identity(config: Mapping[str, Any], environment: Mapping[str, Any]) -> dict
     machine = {
         "processor": cpu["model"],
         "gpu": gpu.get("name", _MISSING),
-        "dtype": environment["model"].get("dtype", _MISSING),
         "threads": cpu["torch_threads"],
         **{name: versions.get(name, _MISSING) for name in ("torch", "transformers")},
     }
@@ -197,4 +199,5 @@ def _notes(drafting: DrafterArms, parts: Parts, max_new_tokens: int) -> tuple[st
             f"Decoded {parts.batch_size} sequences at a time, by eager calls: a round's times are its share of a step, "
             "which all active sequences share evenly.",
         )
-    return (*(used or ()), *batches, *target.remarks, *drafting.drafter.notes)
+    arithmetic = arithmetic_notes(parts) if drafting is parts.chosen else ()
+    return (*(used or ()), *batches, *arithmetic, *target.remarks, *drafting.drafter.notes)

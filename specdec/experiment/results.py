@@ -360,11 +360,11 @@ class ResultsFolder:
 
         pd.DataFrame(list(lines), columns=list(columns)).to_parquet(self.folder / f"{name}.parquet", index=False)
 
-    def write_status(self, status: Standing, sentence: str, prompts_done: int, prompts: int) -> None:
+    def write_status(self, status: Standing, sentence: str, prompts_done: int, prompts: int, left_out: int = 0) -> None:
         """Replace `status.json` by the run's present standing (`RunStatus` explains the values), in one step: a reader
         finds the old file or the new one, never a part of it.
         """
-        self.write_json(STATUS_FILE, asdict(RunStatus(status, sentence, prompts_done, prompts)))
+        self.write_json(STATUS_FILE, asdict(RunStatus(status, sentence, prompts_done, prompts, left_out)))
 
     def write_json(self, name: str, value: Any) -> None:
         """Replace the file `name` by a value as JSON, in one step."""

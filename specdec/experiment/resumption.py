@@ -17,6 +17,7 @@ from specdec.analysis.findings import counted
 from specdec.analysis.read.facts import STATUS_FILE, RunStatus
 from specdec.analysis.read.runs import open_folder
 from specdec.errors import Interrupted, UsageError
+from specdec.experiment.budget import TimeBudget
 from specdec.experiment.identity import RunIdentity, differences, recorded_identity
 from specdec.experiment.kept import AUTO, NEVER, EarlierRuns, KeptMetrics, KeptRun
 from specdec.experiment.recovery import recovered_results
@@ -45,12 +46,15 @@ class Beginning:
 
 
 @contextmanager
-def standing(results: ResultsFolder, prompts: int, kept: int) -> Iterator[Callable[[], None]]:
+def standing(
+    results: ResultsFolder, prompts: int, kept: int, budget: TimeBudget | None = None
+) -> Iterator[Callable[[], None]]:
     """Keep `status.json` while a run decodes; what is yielded counts one more prompt. At the end it says how the run
     ended.
 
     Args:
         prompts: of the whole run; `kept` of them were done before.
+        budget: of a run that may leave prompts out, and is finished without them.
     """
     done, written = kept, time.monotonic()
     results.write_status("running", "", done, prompts)
@@ -69,7 +73,8 @@ def standing(results: ResultsFolder, prompts: int, kept: int) -> Iterator[Callab
         sentence = str(error) or type(error).__name__
         results.write_status("killed" if stopped else "failed", sentence, done, prompts)
         raise
-    results.write_status("finished", "", done, prompts)
+    cut, left_out = ("", 0) if budget is None else (budget.cut(prompts), len(budget.left_out))
+    results.write_status("finished", cut, done, prompts, left_out)
     results.finish()
 
 

@@ -51,14 +51,21 @@ class Conversation:
     place: int
 
 
-def conversations(prompts: Sequence[Prompt], repeats: int) -> list[Conversation]:
-    """Return all that a run decodes, in its order."""
+def conversations(prompts: Sequence[Prompt], repeats: int, seed: int | None = None) -> list[Conversation]:
+    """Return all that a run decodes, in its order.
+
+    Args:
+        seed: of the order of the prompts, where not all of them may be decoded; None is their own order.
+    """
     found: list[Conversation] = []
     place = 0
+    numbers = list(range(len(prompts)))
+    if seed is not None:
+        random.Random(f"{seed}/order").shuffle(numbers)
     for repeat in range(repeats):
-        for number, prompt in enumerate(prompts):
-            found.append(Conversation(repeat, number, prompt, place))
-            place += 1 + len(prompt.follow_ups)
+        for number in numbers:
+            found.append(Conversation(repeat, number, prompts[number], place))
+            place += 1 + len(prompts[number].follow_ups)
     return found
 
 
@@ -175,13 +182,16 @@ class Session:
         """Take what was collected of a prompt that is done. To be called in the order of the run."""
         self._collected.add(Collected.from_dict(done.collected))
 
-    def finish(self) -> None:
+    def finish(self, left_out: Sequence[str] = ()) -> None:
         """Write what was collected of the prompts that are done. Memory is read here, before anything that is no part
         of the decoding allocates.
+
+        Args:
+            left_out: ids of the prompts that there was no time for.
         """
         self._collected.peak_mb = max(self._collected.peak_mb, peak_mb(self._target.device))
         del self._collected.traces[self._config.measurement.traced :]  # every process has traced as many
-        self._collected.write(self._results, [each.name for each in self._parts.drafters])
+        self._collected.write(self._results, [each.name for each in self._parts.drafters], left_out)
 
     @property
     def peer_lines(self) -> list[dict[str, Any]]:

@@ -34,10 +34,12 @@ def show_run(found: RunFindings, console: Console, folder: Path, links: Mapping[
     alpha = found.metrics.get("account.alpha", float("nan"))
     alpha_of = "each drafter's alpha" if found.beside else f"alpha {alpha:.3f}"
     measured = "Simulated time: recorded text" if found.simulated else "Measured"
+    left_out, done = (int(found.metrics.get(f"prompts.{name}", 0)) for name in ("left_out", "done"))
+    cut = f"; {done} of {done + left_out} prompts, for lack of time" if left_out else ""
     table = Table(
         box=SIMPLE_HEAD,
         title=f"{measured} against the capped-geometric theory",
-        caption=f"95% prompt-bootstrap intervals; theory at {alpha_of} ({found.alpha_source}); * primary",
+        caption=f"95% prompt-bootstrap intervals; theory at {alpha_of} ({found.alpha_source}); * primary{cut}",
     )
     several = {found.drafter: found.arms, **{name: each.arms for name, each in found.beside.items()}}
     if found.beside:

@@ -3,7 +3,10 @@ the product of a [2048, 320] and a [320, 4096] matrix takes a core without bfloa
 as in float32, and a core with bfloat16 a fifth.
 """
 
+import os
 from dataclasses import dataclass
+from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 
@@ -13,6 +16,11 @@ _INSTRUCTIONS = {
     torch.bfloat16: ("avx512_bf16", "amx_bf16", "bf16", "sve_bf16"),
     torch.float16: ("avx512_fp16", "amx_fp16", "fp16_arith"),
 }
+# oneDNN, which makes torch's products in these formats, may be told to leave instructions unused. What it may use at
+# most has such a name; names that hold one of these parts allow the format, all others (AVX2, AVX512_CORE) forbid it.
+_LIMIT_NAMES = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")
+_NO_LIMIT = ("", "DEFAULT", "ALL")
+_ALLOWED = {torch.bfloat16: ("BF16", "FP16", "AMX", "AVX10"), torch.float16: ("FP16", "AVX10")}
 
 
 def computes_natively(dtype: torch.dtype, device: torch.device) -> bool:
@@ -24,27 +32,77 @@ def computes_natively(dtype: torch.dtype, device: torch.device) -> bool:
     if device.type != "cpu":
         return True  # of other accelerators nothing is known
     able = torch.cpu.get_capabilities()
-    return any(able.get(instruction, False) for instruction in _INSTRUCTIONS[dtype])
+    return _allowed(dtype) and any(able.get(instruction, False) for instruction in _INSTRUCTIONS[dtype])
+
+
+def _allowed(dtype: torch.dtype) -> bool:
+    limit = next((os.environ[name].upper() for name in _LIMIT_NAMES if os.environ.get(name)), "")
+    return limit in _NO_LIMIT or any(part in limit for part in _ALLOWED[dtype])
 
 
 @dataclass(frozen=True)
 class Arithmetic:
-    """The format that was asked for, such as a checkpoint's own, and the one to compute in on a device."""
+    """The format that was asked for, and the one to compute in on a device.
+
+    Attributes:
+        asked: a checkpoint's own, or the one that a configuration names.
+        named: a configuration names it, so that it is used even where it is emulated.
+    """
 
     asked: torch.dtype
     used: torch.dtype
     device: torch.device
+    named: bool = False
 
     @property
     def sentence(self) -> str:
-        """The reason for computing in another format than was asked for; "" where it is the same."""
-        if self.used == self.asked:
-            return ""
-        asked, used = (str(dtype).removeprefix("torch.") for dtype in (self.asked, self.used))
+        """The reason for computing in another format than was asked for, or what is slow about the one that is used;
+        "" where the format is used that was asked for and the device computes in it.
+        """
         machine = "processor" if self.device.type == "cpu" else "GPU"
-        return f"This {machine} has no {asked} arithmetic and would emulate it slowly: {used} is used instead."
+        lacks = f"This {machine} has no {format_name(self.asked)} arithmetic"
+        if self.used != self.asked:
+            return f"{lacks} and would emulate it slowly: {format_name(self.used)} is used instead."
+        if self.named and not computes_natively(self.used, self.device):
+            return f"{lacks} and emulates it slowly, as dtype={format_name(self.used)} asks for: dtype=auto does not."
+        return ""
+
+    def as_dict(self) -> dict[str, str]:
+        """Return what is recorded of it beside the format that is used."""
+        asked = format_name(self.asked)
+        found = {"dtype_asked": asked if self.named else f"auto ({asked})"}
+        return found | ({"dtype_reason": self.sentence} if self.sentence else {})
 
 
 def native_arithmetic(asked: torch.dtype, device: torch.device) -> Arithmetic:
     """Return the format that was asked for where the device computes in it, and float32 where it does not."""
     return Arithmetic(asked, asked if computes_natively(asked, device) else torch.float32, device)
+
+
+def model_arithmetic(named: torch.dtype | None, own: torch.dtype, device: torch.device) -> Arithmetic:
+    """Return the format to compute a model in: the one that its configuration names, or else its checkpoint's own where
+    the device computes in it.
+
+    Args:
+        named: None for `dtype=auto`.
+        own: the checkpoint's.
+    """
+    return native_arithmetic(own, device) if named is None else Arithmetic(named, named, device, named=True)
+
+
+def format_name(dtype: torch.dtype) -> str:
+    """Return the name of a format as configurations have it: "bfloat16"."""
+    return str(dtype).removeprefix("torch.")
+
+
+_of_models: WeakKeyDictionary[Any, Arithmetic] = WeakKeyDictionary()
+
+
+def note_arithmetic(model: Any, arithmetic: Arithmetic) -> None:
+    """Keep what was asked for when a model was loaded, as long as the model lives: it knows only what it got."""
+    _of_models[model] = arithmetic
+
+
+def arithmetic_of(model: Any) -> Arithmetic | None:
+    """Return what was asked for when a model was loaded; None for one that was made in memory."""
+    return _of_models.get(model)

@@ -1,19 +1,27 @@
-"""The attention of transformers, called so that one token in 16-bit on a CPU is not the slow case.
+"""The attention of transformers, called so that short calls on a CPU are not the slow case.
+
+Where several query heads share keys and values, `sdpa` of transformers repeats these for every query head as soon as
+there is a mask: a copy of the whole prefix in every layer of every call (512 slots, 32 heads on 8, 5 queries: twice the
+time of attention without copies). Here the queries that share a head stand side by side as lines of one query.
 
 For a single query in bfloat16, torch's CPU kernel uses no matrix instructions: it takes 130 us, where two queries take
-50 (400 keys, 5 heads of 64, two cores). A decoding step therefore computes its query twice and keeps one result. It
-then also uses the kernel that verification uses, so that fewer greedy outputs differ at near-ties.
+50 (400 keys, 5 heads of 64, two cores). A decoding step therefore computes its query twice and keeps one result, unless
+heads that share keys give several lines anyway. It then also uses the kernel that verification uses, so that fewer
+greedy outputs differ at near-ties.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
 
 NAME = "sdpa_two_rows"  # as runs have recorded it
+GROUPED = "sdpa_grouped"
 _STOCK = "sdpa"
+_FOLDED = 256  # queries: with more, a prefill, lines that share a head gain nothing, and their mask grows large
 
 
 def two_queries(
@@ -22,38 +30,83 @@ def two_queries(
     """Call `sdpa` of transformers for query [B, H, N, head]; a single query goes in twice and comes out once."""
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-    if query.shape[2] > 1:
+    if query.shape[2] > 1 or _biased(options):
         return sdpa_attention_forward(module, query, key, value, attention_mask, **options)
     # A copy, not an expanded view: the kernel is as slow on queries of stride 0 as on a single one.
     # A single query sees whatever the mask leaves of all keys, so causality adds nothing.
-    options["is_causal"] = False
     twice = torch.cat([query, query], dim=2)
-    output, _ = sdpa_attention_forward(module, twice, key, value, attention_mask, **options)  # [B, N, H, head]
-    return output[:, :1], None
+    found = scaled_dot_product_attention(twice, key, value, attention_mask, **_kernel_options(options))
+    return found[:, :, :1].transpose(1, 2), None  # [B, 1, H, head]
 
 
-def use_two_queries(model: Any) -> bool:
-    """Switch a loaded model to `two_queries` where that is faster; return whether it did."""
+def grouped_queries(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
+) -> tuple[Tensor, None]:
+    """Attend with query [B, H, N, head] to key and value [B, K, S, head], without a copy of these; return
+    [B, N, H, head].
+
+    What the kernel cannot do in this way goes to `sdpa` of transformers: no mask, a bias by position, a layer without
+    shared heads.
+    """
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    if attention_mask is None or query.shape[1] == key.shape[1] or _biased(options):
+        return sdpa_attention_forward(module, query, key, value, attention_mask, **options)
+    how = _kernel_options(options)
+    batch, heads, queries, size = query.shape
+    # A recorded call is no prefill, and comparing a number of queries that varies would split its record in two.
+    short = torch.compiler.is_compiling() or queries <= _FOLDED
+    if not short or attention_mask.shape[1] != 1:
+        found = scaled_dot_product_attention(query, key, value, attention_mask, enable_gqa=True, **how)
+        return found.transpose(1, 2).contiguous(), None
+    groups = heads // key.shape[1]
+    mask = attention_mask
+    if queries > 1:  # a single line is broadcast
+        mask = mask.unsqueeze(2).expand(-1, -1, groups, -1, -1).flatten(2, 3)  # [B, 1, groups * N, S]
+    lines = query.reshape(batch, key.shape[1], groups * queries, size)
+    found = scaled_dot_product_attention(lines, key, value, mask, **how)  # [B, K, groups * N, head]
+    found = found.unflatten(2, (groups, queries)).permute(0, 3, 1, 2, 4)  # [B, N, K, groups, head]
+    return found.flatten(2, 3), None
+
+
+def _biased(options: Mapping[str, Any]) -> bool:
+    """Return whether a model asks for more than masked attention."""
+    return any(options.get(name) is not None for name in ("position_bias", "softcap"))
+
+
+def _kernel_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options that torch's kernel takes of those that a model gives."""
+    return {"dropout_p": options.get("dropout", 0.0), "scale": options.get("scaling")}
+
+
+def use_own_attention(model: Any) -> bool:
+    """Switch a loaded model to `grouped_queries` or `two_queries` where that is faster; return whether it did."""
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import sdpa_mask
 
-    pays = model.device.type == "cpu" and model.dtype in (torch.bfloat16, torch.float16)
-    if not pays or model.config._attn_implementation != _STOCK:
+    if model.device.type != "cpu" or model.config._attn_implementation != _STOCK:
         return False
-    AttentionInterface.register(NAME, two_queries)
-    AttentionMaskInterface.register(NAME, sdpa_mask)
-    model.set_attn_implementation(NAME)
+    if any(getattr(module, "num_key_value_groups", 1) > 1 for module in model.modules()):
+        name, function = GROUPED, grouped_queries
+    elif model.dtype in (torch.bfloat16, torch.float16):
+        name, function = NAME, two_queries
+    else:
+        return False
+    AttentionInterface.register(name, function)
+    AttentionMaskInterface.register(name, sdpa_mask)
+    model.set_attn_implementation(name)
     return True
 
 
 @contextmanager
 def stock_attention(model: Any) -> Iterator[None]:
-    """Give a model that was switched to `two_queries` its own attention back, within the context."""
-    switched = model.config._attn_implementation == NAME
+    """Give a model that was switched by `use_own_attention` its own attention back, within the context."""
+    own = model.config._attn_implementation
+    switched = own in (NAME, GROUPED)
     if switched:
         model.set_attn_implementation(_STOCK)
     try:
         yield
     finally:
         if switched:
-            model.set_attn_implementation(NAME)
+            model.set_attn_implementation(own)

@@ -18,8 +18,8 @@ class PreallocatedLayer(CacheLayerMixin):
     """Keys and values of one layer, [copies, H, capacity, head]; slots from `length` on are free. A call on B sequences
     writes and reads the first B copies.
 
-    With `places` set (a tensor of slot numbers), a call writes to these slots and gets the whole buffers back, free
-    slots included: the same shapes at every call, which a CUDA graph needs. The caller then sets `length`.
+    With `places` set (a tensor of slot numbers), a call writes to these slots and gets the first `shown` slots back,
+    free ones included: the same shapes at every call, which a CUDA graph needs. The caller then sets `length`.
 
     Layers with a sliding window keep all slots too: the mask hides what the window excludes, so rolling back is exact.
     """
@@ -32,6 +32,7 @@ class PreallocatedLayer(CacheLayerMixin):
         self.capacity, self.copies = capacity, copies
         self.length = 0
         self.places: Tensor | None = None
+        self.shown = capacity
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         # Zeroed, not empty: attention multiplies masked values by 0, and 0 * NaN would be NaN.
@@ -54,13 +55,15 @@ class PreallocatedLayer(CacheLayerMixin):
             keys, values = self.keys[:batch], self.values[:batch]
             keys.index_copy_(2, self.places, key_states)
             values.index_copy_(2, self.places, value_states)
-            return keys, values
+            return keys[:, :, : self.shown], values[:, :, : self.shown]
         start, self.length = self.length, self.length + key_states.shape[-2]
         if self.length > self.capacity:
             raise IndexError(f"the cache has {self.capacity} slots, {self.length} were written")
-        self.keys[:batch, :, start : self.length] = key_states
-        self.values[:batch, :, start : self.length] = value_states
-        return self.keys[:batch, :, : self.length], self.values[:batch, :, : self.length]
+        # A record of a call replays every view, so none is taken that shows the whole buffer.
+        keys, values = (self.keys, self.values) if self.copies == 1 else (self.keys[:batch], self.values[:batch])
+        keys[:, :, start : self.length] = key_states
+        values[:, :, start : self.length] = value_states
+        return keys[:, :, : self.length], values[:, :, : self.length]
 
     def move(self, copy: int, source: Tensor, start: int, copies: int) -> None:
         """Copy the slots `source` [n] of one copy to the slots from `start` on, in the first `copies` copies.
@@ -143,10 +146,10 @@ class KVCache(Cache):
             layer.length = value
 
     @contextmanager
-    def writing_to(self, places: Tensor) -> Iterator[None]:
-        """Let calls within the context write to the slots `places` [n] and attend to the whole capacity."""
+    def writing_to(self, places: Tensor, slots: int) -> Iterator[None]:
+        """Let calls within the context write to the slots `places` [n] and attend to the first `slots` slots."""
         for layer in self.layers:
-            layer.places = places
+            layer.places, layer.shown = places, slots
         try:
             yield
         finally:

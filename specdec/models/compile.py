@@ -2,15 +2,16 @@
 
 `trace` replays Dynamo's record of one pass with the same kernels, so that its numbers are those of the eager pass: one
 record for calls on a single token, one for calls on more. `inductor` makes a pass for a given number of tokens: on a
-CPU the record is compiled with packed weights; on a GPU the shapes are static over the whole cache, and the pass is
-compiled and captured in a CUDA graph. All passes write into one cache of fixed capacity, whose buffers stay where they
-are.
+CPU the record is compiled with packed weights; on a GPU the shapes are static over a bucket of the cache's slots, and
+the pass is compiled and captured in a CUDA graph. All passes write into one cache of fixed capacity, whose buffers stay
+where they are.
 """
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from types import FunctionType
-from typing import Any, Literal, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -18,6 +19,7 @@ from torch import Tensor
 from specdec.errors import UsageError
 from specdec.models.cache import KVCache
 from specdec.models.masks import Mask
+from specdec.records import Tree, chain_tree
 
 logger = logging.getLogger(__name__)
 
@@ -67,9 +69,7 @@ class Step(Protocol):
     """A forward pass on tokens behind the first `prefix` slots of the cache; it sets the cache's length."""
 
     def __call__(self, tokens: Tensor, prefix: int, mask: Mask) -> Pass:
-        """Evaluate a chain of tokens [N]; on a GPU the next call overwrites the result. A step that makes its own mask
-        ignores `mask`.
-        """
+        """Evaluate a chain of tokens [N]."""
         ...
 
 
@@ -111,6 +111,14 @@ def _missing_program(device: torch.device) -> str | None:
     return None
 
 
+def _replayed(record: torch.fx.GraphModule, inputs: Sequence[Tensor], **options: Any) -> Callable[..., Any]:
+    """Return a record of a call as it is: a backend of `torch.compile`, which is given example inputs and options."""
+    # A module looks its weights up in Python, at every use: 2% of a call of a small model.
+    vars(record).update(record.named_parameters())
+    vars(record).update(record.named_buffers())
+    return record.forward
+
+
 class TracedStep:
     """One graph for every context length up to the cache's capacity, replayed as it is or compiled by inductor.
 
@@ -135,7 +143,7 @@ class TracedStep:
         self._step = torch.compile(
             _with_own_code(step),
             fullgraph=True,
-            backend="inductor" if mode == "inductor" else "eager",
+            backend="inductor" if mode == "inductor" else _replayed,
             options={"guard_filter_fn": _shapes_only},
         )
         self._offsets = torch.arange(cache.capacity, device=model.device)
@@ -172,7 +180,12 @@ class TracedStep:
 class StaticStep:
     """A pass whose tokens, positions, mask and cache have fixed shapes, so that a CUDA graph can hold it.
 
-    It attends to the whole capacity of the cache, masked; its only inputs are the tokens and the length of the prefix.
+    It attends to a bucket of the cache's slots, masked; its inputs are the tokens, the length of the prefix and the
+    topology of the draft, so that one graph serves chains and trees of up to `size` tokens. A smaller draft is filled
+    up with tokens that nothing else sees.
+
+    Attributes:
+        size: number of tokens in every call, the root included.
     """
 
     def __init__(
@@ -180,65 +193,147 @@ class StaticStep:
     ) -> None:
         """
         Args:
-            size: number of tokens in every call.
             windows, kept: see `static_pass`.
         """
-        self._tokens = torch.zeros(1, size, dtype=torch.long, device=model.device)
-        self._prefix = torch.zeros(1, dtype=torch.long, device=model.device)
-        self._size, self._cache = size, cache
-        forward = static_pass(model, cache, windows, kept)
-        offsets = torch.arange(size, device=model.device)
+        device = model.device
+        self.size, self._cache = size, cache
+        self._tokens = torch.zeros(size, dtype=torch.long, device=device)
+        self._prefix = torch.zeros(1, dtype=torch.long, device=device)
+        self._tree = chain_tree(size - 1)
+        # Copied, because the tensors of a tree belong to everyone who has it, and these are written over.
+        self._below = Below(*(of.to(device, copy=True) for of in (self._tree.offsets, self._tree.visible)))
+        self._runs = {
+            slots: self._run_on(static_pass(model, cache, windows, kept, slots))
+            for slots in slot_buckets(cache.capacity)
+        }
+        self._graphs: dict[int, CudaGraph[Pass]] = {}
 
-        def step(tokens: Tensor, prefix: Tensor) -> Pass:
-            return forward(tokens[0], prefix + offsets)
+    def _run_on(self, forward: Callable[..., Pass]) -> Callable[[Tensor, Tensor, "Below"], Pass]:
+        offsets = torch.arange(self.size, device=self._tokens.device)
 
-        self._step: Callable[[Tensor, Tensor], Pass] = step
-        self._graph: Any = None
-        self._result: Pass | None = None
+        def run(tokens: Tensor, prefix: Tensor, below: Below) -> Pass:
+            return forward(tokens, prefix + offsets, below)
+
+        return run
+
+    def optimise(self) -> None:
+        """Have inductor fuse the kernels of the pass, which takes seconds for each bucket of slots."""
+        self._runs = {slots: compiled(run) for slots, run in self._runs.items()}
 
     def capture(self) -> None:
-        """Compile the step and record it as a CUDA graph; call while no text is in the cache."""
-        step = compiled(self._step)
-        self._graph, self._result = captured(lambda: step(self._tokens, self._prefix))
+        """Record the pass as CUDA graphs, one for each bucket of slots; call while no text is in the cache."""
+        self._graphs = {
+            slots: captured(partial(run, self._tokens, self._prefix, self._below)) for slots, run in self._runs.items()
+        }
 
-    def __call__(self, tokens: Tensor, prefix: int, mask: Mask) -> Pass:
-        self._tokens[0].copy_(tokens)
+    def fits(self, tokens: int, prefix: int) -> bool:
+        """Tell if a call on `tokens` tokens behind `prefix` slots can be made: what fills it up needs slots too."""
+        return tokens <= self.size and prefix + self.size <= self._cache.capacity
+
+    def __call__(self, tokens: Tensor, prefix: int, tree: Tree) -> Pass:
+        """Evaluate the root and the nodes of `tree`, at most `size` together (see `fits`), behind the first `prefix`
+        slots. The next call overwrites the result.
+        """
+        count = len(tokens)
+        self._tokens[:count].copy_(tokens)
         self._prefix.fill_(prefix)
-        if self._graph is None:
-            self._result = self._step(self._tokens, self._prefix)
+        self._show(tree)
+        slots = next(slots for slots in self._runs if prefix + self.size <= slots)
+        if slots in self._graphs:
+            result = self._graphs[slots].replay()
         else:
-            self._graph.replay()
-        self._cache.length = prefix + self._size
-        assert self._result is not None
-        return self._result
+            result = self._runs[slots](self._tokens, self._prefix, self._below)
+        self._cache.length = prefix + count
+        if count == self.size:
+            return result
+        return Pass(result.logits[:count], None if result.states is None else result.states[:count])
+
+    def _show(self, tree: Tree) -> None:
+        """Write the topology of a draft where the graphs read it."""
+        if tree == self._tree:
+            return
+        count = len(tree) + 1
+        offsets, visible = torch.zeros(self.size, dtype=torch.long), torch.eye(self.size, dtype=torch.bool)
+        offsets[:count], visible[:count, :count] = tree.offsets, tree.visible
+        self._below.offsets.copy_(offsets, non_blocking=True)
+        self._below.visible.copy_(visible, non_blocking=True)
+        self._tree = tree
+
+
+class Below(NamedTuple):
+    """The topology of a draft on the device: the distances [N] of its tokens from the root, and [N, N] which of them
+    each one sees.
+    """
+
+    offsets: Tensor
+    visible: Tensor
+
+
+_LEAST_SLOTS = 1024  # a graph attends to this many slots of the cache or to a power of two times as many
+
+
+def slot_buckets(capacity: int) -> list[int]:
+    """Return the numbers of slots that graphs over a cache attend to, in increasing order; the last is its capacity.
+
+    A call takes the first one that holds its text, so that a short text in a large cache does not pay for all of it.
+    """
+    sizes = []
+    slots = _LEAST_SLOTS
+    while slots < capacity:
+        sizes.append(slots)
+        slots *= 2
+    return [*sizes, capacity]
 
 
 def static_pass(
-    model: Any, cache: KVCache, windows: Mapping[str, int | None], kept: Sequence[int] = ()
-) -> Callable[[Tensor, Tensor], Pass]:
-    """Make a forward pass with the same shapes at every call: it attends to the cache's whole capacity, masked.
+    model: Any, cache: KVCache, windows: Mapping[str, int | None], kept: Sequence[int] = (), slots: int | None = None
+) -> Callable[..., Pass]:
+    """Make a forward pass with the same shapes at every call: it attends to the cache's first `slots` slots, masked.
 
     Args:
         windows: for each kind of attention layer, how many tokens back it sees; None for all.
         kept: layers whose states are wanted (see `run_model`).
+        slots: None for the whole capacity.
     Returns:
-        (tokens [N], places [N]) -> logits [N, V] and states, for a chain that is written to these slots of the cache.
-        It leaves the cache's length as it is.
+        (tokens [N], places [N], below = None) -> logits [N, V] and states, of tokens that are written to these slots of
+        the cache, which follow one another: a chain, or the draft whose topology is `below`. It leaves the cache's
+        length as it is.
     """
-    columns = torch.arange(cache.capacity, device=model.device)
+    slots = cache.capacity if slots is None else slots
+    columns = torch.arange(slots, device=model.device)
     hidden = torch.full((), torch.finfo(model.dtype).min, dtype=model.dtype, device=model.device)
 
-    def forward(tokens: Tensor, places: Tensor) -> Pass:
-        behind = places[:, None] - columns  # [N, capacity]
+    def forward(tokens: Tensor, places: Tensor, below: Below | None = None) -> Pass:
+        positions, behind, seen = _sight(places, columns, below)
         masks = {}
         for kind, window in windows.items():
-            seen = behind >= 0 if window is None else (behind >= 0) & (behind < window)
-            masks[kind] = torch.where(seen, hidden.new_zeros(()), hidden)[None, None]
+            within = seen if window is None else seen & (behind < window)
+            masks[kind] = torch.where(within, hidden.new_zeros(()), hidden)[None, None]
         mask = masks if len(masks) > 1 else next(iter(masks.values()))
-        with cache.writing_to(places):
-            return only_sequence(run_model(model, cache, kept, tokens.unsqueeze(0), places.unsqueeze(0), mask))
+        with cache.writing_to(places, slots):
+            return only_sequence(run_model(model, cache, kept, tokens.unsqueeze(0), positions.unsqueeze(0), mask))
 
     return forward
+
+
+def _sight(places: Tensor, columns: Tensor, below: Below | None) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the positions [N] of tokens, by how much each slot is behind them, and which slots they see, [N, slots].
+
+    Args:
+        places: [N] the slots of the tokens, which follow one another.
+        columns: [slots] all slots, from 0 on.
+        below: None for a chain.
+    """
+    if below is None:
+        behind = places[:, None] - columns
+        return places, behind, behind >= 0
+    positions = places[0] + below.offsets
+    ahead = columns - places[0]  # 0 is the root's slot
+    node = ahead.clamp(0, len(places) - 1)
+    in_prefix = ahead < 0
+    behind = positions[:, None] - torch.where(in_prefix, columns, positions[node])
+    seen = in_prefix | ((ahead < len(places)) & below.visible[:, node])
+    return positions, behind, seen
 
 
 def only_sequence(batch: Pass) -> Pass:
@@ -254,8 +349,19 @@ def compiled(function: Callable[..., Result]) -> Callable[..., Result]:
     return result
 
 
-def captured(run: Callable[[], Result]) -> tuple[Any, Result]:
-    """Capture what `run` launches as a CUDA graph; return it and the result, which every replay overwrites."""
+class CudaGraph(Generic[Result]):
+    """A CUDA graph and its result, which every replay overwrites."""
+
+    def __init__(self, graph: Any, result: Result) -> None:
+        self._graph, self._result = graph, result
+
+    def replay(self) -> Result:
+        self._graph.replay()
+        return self._result
+
+
+def captured(run: Callable[[], Result]) -> CudaGraph[Result]:
+    """Capture what `run` launches as a CUDA graph."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
@@ -265,7 +371,7 @@ def captured(run: Callable[[], Result]) -> tuple[Any, Result]:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         result = run()
-    return graph, result
+    return CudaGraph(graph, result)
 
 
 def _with_own_code(function: Callable[..., Result]) -> Callable[..., Result]:
@@ -274,7 +380,7 @@ def _with_own_code(function: Callable[..., Result]) -> Callable[..., Result]:
     """
     assert isinstance(function, FunctionType)
     code = function.__code__.replace()
-    return FunctionType(code, function.__globals__, function.__name__, None, function.__closure__)
+    return FunctionType(code, function.__globals__, function.__name__, function.__defaults__, function.__closure__)
 
 
 def _shapes_only(entries: Any) -> list[bool]:

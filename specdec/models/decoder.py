@@ -16,10 +16,11 @@ from torch import Tensor
 from torch.fx.experimental.symbolic_shapes import ConstraintViolationError
 
 from specdec.errors import ModelLoadError
-from specdec.models.attention import use_two_queries
+from specdec.models.attention import use_own_attention
 from specdec.models.cache import KVCache
-from specdec.models.compile import Mode, StaticStep, Step, TracedStep, only_sequence, run_model
+from specdec.models.compile import Mode, Pass, StaticStep, Step, TracedStep, only_sequence, run_model
 from specdec.models.draft_loop import Choice, StaticLoop
+from specdec.models.gpu import loop_departure, pin_attention, step_departure, trusted
 from specdec.models.masks import Mask, MaskBuffers
 from specdec.models.packaged import PackagedStep, packaged_step
 from specdec.models.packages import PackageFolder
@@ -50,7 +51,7 @@ class Compiled:
     """Compiled passes by their number of tokens, and the cache that they write into."""
 
     cache: KVCache
-    steps: dict[int, Step]
+    steps: dict[int, Step | StaticStep]
 
     def holds(self, capacity: int, copies: int) -> bool:
         return capacity <= self.cache.capacity and copies <= self.cache.allocated
@@ -110,7 +111,8 @@ class Decoder(CachedModel):
         config = model.config.get_text_config()
         super().__init__(model, name, config)
         self.prefill_chunk = prefill_chunk
-        use_two_queries(model)
+        use_own_attention(model)
+        pin_attention(self.device)
         self.layers: int = config.num_hidden_layers
         self._windows = attention_windows(config, name)
         # The prefill needs no logits: models that can limit them compute those of one token only.
@@ -118,7 +120,7 @@ class Decoder(CachedModel):
         self._no_logits: dict[str, int] = {"logits_to_keep": 1} if lean else {}
         self.cache = KVCache(self.layers, 1)
         self._masks = MaskBuffers(self._windows, model.dtype, self.device)
-        self._steps: dict[int, Step] = {}
+        self._steps: dict[int, Step | StaticStep] = {}
         self._compiled: Compiled | None = None
         # What serves the calls on each number of tokens: "trace" or "inductor", and how far it is from plain modules.
         self.choices: dict[str, dict[str, Any]] = {}
@@ -188,10 +190,10 @@ class Decoder(CachedModel):
         self.choices, self._widest = {}, _UNLIMITED
         for count in sorted(wanted - {_BATCH}):
             if graphs:
-                graph = StaticStep(self.model, self.cache, count, self._windows, self.kept)
-                graph.capture()
-                self._steps[count] = graph
-            elif mode == "trace" or self.device.type != "cpu" or not self._package(count, packages):
+                graph = self._captured(count)
+                if graph is not None:
+                    self._steps[count] = graph
+            elif mode == "trace" or self.device.type == "cuda" or not self._package(count, packages):
                 self._trace(count)
         if isinstance(self._steps.get(_ANY), PackagedStep):
             self._choose_by_width(max(sizes))
@@ -202,6 +204,17 @@ class Decoder(CachedModel):
                 tree = Tree((-1, 0, *[-1] * (batch - 1)))
                 self.forward_paths(torch.zeros(batch + 2, dtype=torch.long, device=self.device), tree)
         self._compiled = Compiled(self.cache, self._steps)
+
+    def _captured(self, count: int) -> StaticStep | None:
+        """Return a pass on `count` tokens in CUDA graphs, compared with plain calls; None, with a warning, without."""
+
+        def departure(step: StaticStep) -> float:
+            return step_departure(step, self.cache, self.plain, self.context_length, self.vocab_size)
+
+        def made() -> StaticStep:
+            return StaticStep(self.model, self.cache, count, self._windows, self.kept)
+
+        return trusted(made, departure, self.model.dtype, f"{self.name}: a call on {count} tokens")
 
     def _trace(self, count: int) -> None:
         """Make the traced pass on `count` tokens."""
@@ -290,9 +303,18 @@ class Decoder(CachedModel):
         """Return the cache that compiled passes write into."""
         return KVCache(self.layers, capacity, copies)
 
-    def static_loop(self, gamma: int, choose: Callable[[Tensor, Tensor], Choice]) -> StaticLoop:
-        """Make a loop that drafts gamma tokens into the present cache; it is not captured yet."""
-        return StaticLoop(self.model, self.cache, self._windows, gamma, choose)
+    def static_loop(self, gamma: int, choose: Callable[[Tensor, Tensor], Choice]) -> StaticLoop | None:
+        """Return a loop in CUDA graphs that drafts gamma tokens into the present cache, compared with plain calls;
+        None, with a warning, where there is none. Call while no text is in the cache.
+        """
+
+        def departure(loop: StaticLoop) -> float:
+            return loop_departure(loop, self.plain, self.context_length)
+
+        def made() -> StaticLoop:
+            return StaticLoop(self.model, self.cache, self._windows, gamma, choose)
+
+        return trusted(made, departure, self.model.dtype, f"{self.name}: a draft of {gamma} tokens")
 
     @property
     def loops(self) -> bool:
@@ -353,21 +375,37 @@ class Decoder(CachedModel):
             logits [N+1, V], or of fewer tokens where `options` ask for that.
         """
         prefix = self.cache.length
+        step = self._step_for(len(tokens), prefix) if prefix and not options else None
+        if isinstance(step, StaticStep):
+            result = step(tokens, prefix, tree)
+            self.states = result.states
+            return result.logits
         mask = self._masks.view(tree, prefix, self.cache.capacity)
-        step = None
-        if prefix and not options:
-            step = self._steps.get(len(tokens)) or self._steps.get(_ANY if len(tokens) <= self._widest else _WIDE)
         if step is not None and tree.is_chain:
             result = step(tokens, prefix, mask)
         elif isinstance(step, (TracedStep, PackagedStep)):
             result = step(tokens, prefix, mask, tree.offsets.to(self.device, non_blocking=True))
         else:
-            places = (tree.offsets.to(self.device, non_blocking=True) + prefix).unsqueeze(0)
-            result = only_sequence(
-                run_model(self.model, self.cache, self.kept, tokens.unsqueeze(0), places, mask, **options)
-            )
+            result = self._evaluated(tokens, tree, mask, options)
         self.states = result.states
         return result.logits
+
+    def plain(self, tokens: Tensor, tree: Tree) -> Pass:
+        """Evaluate the tokens of `forward` by the model's own modules."""
+        return self._evaluated(tokens, tree, self._masks.view(tree, self.cache.length, self.cache.capacity), {})
+
+    def _evaluated(self, tokens: Tensor, tree: Tree, mask: Mask, options: dict[str, int]) -> Pass:
+        places = (tree.offsets.to(self.device, non_blocking=True) + self.cache.length).unsqueeze(0)
+        return only_sequence(run_model(self.model, self.cache, self.kept, tokens.unsqueeze(0), places, mask, **options))
+
+    def _step_for(self, tokens: int, prefix: int) -> Step | StaticStep | None:
+        """Return the pass for a call on this many tokens; None where it is eager."""
+        step = self._steps.get(tokens) or self._steps.get(_ANY if tokens <= self._widest else _WIDE)
+        if step is not None and not isinstance(step, StaticStep):
+            return step
+        # A graph for more tokens takes hardly longer than one for these, and far less than their eager call.
+        graphs = [each for each in self._steps.values() if isinstance(each, StaticStep) and each.fits(tokens, prefix)]
+        return min(graphs, key=lambda each: each.size, default=None)
 
     def forward_paths(self, tokens: Tensor, tree: Tree) -> Tensor:
         """Evaluate the tokens of `forward`, with every path from the root to a leaf as a sequence behind its own copy
@@ -408,7 +446,7 @@ class Decoder(CachedModel):
         self.states = None if result.states is None else result.states.flatten(0, 1)[places]
         return result.logits.flatten(0, 1)[places]
 
-    def _roots_step(self, sequences: Tensor, prefix: int, mask: Mask) -> Step | None:
+    def _roots_step(self, sequences: Tensor, prefix: int, mask: Mask) -> Step | StaticStep | None:
         """Return the pass for batches of one token a sequence, which a record of longer ones does not serve; None where
         it cannot be recorded.
         """
@@ -433,17 +471,17 @@ class Decoder(CachedModel):
         return flops_per_token(self.model)
 
 
-def _named(count: int) -> str:
-    if count == _WIDE:
-        return "more tokens"
-    return "any number of tokens" if count == _ANY else f"{count} token" + "s" * (count > 1)
-
-
 def _in_every_sequence(mask: Mask, sequences: int) -> Mask:
     """Return views of a mask for as many sequences: some models do not take one for all."""
     if isinstance(mask, Tensor):
         return mask.expand(sequences, -1, -1, -1)
     return {kind: view.expand(sequences, -1, -1, -1) for kind, view in mask.items()}
+
+
+def _named(count: int) -> str:
+    if count == _WIDE:
+        return "more tokens"
+    return "any number of tokens" if count == _ANY else f"{count} token" + "s" * (count > 1)
 
 
 def flops_per_token(model: Any) -> float:

@@ -6,13 +6,14 @@ reads next.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from specdec.models.cache import KVCache
-from specdec.models.compile import captured, compiled, static_pass
+from specdec.models.compile import CudaGraph, Pass, captured, compiled, slot_buckets, static_pass
 
 
 class Choice(NamedTuple):
@@ -72,14 +73,18 @@ class StaticLoop:
         self._last = torch.zeros(2, dtype=torch.long, device=model.device)
         self._place = torch.zeros(1, dtype=torch.long, device=model.device)
         self._uniforms = torch.zeros(gamma, dtype=torch.float64, device=model.device)
-        self._first = self._next = self._forward = static_pass(model, cache, windows)
-        self._graph: Any = None
+        self._passes = {slots: _Passes.of(model, cache, windows, slots) for slots in slot_buckets(cache.capacity)}
+        self._graphs: dict[int, CudaGraph[Choice]] = {}
         self._choice: Choice | None = None
 
+    def optimise(self) -> None:
+        """Have inductor fuse the kernels of the passes, which takes seconds for each bucket of slots."""
+        self._passes = {slots: passes.compiled() for slots, passes in self._passes.items()}
+
     def capture(self) -> None:
-        """Compile the passes on two tokens and on one, and record the loop; call while no text is in the cache."""
-        self._first, self._next = compiled(self._forward), compiled(self._forward)
-        self._graph, self._choice = captured(self._run)
+        """Record the loop as CUDA graphs, one for each bucket of slots; call while no text is in the cache."""
+        for slots, passes in self._passes.items():
+            self._graphs[slots] = captured(partial(self._run, passes))
 
     def __call__(self, last: Sequence[int], place: int, uniforms: Tensor | None) -> Choice:
         """
@@ -94,21 +99,52 @@ class StaticLoop:
         self._place.fill_(place)
         if uniforms is not None:
             self._uniforms.copy_(uniforms)
-        if self._graph is None:
-            self._choice = self._run()
-        else:
-            self._graph.replay()
+        slots = next(slots for slots in self._passes if place + self.gamma + 1 <= slots)
+        graph = self._graphs.get(slots)
+        self._choice = self._run(self._passes[slots]) if graph is None else graph.replay()
         self.cache.length = place + self.gamma + 1
-        assert self._choice is not None
         # Cloned, because the next draft overwrites these tensors.
         tokens, read, q = self._choice
         return Choice(tokens.clone(), read.clone(), None if q is None else q.clone())
 
-    def _run(self) -> Choice:
+    def _run(self, passes: "_Passes") -> Choice:
         places = torch.cat([self._place, self._place + 1])
-        choices = [self._choose(self._first(self._last, places).logits[-1:], self._uniforms[0])]
+        choices = [self._choose(passes.first(self._last, places).logits[-1:], self._uniforms[0])]
         place = places[1:]
         for uniform in self._uniforms[1:]:
             place = place + 1
-            choices.append(self._choose(self._next(choices[-1].read, place).logits, uniform))
+            choices.append(self._choose(passes.next(choices[-1].read, place).logits, uniform))
         return joined(choices)
+
+    def departure(self, plain: Callable[[Tensor, int], Tensor], place: int) -> float:
+        """Draft once, behind whatever the cache holds, and return by how much that departs from plain calls on the
+        same tokens: the largest difference of a law, or, for point masses, how far below the largest logit a drafted
+        token's is, as a share of it.
+
+        Args:
+            plain: (tokens [gamma + 1], place) -> their logits [gamma + 1, V] behind the first `place` slots.
+        """
+        uniforms = torch.linspace(0.05, 0.95, self.gamma, dtype=torch.float64, device=self._last.device)
+        drafted = self([1, 2], place, uniforms)
+        logits = plain(torch.cat([self._last, drafted.read[:-1]]), place)[1:]
+        if drafted.q is not None:
+            law = joined([self._choose(logits[step : step + 1], uniforms[step]) for step in range(self.gamma)]).q
+            assert law is not None
+            return float((law - drafted.q).abs().amax())
+        chosen = logits.gather(-1, drafted.read.unsqueeze(-1)).squeeze(-1)
+        return float((logits.amax(-1) - chosen).amax() / logits.abs().amax().clamp_min(1.0))
+
+
+class _Passes(NamedTuple):
+    """The passes of a loop: on the two tokens that it begins with, and on one."""
+
+    first: Callable[..., Pass]
+    next: Callable[..., Pass]
+
+    @classmethod
+    def of(cls, model: Any, cache: KVCache, windows: Mapping[str, int | None], slots: int) -> "_Passes":
+        forward = static_pass(model, cache, windows, (), slots)
+        return cls(forward, forward)
+
+    def compiled(self) -> "_Passes":
+        return _Passes(compiled(self.first), compiled(self.next))

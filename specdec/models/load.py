@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections.abc import Mapping
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -11,6 +11,7 @@ import torch
 
 from specdec import hub
 from specdec.errors import ModelLoadError, UsageError
+from specdec.models.arithmetic import arithmetic_of, format_name, model_arithmetic, note_arithmetic
 from specdec.models.spread import own_share
 
 POCKET = "pocket"
@@ -36,7 +37,7 @@ def load_model(
 
     Args:
         name: a folder or a hub id; files of the hub are taken from the local cache if it has them.
-        dtype: None keeps the checkpoint's own.
+        dtype: None is the checkpoint's own where the device computes in it, else float32.
         attention: transformers' attention implementation, or "auto".
         kind: the only kind that is accepted; None accepts both.
         spread: how transformers lays the weights out over several devices (`models.spread`); None puts all on `device`.
@@ -63,16 +64,21 @@ def load_model(
         if attention == "auto":
             attention = _attention_of(config)
         auto = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
-        model, info = auto.from_pretrained(
+        read = partial(
+            auto.from_pretrained,
             name,
             config=config,
-            dtype=dtype or "auto",
             attn_implementation=attention,
             use_safetensors=True,
             trust_remote_code=False,
             output_loading_info=True,
             **(spread or {}),
         )
+        stored = config.dtype if isinstance(config.dtype, torch.dtype) else None
+        if dtype is None and stored is None:
+            stored = read(dtype="auto")[0].dtype  # this config does not say, its weights do
+        arithmetic = model_arithmetic(dtype, stored or torch.float32, device)
+        model, info = read(dtype=arithmetic.used)
     except ModelLoadError:
         raise
     except Exception as error:  # transformers and safetensors raise some ten unrelated types here
@@ -90,6 +96,7 @@ def load_model(
         own = own_share(weight)
         if own is not None and not torch.isfinite(own).all():
             raise ModelLoadError(f"Model {name} is damaged: {key} holds NaN or infinite weights; fetch it again.")
+    note_arithmetic(model, arithmetic)
     return (model if spread else model.to(device)).eval().requires_grad_(False)
 
 
@@ -117,12 +124,16 @@ def load_tokenizer(name: str) -> Any:
 
 
 def describe_model(model: Any, name: str) -> dict[str, Any]:
-    """Describe a loaded model for the run's record: class, size, dtype, attention, hash of its weights."""
+    """Describe a loaded model for the run's record: class, size, dtype (used and asked for), attention, hash of its
+    weights.
+    """
+    arithmetic = arithmetic_of(model)
     return {
         "class": type(model).__name__,
         "parameters": sum(weight.numel() for weight in model.parameters()),
         "weight_bytes": sum(weight.numel() * weight.element_size() for weight in model.parameters()),
-        "dtype": str(model.dtype).removeprefix("torch."),
+        "dtype": format_name(model.dtype),
+        **({} if arithmetic is None else arithmetic.as_dict()),
         "attention": model.config._attn_implementation,
         "sha256": content_hash(name),
         "commit": getattr(model.config, "_commit_hash", None),
@@ -186,7 +197,7 @@ def resolve_device(name: str) -> torch.device:
 
 
 def resolve_dtype(name: Dtype) -> torch.dtype | None:
-    """Return the dtype of a name; None for "auto", the checkpoint's own."""
+    """Return the dtype of a name; None for "auto" (`load_model` says what that is)."""
     return None if name == "auto" else getattr(torch, name)
 
 

@@ -15,6 +15,9 @@ Mask = Tensor | dict[str, Tensor]
 _COLUMNS = 512  # buffers are this wide or a multiple: caches of texts of similar length then share them
 _KEPT = 32  # the most buffers that are kept
 _LONG_CHAIN = 64  # tokens; the square buffer of a longer chain, a prefill, is not kept
+# The lines of a mask that a GPU reads begin at multiples of this number of elements: torch's memory-efficient kernel
+# refuses other addresses, and a view of a buffer begins anywhere.
+_ALIGNMENT = 8
 
 
 class MaskBuffers:
@@ -24,8 +27,11 @@ class MaskBuffers:
         """
         Args:
             windows: for each kind of attention layer, how many tokens back it sees; None for all.
+
+        With `aligned`, as on a GPU, a mask is a copy whose lines begin where its kernels can read them.
         """
         self._windows, self._dtype, self._device = dict(windows), dtype, device
+        self.aligned = device.type == "cuda"
         self._buffers: dict[tuple[bool, int, int], list[_Buffer]] = {}
 
     def view(self, tree: Tree, prefix: int, capacity: int) -> Mask:
@@ -50,7 +56,10 @@ class MaskBuffers:
         return views if len(views) > 1 else next(iter(views.values()))
 
     def _made(self, tokens: int, columns: int) -> list["_Buffer"]:
-        return [_Buffer(tokens, columns, window, self._dtype, self._device) for window in self._windows.values()]
+        made = [_Buffer(tokens, columns, window, self._dtype, self._device) for window in self._windows.values()]
+        for buffer in made if self.aligned else ():
+            buffer.align()
+        return made
 
 
 class _Buffer:
@@ -69,12 +78,21 @@ class _Buffer:
         if window is not None:
             self._mask += hidden.tril(columns - window)
         self._tree: Tree | None = None  # the tree that was last written over the chain
+        self._copy: Tensor | None = None
+
+    def align(self) -> None:
+        """Give out views as copies that a GPU can read, in one place and with the same strides at every call."""
+        tokens, columns = self._mask.shape
+        self._copy = self._mask.new_empty(tokens, -(-columns // _ALIGNMENT) * _ALIGNMENT)
 
     def view(self, tree: Tree, prefix: int) -> Tensor:
         tokens = len(tree) + 1
         if not tree.is_chain and tree != self._tree:
             self._write(tree)
-        return self._mask[None, None, :tokens, self._columns - prefix : self._columns + tokens]
+        view = self._mask[:tokens, self._columns - prefix : self._columns + tokens]
+        if self._copy is not None:
+            view = self._copy[:tokens, : prefix + tokens].copy_(view)
+        return view[None, None]
 
     @torch.inference_mode()  # the buffer may have been made in this mode
     def _write(self, tree: Tree) -> None:

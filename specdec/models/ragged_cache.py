@@ -43,15 +43,15 @@ class RaggedLayer(PreallocatedLayer):
     ) -> tuple[Tensor, Tensor]:
         """Write keys and values [B, H, n, head] behind each text; return what the call reads, [B, H, longest, head].
 
-        Rows that stand side by side are returned as views, others as copies.
+        Rows at equal distances, as any two are, are returned as views, others as copies.
         """
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         assert self.write is not None and self.keys is not None and self.values is not None
         rows, places, longest = self.write
-        first, size = rows[0], len(rows)
-        adjoining = list(rows) == list(range(first, first + size))
-        chosen: slice | list[int] = slice(first, first + size) if adjoining else list(rows)
+        step = rows[1] - rows[0] if len(rows) > 1 else 1
+        even = range(rows[0], rows[-1] + 1, step)
+        chosen: slice | list[int] = slice(even.start, even.stop, step) if list(even) == list(rows) else list(rows)
         index = torch.tensor(rows, device=places.device).unsqueeze(1)  # [B, 1]
         read: list[Tensor] = []
         for buffer, states in ((self.keys, key_states), (self.values, value_states)):

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from specdec.models.compile import run_model
 from specdec.models.decoder import Decoder
-from specdec.models.masks import Mask
+from specdec.models.masks import Mask, MaskBuffers
 from specdec.models.ragged_cache import RaggedCache
 from specdec.records import Tree, chain_tree
 
@@ -33,7 +33,7 @@ class RaggedDecoder:
         self.cache = RaggedCache(decoder.layers, 1, slots)
         self.states: dict[int, Tensor] = {}
         self._prefix: dict[int, int] = {}  # length of each text before its last call
-        self._hidden = torch.finfo(decoder.model.dtype).min
+        self._buffers = MaskBuffers(decoder.windows, decoder.model.dtype, decoder.device)
 
     def reserve(self, capacity: int) -> None:
         """Make a cache of `capacity` places for each slot, unless there is one already; every text is forgotten.
@@ -114,19 +114,16 @@ class RaggedDecoder:
     def _masks(self, trees: Sequence[Tree], prefixes: Sequence[int], width: int) -> Mask:
         """Return the additive mask [B, 1, n, longest] of a call, or one for each kind of layer."""
         longest = max(prefix + len(tree) + 1 for prefix, tree in zip(prefixes, trees, strict=True))
-        visible = torch.zeros(len(trees), width, longest, dtype=torch.bool)
-        queries = torch.zeros(len(trees), width, 1, dtype=torch.long)  # positions
-        keys = torch.arange(longest).repeat(len(trees), 1, 1)
+        shape, dtype = (len(trees), 1, width, longest), self.decoder.model.dtype
+        masks = {
+            kind: torch.full(shape, torch.finfo(dtype).min, dtype=dtype, device=self.device)
+            for kind in self.decoder.windows
+        }
         for row, (tree, prefix) in enumerate(zip(trees, prefixes, strict=True)):
-            tokens = len(tree) + 1
-            visible[row, :tokens, :prefix] = True
-            visible[row, :tokens, prefix : prefix + tokens] = tree.visible
-            queries[row, :tokens, 0] = keys[row, 0, prefix : prefix + tokens] = tree.offsets + prefix
-        masks: dict[str, Tensor] = {}
-        for kind, window in self.decoder.windows.items():
-            seen = visible if window is None else visible & (queries - keys < window)
-            hidden = torch.zeros(seen.shape, dtype=self.decoder.model.dtype).masked_fill_(~seen, self._hidden)
-            masks[kind] = hidden.unsqueeze(1).to(self.device, non_blocking=True)
+            own = self._buffers.view(tree, prefix, self.cache.capacity)
+            views = [own] if isinstance(own, Tensor) else own.values()
+            for mask, view in zip(masks.values(), views, strict=True):
+                mask[row, :, : len(tree) + 1, : view.shape[-1]] = view[0]
         return masks if len(masks) > 1 else next(iter(masks.values()))
 
     @torch.inference_mode()

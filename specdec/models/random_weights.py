@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from specdec.errors import UsageError
-from specdec.registry import near_misses
+from specdec.errors import UsageError, near_misses
+from specdec.models.arithmetic import model_arithmetic, note_arithmetic
 
 RANDOM = "random"
 _SEED = "seed"  # the only key of a shape that is not a transformers configuration value
@@ -27,40 +27,50 @@ def shape_hash(shape: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(shape, sort_keys=True).encode()).hexdigest()
 
 
-def random_model(shape: Mapping[str, Any], *, dtype: torch.dtype | None, device: torch.device, attention: str) -> Any:
+def random_model(
+    shape: Mapping[str, Any],
+    *,
+    dtype: torch.dtype | None,
+    device: torch.device,
+    attention: str,
+    key: str = "target.shape",
+) -> Any:
     """Make a transformers decoder in evaluation mode, initialised by its own rule, directly on the device.
 
     Args:
         shape: `model_type`, `seed` and any values of that type's configuration.
-        dtype: None is float32.
+        dtype: None is the shape's own `dtype` where the device computes in it, else float32; float32 without one.
         attention: transformers' attention implementation, or "auto".
+        key: the configuration key that the shape stands under, for messages.
     Raises:
         UsageError: transformers refuses the shape, or this type of model does not have a key of it.
     """
     from transformers import AutoModelForCausalLM
 
-    config = _config(shape)
+    config = _config(shape, key)
     if attention == "auto":
         attention = "eager" if config.model_type == "gemma2" else "sdpa"  # as for loaded models
-    options = {"dtype": dtype or torch.float32, "attn_implementation": attention}
+    arithmetic = model_arithmetic(dtype, config.dtype or torch.float32, device)
+    options = {"dtype": arithmetic.used, "attn_implementation": attention}
     try:
         with torch.device("meta"):  # finds faults without allocating weights
             AutoModelForCausalLM.from_config(config, trust_remote_code=False, **options)
     except Exception as error:  # transformers raises some ten unrelated types here
-        raise _refused(error) from None
+        raise _refused(error, key) from None
     # transformers initialises from the global generator; its state is restored.
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), torch.device(device):
         torch.manual_seed(shape[_SEED])
         model = AutoModelForCausalLM.from_config(config, trust_remote_code=False, **options)
+    note_arithmetic(model, arithmetic)
     return model.eval().requires_grad_(False)
 
 
-def _config(shape: Mapping[str, Any]) -> Any:
+def _config(shape: Mapping[str, Any], where: str) -> Any:
     from transformers import AutoConfig
 
     values = {key: value for key, value in shape.items() if key not in ("model_type", _SEED)}
     if not isinstance(shape.get("model_type"), str) or type(shape.get(_SEED)) is not int:
-        raise UsageError("Bad value target.shape: it should have a model_type, such as llama, and a seed.")
+        raise UsageError(f"Bad value {where}: it should have a model_type, such as llama, and a seed.")
     try:
         # First without values, to learn the known keys: transformers accepts unknown ones, and they would do nothing.
         plain = AutoConfig.for_model(shape["model_type"])
@@ -68,16 +78,16 @@ def _config(shape: Mapping[str, Any]) -> Any:
         for key in values:
             if key not in known:
                 raise UsageError(
-                    f"Unknown key target.shape.{key}: {shape['model_type']} models have no such key."
+                    f"Unknown key {where}.{key}: {shape['model_type']} models have no such key."
                     + near_misses(key, sorted(known))
                 )
         return AutoConfig.for_model(shape["model_type"], **values)
     except UsageError:
         raise
     except Exception as error:
-        raise _refused(error) from None
+        raise _refused(error, where) from None
 
 
-def _refused(error: Exception) -> UsageError:
+def _refused(error: Exception, key: str) -> UsageError:
     reason = " ".join(str(error).split())[:200] or type(error).__name__
-    return UsageError(f"Bad value target.shape: transformers refuses it: {reason}")
+    return UsageError(f"Bad value {key}: transformers refuses it: {reason}")

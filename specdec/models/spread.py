@@ -13,9 +13,8 @@ import yaml
 from torch import Tensor
 
 from specdec import ranks
-from specdec.errors import ModelLoadError, UsageError
+from specdec.errors import ModelLoadError, UsageError, near_misses
 from specdec.models.random_weights import RANDOM
-from specdec.registry import near_misses
 
 DeviceMap = str | dict[str, int | str]
 _NAMES = ("cpu", "disk")

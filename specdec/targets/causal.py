@@ -181,9 +181,10 @@ class Causal(ModelTarget):
 
     @property
     def tags(self) -> dict[str, str]:
+        served = {} if self.decoder.probed.packed else {"evaluation": "rows"}  # whatever was asked for
         if self.tensor_parallel > 1:
-            return {"tensor_parallel": str(self.tensor_parallel)}
-        placed = {"device_map": spread_in_words(self.placed)} if self.placed else {}
+            return {**served, "tensor_parallel": str(self.tensor_parallel)}
+        placed = {**served, "device_map": spread_in_words(self.placed)} if self.placed else served
         return placed if self.in_one_piece else {**placed, "distorted": "device_map"}
 
 

@@ -18,7 +18,7 @@ from accelerate import Accelerator, DistributedDataParallelKwargs
 from torch import Tensor, nn
 
 from specdec.errors import NumericsError, UsageError
-from specdec.models.arithmetic import native_arithmetic
+from specdec.models.arithmetic import arithmetic_of
 from specdec.sampling import SamplingConfig
 from specdec.targets.base import Target, targets
 from specdec.text.writing import write_atomically
@@ -257,14 +257,11 @@ def check_first(
 def load_target(values: dict[str, Any], device: torch.device) -> Target:
     """Load the target of a recipe to the device of this process.
 
-    With `dtype=auto` a checkpoint whose own dtype the device would emulate is loaded in float32, because the states of
-    all training text are computed. One sentence says so.
+    One sentence says where that computes in another dtype than was asked for, or slowly: the states of all training
+    text are computed.
     """
     target = targets.build({**values, "device": str(device)}, sampling=_SAMPLING)
-    if values.get("dtype") != "auto":
-        return target
-    arithmetic = native_arithmetic(target.hidden.output_layer.dtype, device)
-    if not arithmetic.sentence:
-        return target
-    logger.info("The target's states: %s", arithmetic.sentence)
-    return targets.build({**values, "device": str(device), "dtype": "float32"}, sampling=_SAMPLING)
+    arithmetic = arithmetic_of(target.model)
+    if arithmetic is not None and arithmetic.sentence:
+        logger.info("The target's states: %s", arithmetic.sentence)
+    return target

@@ -218,7 +218,7 @@ def test_ngrams_are_wrapped_by_the_heuristic_only(table, random_law, group_value
             {"name": "ngram", "q": 1, "order_max": 4, "order_min": 5, "matches_max": 8, "occurrence": "common"},
             r"drafter\.of\.order_min=5",
         ),
-        ({"name": "oracle", "alpha": 0.5, "step_ms": 0.0, "forced": False}, "by itself"),
+        ({"name": "oracle", "alpha": 0.5, "step_ms": 0.0, "forced": False, "shape": None}, "by itself"),
         (
             {"name": "adaptive", "of": {"name": "none"}, "rule": "heuristic", "threshold": 0.5, "length": 1},
             "fixed length",

@@ -193,7 +193,7 @@ def test_both_evaluations_give_the_same_rounds(tiny_model, sampling, group_value
         ({"fill": False}, r"drafter\.fill=false: fixed shares need a drafter\.context_rows"),
         ({"context_rows": -1}, r"drafter\.context_rows=-1"),
         (
-            {"context": {"name": "oracle", "alpha": 0.5, "step_ms": 0.0, "forced": False}},
+            {"context": {"name": "oracle", "alpha": 0.5, "step_ms": 0.0, "forced": False, "shape": None}},
             r"drafter\.context\.name=oracle",
         ),
         ({"bigram": {"name": "none"}}, r"drafter\.bigram\.name=none: it should be model_bigram or model_unigram"),

@@ -11,10 +11,13 @@ import torch
 from specdec.clock import CpuClock
 from specdec.decode import generate
 from specdec.drafters.base import drafters
+from specdec.errors import UsageError
 from specdec.experiment.forced import Forced
+from specdec.models.decoder import Decoder
 from specdec.records import Request, TextStart
 from specdec.sampling import generator_for
 from specdec.structures.base import structures
+from specdec.targets.causal import Causal
 from specdec.theory import capped_geometric
 from specdec.verifiers.base.contract import verifiers
 
@@ -29,7 +32,7 @@ def cycle(table):
 
 
 def oracle(target, alpha, step_ms=0.0):
-    values = {"name": "oracle", "alpha": alpha, "step_ms": step_ms, "forced": False}
+    values = {"name": "oracle", "alpha": alpha, "step_ms": step_ms, "forced": False, "shape": None}
     return drafters.build(values, target=target)
 
 
@@ -195,3 +198,40 @@ def test_the_artificial_cost_is_spent_per_drafted_token(cycle):
     began = time.perf_counter()
     drafter.draft(chain(5).clamped(0))
     assert time.perf_counter() - began < 0.5
+
+
+@torch.inference_mode()
+def test_a_model_beside_it_costs_its_calls_and_changes_no_token(tiny_llama, sampling, monkeypatch):
+    """It reads every token, so that after every number of accepted ones a draft takes one call for each of its own."""
+    shape = {
+        **{"model_type": "llama", "seed": 0, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2},
+        **{"num_key_value_heads": 2, "intermediate_size": 16, "vocab_size": 61, "max_position_embeddings": 128},
+    }
+    target = Causal(tiny_llama(61), sampling(temperature=0.0))
+    values = {"name": "oracle", "alpha": 0.6, "step_ms": 0.0, "forced": True}
+    alone, beside = (drafters.build({**values, "shape": given}, target=target) for given in (None, shape))
+    calls, forward = [], Decoder.forward
+    monkeypatch.setattr(
+        Decoder, "forward", lambda *given, **more: calls.append(len(given[1])) or forward(*given, **more)
+    )
+    reference = [index * 7 % 61 for index in range(40)]
+    for drafter in (alone, beside):
+        drafter.start(TextStart([3, 5, 9], 64, generator=generator_for(3, "a", "draft"), reference=reference))
+    for accepted in (0, 3, 1, 3):
+        calls.clear()
+        one, other = (drafter.draft(chain(3)).tokens.tolist() for drafter in (alone, beside))
+        assert one == other and len(calls) == 3 and sum(calls) <= 4
+        for drafter in (alone, beside):
+            drafter.commit([*one[:accepted], 7])
+
+
+def test_a_model_beside_it_needs_a_model_to_draft_for(cycle):
+    values = {
+        "name": "oracle",
+        "alpha": 0.6,
+        "step_ms": 0.0,
+        "forced": True,
+        "shape": {"model_type": "llama", "seed": 0},
+    }
+    with pytest.raises(UsageError, match=r"drafter\.shape: a random model drafts for a transformers target"):
+        drafters.build(values, target=cycle)

@@ -5,7 +5,7 @@ from types import MappingProxyType
 import pytest
 import torch
 
-from specdec.models.arithmetic import computes_natively, native_arithmetic
+from specdec.models.arithmetic import arithmetic_of, computes_natively, model_arithmetic, native_arithmetic
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 # Reports of torch, cut to what matters: instructions that a processor has or lacks.
@@ -15,6 +15,13 @@ ARROW_LAKE = {"avx2": True, "avx_ne_convert": True, "avx512_bf16": False, "amx_t
 SAPPHIRE_RAPIDS = ZEN_4 | {"avx512_fp16": True, "amx_bf16": True, "amx_tile": True}
 NEOVERSE_V1 = {"neon": True, "fp16_arith": True, "bf16": True, "sve_bf16": True}
 CORTEX_A72 = {"neon": True, "fp16_arith": False, "bf16": False}
+
+
+@pytest.fixture(autouse=True)
+def no_limit(monkeypatch):
+    """Nothing limits the instructions that oneDNN uses."""
+    for name in ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA"):
+        monkeypatch.delenv(name, raising=False)
 
 
 @pytest.fixture
@@ -61,3 +68,42 @@ def test_one_sentence_says_why(processor):
     assert native_arithmetic(torch.float32, CPU).sentence == native_arithmetic(torch.float64, CPU).sentence == ""
     processor(ZEN_4)
     assert native_arithmetic(torch.bfloat16, CPU).sentence == ""
+
+
+@pytest.mark.parametrize("name", ["ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA"])
+@pytest.mark.parametrize(
+    ("limit", "bfloat16", "float16"),
+    [
+        ("AVX2", False, False),
+        ("avx512_core", False, False),
+        ("AVX2_VNNI_2", False, False),  # conversions alone
+        ("AVX512_CORE_BF16", True, False),
+        ("AVX512_CORE_FP16", True, True),
+        ("AVX512_CORE_AMX", True, False),
+        ("DEFAULT", True, True),
+        ("", True, True),
+    ],
+)
+def test_instructions_that_are_switched_off_do_not_count(processor, monkeypatch, name, limit, bfloat16, float16):
+    processor(SAPPHIRE_RAPIDS)
+    monkeypatch.setenv(name, limit)
+    assert (computes_natively(torch.bfloat16, CPU), computes_natively(torch.float16, CPU)) == (bfloat16, float16)
+
+
+def test_a_format_that_is_named_is_obeyed(processor):
+    processor(SKYLAKE)
+    named = model_arithmetic(torch.bfloat16, torch.float32, CPU)
+    assert (named.asked, named.used) == (torch.bfloat16, torch.bfloat16)
+    assert named.sentence == (
+        "This processor has no bfloat16 arithmetic and emulates it slowly, as dtype=bfloat16 asks for: dtype=auto does "
+        "not."
+    )
+    assert named.as_dict() == {"dtype_asked": "bfloat16", "dtype_reason": named.sentence}
+    auto = model_arithmetic(None, torch.bfloat16, CPU)
+    assert auto == native_arithmetic(torch.bfloat16, CPU) and auto.as_dict()["dtype_asked"] == "auto (bfloat16)"
+    processor(ZEN_4)
+    assert model_arithmetic(torch.bfloat16, torch.float32, CPU).as_dict() == {"dtype_asked": "bfloat16"}
+
+
+def test_a_model_made_in_memory_was_asked_for_in_no_format():
+    assert arithmetic_of(torch.nn.Linear(1, 1)) is None

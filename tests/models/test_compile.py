@@ -9,7 +9,7 @@ import torch
 
 from specdec.errors import Interrupted, UsageError
 from specdec.models import compile as compilation
-from specdec.models.compile import StaticStep, TracedStep, mode_for
+from specdec.models.compile import StaticStep, TracedStep, mode_for, slot_buckets
 from specdec.models.decoder import Decoder
 from specdec.records import Tree, chain_tree
 from specdec.signals import interruptible
@@ -30,16 +30,77 @@ def walk(decoder: Decoder, capacity: int = 64) -> torch.Tensor:
     return torch.cat(logits)
 
 
+@pytest.fixture
+def static_decoder(monkeypatch):
+    """Makes a decoder as `compile` does on a GPU, less the capture, whose graphs attend to buckets from 16 slots on."""
+    monkeypatch.setattr(compilation, "_LEAST_SLOTS", 16)
+
+    @torch.inference_mode()
+    def make(model, name, sizes):
+        decoder = Decoder(model, name, 512)
+        decoder.compile({}, 64, "trace")
+        for size in sizes:
+            decoder._steps[size] = StaticStep(model, decoder.cache, size, decoder._windows)
+        return decoder
+
+    return make
+
+
 @pytest.mark.parametrize("name", ["llama", "mistral_window", "gemma3"])
-def test_static_shapes_give_the_logits_of_growing_ones(tiny_model, name):
+def test_static_shapes_give_the_logits_of_growing_ones(tiny_model, static_decoder, name):
     model = tiny_model(name)
-    eager, static = Decoder(model, name, 512), Decoder(model, name, 512)
-    # As `compile` does on a GPU, less the capture.
-    static.compile({}, 64, "trace")
-    for rows in (1, 3):
-        static._steps[rows] = StaticStep(model, static.cache, rows, static._windows)
+    eager, static = Decoder(model, name, 512), static_decoder(model, name, (1, 3))
     assert (walk(eager) - walk(static)).abs().max() < EXACT
     assert static.cache.capacity == 512 and static.length == eager.length
+
+
+TREES = [
+    Tree((-1, -1, 0, 2)),  # as many nodes as the graph has room for
+    chain_tree(4),
+    Tree((-1, -1)),  # filled up
+    Tree((-1, 0, 0, 1)),
+    chain_tree(1),
+    Tree((-1, -1, 0, 2)),
+]
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("name", ["llama", "mistral_window", "gemma3", "opt"])
+def test_one_graph_serves_every_draft_of_its_size_or_smaller(tiny_model, static_decoder, monkeypatch, name):
+    """Between one topology and another, in two buckets, with a draft that is committed in between."""
+    model = tiny_model(name)
+    eager, static = Decoder(model, name, 512), static_decoder(model, name, (5,))
+    used, call = [], StaticStep.__call__
+    monkeypatch.setattr(StaticStep, "__call__", lambda step, *given: used.append(given[1]) or call(step, *given))
+    for decoder in (eager, static):
+        decoder.start(TEXT[:7], 64)
+    for number, tree in enumerate(TREES):
+        tokens = torch.arange(len(tree) + 1) * 11 % 61
+        one, other = (decoder.forward(tokens, tree).clone() for decoder in (eager, static))
+        assert (one - other).abs().max() < EXACT and eager.length == static.length
+        for decoder in (eager, static):
+            prefix = decoder.length - len(tree)
+            decoder.cache.commit(prefix, [prefix + 1] if number == 0 else [])
+    assert used == [6, 8, 9, 10, 11, 12], "five slots more than the last of these no longer fit in the first bucket"
+
+
+@torch.inference_mode()
+def test_what_has_no_room_in_a_graph_is_eager(tiny_model, static_decoder):
+    """Slots behind the last one do not exist, and a graph would write into them."""
+    model = tiny_model("llama")
+    eager, static = Decoder(model, "llama", 512), static_decoder(model, "llama", (5,))
+    step = static._steps[5]
+    assert step.fits(2, 507) and not step.fits(2, 508) and not step.fits(6, 10)
+    for decoder in (eager, static):
+        decoder.start(TEXT, 512)
+        decoder.length = 509  # free slots hold zeros
+    tokens = torch.tensor([5, 9])
+    assert (eager.forward(tokens, chain_tree(1)) - static.forward(tokens, chain_tree(1))).abs().max() < EXACT
+
+
+def test_a_graph_attends_to_no_more_slots_than_its_text_needs():
+    assert slot_buckets(512) == [512] and slot_buckets(1024) == [1024]
+    assert slot_buckets(1536) == [1024, 1536] and slot_buckets(4096) == [1024, 2048, 4096]
 
 
 @pytest.fixture

@@ -27,7 +27,7 @@ CUTS = [
     {"temperature": 1.3, "top_p": 0.6},
     {"temperature": 1.0, "top_k": 20, "top_p": 0.9, "min_p": 0.02, "typical_p": 0.7},
 ]
-CAPTURE = StaticLoop.capture
+OPTIMISE, CAPTURE = StaticLoop.optimise, StaticLoop.capture
 # What the host can learn from a tensor only by waiting for the device.
 WAITING = {
     "_local_scalar_dense",
@@ -55,6 +55,7 @@ def on_a_gpu(monkeypatch):
 
     made: list[StaticLoop] = []
     monkeypatch.setattr(Decoder, "compile", compile_without_capture)
+    monkeypatch.setattr(StaticLoop, "optimise", lambda loop: None)
     monkeypatch.setattr(StaticLoop, "capture", lambda loop: made.append(loop))
 
     def prepare(drafter, structure, capacity=64):
@@ -92,6 +93,7 @@ def test_the_drafts_are_those_of_single_calls(
     target = Causal(tiny_model("llama"), sampling(**how))
     plain, looped = (SmallModel(tiny_model(name), target, drafts=drafts) for _ in range(2))
     on_a_gpu(looped, make_structure("chain", GAMMA))
+    count_loops.clear()  # that of the check against plain calls
     for drafter in (plain, looped):
         drafter.start(TextStart(PROMPT, 64, generator=generator_for(0, "p", "draft")))
     asked = [(3, 0), (3, 3), (3, 1), (3, 2), (2, 2), (3, 3), (5, 1), (3, 0), (1, 0), (3, 1)]  # gamma, accepted
@@ -132,16 +134,13 @@ class Replayed:
     def replay(self):
         for static, new in zip(self.result, self._run(), strict=True):
             static.copy_(new)
+        return self.result
 
 
 @pytest.mark.slow
 @torch.inference_mode()
 def test_a_recorded_loop_drafts_the_same(tiny_model, sampling, make_structure, on_a_gpu, monkeypatch):
     """Its passes on two rows and on one are traced apart: nothing checks afterwards which of them is called."""
-
-    def recorded(run):
-        graph = Replayed(run)
-        return graph, graph.result
 
     def traced(function):
         return torch.compile(
@@ -151,11 +150,12 @@ def test_a_recorded_loop_drafts_the_same(tiny_model, sampling, make_structure, o
             options={"guard_filter_fn": compilation._shapes_only},
         )
 
-    monkeypatch.setattr(draft_loop, "captured", recorded)
+    monkeypatch.setattr(draft_loop, "captured", Replayed)
     monkeypatch.setattr(draft_loop, "compiled", traced)
     target = Causal(tiny_model("llama"), sampling(temperature=1.0))
     plain, looped = (SmallModel(tiny_model("llama"), target) for _ in range(2))
     (loop,) = on_a_gpu(looped, make_structure("chain", GAMMA))
+    OPTIMISE(loop)
     CAPTURE(loop)
     for drafter in (plain, looped):
         drafter.start(TextStart(PROMPT, 64, generator=generator_for(0, "p", "draft")))
@@ -194,12 +194,46 @@ def test_nothing_in_it_waits_for_the_device(tiny_model, sampling, make_structure
         assert WAITING & Watching.seen, "it would have been noticed"
 
 
+def watched(seen, name, read):
+    """`read`, a method of tensors, which adds its name to `seen` at every call."""
+    return lambda tensor, *given: seen.append(name) or read(tensor, *given)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_the_host_waits_once_in_a_round(tiny_model, sampling, make_structure, on_a_gpu, monkeypatch, temperature):
+    """Of all that a round reads off tensors, only the acceptance comes from the device; what a commit reads was copied
+    to the host before that, and has arrived with it.
+    """
+    target = Causal(tiny_model("llama"), sampling(temperature=temperature))
+    target.decoder.compile((), 64, "trace")
+    target.decoder._steps[GAMMA + 1] = StaticStep(target.model, target.decoder.cache, GAMMA + 1, target.decoder.windows)
+    drafter = SmallModel(tiny_model("llama"), target)
+    on_a_gpu(drafter, make_structure("chain", GAMMA))
+    verifier = verifiers.build({"name": "speculative_sampling"})
+    for part in (target, drafter):
+        part.start(TextStart(PROMPT, 64, generator=generator_for(0, "p", "draft")))
+    seen = []
+    for name in ("tolist", "item", "cpu", "numpy", "__bool__", "__int__", "__float__", "__index__"):
+        monkeypatch.setattr(torch.Tensor, name, watched(seen, name, getattr(torch.Tensor, name)))
+    # On a CPU nothing is copied ahead, so that the logits are checked at once.
+    monkeypatch.setattr(Causal, "_check_finite", lambda self: None)
+    draft = drafter.draft(make_structure("chain", GAMMA))
+    p = target.verify(draft)
+    assert seen == []
+    decided = verifier.accept(draft, p, generator_for(0, "p", "accept"))
+    assert len(seen) == 1
+    target.commit(decided.path, decided.next_token)
+    assert len(seen) == 1
+
+
 @torch.inference_mode()
 def test_only_what_it_fits_is_its_business(tiny_model, sampling, make_structure, on_a_gpu, count_loops):
     """A prompt of one token, a text too long for the cache, and a threshold, which is read after every token."""
     target = Causal(tiny_model("llama"), sampling(temperature=1.0))
     drafter, chain = SmallModel(tiny_model("llama"), target), make_structure("chain", GAMMA)
     on_a_gpu(drafter, chain)
+    count_loops.clear()  # that of the check against plain calls
     drafter.start(TextStart([7], 64, generator=generator_for(0, "p", "draft")))
     drafter.draft(chain)
     drafter.start(TextStart(PROMPT, 600, generator=generator_for(0, "p", "draft")))

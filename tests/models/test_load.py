@@ -9,7 +9,16 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from specdec.errors import ModelLoadError, UsageError
-from specdec.models.load import content_hash, load_model, load_tokenizer, model_path, resolve_device, resolve_dtype
+from specdec.models.arithmetic import format_name
+from specdec.models.load import (
+    content_hash,
+    describe_model,
+    load_model,
+    load_tokenizer,
+    model_path,
+    resolve_device,
+    resolve_dtype,
+)
 from specdec.targets.base import targets
 
 CPU = torch.device("cpu")
@@ -201,6 +210,26 @@ def test_the_target_passes_the_refusal_on(folder, group_values, sampling):
     weights(folder).unlink()
     with pytest.raises(ModelLoadError, match="no safetensors file"):
         targets.build(group_values("target", "causal", model=str(folder)), sampling=sampling())
+
+
+@pytest.mark.parametrize("native", [True, False], ids=["native", "emulated"])
+@pytest.mark.parametrize("says", [True, False], ids=["config says", "weights say"])
+def test_a_checkpoint_keeps_its_dtype_where_the_processor_computes_in_it(folder, monkeypatch, native, says):
+    """Its values stay: bfloat16 weights in float32 are the same numbers."""
+    monkeypatch.setattr(
+        "specdec.models.arithmetic.computes_natively", lambda dtype, _: native or dtype == torch.float32
+    )
+    rewritten(folder, lambda tensors: tensors.update({name: value.bfloat16() for name, value in tensors.items()}))
+    configured(folder, dtype="bfloat16" if says else None)
+    model = load(folder)
+    used = torch.bfloat16 if native else torch.float32
+    assert {weight.dtype for weight in model.parameters()} == {used}
+    stored = load_file(weights(folder))["model.norm.weight"]
+    assert torch.equal(model.model.norm.weight, stored.to(used))
+    described = describe_model(model, str(folder))
+    assert (described["dtype"], described["dtype_asked"]) == (format_name(used), "auto (bfloat16)")
+    named = load(folder, dtype=torch.bfloat16)
+    assert named.dtype == torch.bfloat16 and describe_model(named, str(folder))["dtype_asked"] == "bfloat16"
 
 
 def test_a_folder_without_tokenizer_has_none(folder):

@@ -137,6 +137,7 @@ def test_what_is_served_by_rows_would_be_wrong_under_a_tree_mask(family):
     assert found.errors["packed"] > 0.05 and found.errors["rows"] < 1e-5
     assert target.describe()["probe"]["packed"] is False and target.describe()["evaluation"] == "rows"
     assert target.capabilities.evaluations == ("rows",) and "packed" in Causal.capabilities.evaluations
+    assert target.tags == {"evaluation": "rows"} and Causal(model_of("llama"), GREEDY).tags == {}
     (sentence,) = target.remarks
     assert target.model.config.model_type in sentence and "by rows only" in sentence
 

@@ -164,7 +164,9 @@ def test_speculative_output_is_the_models_own(published_model, sampling, tok512,
         copied = decoded(target, prompt, 100, verifier=verifier, **NGRAM)
         assert list(copied.tokens) == own
         assert sum(row.accepted for row in copied.rounds) > 0
-        guided = decoded(target, prompt, 100, "oracle", 5, verifier, own, alpha=0.8, step_ms=0.0, forced=False)
+        guided = decoded(
+            target, prompt, 100, "oracle", 5, verifier, own, alpha=0.8, step_ms=0.0, forced=False, shape=None
+        )
         assert list(guided.tokens) == own and len(guided.rounds) < 0.5 * len(own)
 
 

@@ -81,10 +81,15 @@ def test_a_slot_given_back_leaves_nothing_and_moves_nobody(decoder):
 
 
 def test_some_texts_may_be_left_out_of_a_call(decoder):
-    """Texts whose rows do not adjoin are read as copies."""
-    ragged, texts = started(decoder)
-    check(decoder, ragged, {slot: texts[slot] for slot in (2, 0)}, TREES)
-    assert ragged.length(1) == 0 and ragged.length(0) == len(PROMPTS[0]) - 1 + 6
+    """Two texts are read in place wherever they stand, three at unequal distances as copies."""
+    prompts = {**PROMPTS, 3: [9, 60, 21]}
+    ragged, texts = started(decoder, 4, prompts)
+    trees = {**TREES, 3: chain_tree(1)}
+    for chosen in ((2, 0), (0, 3), (0, 1, 3)):
+        check(decoder, ragged, {slot: texts[slot] for slot in chosen}, trees)
+        for slot in chosen:
+            ragged.discard(slot)
+    assert {slot: ragged.length(slot) for slot in prompts} == {0: 11, 1: 0, 2: 7, 3: 2}
 
 
 def test_states_are_those_of_plain_passes(tiny_model):

@@ -91,3 +91,15 @@ def test_the_shapes_of_the_configuration_have_the_size_they_say(group_values, na
     shape = group_values("target", name)["shape"]
     model = random_model(shape, dtype=torch.bfloat16, device=torch.device("meta"), attention="auto")
     assert sum(weight.numel() for weight in model.parameters()) / 1e6 == pytest.approx(millions, abs=0.01)
+
+
+@pytest.mark.parametrize("native", [True, False], ids=["native", "emulated"])
+def test_a_shape_may_have_a_dtype_of_its_own(monkeypatch, native):
+    monkeypatch.setattr(
+        "specdec.models.arithmetic.computes_natively", lambda dtype, _: native or dtype == torch.float32
+    )
+    how = {"device": torch.device("meta"), "attention": "auto"}
+    own = random_model({**SHAPE, "dtype": "bfloat16"}, dtype=None, **how)
+    assert own.dtype == (torch.bfloat16 if native else torch.float32)
+    assert random_model({**SHAPE, "dtype": "bfloat16"}, dtype=torch.float64, **how).dtype == torch.float64
+    assert random_model(SHAPE, dtype=None, **how).dtype == torch.float32

@@ -36,7 +36,7 @@ class LeftOut(Exception):
 
 @dataclass(frozen=True)
 class Work:
-    """What of a run other engines are set against.
+    """The part of a run that other engines are set against.
 
     Attributes:
         drafter_values: the drafter's configuration.
@@ -230,7 +230,8 @@ class Engine(ABC):
         """
 
     def check_installed(self) -> None:
-        """
+        """Look for the modules that the engine imports.
+
         Raises:
             LeftOut: a module is not installed.
         """

@@ -4,6 +4,7 @@ Only token ids pass, so the file has no vocabulary. Architectures: those whose t
 parts as transformers; others are refused.
 """
 
+import logging
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ def write_gguf(model: Any, path: Path, longest: int) -> None:
     """
     import gguf
 
+    logging.getLogger("gguf").setLevel(logging.WARNING)  # it tells every file that it writes
     config = model.config.get_text_config()
     name = _checked(model, config, longest)
     arch = next(key for key, value in gguf.MODEL_ARCH_NAMES.items() if value == name)

@@ -14,11 +14,14 @@ from specdec.config import RunConfig
 from specdec.errors import UsageError
 from specdec.experiment.batch_checks import refuse_batches
 from specdec.experiment.beside import refuse_several
+from specdec.experiment.budget import refuse_budget
+from specdec.experiment.dtypes import arithmetic_notes
 from specdec.experiment.identity import RunIdentity, identify, run_facts
 from specdec.experiment.kept import EarlierRuns, KeptRun
 from specdec.experiment.parts import Parts, limited, open_parts
 from specdec.experiment.results import ResultsFolder
 from specdec.experiment.resumption import begun, standing
+from specdec.experiment.terminal import print_lines
 from specdec.studies.base.contract import Bench, Study, studies
 from specdec.tracking import writer as tracking
 
@@ -35,6 +38,7 @@ def run_study(config: RunConfig, folder: Path, earlier: EarlierRuns | None = Non
     study, name = studies.build(config.study), str(config.study["name"])
     refuse_several(config, f"study {name!r} has its own drafters", "use measurement.drafters=[]")
     refuse_batches(config, f"study {name!r}")
+    refuse_budget(config, f"study {name!r}")
     parts = open_parts(config)
     if not parts.target.sampling.greedy:
         raise UsageError(
@@ -58,6 +62,7 @@ def _run(config: RunConfig, parts: Parts, identity: RunIdentity, results: Result
     """Run and log a study in its folder."""
     assert config.study is not None
     name, folder = str(config.study["name"]), results.folder
+    print_lines(get_console(), *arithmetic_notes(parts))
     title = run_facts(parts, config.measurement.limit).title(identity.environment, shape=False)
     tags = identity.tags | {"specdec.role": "study", "specdec.study": name}
     run_name = f"{name}: {parts.label}, {parts.prompts.name}"

@@ -1,0 +1,283 @@
+"""The JSON of `tests/benchmarks/gpu.py` as a page: calls against the time to read the weights, rounds and what the host
+adds to them, the forced oracle against its formula, and transformers beside our loop.
+"""
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from matplotlib.figure import Figure
+
+from specdec.errors import UsageError
+
+from ..figures import pictures, style
+from ..findings import Section
+from ..intervals import Interval
+
+RESULT = Path(__file__).parents[1] / "results" / "gpu.json"
+SCRIPT = Path(__file__).parents[2] / "tests" / "benchmarks" / "gpu.py"
+COMMAND = "python tests/benchmarks/gpu.py --out analysis/results/gpu.json"
+TITLES = {
+    "correctness": "Do captured passes do what plain calls do?",
+    "calls": "How close is a call to reading the weights once?",
+    "rounds": "What does a round cost, and how often does the host wait?",
+    "overhead": "How much of a round is the host's?",
+    "oracle": "How much of Omega / (v + gamma c) is reached?",
+    "peers": "And transformers?",
+    "memory": "What does it take in memory?",
+}
+_MS, _GB = 1e3, 1e9
+
+
+@dataclass(frozen=True)
+class GpuMeasurement:
+    """The content of one file.
+
+    Attributes:
+        found: the file's mapping.
+        source: where it is from, for messages.
+    """
+
+    found: Mapping[str, Any]
+    source: str
+
+    @property
+    def measured(self) -> bool:
+        """Tell if its times come from a GPU and models of full size; all others only show what the pages look like."""
+        return bool(self.found["measured"])
+
+    @property
+    def origin(self) -> str:
+        """Words for where the figures come from, which every page begins with."""
+        versions = self.found["versions"]
+        where = f"{self.found['device']['name']}, torch {versions['torch']}, commit {str(self.found['commit'])[:12]}"
+        if self.measured:
+            return f"Measured on {where}, {self.found['captured']}."
+        return (
+            f"No figure here comes from a GPU: toys on {where}, which show what the page looks like and say nothing "
+            f"about any machine. `{COMMAND}` makes the real ones, in less than nine minutes."
+        )
+
+    def sections(self) -> tuple[Section, ...]:
+        """Return a section for each part of the measurement, in its order.
+
+        Raises:
+            UsageError: a part lacks something that this version reads.
+        """
+        made = []
+        for name, title in TITLES.items():
+            part = self.found["sections"].get(name)
+            if part is None:
+                continue
+            try:
+                section = _READERS[name](part)
+            except KeyError as error:
+                if part.get("complete", True):
+                    raise UsageError(
+                        f"{self.source}: section {name!r} lacks {error}, which this version reads; measure again: "
+                        f"{COMMAND}."
+                    ) from None
+                section = Section(title, ("Nothing was measured.",))
+            faults = (f"It failed: {part['error']}.",) if "error" in part else ()
+            late = ("Time ran out before it was complete.",) if part["status"] == "out of time" else ()
+            made.append(Section(title, (*section.text, *faults, *late, self.origin), section.tables, section.figures))
+        return tuple(made)
+
+
+def read_gpu(path: Path) -> GpuMeasurement | None:
+    """Read a file of the script; None where there is none.
+
+    Raises:
+        UsageError: it is no such file.
+    """
+    if not path.exists():
+        return None
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(found["sections"], dict) or not {"measured", "device", "versions"} <= found.keys():
+            raise KeyError("sections")
+    except (OSError, ValueError, KeyError, TypeError):
+        raise UsageError(f"{path} was not written by the GPU measurement; make it again: {COMMAND}.") from None
+    return GpuMeasurement(found, str(path))
+
+
+def demonstration() -> GpuMeasurement:
+    """Return a file of toys on the CPU, made on the spot: it shows what the pages look like, and measures nothing.
+
+    Raises:
+        UsageError: there is no checkout to find the script in, or it failed.
+    """
+    if not SCRIPT.exists():
+        raise UsageError(f"The GPU measurement is part of a checkout of the repository; run there: {COMMAND}.")
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "gpu.json"
+        command = [sys.executable, str(SCRIPT), "--device", "cpu", "--tiny", "--out", str(out)]
+        ended = subprocess.run(command, capture_output=True, text=True)
+        found = read_gpu(out)
+    if found is None:
+        raise UsageError(f"{SCRIPT} wrote nothing: {(ended.stderr.strip() or 'no message').splitlines()[-1]}")
+    return found
+
+
+def _correctness(part: Mapping[str, Any]) -> Section:
+    calls, drafts = pd.DataFrame(part["calls"]), pd.DataFrame(part["drafts"])
+    every = pd.concat([calls["departure"], drafts["departure"]])
+    right = int(calls["right"].sum() + drafts["right"].sum())
+    text = (
+        f"{right} of {len(every)} captured passes do what plain calls do: they depart by {every.max():.2g} at most, "
+        f"and {part['tolerance']:g} is allowed.",
+        f"A decoded text of {part['text']['tokens']} tokens is the same by both for its first {part['text']['same']}.",
+    )
+    return Section(TITLES["correctness"], text, (("Calls", calls.round(6)), ("Drafts", drafts.round(6))))
+
+
+def calls_table(part: Mapping[str, Any]) -> pd.DataFrame:
+    """Return the timed calls: milliseconds with quartiles, and how many times as long as reading the weights."""
+    rows = pd.DataFrame(part["rows"])
+    limits = rows["model"].map({name: model["limit_s"] for name, model in part["models"].items()})
+    return pd.DataFrame(
+        {
+            "model": rows["model"],
+            "tokens": rows["tokens"],
+            "how": rows["how"],
+            "ms": rows["median_s"] * _MS,
+            "low": rows["low_s"] * _MS,
+            "high": rows["high_s"] * _MS,
+            "x weights": rows["median_s"] / limits,
+        }
+    )
+
+
+def _calls(part: Mapping[str, Any]) -> Section:
+    table = calls_table(part)
+    text = []
+    for name, model in part["models"].items():
+        single = table[(table["model"] == name) & (table["tokens"] == 1)]
+        best = single.loc[single["ms"].idxmin()]
+        eager = single[single["how"] == "eager"]["ms"].iloc[0]
+        text.append(
+            f"The {name} ({model['parameters'] / _GB:.2f} G parameters) takes {best['x weights']:.2f} times as long "
+            f"for a call on one token ({best['how']}) as reading its weights at the measured "
+            f"{part['bandwidth_bytes_per_s'] / _GB:.0f} GB/s; an eager call takes {eager / best['ms']:.1f} times as "
+            "long as that call."
+        )
+    figures = tuple(
+        (f"gpu_calls_{name}", _calls_figure(table[table["model"] == name], name)) for name in part["models"]
+    )
+    return Section(TITLES["calls"], tuple(text), (("Calls on n tokens", table.round(3)),), figures)
+
+
+@style.in_style
+def _calls_figure(table: pd.DataFrame, model: str) -> Figure:
+    figure, axes = style.new_figure(
+        f"Calls of the {model}", "Medians with quartiles; dotted: reading the weights once."
+    )
+    for place, (how, rows) in enumerate(table.groupby("how", sort=False)):
+        values = [Interval(row["ms"], row["low"], row["high"]) for row in rows.to_dict("records")]
+        pictures.line(axes, list(rows["tokens"]), values, style.look(place), str(how))
+    pictures.level(axes, float((table["ms"] / table["x weights"]).iloc[0]), "weights / bandwidth")
+    axes.set(xlabel="tokens of the call", ylabel="milliseconds")
+    axes.set_ylim(bottom=0)
+    axes.legend()
+    return figure
+
+
+def _rounds(part: Mapping[str, Any]) -> Section:
+    rows = part["rows"]
+    table = pd.DataFrame(
+        {
+            "shape": [row["shape"] for row in rows],
+            "how": [row["how"] for row in rows],
+            "nodes": [row["nodes"] for row in rows],
+            "round, ms": [row["round"]["median_s"] * _MS for row in rows],
+            "draft, ms": [row["draft"]["median_s"] * _MS for row in rows],
+            "verify, ms": [row["verify"]["median_s"] * _MS for row in rows],
+            "host waits": [row["waits"] for row in rows],
+        }
+    )
+    captured = table[table["how"] == "captured"]
+    text = tuple(
+        f"A captured round of a {row['shape']} of {row['nodes']} nodes takes {row['round, ms']:.2f} ms, and the host "
+        f"waits {row['host waits']} time{'s' * (row['host waits'] != 1)} in it."
+        for row in captured.to_dict("records")
+    )
+    return Section(TITLES["rounds"], text, (("Rounds", table.round(3)),))
+
+
+def _overhead(part: Mapping[str, Any]) -> Section:
+    rows = pd.DataFrame(part["rows"])
+    shares = ", ".join(f"{row['share']:.0%} {row['how']}" for row in part["rows"])
+    table = pd.DataFrame(
+        {
+            "how": rows["how"],
+            "round, ms": rows["round_s"] * _MS,
+            "kernels, ms": rows["kernels_s"] * _MS,
+            "share of the host": rows["share"],
+        }
+    )
+    return Section(
+        TITLES["overhead"], (f"Time of a round in which no kernel runs: {shares}.",), (("", table.round(3)),)
+    )
+
+
+def _oracle(part: Mapping[str, Any]) -> Section:
+    rows = pd.DataFrame(part["rows"])
+    columns = ["gamma", "alpha", "v", "c", "tokens_per_round", "formula", "limit", "speedup", "realised"]
+    low, high = rows["realised"].min(), rows["realised"].max()
+    best = rows.loc[rows["speedup"].idxmax()]
+    text = (
+        f"{low:.0%} to {high:.0%} of the limit is reached; the best speedup is {best['speedup']:.2f} at alpha "
+        f"{best['alpha']:g} and gamma {best['gamma']:.0f}, where the formula says {best['formula']:.2f}.",
+        "The limit has the tokens per round that the coins gave; the formula has their expectation.",
+    )
+    return Section(TITLES["oracle"], text, (("Forced acceptance", rows[columns].round(3)),))
+
+
+def _peers(part: Mapping[str, Any]) -> Section:
+    rows = pd.DataFrame(part["rows"])
+    table = pd.DataFrame({"": rows["arm"], "ms a token": rows["median_s"] * _MS})
+    text = [
+        f"transformers' {peer} takes {part[key]:.2f} times as long a token as ours."
+        for key, peer in (("generate_ratio", "generate"), ("assisted_ratio", "assisted generation"))
+        if key in part
+    ]
+    return Section(TITLES["peers"], tuple(text) or ("No peer was measured.",), (("", table.round(3)),))
+
+
+def _memory(part: Mapping[str, Any]) -> Section:
+    models = {name: each for name, each in part.items() if isinstance(each, Mapping)}
+    table = pd.DataFrame(
+        {
+            "model": list(models),
+            "weights, GB": [each["weight_bytes"] / _GB for each in models.values()],
+            "cache, GB": [each["cache_bytes"] / _GB for each in models.values()],
+            "slots": [each["slots"] for each in models.values()],
+        }
+    )
+    held = sum(each["weight_bytes"] + each["cache_bytes"] for each in models.values()) / _GB
+    text = f"Weights and caches of both models take {held:.2f} GB."
+    if "peak_bytes" in part:
+        text += f" The peak was {part['peak_bytes'] / _GB:.2f} GB, and graphs kept {part['graph_bytes'] / _GB:.2f} GB."
+    return Section(TITLES["memory"], (text,), (("", table.round(4)),))
+
+
+_READERS: dict[str, Callable[[Mapping[str, Any]], Section]] = {
+    "correctness": _correctness,
+    "calls": _calls,
+    "rounds": _rounds,
+    "overhead": _overhead,
+    "oracle": _oracle,
+    "peers": _peers,
+    "memory": _memory,
+}
+
+
+def answer(sections: Sequence[Section]) -> str:
+    """Return the first sentence of each section, under its question: Markdown."""
+    return "\n".join(f"- **{section.title}** {section.text[0]}" for section in sections)

@@ -1,0 +1,269 @@
+"""OpenVINO GenAI on a copy of the weights as OpenVINO's own model: plain, with prompt lookup, or with the same small
+model as drafter.
+"""
+
+import shutil
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, cast
+
+import numpy as np
+import torch
+
+from specdec.decode import cut
+from specdec.drafters.small_model import SmallModel
+from specdec.models.decoder import attention_windows
+from specdec.peers.base.contract import (
+    ASSISTED,
+    GENERATE,
+    PROMPT_LOOKUP,
+    Absent,
+    Engine,
+    LeftOut,
+    Peer,
+    Setting,
+    Work,
+    engines,
+    one_line,
+)
+from specdec.peers.base.openvino_ir import write_openvino, written_bytes
+from specdec.prompts import Prompt
+from specdec.sampling import SamplingConfig
+
+# Names of OpenVINO for our dtypes: the arithmetic of a pipeline, and what a processor computes in natively.
+_PRECISIONS = {torch.float32: ("f32", "FP32"), torch.bfloat16: ("bf16", "BF16"), torch.float16: ("f16", "FP16")}
+_BLOCK = 16  # slots of a block of the paged cache; larger on some processors, which only makes the cache larger
+
+
+def settings(kind: str, how: str) -> list[Setting]:
+    """Return the settings that a kind of peer is tried with; speculation needs the paged cache.
+
+    Args:
+        how: words for what all have in common.
+    """
+    found = []
+    for backend, words in (("PA", "paged cache"), ("SDPA", "cache as state")):
+        if backend == "PA" or kind == GENERATE:
+            for pinned in (True, False):
+                options = {"ATTENTION_BACKEND": backend, "ENABLE_CPU_PINNING": pinned}
+                found.append(Setting(f"{words}, {'' if pinned else 'not '}pinned, {how}", options))
+    return found
+
+
+class OpenVinoPeer(Peer):
+    """A pipeline of OpenVINO GenAI, opened anew for every setting that is tried."""
+
+    converted = True
+
+    def __init__(
+        self,
+        name: str,
+        work: Work,
+        ours: tuple[str, int],
+        settings: Sequence[Setting],
+        folder: Path,
+        *,
+        method: Mapping[str, int],
+        drafter: tuple[Path, torch.dtype] | None = None,
+    ) -> None:
+        """
+        Args:
+            folder: of the written target.
+            method: fields of GenAI's generation config beside those of sampling.
+            drafter: folder and dtype of the written small model, for assisted generation.
+        """
+        super().__init__(name, ours, work.target, settings)
+        self._work, self._folder, self._method, self._drafter = work, folder, dict(method), drafter
+        self._pipeline: Any = None
+        self._opened = ""  # name of the setting that the pipeline was opened with
+
+    def generate(self, prompt: Prompt, setting: Setting, sampling: SamplingConfig) -> tuple[tuple[int, ...], float]:
+        if self._pipeline is None or self._opened != setting.name:
+            self.close()  # before the next one: each holds the weights in its own layout
+            self._pipeline, self._opened = self._open(setting), setting.name
+            self._timed(prompt, sampling)  # the first call allocates
+        return self._timed(prompt, sampling)
+
+    def close(self) -> None:
+        """Release the pipeline with its copy of the weights; the next generation opens another."""
+        self._pipeline = None
+
+    def _timed(self, prompt: Prompt, sampling: SamplingConfig) -> tuple[tuple[int, ...], float]:
+        import openvino
+        import openvino_genai
+
+        tokens = np.array([prompt.tokens], dtype=np.int64)
+        inputs = openvino_genai.TokenizedInputs(openvino.Tensor(tokens), openvino.Tensor(np.ones_like(tokens)))
+        config = openvino_genai.GenerationConfig(**self._fields(sampling))
+        start = time.perf_counter()
+        output = self._pipeline.generate(inputs, config)
+        seconds = time.perf_counter() - start
+        new = [int(token) for token in output.tokens[0]]
+        return cut(new[:-1], new[-1], self._work.max_new_tokens, self._target.end_tokens), seconds
+
+    def _fields(self, sampling: SamplingConfig) -> dict[str, Any]:
+        """Return the fields of GenAI's generation config; penalties keep their defaults, which change nothing."""
+        # Without an end token, a pipeline takes the tokenizer's, or -1 and refuses it: one that never comes stands in.
+        ends = {token for token in self._target.end_tokens if token >= 0} or {self._target.vocab_size}
+        fields: dict[str, Any] = {
+            "max_new_tokens": self._work.max_new_tokens,
+            "do_sample": not sampling.greedy,
+            "eos_token_id": min(ends),
+            "stop_token_ids": ends,
+        }
+        if not sampling.greedy:
+            given = {"top_k": sampling.top_k, "top_p": sampling.top_p, "min_p": sampling.min_p}
+            fields |= {name: value for name, value in given.items() if value is not None}
+            fields |= {"temperature": sampling.temperature, "rng_seed": self._work.seed}
+        return fields | self._method
+
+    def _open(self, setting: Setting) -> Any:
+        import openvino_genai
+
+        options = {**_properties(self._target.model.dtype), **setting.options}
+        if options["ATTENTION_BACKEND"] == "PA":
+            options["scheduler_config"] = self._scheduler()
+        if self._drafter is not None:
+            folder, dtype = self._drafter
+            own = {**_properties(dtype), "ENABLE_CPU_PINNING": options["ENABLE_CPU_PINNING"]}
+            options["draft_model"] = openvino_genai.draft_model(folder, "CPU", **own)
+        elif self._method:
+            options["prompt_lookup"] = True
+        return openvino_genai.LLMPipeline(self._folder, "CPU", **options)
+
+    def _scheduler(self) -> Any:
+        """Return how GenAI shares out its paged cache: all of it allocated at once, as ours is, and a prompt prefilled
+        in one call. Its default keeps the keys and values of earlier prompts, so that a second generation from the same
+        prompt would be timed without its prefill.
+        """
+        import openvino_genai
+
+        config = openvino_genai.SchedulerConfig()
+        config.enable_prefix_caching = False
+        slots = self._work.longest + self.ours[1] + 1
+        config.max_num_batched_tokens = slots
+        config.num_kv_blocks = -(-slots // _BLOCK) + 1
+        return config
+
+
+@engines.register("openvino")
+class OpenVino(Engine):
+    needs = {
+        "openvino_genai": "openvino-genai",
+        "openvino_tokenizers": "openvino-tokenizers",
+        "openvino": "openvino",
+    }
+    extra = "openvino"
+
+    def peers(self, work: Work, held: ExitStack) -> list[Peer | Absent]:
+        _check(work)
+        root = Path(held.enter_context(TemporaryDirectory(prefix="specdec-openvino-")))
+        folder = _written(work.target.model, work, root / "target")
+        dtype = str(work.target.model.dtype).removeprefix("torch.")
+        how = f"{dtype}, {torch.get_num_threads()} threads"
+        found: list[Peer | Absent] = []
+        for kind, ours in work.kinds.items():
+            name, method, drafter = f"{self.name}.{kind}", {}, None
+            if kind != GENERATE:
+                method["num_assistant_tokens"] = ours[1]
+            if kind == PROMPT_LOOKUP:
+                method["max_ngram_size"] = work.match_length
+            if kind == ASSISTED:
+                small = cast(SmallModel, work.drafter)
+                try:
+                    drafter = _written_drafter(small, work, folder, root / "drafter"), small.model.dtype
+                except Exception as error:  # OpenVINO raises some ten unrelated types here
+                    found.append(Absent(name, one_line(error).rstrip(".") + "."))
+                    continue
+            peer = OpenVinoPeer(name, work, ours, settings(kind, how), folder, method=method, drafter=drafter)
+            held.callback(peer.close)
+            found.append(peer)
+        return found
+
+
+def _check(work: Work) -> None:
+    """
+    Raises:
+        LeftOut: OpenVINO cannot run the target, or sample as the run does.
+    """
+    target = work.target
+    if target.device.type != "cpu" or not target.in_one_piece:
+        raise LeftOut("OpenVINO is set against a target in one piece on a CPU only: use target.device=cpu")
+    sampling = target.sampling
+    cuts = [cut for cut in (sampling.top_k, sampling.top_p, sampling.min_p) if cut is not None]
+    if not sampling.greedy and (sampling.typical_p is not None or len(cuts) > 1):
+        raise LeftOut(
+            "OpenVINO has no typical_p and combines cuts in another order than ours, so that it would sample from "
+            "another law: compare with one of top_k, top_p and min_p at most"
+        )
+    _check_native(target.model.dtype)
+
+
+def _check_native(dtype: torch.dtype) -> None:
+    """Refuse a dtype in which OpenVINO would silently compute as float32."""
+    import openvino
+
+    name = str(dtype).removeprefix("torch.")
+    precision, capability = _PRECISIONS.get(dtype, ("", ""))
+    if capability not in openvino.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES"):
+        raise LeftOut(f"OpenVINO does not compute in {name} on this processor: use target.dtype=float32")
+
+
+def _properties(dtype: torch.dtype) -> dict[str, Any]:
+    """Return the properties that make a pipeline compute as we do: the arithmetic, the cache's too, and the threads."""
+    precision, _ = _PRECISIONS[dtype]
+    return {
+        "INFERENCE_PRECISION_HINT": precision,
+        "KV_CACHE_PRECISION": precision,  # 8 bits by default
+        "INFERENCE_NUM_THREADS": torch.get_num_threads(),
+        "PERFORMANCE_HINT": "LATENCY",
+    }
+
+
+def _written(model: Any, work: Work, folder: Path) -> Path:
+    """Write a model into a new folder, and return the folder.
+
+    Raises:
+        LeftOut: its layers see less than the texts of the run, which the written model would not know; no space.
+    """
+    windows = attention_windows(model.config.get_text_config(), model.name_or_path)
+    narrow = min((window for window in windows.values() if window is not None), default=work.longest)
+    if narrow < work.longest:
+        raise LeftOut(
+            f"OpenVINO's model is written without windows, and a layer sees {narrow} tokens back of texts of up to "
+            f"{work.longest}: shorten prompts or measurement.max_new_tokens"
+        )
+    folder.mkdir()
+    free, needed = shutil.disk_usage(folder).free, written_bytes(model)
+    if free < needed:
+        raise LeftOut(
+            f"{folder.parent} has {free / 2**20:,.0f} MB free, and OpenVINO's model takes {needed / 2**20:,.0f} MB: "
+            "free some space, or set TMPDIR to another folder"
+        )
+    write_openvino(model, windows, folder)
+    return folder
+
+
+def _written_drafter(small: SmallModel, work: Work, target: Path, folder: Path) -> Path:
+    """Write the small model into a new folder, and the tokenizer that both share beside both: GenAI drafts only where
+    the tokenizers are the same, which it asks of them.
+
+    Raises:
+        LeftOut: there is no tokenizer, or two.
+    """
+    import openvino
+    from openvino_tokenizers import convert_tokenizer
+
+    if small.translation is not None:
+        raise LeftOut("OpenVINO drafts with a small model of the same tokenizer only")
+    if work.target.tokenizer is None:
+        raise LeftOut("OpenVINO drafts with a small model only where the target has a tokenizer")
+    _check_native(small.model.dtype)
+    _written(small.model, work, folder)
+    tokenizer = convert_tokenizer(work.target.tokenizer)
+    for each in (target, folder):
+        openvino.save_model(tokenizer, each / "openvino_tokenizer.xml")
+    return folder

@@ -1,0 +1,776 @@
+"""Times the engine on a GPU against what the hardware and the theory allow, and writes one JSON file.
+
+    python tests/benchmarks/gpu.py --out analysis/results/gpu.json
+
+It needs a checkout, torch and transformers, and nothing else; it takes less than nine minutes. Each section has a
+budget of seconds, catches its own failure, and is written as soon as it ends, so that what was measured is never lost.
+A model of Llama-2-7B's shape is the target, one of 1.1 G parameters drafts; their weights are random, and no time here
+depends on what they say. `--device cpu --tiny` runs every section on toys: that tests the script and measures nothing.
+
+Exit code: 0 if every section ended well, 3 if one failed or ran out of time, 2 without the device.
+"""
+
+import argparse
+import copy
+import json
+import platform
+import random
+import statistics
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # also where specdec is not installed
+
+import torch
+import transformers
+from torch import Tensor
+
+from specdec.models.compile import StaticStep
+from specdec.models.decoder import Decoder
+from specdec.models.draft_loop import Choice, StaticLoop
+from specdec.models.gpu import loop_departure, step_departure, tolerance
+from specdec.records import Tree, chain_tree
+
+ROOT = Path(__file__).resolve().parents[2]
+TARGET, DRAFTER = "target", "drafter"
+EAGER, CAPTURED, COMPILED, BOTH = "eager", "captured", "compiled", "compiled and captured"
+TOTAL_SECONDS = 520.0
+
+
+@dataclass(frozen=True)
+class Scale:
+    """The sizes of what is timed.
+
+    Attributes:
+        shapes: values of a Llama configuration for both models.
+        sizes: tokens of the calls that are timed.
+        fused: the calls of each model that are also compiled by inductor.
+        gamma: draft length of rounds, overhead and peers.
+        tokens: new tokens of a timed stretch of decoding.
+        repeats: how often each time is taken.
+    """
+
+    shapes: dict[str, dict[str, int]]
+    dtype: torch.dtype
+    prompt: int
+    tokens: int
+    sizes: tuple[int, ...]
+    fused: dict[str, tuple[int, ...]]
+    gamma: int
+    gammas: tuple[int, ...]
+    alphas: tuple[float, ...]
+    repeats: int
+
+    @property
+    def capacity(self) -> int:
+        return self.prompt + self.tokens + 4 * max(*self.gammas, *self.sizes)
+
+
+FULL = Scale(
+    shapes={
+        TARGET: dict(
+            hidden_size=4096, num_hidden_layers=32, num_attention_heads=32, num_key_value_heads=32,
+            intermediate_size=11008, vocab_size=32000, max_position_embeddings=4096,
+        ),
+        DRAFTER: dict(
+            hidden_size=2048, num_hidden_layers=22, num_attention_heads=32, num_key_value_heads=4,
+            intermediate_size=5632, vocab_size=32000, max_position_embeddings=4096,
+        ),
+    },
+    dtype=torch.bfloat16, prompt=512, tokens=128, sizes=(*range(1, 17), 32, 64),
+    fused={TARGET: (1, 6), DRAFTER: (1,)}, gamma=5, gammas=(3, 5, 7), alphas=(0.6, 0.8, 0.9), repeats=20,
+)  # fmt: skip
+TINY = Scale(
+    shapes={
+        name: dict(
+            hidden_size=32, num_hidden_layers=layers, num_attention_heads=4, num_key_value_heads=2,
+            intermediate_size=64, vocab_size=97, max_position_embeddings=512,
+        )
+        for name, layers in ((TARGET, 2), (DRAFTER, 1))
+    },
+    dtype=torch.float32, prompt=12, tokens=12, sizes=(1, 2, 4), fused={TARGET: (), DRAFTER: ()},
+    gamma=2, gammas=(2, 3), alphas=(0.5, 0.9), repeats=2,
+)  # fmt: skip
+
+
+class Bench:
+    """Both models, their passes, and the time that is left.
+
+    Attributes:
+        decoders: the models by name, each over one cache of fixed capacity.
+        until: the reading of the clock at which the present section should end.
+    """
+
+    def __init__(self, device: torch.device, scale: Scale) -> None:
+        self.device, self.scale = device, scale
+        self.on_gpu = device.type == "cuda"
+        self.until = time.perf_counter() + TOTAL_SECONDS
+        self.steps: dict[tuple[str, int, str], StaticStep] = {}
+        self.loops: dict[tuple[int, int, str], StaticLoop] = {}
+        self.compile_seconds: dict[str, float] = {}
+        generator = torch.Generator().manual_seed(0)
+        vocabulary = scale.shapes[TARGET]["vocab_size"]
+        self.prompt: list[int] = torch.randint(vocabulary, (scale.prompt,), generator=generator).tolist()
+        self.decoders = {name: self._opened(name, shape) for name, shape in scale.shapes.items()}
+
+    def _opened(self, name: str, shape: dict[str, int]) -> Decoder:
+        config = transformers.LlamaConfig(**shape, bos_token_id=None, eos_token_id=None, pad_token_id=None)
+        torch.manual_seed(0)
+        with torch.device(self.device):
+            model = transformers.AutoModelForCausalLM.from_config(
+                config, dtype=self.scale.dtype, attn_implementation="sdpa"
+            )
+        decoder = Decoder(model.eval().requires_grad_(False), name, 512)
+        decoder.compile((), self.scale.capacity, "trace")  # makes the cache that all passes share; traces nothing
+        return decoder
+
+    def left(self) -> float:
+        """Return the seconds that the section may still take."""
+        return self.until - time.perf_counter()
+
+    def begin(self) -> None:
+        """Let both models read the prompt."""
+        for decoder in self.decoders.values():
+            decoder.start(self.prompt, self.scale.capacity)
+
+    def fuses(self) -> bool:
+        """Tell if there is time to compile one more pass; without a GPU nothing is compiled."""
+        expected = 1.3 * max(self.compile_seconds.values(), default=40.0)
+        return self.on_gpu and self.left() > expected
+
+    def step(self, name: str, size: int, how: str) -> StaticStep:
+        """Return a pass on `size` tokens; made at its first use."""
+        if (name, size, how) not in self.steps:
+            decoder = self.decoders[name]
+            made = StaticStep(decoder.model, decoder.cache, size, decoder.windows)
+            if how == BOTH:
+                made = self.step(name, size, COMPILED)
+                made = copy.copy(made)
+            if how == COMPILED:
+                began = time.perf_counter()
+                made.optimise()
+                made(self.tokens(name, size), 1, chain_tree(size - 1))
+                self.compile_seconds[f"{name}, {size} tokens"] = time.perf_counter() - began
+            elif self.on_gpu:
+                made.capture()
+            self.steps[name, size, how] = made
+        return self.steps[name, size, how]
+
+    def loop(self, gamma: int, width: int, how: str) -> StaticLoop:
+        """Return a loop that drafts gamma steps and offers the `width` most likely tokens of each."""
+        if (gamma, width, how) not in self.loops:
+            decoder = self.decoders[DRAFTER]
+
+            def choose(logits: Tensor, uniform: Tensor) -> Choice:
+                likely = logits[0].topk(width).indices
+                return Choice(likely, likely[:1], None)
+
+            made = StaticLoop(decoder.model, decoder.cache, decoder.windows, gamma, choose)
+            if how == BOTH:
+                began = time.perf_counter()
+                made.optimise()
+                made([1, 2], 1, None)
+                self.compile_seconds[f"draft of {gamma}"] = time.perf_counter() - began
+            if self.on_gpu:
+                made.capture()
+            self.loops[gamma, width, how] = made
+        return self.loops[gamma, width, how]
+
+    def best(self, name: str, size: int) -> StaticStep:
+        """Return the fastest kind of pass that was made for this size."""
+        return self.steps.get((name, size, BOTH)) or self.step(name, size, CAPTURED)
+
+    def best_loop(self, gamma: int) -> StaticLoop:
+        return self.loops.get((gamma, 1, BOTH)) or self.loop(gamma, 1, CAPTURED)
+
+    def tokens(self, name: str, size: int) -> Tensor:
+        return (torch.arange(size, device=self.device) * 7919 + 1) % self.scale.shapes[name]["vocab_size"]
+
+    def synchronize(self) -> None:
+        if self.on_gpu:
+            torch.cuda.synchronize()
+
+    def seconds(self, run: Callable[[], object], repeats: int | None = None) -> list[float]:
+        """Return the times of `run`: between events on a GPU, after two calls that do not count."""
+        for _ in range(2):
+            run()
+        self.synchronize()
+        marks = []
+        for _ in range(repeats or self.scale.repeats):
+            start = self._mark()
+            run()
+            marks.append((start, self._mark()))
+        self.synchronize()
+        return [start.elapsed_time(end) / 1000 if self.on_gpu else end - start for start, end in marks]
+
+    def _mark(self) -> Any:
+        if not self.on_gpu:
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def wall(self, run: Callable[[], object]) -> float:
+        """Return the time of `run` by the host's clock, the device's work included."""
+        self.synchronize()
+        began = time.perf_counter()
+        run()
+        self.synchronize()
+        return time.perf_counter() - began
+
+
+def summary(times: Sequence[float]) -> dict[str, float]:
+    """Return median and quartiles of times in seconds."""
+    low, _, high = statistics.quantiles(times, n=4, method="inclusive") if len(times) > 1 else (times[0],) * 3
+    return {"median_s": statistics.median(times), "low_s": low, "high_s": high, "times": len(times)}
+
+
+class Rounds:
+    """Greedy decoding in rounds of one draft and one call of the target, by passes of one kind.
+
+    A chain offers one token at each of gamma steps. A tree offers the two likeliest: the drafter reads the first, and
+    the second is a leaf beside it.
+    """
+
+    def __init__(self, bench: Bench, gamma: int, how: str, width: int = 1) -> None:
+        self.bench, self.gamma, self.width, self.how = bench, gamma, width, how
+        self.target, self.drafter = bench.decoders[TARGET], bench.decoders[DRAFTER]
+        spine = [-1 if depth == 0 else (depth - 1) * width for depth in range(gamma)]
+        self.tree = Tree(tuple(parent for parent in spine for _ in range(width)))
+        self.begin()
+
+    def begin(self) -> None:
+        self.bench.begin()
+        self.context = list(self.bench.prompt)
+
+    def draft(self) -> Tensor:
+        """Return the drafted tokens [gamma * width]."""
+        place = len(self.context) - 2
+        if self.how != EAGER:
+            loop = self.bench.best_loop(self.gamma) if self.width == 1 else self._wide_loop()
+            return loop(self.context[-2:], place, None).tokens
+        self.drafter.length, found = place, []
+        # Written by `fill_`, as in the loop: a copy from the host would wait for the device.
+        tokens = torch.cat([torch.full((1,), token, device=self.bench.device) for token in self.context[-2:]])
+        for _ in range(self.gamma):
+            logits = self.drafter.plain(tokens, chain_tree(len(tokens) - 1)).logits[-1]
+            found.append(logits.topk(self.width).indices)
+            tokens = found[-1][:1]
+        return torch.cat(found)
+
+    def _wide_loop(self) -> StaticLoop:
+        return self.bench.loop(self.gamma, self.width, CAPTURED)
+
+    def verify(self, drafted: Tensor) -> Tensor:
+        """Return the target's most likely token after the root and after every node [N + 1]."""
+        prefix = len(self.context) - 1
+        tokens = torch.cat([torch.full((1,), self.context[-1], device=self.bench.device), drafted])
+        if self.how == EAGER:
+            self.target.length = prefix
+            return self.target.plain(tokens, self.tree).logits.argmax(-1)
+        return self.bench.best(TARGET, len(tokens))(tokens, prefix, self.tree).logits.argmax(-1)
+
+    def accept(self, drafted: Tensor, choices: Tensor, forced: int | None) -> tuple[list[int], list[int]]:
+        """Return the accepted nodes and the committed tokens. This is where the host waits, once.
+
+        Args:
+            forced: take so many steps of the draft, whatever the target says; None takes what it says.
+        """
+        found = torch.cat([drafted, choices]).tolist()
+        tokens, wanted = found[: len(drafted)], found[len(drafted) :]
+        path: list[int] = []
+        for depth in range(self.gamma):
+            choice = wanted[path[-1] + 1 if path else 0]
+            offered = range(depth * self.width, (depth + 1) * self.width)
+            hit = [node for node in offered if tokens[node] == choice]
+            node = (offered[0] if depth < forced else None) if forced is not None else next(iter(hit), None)
+            if node is None:
+                break
+            path.append(node)
+            if node != offered[0]:
+                break  # a leaf
+        return path, [*(tokens[node] for node in path), wanted[path[-1] + 1 if path else 0]]
+
+    def commit(self, path: list[int], tokens: list[int]) -> None:
+        prefix = len(self.context)  # the root's slot is kept
+        self.target.cache.commit(prefix, [prefix + node for node in path])
+        self.context += tokens
+
+    def round(self, forced: int | None = None) -> int:
+        """Make one round; return how many tokens it committed."""
+        drafted = self.draft()
+        path, tokens = self.accept(drafted, self.verify(drafted), forced)
+        self.commit(path, tokens)
+        return len(tokens)
+
+    def rounds(self, plan: Sequence[int]) -> None:
+        """Make a round for every number of the plan, which accepts so many steps of its draft."""
+        for forced in plan:
+            self.round(forced)
+
+    def plain_tokens(self, count: int) -> None:
+        for _ in range(count):
+            self.plain_token()
+
+    def plain_token(self) -> None:
+        """Decode one token without a draft."""
+        prefix, root = len(self.context) - 1, torch.full((1,), self.context[-1], device=self.bench.device)
+        if self.how == EAGER:
+            self.target.length = prefix
+            logits = self.target.plain(root, chain_tree(0)).logits
+        else:
+            logits = self.bench.best(TARGET, 1)(root, prefix, chain_tree(0)).logits
+        self.context.append(int(logits[-1].argmax()))
+
+
+def correctness(bench: Bench, found: dict[str, Any]) -> None:
+    """Compare passes with plain calls, and the texts that they decode.
+
+    Raises:
+        ArithmeticError: a pass departs from plain calls.
+    """
+    most = tolerance(bench.scale.dtype)
+    found |= {"tolerance": most, "calls": [], "drafts": []}
+
+    def note(rows: list[dict[str, Any]], apart: float, **what: Any) -> None:
+        rows.append({**what, "departure": apart, "right": apart <= most})
+
+    sizes = sorted({1, *(gamma + 1 for gamma in bench.scale.gammas), 2 * bench.scale.gamma + 1})
+    for name, decoder in bench.decoders.items():
+        fused = [(size, BOTH) for size in bench.scale.fused[name]]
+        for size, how in [*((size, CAPTURED) for size in sizes), *fused]:
+            if how == BOTH and not bench.fuses():
+                found["complete"] = False
+                continue
+            step = bench.step(name, size, how)
+            apart = step_departure(
+                step, decoder.cache, decoder.plain, decoder.context_length, bench.scale.shapes[name]["vocab_size"]
+            )
+            note(found["calls"], apart, model=name, tokens=size, how=how)
+    drafter = bench.decoders[DRAFTER]
+    loops = [(gamma, 1, CAPTURED) for gamma in bench.scale.gammas]
+    for gamma, width, how in [*loops, *([(bench.scale.gamma, 1, BOTH)] if bench.fuses() else [])]:
+        apart = loop_departure(bench.loop(gamma, width, how), drafter.plain, drafter.context_length)
+        note(found["drafts"], apart, gamma=gamma, how=how)
+    texts = []
+    for how in (EAGER, CAPTURED):
+        decoding = Rounds(bench, bench.scale.gamma, how)
+        while len(decoding.context) < bench.scale.prompt + bench.scale.tokens:
+            decoding.round()
+        texts.append(decoding.context[: bench.scale.prompt + bench.scale.tokens])
+    same = [one == other for one, other in zip(*texts, strict=True)]
+    # In 16-bit two texts may part where two tokens are nearly equal; in float32 they do not.
+    found["text"] = {"tokens": bench.scale.tokens, "same": (same + [False]).index(False) - bench.scale.prompt}
+    wrong = [row for row in (*found["calls"], *found["drafts"]) if not row["right"]]
+    if wrong:
+        raise ArithmeticError(f"{len(wrong)} passes depart from plain calls by more than {most:g}, such as {wrong[0]}")
+
+
+def calls(bench: Bench, found: dict[str, Any]) -> None:
+    """Time calls on n tokens behind the prompt against the time that reading the weights takes."""
+    size = 2**28 if bench.on_gpu else 2**20
+    source = torch.empty(size, device=bench.device)
+    copying = partial(torch.empty_like(source).copy_, source)
+    bandwidth = 2 * source.numel() * source.element_size() / min(bench.seconds(copying))
+    del source, copying  # both are large
+    found |= {"bandwidth_bytes_per_s": bandwidth, "context": bench.scale.prompt, "models": {}, "rows": []}
+    for name, decoder in bench.decoders.items():
+        # A call looks up a few lines of the embeddings, and reads everything else.
+        weights = sum(each.numel() * each.element_size() for each in decoder.model.parameters())
+        looked_up = decoder.model.get_input_embeddings().weight
+        read = weights - looked_up.numel() * looked_up.element_size()
+        found["models"][name] = {
+            "parameters": sum(each.numel() for each in decoder.model.parameters()),
+            "weight_bytes": weights, "read_bytes": read, "limit_s": read / bandwidth,
+        }  # fmt: skip
+    bench.begin()
+    prefix = bench.scale.prompt - 1
+    for name, decoder in bench.decoders.items():
+        for tokens in bench.scale.sizes:
+            if bench.left() < 0:
+                found["complete"] = False
+                return
+            tree, given = chain_tree(tokens - 1), bench.tokens(name, tokens)
+
+            def eager(decoder: Decoder = decoder, given: Tensor = given, tree: Tree = tree) -> None:
+                decoder.length = prefix
+                decoder.plain(given, tree)
+
+            kinds: dict[str, Callable[[], object]] = {EAGER: eager}
+            for how in (CAPTURED, COMPILED, BOTH):
+                if how == CAPTURED or (name, tokens, how) in bench.steps:
+                    step = bench.step(name, tokens, how)
+                    kinds[how] = lambda step=step, given=given, tree=tree: step(given, prefix, tree)
+            for how, run in kinds.items():
+                found["rows"].append({"model": name, "tokens": tokens, "how": how, **summary(bench.seconds(run))})
+
+
+def rounds(bench: Bench, found: dict[str, Any]) -> None:
+    """Time rounds of a chain and of a tree, their parts, and count how often the host waits in one."""
+    gamma = bench.scale.gamma
+    found |= {"gamma": gamma, "rows": []}
+    for shape, width in (("chain", 1), ("tree", 2)):
+        for how in (EAGER, CAPTURED):
+            decoding = Rounds(bench, gamma, how, width)
+            drafted = decoding.draft()
+            parts = {
+                "draft": summary(bench.seconds(decoding.draft)),
+                "verify": summary(bench.seconds(partial(decoding.verify, drafted))),
+            }
+            times = []
+            for _ in range(bench.scale.repeats):
+                decoding.begin()
+                decoding.round()
+                times.append(bench.wall(decoding.round))
+            decoding.begin()
+            decoding.round()
+            with waits(bench) as counted:
+                decoding.round()
+            row = {"shape": shape, "how": how, "nodes": len(decoding.tree), "waits": len(counted)}
+            found["rows"].append({**row, "round": summary(times), **parts})
+            if bench.left() < 0:
+                found["complete"] = False
+                return
+
+
+@contextmanager
+def waits(bench: Bench) -> Iterator[list[str]]:
+    """List what makes the host wait for the device: torch's own warnings on a GPU; elsewhere every reading of a tensor
+    by the host, which would wait there.
+    """
+    seen: list[str] = []
+    if bench.on_gpu:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            torch.cuda.set_sync_debug_mode("warn")
+            try:
+                yield seen
+            finally:
+                torch.cuda.set_sync_debug_mode("default")
+                seen += [str(each.message) for each in caught if "called a synchronizing" in str(each.message)]
+        return
+    names = ("tolist", "item", "cpu", "numpy", "__bool__", "__int__", "__float__", "__index__")
+    kept = {name: getattr(Tensor, name) for name in names}
+
+    def reading(name: str) -> Callable[..., Any]:
+        def read(tensor: Tensor, *given: Any, **options: Any) -> Any:
+            seen.append(name)
+            return kept[name](tensor, *given, **options)
+
+        return read
+
+    try:
+        for name in names:
+            setattr(Tensor, name, reading(name))
+        yield seen
+    finally:
+        for name, function in kept.items():
+            setattr(Tensor, name, function)
+
+
+def overhead(bench: Bench, found: dict[str, Any]) -> None:
+    """Compare the time of rounds with the time in which kernels ran: what is left is the host's."""
+    found["rows"] = []
+    for how in (EAGER, CAPTURED):
+        decoding, count = Rounds(bench, bench.scale.gamma, how), 8
+        decoding.round()
+        wall = bench.wall(partial(decoding.rounds, [0] * count)) / count
+        decoding.begin()
+        decoding.round()
+        busy = busy_seconds(bench, partial(decoding.rounds, [0] * count)) / count
+        found["rows"].append({"how": how, "round_s": wall, "kernels_s": busy, "share": 1 - busy / wall})
+
+
+def busy_seconds(bench: Bench, run: Callable[[], object]) -> float:
+    """Return the time in which kernels ran, by torch's profiler; on a CPU, that in which operators did.
+
+    Raises:
+        RuntimeError: the profiler saw nothing, as where it may not read the GPU's counters.
+    """
+    activity = torch.profiler.ProfilerActivity
+    with torch.profiler.profile(activities=[activity.CUDA if bench.on_gpu else activity.CPU]) as profile:
+        run()
+        bench.synchronize()
+    name = "self_device_time_total" if bench.on_gpu else "self_cpu_time_total"
+    busy = sum(getattr(event, name) for event in profile.key_averages()) / 1e6
+    if busy <= 0:
+        raise RuntimeError("torch's profiler saw no kernels")
+    return busy
+
+
+def oracle(bench: Bench, found: dict[str, Any]) -> None:
+    """Decode with a known acceptance and the drafter's real cost, interleaved with decoding without drafts, against
+    Omega / (v + gamma c) (Leviathan et al. 2211.17192, theorem 3.8 with the cost v of the wider call).
+    """
+    coins = random.Random(0)
+    budget = bench.scale.tokens
+    t1 = statistics.median(bench.seconds(_verified(bench, 0)))
+    cells = [(gamma, alpha) for gamma in bench.scale.gammas for alpha in bench.scale.alphas]
+    costs = {}
+    for gamma in bench.scale.gammas:
+        decoding = Rounds(bench, gamma, CAPTURED)
+        v = statistics.median(bench.seconds(_verified(bench, gamma))) / t1
+        costs[gamma] = v, statistics.median(bench.seconds(decoding.draft)) / gamma / t1
+    found |= {"t1_s": t1, "tokens": budget, "rows": []}
+    taken: dict[tuple[int, float], list[tuple[float, float, int, int]]] = {cell: [] for cell in cells}
+    for number in range(3):
+        for gamma, alpha in random.Random(number).sample(cells, len(cells)):
+            if bench.left() < 0:
+                found["complete"] = False
+                break
+            decoding = Rounds(bench, gamma, CAPTURED)
+            plain = bench.wall(partial(decoding.plain_tokens, budget)) / budget
+            decoding.begin()
+            plan: list[int] = []
+            while sum(plan) + len(plan) < budget:
+                accepted = 0
+                while accepted < gamma and coins.random() < alpha:
+                    accepted += 1
+                plan.append(accepted)
+            tokens = sum(plan) + len(plan)
+            seconds = bench.wall(partial(decoding.rounds, plan))
+            taken[gamma, alpha].append((plain, seconds, tokens, len(plan)))
+    for (gamma, alpha), times in taken.items():
+        if times:
+            v, c = costs[gamma]
+            found["rows"].append(oracle_row(gamma, alpha, v, c, times))
+
+
+def _verified(bench: Bench, gamma: int) -> Callable[[], object]:
+    """Return a call of the target on gamma drafted tokens behind the prompt, by its fastest pass."""
+    bench.begin()
+    step, given = bench.best(TARGET, gamma + 1), bench.tokens(TARGET, gamma + 1)
+    return lambda: step(given, bench.scale.prompt - 1, chain_tree(gamma)).logits.argmax(-1)
+
+
+def oracle_row(
+    gamma: int, alpha: float, v: float, c: float, times: Sequence[tuple[float, float, int, int]]
+) -> dict[str, Any]:
+    """Return one cell: the formula, the limit with the tokens per round that the coins gave, and what was reached.
+
+    Args:
+        v, c: costs of the wide call and of a draft step, in calls on one token.
+        times: seconds a token without drafts; seconds, tokens and rounds with them.
+    """
+    omega = (1 - alpha ** (gamma + 1)) / (1 - alpha)
+    per_round = sum(tokens for _, _, tokens, _ in times) / sum(count for *_, count in times)
+    speedups = [plain * tokens / seconds for plain, seconds, tokens, _ in times]
+    limit = per_round / (v + gamma * c)
+    return {
+        "gamma": gamma, "alpha": alpha, "v": v, "c": c, "omega": omega, "formula": omega / (v + gamma * c),
+        "tokens_per_round": per_round, "limit": limit, "speedup": statistics.median(speedups),
+        "speedups": speedups, "realised": statistics.median(speedups) / limit,
+    }  # fmt: skip
+
+
+def peers(bench: Bench, found: dict[str, Any]) -> None:
+    """Time `generate` and assisted generation of transformers beside our loop on the same models, interleaved.
+
+    Their prefill is taken off by a call that makes one token. Random models hardly ever agree, so that assisted
+    generation and our rounds both pay for drafts that are rejected.
+    """
+    model, assistant = bench.decoders[TARGET].model, bench.decoders[DRAFTER].model
+    settings = assistant.generation_config
+    settings.num_assistant_tokens, settings.num_assistant_tokens_schedule = bench.scale.gamma, "constant"
+    settings.assistant_confidence_threshold = 0.0
+    prompt = torch.tensor([bench.prompt], device=bench.device)
+    budget = bench.scale.tokens // 2
+
+    def theirs(cudnn: bool, **options: Any) -> float:
+        def generate(count: int) -> None:
+            model.generate(
+                prompt, attention_mask=torch.ones_like(prompt), do_sample=False, max_new_tokens=count,
+                min_new_tokens=count, pad_token_id=0, **options,
+            )  # fmt: skip
+
+        torch.backends.cuda.enable_cudnn_sdp(cudnn)  # as torch chooses by itself, or as our calls have it
+        try:
+            return (bench.wall(lambda: generate(budget)) - bench.wall(lambda: generate(1))) / (budget - 1)
+        finally:
+            torch.backends.cuda.enable_cudnn_sdp(False)
+
+    def ours(how: str, drafts: bool) -> float:
+        decoding = Rounds(bench, bench.scale.gamma, how)
+        began = len(decoding.context)
+
+        def decode() -> None:
+            while len(decoding.context) < began + budget:
+                decoding.round() if drafts else decoding.plain_token()
+
+        seconds = bench.wall(decode)
+        return seconds / (len(decoding.context) - began)
+
+    arms: dict[str, Callable[[], float]] = {
+        "ours, captured": lambda: ours(CAPTURED, False),
+        "ours, eager": lambda: ours(EAGER, False),
+        "generate": lambda: theirs(False),
+        "generate, torch's choice of attention": lambda: theirs(True),
+        "ours with drafts, captured": lambda: ours(CAPTURED, True),
+        "assisted generation": lambda: theirs(False, assistant_model=assistant),
+    }
+    taken: dict[str, list[float]] = {name: [] for name in arms}
+    failed: dict[str, str] = {}
+    for number in range(4):  # the first pass warms up
+        for name, arm in arms.items():
+            if name in failed or (bench.left() < 0 and number):
+                continue
+            try:
+                seconds = arm()
+            except Exception as error:  # one arm's failure leaves the others
+                failed[name] = sentence(error)
+                continue
+            if number:
+                taken[name].append(seconds)
+    found["rows"] = [{"arm": name, **summary(times)} for name, times in taken.items() if times]
+    medians = {row["arm"]: row["median_s"] for row in found["rows"]}
+    best = min((seconds for name, seconds in medians.items() if name.startswith("generate")), default=None)
+    if best is not None and "ours, captured" in medians:
+        found["generate_ratio"] = best / medians["ours, captured"]
+    if {"assisted generation", "ours with drafts, captured"} <= medians.keys():
+        found["assisted_ratio"] = medians["assisted generation"] / medians["ours with drafts, captured"]
+    if failed:
+        raise RuntimeError("; ".join(f"{name}: {fault}" for name, fault in failed.items()))
+
+
+def memory(bench: Bench, found: dict[str, Any]) -> None:
+    """Record the bytes of weights and caches, and on a GPU the peak and what graphs keep."""
+    for name, decoder in bench.decoders.items():
+        found[name] = {
+            "weight_bytes": sum(each.numel() * each.element_size() for each in decoder.model.parameters()),
+            "cache_bytes": decoder.cache.nbytes(), "slots": decoder.cache.capacity,
+        }  # fmt: skip
+    if not bench.on_gpu:
+        return
+    found["peak_bytes"] = torch.cuda.max_memory_allocated()
+    found["peak_reserved_bytes"] = torch.cuda.max_memory_reserved()
+    before = torch.cuda.memory_reserved()
+    bench.steps.clear()
+    bench.loops.clear()
+    torch.cuda.empty_cache()
+    found["graph_bytes"] = before - torch.cuda.memory_reserved()  # with what the allocator had kept besides
+
+
+SECTIONS: dict[str, tuple[float, Callable[[Bench, dict[str, Any]], None]]] = {
+    "correctness": (190.0, correctness),
+    "calls": (110.0, calls),
+    "rounds": (40.0, rounds),
+    "overhead": (25.0, overhead),
+    "oracle": (80.0, oracle),
+    "peers": (80.0, peers),
+    "memory": (15.0, memory),
+}
+"""Each section's budget in seconds; what one leaves over, the next ones may use."""
+
+
+@dataclass
+class Report:
+    """The file that is written, after every section again."""
+
+    path: Path
+    content: dict[str, Any] = field(default_factory=dict)
+
+    def save(self) -> None:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self.path.write_text(json.dumps(self.content, indent=1) + "\n", encoding="utf-8")
+
+
+@torch.inference_mode()
+def measured(device: torch.device, scale: Scale, report: Report, commit: str | None = None) -> bool:
+    """Run all sections and return whether every one ended well."""
+    began = time.perf_counter()
+    end = began + TOTAL_SECONDS
+    sections: dict[str, Any] = {}
+    report.content = {
+        "captured": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "commit": commit or commit_of(ROOT),
+        "measured": device.type == "cuda" and scale is FULL, "device": device_facts(device),
+        "versions": {"python": platform.python_version(), "torch": torch.__version__,
+                     "transformers": transformers.__version__, "cuda": torch.version.cuda},
+        "dtype": str(scale.dtype).removeprefix("torch."), "shapes": scale.shapes, "sections": sections,
+    }  # fmt: skip
+    bench = None
+    allowed = began
+    for name, (budget, section) in SECTIONS.items():
+        allowed += budget
+        found: dict[str, Any] = {"complete": True}
+        start = time.perf_counter()
+        try:
+            bench = bench or Bench(device, scale)
+            bench.until = min(max(allowed, start + budget), end)
+            if time.perf_counter() > end:
+                raise TimeoutError("no time was left for it")
+            section(bench, found)
+            found["status"] = "done" if found["complete"] else "out of time"
+        except Exception as error:  # a measurement to be looked at afterwards: the other sections go on
+            found |= {"status": "failed", "error": sentence(error), "complete": False}
+        found["seconds"] = time.perf_counter() - start
+        sections[name] = found
+        report.save()
+        print(f"{name}: {found['status']} in {found['seconds']:.1f} s {found.get('error', '')}", flush=True)
+    if bench is not None:
+        report.content["compile_seconds"] = bench.compile_seconds
+    report.content |= {"seconds": time.perf_counter() - began, "device_afterwards": device_facts(device)}
+    report.save()
+    return all(found["complete"] for found in sections.values())
+
+
+def sentence(error: BaseException) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:500]}"
+
+
+def device_facts(device: torch.device) -> dict[str, Any]:
+    """Return name, memory, driver, clocks and power as the driver's own tool gives them."""
+    if device.type != "cuda":
+        return {"name": platform.processor() or platform.machine(), "type": device.type}
+    properties = torch.cuda.get_device_properties(device)
+    facts = {
+        "type": "cuda", "name": properties.name, "memory_bytes": properties.total_memory,
+        "capability": f"{properties.major}.{properties.minor}", "multiprocessors": properties.multi_processor_count,
+    }  # fmt: skip
+    asked = "driver_version,clocks.sm,clocks.max.sm,clocks.mem,power.draw,power.limit,temperature.gpu"
+    command = ["nvidia-smi", f"--id=GPU-{properties.uuid}", f"--query-gpu={asked}", "--format=csv,noheader,nounits"]
+    try:
+        line = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout.strip()
+    except (OSError, subprocess.SubprocessError) as error:
+        return {**facts, "driver": sentence(error)}
+    return {**facts, **dict(zip(asked.split(","), (value.strip() for value in line.split(",")), strict=False))}
+
+
+def commit_of(root: Path) -> str | None:
+    """Return the commit of a checkout, with "+" where files are changed; None where git does not say."""
+    try:
+        commands = (["rev-parse", "HEAD"], ["status", "--porcelain"])
+        said = [
+            subprocess.run(
+                ["git", "-C", str(root), *each], capture_output=True, text=True, timeout=20, check=True
+            ).stdout
+            for each in commands
+        ]
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return said[0].strip() + ("+" if said[1].strip() else "")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--tiny", action="store_true", help="toys, which test the script")
+    parser.add_argument("--out", type=Path, default=Path("gpu.json"))
+    parser.add_argument("--commit", help="the commit, where the checkout does not say it")
+    given = parser.parse_args(arguments)
+    if given.device.startswith("cuda") and not torch.cuda.is_available():
+        print("No CUDA device is available: run this on a GPU, or try it with --device cpu --tiny.", file=sys.stderr)
+        return 2
+    done = measured(torch.device(given.device), TINY if given.tiny else FULL, Report(given.out), given.commit)
+    return 0 if done else 3
+
+
+if __name__ == "__main__":
+    sys.exit(main())
