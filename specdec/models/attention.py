@@ -60,7 +60,7 @@ def grouped_queries(
         found = scaled_dot_product_attention(query, key, value, attention_mask, enable_gqa=True, **how)
         return found.transpose(1, 2).contiguous(), None
     groups = heads // key.shape[1]
-    mask = attention_mask
+    mask = attention_mask[:1] if attention_mask.stride(0) == 0 else attention_mask  # one mask, seen by all sequences
     if queries > 1:  # a single line is broadcast
         mask = mask.unsqueeze(2).expand(-1, -1, groups, -1, -1).flatten(2, 3)  # [B, 1, groups * N, S]
     lines = query.reshape(batch, key.shape[1], groups * queries, size)

@@ -33,7 +33,7 @@ from specdec.signals import raise_swallowed
 logger = logging.getLogger(__name__)
 
 _UNLIMITED = 1 << 30
-_NARROW = 8  # tokens; calls on fewer were faster compiled, everywhere and by far
+_NARROW = 8  # tokens; calls on fewer were faster compiled in every trial
 _BUCKET = 512  # the capacity of a compiled cache is a multiple of this number of slots
 _ANY = 0  # the key of a pass for every number of tokens from 2 on
 _BATCH = -1  # the key of a pass for batches

@@ -36,7 +36,7 @@ _SETTINGS: dict[str, Any] = {
 }
 _TEMPLATES: dict[str, Any] = {
     "max_autotune_gemm": True,
-    # The templates alone: they won every product in trials, and a comparison on a busy machine picks by chance.
+    # The templates alone: they won most products in trials, and a comparison on a busy machine picks by chance.
     "max_autotune_gemm_backends": "CPP",
 }
 _EXAMPLE = (7, 40)  # tokens and prefix of the example call: sizes that occur nowhere else, as equal ones are merged

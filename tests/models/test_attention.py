@@ -190,7 +190,7 @@ def test_greedy_text_is_that_of_transformers_own_attention(name, sampling):
         for _ in range(12):
             text.append(int(target.model(input_ids=torch.tensor([text]), use_cache=False).logits[0, -1].argmax()))
     assert len(set(text[110:])) > 3, "not one token over and over"
-    oracle = {"name": "oracle", "alpha": 0.7, "step_ms": 0.0, "forced": False}
+    oracle = {"name": "oracle", "alpha": 0.7, "step_ms": 0.0, "forced": False, "shape": None}
     for drafter, gamma in (({"name": "none"}, 0), (oracle, 4)):
         found = generate(
             target=target,
