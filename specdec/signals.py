@@ -26,6 +26,7 @@ def interruptible() -> Iterator[None]:
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
+        _received.clear()  # the command has ended: what runs later in this process is not stopped by it
 
 
 def raise_swallowed() -> None:

@@ -9,8 +9,10 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from specdec.models import attention
+
 NAME = "sums_over_keys"
-_REPLACED = ("sdpa", "sdpa_two_rows")  # the same function by other kernels
+_REPLACED = ("sdpa", attention.NAME, attention.GROUPED)  # the same function by other kernels
 
 
 def sums_over_keys(

@@ -115,10 +115,10 @@ def test_failed_cells_run_again_and_died_ones_are_told_apart(in_process, decoded
     decode = Session.finish
     broken = [True]
 
-    def finish(session):
+    def finish(session, left_out):
         if broken[0] and session._parts.primary.gamma == 2:
             raise UsageError("The disk of this cell is gone.")
-        decode(session)
+        decode(session, left_out)
 
     monkeypatch.setattr(Session, "finish", finish)
     assert in_process(run, *arguments).code == 3

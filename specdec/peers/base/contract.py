@@ -21,6 +21,7 @@ from specdec.peers.base.agreement import departure
 from specdec.prompts import Prompt
 from specdec.registry import Registry
 from specdec.sampling import SamplingConfig
+from specdec.signals import raise_swallowed
 from specdec.structures import Structure
 from specdec.targets.causal import Causal
 
@@ -150,6 +151,7 @@ class Peer(ABC):
                 sampling = self._target.sampling
                 seconds = min(self.generate(prompt, setting, sampling)[1] for _ in range(_TIMED_CALLS))
             except Exception as error:  # engines and compilers raise some ten unrelated types here
+                raise_swallowed()
                 self._tried.append({"setting": setting.name, "failed": one_line(error)})
                 continue
             self._tried.append({"setting": setting.name, "seconds": seconds})
@@ -178,6 +180,7 @@ class Peer(ABC):
         try:
             tokens, seconds = self.generate(prompt, self._chosen, self._target.sampling)
         except Exception as error:  # as in `tune`: another engine's fault does not end our run
+            raise_swallowed()
             self.failure = f"at prompt {prompt.id}: {one_line(error)}"
             return None
         return {
