@@ -23,7 +23,6 @@ from specdec.experiment import results
 
 KILLS = 50
 RUN = ("+drafter=ngram", "measurement.repeats=4", "measurement.gammas=[1,2]", "measurement.max_new_tokens=12")
-GRACE_S = 540.0  # generous: other work may keep the machine busy
 
 
 def child(config, folder) -> int:
@@ -72,9 +71,11 @@ def kill_fifty_times(place: Path) -> None:
     kills = runs = 0
     while kills < KILLS:
         folder = place / f"killed-{runs}"
-        while killed_after(child(config, folder), dice.uniform(0, whole_s / 2)):
+        window_s = whole_s / 2
+        while killed_after(child(config, folder), dice.uniform(0, window_s)):
             kills += 1
-            assert time.monotonic() - began < GRACE_S, f"{kills} kills in {GRACE_S} s"
+            # A machine that has become slower since would kill every child before its first step.
+            window_s *= 1.1
             standing = RunStatus.read(folder)
             if standing is not None and standing.status == "finished":
                 break  # killed behind its last step
