@@ -319,7 +319,7 @@ def _lenience_alpha(found: ClaimEvidence) -> Claim:
     drafters = {"small model": "small_model", "unigram": "unigram", "bigram": "bigram"}
     verdicts, shown = [], []
     for words, name in drafters.items():
-        rises = [results.metric(run, f"lenience.rise.{name}.sampled.{lenience}") for lenience in LENIENCES[1:]]
+        rises = [results.metric(run, f"lenience/rise.{name}.sampled.{lenience}") for lenience in LENIENCES[1:]]
         verdicts += [direction(value) for value in rises]
         ends = [results.metric(run, f"lenience/alpha.{name}.sampled.{lenience}") for lenience in LENIENCES]
         values = ", ".join(f"{value.estimate:.3f}" for value in ends)
@@ -341,7 +341,7 @@ def _lenience_alpha(found: ClaimEvidence) -> Claim:
 
 def _lenience_greedy(found: ClaimEvidence) -> Claim:
     run = found.runs["lenience"]
-    cold, warm = (results.metric(run, f"lenience.rise.small_model.{form}.0.1") for form in ("greedy", "sampled"))
+    cold, warm = (results.metric(run, f"lenience/rise.small_model.{form}.0.1") for form in ("greedy", "sampled"))
     theirs = [_by_lenience(found, "alpha", temperature, "T5-small (77M)") for temperature in (0.0, 1.0)]
     gains = [values.iloc[-1] - values.iloc[0] for values in theirs]
     return Claim(
@@ -357,7 +357,7 @@ def _lenience_greedy(found: ClaimEvidence) -> Claim:
 
 def _half_lenience(found: ClaimEvidence) -> Claim:
     run = found.runs["lenience"]
-    gain = results.metric(run, "lenience.rise.small_model.greedy.0.5")
+    gain = results.metric(run, "lenience/rise.small_model.greedy.0.5")
     none = 0.01  # two alphas that are printed alike with two decimals differ by less
     return Claim(
         LEVIATHAN,
@@ -702,7 +702,7 @@ def _shares(found: ClaimEvidence) -> Claim:
 def _best_shape(found: ClaimEvidence) -> Claim:
     run = found.runs["ngrammys_grid"]
     fast, calls = _whole(run, "best")
-    shape = tuple(int(results.metric(run, f"grid.best_{side}").estimate) for side in "kw")
+    shape = tuple(int(results.metric(run, f"grid/best_{side}").estimate) for side in "kw")
     return Claim(
         NGRAMMYS,
         "Drafts from n-grams alone, with the best shape (k\\*, w\\*), decode faster than plain decoding",

@@ -57,7 +57,7 @@ def model_curves(
                 speedups[name] = Interval(interval.estimate / step, interval.low / step, interval.high / step)
         if gamma in facts.predicted:
             speedups["predicted"] = Interval(facts.predicted[gamma])
-        for kind, found in (("", tokens), ("speedup.", speedups)):
+        for kind, found in (("", tokens), ("speedup/", speedups)):
             for name, interval in found.items():
                 for key, value in interval.as_metrics(f"curve/{kind}{name}").items():
                     if not isnan(value):

@@ -215,7 +215,7 @@ def category_section(run: Run) -> Section:
 
 def by_category(metrics: Mapping[str, Any]) -> dict[str, dict[str, float]]:
     """Return the metrics of BY_CATEGORY with their intervals, by category."""
-    prefix = "category."
+    prefix = "category/"
     suffixes = sorted((f"/{metric}" for metric in BY_CATEGORY), key=len, reverse=True)
     found: dict[str, dict[str, float]] = {}
     for key in metrics:

@@ -86,7 +86,7 @@ def test_the_usual_shape_is_faster_where_its_interval_lies_above_one(found, low,
 )
 def test_no_gain_from_half_the_lenience_is_told_within_the_printed_decimals(found, low, high, verdict):
     bounds = {"": (low + high) / 2, ".ci_low": low, ".ci_high": high}
-    metrics = {f"lenience.rise.small_model.greedy.0.5{end}": value for end, value in bounds.items()}
+    metrics = {f"lenience/rise.small_model.greedy.0.5{end}": value for end, value in bounds.items()}
     answer = answered(found, "A lenience of 0.5", "lenience", metrics=metrics)
     assert answer.verdict == getattr(claims, verdict)
 

@@ -85,7 +85,7 @@ def test_every_curve_has_its_interval_and_its_headline_metric(simulate, summary_
     prediction = held_out(Arms.of(rounds), None, None, 200)
     empty = pd.DataFrame(columns=["kind", "gamma", "prompt", "tokens", "rounds"])
     curves = model_curves(summary, prediction, empty, FACTS, 200, 0)
-    for name in ("measured", "capped_geometric", "position", "speedup.measured", "speedup.position"):
+    for name in ("measured", "capped_geometric", "position", "speedup/measured", "speedup/position"):
         low, value, high = (curves[f"curve/{name}{end}"] for end in (".ci_low", "", ".ci_high"))
         assert set(value) == {1, 2, 4} == set(low) == set(high)
         assert all(low[gamma] <= value[gamma] <= high[gamma] and low[gamma] < high[gamma] for gamma in value), name

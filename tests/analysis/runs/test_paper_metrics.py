@@ -75,7 +75,7 @@ def direct(rounds: pd.DataFrame) -> dict[str, float]:
 @pytest.mark.parametrize("seed", range(3))
 def test_rate_over_overhead_is_the_speedup_in_every_category_and_overall(tables, seed):
     metrics = metrics_of(tables(seed=seed))
-    for prefix in ("", "category.code.", "category.text.", "category.none."):
+    for prefix in ("", "category/code/", "category/text/", "category/none/"):
         rate = metrics[f"{prefix}acceleration_rate"]
         assert abs(rate / metrics[f"{prefix}step_overhead"] - metrics[f"{prefix}speedup"]) < 1e-9
         assert abs(rate / metrics[f"{prefix}step_overhead.original"] - metrics[f"{prefix}speedup.original"]) < 1e-9
@@ -85,7 +85,7 @@ def test_rate_over_overhead_is_the_speedup_in_every_category_and_overall(tables,
 def test_every_figure_is_a_ratio_of_sums_with_an_interval(tables):
     rounds, generations = tables()
     metrics = metrics_of((rounds, generations))
-    for prefix, part in (("", rounds), ("category.text.", rounds[rounds["category"] == "text"])):
+    for prefix, part in (("", rounds), ("category/text/", rounds[rounds["category"] == "text"])):
         expected = direct(part)
         assert set(expected) == set(PAPERS)
         for name, value in expected.items():
@@ -97,7 +97,7 @@ def test_the_original_model_adds_its_own_figures_and_changes_no_other(tables, st
     both, without = tables(), tables(original=False)
     metrics, plain = metrics_of(both), metrics_of(without)
     added = {name for name in metrics if name not in plain}
-    assert {name for name in added if not name.startswith("category.")} == {
+    assert {name for name in added if not name.startswith("category/")} == {
         f"{name}{end}" for name in AGAINST_ORIGINAL for end in ("", ".ci_low", ".ci_high")
     }
     assert {name: metrics[name] for name in plain} == plain

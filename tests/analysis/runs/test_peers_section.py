@@ -52,13 +52,13 @@ PEER = {
 SECOND = {**PEER, "peer": "llama_cpp.prompt_lookup", "ours": {"method": "ngram", "gamma": 4, "setting": "traced"}}
 DESCRIBED = {"peers": [PEER, SECOND], "left_out": [{"peer": "openvino", "reason": "it is not installed."}]}
 METRICS = {
-    "peer.llama_cpp.generate.ratio": 0.8,
-    "peer.llama_cpp.generate.ratio.ci_low": 0.7,
-    "peer.llama_cpp.generate.ratio.ci_high": 0.9,
-    "peer.llama_cpp.generate.identical": 0.75,
-    "peer.llama_cpp.prompt_lookup.ratio": 1.5,
-    "peer.llama_cpp.prompt_lookup.ratio.ci_low": 1.2,
-    "peer.llama_cpp.prompt_lookup.ratio.ci_high": 1.7,
+    "peer/llama_cpp.generate.ratio": 0.8,
+    "peer/llama_cpp.generate.ratio.ci_low": 0.7,
+    "peer/llama_cpp.generate.ratio.ci_high": 0.9,
+    "peer/llama_cpp.generate.identical": 0.75,
+    "peer/llama_cpp.prompt_lookup.ratio": 1.5,
+    "peer/llama_cpp.prompt_lookup.ratio.ci_low": 1.2,
+    "peer/llama_cpp.prompt_lookup.ratio.ci_high": 1.7,
 }
 
 

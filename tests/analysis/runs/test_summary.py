@@ -63,7 +63,7 @@ def summary_of(run, **more) -> Summary:
 
 def test_every_metric_has_its_name_and_is_finite(run):
     metrics = summary_of(run).arms[3].metrics
-    by_category = {name for name in metrics if name.startswith("category.")}
+    by_category = {name for name in metrics if name.startswith("category/")}
     assert set(metrics) - by_category == ALWAYS
     assert all(isfinite(value) for value in metrics.values())
     assert {
@@ -196,7 +196,7 @@ def test_gamma_one_has_no_depth_test_and_one_prompt_no_interval(run, make_genera
     arm = summary_of((rounds, make_generations(rounds))).arms[3]
     assert "speedup" in arm.metrics and "speedup.ci_low" not in arm.metrics
     assert "iid/prompts_p" not in arm.metrics and "one prompt" in arm.iid["prompts"].reason
-    assert not any(name.startswith("category.") for name in arm.metrics)
+    assert not any(name.startswith("category/") for name in arm.metrics)
 
 
 def test_a_drafter_that_never_proposes_is_described(make_rounds, make_generations):
