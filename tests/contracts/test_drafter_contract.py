@@ -104,10 +104,8 @@ def test_tokens_taken_back_leave_no_trace(subject, name, structure):
 
 def test_no_check_is_left_out():
     source = Path(__file__).read_text(encoding="utf-8")
-    assert all(
-        f"drafter_contract.{check.__name__}(" in source
-        for check in (*drafter_contract.CHECKS, *drafter_contract.CHAIN_CHECKS)
-    )
+    checks = (*drafter_contract.CHECKS, *drafter_contract.CHAIN_CHECKS)
+    assert all(f"drafter_contract.{check.__name__}(" in source for check in checks)
 
 
 @pytest.mark.parametrize("name", drafters.names())
