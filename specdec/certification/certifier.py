@@ -25,9 +25,9 @@ from specdec.errors import DeclaredLossy, NotLossless, UsageError
 from specdec.experiment.arm import Arm
 from specdec.experiment.beside import refuse_several
 from specdec.experiment.budget import refuse_budget
-from specdec.experiment.claims import record_passed
 from specdec.experiment.dtypes import arithmetic_notes
 from specdec.experiment.environment import capture
+from specdec.experiment.foreign_claims import record_passed
 from specdec.experiment.parts import Parts, build, limited, prepare
 from specdec.experiment.terminal import print_lines, print_links
 from specdec.plugins import is_foreign

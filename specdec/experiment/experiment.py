@@ -24,8 +24,8 @@ from specdec.experiment.advice import find_advice
 from specdec.experiment.batched_session import BatchedSession
 from specdec.experiment.beside import settled
 from specdec.experiment.budget import TimeBudget, budget_of
-from specdec.experiment.claims import claim_notes
 from specdec.experiment.disk_space import check_space
+from specdec.experiment.foreign_claims import claim_notes
 from specdec.experiment.identity import RunIdentity, identify, run_facts
 from specdec.experiment.kept import EarlierRuns, KeptRun
 from specdec.experiment.parts import Parts, limited, open_parts, prepare

@@ -47,8 +47,7 @@ def load_model(
         revision: branch, tag or commit on the hub; None for the newest of the main branch.
     Raises:
         ModelLoadError: missing or truncated files, missing layers, mismatched shapes, NaN weights, remote code, a model
-            of the wrong kind.
-        UsageError: a revision of a folder.
+            of the wrong kind; UsageError for a revision of a folder.
     """
     check_revision(name, revision)
     offline = "" if Path(name).exists() else hub.settle()  # before transformers asks it
@@ -104,8 +103,7 @@ def load_model(
         if own is not None and not torch.isfinite(own).all():
             raise ModelLoadError(f"Model {name} is damaged: {key} holds NaN or infinite weights; fetch it again.")
     note_arithmetic(model, arithmetic)
-    placed = spread or quantization_of(model) is not None
-    return (model if placed else model.to(device)).eval().requires_grad_(False)
+    return (model if spread or quantization_of(model) else model.to(device)).eval().requires_grad_(False)
 
 
 def check_revision(name: str, revision: str | None, key: str = "revision") -> None:
