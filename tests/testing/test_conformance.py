@@ -138,6 +138,7 @@ def test_a_good_drafter_passes(cls):
         (WrongQ, "chain: q is the law of the draws", "a chance is wrong by 4.0e-01"),
         (Hidden, "chain: global randomness is left alone", "draw with TextStart.generator"),
     ],
+    ids=["silent", "long", "stale", "lasting", "wrong_q", "hidden"],
 )
 def test_a_fault_has_its_sentence(cls, case, says):
     assert says in outcomes([each for each in made(cls) if each.name == case])[case]
