@@ -80,7 +80,7 @@ def without_password(text: str) -> str:
 
 
 def locate(uri: str | None, folder: Path) -> Store:
-    """Return the store that `tracking.uri` means for a command that runs in `folder`; without one it is `mlflow.db` there.
+    """Return the store that `tracking.uri` means for a command that runs in `folder`: without one `mlflow.db` there.
 
     Raises UsageError for an address that is neither a database nor a server.
     """
