@@ -26,12 +26,12 @@ from specdec.targets.replay import Replay
 from specdec.text.writing import write_atomically
 from specdec.tracking.store import without_password
 
+_USUAL_RULES = ("speculative_sampling", "greedy")  # of temperature above 0, and of 0: not told in a run's name
 # Keys that change neither what is decoded nor what is said of it: where results go, and how the work is shared out.
 _OPERATIONAL = ("tracking", "resume", "advice_dir", "experiment_name")
 _OPERATIONAL_MEASUREMENT = ("workers", "trace", "record")
 # Keys of `describe` that stand for content; a model is another one in another arithmetic.
 _CONTENT = ("sha256", "file_sha256", "commit", "digest", "corpus", "dtype")
-_USUAL_RULES = ("speculative_sampling", "greedy")  # of temperature above 0, and of 0: not told in a run's name
 _MISSING = "(none)"
 
 
