@@ -26,7 +26,6 @@ from specdec.targets.replay import Replay
 from specdec.text.writing import write_atomically
 from specdec.tracking.store import without_password
 
-_USUAL_RULES = ("speculative_sampling", "greedy")  # of temperature above 0, and of 0: not told in a run's name
 # Keys that change neither what is decoded nor what is said of it: where results go, and how the work is shared out.
 _OPERATIONAL = ("tracking", "resume", "advice_dir", "experiment_name")
 _OPERATIONAL_MEASUREMENT = ("workers", "trace", "record")
@@ -119,6 +118,9 @@ def _chosen(parts: Parts, model: Mapping[str, Any], drafter: Mapping[str, Any]) 
         "drafter.attention": drafter.get("attention"),
     }
     return {key: value for key, value in found.items() if value is not None}
+
+
+_USUAL_RULES = ("speculative_sampling", "greedy")  # of temperature above 0, and of 0: not told in a run's name
 
 
 def run_name(config: RunConfig, parts: Parts, identity: RunIdentity) -> str:

@@ -117,6 +117,7 @@ class TrackedRun:
             return ""
         keys = [key, *sorted(self._overlaid & {f"{key}.ci_low", f"{key}.ci_high"})]
         view = {
+            "workflowType": "machine_learning",
             "runs": json.dumps(list(self._known.children.values())),
             "metric": json.dumps(key),
             "experiments": json.dumps([self._known.experiment_id]),
