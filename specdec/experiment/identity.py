@@ -91,6 +91,7 @@ def identify(config: RunConfig, parts: Parts) -> RunIdentity:
         **parts.target.tags,
     }
     params = with_used_dtypes(flattened(plain), {"target": model, "drafter": drafter})
+    params["measurement.null"] = parts.null is not None
     return RunIdentity(params, environment, identity["cell"], tags, plain)
 
 

@@ -90,7 +90,8 @@ def test_one_prompt_gives_estimates_without_intervals(make_account):
     known = [*factors, "speedup", "g", "v", "o", "tokens_per_round", "formula", "loop", "tokens_error", "speedup_error"]
     account = make_account(factors, dict.fromkeys(known, (nan, nan)), prompts=1)
     sentence = verdict(account)
-    assert sentence.startswith("Speculation pays: speedup 1.800 (no interval: one prompt)")
+    assert sentence.startswith("Whether speculation pays is not settled, 1 prompt is too few for a verdict, which needs 5")
+    assert ": speedup 1.800 (no interval: one prompt)" in sentence
     assert "nan" not in sentence + time_split(account) and "significant" not in sentence
     assert list(factor_table(account)["effect"]) == ["theory", "costs (no interval)", ""]
 
