@@ -151,7 +151,7 @@ def bootstrap_bounds(estimate: float, values: np.ndarray, prompts: int, level: f
     are all positive keeps positive bounds.
 
     NaN for a single prompt, an estimate that is not finite, and where the percentiles are. The coverage at 3 to 100
-    prompts is in `analysis/results/interval_coverage.json`.
+    prompts is in `analysis/results/few_prompts.json` and `interval_coverage.json`.
     """
     if prompts < 2 or not isfinite(estimate):
         return nan, nan

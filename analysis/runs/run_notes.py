@@ -18,7 +18,7 @@ def run_notes(
     Args:
         prompts: the part `prompts` of `environment.json`.
     """
-    notes = [*facts.notes, *_control_notes(metrics)]
+    notes = [*facts.notes, *control_notes(metrics)]
     if facts.simulated:
         notes.append("Time is simulated by a cost model: no duration of this run was measured.")
         notes.append("Lossless or not: recorded text can only be reproduced, so that nothing is learned from it.")
@@ -58,7 +58,7 @@ def run_notes(
     return notes
 
 
-def _control_notes(metrics: Mapping[str, float]) -> list[str]:
+def control_notes(metrics: Mapping[str, float]) -> list[str]:
     """Say what plain decoding has over itself, where it was measured twice: the noise under every other figure."""
     if "null/speedup" not in metrics:
         return []
