@@ -48,8 +48,9 @@ def speedup(sums) -> dict[str, np.ndarray]:
 @pytest.mark.parametrize("prompts", [3, 5, 10, 20])
 @pytest.mark.parametrize("kind", [null, speculative])
 def test_coverage(kind, prompts, log_figure):
-    """The speedup's 95% interval, beside the plain percentiles of the same replicates; at the fewest prompts that give a
-    verdict at least 93 of the first hundred null controls contain 1. At a coverage of 95% a hundred others would fall
+    """The speedup's 95% interval, beside the plain percentiles of the same replicates.
+
+    At the fewest prompts that give a verdict at least 93 of the first hundred null controls contain 1. At a coverage of 95% a hundred others would fall
     short of that once in eight times, as those of other sizes do: the share of all simulations is the evidence.
     """
     whole = kind(2_000_000, np.random.default_rng(99)).sum()

@@ -33,6 +33,7 @@ def test_a_control_writes_the_baselines_texts_and_one_sentence_says_its_speedup(
     ended, folder = command(*SMALL, f"{CONTROL}=true", f"prompts.tokens={prompts}".replace(" ", ""))
     assert ended.code == 0, ended.error
     lines = [json.loads(line) for line in (folder / "generations.jsonl").read_text().splitlines()]
+    assert all(line["gamma"] == 0 and line["rounds"] == line["tokens"] for line in lines if line["method"] == "null")
     texts = {method: [] for method in ("baseline", "null", "ngram")}
     for line in lines:
         texts[line["method"]].append((line["prompt"], line["generated_token_ids"]))

@@ -74,8 +74,8 @@ def test_the_note_says_the_noise_and_when_the_control_fails(make_rounds):
         {"null/speedup": 1.01, "null/speedup.ci_low": 0.98, "null/speedup.ci_high": 1.03, "null/floor": 0.03}
     )
     assert fine == [
-        "Null control: plain decoding, measured a second time, has a speedup of 1.010 (0.980 to 1.030) over itself; what "
-        "differs from 1 by less than 3.0% is noise."
+        "Null control: plain decoding, measured a second time, has a speedup of 1.010 (0.980 to 1.030) over itself; "
+        "what differs from 1 by less than 3.0% is noise."
     ]
     apart = {"null/speedup": 1.06, "null/speedup.ci_low": 1.02, "null/speedup.ci_high": 1.1, "null/floor": 0.1}
     assert "leaves out 1" in control_notes(apart)[0]
