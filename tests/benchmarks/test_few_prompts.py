@@ -50,8 +50,8 @@ def speedup(sums) -> dict[str, np.ndarray]:
 def test_coverage(kind, prompts, log_figure):
     """The speedup's 95% interval, beside the plain percentiles of the same replicates.
 
-    At the fewest prompts that give a verdict at least 93 of the first hundred null controls contain 1. At a coverage of 95% a hundred others would fall
-    short of that once in eight times, as those of other sizes do: the share of all simulations is the evidence.
+    At the fewest prompts that give a verdict at least 93 of the first hundred null controls contain 1. At a coverage of
+    95% a hundred others would fall short of that once in eight times: the share of all simulations is the evidence.
     """
     whole = kind(2_000_000, np.random.default_rng(99)).sum()
     truth = 1.0 if kind is null else float(whole["baseline"] / whole["own"])
