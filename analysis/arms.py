@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import pandas as pd
 
-from specdec.config import BASELINE, ORIGINAL
+from specdec.config import BASELINE, PLAIN
 
 K = TypeVar("K")
 Arm = tuple[str, int]  # method and gamma
@@ -83,13 +83,13 @@ class Arms(Lazy[Arm]):
         """Return the rounds with a drafter at each gamma, the smallest first."""
         keys: dict[int, list[Arm]] = {}
         for method, gamma in self:
-            if method not in (BASELINE, ORIGINAL):
+            if method not in PLAIN:
                 keys.setdefault(gamma, []).append((method, gamma))
         return Lazy({gamma: partial(self._joined, keys[gamma]) for gamma in sorted(keys)})
 
     def of_one_drafter(self, primary_gamma: int) -> Mapping[int, pd.DataFrame]:
         """Return `by_gamma`; ValueError for several drafters or cells, no baseline, or no primary gamma in it."""
-        methods = sorted({method for method, _ in self} - {BASELINE, ORIGINAL})
+        methods = sorted({method for method, _ in self} - {*PLAIN})
         found = self.by_gamma()
         if len(methods) != 1 or len(found) == len(self) or self.texts["cell"].nunique() != 1:
             raise ValueError(f"one cell with a baseline and one drafter is expected, got the drafters {methods}")

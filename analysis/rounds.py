@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 import numpy as np
 import pandas as pd
 
-from specdec.config import BASELINE, ORIGINAL
+from specdec.config import PLAIN
 
 from .arms import Arms
 from .intervals import Columns, bootstrap
@@ -73,8 +73,8 @@ def check_once(rounds: pd.DataFrame) -> None:
 
 
 def drafted(table: pd.DataFrame) -> pd.DataFrame:
-    """Keep the lines with a drafter, of rounds or of generations: no plain decoding by the target or its original."""
-    return table[~table["method"].isin([BASELINE, ORIGINAL]).to_numpy()]
+    """Keep the lines with a drafter, of rounds or of generations: no plain decoding."""
+    return table[~table["method"].isin(PLAIN).to_numpy()]
 
 
 def numbered(table: pd.DataFrame, columns: Sequence[str]) -> np.ndarray:

@@ -2,12 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import nan
 
 import numpy as np
 import pandas as pd
 
-from .intervals import Interval, percentile_bounds, resampled_sums
+from .intervals import Interval, bootstrap_bounds, resampled_sums
 
 LEVEL = 0.95
 
@@ -33,7 +32,7 @@ class Sums:
 
     def interval(self, values: np.ndarray) -> Interval:
         """Return a statistic [1 + B] of the data and the replicates as an Interval; a single prompt gives no bounds."""
-        bounds = percentile_bounds(values[1:], LEVEL) if self.prompts > 1 else (nan, nan)
+        bounds = bootstrap_bounds(float(values[0]), values[1:], self.prompts, LEVEL)
         return Interval(float(values[0]), *bounds, LEVEL, self.prompts)
 
     def table(self, statistics: Mapping[str, np.ndarray]) -> pd.DataFrame:

@@ -18,8 +18,11 @@ from specdec.errors import UsageError
 T = TypeVar("T")
 
 BASELINE = "baseline"
+NULL = "null"
 ORIGINAL = "original"
-"""Names of two methods in every table: plain decoding by the target, and by the model that it was trained from."""
+PLAIN = (BASELINE, NULL, ORIGINAL)
+"""Names of the methods without a drafter in every table: plain decoding by the target, once more by the target as a
+control, and by the model that it was trained from."""
 
 AtLeastOne = Annotated[int, Field(ge=1)]
 
@@ -78,6 +81,7 @@ class MeasurementConfig:
     cost_calls: AtLeastOne
     cost_seconds: Annotated[float, Field(gt=0)]
     bootstrap: AtLeastOne
+    null: bool | Literal["auto"]
     original: Annotated[str, Field(min_length=1)] | None
     peers: list[Annotated[str, Field(min_length=1)]]
     drafters: list[Annotated[str, Field(min_length=1)]]

@@ -10,7 +10,7 @@ from itertools import zip_longest
 import numpy as np
 import pandas as pd
 
-from ..intervals import Columns, Interval, bootstrap, percentile_bounds
+from ..intervals import Columns, Interval, bootstrap, bootstrap_bounds
 from ..rounds import prompt_sums
 from ..sums import LEVEL
 from .estimates import depth_sums
@@ -115,7 +115,8 @@ def _correlation(units: list[tuple[np.ndarray, np.ndarray]], refits: int, seed: 
     weights = np.random.default_rng(seed).multinomial(prompts, np.full(prompts, 1 / prompts), refits).astype(float)
     start = (m, max(rho, 1e-3))
     rhos = [fit_beta(k, r, n, start)[1] for k, r, n in zip(*(weights @ table for table in tables), strict=True)]
-    return Interval(rho, *percentile_bounds(np.array(rhos), LEVEL), LEVEL, prompts)
+    low, high = np.clip(bootstrap_bounds(rho, np.array(rhos), prompts, LEVEL), 0, 1)
+    return Interval(rho, float(low), float(high), LEVEL, prompts)
 
 
 def alpha_difference(rounds: pd.DataFrame, replicates: int = 2000, seed: int = 0) -> Interval:

@@ -66,7 +66,7 @@ def acceptance_by_depth(rounds: pd.DataFrame, *, title: str, replicates: int = 2
     def shares(columns: Columns) -> Mapping[str, np.ndarray]:
         return {str(k): 1 - columns[f"r_{k}"] / columns[f"n_{k}"] for k in table.index}
 
-    intervals = bootstrap(sums, shares, replicates, seed)
+    intervals = bootstrap(sums, shares, replicates, seed, shares=[str(k) for k in table.index])
     low = np.array([intervals[str(k)].low for k in table.index])
     high = np.array([intervals[str(k)].high for k in table.index])
     value = table["acceptance"].to_numpy()

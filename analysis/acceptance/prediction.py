@@ -22,7 +22,7 @@ import numpy as np
 import pandas as pd
 from scipy import sparse
 
-from specdec.config import BASELINE, ORIGINAL
+from specdec.config import PLAIN
 
 from ..arms import Arms
 from ..intervals import bootstrap, percentile_bounds
@@ -163,7 +163,7 @@ def _bounded(values: np.ndarray) -> tuple[float, float, float]:
 
 def _shared(arms: Arms) -> Arms:
     """Return the arms over the work that all of them have done. Undetermined if `predict` cannot work on them."""
-    methods = {method for method, _ in arms} - {BASELINE, ORIGINAL}
+    methods = {method for method, _ in arms} - {*PLAIN}
     if not methods:
         raise Undetermined("there is no round of a drafter")
     if len(methods) > 1 or arms.texts["cell"].nunique() > 1:

@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 
 from ..findings import Section
-from ..intervals import Interval
+from ..intervals import Interval, too_few
 from ..read.runs import Run
 from .formula_gap import account_gap, formula_verdict
 from .gap_account import Account
@@ -19,19 +19,22 @@ _NETTED = ("overhead", "baseline")  # in one for sentences: plain decoding runs 
 SHOWN_PROMPTS = 5  # of the slowest, and of the fastest
 
 
-def verdict(account: Account, simulated: bool = False) -> str:
+def verdict(account: Account, simulated: bool = False, noise: float = 0.0) -> str:
     """Say in one sentence whether speculation pays, how far that is from the textbook formula, and what the gap is.
 
     The formula counts the drafts that were paid for, so drafting is in the promise and not in the gap. What the gap is
     made of are the factors of `causes`; one whose interval contains 1 is called not significant, and a gain is named
     only if it is significant or has no interval.
 
+    Nothing is claimed of fewer than `FEWEST` prompts, without an interval, and within the noise.
+
     Args:
         simulated: times come from a cost model.
+        noise: `null/floor` of the run, 0 without a null control.
     """
     interval, formula, g = account.intervals["speedup"], account.intervals["formula"], account.intervals["g"]
-    if interval.contains(1.0):
-        outcome = "Whether speculation pays is not settled, the interval of its speedup contains 1"
+    if unsettled := _unsettled(account, noise):
+        outcome = f"Whether speculation pays is not settled, {unsettled}"
     else:
         outcome = "Speculation pays" if account.speedup > 1 else "Speculation does not pay"
     promised = (
@@ -47,6 +50,20 @@ def verdict(account: Account, simulated: bool = False) -> str:
         free = account.speedup * (1 + g.estimate)
         parts.append(f"by the formula it would not pay either; drafts that took no time would make it {free:.3f}")
     return "; ".join(parts) + "."
+
+
+def _unsettled(account: Account, noise: float) -> str:
+    """Say in a clause why an account does not settle whether speculation pays; "" where it does."""
+    interval = account.intervals["speedup"]
+    if few := too_few(account.prompts):
+        return few
+    if not interval.known:
+        return "its speedup has no interval"
+    if interval.contains(1.0):
+        return "the interval of its speedup contains 1"
+    if max(interval.estimate, 1 / interval.estimate) <= 1 + noise:
+        return f"its speedup is within the noise of {noise:.1%} that plain decoding has against itself"
+    return ""
 
 
 def causes(account: Account) -> dict[str, Interval]:
@@ -204,7 +221,7 @@ def account_sections(run: Run) -> list[Section]:
     """
     sums = account_sums(run)
     account = sums.account()
-    sections = [account_section(account, run.title, run.simulated)]
+    sections = [account_section(account, run.title, run.simulated, run.metrics.get("null/floor", 0.0))]
     categories = sums.by("category")
     if len(categories) > 1:
         sections.append(_category_section(categories))
@@ -213,14 +230,15 @@ def account_sections(run: Run) -> list[Section]:
     return sections
 
 
-def account_section(account: Account, title: str, simulated: bool = False) -> Section:
+def account_section(account: Account, title: str, simulated: bool = False, noise: float = 0.0) -> Section:
     """Explain one account: the factors and the time of a round, in words, tables and a waterfall.
 
     Args:
         title: drafter, model and hardware, for the figure.
         simulated: times come from a cost model.
+        noise: `null/floor` of the run, 0 without a null control.
     """
-    text = [formula_verdict(account_gap(account)), verdict(account, simulated), time_split(account)]
+    text = [formula_verdict(account_gap(account)), verdict(account, simulated, noise), time_split(account)]
     if account.prompts == 1:
         text.append("One prompt: no bootstrap over prompts, so no intervals and no word on significance.")
     clock = "cost model's clock" if simulated else "wall clock"
@@ -240,7 +258,7 @@ def _category_section(groups: Sequence[GroupAccount]) -> Section:
     worst, best = order[0], order[-1]
     paying = sum(group.account.speedup > 1 for group in groups)
     sentence = (
-        f"Speculation pays in {paying} of {len(groups)} categories: speedup from "
+        f"The speedup is above 1 in {paying} of {len(groups)} categories: from "
         f"{_explained(worst.account.intervals['speedup'])} in {worst.name} to "
         f"{_explained(best.account.intervals['speedup'])} in {best.name}."
     )

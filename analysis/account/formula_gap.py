@@ -12,7 +12,7 @@ from math import isnan
 import pandas as pd
 
 from ..findings import counted
-from ..intervals import Interval
+from ..intervals import Interval, too_few
 from ..sums import interval
 from .gap_account import Account
 
@@ -72,6 +72,8 @@ def formula_verdict(gap: FormulaGap) -> str:
     )
     if not gap.error.known:
         return f"{said}. Without an interval no difference can be called real."
+    if few := too_few(gap.error.prompts):
+        return f"{said}; {few}."
     if gap.error.contains(0.0):
         return f"{said}, no more than chance."
     if abs(gap.error.estimate) < NEGLIGIBLE:

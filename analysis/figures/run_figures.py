@@ -14,7 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from specdec.config import BASELINE, ORIGINAL
+from specdec.config import BASELINE, PLAIN
 from specdec.theory.capped_geometric import accepted_pmf, tokens_per_round
 
 from ..arms import Arm, Arms
@@ -218,7 +218,8 @@ def accepted_length_table(rounds: pd.DataFrame, alpha: float) -> pd.DataFrame:
         total = np.sum(list(sums.values()), axis=0)
         return {k: count / total for k, count in sums.items()}
 
-    intervals = bootstrap(counts.rename(columns=str).astype(float), shares, replicates=2000).values()
+    table = counts.rename(columns=str).astype(float)
+    intervals = bootstrap(table, shares, replicates=2000, shares=list(table)).values()
     expected = np.zeros(len(lengths))
     for offered, number in kept["offered"].value_counts().items():
         expected[: int(offered) + 1] += number / len(kept) * accepted_pmf(alpha, int(offered))
@@ -320,7 +321,7 @@ def time_split(arms: Arms, *, title: str) -> Figure:
         "Beside a bar: the whole round, and the share outside draft and verify."
     )
     figure, axes = style.new_figure(title, caption, height=2.5 + 0.42 * len(table))
-    labels = [method if method in (BASELINE, ORIGINAL) else f"γ = {gamma}" for method, gamma in order]
+    labels = [method if method in PLAIN else f"γ = {gamma}" for method, gamma in order]
     left = np.zeros(len(table))
     longest = float(table.sum(axis=1).max())
     for name, colour, hatch, ink in VERBS.values():

@@ -209,7 +209,8 @@ def steepness(first: Measured, second: Measured) -> Steepness:
         found |= {f"difference_{head}": found[f"first_{head}"] - found[f"second_{head}"] for head in heads}
         return found | {"difference": found["first"] - found["second"]}
 
-    intervals = bootstrap(both(first, second), values)
+    shares = [f"{side}_{head}" for side in ("first", "second") for head in heads]
+    intervals = bootstrap(both(first, second), values, shares=shares)
     lines = [
         {"head": head} | {side: intervals[f"{side}_{head}"] for side in ("first", "second", "difference")}
         for head in heads

@@ -92,8 +92,9 @@ def accuracies(found: Mapping[str, Counts]) -> pd.DataFrame:
         leads = {f"lead_{head}": shares[f"grounded_top1_{head}"] - shares[f"independent_top5_{head}"] for head in heads}
         return shares | leads
 
-    intervals = bootstrap(both_kinds(found), values)
-    names = [*(f"{word}_{top}" for word in KINDS.values() for top in TOPS), "lead"]
+    shares = [f"{word}_{top}" for word in KINDS.values() for top in TOPS]
+    names = [*shares, "lead"]
+    intervals = bootstrap(both_kinds(found), values, shares=[f"{name}_{head}" for name in shares for head in heads])
     return pd.DataFrame([{"head": head} | {name: intervals[f"{name}_{head}"] for name in names} for head in heads])
 
 

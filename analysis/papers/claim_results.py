@@ -14,7 +14,7 @@ import pandas as pd
 
 from specdec.errors import UsageError
 
-from ..intervals import Columns, Interval, bootstrap, percentile_bounds, resampled_sums
+from ..intervals import Columns, Interval, bootstrap, bootstrap_bounds, resampled_sums
 
 RESULT = Path(__file__).parents[1] / "results" / "paper_claims.json"
 COMMAND = "python -m pytest -n 0 -m benchmark tests/benchmarks/test_paper_claims.py"
@@ -100,13 +100,15 @@ def tokens_per_round_elsewhere(run: Measured, at: str, other: Measured, other_at
     ]
     values = [sums[:, 0] / sums[:, 1] for sums in drawn]
     found = [table["tokens"].sum() / table["rounds"].sum() for table in tables]
-    bounds = percentile_bounds(values[0] - values[1], LEVEL)
-    return Interval(found[0] - found[1], *bounds, LEVEL, min(len(table) for table in tables))
+    difference, prompts = float(found[0] - found[1]), min(len(table) for table in tables)
+    bounds = bootstrap_bounds(difference, values[0] - values[1], prompts, LEVEL)
+    return Interval(difference, *bounds, LEVEL, prompts)
 
 
 def alpha(run: Measured) -> Interval:
     """Return the mean of sum min(p, q) over the positions of the target's own text that had a proposal."""
-    return bootstrap(_alpha(run), lambda sums: {"": sums["numerator"] / sums["denominator"]})[""]
+    table = _alpha(run)
+    return bootstrap(table, lambda sums: {"": sums["numerator"] / sums["denominator"]}, shares=("",))[""]
 
 
 def alpha_difference(run: Measured, other: Measured) -> Interval:

@@ -17,7 +17,7 @@ from weakref import WeakValueDictionary
 import pandas as pd
 from pydantic import TypeAdapter, ValidationError
 
-from specdec.config import BASELINE, ORIGINAL, flattened
+from specdec.config import PLAIN, flattened
 from specdec.errors import UsageError
 from specdec.tracking.store import reason
 
@@ -144,7 +144,7 @@ class Run:
 
     @property
     def _methods(self) -> list[str]:
-        return [BASELINE, ORIGINAL, self._own_method]
+        return [*PLAIN, self._own_method]
 
     def peers(self) -> dict[str, Any]:
         """Read the other engines (`peers`, `left_out`) and what they wrote (`generations`), where there are some."""

@@ -121,7 +121,7 @@ def _compared(heading: str, runs: Sequence[Run], gamma: int | None, replicates: 
         (f"{caption} a round over t(1)", leaderboard(arms, labels, prompts, replicates, seed, quantity)),
         ("Pairs: difference and ratio, same prompts resampled for both", pair_table(scores, pairs)),
     ]
-    if scores.has_bootstrap:
+    if not scores.too_few:
         tables.append((f"Share of replicates in which a run holds a rank by {name}", rank_table(scores, quantity)))
     kinds = dict.fromkeys((quantity, "tokens_per_round"))
     figures = [(f"leaderboard_{kind}", leaderboard_figure(scores, kind, title=heading)) for kind in kinds]
@@ -210,6 +210,8 @@ def pair_in_words(scores: Scores, quantity: str, first: int, second: int) -> str
     name = quantity.replace("_", " ")
     if not scores.has_bootstrap:
         return f"{a} over {b} in {name}: {ratio.estimate:.2f}, on one prompt and without an interval"
+    if scores.too_few:
+        return f"{a} over {b} in {name}: {ratio:.2f}; {scores.too_few}"
     if not scores.apart(quantity, first, second):
         return f"{a} and {b} cannot be told apart in {name}: ratio {ratio:.2f}"
     gain = Interval(ratio.estimate - 1, ratio.low - 1, ratio.high - 1)
@@ -221,8 +223,8 @@ def leaderboard_in_words(scores: Scores, quantity: str) -> str:
     order, name = scores.order(quantity), quantity.replace("_", " ")
     best = order[0]
     first = f"{scores.labels[best]} has the highest {name}, {scores.interval(quantity, best):.2f}"
-    if not scores.has_bootstrap:
-        return f"{first}; with one prompt nothing says how firmly."
+    if scores.too_few:
+        return f"{first}; {scores.too_few}."
     share = scores.rank_shares(quantity)[best, 0]
     close = [scores.labels[arm] for arm in order[1:] if not scores.apart(quantity, best, arm)]
     told = f"It cannot be told from {_listed(close)}." if close else "Every other run is told apart from it."
@@ -260,8 +262,8 @@ def best_gamma_in_words(arms: dict[int, RunArm], label: str, replicates: int = 1
     answer = (
         f"Best gamma of {label}: {gammas[best]}, {quantity.replace('_', ' ')} {scores.interval(quantity, best):.2f}"
     )
-    if not scores.has_bootstrap:
-        return f"{answer}, of {', '.join(map(str, gammas))}; one prompt, so no probability."
+    if scores.too_few:
+        return f"{answer}, of {', '.join(map(str, gammas))}; {scores.too_few}."
     shares = scores.rank_shares(quantity)[:, 0]
     held = ", ".join(f"γ {gamma} {share:.0%}" for gamma, share in zip(gammas, shares, strict=True) if share >= 0.005)
     close = [str(gammas[arm]) for arm in scores.order(quantity)[1:] if not scores.apart(quantity, best, arm)]

@@ -19,7 +19,7 @@ from specdec.errors import UsageError
 
 from ..figures import style
 from ..findings import counted
-from ..intervals import Interval, percentile_bounds
+from ..intervals import Interval, bootstrap_bounds, too_few
 from ..read.runs import Run
 from ..rounds import prompt_categories, prompt_sums
 from ..sums import LEVEL, with_replicates
@@ -118,7 +118,7 @@ class Scores:
             return self._interval(values[first] / values[second], drawn[:, first] / drawn[:, second])
 
     def _interval(self, estimate: float, drawn: np.ndarray) -> Interval:
-        bounds = percentile_bounds(drawn, LEVEL) if self.has_bootstrap else (nan, nan)
+        bounds = bootstrap_bounds(float(estimate), drawn, self.prompts, LEVEL)
         return Interval(float(estimate), *bounds, LEVEL, self.prompts)
 
     def known(self, quantity: str) -> bool:
@@ -130,13 +130,20 @@ class Scores:
         return [int(arm) for arm in np.argsort(-self.values[quantity], kind="stable")]
 
     def apart(self, quantity: str, first: int, second: int) -> bool:
-        """Return True if the paired interval of their ratio leaves out 1."""
+        """Return True if the paired interval of their ratio leaves out 1; never of too few prompts."""
+        if self.too_few:
+            return False
         ratio = self.ratio(quantity, first, second)
         return ratio.low > 1 or ratio.high < 1
 
     @cached_property
     def has_bootstrap(self) -> bool:
         return self.prompts > 1
+
+    @property
+    def too_few(self) -> str:
+        """The reason in words why no arm is told from another, "" where there are enough prompts for a verdict."""
+        return too_few(self.prompts)
 
     def rank_shares(self, quantity: str) -> np.ndarray:
         """Return [A, A] the share of replicates in which an arm (line) holds a rank (column), NaN for one prompt.

@@ -8,7 +8,7 @@ import pandas as pd
 from specdec.config import BASELINE
 
 from ..findings import Section
-from ..intervals import Interval
+from ..intervals import Interval, too_few
 from ..read.runs import Run
 
 
@@ -62,6 +62,7 @@ def peers_section(run: Run, described: Mapping[str, Any]) -> Section:
         described: `peers.json`.
     """
     lines = []
+    prompts = len({line["prompt"] for line in described.get("generations", ())})
     for peer in described["peers"]:
         name = peer["peer"]
         ratio, same = Interval.from_metrics(run.metrics, f"peer/{name}.ratio"), f"peer/{name}.identical"
@@ -82,15 +83,16 @@ def peers_section(run: Run, described: Mapping[str, Any]) -> Section:
         lines.append({**empty, "peer": each["peer"], "left out or failed": each["reason"]})
     return Section(
         "Beside other engines",
-        (_in_words(described["peers"], run.metrics),),
+        (_in_words(described["peers"], run.metrics, too_few(prompts)),),
         (("Every peer, and how both sides ran", pd.DataFrame(lines)),),
     )
 
 
-def _in_words(peers: Sequence[Mapping[str, Any]], metrics: Mapping[str, float]) -> str:
+def _in_words(peers: Sequence[Mapping[str, Any]], metrics: Mapping[str, float], few: str) -> str:
+    """Say which engines are slower or faster than ours; none where the prompts are too `few`."""
     ratios = {peer["peer"]: Interval.from_metrics(metrics, f"peer/{peer['peer']}.ratio") for peer in peers}
-    slower = [name for name, ratio in ratios.items() if ratio.low > 1]
-    faster = [name for name, ratio in ratios.items() if ratio.high < 1]
+    slower = [name for name, ratio in ratios.items() if ratio.low > 1 and not few]
+    faster = [name for name, ratio in ratios.items() if ratio.high < 1 and not few]
     parts = [
         f"**{what} than ours: {', '.join(names)}.**"
         for what, names in (("Slower", slower), ("Faster", faster))
@@ -98,7 +100,7 @@ def _in_words(peers: Sequence[Mapping[str, Any]], metrics: Mapping[str, float]) 
     ]
     rest = sorted(name for name, ratio in ratios.items() if ratio.known and name not in (*slower, *faster))
     if rest:
-        parts.append(f"Not told apart from ours: {', '.join(rest)}.")
+        parts.append(f"Not told apart from ours: {', '.join(rest)}{f'; {few}' if few else ''}.")
     parts.append(
         "Each engine generated from the same prompts in the same process, in turn with ours, at the fastest of the "
         "settings that were tried. Times include both sides' prefill; intervals are 95% prompt-bootstrap intervals."

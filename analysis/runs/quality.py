@@ -39,7 +39,7 @@ def quality_metrics(
     table = table.replace(-np.inf, 0.0)
     return {
         metric: value
-        for name, interval in bootstrap(table, _values, replicates, seed).items()
+        for name, interval in bootstrap(table, _values, replicates, seed, shares=_SHARES).items()
         for metric, value in interval.as_metrics(f"quality/{name}").items()
         if np.isfinite(value) and (possible or "log_likelihood" not in name)
     }
@@ -68,6 +68,12 @@ def _sums(rounds: pd.DataFrame, outputs: pd.DataFrame) -> pd.DataFrame:
         }
     )
     return of_rounds.groupby("prompt").sum().join(of_outputs.groupby("prompt").sum()).astype(float)
+
+
+_SHARES = (
+    "decided_otherwise",
+    *(f"{method}{share}" for method in ("", f"{BASELINE}_", f"{ORIGINAL}_") for share in ("tv", "gsm8k_exact_match")),
+)
 
 
 def _values(sums: Columns) -> dict[str, np.ndarray]:

@@ -21,6 +21,7 @@ from .run_metrics import (
     limit_metrics,
     lossless_metrics,
     memory_metrics,
+    null_metrics,
     operation_metrics,
     peer_metrics,
     prompt_metrics,
@@ -150,8 +151,10 @@ def _of_one_drafter(run: Run) -> tuple[RunFindings, Summary, HeldOutPrediction |
     prediction = held_out(arms, alpha_sums, other, replicates, seed)
     curves = model_curves(summary, prediction, replay, facts, replicates, seed)
     standing = run.standing()
+    control = null_metrics(arms, replicates, seed)
     metrics = {
         **arm.metrics,
+        **({} if run.method else control),  # it is the session's, whatever the drafter
         **model_metrics(curves, facts.primary_gamma),
         **operation_metrics(summary, facts),
         **({} if facts.simulated else lossless_metrics(session)),
@@ -169,7 +172,7 @@ def _of_one_drafter(run: Run) -> tuple[RunFindings, Summary, HeldOutPrediction |
     notes = [
         *([standing.note] if standing and standing.note else []),
         formula_verdict(account_gap(arm.account)),
-        verdict(arm.account, facts.simulated),
+        verdict(arm.account, facts.simulated, control.get("null/floor", 0.0)),
         *run_notes(metrics, facts, session, environment["prompts"]),
         *residual_notes(run.fetch("rounds.parquet"), facts),
         *peer_notes(peers, metrics),
@@ -223,7 +226,9 @@ def _sections(
     sections = (
         summary_section(run),
         *([drafters_section(run, replicates, seed)] if run.beside else []),
-        account_section(summary.arms[summary.primary_gamma].account, run.title, found.simulated),
+        account_section(
+            summary.arms[summary.primary_gamma].account, run.title, found.simulated, run.metrics.get("null/floor", 0.0)
+        ),
         *([peers_section(run, peers)] if beside else []),
         curves_section(run),
         lengths_section(run),

@@ -8,13 +8,14 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from specdec.config import BASELINE
+from specdec.config import BASELINE, NULL
 from specdec.theory.capped_geometric import tokens_per_round
 from specdec.theory.speedup import operations
 
-from ..intervals import Columns, bootstrap
+from ..arms import Arms
+from ..intervals import Columns, bootstrap, too_few
 from ..read.facts import RunFacts, RunStatus, SessionFacts
-from ..rounds import drafted
+from ..rounds import drafted, prompt_sums
 from .summary import Summary
 
 
@@ -57,8 +58,30 @@ def total_variation(read: Callable[[], pd.DataFrame], facts: RunFacts, replicate
     arm = drafted(rounds[rounds["gamma"] == facts.primary_gamma])
     sums = pd.DataFrame({"prompt": arm["prompt"], "tv": arm["tv"].map(sum), "tested": arm["tv"].map(len)})
     table = sums.groupby("prompt").sum().astype(float)
-    tv = bootstrap(table, lambda s: {"tv": s["tv"] / s["tested"]}, replicates, seed)["tv"]
+    tv = bootstrap(table, lambda s: {"tv": s["tv"] / s["tested"]}, replicates, seed, shares=("tv",))["tv"]
     return {name: value for name, value in tv.as_metrics("lossless/tv").items() if np.isfinite(value)}
+
+
+def null_metrics(arms: Arms, replicates: int, seed: int) -> dict[str, float]:
+    """Return `null/speedup`, the time per token of plain decoding over that of plain decoding measured once more, with
+    its interval, and `null/floor`, how far the interval reaches from 1: what differs from 1 by less is noise.
+
+    Empty without a control; no floor where too few prompts give one.
+    """
+    shared = arms.shared()
+    control = shared.plain(NULL)
+    if control.empty:
+        return {}
+    table = prompt_sums(control).join(prompt_sums(shared.plain()).add_suffix("_over"))
+
+    def speedup(sums: Columns) -> dict[str, np.ndarray]:
+        return {"speedup": sums["round_s_over"] / sums["tokens_over"] / (sums["round_s"] / sums["tokens"])}
+
+    found = bootstrap(table, speedup, replicates, seed)["speedup"]
+    metrics = {name: value for name, value in found.as_metrics("null/speedup").items() if np.isfinite(value)}
+    if found.known and not too_few(found.prompts):
+        metrics["null/floor"] = max(found.high, 1 / found.low) - 1
+    return metrics
 
 
 def limit_metrics(summary: Summary) -> dict[str, float]:

@@ -18,7 +18,7 @@ def run_notes(
     Args:
         prompts: the part `prompts` of `environment.json`.
     """
-    notes = [*facts.notes]
+    notes = [*facts.notes, *control_notes(metrics)]
     if facts.simulated:
         notes.append("Time is simulated by a cost model: no duration of this run was measured.")
         notes.append("Lossless or not: recorded text can only be reproduced, so that nothing is learned from it.")
@@ -56,6 +56,19 @@ def run_notes(
         left_out = ", ".join(map(str, facts.left_out))
         notes.append(f"Left out of measurement.gammas: {left_out}; this drafter drafts {facts.deepest} levels at most.")
     return notes
+
+
+def control_notes(metrics: Mapping[str, float]) -> list[str]:
+    """Say what plain decoding has over itself, where it was measured twice: the noise under every other figure."""
+    if "null/speedup" not in metrics:
+        return []
+    control = Interval.from_metrics(metrics, "null/speedup")
+    said = f"Null control: plain decoding, measured a second time, has a speedup of {control} over itself"
+    if "null/floor" not in metrics:
+        return [f"{said}; too few prompts to say how large the noise is."]
+    if not control.contains(1.0):
+        said += ", an interval that leaves out 1: the machine was disturbed, or this is the one run in twenty"
+    return [f"{said}; what differs from 1 by less than {metrics['null/floor']:.1%} is noise."]
 
 
 def residual_notes(rounds: Path, facts: RunFacts) -> list[str]:

@@ -19,7 +19,7 @@ from ..cost.cost_figure import cost_figure
 from ..cost.cost_report import CostReport, cost_report, intensity_table
 from ..figures import run_figures
 from ..findings import Section
-from ..intervals import Interval
+from ..intervals import Interval, too_few
 from ..read.runs import Run
 from ..rounds import drafted
 from .paper_metrics import AGAINST_ORIGINAL, MULTI_TURN, RATES
@@ -132,7 +132,9 @@ def _speedup_in_words(run: Run) -> str:
         return "This run has no speedup."
     if not speedup.known:
         return f"**{subject} {speedup}** without an interval: nothing can be said about whether it differs from 1."
-    if speedup.low > 1:
+    if few := too_few(run.arms().texts["prompt"].nunique()):
+        verdict = f"not told apart from the baseline, {few}"
+    elif speedup.low > 1:
         verdict = "faster than the baseline"
     elif speedup.high < 1:
         verdict = "slower than the baseline"

@@ -24,6 +24,7 @@ from ..rounds import check_rounds, distinct_generations, prompt_categories, prom
 from .paper_metrics import PAPERS, category_members, paper_values
 
 OURS = ("speedup", "tokens_per_round", "alpha.mle", "accepted_per_offered")
+SHARES = ("alpha.mle", "accepted_per_offered", "cost/prefill_share", "proposals.share")
 WITH_INTERVAL = ("tokens_per_round", "alpha.mle", *PAPERS)
 PROMPTS_OF_A_CATEGORY = 3  # at least, for figures of its own: an interval over one or two prompts says nothing
 BY_CATEGORY = tuple(dict.fromkeys((*OURS, *PAPERS)))
@@ -172,7 +173,7 @@ def headline_values(sums: Columns) -> dict[str, np.ndarray]:
 
 def _headline(table: pd.DataFrame, replicates: int, seed: int) -> dict[str, float]:
     metrics: dict[str, float] = {}
-    for name, interval in bootstrap(table, headline_values, replicates, seed).items():
+    for name, interval in bootstrap(table, headline_values, replicates, seed, shares=SHARES).items():
         metrics |= interval.as_metrics(name) if name in WITH_INTERVAL else {name: interval.estimate}
     with np.errstate(divide="ignore", invalid="ignore"):  # a prompt without a proposal has no alpha
         per_prompt = headline_values({name: table[name].to_numpy() for name in table})["speedup"]
@@ -200,7 +201,7 @@ def _alpha_text(sums: pd.DataFrame | None, prompts: Collection[str], replicates:
     def mean(s: Columns) -> dict[str, np.ndarray]:
         return {"alpha": np.clip(s["numerator"] / s["denominator"], 0, 1)}  # rounding may pass 1
 
-    return bootstrap(table, mean, replicates, seed)["alpha"].as_metrics("alpha.text")
+    return bootstrap(table, mean, replicates, seed, shares=("alpha",))["alpha"].as_metrics("alpha.text")
 
 
 def _unflagged(

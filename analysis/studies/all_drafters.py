@@ -124,8 +124,8 @@ def _leader(scores: Scores) -> str:
     order = scores.order("speedup")
     best = order[0]
     said = f"Fastest: {scores.labels[best]}, speedup {scores.interval('speedup', best):.2f}"
-    if not scores.has_bootstrap:
-        return said + "; from one prompt, so nothing is said about chance."
+    if scores.too_few:
+        return f"{said}; {scores.too_few}."
     close = [scores.labels[arm] for arm in order[1:] if not scores.apart("speedup", best, arm)]
     if len(order) == 1:
         return said + "."
@@ -139,6 +139,8 @@ def _leader(scores: Scores) -> str:
 def _pays(scores: Scores) -> str:
     """Count the drafters whose interval is above 1, and name those whose interval is below."""
     intervals = [scores.interval("speedup", arm) for arm in range(len(scores.labels))]
+    if scores.too_few:
+        return f"Nothing is said of which drafters pay: {scores.too_few}."
     pays = sum(each.low > 1 for each in intervals)
     loses = [name for name, each in zip(scores.labels, intervals, strict=True) if each.high < 1]
     said = f"{pays} of {counted(len(intervals), 'drafter')} pay beyond chance"

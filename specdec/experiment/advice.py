@@ -17,7 +17,7 @@ from pydantic import TypeAdapter, ValidationError
 from specdec import __version__
 from specdec.analysis.engines.measured_drafter import Measured
 from specdec.analysis.engines.recommendation import Recommendation, recommend
-from specdec.analysis.intervals import Interval
+from specdec.analysis.intervals import Interval, too_few
 from specdec.config import RunConfig, flattened
 from specdec.errors import UsageError
 from specdec.experiment.dtypes import used_dtypes, without_reasons
@@ -192,6 +192,8 @@ def judge(predictions: list[Forecast], label: str) -> tuple[Forecast, str | None
             f"{best.speedup} times as fast, with {best.tokens_per_round.estimate:.2f} tokens per round where "
             f"{best.pays_from_tokens:.2f} break even"
         )
+        if few := too_few(best.speedup.prompts):
+            return best, None, f"It may pay: {what} is predicted to be {rest}, but {few}."
         if best.speedup.known and best.speedup.low <= 1:
             return best, None, f"It may pay: {what} is predicted to be {rest}, but the interval includes 1."
         return best, None, f"Speculate: {what} is predicted to be {rest}."

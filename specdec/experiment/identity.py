@@ -101,6 +101,7 @@ def identify(config: RunConfig, parts: Parts) -> RunIdentity:
     }
     params = with_used_dtypes(flattened(plain), {"target": model, "drafter": drafter})
     params |= {key: value for key, value in _chosen(parts, model, drafter).items() if params.get(key) == "auto"}
+    params["measurement.null"] = parts.null is not None
     return RunIdentity(params, environment, identity["cell"], tags, plain)
 
 

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from specdec.config import BASELINE, ORIGINAL, MeasurementConfig, RunConfig, validated
+from specdec.config import BASELINE, NULL, ORIGINAL, MeasurementConfig, RunConfig, validated
 from specdec.drafters import Drafter, drafters
 from specdec.drafters.none import NoDrafter
 from specdec.errors import UsageError
@@ -54,6 +54,7 @@ class Parts:
     forced: bool
     beside: tuple[DrafterArms, ...] = ()  # of measurement.drafters
     original: Arm | None = None  # plain decoding with the model that the target was before it was trained
+    null: Arm | None = None  # plain decoding by the target once more, where a control is measured
     batch_size: int = 1  # sequences that every arm decodes at once
     walks: bool = False  # the target's text is recorded and drafts are looked up: all arms decode in one walk
 
@@ -89,8 +90,8 @@ class Parts:
 
     @property
     def plain(self) -> tuple[Arm, ...]:
-        """Plain decoding: with the target, and with its original where one is named."""
-        return (self.baseline,) if self.original is None else (self.baseline, self.original)
+        """Plain decoding: with the target, again with it as a control, and with its original where one is named."""
+        return (self.baseline, *(arm for arm in (self.null, self.original) if arm is not None))
 
     @property
     def judge(self) -> Target | None:
@@ -140,6 +141,7 @@ def build(config: RunConfig) -> Parts:
         forced=bool(config.drafter.get("forced", False)),
         beside=tuple(made[1:]),
         original=None if original is None else replace(baseline, method=ORIGINAL, target=original),
+        null=replace(baseline, method=NULL) if _has_control(config, target, len(made[0].arms)) else None,
         batch_size=config.measurement.batch_size,
         walks=all(walks(target, each.drafter) for each in made),
     )
@@ -224,6 +226,26 @@ def limited(config: C, target: Target) -> C:
             "only target=replay knows where its texts end; give a number of tokens."
         )
     return replace(config, measurement=replace(config.measurement, max_new_tokens=target.longest))
+
+
+CHEAP = 4  # draft lengths from which on `measurement.null=auto` decodes plainly twice
+
+
+def _has_control(config: RunConfig, target: Target, lengths: int) -> bool:
+    """Return True if plain decoding is to be measured once more.
+
+    Args:
+        lengths: of drafts at which each prompt is decoded.
+    Raises:
+        UsageError: a control of time that is not measured.
+    """
+    asked, simulated = config.measurement.null, target.clock() is not None
+    if asked is True and simulated:
+        raise UsageError(
+            f"Bad value measurement.null=true: the time of target {config.target['name']!r} is simulated and has no "
+            "noise; use measurement.null=auto."
+        )
+    return not simulated and lengths >= CHEAP if asked == "auto" else asked
 
 
 def _open_original(config: RunConfig, target: Target) -> Causal | None:

@@ -27,17 +27,23 @@ def sums_over_keys(
     Returns:
         [B, N, H, head], and no weights, as transformers expects it.
     """
+    from torch._inductor.inductor_prims import force_stride_order
+
     batch, heads, tokens, size = query.shape
     groups = key.shape[1]
     scaling = options.get("scaling")
     wide = query if query.element_size() > 4 else query.float()
     wide = wide * (size**-0.5 if scaling is None else scaling)
+    # Has inductor write the rotated queries down, instead of computing them anew for every key.
+    wide = force_stride_order(wide, wide.stride())
     rows = wide.reshape(batch, groups, heads // groups * tokens, 1, size)
     scores = (rows * key.to(rows.dtype).unsqueeze(2)).sum(-1).view(batch, groups, heads // groups, tokens, -1)
     if attention_mask is not None:
         scores = scores + attention_mask.to(rows.dtype).unsqueeze(2)
-    weights = scores.softmax(-1).view(batch, groups, heads // groups * tokens, -1, 1)
-    output = (weights * value.to(rows.dtype).unsqueeze(2)).sum(3).view(batch, heads, tokens, -1)
+    scores = scores.view(batch, groups, heads // groups * tokens, -1, 1)
+    weights = (scores - scores.amax(3, keepdim=True)).exp()
+    # Divided once at the end, and not for every key.
+    output = ((weights * value.to(rows.dtype).unsqueeze(2)).sum(3) / weights.sum(3)).view(batch, heads, tokens, -1)
     return output.to(query.dtype).transpose(1, 2), None
 
 

@@ -90,7 +90,10 @@ def test_one_prompt_gives_estimates_without_intervals(make_account):
     known = [*factors, "speedup", "g", "v", "o", "tokens_per_round", "formula", "loop", "tokens_error", "speedup_error"]
     account = make_account(factors, dict.fromkeys(known, (nan, nan)), prompts=1)
     sentence = verdict(account)
-    assert sentence.startswith("Speculation pays: speedup 1.800 (no interval: one prompt)")
+    assert sentence.startswith(
+        "Whether speculation pays is not settled, 1 prompt is too few for a verdict, which needs 5"
+    )
+    assert ": speedup 1.800 (no interval: one prompt)" in sentence
     assert "nan" not in sentence + time_split(account) and "significant" not in sentence
     assert list(factor_table(account)["effect"]) == ["theory", "costs (no interval)", ""]
 
@@ -110,3 +113,24 @@ def test_time_table_adds_up(worked_example):
     assert table.loc[["verify", "draft", "rest"], "ms"].sum() == pytest.approx(27.4) == table.loc["round", "ms"]
     assert table.loc["verify", "over t(1)"].estimate == pytest.approx(1.125)
     assert table["share"].sum() == pytest.approx(2)
+
+
+@pytest.mark.parametrize(
+    ("prompts", "noise", "begins"),
+    [
+        (
+            4,
+            0.0,
+            "Whether speculation pays is not settled, 4 prompts are too few for a verdict, which needs 5: speedup",
+        ),
+        (5, 0.0, "Speculation pays: speedup 1.800"),
+        (
+            5,
+            0.9,
+            "Whether speculation pays is not settled, its speedup is within the noise of 90.0% that plain decoding",
+        ),
+    ],
+)
+def test_nothing_is_claimed_of_few_prompts_or_within_the_noise(make_account, prompts, noise, begins):
+    account = make_account({"omega": 2.0, "draft": 0.9}, {"speedup": (1.6, 2.0)}, prompts=prompts)
+    assert verdict(account, noise=noise).startswith(begins)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from specdec.analysis.account.foreign_account import SHOWN, foreign_account, foreign_sums, shown_gamma
-from specdec.analysis.intervals import resampled_sums
+from specdec.analysis.intervals import bootstrap_bounds, resampled_sums
 from specdec.analysis.read.foreign.imported import ImportedText, PositionLengths, PositionText, imported, walked
 from specdec.theory.capped_geometric import tokens_per_round
 
@@ -96,7 +96,8 @@ def test_the_gap_is_paired_by_prompt():
     order = np.argsort([f"p{i}" for i in range(30)])
     drawn = resampled_sums(np.stack([agree, sizes, rounds], axis=1)[order].astype(float), 500, 0)
     errors = tokens_per_round(drawn[:, 0] / drawn[:, 1], 3) / (drawn[:, 1] / drawn[:, 2]) - 1
-    low, high = np.quantile(errors, [0.025, 0.975])
+    error = tokens_per_round(agree.sum() / sizes.sum(), 3) / (sizes.sum() / rounds.sum()) - 1
+    low, high = bootstrap_bounds(error, errors, 30)
     assert (found.gap.error.low, found.gap.error.high) == pytest.approx((low, high))
     measured = found.gap.measured
     assert high - low < 0.5 * (measured.high - measured.low) / measured.estimate

@@ -9,6 +9,7 @@ import pytest
 from specdec.analysis.acceptance.prediction import predict
 from specdec.analysis.acceptance.prediction_section import held_out
 from specdec.analysis.arms import Arms
+from specdec.analysis.intervals import stretch
 from specdec.analysis.runs.model_curves import model_curves, model_metrics
 from specdec.analysis.runs.summary import RunTables, summarise
 
@@ -69,8 +70,9 @@ def test_replay_is_of_the_baselines_texts_and_the_accounts_of_the_drafters_own(t
     prediction = held_out(Arms.of(rounds), None, replay[replay["kind"] == "baseline"], 200)
     curves = model_curves(summary, prediction, replay, FACTS, 400, 0)
     assert curves["curve/replay"] == pytest.approx({2: 90 / 60})
-    assert curves["curve/replay.ci_low"][2] == pytest.approx(60 / 48)  # a resample of the hard prompt alone
-    assert curves["curve/replay.ci_high"][2] == pytest.approx(30 / 12)
+    # The percentiles are resamples of the hard prompt alone, and of the easy one.
+    assert curves["curve/replay.ci_low"][2] == pytest.approx(1.5 * (60 / 48 / 1.5) ** stretch(2))
+    assert curves["curve/replay.ci_high"][2] == pytest.approx(1.5 * (30 / 12 / 1.5) ** stretch(2))
     assert curves["curve/speedup/predicted"] == {2: 1.7}
     simulated = SimpleNamespace(simulated=True, predicted={})
     assert "curve/replay" not in model_curves(summary, prediction, replay, simulated, 200, 0)

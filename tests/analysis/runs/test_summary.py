@@ -154,8 +154,9 @@ def test_alpha_of_the_text_takes_precedence(run):
     metrics, omega = resampled.arms[3].metrics, resampled.arms[3].account.intervals["omega"]
     ends = [metrics["alpha.text.ci_low"], metrics["alpha.text.ci_high"]]
     assert metrics["alpha.text"] == resampled.alpha and ends[0] < resampled.alpha < ends[1]
-    # The same replicates as the account's: Omega rises with alpha, so its percentiles are those of alpha.
-    assert tokens_per_round(np.array(ends), 3).tolist() == pytest.approx([omega.low, omega.high], rel=2e-3)
+    # The same replicates as the account's: Omega rises with alpha, so its percentiles are those of alpha; moving both
+    # apart on their own scales makes a small difference.
+    assert tokens_per_round(np.array(ends), 3).tolist() == pytest.approx([omega.low, omega.high], rel=1e-2)
     assert "alpha.text" not in summary_of(run).arms[3].metrics
 
 

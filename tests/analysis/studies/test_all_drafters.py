@@ -82,7 +82,7 @@ def test_it_says_who_leads_who_loses_and_what_is_not_lossless():
 
 def test_one_prompt_says_nothing_about_chance():
     leads, *_ = findings("all_drafters", tables(prompts=1), ABOUT).sections[0].text
-    assert leads.endswith("from one prompt, so nothing is said about chance.")
+    assert leads.endswith("1 prompt is too few for a verdict, which needs 5.")
 
 
 def test_the_frontier_is_named_with_what_it_costs():

@@ -1,0 +1,68 @@
+"""`measurement.null`: plain decoding measured twice, in turn with all else, and when it is so by itself."""
+
+import json
+
+import pytest
+
+from specdec import run
+from specdec.analysis.figures import style
+
+CONTROL = "measurement.null"
+
+
+@pytest.fixture
+def command(in_process, tmp_path, monkeypatch):
+    """`command(...)` runs specdec.run on the pocket target without a store; it gives the end and the results' folder.
+
+    Figures are drawn, and not written, which takes longer than all the rest.
+    """
+    monkeypatch.setattr(style, "save", lambda *_: None)
+
+    def call(*arguments: str):
+        quick = ("tracking.enabled=false", "measurement.bootstrap=100", f"hydra.run.dir={tmp_path / 'run'}")
+        return in_process(run, "+drafter=ngram", *quick, *arguments), tmp_path / "run"
+
+    return call
+
+
+SMALL = ("+debug=tiny", "measurement.max_new_tokens=6", "structure.gamma=2")
+
+
+def test_a_control_writes_the_baselines_texts_and_one_sentence_says_its_speedup(command):
+    prompts = [[number % 3, (number + 1) % 3, number % 2] for number in range(5)]
+    ended, folder = command(*SMALL, f"{CONTROL}=true", f"prompts.tokens={prompts}".replace(" ", ""))
+    assert ended.code == 0, ended.error
+    lines = [json.loads(line) for line in (folder / "generations.jsonl").read_text().splitlines()]
+    assert all(line["gamma"] == 0 and line["rounds"] == line["tokens"] for line in lines if line["method"] == "null")
+    texts = {method: [] for method in ("baseline", "null", "ngram")}
+    for line in lines:
+        texts[line["method"]].append((line["prompt"], line["generated_token_ids"]))
+    assert texts["null"] == texts["baseline"] and len(texts["null"]) == 5
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["metrics"]["null/floor"] >= 0 and summary["metrics"]["null/speedup"] > 0
+    (note,) = [note for note in summary["notes"] if note.startswith("Null control")]
+    assert " ".join(note.split()) in " ".join(ended.output.split())
+    assert [arm["gamma"] for arm in summary["arms"]] == [1, 2]  # the control is no arm of the drafter
+
+
+@pytest.mark.parametrize(("gammas", "control"), [("[1,3]", False), ("[1,3,4]", True)])
+def test_it_is_on_by_itself_at_four_draft_lengths(command, gammas, control):
+    ended, folder = command(*SMALL, f"measurement.gammas={gammas}", "prompts.tokens=[[0,1,2]]")
+    assert ended.code == 0, ended.error
+    methods = {json.loads(line)["method"] for line in (folder / "generations.jsonl").read_text().splitlines()}
+    assert ("null" in methods) is control
+
+
+def test_three_prompts_settle_nothing(command):
+    """The fault of the issue: a verdict on three prompts, and a best gamma told apart from every other."""
+    ended, _ = command(*SMALL, "prompts.tokens=[[0,1,2],[1,2,0],[2,0,1]]")
+    said = " ".join(ended.output.split())
+    assert ended.code == 0 and "3 prompts are too few for a verdict, which needs 5" in said
+    assert "Speculation pays" not in said and "Speculation does not pay" not in said and "more than chance" not in said
+
+
+def test_time_that_is_simulated_has_no_control(command, tmp_path):
+    record = {"prompt_token_ids": [1, 2], "generated_token_ids": [1, 2, 1, 2, 1, 2]}
+    (tmp_path / "streams.jsonl").write_text(json.dumps(record) + "\n")
+    ended, _ = command("target=replay", f"target.path={tmp_path / 'streams.jsonl'}", f"{CONTROL}=true")
+    assert ended.code == 2 and "measurement.null=true" in ended.error and "no noise" in " ".join(ended.error.split())
