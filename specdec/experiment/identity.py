@@ -114,11 +114,17 @@ def _chosen(parts: Parts, model: Mapping[str, Any], drafter: Mapping[str, Any]) 
     compilation = {None: False, "inductor": True}.get(model.get("compilation"), model.get("compilation"))
     found = {
         "target.device": str(parts.target.device),
-        "target.attention": model.get("attention"),
+        "target.attention": _setting_of_attention(model),
         "target.compile": compilation,
-        "drafter.attention": drafter.get("attention"),
+        "drafter.attention": _setting_of_attention(drafter),
     }
     return {key: value for key, value in found.items() if value is not None}
+
+
+def _setting_of_attention(described: Mapping[str, Any]) -> str | None:
+    """Return the value of the key: an implementation of our own, such as sdpa_two_rows, is a form of transformers'."""
+    name = described.get("attention")
+    return None if name is None else str(name).partition("_")[0]
 
 
 _USUAL_RULES = ("speculative_sampling", "greedy")  # of temperature above 0, and of 0: not told in a run's name

@@ -117,7 +117,6 @@ class TrackedRun:
             return ""
         keys = [key, *sorted(self._overlaid & {f"{key}.ci_low", f"{key}.ci_high"})]
         view = {
-            "workflowType": "machine_learning",
             "runs": json.dumps(list(self._known.children.values())),
             "metric": json.dumps(key),
             "experiments": json.dumps([self._known.experiment_id]),
@@ -125,6 +124,7 @@ class TrackedRun:
             "plot_layout": "{}",
             "x_axis": "step",
             "show_point": "true",
+            "workflowType": "machine_learning",  # not first: MLflow looks for the runs there
         }
         page = self.link.rpartition("\n")[2].partition("#/")[0]
         return f"{page}#/metric?" + "&".join(f"{name}={quote(value)}" for name, value in view.items())

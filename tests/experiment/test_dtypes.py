@@ -79,6 +79,7 @@ def test_every_model_computes_in_the_arithmetic_of_the_processor(folder, process
     model = recorded.environment["model"]
     assert (model["dtype"], model["dtype_asked"]) == (used, "auto (bfloat16)")
     assert (recorded.params["target.dtype"], recorded.params["target.dtype_asked"]) == (used, "auto")
+    assert recorded.params["target.device"] == "cpu" and recorded.params["target.attention"] in ("sdpa", "eager")
     (key,) = (name for name in recorded.params if name.startswith("drafter.") and name.endswith("dtype"))
     assert (recorded.params[key], recorded.params[f"{key}_asked"]) == (used, "auto")
     notes = [note for note in run_facts(parts, 8).notes if "arithmetic" in note]
