@@ -36,6 +36,8 @@ def run_notes(
             f"{Interval.from_metrics(metrics, 'lossless.tv')} in total variation, on average."
         )
     notes += _quality_notes(metrics, facts)
+    if "sampled/speedup" in metrics:
+        notes.append(_sampled_note(metrics))
     if "speedup.predicted" in metrics:
         predicted, measured = metrics["speedup.predicted"], metrics["speedup"]
         notes.append(
@@ -56,6 +58,17 @@ def run_notes(
         left_out = ", ".join(map(str, facts.left_out))
         notes.append(f"Left out of measurement.gammas: {left_out}; this drafter drafts {facts.deepest} levels at most.")
     return notes
+
+
+def _sampled_note(metrics: Mapping[str, float]) -> str:
+    """Say what speculation gives at a temperature, beside the greedy figures."""
+    speedup, tokens = (Interval.from_metrics(metrics, f"sampled/{name}") for name in ("speedup", "tokens_per_round"))
+    return (
+        f"At temperature {metrics['sampled/temperature']:g}, over plain decoding at that temperature: speedup "
+        f"{speedup}, {tokens} tokens per round, and {metrics['sampled/repetition.share']:.0%} of the prompts have an "
+        "output that falls into a loop. The rule keeps the target's law, so that both texts are drawn from one law and "
+        "differ; specdec.certify tests it."
+    )
 
 
 def residual_notes(rounds: Path, facts: RunFacts) -> list[str]:

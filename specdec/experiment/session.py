@@ -24,6 +24,7 @@ from specdec.experiment.judging import judged, repeated_share
 from specdec.experiment.parts import Parts
 from specdec.experiment.replays import Replays
 from specdec.experiment.results import DonePrompt, GenerationKey, PromptKey, ResultsFolder, generation_line, round_table
+from specdec.experiment.sampled import sampled_line
 from specdec.experiment.tracing import trace
 from specdec.experiment.walking import decode_by_walking
 from specdec.prompts import Prompt
@@ -105,6 +106,7 @@ class Session:
         first = self._decode(baseline, prompt, 0, None, tokens)
         for arm in (*others, *self._parts.speculative):
             self._decode(arm, prompt, 0, first.tokens, len(first.tokens))
+        self._sample(prompt, 0, random.Random(0), tokens)
         self._clock.synchronize()
 
     @property
@@ -145,8 +147,9 @@ class Session:
                     reference = done[id(arm)].tokens
             if not peers_first:
                 self._run_peers(prompt, repeat, dice)
+            self._sample(prompt, repeat, dice)
         except NumericsError as error:
-            if error.partial is not None:
+            if error.partial is not None and id(arm) not in done:  # a sampled text is in no table of rounds
                 done[id(arm)] = error.partial
             self._results.append(*self._lines(prompt, repeat, done))
             raise
@@ -229,6 +232,16 @@ class Session:
             if line is not None:
                 self._prompt.peers.append({"repeat": repeat, "prompt": prompt.id, **line})
 
+    def _sample(self, prompt: Prompt, repeat: int, dice: random.Random, limit: int | None = None) -> None:
+        """Decode a prompt with sampling, plainly and with the drafter, where the run has a line at a temperature."""
+        pair = self._parts.sampled
+        for arm in () if pair is None else dice.sample(pair.arms, 2):
+            request = self._asked(arm, prompt, repeat, None, limit, purpose="sampled")
+            generation = pair.decode(arm, request, self._clock)
+            self._clock.synchronize()
+            _, flagged = self._read(generation.tokens)
+            self._prompt.sampled.append(sampled_line(pair, arm, prompt, repeat, generation, self._clock, flagged))
+
     def _decode(
         self, arm: Arm, prompt: Prompt, repeat: int, reference: tuple[int, ...] | None, limit: int | None = None
     ) -> Generation:
@@ -239,10 +252,20 @@ class Session:
         return arm.decode(self._asked(arm, prompt, repeat, reference, limit), self._clock)
 
     def _asked(
-        self, arm: Arm, prompt: Prompt, repeat: int, reference: Sequence[int] | None, limit: int | None = None
+        self,
+        arm: Arm,
+        prompt: Prompt,
+        repeat: int,
+        reference: Sequence[int] | None,
+        limit: int | None = None,
+        purpose: str = "accept",
     ) -> Request:
-        """Return what an arm is asked to decode, with generators that are new at each call."""
-        purpose = f"accept/{arm.method}/{arm.gamma}/{repeat}"
+        """Return what an arm is asked to decode, with generators that are new at each call.
+
+        Args:
+            purpose: of the acceptance's random numbers: those of two purposes are independent.
+        """
+        purpose = f"{purpose}/{arm.method}/{arm.gamma}/{repeat}"
         accept_generator = generator_for(self._config.seed, prompt.id, purpose, self._target.device)
         return replace(self._request(prompt, repeat, reference, limit), accept_generator=accept_generator)
 
