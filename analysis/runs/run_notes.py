@@ -62,12 +62,13 @@ def run_notes(
 
 def _sampled_note(metrics: Mapping[str, float]) -> str:
     """Say what speculation gives at a temperature, beside the greedy figures."""
+    loops = metrics["sampled/repetition.share"]
     speedup, tokens = (Interval.from_metrics(metrics, f"sampled/{name}") for name in ("speedup", "tokens_per_round"))
     return (
-        f"At temperature {metrics['sampled/temperature']:g}, over plain decoding at that temperature: speedup "
-        f"{speedup}, {tokens} tokens per round, and {metrics['sampled/repetition.share']:.0%} of the prompts have an "
-        "output that falls into a loop. The rule keeps the target's law, so that both texts are drawn from one law and "
-        "differ; specdec.certify tests it."
+        f"At temperature {metrics['sampled/temperature']:g}, on {metrics['sampled/prompts']:.0f} of the prompts, over "
+        f"plain decoding at that temperature: speedup {speedup}, {tokens} tokens per round, and {loops:.0%} have an "
+        "output that falls into a loop. The rule keeps the target's law, so that both texts are drawn from one law "
+        "and differ; specdec.certify tests it."
     )
 
 

@@ -33,16 +33,16 @@ _SUMS = ["tokens", "rounds", "accepted", "rejected", "prefill_s", "decode_s"]
 
 
 def sampled_metrics(texts: pd.DataFrame, replicates: int, seed: int) -> dict[str, float]:
-    """Return `sampled/*`: temperature, speedup, speedup.end_to_end, tokens_per_round and alpha.mle of the primary
-    structure, with the `.ci_low` and `.ci_high` of a prompt bootstrap, and repetition.share, of prompts with a text
-    that falls into a loop. Repeats are pooled; empty without texts, and what the data cannot give is absent.
+    """Return `sampled/*`: temperature, prompts, speedup, speedup.end_to_end, tokens_per_round and alpha.mle of the
+    primary structure, with the `.ci_low` and `.ci_high` of a prompt bootstrap, and repetition.share, of prompts with a
+    text that falls into a loop. Repeats are pooled; empty without texts, and what the data cannot give is absent.
     """
     if texts.empty:
         return {}
     plain = texts["method"] == BASELINE
     parts = [texts[which].groupby("prompt")[_SUMS].sum() for which in (~plain, plain)]
     sums = parts[0].join(parts[1].add_prefix("plain_"), how="inner").astype(float)
-    metrics = {"temperature": float(texts["temperature"].iloc[0])}
+    metrics = {"temperature": float(texts["temperature"].iloc[0]), "prompts": float(len(sums))}
     for name, interval in bootstrap(sums, _values, replicates, seed).items():
         metrics |= interval.as_metrics(name)
     metrics["repetition.share"] = float(texts.groupby("prompt")["flagged"].any().mean())

@@ -14,7 +14,7 @@ from specdec.errors import UsageError
 from specdec.experiment.arm import Arm
 from specdec.experiment.batch_checks import check_batch, check_turns
 from specdec.experiment.beside import beside, named_beside
-from specdec.experiment.sampled import SampledPair, sampled_pair
+from specdec.experiment.sampled_pair import SampledPair, sampled_pair
 from specdec.experiment.walking import walks
 from specdec.peers import engines
 from specdec.prompts import Prompt, PromptSet, load_prompts

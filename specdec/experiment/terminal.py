@@ -24,7 +24,7 @@ _COLUMNS = {  # metric: its heading, which folds where a terminal is narrow, and
     "tokens_per_round.capped_geometric": ("theory", ".2f"),
     "speedup": ("speedup", ".2f"),
     "speedup.capped_geometric": ("theory", ".2f"),
-    "speedup.end_to_end": ("with prefill", ".2f"),
+    "speedup.end_to_end": ("with\nprefill", ".2f"),
     "alpha.mle": ("alpha", ".3f"),
 }
 _WITHOUT_BOUNDS = ("alpha.mle", "speedup.end_to_end")
@@ -115,7 +115,7 @@ def print_table(console: Console, lines: Sequence[Sequence[str]], title: str, ca
     print_lines(console, title)
     for row in rows:
         said = [f"{heading} {cell}" for heading, cell in zip(headings, row, strict=True) if cell != "–"]
-        print_lines(console, "; ".join(said))
+        print_lines(console, "; ".join(said).replace("\n", " "))
     print_lines(console, caption)
 
 
