@@ -102,7 +102,7 @@ def print_table(console: Console, lines: Sequence[Sequence[str]], title: str, ca
         lines: the headings, then the cells of each line.
     """
     headings, *rows = lines
-    table = Table(box=SIMPLE_HEAD, title=title, caption=caption, pad_edge=False, collapse_padding=True)
+    table = Table(box=SIMPLE_HEAD, title=title, caption=caption, show_edge=False, pad_edge=False, collapse_padding=True)
     for place, heading in enumerate(headings):
         words = " ".join(line[place] for line in lines).split()
         left = place == 0 and headings[0] == "drafter"

@@ -79,3 +79,8 @@ def test_numbers_and_words_are_folded_and_never_cut(width, beside):
 
 def test_sixty_columns_still_have_a_table():
     assert "────" in printed(FOUND, 60) and "────" not in printed(FOUND, 40)
+
+
+def test_eighty_columns_hold_a_line_for_each_gamma():
+    said = printed(findings([arm(gamma, 3.5 - gamma / 100) for gamma in (1, 4, 8)], metrics=SAMPLED), 80)
+    assert "\n T=0.7  1.42" in said and "\n     8  2.80 (2.30 to 3.30)    3.55  3.42 (2.92 to 3.92)" in said
