@@ -83,6 +83,7 @@ class MeasurementConfig:
     bootstrap: AtLeastOne
     null: bool | Literal["auto"]
     original: Annotated[str, Field(min_length=1)] | None
+    sampled_temperature: Annotated[float, Field(gt=0.0)] | None
     peers: list[Annotated[str, Field(min_length=1)]]
     drafters: list[Annotated[str, Field(min_length=1)]]
     drafter_settings: dict[str, DrafterSettings]

@@ -34,6 +34,7 @@ WRITTEN_BY = {  # file of a run: which runs write it; for the message where it i
     "generations.jsonl": "every run that decoded at least one prompt",
     "account.json": "every run that finished",
     "quality.parquet": "every run that finished with a rule that is not lossless or with measurement.original",
+    "sampled.parquet": "every greedy run with measurement.sampled_temperature that ended",
     "replay.parquet": "every run that ended, and `python -m specdec.report FOLDER` for one that was killed,",
     "alpha.parquet": "every run that ended, and `python -m specdec.report FOLDER` for one that was killed,",
     "summary.json": "every run that finished",
@@ -210,6 +211,18 @@ class Run:
     def quality(self) -> pd.DataFrame:
         """Read one line per output that was judged (`analysis.runs.quality.OUTPUTS`)."""
         return self._own(self._table("quality.parquet"))
+
+    def sampled(self) -> pd.DataFrame:
+        """Read one line per text that was sampled beside a greedy run (`analysis.runs.sampled.COLUMNS`), by plain
+        decoding and by the drafter of `+drafter=`; empty where there is none.
+        """
+        if self.method or self.params.get("measurement.sampled_temperature", "None") == "None":
+            return pd.DataFrame()
+        try:
+            self.fetch("sampled.parquet")
+        except UsageError:
+            return pd.DataFrame()  # the run is not greedy, or its parts do not sample
+        return self._table("sampled.parquet")
 
     def account(self) -> dict[str, Any]:
         """Read the gap account of every gamma."""

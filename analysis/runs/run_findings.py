@@ -38,6 +38,7 @@ from .run_sections import (
     papers_section,
     summary_section,
 )
+from .sampled import sampled_metrics
 from .serving_sections import run_recommendation
 from .summary import RunTables, Summary, summarise
 
@@ -162,6 +163,7 @@ def _of_one_drafter(run: Run) -> tuple[RunFindings, Summary, HeldOutPrediction |
         **(quality_metrics(run.rounds(), run.quality(), facts.primary_gamma, replicates, seed) if facts.judge else {}),
         **limit_metrics(summary),
         **peer_metrics(peers["generations"], run.generations, facts.greedy, replicates, seed),
+        **sampled_metrics(run.sampled(), replicates, seed),
         **memory_metrics(session, environment),
         **prompt_metrics(standing),
         **({"alpha.text": summary.alpha} if has_alpha else {}),

@@ -58,6 +58,8 @@ MADE_OF = (
 HEADLINES = (  # metric, what it is called, digits after the point
     ("speedup", "speedup over the baseline, prefill apart", 3),
     ("speedup.end_to_end", "speedup with prefill", 3),
+    ("sampled/speedup", "speedup at the temperature of measurement.sampled_temperature, over plain decoding there", 3),
+    ("sampled/tokens_per_round", "tokens per round at that temperature", 3),
     ("speedup.original", "speedup over the model that the target was before it was trained", 3),
     ("speedup.capped_geometric", "speedup by the capped-geometric theory", 3),
     ("tokens_per_round", "tokens per round", 3),

@@ -53,10 +53,8 @@ def load_model(
     offline = "" if Path(name).exists() else hub.settle()  # before transformers asks it
 
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
-    from transformers.utils import logging as transformers_logging
 
-    transformers_logging.set_verbosity_error()
-    transformers_logging.disable_progress_bar()
+    hub.quiet_loading()
     folder = Path(name)
     if folder.exists():
         _check_folder(folder)
