@@ -12,7 +12,7 @@ import textwrap
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
-from html import escape
+from html import escape, unescape
 from io import BytesIO, StringIO
 from pathlib import Path
 from typing import Any, NamedTuple, ParamSpec, TypeVar
@@ -170,7 +170,7 @@ _TIP = "tip:"  # begins the id of an artist that has a tooltip; the text follows
 
 def tip(artist: Artist, text: str) -> None:
     """Give a drawn artist a tooltip: a title element in the SVG, which browsers show without any script."""
-    artist.set_gid(_TIP + " ".join(text.split()))
+    artist.set_gid(_TIP + escape(" ".join(text.split())))
 
 
 def point_tip(axes: Axes, across: float, up: float, text: str) -> None:
@@ -190,7 +190,9 @@ def svg(figure: Figure) -> str:
     with styled():
         FigureCanvasSVG(figure).print_svg(stream, metadata=UNSIGNED)
     figure.set_canvas(canvas)
-    text = re.sub(f'<g id="{_TIP}([^"]*)">', r"<g><title>\1</title>", stream.getvalue())
+    # An attribute escapes what `tip` escaped once more; what is left belongs into an element.
+    tips = re.compile(f'<g id="{_TIP}([^"]*)">')
+    text = tips.sub(lambda found: f"<g><title>{unescape(found[1])}</title>", stream.getvalue())
     name = escape(" ".join(figure.get_suptitle().replace(r"\$", "$").split()), quote=False)
     return re.sub(r"(<svg [^>]*>)", lambda found: f"{found[1]}<title>{name}</title>", text, count=1)
 

@@ -93,13 +93,16 @@ def _compared(runs: Sequence[Run], remarks: Sequence[str]) -> list[Chapter]:
     for group in groups:
         board, *others = _guarded(LEADERBOARD, partial(_both_sections, group, groups))
         boards, behind = [*boards, board], [*behind, *others]
-        if len(group.members) > 1:
-            heading = FASTEST if len(groups) == 1 else f"{FASTEST}: {group.heading}"
-            found = _guarded(heading, partial(fastest_section, group.runs))
-            behind += [replace(section, title=heading) for section in found]
     said = [*groups_in_words(groups), *left_out, *remarks]
+    together = [("", runs)] if len(groups) < 2 else [(f": {each.heading}", each.runs) for each in groups]
+    fastest = [
+        replace(section, title=FASTEST + name)
+        for name, members in together
+        if len(members) > 1
+        for section in _guarded(FASTEST, partial(fastest_section, members))
+    ]
     return [
-        Chapter("Comparison", (*boards, *_remarks(said))),
+        Chapter("Comparison", (*boards, *_remarks(said), *fastest)),
         *([Chapter("Behind the comparison", tuple(behind), folded=True)] if behind else []),
     ]
 
