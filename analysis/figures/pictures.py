@@ -39,8 +39,9 @@ def line(
 ) -> None:
     """Draw points with intervals, joined by a line; `across` may have intervals too. A single point has no line."""
     wide = [each for each in across if isinstance(each, Interval)]
+    places = [each.estimate for each in wide] or np.asarray(across, dtype=float).tolist()
     axes.errorbar(
-        [each.estimate for each in wide] or np.asarray(across, dtype=float),
+        places,
         [each.estimate for each in up],
         xerr=whiskers(wide) if wide else None,
         yerr=whiskers(up),
@@ -51,8 +52,7 @@ def line(
         capsize=2.5,
         label=label,
     )
-    for at, value in zip(across, up, strict=True):
-        place = at.estimate if isinstance(at, Interval) else float(at)
+    for place, value in zip(places, up, strict=True):
         style.point_tip(axes, place, value.estimate, f"{label}, {place:g}: {value:.4g}")
 
 

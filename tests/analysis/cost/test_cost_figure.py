@@ -25,7 +25,8 @@ def report(spoilt: tuple[int, ...] = ()) -> CostReport:
 def fits(found: CostReport) -> list[np.ndarray]:
     """The heights of the lines of the fit, one for each context, in order."""
     (axes,) = cost_figure(found, title="t").axes
-    return [np.asarray(line.get_ydata()) for line in axes.lines if line.get_linestyle() == "-" and len(line.get_xdata()) == 32]
+    drawn = [line for line in axes.lines if line.get_linestyle() == "-"]
+    return [np.asarray(line.get_ydata()) for line in drawn if len(line.get_xdata()) == 32]
 
 
 def caption(found: CostReport) -> str:
