@@ -26,7 +26,7 @@ def gamma_choice(run: Run) -> Section:
     figure = run_figures.curve(
         measured,
         lines,
-        title=run.title,
+        title=f"The γ that is best, and the γ that theory would have chosen\n{run.title}",
         ylabel="speedup over the baseline",
         basis=run_figures.Basis(prompts, rounds, run.metrics.get("account/alpha")),
         primary_gamma=run.primary_gamma,

@@ -14,6 +14,7 @@ from ..account.gap_account import Account
 from ..findings import Findings, Section
 from ..read.runs import Run
 from .drafters_section import drafters_section, paired_metrics
+from .first_screen import first_screen
 from .model_curves import ENDS, MODELS, Curves, model_curves, model_metrics
 from .peers_section import peer_notes, peers_section
 from .quality import quality_metrics
@@ -32,6 +33,7 @@ from .run_sections import (
     category_section,
     cost_section,
     curves_section,
+    figures_section,
     fitted_cost,
     headed,
     lengths_section,
@@ -227,11 +229,12 @@ def _sections(
     beside = [*peers["peers"], *peers.get("left_out", ())]
     sections = (
         summary_section(run),
+        figures_section(run),
         *([drafters_section(run, replicates, seed)] if run.beside else []),
         account_section(
             summary.arms[summary.primary_gamma].account, run.title, found.simulated, run.metrics.get("null/floor", 0.0)
         ),
-        *([peers_section(run, peers)] if beside else []),
+        *([peers_section(run)] if beside else []),
         curves_section(run),
         lengths_section(run),
         category_section(run),
@@ -239,7 +242,7 @@ def _sections(
         cost_section(run),
         replace(predicted, title="Prediction", tables=predicted.tables[:1]),
     )
-    return tuple(headed(section, run) for section in sections)
+    return tuple(first_screen([headed(section, run) for section in sections]))
 
 
 def _account(summary: Summary) -> dict[str, Any]:
