@@ -30,10 +30,10 @@ def run_notes(
             f"{session.compared - session.identical} differ, {session.unexplained} of them without a near-tie that "
             "rounding could explain."
         )
-    if "lossless.tv" in metrics:
+    if "lossless/tv" in metrics:
         notes.append(
             "Not lossless by its rule: at a tested position the law of the output differs from the baseline's by "
-            f"{Interval.from_metrics(metrics, 'lossless.tv')} in total variation, on average."
+            f"{Interval.from_metrics(metrics, 'lossless/tv')} in total variation, on average."
         )
     notes += _quality_notes(metrics, facts)
     if "speedup.predicted" in metrics:
@@ -42,7 +42,7 @@ def run_notes(
             f"specdec.advise predicted a speedup of {predicted:.3f}; {measured:.3f} was measured, "
             f"{measured / predicted - 1:+.1%} from the prediction."
         )
-    share = metrics.get("repetition.share", 0.0)
+    share = metrics.get("repetition/share", 0.0)
     if share:
         rest = Interval.from_metrics(metrics, "speedup.unflagged")
         without = f"; without them the speedup is {rest}" if share < 1 else ""
@@ -88,7 +88,7 @@ def _quality_notes(metrics: Mapping[str, float], facts: RunFacts) -> list[str]:
     if facts.judge is None:
         return []
     model = "the target" if facts.judge == "target" else "the original target"
-    likelihood = "quality.log_likelihood"
+    likelihood = "quality/log_likelihood"
     notes = []
     if facts.deterministic and not facts.lossless and not facts.greedy:
         notes.append(
@@ -98,12 +98,12 @@ def _quality_notes(metrics: Mapping[str, float], facts: RunFacts) -> list[str]:
         notes.append(f"Quality: {model} gives some token no chance, so there is no mean log-likelihood.")
     for name, sentence in (
         (likelihood, f"Quality under {model} at temperature 1: {{}} nats per token, the baseline's text {{}}."),
-        ("quality.tv", "A token's law is {} from the target's in total variation, the baseline's {}."),
-        ("quality.decided_otherwise", "A lossless rule would have decided otherwise in {} of the rounds that offered."),
-        ("quality.gsm8k_exact_match", "Right answers: {} of the outputs, the baseline's {}."),
+        ("quality/tv", "A token's law is {} from the target's in total variation, the baseline's {}."),
+        ("quality/decided_otherwise", "A lossless rule would have decided otherwise in {} of the rounds that offered."),
+        ("quality/gsm8k_exact_match", "Right answers: {} of the outputs, the baseline's {}."),
     ):
         if name in metrics:
-            of_baseline = name.replace("quality.", "quality.baseline_")
+            of_baseline = name.replace("quality/", "quality/baseline_")
             values = (Interval.from_metrics(metrics, key) for key in (name, of_baseline))
             notes.append(sentence.format(*values))
     return notes
