@@ -36,8 +36,8 @@ chosen = []  # run ids, or folders of runs, instead of those of the overlay
 # %% [markdown]
 # ## Tests and models, drafter by drafter
 #
-# The runs in `chosen`; without any, the newest run of every drafter of the overlay `notebooks`, or, if there is none, of
-# your own runs. A p-value says whether a difference is there, the size
+# The runs in `chosen`; without any, the newest run of every drafter of the overlay `notebooks`, or, without such
+# runs, of your own. A p-value says whether a difference is there, the size
 # beside it whether it matters. AIC compares models of the accepted counts; the figure has acceptance by depth.
 
 # %%

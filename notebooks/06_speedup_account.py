@@ -35,8 +35,8 @@ chosen = []  # run ids, or folders of runs, instead of those of the overlay
 # %% [markdown]
 # ## The account, drafter by drafter
 #
-# The runs in `chosen`; without any, the newest run of every drafter of the overlay `notebooks`, or, if there is none, of
-# your own runs; at the primary gamma. Read a figure from the top: each
+# The runs in `chosen`; without any, the newest run of every drafter of the overlay `notebooks`, or, without such
+# runs, of your own; at the primary gamma. Read a figure from the top: each
 # bar multiplies what stands above it. Intervals resample prompts, all factors at once.
 
 # %%

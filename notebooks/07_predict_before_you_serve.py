@@ -50,8 +50,8 @@ notebook.show(prediction_results())
 # %% [markdown]
 # ## Tokens per round on prompts not seen
 #
-# The runs in `chosen`; without any, the newest run of every drafter of the overlay `notebooks`, or, if there is none, of
-# your own runs.
+# The runs in `chosen`; without any, the newest run of every drafter of the overlay `notebooks`, or, without such
+# runs, of your own.
 
 # %%
 runs = notebook.own_runs(tracking_uri, experiment, chosen)

@@ -53,7 +53,10 @@ def test_a_headless_install_differs_in_mlflow_alone():
     assert len(headless) == len(wanted) + 2
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "specdec" / "pocket").rglob("*.safetensors")), ids=lambda path: path.stem)
+WEIGHTS = sorted((ROOT / "specdec" / "pocket").rglob("*.safetensors"))
+
+
+@pytest.mark.parametrize("path", WEIGHTS, ids=lambda path: f"{path.parent.name}-{path.stem}")
 def test_pocket_weights_are_bfloat16_alone(path):
     with safe_open(path, "np") as weights:
         assert {weights.get_slice(name).get_dtype() for name in weights.keys()} == {"BF16"}
