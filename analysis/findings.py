@@ -23,7 +23,7 @@ from .read.mlflow_runs import study_files
 Tables = Mapping[str, pd.DataFrame]
 """The tables of a study by name."""
 
-_OWN_KIND = ("stdlib_code", "stdlib_docs", "recorded")  # prompts that say something about the pocket target
+_OWN_KIND = ("stdlib_mix", "stdlib_code", "stdlib_docs", "recorded")  # prompts that suit the pocket target
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,7 @@ from specdec.analysis.pages import notebook
 # %% tags=["parameters"]
 tracking_uri = "sqlite:///../mlflow.db"  # where runs were logged, seen from this folder
 experiment = "specdec"
+chosen = []  # run ids, or folders of runs, instead of those of the overlay
 
 # %% [markdown]
 # ## Which model holds, and where
@@ -49,10 +50,11 @@ notebook.show(prediction_results())
 # %% [markdown]
 # ## Tokens per round on prompts not seen
 #
-# The newest run of every drafter of the overlay `notebooks`.
+# The runs in `chosen`; without any, the newest run of every drafter of the overlay `notebooks`, or, without such
+# runs, of your own.
 
 # %%
-runs = notebook.overlay_runs(tracking_uri, experiment)
+runs = notebook.own_runs(tracking_uri, experiment, chosen)
 predictions = [model_sections(run, replicates=1000, refits=50)[-1] for run in runs]
 for run, prediction in zip(runs, predictions, strict=True):
     notebook.show(prediction, heading=run.title)
