@@ -125,7 +125,8 @@ def _compared(heading: str, runs: Sequence[Run], gamma: int | None, replicates: 
         tables.append((f"Share of replicates in which a run holds a rank by {name}", rank_table(scores, quantity)))
     kinds = dict.fromkeys((quantity, "tokens_per_round"))
     figures = [(f"leaderboard_{kind}", leaderboard_figure(scores, kind, title=heading)) for kind in kinds]
-    return Section("", tuple(text), tuple(tables), tuple(figures))
+    found = Section("", tuple(text), tuple(tables), tuple(figures))
+    return found.simulated() if clock else found
 
 
 def chosen_arm(run: Run, arms: dict[int, RunArm], gamma: int | None) -> RunArm:

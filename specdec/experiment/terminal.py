@@ -38,7 +38,7 @@ def show_run(found: RunFindings, console: Console, folder: Path, links: Mapping[
     cut = f"; {done} of {done + left_out} prompts, for lack of time" if left_out else ""
     table = Table(
         box=SIMPLE_HEAD,
-        title=f"{measured} against the capped-geometric theory",
+        title=f"{measured}{', with a lossy rule,' if found.lossy else ''} against the capped-geometric theory",
         caption=f"95% prompt-bootstrap intervals; theory at {alpha_of} ({found.alpha_source}); * primary{cut}",
     )
     several = {found.drafter: found.arms, **{name: each.arms for name, each in found.beside.items()}}
