@@ -66,7 +66,7 @@ def test_a_run_that_follows_finds_its_advice(command, tmp_path, drafter, shape):
     predicted = {item["gamma"]: item for item in advice["predictions"]}
     assert advice["alpha"] == pytest.approx(summary["metrics"]["alpha.text"], rel=1e-9)
     assert summary["metrics"]["speedup.predicted"] == predicted[4]["speedup"]["estimate"]
-    curve = summary["curves"]["curve.speedup.predicted"]
+    curve = summary["curves"]["curve/speedup/predicted"]
     assert curve == {str(gamma): item["speedup"]["estimate"] for gamma, item in predicted.items()}
     for arm in summary["arms"]:  # in float64 the replay is exact
         expected = predicted[arm["gamma"]]["tokens_per_round"]["estimate"]

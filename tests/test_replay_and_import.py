@@ -59,7 +59,7 @@ def test_a_replay_and_an_import_of_one_file_say_the_same(replayed, trace, monkey
     assert sentence in replayed.summary()["notes"]
     curves = next(section for section in imported.sections if section.title == "Curves over gamma").tables[0][1]
     theirs = {line["gamma"].strip("*"): line["textbook formula"] for line in curves.to_dict("records")}
-    for gamma, value in replayed.curves["curve.capped_geometric"].items():
+    for gamma, value in replayed.curves["curve/capped_geometric"].items():
         assert theirs[str(gamma)] == f"{value:.3f}"
 
     # Simulated figures say so wherever they stand, and nothing is claimed that recorded text cannot but give.
@@ -70,8 +70,8 @@ def test_a_replay_and_an_import_of_one_file_say_the_same(replayed, trace, monkey
     assert "Simulated speedup" in chapter.sections[0].text[0]
     notes = " ".join(replayed.summary()["notes"])
     assert "recorded text can only be reproduced" in notes and "identical" not in notes
-    assert not [name for name in replayed.metrics if name.startswith("lossless.")]
-    assert "curve.replay" not in replayed.curves
+    assert not [name for name in replayed.metrics if name.startswith("lossless/")]
+    assert "curve/replay" not in replayed.curves
     tests, _, prediction = model_sections(replayed, replicates=50, refits=2)
     implementation = tests.tables[0][1].iloc[-1]
     assert "itself a replay of recorded text" in implementation["reading"]

@@ -26,14 +26,14 @@ GAMMAS = {1, 2, 4}
 # All that a greedy run of a learning-free drafter logs.
 METRICS = """
 speedup speedup.ci_low speedup.ci_high speedup.prompt_mean speedup.prompt_median speedup.end_to_end
-speedup.capped_geometric cost.prefill_share tokens_per_round tokens_per_round.ci_low tokens_per_round.ci_high
+speedup.capped_geometric cost/prefill_share tokens_per_round tokens_per_round.ci_low tokens_per_round.ci_high
 tokens_per_round.capped_geometric tokens_per_round.position tokens_per_round.replay alpha.text alpha.mle
-alpha.mle.ci_low alpha.mle.ci_high accepted_per_offered nodes_per_round proposals.share account.alpha
-cost.t1_ms cost.t_ar_ms cost.c cost.g cost.v cost.o account.omega account.offered account.dependence account.drift
-account.draft account.verify account.overhead account.baseline iid.depth_p iid.trend_p iid.prompts_p iid.memory_p
-iid.mixing_p lossless.identical lossless.divergences lossless.unexplained repetition.share
-throughput.tokens_per_s throughput.baseline_tokens_per_s memory.peak_mb memory.weights_mb memory.cache_mb
-speedup.limit speedup.limit.realised cost.overhead_share prompts.done prompts.left_out
+alpha.mle.ci_low alpha.mle.ci_high accepted_per_offered nodes_per_round proposals.share account/alpha
+cost/t1_ms cost/t_ar_ms cost/c cost/g cost/v cost/o account/omega account/offered account/dependence account/drift
+account/draft account/verify account/overhead account/baseline iid/depth_p iid/trend_p iid/prompts_p iid/memory_p
+iid/mixing_p lossless/identical lossless/divergences lossless/unexplained repetition/share
+throughput/tokens_per_s throughput/baseline_tokens_per_s memory/peak_mb memory/weights_mb memory/cache_mb
+speedup.limit speedup.limit.realised cost/overhead_share prompts/done prompts/left_out
 """.split()
 # A table costs no arithmetic and has one category here.
 TARGET = "target.law=[[0.4,0.35,0.25],[0.1,0.3,0.6],[0.55,0.2,0.25]]"
@@ -93,10 +93,10 @@ def test_a_run_leaves_every_metric_and_artifact(command, tmp_path):
 
     primary = int(main.data.params["structure.gamma"])
     for metric, curve in (
-        ("tokens_per_round", "curve.measured"),
-        ("speedup", "curve.speedup.measured"),
-        ("speedup.capped_geometric", "curve.speedup.capped_geometric"),
-        *((f"tokens_per_round.{name}", f"curve.{name}") for name in ("capped_geometric", "position", "replay")),
+        ("tokens_per_round", "curve/measured"),
+        ("speedup", "curve/speedup/measured"),
+        ("speedup.capped_geometric", "curve/speedup/capped_geometric"),
+        *((f"tokens_per_round.{name}", f"curve/{name}") for name in ("capped_geometric", "position", "replay")),
     ):
         logged_point = points(main, curve)
         assert set(logged_point) == GAMMAS and logged_point[primary] == pytest.approx(main.data.metrics[metric])
@@ -107,11 +107,11 @@ def test_a_run_leaves_every_metric_and_artifact(command, tmp_path):
     assert set(lines) == {"measured", "capped_geometric", "position", "replay"}
     for item in children:
         assert "speedup" not in item.data.metrics
-        assert set(points(item, "curve.tokens_per_round")) == GAMMAS
+        assert set(points(item, "curve/tokens_per_round")) == GAMMAS
         told = {key: item.data.tags[key] for key in ("drafter", "model", "gamma")}
         assert told == {"drafter": "oracle", "model": "table", "gamma": str(primary)}
         assert item.info.run_name == f"{item.data.tags['specdec.line']}: oracle on table, gamma {primary}"
-        assert ("curve.tokens_per_round.ci_low" in item.data.metrics) == (item.data.tags["specdec.line"] == "measured")
+        assert ("curve/tokens_per_round.ci_low" in item.data.metrics) == (item.data.tags["specdec.line"] == "measured")
     names = {
         item.path for item in client.list_artifacts(logged.get("run_id") or children[0].data.tags["mlflow.parentRunId"])
     }
@@ -137,7 +137,7 @@ def test_the_account_closes_and_curves_share_one_alpha(command, tmp_path):
     summary = json.loads((output(tmp_path) / "summary.json").read_text())
     for gamma in GAMMAS:
         expected = (1 - alpha ** (gamma + 1)) / (1 - alpha)
-        assert summary["curves"]["curve.capped_geometric"][str(gamma)] == pytest.approx(expected)
+        assert summary["curves"]["curve/capped_geometric"][str(gamma)] == pytest.approx(expected)
 
 
 def test_tables_agree_with_each_other(command, tmp_path):
@@ -182,7 +182,7 @@ def test_forced_runs_log_no_lossless_metric(command, tmp_path):
     code, error = command("+drafter=oracle", "+debug=tiny", "drafter.forced=true")
     assert code == 0, error
     summary = json.loads((output(tmp_path) / "summary.json").read_text())
-    assert not [name for name in summary["metrics"] if name.startswith("lossless.")]
+    assert not [name for name in summary["metrics"] if name.startswith("lossless/")]
     assert any("Forced" in note for note in summary["notes"])
 
 
@@ -321,7 +321,7 @@ def test_every_experiment_runs_in_debug_on_the_pocket_target(command, tmp_path, 
     assert runs
     for run_ in runs:
         greedy = float(run_.params["sampling.temperature"]) == 0
-        assert run_.metrics["lossless.unexplained"] == 0 if greedy else "lossless.unexplained" not in run_.metrics
+        assert run_.metrics["lossless/unexplained"] == 0 if greedy else "lossless/unexplained" not in run_.metrics
         assert run_.metrics["speedup"] > 0
 
 
@@ -352,7 +352,7 @@ def test_the_alpha_table_has_all_its_cells(command, tmp_path):
     ]
     assert table["setting"].nunique() == 1 and table["alpha"].between(0, 1).all()
     greedy = [run_ for run_ in runs if float(run_.params["sampling.temperature"]) == 0]
-    assert greedy and all(run_.metrics["lossless.unexplained"] == 0 for run_ in greedy)
+    assert greedy and all(run_.metrics["lossless/unexplained"] == 0 for run_ in greedy)
     by_drafter = table[table["temperature"] == 1].set_index("drafter")["alpha"]
     assert by_drafter["unigram"] < by_drafter["small_model pocket"]
 
@@ -365,8 +365,8 @@ def test_peers_run_in_the_same_run(command, tmp_path):
     summary = json.loads((folder / "summary.json").read_text())
     for peer in ("generate", "prompt_lookup"):
         for suffix in ("", ".ci_low", ".ci_high"):
-            assert summary["metrics"][f"peer.{peer}.ratio{suffix}"] > 0
-        assert summary["metrics"][f"peer.{peer}.identical"] == 1
+            assert summary["metrics"][f"peer/{peer}.ratio{suffix}"] > 0
+        assert summary["metrics"][f"peer/{peer}.identical"] == 1
     described = json.loads((folder / "peers.json").read_text())
     assert [peer["peer"] for peer in described["peers"]] == ["generate", "prompt_lookup"]
     ours = described["peers"][1]["ours"]
@@ -386,7 +386,7 @@ def test_a_peer_that_fails_does_not_end_the_run(command, tmp_path, monkeypatch):
     code, error = command("+drafter=none", "+debug=pocket", *arguments)
     assert code == 0, error
     summary = json.loads((output(tmp_path) / "summary.json").read_text())
-    assert not [name for name in summary["metrics"] if name.startswith("peer.")]
+    assert not [name for name in summary["metrics"] if name.startswith("peer/")]
     assert any("Peer generate failed" in note and "no luck" in note for note in summary["notes"])
 
 
@@ -394,17 +394,17 @@ def test_the_forced_oracle_runs_on_random_weights_and_says_its_limit(command, tm
     code, error = command("+experiment=oracle_forced", "+debug=pocket", *TOY)
     assert code == 0, error
     metrics = open_folder(output(tmp_path)).metrics
-    tokens, time = metrics["tokens_per_round"], {name: metrics[f"cost.{name}"] for name in "gvo"}
+    tokens, time = metrics["tokens_per_round"], {name: metrics[f"cost/{name}"] for name in "gvo"}
     assert metrics["speedup.limit.realised"] == pytest.approx(tokens / (time["v"] + time["g"]))
     assert metrics["speedup.limit"] / metrics["speedup.limit.realised"] == pytest.approx(
-        metrics["account.omega"] / tokens
+        metrics["account/omega"] / tokens
     )
-    assert metrics["cost.overhead_share"] == pytest.approx(time["o"] / sum(time.values()))
-    assert metrics["cost.overhead_share"] == pytest.approx(1 - metrics["account.overhead"])
+    assert metrics["cost/overhead_share"] == pytest.approx(time["o"] / sum(time.values()))
+    assert metrics["cost/overhead_share"] == pytest.approx(1 - metrics["account/overhead"])
     # 2 layers of keys and values for 24 + 16 tokens and the largest draft, 32 wide, in bfloat16
-    assert metrics["memory.cache_mb"] * 2**20 >= 2 * 2 * (24 + 16) * 32 * 2
-    assert 0 < metrics["memory.weights_mb"] < metrics["memory.peak_mb"]
-    assert not [name for name in metrics if name.startswith("lossless.")]
+    assert metrics["memory/cache_mb"] * 2**20 >= 2 * 2 * (24 + 16) * 32 * 2
+    assert 0 < metrics["memory/weights_mb"] < metrics["memory/peak_mb"]
+    assert not [name for name in metrics if name.startswith("lossless/")]
 
 
 @pytest.mark.slow
@@ -418,7 +418,7 @@ def test_the_gpu_experiment_is_a_sweep_over_forced_cells(command, tmp_path):
     assert len(cells) == 2
     for cell in cells:
         metrics = json.loads(cell.read_text())["metrics"]
-        assert metrics["account.alpha"] > 0 and metrics["cost.c"] > 0.02, "the model beside the oracle costs time"
+        assert metrics["account/alpha"] > 0 and metrics["cost/c"] > 0.02, "the model beside the oracle costs time"
 
 
 def test_the_gpu_experiment_says_once_that_there_is_no_gpu(command, tmp_path):
@@ -468,9 +468,9 @@ def test_the_experiments_on_t5_take_any_pair(command, tmp_path, t5_folders, name
     assert sorted(float(run_.params["sampling.temperature"]) for run_ in runs) == [0, 1]
     for run_ in runs:
         assert set(run_.account()["gammas"]) == {"3", "5", "7"}
-        assert run_.metrics["proposals.share"] > 0 and 0 < run_.metrics["cost.c_ops"] < 1
+        assert run_.metrics["proposals.share"] > 0 and 0 < run_.metrics["cost/c_ops"] < 1
         if float(run_.params["sampling.temperature"]) == 0:
-            assert run_.metrics["lossless.identical"] == 1 and run_.metrics["lossless.unexplained"] == 0
+            assert run_.metrics["lossless/identical"] == 1 and run_.metrics["lossless/unexplained"] == 0
         else:
             assert 0 < run_.metrics["alpha.text"] < 1  # two laws that forbid nothing overlap somewhere
     environment = json.loads(next(tmp_path.rglob("environment.json")).read_text())
@@ -493,7 +493,7 @@ def test_a_draft_longer_than_the_room_left_is_clamped_and_counted(command, tmp_p
     assert (rounds["gamma"] == 500).all()
     assert (rounds["offered"] == rounds["tokens_left"] - 1).all() and rounds["offered"].max() == 23
     assert finished.account()["gammas"]["500"]["factors"]["offered"] < 1
-    assert finished.metrics["lossless.identical"] == 1
+    assert finished.metrics["lossless/identical"] == 1
 
 
 def test_help_and_a_wrong_name_need_no_torch(tmp_path):

@@ -30,7 +30,7 @@ def gamma_choice(run: Run) -> Section:
         lines,
         title=run.title,
         ylabel="speedup over the baseline",
-        basis=run_figures.Basis(prompts, rounds, run.metrics.get("account.alpha")),
+        basis=run_figures.Basis(prompts, rounds, run.metrics.get("account/alpha")),
         primary_gamma=run.primary_gamma,
     )
     tables = ((caption, table.reset_index().round(3)),)

@@ -1,4 +1,4 @@
-"""Tests of the i.i.d. capped-geometric model (theory.md 6.1), one behind each iid.* metric.
+"""Tests of the i.i.d. capped-geometric model (theory.md 6.1), one behind each iid/* metric.
 
 They take rounds as the unit. Real rounds of one prompt are dependent, and differences between prompts alone make the
 depth and mixing tests reject; read them together with the prompt and memory tests. Repeats that are copies must be
@@ -241,7 +241,7 @@ def _bootstrap_test(observed: float, null: np.ndarray, n: int) -> IidTest:
 
 
 def iid_tests(rounds: pd.DataFrame, permutations: int = 1999, seed: int = 0) -> dict[str, IidTest]:
-    """Run the tests behind iid.depth_p, iid.trend_p, iid.mixing_p, iid.prompts_p and iid.memory_p."""
+    """Run the tests behind iid/depth_p, iid/trend_p, iid/mixing_p, iid/prompts_p and iid/memory_p."""
     return {
         "depth": depth(rounds),
         "trend": trend(rounds),

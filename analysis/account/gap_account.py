@@ -59,7 +59,7 @@ class Account:
 
 
 def shared_alpha(rounds: pd.DataFrame, text_sums: pd.DataFrame | None) -> tuple[float, pd.DataFrame | None]:
-    """Return the one alpha behind every theory number of a run (`account.alpha`), and its sums by prompt.
+    """Return the one alpha behind every theory number of a run (`account/alpha`), and its sums by prompt.
 
     It comes from `text_sums` (prompt, numerator, denominator) if given, else it is the maximum-likelihood estimate from
     `rounds`, the distinct generations at the primary gamma. If no proposal was ever tested the answer is 0 and None.

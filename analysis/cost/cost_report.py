@@ -74,13 +74,13 @@ class CostReport:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """Logged metrics: `cost.fit_error` (median relative error on held-out rows), `cost.ridge_n` (of the fit) and
-        `cost.bandwidth_share` (bytes over t(1), over the machine's bandwidth); absent where they do not exist.
+        """Logged metrics: `cost/fit_error` (median relative error on held-out rows), `cost/ridge_n` (of the fit) and
+        `cost/bandwidth_share` (bytes over t(1), over the machine's bandwidth); absent where they do not exist.
         """
         values = {
-            "cost.fit_error": None if self.by_rows is None else self.by_rows.median,
-            "cost.ridge_n": self.model.ridge(self.context),
-            "cost.bandwidth_share": self.read_bytes / self.t1 / self.machine["bytes_per_second"],
+            "cost/fit_error": None if self.by_rows is None else self.by_rows.median,
+            "cost/ridge_n": self.model.ridge(self.context),
+            "cost/bandwidth_share": self.read_bytes / self.t1 / self.machine["bytes_per_second"],
         }
         return {name: value for name, value in values.items() if value is not None}
 
@@ -137,7 +137,7 @@ class CostReport:
             f"This machine reads {_scaled(machine['bytes_per_second'], 'B/s')} and computes "
             f"{_scaled(machine['flops_per_second'], 'flop/s')} in {machine['dtype']}, at best. A call on one row reads "
             f"{_scaled(self.read_bytes, 'B')} and does {_scaled(self.flops_per_row, 'flop')} in t(1) = "
-            f"{1e3 * self.t1:.3g} ms: {self.metrics['cost.bandwidth_share']:.1%} of the bandwidth. A call without any "
+            f"{1e3 * self.t1:.3g} ms: {self.metrics['cost/bandwidth_share']:.1%} of the bandwidth. A call without any "
             f"overhead, at the machine's best, would leave the memory-bound region at n = {self.machine_ridge:.3g}."
         )
 

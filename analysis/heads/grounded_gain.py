@@ -26,13 +26,13 @@ def gain_section(run: Run) -> Section:
     Raises:
         UsageError: the run is not one with drafter grounded and medusa beside it.
     """
-    ratio = run.interval("drafter.medusa.speedup.ratio")
+    ratio = run.interval("drafter/medusa/speedup.ratio")
     if run.params.get("drafter.name") != "grounded" or "medusa" not in run.beside:
         raise UsageError(
             f"{run.source} did not decode with grounded and independent heads in one session: "
             "`python -m specdec.run +experiment=grounded_bars` does."
         )
-    tokens = run.interval("drafter.medusa.tokens_per_round.difference")
+    tokens = run.interval("drafter/medusa/tokens_per_round.difference")
     side = drafters_section(run, run.whole_number("measurement.bootstrap"), run.whole_number("seed"))
     answer = (
         f"Grounded heads are {ratio:.2f} times as fast as independent ones on {run.setting}, and commit {tokens:+.2f} "

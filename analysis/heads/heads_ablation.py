@@ -393,7 +393,7 @@ def _line(name: str, measured: Measured, beyond: str) -> dict[str, Any]:
         f"head {len(accuracies)}": accuracies[-1],
         "tokens per round": f"{tokens_per_round(measured):.2f}",
         "beyond plain": beyond,
-        "draft over t(1)": measured["cost"]["cost.g"],
+        "draft over t(1)": measured["cost"]["cost/g"],
     }
 
 
@@ -429,7 +429,7 @@ def count_section(found: Sequence[Measured]) -> Section:
             "nodes": [each["nodes"] for each in used],
             "tokens per round": [f"{rate:.2f}" for rate in rates],
             "beyond one head fewer": ["", *(f"{step:+.2f}" for step in steps)],
-            "draft over t(1)": [each["cost"]["cost.g"] for each in used],
+            "draft over t(1)": [each["cost"]["cost/g"] for each in used],
         }
     )
     text = (f"{answer}: {steps_in_words}.", "A head that a tree has no level for is not computed.")

@@ -20,8 +20,8 @@ RESULT = Path(__file__).parents[1] / "results" / "paper_claims.json"
 COMMAND = "python -m pytest -n 0 -m benchmark tests/benchmarks/test_paper_claims.py"
 REPLICATES, LEVEL = 10_000, 0.95
 LOGGED = (  # metrics of a run that are kept as they were logged
-    *("cost.c", "cost.c_ops", "lossless.identical", "lossless.divergences", "lossless.unexplained", "lossless.tv"),
-    *("repetition.share", "quality.log_likelihood", "quality.baseline_log_likelihood"),
+    *("cost/c", "cost/c_ops", "lossless/identical", "lossless/divergences", "lossless/unexplained", "lossless/tv"),
+    *("repetition/share", "quality/log_likelihood", "quality/baseline_log_likelihood"),
 )
 
 Measured = Mapping[str, Any]

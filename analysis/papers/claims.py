@@ -162,7 +162,7 @@ def _faster(found: ClaimEvidence) -> Claim:
     greedy, sampled = found.runs["small_model"], found.runs["small_model_sampled"]
     printed = found.values("2211.17192", "Table 2", "speedup_measured", drafter="T5-small (77M)")
     value, warm = results.speedup(greedy, GAMMA), results.speedup(sampled, GAMMA)
-    cost = results.metric(greedy, "cost.c").estimate
+    cost = results.metric(greedy, "cost/c").estimate
     theirs = found.values("2211.17192", "Table 2", COST, drafter="T5-small (77M)").max()
     return Claim(
         LEVIATHAN,
@@ -179,9 +179,9 @@ def _faster(found: ClaimEvidence) -> Claim:
 
 def _identical(found: ClaimEvidence) -> Claim:
     run = found.runs["small_model"]
-    share = results.metric(run, "lossless.identical").estimate
+    share = results.metric(run, "lossless/identical").estimate
     outputs = len(run["arms"]) * len(run["prompts"])
-    unexplained = results.metric(run, "lossless.unexplained").estimate
+    unexplained = results.metric(run, "lossless/unexplained").estimate
     return Claim(
         LEVIATHAN,
         "The output distribution is unchanged",
@@ -206,7 +206,7 @@ def _alpha_range(found: ClaimEvidence) -> Claim:
         f"{greedy:.3f} at temperature 0, {sampled:.3f} at 1",
         SAME if inside else DIFFERENT if outside else OPEN,
         "Target and drafter learned from the same text with one tokenizer, as the paper's pairs did; a step of ours "
-        f"does {results.metric(found.runs['small_model'], 'cost.c_ops').estimate:.2f} of the target's arithmetic",
+        f"does {results.metric(found.runs['small_model'], 'cost/c_ops').estimate:.2f} of the target's arithmetic",
         _command(found.runs["small_model"]),
     )
 
@@ -255,7 +255,7 @@ def _ngrams(found: ClaimEvidence) -> Claim:
 def _free_bigram(found: ClaimEvidence) -> Claim:
     run = found.runs["bigram"]
     value, alpha = results.speedup(run, "3"), results.alpha(run)
-    expected = float(formula_speedup(alpha.estimate, 3, results.metric(run, "cost.c").estimate))
+    expected = float(formula_speedup(alpha.estimate, 3, results.metric(run, "cost/c").estimate))
     printed = found.values("2211.17192", "text 4.2", "speedup_ideal").iloc[0]
     return Claim(
         LEVIATHAN,
@@ -263,7 +263,7 @@ def _free_bigram(found: ClaimEvidence) -> Claim:
         f"{printed:g} (computed, c = 0)",
         f"{value:.2f} measured; α {alpha:.3f} and our c give {expected:.2f}",
         size(value, printed, printed, 1.0),
-        f"The look-up is free (c {results.metric(run, 'cost.c').estimate:.3f}), the verification is not: a call on 4 "
+        f"The look-up is free (c {results.metric(run, 'cost/c').estimate:.3f}), the verification is not: a call on 4 "
         f"tokens takes {results.verify_ratio(run, '3'):.2f} of a call on one",
         _command(run),
     )
@@ -272,7 +272,7 @@ def _free_bigram(found: ClaimEvidence) -> Claim:
 def _formula(found: ClaimEvidence) -> Claim:
     run = found.runs["small_model"]
     value = results.speedup(run, GAMMA)
-    expected = float(formula_speedup(results.alpha(run).estimate, int(GAMMA), results.metric(run, "cost.c").estimate))
+    expected = float(formula_speedup(results.alpha(run).estimate, int(GAMMA), results.metric(run, "cost/c").estimate))
     ratio = Interval(value.estimate / expected, value.low / expected, value.high / expected, prompts=value.prompts)
     printed = found.printed[found.printed["table"] == "Table 2"].dropna(subset=["speedup_measured", "alpha", COST])
     theirs = printed["speedup_measured"] / np.array(
@@ -292,7 +292,7 @@ def _formula(found: ClaimEvidence) -> Claim:
 
 def _oracle(found: ClaimEvidence) -> Claim:
     run = found.runs["small_model"]
-    alpha, cost = results.alpha(run), results.metric(run, "cost.c").estimate
+    alpha, cost = results.alpha(run), results.metric(run, "cost/c").estimate
     printed = found.values("2211.17192", "text 3.5", "oracle_gain_over_fixed_gamma").iloc[0]
     most = max(oracle_gain(value, 0.005) for value in np.linspace(0.9, 0.999, 100)) - 1
     gains = [oracle_gain(value, cost) - 1 for value in (alpha.estimate, *np.linspace(alpha.low, alpha.high, 20))]
@@ -319,9 +319,9 @@ def _lenience_alpha(found: ClaimEvidence) -> Claim:
     drafters = {"small model": "small_model", "unigram": "unigram", "bigram": "bigram"}
     verdicts, shown = [], []
     for words, name in drafters.items():
-        rises = [results.metric(run, f"lenience.rise.{name}.sampled.{lenience}") for lenience in LENIENCES[1:]]
+        rises = [results.metric(run, f"lenience/rise.{name}.sampled.{lenience}") for lenience in LENIENCES[1:]]
         verdicts += [direction(value) for value in rises]
-        ends = [results.metric(run, f"lenience.alpha.{name}.sampled.{lenience}") for lenience in LENIENCES]
+        ends = [results.metric(run, f"lenience/alpha.{name}.sampled.{lenience}") for lenience in LENIENCES]
         values = ", ".join(f"{value.estimate:.3f}" for value in ends)
         shown.append(f"{words} {values}, in all {rises[-1]:+.3f}")
     theirs = [
@@ -341,7 +341,7 @@ def _lenience_alpha(found: ClaimEvidence) -> Claim:
 
 def _lenience_greedy(found: ClaimEvidence) -> Claim:
     run = found.runs["lenience"]
-    cold, warm = (results.metric(run, f"lenience.rise.small_model.{form}.0.1") for form in ("greedy", "sampled"))
+    cold, warm = (results.metric(run, f"lenience/rise.small_model.{form}.0.1") for form in ("greedy", "sampled"))
     theirs = [_by_lenience(found, "alpha", temperature, "T5-small (77M)") for temperature in (0.0, 1.0)]
     gains = [values.iloc[-1] - values.iloc[0] for values in theirs]
     return Claim(
@@ -357,7 +357,7 @@ def _lenience_greedy(found: ClaimEvidence) -> Claim:
 
 def _half_lenience(found: ClaimEvidence) -> Claim:
     run = found.runs["lenience"]
-    gain = results.metric(run, "lenience.rise.small_model.greedy.0.5")
+    gain = results.metric(run, "lenience/rise.small_model.greedy.0.5")
     none = 0.01  # two alphas that are printed alike with two decimals differ by less
     return Claim(
         LEVIATHAN,
@@ -372,10 +372,10 @@ def _half_lenience(found: ClaimEvidence) -> Claim:
 
 def _lenience_speed(found: ClaimEvidence) -> Claim:
     run = found.runs["lenience"]
-    more = results.metric(run, "lenience.sampled.over_strict.0.1")
-    rates = [results.metric(run, f"lenience.sampled.tokens_per_round.{lenience}") for lenience in ("1", "0.1")]
+    more = results.metric(run, "lenience/sampled.over_strict.0.1")
+    rates = [results.metric(run, f"lenience/sampled.tokens_per_round.{lenience}") for lenience in ("1", "0.1")]
     ratio = results.arm_ratio(run, "sampled 0.1", "sampled 1")
-    fast = [results.metric(run, f"lenience.sampled.speedup.{lenience}") for lenience in ("1", "0.1")]
+    fast = [results.metric(run, f"lenience/sampled.speedup.{lenience}") for lenience in ("1", "0.1")]
     speeds = _by_lenience(found, "speedup_predicted", 1.0, "T5-small (77M)")
     printed = speeds.iloc[-1] / speeds.iloc[0]
     return Claim(
@@ -406,7 +406,7 @@ def _lossless_speedup(found: ClaimEvidence) -> Claim:
         f"{_range(printed)} (Chinchilla 70B, K = 4)",
         f"{value:.2f} at temperature 1",
         size(value, printed.min(), printed.max(), 1.0),
-        f"c is {results.metric(run, 'cost.c').estimate:.2f} here and {theirs:.2f} there, and 5 tokens in a call cost "
+        f"c is {results.metric(run, 'cost/c').estimate:.2f} here and {theirs:.2f} there, and 5 tokens in a call cost "
         f"{results.verify_ratio(run, GAMMA):.2f} of one",
         _command(run),
     )
@@ -530,7 +530,7 @@ def _tree_over_chain(found: ClaimEvidence) -> Claim:
 
 def _typical(found: ClaimEvidence) -> Claim:
     run = found.runs["typical_acceptance"]
-    name = "typical_acceptance.{}.{}.{}"
+    name = "typical_acceptance/{}.{}.{}"
     lead = results.metric(run, name.format("typical", "over_rejection", "1"))
     rates = {rule: results.metric(run, name.format(rule, "tokens_per_call", "1")) for rule in ("rejection", "typical")}
     cold = results.metric(run, name.format("greedy", "tokens_per_call", "0"))
@@ -548,7 +548,7 @@ def _typical(found: ClaimEvidence) -> Claim:
 
 def _epsilon(found: ClaimEvidence) -> Claim:
     run = found.runs["typical_acceptance"]
-    name = "typical_acceptance.epsilon.{}.{}"
+    name = "typical_acceptance/epsilon.{}.{}"
     rates = [results.metric(run, name.format("tokens_per_call", point)) for point in ("0.01", "0.5")]
     quality = [results.metric(run, name.format("log_likelihood", point)) for point in ("0.01", "0.5")]
     slower = rates[0].low > rates[1].high
@@ -684,8 +684,8 @@ def _throughput(found: ClaimEvidence) -> Claim:
 
 def _shares(found: ClaimEvidence) -> Claim:
     run = found.runs["ngrammys_ablation"]
-    share = {name: results.metric(run, f"ablation.{name}.of_wins") for name in ("ngram", "model_bigram")}
-    calls = results.metric(run, "ablation.tokens_per_call").estimate
+    share = {name: results.metric(run, f"ablation/{name}.of_wins") for name in ("ngram", "model_bigram")}
+    calls = results.metric(run, "ablation/tokens_per_call").estimate
     both = min(value.estimate for value in share.values()) > 0
     return Claim(
         NGRAMMYS,
@@ -702,7 +702,7 @@ def _shares(found: ClaimEvidence) -> Claim:
 def _best_shape(found: ClaimEvidence) -> Claim:
     run = found.runs["ngrammys_grid"]
     fast, calls = _whole(run, "best")
-    shape = tuple(int(results.metric(run, f"grid.best_{side}").estimate) for side in "kw")
+    shape = tuple(int(results.metric(run, f"grid/best_{side}").estimate) for side in "kw")
     return Claim(
         NGRAMMYS,
         "Drafts from n-grams alone, with the best shape (k\\*, w\\*), decode faster than plain decoding",
@@ -718,7 +718,7 @@ def _best_shape(found: ClaimEvidence) -> Claim:
 def _usual_shape(found: ClaimEvidence) -> Claim:
     run = found.runs["ngrammys_grid"]
     fast, calls = _whole(run, "10x10")
-    lead = results.metric(run, "grid.whole.lead")
+    lead = results.metric(run, "grid/whole.lead")
     return Claim(
         NGRAMMYS,
         "The fixed shape (10, 10) decodes faster than plain decoding too",
@@ -734,15 +734,15 @@ def _usual_shape(found: ClaimEvidence) -> Claim:
 def _whole(run: Measured, name: str) -> tuple[Interval, float]:
     """Return the speedup of whole runs in one shape, and its tokens per call."""
     return (
-        results.metric(run, f"grid.whole.{name}.speedup"),
-        results.metric(run, f"grid.whole.{name}.tokens_per_call").estimate,
+        results.metric(run, f"grid/whole.{name}.speedup"),
+        results.metric(run, f"grid/whole.{name}.tokens_per_call").estimate,
     )
 
 
 def _nearly_free(found: ClaimEvidence) -> Claim:
     run = found.runs["phase_transition"]
     flat = {
-        context: int(results.metric(run, f"transition.tokens_within_10pct.{context}").estimate)
+        context: int(results.metric(run, f"transition/tokens_within_10pct.{context}").estimate)
         for context in run["slowdowns"]
     }
     longest, shortest = max(flat, key=int), min(flat, key=int)

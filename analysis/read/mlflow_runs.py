@@ -15,6 +15,7 @@ import pandas as pd
 from specdec.errors import SpecdecError, UsageError, near_misses
 from specdec.tracking.store import check_schema, locate, quieten, reason, schema_of
 
+from .metric_names import current_name, current_names
 from .runs import COMMAND, Run, missing_file
 
 
@@ -33,7 +34,7 @@ def load_runs(tracking_uri: str, experiment: str) -> pd.DataFrame:
             "status": run.info.status,
             "start_time": pd.Timestamp(run.info.start_time, unit="ms", tz="UTC"),
             **{f"params.{key}": value for key, value in run.data.params.items()},
-            **{f"metrics.{key}": value for key, value in run.data.metrics.items()},
+            **{f"metrics.{key}": value for key, value in current_names(run.data.metrics).items()},
             **{f"tags.{key}": value for key, value in run.data.tags.items()},
         }
         for run in runs
@@ -127,14 +128,15 @@ def open_run(tracking_uri: str, run_id: str) -> Run:
     """Return one run with its curves; its files are fetched when asked for. UsageError if the store lacks it."""
     client, uri = _client(tracking_uri)
     run = _asked(uri, client.get_run, run_id)
-    keys = [key for key in run.data.metrics if key.startswith("curve.") or ".curve." in key]  # drafter.NAME.curve.*
+    names = {key: current_name(key) for key in run.data.metrics}
+    curves = {key: name for key, name in names.items() if "curve" in name.split("/")}  # also drafter/NAME/curve/*
     return Run(
         name=str(run.info.run_name),
         source=f"run {run_id} in {uri}",
         status=run.info.status,
         params=dict(run.data.params),
-        metrics={key: value for key, value in run.data.metrics.items() if key not in keys},
-        curves={key: _history(client, uri, run_id, key) for key in keys},
+        metrics={names[key]: value for key, value in run.data.metrics.items() if key not in curves},
+        curves={name: _history(client, uri, run_id, key) for key, name in curves.items()},
         fetch=partial(_download, client, uri, run_id),
     )
 

@@ -25,6 +25,7 @@ from ..arms import Arms
 from ..intervals import Interval
 from ..rounds import check_once, check_rounds
 from .facts import STATUS_FILE, RunFacts, RunStatus, SessionFacts
+from .metric_names import current_name
 from .round_counts import read_arms
 
 COMMAND = "python -m specdec.run +drafter=ngram"
@@ -49,7 +50,7 @@ WRITTEN_BY = {  # file of a run: which runs write it; for the message where it i
     "report.md": "every run that finished",
     "config.yaml": "every run",
 }
-CURVES = {"tokens_per_round": "curve.", "speedup": "curve.speedup."}  # quantity: how the names of its curves begin
+CURVES = {"tokens_per_round": "curve/", "speedup": "curve/speedup/"}  # quantity: how the names of its curves begin
 SETTINGS = "measurement.drafter_settings."  # parameters of the other drafters of a session: this, name, their own key
 OWN_PARTS = ("drafter.", "structure.", "verifier.")  # parameters that each drafter of a session has for itself
 
@@ -61,7 +62,7 @@ class Run:
     Attributes:
         source: folder or store that it was read from, for messages.
         params: the flattened configuration, as text.
-        curves: value by gamma, by name (`curve.measured`, `curve.speedup.replay`, ...).
+        curves: value by gamma, by name (`curve/measured`, `curve/speedup/replay`, ...).
         fetch: returns the path of a file of the run by name; UsageError if the run has none.
         concluded: the content of `summary.json` while it is not written yet; else None.
         method: of the drafters of the session, the one that tables, facts and metrics are about; "" for that of
@@ -104,7 +105,7 @@ class Run:
 
     def of_drafter(self, name: str) -> "Run":
         """Return this run as if `name`, one of `beside`, were its only drafter."""
-        settings, prefix = f"{SETTINGS}{name}.", f"drafter.{name}."
+        settings, prefix = f"{SETTINGS}{name}.", f"drafter/{name}/"
         shared = {key: value for key, value in self.params.items() if not key.startswith(OWN_PARTS)}
         own = {key.removeprefix(settings): value for key, value in self.params.items() if key.startswith(settings)}
         logged = {key.removeprefix(prefix): value for key, value in self.metrics.items() if key.startswith(prefix)}
@@ -243,7 +244,9 @@ class Run:
             raise ValueError(f"quantity must be one of {', '.join(CURVES)}, got {quantity!r}")
         prefix = CURVES[quantity]
         names = {key: key.removeprefix(prefix) for key in self.curves if key.startswith(prefix)}
-        return {name: dict(self.curves[key]) for key, name in names.items() if name != "measured" and "." not in name}
+        return {
+            name: dict(self.curves[key]) for key, name in names.items() if name != "measured" and name.isidentifier()
+        }
 
     def whole_number(self, key: str) -> int:
         """Return the value of a configuration key that holds a whole number.
@@ -393,9 +396,12 @@ def open_folder(folder: Path | str) -> Run:
     finished = analysed and not (standing and standing.partial)
     summary = _parsed(_text(path / "summary.json"), path / "summary.json") if analysed else {}
     with _as_written(path / "summary.json"):
-        metrics = {key: nan if value is None else float(value) for key, value in summary.get("metrics", {}).items()}
+        metrics = {
+            current_name(key): nan if value is None else float(value)
+            for key, value in summary.get("metrics", {}).items()
+        }
         curves = {
-            key: {int(gamma): float(value) for gamma, value in points.items()}
+            current_name(key): {int(gamma): float(value) for gamma, value in points.items()}
             for key, points in summary.get("curves", {}).items()
         }
     return Run(

@@ -24,14 +24,14 @@ from .run_sections import by_category
 TITLE = "Drafters side by side"
 PAIRED = ("speedup", "tokens_per_round")
 BARS = {  # what a panel of bars shows: the metric of a drafter, and that of plain decoding
-    "tokens per second": ("throughput.tokens_per_s", "throughput.baseline_tokens_per_s"),
+    "tokens per second": ("throughput/tokens_per_s", "throughput/baseline_tokens_per_s"),
     "tokens per round": ("acceleration_rate", ""),
 }
 COLUMNS = {  # metric: what the table calls it
     "speedup": "speedup",
     "tokens_per_round": "tokens per round",
     "step_overhead": "overhead of a round",
-    "throughput.tokens_per_s": "tokens/s",
+    "throughput/tokens_per_s": "tokens/s",
     "alpha.mle": "alpha (MLE)",
 }
 OVERALL = "all"
@@ -54,7 +54,7 @@ def _paired(run: Run, replicates: int, seed: int) -> _Paired:
 
 
 def paired_metrics(run: Run, replicates: int, seed: int) -> dict[str, float]:
-    """Return `drafter.NAME.speedup.ratio`, `drafter.NAME.tokens_per_round.ratio` and `.difference`, with bounds, of
+    """Return `drafter/NAME/speedup.ratio`, `drafter/NAME/tokens_per_round.ratio` and `.difference`, with bounds, of
     every other drafter of a session: the drafter of `+drafter=` over it, or less it, the same prompts drawn for both.
     """
     paired = _paired(run, replicates, seed)
@@ -64,10 +64,10 @@ def paired_metrics(run: Run, replicates: int, seed: int) -> dict[str, float]:
         if not each.method:
             continue
         for quantity in PAIRED:
-            name = f"drafter.{each.method}.{quantity}"
+            name = f"drafter/{each.method}/{quantity}"
             metrics |= paired.scores.ratio(quantity, own, place).as_metrics(f"{name}.ratio")
         difference = paired.scores.difference("tokens_per_round", own, place)
-        metrics |= difference.as_metrics(f"drafter.{each.method}.tokens_per_round.difference")
+        metrics |= difference.as_metrics(f"drafter/{each.method}/tokens_per_round.difference")
     return metrics
 
 

@@ -1,9 +1,9 @@
 """Tokens per round and speedup over gamma, measured and by each model, with intervals.
 
-One definition of each model: its headline metric `tokens_per_round.<model>` is the point of `curve.<model>` at the
+One definition of each model: its headline metric `tokens_per_round.<model>` is the point of `curve/<model>` at the
 primary gamma.
 
-- capped_geometric: Omega(alpha, gamma) at `account.alpha`, the textbook formula.
+- capped_geometric: Omega(alpha, gamma) at `account/alpha`, the textbook formula.
 - position: acceptance by depth, fitted at the largest gamma to half of the prompts, predicts the other half; both
   halves in turn, so that no prompt is predicted by a model that has seen it (`acceptance.prediction`).
 - replay: tokens over expected rounds of the drafter along the baseline's texts. The account's dependence and drift
@@ -34,7 +34,7 @@ def model_curves(
     replicates: int,
     seed: int,
 ) -> Curves:
-    """Return the curves by name: `curve.<model>` in tokens per round, `curve.speedup.<model>`, and the 95% interval of
+    """Return the curves by name: `curve/<model>` in tokens per round, `curve/speedup/<model>`, and the 95% interval of
     each as `.ci_low` and `.ci_high`, where the data give one. A model that the data cannot determine has none.
 
     A model's speedup is its tokens per round over 1 + gamma c. The interval of the textbook formula's resamples c with
@@ -44,22 +44,22 @@ def model_curves(
         held_out: the prediction of prompts that no model was fitted to, or why there is none.
         replay: as `Run.replay` reads it.
     """
-    curves: Curves = {f"curve.{kind}{name}{end}": {} for name in MODELS for kind in ("", "speedup.") for end in ENDS}
+    curves: Curves = {f"curve/{kind}{name}{end}": {} for name in MODELS for kind in ("", "speedup/") for end in ENDS}
     for gamma, arm in summary.arms.items():
         tokens, speedups = _of_arm(arm)
         modelled = {"position": _position(held_out, gamma)}
         if not facts.simulated:  # recorded text is measured by its replay: no second opinion
             modelled["replay"] = _replayed(replay, gamma, replicates, seed)
-        step = 1 + gamma * arm.metrics["cost.c"]
+        step = 1 + gamma * arm.metrics["cost/c"]
         for name, interval in modelled.items():
             if interval is not None:
                 tokens[name] = interval
                 speedups[name] = Interval(interval.estimate / step, interval.low / step, interval.high / step)
         if gamma in facts.predicted:
             speedups["predicted"] = Interval(facts.predicted[gamma])
-        for kind, found in (("", tokens), ("speedup.", speedups)):
+        for kind, found in (("", tokens), ("speedup/", speedups)):
             for name, interval in found.items():
-                for key, value in interval.as_metrics(f"curve.{kind}{name}").items():
+                for key, value in interval.as_metrics(f"curve/{kind}{name}").items():
                     if not isnan(value):
                         curves[key][gamma] = value
     return {key: curve for key, curve in curves.items() if curve}
@@ -67,7 +67,7 @@ def model_curves(
 
 def model_metrics(curves: Mapping[str, Mapping[int, float]], gamma: int) -> dict[str, float]:
     """Return `tokens_per_round.<model>` at one gamma, as the curves have it."""
-    points = {name: curves.get(f"curve.{name}", {}).get(gamma) for name in MODELS if name != "measured"}
+    points = {name: curves.get(f"curve/{name}", {}).get(gamma) for name in MODELS if name != "measured"}
     return {f"tokens_per_round.{name}": value for name, value in points.items() if value is not None}
 
 

@@ -23,13 +23,13 @@ RATES = {  # metric: what a table calls it
     "step_overhead": "overhead",
     "speedup": "speedup",
     "compression_ratio": "compression ratio",
-    "throughput.tokens_per_s": "tokens/s",
-    "throughput.baseline_tokens_per_s": "baseline tokens/s",
+    "throughput/tokens_per_s": "tokens/s",
+    "throughput/baseline_tokens_per_s": "baseline tokens/s",
 }
 AGAINST_ORIGINAL = {
     "step_overhead.original": "overhead (original)",
     "speedup.original": "speedup (original)",
-    "throughput.original_tokens_per_s": "original tokens/s",
+    "throughput/original_tokens_per_s": "original tokens/s",
 }
 PAPERS = (*RATES, *AGAINST_ORIGINAL)
 MULTI_TURN = "mt_bench"  # what Spec-Bench calls MT-Bench's eight categories together, one of its six subtasks
@@ -49,15 +49,15 @@ def paper_values(sums: Columns) -> dict[str, np.ndarray]:
         "acceleration_rate": rate,
         "step_overhead": step_s / baseline_s,
         "compression_ratio": rate,
-        "throughput.tokens_per_s": sums["tokens"] / sums["round_s"],
-        "throughput.baseline_tokens_per_s": 1 / baseline_s,
+        "throughput/tokens_per_s": sums["tokens"] / sums["round_s"],
+        "throughput/baseline_tokens_per_s": 1 / baseline_s,
     }
     if "original_round_s" in sums:
         original_s = sums["original_round_s"] / sums["original_tokens"]
         values |= {
             "step_overhead.original": step_s / original_s,
             "speedup.original": original_s * sums["tokens"] / sums["round_s"],
-            "throughput.original_tokens_per_s": 1 / original_s,
+            "throughput/original_tokens_per_s": 1 / original_s,
         }
     return values
 

@@ -17,7 +17,7 @@ def peer_notes(described: Mapping[str, Any], metrics: Mapping[str, float]) -> li
 
     Args:
         described: `peers.json`.
-        metrics: of the run; those of peers have the names `peer.<name>.*`.
+        metrics: of the run; those of peers have the names `peer/<name>.*`.
     """
     return [
         *(_peer_note(peer, metrics) for peer in described["peers"]),
@@ -27,14 +27,14 @@ def peer_notes(described: Mapping[str, Any], metrics: Mapping[str, float]) -> li
 
 def _peer_note(peer: Mapping[str, Any], metrics: Mapping[str, float]) -> str:
     name, failure = peer["peer"], peer["failure"]
-    ratio = Interval.from_metrics(metrics, f"peer.{name}.ratio")
-    if f"peer.{name}.ratio" not in metrics:
+    ratio = Interval.from_metrics(metrics, f"peer/{name}.ratio")
+    if f"peer/{name}.ratio" not in metrics:
         return f"Peer {name} failed: {failure}" if failure else f"Peer {name} has decoded nothing yet."
     said = (
         f"Peer {name} ({peer['version']}, {peer['setting']}) takes {ratio:.2f} times our time per token with "
         f"{_arm(peer)} ({peer['ours']['setting']}), prefill included."
     )
-    same = metrics.get(f"peer.{name}.identical")
+    same = metrics.get(f"peer/{name}.identical")
     if same is not None:
         said += f" {same:.0%} of its outputs are our baseline's, token for token."
     if len(peer["tried"]) > 1:
@@ -64,7 +64,7 @@ def peers_section(run: Run, described: Mapping[str, Any]) -> Section:
     lines = []
     for peer in described["peers"]:
         name = peer["peer"]
-        ratio, same = Interval.from_metrics(run.metrics, f"peer.{name}.ratio"), f"peer.{name}.identical"
+        ratio, same = Interval.from_metrics(run.metrics, f"peer/{name}.ratio"), f"peer/{name}.identical"
         lines.append(
             {
                 "peer": name,
@@ -88,7 +88,7 @@ def peers_section(run: Run, described: Mapping[str, Any]) -> Section:
 
 
 def _in_words(peers: Sequence[Mapping[str, Any]], metrics: Mapping[str, float]) -> str:
-    ratios = {peer["peer"]: Interval.from_metrics(metrics, f"peer.{peer['peer']}.ratio") for peer in peers}
+    ratios = {peer["peer"]: Interval.from_metrics(metrics, f"peer/{peer['peer']}.ratio") for peer in peers}
     slower = [name for name, ratio in ratios.items() if ratio.low > 1]
     faster = [name for name, ratio in ratios.items() if ratio.high < 1]
     parts = [

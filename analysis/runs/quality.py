@@ -1,4 +1,4 @@
-"""Measures what a lossy rule, or a trained backbone, does to the text of a whole run (`quality.*`).
+"""Measures what a lossy rule, or a trained backbone, does to the text of a whole run (`quality/*`).
 
 From `rounds.parquet` (departure, otherwise: see `specdec.observe`) and `quality.parquet` (a line for each output: see
 `specdec.experiment.judging`).
@@ -19,8 +19,8 @@ OUTPUTS = ("cell", "method", "gamma", "repeat", "prompt", "category", "tokens", 
 def quality_metrics(
     rounds: pd.DataFrame, outputs: pd.DataFrame, gamma: int, replicates: int, seed: int
 ) -> dict[str, float]:
-    """Return `quality.*` of the drafter at one gamma, `quality.baseline_*` of its baseline and, where the target was
-    trained, `quality.original_*` of plain decoding with the model that it was; each with the `.ci_low` and `.ci_high`
+    """Return `quality/*` of the drafter at one gamma, `quality/baseline_*` of its baseline and, where the target was
+    trained, `quality/original_*` of plain decoding with the model that it was; each with the `.ci_low` and `.ci_high`
     of a prompt bootstrap.
 
     log_likelihood: mean per token, in nats; log_likelihood.over_baseline is the drafter's mean less the baseline's, on
@@ -40,7 +40,7 @@ def quality_metrics(
     return {
         metric: value
         for name, interval in bootstrap(table, _values, replicates, seed).items()
-        for metric, value in interval.as_metrics(f"quality.{name}").items()
+        for metric, value in interval.as_metrics(f"quality/{name}").items()
         if np.isfinite(value) and (possible or "log_likelihood" not in name)
     }
 

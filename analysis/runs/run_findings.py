@@ -49,7 +49,7 @@ class RunFindings(Findings):
         arms: the metrics of every depth, with `gamma` and `primary`: a line each for the summary table.
         notes: sentences that a reader must not miss.
         account: the content of `account.json`.
-        alpha_source: what stands behind `account.alpha`: "text" or "mle".
+        alpha_source: what stands behind `account/alpha`: "text" or "mle".
         depth_name: what the depth of a draft is called in tables.
         drafter: the method that these figures are about.
         simulated: times come from a cost model.
@@ -78,10 +78,10 @@ class RunFindings(Findings):
 
     def overlays(self) -> dict[str, Curves]:
         """Return the lines of each chart that lays measurement and models over one another, by the key that they share:
-        `curve.tokens_per_round` and `curve.speedup`, and the interval of what was measured as `.ci_low` and `.ci_high`.
+        `curve/tokens_per_round` and `curve/speedup`, and the interval of what was measured as `.ci_low` and `.ci_high`.
         """
         found: dict[str, Curves] = {}
-        for key, prefix in (("curve.tokens_per_round", "curve."), ("curve.speedup", "curve.speedup.")):
+        for key, prefix in (("curve/tokens_per_round", "curve/"), ("curve/speedup", "curve/speedup/")):
             for end in ENDS:
                 names = {name: f"{prefix}{name}{end}" for name in (MODELS if end == "" else ("measured",))}
                 found[key + end] = {name: self.curves[curve] for name, curve in names.items() if curve in self.curves}
@@ -104,12 +104,12 @@ def run_findings(run: Run) -> RunFindings:
 
 
 def _with_others(run: Run, found: RunFindings) -> RunFindings:
-    """Add what the session's other drafters gave, their figures as `drafter.NAME.*`."""
+    """Add what the session's other drafters gave, their figures as `drafter/NAME/*`."""
     replicates, seed = run.whole_number("measurement.bootstrap"), run.whole_number("seed")
     others = {name: _of_one_drafter(run.of_drafter(name))[0] for name in run.beside}
     prefixed = {
         kind: {
-            f"drafter.{name}.{key}": value
+            f"drafter/{name}/{key}": value
             for name, each in others.items()
             for key, value in getattr(each, kind).items()
         }

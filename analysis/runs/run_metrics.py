@@ -28,9 +28,9 @@ def operation_metrics(summary: Summary, facts: RunFacts) -> dict[str, float]:
     sums = summary.arms[summary.primary_gamma].sums.sum()
     evaluated = (sums["nodes"] * (1 + c_ops) + sums["rounds"]) / sums["tokens"]
     return {
-        "cost.c_ops": c_ops,
-        "operations.capped_geometric": float(operations(summary.alpha, summary.primary_gamma, c_ops)),
-        "operations.measured": float(evaluated),
+        "cost/c_ops": c_ops,
+        "operations/capped_geometric": float(operations(summary.alpha, summary.primary_gamma, c_ops)),
+        "operations/measured": float(evaluated),
     }
 
 
@@ -39,9 +39,9 @@ def lossless_metrics(session: SessionFacts) -> dict[str, float]:
     if session.compared == 0:
         return {}
     return {
-        "lossless.identical": session.identical / session.compared,
-        "lossless.divergences": float(session.compared - session.identical),
-        "lossless.unexplained": float(session.unexplained),
+        "lossless/identical": session.identical / session.compared,
+        "lossless/divergences": float(session.compared - session.identical),
+        "lossless/unexplained": float(session.unexplained),
     }
 
 
@@ -58,14 +58,14 @@ def total_variation(read: Callable[[], pd.DataFrame], facts: RunFacts, replicate
     sums = pd.DataFrame({"prompt": arm["prompt"], "tv": arm["tv"].map(sum), "tested": arm["tv"].map(len)})
     table = sums.groupby("prompt").sum().astype(float)
     tv = bootstrap(table, lambda s: {"tv": s["tv"] / s["tested"]}, replicates, seed)["tv"]
-    return {name: value for name, value in tv.as_metrics("lossless.tv").items() if np.isfinite(value)}
+    return {name: value for name, value in tv.as_metrics("lossless/tv").items() if np.isfinite(value)}
 
 
 def limit_metrics(summary: Summary) -> dict[str, float]:
     """Return what an engine without overhead would reach at the measured v and g = gamma c (theory.md 2.1 and 8.3).
 
     `speedup.limit` is Omega / (v + g); `speedup.limit.realised` has the tokens per round that came out instead of
-    Omega, so that chance and the ends of texts are in both sides of speedup over limit. `cost.overhead_share` is
+    Omega, so that chance and the ends of texts are in both sides of speedup over limit. `cost/overhead_share` is
     o / (v + g + o).
     """
     account = summary.arms[summary.primary_gamma].account
@@ -73,16 +73,16 @@ def limit_metrics(summary: Summary) -> dict[str, float]:
     return {
         "speedup.limit": float(tokens_per_round(summary.alpha, summary.primary_gamma)) / bare,
         "speedup.limit.realised": account.tokens_per_round / bare,
-        "cost.overhead_share": account.time["o"] / (bare + account.time["o"]),
+        "cost/overhead_share": account.time["o"] / (bare + account.time["o"]),
     }
 
 
 def memory_metrics(session: SessionFacts, environment: Mapping[str, Any]) -> dict[str, float]:
     """Return the peak, and the target's weights and largest cache, which it cannot be below."""
     return {
-        "memory.peak_mb": session.peak_mb,
-        "memory.weights_mb": environment.get("model", {}).get("weight_bytes", 0) / 2**20,
-        "memory.cache_mb": session.cache_bytes / 2**20,
+        "memory/peak_mb": session.peak_mb,
+        "memory/weights_mb": environment.get("model", {}).get("weight_bytes", 0) / 2**20,
+        "memory/cache_mb": session.cache_bytes / 2**20,
     }
 
 
@@ -92,7 +92,7 @@ def prompt_metrics(standing: RunStatus | None) -> dict[str, float]:
     """
     if standing is None:
         return {}  # an earlier version's run
-    return {"prompts.done": standing.prompts_done, "prompts.left_out": standing.left_out}
+    return {"prompts/done": standing.prompts_done, "prompts/left_out": standing.left_out}
 
 
 def peer_metrics(
@@ -116,9 +116,9 @@ def peer_metrics(
         if greedy:
             texts = peer.set_index(["prompt", "repeat"])["generated_token_ids"]
             same = [text == baseline[work] for work, text in texts.items()]
-            metrics[f"peer.{name}.identical"] = sum(same) / len(same)
+            metrics[f"peer/{name}.identical"] = sum(same) / len(same)
         ratio = bootstrap(sums.join(our_sums.add_suffix("_ours")), _ratio, replicates, seed)["ratio"]
-        metrics |= ratio.as_metrics(f"peer.{name}.ratio")
+        metrics |= ratio.as_metrics(f"peer/{name}.ratio")
     return metrics
 
 

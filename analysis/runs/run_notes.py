@@ -32,8 +32,8 @@ def run_notes(
         )
     if not facts.lossless:
         departs = ""
-        if "lossless.tv" in metrics:
-            tv = Interval.from_metrics(metrics, "lossless.tv")
+        if "lossless/tv" in metrics:
+            tv = Interval.from_metrics(metrics, "lossless/tv")
             departs = (
                 f": at a tested position the law of the output differs from the baseline's by {tv} in total variation, "
                 "on average"
@@ -46,7 +46,7 @@ def run_notes(
             f"specdec.advise predicted a speedup of {predicted:.3f}; {measured:.3f} was measured, "
             f"{measured / predicted - 1:+.1%} from the prediction."
         )
-    share = metrics.get("repetition.share", 0.0)
+    share = metrics.get("repetition/share", 0.0)
     if share:
         rest = Interval.from_metrics(metrics, "speedup.unflagged")
         without = f"; without them the speedup is {rest}" if share < 1 else ""
@@ -92,7 +92,7 @@ def _quality_notes(metrics: Mapping[str, float], facts: RunFacts) -> list[str]:
     if facts.judge is None:
         return []
     model = "the target" if facts.judge == "target" else "the original target"
-    likelihood = "quality.log_likelihood"
+    likelihood = "quality/log_likelihood"
     notes = []
     if facts.deterministic and not facts.lossless and not facts.greedy:
         notes.append(
@@ -102,12 +102,12 @@ def _quality_notes(metrics: Mapping[str, float], facts: RunFacts) -> list[str]:
         notes.append(f"Quality: {model} gives some token no chance, so there is no mean log-likelihood.")
     for name, sentence in (
         (likelihood, f"Quality under {model} at temperature 1: {{}} nats per token, the baseline's text {{}}."),
-        ("quality.tv", "A token's law is {} from the target's in total variation, the baseline's {}."),
-        ("quality.decided_otherwise", "A lossless rule would have decided otherwise in {} of the rounds that offered."),
-        ("quality.gsm8k_exact_match", "Right answers: {} of the outputs, the baseline's {}."),
+        ("quality/tv", "A token's law is {} from the target's in total variation, the baseline's {}."),
+        ("quality/decided_otherwise", "A lossless rule would have decided otherwise in {} of the rounds that offered."),
+        ("quality/gsm8k_exact_match", "Right answers: {} of the outputs, the baseline's {}."),
     ):
         if name in metrics:
-            of_baseline = name.replace("quality.", "quality.baseline_")
+            of_baseline = name.replace("quality/", "quality/baseline_")
             values = (Interval.from_metrics(metrics, key) for key in (name, of_baseline))
             notes.append(sentence.format(*values))
     return notes

@@ -64,21 +64,21 @@ HEADLINES = (  # metric, what it is called, digits after the point
     ("tokens_per_round.capped_geometric", "tokens per round by the theory", 3),
     ("tokens_per_round.position", "tokens per round by the position model, fitted to the other half of the prompts", 3),
     ("tokens_per_round.replay", "tokens per round by replay of the baseline's texts", 3),
-    ("account.alpha", "alpha behind the theory", 4),
+    ("account/alpha", "alpha behind the theory", 4),
     ("alpha.mle", "alpha by maximum likelihood", 4),
     ("accepted_per_offered", "accepted over offered (not alpha)", 4),
     ("proposals.share", "rounds with a proposal", 4),
-    ("repetition.share", "prompts with a repetitive output", 4),
-    ("quality.log_likelihood", "log-likelihood of a token under the original target, nats", 4),
-    ("quality.baseline_log_likelihood", "that of the baseline's text", 4),
-    ("quality.tv", "total variation of a token's law from the target's", 4),
-    ("quality.baseline_tv", "that of the baseline", 4),
-    ("quality.decided_otherwise", "rounds in which a lossless rule would have decided otherwise", 4),
-    ("quality.gsm8k_exact_match", "right answers", 4),
-    ("quality.baseline_gsm8k_exact_match", "right answers of the baseline", 4),
-    ("throughput.tokens_per_s", "tokens per second", 1),
-    ("throughput.baseline_tokens_per_s", "tokens per second of the baseline", 1),
-    ("memory.peak_mb", "peak memory, MiB", 1),
+    ("repetition/share", "prompts with a repetitive output", 4),
+    ("quality/log_likelihood", "log-likelihood of a token under the original target, nats", 4),
+    ("quality/baseline_log_likelihood", "that of the baseline's text", 4),
+    ("quality/tv", "total variation of a token's law from the target's", 4),
+    ("quality/baseline_tv", "that of the baseline", 4),
+    ("quality/decided_otherwise", "rounds in which a lossless rule would have decided otherwise", 4),
+    ("quality/gsm8k_exact_match", "right answers", 4),
+    ("quality/baseline_gsm8k_exact_match", "right answers of the baseline", 4),
+    ("throughput/tokens_per_s", "tokens per second", 1),
+    ("throughput/baseline_tokens_per_s", "tokens per second of the baseline", 1),
+    ("memory/peak_mb", "peak memory, MiB", 1),
 )
 
 
@@ -172,7 +172,7 @@ def curves_section(run: Run) -> Section:
             lines,
             title=run.title,
             ylabel=label,
-            basis=run_figures.Basis(prompts, rounds, run.metrics.get("account.alpha")),
+            basis=run_figures.Basis(prompts, rounds, run.metrics.get("account/alpha")),
             primary_gamma=run.primary_gamma,
         )
         paired = "error" in table  # an older run logged no paired errors
@@ -183,7 +183,7 @@ def curves_section(run: Run) -> Section:
 
 def lengths_section(run: Run) -> Section:
     """Show accepted tokens per round against the capped-geometric law, and where a round's time goes."""
-    measured, alpha = run.arms(), run.metrics.get("account.alpha")
+    measured, alpha = run.arms(), run.metrics.get("account/alpha")
     words, figures = [], []
     try:
         arms = measured.by_gamma()
@@ -219,8 +219,8 @@ def category_section(run: Run) -> Section:
 
 def by_category(metrics: Mapping[str, Any]) -> dict[str, dict[str, float]]:
     """Return the metrics of BY_CATEGORY with their intervals, by category."""
-    prefix = "category."
-    suffixes = sorted((f".{metric}" for metric in BY_CATEGORY), key=len, reverse=True)
+    prefix = "category/"
+    suffixes = sorted((f"/{metric}" for metric in BY_CATEGORY), key=len, reverse=True)
     found: dict[str, dict[str, float]] = {}
     for key in metrics:
         suffix = next((end for end in suffixes if key.startswith(prefix) and key.endswith(end)), None)

@@ -20,15 +20,15 @@ def standing(run: Run) -> Standing:
         UsageError: the run has no alpha, because nothing was ever proposed, or did not finish.
     """
     metrics, gamma = run.metrics, run.primary_gamma
-    if gamma is None or "account.alpha" not in metrics or "cost.c" not in metrics:
+    if gamma is None or "account/alpha" not in metrics or "cost/c" not in metrics:
         raise UsageError(f"{run.source} has no alpha and c to mark: nothing was proposed, or the run did not finish.")
     return Standing(
-        metrics["account.alpha"],
+        metrics["account/alpha"],
         gamma,
-        metrics["cost.c"],
-        metrics.get("cost.c_ops", 0.0),
+        metrics["cost/c"],
+        metrics.get("cost/c_ops", 0.0),
         run.interval("speedup"),
-        metrics.get("operations.measured", float("nan")),
+        metrics.get("operations/measured", float("nan")),
     )
 
 

@@ -68,7 +68,7 @@ class Summary:
 
     arms: dict[int, ArmSummary]
     primary_gamma: int
-    alpha: float  # account.alpha
+    alpha: float  # account/alpha
     alpha_source: str  # "text" or "mle"
 
 
@@ -113,9 +113,9 @@ def summarise(
             **_unflagged(table, flagged, headline, replicates, seed),
             **_by_category(table, category, replicates, seed),
             **_theory(account),
-            **{f"account.{name}": value for name, value in account.factors.items()},
-            **{f"iid.{name}_p": test.p_value for name, test in tests.items()},
-            "account.alpha": alpha,
+            **{f"account/{name}": value for name, value in account.factors.items()},
+            **{f"iid/{name}_p": test.p_value for name, test in tests.items()},
+            "account/alpha": alpha,
             **of_text,
         }
         defined = {name: float(value) for name, value in metrics.items() if not isnan(value)}
@@ -159,7 +159,7 @@ def headline_values(sums: Columns) -> dict[str, np.ndarray]:
     return {
         "speedup": per_token * sums["tokens"] / sums["round_s"],
         "speedup.end_to_end": baseline_total_s / baseline_tokens * sums["tokens"] / total_s,
-        "cost.prefill_share": sums["baseline_prefill_s"] / baseline_total_s,
+        "cost/prefill_share": sums["baseline_prefill_s"] / baseline_total_s,
         "tokens_per_round": sums["tokens"] / sums["rounds"],
         "alpha.mle": sums["distinct_accepted"] / sums["distinct_tested"],
         "accepted_per_offered": sums["accepted"] / sums["offered"],
@@ -211,7 +211,7 @@ def _unflagged(
         of_all: the headline figures of the whole table.
     """
     unflagged = table[~table.index.isin(list(flagged))]
-    metrics = {"repetition.share": 1 - len(unflagged) / len(table)}
+    metrics = {"repetition/share": 1 - len(unflagged) / len(table)}
     if len(unflagged) == 0:
         return metrics
     if len(unflagged) == len(table):
@@ -224,12 +224,12 @@ def _unflagged(
 
 
 def _by_category(table: pd.DataFrame, category: pd.Series, replicates: int, seed: int) -> dict[str, float]:
-    """Return category.<name>.<metric> where the prompts have more than one category."""
+    """Return category/<name>/<metric> where the prompts have more than one category."""
     metrics: dict[str, float] = {}
     for name, members in category_members(category.reindex(table.index)).items():
         headline = _headline(table[members], replicates, seed)
         wanted = [metric + end for metric in BY_CATEGORY for end in ("", ".ci_low", ".ci_high")]
-        metrics |= {f"category.{name}.{key}": headline[key] for key in wanted if key in headline}
+        metrics |= {f"category/{name}/{key}": headline[key] for key in wanted if key in headline}
     return metrics
 
 
@@ -240,8 +240,8 @@ def _theory(account: Account) -> dict[str, float]:
     return {
         "tokens_per_round.capped_geometric": float(tokens_per_round(account.alpha, gamma)),
         "speedup.capped_geometric": float(theoretical_speedup(account.alpha, gamma, c)),
-        "cost.t1_ms": 1e3 * account.t1_s,
-        "cost.t_ar_ms": 1e3 * account.t_ar_s,
-        "cost.c": c,
-        **{f"cost.{name}": value for name, value in account.time.items()},
+        "cost/t1_ms": 1e3 * account.t1_s,
+        "cost/t_ar_ms": 1e3 * account.t_ar_s,
+        "cost/c": c,
+        **{f"cost/{name}": value for name, value in account.time.items()},
     }

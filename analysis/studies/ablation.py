@@ -110,18 +110,18 @@ def contributions(
 
 
 def _metrics(parts: pd.DataFrame, whole: pd.Series) -> dict[str, float]:
-    """Return `ablation.*`, by strategy."""
-    metrics = {"ablation.tokens_per_call": whole["tokens"]}
+    """Return `ablation/*`, by strategy."""
+    metrics = {"ablation/tokens_per_call": whole["tokens"]}
     for line in parts.to_dict("records"):
         for key in ("rows", "wins", "of_rows", "of_wins", "per_row", "tokens", "length"):
-            metrics[f"ablation.{line['strategy']}.{key}"] = line[key]
+            metrics[f"ablation/{line['strategy']}.{key}"] = line[key]
     return finite(metrics)
 
 
 def _curves(found: Mapping[str, Mapping[str, pd.DataFrame]]) -> dict[str, dict[int, float]]:
     """Return shares over accepted length, over rank (from 1), and over rows of a round."""
     return {
-        f"curve.ablation.{name}.{strategy}": curve(
+        f"curve/ablation/{name}.{strategy}": curve(
             table.assign(value=table["value"] + (name == "rank")), "value", "share"
         )
         for name, tables in found.items()

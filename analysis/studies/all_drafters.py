@@ -47,7 +47,7 @@ def findings(tables: Tables, about: About) -> Findings:
         scores = score([sums[name] for name in names], labels, prompts, about.replicates, about.seed)
         sections.append(_compared(setting, scores, arms.loc[names], nodes, outcomes, about))
         for place, name in enumerate(names):
-            key = f"all_drafters.{name.replace(', ', '.')}"
+            key = f"all_drafters/{name.replace(', ', '.')}"
             metrics |= metric(f"{key}.speedup", scores.interval("speedup", place))
             metrics |= metric(f"{key}.tokens_per_round", scores.interval("tokens_per_round", place))
         if setting == "default":

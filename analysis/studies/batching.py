@@ -213,12 +213,12 @@ def call_errors(calls: pd.DataFrame) -> pd.DataFrame:
 
 
 def _metrics(found: BatchNumbers) -> dict[str, float]:
-    """Return `batching.<drafter>.break_even` (0: no batch pays; absent: all tried do), those of the predictions and of
-    every gamma, and `batching.<drafter>.speedup.<batch>` with the best gamma.
+    """Return `batching/<drafter>.break_even` (0: no batch pays; absent: all tried do), those of the predictions and of
+    every gamma, and `batching/<drafter>.speedup.<batch>` with the best gamma.
     """
-    values: dict[str, float] = {"batching.repeats": float(found.repeats), "batching.largest": float(found.largest)}
+    values: dict[str, float] = {"batching/repeats": float(found.repeats), "batching/largest": float(found.largest)}
     for drafter in found.drafters:
-        name = f"batching.{drafter}"
+        name = f"batching/{drafter}"
         values |= metric(f"{name}.break_even", found.break_even(drafter))
         for gamma in found.gammas_of(drafter):
             values |= metric(f"{name}.break_even.gamma{gamma}", found.break_even(drafter, gamma))
@@ -235,7 +235,7 @@ def _curves(found: BatchNumbers) -> dict[str, dict[int, float]]:
 
     def add(name: str, values: np.ndarray) -> None:
         points = {batch: float(value) for batch, value in zip(found.batches, values, strict=True)}
-        curves[f"curve.batching.{name}"] = finite_points(points)
+        curves[f"curve/batching/{name}"] = finite_points(points)
 
     for drafter in found.drafters:
         for gamma in (None, *found.gammas_of(drafter)):

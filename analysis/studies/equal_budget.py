@@ -108,10 +108,10 @@ def budgets(tables: Tables, replicates: int, seed: int) -> BudgetNumbers:
 
 
 def _metrics(cells: pd.DataFrame) -> dict[str, float]:
-    """Return `budget.<drafter>.<structure>.<what>.<budget>`, the lead with its interval."""
+    """Return `budget/<drafter>.<structure>.<what>.<budget>`, the lead with its interval."""
     metrics: dict[str, float] = {}
     for cell in cells.to_dict("records"):
-        name, n = f"budget.{cell['drafter']}.{cell['shape']}", cell["budget"]
+        name, n = f"budget/{cell['drafter']}.{cell['shape']}", cell["budget"]
         metrics |= {
             f"{name}.tokens_per_call.{n}": cell["tokens"],
             f"{name}.speedup.{n}": cell["speedup"],
@@ -125,7 +125,7 @@ def _metrics(cells: pd.DataFrame) -> dict[str, float]:
 def _curves(cells: pd.DataFrame) -> dict[str, dict[int, float]]:
     """Return tokens per call and speedup over budgets."""
     return {
-        f"curve.budget.{name}.{drafter}.{shape}": curve(part, "budget", column)
+        f"curve/budget/{name}.{drafter}.{shape}": curve(part, "budget", column)
         for (drafter, shape), part in cells.groupby(["drafter", "shape"])
         for name, column in (("tokens_per_call", "tokens"), ("speedup", "speedup"))
     }

@@ -215,7 +215,7 @@ def whole_runs(whole: pd.DataFrame, replicates: int, seed: int) -> WholeRuns:
 
 
 def _whole_metrics(whole: pd.DataFrame, about: About) -> dict[str, float]:
-    """Return `grid.whole.*` of the fastest shape (best) and the usual one (10x10)."""
+    """Return `grid/whole.*` of the fastest shape (best) and the usual one (10x10)."""
     if whole.empty:
         return {}
     found = whole_runs(whole, about.replicates, about.seed)
@@ -223,11 +223,11 @@ def _whole_metrics(whole: pd.DataFrame, about: About) -> dict[str, float]:
     for at, line in enumerate(found.shapes.to_dict("records")):
         names = [*(["best"] if at == 0 else []), *(["10x10"] if (line["k"], line["w"]) == USUAL else [])]
         for name in names:
-            metrics |= metric(f"grid.whole.{name}.speedup", Interval(line["speedup"], line["low"], line["high"]))
-            metrics[f"grid.whole.{name}.deviation"] = line["deviation"]
-            metrics[f"grid.whole.{name}.tokens_per_call"] = line["tokens"]
+            metrics |= metric(f"grid/whole.{name}.speedup", Interval(line["speedup"], line["low"], line["high"]))
+            metrics[f"grid/whole.{name}.deviation"] = line["deviation"]
+            metrics[f"grid/whole.{name}.tokens_per_call"] = line["tokens"]
     if found.lead is not None:
-        metrics |= metric("grid.whole.lead", found.lead)
+        metrics |= metric("grid/whole.lead", found.lead)
     return finite(metrics)
 
 
@@ -256,33 +256,33 @@ def _by_category(found: GridNumbers) -> pd.DataFrame:
 
 
 def _metrics(found: GridNumbers, check: pd.DataFrame) -> dict[str, float]:
-    """Return `grid.*`: best_k and best_w are those of the fastest shape."""
+    """Return `grid/*`: best_k and best_w are those of the fastest shape."""
     fastest, longest = found.best("speedup"), found.best("tokens")
     metrics: dict[str, float] = {
-        "grid.best_k": fastest[0],
-        "grid.best_w": fastest[1],
-        **metric("grid.speedup.best", found.interval("speedup", fastest)),
-        "grid.speedup.best.tokens_per_call": found.value("tokens", fastest),
-        "grid.best_tokens_per_call": found.value("tokens", longest),
-        "grid.best_tokens_per_call.k": longest[0],
-        "grid.best_tokens_per_call.w": longest[1],
+        "grid/best_k": fastest[0],
+        "grid/best_w": fastest[1],
+        **metric("grid/speedup.best", found.interval("speedup", fastest)),
+        "grid/speedup.best.tokens_per_call": found.value("tokens", fastest),
+        "grid/best_tokens_per_call": found.value("tokens", longest),
+        "grid/best_tokens_per_call.k": longest[0],
+        "grid/best_tokens_per_call.w": longest[1],
     }
     if found.has(USUAL):
         metrics |= {
-            "grid.speedup.10x10": found.value("speedup", USUAL),
-            "grid.tokens_per_call.10x10": found.value("tokens", USUAL),
-            **metric("grid.speedup.lead", found.lead("speedup", fastest, USUAL)),
+            "grid/speedup.10x10": found.value("speedup", USUAL),
+            "grid/tokens_per_call.10x10": found.value("tokens", USUAL),
+            **metric("grid/speedup.lead", found.lead("speedup", fastest, USUAL)),
         }
     if len(check):
-        metrics["grid.live.same_rounds"] = check["same_rounds"].sum() / check["streams"].sum()
-        metrics["grid.live.worst_error"] = check["error"].abs().max()
+        metrics["grid/live.same_rounds"] = check["same_rounds"].sum() / check["streams"].sum()
+        metrics["grid/live.worst_error"] = check["error"].abs().max()
     return finite(metrics)
 
 
 def _curves(found: GridNumbers) -> dict[str, dict[int, float]]:
     """Return tokens per call and speedup over w, for every k."""
     return {
-        f"curve.grid.{name}.k{k}": points
+        f"curve/grid/{name}.k{k}": points
         for k, part in found.shapes.groupby("k")
         for name, column in (("tokens_per_call", "tokens"), ("speedup", "speedup"))
         if (points := curve(part, "w", column))

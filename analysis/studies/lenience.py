@@ -129,13 +129,13 @@ def rules(
 
 
 def _metrics(cells: pd.DataFrame, alphas: pd.DataFrame) -> dict[str, float]:
-    """Return `lenience.<form>.<what>.<l>`, and `lenience.alpha.<drafter>.<form>.<l>` for every drafter."""
+    """Return `lenience/<form>.<what>.<l>`, and `lenience/alpha.<drafter>.<form>.<l>` for every drafter."""
     metrics: dict[str, float] = {}
     for cell in cells[cells["lenience"] != PLAIN].to_dict("records"):
         for what, column in METRICS.items():
-            metrics |= metric(f"lenience.{cell['form']}.{what}.{cell['lenience']:g}", interval(cell, column))
+            metrics |= metric(f"lenience/{cell['form']}.{what}.{cell['lenience']:g}", interval(cell, column))
     for line in alphas.to_dict("records"):
-        name = f"lenience.alpha.{line['drafter']}.{line['form']}.{line['lenience']:g}"
+        name = f"lenience/alpha.{line['drafter']}.{line['form']}.{line['lenience']:g}"
         metrics |= metric(name, interval(line, "alpha"))
     return finite(metrics)
 

@@ -128,11 +128,11 @@ def _table(cells: Sequence[Answered]) -> pd.DataFrame:
 
 
 def _metrics(cells: Sequence[Answered]) -> dict[str, float]:
-    """Return `mt_bench.tokens_per_call`, `mt_bench.speedup`, and both of each category as `mt_bench.CATEGORY.*`."""
+    """Return `mt_bench/tokens_per_call`, `mt_bench/speedup`, and both of each category as `mt_bench/CATEGORY.*`."""
     metrics: dict[str, float] = {}
     for each in cells:
-        prefix = "mt_bench" if each.category == ALL else f"mt_bench.{each.category}"
-        metrics |= metric(f"{prefix}.tokens_per_call", each.rate) | metric(f"{prefix}.speedup", each.speedup)
+        prefix = "mt_bench/" if each.category == ALL else f"mt_bench/{each.category}."
+        metrics |= metric(f"{prefix}tokens_per_call", each.rate) | metric(f"{prefix}speedup", each.speedup)
     return finite(metrics)
 
 

@@ -66,10 +66,10 @@ def findings(tables: Tables, about: About) -> Findings:
         stem = "" if name == first else f"{name}."
         if stem:
             others = _metrics(cells[name], by_context, middle, None)
-            metrics |= {key.replace("transition.", f"transition.{stem}", 1): value for key, value in others.items()}
+            metrics |= {key.replace("transition/", f"transition/{stem}", 1): value for key, value in others.items()}
         for context, each in by_context.items():
             points = dict(zip(each.tokens.tolist(), each.slowdown.tolist(), strict=True))
-            curves[f"curve.slowdown.{stem}{context}"] = points
+            curves[f"curve/slowdown/{stem}{context}"] = points
     return Findings(sections, metrics, curves)
 
 
@@ -228,20 +228,20 @@ def product_lines(intensity: pd.DataFrame, context: int) -> pd.DataFrame:
 
 
 def _metrics(cells: pd.DataFrame, grown: Mapping[int, Growth], middle: int, ridge: float | None) -> dict[str, float]:
-    """Return `transition.*`; single figures are those of the middle context, the others end in theirs."""
+    """Return `transition/*`; single figures are those of the middle context, the others end in theirs."""
     knee = grown[middle].knee()
     values = {
-        "transition.ridge": np.nan if knee is None else knee,
-        "transition.ridge.roofline": np.nan if ridge is None else ridge,
-        "transition.context": middle,
+        "transition/ridge": np.nan if knee is None else knee,
+        "transition/ridge.roofline": np.nan if ridge is None else ridge,
+        "transition/context": middle,
     }
     for end, context in [("", middle), *((f".{context}", context) for context in grown)]:
-        values[f"transition.tokens_within_10pct{end}"] = grown[context].within(1.1)
-        values[f"transition.tokens_within_50pct{end}"] = grown[context].within(1.5)
+        values[f"transition/tokens_within_10pct{end}"] = grown[context].within(1.1)
+        values[f"transition/tokens_within_50pct{end}"] = grown[context].within(1.5)
     for context in grown:
-        values[f"transition.t11_ms.{context}"] = 1e3 * _cell(cells, UNIT, context, "seconds")
-        values[f"transition.slowdown.10x10.{context}"] = _cell(cells, USUAL, context)
-        values[f"transition.over_step.10x10.{context}"] = over_step(cells, USUAL, context)
+        values[f"transition/t11_ms.{context}"] = 1e3 * _cell(cells, UNIT, context, "seconds")
+        values[f"transition/slowdown.10x10.{context}"] = _cell(cells, USUAL, context)
+        values[f"transition/over_step.10x10.{context}"] = over_step(cells, USUAL, context)
     return finite(values)
 
 
@@ -262,9 +262,9 @@ def rows_over_packed(cells: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
 
 
 def _over_other(cells: Mapping[str, pd.DataFrame], contexts: list[int]) -> dict[str, float]:
-    """Return `transition.rows_over_packed.10x10` by context."""
+    """Return `transition/rows_over_packed.10x10` by context."""
     ratios = rows_over_packed(cells)
-    name = "transition.rows_over_packed.10x10"
+    name = "transition/rows_over_packed.10x10"
     return finite({f"{name}.{context}": _cell(ratios, USUAL, context, "ratio") for context in contexts})
 
 

@@ -251,12 +251,12 @@ def _slug(policy: str) -> str:
 
 
 def _metrics(found: ServingNumbers, tables: Tables) -> dict[str, float]:
-    """Return `serving.simulated.*`; a load at which speculation stops paying is 0 where it never pays, and absent where
+    """Return `serving/simulated.*`; a load at which speculation stops paying is 0 where it never pays, and absent where
     the largest load still does.
     """
-    values: dict[str, float] = {"serving.simulated.little_error": found.little}
+    values: dict[str, float] = {"serving/simulated.little_error": found.little}
     for policy in found.policies:
-        name = f"serving.simulated.{_slug(policy)}"
+        name = f"serving/simulated.{_slug(policy)}"
         values |= metric(f"{name}.capacity", found.capacity[policy])
         for load in found.loads:
             for column in ("goodput", "tpot", "latency_p99"):
@@ -266,18 +266,18 @@ def _metrics(found: ServingNumbers, tables: Tables) -> dict[str, float]:
             values |= metric(f"{name}.switch_off_load", off.load) | metric(f"{name}.switch_off_batch", off.batch)
             values |= metric(f"{name}.switch_off_load.goodput", found.switch_off(policy, "goodput").load)
     for gamma in sorted(set(found.step_times["gamma"]) - {0}):
-        values[f"serving.simulated.gamma{gamma}.model_batch"] = found.model_batch(gamma)
+        values[f"serving/simulated.gamma{gamma}.model_batch"] = found.model_batch(gamma)
     for line in closed_check(tables).to_dict("records"):
         for by in ("by_steps", "by_model"):
             ratio = line[by] / line["measured"]
-            values[f"serving.simulated.{by}_over_measured.{line['batch']:g}.{line['gamma']:g}"] = ratio
+            values[f"serving/simulated.{by}_over_measured.{line['batch']:g}.{line['gamma']:g}"] = ratio
     return finite(values)
 
 
 def _curves(found: ServingNumbers) -> dict[str, dict[int, float]]:
     """Return values over the load in per cent."""
     return {
-        f"curve.serving.simulated.{column}.{_slug(policy)}": finite_points(
+        f"curve/serving/simulated.{column}.{_slug(policy)}": finite_points(
             {round(100 * load): found.interval(policy, load, column).estimate for load in found.loads}
         )
         for policy in found.policies

@@ -30,12 +30,12 @@ def findings(tables: Tables, about: About) -> Findings:
         tables=(("Tokens per call of the target, its own token included", _table(lines)),),
         figures=(("topk", _figure(lines, about)),),
     )
-    curves = {f"curve.topk.{name}.w{w}": curve(part, "k", "tokens") for (name, w), part in lines.items()}
+    curves = {f"curve/topk/{name}.w{w}": curve(part, "k", "tokens") for (name, w), part in lines.items()}
     metrics: dict[str, float] = {}
     for (name, w), part in lines.items():
         best = part.loc[part["tokens"].idxmax()]
-        metrics[f"topk.{name}.w{w}.best"] = float(best["tokens"])
-        metrics[f"topk.{name}.w{w}.best_k"] = float(best["k"])
+        metrics[f"topk/{name}.w{w}.best"] = float(best["tokens"])
+        metrics[f"topk/{name}.w{w}.best_k"] = float(best["k"])
     return Findings((section,), metrics, curves)
 
 

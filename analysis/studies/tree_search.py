@@ -83,17 +83,17 @@ def rank_accuracy(accuracy: pd.DataFrame, replicates: int, seed: int) -> pd.Data
 
 
 def _metrics(cells: pd.DataFrame, accuracy: pd.DataFrame) -> dict[str, float]:
-    """Return `tree_search.<structure>.<what>.<budget>`, those of the chosen tree without a budget, and its size."""
+    """Return `tree_search/<structure>.<what>.<budget>`, those of the chosen tree without a budget, and its size."""
     metrics: dict[str, float] = {}
     for cell in cells[cells["shape"] != PLAIN].to_dict("records"):
-        name, end = f"tree_search.{cell['shape']}", "" if cell["shape"] == CHOSEN else f".{cell['budget']}"
+        name, end = f"tree_search/{cell['shape']}", "" if cell["shape"] == CHOSEN else f".{cell['budget']}"
         for what, shown in (("tokens", "tokens_per_round"), ("speedup", "speedup")):
             metrics |= metric(f"{name}.{shown}{end}", interval(cell, what))
             metrics[f"{name}.{shown}{end}.predicted"] = cell[f"predicted_{what}"]
         if cell["shape"] == CHOSEN:
             metrics |= {f"{name}.nodes": cell["nodes"], f"{name}.depth": cell["depth"]}
     for line in accuracy.to_dict("records"):
-        metrics[f"tree_search.accuracy.depth_{line['level']}.choice_{line['rank'] + 1}"] = line["share"]
+        metrics[f"tree_search/accuracy.depth_{line['level']}.choice_{line['rank'] + 1}"] = line["share"]
     return finite(metrics)
 
 
@@ -102,9 +102,9 @@ def _curves(cells: pd.DataFrame, accuracy: pd.DataFrame) -> dict[str, dict[int, 
     curves: dict[str, dict[int, float]] = {}
     for shape, part in cells[~cells["shape"].isin([PLAIN, CHOSEN])].groupby("shape"):
         for name, column in (("tokens_per_round", "tokens"), ("speedup", "speedup")):
-            curves[f"curve.tree_search.{name}.{shape}"] = curve(part, "budget", column)
-            curves[f"curve.tree_search.predicted.{name}.{shape}"] = curve(part, "budget", f"predicted_{column}")
-    curves["curve.tree_search.accuracy"] = curve(accuracy[accuracy["rank"] == 0], "level", "share")
+            curves[f"curve/tree_search/{name}.{shape}"] = curve(part, "budget", column)
+            curves[f"curve/tree_search/predicted.{name}.{shape}"] = curve(part, "budget", f"predicted_{column}")
+    curves["curve/tree_search/accuracy"] = curve(accuracy[accuracy["rank"] == 0], "level", "share")
     return {name: points for name, points in curves.items() if points}
 
 

@@ -86,8 +86,8 @@ def rules(outputs: pd.DataFrame, replicates: int, seed: int) -> tuple[pd.DataFra
 
 
 def _metrics(cells: pd.DataFrame, settings: pd.Series) -> dict[str, float]:
-    """Return `typical_acceptance.<rule>.<what>.<temperature>`, and for the sweep over epsilon
-    `typical_acceptance.epsilon.<what>.<epsilon>`.
+    """Return `typical_acceptance/<rule>.<what>.<temperature>`, and for the sweep over epsilon
+    `typical_acceptance/epsilon.<what>.<epsilon>`.
     """
     metrics: dict[str, float] = {}
     for cell in cells.to_dict("records"):
@@ -98,7 +98,7 @@ def _metrics(cells: pd.DataFrame, settings: pd.Series) -> dict[str, float]:
             names.append(("epsilon", f"{cell['epsilon']:g}"))
         for group, point in names:
             for what, column in METRICS.items():
-                metrics |= metric(f"typical_acceptance.{group}.{what}.{point}", interval(cell, column))
+                metrics |= metric(f"typical_acceptance/{group}.{what}.{point}", interval(cell, column))
     return finite(metrics)
 
 

@@ -244,7 +244,7 @@ def _measure_loss(config: CertifyConfig, parts: Parts, texts: Texts) -> _Finding
     """Measure what a combination loses that says itself that it is not lossless, from the rounds of some texts."""
     sentence = "Declared lossy: nothing to certify."
     if _forced(config) or parts.target.sampling.greedy:
-        why = "with drafter.forced=true" if _forced(config) else "at temperature 0 see lossless.* of specdec.run"
+        why = "with drafter.forced=true" if _forced(config) else "at temperature 0 see lossless/* of specdec.run"
         return _Findings("declared lossy", f"{sentence} Its total variation was not measured {why}.")
     distances: list[float] = []
     rounds = 0

@@ -304,12 +304,12 @@ def _summarise(sweep: Sweep, outcomes: list[CellOutcome]) -> None:
     for name in names:
         drawn = _lines(outcomes, name)
         # Logged twice: on the parent run, for MLflow's collapsed list, and on a child of each line, for one chart.
-        sweep.run.curves({f"sweep.{name}.{label}": points for label, points in drawn.items()})
-        sweep.run.curve_children(f"sweep.{name}", drawn)
+        sweep.run.curves({f"sweep/{name}/{label}": points for label, points in drawn.items()})
+        sweep.run.curve_children(f"sweep/{name}", drawn)
     _print(header, lines, title="Simulated" if _simulated(sweep.folder) else "")
     if sweep.run.link:
         print(sweep.run.link)
-    if names and (overlay := sweep.run.overlay(f"sweep.{names[0]}")):
+    if names and (overlay := sweep.run.overlay(f"sweep/{names[0]}")):
         print(f"overlay: {overlay}")
 
 

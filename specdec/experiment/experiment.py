@@ -132,7 +132,7 @@ def _run(
         for key, lines in found.overlays().items():
             tracked.curve_children(key, lines)
         tracked.artifacts()
-        links = {"browse": tracked.link, "overlay": tracked.overlay("curve.tokens_per_round")}
+        links = {"browse": tracked.link, "overlay": tracked.overlay("curve/tokens_per_round")}
     budget.lap("report")
     logger.info("%s", budget.stages)
     if config.measurement.trace:

@@ -31,10 +31,10 @@ def show_run(found: RunFindings, console: Console, folder: Path, links: Mapping[
     Args:
         links: by name, commands or addresses that open the run elsewhere; empty ones are left out.
     """
-    alpha = found.metrics.get("account.alpha", float("nan"))
+    alpha = found.metrics.get("account/alpha", float("nan"))
     alpha_of = "each drafter's alpha" if found.beside else f"alpha {alpha:.3f}"
     measured = "Simulated time: recorded text" if found.simulated else "Measured"
-    left_out, done = (int(found.metrics.get(f"prompts.{name}", 0)) for name in ("left_out", "done"))
+    left_out, done = (int(found.metrics.get(f"prompts/{name}", 0)) for name in ("left_out", "done"))
     cut = f"; {done} of {done + left_out} prompts, for lack of time" if left_out else ""
     table = Table(
         box=SIMPLE_HEAD,

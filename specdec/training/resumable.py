@@ -214,8 +214,8 @@ class ResumableTraining(ABC):
                 display({k: v for k, v in line.items() if v is not None})
                 if step % pace.log_every_steps == 0 or step == steps:
                     recent = [r["train_loss"] for r in self.progress.history[-pace.log_every_steps :]]
-                    pending |= {"train.loss": float(np.mean([r for r in recent if r is not None]))}
-                    pending |= {"train.lr": taken["lr"], "train.tokens": float(step * self.step_tokens)}
+                    pending |= {"train/loss": float(np.mean([r for r in recent if r is not None]))}
+                    pending |= {"train/lr": taken["lr"], "train/tokens": float(step * self.step_tokens)}
                     pending |= {name: taken[column(name)] for name in self.losses}
                     log(pending, step)
                     pending = {}
@@ -233,8 +233,8 @@ class ResumableTraining(ABC):
 
 
 def column(metric: str) -> str:
-    """Return the history's column of a metric: `heldout.nats_per_token` -> `heldout_nats_per_token`."""
-    return metric.replace(".", "_")
+    """Return the history's column of a metric: `heldout/nats_per_token` -> `heldout_nats_per_token`."""
+    return metric.replace("/", "_").replace(".", "_")
 
 
 @contextmanager

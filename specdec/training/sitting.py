@@ -51,7 +51,7 @@ def _log_earlier_sittings(tracked: TrackedRun, training: ResumableTraining) -> N
     every = training.pace.log_every_steps
     history = {int(line["step"] or 0): line for line in training.progress.history}
     if history:
-        curves = {"train.loss": {step: line["train_loss"] for step, line in history.items() if step % every == 0}}
+        curves = {"train/loss": {step: line["train_loss"] for step, line in history.items() if step % every == 0}}
         for name in training.scores:
             key = column(name)
             curves[name] = {step: line[key] for step, line in history.items() if line[key] is not None}

@@ -191,7 +191,7 @@ class StateTraining(ResumableTraining):
         """Write `summary.json` with the final figures, and return the results."""
         summary |= {"bytes": (self.folder / self.file_name).stat().st_size, "heldout": metrics}
         write_atomically(self.folder / "summary.json", json.dumps(summary, indent=1) + "\n")
-        final = {name.replace("heldout.", "heldout.final.", 1): value for name, value in metrics.items()}
+        final = {name.replace("heldout/", "heldout/final.", 1): value for name, value in metrics.items()}
         return FinishedTraining(self.folder, summary, final, sentence)
 
 

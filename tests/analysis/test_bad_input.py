@@ -79,13 +79,13 @@ KINDS = ["one prompt", "all censored", "all full", "no proposal", "one round"]
 def test_little_data_gives_a_summary_without_what_it_cannot_tell(odd, summary_of, kind: str) -> None:
     metrics = summary_of(odd(kind)).arms[2].metrics
     assert all(isfinite(value) for value in metrics.values())
-    assert {"speedup", "tokens_per_round", "account.omega"} <= set(metrics)
+    assert {"speedup", "tokens_per_round", "account/omega"} <= set(metrics)
     single = kind in ("one prompt", "one round")
     assert ("speedup.ci_low" not in metrics) == single
     if kind == "no proposal":
-        assert metrics["account.alpha"] == 0 and metrics["account.omega"] == 1 and "alpha.mle" not in metrics
+        assert metrics["account/alpha"] == 0 and metrics["account/omega"] == 1 and "alpha.mle" not in metrics
     if kind in ("all censored", "all full"):
-        assert metrics["account.alpha"] == 1 and metrics["account.omega"] == 3
+        assert metrics["account/alpha"] == 1 and metrics["account/omega"] == 3
 
 
 @pytest.mark.filterwarnings("error")
@@ -146,7 +146,7 @@ def test_figures_of_little_data_say_what_they_lack(odd, kind: str) -> None:
 def test_no_proposal_on_the_text_leaves_its_alpha_out(odd, summary_of) -> None:
     nothing = pd.DataFrame({"prompt": ["a", "b", "c"], "numerator": 0.0, "denominator": 0})
     metrics = summary_of(odd("no proposal"), alpha_sums=nothing).arms[2].metrics
-    assert "alpha.text" not in metrics and metrics["account.alpha"] == 0
+    assert "alpha.text" not in metrics and metrics["account/alpha"] == 0
 
 
 def test_alpha_of_one_prompts_text_has_no_interval(odd, summary_of) -> None:

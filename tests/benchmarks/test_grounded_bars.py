@@ -27,7 +27,7 @@ SETS = ("mt_bench", "stdlib_code")  # in the order of the file
 TOKENS = 24  # of an answer; a question of MT-Bench has two
 OTHER = "medusa"
 QUANTITIES = {  # figure of the file: metric of a drafter
-    "tokens_per_s": "throughput.tokens_per_s",
+    "tokens_per_s": "throughput/tokens_per_s",
     "tokens_per_round": "tokens_per_round",
     "speedup": "speedup",
 }
@@ -42,7 +42,7 @@ def figures(run: Run) -> list[dict[str, Any]]:
         return {"method": method, "category": category, "figure": figure} | bounds
 
     pair = f"grounded against {OTHER}"
-    found = [line(pair, "all", name, run.interval(f"drafter.{OTHER}.{name}")) for name in PAIRED]
+    found = [line(pair, "all", name, run.interval(f"drafter/{OTHER}/{name}")) for name in PAIRED]
     methods: dict[str, Run] = {each.method or "grounded": each for each in run.drafters}
     grouped = {name: by_category(each.metrics) for name, each in methods.items()}
     categories = sorted(grouped["grounded"]) if len(grouped["grounded"]) <= 8 else []
@@ -50,7 +50,7 @@ def figures(run: Run) -> list[dict[str, Any]]:
         values: dict[str, Mapping[str, float]] = {
             name: each.metrics if category == "all" else grouped[name][category] for name, each in methods.items()
         }
-        plain = Interval.from_metrics(values["grounded"], "throughput.baseline_tokens_per_s")
+        plain = Interval.from_metrics(values["grounded"], "throughput/baseline_tokens_per_s")
         found.append(line(BASELINE, category, "tokens_per_s", plain))
         for name, metrics in values.items():
             for figure, metric in QUANTITIES.items():
@@ -83,7 +83,7 @@ def decoded(prompts: str, *overrides: str) -> Run:
 
 def assert_identical(run: Run) -> None:
     """Require of both drafters that every text is the baseline's, or differs by a near-tie."""
-    assert [run.metrics[f"{start}lossless.unexplained"] for start in ("", f"drafter.{OTHER}.")] == [0, 0]
+    assert [run.metrics[f"{start}lossless/unexplained"] for start in ("", f"drafter/{OTHER}/")] == [0, 0]
 
 
 def test_code_of_the_standard_library():

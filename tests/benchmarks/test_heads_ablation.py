@@ -113,8 +113,8 @@ def row(variant: str, path: Path, run: Run, group_values: Callable[..., dict[str
         "heads": {key: value for key, value in stored.training["recipe"]["heads"].items() if key != "name"},
         "training": {key: stored.training[key] for key in ("parameters", "steps", "tokens", "seconds", "hardware")}
         | {"text": stored.training["data"]["corpus_sha256"][:16]},
-        "heldout": {name: [rounded(heldout[f"heldout.head_{k}.{name}"]) for k in places] for name in accuracies}
-        | {"target_top1": round(heldout["heldout.target.top1"], 4)},
+        "heldout": {name: [rounded(heldout[f"heldout/head_{k}.{name}"]) for k in places] for name in accuracies}
+        | {"target_top1": round(heldout["heldout/target.top1"], 4)},
         "decoding": {
             "model": run.params["target.model"],
             "dtype": run.params["target.dtype"],
@@ -125,7 +125,7 @@ def row(variant: str, path: Path, run: Run, group_values: Callable[..., dict[str
         },
         "cost": {
             name: round(run.metrics[name], 4)
-            for name in ("cost.t1_ms", "cost.c", "cost.g", "cost.v", "speedup", "speedup.ci_low", "speedup.ci_high")
+            for name in ("cost/t1_ms", "cost/c", "cost/g", "cost/v", "speedup", "speedup.ci_low", "speedup.ci_high")
         },
         "by_prompt": by_prompt(drafted(rounds)) | along_text(path, run, group_values),
     }

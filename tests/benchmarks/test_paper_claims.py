@@ -147,10 +147,10 @@ def by_arm(lines: pd.DataFrame, plain: str) -> dict[str, Any]:
 
 
 def rises(alphas: pd.DataFrame) -> dict[str, float]:
-    """Return how much alpha rises over that of lenience 1, by drafter, form and lenience: `lenience.rise.*`."""
+    """Return how much alpha rises over that of lenience 1, by drafter, form and lenience: `lenience/rise.*`."""
     found: dict[str, float] = {}
     for line in drafter_alphas(alphas, claim_results.REPLICATES, 0).to_dict("records"):
-        name = f"lenience.rise.{line['drafter']}.{line['form']}.{line['lenience']:g}"
+        name = f"lenience/rise.{line['drafter']}.{line['form']}.{line['lenience']:g}"
         found |= metric(name, interval(line, "rise"))
     return {name: round(value, 5) for name, value in found.items()}
 

@@ -80,4 +80,4 @@ def test_a_server(setting, tmp_path, monkeypatch):
         "code": environment["code"],
     }
     serving.write_committed(setting, found, facts, list(RUNS))
-    assert found.metrics["serving.simulated.little_error"] < 1e-9
+    assert found.metrics["serving/simulated.little_error"] < 1e-9

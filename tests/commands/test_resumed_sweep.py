@@ -164,7 +164,7 @@ def training(monkeypatch) -> Callable[[str, BaseException], None]:
             raise faults[values["heads"]["count"]]
         assert not folder.exists(), "two cells write to one folder"
         folder.mkdir(parents=True)
-        return head_training.FinishedTraining(folder, {}, {"heldout.nats_per_token": 2.5}, "")
+        return head_training.FinishedTraining(folder, {}, {"heldout/nats_per_token": 2.5}, "")
 
     monkeypatch.setattr(head_training, "run", trained)
     return faults.__setitem__
@@ -179,7 +179,7 @@ def test_cells_of_a_training_sweep_have_folders_of_their_own(in_process, trainin
     assert {path.name for path in folders.iterdir()} == {"heads.count=1", "heads.count=2"}
     assert in_process(train, *TRAIN, "heads.count=3,4", "output_dir=own").code == 0
     assert {path.name for path in (tmp_path / "own").iterdir()} == {"heads.count=3", "heads.count=4"}
-    assert [line["heldout.nats_per_token"] for line in table(last(tmp_path))] == ["2.500", "2.500"]
+    assert [line["heldout/nats_per_token"] for line in table(last(tmp_path))] == ["2.500", "2.500"]
 
 
 def test_a_training_that_fails_does_not_drop_the_rest(in_process, training, tmp_path):
@@ -223,5 +223,5 @@ def test_a_run_that_goes_on_is_one_run_in_mlflow(in_process, decoded, made_datab
     summary = json.loads((folder / "summary.json").read_text())["metrics"]
     assert logged.data.metrics["tokens_per_round"] == summary["tokens_per_round"]
     assert logged.data.metrics["speedup"] == summary["speedup"]
-    points = client.get_metric_history(logged.info.run_id, "curve.measured")
+    points = client.get_metric_history(logged.info.run_id, "curve/measured")
     assert len(points) == len({point.step for point in points}), "every point of a curve once"

@@ -121,8 +121,8 @@ def test_the_sweep_is_one_chart(
     _, out, _ = sweep("1,2", "sampling=greedy,temperature")
     parent = next(run for run in runs() if run.data.tags.get("specdec.role") == "sweep")
     expected = {f"sampling={name}": {1: 1.1, 2: 1.2} for name in ("greedy", "temperature")}
-    assert expected.items() <= curves("sweep.speedup").items()
-    assert parent.data.metrics["sweep.speedup.sampling_greedy"] == 1.2 and "speedup" not in parent.data.metrics
+    assert expected.items() <= curves("sweep/speedup").items()
+    assert parent.data.metrics["sweep/speedup/sampling_greedy"] == 1.2 and "speedup" not in parent.data.metrics
     assert "overlay: " in out
 
 

@@ -91,7 +91,7 @@ def test_each_drafter_decodes_as_if_it_were_alone(command, trace):
         for own, its in ((seen.replay(), single.replay()), (seen.alpha_sums(), single.alpha_sums())):
             pd.testing.assert_frame_equal(own.reset_index(drop=True), its)
         for metric, value in single.metrics.items():
-            if not metric.startswith(("memory.", "throughput.")):
+            if not metric.startswith(("memory/", "throughput/")):
                 assert seen.metrics[metric] == pytest.approx(value), f"{metric} of {name}"
         for curve, points in single.curves.items():
             assert seen.curves[curve] == pytest.approx(points)
@@ -131,15 +131,15 @@ def _check_pairs(seen):
     )
     ngram, suffix = (tokens[name].sum() / rounds[name].sum() for name in ("ngram", "suffix"))
     metrics = seen.metrics
-    assert metrics["drafter.suffix.tokens_per_round.ratio"] == pytest.approx(ngram / suffix)
-    assert metrics["drafter.suffix.tokens_per_round.difference"] == pytest.approx(ngram - suffix)
+    assert metrics["drafter/suffix/tokens_per_round.ratio"] == pytest.approx(ngram / suffix)
+    assert metrics["drafter/suffix/tokens_per_round.difference"] == pytest.approx(ngram - suffix)
     faster = seconds["suffix"].sum() / seconds["ngram"].sum()  # both write the same texts
-    assert metrics["drafter.suffix.speedup.ratio"] == pytest.approx(faster)
+    assert metrics["drafter/suffix/speedup.ratio"] == pytest.approx(faster)
     drawn = np.random.default_rng(1).integers(6, size=(4000, 6))
     ratios = seconds["suffix"][drawn].sum(axis=1) / seconds["ngram"][drawn].sum(axis=1)
     for end, share in ((".ci_low", 0.025), (".ci_high", 0.975)):
         # 60 replicates against 4000: the bound is where 0.5% to 20% of the replicates lie beyond.
-        beyond = np.mean(ratios < metrics[f"drafter.suffix.speedup.ratio{end}"])
+        beyond = np.mean(ratios < metrics[f"drafter/suffix/speedup.ratio{end}"])
         assert abs(beyond - share) < 0.1, end
 
 
@@ -157,9 +157,9 @@ def _check_page(seen, said):
     metrics = seen.metrics
     assert heights[3:6] == pytest.approx(
         [
-            metrics["drafter.suffix.category.code.throughput.tokens_per_s"],
-            metrics["drafter.suffix.category.math.throughput.tokens_per_s"],
-            metrics["drafter.suffix.throughput.tokens_per_s"],
+            metrics["drafter/suffix/category/code/throughput/tokens_per_s"],
+            metrics["drafter/suffix/category/math/throughput/tokens_per_s"],
+            metrics["drafter/suffix/throughput/tokens_per_s"],
         ]
     )
     assert [patch.get_height() for patch in below.patches][:3] == [1, 1, 1]
@@ -182,7 +182,7 @@ def test_a_live_session_counts_every_drafter_for_itself(command, tmp_path):
         gammas = table[table["method"] == name]["gamma"].nunique()
         assert (own["compared"], own["identical"], own["unexplained"]) == (6 * gammas, 6 * gammas, 0), name
     assert session["drafter"] == "ngram"
-    assert texts.metrics["lossless.identical"] == texts.metrics["drafter.jacobi.lossless.identical"] == 1
+    assert texts.metrics["lossless/identical"] == texts.metrics["drafter/jacobi/lossless/identical"] == 1
     environment = json.loads((folder / "environment.json").read_text())
     assert set(environment["drafters"]) == {"jacobi", "suffix"}
 

@@ -190,7 +190,7 @@ def test_a_run_that_was_cut_is_finished_and_says_what_it_decoded(tmp_path, watch
     status = RunStatus.read(tmp_path)
     assert (status.status, status.prompts_done, status.prompts, status.left_out) == ("finished", 7, 10, 3)
     assert not status.partial and run.status == "FINISHED"
-    assert (run.metrics["prompts.done"], run.metrics["prompts.left_out"]) == (7, 3)
+    assert (run.metrics["prompts/done"], run.metrics["prompts/left_out"]) == (7, 3)
     sentence = "7 of 10 prompts were decoded, in an order drawn by the seed, because the time budget of 70 s was spent"
     report = (tmp_path / "report.md").read_text()
     assert sentence in said and report.count(sentence) >= 2, "in the report's head, and in its notes"

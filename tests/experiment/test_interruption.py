@@ -55,7 +55,7 @@ def test_a_signal_ends_a_run_with_a_report_of_what_there_is(
     assert (folder / "figures" / "account.png").is_file()
     found = logged(tmp_path)
     assert (found.info.status, found.data.tags["specdec.partial"]) == ("KILLED", "partial: 7 of 54 prompts")
-    assert found.data.metrics["speedup"] > 0 and "curve.measured" not in found.data.metrics
+    assert found.data.metrics["speedup"] > 0 and "curve/measured" not in found.data.metrics
     assert [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)] == handlers
 
     monkeypatch.undo()
@@ -64,7 +64,7 @@ def test_a_signal_ends_a_run_with_a_report_of_what_there_is(
     found = logged(tmp_path)
     assert found.info.status == "FINISHED" and "(partial" not in (folder / "report.md").read_text()
     client, _ = opened(locate(None, tmp_path), "specdec")
-    points = client.get_metric_history(found.info.run_id, "curve.measured")
+    points = client.get_metric_history(found.info.run_id, "curve/measured")
     assert len({point.step for point in points}) == len(points)
 
 

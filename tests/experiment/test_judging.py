@@ -62,12 +62,12 @@ def test_a_run_with_a_lossy_rule_says_what_it_lost(command, tmp_path):
         assert row.log_likelihood == pytest.approx(math.log(math.prod(chances)))
     mine = quality[quality["gamma"] == 4]
     metrics = run.metrics
-    assert metrics["quality.log_likelihood"] == pytest.approx(mine["log_likelihood"].sum() / mine["tokens"].sum())
+    assert metrics["quality/log_likelihood"] == pytest.approx(mine["log_likelihood"].sum() / mine["tokens"].sum())
     arm = rounds[rounds["gamma"] == 4]
-    assert metrics["quality.tv"] == pytest.approx(arm["departure"].map(sum).sum() / arm["committed"].sum())
-    assert metrics["quality.decided_otherwise"] == pytest.approx(arm["otherwise"].mean())
-    assert metrics["quality.baseline_log_likelihood"] > metrics["quality.log_likelihood"]  # greedy text
-    assert "quality.gsm8k_exact_match" not in metrics
+    assert metrics["quality/tv"] == pytest.approx(arm["departure"].map(sum).sum() / arm["committed"].sum())
+    assert metrics["quality/decided_otherwise"] == pytest.approx(arm["otherwise"].mean())
+    assert metrics["quality/baseline_log_likelihood"] > metrics["quality/log_likelihood"]  # greedy text
+    assert "quality/gsm8k_exact_match" not in metrics
     notes = " ".join(run.summary()["notes"])
     assert "Quality under the target" in notes and "decided otherwise" in notes
     assert "the baseline's text is greedy" in notes

@@ -79,7 +79,7 @@ def test_both_backbones_are_decoded_on_the_same_prompts_and_named_apart(command,
     for end in ("", ".original"):
         quotient = metrics["acceleration_rate"] / metrics[f"step_overhead{end}"]
         assert abs(quotient - metrics[f"speedup{end}"]) < 1e-9
-    assert metrics["lossless.identical"] == 1  # to the target's own baseline: nothing is compared with the original
+    assert metrics["lossless/identical"] == 1  # to the target's own baseline: nothing is compared with the original
     environment = json.loads((finished.fetch("environment.json")).read_text())
     assert environment["original"]["sha256"] not in ("", environment["model"]["sha256"])
     assert environment["original"]["dtype"] == environment["model"]["dtype"] == "float64"

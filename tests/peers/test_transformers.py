@@ -56,7 +56,7 @@ def note(peer):
     """What the report says, as if the peer took twice our time."""
     described = {**peer.describe(), "version": "transformers 5"}
     described["ours"]["setting"] = "traced"
-    metrics = {} if peer.failure else {f"peer.{peer.name}.ratio": 2.0}
+    metrics = {} if peer.failure else {f"peer/{peer.name}.ratio": 2.0}
     return peer_notes({"peers": [described]}, metrics)[0]
 
 

@@ -24,16 +24,16 @@ def test_histograms_add_up(study, tiny_target):
     parts = {name.split(".")[1] for name in found.metrics if name.count(".") == 2}
     assert parts == {"ngram", "model_bigram"}
     for share in ("of_rows", "of_wins", "tokens"):
-        assert sum(found.metrics[f"ablation.{name}.{share}"] for name in parts) == pytest.approx(1)
-    assert found.metrics["ablation.tokens_per_call"] == pytest.approx(replay["tokens"].sum() / rounds.sum())
+        assert sum(found.metrics[f"ablation/{name}.{share}"] for name in parts) == pytest.approx(1)
+    assert found.metrics["ablation/tokens_per_call"] == pytest.approx(replay["tokens"].sum() / rounds.sum())
     for name in parts:
-        assert sum(found.curves[f"curve.ablation.allotment.{name}"].values()) == pytest.approx(1)
-        assert min(found.curves[f"curve.ablation.rank.{name}"]) >= 1
+        assert sum(found.curves[f"curve/ablation/allotment.{name}"].values()) == pytest.approx(1)
+        assert min(found.curves[f"curve/ablation/rank.{name}"]) >= 1
 
 
 def test_a_single_strategy_has_everything(study):
     found, _ = study("ngrammys_ablation", "drafter=ngram", "structure=rows", *SMALL)
-    assert found.metrics["ablation.ngram.of_rows"] == found.metrics["ablation.ngram.tokens"] == 1
+    assert found.metrics["ablation/ngram.of_rows"] == found.metrics["ablation/ngram.tokens"] == 1
 
 
 def test_texts_too_short_for_any_draft(study):

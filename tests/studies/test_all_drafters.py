@@ -44,7 +44,7 @@ def test_every_arm_decodes_every_text(study, chosen):
     assert per_round.loc["baseline", "tokens"] == per_round.loc["baseline", "rounds"]
     assert (live["round_s"] >= live["draft_s"] + live["verify_s"]).all()
     mean = per_round.loc["ngram, chain", "tokens"] / per_round.loc["ngram, chain", "rounds"]
-    assert found.metrics["all_drafters.ngram.chain.tokens_per_round"] == pytest.approx(mean)
+    assert found.metrics["all_drafters/ngram.chain.tokens_per_round"] == pytest.approx(mean)
     titles = [section.title for section in found.sections]
     assert titles[0] == "Every drafter in its own structure" and titles[-1] == "The same methods as published"
     assert sum("of 3" in title for title in titles) == 2

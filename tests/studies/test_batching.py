@@ -43,7 +43,7 @@ def test_every_arm_decodes_at_every_batch(study):
     told = {*KEYS, "tokens", "seconds", "steps", "tokens_per_round", "baseline_seconds"}  # that a simulation reads
     assert told <= set(lines.columns)
     assert set(tables["calls"]["tokens"]) == {1, 2, 3} and tables["calls"]["model_s"].isna().all()
-    assert found.metrics["batching.repeats"] == 2
+    assert found.metrics["batching/repeats"] == 2
     assert "There is no cost model of single calls" in found.sections[0].text[0]
 
 

@@ -80,7 +80,7 @@ def test_recorded_streams_in_simulated_time(command, tmp_path, recording):
     opened = open_study(folder)
     assert "simulated speedup" in opened.sections[1].text[0]
     chain = replay[(replay["shape"] == "chain") & (replay["budget"] == 6)]
-    assert opened.metrics["budget.ngram.chain.tokens_per_call.6"] == pytest.approx(
+    assert opened.metrics["budget/ngram.chain.tokens_per_call.6"] == pytest.approx(
         chain["tokens"].sum() / chain["rounds"].sum()
     )
     again = latest_study(f"sqlite:///{tmp_path / 'mlflow.db'}", "specdec", "equal_budget")
@@ -99,7 +99,7 @@ def test_the_table_target_has_measured_times(command, tmp_path):
     assert (host["overhead_s"] > 0).all() and host.loc[host["shape"] == "plain", "nodes"].tolist() == [0.0]
     assert set(times["rows_evaluated"]) >= {1, 3, 7}
     assert (folder / "figures" / "tokens_per_call_ngram.png").stat().st_size > 0
-    assert open_study(folder).metrics["budget.ngram.tree.speedup.6"] > 0
+    assert open_study(folder).metrics["budget/ngram.tree.speedup.6"] > 0
 
 
 @pytest.mark.parametrize(

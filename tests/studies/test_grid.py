@@ -22,19 +22,19 @@ def test_replayed_rounds_are_the_live_ones(study, tiny_target, evaluation):
     assert len(runs) == len(BLOCKS) * 3 * 2  # 3 prompts, 2 repeats
     assert runs["identical"].all() and (runs["rounds"] == runs["rounds_replayed"]).all()
     whole = tables["whole"]
-    best = int(found.metrics["grid.best_k"]), int(found.metrics["grid.best_w"])
+    best = int(found.metrics["grid/best_k"]), int(found.metrics["grid/best_w"])
     assert set(zip(whole["k"], whole["w"], strict=True)) == {(1, 0), best}  # (10, 10) is no part of this grid
     assert whole.groupby(["repeat", "k", "w"]).size().to_dict() == {(r, *s): 4 for r in (0, 1) for s in ((1, 0), best)}
     drafted = whole[whole["w"] > 0].merge(replay, on=["k", "w", "stream"], suffixes=("", "_replayed"))
     assert drafted["identical"].all() and (drafted["rounds"] == drafted["rounds_replayed"]).all()
     plain = live[live["w"] == 0]
     assert (plain["rounds"] == plain["tokens"]).all()
-    assert found.metrics["grid.live.same_rounds"] == 1
+    assert found.metrics["grid/live.same_rounds"] == 1
     totals = replay.groupby(["k", "w"])[["tokens", "rounds"]].sum()
     per_call = totals["tokens"] / totals["rounds"]
-    assert found.metrics["grid.best_tokens_per_call"] == pytest.approx(per_call.max())
-    assert found.curves["curve.grid.tokens_per_call.k4"] == pytest.approx(per_call.loc[4].to_dict())
-    assert all(0 < found.curves["curve.grid.speedup.k1"][w] < 40 for w in (1, 3))
+    assert found.metrics["grid/best_tokens_per_call"] == pytest.approx(per_call.max())
+    assert found.curves["curve/grid/tokens_per_call.k4"] == pytest.approx(per_call.loc[4].to_dict())
+    assert all(0 < found.curves["curve/grid/speedup.k1"][w] < 40 for w in (1, 3))
 
 
 def test_rows_are_counted_after_what_they_share_is_merged(study, tiny_target):

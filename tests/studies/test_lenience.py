@@ -44,7 +44,7 @@ def test_every_rule_has_its_texts_and_alphas_keep_their_bounds(on_table):
     loose = outputs[(outputs["lenience"] == 0.1) & (outputs["form"] == "sampled")]
     assert (loose["tv"] > 1).all() and (loose["otherwise"] > 0).all()
     assert loose["rounds"].sum() < strict["rounds"].sum()
-    assert found.metrics["lenience.sampled.tokens_per_round.0.1"] == loose["tokens"].sum() / loose["rounds"].sum()
+    assert found.metrics["lenience/sampled.tokens_per_round.0.1"] == loose["tokens"].sum() / loose["rounds"].sum()
 
 
 def test_alpha_is_the_mean_of_the_rules_chance_along_the_plain_text(on_table, monkeypatch):

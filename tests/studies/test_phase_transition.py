@@ -62,16 +62,16 @@ def test_the_command_on_the_pocket_target(command, made_database, tmp_path):
     assert "phase_transition" in (folder / "report.html").read_text()
     opened = open_study(folder)
     metrics = opened.metrics
-    assert metrics["transition.context"] == 24 and metrics["transition.t11_ms.8"] > 0
-    assert metrics["transition.ridge.roofline"] > 0 and metrics["transition.tokens_within_50pct"] >= 1
-    assert opened.curves["curve.slowdown.8"][2] == pytest.approx(1)
+    assert metrics["transition/context"] == 24 and metrics["transition/t11_ms.8"] > 0
+    assert metrics["transition/ridge.roofline"] > 0 and metrics["transition/tokens_within_50pct"] >= 1
+    assert opened.curves["curve/slowdown/8"][2] == pytest.approx(1)
 
     import mlflow
 
     client = mlflow.MlflowClient(tracking_uri=f"sqlite:///{tmp_path}/mlflow.db")
     (logged,) = client.search_runs([client.get_experiment_by_name("specdec").experiment_id])
     assert logged.data.tags["specdec.study"] == "phase_transition"
-    assert logged.data.metrics["transition.tokens_within_10pct"] == metrics["transition.tokens_within_10pct"]
+    assert logged.data.metrics["transition/tokens_within_10pct"] == metrics["transition/tokens_within_10pct"]
 
 
 def test_a_target_without_products_has_times_alone(command, tmp_path):
@@ -79,7 +79,7 @@ def test_a_target_without_products_has_times_alone(command, tmp_path):
     assert code == 0, printed
     assert set(pd.read_parquet(output(tmp_path) / "block_times.parquet")["evaluation"]) == {"packed"}
     assert pd.read_parquet(output(tmp_path) / "intensity.parquet").empty
-    assert "transition.ridge.roofline" not in open_study(output(tmp_path)).metrics
+    assert "transition/ridge.roofline" not in open_study(output(tmp_path)).metrics
 
 
 BAD = ("study.evaluations=[]", "study.k=[0,1]", "study.w=[-1]", "study.k=[]", "study.calls=0", "+study.x=1")

@@ -35,15 +35,15 @@ def test_a_server_of_a_tiny_model_from_its_own_texts(study, tiny_target):
     assert set(calls["k"]) == {1, 2, 4} and set(calls["w"]) == {0, 1, 3} and (calls["evaluation"] == "rows").all()
     texts = found.sections[0].text
     assert all(section.title.startswith("Simulated") for section in found.sections)
-    assert all(name.startswith("serving.simulated.") for name in found.metrics)
+    assert all(name.startswith("serving/simulated.") for name in found.metrics)
     for section in found.sections:
         assert all(caption.startswith("Simulated") for caption, _ in section.tables)
         assert all(figure.get_suptitle().startswith("Simulated") for _, figure in section.figures)
-    assert texts[0].startswith("Simulated: ") and found.metrics["serving.simulated.little_error"] < 1e-12
+    assert texts[0].startswith("Simulated: ") and found.metrics["serving/simulated.little_error"] < 1e-12
     # Twice what the server can finish: said, and no waiting times.
     assert "Overloaded" in found.sections[1].text[1] and "none from 2 on" in found.sections[1].text[1]
-    assert "serving.simulated.none.latency_p99.2" not in found.metrics
-    assert found.metrics["serving.simulated.none.latency_p99.0.3"] > 0
+    assert "serving/simulated.none.latency_p99.2" not in found.metrics
+    assert found.metrics["serving/simulated.none.latency_p99.0.3"] > 0
 
 
 def test_a_law_and_a_published_cost_need_no_model(study):
@@ -197,7 +197,7 @@ def test_measured_batches_give_the_steps_and_are_compared_with(study, tmp_path):
     )
     section = found.sections[-1]
     assert section.title == "Simulated against measured batches" and "6 batches and gammas" in section.text[0]
-    assert found.metrics["serving.simulated.by_steps_over_measured.4.0"] == pytest.approx(1)
+    assert found.metrics["serving/simulated.by_steps_over_measured.4.0"] == pytest.approx(1)
 
 
 @pytest.mark.parametrize(
@@ -225,4 +225,4 @@ def test_the_command_on_the_pocket_target(in_process, tmp_path):
     (folder,) = tmp_path.glob("outputs/*/*")
     assert (folder / "figures" / "goodput.png").stat().st_size > 0
     metrics = json.loads((folder / "study.json").read_text())["metrics"]
-    assert metrics["serving.simulated.none.capacity"] > 0
+    assert metrics["serving/simulated.none.capacity"] > 0

@@ -29,9 +29,9 @@ def test_a_cell_is_the_replay_of_its_drafter(study, table, random_law, group_val
         for w in (1, 2):
             rows = structures.build({"name": "rows", "k": k, "w": w, "budget": 100})
             rounds = sum(len(replay_stream(drafter, rows, each, 24)) for each in streams)
-            assert found.curves[f"curve.topk.model_bigram.w{w}"][k] == pytest.approx(3 * 24 / rounds)
+            assert found.curves[f"curve/topk/model_bigram.w{w}"][k] == pytest.approx(3 * 24 / rounds)
     # With every token among the rows the first draft token of a round is always accepted.
-    assert found.curves["curve.topk.model_bigram.w1"][6] == pytest.approx(2)
+    assert found.curves["curve/topk/model_bigram.w1"][6] == pytest.approx(2)
     assert set(tables["topk"]["drafter"]) == {"model_bigram"}
 
 

@@ -71,7 +71,7 @@ def test_trees_are_built_chosen_kept_and_decoded(study, shaken, tmp_path):
         assert 1 < tokens <= 1 + row["depth"]
     assert live.loc[live["arm"] == "plain", "rounds"].eq(live.loc[live["arm"] == "plain", "tokens"]).all()
     runs = live[live["arm"] == "dynamic 6"]
-    assert found.metrics["tree_search.dynamic.tokens_per_round.6"] == pytest.approx(
+    assert found.metrics["tree_search/dynamic.tokens_per_round.6"] == pytest.approx(
         runs["tokens"].sum() / runs["rounds"].sum()
     )
 

@@ -51,7 +51,7 @@ def test_every_rule_has_its_texts(on_table):
     warm = outputs[(outputs["rule"] == "plain") & (outputs["temperature"] == 1.0)]
     assert warm.groupby("stream")["log_likelihood"].nunique().max() == 2
     assert tables["settings"].to_dict("records") == [{"epsilon": 0.09, "delta": 0.3, "epsilon_temperature": 1.0}]
-    assert found.metrics["typical_acceptance.typical.tokens_per_call.1"] == pytest.approx(
+    assert found.metrics["typical_acceptance/typical.tokens_per_call.1"] == pytest.approx(
         typical.query("temperature == 1 and epsilon == 0.09").pipe(lambda t: t["tokens"].sum() / t["rounds"].sum())
     )
 

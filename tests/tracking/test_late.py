@@ -44,8 +44,8 @@ def run(folder: Path, name: str = "a run", error: BaseException | None = None, *
     tags = {"drafter": "ngram", "model": "pocket", "gamma": "4"}
     with tracked_run(config(**changes), name=name, params={"seed": 0}, tags=tags, results=folder) as tracked:
         tracked.metrics({"speedup": 1.5, "nothing": float("nan")})
-        tracked.curves({"curve.measured": {1: 1.5, 2: 2.0}})
-        tracked.curve_children("curve.tokens_per_round", {"measured": {1: 1.5, 2: 2.0}, "theory": {1: 1.6}})
+        tracked.curves({"curve/measured": {1: 1.5, 2: 2.0}})
+        tracked.curve_children("curve/tokens_per_round", {"measured": {1: 1.5, 2: 2.0}, "theory": {1: 1.6}})
         if error is not None:
             raise error
         tracked.tags({"alpha_source": "text"})
@@ -171,7 +171,7 @@ def test_a_sweep_is_uploaded_with_its_parent_and_each_cell_below_it(
             monkeypatch.setenv(SWEEP_CELL, str(cell))
             with tracked_run(config(uri=uri), name=f"cell {cell}", params={}, tags={}, results=sweep / str(cell)):
                 pass
-        parent.metrics({"sweep.speedup": 1.5})
+        parent.metrics({"sweep/speedup": 1.5})
     assert content(here)["cell 0"][3]["mlflow.parentRunId"] == ""
     assert sync(sweep / "1", uri="sqlite:///mlflow.db") == ["uploaded"]  # alone: its sweep is not there yet
     assert sync(sweep, uri="sqlite:///mlflow.db") == ["uploaded"] * 3
@@ -212,7 +212,7 @@ def test_a_run_that_goes_on_is_the_same_run(here: Path) -> None:
     run(here / "one")
     status, _, _, _, history, files = content(here)["a run"]
     assert status == "FINISHED" and "report.md" in files
-    assert [point[:2] for point in history["curve.measured"]] == [(1, "1.5"), (2, "2.0")]
+    assert [point[:2] for point in history["curve/measured"]] == [(1, "1.5"), (2, "2.0")]
     assert sync(here / "one") == ["complete"]
 
 

@@ -124,15 +124,15 @@ def test_values_arrive(record: Callable[..., Any]) -> None:
 
 def test_many_values_go_in_batches(client: Any, record: Callable[..., Any]) -> None:
     curve = {step: float(step) for step in range(2500)}
-    run = record(lambda run: run.curves({"curve.measured": curve}))
-    history = client.get_metric_history(run.info.run_id, "curve.measured")
+    run = record(lambda run: run.curves({"curve/measured": curve}))
+    history = client.get_metric_history(run.info.run_id, "curve/measured")
     assert {point.step: point.value for point in history} == curve
 
 
 def test_curves_share_a_key_on_children_of_their_own(client: Any, record: Callable[..., Any]) -> None:
     def write(run: Any) -> None:
-        run.curve_children("curve.tokens_per_round", {"measured": {1: 1.5, 2: 2.0}, "capped geometric": {1: 1.6}})
-        run.curve_children("curve.speedup", {"measured": {1: 1.2}})
+        run.curve_children("curve/tokens_per_round", {"measured": {1: 1.5, 2: 2.0}, "capped geometric": {1: 1.6}})
+        run.curve_children("curve/speedup", {"measured": {1: 1.2}})
 
     run = record(write)
     query = f"tags.`mlflow.parentRunId` = '{run.info.run_id}'"
@@ -140,8 +140,8 @@ def test_curves_share_a_key_on_children_of_their_own(client: Any, record: Callab
     children = {child.data.tags["specdec.line"]: child for child in found}
     assert {child.data.tags["specdec.role"] for child in children.values()} == {"curve"}
     assert {child.info.status for child in children.values()} == {"FINISHED"}
-    assert children["measured"].data.metrics == {"curve.tokens_per_round": 2.0, "curve.speedup": 1.2}
-    assert children["capped geometric"].data.metrics == {"curve.tokens_per_round": 1.6}
+    assert children["measured"].data.metrics == {"curve/tokens_per_round": 2.0, "curve/speedup": 1.2}
+    assert children["capped geometric"].data.metrics == {"curve/tokens_per_round": 1.6}
     assert {name: child.info.run_name for name, child in children.items()} == {name: name for name in children}
 
 
@@ -150,10 +150,10 @@ def test_the_runs_of_curves_say_whose_they_are(client: Any, record: Callable[...
     tags = {"drafter": "small_model", "model": "/models/large/", "gamma": "4", "dtype": "float32"}
 
     def write(run: Any) -> None:
-        run.curve_children("curve.tokens_per_round", {"measured": {1: 1.5}})
-        run.curve_children("curve.tokens_per_round.ci_low", {"measured": {1: 1.2}})
-        keys = parse_qs(run.overlay("curve.tokens_per_round").partition("?")[2])["plot_metric_keys"]
-        assert json.loads(keys[0]) == ["curve.tokens_per_round", "curve.tokens_per_round.ci_low"]
+        run.curve_children("curve/tokens_per_round", {"measured": {1: 1.5}})
+        run.curve_children("curve/tokens_per_round.ci_low", {"measured": {1: 1.2}})
+        keys = parse_qs(run.overlay("curve/tokens_per_round").partition("?")[2])["plot_metric_keys"]
+        assert json.loads(keys[0]) == ["curve/tokens_per_round", "curve/tokens_per_round.ci_low"]
 
     run = record(write, tags=tags)
     query = f"tags.`mlflow.parentRunId` = '{run.info.run_id}'"
@@ -230,8 +230,8 @@ def test_disabled_tracking_does_nothing(tmp_path: Path, monkeypatch: pytest.Monk
     check_store(config(enabled=False, uri="nonsense"), tmp_path)
     with tracked_run(config(enabled=False), name="", params={"a": 1}, tags={}) as run:
         run.metrics({"speedup": 1.0})
-        run.curves({"curve.measured": {1: 1.0}})
-        run.curve_children("curve.speedup", {"measured": {1: 1.0}})
+        run.curves({"curve/measured": {1: 1.0}})
+        run.curve_children("curve/speedup", {"measured": {1: 1.0}})
         run.artifacts()
         run.heartbeat()
     assert (run.run_id, run.link, list(tmp_path.iterdir())) == ("", "", [])

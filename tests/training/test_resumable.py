@@ -9,7 +9,7 @@ from specdec.training.resumable import ResumableTraining
 class Draws(ResumableTraining):
     """Draws a number in every step, and knows all of them."""
 
-    name, step_tokens, fingerprint, scores, origin, watched = "draws", 1, "same", (), "nothing", "train.loss"
+    name, step_tokens, fingerprint, scores, origin, watched = "draws", 1, "same", (), "nothing", "train/loss"
 
     def __init__(self, folder, steps):
         super().__init__(PaceConfig(heldout_every_steps=100, log_every_steps=100, checkpoint_seconds=100))

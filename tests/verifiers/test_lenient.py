@@ -205,8 +205,8 @@ def test_a_run_reports_the_departure_and_claims_no_identity(monkeypatch, tmp_pat
     (folder,) = tmp_path.glob("outputs/*/*")
     summary = json.loads((folder / "summary.json").read_text())
     metrics = summary["metrics"]
-    assert 0 < metrics["lossless.tv.ci_low"] <= metrics["lossless.tv"] <= metrics["lossless.tv.ci_high"] < 1
-    assert not {"lossless.identical", "lossless.divergences", "lossless.unexplained"} & set(metrics)
+    assert 0 < metrics["lossless/tv.ci_low"] <= metrics["lossless/tv"] <= metrics["lossless/tv.ci_high"] < 1
+    assert not {"lossless/identical", "lossless/divergences", "lossless/unexplained"} & set(metrics)
     assert "tokens_per_round.replay" not in metrics  # a strict replay would count too many rounds
     # Alpha is the mean of min(p/l, q) along the baseline's text, and stands behind the theory.
     config = yaml.safe_load((folder / "config.yaml").read_text())
@@ -217,7 +217,7 @@ def test_a_run_reports_the_departure_and_claims_no_identity(monkeypatch, tmp_pat
             prompt, text = line["prompt_token_ids"], line["generated_token_ids"]
             betas += list(beta(law[[prompt[-1], *text[:-1]]], drafter.laws(prompt, text).double().numpy(), 0.3))
     assert len(betas) > 100 and metrics["alpha.text"] == pytest.approx(np.mean(betas), abs=1e-6)
-    assert metrics["account.alpha"] == metrics["alpha.text"]
+    assert metrics["account/alpha"] == metrics["alpha.text"]
     assert metrics["alpha.text"] == pytest.approx(metrics["alpha.mle"], abs=0.1)
     assert any("Not lossless" in note for note in summary["notes"])
     assert list(tmp_path.glob("models/ngrams/*.safetensors"))
@@ -226,5 +226,5 @@ def test_a_run_reports_the_departure_and_claims_no_identity(monkeypatch, tmp_pat
         params = dict(
             database.execute("select key, value from params where key in ('verifier.lenience', 'drafter.order')")
         )
-    assert logged["lossless.tv"] == pytest.approx(metrics["lossless.tv"])
+    assert logged["lossless/tv"] == pytest.approx(metrics["lossless/tv"])
     assert params == {"verifier.lenience": "0.3", "drafter.order": "2"}

@@ -115,7 +115,7 @@ class Peer(ABC):
     (`specdec.decode.cut`).
 
     Attributes:
-        name: as in the metric `peer.<name>.ratio`.
+        name: as in the metric `peer/<name>.ratio`.
         ours: method and gamma of the arm that it is set against.
         failure: why it does not run, or ran no further; "" while it runs.
         converted: it computes with a copy of the weights in its own format, so that its text is checked before it is

@@ -46,7 +46,7 @@ class EagleStudent(nn.Module):
 class EagleTraining(StateTraining):
     """The training of one network, to its file and a summary."""
 
-    watched = "heldout.step_1.top1"
+    watched = "heldout/step_1.top1"
     file_name = EAGLE_FILE
     recipe_keys = (
         "eagle", "target", "data", "loss", "optimizer", "init", "micro_batch", "bfloat16", "save_dtype",
@@ -73,7 +73,7 @@ class EagleTraining(StateTraining):
         self.fingerprint = eagle_fingerprint(config, self.target_identity, sequences.fingerprint)
         student = EagleStudent(first_network(config, target, sequences), config.loss)
         self.adopt(student, build_optimizers(student, config.optimizer))
-        self.losses = ("train.cross_entropy", "train.regression") if config.loss.regression else ()
+        self.losses = ("train/cross_entropy", "train/regression") if config.loss.regression else ()
         self.scores = (*self._accuracy().metrics(), *TargetScore().metrics())
 
     def _accuracy(self) -> HeadAccuracy:
@@ -135,9 +135,9 @@ class EagleTraining(StateTraining):
             count_steps(accuracy, stored, features.clone(), tokens, scored)
         metrics = accuracy.metrics() | self.target_score(None)
         save_eagle(network, path, self.target_identity, summary | {"heldout": metrics})
-        tops = ", ".join(f"{metrics[f'heldout.step_{step + 1}.top1']:.3f}" for step in range(self.config.loss.steps))
+        tops = ", ".join(f"{metrics[f'heldout/step_{step + 1}.top1']:.3f}" for step in range(self.config.loss.steps))
         sentence = (
-            f"held-out top-1 accuracy of the steps {tops}, the target's own {metrics['heldout.target.top1']:.3f}; "
+            f"held-out top-1 accuracy of the steps {tops}, the target's own {metrics['heldout/target.top1']:.3f}; "
             f"saved to {path}"
         )
         return self.finished(summary, metrics, sentence)

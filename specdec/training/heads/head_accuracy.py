@@ -88,7 +88,7 @@ class HeadAccuracy:
             right = right[:, : here.shape[1]] & here
 
     def metrics(self) -> dict[str, float]:
-        """Return `heldout.head_1.top1`, ... and `heldout.head_1.top1_given_earlier`, ...; NaN without positions."""
+        """Return `heldout/head_1.top1`, ... and `heldout/head_1.top1_given_earlier`, ...; NaN without positions."""
         found = {}
         for head in range(len(self.seen)):
             for place in range(TOP):
@@ -118,7 +118,7 @@ class TargetScore:
         self.tokens += len(where.targets)
 
     def metrics(self) -> dict[str, float]:
-        """Return `heldout.target.nats_per_token`, `heldout.target.top1`, ..."""
+        """Return `heldout/target.nats_per_token`, `heldout/target.top1`, ..."""
         tops = {f"{HELDOUT}.target.top{place + 1}": _share(self.hits[place], self.tokens) for place in range(TOP)}
         return {f"{HELDOUT}.target.nats_per_token": self.nats / max(self.tokens, 1)} | tops
 

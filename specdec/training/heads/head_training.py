@@ -35,7 +35,7 @@ BACKBONE_FOLDER = "backbone"
 class HeadTraining(StateTraining):
     """The training of one set of heads, to their file, the backbone beside it if it was trained, and a summary."""
 
-    watched = "heldout.head_1.top1"
+    watched = "heldout/head_1.top1"
     file_name = HEADS_FILE
     recipe_keys = (
         "heads", "target", "data", "loss", "optimizer", "backbone", "lora", "init", "micro_batch", "bfloat16",
@@ -76,7 +76,7 @@ class HeadTraining(StateTraining):
         student = Student(heads, backbone, config)
         self.adopt(student, [build_optimizer(student, config.optimizer)])
         self.backbone_start = config.loss.backbone.first_step(self.steps)
-        self.losses = ("train.heads_loss", "train.backbone_loss") if backbone is not None else ()
+        self.losses = ("train/heads_loss", "train/backbone_loss") if backbone is not None else ()
         self.scores = (*HeadAccuracy(config.heads.count).metrics(), *TargetScore().metrics())
 
     # --- checkpoints
@@ -151,15 +151,15 @@ class HeadTraining(StateTraining):
         save_heads(heads, path, target.hidden.identity, summary)
         metrics = score_heads(load_heads(path, target), target, self.heldout_parts(None))
         if self.before:
-            metrics |= {name.replace("heldout.", "heldout.before."): value for name, value in self.before.items()}
+            metrics |= {name.replace("heldout/", "heldout/before."): value for name, value in self.before.items()}
         save_heads(heads, path, target.hidden.identity, summary | {"heldout": metrics})
         return self.finished(summary, metrics, self._sentence(metrics, path))
 
     def _sentence(self, metrics: dict[str, float], path: Path) -> str:
-        tops = ", ".join(f"{metrics[f'heldout.head_{k + 1}.top1']:.3f}" for k in range(self.config.heads.count))
-        own, loss = f"the target's own {metrics['heldout.target.top1']:.3f}", ""
+        tops = ", ".join(f"{metrics[f'heldout/head_{k + 1}.top1']:.3f}" for k in range(self.config.heads.count))
+        own, loss = f"the target's own {metrics['heldout/target.top1']:.3f}", ""
         if self.before:
-            name = "heldout.target.nats_per_token"
+            name = "heldout/target.nats_per_token"
             loss = f"; the backbone's held-out loss was {self.before[name]:.4f} and is {metrics[name]:.4f} nats"
         return f"held-out top-1 accuracy of the heads {tops}, {own}{loss}; saved to {path}"
 

@@ -101,7 +101,7 @@ def heads_card(summaries: dict[str, dict[str, Any]]) -> str:
         names=" | ".join(summaries),
         rules="---|" * len(summaries),
         rows=table(shown, summaries.values()),
-        reference=f"{first['heldout']['heldout.target.top1']:.3f}",
+        reference=f"{first['heldout']['heldout/target.top1']:.3f}",
         commands="\n".join(f"- `python -m specdec.train {_choice(summary)}`" for summary in summaries.values()),
         recipe=json.dumps(recipes, indent=1),
         hardware="\n".join(sorted(machines)),
@@ -133,7 +133,7 @@ def _depth(summary: dict[str, Any]) -> int:
 def _accuracy(head: int, top: int) -> Callable[[dict[str, Any]], str]:
     def show(summary: dict[str, Any]) -> str:
         one = "head" if kind_of(summary) == "heads" else "step"
-        found = [summary["heldout"].get(f"heldout.{one}_{head}.top{top}{given}") for given in ("", "_given_earlier")]
+        found = [summary["heldout"].get(f"heldout/{one}_{head}.top{top}{given}") for given in ("", "_given_earlier")]
         return "" if None in found else f"{found[0]:.3f} ({found[1]:.3f})"
 
     return show

@@ -33,8 +33,8 @@ class ModelTraining(ResumableTraining):
     """The training of one model, to its export and its summary."""
 
     origin = "another recipe, seed or corpus"
-    watched = "heldout.nats_per_token"
-    scores = ("heldout.nats_per_token", "heldout.bits_per_byte")
+    watched = "heldout/nats_per_token"
+    scores = ("heldout/nats_per_token", "heldout/bits_per_byte")
 
     def __init__(self, config: TrainConfig, corpus: TokenizedCorpus) -> None:
         super().__init__(config.recipe.monitor)
@@ -141,7 +141,7 @@ class ModelTraining(ResumableTraining):
         write_atomically(self.folder / "summary.json", json.dumps(summary, indent=1) + "\n")
         write_atomically(self.folder / "corpus.json", json.dumps(self.corpus.manifest, indent=1) + "\n")
         metrics = {
-            f"heldout.final.{part}.{unit}": float(getattr(score, unit))
+            f"heldout/final.{part}.{unit}": float(getattr(score, unit))
             for part, score in scores.items()
             for unit in ("nats_per_token", "bits_per_byte")
         }

@@ -47,7 +47,7 @@ class DraftAccuracy:
         self.nats += torch.bincount(levels[scored], nats[scored].double(), minlength=len(self.hits)).cpu()
 
     def metrics(self) -> dict[str, float]:
-        """Return for each draft token k `heldout.token_k.top1`, `.top1_given_earlier` and `.nats_per_token`; NaN where
+        """Return for each draft token k `heldout/token_k.top1`, `.top1_given_earlier` and `.nats_per_token`; NaN where
         there was none.
         """
         found = {}

@@ -48,7 +48,7 @@ class ParallelTraining(ResumableTraining):
     """The training of one model, to its export and its summary."""
 
     origin = "another recipe, seed, model or text"
-    watched = "heldout.token_2.top1"
+    watched = "heldout/token_2.top1"
 
     def __init__(self, config: ParallelTrainConfig, model: Any, tokenizer: Any, sequences: Sequences) -> None:
         """
@@ -194,8 +194,8 @@ class ParallelTraining(ResumableTraining):
             "heldout": {name: value for name, value in metrics.items() if not math.isnan(value)},
         }
         write_atomically(self.folder / "summary.json", json.dumps(summary, indent=1) + "\n")
-        final = {name.replace("heldout.", "heldout.final.", 1): value for name, value in summary["heldout"].items()}
-        tops = ", ".join(f"{metrics[f'heldout.token_{k + 1}.top1']:.3f}" for k in range(self.config.parallel.ahead))
+        final = {name.replace("heldout/", "heldout/final.", 1): value for name, value in summary["heldout"].items()}
+        tops = ", ".join(f"{metrics[f'heldout/token_{k + 1}.top1']:.3f}" for k in range(self.config.parallel.ahead))
         return FinishedTraining(
             self.folder, summary, final, f"held-out top-1 accuracy of the draft tokens {tops}; exported to {folder}"
         )

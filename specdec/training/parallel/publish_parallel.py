@@ -93,7 +93,7 @@ def parallel_card(summary: dict[str, Any]) -> str:
     lines = []
     for k in range(1, recipe["parallel"]["ahead"] + 1):
         names = ("top1", "top1_given_earlier", "nats_per_token")
-        found = [heldout.get(f"heldout.token_{k}.{name}") for name in names]
+        found = [heldout.get(f"heldout/token_{k}.{name}") for name in names]
         cells = ["-" if value is None else f"{value:.3f}" for value in found]
         lines.append("| " + " | ".join([str(k), str(k - 1), *cells]) + " |")
     return CARD.format(

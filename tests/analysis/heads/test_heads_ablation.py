@@ -36,7 +36,7 @@ def row() -> Callable[..., Row]:
             "training": {"parameters": 1000, "tokens": 819200, "seconds": 100.4},
             "heldout": {"top1": [share * keeps**k for k in range(5)]},
             "decoding": {"model": "pocket", "dtype": "float32", "prompts": "stdlib_code", "cpu": "EPYC", "threads": 2},
-            "cost": {"cost.g": 0.25},
+            "cost": {"cost/g": 0.25},
             "by_prompt": {
                 "prompts": prompts,
                 "tokens": [round(n * rate * e) for n, e in zip(rounds, ease, strict=True)],

@@ -18,7 +18,7 @@ def run_of(prompts: str, tokens: int, rounds: int, seconds: float, **more: objec
         "prompts": list(prompts),
         "baseline": {name: values * count for name, values in base.items()},
         "arms": {"4": {name: values * count for name, values in alike.items()}},
-        "metrics": {"cost.c": 0.25, "lossless.tv": None},
+        "metrics": {"cost/c": 0.25, "lossless/tv": None},
         **more,
     }
 
@@ -65,7 +65,7 @@ def test_other_prompts_are_resampled_apart():
 
 def test_metrics_and_files(tmp_path):
     run = run_of("ab", 8, 4, 1.0)
-    assert results.metric(run, "cost.c").estimate == 0.25 and not results.metric(run, "cost.c").known
+    assert results.metric(run, "cost/c").estimate == 0.25 and not results.metric(run, "cost/c").known
     (tmp_path / "good.json").write_text(json.dumps({"figures": [run]}), encoding="utf-8")
     assert list(results.load_results(tmp_path / "good.json")) == ["a"]
     with pytest.raises(UsageError, match="test_paper_claims.py"):

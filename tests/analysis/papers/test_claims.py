@@ -75,7 +75,7 @@ def test_calls_behind_two_contexts_are_told_apart_by_the_ranges_of_their_passes(
 @pytest.mark.parametrize(("low", "high", "verdict"), [(0.5, 0.9, "DIFFERENT"), (0.9, 1.1, "OPEN"), (1.1, 1.3, "SAME")])
 def test_the_usual_shape_is_faster_where_its_interval_lies_above_one(found, low, high, verdict):
     bounds = {"": (low + high) / 2, ".ci_low": low, ".ci_high": high}
-    metrics = {f"grid.whole.10x10.speedup{end}": value for end, value in bounds.items()}
+    metrics = {f"grid/whole.10x10.speedup{end}": value for end, value in bounds.items()}
     answer = answered(found, "(10, 10)", "ngrammys_grid", metrics=metrics)
     assert answer.verdict == getattr(claims, verdict)
 
@@ -86,7 +86,7 @@ def test_the_usual_shape_is_faster_where_its_interval_lies_above_one(found, low,
 )
 def test_no_gain_from_half_the_lenience_is_told_within_the_printed_decimals(found, low, high, verdict):
     bounds = {"": (low + high) / 2, ".ci_low": low, ".ci_high": high}
-    metrics = {f"lenience.rise.small_model.greedy.0.5{end}": value for end, value in bounds.items()}
+    metrics = {f"lenience/rise.small_model.greedy.0.5{end}": value for end, value in bounds.items()}
     answer = answered(found, "A lenience of 0.5", "lenience", metrics=metrics)
     assert answer.verdict == getattr(claims, verdict)
 

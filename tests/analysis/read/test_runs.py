@@ -17,10 +17,10 @@ from specdec.analysis.rounds import GENERATION, measured_curve
 from specdec.errors import UsageError
 
 CURVES = {
-    "curve.measured": {1: 1.5, 4: 2.5},
-    "curve.capped_geometric": {1: 1.6, 4: 2.6},
-    "curve.speedup.measured": {1: 1.1, 4: 1.3},
-    "curve.speedup.replay": {1: 1.2},
+    "curve/measured": {1: 1.5, 4: 2.5},
+    "curve/capped_geometric": {1: 1.6, 4: 2.6},
+    "curve/speedup/measured": {1: 1.1, 4: 1.3},
+    "curve/speedup/replay": {1: 1.2},
 }
 
 
@@ -125,10 +125,10 @@ def run(request, store, tmp_path):
 
 def test_a_run_has_curves_metrics_and_tables_wherever_it_was_read(run):
     assert run.curves == CURVES
-    assert run.lines() == {"capped_geometric": CURVES["curve.capped_geometric"]}
+    assert run.lines() == {"capped_geometric": CURVES["curve/capped_geometric"]}
     assert run.lines("speedup") == {"replay": {1: 1.2}}
     assert run.metrics["speedup"] == 1.3
-    assert not any(key.startswith("curve.") for key in run.metrics)
+    assert not any(key.startswith("curve/") for key in run.metrics)
     assert run.params["structure.gamma"] == "4"
     assert run.primary_gamma == 4
     assert run.title == "ngram on pocket (bfloat16), EPYC"

@@ -56,11 +56,11 @@ def test_the_position_model_has_not_seen_what_it_predicts(two_prompts, summary_o
     summary, rounds = summary_of(two_prompts)
     empty = pd.DataFrame(columns=["kind", "gamma", "prompt", "tokens", "rounds"])
     curves = model_curves(summary, held_out(Arms.of(rounds), None, None, 200), empty, FACTS, 200, 0)
-    assert curves["curve.measured"] == pytest.approx({2: 90 / 70, 1: 90 / 75})
-    assert curves["curve.position"] == pytest.approx({2: 90 / (30 + 20), 1: 90 / (30 + 30)})
-    step = 1 + summary.arms[2].metrics["cost.g"]
-    assert curves["curve.speedup.position"][2] == pytest.approx(1.8 / step)
-    assert "curve.replay" not in curves and "curve.position.ci_low" not in curves  # two prompts cannot be resampled
+    assert curves["curve/measured"] == pytest.approx({2: 90 / 70, 1: 90 / 75})
+    assert curves["curve/position"] == pytest.approx({2: 90 / (30 + 20), 1: 90 / (30 + 30)})
+    step = 1 + summary.arms[2].metrics["cost/g"]
+    assert curves["curve/speedup/position"][2] == pytest.approx(1.8 / step)
+    assert "curve/replay" not in curves and "curve/position.ci_low" not in curves  # two prompts cannot be resampled
 
 
 def test_replay_is_of_the_baselines_texts_and_the_accounts_of_the_drafters_own(two_prompts, summary_of):
@@ -68,12 +68,12 @@ def test_replay_is_of_the_baselines_texts_and_the_accounts_of_the_drafters_own(t
     replay = replays({"own": (10, 60), "baseline": (12, 48)})
     prediction = held_out(Arms.of(rounds), None, replay[replay["kind"] == "baseline"], 200)
     curves = model_curves(summary, prediction, replay, FACTS, 400, 0)
-    assert curves["curve.replay"] == pytest.approx({2: 90 / 60})
-    assert curves["curve.replay.ci_low"][2] == pytest.approx(60 / 48)  # a resample of the hard prompt alone
-    assert curves["curve.replay.ci_high"][2] == pytest.approx(30 / 12)
-    assert curves["curve.speedup.predicted"] == {2: 1.7}
+    assert curves["curve/replay"] == pytest.approx({2: 90 / 60})
+    assert curves["curve/replay.ci_low"][2] == pytest.approx(60 / 48)  # a resample of the hard prompt alone
+    assert curves["curve/replay.ci_high"][2] == pytest.approx(30 / 12)
+    assert curves["curve/speedup/predicted"] == {2: 1.7}
     simulated = SimpleNamespace(simulated=True, predicted={})
-    assert "curve.replay" not in model_curves(summary, prediction, replay, simulated, 200, 0)
+    assert "curve/replay" not in model_curves(summary, prediction, replay, simulated, 200, 0)
 
 
 def test_every_curve_has_its_interval_and_its_headline_metric(simulate, summary_of):
@@ -85,18 +85,18 @@ def test_every_curve_has_its_interval_and_its_headline_metric(simulate, summary_
     prediction = held_out(Arms.of(rounds), None, None, 200)
     empty = pd.DataFrame(columns=["kind", "gamma", "prompt", "tokens", "rounds"])
     curves = model_curves(summary, prediction, empty, FACTS, 200, 0)
-    for name in ("measured", "capped_geometric", "position", "speedup.measured", "speedup.position"):
-        low, value, high = (curves[f"curve.{name}{end}"] for end in (".ci_low", "", ".ci_high"))
+    for name in ("measured", "capped_geometric", "position", "speedup/measured", "speedup/position"):
+        low, value, high = (curves[f"curve/{name}{end}"] for end in (".ci_low", "", ".ci_high"))
         assert set(value) == {1, 2, 4} == set(low) == set(high)
         assert all(low[gamma] <= value[gamma] <= high[gamma] and low[gamma] < high[gamma] for gamma in value), name
     for gamma, arm in summary.arms.items():
         metrics = arm.metrics | model_metrics(curves, gamma)
         for name in ("capped_geometric", "position"):
-            assert metrics[f"tokens_per_round.{name}"] == curves[f"curve.{name}"][gamma]
-        for quantity, curve in (("tokens_per_round", "curve.measured"), ("speedup", "curve.speedup.measured")):
+            assert metrics[f"tokens_per_round.{name}"] == curves[f"curve/{name}"][gamma]
+        for quantity, curve in (("tokens_per_round", "curve/measured"), ("speedup", "curve/speedup/measured")):
             for end in ("", ".ci_low", ".ci_high"):
                 assert metrics[quantity + end] == curves[curve + end][gamma]
-        formula = curves["curve.speedup.capped_geometric"][gamma]
+        formula = curves["curve/speedup/capped_geometric"][gamma]
         assert metrics["speedup.capped_geometric"] == pytest.approx(formula, rel=1e-12)
     table = predict(Arms.of(rounds), None, None, 0, 200, 20).table.set_index(["model", "gamma"])
-    assert {gamma: table.at[("position", gamma), "predicted"] for gamma in (1, 2, 4)} == curves["curve.position"]
+    assert {gamma: table.at[("position", gamma), "predicted"] for gamma in (1, 2, 4)} == curves["curve/position"]

@@ -68,14 +68,14 @@ def direct(rounds: pd.DataFrame) -> dict[str, float]:
         step = sums.loc[method, "seconds"] / sums.loc[method, "calls"]  # plain decoding: a token a step
         values[f"step_overhead{end}"] = ours["seconds"] / ours["calls"] / step
         values[f"speedup{end}"] = step * ours["tokens"] / ours["seconds"]
-        values[f"throughput.{method}_tokens_per_s"] = 1 / step
-    return values | {"throughput.tokens_per_s": ours["tokens"] / ours["seconds"]}
+        values[f"throughput/{method}_tokens_per_s"] = 1 / step
+    return values | {"throughput/tokens_per_s": ours["tokens"] / ours["seconds"]}
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_rate_over_overhead_is_the_speedup_in_every_category_and_overall(tables, seed):
     metrics = metrics_of(tables(seed=seed))
-    for prefix in ("", "category.code.", "category.text.", "category.none."):
+    for prefix in ("", "category/code/", "category/text/", "category/none/"):
         rate = metrics[f"{prefix}acceleration_rate"]
         assert abs(rate / metrics[f"{prefix}step_overhead"] - metrics[f"{prefix}speedup"]) < 1e-9
         assert abs(rate / metrics[f"{prefix}step_overhead.original"] - metrics[f"{prefix}speedup.original"]) < 1e-9
@@ -85,7 +85,7 @@ def test_rate_over_overhead_is_the_speedup_in_every_category_and_overall(tables,
 def test_every_figure_is_a_ratio_of_sums_with_an_interval(tables):
     rounds, generations = tables()
     metrics = metrics_of((rounds, generations))
-    for prefix, part in (("", rounds), ("category.text.", rounds[rounds["category"] == "text"])):
+    for prefix, part in (("", rounds), ("category/text/", rounds[rounds["category"] == "text"])):
         expected = direct(part)
         assert set(expected) == set(PAPERS)
         for name, value in expected.items():
@@ -97,7 +97,7 @@ def test_the_original_model_adds_its_own_figures_and_changes_no_other(tables, st
     both, without = tables(), tables(original=False)
     metrics, plain = metrics_of(both), metrics_of(without)
     added = {name for name in metrics if name not in plain}
-    assert {name for name in added if not name.startswith("category.")} == {
+    assert {name for name in added if not name.startswith("category/")} == {
         f"{name}{end}" for name in AGAINST_ORIGINAL for end in ("", ".ci_low", ".ci_high")
     }
     assert {name: metrics[name] for name in plain} == plain
@@ -134,8 +134,8 @@ def test_spec_bench_pools_the_categories_of_mt_bench(tables):
     rounds, generations = tables(("math", "qa", "writing", "rag"))
     metrics = metrics_of((rounds, generations))
     expected = direct(rounds[rounds["category"].isin(MT_BENCH)])
-    assert {name: metrics[f"category.mt_bench.{name}"] for name in expected} == pytest.approx(expected)
-    assert metrics["category.math.speedup"] != metrics["category.mt_bench.speedup"]
+    assert {name: metrics[f"category/mt_bench/{name}"] for name in expected} == pytest.approx(expected)
+    assert metrics["category/math/speedup"] != metrics["category/mt_bench/speedup"]
     shown = paper_table(metrics)
     assert list(shown["category"]) == ["math", "qa", "rag", "writing", "mt_bench", "overall"]
 
@@ -168,4 +168,4 @@ def test_the_table_has_a_row_per_category_and_the_original_model_only_where_it_r
     run = Run(run.name, run.source, run.status, run.params, metrics, {}, run.fetch)
     shown = category_section(run).tables[0][1]
     assert list(shown["category"]) == ["code", "none", "text"]
-    assert shown["speedup"].iloc[0].startswith(f"{metrics['category.code.speedup']:.3f} ")
+    assert shown["speedup"].iloc[0].startswith(f"{metrics['category/code/speedup']:.3f} ")

@@ -33,10 +33,10 @@ def test_ratios_are_over_the_arm_that_does_the_same():
         {**row, "prompt": "b", "seconds": 1.0, "generated_token_ids": [False] * 10},
     ]
     metrics = peer_metrics(rows, lambda: generations, True, 500, 0)
-    assert metrics["peer.prompt_lookup.ratio"] == pytest.approx(2.0)
-    assert metrics["peer.prompt_lookup.ratio.ci_low"] <= 2.0 <= metrics["peer.prompt_lookup.ratio.ci_high"]
-    assert metrics["peer.prompt_lookup.identical"] == 0.5
-    assert "peer.prompt_lookup.identical" not in peer_metrics(rows, lambda: generations, False, 500, 0)
+    assert metrics["peer/prompt_lookup.ratio"] == pytest.approx(2.0)
+    assert metrics["peer/prompt_lookup.ratio.ci_low"] <= 2.0 <= metrics["peer/prompt_lookup.ratio.ci_high"]
+    assert metrics["peer/prompt_lookup.identical"] == 0.5
+    assert "peer/prompt_lookup.identical" not in peer_metrics(rows, lambda: generations, False, 500, 0)
     assert peer_metrics([], lambda: generations, True, 500, 0) == {}
 
 
@@ -52,13 +52,13 @@ PEER = {
 SECOND = {**PEER, "peer": "llama_cpp.prompt_lookup", "ours": {"method": "ngram", "gamma": 4, "setting": "traced"}}
 DESCRIBED = {"peers": [PEER, SECOND], "left_out": [{"peer": "openvino", "reason": "it is not installed."}]}
 METRICS = {
-    "peer.llama_cpp.generate.ratio": 0.8,
-    "peer.llama_cpp.generate.ratio.ci_low": 0.7,
-    "peer.llama_cpp.generate.ratio.ci_high": 0.9,
-    "peer.llama_cpp.generate.identical": 0.75,
-    "peer.llama_cpp.prompt_lookup.ratio": 1.5,
-    "peer.llama_cpp.prompt_lookup.ratio.ci_low": 1.2,
-    "peer.llama_cpp.prompt_lookup.ratio.ci_high": 1.7,
+    "peer/llama_cpp.generate.ratio": 0.8,
+    "peer/llama_cpp.generate.ratio.ci_low": 0.7,
+    "peer/llama_cpp.generate.ratio.ci_high": 0.9,
+    "peer/llama_cpp.generate.identical": 0.75,
+    "peer/llama_cpp.prompt_lookup.ratio": 1.5,
+    "peer/llama_cpp.prompt_lookup.ratio.ci_low": 1.2,
+    "peer/llama_cpp.prompt_lookup.ratio.ci_high": 1.7,
 }
 
 

@@ -26,11 +26,11 @@ def test_operations_count_every_token_of_a_call(run):
     """Each call evaluates its root and its draft: 5 + 5 + 3 + 1 tokens for 10; the drafter 10 at a twentieth each."""
     summary, rounds = run
     metrics = operation_metrics(summary, SimpleNamespace(target_flops=100.0, drafter_flops=5.0))
-    assert metrics["cost.c_ops"] == 0.05
-    assert metrics["operations.measured"] == pytest.approx((14 + 0.05 * 10) / 10)
+    assert metrics["cost/c_ops"] == 0.05
+    assert metrics["operations/measured"] == pytest.approx((14 + 0.05 * 10) / 10)
     alpha = 6 / 8  # six accepted, two rejected
     omega = (1 - alpha**5) / (1 - alpha)
-    assert metrics["operations.capped_geometric"] == pytest.approx((4 * 0.05 + 4 + 1) / omega)
+    assert metrics["operations/capped_geometric"] == pytest.approx((4 * 0.05 + 4 + 1) / omega)
     assert operation_metrics(summary, SimpleNamespace(target_flops=0.0, drafter_flops=0.0)) == {}
 
 
@@ -39,4 +39,4 @@ def test_the_limit_has_drafts_and_verification_and_no_overhead(run):
     omega = sum((6 / 8) ** k for k in range(5))
     assert metrics["speedup.limit"] == pytest.approx(omega * 20 / (3 + 22.5))
     assert metrics["speedup.limit.realised"] == pytest.approx(10 / 4 * 20 / (3 + 22.5))
-    assert metrics["cost.overhead_share"] == pytest.approx(1.9 / 27.4)
+    assert metrics["cost/overhead_share"] == pytest.approx(1.9 / 27.4)

@@ -10,13 +10,13 @@ from specdec.errors import UsageError
 
 SLOW = {"draft_s": 0.0, "verify_s": 0.020, "accept_s": 0.0, "commit_s": 0.0, "round_s": 0.020}
 LOGGED = {
-    "account.alpha": 0.8,
-    "cost.c": 0.05,
-    "cost.c_ops": 0.1,
+    "account/alpha": 0.8,
+    "cost/c": 0.05,
+    "cost/c_ops": 0.1,
     "speedup": 2.5,
     "speedup.ci_low": 2.2,
     "speedup.ci_high": 2.8,
-    "operations.measured": 1.9,
+    "operations/measured": 1.9,
 }
 
 

@@ -14,25 +14,25 @@ T1_S = 0.019
 BASELINE_TIMES = {"draft_s": 0.0, "verify_s": T1_S, "accept_s": 0.0, "commit_s": 0.001, "round_s": 0.02}
 ALWAYS = {
     "speedup", "speedup.ci_low", "speedup.ci_high", "speedup.prompt_mean", "speedup.prompt_median",
-    "speedup.end_to_end", "speedup.capped_geometric", "cost.prefill_share",
+    "speedup.end_to_end", "speedup.capped_geometric", "cost/prefill_share",
     "speedup.unflagged", "speedup.unflagged.ci_low", "speedup.unflagged.ci_high",
     "tokens_per_round", "tokens_per_round.ci_low", "tokens_per_round.ci_high",
     "tokens_per_round.capped_geometric",
     "tokens_per_round.unflagged", "tokens_per_round.unflagged.ci_low", "tokens_per_round.unflagged.ci_high",
     "alpha.mle", "alpha.mle.ci_low", "alpha.mle.ci_high", "accepted_per_offered", "nodes_per_round",
-    "proposals.share", "repetition.share",
+    "proposals.share", "repetition/share",
     *(
         f"{name}{end}"
         for name in (
             "acceleration_rate", "step_overhead", "compression_ratio",
-            "throughput.tokens_per_s", "throughput.baseline_tokens_per_s",
+            "throughput/tokens_per_s", "throughput/baseline_tokens_per_s",
         )
         for end in ("", ".ci_low", ".ci_high")
     ),
-    "cost.t1_ms", "cost.t_ar_ms", "cost.c", "cost.g", "cost.v", "cost.o",
-    "account.alpha", "account.omega", "account.offered", "account.dependence", "account.draft",
-    "account.verify", "account.overhead", "account.baseline",
-    "iid.depth_p", "iid.trend_p", "iid.mixing_p", "iid.prompts_p", "iid.memory_p",
+    "cost/t1_ms", "cost/t_ar_ms", "cost/c", "cost/g", "cost/v", "cost/o",
+    "account/alpha", "account/omega", "account/offered", "account/dependence", "account/draft",
+    "account/verify", "account/overhead", "account/baseline",
+    "iid/depth_p", "iid/trend_p", "iid/mixing_p", "iid/prompts_p", "iid/memory_p",
 }  # fmt: skip
 
 
@@ -63,13 +63,13 @@ def summary_of(run, **more) -> Summary:
 
 def test_every_metric_has_its_name_and_is_finite(run):
     metrics = summary_of(run).arms[3].metrics
-    by_category = {name for name in metrics if name.startswith("category.")}
+    by_category = {name for name in metrics if name.startswith("category/")}
     assert set(metrics) - by_category == ALWAYS
     assert all(isfinite(value) for value in metrics.values())
     assert {
-        "category.code.speedup",
-        "category.text.tokens_per_round.ci_low",
-        "category.text.alpha.mle",
+        "category/code/speedup",
+        "category/text/tokens_per_round.ci_low",
+        "category/text/alpha.mle",
     } < by_category
 
 
@@ -81,11 +81,11 @@ def test_headline_values_are_ratios_of_sums(run):
     n0, seconds0 = baseline["committed"].sum(), baseline["round_s"].sum()
     assert metrics["speedup"] == pytest.approx((seconds0 / n0) / (seconds / n))
     assert metrics["speedup.end_to_end"] == pytest.approx(((seconds0 + 0.12) / n0) / ((seconds + 0.12) / n))
-    assert metrics["cost.prefill_share"] == pytest.approx(0.12 / (seconds0 + 0.12))
+    assert metrics["cost/prefill_share"] == pytest.approx(0.12 / (seconds0 + 0.12))
     assert metrics["tokens_per_round"] == pytest.approx(n / len(arm))
     assert metrics["accepted_per_offered"] == pytest.approx(arm["accepted"].sum() / arm["offered"].sum())
-    assert metrics["throughput.tokens_per_s"] == pytest.approx(n / seconds)
-    assert metrics["throughput.baseline_tokens_per_s"] == pytest.approx(50)
+    assert metrics["throughput/tokens_per_s"] == pytest.approx(n / seconds)
+    assert metrics["throughput/baseline_tokens_per_s"] == pytest.approx(50)
     per_prompt = []
     for prompt, part in arm.groupby("prompt"):
         theirs = baseline[baseline["prompt"] == prompt]
@@ -95,7 +95,7 @@ def test_headline_values_are_ratios_of_sums(run):
     assert metrics["speedup.prompt_median"] == pytest.approx(np.median(per_prompt))
     kept = arm[arm["prompt"] != "p000"]
     assert metrics["tokens_per_round.unflagged"] == pytest.approx(kept["committed"].sum() / len(kept))
-    assert metrics["repetition.share"] == pytest.approx(1 / 12)
+    assert metrics["repetition/share"] == pytest.approx(1 / 12)
     assert metrics["speedup.ci_low"] < metrics["speedup"] < metrics["speedup.ci_high"]
 
 
@@ -107,23 +107,23 @@ def test_each_side_counts_its_own_prefill(run):
     theirs = (baseline["round_s"].sum() + 12 * 0.02) / baseline["committed"].sum()
     ours = (arm["round_s"].sum() + 12 * 0.05) / arm["committed"].sum()
     assert metrics["speedup.end_to_end"] == pytest.approx(theirs / ours)
-    assert metrics["cost.prefill_share"] == pytest.approx(12 * 0.02 / (baseline["round_s"].sum() + 12 * 0.02))
+    assert metrics["cost/prefill_share"] == pytest.approx(12 * 0.02 / (baseline["round_s"].sum() + 12 * 0.02))
 
 
 def test_a_prompt_flagged_in_the_baseline_alone_is_dropped(run, make_generations):
     rounds, _ = run
     generations = make_generations(rounds)
     generations.loc[(generations["method"] == "baseline") & (generations["prompt"] == "p004"), "flagged"] = True
-    assert summary_of((rounds, generations)).arms[3].metrics["repetition.share"] == pytest.approx(1 / 12)
+    assert summary_of((rounds, generations)).arms[3].metrics["repetition/share"] == pytest.approx(1 / 12)
     generations["flagged"] = True
     metrics = summary_of((rounds, generations)).arms[3].metrics
-    assert metrics["repetition.share"] == 1 and "speedup.unflagged" not in metrics
+    assert metrics["repetition/share"] == 1 and "speedup.unflagged" not in metrics
 
 
 def test_factors_multiply_to_the_speedup_in_every_arm(run):
     for arm in summary_of(run).arms.values():
-        factors = [value for name, value in arm.metrics.items() if name.startswith("account.")]
-        product = np.prod(factors) / arm.metrics["account.alpha"]
+        factors = [value for name, value in arm.metrics.items() if name.startswith("account/")]
+        product = np.prod(factors) / arm.metrics["account/alpha"]
         assert abs(product - arm.metrics["speedup"]) < 1e-9
 
 
@@ -131,7 +131,7 @@ def test_one_alpha_stands_behind_every_arm(run):
     summary = summary_of(run)
     assert summary.alpha_source == "mle"
     assert summary.alpha == pytest.approx(summary.arms[3].metrics["alpha.mle"])
-    assert summary.arms[1].metrics["account.alpha"] == summary.alpha != summary.arms[1].metrics["alpha.mle"]
+    assert summary.arms[1].metrics["account/alpha"] == summary.alpha != summary.arms[1].metrics["alpha.mle"]
     expected = tokens_per_round(summary.alpha, 1)
     assert summary.arms[1].metrics["tokens_per_round.capped_geometric"] == pytest.approx(expected)
     assert summary.arms[3].account.intervals["omega"].low < summary.arms[3].account.intervals["omega"].high
@@ -155,12 +155,12 @@ def test_replay_and_the_cost_of_a_step_are_taken_up(run):
     replay = pd.DataFrame({"prompt": prompts, "tokens": 50, "rounds": 18.5})
     summary = summary_of(run, replay={3: replay})
     metrics = summary.arms[3].metrics
-    assert summary.arms[3].account.replay_tokens_per_round == pytest.approx(50 / 18.5) and "account.drift" in metrics
-    assert "account.drift" not in summary.arms[1].metrics
-    assert metrics["cost.c"] == pytest.approx(metrics["cost.g"] / 3)
-    expected = metrics["tokens_per_round.capped_geometric"] / (1 + metrics["cost.g"])
+    assert summary.arms[3].account.replay_tokens_per_round == pytest.approx(50 / 18.5) and "account/drift" in metrics
+    assert "account/drift" not in summary.arms[1].metrics
+    assert metrics["cost/c"] == pytest.approx(metrics["cost/g"] / 3)
+    expected = metrics["tokens_per_round.capped_geometric"] / (1 + metrics["cost/g"])
     assert metrics["speedup.capped_geometric"] == pytest.approx(expected)
-    assert summary.arms[1].metrics["cost.g"] == pytest.approx(0.003 / T1_S)
+    assert summary.arms[1].metrics["cost/g"] == pytest.approx(0.003 / T1_S)
 
 
 def test_copies_add_time_and_no_evidence(run, make_generations):
@@ -170,16 +170,16 @@ def test_copies_add_time_and_no_evidence(run, make_generations):
     twice_rounds = pd.concat([rounds, copies], ignore_index=True)
     twice = summary_of((twice_rounds, make_generations(twice_rounds, flagged=["p000"])))
     for name in (
-        "iid.depth_p",
-        "iid.prompts_p",
-        "iid.memory_p",
+        "iid/depth_p",
+        "iid/prompts_p",
+        "iid/memory_p",
         "alpha.mle",
         "alpha.mle.ci_low",
         "tokens_per_round",
     ):
         assert twice.arms[3].metrics[name] == pytest.approx(once.arms[3].metrics[name]), name
-    assert twice.arms[3].metrics["throughput.tokens_per_s"] == pytest.approx(
-        once.arms[3].metrics["throughput.tokens_per_s"] / 1.25
+    assert twice.arms[3].metrics["throughput/tokens_per_s"] == pytest.approx(
+        once.arms[3].metrics["throughput/tokens_per_s"] / 1.25
     )
 
 
@@ -191,12 +191,12 @@ def test_a_prompt_that_was_copied_weighs_no_more(run, make_generations):
 
 
 def test_gamma_one_has_no_depth_test_and_one_prompt_no_interval(run, make_generations):
-    assert "iid.depth_p" not in summary_of(run).arms[1].metrics
+    assert "iid/depth_p" not in summary_of(run).arms[1].metrics
     rounds = run[0][run[0]["prompt"] == "p003"]
     arm = summary_of((rounds, make_generations(rounds))).arms[3]
     assert "speedup" in arm.metrics and "speedup.ci_low" not in arm.metrics
-    assert "iid.prompts_p" not in arm.metrics and "one prompt" in arm.iid["prompts"].reason
-    assert not any(name.startswith("category.") for name in arm.metrics)
+    assert "iid/prompts_p" not in arm.metrics and "one prompt" in arm.iid["prompts"].reason
+    assert not any(name.startswith("category/") for name in arm.metrics)
 
 
 def test_a_drafter_that_never_proposes_is_described(make_rounds, make_generations):
@@ -205,7 +205,7 @@ def test_a_drafter_that_never_proposes_is_described(make_rounds, make_generation
     summary = summarise(RunTables(Arms.of(rounds), make_generations(rounds)), 2, replicates=50, permutations=19)
     metrics = summary.arms[2].metrics
     assert metrics["proposals.share"] == 0 and metrics["tokens_per_round"] == 1
-    assert metrics["account.offered"] == 1 and summary.alpha == 0
+    assert metrics["account/offered"] == 1 and summary.alpha == 0
     assert "alpha.mle" not in metrics and "accepted_per_offered" not in metrics
 
 

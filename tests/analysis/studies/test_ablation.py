@@ -59,8 +59,8 @@ def test_what_is_said():
     said = findings("ablation", {"replay": REPLAY, "histograms": histograms(), "skipped": skips}, ABOUT)
     answer = said.sections[0].text[0]
     assert answer.startswith("x has 89% (") and "in 55% of 20 rounds no row" in answer
-    assert said.curves["curve.ablation.rank.x"] == pytest.approx({1: 7 / 8, 2: 1 / 8})
-    assert said.metrics["ablation.tokens_per_call"] == 2 and said.metrics["ablation.y.wins"] == pytest.approx(1 / 20)
+    assert said.curves["curve/ablation/rank.x"] == pytest.approx({1: 7 / 8, 2: 1 / 8})
+    assert said.metrics["ablation/tokens_per_call"] == 2 and said.metrics["ablation/y.wins"] == pytest.approx(1 / 20)
     assert [section.figures[0][0] for section in said.sections] == [
         "contribution", "accepted_lengths", "ranks", "allotment"
     ]  # fmt: skip

@@ -45,8 +45,8 @@ def tables(prompts: int = 6, wrong: str = "") -> dict[str, pd.DataFrame]:
 def test_speedups_are_those_of_the_times():
     found = findings("all_drafters", tables(), ABOUT)
     for name, (per_round, draft, *_) in ARMS.items():
-        assert found.metrics[f"all_drafters.{name}.tokens_per_round"] == pytest.approx(per_round)
-        assert found.metrics[f"all_drafters.{name}.speedup"] == pytest.approx(per_round / (1 + draft), rel=0.02)
+        assert found.metrics[f"all_drafters/{name}.tokens_per_round"] == pytest.approx(per_round)
+        assert found.metrics[f"all_drafters/{name}.speedup"] == pytest.approx(per_round / (1 + draft), rel=0.02)
 
 
 def test_repeats_that_are_alike_change_no_figure():
@@ -67,7 +67,7 @@ def test_a_prompt_is_compared_with_its_own_baseline():
     metrics = findings("all_drafters", slow, ABOUT).metrics
     for name, (per_round, draft, *_) in ARMS.items():
         for end in ("", ".ci_low", ".ci_high"):
-            assert metrics[f"all_drafters.{name}.speedup{end}"] == pytest.approx(per_round / (1 + draft)), (name, end)
+            assert metrics[f"all_drafters/{name}.speedup{end}"] == pytest.approx(per_round / (1 + draft)), (name, end)
 
 
 def test_it_says_who_leads_who_loses_and_what_is_not_lossless():

@@ -176,10 +176,10 @@ def test_findings_say_what_was_found():
     names = {name for section in found.sections for name, _ in section.figures}
     assert names == {"batching_speedup", "batching_costs", "batching_throughput", "batching_calls"}
     metrics = found.metrics
-    assert metrics["batching.steady.break_even.ci_low"] <= metrics["batching.steady.break_even"]
-    assert metrics["batching.repeats"] == 4 and metrics["batching.steady.speedup.1"] > 1
-    assert set(found.curves["curve.batching.speedup.moody.best"]) == set(BATCHES)
-    plain = found.curves["curve.batching.tokens_per_s.steady.plain"]
+    assert metrics["batching/steady.break_even.ci_low"] <= metrics["batching/steady.break_even"]
+    assert metrics["batching/repeats"] == 4 and metrics["batching/steady.speedup.1"] > 1
+    assert set(found.curves["curve/batching/speedup.moody.best"]) == set(BATCHES)
+    plain = found.curves["curve/batching/tokens_per_s.steady.plain"]
     assert plain[4] == pytest.approx(4 / seconds(4))
 
 
@@ -240,4 +240,4 @@ def test_one_repeat_and_no_cost_model():
     assert "There is no cost model of single calls" in found.sections[0].text[0]
     assert any("A single repeat: no intervals" in text for text in found.sections[0].text)
     assert not any(name.endswith("ci_low") for name in found.metrics)
-    assert found.curves["curve.batching.speedup.steady.best.model"] == {}
+    assert found.curves["curve/batching/speedup.steady.best.model"] == {}

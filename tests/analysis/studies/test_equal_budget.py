@@ -145,9 +145,9 @@ def test_the_answer_comes_first():
 
 def test_metrics_and_curves():
     found = findings("equal_budget", tables(), ABOUT)
-    assert found.metrics["budget.ngram.rows.lead.16"] == pytest.approx(0.5)
-    assert found.metrics["budget.ngram.tree.nodes_verified.16"] == pytest.approx(12)
-    assert found.curves["curve.budget.tokens_per_call.ngram.chain"] == pytest.approx({4: 2.0, 16: 3.0})
+    assert found.metrics["budget/ngram.rows.lead.16"] == pytest.approx(0.5)
+    assert found.metrics["budget/ngram.tree.nodes_verified.16"] == pytest.approx(12)
+    assert found.curves["curve/budget/tokens_per_call.ngram.chain"] == pytest.approx({4: 2.0, 16: 3.0})
     assert all(np.isfinite(value) for value in found.metrics.values())
 
 

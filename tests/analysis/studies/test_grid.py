@@ -89,9 +89,9 @@ def test_whole_runs_are_said_and_logged():
     (section,) = (section for section in said.sections if section.title == "Whole runs")
     assert "3 whole runs of 12 texts: (5, 4) 2.01 ± 0.20 at 2.00 tokens per call; (10, 10) 1.50" in section.text[0]
     assert "leads by 0.50" in section.text[1]
-    assert said.metrics["grid.whole.best.speedup"] == pytest.approx(statistics.mean(2 / each for each in FASTER))
-    assert said.metrics["grid.whole.10x10.tokens_per_call"] == 3
-    assert said.metrics["grid.whole.lead"] == pytest.approx(0.5)
+    assert said.metrics["grid/whole.best.speedup"] == pytest.approx(statistics.mean(2 / each for each in FASTER))
+    assert said.metrics["grid/whole.10x10.tokens_per_call"] == 3
+    assert said.metrics["grid/whole.lead"] == pytest.approx(0.5)
 
 
 def test_the_best_shapes_are_found_with_their_intervals():
@@ -138,7 +138,7 @@ def test_a_shape_that_was_not_timed_has_no_speedup_and_is_not_the_best():
         "skipped": NO_SKIPS,
     }
     said = findings("grid", tables, ABOUT)
-    assert "grid.speedup.10x10" not in said.metrics and "could not be timed" in " ".join(said.sections[1].text)
+    assert "grid/speedup.10x10" not in said.metrics and "could not be timed" in " ".join(said.sections[1].text)
 
 
 NO_SKIPS = pd.DataFrame(columns=["reason", "category", "count"])
@@ -170,12 +170,12 @@ def test_what_is_said():
     assert [section.title for section in said.sections] == ["Tokens per call", "Speedup", "Whole runs",
                                                                "Live runs in the corners"]  # fmt: skip
     assert "too long: 3 c0" in text and "a fault" in text and "+25.0%" in text and "protocol check" not in text
-    assert (said.metrics["grid.best_k"], said.metrics["grid.best_w"]) != (10, 10)
-    assert said.metrics["grid.speedup.lead"] == pytest.approx(
-        said.metrics["grid.speedup.best"] - said.metrics["grid.speedup.10x10"]
+    assert (said.metrics["grid/best_k"], said.metrics["grid/best_w"]) != (10, 10)
+    assert said.metrics["grid/speedup.lead"] == pytest.approx(
+        said.metrics["grid/speedup.best"] - said.metrics["grid/speedup.10x10"]
     )
-    assert said.metrics["grid.live.worst_error"] == pytest.approx(0.25) and said.metrics["grid.live.same_rounds"] == 0
-    assert set(said.curves["curve.grid.speedup.k5"]) == set(W)
+    assert said.metrics["grid/live.worst_error"] == pytest.approx(0.25) and said.metrics["grid/live.same_rounds"] == 0
+    assert set(said.curves["curve/grid/speedup.k5"]) == set(W)
     categories = [table for caption, table in said.sections[1].tables if "category" in caption]
     assert len(categories) == 1 and list(categories[0]["category"]) == ["c0", "c1"]
     simulated = findings(
@@ -192,5 +192,5 @@ def test_one_prompt_has_no_interval():
     one = replay().query("prompt == 'p0'")
     empty = {"live": live().iloc[:0], "whole": whole().iloc[:0], "skipped": NO_SKIPS}
     said = findings("grid", {**tables, "replay": one, **empty}, ABOUT)
-    assert " to " not in said.sections[0].text[0] and "grid.speedup.best.ci_low" not in said.metrics
+    assert " to " not in said.sections[0].text[0] and "grid/speedup.best.ci_low" not in said.metrics
     assert not any(np.isnan(value) for value in said.metrics.values())

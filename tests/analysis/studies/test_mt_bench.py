@@ -32,10 +32,10 @@ def test_figures_by_category():
     found = findings("mt_bench", tables(), ABOUT)
     metrics = found.metrics
     tokens = [30 + number for number in range(6)]
-    assert metrics["mt_bench.coding.tokens_per_call"] == pytest.approx(sum(tokens[1::2]) / 30)
-    assert metrics["mt_bench.tokens_per_call"] == pytest.approx(2 * sum(tokens) / (6 * 10 + 6 * 15))
-    assert metrics["mt_bench.speedup"] == pytest.approx(0.1 / (12 * 1.5 / (2 * sum(tokens))))
-    assert metrics["mt_bench.speedup.ci_low"] < metrics["mt_bench.speedup"] < metrics["mt_bench.speedup.ci_high"]
+    assert metrics["mt_bench/coding.tokens_per_call"] == pytest.approx(sum(tokens[1::2]) / 30)
+    assert metrics["mt_bench/tokens_per_call"] == pytest.approx(2 * sum(tokens) / (6 * 10 + 6 * 15))
+    assert metrics["mt_bench/speedup"] == pytest.approx(0.1 / (12 * 1.5 / (2 * sum(tokens))))
+    assert metrics["mt_bench/speedup.ci_low"] < metrics["mt_bench/speedup"] < metrics["mt_bench/speedup.ci_high"]
     (section,) = found.sections
     ((_, table),) = section.tables
     assert table["category"].tolist() == ["writing", "coding", "all"]

@@ -79,23 +79,23 @@ def test_the_known_ridge_is_found_and_said():
     found = found_in(block_times())
     metrics, text = found.metrics, text_of(found)
     sizes = sorted({1 + k * w for k in KS for w in WS})
-    assert metrics["transition.context"] == 500
-    assert metrics["transition.tokens_within_10pct"] == max(n for n in sizes if n <= 1.1 * RIDGE) == 41
-    assert metrics["transition.tokens_within_50pct"] == max(n for n in sizes if n <= 1.5 * RIDGE) == 51
-    assert metrics["transition.ridge"] == pytest.approx(RIDGE, rel=0.02)
-    assert metrics["transition.slowdown.10x10.50"] == pytest.approx(101 / RIDGE)
-    assert metrics["transition.t11_ms.500"] == pytest.approx(2)
+    assert metrics["transition/context"] == 500
+    assert metrics["transition/tokens_within_10pct"] == max(n for n in sizes if n <= 1.1 * RIDGE) == 41
+    assert metrics["transition/tokens_within_50pct"] == max(n for n in sizes if n <= 1.5 * RIDGE) == 51
+    assert metrics["transition/ridge"] == pytest.approx(RIDGE, rel=0.02)
+    assert metrics["transition/slowdown.10x10.50"] == pytest.approx(101 / RIDGE)
+    assert metrics["transition/t11_ms.500"] == pytest.approx(2)
     assert "10% more than t(1, 1) = 2 ms up to 41 tokens, and at most 50% more up to 51 tokens" in text
     assert "(10, 10) takes 2.52 times as long" in text and "takes 1.00 of t(1, 1)" in text
-    assert metrics["transition.over_step.10x10.50"] == pytest.approx(101 / RIDGE)
+    assert metrics["transition/over_step.10x10.50"] == pytest.approx(101 / RIDGE)
     assert "flat up to about 40 tokens" in text or "flat up to about 39 tokens" in text
-    assert found.curves["curve.slowdown.50"][101] == pytest.approx(101 / RIDGE)
+    assert found.curves["curve/slowdown/50"][101] == pytest.approx(101 / RIDGE)
 
 
 def test_the_roofline_is_that_of_the_theory():
     found = found_in(block_times())
     expected = ridge_rows(call_bytes(PRODUCTS, 500), call_flops(PRODUCTS, 1, 500), BANDWIDTH, THROUGHPUT)
-    assert found.metrics["transition.ridge.roofline"] == pytest.approx(float(expected))
+    assert found.metrics["transition/ridge.roofline"] == pytest.approx(float(expected))
     text = text_of(found)
     assert f"n* = {float(expected):.3g} tokens" in text and "does 20 operations" in text
     # n d / (d + 2 n) operations per byte with d = 64: 20 of them at n = 53.3, read off between the sizes 51 and 71.
@@ -106,13 +106,13 @@ def test_the_roofline_is_that_of_the_theory():
 
 def test_a_cost_from_the_first_token_on_has_no_flat_part():
     found = found_in(block_times(lambda k, w, tokens, context: 1e-3 * (4 + tokens)))
-    assert found.metrics["transition.ridge"] == 1
+    assert found.metrics["transition/ridge"] == 1
     assert "there is no flat part" in text_of(found)
 
 
 def test_a_time_that_never_grows_has_no_ridge():
     found = found_in(block_times(lambda k, w, tokens, context: 1e-3))
-    assert "transition.ridge" not in found.metrics
+    assert "transition/ridge" not in found.metrics
     assert "does not grow" in text_of(found)
     assert "at most 50% more at all sizes measured, up to 376 tokens" in text_of(found)
 
@@ -131,8 +131,8 @@ def test_one_disturbed_call_moves_neither_sentence_nor_curve():
     times = block_times()
     times.loc[times.query("k == 2 and w == 1 and context == 500 and call == 0").index, "seconds"] = 10.0
     found = found_in(times)
-    assert found.metrics["transition.tokens_within_10pct"] == 41
-    assert found.metrics["transition.ridge"] == pytest.approx(RIDGE, rel=0.02)
+    assert found.metrics["transition/tokens_within_10pct"] == 41
+    assert found.metrics["transition/ridge"] == pytest.approx(RIDGE, rel=0.02)
     cells = slowdowns(times).set_index(["context", "k", "w"])
     assert cells["slowdown"][500, 2, 1] > 1000 and cells["spread"][500, 2, 1] > 1  # a cell is the mean of its calls
 
@@ -170,16 +170,16 @@ def test_rows_come_first_and_packed_stands_beside_them():
     alone = found_in(block_times()).metrics
     metrics, text = found.metrics, text_of(found)
     for name in ("tokens_within_10pct", "ridge", "slowdown.10x10.50", "t11_ms.500"):
-        assert metrics[f"transition.packed.{name}"] == alone[f"transition.{name}"]
+        assert metrics[f"transition/packed.{name}"] == alone[f"transition/{name}"]
     rows = {context: flat_then_linear(10, 10, 110, context) + 2e-3 + 1e-5 * context for context in (50, 500)}
     unit = {context: flat_then_linear(1, 1, 2, context) + 2e-3 + 1e-6 * context for context in (50, 500)}
     for context, seconds in rows.items():
-        assert metrics[f"transition.slowdown.10x10.{context}"] == pytest.approx(seconds / unit[context])
+        assert metrics[f"transition/slowdown.10x10.{context}"] == pytest.approx(seconds / unit[context])
         packed = flat_then_linear(10, 10, 101, context)
-        assert metrics[f"transition.rows_over_packed.10x10.{context}"] == pytest.approx(seconds / packed)
+        assert metrics[f"transition/rows_over_packed.10x10.{context}"] == pytest.approx(seconds / packed)
     assert f"(10, 10) {rows[50] / flat_then_linear(10, 10, 101, 50):.2f}, " in text
     assert "in 0% of the" in text and "in a batch of k rows" in text and "at w = 0 a call evaluates k roots" not in text
-    assert set(found.curves) == {f"curve.slowdown.{way}{c}" for way in ("", "packed.") for c in (50, 500)}
+    assert set(found.curves) == {f"curve/slowdown/{way}{c}" for way in ("", "packed.") for c in (50, 500)}
     figures = dict(figure for section in found.sections for figure in section.figures)
     maps = [axes for axes in figures["slowdown"].axes if axes.images]
     titles = [f"{context} cached, {way}" for context in (50, 500) for way in ("in rows", "packed")]

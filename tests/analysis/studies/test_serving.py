@@ -125,9 +125,9 @@ def test_what_is_said():
     assert rows.loc[("1", "gamma 2"), "latency p50, s"] == "–" and rows.loc[("1", "gamma 2"), "queue"] == "grows"
     assert "2.00 tokens on average in steps of 1, 0.00 in steps of 8" in chosen.text[0]
     assert "adds 0% of a draft and 100% of the overhead" in " ".join(assumed.text)
-    assert said.metrics["serving.simulated.gamma2.switch_off_load"] == pytest.approx(0.6 + 0.4 / 3)
-    assert "serving.simulated.gamma2.latency_p99.1" not in said.metrics
-    assert said.curves["curve.serving.simulated.tpot.none"] == pytest.approx({20: 1.0, 60: 2.0, 100: 4.0})
+    assert said.metrics["serving/simulated.gamma2.switch_off_load"] == pytest.approx(0.6 + 0.4 / 3)
+    assert "serving/simulated.gamma2.latency_p99.1" not in said.metrics
+    assert said.curves["curve/serving/simulated.tpot.none"] == pytest.approx({20: 1.0, 60: 2.0, 100: 4.0})
     for section in said.sections:
         assert section.title.startswith("Simulated")
         assert all(caption.startswith("Simulated") for caption, _ in section.tables)
@@ -139,7 +139,7 @@ def test_a_server_on_which_no_draft_pays():
     changed["served"].loc[slow, "finished"] += 100
     said = findings("serving", changed, ABOUT)
     assert "no fixed gamma pays" in said.sections[0].text[0]
-    assert said.metrics["serving.simulated.gamma2.switch_off_load"] == 0
+    assert said.metrics["serving/simulated.gamma2.switch_off_load"] == 0
 
 
 def test_committed_results_are_shown_where_there_is_no_run(tmp_path, monkeypatch):

@@ -154,13 +154,13 @@ def test_the_answer_comes_first():
 
 def test_metrics_and_curves():
     found = findings("tree_search", tables(), ABOUT)
-    assert found.metrics["tree_search.chosen.nodes"] == 4
-    assert found.metrics["tree_search.tree.tokens_per_round.16"] == pytest.approx(2.5)
-    assert found.metrics["tree_search.tree.tokens_per_round.16.predicted"] == pytest.approx(2.8)
-    assert "tree_search.dynamic.tokens_per_round.16.predicted" not in found.metrics
-    assert found.metrics["tree_search.accuracy.depth_2.choice_1"] == pytest.approx(0.5)
-    assert found.curves["curve.tree_search.tokens_per_round.tree"] == pytest.approx({2: 1.6, 16: 2.5})
-    assert found.curves["curve.tree_search.accuracy"] == pytest.approx({1: 0.6, 2: 0.5})
+    assert found.metrics["tree_search/chosen.nodes"] == 4
+    assert found.metrics["tree_search/tree.tokens_per_round.16"] == pytest.approx(2.5)
+    assert found.metrics["tree_search/tree.tokens_per_round.16.predicted"] == pytest.approx(2.8)
+    assert "tree_search/dynamic.tokens_per_round.16.predicted" not in found.metrics
+    assert found.metrics["tree_search/accuracy.depth_2.choice_1"] == pytest.approx(0.5)
+    assert found.curves["curve/tree_search/tokens_per_round.tree"] == pytest.approx({2: 1.6, 16: 2.5})
+    assert found.curves["curve/tree_search/accuracy"] == pytest.approx({1: 0.6, 2: 0.5})
     assert all(np.isfinite(value) for value in found.metrics.values())
 
 

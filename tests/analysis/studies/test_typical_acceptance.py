@@ -97,13 +97,13 @@ def test_the_sections_say_what_the_numbers_say():
         "rate_against_quality",
     ]
     metrics = found.metrics
-    assert metrics["typical_acceptance.typical.tokens_per_call.1"] == pytest.approx(3.5, abs=0.1)
-    assert metrics["typical_acceptance.epsilon.tokens_per_call.0.2"] == pytest.approx(3.2, abs=0.1)
+    assert metrics["typical_acceptance/typical.tokens_per_call.1"] == pytest.approx(3.5, abs=0.1)
+    assert metrics["typical_acceptance/epsilon.tokens_per_call.0.2"] == pytest.approx(3.2, abs=0.1)
     assert (
-        metrics["typical_acceptance.epsilon.tokens_per_call.0.09"]
-        == metrics["typical_acceptance.typical.tokens_per_call.1"]
+        metrics["typical_acceptance/epsilon.tokens_per_call.0.09"]
+        == metrics["typical_acceptance/typical.tokens_per_call.1"]
     )
-    assert metrics["typical_acceptance.typical.over_rejection.1.ci_low"] > 1
+    assert metrics["typical_acceptance/typical.over_rejection.1.ci_low"] > 1
 
 
 def test_one_prompt_has_no_intervals():

@@ -164,7 +164,7 @@ def test_an_overfitted_drafter_is_right_and_its_drafts_are_accepted(
     assert len(rows) == 60 and rows[39]["heldout_step_1_top1"] and not rows[40]["heldout_step_1_top1"]
     assert ("train_regression" in rows[0]) == (form == "eagle1")
     for step in (1, 2, 3):
-        assert outcome.summary["heldout"][f"heldout.step_{step}.top1"] == 1.0
+        assert outcome.summary["heldout"][f"heldout/step_{step}.top1"] == 1.0
     path = outcome.folder / "eagle.safetensors"
     stored = read_eagle(path)
     assert stored.training["heldout"] == outcome.summary["heldout"]

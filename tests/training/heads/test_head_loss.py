@@ -154,7 +154,7 @@ def test_accuracies_against_counting_one_position_at_a_time(generator: torch.Gen
     assert given[0] == seen[0] and 0 < given[1] < seen[1]
     for k in range(K):
         for top in range(5):
-            name = f"heldout.head_{k + 1}.top{top + 1}"
+            name = f"heldout/head_{k + 1}.top{top + 1}"
             assert metrics[name] == pytest.approx(float(hits[k, top]) / seen[k])
             expected = float(given_hits[k, top]) / given[k] if given[k] else math.nan
             assert metrics[name + "_given_earlier"] == pytest.approx(expected, nan_ok=True)
@@ -171,8 +171,8 @@ def test_the_targets_own_score(generator: torch.Generator) -> None:
         losses.append(-float(logits[row, t].log_softmax(-1)[tokens[row, t + 1]]))
         tops.append(int(tokens[row, t + 1]) in logits[row, t].topk(3).indices.tolist())
     metrics = score.metrics()
-    assert metrics["heldout.target.nats_per_token"] == pytest.approx(sum(losses) / len(losses), rel=1e-6)
-    assert metrics["heldout.target.top3"] == pytest.approx(sum(tops) / len(tops))
+    assert metrics["heldout/target.nats_per_token"] == pytest.approx(sum(losses) / len(losses), rel=1e-6)
+    assert metrics["heldout/target.top3"] == pytest.approx(sum(tops) / len(tops))
 
 
 def test_positions_leave_out_what_lies_behind_the_text(generator: torch.Generator) -> None:

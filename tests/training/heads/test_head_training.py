@@ -227,14 +227,14 @@ def test_training_lowers_the_loss_and_what_is_written_drafts(values: dict, store
     assert stored.training["tokens"] == 60 * 4 * LENGTH and stored.training["seed"] == 3
     assert stored.training["heldout"] == pytest.approx(again, nan_ok=True)
     assert json.loads((outcome.folder / "summary.json").read_text())["steps"] == 60
-    assert set(outcome.metrics) == {name.replace("heldout.", "heldout.final.", 1) for name in again}
+    assert set(outcome.metrics) == {name.replace("heldout/", "heldout/final.", 1) for name in again}
 
 
 def test_the_targets_reference_is_its_own_on_the_same_text(values: dict, store: DocumentStore) -> None:
     training = train(opened(changed(values), store))
     score = score_target(training.target, [next(training.sequences.heldout())])
     last = training.progress.history[-1]
-    assert last["heldout_target_top1"] == score["heldout.target.top1"]
+    assert last["heldout_target_top1"] == score["heldout/target.top1"]
     assert training.progress.history[3]["heldout_target_top1"] == last["heldout_target_top1"]
 
 
@@ -249,13 +249,13 @@ def test_a_trained_backbone_is_saved_with_heads_that_carry_its_hash(values: dict
         load_heads(outcome.folder / "heads.safetensors", original)
     held = list(training.sequences.heldout())
     before, after = (score_target(each, held) for each in (original, trained))
-    name = "heldout.target.nats_per_token"
-    assert outcome.summary["heldout"]["heldout.before.target.nats_per_token"] == pytest.approx(before[name])
+    name = "heldout/target.nats_per_token"
+    assert outcome.summary["heldout"]["heldout/before.target.nats_per_token"] == pytest.approx(before[name])
     assert outcome.summary["heldout"][name] == pytest.approx(after[name])
     assert after[name] < before[name]
     assert outcome.summary["target_before"]["sha256"] == original.hidden.identity
-    assert score_heads(heads, trained, held)["heldout.head_1.top1"] == pytest.approx(
-        outcome.summary["heldout"]["heldout.head_1.top1"]
+    assert score_heads(heads, trained, held)["heldout/head_1.top1"] == pytest.approx(
+        outcome.summary["heldout"]["heldout/head_1.top1"]
     )
 
 
@@ -442,8 +442,8 @@ def test_a_whole_run_is_tracked(
     client = MlflowClient(f"sqlite:///{tmp_path / 'mlflow.db'}")
     (run,) = client.search_runs([client.get_experiment_by_name("tiny").experiment_id])
     assert run.info.status == "FINISHED" and run.data.params["heads.count"] == "4"
-    assert run.data.metrics["heldout.final.head_4.top5"] == outcome.summary["heldout"]["heldout.head_4.top5"]
-    for name, points in {"train.loss": 4, "heldout.head_1.top1": 2, "heldout.target.top1": 2}.items():
+    assert run.data.metrics["heldout/final.head_4.top5"] == outcome.summary["heldout"]["heldout/head_4.top5"]
+    for name, points in {"train/loss": 4, "heldout/head_1.top1": 2, "heldout/target.top1": 2}.items():
         assert len(client.get_metric_history(run.info.run_id, name)) == points
     assert not list(tmp_path.rglob("*.part"))
 

@@ -71,10 +71,10 @@ def test_accuracies_are_those_of_the_card(target: Causal) -> None:
         counted.add(heads, states, tokens, scored)
         found = counted.metrics()
         for head in range(1, len(heads) + 1):
-            key = f"heldout.head_{head}.top1"
+            key = f"heldout/head_{head}.top1"
             # The beginnings of the files of another Python are not the whole text of the card's.
             assert found[key] == pytest.approx(summary(name)["heldout"][key], abs=0.07), (name, key)
-        first[name] = found["heldout.head_1.top1"]
+        first[name] = found["heldout/head_1.top1"]
     assert first["grounded"] > first["medusa"] + 0.03, "the token between makes a difference"
 
     network = load_eagle(shipped_eagle(), target)
@@ -82,6 +82,6 @@ def test_accuracies_are_those_of_the_card(target: Causal) -> None:
     features = target.hidden.sequence(tokens, *network.config.offsets(target.hidden.layers))[0]
     count_steps(counted, network, features, tokens, scored)
     for step in (1, 2, 3):
-        key = f"heldout.step_{step}.top1"
+        key = f"heldout/step_{step}.top1"
         assert counted.metrics()[key] == pytest.approx(summary("eagle")["heldout"][key], abs=0.07), key
-    assert counted.metrics()["heldout.step_1.top1"] > first["grounded"] + 0.03, "the tokens before make a difference"
+    assert counted.metrics()["heldout/step_1.top1"] > first["grounded"] + 0.03, "the tokens before make a difference"

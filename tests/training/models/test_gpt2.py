@@ -152,9 +152,9 @@ def test_training_lowers_the_loss_on_real_text(gpt_values: dict, tmp_path: Path)
     recipe["data"]["tokens"] = 64 * 30
     config = validated(TrainConfig, gpt_values)
     trainer = ModelTraining(config, load_corpus(config.recipe.corpus, 32, tmp_path / "corpus"))
-    before = trainer.score()["heldout.nats_per_token"]
+    before = trainer.score()["heldout/nats_per_token"]
     trainer.train(lambda values, step: None, lambda row: None)
-    assert trainer.score()["heldout.nats_per_token"] < before - 0.5
+    assert trainer.score()["heldout/nats_per_token"] < before - 0.5
 
 
 def test_bad_values_name_the_key(gpt_values: dict) -> None:

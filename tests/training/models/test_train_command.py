@@ -49,7 +49,7 @@ def test_a_sitting_ends_killed_and_the_next_one_finishes(
     assert (first.info.status, second.info.status) == ("KILLED", "FINISHED")
     assert second.data.params["recipe.optimizer.muon_lr"] == "0.02"
     assert second.data.tags["specdec.resumed_from_step"] == "5"
-    final = second.data.metrics["heldout.final.all.nats_per_token"]
+    final = second.data.metrics["heldout/final.all.nats_per_token"]
     assert final == pytest.approx(outcome.summary["heldout"]["all"]["nats_per_token"])
     assert json.loads((in_tmp / "models" / "summary.json").read_text())["steps"] == 8
     assert not list(in_tmp.rglob("*.part"))

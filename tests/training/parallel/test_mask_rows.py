@@ -103,7 +103,7 @@ def test_accuracy_counts_each_level_and_the_rows_whose_branch_was_right_so_far()
             for key, at in of_level.items()
             if all((key[0], k, key[2]) in place and right[place[key[0], k, key[2]]] for k in range(level))
         }
-        found, name = accuracy.metrics(), f"heldout.token_{level + 1}."
+        found, name = accuracy.metrics(), f"heldout/token_{level + 1}."
         assert found[name + "top1"] == pytest.approx(sum(bool(right[at]) for at in of_level.values()) / len(of_level))
         given = sum(bool(right[at]) for at in ahead.values()) / len(ahead)
         assert found[name + "top1_given_earlier"] == pytest.approx(given)

@@ -139,7 +139,7 @@ def test_an_overfitted_model_is_right_and_the_drafter_reads_it(
     rows = list(csv.DictReader((outcome.folder / "history.csv").open()))
     assert len(rows) == 60 and rows[49]["heldout_token_4_top1"] and not rows[50]["heldout_token_4_top1"]
     held = outcome.summary["heldout"]
-    assert all(held[f"heldout.token_{k}.top1_given_earlier"] > 0.9 for k in range(1, 5)), held
+    assert all(held[f"heldout/token_{k}.top1_given_earlier"] > 0.9 for k in range(1, 5)), held
     assert json.loads((outcome.folder / "summary.json").read_text())["inputs"] == 60 * 4 * (32 + 3 * 28)
 
     model = str(outcome.folder / "model")

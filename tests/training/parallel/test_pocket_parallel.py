@@ -70,10 +70,10 @@ def test_accuracies_are_those_of_the_card() -> None:
         accuracy.add(right, nats, rows)
     found = accuracy.metrics()
     for k in (1, 2, 3, 8):
-        name = f"heldout.token_{k}.top1"
+        name = f"heldout/token_{k}.top1"
         # The beginnings of the files of another Python are not the whole text of the card's.
         assert found[name] == pytest.approx(SUMMARY["heldout"][name], abs=0.07), name
-    tops = [found[f"heldout.token_{k}.top1"] for k in (1, 2, 4, 8)]
+    tops = [found[f"heldout/token_{k}.top1"] for k in (1, 2, 4, 8)]
     assert tops == sorted(tops, reverse=True)
 
 
