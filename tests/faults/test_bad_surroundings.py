@@ -73,6 +73,7 @@ BAD = {
     "a file for the output folder": Bad(f"{SMALL} hydra.run.dir=text.txt", "text.txt"),
     "a file above the output folder": Bad(f"{SMALL} hydra.run.dir=text.txt/below", "text.txt"),
     "a file for the folder of a sweep": Bad(f"-m {SMALL} structure.gamma=1,2 hydra.sweep.dir=text.txt", "text.txt"),
+    "a sweep that is asked for after an override": Bad(f"{SMALL} -m structure.gamma=0", "structure.gamma=0"),
     # Stores.
     "a store that is no database": Bad(f"{SMALL} tracking.enabled=true tracking.uri=sqlite:///text.txt", "text.txt"),
     "a store that is a folder": Bad(f"{SMALL} tracking.enabled=true tracking.uri=sqlite:///empty", "empty"),
