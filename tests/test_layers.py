@@ -11,7 +11,7 @@ ROOT = Path(__file__).resolve().parents[1]
 LAYERS = (
     ("specdec", "errors", "progress", "code_version", "ranks"),
     ("signals", "text.writing"),
-    ("config", "hub"),
+    ("config", "hub", "plugins"),
     ("registry",),
     ("theory", "records", "sampling", "clock", "cost_model"),
     ("tracking.store",),
@@ -30,8 +30,9 @@ LAYERS = (
     ("batching", "peers"),
     ("experiment",),
     ("studies", "training", "certification"),
+    ("testing",),
     ("commands",),
-    ("run", "train", "advise", "certify", "report", "convert", "sync"),
+    ("run", "train", "advise", "certify", "report", "convert", "sync", "new"),
 )
 # The parts of the package that `analysis` may import: it reads files, and has to work without torch.
 ANALYSIS_SEES = ("errors", "config", "registry", "theory", "tracking.store", "text.lines", "text.lengths", "analysis")

@@ -27,8 +27,10 @@ from specdec.experiment.beside import refuse_several
 from specdec.experiment.budget import refuse_budget
 from specdec.experiment.dtypes import arithmetic_notes
 from specdec.experiment.environment import capture
+from specdec.experiment.foreign_claims import record_passed
 from specdec.experiment.parts import Parts, build, limited, prepare
 from specdec.experiment.terminal import print_lines, print_links
+from specdec.plugins import is_foreign
 from specdec.progress import progress_bar
 from specdec.records import Request
 from specdec.sampling import generator_for
@@ -96,6 +98,8 @@ def certify(config: CertifyConfig, folder: Path) -> Certificate:
         environment=environment,
     )
     certificate.save(folder / "certificate.json")
+    if found.outcome == "certified":
+        record_passed(config, folder / "certificate.json")
     show(certificate, get_console())
     print_links(get_console(), {"results": str(folder)})
     if found.outcome == "not lossless":
@@ -223,7 +227,7 @@ def _declarations(config: CertifyConfig, outcome: Outcome) -> list[Declaration]:
             drafters.get(config.drafter["name"]).capabilities.lossless,
         ),
     ):
-        own = cls.__module__.startswith("specdec.")
+        own = not is_foreign(cls)
         standing = "lossless, proven by specdec's tests" if own else "lossless, declared, not proven"
         if not claim:
             standing = "declared lossy"

@@ -128,7 +128,7 @@ def identity_checks(
     else:
         checks = [not_applicable("exact", name, f"a {structure.name} draft follows the drafter's confidence")]
     if make is not None:
-        checks.append(_drafter_identity(make, verifier.for_greedy(), structure))
+        checks.append(drafter_identity(make, verifier.for_greedy(), structure))
     return checks
 
 
@@ -136,7 +136,12 @@ Outputs = Sequence[Callable[[], tuple[Generation, tuple[int, ...]]]]
 """Functions that decode: each gives the output and the tokens that it should have."""
 
 
-def _drafter_identity(make: Callable[[Target], Drafter], verifier: Verifier, structure: Structure) -> Check:
+def drafter_identity(make: Callable[[Target], Drafter], verifier: Verifier, structure: Structure) -> Check:
+    """Compare greedy outputs on tiny models of two architectures, with a drafter's own drafts, with the models' own.
+
+    Args:
+        make: gives the drafter for a target; it may raise UsageError where it needs a certain model.
+    """
     name = "greedy identity: the drafter's own drafts"
     outputs = []
     for architecture in ("gemma3", "llama"):

@@ -19,6 +19,7 @@ from specdec.commands.resumed_sweep import RESUMED_SWEEP, SWEPT_KEYS
 from specdec.config import config_dir
 from specdec.errors import SpecdecError, UsageError
 from specdec.experiment.kept import EarlierRuns
+from specdec.plugins import extend_search_path
 from specdec.signals import interruptible
 
 # Hydra's own handler would print its trace helper and always exit with 1; we want its exceptions as they are.
@@ -96,6 +97,7 @@ def main(config_name: str, task: Callable[[Mapping[str, Any]], Mapping[str, floa
         try:
             if config_name not in SHARED:
                 ranks.check_single(f"specdec.{config_name}")
+            extend_search_path()
             hydra.main(version_base="1.3", config_path=config_dir(), config_name=config_name)(resolved)()
         except sweep.Stopped as stopped:
             error = stopped.error

@@ -3,9 +3,10 @@
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor
 from torch.nn.functional import pad
 
@@ -15,7 +16,15 @@ from specdec.drafters.base.batch import BatchDrafter
 from specdec.errors import NumericsError, UsageError
 from specdec.models.decoder import Decoder
 from specdec.models.draft_loop import Choice, StaticLoop, joined
-from specdec.models.load import Dtype, describe_model, load_model, load_tokenizer, model_path, resolve_dtype
+from specdec.models.load import (
+    Dtype,
+    check_revision,
+    describe_model,
+    load_model,
+    load_tokenizer,
+    model_path,
+    resolve_dtype,
+)
 from specdec.models.probe import open_decoder, said_of
 from specdec.models.ragged_decoder import RaggedDecoder
 from specdec.models.seq2seq import Seq2SeqDecoder, decoder_of
@@ -39,6 +48,7 @@ class SmallModelConfig:
     siblings: Siblings
     translate: bool
     prefill_chunk: AtLeastOne
+    revision: Annotated[str, Field(min_length=1)] | None
 
 
 @dataclass
@@ -153,17 +163,19 @@ class SmallModel(Drafter):
     @classmethod
     def from_config(cls, config: SmallModelConfig, target: Target) -> "SmallModel":
         name = model_path(config.model, "drafter")
+        check_revision(name, config.revision, "drafter.revision")
         model = load_model(
             name,
             dtype=resolve_dtype(config.dtype),
             device=target.device,
             attention=config.attention,
             kind="encoder_decoder" if _is_encoder_decoder(target) else "causal",
+            revision=config.revision,
         )
         return cls(
             model,
             target,
-            load_tokenizer(name),
+            load_tokenizer(name, config.revision),
             drafts=config.drafts,
             siblings=config.siblings,
             translate=config.translate,

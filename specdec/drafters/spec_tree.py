@@ -87,6 +87,7 @@ class SpecTree(Drafter):
                 siblings="without_replacement",
                 translate=False,
                 prefill_chunk=config.prefill_chunk,
+                revision=None,
             )
             model = SmallModel.from_config(of_one, target)
             _check(name, model, target)

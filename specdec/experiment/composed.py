@@ -4,13 +4,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from specdec.config import config_dir
+from specdec.plugins import extend_search_path
 
 
 def composed_parts(drafter: str, *overrides: str, changes: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Return the plain values of `drafter`, `structure` and `verifier` that `specdec.run +drafter=NAME` has.
 
-    A drafter's YAML may choose the other two. Inside a command the search path is the command's own, with the folders
-    of installed plugins.
+    A drafter's YAML may choose the other two. Inside a command the search path is the command's own. It always
+    has the folders of installed plugins.
 
     Args:
         overrides: as on the command line.
@@ -24,6 +25,7 @@ def composed_parts(drafter: str, *overrides: str, changes: Mapping[str, Any] | N
     if GlobalHydra.instance().is_initialized():
         composed = compose("config", asked)
     else:
+        extend_search_path()
         with initialize_config_dir(config_dir(), version_base="1.3"):
             composed = compose("config", asked)
     parts = {

@@ -25,6 +25,7 @@ from specdec.experiment.batched_session import BatchedSession
 from specdec.experiment.beside import settled
 from specdec.experiment.budget import TimeBudget, budget_of
 from specdec.experiment.disk_space import check_space
+from specdec.experiment.foreign_claims import claim_notes
 from specdec.experiment.identity import RunIdentity, identify, run_facts
 from specdec.experiment.kept import EarlierRuns, KeptRun
 from specdec.experiment.parts import Parts, limited, open_parts, prepare
@@ -77,7 +78,9 @@ def run_experiment(config: RunConfig, folder: Path, earlier: EarlierRuns | None 
             print_lines(get_console(), f"Kept: {beginning.metrics.folder} holds this measurement, finished.")
             return beginning
         facts = run_facts(parts, config.measurement.limit, advice)
-        facts = replace(facts, notes=(*facts.notes, *workers_note(config, parts), *_sittings_note(beginning)))
+        facts = replace(
+            facts, notes=(*facts.notes, *claim_notes(config), *workers_note(config, parts), *_sittings_note(beginning))
+        )
         beginning.results.write_json("run.json", facts.as_dict())
         print_lines(get_console(), *([beginning.sentence] if beginning.sentence else []), *facts.notes)
         budget.lap("opening")

@@ -21,6 +21,7 @@ from specdec.experiment.dtypes import arithmetic_notes, with_used_dtypes
 from specdec.experiment.environment import capture
 from specdec.experiment.parts import DrafterArms, Parts
 from specdec.experiment.results import ResultsFolder
+from specdec.plugins import is_foreign, source_hash
 from specdec.targets.replay import Replay
 from specdec.text.writing import write_atomically
 from specdec.tracking.store import without_password
@@ -77,6 +78,9 @@ def identify(config: RunConfig, parts: Parts) -> RunIdentity:
         },
         "seed": config.seed,
     }
+    foreign = _foreign_code(parts)
+    if foreign:
+        environment["plugins"] = foreign
     identity = _identity(plain, environment)
     environment["identity"] = identity
     tags = {
@@ -94,6 +98,13 @@ def identify(config: RunConfig, parts: Parts) -> RunIdentity:
     return RunIdentity(params, environment, identity["cell"], tags, plain)
 
 
+def _foreign_code(parts: Parts) -> dict[str, str]:
+    """Return the sha256 of the code of every part that is of another package, by its module."""
+    arms = [each.primary for each in parts.drafters]
+    made = [parts.target, *(part for arm in arms for part in (arm.drafter, arm.verifier, arm.structure))]
+    return {type(part).__module__: source_hash(type(part)) for part in made if is_foreign(type(part))}
+
+
 def _identity(config: Mapping[str, Any], environment: Mapping[str, Any]) -> dict[str, Any]:
     """Return the parts of a run's identity, flat, and `cell`, the hash of all but the machine.
 
@@ -107,7 +118,7 @@ def _identity(config: Mapping[str, Any], environment: Mapping[str, Any]) -> dict
         "config": {key: value for key, value in flat.items() if key not in dropped},
         "content": {key: value for key, value in content.items() if key.rpartition(".")[2] in _CONTENT and value}
         | {"prompts.sha256": environment["prompts"]["sha256"]},
-        "code": {"version": __version__, "sha256": code_hash()},
+        "code": {"version": __version__, "sha256": code_hash(), **environment.get("plugins", {})},
     }
     cell = hashlib.sha256(json.dumps(found, sort_keys=True, default=str).encode()).hexdigest()[:16]
     cpu, gpu, versions = environment["cpu"], environment.get("gpu") or {}, environment["versions"]

@@ -237,7 +237,8 @@ def _open_original(config: RunConfig, target: Target) -> Causal | None:
         return None
     assert isinstance(target, Causal)  # checked before anything was loaded
     dtype = str(target.model.dtype).removeprefix("torch.")  # a checkpoint's own may be another
-    original = targets.build({**config.target, "model": name, "shape": None, "dtype": dtype}, sampling=target.sampling)
+    values = {**config.target, "model": name, "shape": None, "dtype": dtype, "revision": None}
+    original = targets.build(values, sampling=target.sampling)
     assert isinstance(original, Causal)
     known = None not in (original.tokenizer, target.tokenizer)
     for differs, what in (

@@ -13,6 +13,7 @@ import torch
 from specdec import hub
 from specdec.errors import ModelLoadError, UsageError
 from specdec.models.arithmetic import arithmetic_of, format_name, model_arithmetic, note_arithmetic
+from specdec.models.quantization import quantization_of
 from specdec.models.spread import own_share
 
 POCKET = "pocket"
@@ -33,6 +34,7 @@ def load_model(
     attention: str,
     kind: Kind | None = None,
     spread: Mapping[str, Any] | None = None,
+    revision: str | None = None,
 ) -> Any:
     """Load a transformers model in evaluation mode.
 
@@ -41,11 +43,14 @@ def load_model(
         dtype: None is the checkpoint's own where the device computes in it, else float32.
         attention: transformers' attention implementation, or "auto".
         kind: the only kind that is accepted; None accepts both.
-        spread: how transformers lays the weights out over several devices (`models.spread`); None puts all on `device`.
+        spread: how transformers lays the weights out over several devices (`models.spread`), or quantises them
+            (`models.quantization`); None puts all on `device` as they are.
+        revision: branch, tag or commit on the hub; None for the newest of the main branch.
     Raises:
         ModelLoadError: missing or truncated files, missing layers, mismatched shapes, NaN weights, remote code, a model
-            of the wrong kind.
+            of the wrong kind; UsageError for a revision of a folder.
     """
+    check_revision(name, revision)
     offline = "" if Path(name).exists() else hub.settle()  # before transformers asks it
 
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
@@ -59,7 +64,7 @@ def load_model(
     elif name.startswith((".", "/", "~")) or name.count("/") > 1:
         raise ModelLoadError(f"Model folder {name} does not exist; give a folder, a hub id or 'pocket'.")
     try:
-        config = AutoConfig.from_pretrained(name, trust_remote_code=False)
+        config = AutoConfig.from_pretrained(name, revision=revision, trust_remote_code=False)
         _check_kind(name, config, kind)
         _check_layers(name, folder, config)
         if attention == "auto":
@@ -69,6 +74,7 @@ def load_model(
             auto.from_pretrained,
             name,
             config=config,
+            revision=revision,
             attn_implementation=attention,
             use_safetensors=True,
             trust_remote_code=False,
@@ -104,10 +110,18 @@ def load_model(
         if own is not None and not torch.isfinite(own).all():
             raise ModelLoadError(f"Model {name} is damaged: {key} holds NaN or infinite weights; fetch it again.")
     note_arithmetic(model, arithmetic)
-    return (model if spread else model.to(device)).eval().requires_grad_(False)
+    return (model if spread or quantization_of(model) else model.to(device)).eval().requires_grad_(False)
 
 
-def load_tokenizer(name: str) -> Any:
+def check_revision(name: str, revision: str | None, key: str = "revision") -> None:
+    """Raise UsageError where a revision is asked of a folder, which has one version only."""
+    if revision is not None and Path(name).exists():
+        raise UsageError(
+            f"Bad value {key}={revision}: it names a version on the hub, and {name} is a folder; use {key}=null."
+        )
+
+
+def load_tokenizer(name: str, revision: str | None = None) -> Any:
     """Load the model's tokenizer; None if the folder has none.
 
     Raises:
@@ -121,7 +135,7 @@ def load_tokenizer(name: str) -> Any:
     if folder.is_dir() and not any((folder / file).exists() for file in ("tokenizer.json", "tokenizer_config.json")):
         return None
     try:
-        return AutoTokenizer.from_pretrained(name, trust_remote_code=False)
+        return AutoTokenizer.from_pretrained(name, revision=revision, trust_remote_code=False)
     except Exception as error:
         if offline:
             raise ModelLoadError(f"The tokenizer of {name} cannot be loaded {hub.not_cached(name, offline)}") from None
@@ -134,7 +148,7 @@ def describe_model(model: Any, name: str) -> dict[str, Any]:
     """Describe a loaded model for the run's record: class, size, dtype (used and asked for), attention, hash of its
     weights.
     """
-    arithmetic = arithmetic_of(model)
+    arithmetic, quantized = arithmetic_of(model), quantization_of(model)
     return {
         "class": type(model).__name__,
         "parameters": sum(weight.numel() for weight in model.parameters()),
@@ -144,6 +158,7 @@ def describe_model(model: Any, name: str) -> dict[str, Any]:
         "attention": model.config._attn_implementation,
         "sha256": content_hash(name),
         "commit": getattr(model.config, "_commit_hash", None),
+        **({} if quantized is None else {"quantization": quantized}),
         "training": recorded_training(name),
     }
 

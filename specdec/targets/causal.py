@@ -4,9 +4,10 @@ import hashlib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from specdec import ranks
@@ -14,9 +15,18 @@ from specdec.config import AtLeastOne, typed
 from specdec.errors import EnvironmentFault, UsageError
 from specdec.models.compile import Mode, joined_states, mode_for
 from specdec.models.decoder import Decoder
-from specdec.models.load import Dtype, load_model, load_tokenizer, model_path, resolve_device, resolve_dtype
+from specdec.models.load import (
+    Dtype,
+    check_revision,
+    load_model,
+    load_tokenizer,
+    model_path,
+    resolve_device,
+    resolve_dtype,
+)
 from specdec.models.packages import PackageFolder
 from specdec.models.products import matrix_products
+from specdec.models.quantization import KEY, quantization_in_words, quantization_of, quantized_loading
 from specdec.models.random_weights import check_shape, random_model, shape_hash
 from specdec.models.spread import DeviceMap, check_modules, mapped, placement, sharded, spread_in_words, whole
 from specdec.records import Acceptance, Draft, TextStart
@@ -43,6 +53,8 @@ class CausalConfig:
     prefill_chunk: AtLeastOne
     tensor_parallel: AtLeastOne
     device_map: DeviceMap | None
+    revision: Annotated[str, Field(min_length=1)] | None
+    quantization: dict[str, Any] | None
 
 
 @targets.register("causal")
@@ -84,12 +96,14 @@ class Causal(ModelTarget):
         """
         name, device = model_path(config.model), resolve_device(config.device)
         check_shape(config.model, config.shape)
+        check_revision(name, config.revision, "target.revision")
         spread = _spread(config, name, device)
         how: dict[str, Any] = {"dtype": resolve_dtype(config.dtype), "device": device, "attention": config.attention}
         if config.shape is not None:
             model, tokenizer = random_model(config.shape, **how), None
         else:
-            model, tokenizer = load_model(name, kind="causal", spread=spread, **how), load_tokenizer(name)
+            how |= {"kind": "causal", "spread": spread, "revision": config.revision}
+            model, tokenizer = load_model(name, **how), load_tokenizer(name, config.revision)
         check_modules(model, (spread or {}).get("device_map"))
         placed = placement(model)
         apart = len(placed) > 1 or "disk" in placed
@@ -99,8 +113,9 @@ class Causal(ModelTarget):
             tokenizer,
             name=name,
             evaluation=config.evaluation,
-            # A layer that is fetched from elsewhere for every call cannot be recorded.
-            compilation=None if apart else mode_for(config.compile, device),
+            # A layer that is fetched from elsewhere for every call cannot be recorded, and the kernels of quantised
+            # weights are their library's own.
+            compilation=None if apart or quantization_of(model) else mode_for(config.compile, device),
             prefill_chunk=config.prefill_chunk,
         )
         target.packages = PackageFolder(config.compile_cache)
@@ -148,8 +163,8 @@ class Causal(ModelTarget):
         return replace(acceptance, path=tuple(ranks.agreed(own)), next_token=token, rejected=bool(rejected))
 
     def products(self) -> list[Product]:
-        # The ceiling of one process or device is not that of a model on several.
-        return matrix_products(self.model) if self.in_one_piece else []
+        # The ceiling of one process or device is not that of a model on several, and quantised weights are unpacked.
+        return matrix_products(self.model) if self.in_one_piece and self.quantization is None else []
 
     def describe(self) -> dict[str, Any]:
         described = super().describe()
@@ -184,6 +199,8 @@ class Causal(ModelTarget):
         served = {} if self.decoder.probed.packed else {"evaluation": "rows"}  # whatever was asked for
         if self.tensor_parallel > 1:
             return {**served, "tensor_parallel": str(self.tensor_parallel)}
+        if self.quantization is not None:
+            served["quantization"] = quantization_in_words(self.quantization)
         placed = {**served, "device_map": spread_in_words(self.placed)} if self.placed else served
         return placed if self.in_one_piece else {**placed, "distorted": "device_map"}
 
@@ -204,9 +221,28 @@ def _spread(config: CausalConfig, name: str, device: torch.device) -> dict[str, 
             f"Bad value target.device_map: it says where every layer lies, which does not go with {other}; use one of "
             "the two."
         )
+    if config.quantization is not None:
+        return _quantized(config, device)
     if config.device_map is not None:
         return mapped(config.device_map)
     return sharded(name, config.tensor_parallel, device) if config.tensor_parallel > 1 else None
+
+
+def _quantized(config: CausalConfig, device: torch.device) -> dict[str, Any]:
+    """Return how the weights are quantised as they are read.
+
+    Raises:
+        UsageError: it does not go with another key; see `quantized_loading`.
+    """
+    for given, other in (
+        (config.tensor_parallel > 1, f"target.tensor_parallel={config.tensor_parallel}"),
+        (config.shape is not None, "target.model=random"),
+    ):
+        if given:
+            raise UsageError(f"Bad value {KEY}: it does not go with {other}; use one of the two.")
+    assert config.quantization is not None
+    placed = {} if config.device_map is None else mapped(config.device_map)
+    return {**quantized_loading(config.quantization, device), **placed}
 
 
 class _CausalStates(HiddenStates):

@@ -2,11 +2,21 @@
 and batches of paths verified over our own cache.
 """
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
 
 from specdec.config import typed
 from specdec.errors import UsageError
-from specdec.models.load import Dtype, load_model, load_tokenizer, model_path, resolve_device, resolve_dtype
+from specdec.models.load import (
+    Dtype,
+    check_revision,
+    load_model,
+    load_tokenizer,
+    model_path,
+    resolve_device,
+    resolve_dtype,
+)
 from specdec.models.seq2seq import Seq2SeqDecoder
 from specdec.sampling import SamplingConfig
 from specdec.structures.base import EVERY_STRUCTURE
@@ -23,6 +33,7 @@ class EncoderDecoderConfig:
     device: str
     attention: Literal["auto", "sdpa", "eager"]
     evaluation: Literal["rows"]
+    revision: Annotated[str, Field(min_length=1)] | None
 
 
 @targets.register("encoder_decoder")
@@ -54,8 +65,9 @@ class EncoderDecoder(ModelTarget):
         """
         name = model_path(config.model)
         how: dict[str, Any] = {"dtype": resolve_dtype(config.dtype), "device": resolve_device(config.device)}
-        model = load_model(name, attention=config.attention, kind="encoder_decoder", **how)
-        return cls(model, sampling, load_tokenizer(name), name)
+        check_revision(name, config.revision, "target.revision")
+        how |= {"attention": config.attention, "kind": "encoder_decoder", "revision": config.revision}
+        return cls(load_model(name, **how), sampling, load_tokenizer(name, config.revision), name)
 
     @property
     def hidden(self) -> HiddenStates:

@@ -8,14 +8,14 @@ import pytest
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
-from specdec import convert, report, sync
+from specdec import convert, new, report, sync
 from specdec.analysis.pages.notebook import OVERLAY, SHAPES_OVERLAY
 from specdec.config import AdviseConfig, CertifyConfig, RunConfig, config_dir, validated
 from specdec.drafters.base import drafters
 from specdec.studies.base.contract import studies
 
 ROOT = Path(__file__).resolve().parents[2]
-PARSERS = {"convert": convert.parser, "report": report.parser, "sync": sync.parser}
+PARSERS = {"convert": convert.parser, "new": new.parser, "report": report.parser, "sync": sync.parser}
 ROOTS = {
     "run": ("config", RunConfig),
     "advise": ("advise", AdviseConfig),
@@ -94,5 +94,5 @@ def test_the_overlay_of_the_notebooks_makes_what_they_read():
 
 
 def test_the_readme_has_commands_of_every_kind():
-    kinds = {"run", "advise", "certify", "train", "report", "convert", "sync"}
+    kinds = {"run", "advise", "certify", "train", "report", "convert", "sync", "new"}
     assert {command for command, _ in documented()} == kinds

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import asdict, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -10,10 +11,12 @@ from torch import Tensor
 
 from specdec.errors import ModelLoadError, NumericsError, UsageError
 from specdec.models.decoder import Decoder
+from specdec.models.generation_config import not_followed
 from specdec.models.load import describe_model
 from specdec.models.memory import available_bytes
 from specdec.models.path_batch import path_batch
 from specdec.models.probe import open_decoder, said_of
+from specdec.models.quantization import quantization_in_words, quantization_of
 from specdec.models.seq2seq import Seq2SeqDecoder
 from specdec.records import EMPTY, Draft, TextStart, Tree, chain_tree
 from specdec.sampling import SamplingConfig, checked_probabilities
@@ -149,8 +152,9 @@ class ModelTarget(Target):
     @torch.inference_mode()
     def score(self, prompt: Sequence[int], text: Sequence[int]) -> Tensor:
         if self._scorer is None:
-            wide = self.model.dtype in (torch.float32, torch.float64)
-            # A model on several devices is too large for a copy, and its parts know where they belong.
+            wide = self.model.dtype in (torch.float32, torch.float64) or self.quantization is not None
+            # A model on several devices is too large for a copy, and its parts know where they belong. Quantised
+            # weights have no wider form.
             self._scorer = self.model if wide or not self.in_one_piece else deepcopy(self.model).float()
         return self.decoder.score(prompt, text, self._scorer)
 
@@ -171,6 +175,18 @@ class ModelTarget(Target):
         probed = asdict(self.decoder.probed)
         return {**described, "compilation": self.compilation, "evaluation": self.evaluation, "probe": probed}
 
+    @cached_property
+    def quantization(self) -> dict[str, Any] | None:
+        """The quantisation of the model's weights; None where they are as trained."""
+        return quantization_of(self.model)
+
     @property
     def remarks(self) -> tuple[str, ...]:
-        return said_of(self.decoder)
+        quantized: tuple[str, ...] = ()
+        if self.quantization is not None:
+            quantized = (
+                f"The target's weights are quantised ({quantization_in_words(self.quantization)}): it is another model "
+                f"than {self.name} as it was trained. Outputs are compared with those of the quantised model, and its "
+                "speedups are its own.",
+            )
+        return (*quantized, *said_of(self.decoder), *not_followed(self.model, self.sampling))

@@ -1,0 +1,57 @@
+"""Quantised weights, by transformers' own integrations: what is asked of transformers, and what is said of the result.
+
+A quantised model is another model than the one that it was made from: its own text is what a run is lossless to.
+"""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from specdec.errors import UsageError
+
+KEY = "target.quantization"
+
+
+def quantized_loading(values: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
+    """Return the options with which transformers quantises a model's weights as it reads them.
+
+    Args:
+        values: of one of transformers' quantisation configurations, with `quant_method`, such as `{quant_method:
+            bitsandbytes, load_in_4bit: true}`.
+    Raises:
+        UsageError: a method that transformers does not know, values or a library that it refuses.
+    """
+    from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING, AutoQuantizationConfig
+
+    if "quant_method" not in values:
+        raise UsageError(
+            f"Bad value {KEY}: it needs a quant_method, one of {', '.join(sorted(AUTO_QUANTIZATION_CONFIG_MAPPING))}."
+        )
+    try:
+        config = AutoQuantizationConfig.from_dict(dict(values))
+    except Exception as error:  # each integration raises its own types
+        raise UsageError(f"Bad value {KEY}: transformers refuses it: {' '.join(str(error).split())[:300]}.") from None
+    return {"quantization_config": config, "device_map": {"": device}}
+
+
+def quantization_of(model: Any) -> dict[str, Any] | None:
+    """Return the quantisation of a loaded model as plain values, also where its checkpoint was quantised before; None
+    for one that is not.
+    """
+    config = getattr(model.config, "quantization_config", None)
+    if config is None:
+        return None
+    values = config if isinstance(config, Mapping) else config.to_dict()
+    plain: dict[str, Any] = json.loads(json.dumps(dict(values), default=str))
+    return {key: value for key, value in plain.items() if value is not None and not key.startswith("_")}
+
+
+def quantization_in_words(values: Mapping[str, Any]) -> str:
+    """Return a quantisation in a few words: "bitsandbytes, load_in_8bit"."""
+    bits = [f"{values[key]} bits" for key in ("bits", "num_bits", "nbits") if isinstance(values.get(key), int)]
+    chosen = [key for key in ("load_in_8bit", "load_in_4bit") if values.get(key) is True]
+    kind = [str(values[key]) for key in ("weights", "fmt") if isinstance(values.get(key), str)]
+    method = str(values.get("quant_method", "unknown method")).rpartition(".")[2].lower()
+    return ", ".join([method, *bits, *chosen, *kind])

@@ -1,0 +1,109 @@
+"""`python -m specdec.new drafter NAME`: write a package of your own that adds a drafter, or a verifier, to specdec.
+
+The package has the class with its typed configuration, its YAML, the entry point that brings both, and the conformance
+suite as its test. Imports stay light, so that a bad name is answered at once.
+"""
+
+import argparse
+import keyword
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from string import Template
+
+from specdec.commands.plain import OneSentence, told_faults
+from specdec.config import config_dir
+from specdec.errors import UsageError
+
+SKELETONS = Path(__file__).resolve().parent / "skeletons"
+FAMILIES = {"drafter": "drafters", "verifier": "verifiers"}
+_USES = {"drafter": "+drafter={}", "verifier": "+drafter=small_model verifier={} sampling=temperature"}
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of the command's arguments."""
+    made = OneSentence(
+        prog="python -m specdec.new",
+        description="Writes a package that adds a drafter or a verifier to specdec, to be filled in. Structures, "
+        "targets, prompt sets and engines: see notebooks/extending.md.",
+    )
+    made.add_argument("kind", choices=list(FAMILIES), help="the family of the new part")
+    made.add_argument("name", metavar="NAME", help="its name, as it will be chosen with +drafter=NAME or verifier=NAME")
+    made.add_argument(
+        "--folder", type=Path, metavar="FOLDER", help="new folder of the package (specdec-NAME in this folder)"
+    )
+    return made
+
+
+def write_package(kind: str, name: str, folder: Path) -> list[Path]:
+    """Write the package and return its files.
+
+    Args:
+        kind: a key of `FAMILIES`.
+        folder: a new one.
+    Raises:
+        UsageError: a name that is no Python name in small letters, or that specdec has; a folder that is there.
+    """
+    _check_name(kind, name)
+    if folder.exists():
+        raise UsageError(f"Folder {folder} exists: remove it, or give another with --folder.")
+    package, use = f"specdec_{name}", _USES[kind].format(name)
+    values = {
+        "kind": kind,
+        "family": FAMILIES[kind],
+        "name": name,
+        "cls": "".join(word.capitalize() for word in name.split("_")),
+        "package": package,
+        "distribution": f"specdec-{name.replace('_', '-')}",
+        "use": f"python -m specdec.run {use}",
+        "certify": f"python -m specdec.certify {use}",
+    }
+    files = {
+        "pyproject.toml": "pyproject.toml.txt",
+        "README.md": "README.md.txt",
+        f"{package}/__init__.py": "init.py.txt",
+        f"{package}/{name}.py": f"{kind}.py.txt",
+        f"{package}/conf/{kind}/{name}.yaml": f"{kind}.yaml.txt",
+        f"tests/test_{name}.py": "test.py.txt",
+    }
+    for path, skeleton in files.items():
+        text = Template((SKELETONS / skeleton).read_text(encoding="utf-8")).substitute(values)
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_text(text, encoding="utf-8")
+    return [folder / path for path in files]
+
+
+def _check_name(kind: str, name: str) -> None:
+    if not re.fullmatch(r"[a-z][a-z0-9]*(_[a-z0-9]+)*", name) or keyword.iskeyword(name):
+        raise UsageError(f"Bad name {name!r}: it becomes a Python module, so use small letters, digits and single _.")
+    if (Path(config_dir()) / kind / f"{name}.yaml").is_file():
+        raise UsageError(f"Bad name {name!r}: specdec has a {kind} of this name; choose another.")
+
+
+def new(arguments: Sequence[str]) -> None:
+    """Write a package, and say what comes next.
+
+    Raises:
+        UsageError: see `write_package`; a bad command line.
+    """
+    options = parser().parse_args(arguments)
+    folder = options.folder or Path(f"specdec-{options.name.replace('_', '-')}")
+    for path in write_package(options.kind, options.name, folder):
+        print(path)
+    filled = "propose" if options.kind == "drafter" else "chance"
+    print(
+        f"\nFill in `{filled}` in {folder}/specdec_{options.name}/{options.name}.py, then:\n"
+        f"  cd {folder} && pip install -e '.[test]' && python -m pytest\n"
+        f"  python -m specdec.run {_USES[options.kind].format(options.name)}"
+    )
+
+
+def main() -> None:
+    """Run the command: the console entry point."""
+    with told_faults():
+        new(sys.argv[1:])
+
+
+if __name__ == "__main__":
+    main()

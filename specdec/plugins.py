@@ -1,0 +1,70 @@
+"""Packages of others that add parts to specdec: found by their entry points, none imported here.
+
+A package is a plugin if it has an entry point in one of `GROUPS`. Its folder `conf/` is then on Hydra's search path, so
+that one line of its `pyproject.toml` brings both its classes and their YAML files.
+"""
+
+import hashlib
+import importlib.util
+import sys
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+
+from specdec.code_version import code_hash
+
+GROUPS = tuple(f"specdec.{family}" for family in ("drafters", "peers", "prompts", "structures", "targets", "verifiers"))
+
+
+def conf_folders() -> dict[str, Path]:
+    """Return the folder `conf/` of each plugin that has one, by the name of its package, in alphabetical order."""
+    every = entry_points()
+    packages = sorted({_package(entry) for group in GROUPS for entry in every.select(group=group)})
+    folders = {}
+    for package in packages:
+        try:
+            found = importlib.util.find_spec(package)
+        except (ImportError, ValueError):
+            found = None  # the registry says so where one of its parts is asked for
+        for place in (found.submodule_search_locations or ()) if found is not None else ():
+            if (Path(place) / "conf").is_dir():
+                folders[package] = Path(place) / "conf"
+    return folders
+
+
+def _package(entry: EntryPoint) -> str:
+    return entry.value.partition(":")[0].partition(".")[0].strip()
+
+
+@cache
+def extend_search_path() -> None:
+    """Have Hydra search the plugins' folders too, behind specdec's own, in every command and `compose` that follows."""
+    from hydra.core.config_search_path import ConfigSearchPath
+    from hydra.core.plugins import Plugins
+    from hydra.plugins.search_path_plugin import SearchPathPlugin
+
+    class PluginFolders(SearchPathPlugin):
+        """Appends the folders to each search path that Hydra makes."""
+
+        def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
+            for package, folder in conf_folders().items():
+                search_path.append(provider=package, path=f"file://{folder}")
+
+    Plugins.instance().register(PluginFolders)
+
+
+def is_foreign(cls: type) -> bool:
+    """Return whether a class is of another package than specdec."""
+    return cls.__module__.partition(".")[0] != "specdec"
+
+
+def source_hash(cls: type) -> str:
+    """Return the sha256 of the Python files of the package that a class is of, or of its one file; "" where it was
+    typed in.
+    """
+    module = sys.modules.get(cls.__module__.partition(".")[0])
+    file = getattr(module, "__file__", None)
+    if file is None or not Path(file).is_file():
+        return ""
+    path = Path(file)
+    return code_hash(path.parent) if path.name == "__init__.py" else hashlib.sha256(path.read_bytes()).hexdigest()

@@ -1,0 +1,181 @@
+"""The conformance suite: the contract, exact enumeration and greedy identity, as cases that any test runner takes.
+
+A package of others runs it on its own parts, by the name under which they are registered, with their own YAML:
+
+    @pytest.mark.parametrize("case", drafter_cases("NAME"), ids=str)
+    def test_conformance(case):
+        case.run()
+
+It needs no model and no GPU: parts are tried on a table of five tokens and on tiny random models.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+from unittest import SkipTest
+
+from specdec.certification.checks import Check
+from specdec.certification.exact import drafter_checks, random_law, rule_checks, table_target
+from specdec.certification.greedy_identity import drafter_identity, identity_checks
+from specdec.certification.table_drafts import FILL, small_structure
+from specdec.certification.tiny_models import VOCABULARY, load_tiny_model
+from specdec.drafters import Drafter, drafters
+from specdec.drafters.base import DrafterCapabilities
+from specdec.errors import UsageError
+from specdec.experiment.composed import composed_parts
+from specdec.sampling import SamplingConfig
+from specdec.targets import Target
+from specdec.targets.causal import Causal
+from specdec.testing.drafter_contract import CHAIN_CHECKS, CHECKS, SIZE, Subject, require, walk
+from specdec.verifiers import Verifier, verifiers
+
+Make = Callable[[Target], Drafter]
+_DEPTH = 4  # of the drafts in greedy texts
+
+
+@dataclass(frozen=True)
+class ConformanceCase:
+    """One case of the suite.
+
+    Attributes:
+        name: what is checked, as test ids show it.
+        run: checks it. Raises AssertionError where the part breaks its contract, and unittest's SkipTest, which pytest
+            takes for a skipped test, where the case says nothing about the part.
+    """
+
+    name: str
+    run: Callable[[], None]
+
+    def __str__(self) -> str:
+        return self.name
+
+
+def drafter_cases(name: str, **changes: Any) -> list[ConformanceCase]:
+    """Return the suite for a registered drafter, with the values of its YAML.
+
+    Args:
+        changes: values in place of those of the YAML, such as a small file beside the test.
+    Raises:
+        UsageError: no such drafter, no YAML, values that its config does not take.
+    """
+    cls = drafters.get(name)
+    config = drafters.config(_values("drafter", name) | changes)
+    return cases_of(lambda target: drafters.construct(config, target=target), cls.capabilities)
+
+
+def cases_of(make: Make, capabilities: DrafterCapabilities) -> list[ConformanceCase]:
+    """Return the suite for a drafter of any class.
+
+    Args:
+        make: gives a new drafter for a target; UsageError where it cannot draft for that one, whose cases are skipped.
+        capabilities: those of its class.
+    """
+    cases = [ConformanceCase("something is proposed", partial(_something_is_proposed, make, capabilities))]
+    for structure in sorted(capabilities.fills & FILL.keys()):
+        subject = _subject(make, capabilities, structure)
+        for check in (*CHECKS, *CHAIN_CHECKS) if structure == "chain" else CHECKS:
+            cases.append(ConformanceCase(f"{structure}: {_words(check)}", partial(check, subject)))
+        for name, checks in (("exact law of texts", _exact), ("greedy identity", _greedy)):
+            cases.append(ConformanceCase(f"{structure}: {name}", partial(checks, make, capabilities, structure)))
+    return cases
+
+
+def verifier_cases(name: str, **changes: Any) -> list[ConformanceCase]:
+    """Return the suite for a registered acceptance rule, with the values of its YAML: what it commits by enumeration,
+    and greedy texts of tiny models of nine architectures.
+
+    Args, raises: as of `drafter_cases`. A rule that declares itself lossy has nothing to conform to.
+    """
+    verifier = verifiers.build(_values("verifier", name) | changes)
+    cases = []
+    for structure in sorted(verifier.capabilities.handles & FILL.keys()):
+        for what, checks in (("exact law of rounds and texts", _rule), ("greedy identity", _rule_identity)):
+            cases.append(ConformanceCase(f"{structure}: {what}", partial(checks, verifier, structure)))
+    return cases
+
+
+def _values(group: str, name: str) -> dict[str, Any]:
+    """Return the plain values of a part's YAML, from specdec's own folder or a plugin's."""
+    from hydra.errors import HydraException
+
+    try:
+        parts = composed_parts(name) if group == "drafter" else composed_parts("none", f"{group}={name}")
+    except HydraException:
+        raise UsageError(
+            f"No file {group}/{name}.yaml is on Hydra's search path: put it into the folder conf/ of your package, and "
+            "install the package."
+        ) from None
+    values: dict[str, Any] = parts[group]
+    return values
+
+
+def _words(check: Callable[[Subject], None]) -> str:
+    return check.__name__.replace("_", " ")
+
+
+def _subject(make: Make, capabilities: DrafterCapabilities, structure: str) -> Subject:
+    """Return a drafter for a table, or for a tiny model where it runs a part of the target's own."""
+
+    def made() -> Drafter:
+        target = _target(capabilities)
+        try:
+            drafter = make(target)
+        except UsageError as refusal:
+            raise SkipTest(f"it does not draft for a tiny target: {refusal}") from None
+        if drafter.capabilities.vocab_size not in (None, target.vocab_size):
+            raise SkipTest(f"it drafts for {drafter.capabilities.vocab_size} tokens, a tiny target has fewer")
+        return drafter
+
+    vocabulary = VOCABULARY if capabilities.runs_target else SIZE
+    return Subject(made, partial(small_structure, structure), vocabulary)
+
+
+def _target(capabilities: DrafterCapabilities) -> Target:
+    if not capabilities.runs_target:
+        return table_target(random_law(SIZE, 0), temperature=1.0)
+    sampled = SamplingConfig(name="sampled", temperature=1.0, top_k=None, top_p=None, min_p=None, typical_p=None)
+    return Causal(load_tiny_model("llama"), sampled)
+
+
+def _something_is_proposed(make: Make, capabilities: DrafterCapabilities) -> None:
+    """Check that the other cases are about something: a text that repeats itself gets a draft somewhere."""
+    for structure in sorted(capabilities.fills & FILL.keys()):
+        subject = _subject(make, capabilities, structure)
+        if any(len(draft) for draft in walk(subject.make(), subject.shape(3))):
+            return
+    require(False, "Nothing was proposed in any round of a text that repeats itself: the other cases say nothing.")
+
+
+def _exact(make: Make, capabilities: DrafterCapabilities, structure: str) -> None:
+    _claims(capabilities.lossless)
+    _all_passed(drafter_checks(make, verifiers.build({"name": "speculative_sampling"}), structure))
+
+
+def _greedy(make: Make, capabilities: DrafterCapabilities, structure: str) -> None:
+    _claims(capabilities.lossless)
+    rule = verifiers.build({"name": "greedy"})
+    _all_passed([drafter_identity(make, rule, small_structure(structure, _DEPTH))])
+
+
+def _rule(verifier: Verifier, structure: str) -> None:
+    _claims(verifier.capabilities.lossless)
+    _all_passed(rule_checks(verifier, structure))
+
+
+def _rule_identity(verifier: Verifier, structure: str) -> None:
+    _claims(verifier.capabilities.lossless)
+    _all_passed(identity_checks(verifier, small_structure(structure, _DEPTH)))
+
+
+def _claims(lossless: bool) -> None:
+    if not lossless:
+        raise SkipTest("it declares that it is not lossless")
+
+
+def _all_passed(checks: Sequence[Check]) -> None:
+    """Raise AssertionError for the first check that failed, SkipTest where none of them applies."""
+    for check in checks:
+        require(check.verdict != "FAILED", f"{check.name}: {check.detail} ({check.statistic}).")
+    if all(check.verdict == "not applicable" for check in checks):
+        raise SkipTest("; ".join(check.detail for check in checks))

@@ -1,0 +1,55 @@
+"""The claim of a part of another package to be lossless is declared, until its combination passed a certificate."""
+
+from dataclasses import asdict, replace
+
+import pytest
+from omegaconf import OmegaConf
+
+from specdec.config import RunConfig, config_dir, validated
+from specdec.drafters import drafters
+from specdec.drafters.ngram import Ngram
+from specdec.experiment.beside import settled
+from specdec.experiment.foreign_claims import claim_notes, record_passed
+
+
+@pytest.fixture
+def config(monkeypatch, tmp_path):
+    from hydra import compose, initialize_config_dir
+
+    monkeypatch.chdir(tmp_path)
+    with initialize_config_dir(config_dir(), version_base="1.3"):
+        composed = compose("config", ["+drafter=ngram"])
+    return validated(RunConfig, OmegaConf.to_container(composed, resolve=True))
+
+
+@pytest.fixture
+def foreign(monkeypatch):
+    """`ngram` is a class of this test's module, which is no part of specdec."""
+
+    class Foreign(Ngram):
+        pass
+
+    drafters.names()
+    monkeypatch.setitem(drafters._classes, "ngram", Foreign)
+
+
+def test_own_parts_need_no_note(config):
+    assert claim_notes(config) == ()
+
+
+def test_a_foreign_claim_is_declared_until_it_passed(foreign, config, tmp_path):
+    (note,) = claim_notes(config)
+    assert note.startswith("The claim of drafter ngram (") and "is declared, not proven" in note
+    record_passed(config, tmp_path / "certificate.json")
+    (note,) = claim_notes(config)
+    assert "not proven" not in note and "this combination passed" in note
+    other = replace(config, drafter={**config.drafter, "order_max": 3})
+    assert "is declared, not proven" in claim_notes(other)[0], "of other values nothing was shown"
+
+
+def test_a_drafter_beside_the_others_is_told_too(foreign, config):
+    measurement = replace(config.measurement, drafters=["ngram"])
+    none = {"name": "recycling", "k": 4, "persist": False}
+    both = settled(replace(config, drafter=none, measurement=measurement))
+    assert ["ngram" in note for note in claim_notes(both)] == [True]
+    assert asdict(both)["drafter"]["name"] == "recycling"
