@@ -54,7 +54,6 @@ WRITTEN_BY = {  # file of a run: which runs write it; for the message where it i
 CURVES = {"tokens_per_round": "curve/", "speedup": "curve/speedup/"}  # quantity: how the names of its curves begin
 SETTINGS = "measurement.drafter_settings."  # parameters of the other drafters of a session: this, name, their own key
 OWN_PARTS = ("drafter.", "structure.", "verifier.")  # parameters that each drafter of a session has for itself
-NGRAMS = {"1": "unigram", "2": "bigram"}  # what papers call n-grams of a corpus, by order
 
 
 @dataclass(frozen=True)
@@ -297,11 +296,12 @@ class Run:
 
     @property
     def drafter_name(self) -> str:
-        """The drafter as tables name it: `unigram`, `bigram`, `3-gram`, `small_model pocket`, or its registry name."""
+        """The drafter as tables name it: the name that was chosen, with the model or the order that goes with it:
+        `ngram`, `small_model pocket`, `bigram`, `corpus_ngram of order 3`.
+        """
         name = self.params.get("drafter.name", "unknown drafter")
         if name == "corpus_ngram":
-            order = self.params["drafter.order"]
-            return NGRAMS.get(order, f"{order}-gram")
+            return f"{name} of order {self.params['drafter.order']}"
         model = self.params.get("drafter.model")
         return f"{name} {model}" if model else name
 

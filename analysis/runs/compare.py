@@ -132,10 +132,11 @@ def comparison_sections(
     ]
     answer = tuple(part for part in (start + leaderboard_in_words(scores, quantity), missing) if part)
     board = leaderboard(arms, labels, prompts, replicates, seed, quantity)
-    return (
+    found = (
         Section(first, answer, ((caption, board),), tuple(figures[:1])),
         Section(second, tuple(part for part in (in_pairs, *notes) if part), tuple(tables), tuple(figures[1:])),
     )
+    return (found[0].simulated(), found[1].simulated()) if clock else found
 
 
 def _best_gammas(opened: Sequence[dict[int, RunArm]], replicates: int, seed: int) -> list[str]:

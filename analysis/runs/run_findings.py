@@ -57,6 +57,7 @@ class RunFindings(Findings):
         depth_name: what the depth of a draft is called in tables.
         drafter: the method that these figures are about.
         simulated: times come from a cost model.
+        lossy: the verifier declares that it does not keep the target's law.
         serving: how to serve the drafter, as `engines.recommendation` says it.
         beside: the findings of the session's other drafters by their method, without sections.
     """
@@ -68,6 +69,7 @@ class RunFindings(Findings):
     depth_name: str
     drafter: str = ""
     simulated: bool = False
+    lossy: bool = False
     serving: dict[str, Any] = field(default_factory=dict)
     beside: "dict[str, RunFindings]" = field(default_factory=dict)
 
@@ -203,6 +205,7 @@ def _of_one_drafter(run: Run) -> tuple[RunFindings, Summary, HeldOutPrediction |
         depth_name=facts.depth_name,
         drafter=facts.drafter,
         simulated=facts.simulated,
+        lossy=not facts.lossless,
     )
     return found, summary, prediction
 

@@ -124,9 +124,13 @@ def _labelled(label: str, simulated: bool) -> str:
 
 
 def headed(section: Section, run: Run) -> Section:
-    """Return a section whose heading says that time is simulated, where it is and the section is about times."""
-    timed = section.title in TIMED and run.simulated
-    return replace(section, title=f"{section.title} (simulated time)") if timed else section
+    """Return a section that says where time is simulated: over each of its tables, and in its heading if it is about
+    times.
+    """
+    if not run.simulated:
+        return section
+    title = f"{section.title} (simulated time)" if section.title in TIMED else section.title
+    return replace(section.simulated(), title=title)
 
 
 def _speedup_in_words(run: Run) -> str:

@@ -53,7 +53,7 @@ def show_run(found: RunFindings, console: Console, folder: Path, links: Mapping[
     print_table(
         console,
         lines,
-        f"{measured} against the capped-geometric theory",
+        f"{measured}{', with a lossy rule,' if found.lossy else ''} against the capped-geometric theory",
         f"95% prompt-bootstrap intervals; theory at {alpha_of} ({found.alpha_source}); {signs_said}{cut}",
     )
     print_lines(console, *found.notes)
