@@ -5,6 +5,7 @@ No Hydra task: nothing is configured, nothing is run. Imports stay light, so `--
 """
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -32,7 +33,12 @@ def parser() -> argparse.ArgumentParser:
         "experiment's name; studies of one kind are set side by side",
     )
     made.add_argument("--out", type=Path, default=Path("report"), metavar="DIR", help="folder to write to (./report)")
-    made.add_argument("--tracking-uri", default=STORE, metavar="URI", help=f"MLflow store of run ids ({STORE})")
+    made.add_argument(
+        "--tracking-uri",
+        default=os.environ.get("MLFLOW_TRACKING_URI") or STORE,
+        metavar="URI",
+        help=f"MLflow store of run ids (MLFLOW_TRACKING_URI, else {STORE})",
+    )
     foreign = made.add_argument_group("foreign results")
     foreign.add_argument(
         "--import",

@@ -26,6 +26,7 @@ from .paper_metrics import PAPERS, category_members, paper_values
 OURS = ("speedup", "tokens_per_round", "alpha.mle", "accepted_per_offered")
 SHARES = ("alpha.mle", "accepted_per_offered", "cost/prefill_share", "proposals.share")
 WITH_INTERVAL = ("tokens_per_round", "alpha.mle", *PAPERS)
+PROMPTS_OF_A_CATEGORY = 3  # at least, for figures of its own: an interval over one or two prompts says nothing
 BY_CATEGORY = tuple(dict.fromkeys((*OURS, *PAPERS)))
 
 
@@ -225,9 +226,11 @@ def _unflagged(
 
 
 def _by_category(table: pd.DataFrame, category: pd.Series, replicates: int, seed: int) -> dict[str, float]:
-    """Return category/<name>/<metric> where the prompts have more than one category."""
+    """Return category/<name>/<metric> where the prompts have more than one category, of those with enough prompts."""
     metrics: dict[str, float] = {}
     for name, members in category_members(category.reindex(table.index)).items():
+        if members.sum() < PROMPTS_OF_A_CATEGORY:
+            continue
         headline = _headline(table[members], replicates, seed)
         wanted = [metric + end for metric in BY_CATEGORY for end in ("", ".ci_low", ".ci_high")]
         metrics |= {f"category/{name}/{key}": headline[key] for key in wanted if key in headline}

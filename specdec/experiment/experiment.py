@@ -13,6 +13,7 @@ from rich import get_console
 from specdec import ranks
 from specdec.analysis.cost.cost_report import cost_report
 from specdec.analysis.findings import counted
+from specdec.analysis.pages.run_note import run_note
 from specdec.analysis.pages.run_page import write_run
 from specdec.analysis.pages.trace import read_traces
 from specdec.analysis.read.facts import RunStatus
@@ -26,7 +27,7 @@ from specdec.experiment.beside import settled
 from specdec.experiment.budget import TimeBudget, budget_of
 from specdec.experiment.disk_space import check_space
 from specdec.experiment.foreign_claims import claim_notes
-from specdec.experiment.identity import RunIdentity, identify, run_facts
+from specdec.experiment.identity import RunIdentity, identify, run_facts, run_name
 from specdec.experiment.kept import EarlierRuns, KeptRun
 from specdec.experiment.opening import opening_line
 from specdec.experiment.parts import Parts, limited, open_parts, prepare
@@ -111,12 +112,11 @@ def _run(
 ) -> RunFindings:
     """Decode what is left of a run, analyse it, and log it."""
     results, folder = beginning.results, beginning.results.folder
-    name = f"{parts.label} {parts.primary.structure.label}"
-    if parts.beside:
-        name += f" beside {', '.join(each.name for each in parts.beside)}"
+    name, read = run_name(config, parts, identity), identity.environment["prompts"]
     about: dict[str, Any] = {"name": name, "params": identity.params, "tags": identity.tags}
     prompts = prompts_of(config, parts)
     with tracking.tracked_run(config.tracking, **about, results=folder) as tracked:
+        tracked.dataset(read["name"], read["sha256"], read["count"], read)
         try:
             with standing(results, prompts, len(beginning.kept), budget) as progress:
                 write_sittings(results, identity, beginning, tracked.run_id)
@@ -145,6 +145,7 @@ def _run(
             tracked.curve_children(key, lines)
         tracked.artifacts()
         links = {"browse": tracked.link, "overlay": tracked.overlay("curve/tokens_per_round")}
+        tracked.tags({"mlflow.note.content": run_note(found, links["overlay"])})
     budget.lap("report")
     logger.info("%s", budget.stages)
     if config.measurement.trace:

@@ -90,13 +90,54 @@ def identify(config: RunConfig, parts: Parts) -> RunIdentity:
         **({"drafters": ", ".join(each.name for each in parts.drafters)} if parts.beside else {}),
         "model": str(config.target.get("model", config.target["name"])),
         "gamma": str(parts.primary.gamma),
+        "structure": str(config.structure["name"]),
+        "verifier": str(config.verifier["name"]),
+        "prompts": parts.prompts.name,
+        "temperature": f"{_temperature(config):g}",
         "dtype": str(model.get("dtype", "float64")),
         "time": "measured" if parts.target.clock() is None else "simulated",
+        **({"mlflow.source.git.commit": code["commit"]} if (code := environment["code"]) else {}),
         **parts.target.tags,
     }
     params = with_used_dtypes(flattened(plain), {"target": model, "drafter": drafter})
+    params |= {key: value for key, value in _chosen(parts, model, drafter).items() if params.get(key) == "auto"}
     params["measurement.null"] = parts.null is not None
     return RunIdentity(params, environment, identity["cell"], tags, plain)
+
+
+def _temperature(config: RunConfig) -> float:
+    return float(config.sampling.get("temperature") or 0.0)
+
+
+def _chosen(parts: Parts, model: Mapping[str, Any], drafter: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what was chosen for keys of the target and the drafter that can be `auto`."""
+    compilation = {None: False, "inductor": True}.get(model.get("compilation"), model.get("compilation"))
+    found = {
+        "target.device": str(parts.target.device),
+        "target.attention": model.get("attention"),
+        "target.compile": compilation,
+        "drafter.attention": drafter.get("attention"),
+    }
+    return {key: value for key, value in found.items() if value is not None}
+
+
+_USUAL_RULES = ("speculative_sampling", "greedy")  # of temperature above 0, and of 0: not told in a run's name
+
+
+def run_name(config: RunConfig, parts: Parts, identity: RunIdentity) -> str:
+    """Return the name of a run: what it decodes, with what, of which prompts; then the beginning of the hash of its
+    identity, so that runs that differ anywhere have different names.
+    """
+    beside = f" beside {', '.join(each.name for each in parts.beside)}" if parts.beside else ""
+    temperature = _temperature(config)
+    told = [
+        f"{parts.label} {parts.primary.structure.label}{beside}",
+        parts.prompts.name,
+        *([f"temperature {temperature:g}"] if temperature else []),
+        *([identity.tags["verifier"]] if identity.tags["verifier"] not in _USUAL_RULES else []),
+        identity.cell[:6],
+    ]
+    return ", ".join(told)
 
 
 def _foreign_code(parts: Parts) -> dict[str, str]:

@@ -14,8 +14,9 @@ from typing import Any
 
 JOURNAL = "tracking.jsonl"
 Entry = dict[str, Any]
-"""One line: a dict with the key of its kind (`begin`, `again`, `metrics`, `tags`, `artifacts`, `end`, `discard`), and
-`time`, in milliseconds since 1970. Times are those of the run, also where a store hears of it days later."""
+"""One line: a dict with the key of its kind (`begin`, `again`, `dataset`, `metrics`, `tags`, `artifacts`, `end`,
+`discard`), and `time`, in milliseconds since 1970. Times are those of the run, also where a store
+hears of it days later."""
 
 
 class Journal:

@@ -69,6 +69,8 @@ class Mirror:
             self._client.update_run(self.run_id, status="RUNNING")
             self._set_tags(entry["again"])
             self._save(complete=False)
+        elif "dataset" in entry:
+            self._dataset(entry["dataset"])
         elif "metrics" in entry:
             self._metrics(entry)
         elif "tags" in entry:
@@ -121,6 +123,13 @@ class Mirror:
         batch = [Param(name, value) for name, value in params.items()]
         for start in range(0, len(batch), PARAMETERS):
             self._client.log_batch(self.run_id, params=batch[start : start + PARAMETERS])
+
+    def _dataset(self, described: Mapping[str, str]) -> None:
+        """Log what the run reads as its input; a second time changes nothing."""
+        from mlflow.entities import Dataset, DatasetInput, InputTag
+
+        context = InputTag("mlflow.data.context", "evaluation")
+        self._client.log_inputs(self.run_id, [DatasetInput(Dataset(**described), [context])])
 
     def _metrics(self, entry: Entry) -> None:
         from mlflow.entities import Metric

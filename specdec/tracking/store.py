@@ -38,6 +38,8 @@ SETTINGS = {
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
     "MLFLOW_ARTIFACT_UPLOAD_DOWNLOAD_TIMEOUT": "30",
 }
+# The tag by which MLflow opens an experiment as one of models, with its chart view, and not as one of prompts.
+TRAINING_VIEW = {"mlflow.experimentKind": "custom_model_development"}
 CONNECT_SECONDS = 5  # to a database server
 ASK_AGAIN_SECONDS = 60.0  # a store that was down is not asked again for so long: every question costs seconds
 ELSEWHERE_SILENT_HOURS = 6.0  # without a heartbeat, until a run of another machine counts as dead
@@ -78,12 +80,12 @@ def without_password(text: str) -> str:
 
 
 def locate(uri: str | None, folder: Path) -> Store:
-    """Return the store that `tracking.uri` means for a command that runs in `folder`; None is `mlflow.db` there.
+    """Return the store that `tracking.uri` means for a command that runs in `folder`: without one `mlflow.db` there.
 
     Raises UsageError for an address that is neither a database nor a server.
     """
     folder = folder.resolve()
-    if uri is None:
+    if not uri:  # also an environment variable that is set to nothing
         uri = f"{SQLITE}mlflow.db"
     if uri.startswith(("http://", "https://")):
         return Store(uri.rstrip("/"), None, None)
@@ -225,8 +227,9 @@ def _without_driver(store: Store, error: ModuleNotFoundError) -> str:
 def _created(client: Any, store: Store, experiment: str) -> str:
     from mlflow.exceptions import MlflowException
 
+    artifacts = store.artifacts.as_uri() if store.artifacts else None
     try:
-        return client.create_experiment(experiment, store.artifacts.as_uri() if store.artifacts else None)
+        return client.create_experiment(experiment, artifacts, TRAINING_VIEW)
     except MlflowException:
         found = client.get_experiment_by_name(experiment)  # another process was faster
         if found is None:

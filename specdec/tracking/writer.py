@@ -4,6 +4,7 @@ A store that fails costs a warning and no measurement, unless `tracking.required
 what it missed. Knows names, values and folders; nothing of decoding.
 """
 
+import getpass
 import json
 import logging
 import math
@@ -65,6 +66,7 @@ class TrackedRun:
         self._journal, self._mirror, self._required = journal, mirror, required
         self._known = mirror  # also once the store failed: what it has stays there
         self._overlaid: set[str] = set()
+        self._colours: dict[str, str] = {}  # by line
         self._behind = False  # a signal arrived while the store was being written
         self._beaten = time.monotonic()
 
@@ -103,7 +105,8 @@ class TrackedRun:
         tags_of_run = self._journal.header.get("tags", {})
         about = {name: value for name, value in tags_of_run.items() if name in _TOLD_OF_CURVES}
         for line, points in lines.items():
-            tags = {**about, "specdec.role": "curve", "specdec.line": line}
+            colour = self._colours.setdefault(line, _COLOURS[len(self._colours) % len(_COLOURS)])
+            tags = {**about, "specdec.role": "curve", "specdec.line": line, "mlflow.runColor": colour}
             self._log({key: points}, {"line": line, "name": _line_name(line, about), "about": tags})
 
     def overlay(self, key: str) -> str:
@@ -114,6 +117,7 @@ class TrackedRun:
             return ""
         keys = [key, *sorted(self._overlaid & {f"{key}.ci_low", f"{key}.ci_high"})]
         view = {
+            "workflowType": "machine_learning",
             "runs": json.dumps(list(self._known.children.values())),
             "metric": json.dumps(key),
             "experiments": json.dumps([self._known.experiment_id]),
@@ -124,6 +128,23 @@ class TrackedRun:
         }
         page = self.link.rpartition("\n")[2].partition("#/")[0]
         return f"{page}#/metric?" + "&".join(f"{name}={quote(value)}" for name, value in view.items())
+
+    def dataset(self, name: str, sha256: str, rows: int, source: Mapping[str, Any]) -> None:
+        """Log what the run reads as MLflow's dataset input; once, also where a run goes on.
+
+        Args:
+            rows: number of prompts or documents.
+            source: where it comes from, as JSON can hold it.
+        """
+        described = {
+            "name": name[:500],
+            "digest": sha256[:36],  # all that MLflow has room for
+            "source_type": "specdec",
+            "source": redacted(json.dumps({**source, "sha256": sha256}, default=str)),
+            "profile": json.dumps({"num_rows": rows}),
+        }
+        if not any(entry.get("dataset") == described for entry in self._journal.entries):
+            self._write("logging the prompts", {"dataset": described})
 
     def artifacts(self) -> None:
         """Upload the files of the run's folder, as they are now."""
@@ -266,6 +287,8 @@ def tracked_run(
     return TrackedRun(journal, mirror, _link(store, experiment_id), config.required)
 
 
+# Told apart by readers with any colour vision (Okabe and Ito).
+_COLOURS = ("#000000", "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9")
 _TOLD_OF_CURVES = ("drafter", "model", "gamma", "specdec.overrides")
 
 
@@ -279,6 +302,7 @@ def _header(
 ) -> dict[str, Any]:
     """Return the first line of a journal: all that makes the run in a store."""
     own = {"specdec.role": "main", **_process_tags(), "mlflow.source.name": "specdec", "mlflow.source.type": "LOCAL"}
+    own["mlflow.user"] = _user()
     own |= {_accepted_name(key): redacted(str(value))[:5000] for key, value in tags.items()}
     sweep, parent = os.environ.get(PARENT_RUN), None
     if sweep and own["specdec.role"] in ("main", "study"):
@@ -306,6 +330,13 @@ def _line_name(line: str, about: Mapping[str, str]) -> str:
     told = " on ".join(about[key].rstrip("/").rpartition("/")[2] for key in ("drafter", "model") if key in about)
     gamma = f"gamma {about['gamma']}" if "gamma" in about else ""
     return ": ".join(part for part in (line, ", ".join(part for part in (told, gamma) if part)) if part)
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError):  # a container's process can have a number that no account has
+        return "unknown"
 
 
 def _process_tags() -> dict[str, str]:

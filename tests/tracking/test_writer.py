@@ -5,6 +5,7 @@ import json
 import logging
 import math
 import os
+import re
 import shutil
 import sqlite3
 import subprocess
@@ -16,8 +17,10 @@ from typing import Any
 from urllib.parse import parse_qs
 
 import pytest
+from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
 
-from specdec.config import TrackingConfig
+from specdec.config import TrackingConfig, config_dir
 from specdec.errors import EnvironmentFault, Interrupted, NumericsError, UsageError
 from specdec.tracking import store
 from specdec.tracking import writer as tracking
@@ -122,6 +125,23 @@ def test_values_arrive(record: Callable[..., Any]) -> None:
     assert {"specdec.host", "specdec.process", "specdec.heartbeat"} <= run.data.tags.keys()
 
 
+def test_prompts_are_a_dataset_input_once_and_the_experiment_opens_in_the_training_view(
+    client: Any, record: Callable[..., Any]
+) -> None:
+    def write(run: Any) -> None:
+        for _ in range(2):  # a run that goes on says it again
+            run.dataset("code", "ab" * 32, 7, {"source": "here"})
+
+    run = record(write)
+    (found,) = run.inputs.dataset_inputs
+    assert (found.dataset.name, found.dataset.digest) == ("code", ("ab" * 32)[:36])
+    assert json.loads(found.dataset.source) == {"source": "here", "sha256": "ab" * 32}
+    assert json.loads(found.dataset.profile) == {"num_rows": 7}
+    assert run.data.tags["mlflow.user"]
+    experiment = client.get_experiment(run.info.experiment_id)
+    assert experiment.tags["mlflow.experimentKind"] == "custom_model_development"
+
+
 def test_many_values_go_in_batches(client: Any, record: Callable[..., Any]) -> None:
     curve = {step: float(step) for step in range(2500)}
     run = record(lambda run: run.curves({"curve/measured": curve}))
@@ -140,6 +160,8 @@ def test_curves_share_a_key_on_children_of_their_own(client: Any, record: Callab
     children = {child.data.tags["specdec.line"]: child for child in found}
     assert {child.data.tags["specdec.role"] for child in children.values()} == {"curve"}
     assert {child.info.status for child in children.values()} == {"FINISHED"}
+    colours = {child.data.tags["mlflow.runColor"] for child in children.values()}
+    assert len(colours) == len(children) and all(re.fullmatch("#[0-9A-F]{6}", each) for each in colours)
     assert children["measured"].data.metrics == {"curve/tokens_per_round": 2.0, "curve/speedup": 1.2}
     assert children["capped geometric"].data.metrics == {"curve/tokens_per_round": 1.6}
     assert {name: child.info.run_name for name, child in children.items()} == {name: name for name in children}
@@ -413,3 +435,19 @@ def test_six_first_runs_at_once(tmp_path: Path) -> None:
     assert [(tmp_path / f"said{number}").read_text() for number in range(6)] == [""] * 6
     client, experiment = opened(locate(None, tmp_path), "tests")
     assert [run.info.status for run in client.search_runs([experiment])] == ["FINISHED"] * 6
+
+
+def test_the_environments_store_and_experiment_are_taken_and_keys_win(monkeypatch: pytest.MonkeyPatch) -> None:
+    def composed(*overrides: str) -> Any:
+        with initialize_config_dir(config_dir(), version_base="1.3"):
+            return OmegaConf.to_container(compose("config", ["+drafter=ngram", *overrides]).tracking, resolve=True)
+
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    monkeypatch.delenv("MLFLOW_EXPERIMENT_NAME", raising=False)
+    assert (composed()["uri"], composed()["experiment"]) == (None, "specdec")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://tracking:5000")
+    monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "mine")
+    assert (composed()["uri"], composed()["experiment"]) == ("http://tracking:5000", "mine")
+    chosen = composed("tracking.uri=sqlite:///own.db", "tracking.experiment=own")
+    assert (chosen["uri"], chosen["experiment"]) == ("sqlite:///own.db", "own")
+    assert locate("", Path("/tmp")) == locate(None, Path("/tmp"))

@@ -73,6 +73,15 @@ def test_every_metric_has_its_name_and_is_finite(run):
     } < by_category
 
 
+def test_a_category_of_fewer_than_three_prompts_has_no_figures(run):
+    rounds, generations = run
+    few = rounds.assign(category=np.where(rounds["prompt"] < "p002", "few", "many"))
+    names = {
+        name.split("/")[1] for name in summary_of((few, generations)).arms[3].metrics if name.startswith("category/")
+    }
+    assert names == {"many"}
+
+
 def test_headline_values_are_ratios_of_sums(run):
     rounds, generations = run
     metrics = summary_of(run).arms[3].metrics
