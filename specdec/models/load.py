@@ -92,6 +92,17 @@ def load_model(
             raise ModelLoadError(f"Model {name} cannot be loaded {hub.not_cached(name, offline)}") from None
         said = re.sub(r"For details look at .*?report!", "", " ".join(str(error).split())).strip()
         raise ModelLoadError(f"Model {name} cannot be loaded: {said[:300]}") from None
+    _check_weights(name, model, info)
+    note_arithmetic(model, arithmetic)
+    return (model if spread or quantization_of(model) else model.to(device)).eval().requires_grad_(False)
+
+
+def _check_weights(name: str, model: Any, info: Mapping[str, Any]) -> None:
+    """Raise ModelLoadError for weights that are missing, of other shapes than the config's, or not finite.
+
+    Args:
+        info: what transformers says of the loading.
+    """
     if info["missing_keys"]:
         some = ", ".join(sorted(str(key) for key in info["missing_keys"])[:3])
         raise ModelLoadError(
@@ -107,8 +118,6 @@ def load_model(
         own = own_share(weight)
         if own is not None and not torch.isfinite(own).all():
             raise ModelLoadError(f"Model {name} is damaged: {key} holds NaN or infinite weights; fetch it again.")
-    note_arithmetic(model, arithmetic)
-    return (model if spread or quantization_of(model) else model.to(device)).eval().requires_grad_(False)
 
 
 def check_revision(name: str, revision: str | None, key: str = "revision") -> None:
