@@ -7,7 +7,7 @@ report and a notebook all go through that function, so that they say the same.
 import json
 import pkgutil
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from .read.mlflow_runs import study_files
 Tables = Mapping[str, pd.DataFrame]
 """The tables of a study by name."""
 
-_OWN_KIND = ("stdlib_code", "stdlib_docs", "recorded")  # prompts that say something about the pocket target
+_OWN_KIND = ("stdlib_mix", "stdlib_code", "stdlib_docs", "recorded")  # prompts that suit the pocket target
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,10 @@ class Section:
     text: tuple[str, ...] = ()
     tables: tuple[tuple[str, pd.DataFrame], ...] = ()
     figures: tuple[tuple[str, Figure], ...] = ()
+
+    def simulated(self) -> "Section":
+        """Return the section with every table headed *Simulated*, for runs whose times come from a cost model."""
+        return replace(self, tables=tuple((f"Simulated: {caption}", table) for caption, table in self.tables))
 
 
 @dataclass(frozen=True)
@@ -188,7 +192,8 @@ def _registered(study: str) -> tuple[Reader, str]:
 def findings(study: str, tables: Tables, about: About) -> Findings:
     """Return what the tables of a study say."""
     reader, _ = _registered(study)
-    return reader(tables, about)
+    found = reader(tables, about)
+    return replace(found, sections=tuple(each.simulated() for each in found.sections)) if about.simulated else found
 
 
 def open_study(folder: Path | str) -> Findings:

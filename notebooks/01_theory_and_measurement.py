@@ -28,13 +28,13 @@ from IPython.display import Markdown
 from specdec.analysis.figures import run_figures, theory_figures
 from specdec.analysis.pages import notebook
 from specdec.analysis.papers import published
-from specdec.analysis.read.mlflow_runs import latest_run
 from specdec.analysis.rounds import measured_curve
 from specdec.analysis.runs.standing_section import standing_section, timeline_section
 
 # %% tags=["parameters"]
 tracking_uri = "sqlite:///../mlflow.db"  # where runs were logged, seen from this folder
 experiment = "specdec"
+chosen = []  # one run id, or the folder of a run, instead of the newest run
 published_csv = published.SHIPPED  # printed figures, to set beside the recomputed table
 
 # %% [markdown]
@@ -83,7 +83,7 @@ theory_figures.oracle_bound()
 # knows, token by token, what would have been accepted.
 
 # %%
-run = latest_run(tracking_uri, experiment)
+run = notebook.own_run(tracking_uri, experiment, chosen)
 rounds = run.rounds()
 tokens = measured_curve(rounds, "tokens_per_round")
 alpha = run.metrics.get("account/alpha")

@@ -31,15 +31,17 @@ from specdec.analysis.pages import notebook
 # %% tags=["parameters"]
 tracking_uri = "sqlite:///../mlflow.db"  # where runs were logged, seen from this folder
 experiment = "specdec"
+chosen = []  # run ids, or folders of runs, instead of those of the overlay
 
 # %% [markdown]
 # ## Tests and models, drafter by drafter
 #
-# The newest run of every drafter of the overlay `notebooks`. A p-value says whether a difference is there, the size
+# The runs in `chosen`; without any, the newest run of every drafter of the overlay `notebooks`, or, without such
+# runs, of your own. A p-value says whether a difference is there, the size
 # beside it whether it matters. AIC compares models of the accepted counts; the figure has acceptance by depth.
 
 # %%
-runs = notebook.overlay_runs(tracking_uri, experiment)
+runs = notebook.own_runs(tracking_uri, experiment, chosen)
 sections = [model_sections(run, replicates=1000, refits=50) for run in runs]
 for run, (tests, *models) in zip(runs, sections, strict=True):
     notebook.show(tests, *models[:1], heading=run.title)

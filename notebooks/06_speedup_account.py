@@ -30,15 +30,17 @@ from specdec.analysis.pages import notebook
 # %% tags=["parameters"]
 tracking_uri = "sqlite:///../mlflow.db"  # where runs were logged, seen from this folder
 experiment = "specdec"
+chosen = []  # run ids, or folders of runs, instead of those of the overlay
 
 # %% [markdown]
 # ## The account, drafter by drafter
 #
-# The newest run of every drafter of the overlay `notebooks`, at its primary gamma. Read a figure from the top: each
+# The runs in `chosen`; without any, the newest run of every drafter of the overlay `notebooks`, or, without such
+# runs, of your own; at the primary gamma. Read a figure from the top: each
 # bar multiplies what stands above it. Intervals resample prompts, all factors at once.
 
 # %%
-runs = notebook.overlay_runs(tracking_uri, experiment)
+runs = notebook.own_runs(tracking_uri, experiment, chosen)
 sections = [account_sections(run) for run in runs]
 for run, parts in zip(runs, sections, strict=True):
     notebook.show(*parts[:2], heading=run.title)

@@ -33,6 +33,7 @@ from specdec.analysis.pages import notebook
 # %% tags=["parameters"]
 tracking_uri = "sqlite:///../mlflow.db"  # where runs were logged, seen from this folder
 experiment = "specdec"
+chosen = []  # run ids, or folders of runs, instead of those of the overlay
 
 # %% [markdown]
 # ## Which model holds, and where
@@ -49,10 +50,11 @@ notebook.show(prediction_results())
 # %% [markdown]
 # ## Tokens per round on prompts not seen
 #
-# The newest run of every drafter of the overlay `notebooks`.
+# The runs in `chosen`; without any, the newest run of every drafter of the overlay `notebooks`, or, without such
+# runs, of your own.
 
 # %%
-runs = notebook.overlay_runs(tracking_uri, experiment)
+runs = notebook.own_runs(tracking_uri, experiment, chosen)
 predictions = [model_sections(run, replicates=1000, refits=50)[-1] for run in runs]
 for run, prediction in zip(runs, predictions, strict=True):
     notebook.show(prediction, heading=run.title)
@@ -61,8 +63,9 @@ for run, prediction in zip(runs, predictions, strict=True):
 # ## The best gamma, foretold and measured
 #
 # A model's speedup is its tokens per round over $1+\gamma c$: what the drafter costs is known beforehand, what
-# verifying several tokens costs is not. Advice measures that too; `python -m specdec.advise` with the same settings,
-# run before the overlay, adds it.
+# verifying several tokens costs is not. The formula knows the alpha of the target's own text; acceptance by position
+# is fitted to one half of the prompts and foretells the other. Advice measures the calls too; `python -m
+# specdec.advise` with the same settings, run before the overlay, adds it.
 
 # %%
 choices = [gamma_choice(run) for run in runs]

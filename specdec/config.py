@@ -36,7 +36,7 @@ def _below(name: str) -> str:
 FolderName = Annotated[str, Field(min_length=1), AfterValidator(_below)]
 """A name that becomes part of a path: it may have folders of its own, and never leaves the one that it is below."""
 
-DraftSize = Annotated[int, Field(ge=1, le=16384)]
+DraftSize = Annotated[int, Field(ge=1, le=1024)]
 """Tokens of a draft, or of one of its sides; the bound is far above any that a target verifies at once."""
 Probability = Annotated[float, Field(ge=0.0, le=1.0)]
 
@@ -83,6 +83,7 @@ class MeasurementConfig:
     bootstrap: AtLeastOne
     null: bool | Literal["auto"]
     original: Annotated[str, Field(min_length=1)] | None
+    sampled_temperature: Annotated[float, Field(gt=0.0)] | None
     peers: list[Annotated[str, Field(min_length=1)]]
     drafters: list[Annotated[str, Field(min_length=1)]]
     drafter_settings: dict[str, DrafterSettings]

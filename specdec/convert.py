@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from specdec.commands.plain import told_faults
+from specdec.commands.plain import OneSentence, told_faults
 from specdec.errors import ModelLoadError
 
 
@@ -69,7 +69,7 @@ def _tensors(source: Path) -> dict[str, Tensor]:
 
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the command's arguments."""
-    made = argparse.ArgumentParser("python -m specdec.convert", description="Rewrite pickled tensors as safetensors.")
+    made = OneSentence("python -m specdec.convert", description="Rewrite pickled tensors as safetensors.")
     made.add_argument("file", type=Path, help="a dict of tensors that torch.save wrote (.pt, .bin)")
     made.add_argument("output", type=Path, nargs="?", help="default: FILE with the ending .safetensors")
     return made
@@ -77,8 +77,8 @@ def parser() -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """The console entry point; exit code 2 with one sentence for a file that is not converted."""
-    given = parser().parse_args(arguments)
     with told_faults():
+        given = parser().parse_args(arguments)
         written = convert(given.file, given.output)
     print(f"Wrote {written} ({written.stat().st_size:,} bytes).")
 

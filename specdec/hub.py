@@ -37,6 +37,18 @@ def settle() -> str:
     return why
 
 
+def quiet_loading() -> None:
+    """Have transformers say nothing but errors when it loads a model; downloads from the hub keep their bars."""
+    from huggingface_hub.utils import are_progress_bars_disabled, enable_progress_bars
+    from transformers.utils import logging as transformers_logging
+
+    hidden = are_progress_bars_disabled()  # as somebody asked by HF_HUB_DISABLE_PROGRESS_BARS
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()  # also those of the hub's client
+    if not hidden:
+        enable_progress_bars()
+
+
 def not_cached(name: str, why: str) -> str:
     """Return the end of a sentence about a model that is not in the local cache: where it was searched, the remedy.
 

@@ -1,19 +1,90 @@
-"""The progress bar that all long steps share."""
+"""Says what a long command is doing: named stages, and the progress bar that all long steps share.
 
-import sys
+A terminal shows bars; a file or a pipe gets plain lines, the first one when a step begins and then one now and then.
+"""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
 from rich import get_console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+
+LINE_S = 10.0  # seconds between two plain lines about one step
+
+
+class PlainProgress(Progress):
+    """A progress bar that prints lines in place of bars."""
+
+    def __init__(self, *columns: Any, **options: Any) -> None:
+        super().__init__(*columns, **{**options, "disable": True})
+        self._said = self.get_time()
+
+    def advance(self, task_id: TaskID, advance: float = 1) -> None:
+        super().advance(task_id, advance)
+        self._tell(task_id)
+
+    def update(self, task_id: TaskID, **fields: Any) -> None:
+        super().update(task_id, **fields)
+        self._tell(task_id)
+
+    def _tell(self, task_id: TaskID) -> None:
+        """Print how far a task has come, if the last line about one is old enough."""
+        now = self.get_time()
+        if now - self._said < LINE_S:
+            return
+        self._said = now
+        task = next(task for task in self.tasks if task.id == task_id)
+        total = "" if task.total is None else f" of {task.total:,.0f}"
+        tell(f"{task.description}: {task.completed:,.0f}{total}, {task.elapsed or 0:.0f} s")
 
 
 def progress_bar() -> Progress:
-    """Make a progress bar; it shows on a terminal only."""
-    return Progress(
+    """Make a progress bar; off a terminal it prints a line every ten seconds."""
+    kind = Progress if get_console().is_terminal else PlainProgress
+    return kind(
         TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
         TimeRemainingColumn(),
         console=get_console(),
-        disable=not sys.stderr.isatty() and not sys.stdout.isatty(),
     )
+
+
+@contextmanager
+def stage(name: str, about: str = "", *, bar: bool = True) -> Iterator[None]:
+    """Say that a stage of a command begins, and on a terminal how long it has been at work; there its seconds stay.
+
+    Args:
+        about: what it does, in words; "" where the name says it.
+        bar: False where something else draws on the terminal meanwhile, such as the bars of a download.
+    """
+    said = f"{name}: {about}" if about else name
+    if not (bar and get_console().is_terminal):
+        tell(f"{said} ...")
+        yield
+        return
+    begin = time.monotonic()
+    shown = Progress(
+        SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn(), console=get_console(), transient=True
+    )
+    with shown:
+        shown.add_task(said.replace("[", r"\["), total=None)
+        yield
+    tell(f"{said}, {time.monotonic() - begin:.1f} s")
+
+
+def tell(sentence: str) -> None:
+    """Print a sentence as it is, without markup or colours; its numbers and words are never cut."""
+    get_console().print(sentence, markup=False, highlight=False)

@@ -41,41 +41,55 @@ class Registry(Generic[T]):
         self.family = family
         self.group = group
         self._classes: dict[str, type[T]] = {}
+        self._settings: dict[str, str] = {}  # name of a setting of a class -> the class's own name
         self._broken: dict[str, str] = {}  # entry point -> what its import raised
         self._loaded = False
 
-    def register(self, name: str) -> Callable[[type[T]], type[T]]:
-        """Return a class decorator that adds the class; it raises ValueError if another class has the name."""
+    def register(self, name: str, *settings: str) -> Callable[[type[T]], type[T]]:
+        """Return a class decorator that adds the class; it raises ValueError if another class has one of the names.
+
+        Args:
+            settings: further names, those of settings of the class that have a YAML each (`bigram`); what is made under
+                one is called that everywhere.
+        """
 
         def add(cls: type[T]) -> type[T]:
-            taken = self._classes.get(name)
-            if taken is not None and taken.__qualname__ != cls.__qualname__:
-                raise ValueError(f"{self.family} already has {name!r}: {taken.__module__}.{taken.__qualname__}")
+            for each in (name, *settings):
+                taken = self._classes.get(self._settings.get(each, each))
+                if taken is not None and taken.__qualname__ != cls.__qualname__:
+                    raise ValueError(f"{self.family} already has {each!r}: {taken.__module__}.{taken.__qualname__}")
             self._classes[name] = cls
+            self._settings |= dict.fromkeys(settings, name)
             return cls
 
         return add
 
     def names(self) -> list[str]:
-        """List all registered names."""
+        """List the registered names, one for each class."""
         self._load()
         return sorted(self._classes)
+
+    def all_names(self) -> list[str]:
+        """List the registered names with those of settings (`bigram`, a setting of `corpus_ngram`)."""
+        self._load()
+        return sorted([*self._classes, *self._settings])
 
     def get(self, name: str) -> type[T]:
         """Return the class of a name; UsageError, with near misses and the full list, if there is none."""
         self._load()
-        if not isinstance(name, str) or name not in self._classes:
+        own = self._settings.get(name, name) if isinstance(name, str) else None
+        if own not in self._classes:
             broken = "".join(f" The plugin {each!r} was left out: {why}." for each, why in self._broken.items())
             raise UsageError(
-                f"Unknown {self.group} {name!r}.{near_misses(str(name), self._classes)} "
-                f"The {self.family} are: {', '.join(self.names())}.{broken}"
+                f"Unknown {self.group} {name!r}.{near_misses(str(name), self.all_names())} "
+                f"The {self.family} are: {', '.join(self.all_names())}.{broken}"
             )
-        return self._classes[name]
+        return self._classes[own]
 
     def config(self, values: Mapping[str, Any]) -> Any:
         """Validate `values` as the config of the class that `values["name"]` selects; raises UsageError."""
         if "name" not in values:
-            raise UsageError(f"Missing key {self.group}.name: it selects one of {', '.join(self.names())}.")
+            raise UsageError(f"Missing key {self.group}.name: it selects one of {', '.join(self.all_names())}.")
         cls = self.get(values["name"])
         return validated(_config_type(cls), values, where=self.group, source=f"{self.group} {values['name']!r}")
 

@@ -2,10 +2,12 @@
 
 import subprocess
 import sys
+import tomllib
 import zipfile
 from pathlib import Path
 
 import pytest
+from safetensors import safe_open
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -31,8 +33,30 @@ def test_the_wheel_holds_everything_below_specdec(tmp_path):
         "specdec/pocket/drafter/model.safetensors",
         "specdec/pocket/parallel/model.safetensors",
         "specdec/pocket/MODEL_CARD.md",
+        "specdec/analysis/results/heads_ablation.json",
     } <= set(names)
     for yaml in (ROOT / "conf").rglob("*.yaml"):
         assert f"specdec/conf/{yaml.relative_to(ROOT / 'conf').as_posix()}" in names
     for module in (ROOT / "specdec").rglob("*.py"):
         assert f"specdec/{module.relative_to(ROOT / 'specdec').as_posix()}" in names
+
+
+def test_a_headless_install_differs_in_mlflow_alone():
+    wanted = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["dependencies"]
+    lines = (ROOT / "requirements-headless.txt").read_text(encoding="utf-8").splitlines()
+    headless = [line.partition("#")[0].strip() for line in lines if not line.startswith("#")]
+    assert {each.replace("mlflow-skinny", "mlflow") for each in headless} - set(wanted) == {
+        "sqlalchemy>=2,<3",
+        "alembic>=1.14,<2",
+    }
+    assert set(wanted) - set(headless) == {each for each in wanted if each.startswith("mlflow")}
+    assert len(headless) == len(wanted) + 2
+
+
+WEIGHTS = sorted((ROOT / "specdec" / "pocket").rglob("*.safetensors"))
+
+
+@pytest.mark.parametrize("path", WEIGHTS, ids=lambda path: f"{path.parent.name}-{path.stem}")
+def test_pocket_weights_are_bfloat16_alone(path):
+    with safe_open(path, "np") as weights:
+        assert {weights.get_slice(name).get_dtype() for name in weights.keys()} == {"BF16"}

@@ -83,7 +83,7 @@ def test_an_unknown_name_is_answered_with_near_misses_and_the_list(things):
 def test_near_misses_of_the_real_families(family, wrong, right):
     sentence = sentence_of(family.build, {"name": wrong})
     assert f"Unknown {family.group} '{wrong}'" in sentence and f"Did you mean {right}" in sentence
-    assert all(name in sentence for name in family.names())
+    assert all(name in sentence for name in family.all_names())
 
 
 def test_near_misses_are_silent_when_nothing_is_close():
@@ -99,6 +99,21 @@ def test_a_missing_name_lists_the_choices():
     assert sentence_of(verifiers.build, {}) == (
         f"Missing key verifier.name: it selects one of {', '.join(verifiers.names())}."
     )
+
+
+def test_names_of_settings_lead_to_the_class(things):
+    """A setting of a class that has a YAML of its own is no class more, and is offered like one."""
+
+    class Sized(Thing):
+        def __init__(self, config: ThingConfig) -> None:
+            self.config = config
+
+    things.register("sized_thing", "tiny_thing", "huge_thing")(Sized)
+    assert things.get("tiny_thing") is Sized and things.names() == ["large_thing", "sized_thing", "small_thing"]
+    assert things.build({"name": "huge_thing", "size": 9}).config.name == "huge_thing"
+    assert "Did you mean tiny_thing?" in sentence_of(things.get, "tiny_thin")
+    with pytest.raises(ValueError, match="things already has 'tiny_thing'"):
+        things.register("other_thing", "tiny_thing")(OtherThing)
 
 
 def test_a_name_is_taken_once(things):
@@ -148,6 +163,7 @@ NAN, INFINITY = float("nan"), float("inf")
     ("gamma", "sentence"),
     [
         (0, "Bad value structure.gamma=0: it should be greater than or equal to 1."),
+        (5000, "Bad value structure.gamma=5000: it should be less than or equal to 1024."),
         (-3, "Bad value structure.gamma=-3: it should be greater than or equal to 1."),
         ("abc", "Bad value structure.gamma='abc': it should be a valid integer."),
         ("4", "Bad value structure.gamma='4': it should be a valid integer."),

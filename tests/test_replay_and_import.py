@@ -67,6 +67,8 @@ def test_a_replay_and_an_import_of_one_file_say_the_same(replayed, trace, monkey
     assert chapter.title.startswith("Simulated time (h100_llama31_8b)")
     titles = [section.title for section in chapter.sections]
     assert "Summary (simulated time)" in titles and "The gap, explained (simulated time)" in titles
+    captions = [caption for section in chapter.sections for caption, _ in section.tables]
+    assert captions and all(caption.startswith("Simulated: ") for caption in captions)
     assert "Simulated speedup" in chapter.sections[0].text[0]
     notes = " ".join(replayed.summary()["notes"])
     assert "recorded text can only be reproduced" in notes and "identical" not in notes

@@ -53,13 +53,17 @@ def test_a_sweep_is_compared_and_every_run_has_all_sections(command, sweep, tmp_
     assert code == 0, error
     markdown = (tmp_path / "report" / "report.md").read_text(encoding="utf-8")
     chapters = re.findall(r"^## (.*)$", markdown, re.MULTILINE)
-    assert chapters[0] == "Comparison" and [name.split(" on ")[0] for name in chapters[1:]] == ["ngram", "oracle"]
+    assert chapters[:2] == ["Comparison", "Behind the comparison"]
+    assert [name.split(" on ")[0] for name in chapters[2:]] == ["ngram", "oracle"]
+    assert re.search(r"^### Leaderboard$", markdown, re.MULTILINE)
     for title in ("Summary", "Curves over gamma", "The gap, explained", "Environment", "How to reproduce"):
         assert len(re.findall(rf"^### {title}$", markdown, re.MULTILINE)) == 2
     assert "Not available" not in markdown
     assert f"python -m specdec.run --config-path {sweep / '0'} --config-name config" in markdown
     html = (tmp_path / "report" / "report.html").read_text(encoding="utf-8")
     assert html.count("<figure>") == markdown.count("![") > 10
+    before, *folds = html.split('<details class="chapter">')
+    assert "Leaderboard" in before and len(folds) == 3  # what stands behind the comparison, and each run
     assert not re.search(r"""(src|href)\s*=\s*["']?\s*https?:""", html)
 
 

@@ -78,7 +78,10 @@ def acceptance_by_depth(rounds: pd.DataFrame, *, title: str, replicates: int = 2
         + ("points with 95% prompt-bootstrap intervals." if drawn else "no intervals.")
         + " Bars: share of rounds that test the depth."
     )
-    figure, axes = style.new_figure(title, caption)
+    first, last = float(value[0]), float(value[-1])
+    ends = f"{first:.0%} at depth {table.index[0]}, {last:.0%} at depth {table.index[-1]}"
+    seen = f"Accepted of the tokens tested: {ends}"
+    figure, axes = style.new_figure(f"{seen}\n{title}", caption)
     axes.bar(table.index, table["at_risk"] / len(rounds), width=0.75, color=style.LIGHT, label="rounds that get there")
     alpha = estimate_alpha(rounds).alpha
     axes.plot(table.index, np.full(len(table), alpha), color=style.BLUE, label=f"one α (MLE {alpha:.3f})", zorder=3)
@@ -91,6 +94,8 @@ def acceptance_by_depth(rounds: pd.DataFrame, *, title: str, replicates: int = 2
         )
     bars = [np.nan_to_num(value - low).clip(min=0), np.nan_to_num(high - value).clip(min=0)] if drawn else None
     axes.errorbar(table.index, value, yerr=bars, fmt="D", color=style.ORANGE, label="measured", zorder=4)
+    for depth in table.index:
+        style.point_tip(axes, depth, intervals[str(depth)].estimate, f"depth {depth}: {intervals[str(depth)]:.1%}")
     axes.set(xlabel="depth of the draft token", ylabel="accepted, of those tested", ylim=(0, 1.03))
     axes.set_xticks(list(table.index))
     axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))

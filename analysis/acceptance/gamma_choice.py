@@ -7,15 +7,17 @@ from ..findings import Section
 from ..read.runs import Run
 from ..rounds import measured_curve
 
-NAMES = {  # models that need no speculative round, unlike the position model, which is fitted to such rounds
+NAMES = {  # no replay among them: it reads the very texts that were measured
     "capped_geometric": "capped geometric",
-    "replay": "replay",
+    "position": "by position, fitted to the other prompts",
     "predicted": "advice, before the run",
 }
 
 
 def gamma_choice(run: Run) -> Section:
-    """Set measured speedup by gamma beside what was known before: models on the target's own text, and advice."""
+    """Set measured speedup by gamma beside what was foretold: by the textbook formula with the alpha of the target's
+    own text, by acceptance at each position on prompts that it was not fitted to, and by advice.
+    """
     measured = measured_curve(run.rounds(), "speedup")
     lines = {name: values for name, values in run.lines("speedup").items() if name in NAMES}
     table = measured.set_index("gamma")[["value", "ci_low", "ci_high"]].rename(columns={"value": "measured"})
@@ -26,7 +28,7 @@ def gamma_choice(run: Run) -> Section:
     figure = run_figures.curve(
         measured,
         lines,
-        title=run.title,
+        title=f"The γ that is best, and the γ that theory would have chosen\n{run.title}",
         ylabel="speedup over the baseline",
         basis=run_figures.Basis(prompts, rounds, run.metrics.get("account/alpha")),
         primary_gamma=run.primary_gamma,

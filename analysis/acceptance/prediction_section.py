@@ -83,8 +83,15 @@ def section_of(prediction: HeldOutPrediction | Undetermined, title: str, seed: i
             ("Models, best first: error over gammas, predicted over measured less 1.", summary_table(prediction)),
             (f"Tokens per round, predicted and measured. {sure}", errors_table(prediction)),
         ),
-        (("prediction_error", prediction_figure(prediction, title=title)),),
+        (("prediction_error", prediction_figure(prediction, title=f"{_best_in_words(prediction)}\n{title}")),),
     )
+
+
+def _best_in_words(prediction: HeldOutPrediction) -> str:
+    """Say in the title of the figure which model predicts best."""
+    best = prediction.models.iloc[0]
+    label = LABELS[str(best["model"])]
+    return f"Best on held-out prompts: {label}, {best['mean_error']:.1%} off on average"
 
 
 def one_sentence(prediction: HeldOutPrediction) -> str:
@@ -176,6 +183,8 @@ def prediction_figure(prediction: HeldOutPrediction, *, title: str) -> Figure:
             elinewidth=1.5,
             zorder=4 if strong else 3,
         )
+        for gamma, error in zip(part["gamma"], intervals(part, "error"), strict=True):
+            style.point_tip(axes, gamma, error.estimate, f"{label}, γ {gamma}: {error:+.1%}")
     axes.set(xlabel="γ, depth of a draft in tokens", ylabel="predicted over measured, less 1")
     axes.set_xticks(gammas if len(gammas) <= 12 else gammas[:: len(gammas) // 12 + 1])
     axes.yaxis.set_major_formatter(PercentFormatter(1))

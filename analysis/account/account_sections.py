@@ -249,8 +249,18 @@ def account_section(account: Account, title: str, simulated: bool = False, noise
             (f"Factors from theory to the {clock}; their product is the speedup", factor_table(account, simulated)),
             ("A round's time, whatever the order of factors", time_table(account)),
         ),
-        figures=(("account", waterfall(account, title=f"From theory to the speedup\n{title}", simulated=simulated)),),
+        figures=(("account", waterfall(account, title=f"{_headline(account)}\n{title}", simulated=simulated)),),
     )
+
+
+def _headline(account: Account) -> str:
+    """Say what the waterfall shows: how far it leads, and which of `causes` takes most away."""
+    way = f"From {account.factors['omega']:.2f} tokens per round to a speedup of {account.speedup:.2f}"
+    found = {name: value.estimate for name, value in causes(account).items()}
+    lowest = min(found, key=found.__getitem__, default="")
+    if not lowest or found[lowest] >= 1 - EXACT:
+        return f"{way}: nothing is lost"
+    return f"{way}: {name_of(account, lowest).name} costs most, ×{found[lowest]:.2f}"
 
 
 def _category_section(groups: Sequence[GroupAccount]) -> Section:

@@ -19,7 +19,15 @@ from ..rounds import counts_by_prompt, prompt_sums
 
 FACTORS = ("omega", "offered", "dependence", "drift", "draft", "verify", "overhead", "baseline")
 TIMES = ("g", "v", "o")
-DERIVED = ("tokens_per_round", "formula", "loop", "tokens_error", "speedup_error")  # see `Account.intervals`
+DERIVED = (
+    "tokens_per_round",
+    "formula",
+    "priced",
+    "acceptance",
+    "loop",
+    "tokens_error",
+    "speedup_error",
+)  # see `Account.intervals`
 
 
 @dataclass(frozen=True)
@@ -32,9 +40,11 @@ class Account:
         t_ar_s: seconds per token of the baseline.
         time: g, v and o, the draft, the verification and the rest of a round over t1; their sum is the round's time.
         alpha_of_text: True if alpha is the mean over positions of the text, False if it was fitted to the same rounds.
-        intervals: of the factors, `speedup`, g, v, o, `tokens_per_round` and four more, from the same replicates, so
+        intervals: of the factors, `speedup`, g, v, o, `tokens_per_round` and six more, from the same replicates, so
             that what is compared is paired. `formula`: the textbook formula's speedup, omega / (1 + g), which counts
-            the drafts that were paid for. `loop`: overhead x baseline, because plain decoding runs the same loop.
+            the drafts that were paid for. `priced`: the same tokens per round at measured costs of verification too,
+            omega / (v + g). `acceptance`: tokens per round over omega, so that formula x verify = priced and
+            priced x acceptance x loop = speedup. `loop`: overhead x baseline, as plain decoding runs the same loop.
             `tokens_error`, `speedup_error`: what the formula says over what was measured, less 1.
     """
 
@@ -149,6 +159,8 @@ def account_values(sums: Columns, alpha: float, gamma: int, t1_s: float) -> dict
         "v": v,
         "o": o,
         "formula": omega / (1 + g),
+        "priced": omega / (v + g),
+        "acceptance": tau / omega,
         "loop": overhead * t_ar_s / t1_s,
         "tokens_error": omega / tau - 1,
         "speedup_error": omega / (1 + g) / speedup - 1,

@@ -75,11 +75,14 @@ def waterfall(account: Account, *, title: str, simulated: bool = False) -> Figur
         neutral = factor == "omega" or abs(value - 1) <= EXACT
         colour = style.GREY if neutral else style.BLUE if value > 1 else style.ORANGE
         sure = neutral or account.intervals[factor].contains(1.0) is not True
+        value_in_words = f"{name_of(account, factor).name}: {account.intervals[factor]:.3f}"
         limits += _bar(axes, place, start, end, account.intervals[factor], colour, 1.0 if sure else 0.45)
+        style.tip(axes.patches[-1], value_in_words)
         _label(axes, place, f"{value:.2f}" if factor == "omega" else f"×{value:.3f}")
         axes.plot([end, end], [place + 0.34, place + 0.66], color=style.BLACK, linewidth=1.0)
         start = end
     limits += _bar(axes, count - 1, 1.0, account.speedup, account.intervals["speedup"], style.BLACK, 1.0)
+    style.tip(axes.patches[-1], f"speedup: {account.intervals['speedup']:.3f}")
     _label(axes, count - 1, f"{account.speedup:.2f}", weight="bold")
     axes.axvline(1, color=style.BLACK, linewidth=1.6, linestyle=":", zorder=0.9)
     axes.annotate("breaks even", (1, 1), xycoords=axes.get_xaxis_transform(), ha="center", va="bottom", fontsize=10)

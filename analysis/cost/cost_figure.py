@@ -1,44 +1,47 @@
 """Draws t(n) over n: what was measured of a target call, the fitted cost, and what binds it."""
 
+from math import nan
+
 import numpy as np
+import pandas as pd
 from matplotlib.figure import Figure
 
 from specdec.theory.roofline import call_flops
 
 from ..figures import style
 from ..findings import counted
-from .cost_report import CostReport
+from .cost_report import HOLDS, CostReport
 
+FEW = 5  # tokens of a call that the title names, or the nearest size: a draft of 4 and its root
 _CONTEXTS = ((style.BLUE, "o"), (style.ORANGE, "D"), (style.GREEN, "^"), (style.PURPLE, "v"))
 
 
 @style.in_style
 def cost_figure(report: CostReport, *, title: str) -> Figure:
-    """Draw t(n)/t(1) over n: measured medians by context, the fit, what binds it at small and at large n, the ridge.
+    """Draw t(n)/t(1) over n: measured medians by context, the fit where it holds, what binds it at small and at large
+    n, the ridge.
 
-    The two asymptotes and the ridge are those of the middle context, whose symbols are filled.
+    The two asymptotes and the ridge are those of the middle context, whose symbols are filled. A line joins measured
+    sizes that follow each other if the fit is within `HOLDS` of both (`CostReport.holds`).
     """
     model, middle, table = report.model, report.context, report.table
-    ridge = model.ridge(middle)
     largest = int(table["rows"].max())
-    error = "" if report.by_rows is None else f", {report.by_rows.median:.1%} off in the median on sizes left out"
-    caption = (
-        f"Points by tokens in the cache: median of {counted(int(table['calls'].max()), 'call')} each, "
-        f"{table['rows'].nunique()} values of n from 1 to {largest}; no intervals. Lines: fit{error}. "
-        f"At {middle} cached tokens t(1) = {1e3 * report.t1:.3g} ms; black: overhead with reading only (dashed), with "
-        f"arithmetic only (dash-dotted)"
-        + ("." if ridge is None else f"; they cross at n = {ridge:.3g}, where arithmetic outgrows reading.")
-    )
     n = np.arange(1, largest + 1)
+    held = {int(context): _held(cells, n) for context, cells in table.assign(holds=report.holds).groupby("context")}
+    ridge = model.ridge(middle)
+    if ridge is not None and not (1 <= ridge <= largest and held[middle][round(ridge) - 1]):
+        ridge = None
     # A call during which the machine did something else would flatten all that is of interest.
     t1s = table[table["rows"] == 1].set_index("context")["seconds"]
     ratios = table["seconds"] / table["context"].map(t1s)
-    top = 1.5 * max(float(np.max(model.seconds(n, context) / t1)) for context, t1 in t1s.items())
+    fitted = [np.where(held[int(at)], model.seconds(n, at) / t1, 0.0).max() for at, t1 in t1s.items()]
+    top = 1.5 * max(*fitted, float(ratios.median()), 1.0)
     beyond = int((ratios > top).sum())
-    figure, axes = style.new_figure(title, caption + (f" {counted(beyond, 'point')} above the top." if beyond else ""))
+    caption = _caption(report, ridge) + (f" {counted(beyond, 'point')} above the top." if beyond else "")
+    figure, axes = style.new_figure(f"{_seen(report)}\n{title}", caption)
     for index, (context, cells) in enumerate(table.groupby("context")):
         colour, marker = _CONTEXTS[index % len(_CONTEXTS)]
-        t1 = float(t1s[context])
+        t1, drawn = float(t1s[context]), held[int(context)]
         axes.plot(
             cells["rows"],
             cells["seconds"] / t1,
@@ -47,14 +50,19 @@ def cost_figure(report: CostReport, *, title: str) -> Figure:
             fillstyle="full" if context == middle else "none",
             label=f"{context} cached",
         )
-        axes.plot(n, model.seconds(n, context) / t1, color=colour, linewidth=1.5)
+        for cell in cells.itertuples():
+            ratio, milliseconds = cell.seconds / t1, 1e3 * cell.seconds
+            style.point_tip(
+                axes, cell.rows, ratio, f"{context} cached, n {cell.rows}: {ratio:.3f} t(1), {milliseconds:.3g} ms"
+            )
+        axes.plot(n, np.where(drawn, model.seconds(n, context) / t1, nan), color=colour, linewidth=1.5)
         if context == middle:
             overhead = float(model.overhead(context))
             reading = np.full(len(n), overhead + float(model.reading(context))) / t1
             arithmetic = (overhead + model.flop_seconds * call_flops(model.products, n, context)) / t1
-            axes.plot(n, reading, color=style.BLACK, linewidth=1.3, linestyle="--")
-            axes.plot(n, arithmetic, color=style.BLACK, linewidth=1.3, linestyle="-.")
-    if ridge is not None and 1 <= ridge <= largest:
+            for bound, dash in ((reading, "--"), (arithmetic, "-.")):
+                axes.plot(n, np.where(drawn, bound, nan), color=style.BLACK, linewidth=1.3, linestyle=dash)
+    if ridge is not None:
         axes.axvline(ridge, color=style.GREY, linewidth=1.3, linestyle=":")
         axes.annotate(
             f"n* = {ridge:.3g}",
@@ -69,3 +77,43 @@ def cost_figure(report: CostReport, *, title: str) -> Figure:
     axes.set_xticks([1, *range(max(step, 2), largest + 1, step)])
     style.legend_above(axes, 3)
     return figure
+
+
+def _held(cells: pd.DataFrame, n: np.ndarray) -> np.ndarray:
+    """Return for each of `n` [N] whether the fit is drawn there: it holds at the measured sizes on both sides."""
+    rows, holds = cells["rows"].to_numpy(), cells["holds"].to_numpy()
+    below = np.searchsorted(rows, n, side="right") - 1
+    above = np.minimum(np.searchsorted(rows, n, side="left"), len(rows) - 1)
+    return holds[np.maximum(below, 0)] & holds[above] & (n >= rows[0]) & (n <= rows[-1])
+
+
+def _seen(report: CostReport) -> str:
+    """Say in the title what a call on several tokens costs at the middle context, as measured."""
+    cells = report.table[report.table["context"] == report.context].set_index("rows")["seconds"]
+    few = min((rows for rows in cells.index if rows > 1), key=lambda rows: abs(rows - FEW), default=1)
+    costs = [f"{rows} tokens {cells[rows] / report.t1:.2f} t(1)" for rows in dict.fromkeys((few, cells.index[-1]))]
+    return f"A call on {', on '.join(costs)}"
+
+
+def _caption(report: CostReport, ridge: float | None) -> str:
+    """Say what was measured, where the fit is drawn, and what the black lines are.
+
+    Args:
+        ridge: None where the fit does not show it.
+    """
+    table, holds = report.table, report.holds
+    error = "" if report.by_rows is None else f", {report.by_rows.median:.1%} off in the median on sizes left out"
+    fit = f"Lines: fit{error}, drawn where it is within {HOLDS:.0%} of the points ({holds.sum()} of {len(holds)})"
+    if not holds.any():
+        fit = f"No line: the fit{error} is nowhere within {HOLDS:.0%} of the points"
+    asymptotes = (
+        "; black: overhead with reading only (dashed), with arithmetic only (dash-dotted)"
+        if holds[table["context"] == report.context].any()
+        else ""
+    )
+    crossing = "" if ridge is None else f"; they cross at n = {ridge:.3g}, where arithmetic outgrows reading"
+    return (
+        f"Points by tokens in the cache: median of {counted(int(table['calls'].max()), 'call')} each, "
+        f"{table['rows'].nunique()} values of n from 1 to {int(table['rows'].max())}; no intervals. {fit}. At "
+        f"{report.context} cached tokens t(1) = {1e3 * report.t1:.3g} ms{asymptotes}{crossing}."
+    )

@@ -10,6 +10,8 @@ from specdec.theory.roofline import Product, call_bytes, call_flops, ridge_rows
 
 from .call_cost import CallCost, PredictionError, call_table, fit_cost, held_out
 
+HOLDS = 0.1  # relative error of the fit up to which it describes a call
+
 
 def intensity_table(
     products: Sequence[Product], context: int, rows: Sequence[int] = (1, 2, 4, 8, 16, 32, 64)
@@ -73,6 +75,12 @@ class CostReport:
         return float(ridge_rows(self.read_bytes, self.flops_per_row, *best))
 
     @property
+    def holds(self) -> pd.Series:
+        """True for each line of `table` where the fit is within `HOLDS` of the measured time."""
+        fitted = self.model.seconds(self.table["rows"].to_numpy(), self.table["context"].to_numpy())
+        return pd.Series(abs(fitted / self.table["seconds"].to_numpy() - 1) <= HOLDS, index=self.table.index)
+
+    @property
     def metrics(self) -> dict[str, float]:
         """Logged metrics: `cost/fit_error` (median relative error on held-out rows), `cost/ridge_n` (of the fit) and
         `cost/bandwidth_share` (bytes over t(1), over the machine's bandwidth); absent where they do not exist.
@@ -127,6 +135,8 @@ class CostReport:
             "The data show no cost of arithmetic." if ridge is None else "",
             "" if ridge is None else f"Arithmetic takes longer than reading from n = {ridge:.3g}.",
             f"Median prediction error: {', '.join(errors)}." if errors else "",
+            f"It holds, within {HOLDS:.0%} of what was measured, at {self.holds.sum()} of {len(self.table)} cells; the "
+            "figure draws it there alone.",
         ]
         return " ".join(sentence for sentence in sentences if sentence)
 

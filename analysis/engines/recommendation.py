@@ -31,7 +31,7 @@ NOT_SERVED = {  # drafter: why no engine offers it
     "blockwise": "the engines that had Medusa's heads judged them by the law of the target",
     "cascade": "none chooses between drafters by what their last rounds gave; llama.cpp takes a list in --spec-type, "
     "whose first match drafts",
-    "corpus_ngram": "none drafts from an n-gram model with its own law",
+    **dict.fromkeys(("bigram", "corpus_ngram", "unigram"), "none drafts from an n-gram model with its own law"),
     "early_exit": "none drafts with the first layers of the target",
     "grounded": "none has heads that read the drafted tokens, Hydra's included",
     "jacobi": "none has Jacobi decoding",

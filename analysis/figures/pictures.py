@@ -39,8 +39,9 @@ def line(
 ) -> None:
     """Draw points with intervals, joined by a line; `across` may have intervals too. A single point has no line."""
     wide = [each for each in across if isinstance(each, Interval)]
+    places = [each.estimate for each in wide] or np.asarray(across, dtype=float).tolist()
     axes.errorbar(
-        [each.estimate for each in wide] or np.asarray(across, dtype=float),
+        places,
         [each.estimate for each in up],
         xerr=whiskers(wide) if wide else None,
         yerr=whiskers(up),
@@ -51,6 +52,8 @@ def line(
         capsize=2.5,
         label=label,
     )
+    for place, value in zip(places, up, strict=True):
+        style.point_tip(axes, place, value.estimate, f"{label}, {place:g}: {value:.4g}")
 
 
 def percent_axis(axes: Axes) -> None:
@@ -81,7 +84,9 @@ def bars(axes: Axes, groups: Mapping[str, Sequence[Interval]]) -> None:
         colour, _, _, hatch = style.look(index)
         at = np.arange(len(values)) + (index - (len(groups) - 1) / 2) * width
         heights = np.nan_to_num([each.estimate for each in values])
-        axes.bar(at, heights, width, color=colour, hatch=hatch, edgecolor="white", linewidth=0.5, label=name)
+        drawn = axes.bar(at, heights, width, color=colour, hatch=hatch, edgecolor="white", linewidth=0.5, label=name)
+        for bar, value in zip(drawn, values, strict=True):
+            style.tip(bar, f"{name}: {value:.4g}")
         axes.errorbar(
             at, heights, yerr=whiskers(values), linestyle="none", color=style.BLACK, capsize=2, linewidth=1
         )  # fmt: skip
@@ -102,11 +107,12 @@ def heat_map(axes: Axes, grid: pd.DataFrame, scale: Normalize, ticks: int = 30) 
 
 def dots(axes: Axes, names: Sequence[str], values: Sequence[Interval], filled: Sequence[bool], start: float) -> None:
     """Draw a dot with its interval for each name, the first on top, and a dotted line at `start`."""
-    for row, (value, full) in enumerate(zip(values, filled, strict=True)):
+    for row, (name, value, full) in enumerate(zip(names, values, filled, strict=True)):
         if value.known:
             axes.hlines(row, value.low, value.high, color=style.BLUE, linewidth=2.2, zorder=2)
         face = style.BLUE if full else "white"
         axes.plot(value.estimate, row, "o", color=style.BLUE, markerfacecolor=face, markersize=8, zorder=3)
+        style.point_tip(axes, value.estimate, row, f"{name}: {value:.4g}")
     axes.axvline(start, color=style.BLACK, linewidth=1.6, linestyle=style.DOTTED, zorder=1)
     axes.set_ylim(len(names) - 0.5, -0.5)
     axes.set_yticks(range(len(names)), list(names))

@@ -70,6 +70,7 @@ def expected_tokens() -> Figure:
 
 LINES = {  # name of a model: what it is called, colour, dash, marker
     "capped_geometric": ("capped geometric", style.BLUE, "-", "none"),
+    "priced": ("the same at measured t(n) and c", style.ORANGE, "--", "none"),
     "position": ("by position", style.ORANGE, "--", "D"),
     "replay": ("replay", style.GREEN, ":", "^"),
     "predicted": ("predicted beforehand", style.PURPLE, "-.", "v"),
@@ -97,6 +98,7 @@ class Basis:
 
 
 _UNSTATED = Basis()
+_TALLEST = 1.6  # an interval that ends beyond this many times the largest point would flatten all that is of interest
 
 
 @style.in_style
@@ -114,11 +116,17 @@ def curve(
     Args:
         measured: columns gamma, value, ci_low, ci_high; NaN bounds draw no interval.
         lines: by model, value by gamma; empty ones are left out.
-        title: drafter, model, hardware.
+        title: what to see; drafter, model, hardware.
         primary_gamma: its point is larger.
+
+    Where `lines` has the formula at textbook costs and at measured ones (`priced`), areas show which part of its gap is
+    cost, and which is acceptance.
     """
     known = measured[["ci_low", "ci_high"]].notna().all(axis=1).any()
-    figure, axes = style.new_figure(title, basis.caption(bool(known)))
+    highest = max([*measured["value"], *(value for values in lines.values() for value in values.values())], default=1.0)
+    cut = int((measured["ci_high"] > _TALLEST * highest).sum())
+    remark = f" {counted(cut, 'interval')} reach{'es' * (cut == 1)} above the top." if cut else ""
+    figure, axes = style.new_figure(title, basis.caption(bool(known)) + remark, height=style.HEIGHT + 0.4)
     # Both quantities are 1 without a drafter, by definition.
     axes.axhline(1, color=style.BLACK, linewidth=1.6, linestyle=style.DOTTED, label="no drafter")
     for index, (name, values) in enumerate(item for item in lines.items() if item[1]):
@@ -126,14 +134,32 @@ def curve(
         label, colour, dash, marker = LINES.get(name, (name.replace("_", " "), spare, "-", "s"))
         gammas = sorted(values)
         axes.plot(gammas, [values[g] for g in gammas], color=colour, linestyle=dash, marker=marker, label=label)
+        for gamma in gammas:
+            style.point_tip(axes, gamma, values[gamma], f"{label}, γ {gamma:g}: {values[gamma]:.3f}")
+    _gap_areas(axes, measured, lines)
     _points(axes, measured, primary_gamma)
     gammas = sorted({*measured["gamma"].astype(int), *(int(g) for values in lines.values() for g in values)})
     axes.set(xlabel="γ, depth of a draft in tokens", ylabel=ylabel)
     axes.set_xticks(gammas if len(gammas) <= 12 else gammas[:: len(gammas) // 12 + 1])
     low, high = axes.get_ylim()
-    axes.set_ylim(min(low, 0.9), high + 0.04 * (high - low))
+    axes.set_ylim(min(low, 0.9), 1.3 * highest if cut else high + 0.04 * (high - low))
     style.legend_above(axes, 3)
     return figure
+
+
+def _gap_areas(axes: Axes, measured: pd.DataFrame, lines: Mapping[str, Mapping[int, float]]) -> None:
+    """Shade what lies between the formula and the measurement: first what costs explain, then the rest."""
+    formula, priced = lines.get("capped_geometric", {}), lines.get("priced", {})
+    points = {int(line.gamma): float(line.value) for line in measured.itertuples()}
+    gammas = sorted(points.keys() & formula.keys() & priced.keys())
+    if len(gammas) < 2:
+        return
+    textbook, costs, seen = ([values[gamma] for gamma in gammas] for values in (formula, priced, points))
+    for first, second, colour, label in (
+        (textbook, costs, style.SKY, "cost of verifying"),
+        (costs, seen, style.YELLOW, "acceptance, and the loop"),
+    ):
+        axes.fill_between(gammas, first, second, color=colour, alpha=0.3, linewidth=0, zorder=0.5, label=label)
 
 
 def _points(axes: Axes, measured: pd.DataFrame, primary_gamma: int | None) -> None:
@@ -142,6 +168,9 @@ def _points(axes: Axes, measured: pd.DataFrame, primary_gamma: int | None) -> No
                   label="measured", zorder=5)  # fmt: skip
     primary = table[table["gamma"] == primary_gamma]
     axes.plot(primary["gamma"], primary["value"], "o", color=style.BLACK, markersize=11, zorder=6)
+    for line in table.itertuples():
+        shown = Interval(float(line.value), float(line.ci_low), float(line.ci_high))
+        style.point_tip(axes, line.gamma, line.value, f"measured, γ {line.gamma:g}: {shown:.3f}")
 
 
 def _whiskers(table: pd.DataFrame, name: str) -> np.ndarray:
@@ -264,10 +293,15 @@ def accepted_lengths(
         + f"; law at α\u00a0=\u00a0{chance:.3f}. Left out: {counted(silent, 'round')} without a proposal, "
         f"{len(speculative) - silent - used:,} cut short by the end of the text."
     )
-    figure, axes = style.new_figure(title, caption)
+    none, law = (float(table[name].iloc[0]) for name in ("share", "expected"))
+    seen = f"{none:.0%} of rounds accept nothing; one α for all tokens says {law:.0%}"
+    figure, axes = style.new_figure(f"{seen}\n{title}", caption)
     axes.bar(table.index, table["share"], width=0.72, color=style.SKY, edgecolor=style.BLACK, linewidth=0.8,
              yerr=_whiskers(table, "share") if has_interval else None, error_kw={"elinewidth": 1.5},
              label="measured")  # fmt: skip
+    for bar, (length, line) in zip(axes.patches, table.iterrows(), strict=True):
+        share = Interval(line["share"], line["ci_low"], line["ci_high"])
+        style.tip(bar, f"{length} accepted: {share:.1%} of rounds, {line['expected']:.1%} by the law")
     axes.plot(table.index, table["expected"], color=style.ORANGE, marker="D", linestyle="--", linewidth=1.2,
               label="capped-geometric law")  # fmt: skip
     shown = int(speculative["gamma"].iloc[0])
@@ -314,20 +348,27 @@ def time_split(arms: Arms, *, title: str) -> Figure:
     prompts, rounds = arms.texts["prompt"].nunique(), int(arms.texts["rounds"].sum())
     order = sorted(table.index, key=lambda key: (key[0] != BASELINE, key[1]))  # no draft first
     table = table.loc[order]
+    deepest = table.iloc[-1]
+    seen = (
+        f"At γ {order[-1][1]} verifying takes {deepest['verify'] / deepest.sum():.0%} of a round, drafting "
+        f"{deepest['draft'] / deepest.sum():.0%}"
+    )
     caption = (
         f"Mean over {counted(rounds, 'round')} of {counted(prompts, 'prompt')}, prefill apart; "
         "no intervals. "
         f"Unit: t(1) = {1e3 * t1:.3g} ms, one call of the target on one token (dotted line). "
         "Beside a bar: the whole round, and the share outside draft and verify."
     )
-    figure, axes = style.new_figure(title, caption, height=2.5 + 0.42 * len(table))
+    figure, axes = style.new_figure(f"{seen}\n{title}", caption, height=2.6 + 0.42 * len(table))
     labels = [method if method in PLAIN else f"γ = {gamma}" for method, gamma in order]
     left = np.zeros(len(table))
     longest = float(table.sum(axis=1).max())
     for name, colour, hatch, ink in VERBS.values():
         widths = table[name].to_numpy()
-        axes.barh(labels, widths, left=left, color=colour, hatch=hatch, edgecolor="white", linewidth=0.6, label=name)
+        parts = axes.barh(labels, widths, left=left, color=colour, hatch=hatch, edgecolor="white", linewidth=0.6,
+                          label=name)  # fmt: skip
         for row, width in enumerate(widths):
+            style.tip(parts[row], f"{labels[row]}, {name}: {width:.3f} t(1)")
             if width > 0.08 * longest:
                 axes.text(left[row] + width / 2, row, f"{width:.2f}", ha="center", va="center", color=ink, size=10)
         left = left + widths

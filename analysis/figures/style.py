@@ -12,14 +12,17 @@ import textwrap
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
-from io import BytesIO
+from html import escape, unescape
+from io import BytesIO, StringIO
 from pathlib import Path
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import matplotlib
 import numpy as np
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
@@ -160,13 +163,47 @@ def wrapped(text: str, characters: int) -> str:
     return "\n".join(lines).replace("$", r"\$")
 
 
+# Tooltips -----------------------------------------------------------------------------------------
+
+_TIP = "tip:"  # begins the id of an artist that has a tooltip; the text follows
+
+
+def tip(artist: Artist, text: str) -> None:
+    """Give a drawn artist a tooltip: a title element in the SVG, which browsers show without any script."""
+    artist.set_gid(_TIP + escape(" ".join(text.split())))
+
+
+def point_tip(axes: Axes, across: float, up: float, text: str) -> None:
+    """Give the point at (`across`, `up`) a tooltip: an invisible mark above all others, large enough to be met."""
+    if np.isfinite([across, up]).all():
+        mark = axes.scatter([across], [up], s=200, color=BLACK, alpha=0.0, linewidths=0, zorder=20, label="_tooltip")
+        mark.set_in_layout(False)
+        tip(mark, text)
+
+
+def svg(figure: Figure) -> str:
+    """Return the figure as SVG with its tooltips, without a date and without the name of a program.
+
+    `savefig` would draw everything twice, once to measure it; the layout here is found while drawing.
+    """
+    stream, canvas = StringIO(), figure.canvas
+    with styled():
+        FigureCanvasSVG(figure).print_svg(stream, metadata=UNSIGNED)
+    figure.set_canvas(canvas)
+    # An attribute escapes what `tip` escaped once more; what is left belongs into an element.
+    tips = re.compile(f'<g id="{_TIP}([^"]*)">')
+    text = tips.sub(lambda found: f"<g><title>{unescape(found[1])}</title>", stream.getvalue())
+    name = escape(" ".join(figure.get_suptitle().replace(r"\$", "$").split()), quote=False)
+    return re.sub(r"(<svg [^>]*>)", lambda found: f"{found[1]}<title>{name}</title>", text, count=1)
+
+
 def save(figure: Figure, folder: Path | str, name: str) -> tuple[Path, Path]:
     """Write `name`.png and `name`.svg into `folder` and return their paths."""
     target = Path(folder)
     target.mkdir(parents=True, exist_ok=True)
     name = re.sub(r"[^\w.-]+", "_", name).lstrip(".")  # a name, whatever a table holds; never a path
-    png, svg = target / f"{name}.png", target / f"{name}.svg"
+    png, vector = target / f"{name}.png", target / f"{name}.svg"
     with styled():
         figure.savefig(png, dpi=DPI, metadata={"Software": None})
-        figure.savefig(svg, metadata=UNSIGNED)
-    return png, svg
+    vector.write_text(svg(figure), encoding="utf-8")
+    return png, vector

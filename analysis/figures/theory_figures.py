@@ -99,7 +99,11 @@ def standing_in_words(here: Standing) -> tuple[str, str]:
 def best_gamma(here: Standing | None = None) -> Figure:
     """Draw the best gamma over alpha, a line for each c (2211.17192, Figure 3); the run's own c and place if given."""
     caption = f"The γ that maximises (1 - α^(γ+1)) / ((1 - α)(1 + γc)); 0 where no draft pays. {FREE}"
-    figure, axes = style.new_figure("Best gamma", _caption(caption, here))
+    seen = "The more is accepted and the less a draft costs, the longer the best draft"
+    if here is not None:
+        own = "no draft pays" if here.best.gamma == 0 else f"the best γ is {_most(here.best.gamma)}"
+        seen = f"At α {here.alpha:.2f} and c {here.c:.2g} {own}; this run drafts {here.gamma}"
+    figure, axes = style.new_figure(seen, _caption(caption, here))
     top = 20 if here is None else max(20, here.gamma + 3, min(here.best.gamma + 3, MOST))
 
     def gammas(c: float) -> np.ndarray:
@@ -127,7 +131,12 @@ def speedup_and_operations(here: Standing | None = None) -> Figure:
     gammas = sorted({*GAMMAS, *(() if here is None else (here.gamma,))})
     costs = f"c = {c:.3g} in time and {c_ops:.3g} in operations" if here else "A drafter that costs nothing"
     caption = f"{costs}; over plain decoding. {FREE if here is None else ''}"
-    figure, panels = style.new_panels("Speedup and operations", _caption(caption, here), 7.2, 2, sharex=True)
+    seen = "Longer drafts are faster, and waste more operations"
+    if here is not None:
+        measured = f", {here.speedup.estimate:.2f} measured" if isfinite(here.speedup.estimate) else ""
+        seen = f"Speedup at γ {here.gamma}: {here.expected:.2f} by the formula{measured}"
+        seen += f"; operations ×{here.operations:.2f}" if isfinite(here.operations) else ""
+    figure, panels = style.new_panels(seen, _caption(caption, here), 7.2, 2, sharex=True)
     above, below = panels[:, 0]
     fast = {gamma: np.asarray(speedup(ALPHAS, gamma, c)) for gamma in gammas}
     much = {gamma: np.asarray(operations(ALPHAS, gamma, c_ops)) for gamma in gammas}
@@ -165,7 +174,10 @@ def oracle_bound(here: Standing | None = None) -> Figure:
         "An oracle drafts in each round just what will be accepted: 1 / (1 - α + cα), over the best fixed γ. "
         f"The dotted line, e / (e - 1), is the most for any α and c. {FREE}"
     )
-    figure, axes = style.new_figure("What varying gamma could add at most", _caption(caption, here))
+    seen = f"Varying γ by round could add {ORACLE_LIMIT - 1:.0%} at most, whatever α and c"
+    if here is not None:
+        seen = f"Varying γ by round could add {oracle_gain(here.alpha, here.c, LONGEST) - 1:.0%} at most"
+    figure, axes = style.new_figure(seen, _caption(caption, here))
 
     def gains(c: float) -> np.ndarray:
         return np.array([oracle_gain(float(alpha), c, LONGEST) for alpha in ALPHAS])
@@ -179,6 +191,10 @@ def oracle_bound(here: Standing | None = None) -> Figure:
     axes.set(xlabel=ALPHA, ylabel="oracle over best fixed γ", xlim=(0, 1), ylim=(0.98, 1.68))
     style.legend_above(axes, 3)
     return figure
+
+
+def _most(gamma: int) -> str:
+    return f"{MOST} or more" if gamma >= MOST else str(gamma)
 
 
 def _caption(words: str, here: Standing | None) -> str:

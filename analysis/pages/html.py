@@ -8,13 +8,10 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
-from io import StringIO
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from matplotlib.backends.backend_svg import FigureCanvasSVG
-from matplotlib.figure import Figure
 
 from ..figures import style
 from ..findings import Section
@@ -24,14 +21,20 @@ FIGURES = "report_figures"  # folder beside report.md
 EMPTY = "–"  # a cell without a value
 _UNFOLDED = 4  # chapters whose sections the contents list openly
 CODE = "```"
+_WITH_INTERVAL = re.compile(r"[-+]?[\d.,]+%? \([^ ]+ to [^ ]+\)")
 
 
 @dataclass(frozen=True)
 class Chapter:
-    """Sections under one heading of a report."""
+    """Sections under one heading of a report.
+
+    Attributes:
+        folded: True if only the heading shows until a reader opens it.
+    """
 
     title: str
     sections: tuple[Section, ...]
+    folded: bool = False
 
 
 @dataclass(frozen=True)
@@ -68,20 +71,8 @@ def _draw(chapters: Sequence[Chapter]) -> dict[int, _Drawn]:
             for name, figure in section.figures:
                 stem = f"{number:02}-{place:02}-{re.sub('[^A-Za-z0-9_-]+', '_', name)}"
                 taken = sum(each.name.startswith(stem) for each in drawn.values())
-                drawn[id(figure)] = _Drawn(stem + (f"_{taken + 1}" if taken else ""), svg(figure))
+                drawn[id(figure)] = _Drawn(stem + (f"_{taken + 1}" if taken else ""), style.svg(figure))
     return drawn
-
-
-def svg(figure: Figure) -> str:
-    """Return the figure as SVG, without a date and without the name of a program.
-
-    `savefig` would draw everything twice, once to measure it; the layout here is found while drawing.
-    """
-    stream, canvas = StringIO(), figure.canvas
-    with style.styled():
-        FigureCanvasSVG(figure).print_svg(stream, metadata=style.UNSIGNED)
-    figure.set_canvas(canvas)
-    return stream.getvalue()
 
 
 def cell(value: object) -> str:
@@ -107,12 +98,17 @@ STYLESHEET = """
   :root { --ink: #e6e6e6; --paper: #16181c; --faint: #a8adb5; --line: #3a3f47; --tint: #22262c; --link: #6cb8ee; }
 }
 * { box-sizing: border-box; }
-body { margin: 0 auto; padding: 1.5rem 1.25rem 4rem; max-width: 60rem; background: var(--paper); color: var(--ink);
+body { margin: 0 auto; padding: 1rem 1.25rem 4rem; max-width: 68rem; background: var(--paper); color: var(--ink);
   font: 16px/1.55 system-ui, -apple-system, "Segoe UI", Roboto, "DejaVu Sans", sans-serif; }
-h1 { font-size: 1.7rem; line-height: 1.25; overflow-wrap: anywhere; }
-h2 { font-size: 1.35rem; margin-top: 3rem; padding-top: .75rem; border-top: 2px solid var(--line);
+h1 { font-size: 1.5rem; line-height: 1.25; margin: .5rem 0; overflow-wrap: anywhere; }
+h2 { font-size: 1.3rem; margin-top: 2.5rem; padding-top: .75rem; border-top: 2px solid var(--line);
   overflow-wrap: anywhere; }
+nav + h2 { margin-top: 1rem; }
 h3 { font-size: 1.1rem; margin-top: 2rem; }
+h2 + section h3 { margin-top: .5rem; }
+.chapter { border-top: 2px solid var(--line); }
+.chapter > summary { cursor: pointer; padding: .6rem 0; }
+.chapter > summary h2 { display: inline; font-size: 1.1rem; margin: 0; padding: 0; border: 0; }
 p, li { max-width: 48rem; overflow-wrap: anywhere; }
 a { color: var(--link); text-decoration: none; }
 a:hover { text-decoration: underline; }
@@ -123,21 +119,43 @@ pre { padding: .75rem 1rem; overflow-x: auto; white-space: pre-wrap; overflow-wr
 nav { background: var(--tint); border-radius: 8px; padding: .5rem 1rem; font-size: .93rem; }
 nav ul { margin: .3rem 0; padding-left: 1.2rem; }
 nav ul ul { columns: 2; }
-nav details { display: inline; }
-nav summary { display: inline; cursor: pointer; opacity: .7; margin-left: .5rem; }
-.table { overflow-x: auto; margin: 1.25rem 0; }
+nav li details { display: inline; }
+nav summary { cursor: pointer; color: var(--faint); }
+nav li summary { display: inline; margin-left: .5rem; }
+.table { overflow-x: auto; margin: 1.25rem 0; max-width: 100%; }
 table { border-collapse: collapse; font-size: .88rem; font-variant-numeric: tabular-nums; }
 caption { text-align: left; color: var(--faint); padding-bottom: .35rem; font-size: .95em; }
 th, td { padding: .3rem .7rem; border-bottom: 1px solid var(--line); text-align: left; vertical-align: top; }
 thead th { border-bottom: 2px solid var(--line); white-space: nowrap; }
 .number { text-align: right; white-space: nowrap; }
+.whole { white-space: nowrap; }
+td { min-width: 4.5rem; }
 figure { margin: 1.25rem 0; max-width: 42rem; background: #fff; border-radius: 8px; padding: .25rem; }
 figure svg { display: block; width: 100%; height: auto; }
+.figures { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 27rem), 1fr)); gap: 1rem;
+  align-items: start; margin: 1.25rem 0; }
+.figures figure { margin: 0; }
+@media (max-width: 40rem) {
+  body { padding: .75rem .75rem 3rem; font-size: 15px; }
+  h1 { font-size: 1.3rem; }
+  h2 { font-size: 1.15rem; }
+  nav ul ul { columns: 1; }
+  nav ul, p + ul, section > ul { padding-left: 1.1rem; }
+  th, td { padding: .3rem .5rem; }
+  table { font-size: .82rem; }
+}
 @media print {
-  body { max-width: none; padding: 0; font-size: 10.5pt; }
+  body { max-width: none; padding: 0; font-size: 10pt; }
+  nav { display: none; }
   figure, tr, pre { break-inside: avoid; }
-  h2, h3, caption { break-after: avoid; }
-  .table { overflow: visible; }
+  h2, h3, caption, summary { break-after: avoid; }
+  .table { overflow: visible; break-inside: auto; }
+  table { font-size: 7.5pt; width: 100%; }
+  th, td { padding: .15rem .3rem; min-width: 0; overflow-wrap: anywhere; white-space: normal; }
+  thead th, .number, .whole { white-space: normal; }
+  .figures { grid-template-columns: 1fr 1fr; }
+  figure { max-width: 12cm; }
+  details::details-content { content-visibility: visible; display: block; height: auto; }
 }
 """
 # The browser itself is told to load nothing.
@@ -160,27 +178,31 @@ def _html(title: str, chapters: Sequence[Chapter], drawn: dict[int, _Drawn]) -> 
         *_contents(chapters),
     ]
     for number, chapter in enumerate(chapters, 1):
-        parts.append(f'<h2 id="c{number}">{escape(chapter.title)}</h2>')
+        heading = f'<h2 id="c{number}">{escape(chapter.title)}</h2>'
+        parts.append(f'<details class="chapter"><summary>{heading}</summary>' if chapter.folded else heading)
         for place, section in enumerate(chapter.sections, 1):
             parts.append(f'<section>\n<h3 id="c{number}s{place}">{escape(section.title)}</h3>')
             parts += [_paragraph(text) for text in section.text]
             parts += [_table(caption, table) for caption, table in section.tables]
-            parts += [f"<figure>{_inline(drawn[id(figure)])}</figure>" for _, figure in section.figures]
+            figures = [f"<figure>{_inline(drawn[id(figure)])}</figure>" for _, figure in section.figures]
+            parts += ['<div class="figures">', *figures, "</div>"] if len(figures) > 1 else figures
             parts.append("</section>")
+        if chapter.folded:
+            parts.append("</details>")
     return "\n".join([*parts, "</body>", "</html>", ""])
 
 
 def _contents(chapters: Sequence[Chapter]) -> Iterator[str]:
-    """Yield a list of chapters and their sections, folded where it would be a page of its own."""
+    """Yield a folded list of chapters and their sections; the sections folded again where they are very many."""
     folded = len(chapters) > _UNFOLDED
-    yield '<nav aria-label="Contents"><ul>'
+    yield '<nav aria-label="Contents"><details><summary>Contents</summary><ul>'
     for number, chapter in enumerate(chapters, 1):
         yield f'<li><a href="#c{number}">{escape(chapter.title)}</a>'
         yield "<details><summary>sections</summary><ul>" if folded else "<ul>"
         for place, section in enumerate(chapter.sections, 1):
             yield f'<li><a href="#c{number}s{place}">{escape(section.title)}</a></li>'
         yield "</ul></details></li>" if folded else "</ul></li>"
-    yield "</ul></nav>"
+    yield "</ul></details></nav>"
 
 
 def _paragraph(text: str) -> str:
@@ -212,7 +234,7 @@ def _table(caption: str, table: pd.DataFrame) -> str:
     attribute = [' class="number"' if pd.api.types.is_numeric_dtype(kind) else "" for kind in table.dtypes]
     head = "".join(f"<th{kind}>{escape(str(name))}</th>" for name, kind in zip(table.columns, attribute, strict=True))
     lines = (
-        "".join(f"<td{kind}>{escape(cell(value))}</td>" for value, kind in zip(line, attribute, strict=True))
+        "".join(_cell(cell(value), kind) for value, kind in zip(line, attribute, strict=True))
         for line in table.itertuples(index=False, name=None)
     )
     body = "".join(f"<tr>{line}</tr>\n" for line in lines)
@@ -220,6 +242,12 @@ def _table(caption: str, table: pd.DataFrame) -> str:
         f'<div class="table"><table><caption>{_marked(caption)}</caption>\n'
         f"<thead><tr>{head}</tr></thead>\n<tbody>\n{body}</tbody></table></div>"
     )
+
+
+def _cell(text: str, kind: str) -> str:
+    """Write one cell; a number stays on one line with its interval."""
+    whole = ' class="whole"' if not kind and _WITH_INTERVAL.fullmatch(text) else kind
+    return f"<td{whole}>{escape(text)}</td>"
 
 
 def _inline(drawn: _Drawn) -> str:

@@ -10,8 +10,8 @@ from ..account.shape_account import shape_section
 from ..cost.gpu_limit import RESULT, demonstration, read_gpu
 from ..findings import Section, latest_study
 from ..heads.grounded_gain import committed_section, gain_section
-from ..read.mlflow_runs import load_runs, open_run
-from ..read.runs import Run
+from ..read.mlflow_runs import RUN_ID, latest_run, load_runs, open_run
+from ..read.runs import Run, open_folder
 from ..runs.compare import comparison_section
 from ..runs.run_sections import papers_section
 from ..studies.batching import committed_in_words, committed_study
@@ -55,6 +55,34 @@ def overlay_runs(tracking_uri: str, experiment: str, overlay: str = OVERLAY, eac
         )
     newest = chosen.drop_duplicates(f"params.{each}")
     return [open_run(tracking_uri, str(run_id)) for run_id in reversed(newest.index)]
+
+
+def own_runs(tracking_uri: str, experiment: str, chosen: Sequence[str] = ()) -> list[Run]:
+    """Return the runs that a person chose; without a choice those of the overlay `notebooks`, and where it was never
+    run the newest finished run of every drafter of the experiment, oldest first.
+
+    Args:
+        chosen: run ids of the store, or folders of runs.
+    Raises:
+        UsageError: one of `chosen` is no run, or the experiment has no finished one.
+    """
+    if chosen:
+        return [open_run(tracking_uri, each) if RUN_ID.fullmatch(each) else open_folder(each) for each in chosen]
+    table = load_runs(tracking_uri, experiment)
+    finished = table[table["status"] == "FINISHED"]
+    if finished.empty or OVERLAY in set(finished.get("params.experiment_name", ())):
+        return overlay_runs(tracking_uri, experiment)
+    newest = finished.drop_duplicates("params.drafter.name")
+    return [open_run(tracking_uri, str(run_id)) for run_id in reversed(newest.index)]
+
+
+def own_run(tracking_uri: str, experiment: str, chosen: Sequence[str] = ()) -> Run:
+    """Return the first run of `chosen`, run ids or folders of runs; without any, the newest finished run.
+
+    Raises:
+        UsageError: as `own_runs`.
+    """
+    return own_runs(tracking_uri, experiment, chosen[:1])[0] if chosen else latest_run(tracking_uri, experiment)
 
 
 def study(tracking_uri: str, experiment: str, name: str) -> tuple[Section, ...]:

@@ -5,7 +5,9 @@ A section that a run cannot have becomes a sentence that says what is missing; t
 
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import pandas as pd
 
@@ -17,14 +19,19 @@ from ..engines.recommendation import TITLE as TO_SERVE
 from ..findings import Section
 from ..read.foreign.imported import Imported
 from ..read.runs import Run
-from ..runs.compare import comparison_section
+from ..runs.comparable import Comparable, comparable, open_each
+from ..runs.compare import LEADERBOARD, comparison_sections, groups_in_words
 from ..runs.drafters_section import TITLE, drafters_section
+from ..runs.first_screen import first_screen
 from ..runs.foreign_sections import foreign_findings, side_by_side
+from ..runs.peers_section import PEERS, peers_section
 from ..runs.run_sections import (
+    NOTES,
     category_section,
     cost_section,
     curves_section,
     environment_section,
+    figures_section,
     headed,
     lengths_section,
     missing_section,
@@ -41,7 +48,9 @@ logger = logging.getLogger(__name__)
 
 OF_A_RUN: tuple[tuple[str, Callable[..., Section | list[Section]]], ...] = (
     ("Summary", summary_section),
+    (NOTES, figures_section),
     (TITLE, drafters_section),
+    (PEERS, peers_section),
     (STANDING, standing_section),
     ("Curves over gamma", curves_section),
     ("The gap, explained", account_sections),
@@ -68,14 +77,43 @@ FEWER = (
 def run_chapters(runs: Sequence[Run], notes: Sequence[str] = ()) -> list[Chapter]:
     """Make one chapter per run, after a comparison where there are several."""
     many = len(runs) > MANY
-    chapters = [Chapter(_heading(run), tuple(_sections(run, many))) for run in runs]
+    chapters = [Chapter(_heading(run), tuple(_sections(run, many)), folded=len(runs) > 1) for run in runs]
     remarks = [*notes, *([FEWER] if many else [])]
-    left_out = [Section("About this report", ("\n".join(f"- {note}" for note in remarks),))] if remarks else []
-    if len(runs) > 1:
-        compared = _guarded("Comparison of runs", partial(comparison_section, runs))
-        fastest = _guarded(FASTEST, partial(fastest_section, runs))
-        return [Chapter("Comparison", (*left_out, *compared, *fastest)), *chapters]
-    return [Chapter(chapter.title, (*left_out, *chapter.sections)) for chapter in chapters]
+    if len(runs) == 1:
+        return [Chapter(chapter.title, (*chapter.sections, *_remarks(remarks))) for chapter in chapters]
+    return [*_compared(runs, remarks), *chapters]
+
+
+def _compared(runs: Sequence[Run], remarks: Sequence[str]) -> list[Chapter]:
+    """Make the chapters that compare runs: the leaderboards, and folded what stands behind them."""
+    opened, left_out = open_each(runs)
+    groups = comparable(opened)
+    boards: list[Section] = []
+    behind: list[Section] = []
+    for group in groups:
+        board, *others = _guarded(LEADERBOARD, partial(_both_sections, group, groups))
+        boards, behind = [*boards, board], [*behind, *others]
+    said = [*groups_in_words(groups), *left_out, *remarks]
+    together = [("", runs)] if len(groups) < 2 else [(f": {each.heading}", each.runs) for each in groups]
+    fastest = [
+        replace(section, title=FASTEST + name)
+        for name, members in together
+        if len(members) > 1
+        for section in _guarded(FASTEST, partial(fastest_section, members))
+    ]
+    return [
+        Chapter("Comparison", (*boards, *_remarks(said), *fastest)),
+        *([Chapter("Behind the comparison", tuple(behind), folded=True)] if behind else []),
+    ]
+
+
+def _both_sections(group: Comparable, groups: Sequence[Comparable]) -> list[Section]:
+    return list(comparison_sections(group, groups))
+
+
+def _remarks(remarks: Sequence[str]) -> list[Section]:
+    """Return a section about the report itself; none without anything to say."""
+    return [Section("About this report", ("\n".join(f"- {note}" for note in remarks),))] if remarks else []
 
 
 def foreign_chapters(sources: Sequence[Imported], baseline: pd.DataFrame | None, replicates: int) -> list[Chapter]:
@@ -101,12 +139,20 @@ def _heading(run: Run) -> str:
 
 
 def _sections(run: Run, many: bool) -> list[Section]:
-    return [
+    sections = [
         headed(section, run)
         for title, make in OF_A_RUN
-        if run.beside or make is not drafters_section
+        if _has(run, make)
         for section in _guarded(title, partial(make, run, **(REFITS if many and make is model_sections else {})))
     ]
+    return first_screen(sections)
+
+
+def _has(run: Run, make: Callable[..., Any]) -> bool:
+    """Return False for a section about what the run did not have: other drafters, other engines."""
+    if make is drafters_section:
+        return bool(run.beside)
+    return make is not peers_section or run.params.get("measurement.peers", "[]") != "[]"
 
 
 def _guarded(title: str, make: Callable[[], Section | list[Section]]) -> list[Section]:

@@ -19,14 +19,14 @@ from ..figures import style
 from ..findings import counted
 from ..intervals import Interval
 from ..read.mlflow_runs import load_runs, open_run
-from ..read.runs import NGRAMS, Run
+from ..read.runs import Run
 from .published import ROUNDING
 
 OVERLAY = "leviathan_alpha"
 SHORT = "notebooks"  # overlay of shorter runs, which stand in where OVERLAY has left none
-OF_THE_PAPER = ("corpus_ngram", "small_model")  # drafters of the kinds that the paper has
+OF_THE_PAPER = ("unigram", "bigram", "corpus_ngram", "small_model")  # drafters of the kinds that the paper has
 COLUMNS = ("setting", "drafter", "temperature", "alpha", "ci_low", "ci_high", "tokens", "prompts")
-ORDERS = {name: int(order) for order, name in NGRAMS.items()}
+ORDERS = {"unigram": 1, "bigram": 2}
 MODELS = 99  # rank of drafters that are no n-grams of a corpus
 COLOURS = ((style.BLUE, "o"), (style.ORANGE, "s"), (style.GREEN, "^"), (style.PURPLE, "D"))
 
@@ -71,7 +71,7 @@ def alpha_table(runs: Iterable[Run]) -> pd.DataFrame:
 
 def _rank(drafter: str) -> int:
     """Return the place in the paper's order: n-grams by their order, then everything else."""
-    numbered = re.fullmatch(r"(\d+)-gram", drafter)
+    numbered = re.fullmatch(r"corpus_ngram of order (\d+)", drafter)
     return int(numbered[1]) if numbered else ORDERS.get(drafter, MODELS)
 
 

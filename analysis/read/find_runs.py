@@ -1,6 +1,7 @@
 """Finds the runs that a user names by an output folder, a sweep's folder, an MLflow run id or an experiment."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from specdec.errors import UsageError
@@ -21,21 +22,37 @@ def find_runs(names: Sequence[str], tracking_uri: str) -> tuple[list[Run], list[
     runs: dict[str, Run] = {}
     notes: list[str] = []
     for name in names:
-        if holds_studies_alone(name, tracking_uri):
-            continue  # `study_sets.find_studies` reads them
-        if Path(name).is_dir():
-            found, remarks = _in_folder(Path(name))
-        elif Path(name).exists():
-            raise UsageError(f"{name} is a file: name a run's output folder, or import foreign results with --import.")
-        elif RUN_ID.fullmatch(name):
-            found, remarks = [open_run(tracking_uri, name)], []
-        elif "/" in name or "\\" in name:
-            raise UsageError(f"There is no folder {name}: name a run's output folder, a run id or an experiment.")
-        else:
-            found, remarks = _in_experiment(name, tracking_uri)
-        runs |= {run.source: run for run in found if run.source not in runs}
-        notes += remarks
+        with _named(name):
+            if holds_studies_alone(name, tracking_uri):
+                continue  # `study_sets.find_studies` reads them
+            if Path(name).is_dir():
+                found, remarks = _in_folder(Path(name))
+            elif Path(name).exists():
+                raise UsageError(
+                    f"{name} is a file: name a run's output folder, or import foreign results with --import."
+                )
+            elif RUN_ID.fullmatch(name):
+                found, remarks = [open_run(tracking_uri, name)], []
+            elif "/" in name or "\\" in name:
+                raise UsageError(f"There is no folder {name}: name a run's output folder, a run id or an experiment.")
+            else:
+                found, remarks = _in_experiment(name, tracking_uri)
+            runs |= {run.source: run for run in found if run.source not in runs}
+            notes += remarks
     return list(runs.values()), notes
+
+
+@contextmanager
+def _named(name: str) -> Iterator[None]:
+    """Add to a UsageError the name that was looked up, where it does not say it: no store, say, to look it up in."""
+    try:
+        yield
+    except UsageError as error:
+        if name in str(error):
+            raise
+        raise UsageError(
+            f"There is no folder {name}, and it cannot be looked up as a run or an experiment. {error}"
+        ) from None
 
 
 def unsettled_below(names: Sequence[str]) -> list[Path]:

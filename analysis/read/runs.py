@@ -34,6 +34,7 @@ WRITTEN_BY = {  # file of a run: which runs write it; for the message where it i
     "generations.jsonl": "every run that decoded at least one prompt",
     "account.json": "every run that finished",
     "quality.parquet": "every run that finished with a rule that is not lossless or with measurement.original",
+    "sampled.parquet": "every greedy run with measurement.sampled_temperature that ended",
     "replay.parquet": "every run that ended, and `python -m specdec.report FOLDER` for one that was killed,",
     "alpha.parquet": "every run that ended, and `python -m specdec.report FOLDER` for one that was killed,",
     "summary.json": "every run that finished",
@@ -53,7 +54,6 @@ WRITTEN_BY = {  # file of a run: which runs write it; for the message where it i
 CURVES = {"tokens_per_round": "curve/", "speedup": "curve/speedup/"}  # quantity: how the names of its curves begin
 SETTINGS = "measurement.drafter_settings."  # parameters of the other drafters of a session: this, name, their own key
 OWN_PARTS = ("drafter.", "structure.", "verifier.")  # parameters that each drafter of a session has for itself
-NGRAMS = {"1": "unigram", "2": "bigram"}  # what papers call n-grams of a corpus, by order
 
 
 @dataclass(frozen=True)
@@ -211,6 +211,18 @@ class Run:
         """Read one line per output that was judged (`analysis.runs.quality.OUTPUTS`)."""
         return self._own(self._table("quality.parquet"))
 
+    def sampled(self) -> pd.DataFrame:
+        """Read one line per text that was sampled beside a greedy run (`analysis.runs.sampled.COLUMNS`), by plain
+        decoding and by the drafter of `+drafter=`; empty where there is none.
+        """
+        if self.method or self.params.get("measurement.sampled_temperature", "None") == "None":
+            return pd.DataFrame()
+        try:
+            self.fetch("sampled.parquet")
+        except UsageError:
+            return pd.DataFrame()  # the run is not greedy, or its parts do not sample
+        return self._table("sampled.parquet")
+
     def account(self) -> dict[str, Any]:
         """Read the gap account of every gamma."""
         return self._json("account.json")
@@ -284,11 +296,12 @@ class Run:
 
     @property
     def drafter_name(self) -> str:
-        """The drafter as tables name it: `unigram`, `bigram`, `3-gram`, `small_model pocket`, or its registry name."""
+        """The drafter as tables name it: the name that was chosen, with the model or the order that goes with it:
+        `ngram`, `small_model pocket`, `bigram`, `corpus_ngram of order 3`.
+        """
         name = self.params.get("drafter.name", "unknown drafter")
         if name == "corpus_ngram":
-            order = self.params["drafter.order"]
-            return NGRAMS.get(order, f"{order}-gram")
+            return f"{name} of order {self.params['drafter.order']}"
         model = self.params.get("drafter.model")
         return f"{name} {model}" if model else name
 

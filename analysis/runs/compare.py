@@ -1,23 +1,23 @@
 """Compares runs, paired by prompt: differences and ratios with intervals, ranks, the best gamma, in words.
 
-Figures of different models, dtypes or machines are not set against each other: every such setting is
-compared within itself. Whatever else differs between runs is named.
+Figures of different models, dtypes or machines are not set against each other, nor those of other prompts: every such
+group is compared within itself (`comparable`). Whatever else differs between runs is named.
 """
 
 from collections.abc import Sequence
 from itertools import combinations
 
 import pandas as pd
-from matplotlib.figure import Figure
 
-from specdec.config import BASELINE
 from specdec.errors import UsageError
 
 from ..findings import Section, counted
 from ..intervals import Interval
 from ..read.runs import Run
 from ..sums import LEVEL
+from .comparable import Comparable, OpenedRun, common_prompts, comparable
 from .leaderboard import (
+    QUANTITIES,
     RunArm,
     Scores,
     categories,
@@ -35,13 +35,14 @@ NAMED = (  # what does not forbid a comparison, but changes what it says
     *("target.compile", "target.evaluation", "target.attention", "prompts.chat"),
 )
 OF_A_DRAFTER = ("drafter.", "structure.", "verifier.", "sampling.")  # keys that tell two runs of a drafter apart
+LEADERBOARD, BEHIND = "Leaderboard", "Behind the leaderboard"  # titles of the two sections of a group
 ALL_PAIRS = 4  # runs up to which every pair has its line; beyond, each run against the best
 
 
 def comparison_section(
     runs: Sequence[Run], gamma: int | None = None, replicates: int = 10_000, seed: int = 0
 ) -> Section:
-    """Say which run is faster, by how much, and how sure that is; per setting (model, dtype, hardware).
+    """Say which run is faster, by how much, and how sure that is; per setting (model, dtype, hardware) and prompts.
 
     At `gamma`, or each run at its own primary gamma. ValueError without runs.
 
@@ -50,82 +51,102 @@ def comparison_section(
     """
     if not runs:
         raise ValueError("there is no run to compare")
-    groups: dict[tuple[str, str], list[Run]] = {}
-    for run in runs:
-        groups.setdefault((run.setting, _content_hash(run, "model")[:8]), []).append(run)
-    text: list[str] = []
-    tables: list[tuple[str, pd.DataFrame]] = []
-    figures: list[tuple[str, Figure]] = []
-    if len(groups) > 1:
-        text.append(
-            f"{len(groups)} settings, each compared within itself, because figures of different models, dtypes or "
-            f"machines are not comparable: {'; '.join(_heading(key, groups) for key in groups)}."
-        )
-    for number, (key, members) in enumerate(groups.items(), 1):
-        part = _compared(_heading(key, groups), members, gamma, replicates, seed)
-        text += [f"**{_heading(key, groups)}.** {part.text[0]}", *part.text[1:]] if len(groups) > 1 else part.text
-        tables += part.tables
-        figures += [(f"{name}_{number}" if len(groups) > 1 else name, figure) for name, figure in part.figures]
-    return Section("Comparison of runs", tuple(text), tuple(tables), tuple(figures))
+    groups = comparable([OpenedRun(run, open_arms(run)) for run in runs])
+    parts = [section for group in groups for section in comparison_sections(group, groups, gamma, replicates, seed)]
+    return Section(
+        "Comparison of runs",
+        (*groups_in_words(groups), *(text for part in parts for text in part.text)),
+        tuple(table for part in parts for table in part.tables),
+        tuple(figure for part in parts for figure in part.figures),
+    )
 
 
-def _content_hash(run: Run, part: str) -> str:
-    """Return the hash of the content of the run's `model` or `prompts`; "" where it recorded none."""
-    try:
-        return str((run.environment().get(part) or {}).get("sha256") or "")
-    except UsageError:
-        return ""
+def groups_in_words(groups: Sequence[Comparable]) -> tuple[str, ...]:
+    """Say how many groups of runs there are, in one sentence; nothing for a single one."""
+    if len(groups) < 2:
+        return ()
+    names = "; ".join(f"{group.heading} ({counted(len(group.members), 'run')})" for group in groups)
+    return (
+        f"{len(groups)} groups of runs, each compared within itself, because figures of different models, dtypes or "
+        f"machines are not comparable and runs on other prompts cannot be paired: {names}.",
+    )
 
 
-def _heading(key: tuple[str, str], groups: dict[tuple[str, str], list[Run]]) -> str:
-    """Name the setting, with the weights' hash where two models of that name differ."""
-    setting, weights = key
-    return f"{setting} [weights {weights}]" if sum(other[0] == setting for other in groups) > 1 else setting
+def comparison_sections(
+    group: Comparable,
+    groups: Sequence[Comparable],
+    gamma: int | None = None,
+    replicates: int = 10_000,
+    seed: int = 0,
+) -> tuple[Section, Section]:
+    """Return the leaderboard of a group, and what stands behind it: pairs, ranks, notes, the best gamma of each run.
 
-
-def _compared(heading: str, runs: Sequence[Run], gamma: int | None, replicates: int, seed: int) -> Section:
-    """Compare the runs of one setting."""
-    opened = [open_arms(run) for run in runs]
+    Args:
+        groups: all that the page compares; where there are several, each says which it is.
+        gamma: as `comparison_section` has it.
+    """
+    runs, opened = group.runs, [each.arms for each in group.members]
     arms = [chosen_arm(run, each, gamma) for run, each in zip(runs, opened, strict=True)]
     labels = arm_labels(arms)
     prompts, pairing = common_prompts(arms)
     at = f"At gamma {gamma}. " if gamma is not None else "Each run at its own primary gamma. "
-    named = differences_in_words(runs, labels)
-    sweeps = arm_labels([next(iter(each.values())) for each in opened])
-    gammas = [
-        best_gamma_in_words(each, label.partition(", γ ")[0], replicates, seed)
-        for each, label in zip(opened, sweeps, strict=True)
-        if len(each) > 1
-    ]
     clock = "Time is simulated by a cost model. " if any(run.simulated for run in runs) else ""
-    notes = [sentence for sentence in (clock + at + pairing, named, *gammas) if sentence]
+    named = differences_in_words(runs, labels)
+    notes = [
+        sentence for sentence in (clock + at + pairing, named, *_best_gammas(opened, replicates, seed)) if sentence
+    ]
+    start = f"**{group.heading}.** " if len(groups) > 1 else ""
+    titles = (
+        (LEADERBOARD, BEHIND) if len(groups) < 2 else (f"{name}: {group.heading}" for name in (LEADERBOARD, BEHIND))
+    )
+    first, second = titles
     if len(arms) == 1:
         alone = score(arms, labels, prompts, replicates, seed)
         value = f"speedup {alone.interval('speedup', 0):.2f}, " if alone.known("speedup") else ""
         tokens = f"{alone.interval('tokens_per_round', 0):.2f}"
-        return Section(
-            "", (f"One run, nothing to set it against: {labels[0]}, {value}{tokens} tokens per round.", *notes)
-        )
+        said = f"{start}One run, nothing to set it against: {labels[0]}, {value}{tokens} tokens per round."
+        return Section(first, (said,)), Section(second, tuple(notes))
     if not prompts:
-        return Section("", tuple(notes))
+        return Section(first, (start + notes[0],)), Section(second, tuple(notes[1:]))
     scores = score(arms, labels, prompts, replicates, seed)
     quantity = "speedup" if scores.known("speedup") else "tokens_per_round"
     missing = "" if quantity == "speedup" else "Not every run has times and a baseline, so tokens per round are ranked."
     pairs = _pairs(scores, quantity)
     in_pairs = " ".join(f"{pair_in_words(scores, quantity, *pair)}." for pair in pairs)
-    text = [part for part in (leaderboard_in_words(scores, quantity), missing, in_pairs, *notes) if part]
     category = ", each category with its number of prompts" if categories(arms, prompts) else ""
     name = quantity.replace("_", " ")
-    caption = f"{heading}: {name} on {len(prompts)} shared prompts{category}; g, v, o: draft, verify and other time of"
-    tables = [
-        (f"{caption} a round over t(1)", leaderboard(arms, labels, prompts, replicates, seed, quantity)),
-        ("Pairs: difference and ratio, same prompts resampled for both", pair_table(scores, pairs)),
-    ]
+    caption = (
+        f"{group.heading}: {name} on {len(prompts)} shared prompts{category}; g, v, o: draft, verify and other time of "
+        "a round over t(1)"
+    )
+    tables = [("Pairs: difference and ratio, same prompts resampled for both", pair_table(scores, pairs))]
     if not scores.too_few:
         tables.append((f"Share of replicates in which a run holds a rank by {name}", rank_table(scores, quantity)))
-    kinds = dict.fromkeys((quantity, "tokens_per_round"))
-    figures = [(f"leaderboard_{kind}", leaderboard_figure(scores, kind, title=heading)) for kind in kinds]
-    return Section("", tuple(text), tuple(tables), tuple(figures))
+    number = f"_{groups.index(group) + 1}" if len(groups) > 1 else ""
+    figures = [
+        (
+            f"leaderboard_{kind}{number}",
+            leaderboard_figure(scores, kind, title=f"{_first_place(scores, kind)}\n{group.heading}"),
+        )
+        for kind in dict.fromkeys((quantity, "tokens_per_round"))
+    ]
+    answer = tuple(part for part in (start + leaderboard_in_words(scores, quantity), missing) if part)
+    board = leaderboard(arms, labels, prompts, replicates, seed, quantity)
+    found = (
+        Section(first, answer, ((caption, board),), tuple(figures[:1])),
+        Section(second, tuple(part for part in (in_pairs, *notes) if part), tuple(tables), tuple(figures[1:])),
+    )
+    return (found[0].simulated(), found[1].simulated()) if clock else found
+
+
+def _best_gammas(opened: Sequence[dict[int, RunArm]], replicates: int, seed: int) -> list[str]:
+    """Say the best gamma of each run that has several."""
+    labels = arm_labels([next(iter(each.values())) for each in opened])
+    return [
+        best_gamma_in_words(each, label.partition(", γ ")[0], replicates, seed)
+        for each, label in zip(opened, labels, strict=True)
+        if len(each) > 1
+    ]
 
 
 def chosen_arm(run: Run, arms: dict[int, RunArm], gamma: int | None) -> RunArm:
@@ -158,43 +179,6 @@ def arm_labels(arms: Sequence[RunArm]) -> list[str]:
         f"{label} #{labels[: place + 1].count(label)}" if labels.count(label) > 1 else label
         for place, label in enumerate(labels)
     ]
-
-
-def common_prompts(arms: Sequence[RunArm]) -> tuple[list[str], str]:
-    """Return the prompts that all arms have, in order, and a sentence on how they pair.
-
-    Where the prompt sets differ, a name that stands for different texts is no common prompt.
-    """
-    names = sorted(set.intersection(*(set(arm.sums.index) for arm in arms)))
-    sizes = [len(arm.sums) for arm in arms]
-    if len(arms) == 1:
-        return names, f"{counted(len(names), 'prompt')}."
-    hashes = {_content_hash(arm.run, "prompts") for arm in arms}
-    renamed: set[str] = set()
-    if names and (len(hashes) > 1 or "" in hashes):
-        texts = [_prompt_tokens(arm.run) for arm in arms]
-        renamed = {name for name in names if len({text.get(name) for text in texts}) > 1}
-    common = [name for name in names if name not in renamed]
-    dropped = f" {len(renamed)} with the same name and another text are left out." if renamed else ""
-    if not common:
-        return [], f"The runs share no prompt, so nothing can be paired: run them with the same prompts.{dropped}"
-    alone = " One prompt: no bootstrap, so no intervals and no ranks with probabilities." if len(common) == 1 else ""
-    if len(set(sizes)) == 1 and len(common) == sizes[0]:
-        return common, f"Paired on the same {counted(len(common), 'prompt')}.{alone}"
-    have = ", ".join(str(size) for size in sizes)
-    return common, f"Paired on the {len(common)} prompts that all runs share (they have {have}).{dropped}{alone}"
-
-
-def _prompt_tokens(run: Run) -> dict[str, tuple[int, ...]]:
-    """Return the baseline's prompts as token ids; empty where the run kept none."""
-    try:
-        table = run.generations()
-    except UsageError:
-        return {}
-    if "prompt_token_ids" not in table:
-        return {}
-    own = table[table["method"] == BASELINE].drop_duplicates("prompt")
-    return {str(row.prompt): tuple(row.prompt_token_ids) for row in own.itertuples()}
 
 
 # Words --------------------------------------------------------------------------------------------
@@ -269,6 +253,16 @@ def best_gamma_in_words(arms: dict[int, RunArm], label: str, replicates: int = 1
     close = [str(gammas[arm]) for arm in scores.order(quantity)[1:] if not scores.apart(quantity, best, arm)]
     told = f"not told apart from {_listed(close)}" if close else "told apart from every other"
     return f"{answer}; {told}. Best in the replicates: {held}."
+
+
+def _first_place(scores: Scores, quantity: str) -> str:
+    """Say in the title of a leaderboard who leads, and how many cannot be told from it."""
+    best, *others = scores.order(quantity)
+    leads = f"{scores.labels[best]} leads with {scores.values[quantity][best]:.2f} {QUANTITIES[quantity]}"
+    if not scores.has_bootstrap:
+        return leads
+    close = sum(not scores.apart(quantity, best, other) for other in others)
+    return f"{leads}; {close or 'none'} of {len(others)} others cannot be told from it"
 
 
 # Pairs --------------------------------------------------------------------------------------------

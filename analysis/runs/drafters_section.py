@@ -107,8 +107,14 @@ def drafters_section(run: Run, replicates: int = 10_000, seed: int = 0) -> Secti
             ("Each drafter against the baseline, with 95% prompt-bootstrap intervals", table),
             ("Pairs: difference and ratio, same prompts resampled for both", pair_table(scores, pairs)),
         ),
-        (("drafters_by_category", category_bars(paired.runs, scores.labels, title=run.setting)),),
+        (("drafters_by_category", category_bars(paired.runs, scores.labels, title=f"{_seen(scores)}\n{run.setting}")),),
     )
+
+
+def _seen(scores: Scores) -> str:
+    """Say in the title of the bars which drafter is fastest over all prompts."""
+    best = scores.order("speedup")[0]
+    return f"{scores.labels[best]} is the fastest over all prompts, speedup {scores.values['speedup'][best]:.2f}"
 
 
 @style.in_style

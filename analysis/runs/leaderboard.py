@@ -245,6 +245,7 @@ def leaderboard_figure(scores: Scores, quantity: str = "speedup", *, title: str)
             axes.hlines(row, interval.low, interval.high, color=style.BLUE, linewidth=2.2, zorder=2)
         face = style.BLUE if close else "white"
         axes.plot(interval.estimate, row, "o", color=style.BLUE, markerfacecolor=face, markersize=9, zorder=3)
+        style.point_tip(axes, interval.estimate, row, f"{scores.labels[arm]}: {interval:.3f}")
     axes.axvline(1, color=style.BLACK, linewidth=1.6, linestyle=(0, (1, 1.5)), zorder=1)
     axes.set(xlabel=f"{QUANTITIES[quantity]} (dotted: no drafter)", ylim=(len(order) - 0.5, -0.5))
     axes.set_yticks(range(len(order)), [style.wrapped(scores.labels[arm], 26) for arm in order])

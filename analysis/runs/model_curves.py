@@ -4,6 +4,8 @@ One definition of each model: its headline metric `tokens_per_round.<model>` is 
 primary gamma.
 
 - capped_geometric: Omega(alpha, gamma) at `account/alpha`, the textbook formula.
+- priced: a speedup only, the same Omega over the measured time of its round: verification t(n) / t(1) = v and drafts
+  gamma c = g. From the formula to it is cost; from it to the measurement, acceptance and the loop's own time.
 - position: acceptance by depth, fitted at the largest gamma to half of the prompts, predicts the other half; both
   halves in turn, so that no prompt is predicted by a model that has seen it (`acceptance.prediction`).
 - replay: tokens over expected rounds of the drafter along the baseline's texts. The account's dependence and drift
@@ -22,7 +24,7 @@ from ..read.facts import RunFacts
 from .summary import ArmSummary, Summary
 
 Curves = dict[str, dict[int, float]]
-MODELS = ("measured", "capped_geometric", "position", "replay", "predicted")
+MODELS = ("measured", "capped_geometric", "priced", "position", "replay", "predicted")
 ENDS = ("", ".ci_low", ".ci_high")
 
 
@@ -38,7 +40,7 @@ def model_curves(
     each as `.ci_low` and `.ci_high`, where the data give one. A model that the data cannot determine has none.
 
     A model's speedup is its tokens per round over 1 + gamma c. The interval of the textbook formula's resamples c with
-    the prompts, as the account does; those of position and replay hold c as measured.
+    the prompts, as the account does; those of position and replay hold c as measured. `priced` is a speedup alone.
 
     Args:
         held_out: the prediction of prompts that no model was fitted to, or why there is none.
@@ -81,6 +83,7 @@ def _of_arm(arm: ArmSummary) -> tuple[dict[str, Interval], dict[str, Interval]]:
     speedups = {
         "measured": Interval.from_metrics(arm.metrics, "speedup"),
         "capped_geometric": intervals["formula"],
+        "priced": intervals["priced"],
     }
     return tokens, speedups
 

@@ -54,14 +54,16 @@ def _tried(peer: Mapping[str, Any]) -> str:
     )
 
 
-def peers_section(run: Run, described: Mapping[str, Any]) -> Section:
+PEERS = "Beside other engines"
+
+
+def peers_section(run: Run) -> Section:
     """Show the ratio of every peer with both sides' settings, and what was left out with its reason.
 
-    Args:
-        run: with its metrics.
-        described: `peers.json`.
+    Raises:
+        UsageError: the run lacks `peers.json`.
     """
-    lines = []
+    described, lines = run.peers(), []
     prompts = len({line["prompt"] for line in described.get("generations", ())})
     for peer in described["peers"]:
         name = peer["peer"]
@@ -82,7 +84,7 @@ def peers_section(run: Run, described: Mapping[str, Any]) -> Section:
         empty = dict.fromkeys(lines[0] if lines else ("its time per token over ours",), "–")
         lines.append({**empty, "peer": each["peer"], "left out or failed": each["reason"]})
     return Section(
-        "Beside other engines",
+        PEERS,
         (_in_words(described["peers"], run.metrics, too_few(prompts)),),
         (("Every peer, and how both sides ran", pd.DataFrame(lines)),),
     )

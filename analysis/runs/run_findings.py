@@ -14,6 +14,7 @@ from ..account.gap_account import Account
 from ..findings import Findings, Section
 from ..read.runs import Run
 from .drafters_section import drafters_section, paired_metrics
+from .first_screen import first_screen
 from .model_curves import ENDS, MODELS, Curves, model_curves, model_metrics
 from .peers_section import peer_notes, peers_section
 from .quality import quality_metrics
@@ -32,12 +33,14 @@ from .run_sections import (
     category_section,
     cost_section,
     curves_section,
+    figures_section,
     fitted_cost,
     headed,
     lengths_section,
     papers_section,
     summary_section,
 )
+from .sampled import sampled_metrics
 from .serving_sections import run_recommendation
 from .summary import RunTables, Summary, summarise
 
@@ -54,6 +57,7 @@ class RunFindings(Findings):
         depth_name: what the depth of a draft is called in tables.
         drafter: the method that these figures are about.
         simulated: times come from a cost model.
+        lossy: the verifier declares that it does not keep the target's law.
         serving: how to serve the drafter, as `engines.recommendation` says it.
         beside: the findings of the session's other drafters by their method, without sections.
     """
@@ -65,6 +69,7 @@ class RunFindings(Findings):
     depth_name: str
     drafter: str = ""
     simulated: bool = False
+    lossy: bool = False
     serving: dict[str, Any] = field(default_factory=dict)
     beside: "dict[str, RunFindings]" = field(default_factory=dict)
 
@@ -162,6 +167,7 @@ def _of_one_drafter(run: Run) -> tuple[RunFindings, Summary, HeldOutPrediction |
         **(quality_metrics(run.rounds(), run.quality(), facts.primary_gamma, replicates, seed) if facts.judge else {}),
         **limit_metrics(summary),
         **peer_metrics(peers["generations"], run.generations, facts.greedy, replicates, seed),
+        **sampled_metrics(run.sampled(), replicates, seed),
         **memory_metrics(session, environment),
         **prompt_metrics(standing),
         **({"alpha.text": summary.alpha} if has_alpha else {}),
@@ -199,6 +205,7 @@ def _of_one_drafter(run: Run) -> tuple[RunFindings, Summary, HeldOutPrediction |
         depth_name=facts.depth_name,
         drafter=facts.drafter,
         simulated=facts.simulated,
+        lossy=not facts.lossless,
     )
     return found, summary, prediction
 
@@ -225,11 +232,12 @@ def _sections(
     beside = [*peers["peers"], *peers.get("left_out", ())]
     sections = (
         summary_section(run),
+        figures_section(run),
         *([drafters_section(run, replicates, seed)] if run.beside else []),
         account_section(
             summary.arms[summary.primary_gamma].account, run.title, found.simulated, run.metrics.get("null/floor", 0.0)
         ),
-        *([peers_section(run, peers)] if beside else []),
+        *([peers_section(run)] if beside else []),
         curves_section(run),
         lengths_section(run),
         category_section(run),
@@ -237,7 +245,7 @@ def _sections(
         cost_section(run),
         replace(predicted, title="Prediction", tables=predicted.tables[:1]),
     )
-    return tuple(headed(section, run) for section in sections)
+    return tuple(first_screen([headed(section, run) for section in sections]))
 
 
 def _account(summary: Summary) -> dict[str, Any]:

@@ -26,6 +26,7 @@ from .paper_metrics import AGAINST_ORIGINAL, MULTI_TURN, RATES
 from .summary import BY_CATEGORY, OURS
 
 LEVEL = "95%"
+NOTES = "Notes and figures"
 BY_GAMMA = {  # metric: what a table over gamma calls it
     "tokens_per_round": "tokens per round",
     "tokens_per_round.capped_geometric": "by theory",
@@ -35,6 +36,7 @@ BY_GAMMA = {  # metric: what a table over gamma calls it
 }
 TIMED = (  # sections that show what is made of times
     "Summary",
+    NOTES,
     "Where this run stands",
     "Curves over gamma",
     "The gap, explained",
@@ -46,6 +48,8 @@ TIMED = (  # sections that show what is made of times
     "As the papers define it",
     "Cost of a call",
 )
+TITLED = {"capped_geometric": "by the formula", "priced": "at measured costs"}  # models that titles of curves name
+PRICED = (*TITLED, "predicted")  # models whose speedup is drawn
 ENDS = ("", ".ci_low", ".ci_high")  # of a metric and its interval
 MADE_OF = (
     "model",
@@ -58,6 +62,8 @@ MADE_OF = (
 HEADLINES = (  # metric, what it is called, digits after the point
     ("speedup", "speedup over the baseline, prefill apart", 3),
     ("speedup.end_to_end", "speedup with prefill", 3),
+    ("sampled/speedup", "speedup at the temperature of measurement.sampled_temperature, over plain decoding there", 3),
+    ("sampled/tokens_per_round", "tokens per round at that temperature", 3),
     ("speedup.original", "speedup over the model that the target was before it was trained", 3),
     ("speedup.capped_geometric", "speedup by the capped-geometric theory", 3),
     ("tokens_per_round", "tokens per round", 3),
@@ -86,7 +92,16 @@ HEADLINES = (  # metric, what it is called, digits after the point
 
 
 def summary_section(run: Run) -> Section:
-    """Say the speedup in one sentence, the run's notes, the headline figures, and what every gamma gave."""
+    """Say the speedup in one sentence and what made it what it is, and show what every gamma gave."""
+    summary = run.summary()
+    arms = {f"{arm['gamma']}{'*' if arm['primary'] else ''}": arm for arm in summary["arms"]}
+    by_gamma = {name: _labelled(words, run.simulated) for name, words in BY_GAMMA.items()}
+    caption = f"Every gamma (* is the primary one), with {LEVEL} prompt-bootstrap intervals"
+    return Section("Summary", (_speedup_in_words(run),), ((caption, _table("gamma", arms, by_gamma)),))
+
+
+def figures_section(run: Run) -> Section:
+    """Show the run's notes, all that a reader must not miss, and its headline figures."""
     summary = run.summary()
     metrics = run.metrics
     rows = [
@@ -98,20 +113,9 @@ def summary_section(run: Run) -> Section:
         for name, label, digits in HEADLINES
         if name in metrics
     ]
-    arms = {f"{arm['gamma']}{'*' if arm['primary'] else ''}": arm for arm in summary["arms"]}
     notes = "\n".join(f"- {note}" for note in summary["notes"])
-    by_gamma = {name: _labelled(words, run.simulated) for name, words in BY_GAMMA.items()}
-    return Section(
-        "Summary",
-        (_speedup_in_words(run), *([notes] if notes else [])),
-        (
-            (f"Headline figures at the primary gamma, with {LEVEL} prompt-bootstrap intervals", pd.DataFrame(rows)),
-            (
-                f"Every gamma (* is the primary one), with {LEVEL} prompt-bootstrap intervals",
-                _table("gamma", arms, by_gamma),
-            ),
-        ),
-    )
+    caption = f"Headline figures at the primary gamma, with {LEVEL} prompt-bootstrap intervals"
+    return Section(NOTES, (notes,) if notes else (), ((caption, pd.DataFrame(rows)),))
 
 
 def _labelled(label: str, simulated: bool) -> str:
@@ -120,9 +124,13 @@ def _labelled(label: str, simulated: bool) -> str:
 
 
 def headed(section: Section, run: Run) -> Section:
-    """Return a section whose heading says that time is simulated, where it is and the section is about times."""
-    timed = section.title in TIMED and run.simulated
-    return replace(section, title=f"{section.title} (simulated time)") if timed else section
+    """Return a section that says where time is simulated: over each of its tables, and in its heading if it is about
+    times.
+    """
+    if not run.simulated:
+        return section
+    title = f"{section.title} (simulated time)" if section.title in TIMED else section.title
+    return replace(section.simulated(), title=title)
 
 
 def _speedup_in_words(run: Run) -> str:
@@ -165,18 +173,49 @@ def curves_section(run: Run) -> Section:
             ]
         )
         lines = run.lines(quantity)
+        # The models besides the formula are about acceptance alone: in tokens per round they are seen without costs.
+        shown = {key: lines[key] for key in PRICED if key in lines} if quantity == "speedup" else lines
         figure = run_figures.curve(
             table,
-            lines,
-            title=run.title,
+            shown,
+            title=f"{_curve_title(run, table, lines, label)}\n{run.title}",
             ylabel=label,
             basis=run_figures.Basis(prompts, rounds, run.metrics.get("account/alpha")),
             primary_gamma=run.primary_gamma,
         )
         paired = "error" in table  # an older run logged no paired errors
         words.append(curve_verdict(table, label) if paired else run_figures.curve_in_words(table, lines, label))
+        words += _priced_in_words(run, lines) if quantity == "speedup" else []
         figures.append((f"curve_{quantity}", figure))
     return Section("Curves over gamma", tuple(words), figures=tuple(figures))
+
+
+def _curve_title(run: Run, measured: pd.DataFrame, lines: Mapping[str, Mapping[int, float]], label: str) -> str:
+    """Say what the curve shows at the primary gamma: what theory expects, and what was measured."""
+    points = dict(zip(measured["gamma"], measured["value"], strict=True))
+    gamma = run.primary_gamma if run.primary_gamma in points else next(iter(points), None)
+    if gamma is None:
+        return label
+    expected = [f"{lines[name][gamma]:.2f} {words}" for name, words in TITLED.items() if gamma in lines.get(name, {})]
+    clock = "on that clock" if label.startswith("simulated") else "measured"
+    return f"{label[:1].upper()}{label[1:]} at γ {gamma}: {', '.join([*expected, f'{points[gamma]:.2f} {clock}'])}"
+
+
+def _priced_in_words(run: Run, lines: Mapping[str, Mapping[int, float]]) -> list[str]:
+    """Say how much of the formula's gap in speedup is cost and how much is acceptance, at the primary gamma."""
+    gamma, metrics = run.primary_gamma, run.metrics
+    if gamma is None or not all(gamma in lines.get(name, {}) for name in ("capped_geometric", "priced")):
+        return []
+    formula, priced, measured = lines["capped_geometric"][gamma], lines["priced"][gamma], metrics["speedup"]
+    acceptance = metrics["tokens_per_round"] / metrics["tokens_per_round.capped_geometric"]
+    clock = "simulated" if run.simulated else "measured"
+    return [
+        f"How much is cost and how much is acceptance, at gamma {gamma}: the formula's {formula:.3f} counts drafts but "
+        f"lets a call on several tokens cost as little as on one; at the {clock} t(n) and c the same tokens per round "
+        f"would give {priced:.3f} (verifying, a factor of {priced / formula:.3f}). {measured:.3f} was {clock}: "
+        f"acceptance is a factor of {acceptance:.3f}, the loop's own time, net of the baseline's, one of "
+        f"{measured / priced / acceptance:.3f}."
+    ]
 
 
 def lengths_section(run: Run) -> Section:

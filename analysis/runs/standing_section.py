@@ -67,5 +67,9 @@ def timeline_section(run: Run) -> Section:
         f"{1e3 * ours_s:.3g} ms, of which drafting takes {ours['draft_s'].sum() / ours_s:.0%}; the baseline needs "
         f"{counted(len(plain), 'call')} and {1e3 * plain_s:.3g} ms for {int(plain['committed'].sum())}.",
     )
-    figure = timeline(shown, title=f"A few rounds, to scale\n{run.title}", simulated=run.simulated)
+    pace = float(ours["committed"].sum()) / ours_s / (float(plain["committed"].sum()) / plain_s)
+    seen = (
+        f"{counted(shown.tokens, 'token')} in {counted(len(ours), 'round')}: {pace:.2f} times the baseline's pace here"
+    )
+    figure = timeline(shown, title=f"{seen}\n{run.title}", simulated=run.simulated)
     return Section(TIMELINE, text, figures=(("timeline", figure),))

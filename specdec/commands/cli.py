@@ -26,6 +26,7 @@ from specdec.signals import interruptible
 os.environ["HYDRA_FULL_ERROR"] = "1"
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
 
+SWEEPING = ("-m", "--multirun")
 LONGEST_LABEL = 100  # characters of a folder's name
 
 
@@ -71,6 +72,7 @@ def main(config_name: str, task: Callable[[Mapping[str, Any]], Mapping[str, floa
     from omegaconf import DictConfig, OmegaConf
 
     begun = False
+    sys.argv[1:] = sorted(sys.argv[1:], key=lambda each: each not in SWEEPING)  # Hydra takes -m before or after them
 
     def resolved(cfg: DictConfig) -> None:
         nonlocal begun

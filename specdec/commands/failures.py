@@ -8,7 +8,10 @@ from typing import Any
 from specdec.errors import EnvironmentFault, SpecdecError, UsageError, is_out_of_memory, near_misses
 
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-NOT_WRITABLE = (errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.ESTALE, errno.EMFILE, errno.ENFILE)
+TOO_MANY = (errno.EMFILE, errno.ENFILE)
+NOT_WRITABLE = (errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.ESTALE, *TOO_MANY)
+PERMISSIONS = "Check its permissions and its disk, or write to another folder with hydra.run.dir=FOLDER."
+OPEN_FILES = "Raise the limit of open files, as with `ulimit -n 4096`."
 MEMORY_REMEDY = (
     "Try target.dtype=bfloat16, fewer measurement.max_new_tokens or a smaller model (in training: a smaller "
     "recipe.data.micro_batch_tokens)."
@@ -51,7 +54,10 @@ def _ending(error: BaseException) -> tuple[str, int] | None:
             EnvironmentFault.exit_code,
         )
     if isinstance(error, OSError) and error.errno in NOT_WRITABLE:
-        return f"A file cannot be used: {_one_line(error)}", EnvironmentFault.exit_code
+        return (
+            f"{_unusable(error)} {OPEN_FILES if error.errno in TOO_MANY else PERMISSIONS}",
+            EnvironmentFault.exit_code,
+        )
     if is_out_of_memory(error):
         return f"Memory ran out: {_one_line(error)} {MEMORY_REMEDY}", EnvironmentFault.exit_code
     return None
@@ -99,6 +105,12 @@ def _composition_sentence(error: Exception) -> str:
     if twice:
         return f"{twice[1]} is chosen twice: if it has a default, write {twice[1]}=NAME without the plus."
     return text
+
+
+def _unusable(error: OSError) -> str:
+    """Name the file that failed, and why."""
+    named = f"The file {error.filename}" if error.filename else "A file"
+    return f"{named} cannot be used ({error.strerror or _one_line(error)})."
 
 
 def _unknown_key(cause: Any) -> str:

@@ -112,7 +112,7 @@ class SweepParent(Callback):
             redirect(config, opened.folder)
             name = f"sweep {overrides}"[:200]
             run = tracked_run(tracking, name=name, params={}, tags=tags, folder=here, results=opened.folder)
-        except SpecdecError as error:
+        except (SpecdecError, OSError) as error:  # OSError: a folder that cannot be made
             forget_environment()
             raise Stopped(error) from None
         prepare_launcher(str(config.hydra.launcher._target_), opened.folder)
@@ -306,7 +306,7 @@ def _summarise(sweep: Sweep, outcomes: list[CellOutcome]) -> None:
         # Logged twice: on the parent run, for MLflow's collapsed list, and on a child of each line, for one chart.
         sweep.run.curves({f"sweep/{name}/{label}": points for label, points in drawn.items()})
         sweep.run.curve_children(f"sweep/{name}", drawn)
-    _print(header, lines)
+    _print(header, lines, title="Simulated" if _simulated(sweep.folder) else "")
     if sweep.run.link:
         print(sweep.run.link)
     if names and (overlay := sweep.run.overlay(f"sweep/{names[0]}")):
@@ -339,12 +339,18 @@ def _figure(outcome: CellOutcome, name: str) -> str:
     return "" if value is None else f"{value:.3f}"
 
 
-def _print(header: list[str], lines: list[list[str]]) -> None:
+def _simulated(folder: Path) -> bool:
+    """Return True if the times of some cell come from a cost model."""
+    facts = (path.parent.parent / "run.json" for path in _cells(folder))
+    return any(json.loads(path.read_text(encoding="utf-8")).get("simulated") for path in facts if path.is_file())
+
+
+def _print(header: list[str], lines: list[list[str]], title: str) -> None:
     from rich import get_console
     from rich.table import Table
     from rich.text import Text
 
-    table = Table()
+    table = Table(title=title or None)
     for name in header:
         table.add_column(name.replace("_", " "), overflow="fold")
     for line in lines:

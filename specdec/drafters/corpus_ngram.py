@@ -5,11 +5,11 @@ import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 import numpy as np
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor
 
 from specdec.config import typed
@@ -26,9 +26,13 @@ from specdec.tree_building.siblings import How, Siblings, grow
 logger = logging.getLogger(__name__)
 
 
+ORDERS = {"unigram": 1, "bigram": 2}
+"""The orders that have a name of their own."""
+
+
 @typed
 class CorpusNgramConfig:
-    name: Literal["corpus_ngram"]
+    name: Literal["corpus_ngram", "unigram", "bigram"]
     order: Annotated[int, Field(ge=1, le=8)]
     corpus: Annotated[str, Field(min_length=1)] | None
     field: Annotated[str, Field(min_length=1)] | None
@@ -36,8 +40,17 @@ class CorpusNgramConfig:
     siblings: Siblings
     cache_dir: Annotated[str, Field(min_length=1)] | None
 
+    @model_validator(mode="after")
+    def check_order(self) -> Self:
+        own = ORDERS.get(self.name, self.order)
+        if own != self.order:
+            raise ValueError(
+                f"the order of a {self.name} is {own}, not {self.order}: choose corpus_ngram for another order"
+            )
+        return self
 
-@drafters.register("corpus_ngram")
+
+@drafters.register("corpus_ngram", *ORDERS)
 class CorpusNgram(Drafter):
     """Draws from p(x | last order - 1 tokens) of a corpus in the target's own tokens (Leviathan et al. 2211.17192,
     4.1), smoothed by interpolated Kneser-Ney (`NgramTable`).
@@ -51,10 +64,19 @@ class CorpusNgram(Drafter):
 
     capabilities = DrafterCapabilities(fills=EVERY_STRUCTURE, replay="position")
 
-    def __init__(self, table: NgramTable, order: int, siblings: Siblings, target: Target) -> None:
+    def __init__(
+        self, table: NgramTable, order: int, siblings: Siblings, target: Target, name: str = "corpus_ngram"
+    ) -> None:
+        """Make a drafter.
+
+        Args:
+            order: tokens that a law is about, with those that it is conditioned on.
+            name: source of its tokens in the rounds table: the name that was chosen.
+        """
         self._table, self._sampling, self._device = table, target.sampling, target.device
         self.capabilities = replace(self.capabilities, vocab_size=target.vocab_size)
         self._siblings: Siblings = siblings
+        self._name = name
         self._memory = order - 1  # tokens that a proposal depends on
         self._greedy: dict[tuple[int, ...], int] = {}
         self._context: tuple[int, ...] = ()
@@ -62,7 +84,7 @@ class CorpusNgram(Drafter):
 
     @classmethod
     def from_config(cls, config: CorpusNgramConfig, target: Target) -> "CorpusNgram":
-        return cls(_fitted(config, target), config.order, config.siblings, target)
+        return cls(_fitted(config, target), config.order, config.siblings, target, config.name)
 
     def start(self, text: TextStart, states: Tensor | None = None) -> None:
         self._context, self._generator = self._last(tuple(text.prompt)), text.generator
@@ -89,7 +111,7 @@ class CorpusNgram(Drafter):
             tokens=torch.tensor(tokens, device=self._device),
             tree=chain_tree(width),
             q=torch.stack(laws).to(self._device) if laws else None,
-            source=_SOURCE * width,
+            source=(Source(self._name, 0),) * width,
         )
 
     def _branching(self, structure: Structure) -> Draft:
@@ -106,7 +128,7 @@ class CorpusNgram(Drafter):
 
         ranked = self._sampling.greedy or structure.beam is not None
         how: How = "ranked" if ranked else self._siblings
-        draft = grow(structure, after, how, "corpus_ngram", self._generator)
+        draft = grow(structure, after, how, self._name, self._generator)
         q = None if draft.q is None else draft.q.to(self._device)
         return replace(draft, tokens=draft.tokens.to(self._device), q=q)
 
@@ -139,7 +161,6 @@ class CorpusNgram(Drafter):
         return token
 
 
-_SOURCE = (Source("corpus_ngram", 0),)
 _CHUNK = 256  # contexts whose laws are standardised at once
 
 

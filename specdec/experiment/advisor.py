@@ -5,6 +5,7 @@ of its chains: these are decoded at the largest gamma, and a model fitted to the
 to files, not to a tracking run.
 """
 
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -54,6 +55,8 @@ from specdec.timing.calls import Calibration, calibrate
 from specdec.timing.timer import Timer
 
 _CALIBRATIONS = 8  # spread over the prompts, so that contexts and the machine's moods are averaged
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -106,7 +109,14 @@ def advise(config: AdviseConfig, folder: Path) -> Advice:
     advice = advisor.conclude(keyed, recorded)
     recommendation = recommended(config, parts, advice.predictions)
     advice = replace(advice, serving=recommendation.as_dict())
-    advice.save(folder / "advice.json", kept_at(config.advice_dir, advice.key))
+    advice.save(folder / "advice.json")
+    try:
+        advice.save(kept_at(config.advice_dir, advice.key))
+    except OSError as error:
+        logger.warning(
+            "Runs will not find this advice: it cannot be written to advice_dir=%s (%s).",
+            config.advice_dir, error.strerror,
+        )  # fmt: skip
     show(advice, recommendation, get_console(), folder)
     return advice
 

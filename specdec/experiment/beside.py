@@ -42,7 +42,7 @@ def settled(config: C) -> C:
         )
     settings = {name: _composed(name, measurement.drafter_settings.get(name, DrafterSettings())) for name in names}
     chosen = DrafterSettings(drafter=config.drafter, structure=config.structure, verifier=config.verifier)
-    settings = {name: own for name, own in settings.items() if own != chosen}  # +drafter=bigram is no drafter "bigram"
+    settings = {name: own for name, own in settings.items() if own != chosen}  # a YAML may have another name
     return replace(config, measurement=replace(measurement, drafter_settings=settings))
 
 

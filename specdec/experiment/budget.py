@@ -64,13 +64,6 @@ class TimeBudget:
         parts = ", ".join(f"{stage} {seconds:.1f}" for stage, seconds in self._stages.items())
         return f"Seconds by stage: {parts}."
 
-    @property
-    def opening(self) -> str:
-        """The first sentence of a run that has a bound; "" without one."""
-        if self.seconds is None:
-            return ""
-        return f"Time budget: {self.seconds:g} s until the last prompt is decoded ({KEY}; null: no bound)."
-
     def expectation(self, left: int) -> str:
         """Return in a sentence how many more prompts there will be time for, once the first one is decoded; "" before
         and afterwards, and without a bound.

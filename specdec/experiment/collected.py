@@ -9,6 +9,7 @@ from typing import Any
 
 from specdec.analysis.read.facts import SessionFacts
 from specdec.analysis.runs.quality import OUTPUTS
+from specdec.analysis.runs.sampled import COLUMNS
 from specdec.experiment.divergence import Divergence
 from specdec.experiment.replays import write_replays
 from specdec.experiment.results import ResultsFolder
@@ -22,6 +23,7 @@ class Collected:
         compared: methods whose output was compared with the baseline's, once for each output.
         divergences: the outputs that parted: `Divergence` with the method.
         traces, quality, replays, alpha: lines of `traces.json`, `quality.parquet`, `replay.parquet`, `alpha.parquet`.
+        sampled: texts of a temperature (`sampled.parquet`).
         peers: generations of other engines (`peers.json`).
         cache_bytes: size of the target's largest key-value cache.
         peak_mb: largest memory of a process.
@@ -33,6 +35,7 @@ class Collected:
     quality: list[dict[str, Any]] = field(default_factory=list)
     replays: list[dict[str, Any]] = field(default_factory=list)
     alpha: list[dict[str, Any]] = field(default_factory=list)
+    sampled: list[dict[str, Any]] = field(default_factory=list)
     peers: list[dict[str, Any]] = field(default_factory=list)
     cache_bytes: int = 0
     peak_mb: float = 0.0
@@ -79,6 +82,8 @@ class Collected:
         results.write_json("session.json", asdict(facts))
         results.write_json("traces.json", self.traces)
         write_replays(results, self.replays, self.alpha)
+        if self.sampled:
+            results.write_table("sampled", self.sampled, COLUMNS)
         if self.quality:
             results.write_table("quality", self.quality, OUTPUTS)
         if self.divergences:

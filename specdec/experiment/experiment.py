@@ -29,6 +29,7 @@ from specdec.experiment.disk_space import check_space
 from specdec.experiment.foreign_claims import claim_notes
 from specdec.experiment.identity import RunIdentity, identify, run_facts, run_name
 from specdec.experiment.kept import EarlierRuns, KeptRun
+from specdec.experiment.opening import opening_line
 from specdec.experiment.parts import Parts, limited, open_parts, prepare
 from specdec.experiment.results import ROUNDS, ResultsFolder, read_json
 from specdec.experiment.resumption import Beginning, begun, standing, write_sittings
@@ -36,7 +37,7 @@ from specdec.experiment.session import Answers, Session, conversations, decode_c
 from specdec.experiment.terminal import print_lines, print_trace, show_run
 from specdec.experiment.workers import check_workers, decode_by_workers, divided_threads, workers_note, workers_of
 from specdec.peers import OpenedPeers, Work, opened
-from specdec.progress import progress_bar
+from specdec.progress import progress_bar, stage, tell
 from specdec.prompts import Prompt
 from specdec.sampling import generator_for
 from specdec.signals import raise_swallowed
@@ -65,9 +66,10 @@ def run_experiment(config: RunConfig, folder: Path, earlier: EarlierRuns | None 
         SpecdecError: see `specdec.errors`; what was decoded before is on disk.
     """
     budget = TimeBudget(budget_of(config))
-    print_lines(get_console(), *filter(None, [budget.opening]))
     config = settled(config)
-    parts = open_parts(config)
+    tell(opening_line(config, budget.seconds))
+    with stage("Load", _loaded(config), bar=False):  # the hub draws the bars of its downloads
+        parts = open_parts(config)
     check_workers(config, parts)
     stated, config = config, limited(config, parts.target)
     check_space(folder, parts, config.measurement)
@@ -86,6 +88,12 @@ def run_experiment(config: RunConfig, folder: Path, earlier: EarlierRuns | None 
         print_lines(get_console(), *([beginning.sentence] if beginning.sentence else []), *facts.notes)
         budget.lap("opening")
         return _run(config, parts, identity, beginning, budget)
+
+
+def _loaded(config: RunConfig) -> str:
+    """Return the models that a run loads, in words."""
+    names = [str(part["model"]) for part in (config.target, config.drafter) if part.get("model")]
+    return " and ".join(dict.fromkeys([*names, *filter(None, [config.measurement.original])])) or "parts and prompts"
 
 
 def _sittings_note(beginning: Beginning) -> list[str]:
@@ -120,7 +128,8 @@ def _run(
                 del parts  # models and texts: the report is made of the files alone, and gets the memory
                 left_out = len(budget.left_out)
                 results.write_status("running", budget.cut(prompts), prompts - left_out, prompts, left_out)
-                found = write_run(folder)  # what is not left out is whole
+                with stage("Analyse", "intervals, account, figures"):
+                    found = write_run(folder)  # what is not left out is whole
         except SpecdecError as error:
             results.compact()  # what was decoded so far stays, in one piece
             if isinstance(error, Interrupted):
@@ -217,15 +226,22 @@ def _measure_beside(
     session = kind(config, parts, identity.cell, results, clock, others.peers)
     longest = max(parts.prompts.prompts, key=lambda prompt: len(prompt.tokens))
     grid_sizes = _grid_sizes(config, target)
-    prepare(parts, longest, measurement, grid_sizes)
+    with stage("Compile", "the calls that are timed"):
+        prepare(parts, longest, measurement, grid_sizes)
     budget.lap("preparing")
     if measurement.warmup_tokens:
-        session.warm_up(longest, measurement.warmup_tokens)
-    _tune(others, longest, beginning)
+        with stage("Warm up"):
+            session.warm_up(longest, measurement.warmup_tokens)
+    if others.peers:
+        with stage("Choose peers' settings", ", ".join(each.name for each in others.peers)):
+            _tune(others, longest, beginning)
+    else:
+        _tune(others, longest, beginning)
     budget.lap("warming up")
     known = read_json(results.folder / CALIBRATION) if beginning.kept else None
     if known is None:
-        known = _calibration(config, parts, session, longest, grid_sizes, clock)
+        with stage("Calibrate", "single calls and drafts"):
+            known = _calibration(config, parts, session, longest, grid_sizes, clock)
         results.write_json(CALIBRATION, known)
     budget.lap("calibrating")
     ranks.expect_within(ranks.SILENCE_S)
@@ -239,7 +255,8 @@ def _measure_beside(
     if known["grid"] is not None:
         # Here, after the peak of memory was read: the buffers of these measurements are no part of the run.
         dtype = getattr(torch, identity.environment["model"]["dtype"])
-        machine = measure_machine(target.device, dtype).as_dict()
+        with stage("Measure the machine", "its memory and its arithmetic, for the cost of a call"):
+            machine = measure_machine(target.device, dtype).as_dict()
         results.write_json("cost.json", cost_report(known["grid"], target.products(), machine).as_dict())
         budget.lap("cost model")
 
@@ -315,8 +332,10 @@ def _decode_all(
     """Decode every prompt with its later turns, as often as the configuration says, except for those that are kept and
     those that there is no time for.
     """
+    total, methods = prompts_of(config, parts), len(parts.plain) + len(parts.speculative)
+    tell(f"Decode: {counted(total, 'prompt')}, each by {counted(methods, 'method')} in turn ...")
     with progress_bar() as progress:
-        bar = progress.add_task("decoding", total=prompts_of(config, parts))
+        bar = progress.add_task("decoding", total=total)
 
         def advance(decoded: bool) -> None:
             progress.advance(bar)

@@ -14,6 +14,7 @@ from specdec.errors import UsageError
 from specdec.experiment.arm import Arm
 from specdec.experiment.batch_checks import check_batch, check_turns
 from specdec.experiment.beside import beside, named_beside
+from specdec.experiment.sampled_pair import SampledPair, sampled_pair
 from specdec.experiment.walking import walks
 from specdec.peers import engines
 from specdec.prompts import Prompt, PromptSet, load_prompts
@@ -53,6 +54,7 @@ class Parts:
     prompts: PromptSet
     forced: bool
     beside: tuple[DrafterArms, ...] = ()  # of measurement.drafters
+    sampled: SampledPair | None = None  # a line at a temperature beside a greedy run
     original: Arm | None = None  # plain decoding with the model that the target was before it was trained
     null: Arm | None = None  # plain decoding by the target once more, where a control is measured
     batch_size: int = 1  # sequences that every arm decodes at once
@@ -133,6 +135,7 @@ def build(config: RunConfig) -> Parts:
             made.append(_drafter_arms(other, target))
     chosen = made[0].primary
     baseline = replace(chosen, method=BASELINE, drafter=NoDrafter(), structure=chosen.structure.resized(0))
+    walked = all(walks(target, each.drafter) for each in made)
     return Parts(
         target=target,
         chosen=made[0],
@@ -140,10 +143,11 @@ def build(config: RunConfig) -> Parts:
         prompts=prompts,
         forced=bool(config.drafter.get("forced", False)),
         beside=tuple(made[1:]),
+        sampled=None if walked else sampled_pair(config, baseline, chosen),
         original=None if original is None else replace(baseline, method=ORIGINAL, target=original),
         null=replace(baseline, method=NULL) if _has_control(config, target, len(made[0].arms)) else None,
         batch_size=config.measurement.batch_size,
-        walks=all(walks(target, each.drafter) for each in made),
+        walks=walked,
     )
 
 

@@ -24,6 +24,7 @@ from specdec.experiment.judging import judged, repeated_share
 from specdec.experiment.parts import Parts
 from specdec.experiment.replays import Replays
 from specdec.experiment.results import DonePrompt, GenerationKey, PromptKey, ResultsFolder, generation_line, round_table
+from specdec.experiment.sampled_pair import SAMPLED_EVERY, sampled_line
 from specdec.experiment.tracing import trace
 from specdec.experiment.walking import decode_by_walking
 from specdec.prompts import Prompt
@@ -105,6 +106,7 @@ class Session:
         first = self._decode(baseline, prompt, 0, None, tokens)
         for arm in (*others, *self._parts.speculative):
             self._decode(arm, prompt, 0, first.tokens, len(first.tokens))
+        self._sample(prompt, 0, random.Random(0), tokens)
         self._clock.synchronize()
 
     @property
@@ -127,6 +129,7 @@ class Session:
         Raises:
             NumericsError: after the rounds so far are on disk.
         """
+        place = self._place(place)
         parts = self._parts
         dice = random.Random(f"{self._config.seed}/{repeat}/{prompt.id}")
         order = self._order(dice)
@@ -145,8 +148,10 @@ class Session:
                     reference = done[id(arm)].tokens
             if not peers_first:
                 self._run_peers(prompt, repeat, dice)
+            if place % SAMPLED_EVERY == 0:
+                self._sample(prompt, repeat, dice)
         except NumericsError as error:
-            if error.partial is not None:
+            if error.partial is not None and id(arm) not in done:  # a sampled text is in no table of rounds
                 done[id(arm)] = error.partial
             self._results.append(*self._lines(prompt, repeat, done))
             raise
@@ -159,7 +164,7 @@ class Session:
         found.replays, found.alpha = self._replays.take()
         found.cache_bytes, found.peak_mb = self._held_bytes, peak_mb(self._target.device)
         clock = self._clock.mark() if isinstance(self._clock, SimulatedClock) else None
-        record = DonePrompt(prompt.id, repeat, self._place(place), baseline.tokens, found.as_dict(), clock)
+        record = DonePrompt(prompt.id, repeat, place, baseline.tokens, found.as_dict(), clock)
         self._results.append(*lines, record)
         self._collected.add(found)
         self._remember(prompt, baseline.tokens)
@@ -228,6 +233,17 @@ class Session:
             line = peer(prompt)
             if line is not None:
                 self._prompt.peers.append({"repeat": repeat, "prompt": prompt.id, **line})
+
+    def _sample(self, prompt: Prompt, repeat: int, dice: random.Random, limit: int | None = None) -> None:
+        """Decode a prompt with sampling, plainly and with the drafter, where the run has a line at a temperature."""
+        pair = self._parts.sampled
+        if pair is None:
+            return
+        for arm in dice.sample(pair.arms, 2):
+            generation = pair.decode(arm, self._asked(arm, prompt, repeat, None, limit), self._clock)
+            self._clock.synchronize()
+            _, flagged = self._read(generation.tokens)
+            self._prompt.sampled.append(sampled_line(pair, arm, prompt, repeat, generation, self._clock, flagged))
 
     def _decode(
         self, arm: Arm, prompt: Prompt, repeat: int, reference: tuple[int, ...] | None, limit: int | None = None

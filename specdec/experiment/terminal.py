@@ -4,25 +4,30 @@ Text of a model is only ever data here: it is never read as markup, and its cont
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from math import nan
+from math import inf
 from pathlib import Path
 
 from rich.box import SIMPLE_HEAD
 from rich.cells import cell_len
 from rich.console import Console
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
 from specdec.analysis.intervals import Interval
 from specdec.analysis.pages.trace import ENDS, Kind, Trace, visible, visible_piece
 from specdec.analysis.runs.run_findings import RunFindings
+from specdec.analysis.runs.sampled import FAMILY as SAMPLED
 
-_COLUMNS = {  # metric: its heading; narrower than those of a page
-    "tokens_per_round": "tokens/round",
-    "tokens_per_round.capped_geometric": "theory",
-    "speedup": "speedup",
-    "speedup.capped_geometric": "theory",
+_COLUMNS = {  # metric: its heading, which folds where a terminal is narrow, and its number format
+    "tokens_per_round": ("tokens per round", ".2f"),
+    "tokens_per_round.capped_geometric": ("theory", ".2f"),
+    "speedup": ("speedup", ".2f"),
+    "speedup.capped_geometric": ("theory", ".2f"),
+    "speedup.end_to_end": ("with\nprefill", ".2f"),
+    "alpha.mle": ("alpha", ".3f"),
 }
+_WITHOUT_BOUNDS = ("alpha.mle", "speedup.end_to_end")
 
 
 def show_run(found: RunFindings, console: Console, folder: Path, links: Mapping[str, str]) -> None:
@@ -36,26 +41,82 @@ def show_run(found: RunFindings, console: Console, folder: Path, links: Mapping[
     measured = "Simulated time: recorded text" if found.simulated else "Measured"
     left_out, done = (int(found.metrics.get(f"prompts/{name}", 0)) for name in ("left_out", "done"))
     cut = f"; {done} of {done + left_out} prompts, for lack of time" if left_out else ""
-    table = Table(
-        box=SIMPLE_HEAD,
-        title=f"{measured} against the capped-geometric theory",
-        caption=f"95% prompt-bootstrap intervals; theory at {alpha_of} ({found.alpha_source}); * primary{cut}",
+    lines = summary_lines(found)
+    signs = {  # what stands in the table: its meaning
+        "*": "* primary",
+        "best": "best: the highest speedup",
+        "T=": "T: the primary at this temperature, over plain decoding there",
+        "prefill": "with prefill: speedup from end to end",
+    }
+    shown = " ".join(cell for line in lines for cell in line)
+    signs_said = "; ".join(meaning for sign, meaning in signs.items() if sign in shown)
+    print_table(
+        console,
+        lines,
+        f"{measured}{', with a lossy rule,' if found.lossy else ''} against the capped-geometric theory",
+        f"95% prompt-bootstrap intervals; theory at {alpha_of} ({found.alpha_source}); {signs_said}{cut}",
     )
-    several = {found.drafter: found.arms, **{name: each.arms for name, each in found.beside.items()}}
-    if found.beside:
-        table.add_column("drafter")
-    for heading in (found.depth_name, *_COLUMNS.values(), "alpha"):
-        heading = f"simulated {heading}" if found.simulated and heading == "speedup" else heading
-        table.add_column(heading, justify="right")
-    for name, arms in several.items():
-        for arm in arms:
-            depth = f"{arm['gamma']}{'*' if arm['primary'] else ''}"
-            values = [Interval.from_metrics(arm, metric) for metric in _COLUMNS]
-            cells = (depth, *(f"{value:.2f}" for value in values), f"{Interval(arm.get('alpha.mle', nan))}")
-            table.add_row(*([name] if found.beside else []), *cells)
-    console.print(table)
     print_lines(console, *found.notes)
     print_links(console, {"results": str(folder), **links})
+
+
+def summary_lines(found: RunFindings) -> list[list[str]]:
+    """Return the cells of the summary table, its headings first: a line for each depth, by drafter where there are
+    several, and one for the texts that were sampled beside a greedy run.
+    """
+    headings = [heading for heading, _ in _COLUMNS.values()]
+    if found.simulated:
+        headings[2] = f"simulated {headings[2]}"
+    lines = [[found.depth_name, *headings]]
+    names = [""]
+    for name, arms in {found.drafter: found.arms, **{key: each.arms for key, each in found.beside.items()}}.items():
+        fastest = max(arms, key=lambda arm: arm.get("speedup", -inf)) if len(arms) > 1 else None
+        for arm in arms:
+            depth = f"{arm['gamma']}{'*' if arm['primary'] else ''}{' best' if arm is fastest else ''}"
+            lines.append([depth, *_cells(arm)])
+            names.append(name)
+        if name == found.drafter and f"{SAMPLED}speedup" in found.metrics:
+            sampled = {
+                key.removeprefix(SAMPLED): value for key, value in found.metrics.items() if key.startswith(SAMPLED)
+            }
+            lines.append([f"T={sampled['temperature']:g}", *_cells(sampled)])
+            names.append(name)
+    if found.beside:
+        return [[name or "drafter", *line] for name, line in zip(names, lines, strict=True)]
+    return lines
+
+
+def _cells(metrics: Mapping[str, float]) -> list[str]:
+    cells = []
+    for name, (_, form) in _COLUMNS.items():
+        value = Interval.from_metrics(metrics, name)
+        cells.append(f"{Interval(value.estimate) if name in _WITHOUT_BOUNDS else value:{form}}")
+    return cells
+
+
+def print_table(console: Console, lines: Sequence[Sequence[str]], title: str, caption: str) -> None:
+    """Print a table whose cells fold between words where the terminal is narrow; where not even that fits, a paragraph
+    for each line. No number is ever cut.
+
+    Args:
+        lines: the headings, then the cells of each line.
+    """
+    headings, *rows = lines
+    table = Table(box=SIMPLE_HEAD, title=title, caption=caption, show_edge=False, pad_edge=False, collapse_padding=True)
+    for place, heading in enumerate(headings):
+        words = " ".join(line[place] for line in lines).split()
+        left = place == 0 and headings[0] == "drafter"
+        table.add_column(heading, justify="left" if left else "right", min_width=max(map(cell_len, words)))
+    for row in rows:
+        table.add_row(*row)
+    if Measurement.get(console, console.options.update(width=10_000), table).minimum <= console.width:
+        console.print(table)
+        return
+    print_lines(console, title)
+    for row in rows:
+        said = [f"{heading} {cell}" for heading, cell in zip(headings, row, strict=True) if cell != "–"]
+        print_lines(console, "; ".join(said).replace("\n", " "))
+    print_lines(console, caption)
 
 
 def print_lines(console: Console, *sentences: str) -> None:

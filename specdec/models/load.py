@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from functools import lru_cache, partial
 from pathlib import Path
@@ -53,10 +54,8 @@ def load_model(
     offline = "" if Path(name).exists() else hub.settle()  # before transformers asks it
 
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
-    from transformers.utils import logging as transformers_logging
 
-    transformers_logging.set_verbosity_error()
-    transformers_logging.disable_progress_bar()
+    hub.quiet_loading()
     folder = Path(name)
     if folder.exists():
         _check_folder(folder)
@@ -78,6 +77,7 @@ def load_model(
             use_safetensors=True,
             trust_remote_code=False,
             output_loading_info=True,
+            ignore_mismatched_sizes=True,  # told below with the tensor's name; transformers points at a log
             **(spread or {}),
         )
         stored = config.dtype if isinstance(config.dtype, torch.dtype) else None
@@ -90,20 +90,34 @@ def load_model(
     except Exception as error:  # transformers and safetensors raise some ten unrelated types here
         if offline:
             raise ModelLoadError(f"Model {name} cannot be loaded {hub.not_cached(name, offline)}") from None
-        raise ModelLoadError(f"Model {name} cannot be loaded: {' '.join(str(error).split())[:300]}") from None
-    for fault in ("missing_keys", "mismatched_keys"):
-        if info[fault]:
-            some = ", ".join(sorted(str(key) for key in info[fault])[:3])
-            raise ModelLoadError(
-                f"Model {name} is incomplete: {len(info[fault])} {fault.replace('_', ' ')} ({some}); "
-                "transformers would fill them with random weights; get the whole checkpoint."
-            )
+        said = re.sub(r"For details look at .*?report!", "", " ".join(str(error).split())).strip()
+        raise ModelLoadError(f"Model {name} cannot be loaded: {said[:300]}") from None
+    _check_weights(name, model, info)
+    note_arithmetic(model, arithmetic)
+    return (model if spread or quantization_of(model) else model.to(device)).eval().requires_grad_(False)
+
+
+def _check_weights(name: str, model: Any, info: Mapping[str, Any]) -> None:
+    """Raise ModelLoadError for weights that are missing, of other shapes than the config's, or not finite.
+
+    Args:
+        info: what transformers says of the loading.
+    """
+    if info["missing_keys"]:
+        some = ", ".join(sorted(str(key) for key in info["missing_keys"])[:3])
+        raise ModelLoadError(
+            f"Model {name} is incomplete: {len(info['missing_keys'])} missing keys ({some}); "
+            "transformers would fill them with random weights; get the whole checkpoint."
+        )
+    for key, stored_shape, shape in sorted(info["mismatched_keys"], key=str):
+        raise ModelLoadError(
+            f"Model {name} does not fit its config.json: {key} is {list(stored_shape)} in the weights and "
+            f"{list(shape)} by the config; get both from one checkpoint."
+        )
     for key, weight in model.named_parameters():
         own = own_share(weight)
         if own is not None and not torch.isfinite(own).all():
             raise ModelLoadError(f"Model {name} is damaged: {key} holds NaN or infinite weights; fetch it again.")
-    note_arithmetic(model, arithmetic)
-    return (model if spread or quantization_of(model) else model.to(device)).eval().requires_grad_(False)
 
 
 def check_revision(name: str, revision: str | None, key: str = "revision") -> None:

@@ -50,29 +50,13 @@ class StdlibCode(PromptSource):
                 absent[module] = 1
                 continue
             lines, found = text.split("\n"), dict[str, str]()
-            for name, function in _functions(ast.parse(text).body):
-                cut = self._cut(lines, function)
+            for name, function in functions_of(ast.parse(text).body):
+                cut = cut_body(lines, function, self.config)
                 if cut is not None:
                     found.setdefault(name, cut)  # a property's setter has its getter's name: the first stands
             for name in sorted(found, key=lambda name: hashlib.sha256(name.encode()).digest()):
                 entries.append(Entry(f"{self.config.name}/{module}/{name}", module, (found[name],)))
-        return SourceContent(entries, _provenance(), {"absent_module": absent} if absent else {})
-
-    def _cut(self, lines: Sequence[str], function: Function) -> str | None:
-        """Return context, signature, docstring and half of the body; None if that is too short or too long."""
-        documented = ast.get_docstring(function, clean=False) is not None
-        body = function.body[1:] if documented else function.body
-        first = min(node.lineno for node in (function, *function.decorator_list)) - 1
-        if not body:
-            return None
-        length = (body[-1].end_lineno or 0) - body[0].lineno + 1
-        if length < self.config.min_body_lines:
-            return None
-        cut = body[0].lineno - 1 + length // 2
-        head = "\n".join(lines[first:cut]).rstrip()
-        room = self.config.max_characters - len(head)
-        text = "\n".join([*paragraphs_before(lines, first, room), head])
-        return text if room >= 0 and len(text) >= self.config.min_characters else None
+        return SourceContent(entries, provenance(), {"absent_module": absent} if absent else {})
 
 
 @prompts.register("stdlib_docs")
@@ -101,7 +85,7 @@ class StdlibDocs(PromptSource):
                 text = "\n".join(paragraphs_before(lines, cut, self.config.max_characters)).rstrip()
                 if len(text) >= self.config.min_characters:
                     entries.append(Entry(f"{self.config.name}/{topic}/{number}", topic, (text,)))
-        return SourceContent(entries, _provenance(), {"absent_topic": absent} if absent else {})
+        return SourceContent(entries, provenance(), {"absent_topic": absent} if absent else {})
 
 
 def module_source(module: str) -> str | None:
@@ -123,14 +107,42 @@ def paragraphs_before(lines: Sequence[str], end: int, room: int) -> Sequence[str
     return lines[next(starts, start) : end]
 
 
-def _functions(body: Sequence[ast.stmt], prefix: str = "") -> Iterator[tuple[str, Function]]:
+def functions_of(body: Sequence[ast.stmt], prefix: str = "") -> Iterator[tuple[str, Function]]:
     """Yield functions and methods with their qualified names; inner functions belong to the outer one."""
     for node in body:
         if isinstance(node, ast.ClassDef):
-            yield from _functions(node.body, f"{prefix}{node.name}.")
+            yield from functions_of(node.body, f"{prefix}{node.name}.")
         elif isinstance(node, Function):
             yield prefix + node.name, node
 
 
-def _provenance() -> dict[str, str]:
+def first_line(function: Function) -> int:
+    """Return the index of a function's first line, decorators included."""
+    return min(node.lineno for node in (function, *function.decorator_list)) - 1
+
+
+def cut_body(lines: Sequence[str], function: Function, config: StdlibCodeConfig) -> str | None:
+    """Return context, signature, docstring and half of the body; None if that is too short or too long."""
+    documented = ast.get_docstring(function, clean=False) is not None
+    body = function.body[1:] if documented else function.body
+    if not body:
+        return None
+    length = (body[-1].end_lineno or 0) - body[0].lineno + 1
+    if length < config.min_body_lines:
+        return None
+    return in_context(lines, first_line(function), body[0].lineno - 1 + length // 2, config)
+
+
+def in_context(lines: Sequence[str], first: int, cut: int, config: StdlibCodeConfig) -> str | None:
+    """Return the lines from `first` to before `cut`, after as much of the text before them as there is room for; None
+    if that is too short or too long.
+    """
+    head = "\n".join(lines[first:cut]).rstrip()
+    room = config.max_characters - len(head)
+    text = "\n".join([*paragraphs_before(lines, first, room), head])
+    return text if room >= 0 and len(text) >= config.min_characters else None
+
+
+def provenance() -> dict[str, str]:
+    """Return where these prompts come from."""
     return {"source": "standard library of the running interpreter", "python": platform.python_version()}

@@ -211,10 +211,8 @@ def _fetched(name: str) -> CheckpointFiles:
 
     from huggingface_hub import HfApi, snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
-    from huggingface_hub.utils import disable_progress_bars
 
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
-    disable_progress_bars()
     try:
         folder = Path(snapshot_download(name, allow_patterns=_WANTED))
     except LocalEntryNotFoundError:

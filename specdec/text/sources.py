@@ -156,7 +156,8 @@ def _loaded(where: Mapping[str, Any], what: str, remedy: str) -> Any:
     import datasets
     from pyarrow import ArrowInvalid
 
-    datasets.disable_progress_bars()
+    if "data_files" in where or Path(where["path"]).exists():
+        datasets.disable_progress_bars()  # of files that are here; a download keeps its bar
     try:
         try:
             data = datasets.load_dataset(**where)

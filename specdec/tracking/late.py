@@ -7,7 +7,7 @@ from pathlib import Path
 from specdec.errors import UsageError
 from specdec.tracking.journal import JOURNAL, Journal
 from specdec.tracking.mirror import WRITER, Mirror, mirrors
-from specdec.tracking.store import alive, locate, locked, opened, reap
+from specdec.tracking.store import alive, fault, locate, locked, opened, reap, reraise_interruption
 
 
 @dataclass(frozen=True)
@@ -58,6 +58,8 @@ def upload(
         UsageError, EnvironmentFault: the store cannot be used, or does not answer.
     """
     from filelock import FileLock
+    from mlflow.exceptions import MlflowException
+    from sqlalchemy.exc import SQLAlchemyError
 
     reaped: set[tuple[str, str]] = set()
     for folder in folders:
@@ -85,9 +87,13 @@ def upload(
                 journal.append({"end": "KILLED"}, seen)
             mirror = Mirror(client, store, (name, experiment_id), journal)
             began = mirror.run_id
-            mirror.catch_up()
-            if began and not journal.discarded:
-                mirror.tag(WRITER, "synced")
+            try:
+                mirror.catch_up()
+                if began and not journal.discarded:
+                    mirror.tag(WRITER, "synced")
+            except (MlflowException, SQLAlchemyError, OSError) as error:
+                reraise_interruption(error)
+                raise fault(store, error) from None
         yield Upload(folder, "uploaded", store.shown, mirror.run_id)
 
 

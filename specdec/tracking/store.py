@@ -168,7 +168,7 @@ def opened(store: Store, experiment: str) -> tuple[Any, str]:
         raise UsageError(_without_driver(store, error)) from None
     except Exception as error:  # MLflow's, SQLAlchemy's, a missing driver's, the network's
         reraise_interruption(error)
-        raise _fault(store, error) from None
+        raise fault(store, error) from None
     if found.lifecycle_stage == "deleted":
         raise UsageError(
             f"The experiment {experiment!r} was deleted in {store.shown}: restore it with "
@@ -192,7 +192,7 @@ def _connect(store: Store) -> None:
         engine.dispose()
 
 
-def _fault(store: Store, error: Exception) -> SpecdecError:
+def fault(store: Store, error: Exception) -> SpecdecError:
     """Return the sentence on a store that failed: Unreachable if nobody answered, else a UsageError."""
     kind = "server" if store.is_server else "database" if store.is_database_server else "store"
     if unanswered(store, error):
@@ -249,6 +249,11 @@ def schema_of(database: Path) -> str | None:
         raise UsageError(f"The tracking database {database} is not a file: {remedy}.")
     if not os.access(database, os.R_OK | os.W_OK):
         raise UsageError(f"The tracking database {database} cannot be read and written: {remedy}.")
+    if not os.access(database.parent, os.W_OK | os.X_OK):  # SQLite keeps its journal beside the file
+        raise UsageError(
+            f"The tracking database {database} cannot be written, because its folder cannot: run specdec where you may "
+            f"write, or {ELSEWHERE}."
+        )
     with database.open("rb") as file:
         header = file.read(16)
     if not header:

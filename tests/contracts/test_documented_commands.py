@@ -9,7 +9,10 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 from specdec import convert, new, report, sync
+from specdec.analysis.pages.notebook import OVERLAY, SHAPES_OVERLAY
 from specdec.config import AdviseConfig, CertifyConfig, RunConfig, config_dir, validated
+from specdec.drafters.base import drafters
+from specdec.studies.base.contract import studies
 
 ROOT = Path(__file__).resolve().parents[2]
 PARSERS = {"convert": convert.parser, "new": new.parser, "report": report.parser, "sync": sync.parser}
@@ -59,6 +62,35 @@ def test_the_command_is_understood(command, arguments):
         composed = compose(root, overrides)
     if config is not None and "drafter" in composed:
         validated(config, OmegaConf.to_container(composed, resolve=True, throw_on_missing=True))
+
+
+def test_every_cell_of_the_example_with_two_pluses_is_understood():
+    """Keys of one drafter in a sweep over several have to be keys of each."""
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    (example,) = re.findall(r"`-m \+drafter=([\w,]+) (\+\+drafter\.[\w=.]+)`", readme)
+    for name in example[0].split(","):
+        with initialize_config_dir(config_dir(), version_base="1.3"):
+            composed = compose("config", [f"+drafter={name}", example[1]])
+        drafters.config(OmegaConf.to_container(composed.drafter, resolve=True))
+
+
+def test_the_overlay_of_the_notebooks_makes_what_they_read():
+    """Each cell is understood; among them are a run of every study and every shape that notebook 03 reads."""
+    overlay = OmegaConf.load(Path(config_dir(), "experiment", "notebooks.yaml"))
+    cells = {}
+    for name in overlay.hydra.sweeper.params["+notebook"].split(","):
+        with initialize_config_dir(config_dir(), version_base="1.3"):
+            composed = compose("config", [f"+notebook={name}", "+experiment=notebooks"])
+        values = OmegaConf.to_container(composed, resolve=True)
+        cells[name] = validated(RunConfig, values)
+        drafters.config(cells[name].drafter)
+    assert set(cells) == {path.stem for path in Path(config_dir(), "notebook").glob("*.yaml")}
+    found = {studies.config(cell.study).name for cell in cells.values() if cell.study}
+    assert found == {"grid", "phase_transition", "equal_budget"}
+    shapes = [cell for cell in cells.values() if cell.experiment_name == SHAPES_OVERLAY]
+    assert {cell.structure["name"] for cell in shapes} == {"chain", "rows", "tree"}
+    chains = [cell for cell in cells.values() if cell.experiment_name == OVERLAY]
+    assert len(chains) == 4 and all(cell.measurement.gammas == [1, 2, 4, 8] for cell in chains)
 
 
 def test_the_readme_has_commands_of_every_kind():

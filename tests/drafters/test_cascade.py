@@ -357,7 +357,7 @@ def test_parts_that_do_not_fit(table, random_law, group_values, drafter_values):
             ["+drafter@drafter.of.heads=medusa", "structure=chain"],
             {"context": "ngram", "model": "small_model", "heads": "medusa"},
         ),
-        (["drafter@drafter.of.model=bigram", "drafter.gammas=[2,4]"], {"context": "ngram", "model": "corpus_ngram"}),
+        (["drafter@drafter.of.model=bigram", "drafter.gammas=[2,4]"], {"context": "ngram", "model": "bigram"}),
         (["~drafter@drafter.of.context"], {"model": "small_model"}),
         (["drafter@drafter.of.model=staged"], {"context": "ngram", "model": "staged"}),
     ],

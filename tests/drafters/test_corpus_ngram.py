@@ -3,6 +3,7 @@
 import gzip
 import json
 import logging
+import sqlite3
 from collections import Counter
 from types import SimpleNamespace
 
@@ -14,6 +15,8 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 from transformers import PreTrainedTokenizerFast
 
+from specdec import run
+from specdec.analysis.read.runs import open_folder
 from specdec.drafters.base import drafters
 from specdec.errors import UsageError
 from specdec.models.load import load_tokenizer, model_path
@@ -361,3 +364,29 @@ def test_text_needs_a_tokenizer_and_a_field_a_file(build, tmp_path):
 def test_values_out_of_bounds(build, key, value):
     with pytest.raises(UsageError, match=rf"drafter\.{key}"):
         build(**{key: value})
+
+
+def test_a_bigram_is_called_that_everywhere(in_process, made_database, tmp_path):
+    """The name that was typed stands in the run's name, its tags and parameters, the rounds and the reports."""
+    (tmp_path / "tokens.jsonl").write_text(json.dumps({"tokens": [0, 1, 2, 0, 1, 1, 2]}) + "\n")
+    corpus = ("drafter.corpus=tokens.jsonl", "drafter.field=tokens", "drafter.cache_dir=null")
+    small = ("+debug=tiny", "measurement.gammas=[]", "measurement.max_new_tokens=6", "hydra.run.dir=out")
+    ended = in_process(run, *small, "+drafter=bigram", *corpus)
+    assert ended.code == 0, ended.error
+    done = open_folder(tmp_path / "out")
+    assert done.drafter_name == done.params["drafter.name"] == done.facts().drafter == "bigram"
+    rounds = done.rounds()
+    assert set(rounds["method"]) == {"baseline", "bigram"}
+    with sqlite3.connect(tmp_path / "mlflow.db") as store:
+        names = [row[0] for row in store.execute("select name from runs")]
+        tags = [row[0] for row in store.execute("select value from tags")]
+    assert any(name.startswith("bigram") for name in names) and not any("corpus_ngram" in each for each in names + tags)
+    texts = [path.read_text() for path in (tmp_path / "out").iterdir() if path.suffix in (".md", ".json", ".html")]
+    assert texts and not any("corpus_ngram" in text for text in texts) and "corpus_ngram" not in rounds.to_json()
+
+
+def test_a_bigram_has_the_order_of_its_name(group_values):
+    values = group_values("drafter", "corpus_ngram")
+    with pytest.raises(UsageError, match="the order of a bigram is 2, not 3: choose corpus_ngram"):
+        drafters.config(values | {"name": "bigram", "order": 3})
+    assert drafters.config(values | {"name": "unigram", "order": 1}).name == "unigram"

@@ -427,7 +427,7 @@ def test_an_encoder_decoder_is_refused(tiny_encoder_decoder, sampling):
         ([], "ngram", 4),
         (["drafter@drafter.of=small_model", "drafter@drafter.by=ngram", "drafter.structure.gamma=2"], "ngram", 2),
         (["drafter@drafter.by=staged", "drafter.by.of.model=x"], "staged", 4),
-        (["drafter@drafter.by=bigram"], "corpus_ngram", 4),
+        (["drafter@drafter.by=bigram"], "bigram", 4),
     ],
 )
 def test_parts_are_chosen_on_the_command_line(overrides, by, gamma):

@@ -6,6 +6,7 @@ import math
 import pytest
 import torch
 
+from specdec import run
 from specdec.analysis.read.runs import open_folder
 from specdec.experiment.judging import answers, log_likelihood
 
@@ -41,6 +42,16 @@ def test_answers_are_compared_as_numbers(output, right):
 
 def test_large_and_broken_numbers():
     assert answers("In all 1,234.50", "x #### 1234.5") and answers("-7", "#### -7") and answers(".5", "#### 0.5")
+
+
+@pytest.mark.parametrize(("rule", "lossy"), [("typical", True), ("speculative_sampling", False)])
+def test_a_lossy_rule_is_called_lossy_on_the_terminal(in_process, rule, lossy):
+    small = ("+debug=tiny", "measurement.gammas=[]", "measurement.max_new_tokens=6", "tracking.enabled=false")
+    ended = in_process(run, *small, "+drafter=ngram", f"verifier={rule}", "sampling=temperature")
+    assert ended.code == 0, ended.error
+    said = " ".join(ended.output.split())
+    assert ("Measured, with a lossy rule, against" in said) is lossy
+    assert ("Lossy: the verifier's rule does not keep the target's law" in said) is lossy
 
 
 @pytest.mark.slow

@@ -176,7 +176,11 @@ ROWS = (
     Row(
         "a working folder that cannot be written",
         "2, how to name another",
-        (f"{INJECTED}::test_a_folder_that_cannot_be_written",),
+        (
+            f"{INJECTED}::test_a_folder_that_cannot_be_written",
+            f"{INJECTED}::test_a_database_in_a_folder_that_cannot_be_written",
+            "tests/faults/test_bad_surroundings.py::test_one_sentence_and_the_right_code",
+        ),
     ),
     Row(
         "a plugin that raises when it is imported",

@@ -194,6 +194,15 @@ def test_a_folder_that_cannot_be_written(in_process, tmp_path, monkeypatch, numb
     assert os.strerror(number) in sentence and "hydra.run.dir=FOLDER" in sentence
 
 
+def test_a_database_in_a_folder_that_cannot_be_written(in_process, tmp_path, monkeypatch, made_database):
+    """SQLite opens the file, and fails later: it keeps its journal beside it."""
+    access = os.access
+    monkeypatch.setattr(os, "access", lambda path, mode: access(path, mode) and Path(path) != tmp_path)
+    ended = in_process(run, "+debug=tiny", "+drafter=ngram", "hydra.run.dir=out")
+    assert ended.code == 2, ended.error
+    assert "mlflow.db cannot be written, because its folder cannot" in one_sentence(ended.error)
+
+
 @pytest.mark.parametrize("overrides", [["target=null"], ["target=[1]"]])
 def test_what_hydra_cannot_compose_is_one_sentence(in_process, overrides):
     ended = in_process(run, "+debug=tiny", "+drafter=ngram", "tracking.enabled=false", *overrides)

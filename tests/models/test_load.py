@@ -154,7 +154,8 @@ def test_mismatched_shapes(folder):
         tensors["model.norm.weight"] = torch.ones(40, dtype=torch.float64)
 
     rewritten(folder, widen)
-    refusal(folder)
+    sentence = refusal(folder)
+    assert "model.norm.weight is [40] in the weights and [" in sentence and "report" not in sentence
 
 
 def test_a_config_of_another_size(folder):

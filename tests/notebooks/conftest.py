@@ -74,9 +74,11 @@ def run_store(
         "++drafter.cache_dir=null",
     ]
     overlay = [
+        "-m",
         "+experiment=notebooks",
         "+debug=tiny",
-        "hydra.sweeper.params={+drafter: 'ngram,oracle'}",  # as above
+        "hydra.sweeper.params=null",  # as above
+        "+notebook=ngram,oracle",
         "~target.dtype",
         "measurement.gammas=[1,2,3,4,6,8]",
         "measurement.max_new_tokens=64",

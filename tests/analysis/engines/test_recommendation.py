@@ -163,7 +163,7 @@ def test_the_commands_of_a_drafter(case):
 def test_every_drafter_is_decided_on():
     """A new drafter belongs into one of the tables: what an engine has for it, or why none has."""
     decided = [*SERVED, *NOT_SERVED, *NO_METHOD]
-    assert sorted(drafters.names()) == sorted(decided)
+    assert drafters.all_names() == sorted(decided)
     assert {name for name, _, _ in EXPECTED} == set(SERVED)
     for name in NOT_SERVED:
         found = recommend([measured(name)])

@@ -1,6 +1,7 @@
 """The report as a file: nothing is fetched, nothing breaks out, numbers and words arrive as they were."""
 
 import re
+from html import unescape
 from html.parser import HTMLParser
 from math import nan
 
@@ -143,6 +144,39 @@ def test_cells(value, text):
 def test_numbers_stand_to_the_right():
     lines = markdown_table(pd.DataFrame({"a": ["x"], "b": [1.5]})).splitlines()
     assert lines == ["| a | b |", "| --- | ---: |", "| x | 1.5 |"]
+
+
+def test_a_folded_chapter_shows_its_heading_alone(tmp_path):
+    (html, markdown) = write_report(
+        tmp_path, "Title", [Chapter("Open", (Section("A"),)), Chapter("Shut", (Section("B"),), folded=True)]
+    )
+    text = html.read_text("utf-8")
+    opened, shut = text.split('<details class="chapter"><summary><h2 id="c2">Shut</h2></summary>')
+    assert '<h3 id="c1s1">A</h3>' in opened and shut.index('<h3 id="c2s1">B</h3>') < shut.index("</details>")
+    assert "details::details-content" in text.split("@media print")[1]  # on paper nothing stays folded
+    assert "## Shut" in markdown.read_text("utf-8")
+
+
+def test_points_and_bars_have_tooltips_without_a_script(tmp_path):
+    evil = '4: <b>"1"</b>'
+    with style.styled():
+        drawn, axes = style.new_figure("What to see & where", "caption")
+        style.point_tip(axes, 1.0, 2.0, evil)
+        style.point_tip(axes, 1.0, nan, "nowhere")
+        for bar in axes.bar([1, 2], [1, 2]):
+            style.tip(bar, "a bar")
+    (html, _) = write_report(tmp_path, "Title", [Chapter("One", (Section("Map", figures=(("map", drawn),)),))])
+    for text in (html.read_text("utf-8"), (tmp_path / FIGURES / "01-01-map.svg").read_text("utf-8")):
+        titles = re.findall(r"<title>([^<]*)</title>", text)
+        assert [unescape(title) for title in titles[-4:]] == ["What to see & where", "a bar", "a bar", evil]
+        assert "tip:" not in text and "<script" not in text
+
+
+def test_a_number_stays_on_one_line_with_its_interval(tmp_path):
+    table = pd.DataFrame({"speedup": ["1.300 (1.184 to 1.441)", "1.300", "12% (9% to 14%)"], "words": "a b (c to d)"})
+    (html, _) = write_report(tmp_path, "Title", [Chapter("One", (Section("Table", tables=(("All", table),)),))])
+    cells = re.findall(r"<td([^>]*)>([^<]*)</td>", html.read_text("utf-8"))
+    assert [bool(kind) for kind, _ in cells] == [True, False, False, False, True, False]
 
 
 def test_heat_maps_are_let_through(tmp_path):

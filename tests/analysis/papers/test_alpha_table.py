@@ -58,7 +58,7 @@ def make_run(tmp_path: Path) -> RunMaker:
 @pytest.fixture
 def runs(make_run: RunMaker) -> list[Run]:
     values = {
-        ("corpus_ngram", 2): (0.20, 0.18), ("small_model", None): (0.75, 0.62), ("corpus_ngram", 1): (0.03, 0.05),
+        ("bigram", 2): (0.20, 0.18), ("small_model", None): (0.75, 0.62), ("unigram", 1): (0.03, 0.05),
     }  # fmt: skip
     return [
         make_run(
@@ -77,6 +77,12 @@ def test_one_row_per_drafter_and_temperature_in_the_papers_order(runs: list[Run]
     assert list(table["alpha"]) == [0.03, 0.05, 0.20, 0.18, 0.75, 0.62]
     assert set(table["setting"]) == {"pocket (float32) on code, EPYC"}
     assert set(table["tokens"]) == {10_000} and set(table["prompts"]) == {2}
+
+
+def test_an_order_without_a_name_stands_in_its_place(runs: list[Run], make_run: RunMaker) -> None:
+    table = table_of.alpha_table([*runs, make_run("corpus_ngram", 0, 0.3, order=3)])
+    names = ["unigram", "bigram", "corpus_ngram of order 3", "small_model small"]
+    assert list(dict.fromkeys(table["drafter"])) == names
 
 
 def test_the_interval_is_the_one_logged(make_run: RunMaker) -> None:
@@ -116,7 +122,7 @@ def test_words_on_order_temperature_and_length(runs: list[Run], make_run: RunMak
     assert words.count("rises in the paper's order; 3 of 3 pairs have intervals apart") == 2
     assert "higher at temperature 0 than at 1 for 2 of 3 drafters" in words
     assert "fewer than" not in words
-    short = make_run("corpus_ngram", 1, 0.9, order=1, tokens=30)
+    short = make_run("unigram", 1, 0.9, order=1, tokens=30)
     words = table_of.alpha_in_words(table_of.alpha_table([short, *runs]))
     assert "bigram is not above unigram and small_model small is not above unigram" in words
     assert "1 of 6 rows rest on fewer than the protocol's 10,000 tokens, down to 60 tokens" in words

@@ -7,6 +7,7 @@ import pandas as pd
 import pytest
 
 from specdec.analysis.runs import compare
+from specdec.analysis.runs.comparable import OpenedRun, comparable, open_each
 from specdec.analysis.runs.leaderboard import Scores, open_arms
 from specdec.errors import UsageError
 
@@ -85,8 +86,36 @@ def test_only_common_prompts_count_and_a_reused_name_is_none(decoded, stored_run
     assert sentence.startswith("Paired on the 8 prompts that all runs share (they have 12, 9). 1 with the same name")
     other = stored_run(decoded(0.7, prompts=["q1", "q2"]), "oracle", prompts="q")
     section = compare.comparison_section([first, other], replicates=50)
-    assert "The runs share no prompt, so nothing can be paired: run them with the same prompts." in words(section)
+    assert section.text[0].startswith("2 groups of runs, each compared within itself")
+    assert words(section).count("One run, nothing to set it against") == 2
     assert not section.tables and not section.figures
+    alone = [open_arms(run)[2] for run in (first, other)]
+    assert "share no prompt" in compare.common_prompts(alone)[1]
+
+
+def test_one_run_on_other_prompts_leaves_the_others_their_comparison(decoded, stored_run) -> None:
+    """15 runs, one of which decoded other prompts and one only three of them, used to have nothing to compare."""
+    runs = [stored_run(decoded(0.3 + 0.1 * seed, seed=seed), f"drafter{seed}") for seed in range(4)]
+    cut = stored_run(decoded(0.5, prompts=PROMPTS[:7], seed=5), "cut")  # a budget ended it early
+    other = stored_run(decoded(0.5, prompts=["q1", "q2", "q3"]), "other")
+    trial = stored_run(decoded(0.5, prompts=PROMPTS[:3], seed=6), "trial")
+    opened = [OpenedRun(run, open_arms(run)) for run in (other, runs[0], trial, *runs[1:], cut)]
+    together, *alone = comparable(opened)
+    assert together.runs == [*runs, cut] and [group.runs for group in alone] == [[other], [trial]]
+    assert "12 prompts of" in together.heading and alone[0].heading == alone[1].heading[:-1] + "1"
+    board, behind = compare.comparison_sections(together, [together, *alone], replicates=50)
+    assert len(board.tables[0][1]) == 5 and "on 7 shared prompts" in board.tables[0][0]
+    assert board.text[0].startswith(f"**{together.heading}.** drafter3 has the highest speedup")
+    assert len(board.figures) == 1 and "Paired on the 7 prompts that all runs share" in words(behind)
+
+
+def test_runs_that_cannot_be_compared_are_named_and_left_out(decoded, stored_run) -> None:
+    whole, alone = stored_run(decoded(0.5)), decoded(0.5)
+    plain = stored_run(alone[alone["method"] == "baseline"], "none")
+    opened, left_out = open_each([whole, plain])
+    assert [each.run for each in opened] == [whole]
+    (sentence,) = left_out
+    assert sentence.startswith("Not compared: ") and "only the baseline's rounds" in sentence
 
 
 def test_settings_are_never_mixed(decoded, stored_run) -> None:
@@ -94,7 +123,7 @@ def test_settings_are_never_mixed(decoded, stored_run) -> None:
     there = [stored_run(decoded(0.9), "medusa", hardware="H200"), stored_run(decoded(0.9), "hydra", hardware="H200")]
     weights = stored_run(decoded(0.9), "lookahead", model="ffff0000")
     section = compare.comparison_section([*here, *there, weights], replicates=50)
-    assert section.text[0].startswith("3 settings, each compared within itself")
+    assert section.text[0].startswith("3 groups of runs, each compared within itself")
     assert "pocket (float32), EPYC [weights 1234abcd]" in section.text[0]
     for _, table in section.tables:
         names = set(table.get("run", table.get("first"))) | set(table.get("second", []))

@@ -100,5 +100,13 @@ def test_every_curve_has_its_interval_and_its_headline_metric(simulate, summary_
                 assert metrics[quantity + end] == curves[curve + end][gamma]
         formula = curves["curve/speedup/capped_geometric"][gamma]
         assert metrics["speedup.capped_geometric"] == pytest.approx(formula, rel=1e-12)
+        of_gamma, plain = rounds[rounds["gamma"] == gamma], rounds[rounds["method"] == "baseline"]
+        time = (of_gamma["draft_s"] + of_gamma["verify_s"]).mean() / plain["verify_s"].mean()
+        priced = curves["curve/speedup/priced"][gamma]
+        assert priced == pytest.approx(metrics["tokens_per_round.capped_geometric"] / time, rel=1e-9)
+        parts = {part: arm.account.intervals[part].estimate for part in ("verify", "acceptance", "loop")}
+        assert priced == pytest.approx(formula * parts["verify"], rel=1e-9)
+        assert priced * parts["acceptance"] * parts["loop"] == pytest.approx(metrics["speedup"], rel=1e-9)
+        assert "tokens_per_round.priced" not in metrics  # a price changes no token
     table = predict(Arms.of(rounds), None, None, 0, 200, 20).table.set_index(["model", "gamma"])
     assert {gamma: table.at[("position", gamma), "predicted"] for gamma in (1, 2, 4)} == curves["curve/position"]

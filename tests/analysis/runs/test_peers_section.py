@@ -63,7 +63,7 @@ METRICS = {
 
 
 def test_the_section_has_every_peer_with_both_settings_and_who_was_left_out():
-    section = peers_section(SimpleNamespace(metrics=METRICS), DESCRIBED)
+    section = peers_section(SimpleNamespace(metrics=METRICS, peers=lambda: DESCRIBED))
     (text,), ((_, table),) = section.text, section.tables
     assert "Slower than ours: llama_cpp.prompt_lookup.**" in text and "Faster than ours: llama_cpp.generate.**" in text
     first, second, absent = table.to_dict("records")
@@ -74,7 +74,7 @@ def test_the_section_has_every_peer_with_both_settings_and_who_was_left_out():
 
 
 def test_a_page_with_nothing_but_what_was_left_out():
-    section = peers_section(SimpleNamespace(metrics={}), {**DESCRIBED, "peers": []})
+    section = peers_section(SimpleNamespace(metrics={}, peers=lambda: {**DESCRIBED, "peers": []}))
     assert section.tables[0][1]["left out or failed"].tolist() == ["it is not installed."]
 
 

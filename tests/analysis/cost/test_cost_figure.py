@@ -1,0 +1,57 @@
+"""The picture of a call's cost: the fit is drawn where it describes the calls, and nowhere else."""
+
+import numpy as np
+import pytest
+
+from specdec.analysis.cost.cost_figure import cost_figure
+from specdec.analysis.cost.cost_report import CostReport, cost_report
+from specdec.theory.roofline import Product
+
+PRODUCTS = [Product("mlp", 1024, 4096, 1, 2, 1)]
+MACHINE = {"bytes_per_second": 2e10, "flops_per_second": 1e11, "dtype": "float32", "threshold": 5.0}
+SIZES = (1, 2, 4, 8, 16, 32)
+
+
+def report(spoilt: tuple[int, ...] = ()) -> CostReport:
+    """Calls of 1 ms and 0.1 ms a token behind 64 and 128 cached tokens; `spoilt` ones take twice as long at 64."""
+    cells = [
+        {"rows": n, "context": context, "seconds": [(1e-3 + 1e-4 * n) * (1 + (n in spoilt and context == 64))] * 3}
+        for context in (64, 128)
+        for n in SIZES
+    ]
+    return cost_report({"cells": cells, "complete": True}, PRODUCTS, MACHINE)
+
+
+def fits(found: CostReport) -> list[np.ndarray]:
+    """The heights of the lines of the fit, one for each context, in order."""
+    (axes,) = cost_figure(found, title="t").axes
+    drawn = [line for line in axes.lines if line.get_linestyle() == "-"]
+    return [np.asarray(line.get_ydata()) for line in drawn if len(line.get_xdata()) == 32]
+
+
+def caption(found: CostReport) -> str:
+    return " ".join(cost_figure(found, title="t").get_supxlabel().split())
+
+
+def test_a_fit_that_holds_is_drawn_over_all_sizes():
+    found = report()
+    assert found.holds.all() and all(np.isfinite(line).all() for line in fits(found))
+    assert "within 10% of the points (12 of 12)" in caption(found) and "black:" in caption(found)
+    title = cost_figure(found, title="t").get_suptitle()
+    assert title.startswith("A call on 4 tokens 1.27 t(1), on 32 tokens 3.82 t(1)")
+
+
+def test_a_fit_is_not_drawn_between_sizes_where_it_fails():
+    found = report(spoilt=(8,))
+    at_64, at_128 = fits(found)
+    assert np.isnan(at_64[4:15]).all() and np.isfinite(at_64[[0, 3, 15, 31]]).all()  # n from 5 to 15
+    assert np.isfinite(at_128).all()
+    assert "It holds, within 10% of what was measured, at 11 of 12 cells" in found.fit_in_words()
+
+
+def test_a_fit_that_holds_nowhere_is_not_drawn():
+    cells = [{"rows": n, "context": 64, "seconds": [1e-3 * (1 + 4 * (place % 2))]} for place, n in enumerate(SIZES)]
+    found = cost_report({"cells": cells, "complete": True}, PRODUCTS, MACHINE)
+    assert not found.holds.any() and all(np.isnan(line).all() for line in fits(found))
+    assert "No line: the fit" in caption(found) and "black" not in caption(found) and "cross" not in caption(found)
+    assert found.t1 == pytest.approx(1e-3)

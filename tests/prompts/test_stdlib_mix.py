@@ -1,0 +1,63 @@
+"""The default prompts: three kinds, really held out, disjoint, and an edit that really asks for a copy."""
+
+import re
+
+import pytest
+
+from specdec.errors import UsageError
+from specdec.prompts import stdlib_mix
+from specdec.prompts.stdlib import module_source
+from specdec.text.python_sources import STDLIB, Document, held_out_modules, is_held_out
+
+
+@pytest.fixture
+def everything(values):
+    source = stdlib_mix.StdlibMix(stdlib_mix.StdlibMixConfig(**{**values("stdlib_mix"), "limit": None}))
+    return source.read().entries
+
+
+def test_the_default_has_six_prompts_of_each_kind_from_different_modules(load):
+    loaded = load("stdlib_mix")
+    assert load("stdlib_mix") == loaded
+    for kind in stdlib_mix.KINDS:
+        modules = [prompt.id.split("/")[2] for prompt in loaded.prompts if prompt.category == kind]
+        assert len(modules) == len(set(modules)) == 6
+
+
+def test_every_function_is_held_out_and_of_one_kind(everything):
+    functions = [entry.id.split("/", 2)[2] for entry in everything]
+    assert len(functions) == len(set(functions)) > 100
+    for module in {function.split("/")[0] for function in functions}:
+        assert is_held_out(Document(STDLIB, module.replace(".", "/") + ".py", ""), held_out_modules())
+
+
+def test_docstrings_stop_inside_a_paragraph_of_an_open_docstring(everything):
+    chosen = [entry for entry in everything if entry.category == "docstrings"]
+    assert len(chosen) >= 12
+    for entry in chosen:
+        text = entry.turns[0]
+        following = module_source(entry.id.split("/")[2]).partition(text)[2]
+        assert following.startswith("\n") and following.split("\n")[1].strip(), entry.id
+        name = entry.id.rpartition("/")[2].rpartition(".")[2]
+        head = text[[each.start() for each in re.finditer(rf"def {name}\(", text)][-1] :]
+        assert head.count('"""') + head.count("'''") == 1, entry.id
+
+
+def test_an_edit_begins_the_same_function_with_its_argument_renamed(everything):
+    chosen = [entry for entry in everything if entry.category == "editing"]
+    assert len(chosen) >= 12
+    for entry in chosen:
+        source, between, edited = entry.turns[0].rpartition("\n\n\n")
+        assert between and 350 <= len(source) <= 550, entry.id
+        new = re.search(r"\bnew_(\w+)", edited)
+        back = re.sub(rf"\b{new[0]}\b", new[1], edited)
+        assert new[0] not in source and source.startswith(back), entry.id
+        assert not re.search(rf"\b{new[1]}\b", edited) and len(back) < 0.8 * len(source), entry.id
+
+
+def test_absent_modules_are_counted_and_none_at_all_is_refused(load, monkeypatch):
+    monkeypatch.setattr(stdlib_mix, "held_out_modules", lambda: ["statistics", "gone"])
+    assert load("stdlib_mix").skipped == {"absent_module": {"gone": 1}}
+    monkeypatch.setattr(stdlib_mix, "held_out_modules", lambda: ["gone"])
+    with pytest.raises(UsageError, match=r"no usable prompt \(1 absent module\)"):
+        load("stdlib_mix")
