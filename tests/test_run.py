@@ -110,10 +110,11 @@ def test_a_run_leaves_every_metric_and_artifact(command, tmp_path):
         bounds = points(main, f"{curve}.ci_low"), points(main, f"{curve}.ci_high")
         assert all(bounds[0][gamma] <= logged_point[gamma] <= bounds[1][gamma] for gamma in GAMMAS)
     lines = {item.data.tags["specdec.line"]: item for item in children}
-    assert set(lines) == {"measured", "capped_geometric", "position", "replay"}
+    assert set(lines) == {"measured", "capped_geometric", "priced", "position", "replay"}
     for item in children:
         assert "speedup" not in item.data.metrics
-        assert set(points(item, "curve/tokens_per_round")) == GAMMAS
+        timed = item.data.tags["specdec.line"] == "priced"  # a speedup alone
+        assert set(points(item, "curve/speedup" if timed else "curve/tokens_per_round")) == GAMMAS
         told = {key: item.data.tags[key] for key in ("drafter", "model", "gamma")}
         assert told == {"drafter": "oracle", "model": "table", "gamma": str(primary)}
         assert item.info.run_name == f"{item.data.tags['specdec.line']}: oracle on table, gamma {primary}"
