@@ -32,7 +32,7 @@ LAYERS = (
     ("studies", "training", "certification"),
     ("testing",),
     ("commands",),
-    ("run", "train", "advise", "certify", "report", "convert", "sync", "new"),
+    ("run", "train", "advise", "certify", "report", "convert", "sync", "new", "__main__"),
 )
 # The parts of the package that `analysis` may import: it reads files, and has to work without torch.
 ANALYSIS_SEES = ("errors", "config", "registry", "theory", "tracking.store", "text.lines", "text.lengths", "analysis")

@@ -12,9 +12,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from specdec import ranks
+from specdec import __version__, ranks
 from specdec.commands import sweep
 from specdec.commands.failures import ending, not_begun
+from specdec.commands.help_page import ASKING, help_page
 from specdec.commands.resumed_sweep import RESUMED_SWEEP, SWEPT_KEYS
 from specdec.config import config_dir
 from specdec.errors import SpecdecError, UsageError
@@ -62,6 +63,17 @@ def refuse_targets(values: Any, where: str = "") -> None:
         refuse_targets(value, f"{place}.")
 
 
+def _told(config_name: str, arguments: Sequence[str]) -> bool:
+    """Print the help or the version if the command line asks for it; return whether it does."""
+    if "--version" in arguments:
+        print(f"specdec {__version__}")
+    elif asked := set(arguments).intersection(ASKING):
+        print(help_page(config_name, [each for each in arguments if each not in (*asked, *SWEEPING)]))
+    else:
+        return False
+    return True
+
+
 def main(config_name: str, task: Callable[[Mapping[str, Any]], Mapping[str, float] | None]) -> None:
     """Compose `config_name`, call `task` with plain resolved values, and end the process with the right exit code.
 
@@ -98,7 +110,8 @@ def main(config_name: str, task: Callable[[Mapping[str, Any]], Mapping[str, floa
             if config_name not in SHARED:
                 ranks.check_single(f"specdec.{config_name}")
             extend_search_path()
-            hydra.main(version_base="1.3", config_path=config_dir(), config_name=config_name)(resolved)()
+            if not _told(config_name, sys.argv[1:]):
+                hydra.main(version_base="1.3", config_path=config_dir(), config_name=config_name)(resolved)()
         except sweep.Stopped as stopped:
             error = stopped.error
         except (Exception, KeyboardInterrupt) as raised:

@@ -1,0 +1,75 @@
+"""`--help`, `--version` and `python -m specdec`: answered at once, from the YAML files themselves."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from specdec import __main__ as lists_commands
+from specdec import __version__
+from specdec.commands.help_page import help_page
+from specdec.config import config_dir
+
+CONF = Path(config_dir())
+
+
+@pytest.mark.parametrize("command", ["config", "advise", "certify", "train"])
+def test_every_group_is_listed_with_its_files(command):
+    page = help_page(command, [])
+    for folder in ("drafter", "verifier", "structure/budget_32"):
+        names = sorted(path.stem for path in (CONF / folder).glob("*.yaml"))
+        assert f"\n{folder}: {', '.join(names)}\n" in page
+    assert "\nhydra" not in page.partition("\nKeys")[2]
+
+
+def test_keys_have_their_comments_and_those_of_files_that_are_extended():
+    page = help_page("config", ["+drafter=medusa", "target=random_110m"])
+    assert "tracking:  (tracking=mlflow)\n" in page and "\n  required: false # true: a run fails" in page
+    assert "\n  siblings: without_replacement # in rows and trees" in page  # a group that was added
+    assert "\n    hidden_size: 768" in page and "\n  compile: trace # trace: replay" in page  # causal.yaml below it
+    assert "defaults:" not in page and "@package" not in page
+
+
+def test_every_key_of_the_default_configuration_stands_there():
+    page = help_page("config", ["+drafter=ngram"])
+    lines = {line.strip().partition(":")[0].strip('"') for line in page.splitlines()}
+    for name in ("measurement/default", "drafter/ngram", "target/causal", "prompts/stdlib_mix"):
+        keys = yaml.safe_load((CONF / f"{name}.yaml").read_text())
+        assert set(keys) - {"defaults"} <= lines
+
+
+def test_help_and_version_load_nothing_heavy(tmp_path):
+    script = (
+        "import sys; sys.argv = ['specdec.run', '+drafter=ngram', sys.argv[1]]; from specdec import run; run.main(); "
+        "assert not {'torch', 'mlflow', 'transformers', 'pandas', 'scipy', 'numpy'} & set(sys.modules)"
+    )
+    said = [
+        subprocess.run(
+            [sys.executable, "-c", script, asked], cwd=tmp_path, timeout=120, check=True, capture_output=True, text=True
+        ).stdout
+        for asked in ("--help", "--version")
+    ]
+    assert "max_new_tokens: 128" in said[0]
+    assert said[1] == f"specdec {__version__}\n"
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_wrong_name_beside_help_is_one_sentence(capsys, monkeypatch):
+    from specdec import run
+
+    monkeypatch.setattr(sys, "argv", ["specdec.run", "+drafter=ngrm", "--help"])
+    with pytest.raises(SystemExit) as ended:
+        run.main()
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.startswith("specdec: Unknown drafter 'ngrm'. Did you mean ngram?")
+
+
+def test_the_list_of_commands_has_a_sentence_for_each(capsys):
+    lists_commands.main([])
+    said = capsys.readouterr().out
+    for name in ("run", "train", "advise", "certify", "report", "sync", "new", "convert"):
+        assert f"  python -m specdec.{name} " in said
+    lists_commands.main(["--version"])
+    assert capsys.readouterr().out == f"specdec {__version__}\n"
