@@ -105,7 +105,14 @@ def record(name: str, run: Run, found: dict[str, Any]) -> None:
 
 def run_of(name: str, prompts: int, tokens: int, *overrides: str) -> Run:
     """Return the run of this name below `outputs/` of the working folder, made if it has not finished there."""
-    every = [*overrides, f"prompts.limit={prompts}", f"measurement.max_new_tokens={tokens}", *SHARED]
+    chosen = any(each.startswith("prompts=") for each in overrides)
+    every = [
+        *overrides,
+        *([] if chosen else ["prompts=stdlib_code"]),
+        f"prompts.limit={prompts}",
+        f"measurement.max_new_tokens={tokens}",
+        *SHARED,
+    ]
     return finished(Path("outputs/paper_claims", name), every)
 
 

@@ -72,14 +72,18 @@ def test_coins_do_not_depend_on_alpha_beyond_their_threshold(cycle):
     assert wrong[0] > wrong[1] > wrong[2]
 
 
+def drafted_at(cycle, alpha, reference, text):
+    """Return one draft of the oracle as long as the reference [T], of the text with this number."""
+    drafter = oracle(cycle, alpha)
+    drafter.start(TextStart([0], 1000, generator=generator_for(text, "a", "draft"), reference=reference))
+    return drafter.draft(chain(len(reference))).tokens
+
+
 def test_a_corrupt_token_always_differs_and_is_uniform_over_the_others(cycle):
-    """Alpha 0, 6,000 tokens: none right; chi-square over the 6 wrong ones below 27.9 (false alarm 4e-5, 5
-    d.o.f.).
+    """Alpha 0, 6,000 tokens in six drafts: none right; chi-square over the 6 wrong ones below 27.9 (false alarm
+    4e-5, 5 d.o.f.).
     """
-    reference = [2] * 6000
-    drafter = oracle(cycle, 0.0)
-    drafter.start(TextStart([0], 1000, generator=generator_for(1, "a", "draft"), reference=reference))
-    drafted = drafter.draft(chain(6000)).tokens
+    drafted = torch.cat([drafted_at(cycle, 0.0, [2] * 1000, text) for text in range(6)])
     counts = torch.bincount(drafted, minlength=SIZE)
     assert counts[2] == 0
     others = counts[counts > 0].double()
@@ -93,11 +97,8 @@ def test_alpha_one_is_never_wrong(cycle):
 
 
 def test_share_of_right_tokens_is_alpha(cycle):
-    """16,000 coins at 0.8: within 5 standard deviations (false alarm 6e-7)."""
-    reference = [0] * 16000
-    drafter = oracle(cycle, 0.8)
-    drafter.start(TextStart([0], 1000, generator=generator_for(0, "a", "draft"), reference=reference))
-    right = int((drafter.draft(chain(16000)).tokens == 0).sum())
+    """16,000 coins at 0.8, in 16 drafts: within 5 standard deviations (false alarm 6e-7)."""
+    right = sum(int((drafted_at(cycle, 0.8, [0] * 1000, text) == 0).sum()) for text in range(16))
     assert abs(right - 12800) < 5 * math.sqrt(16000 * 0.8 * 0.2)
 
 

@@ -37,8 +37,8 @@ def native(monkeypatch):
 def test_the_default_command_in_one_line(native):
     native("bfloat16")
     assert line("target.device=cpu", budget=90.0) == (
-        "ngram on pocket in bfloat16 (the model's own, in which this machine computes), on cpu (1 thread); at most 20 "
-        "prompts of stdlib_code, 128 tokens each; gamma 1, 2, 3, 4, 6, 8; time budget 90 s until the last prompt is "
+        "ngram on pocket in bfloat16 (the model's own, in which this machine computes), on cpu (1 thread); at most 18 "
+        "prompts of stdlib_mix, 128 tokens each; gamma 1, 2, 3, 4, 6, 8; time budget 90 s until the last prompt is "
         "decoded (measurement.budget_seconds; null: no bound)."
     )
 
@@ -76,7 +76,7 @@ def test_other_shapes_lengths_and_drafters_are_named():
         "measurement.drafters=[suffix,ngram]", "measurement.max_new_tokens=7",
     )  # fmt: skip
     assert said.startswith("ngram, suffix on pocket in ")
-    assert said.endswith("; all prompts of stdlib_code, 3 times, 7 tokens each; rows, depth 2, 5; no time budget.")
+    assert said.endswith("; all prompts of stdlib_mix, 3 times, 7 tokens each; rows, depth 2, 5; no time budget.")
 
 
 def test_a_bad_part_is_one_sentence_here_too():

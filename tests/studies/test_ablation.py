@@ -21,7 +21,7 @@ def test_histograms_add_up(study, tiny_target):
     assert (won == ranks).all() and len(won) == len(ranks) > 0
     rows = histograms[histograms["histogram"] == "allotment"]
     assert (rows["value"] * rows["count"]).sum() == replay["paths"].sum() <= 4 * rounds.sum()
-    parts = {name.split(".")[1] for name in found.metrics if name.count(".") == 2}
+    parts = {name.split("/")[1].split(".")[0] for name in found.metrics if name.startswith("ablation/") and "." in name}
     assert parts == {"ngram", "model_bigram"}
     for share in ("of_rows", "of_wins", "tokens"):
         assert sum(found.metrics[f"ablation/{name}.{share}"] for name in parts) == pytest.approx(1)

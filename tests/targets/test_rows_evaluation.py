@@ -314,14 +314,14 @@ def test_copies_that_do_not_fit_are_refused_with_the_bytes(target_of, monkeypatc
 
 
 def test_a_draft_too_large_for_a_call_is_refused_before_its_tree_is_made(target_of, monkeypatch):
-    rows = structures.build({"name": "rows", "k": 128, "w": 127, "budget": 128**2})
+    rows = structures.build({"name": "rows", "k": 32, "w": 31, "budget": 32**2})
     monkeypatch.setattr(type(rows), "tree", property(lambda self: pytest.fail("made its nodes")))
-    monkeypatch.setattr(base, "available_bytes", lambda device: 10**6)
-    for evaluation, evaluated, mask in (("packed", 128 * 127 + 1, (128 * 127 + 1) ** 2), ("rows", 128 * 128, 0)):
+    monkeypatch.setattr(base, "available_bytes", lambda device: 200_000)
+    for evaluation, evaluated, mask in (("packed", 32 * 31 + 1, (32 * 31 + 1) ** 2), ("rows", 32 * 32, 0)):
         with pytest.raises(UsageError) as refused:
             target_of("llama", evaluation).check_draft(rows)
         sentence = str(refused.value)
-        assert f"{evaluated * VOCABULARY * 4 + mask:,} bytes, and 1,000,000 are free" in sentence
+        assert f"{evaluated * VOCABULARY * 4 + mask:,} bytes, and 200,000 are free" in sentence
         assert "structure=rows" in sentence and "lower structure.k or structure.w." in sentence
         target_of("llama", evaluation).check_draft(structures.build({"name": "rows", "k": 10, "w": 10, "budget": 999}))
     monkeypatch.setattr(base, "available_bytes", lambda device: None)

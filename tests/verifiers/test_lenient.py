@@ -219,10 +219,10 @@ def test_a_run_reports_the_departure_and_claims_no_identity(monkeypatch, tmp_pat
     assert len(betas) > 100 and metrics["alpha.text"] == pytest.approx(np.mean(betas), abs=1e-6)
     assert metrics["account/alpha"] == metrics["alpha.text"]
     assert metrics["alpha.text"] == pytest.approx(metrics["alpha.mle"], abs=0.1)
-    assert any("Not lossless" in note for note in summary["notes"])
+    assert any(note.startswith("Lossy:") for note in summary["notes"])
     assert list(tmp_path.glob("models/ngrams/*.safetensors"))
     with sqlite3.connect(tmp_path / "mlflow.db") as database:
-        logged = dict(database.execute("select key, value from metrics where key like 'lossless.%'"))
+        logged = dict(database.execute("select key, value from metrics where key like 'lossless/%'"))
         params = dict(
             database.execute("select key, value from params where key in ('verifier.lenience', 'drafter.order')")
         )

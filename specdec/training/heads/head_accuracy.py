@@ -92,7 +92,7 @@ class HeadAccuracy:
         found = {}
         for head in range(len(self.seen)):
             for place in range(TOP):
-                name = f"{HELDOUT}.{self.kind}_{head + 1}.top{place + 1}"
+                name = f"{HELDOUT}/{self.kind}_{head + 1}.top{place + 1}"
                 found[name] = _share(self.hits[head, place], self.seen[head])
                 found[name + "_given_earlier"] = _share(self.conditional_hits[head, place], self.conditional_seen[head])
         return found
@@ -119,8 +119,8 @@ class TargetScore:
 
     def metrics(self) -> dict[str, float]:
         """Return `heldout/target.nats_per_token`, `heldout/target.top1`, ..."""
-        tops = {f"{HELDOUT}.target.top{place + 1}": _share(self.hits[place], self.tokens) for place in range(TOP)}
-        return {f"{HELDOUT}.target.nats_per_token": self.nats / max(self.tokens, 1)} | tops
+        tops = {f"{HELDOUT}/target.top{place + 1}": _share(self.hits[place], self.tokens) for place in range(TOP)}
+        return {f"{HELDOUT}/target.nats_per_token": self.nats / max(self.tokens, 1)} | tops
 
 
 @torch.no_grad()

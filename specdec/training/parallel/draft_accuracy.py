@@ -52,7 +52,7 @@ class DraftAccuracy:
         """
         found = {}
         for level in range(len(self.hits)):
-            name = f"{HELDOUT}.token_{level + 1}."
+            name = f"{HELDOUT}/token_{level + 1}."
             found[name + "top1"] = float(self.hits[level] / self.seen[level])
             found[name + "top1_given_earlier"] = float(self.hits_given_earlier[level] / self.earlier[level])
             found[name + "nats_per_token"] = float(self.nats[level] / self.seen[level])
