@@ -96,7 +96,7 @@ def identify(config: RunConfig, parts: Parts) -> RunIdentity:
         "temperature": f"{_temperature(config):g}",
         "dtype": str(model.get("dtype", "float64")),
         "time": "measured" if parts.target.clock() is None else "simulated",
-        **({"mlflow.source.git.commit": code["commit"]} if (code := environment["code"]) else {}),
+        **({"mlflow.source.git.commit": code["commit"]} if (code := environment.get("code")) else {}),
         **parts.target.tags,
     }
     params = with_used_dtypes(flattened(plain), {"target": model, "drafter": drafter})
