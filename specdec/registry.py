@@ -30,6 +30,10 @@ def _config_type(cls: type) -> type:
     return getattr(sys.modules[cls.__module__], annotation) if isinstance(annotation, str) else annotation
 
 
+class UnknownName(UsageError):
+    """A name that no class of a family has."""
+
+
 class Registry(Generic[T]):
     """The classes of one family (`drafters`), filled by importing the family's package and its entry points.
 
@@ -75,12 +79,12 @@ class Registry(Generic[T]):
         return sorted([*self._classes, *self._settings])
 
     def get(self, name: str) -> type[T]:
-        """Return the class of a name; UsageError, with near misses and the full list, if there is none."""
+        """Return the class of a name; UnknownName, with near misses and the full list, if there is none."""
         self._load()
         own = self._settings.get(name, name) if isinstance(name, str) else None
         if own not in self._classes:
             broken = "".join(f" The plugin {each!r} was left out: {why}." for each, why in self._broken.items())
-            raise UsageError(
+            raise UnknownName(
                 f"Unknown {self.group} {name!r}.{near_misses(str(name), self.all_names())} "
                 f"The {self.family} are: {', '.join(self.all_names())}.{broken}"
             )
