@@ -23,7 +23,11 @@ def task(values: Mapping[str, Any]) -> None:
 
 
 def _check(config: AdviseConfig) -> None:
-    """Check what advice checks before it reads a model, the parts first: they import least. Raises UsageError."""
+    """Check what advice checks before it reads a model, the parts first, because they import least.
+
+    Raises:
+        UsageError: the first fault.
+    """
     from specdec.experiment.parts import checked
 
     checked(config)

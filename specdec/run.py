@@ -43,7 +43,11 @@ def task(values: Mapping[str, Any]) -> Mapping[str, float]:
 
 
 def _check(config: RunConfig) -> None:
-    """Check what a run checks before it reads a model, the parts first: they import least. Raises UsageError."""
+    """Check what a run checks before it reads a model, the parts first, because they import least.
+
+    Raises:
+        UsageError: the first fault.
+    """
     from specdec.experiment.beside import settled
     from specdec.experiment.parts import checked
 
