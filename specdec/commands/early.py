@@ -31,7 +31,8 @@ def check_early(check: Callable[[], object]) -> None:
     Args:
         check: has its imports inside, and changes nothing outside of its process.
     """
-    if "torch" in sys.modules or not hasattr(os, "fork") or threading.active_count() > 1:
+    alone = threading.active_count() == 1 and not multiprocessing.current_process().daemon
+    if "torch" in sys.modules or not hasattr(os, "fork") or not alone:
         return
     context = multiprocessing.get_context("fork")
     receiving, sending = context.Pipe(duplex=False)
@@ -43,12 +44,13 @@ def check_early(check: Callable[[], object]) -> None:
         sending.close()
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         refused, why = receiving.recv() if receiving.poll(LONGEST) else ("", f"no answer in {LONGEST} s")
-    except EOFError:
-        refused, why = "", "the process that checked it died"
+    except (EOFError, OSError) as error:  # it died, or there is no room for it
+        refused, why = "", f"{type(error).__name__}: {error}"
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        child.kill()
-        child.join()
+        if child.pid is not None:
+            child.kill()
+            child.join()
         receiving.close()
     if refused:
         raise UsageError(refused)

@@ -147,7 +147,7 @@ def build(config: RunConfig) -> Parts:
 
 
 @dataclass(frozen=True)
-class Asked:
+class AskedDrafter:
     """A drafter that is to be decoded with, checked as far as no model is needed."""
 
     method: str
@@ -157,15 +157,15 @@ class Asked:
     verifier: Verifier
 
 
-class Checked(NamedTuple):
-    """What a run asks for, typed and checked as far as no model is needed: all that configuration alone can tell."""
+class CheckedRun(NamedTuple):
+    """The parts that a run asks for, typed and checked as far as configuration alone can tell."""
 
     sampling: SamplingConfig
     target_config: Any
-    drafters: list[Asked]  # that of +drafter= first
+    drafters: list[AskedDrafter]  # that of +drafter= first
 
 
-def checked(config: RunConfig) -> Checked:
+def checked(config: RunConfig) -> CheckedRun:
     """Check the values of every part, then that the parts fit together, then the shapes of drafts. Reads no model.
 
     Raises:
@@ -179,7 +179,7 @@ def checked(config: RunConfig) -> Checked:
     typed = {name: _typed(name, each, sampling) for name, each in every.items()}
     # Built last: a tree for given accuracies takes numpy, which the check before all imports does not have.
     asked = [_asked(name, each, *typed[name]) for name, each in every.items()]
-    return Checked(sampling, target_config, asked)
+    return CheckedRun(sampling, target_config, asked)
 
 
 def _typed(name: str, config: RunConfig, sampling: SamplingConfig) -> tuple[Any, Any, Verifier]:
@@ -192,9 +192,11 @@ def _typed(name: str, config: RunConfig, sampling: SamplingConfig) -> tuple[Any,
         return drafter_config, structure_config, verifier.for_greedy() if sampling.greedy else verifier
 
 
-def _asked(name: str, config: RunConfig, drafter_config: Any, structure_config: Any, verifier: Verifier) -> Asked:
+def _asked(
+    name: str, config: RunConfig, drafter_config: Any, structure_config: Any, verifier: Verifier
+) -> AskedDrafter:
     with _place(name, config):
-        return Asked(name, config, drafter_config, structures.construct(structure_config), verifier)
+        return AskedDrafter(name, config, drafter_config, structures.construct(structure_config), verifier)
 
 
 def _place(name: str, config: RunConfig) -> AbstractContextManager[None]:
@@ -202,7 +204,7 @@ def _place(name: str, config: RunConfig) -> AbstractContextManager[None]:
     return named_beside(name) if name in config.measurement.drafter_settings else nullcontext()
 
 
-def _drafter_arms(asked: Asked, target: Target) -> DrafterArms:
+def _drafter_arms(asked: AskedDrafter, target: Target) -> DrafterArms:
     """Construct a drafter, and its arms at all gammas that it drafts."""
     config, structure = asked.config, asked.structure
     # One drafter serves every gamma: arms never decode at the same time.
