@@ -17,7 +17,7 @@ from multiprocessing.connection import Connection
 from specdec.commands.placeholders import import_placeholders
 from specdec.errors import UsageError
 from specdec.plugins import are_installed
-from specdec.registry import UnknownName
+from specdec.registry import Registry, UnknownName
 from specdec.signals import STOPS
 
 logger = logging.getLogger(__name__)
@@ -70,6 +70,7 @@ def _checked(check: Callable[[], object], sending: Connection) -> None:
     gc.disable()  # a tenth of the time, for memory that is soon given back
     try:
         import_placeholders()
+        Registry.one_by_one = True
         check()
     except UnknownName as error:
         # A plugin's parts are not known here.
