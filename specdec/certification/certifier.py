@@ -24,7 +24,7 @@ from specdec.drafters import Drafter, drafters
 from specdec.errors import DeclaredLossy, NotLossless, UsageError
 from specdec.experiment.arm import Arm
 from specdec.experiment.beside import refuse_several
-from specdec.experiment.budget import refuse_budget
+from specdec.experiment.budget import refuse_budget, refuse_null
 from specdec.experiment.dtypes import arithmetic_notes
 from specdec.experiment.environment import capture
 from specdec.experiment.foreign_claims import record_passed
@@ -116,6 +116,7 @@ def check_fits(config: CertifyConfig) -> None:
     """
     refuse_several(config, "specdec.certify certifies one drafter", "use measurement.drafters=[] and ask for each")
     refuse_budget(config, "specdec.certify")
+    refuse_null(config, "specdec.certify")
     if targets.get(config.target["name"]).capabilities.recorded:
         raise UsageError(
             f"Bad value target={config.target['name']}: it knows recorded tokens only, and a certificate compares "

@@ -30,7 +30,7 @@ from specdec.errors import UsageError
 from specdec.experiment.advice import Advice, RoundCost, judge, kept_at, key_of, keyed_by, predict, recommended
 from specdec.experiment.batch_checks import refuse_batches
 from specdec.experiment.beside import refuse_several
-from specdec.experiment.budget import refuse_budget
+from specdec.experiment.budget import refuse_budget, refuse_null
 from specdec.experiment.dtypes import arithmetic_notes
 from specdec.experiment.parts import Parts, build, limited, prepare
 from specdec.experiment.results import GenerationKey, ResultsFolder, generation_line, round_table
@@ -124,6 +124,7 @@ def refuse_other_runs(config: AdviseConfig) -> None:
     refuse_several(config, "specdec.advise predicts one drafter", "use measurement.drafters=[] and ask for each")
     refuse_batches(config, "specdec.advise")
     refuse_budget(config, "specdec.advise")
+    refuse_null(config, "specdec.advise")
 
 
 def _check_replay(config: AdviseConfig, parts: Parts) -> None:

@@ -152,6 +152,18 @@ def refuse_budget(config: RunConfig, who: str) -> None:
         raise UsageError(f"Bad value {KEY}={asked:g}: {who} leaves no prompt out; use {KEY}=null.")
 
 
+def refuse_null(config: RunConfig, who: str) -> None:
+    """Refuse the null control of what does not set one speedup against plain decoding.
+
+    Args:
+        who: subject of the sentence.
+    Raises:
+        UsageError: `measurement.null` is true.
+    """
+    if config.measurement.null is True:
+        raise UsageError(f"Bad value measurement.null=true: {who} has no null control; use measurement.null=auto.")
+
+
 def _check(config: RunConfig, asked: float) -> None:
     measurement = config.measurement
     for wrong, fault, instead in (

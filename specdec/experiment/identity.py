@@ -17,6 +17,8 @@ from specdec.analysis.read.facts import RunFacts
 from specdec.code_version import code_hash
 from specdec.config import RunConfig, flattened
 from specdec.experiment.advice import Advice
+from specdec.experiment.budget import KEY as BUDGET
+from specdec.experiment.budget import budget_of
 from specdec.experiment.dtypes import arithmetic_notes, with_used_dtypes
 from specdec.experiment.environment import capture
 from specdec.experiment.parts import DrafterArms, Parts
@@ -101,7 +103,8 @@ def identify(config: RunConfig, parts: Parts) -> RunIdentity:
     }
     params = with_used_dtypes(flattened(plain), {"target": model, "drafter": drafter})
     params |= {key: value for key, value in _chosen(parts, model, drafter).items() if params.get(key) == "auto"}
-    params["measurement.null"] = parts.null is not None
+    params["measurement.null"] = config.study is None and parts.null is not None
+    params[BUDGET] = budget_of(config) if params[BUDGET] == "auto" else params[BUDGET]
     return RunIdentity(params, environment, identity["cell"], tags, plain)
 
 

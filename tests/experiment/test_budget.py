@@ -249,3 +249,12 @@ def test_a_bound_belongs_to_the_identity_of_a_run():
         for seconds in (None, 60.0)
     }
     assert len(cells) == 2
+
+
+def test_the_bound_that_auto_became_is_logged(monkeypatch):
+    monkeypatch.setattr("specdec.experiment.identity.budget_of", lambda config: FIRST_LOOK_S)
+    config = config_of("+drafter=ngram", PROMPTS)
+    parts = build(config)
+    for asked, logged in (("auto", FIRST_LOOK_S), (None, None), (60.0, 60.0)):
+        bounded = replace(config, measurement=replace(config.measurement, budget_seconds=asked))
+        assert identify(bounded, parts).params["measurement.budget_seconds"] == logged

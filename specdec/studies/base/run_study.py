@@ -14,7 +14,7 @@ from specdec.config import RunConfig, validated
 from specdec.errors import UsageError
 from specdec.experiment.batch_checks import refuse_batches
 from specdec.experiment.beside import refuse_several
-from specdec.experiment.budget import refuse_budget
+from specdec.experiment.budget import refuse_budget, refuse_null
 from specdec.experiment.dtypes import arithmetic_notes
 from specdec.experiment.identity import RunIdentity, identify, run_facts
 from specdec.experiment.kept import EarlierRuns, KeptRun
@@ -61,6 +61,7 @@ def checked_study(config: RunConfig) -> Study:
     refuse_several(config, f"study {name!r} has its own drafters", "use measurement.drafters=[]")
     refuse_batches(config, f"study {name!r}")
     refuse_budget(config, f"study {name!r}")
+    refuse_null(config, f"study {name!r}")
     sampling = validated(SamplingConfig, config.sampling, where="sampling")
     if not sampling.greedy:
         raise UsageError(
