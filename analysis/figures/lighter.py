@@ -159,4 +159,5 @@ def _faces(letters: dict[str, set[str]]) -> Iterator[str]:
         stream = BytesIO()
         subset.save_font(font, stream, options)
         data = b64encode(stream.getvalue()).decode("ascii")
-        yield f'@font-face {{ font-family: "Figures"; font-weight: {weight}; src: url(data:font/woff;base64,{data}); }}\n'
+        source = f"url(data:font/woff;base64,{data})"
+        yield f'@font-face {{ font-family: "Figures"; font-weight: {weight}; src: {source}; }}\n'

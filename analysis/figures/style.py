@@ -205,6 +205,17 @@ def svg(figure: Figure, letters: bool = False) -> str:
     return lighter(re.sub(r"(<svg [^>]*>)", lambda found: f"{found[1]}<title>{name}</title>", text, count=1))
 
 
+@contextmanager
+def laid_out(figure: Figure) -> Iterator[None]:
+    """Keep the layout of the last drawing inside the context: finding it is most of the time of a drawing."""
+    engine = figure.get_layout_engine()
+    figure.set_layout_engine("none")
+    try:
+        yield
+    finally:
+        figure.set_layout_engine(engine)
+
+
 def save(figure: Figure, folder: Path | str, name: str) -> tuple[Path, Path]:
     """Write `name`.png and `name`.svg into `folder` and return their paths."""
     target = Path(folder)
@@ -213,5 +224,6 @@ def save(figure: Figure, folder: Path | str, name: str) -> tuple[Path, Path]:
     png, vector = target / f"{name}.png", target / f"{name}.svg"
     with styled():
         figure.savefig(png, dpi=DPI, metadata={"Software": None})
-    vector.write_text(svg(figure), encoding="utf-8")
+    with laid_out(figure):
+        vector.write_text(svg(figure), encoding="utf-8")
     return png, vector

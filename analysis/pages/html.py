@@ -79,8 +79,10 @@ def _draw(chapters: Sequence[Chapter]) -> dict[int, _Drawn]:
             for name, figure in section.figures:
                 stem = f"{number:02}-{place:02}-{re.sub('[^A-Za-z0-9_-]+', '_', name)}"
                 taken = sum(each.name.startswith(stem) for each in drawn.values())
-                inline = _inline(style.svg(figure, letters=True), f"f{len(drawn)}")
-                drawn[id(figure)] = _Drawn(stem + (f"_{taken + 1}" if taken else ""), style.svg(figure), inline)
+                outlined = style.svg(figure)
+                with style.laid_out(figure):
+                    inline = _inline(style.svg(figure, letters=True), f"f{len(drawn)}")
+                drawn[id(figure)] = _Drawn(stem + (f"_{taken + 1}" if taken else ""), outlined, inline)
     return drawn
 
 
