@@ -139,8 +139,8 @@ def _values(group: str, name: str) -> dict[str, Any]:
             f"No file {group}/{name}.yaml is on Hydra's search path: put it into the folder conf/ of your package, and "
             "install the package."
         ) from None
-    values: dict[str, Any] = OmegaConf.to_container(composed[group], resolve=True)
-    return values
+    values: Any = OmegaConf.to_container(composed[group], resolve=True)
+    return dict(values)
 
 
 def _words(check: Callable[..., None]) -> str:
