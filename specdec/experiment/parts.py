@@ -36,7 +36,7 @@ class DrafterArms:
     arms: tuple[Arm, ...]
     primary: Arm
     label: str  # drafter on model, for titles
-    left_out: tuple[int, ...] = ()  # of measurement.gammas: deeper than the drafter drafts
+    left_out: tuple[int, ...] = ()  # of measurement.gammas: deeper than the drafter drafts, or than the structure is
 
     @property
     def name(self) -> str:
@@ -191,6 +191,7 @@ def _drafter_arms(asked: _Asked, target: Target) -> DrafterArms:
             f"{config.drafter['name']} drafts {deepest} levels at most; lower the structure's depth."
         )
     gammas = sorted({*config.measurement.gammas, structure.gamma})
+    deepest = min(deepest, structure.resized(gammas[-1]).gamma)  # a tree that was given has no deeper levels
     arms = {
         gamma: Arm(
             method=asked.method,
