@@ -109,6 +109,7 @@ def test_other_parts_pass_after_one_function_is_filled_in(installed, kind):
     ("kind", "right", "wrong", "told"),
     [
         ("structure", "return CLASS(gamma)", "return CLASS(gamma + 1)", "every depth below is there"),
+        ("structure", "return CLASS(gamma)", "return CLASS(min(gamma, 5))", "every depth below is there"),
         ("target", "[*self._text, *(", "[*self._text[1:], *(", "a draft is verified as it is scored"),
         ("target", "), next_token]", ")]", "the accepted path is kept and the rest is not"),
         ("target", "self._text = list(text.prompt)", "self._text += list(text.prompt)", "a new text begins anew"),

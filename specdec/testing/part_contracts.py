@@ -42,8 +42,10 @@ def every_depth_below_is_there(structure: Structure) -> None:
         require(other.name == structure.name, f"resized({depth}) is named {other.name!r}, not {structure.name!r}.")
         require(structure.clamped(depth).gamma == depth, f"clamped({depth}) is {structure.clamped(depth).gamma} deep.")
     require(structure.resized(0).nodes == 0, "resized(0) has nodes.")
-    deeper = structure.resized(structure.gamma + 2)  # the whole shape, where it has no deeper levels
-    require(deeper.gamma == deeper.tree.depth >= structure.gamma, f"A deeper one is {deeper.gamma} deep.")
+    for depth in (structure.gamma + more for more in (1, 2, 4)):
+        deeper = structure.resized(depth).gamma
+        sentence = f"resized({depth}) is {deeper} deep: it has to be that deep, or the whole shape."
+        require(deeper in (depth, structure.gamma), sentence)
 
 
 def exact_law_of_a_round(structure: Structure) -> None:
