@@ -182,10 +182,7 @@ def point_tip(axes: Axes, across: float, up: float, text: str) -> None:
 
 
 def svg(figure: Figure) -> str:
-    """Return the figure as SVG with its tooltips, without a date and without the name of a program.
-
-    `savefig` would draw everything twice, once to measure it; the layout here is found while drawing.
-    """
+    """Return the figure as SVG with its tooltips, without a date and without the name of a program."""
     stream, canvas = StringIO(), figure.canvas
     with styled():
         FigureCanvasSVG(figure).print_svg(stream, metadata=UNSIGNED)
@@ -198,12 +195,18 @@ def svg(figure: Figure) -> str:
 
 
 def save(figure: Figure, folder: Path | str, name: str) -> tuple[Path, Path]:
-    """Write `name`.png and `name`.svg into `folder` and return their paths."""
+    """Write `name`.png and `name`.svg into `folder` and return their paths.
+
+    `savefig` would draw everything twice, once to measure it; the layout here is found while drawing, and the SVG has
+    that of the PNG.
+    """
     target = Path(folder)
     target.mkdir(parents=True, exist_ok=True)
     name = re.sub(r"[^\w.-]+", "_", name).lstrip(".")  # a name, whatever a table holds; never a path
     png, vector = target / f"{name}.png", target / f"{name}.svg"
     with styled():
-        figure.savefig(png, dpi=DPI, metadata={"Software": None})
+        figure.set_dpi(DPI)
+        FigureCanvasAgg(figure).print_png(png, metadata={"Software": None})
+    figure.set_layout_engine("none")
     vector.write_text(svg(figure), encoding="utf-8")
     return png, vector
