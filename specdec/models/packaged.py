@@ -27,7 +27,7 @@ from specdec.models.row_attention import attention_by_sums
 logger = logging.getLogger(__name__)
 
 _VOLATILE = ("transformers_version", "name_or_path")
-_FORMAT = 2  # changes whenever the passes below do
+_FORMAT = 3  # changes whenever the passes below do
 _SETTINGS: dict[str, Any] = {
     "freezing": True,
     "cpp.enable_concat_linear": True,
@@ -47,15 +47,13 @@ _SLOW_LOAD = """auto b = VectorizedIn::loadu(B + k * ldb + col * VLEN, VLEN);
 _FAST_LOAD = """at::vec::load_fp32_from_{{ "bf16" if input2_dtype == torch.bfloat16 else "fp16" }}(
                 B + k * ldb + col * VLEN, vb[col]);"""
 
-# A product with one row waits for memory, because a processor's own prefetching ends with a page: ask for the next one.
+# A pass on one token waits for memory, because a processor's own prefetching ends with a page: ask for the next one.
+_PREFETCH = "__builtin_prefetch(reinterpret_cast<const char*>({pointer}) + 4096)"
 _LOADS = "        if constexpr (row == 0) {"
-_PREFETCHED_LOADS = (
-    _LOADS
-    + """
-            if constexpr (ROWS == 1 && col * VLEN * sizeof(*B) % 64 == 0) {
-                __builtin_prefetch(reinterpret_cast<const char*>(B + k * ldb + col * VLEN) + 4096);
-            }"""
-)
+_PREFETCHED_LOADS = f"""{_LOADS}
+            if constexpr (ROWS == 1 && col * VLEN * sizeof(*B) % 64 == 0) {{
+                {_PREFETCH.format(pointer="B + k * ldb + col * VLEN")};
+            }}"""
 
 
 class PackagedStep:
@@ -166,7 +164,7 @@ def _write_package(
     dynamic = torch.export.Dim.DYNAMIC
     count = {1: dynamic} if any_number else None
     columns = {2: dynamic, 3: dynamic} if any_number else {3: dynamic}
-    with torch.inference_mode(False), torch.no_grad(), attention_by_sums(model), _quick_loads():
+    with torch.inference_mode(False), torch.no_grad(), attention_by_sums(model), _quick_loads(any_number):
         # New tensors, because those of the cache may be marked as made for inference, which cannot be exported.
         buffers = [torch.zeros(buffer.shape, dtype=buffer.dtype) for buffer in _buffers(cache)]
         places = torch.arange(size).unsqueeze(0)
@@ -187,15 +185,34 @@ def _settings(dtype: torch.dtype) -> dict[str, Any]:
 
 
 @contextmanager
-def _quick_loads() -> Iterator[None]:
-    """Have products by templates read 16-bit weights without masks, and prefetch, where the template is as expected."""
+def _quick_loads(any_number: bool) -> Iterator[None]:
+    """Have inductor read 16-bit weights without masks, where its template is as expected, and prefetch: the weights
+    of products with one row, and, for calls on one token, also the keys and values.
+    """
     import_module("torch._inductor.compile_fx")  # first, because the templates and the products import each other
     import_module("torch._inductor.kernel.mm")
+    from torch._inductor.codegen.cpp import CppVecKernel
     from torch._inductor.codegen.cpp_micro_gemm import CppMicroGemmFP32Vec
 
     text = CppMicroGemmFP32Vec.TEMPLATE_KERNEL.replace(_SLOW_LOAD, _FAST_LOAD).replace(_LOADS, _PREFETCHED_LOADS)
-    with patch.object(CppMicroGemmFP32Vec, "TEMPLATE_KERNEL", text):
+    load = CppVecKernel._get_vec_load_line
+    with (
+        patch.object(CppMicroGemmFP32Vec, "TEMPLATE_KERNEL", text),
+        patch.object(CppVecKernel, "_get_vec_load_line", load if any_number else _prefetched(load)),
+    ):
         yield
+
+
+def _prefetched(load: Callable[..., str]) -> Callable[..., str]:
+    """Return inductor's maker of C++ expressions that load a vector, with a prefetch before each one from memory."""
+    from torch._inductor.codegen.cpp import cexpr_index
+
+    def line(kernel: Any, var: str, index: Any, *options: Any) -> str:
+        loaded = load(kernel, var, index, *options)
+        # An index of 0 is a small buffer of the loop itself.
+        return f"({_PREFETCH.format(pointer=f'{var} + {cexpr_index(index)}')}, {loaded})" if index != 0 else loaded
+
+    return line
 
 
 def _buffers(cache: KVCache) -> list[Tensor]:

@@ -2,6 +2,7 @@
 
 import shutil
 from copy import deepcopy
+from zipfile import ZipFile
 
 import pytest
 import torch
@@ -90,6 +91,23 @@ def test_results_stay_when_the_next_call_is_made(model, folder, compiling_nothin
     kept = first.clone()
     ours.forward(torch.tensor([8]), chain_tree(0))
     assert torch.equal(first, kept)
+
+
+@pytest.mark.slow
+def test_what_inductor_writes_reads_quickly(folder):
+    """Its texts are changed where they are as expected: with a release of torch that writes others, this fails."""
+    from torch._inductor.codegen.cpp_micro_gemm import CppMicroGemmFP32Vec
+
+    def code(package):
+        (path,) = folder.glob(package)
+        with ZipFile(path) as archive:
+            return "".join(archive.read(name).decode() for name in archive.namelist() if name.endswith("kernel.cpp"))
+
+    assert packaged._SLOW_LOAD in CppMicroGemmFP32Vec.TEMPLATE_KERNEL
+    one, any_number = code("llama-one-*"), code("llama-any-*")
+    for_products, for_loops = "ROWS == 1 && col * VLEN", "(__builtin_prefetch("
+    assert for_products in one and for_products in any_number
+    assert for_loops in one and for_loops not in any_number
 
 
 @pytest.mark.slow
