@@ -8,10 +8,7 @@ import os
 import pickle
 from collections.abc import Sequence
 from pathlib import Path
-
-import torch
-from safetensors.torch import save_file
-from torch import Tensor
+from typing import Any
 
 from specdec.commands.plain import OneSentence, told_faults
 from specdec.errors import ModelLoadError
@@ -34,6 +31,8 @@ def convert(source: Path, output: Path | None = None) -> Path:
         raise ModelLoadError(f"Output {output} should end in .safetensors.")
     if output.exists():
         raise ModelLoadError(f"Output {output} exists: remove it, or give another name as the second argument.")
+    from safetensors.torch import save_file
+
     weights = _tensors(source)
     partial = output.with_name(output.name + ".partial")
     try:
@@ -44,8 +43,10 @@ def convert(source: Path, output: Path | None = None) -> Path:
     return output
 
 
-def _tensors(source: Path) -> dict[str, Tensor]:
+def _tensors(source: Path) -> dict[str, Any]:
     """Read a dict of tensors; those that share memory are copied, because safetensors stores each apart."""
+    import torch
+
     try:
         loaded = torch.load(source, map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError) as error:
@@ -59,7 +60,7 @@ def _tensors(source: Path) -> dict[str, Tensor]:
             f"File {source} holds a {type(loaded).__name__}, not a dict of tensors: it is not converted."
         )
     for name, value in loaded.items():
-        if not isinstance(name, str) or not isinstance(value, Tensor):
+        if not isinstance(name, str) or not isinstance(value, torch.Tensor):
             raise ModelLoadError(
                 f"File {source} holds a {type(value).__name__} at {name!r}, not a tensor under a name: it is not "
                 "converted."

@@ -66,15 +66,28 @@ class DeclaredLossy(SpecdecError):
 
 
 class Interrupted(SpecdecError):
-    """A signal ended the run (130 SIGINT, 143 SIGTERM); rounds that were finished are kept."""
+    """A signal ended the run (130 SIGINT, 143 SIGTERM); rounds that were finished are kept.
 
-    def __init__(self, message: str, exit_code: int) -> None:
+    Libraries make an error anew from its text, to which they add lines of their own, and lose what else it had: so the
+    sentence is the first line, and each signal has a class.
+    """
+
+    exit_code = 130
+
+    def __init__(self, message: str, exit_code: int | None = None) -> None:
         super().__init__(message)
-        self.exit_code = exit_code
-        self._sentence = message
+        if exit_code is not None:
+            self.exit_code = exit_code
+        self._sentence = message.partition("\n")[0]
 
     def __str__(self) -> str:
         return self._sentence  # not `args`: torch writes its stack into those of an error that passes through a trace
+
+
+class Terminated(Interrupted):
+    """SIGTERM ended the run."""
+
+    exit_code = 143
 
 
 def is_out_of_memory(error: BaseException) -> bool:

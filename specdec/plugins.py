@@ -16,6 +16,12 @@ from specdec.code_version import code_hash
 GROUPS = tuple(f"specdec.{family}" for family in ("drafters", "peers", "prompts", "structures", "targets", "verifiers"))
 
 
+def are_installed() -> bool:
+    """Return whether some package adds parts."""
+    every = entry_points()
+    return any(every.select(group=group) for group in GROUPS)
+
+
 def conf_folders() -> dict[str, Path]:
     """Return the folder `conf/` of each plugin that has one, by the name of its package, in alphabetical order."""
     every = entry_points()

@@ -8,6 +8,7 @@ from typing import Any
 
 from specdec import ranks
 from specdec.commands import cli
+from specdec.commands.early import check_early
 from specdec.commands.follower import as_follower, patient
 from specdec.config import RunConfig, validated
 from specdec.errors import UsageError
@@ -22,6 +23,7 @@ def task(values: Mapping[str, Any]) -> Mapping[str, float]:
         ranks.check_count(size)
         if size > 1:
             _check_parallel(config, size)
+    check_early(lambda: _check(config))
 
     if config.study is not None:
         from specdec.studies.base.run_study import run_study
@@ -38,6 +40,29 @@ def task(values: Mapping[str, Any]) -> Mapping[str, float]:
     from specdec.experiment.experiment import run_experiment
 
     return run_experiment(config, cli.output_dir(), cli.earlier_runs()).metrics
+
+
+def _check(config: RunConfig) -> None:
+    """Check what a run checks before it reads a model, the parts first, because they import least.
+
+    Raises:
+        UsageError: the first fault.
+    """
+    from specdec.experiment.beside import settled
+    from specdec.experiment.parts import checked
+
+    if config.study is None:
+        checked(settled(config))
+
+        from specdec.experiment.budget import budget_of
+
+        budget_of(config)
+    else:
+        checked(config)
+
+        from specdec.studies.base.run_study import checked_study
+
+        checked_study(config)
 
 
 def _check_parallel(config: RunConfig, size: int) -> None:

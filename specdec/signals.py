@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-from specdec.errors import Interrupted
+from specdec.errors import Interrupted, Terminated
 
 STOPS = (signal.SIGINT, signal.SIGTERM)
 _received: list[Interrupted] = []
@@ -35,10 +35,23 @@ def raise_swallowed() -> None:
         raise _received[0]
 
 
+@contextmanager
+def unswallowed() -> Iterator[None]:
+    """Raise the signal that a library took for one of its own errors in place of the error that it made of it."""
+    try:
+        yield
+    except Interrupted:
+        raise
+    except Exception:
+        raise_swallowed()
+        raise
+
+
 def interruption(signum: int) -> Interrupted:
     """Return the error that stands for a signal: its sentence, and the exit code that shells give."""
     name = signal.Signals(signum).name
-    return Interrupted(f"Stopped by {name}; what was finished is on disk.", 128 + signum)
+    kind = Terminated if signum == signal.SIGTERM else Interrupted
+    return kind(f"Stopped by {name}; what was finished is on disk.", 128 + signum)
 
 
 def end_at_once(signum: int) -> None:

@@ -10,6 +10,8 @@ from typing import Any
 
 from specdec import ranks
 from specdec.commands import cli
+from specdec.commands.early import check_early
+from specdec.config import validated
 from specdec.errors import UsageError
 
 KINDS = ("recipe", "heads", "eagle", "parallel")
@@ -27,8 +29,35 @@ def task(values: Mapping[str, Any]) -> Mapping[str, float] | None:
     if kind not in _SHARED:
         ranks.check_single(f"a training with +{kind}=")
     values = {**values, "output_dir": _folder(kind, values)}
+    check_early(lambda: _check(kind, values))
     outcome = _trained(kind, values)
     return None if outcome is None else outcome.metrics
+
+
+def _check(kind: str, values: Mapping[str, Any]) -> None:
+    """Check the values of a recipe, and of the target that it names.
+
+    Raises:
+        UsageError: the first fault.
+    """
+    from specdec.training.eagle.eagle_recipe import EagleTrainConfig
+    from specdec.training.heads.head_recipe import HeadTrainConfig
+    from specdec.training.models.recipe import TrainConfig
+    from specdec.training.parallel.parallel_recipe import ParallelTrainConfig
+    from specdec.training.recipe_parts import TrainingConfig
+    from specdec.training.state_recipe import StateTrainConfig
+
+    recipes: Mapping[str, type[TrainingConfig]] = {
+        "recipe": TrainConfig,
+        "heads": HeadTrainConfig,
+        "eagle": EagleTrainConfig,
+        "parallel": ParallelTrainConfig,
+    }
+    config = validated(recipes[kind], values, source="the configuration" if kind == "recipe" else "")
+    if isinstance(config, StateTrainConfig):
+        from specdec.targets import targets
+
+        targets.config(config.target)
 
 
 def _trained(kind: str, values: Mapping[str, Any]) -> Any:

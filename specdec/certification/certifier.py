@@ -64,9 +64,7 @@ def certify(config: CertifyConfig, folder: Path) -> Certificate:
         DeclaredLossy: the combination does not claim to be lossless; the certificate says by how much it is not.
         SpecdecError: see `specdec.errors`; what can be wrong is found before anything is drawn.
     """
-    refuse_several(config, "specdec.certify certifies one drafter", "use measurement.drafters=[] and ask for each")
-    refuse_budget(config, "specdec.certify")
-    _check_fits(config)
+    check_fits(config)
     if config.measurement.threads is not None:
         torch.set_num_threads(config.measurement.threads)
     parts = build(config)
@@ -109,12 +107,15 @@ def certify(config: CertifyConfig, folder: Path) -> Certificate:
     return certificate
 
 
-def _check_fits(config: CertifyConfig) -> None:
-    """Refuse what has no law to be lossless to, and a temperature that the parts are not made for.
+def check_fits(config: CertifyConfig) -> None:
+    """Refuse what is more than one combination, what has no law to be lossless to, and a temperature that the parts are
+    not made for.
 
     Raises:
         UsageError: says what to use instead.
     """
+    refuse_several(config, "specdec.certify certifies one drafter", "use measurement.drafters=[] and ask for each")
+    refuse_budget(config, "specdec.certify")
     if targets.get(config.target["name"]).capabilities.recorded:
         raise UsageError(
             f"Bad value target={config.target['name']}: it knows recorded tokens only, and a certificate compares "

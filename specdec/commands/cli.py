@@ -21,13 +21,14 @@ from specdec.config import config_dir
 from specdec.errors import SpecdecError, UsageError
 from specdec.experiment.kept import EarlierRuns
 from specdec.plugins import extend_search_path
-from specdec.signals import interruptible
+from specdec.signals import interruptible, unswallowed
 
 # Hydra's own handler would print its trace helper and always exit with 1; we want its exceptions as they are.
 os.environ["HYDRA_FULL_ERROR"] = "1"
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
 
 SWEEPING = ("-m", "--multirun")
+STORE_NAMES = ("MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME")  # variables that conf/tracking reads
 LONGEST_LABEL = 100  # characters of a folder's name
 
 
@@ -84,6 +85,9 @@ def main(config_name: str, task: Callable[[Mapping[str, Any]], Mapping[str, floa
     from omegaconf import DictConfig, OmegaConf
 
     begun = False
+    for name in STORE_NAMES:
+        if not os.environ.get(name, "").strip():  # an empty variable counts as none, as it does for MLflow
+            os.environ.pop(name, None)
     sys.argv[1:] = sorted(sys.argv[1:], key=lambda each: each not in SWEEPING)  # Hydra takes -m before or after them
 
     def resolved(cfg: DictConfig) -> None:
@@ -100,7 +104,8 @@ def main(config_name: str, task: Callable[[Mapping[str, Any]], Mapping[str, floa
             sweep.run_cell(cell)
             return
         try:
-            cell()
+            with unswallowed():
+                cell()
         except Exception as error:
             raise sweep.Stopped(error) from None
 
@@ -111,7 +116,8 @@ def main(config_name: str, task: Callable[[Mapping[str, Any]], Mapping[str, floa
                 ranks.check_single(f"specdec.{config_name}")
             extend_search_path()
             if not _told(config_name, sys.argv[1:]):
-                hydra.main(version_base="1.3", config_path=config_dir(), config_name=config_name)(resolved)()
+                with unswallowed():
+                    hydra.main(version_base="1.3", config_path=config_dir(), config_name=config_name)(resolved)()
         except sweep.Stopped as stopped:
             error = stopped.error
         except (Exception, KeyboardInterrupt) as raised:

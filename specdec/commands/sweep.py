@@ -33,7 +33,7 @@ from specdec.commands.resumed_sweep import (
 from specdec.config import TrackingConfig, validated
 from specdec.errors import Interrupted, SpecdecError, UsageError
 from specdec.experiment.kept import KeptMetrics
-from specdec.signals import interruptible
+from specdec.signals import interruptible, unswallowed
 from specdec.text.writing import write_atomically
 from specdec.tracking.writer import PARENT_RUN, SWEEP_CELL, TrackedRun, check_store, tracked_run
 
@@ -180,7 +180,8 @@ def _run_cell(task: Callable[[], Mapping[str, float] | None]) -> None:
     try:
         write_process(path.parent)
         claim_gpu()
-        returned = task() or {}
+        with unswallowed():
+            returned = task() or {}
         results = {name: float(value) for name, value in returned.items() if value is not None}
     except (Interrupted, KeyboardInterrupt) as error:
         sentence, code = ending(error) or ("Interrupted.", 130)

@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
-from pydantic import field_validator
+from pydantic import field_validator, model_validator
 from torch import Tensor
 
 from specdec.config import AtLeastOne, Probability, typed
@@ -36,6 +36,22 @@ class AdaptiveConfig:
             drafters.config(of)
         return of
 
+    @model_validator(mode="after")
+    def _of_can_be_wrapped(self) -> Self:
+        """Check what the wrapped drafter declares. Raises UsageError."""
+        name = self.of["name"]
+        wrapped = drafters.get(name).capabilities
+        refused = ""
+        if "chain" not in wrapped.fills or drafters.get(name) is Adaptive:
+            refused = "it needs a drafter of chains with a fixed length"
+        elif wrapped.needs_reference or not wrapped.lossless:
+            refused = "it needs a drafter that proposes by itself and leaves the output alone"
+        elif self.rule == "confidence" and not wrapped.reports_confidence:
+            refused = "this drafter reports no confidence; use drafter.rule=heuristic"
+        if refused:
+            raise UsageError(f"Bad value drafter.of={name} with drafter.rule={self.rule}: {refused}.")
+        return self
+
 
 @drafters.register("adaptive")
 class Adaptive(Wrapper):
@@ -66,19 +82,8 @@ class Adaptive(Wrapper):
     def from_config(cls, config: AdaptiveConfig, target: Target) -> "Adaptive":
         """
         Raises:
-            UsageError: a drafter that cannot be wrapped, or one that cannot be made.
+            UsageError: a drafter that cannot be made.
         """
-        name = config.of["name"]
-        wrapped = drafters.get(name).capabilities
-        refused = ""
-        if "chain" not in wrapped.fills or drafters.get(name) is cls:
-            refused = "it needs a drafter of chains with a fixed length"
-        elif wrapped.needs_reference or not wrapped.lossless:
-            refused = "it needs a drafter that proposes by itself and leaves the output alone"
-        elif config.rule == "confidence" and not wrapped.reports_confidence:
-            refused = "this drafter reports no confidence; use drafter.rule=heuristic"
-        if refused:
-            raise UsageError(f"Bad value drafter.of={name} with drafter.rule={config.rule}: {refused}.")
         with named_below("of"):
             return cls(drafters.build(config.of, target=target), config.rule, config.threshold, config.length)
 

@@ -3,9 +3,9 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import inf, log, sqrt
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple, Self
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 from torch import Tensor
 
 from specdec.config import AtLeastOne, Probability, typed
@@ -51,6 +51,17 @@ class CascadeConfig:
                 "Bad value drafter.gammas=[]: give depths to choose from, or null for the structure's own."
             )
         return gammas
+
+    @model_validator(mode="after")
+    def _costs_are_of_parts(self) -> Self:
+        costs = self.costs or {}
+        unknown = sorted(costs.keys() - self.of.keys())
+        if unknown:
+            raise UsageError(
+                f"Bad value drafter.costs.{unknown[0]}={costs[unknown[0]]}: drafter.of has no such drafter; it has "
+                f"{', '.join(self.of)}."
+            )
+        return self
 
 
 class Bandit:
@@ -157,15 +168,9 @@ class Cascade(Drafter):
     def from_config(cls, config: CascadeConfig, target: Target) -> "Cascade":
         """
         Raises:
-            UsageError: a part that cannot be made, or a cost of no part.
+            UsageError: a part that cannot be made.
         """
         costs = config.costs or {}
-        unknown = sorted(costs.keys() - config.of.keys())
-        if unknown:
-            raise UsageError(
-                f"Bad value drafter.costs.{unknown[0]}={costs[unknown[0]]}: drafter.of has no such drafter; it has "
-                f"{', '.join(config.of)}."
-            )
         parts: dict[str, Part] = {}
         for label, values in config.of.items():
             drafter = built_part(f"of.{label}", values, target)

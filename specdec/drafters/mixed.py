@@ -3,9 +3,9 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, Literal, Self, cast
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 from torch import Tensor
 
 from specdec.config import typed
@@ -37,7 +37,7 @@ class MixedConfig:
     context_rows: Annotated[int, Field(ge=0)] | None
     fill: bool
 
-    # Both checks come before any weight is read; they raise UsageError.
+    # All checks come before any weight is read; they raise UsageError.
     @field_validator("context")
     @classmethod
     def _context_matches(cls, context: dict[str, Any]) -> dict[str, Any]:
@@ -47,6 +47,14 @@ class MixedConfig:
     @classmethod
     def _bigram_ranks(cls, bigram: dict[str, Any]) -> dict[str, Any]:
         return _checked("bigram", bigram, TokenLookup, "model_bigram or model_unigram")
+
+    @model_validator(mode="after")
+    def _shares_have_a_number(self) -> Self:
+        if self.context_rows is None and not self.fill:
+            raise UsageError(
+                "Bad value drafter.fill=false: fixed shares need a drafter.context_rows, how many are the context's."
+            )
+        return self
 
 
 @drafters.register("mixed")
@@ -79,12 +87,8 @@ class Mixed(Lookup):
     def from_config(cls, config: MixedConfig, target: Target) -> "Mixed":
         """
         Raises:
-            UsageError: fixed shares without a number, or a part that cannot be made.
+            UsageError: a part that cannot be made.
         """
-        if config.context_rows is None and not config.fill:
-            raise UsageError(
-                "Bad value drafter.fill=false: fixed shares need a drafter.context_rows, how many are the context's."
-            )
         with named_below("context"):
             context = cast(Ngram, drafters.build(config.context, target=target))
         with named_below("bigram"):

@@ -5,9 +5,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from specdec.config import AtLeastOne, typed
 from specdec.drafters.base import drafters
@@ -38,6 +38,13 @@ class ModelBigramConfig:
     extend_w: AtLeastOne
     batch_size: AtLeastOne
     cache_dir: Annotated[str, Field(min_length=1)] | None
+
+    @model_validator(mode="after")
+    def _extends_what_is_ranked(self) -> Self:
+        """Check that there is a token for each row that is written out. Raises UsageError."""
+        if self.extend == "greedy" and self.extend_k > self.k:
+            raise UsageError(f"Bad value drafter.extend_k={self.extend_k}: it should be at most drafter.k={self.k}.")
+        return self
 
 
 @drafters.register("model_bigram")
@@ -75,12 +82,8 @@ class ModelBigram(TokenLookup):
     def from_config(cls, config: ModelBigramConfig, target: Target) -> "ModelBigram":
         """
         Raises:
-            UsageError: keys that do not go together, no model or law to make the table of.
+            UsageError: no model or law to make the table of.
         """
-        if config.extend == "greedy" and config.extend_k > config.k:
-            raise UsageError(
-                f"Bad value drafter.extend_k={config.extend_k}: it should be at most drafter.k={config.k}."
-            )
         source = source_model(config.model, config.dtype, target)
         table = _of_law(config, target) if source is None else _of_model(config, source)
         return cls(table, target, config.k, config.extend, {} if source is None else source.described)

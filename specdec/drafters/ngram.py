@@ -3,10 +3,10 @@
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 import numpy as np
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor
 
 from specdec.config import AtLeastOne, typed
@@ -41,6 +41,16 @@ class NgramConfig:
     matches_max: AtLeastOne
     occurrence: Literal["common", "leftmost"]
 
+    @model_validator(mode="after")
+    def _orders_are_in_order(self) -> Self:
+        """Check the range of match lengths. Raises UsageError."""
+        if self.order_min > self.order_max:
+            raise UsageError(
+                f"Bad value drafter.order_min={self.order_min}: it should be at most "
+                f"drafter.order_max={self.order_max}."
+            )
+        return self
+
 
 @drafters.register("ngram")
 class Ngram(Lookup):
@@ -64,11 +74,6 @@ class Ngram(Lookup):
 
     def __init__(self, config: NgramConfig, target: Target) -> None:
         super().__init__(target)
-        if config.order_min > config.order_max:
-            raise UsageError(
-                f"Bad value drafter.order_min={config.order_min}: it should be at most "
-                f"drafter.order_max={config.order_max}."
-            )
         longest = tuple(range(config.order_max, config.order_min - 1, -1))
         # Match lengths for a chain, and for rows and trees, in the order in which they are tried.
         self._of_chain: tuple[int, ...] = longest if config.q in ("auto", "longest") else (int(config.q),)

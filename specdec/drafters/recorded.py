@@ -2,10 +2,10 @@
 
 import re
 from collections.abc import Sequence
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 import numpy as np
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor
 
 from specdec.config import typed
@@ -30,6 +30,15 @@ class RecordedLengthsConfig:
     fixed_ms: Annotated[float, Field(ge=0.0)] | None
     step_ms: Annotated[float, Field(ge=0.0)] | None
     kind: Literal["lookup", "model"] | None  # what drafted; null: a look-up where the field's name says so
+
+    @model_validator(mode="after")
+    def _cost_is_whole(self) -> Self:
+        """Check that both parts of a draft's cost are given, or neither. Raises UsageError."""
+        if (self.fixed_ms is None) != (self.step_ms is None):
+            raise UsageError(
+                "Set both drafter.fixed_ms and drafter.step_ms, or neither: null takes both of the cost model."
+            )
+        return self
 
 
 # Words in names of drafters without a model.
@@ -187,10 +196,6 @@ def _chosen(streams: Sequence[Stream], field: str | None) -> str:
 
 
 def _cost(config: RecordedLengthsConfig) -> DraftCost | None:
-    if config.fixed_ms is None and config.step_ms is None:
-        return None
     if config.fixed_ms is None or config.step_ms is None:
-        raise UsageError(
-            "Set both drafter.fixed_ms and drafter.step_ms, or neither: null takes both of the cost model."
-        )
+        return None
     return DraftCost(fixed_s=config.fixed_ms / 1000, step_s=config.step_ms / 1000, cached_s=0.0)

@@ -4,9 +4,9 @@ import hashlib
 import logging
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor
 
 from specdec.config import AtLeastOne, typed
@@ -43,6 +43,21 @@ class RetrievalConfig:
     hits_max: AtLeastOne
     cache_dir: Annotated[str, Field(min_length=1)] | None
 
+    @model_validator(mode="after")
+    def _keys_go_together(self) -> Self:
+        """Check the range of match lengths, and that there is one source of the datastore. Raises UsageError."""
+        if self.match_min > self.match_max:
+            raise UsageError(
+                f"Bad value drafter.match_min={self.match_min}: it should be at most "
+                f"drafter.match_max={self.match_max}."
+            )
+        if self.model is not None and self.corpus is not None:
+            raise UsageError(
+                f"Bad value drafter.corpus={self.corpus}: a datastore is built from it, and drafter.model={self.model} "
+                "is one already; set one of them to null."
+            )
+        return self
+
 
 @drafters.register("retrieval")
 class Retrieval(Lookup):
@@ -67,11 +82,6 @@ class Retrieval(Lookup):
             about: what is recorded about the datastore.
         """
         super().__init__(target)
-        if config.match_min > config.match_max:
-            raise UsageError(
-                f"Bad value drafter.match_min={config.match_min}: it should be at most "
-                f"drafter.match_max={config.match_max}."
-            )
         self._store, self._about = store, about
         self._least, self._most, self._limit = config.match_min, config.match_max, config.hits_max
         self._text: list[int] = []
@@ -82,15 +92,7 @@ class Retrieval(Lookup):
         Raises:
             UsageError: no such datastore, one that is damaged or of another tokenizer; see `open_corpus`, `tokenize`.
         """
-        if config.model is None:
-            store, about = _built(config, target)
-        elif config.corpus is not None:
-            raise UsageError(
-                f"Bad value drafter.corpus={config.corpus}: a datastore is built from it, and "
-                f"drafter.model={config.model} is one already; set one of them to null."
-            )
-        else:
-            store, about = _opened(config.model, target)
+        store, about = _built(config, target) if config.model is None else _opened(config.model, target)
         return cls(store, config, target, about)
 
     def start(self, text: TextStart, states: Tensor | None = None) -> None:

@@ -84,9 +84,7 @@ def advise(config: AdviseConfig, folder: Path) -> Advice:
     Raises:
         SpecdecError: see `specdec.errors`; UsageError also for drafters and verifiers that cannot be replayed.
     """
-    refuse_several(config, "specdec.advise predicts one drafter", "use measurement.drafters=[] and ask for each")
-    refuse_batches(config, "specdec.advise")
-    refuse_budget(config, "specdec.advise")
+    refuse_other_runs(config)
     if config.measurement.threads is not None:
         torch.set_num_threads(config.measurement.threads)
     parts = build(config)
@@ -119,6 +117,13 @@ def advise(config: AdviseConfig, folder: Path) -> Advice:
         )  # fmt: skip
     show(advice, recommendation, get_console(), folder)
     return advice
+
+
+def refuse_other_runs(config: AdviseConfig) -> None:
+    """Raise UsageError for a configuration that a run takes and advice does not."""
+    refuse_several(config, "specdec.advise predicts one drafter", "use measurement.drafters=[] and ask for each")
+    refuse_batches(config, "specdec.advise")
+    refuse_budget(config, "specdec.advise")
 
 
 def _check_replay(config: AdviseConfig, parts: Parts) -> None:

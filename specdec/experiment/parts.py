@@ -1,9 +1,10 @@
 """Builds the parts of a run from its configuration and checks that they fit together."""
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
@@ -17,7 +18,7 @@ from specdec.experiment.beside import beside, named_beside
 from specdec.experiment.sampled_pair import SampledPair, sampled_pair
 from specdec.experiment.walking import walks
 from specdec.peers import engines
-from specdec.prompts import Prompt, PromptSet, load_prompts
+from specdec.prompts import Prompt, PromptSet, load_prompts, prompts
 from specdec.sampling import SamplingConfig
 from specdec.structures import Structure, structures
 from specdec.targets import Target, targets
@@ -110,13 +111,7 @@ def build(config: RunConfig) -> Parts:
     Raises:
         UsageError: the first thing that is wrong, before any weight is read where that is possible.
     """
-    check_batch(config)
-    sampling = validated(SamplingConfig, config.sampling, where="sampling")
-    target_config = targets.config(config.target)
-    asked = [_checked(config, sampling)]
-    for name, each in beside(config).items():
-        with named_beside(name):
-            asked.append(replace(_checked(each, sampling), method=name))
+    sampling, target_config, asked = checked(config)
     target = targets.construct(target_config, sampling=sampling)
     if config.measurement.batch_size > 1:
         target.compilation = None  # batches are decoded eagerly; drafters follow the target
@@ -152,7 +147,7 @@ def build(config: RunConfig) -> Parts:
 
 
 @dataclass(frozen=True)
-class _Asked:
+class AskedDrafter:
     """A drafter that is to be decoded with, checked as far as no model is needed."""
 
     method: str
@@ -162,17 +157,54 @@ class _Asked:
     verifier: Verifier
 
 
-def _checked(config: RunConfig, sampling: SamplingConfig) -> _Asked:
-    drafter_config = drafters.config(config.drafter)
-    structure = structures.build(config.structure)
-    verifier = verifiers.build(config.verifier)
-    _check_compatible(config, sampling, structure, verifier)
-    if sampling.greedy:
-        verifier = verifier.for_greedy()
-    return _Asked(config.drafter["name"], config, drafter_config, structure, verifier)
+class CheckedRun(NamedTuple):
+    """The parts that a run asks for, typed and checked as far as configuration alone can tell."""
+
+    sampling: SamplingConfig
+    target_config: Any
+    drafters: list[AskedDrafter]  # that of +drafter= first
 
 
-def _drafter_arms(asked: _Asked, target: Target) -> DrafterArms:
+def checked(config: RunConfig) -> CheckedRun:
+    """Check the values of every part, then that the parts fit together, then the shapes of drafts. Reads no model.
+
+    Raises:
+        UsageError: the first fault.
+    """
+    check_batch(config)
+    sampling = validated(SamplingConfig, config.sampling, where="sampling")
+    target_config = targets.config(config.target)
+    prompts.config(config.prompts)
+    every = {str(config.drafter["name"]): config, **beside(config)}
+    typed = {name: _typed(name, each, sampling) for name, each in every.items()}
+    # Built last: a tree for given accuracies takes numpy, which the check before all imports does not have.
+    asked = [_asked(name, each, *typed[name]) for name, each in every.items()]
+    return CheckedRun(sampling, target_config, asked)
+
+
+def _typed(name: str, config: RunConfig, sampling: SamplingConfig) -> tuple[Any, Any, Verifier]:
+    """Return the typed configuration of drafter and structure, and the verifier; all three fit together."""
+    with _place(name, config):
+        drafter_config = drafters.config(config.drafter)
+        structure_config = structures.config(config.structure)
+        verifier = verifiers.build(config.verifier)
+        _check_compatible(config, sampling, structures.get(config.structure["name"]), verifier)
+        return drafter_config, structure_config, verifier.for_greedy() if sampling.greedy else verifier
+
+
+def _asked(
+    name: str, config: RunConfig, drafter_config: Any, structure_config: Any, verifier: Verifier
+) -> AskedDrafter:
+    with _place(name, config):
+        return AskedDrafter(name, config, drafter_config, structures.construct(structure_config), verifier)
+
+
+def _place(name: str, config: RunConfig) -> AbstractContextManager[None]:
+    """Return what names the place of a fault in a drafter that is beside the one of `+drafter=`."""
+    return named_beside(name) if name in config.measurement.drafter_settings else nullcontext()
+
+
+def _drafter_arms(asked: AskedDrafter, target: Target) -> DrafterArms:
     """Construct a drafter, and its arms at all gammas that it drafts."""
     config, structure = asked.config, asked.structure
     # One drafter serves every gamma: arms never decode at the same time.
@@ -282,7 +314,9 @@ def _open_original(config: RunConfig, target: Target) -> Causal | None:
     return original
 
 
-def _check_compatible(config: RunConfig, sampling: SamplingConfig, structure: Structure, verifier: Verifier) -> None:
+def _check_compatible(
+    config: RunConfig, sampling: SamplingConfig, structure: type[Structure], verifier: Verifier
+) -> None:
     drafter = drafters.get(config.drafter["name"]).capabilities
     target = targets.get(config.target["name"]).capabilities
     rule = verifier.capabilities

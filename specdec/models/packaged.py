@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
@@ -27,7 +26,7 @@ from specdec.models.row_attention import attention_by_sums
 logger = logging.getLogger(__name__)
 
 _VOLATILE = ("transformers_version", "name_or_path")
-_FORMAT = 3  # changes whenever the passes below do
+_FORMAT = 4  # changes whenever the passes below do
 _SETTINGS: dict[str, Any] = {
     "freezing": True,
     "cpp.enable_concat_linear": True,
@@ -164,7 +163,7 @@ def _write_package(
     dynamic = torch.export.Dim.DYNAMIC
     count = {1: dynamic} if any_number else None
     columns = {2: dynamic, 3: dynamic} if any_number else {3: dynamic}
-    with torch.inference_mode(False), torch.no_grad(), attention_by_sums(model), _quick_loads(any_number):
+    with torch.inference_mode(False), torch.no_grad(), attention_by_sums(model), _quick_products(any_number):
         # New tensors, because those of the cache may be marked as made for inference, which cannot be exported.
         buffers = [torch.zeros(buffer.shape, dtype=buffer.dtype) for buffer in _buffers(cache)]
         places = torch.arange(size).unsqueeze(0)
@@ -185,19 +184,24 @@ def _settings(dtype: torch.dtype) -> dict[str, Any]:
 
 
 @contextmanager
-def _quick_loads(any_number: bool) -> Iterator[None]:
-    """Have inductor read 16-bit weights without masks, where its template is as expected, and prefetch: the weights
-    of products with one row, and, for calls on one token, also the keys and values.
+def _quick_products(any_number: bool) -> Iterator[None]:
+    """Have inductor use the processor's dot products, read 16-bit weights without masks, where its template is as
+    expected, and prefetch: the weights of products with one row and, for calls on one token, the keys and values.
     """
+    from unittest.mock import patch
+
     import_module("torch._inductor.compile_fx")  # first, because the templates and the products import each other
     import_module("torch._inductor.kernel.mm")
     from torch._inductor.codegen.cpp import CppVecKernel
-    from torch._inductor.codegen.cpp_micro_gemm import CppMicroGemmFP32Vec
+    from torch._inductor.codegen.cpp_micro_gemm import CppMicroGemmFP32Vec, micro_gemm_configs
+
+    from specdec.models.dot_products import CONFIGS, DotProducts
 
     text = CppMicroGemmFP32Vec.TEMPLATE_KERNEL.replace(_SLOW_LOAD, _FAST_LOAD).replace(_LOADS, _PREFETCHED_LOADS)
     load = CppVecKernel._get_vec_load_line
     with (
         patch.object(CppMicroGemmFP32Vec, "TEMPLATE_KERNEL", text),
+        patch.dict(micro_gemm_configs, {DotProducts: CONFIGS}),
         patch.object(CppVecKernel, "_get_vec_load_line", load if any_number else _prefetched(load)),
     ):
         yield

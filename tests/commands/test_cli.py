@@ -3,6 +3,7 @@
 import errno
 import logging
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -11,9 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from omegaconf import DictConfig, OmegaConf
 
 from specdec.commands import cli
 from specdec.errors import EnvironmentFault, Interrupted, UsageError
+from specdec.signals import interruption
 
 Task = Callable[[Mapping[str, Any]], Any]
 
@@ -127,6 +130,48 @@ def test_sigterm_arrives_as_143(command: Callable[..., tuple[int, str]]) -> None
         143,
         "specdec: Stopped by SIGTERM; what was finished is on disk.\n",
     )
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize("where", ["in a resolver", "in a look-up"])
+def test_a_signal_in_omegaconfs_work_is_one_sentence(
+    command: Callable[..., tuple[int, str]], monkeypatch: pytest.MonkeyPatch, where: str, number: int, code: int
+) -> None:
+    """OmegaConf makes an error of its own of it, or one of the same class from nothing but a longer text."""
+
+    def stop(*_: object, **__: object) -> None:
+        os.kill(os.getpid(), number)
+        signal.sigtimedwait([], 5)
+
+    def task(values: Mapping[str, Any]) -> None:
+        OmegaConf.register_new_resolver("stop", stop, replace=True)
+        config = OmegaConf.create({"key": "${stop:}"})
+        with monkeypatch.context() as patched:
+            if where == "in a look-up":
+                patched.setattr(DictConfig, "_get_impl", stop)
+            assert config.key is None
+
+    sentence = f"specdec: Stopped by {signal.Signals(number).name}; what was finished is on disk.\n"
+    assert command("+drafter=ngram", task) == (code, sentence)
+
+
+def test_an_interruption_can_be_made_anew_and_sent_to_another_process() -> None:
+    for number, code in ((signal.SIGINT, 130), (signal.SIGTERM, 143)):
+        stopped = interruption(number)
+        assert (type(stopped)(f"{stopped}\n    full_key: a").exit_code, stopped.exit_code) == (code, code)
+        for again in (type(stopped)(f"{stopped}\n    full_key: a"), pickle.loads(pickle.dumps(stopped))):
+            assert str(again) == str(stopped) and again.exit_code == code
+
+
+@pytest.mark.parametrize("empty", ["", " "])
+def test_empty_variables_of_mlflow_count_as_unset(
+    command: Callable[..., tuple[int, str]], monkeypatch: pytest.MonkeyPatch, empty: str
+) -> None:
+    for name in ("MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME"):
+        monkeypatch.setenv(name, empty)
+    seen: list[Any] = []
+    assert command("+drafter=ngram", lambda values: seen.append(values["tracking"])) == (0, "")
+    assert (seen[0]["uri"], seen[0]["experiment"]) == (None, "specdec")
 
 
 def test_the_task_gets_plain_values_and_a_folder_of_its_own(

@@ -10,7 +10,7 @@ from specdec.analysis.figures import style
 from specdec.analysis.findings import About, Findings, findings
 from specdec.analysis.pages.html import Chapter, write_report
 from specdec.clock import clock_for
-from specdec.config import RunConfig
+from specdec.config import RunConfig, validated
 from specdec.errors import UsageError
 from specdec.experiment.batch_checks import refuse_batches
 from specdec.experiment.beside import refuse_several
@@ -22,6 +22,7 @@ from specdec.experiment.parts import Parts, limited, open_parts
 from specdec.experiment.results import ResultsFolder
 from specdec.experiment.resumption import begun, standing
 from specdec.experiment.terminal import print_lines
+from specdec.sampling import SamplingConfig
 from specdec.studies.base.contract import Bench, Study, studies
 from specdec.tracking import writer as tracking
 
@@ -34,17 +35,8 @@ def run_study(config: RunConfig, folder: Path, earlier: EarlierRuns | None = Non
     Raises:
         SpecdecError: see `specdec.errors`.
     """
-    assert config.study is not None
-    study, name = studies.build(config.study), str(config.study["name"])
-    refuse_several(config, f"study {name!r} has its own drafters", "use measurement.drafters=[]")
-    refuse_batches(config, f"study {name!r}")
-    refuse_budget(config, f"study {name!r}")
+    study = checked_study(config)
     parts = open_parts(config)
-    if not parts.target.sampling.greedy:
-        raise UsageError(
-            f"Bad value sampling.temperature={parts.target.sampling.temperature}: study {name!r} replays greedy texts "
-            "or sets temperatures itself; use sampling=greedy."
-        )
     identity = identify(config, parts)
     config = limited(config, parts.target)
     with begun(config.resume, folder, identity, earlier, by_prompt=False) as beginning:
@@ -56,6 +48,26 @@ def run_study(config: RunConfig, folder: Path, earlier: EarlierRuns | None = Non
             say(beginning.sentence, soft_wrap=True)
         with standing(beginning.results, 0, 0):
             return _run(config, parts, identity, beginning.results, study)
+
+
+def checked_study(config: RunConfig) -> Study:
+    """Make the study of a configuration.
+
+    Raises:
+        UsageError: bad values of its own, or of a run that is no study.
+    """
+    assert config.study is not None
+    study, name = studies.build(config.study), str(config.study["name"])
+    refuse_several(config, f"study {name!r} has its own drafters", "use measurement.drafters=[]")
+    refuse_batches(config, f"study {name!r}")
+    refuse_budget(config, f"study {name!r}")
+    sampling = validated(SamplingConfig, config.sampling, where="sampling")
+    if not sampling.greedy:
+        raise UsageError(
+            f"Bad value sampling.temperature={sampling.temperature}: study {name!r} replays greedy texts or sets "
+            "temperatures itself; use sampling=greedy."
+        )
+    return study
 
 
 def _run(config: RunConfig, parts: Parts, identity: RunIdentity, results: ResultsFolder, study: Study) -> Findings:
