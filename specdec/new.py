@@ -1,4 +1,4 @@
-"""`python -m specdec.new drafter NAME`: write a package of your own that adds a drafter, or a verifier, to specdec.
+"""`python -m specdec.new drafter NAME`: write a package of your own that adds a drafter to specdec, or another part.
 
 The package has the class with its typed configuration, its YAML, the entry point that brings both, and the conformance
 suite as its test. Imports stay light, so that a bad name is answered at once.
@@ -11,25 +11,49 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from string import Template
+from typing import NamedTuple
 
 from specdec.commands.plain import OneSentence, told_faults
 from specdec.config import config_dir
 from specdec.errors import UsageError
 
 SKELETONS = Path(__file__).resolve().parent / "skeletons"
-FAMILIES = {"drafter": "drafters", "verifier": "verifiers"}
-_USES = {"drafter": "+drafter={}", "verifier": "+drafter=small_model verifier={} sampling=temperature"}
+
+
+class NewPart(NamedTuple):
+    """A kind of part that a package can add.
+
+    Attributes:
+        group: of entry points, after "specdec.".
+        use: overrides with which a part is run, with {} for its name.
+        filled: the function to fill in.
+        noun: one part, in words.
+    """
+
+    group: str
+    use: str
+    filled: str
+    noun: str
+
+
+FAMILIES = {
+    "drafter": NewPart("drafters", "+drafter={}", "propose", "drafter"),
+    "verifier": NewPart("verifiers", "+drafter=small_model verifier={} sampling=temperature", "chance", "verifier"),
+    "structure": NewPart("structures", "+drafter=small_model structure={}", "parents", "structure"),
+    "target": NewPart("targets", "+drafter=ngram target={} prompts=tokens", "next_logits", "target"),
+    "prompts": NewPart("prompts", "+drafter=ngram prompts={}", "texts", "prompt set"),
+}
 
 
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the command's arguments."""
     made = OneSentence(
         prog="python -m specdec.new",
-        description="Writes a package that adds a drafter or a verifier to specdec, to be filled in. Structures, "
-        "targets, prompt sets and engines: see notebooks/extending.md.",
+        description="Writes a package that adds a drafter, a verifier, a structure, a target or a prompt set to "
+        "specdec, to be filled in. Other engines: see notebooks/extending.md.",
     )
     made.add_argument("kind", choices=list(FAMILIES), help="the family of the new part")
-    made.add_argument("name", metavar="NAME", help="its name, as it will be chosen with +drafter=NAME or verifier=NAME")
+    made.add_argument("name", metavar="NAME", help="its name, as it will be chosen: +drafter=NAME, verifier=NAME, ...")
     made.add_argument(
         "--folder", type=Path, metavar="FOLDER", help="new folder of the package (specdec-NAME in this folder)"
     )
@@ -48,10 +72,12 @@ def write_package(kind: str, name: str, folder: Path) -> list[Path]:
     _check_name(kind, name)
     if folder.exists():
         raise UsageError(f"Folder {folder} exists: remove it, or give another with --folder.")
-    package, use = f"specdec_{name}", _USES[kind].format(name)
+    part, package = FAMILIES[kind], f"specdec_{name}"
+    use = part.use.format(name)
     values = {
         "kind": kind,
-        "family": FAMILIES[kind],
+        "noun": part.noun,
+        "group": part.group,
         "name": name,
         "cls": "".join(word.capitalize() for word in name.split("_")),
         "package": package,
@@ -78,7 +104,7 @@ def _check_name(kind: str, name: str) -> None:
     if not re.fullmatch(r"[a-z][a-z0-9]*(_[a-z0-9]+)*", name) or keyword.iskeyword(name):
         raise UsageError(f"Bad name {name!r}: it becomes a Python module, so use small letters, digits and single _.")
     if (Path(config_dir()) / kind / f"{name}.yaml").is_file():
-        raise UsageError(f"Bad name {name!r}: specdec has a {kind} of this name; choose another.")
+        raise UsageError(f"Bad name {name!r}: specdec has a {FAMILIES[kind].noun} of this name; choose another.")
 
 
 def new(arguments: Sequence[str]) -> None:
@@ -91,11 +117,11 @@ def new(arguments: Sequence[str]) -> None:
     folder = options.folder or Path(f"specdec-{options.name.replace('_', '-')}")
     for path in write_package(options.kind, options.name, folder):
         print(path)
-    filled = "propose" if options.kind == "drafter" else "chance"
+    part = FAMILIES[options.kind]
     print(
-        f"\nFill in `{filled}` in {folder}/specdec_{options.name}/{options.name}.py, then:\n"
+        f"\nFill in `{part.filled}` in {folder}/specdec_{options.name}/{options.name}.py, then:\n"
         f"  cd {folder} && pip install -e '.[test]' && python -m pytest\n"
-        f"  python -m specdec.run {_USES[options.kind].format(options.name)}"
+        f"  python -m specdec.run {part.use.format(options.name)}"
     )
 
 

@@ -4,6 +4,7 @@ in.
 
 import importlib
 import sys
+from functools import partial
 from unittest import SkipTest
 
 import pytest
@@ -12,12 +13,35 @@ from specdec import new, plugins
 from specdec.commands.plain import told_faults
 from specdec.drafters import drafters
 from specdec.experiment.composed import composed_parts
-from specdec.testing import drafter_cases, verifier_cases
+from specdec.prompts import prompts
+from specdec.structures import structures
+from specdec.targets import targets
+from specdec.testing import drafter_cases, prompts_cases, structure_cases, target_cases, verifier_cases
 from specdec.verifiers import verifiers
 
 FILLED = """        seen = [place for place in range(len(text) - 1) if text[place] == text[-1]]
         return list(text[seen[-1] + 1 :][:most]) if seen else []
 """
+PARTS = {  # kind: cases, what stands in the one function, what is filled in, the case that fails until then
+    "structure": (
+        structure_cases,
+        "        return []\n",
+        "        return [-1, -1, *(2 * level for level in range(depth - 1) for _ in range(2))] if depth else []\n",
+        "something is asked for",
+    ),
+    "target": (
+        target_cases,
+        "        return torch.zeros(self.vocab_size)\n",
+        "        return torch.arange(self.vocab_size) * float(sum(tokens) % 7) / len(tokens)\n",
+        "the law follows the text",
+    ),
+    "prompts": (
+        prompts_cases,
+        "        return []\n",
+        '        return ["one text", "another", "one text"]\n',
+        "something is read",
+    ),
+}
 
 
 @pytest.fixture
@@ -37,7 +61,8 @@ def installed(monkeypatch, tmp_path):
         (told / "entry_points.txt").write_text(f"[{group.split(chr(34))[1]}]\n{name} = specdec_{name}.{name}\n")
         monkeypatch.syspath_prepend(str(folder))
         importlib.invalidate_caches()
-        for family in (drafters, verifiers):
+        for family in (drafters, verifiers, structures, targets, prompts):
+            family.names()  # fills it: a module registers its class once, when it is first imported
             monkeypatch.setattr(family, "_classes", dict(family._classes))
             monkeypatch.setattr(family, "_loaded", False)
         return file
@@ -71,6 +96,45 @@ def test_until_then_it_is_told_that_nothing_is_proposed(installed):
     assert list(failures(drafter_cases("say_nothing"))) == ["something is proposed"]
 
 
+@pytest.mark.parametrize("kind", PARTS)
+def test_other_parts_pass_after_one_function_is_filled_in(installed, kind):
+    cases, empty, filled, told = PARTS[kind]
+    installed(kind, f"empty_{kind}")
+    assert list(failures(cases(f"empty_{kind}"))) == [told]
+    installed(kind, f"full_{kind}", lambda text: text.replace(empty, filled))
+    assert len(cases(f"full_{kind}")) >= 3 and not failures(cases(f"full_{kind}"))
+
+
+@pytest.mark.parametrize(
+    ("kind", "right", "wrong", "told"),
+    [
+        ("structure", "return CLASS(gamma)", "return CLASS(gamma + 1)", "every depth below is there"),
+        ("structure", "return CLASS(gamma)", "return CLASS(min(gamma, 5))", "every depth below is there"),
+        ("target", "[*self._text, *(", "[*self._text[1:], *(", "a draft is verified as it is scored"),
+        ("target", "), next_token]", ")]", "the accepted path is kept and the rest is not"),
+        ("target", "self._text = list(text.prompt)", "self._text += list(text.prompt)", "a new text begins anew"),
+        ("prompts", "(text,)", "(text, '')", "each prompt is text or tokens"),
+    ],
+)
+def test_a_part_that_breaks_its_contract_is_told_how(installed, kind, right, wrong, told):
+    cases, empty, filled, _ = PARTS[kind]
+    right, wrong = (each.replace("CLASS", "WrongOne") for each in (right, wrong))
+    installed(kind, "wrong_one", lambda text: text.replace(empty, filled).replace(right, wrong))
+    assert told in failures(cases("wrong_one"))
+
+
+OWN = [
+    *(partial(structure_cases, name) for name in ("chain", "rows", "tree", "expansion", "dynamic")),
+    partial(target_cases, "table"),
+    partial(prompts_cases, "tokens"),
+]
+
+
+@pytest.mark.parametrize("cases", OWN, ids=lambda cases: str(cases.args[0]))
+def test_own_parts_pass(cases):
+    assert not failures(cases())
+
+
 def test_a_wrong_rule_fails(installed):
     """As it is written, it is speculative sampling; that this passes is for the suite of rules to say."""
     installed(
@@ -94,7 +158,8 @@ def test_the_code_of_a_plugin_is_told_by_its_hash(installed):
         (["drafter", "ngram"], "Bad name 'ngram': specdec has a drafter of this name"),
         (["drafter", "My-Drafter"], "Bad name 'My-Drafter': it becomes a Python module"),
         (["drafter", "class"], "Bad name 'class'"),
-        (["structure", "mine"], "invalid choice: 'structure'"),
+        (["peer", "mine"], "invalid choice: 'peer'"),
+        (["prompts", "tokens"], "Bad name 'tokens': specdec has a prompt set of this name"),
         (["drafter"], "required: NAME"),
         (["drafter", "mine", "--folder", "."], "Folder . exists: remove it"),
     ],

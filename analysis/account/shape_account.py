@@ -22,7 +22,7 @@ CHAIN = "chain"
 COMMAND = "python -m specdec.run +experiment=chain_rows_tree"
 _PARTS = {"verify": "verification", "draft": "drafting", "rest": "accepting, committing and the loop"}
 _COLOURS = {"verify": style.SKY, "draft": style.YELLOW, "rest": style.LIGHT}
-_HATCHES = {"verify": "", "draft": "//", "rest": ".."}
+_HATCHES = {"verify": "", "draft": "//", "rest": "--"}
 
 
 @dataclass(frozen=True)

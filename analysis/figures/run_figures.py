@@ -317,7 +317,7 @@ VERBS = {  # column of the rounds table: name, colour, hatch, colour of the figu
     "draft_s": ("draft", style.YELLOW, "", style.BLACK),
     "verify_s": ("verify", style.BLUE, "", "white"),
     "accept_s": ("accept", style.GREEN, "///", style.BLACK),
-    "commit_s": ("commit", style.PURPLE, "...", "white"),
+    "commit_s": ("commit", style.PURPLE, "---", "white"),
     "rest_s": ("rest", style.LIGHT, "", style.BLACK),
 }
 

@@ -26,6 +26,8 @@ from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
+from .lighter import lighter
+
 # The palette of Okabe and Ito, but with a darker purple (Tol's wine): without red or green receptors, theirs and
 # lighter ones look like the blue or the green. Lines differ by dash or marker too.
 BLACK, BLUE, ORANGE, GREEN, PURPLE = "#000000", "#0072B2", "#D55E00", "#009E73", "#882255"
@@ -37,7 +39,9 @@ DOTTED: Dash = (0, (1, 1.5))
 
 
 class Look(NamedTuple):
-    """The marks of a line or a group of bars. No two differ by colour alone."""
+    """The marks of a line or a group of bars. No two differ by colour alone. Hatches are of lines: dots, of which SVG
+    draws each as eight curves, weigh a hundred times as much.
+    """
 
     colour: str
     marker: str
@@ -49,7 +53,7 @@ LOOKS = (  # the first line of a picture, the second, ...
     Look(BLUE, "o", "-"),
     Look(ORANGE, "D", "--", "//"),
     Look(GREEN, "^", "-.", "xx"),
-    Look(PURPLE, "v", (0, (5, 1, 1, 1, 1, 1)), ".."),
+    Look(PURPLE, "v", (0, (5, 1, 1, 1, 1, 1)), "--"),
     Look(GREY, "s", ":", "\\\\"),
 )
 STRUCTURES = {  # a structure looks alike in all pictures
@@ -90,7 +94,6 @@ RC: dict[str, Any] = {
     "xtick.labelsize": 11,
     "ytick.labelsize": 11,
     "hatch.linewidth": 0.8,
-    "svg.fonttype": "path",  # looks the same without the font
     "svg.hashsalt": "specdec",  # equal figures give equal files
 }
 UNSIGNED = {"Creator": None, "Date": None, "Format": None, "Type": None}  # metadata of an SVG without date and program
@@ -181,24 +184,40 @@ def point_tip(axes: Axes, across: float, up: float, text: str) -> None:
         tip(mark, text)
 
 
-def svg(figure: Figure) -> str:
-    """Return the figure as SVG with its tooltips, without a date and without the name of a program."""
+def svg(figure: Figure, letters: bool = False) -> str:
+    """Return the figure as SVG with its tooltips, without a date and without the name of a program.
+
+    Args:
+        letters: keep letters as text, for a page that brings their font (`lighter.font_face`). Otherwise they are
+            outlines: a file of its own looks the same where the font is lacking.
+    """
     stream, canvas = StringIO(), figure.canvas
     with styled():
+        matplotlib.rcParams["svg.fonttype"] = "none" if letters else "path"
         FigureCanvasSVG(figure).print_svg(stream, metadata=UNSIGNED)
     figure.set_canvas(canvas)
     # An attribute escapes what `tip` escaped once more; what is left belongs into an element.
     tips = re.compile(f'<g id="{_TIP}([^"]*)">')
     text = tips.sub(lambda found: f"<g><title>{unescape(found[1])}</title>", stream.getvalue())
     name = escape(" ".join(figure.get_suptitle().replace(r"\$", "$").split()), quote=False)
-    return re.sub(r"(<svg [^>]*>)", lambda found: f"{found[1]}<title>{name}</title>", text, count=1)
+    return lighter(re.sub(r"(<svg [^>]*>)", lambda found: f"{found[1]}<title>{name}</title>", text, count=1))
+
+
+@contextmanager
+def laid_out(figure: Figure) -> Iterator[None]:
+    """Keep the layout of the last drawing inside the context: finding it is most of the time of a drawing."""
+    engine = figure.get_layout_engine()
+    figure.set_layout_engine("none")
+    try:
+        yield
+    finally:
+        figure.set_layout_engine(engine)
 
 
 def save(figure: Figure, folder: Path | str, name: str) -> tuple[Path, Path]:
     """Write `name`.png and `name`.svg into `folder` and return their paths.
 
-    `savefig` would draw everything twice, once to measure it; the layout here is found while drawing, and the SVG has
-    that of the PNG.
+    `savefig` would draw everything twice, once to measure it; the layout here is found while drawing.
     """
     target = Path(folder)
     target.mkdir(parents=True, exist_ok=True)
@@ -207,6 +226,6 @@ def save(figure: Figure, folder: Path | str, name: str) -> tuple[Path, Path]:
     with styled():
         figure.set_dpi(DPI)
         FigureCanvasAgg(figure).print_png(png, metadata={"Software": None})
-    figure.set_layout_engine("none")
-    vector.write_text(svg(figure), encoding="utf-8")
+    with laid_out(figure):
+        vector.write_text(svg(figure), encoding="utf-8")
     return png, vector

@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 
 from ..figures import style
+from ..figures.lighter import font_face
 from ..findings import Section
 from ..intervals import Interval
 
@@ -39,10 +40,17 @@ class Chapter:
 
 @dataclass(frozen=True)
 class _Drawn:
-    """A figure as SVG text, by the name of its file."""
+    """A figure as SVG text.
+
+    Attributes:
+        name: of its file.
+        svg: with outlines of letters, for the file.
+        inline: with letters as text, for a page that brings their font.
+    """
 
     name: str
     svg: str
+    inline: str
 
 
 def write_report(folder: Path, title: str, chapters: Sequence[Chapter]) -> tuple[Path, Path]:
@@ -71,7 +79,10 @@ def _draw(chapters: Sequence[Chapter]) -> dict[int, _Drawn]:
             for name, figure in section.figures:
                 stem = f"{number:02}-{place:02}-{re.sub('[^A-Za-z0-9_-]+', '_', name)}"
                 taken = sum(each.name.startswith(stem) for each in drawn.values())
-                drawn[id(figure)] = _Drawn(stem + (f"_{taken + 1}" if taken else ""), style.svg(figure))
+                outlined = style.svg(figure)
+                with style.laid_out(figure):
+                    inline = _inline(style.svg(figure, letters=True), f"f{len(drawn)}")
+                drawn[id(figure)] = _Drawn(stem + (f"_{taken + 1}" if taken else ""), outlined, inline)
     return drawn
 
 
@@ -132,6 +143,7 @@ thead th { border-bottom: 2px solid var(--line); white-space: nowrap; }
 td { min-width: 4.5rem; }
 figure { margin: 1.25rem 0; max-width: 42rem; background: #fff; border-radius: 8px; padding: .25rem; }
 figure svg { display: block; width: 100%; height: auto; }
+figure text { font-family: "Figures", "DejaVu Sans", sans-serif; white-space: pre; }
 .figures { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 27rem), 1fr)); gap: 1rem;
   align-items: start; margin: 1.25rem 0; }
 .figures figure { margin: 0; }
@@ -159,7 +171,7 @@ figure svg { display: block; width: 100%; height: auto; }
 }
 """
 # The browser itself is told to load nothing.
-POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"  # heat maps are images within the SVG
+POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; font-src data:"  # heat maps; letters of figures
 
 
 def _html(title: str, chapters: Sequence[Chapter], drawn: dict[int, _Drawn]) -> str:
@@ -171,7 +183,7 @@ def _html(title: str, chapters: Sequence[Chapter], drawn: dict[int, _Drawn]) -> 
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
         f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">',
         f"<title>{escape(title)}</title>",
-        f"<style>{STYLESHEET}</style>",
+        f"<style>{STYLESHEET}{font_face([each.inline for each in drawn.values()])}</style>",
         "</head>",
         "<body>",
         f"<h1>{escape(title)}</h1>",
@@ -184,7 +196,7 @@ def _html(title: str, chapters: Sequence[Chapter], drawn: dict[int, _Drawn]) -> 
             parts.append(f'<section>\n<h3 id="c{number}s{place}">{escape(section.title)}</h3>')
             parts += [_paragraph(text) for text in section.text]
             parts += [_table(caption, table) for caption, table in section.tables]
-            figures = [f"<figure>{_inline(drawn[id(figure)])}</figure>" for _, figure in section.figures]
+            figures = [f"<figure>{drawn[id(figure)].inline}</figure>" for _, figure in section.figures]
             parts += ['<div class="figures">', *figures, "</div>"] if len(figures) > 1 else figures
             parts.append("</section>")
         if chapter.folded:
@@ -250,12 +262,11 @@ def _cell(text: str, kind: str) -> str:
     return f"<td{whole}>{escape(text)}</td>"
 
 
-def _inline(drawn: _Drawn) -> str:
+def _inline(svg: str, name: str) -> str:
     """Return the SVG element alone, with ids of its own, because all figures of a page share one space of names."""
-    element = drawn.svg[drawn.svg.index("<svg") :]
+    element = svg[svg.index("<svg") :].rstrip()
     element = re.sub(r' xmlns(:\w+)?="[^"]*"', "", element)  # an HTML parser knows them
-    element = re.sub(r"<metadata>.*?</metadata>", "", element, flags=re.DOTALL)
-    element = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{drawn.name}-", element)
+    element = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{name}", element)
     return element.replace("<svg", '<svg role="img"', 1)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import pandas as pd
 
 from specdec.errors import SpecdecError, UsageError, near_misses
-from specdec.tracking.store import check_schema, locate, quieten, reason, schema_of
+from specdec.tracking.store import check_driver, check_schema, locate, quieten, reason, schema_of
 
 from .metric_names import current_name, current_names
 from .runs import COMMAND, Run, missing_file
@@ -147,6 +147,7 @@ def _client(tracking_uri: str) -> tuple[Any, str]:
     revision = None if store.database is None else schema_of(store.database)
     if store.database is not None and revision is None:
         raise UsageError(f"There is no MLflow database {store.database}: `{COMMAND}` makes one.")
+    check_driver(store)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="IProgress not found")  # tqdm's, in a notebook
         check_schema(store, revision)

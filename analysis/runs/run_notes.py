@@ -60,7 +60,9 @@ def run_notes(
         notes.append("One prompt only: no bootstrap, so no intervals.")
     if facts.left_out:
         left_out = ", ".join(map(str, facts.left_out))
-        notes.append(f"Left out of measurement.gammas: {left_out}; this drafter drafts {facts.deepest} levels at most.")
+        limit = f"this drafter drafts {facts.deepest} levels at most"
+        limit = limit if facts.deepest and min(facts.left_out) > facts.deepest else "the structure is less deep"
+        notes.append(f"Left out of measurement.gammas: {left_out}; {limit}.")
     return notes
 
 

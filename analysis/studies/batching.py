@@ -33,7 +33,7 @@ PREDICTIONS = {"formula": "timed calls on batches", "model": "cost model of sing
 _SUMS = ["tokens", "steps", "seconds", "draft_s", "verify_s", "places", "baseline_tokens", "baseline_steps",
          "baseline_seconds"]  # fmt: skip
 _COSTS = {"draft": "draft", "verify": "verify", "rest": "accept, commit, rest"}
-_HATCHES = {"draft": (style.YELLOW, "//"), "verify": (style.SKY, ""), "rest": (style.LIGHT, "..")}
+_HATCHES = {"draft": (style.YELLOW, "//"), "verify": (style.SKY, ""), "rest": (style.LIGHT, "--")}
 
 
 @register("batching")

@@ -17,19 +17,24 @@ def composed_parts(drafter: str, *overrides: str, changes: Mapping[str, Any] | N
         overrides: as on the command line.
         changes: other values of the drafter, nested as its own are.
     """
-    from hydra import compose, initialize_config_dir
-    from hydra.core.global_hydra import GlobalHydra
     from omegaconf import OmegaConf
 
-    asked = [f"+drafter={drafter}", *overrides]
-    if GlobalHydra.instance().is_initialized():
-        composed = compose("config", asked)
-    else:
-        extend_search_path()
-        with initialize_config_dir(config_dir(), version_base="1.3"):
-            composed = compose("config", asked)
+    composed = composed_config(drafter, *overrides)
     parts = {
         name: OmegaConf.to_container(composed[name], resolve=True) for name in ("drafter", "structure", "verifier")
     }
     parts["drafter"] = OmegaConf.to_container(OmegaConf.merge(parts["drafter"], dict(changes or {})))
     return parts
+
+
+def composed_config(drafter: str, *overrides: str) -> Any:
+    """Return the whole configuration, as OmegaConf composes it; arguments as of `composed_parts`."""
+    from hydra import compose, initialize_config_dir
+    from hydra.core.global_hydra import GlobalHydra
+
+    asked = [f"+drafter={drafter}", *overrides]
+    if GlobalHydra.instance().is_initialized():
+        return compose("config", asked)
+    extend_search_path()
+    with initialize_config_dir(config_dir(), version_base="1.3"):
+        return compose("config", asked)

@@ -37,7 +37,7 @@ class DrafterArms:
     arms: tuple[Arm, ...]
     primary: Arm
     label: str  # drafter on model, for titles
-    left_out: tuple[int, ...] = ()  # of measurement.gammas: deeper than the drafter drafts
+    left_out: tuple[int, ...] = ()  # of measurement.gammas: deeper than the drafter drafts, or than the structure is
 
     @property
     def name(self) -> str:
@@ -223,16 +223,17 @@ def _drafter_arms(asked: AskedDrafter, target: Target) -> DrafterArms:
             f"{config.drafter['name']} drafts {deepest} levels at most; lower the structure's depth."
         )
     gammas = sorted({*config.measurement.gammas, structure.gamma})
+    sized = {gamma: structure if gamma == structure.gamma else structure.resized(gamma) for gamma in gammas}
     arms = {
         gamma: Arm(
             method=asked.method,
             target=target,
             drafter=priced(drafter, target),
-            structure=structure if gamma == structure.gamma else structure.resized(gamma),
+            structure=shape,
             verifier=asked.verifier,
         )
-        for gamma in gammas
-        if gamma <= deepest
+        for gamma, shape in sized.items()
+        if gamma <= deepest and shape.gamma == gamma  # a tree that was given has no deeper levels
     }
     model = str(config.target.get("model", config.target["name"]))
     size = config.measurement.batch_size
@@ -241,7 +242,7 @@ def _drafter_arms(asked: AskedDrafter, target: Target) -> DrafterArms:
         arms=tuple(arms.values()),
         primary=arms[structure.gamma],
         label=(model if asked.method == "none" else f"{asked.method} on {model}") + (f", batch {size}" * (size > 1)),
-        left_out=tuple(gamma for gamma in gammas if gamma > deepest),
+        left_out=tuple(gamma for gamma in gammas if gamma not in arms),
     )
 
 

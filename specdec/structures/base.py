@@ -78,7 +78,9 @@ class Structure(ABC):
 
     @abstractmethod
     def resized(self, gamma: int) -> "Structure":
-        """Return the same shape with another depth: one step of a curve. A depth of 0 has no nodes."""
+        """Return the same shape with another depth: one step of a curve. A depth of 0 has no nodes; where it has no
+        deeper levels, the whole shape.
+        """
 
     def until(self, threshold: float) -> "Structure":
         """Return the same shape with an early end, once the chance of all drafted tokens falls below `threshold`.

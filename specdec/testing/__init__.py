@@ -4,6 +4,24 @@ A structure of another name than specdec's four is enumerated once a function in
 """
 
 from specdec.certification.table_drafts import FILL, WAYS
-from specdec.testing.conformance import ConformanceCase, cases_of, drafter_cases, verifier_cases
+from specdec.testing.conformance import (
+    ConformanceCase,
+    cases_of,
+    drafter_cases,
+    prompts_cases,
+    structure_cases,
+    target_cases,
+    verifier_cases,
+)
 
-__all__ = ["FILL", "WAYS", "ConformanceCase", "cases_of", "drafter_cases", "verifier_cases"]
+__all__ = [
+    "FILL",
+    "WAYS",
+    "ConformanceCase",
+    "cases_of",
+    "drafter_cases",
+    "prompts_cases",
+    "structure_cases",
+    "target_cases",
+    "verifier_cases",
+]

@@ -23,14 +23,18 @@ from specdec.certification.tiny_models import VOCABULARY, load_tiny_model
 from specdec.drafters import Drafter, drafters
 from specdec.drafters.base import DrafterCapabilities
 from specdec.errors import UsageError
-from specdec.experiment.composed import composed_parts
+from specdec.experiment.composed import composed_config
+from specdec.prompts.base.contract import prompts
 from specdec.sampling import SamplingConfig
-from specdec.targets import Target
+from specdec.structures.base import structures
+from specdec.targets import Target, targets
 from specdec.targets.causal import Causal
 from specdec.testing.drafter_contract import CHAIN_CHECKS, CHECKS, SIZE, Subject, require, walk
+from specdec.testing.part_contracts import PROMPT_CHECKS, STRUCTURE_CHECKS, TARGET_CHECKS
 from specdec.verifiers import Verifier, verifiers
 
 Make = Callable[[Target], Drafter]
+_SAMPLED = SamplingConfig(name="sampled", temperature=1.0, top_k=None, top_p=None, min_p=None, typical_p=None)
 _DEPTH = 4  # of the drafts in greedy texts
 
 
@@ -95,22 +99,51 @@ def verifier_cases(name: str, **changes: Any) -> list[ConformanceCase]:
     return cases
 
 
+def structure_cases(name: str, **changes: Any) -> list[ConformanceCase]:
+    """Return the suite for a registered structure: its sizes, and the law of a round by enumeration.
+
+    Args, raises: as of `drafter_cases`.
+    """
+    structure = structures.build(_values("structure", name) | changes)
+    return [ConformanceCase(_words(check), partial(check, structure)) for check in STRUCTURE_CHECKS]
+
+
+def target_cases(name: str, **changes: Any) -> list[ConformanceCase]:
+    """Return the suite for a registered target: drafts are verified as their paths are scored, before and after what is
+    committed, discarded and begun anew. Token ids 0 and 1 have to be in its vocabulary.
+
+    Args, raises: as of `drafter_cases`.
+    """
+    target = targets.build(_values("target", name) | changes, sampling=_SAMPLED)
+    return [ConformanceCase(_words(check), partial(check, target)) for check in TARGET_CHECKS]
+
+
+def prompts_cases(name: str, **changes: Any) -> list[ConformanceCase]:
+    """Return the suite for a registered prompt set: there are prompts, with ids, the same at every call.
+
+    Args, raises: as of `drafter_cases`.
+    """
+    source = prompts.build(_values("prompts", name) | changes)
+    return [ConformanceCase(_words(check), partial(check, source)) for check in PROMPT_CHECKS]
+
+
 def _values(group: str, name: str) -> dict[str, Any]:
     """Return the plain values of a part's YAML, from specdec's own folder or a plugin's."""
     from hydra.errors import HydraException
+    from omegaconf import OmegaConf
 
     try:
-        parts = composed_parts(name) if group == "drafter" else composed_parts("none", f"{group}={name}")
+        composed = composed_config(name) if group == "drafter" else composed_config("none", f"{group}={name}")
     except HydraException:
         raise UsageError(
             f"No file {group}/{name}.yaml is on Hydra's search path: put it into the folder conf/ of your package, and "
             "install the package."
         ) from None
-    values: dict[str, Any] = parts[group]
-    return values
+    values: Any = OmegaConf.to_container(composed[group], resolve=True)
+    return dict(values)
 
 
-def _words(check: Callable[[Subject], None]) -> str:
+def _words(check: Callable[..., None]) -> str:
     return check.__name__.replace("_", " ")
 
 
@@ -134,8 +167,7 @@ def _subject(make: Make, capabilities: DrafterCapabilities, structure: str) -> S
 def _target(capabilities: DrafterCapabilities) -> Target:
     if not capabilities.runs_target:
         return table_target(random_law(SIZE, 0), temperature=1.0)
-    sampled = SamplingConfig(name="sampled", temperature=1.0, top_k=None, top_p=None, min_p=None, typical_p=None)
-    return Causal(load_tiny_model("llama"), sampled)
+    return Causal(load_tiny_model("llama"), _SAMPLED)
 
 
 def _something_is_proposed(make: Make, capabilities: DrafterCapabilities) -> None:

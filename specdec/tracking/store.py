@@ -17,6 +17,8 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -40,6 +42,7 @@ SETTINGS = {
 }
 # The tag by which MLflow opens an experiment as one of models, with its chart view, and not as one of prompts.
 TRAINING_VIEW = {"mlflow.experimentKind": "custom_model_development"}
+DRIVER = ("sqlalchemy", "alembic")  # packages that MLflow opens databases with
 CONNECT_SECONDS = 5  # to a database server
 ASK_AGAIN_SECONDS = 60.0  # a store that was down is not asked again for so long: every question costs seconds
 ELSEWHERE_SILENT_HOURS = 6.0  # without a heartbeat, until a run of another machine counts as dead
@@ -151,6 +154,7 @@ def opened(store: Store, experiment: str) -> tuple[Any, str]:
     if silent is not None and time.monotonic() - silent[0] < ASK_AGAIN_SECONDS:
         raise Unreachable(silent[1])
     try:
+        check_driver(store)
         if store.database is not None:
             check_schema(store, schema_of(store.database))
         quieten()
@@ -179,6 +183,24 @@ def opened(store: Store, experiment: str) -> tuple[Any, str]:
 
 
 _silent: dict[str, tuple[float, str]] = {}  # by address: when a store did not answer, and what is said of it
+
+
+def check_driver(store: Store) -> None:
+    """Refuse a database where MLflow cannot open one: `mlflow-skinny` alone says that it knows no such address."""
+    lacking = [] if store.is_server else [name for name in DRIVER if find_spec(name) is None]
+    if lacking:
+        raise UsageError(
+            f"The tracking database {store.shown} needs {' and '.join(lacking)}, which mlflow-skinny comes without: "
+            f"pip install {' '.join(lacking)}, or name a server with tracking.uri=http://HOST:PORT."
+        )
+
+
+def serving(store: Store) -> str:
+    """Return the command that shows a database in a browser; with `mlflow-skinny` it installs the pages first."""
+    command = f"mlflow ui --backend-store-uri {shlex.quote(store.shown)}"
+    if find_spec("flask") is not None:
+        return command
+    return f"pip install mlflow=={version('mlflow-skinny')} && {command}"
 
 
 def _connect(store: Store) -> None:
@@ -221,7 +243,10 @@ def unanswered(store: Store, error: Exception) -> bool:
 def _without_driver(store: Store, error: ModuleNotFoundError) -> str:
     if (error.name or "").partition(".")[0] == "psycopg":
         return 'tracking.uri=postgresql://... needs the driver psycopg: pip install "specdec-workbench[postgres]".'
-    return f"The tracking store {store.shown} needs the Python package {error.name!r}, which is not installed."
+    return (
+        f"The tracking store {store.shown} needs the Python package {error.name!r}, which is not installed: install "
+        "what requirements-headless.txt lists, or the whole of mlflow."
+    )
 
 
 def _created(client: Any, store: Store, experiment: str) -> str:

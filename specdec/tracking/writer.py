@@ -33,6 +33,7 @@ from specdec.tracking.store import (
     reap,
     reason,
     reraise_interruption,
+    serving,
     this_process,
     unanswered,
 )
@@ -352,7 +353,7 @@ def _link(store: Store, experiment_id: str) -> str:
     view = CHART_VIEW.format(experiment_id)
     if store.is_server:
         return f"{store.shown}/{view}"
-    return f"mlflow ui --backend-store-uri {shlex.quote(store.shown)}\nhttp://127.0.0.1:5000/{view}"
+    return f"{serving(store)}\nhttp://127.0.0.1:5000/{view}"
 
 
 def _accepted_name(name: str) -> str:

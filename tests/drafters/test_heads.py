@@ -393,6 +393,12 @@ def test_points_of_the_curve_beyond_the_heads_are_left_out(run_of, group_values)
     assert parts.primary.gamma == 4
 
 
+def test_points_of_the_curve_beyond_a_given_tree_are_left_out(run_of, group_values):
+    """Two of them would be the same draft under two names, and no round of a run could be told from another."""
+    parts = run_of("medusa", group_values("structure", "tree", parents=[-1, -1, 0]), [1, 3, 4])
+    assert [(arm.gamma, arm.structure.gamma) for arm in parts.arms] == [(1, 1), (2, 2)] and parts.left_out == (3, 4)
+
+
 def test_blockwise_drafts_medusas_chain(target_at, random_heads, make_structure):
     target = target_at()
     heads = random_heads(target)

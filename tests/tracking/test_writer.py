@@ -1,6 +1,7 @@
 """What a store receives, how runs end, and what is said when a store cannot be used."""
 
-import importlib
+import importlib.metadata
+import importlib.util
 import json
 import logging
 import math
@@ -245,6 +246,28 @@ def test_the_link_opens_the_chart_view(record: Callable[..., Any], folder: Path)
     command, address = links[0].splitlines()
     assert command == f"mlflow ui --backend-store-uri 'sqlite:///{folder}/mlflow.db'"
     assert f"/#/experiments/{run.info.experiment_id}/runs?" in address and address.endswith("Mode=CHART")
+
+
+def test_without_the_pages_of_mlflow_the_link_says_how_to_get_them(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with mlflow-skinny, where `mlflow ui` ends in a traceback."""
+    found = importlib.util.find_spec
+    monkeypatch.setattr(store, "find_spec", lambda name: None if name == "flask" else found(name))
+    version = importlib.metadata.version("mlflow-skinny")
+    assert store.serving(locate(None, folder)).startswith(f"pip install mlflow=={version} && mlflow ui --backend")
+
+
+@pytest.mark.parametrize("lacking", [{"sqlalchemy"}, {"sqlalchemy", "alembic"}])
+def test_mlflow_skinny_without_a_driver_is_answered_with_what_to_install(
+    lacking: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store, "find_spec", lambda name: None if name in lacking else importlib.util.find_spec(name))
+    wanted = "pip install " + " ".join(name for name in store.DRIVER if name in lacking)
+    with pytest.raises(UsageError, match=re.escape(wanted) + ", or name a server with tracking.uri=http"):
+        opened(locate(None, tmp_path), "tests")
+    assert not list(tmp_path.iterdir())
+    store.check_driver(locate("http://localhost:5000", tmp_path))  # a server has a driver of its own
 
 
 def test_disabled_tracking_does_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

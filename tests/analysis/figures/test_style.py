@@ -97,7 +97,8 @@ def test_png_and_svg_bring_their_own_white_ground(tmp_path: Path) -> None:
     assert pixels.shape[2] == 3 or (pixels[..., 3] == 1).all()
     assert all((pixels[row, column, :3] == 1).all() for row in (0, -1) for column in (0, -1))
     text = svg.read_text(encoding="utf-8")
-    assert 'id="patch_1"' in text and "fill: #ffffff" in text.split('id="patch_2"')[0]
+    height, width = (72 * size for size in drawn().get_size_inches()[::-1])
+    assert f'<path d="M0 {height:g}L{width:g} {height:g}L{width:g} 0L0 0z" style="fill:#ffffff"' in text  # all of it
 
 
 def test_letters_survive_half_a_page() -> None:

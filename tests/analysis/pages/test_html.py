@@ -77,7 +77,7 @@ def page(written):
 def test_nothing_is_loaded_from_anywhere(written, page):
     _, html, _ = written
     assert not re.search(r"""(src|href|srcset|action|data)\s*=\s*["']?\s*(https?:)?//""", html, re.IGNORECASE)
-    assert not re.search(r"url\(\s*['\"]?(?!#)", html)
+    assert not re.search(r"url\(\s*['\"]?(?!#|data:font/)", html)
     assert "@import" not in html and "http://" not in html and "https://" not in html
     tags = {tag for tag, _ in page.tags}
     assert not tags & {"script", "link", "img", "iframe", "object", "image"}
@@ -189,3 +189,15 @@ def test_heat_maps_are_let_through(tmp_path):
     assert 'href="data:image/png;base64,' in text
     policy = re.search(r'http-equiv="Content-Security-Policy" content="([^"]*)"', text)[1]
     assert "img-src data:" in policy and "script" not in policy and policy.startswith("default-src 'none'")
+
+
+def test_a_page_is_light_and_brings_the_letters_of_its_figures_once(tmp_path):
+    """A run has a dozen figures; with letters as outlines each would add 40 KB and more."""
+    weights = []
+    for count in (1, 9):
+        section = Section("Figures", figures=tuple((f"figure {number}", figure()) for number in range(count)))
+        (html, _) = write_report(tmp_path, "Title", [Chapter("One", (section,))])
+        text = html.read_text("utf-8")
+        assert text.count("@font-face") == 1 and text.count("Title $1</text>") == count
+        weights.append(len(text))
+    assert weights[0] < 30_000 and (weights[1] - weights[0]) / 8 < 10_000
