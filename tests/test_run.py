@@ -18,6 +18,7 @@ from specdec.config import config_dir
 from specdec.drafters import drafters
 from specdec.drafters.none import NoDrafter
 from specdec.errors import NumericsError
+from specdec.ngrams import corpus
 from specdec.targets.table import Table
 from specdec.theory.capped_geometric import finite_tokens_per_round
 
@@ -125,6 +126,7 @@ def test_a_run_leaves_every_metric_and_artifact(command, tmp_path):
     assert {"rounds.parquet", "trace.html", "figures", "report.md", "account.json"} <= names
 
 
+@pytest.mark.usefixtures("unwritten_pictures")
 def test_the_account_closes_and_curves_share_one_alpha(command, tmp_path):
     code, error = command("+drafter=ngram", "+debug=tiny", "sampling=temperature", TARGET)
     assert code == 0, error
@@ -147,6 +149,7 @@ def test_the_account_closes_and_curves_share_one_alpha(command, tmp_path):
         assert summary["curves"]["curve/capped_geometric"][str(gamma)] == pytest.approx(expected)
 
 
+@pytest.mark.usefixtures("unwritten_pictures")
 def test_tables_agree_with_each_other(command, tmp_path):
     code, error = command("+drafter=ngram", "+debug=tiny", "measurement.repeats=2")
     assert code == 0, error
@@ -168,6 +171,7 @@ def test_tables_agree_with_each_other(command, tmp_path):
     assert (baseline["committed"] == 1).all() and (baseline["offered"] == 0).all()
 
 
+@pytest.mark.usefixtures("unwritten_pictures")
 def test_oracle_replay_is_exact_and_no_test_of_the_model_rejects(command, tmp_path):
     """alpha 0.8 at gamma 5; 6 prompts of 700 tokens. The seed is fixed: five p-values below 0.2% never all pass by
     a broken coin, and a sound one fails a fixed seed with chance 1%."""
@@ -185,6 +189,7 @@ def test_oracle_replay_is_exact_and_no_test_of_the_model_rejects(command, tmp_pa
     assert len(p_values) == 5 and min(p_values) > 0.01 / 5
 
 
+@pytest.mark.usefixtures("unwritten_pictures")
 def test_forced_runs_log_no_lossless_metric(command, tmp_path):
     code, error = command("+drafter=oracle", "+debug=tiny", "drafter.forced=true")
     assert code == 0, error
@@ -258,6 +263,7 @@ def test_a_drafter_of_another_vocabulary_is_refused(command, tmp_path, monkeypat
 
 
 @pytest.mark.parametrize("arguments", [("+drafter=none",), ("+drafter=ngram", "measurement.max_new_tokens=1")])
+@pytest.mark.usefixtures("unwritten_pictures")
 def test_runs_without_any_proposal_are_reported(command, tmp_path, arguments):
     code, error = command("+debug=tiny", *arguments)
     assert code == 0, error
@@ -351,7 +357,10 @@ def test_every_study_runs_in_debug_on_the_pocket_target(command, tmp_path, name)
 
 
 @pytest.mark.slow
-def test_the_alpha_table_has_all_its_cells(command, tmp_path):
+@pytest.mark.usefixtures("unwritten_pictures")
+def test_the_alpha_table_has_all_its_cells(command, tmp_path, monkeypatch):
+    read = corpus.read_python_files  # two tables are fitted on every tenth file: on all it takes most of the test
+    monkeypatch.setattr(corpus, "read_python_files", lambda *where: list(read(*where))[::10])
     code, error = command("+experiment=leviathan_alpha", "+debug=pocket", "prompts.limit=1", "target.compile=false")
     assert code == 0, error
     runs = [open_folder(path.parent) for path in tmp_path.rglob("summary.json")]
@@ -367,6 +376,7 @@ def test_the_alpha_table_has_all_its_cells(command, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("unwritten_pictures")
 def test_peers_run_in_the_same_run(command, tmp_path):
     code, error = command("+experiment=ngram_against_generate", "+debug=pocket", "target.dtype=float32")
     assert code == 0, error
@@ -384,6 +394,7 @@ def test_peers_run_in_the_same_run(command, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("unwritten_pictures")
 def test_a_peer_that_fails_does_not_end_the_run(command, tmp_path, monkeypatch):
     from specdec.peers.transformers import TransformersPeer
 
@@ -417,6 +428,7 @@ def test_the_forced_oracle_runs_on_random_weights_and_says_its_limit(command, tm
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("unwritten_pictures")
 def test_the_gpu_experiment_is_a_sweep_over_forced_cells(command, tmp_path):
     """Two of its eighteen cells, eagerly: what is swept on the command line replaces what the overlay sweeps."""
     small = [each.replace("target", "drafter") for each in TOY if each.startswith("target") and "vocab" not in each]
@@ -465,6 +477,7 @@ def t5_folders(tmp_path_factory):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", OF_ENCODER_DECODERS)
+@pytest.mark.usefixtures("unwritten_pictures")
 def test_the_experiments_on_t5_take_any_pair(command, tmp_path, t5_folders, name):
     """The command as a user gives it for models and prompts of his own, at both temperatures."""
     target, drafter = t5_folders
@@ -492,6 +505,7 @@ def test_peers_need_a_decoder_only_target(command, t5_folders):
     assert code == 2 and "target=causal" in error
 
 
+@pytest.mark.usefixtures("unwritten_pictures")
 def test_a_draft_longer_than_the_room_left_is_clamped_and_counted(command, tmp_path):
     """gamma 500 with 24 tokens to write: nothing is offered beyond the last token."""
     code, error = command("+drafter=oracle", "+debug=tiny", "structure.gamma=500", "measurement.gammas=[500]")
@@ -517,6 +531,7 @@ def test_help_and_a_wrong_name_need_no_torch(tmp_path):
     subprocess.run([sys.executable, "-c", script], check=True, cwd=tmp_path, timeout=120)
 
 
+@pytest.mark.usefixtures("unwritten_pictures")
 def test_results_do_not_depend_on_prompt_order(command, tmp_path):
     """One generator per (prompt, purpose): sampling the same prompts in another order gives the same texts."""
     texts = []

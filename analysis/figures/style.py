@@ -187,8 +187,6 @@ def point_tip(axes: Axes, across: float, up: float, text: str) -> None:
 def svg(figure: Figure, letters: bool = False) -> str:
     """Return the figure as SVG with its tooltips, without a date and without the name of a program.
 
-    `savefig` would draw everything twice, once to measure it; the layout here is found while drawing.
-
     Args:
         letters: keep letters as text, for a page that brings their font (`lighter.font_face`). Otherwise they are
             outlines: a file of its own looks the same where the font is lacking.
@@ -217,13 +215,17 @@ def laid_out(figure: Figure) -> Iterator[None]:
 
 
 def save(figure: Figure, folder: Path | str, name: str) -> tuple[Path, Path]:
-    """Write `name`.png and `name`.svg into `folder` and return their paths."""
+    """Write `name`.png and `name`.svg into `folder` and return their paths.
+
+    `savefig` would draw everything twice, once to measure it; the layout here is found while drawing.
+    """
     target = Path(folder)
     target.mkdir(parents=True, exist_ok=True)
     name = re.sub(r"[^\w.-]+", "_", name).lstrip(".")  # a name, whatever a table holds; never a path
     png, vector = target / f"{name}.png", target / f"{name}.svg"
     with styled():
-        figure.savefig(png, dpi=DPI, metadata={"Software": None})
+        figure.set_dpi(DPI)
+        FigureCanvasAgg(figure).print_png(png, metadata={"Software": None})
     with laid_out(figure):
         vector.write_text(svg(figure), encoding="utf-8")
     return png, vector

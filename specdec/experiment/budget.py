@@ -9,6 +9,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
+from functools import cache
+from typing import Any
 
 from specdec.analysis.findings import counted
 from specdec.config import RunConfig, config_dir
@@ -190,18 +192,30 @@ def _check(config: RunConfig, asked: float) -> None:
             )
 
 
+@cache  # to compose it takes longer than all else that happens before the parts are loaded
+def _without_arguments(searched: tuple[str, ...]) -> Any:
+    """Return the configuration that Hydra composes of no arguments, of the folders of its search path.
+
+    Args:
+        searched: these folders; none where no command of Hydra runs, and our own is meant.
+    """
+    from hydra import compose, initialize_config_dir
+
+    if searched:
+        return compose("config")
+    with initialize_config_dir(config_dir(), version_base="1.3"):
+        return compose("config")
+
+
 def _is_first_look(config: RunConfig) -> bool:
     if config.experiment_name is not None or config.study is not None or os.environ.get(PARENT_RUN):
         return False
-    from hydra import compose, initialize_config_dir
     from hydra.core.global_hydra import GlobalHydra
     from omegaconf import OmegaConf
 
-    if GlobalHydra.instance().is_initialized():
-        composed = compose("config")
-    else:
-        with initialize_config_dir(config_dir(), version_base="1.3"):
-            composed = compose("config")
+    hydra = GlobalHydra.instance()
+    searched = hydra.config_loader().get_search_path().get_path() if hydra.is_initialized() else []
+    composed = _without_arguments(tuple(str(each.path) for each in searched))
     asked = asdict(config)
     return all(
         asked[group] == OmegaConf.to_container(composed[group], resolve=True)

@@ -44,6 +44,7 @@ def test_large_and_broken_numbers():
     assert answers("In all 1,234.50", "x #### 1234.5") and answers("-7", "#### -7") and answers(".5", "#### 0.5")
 
 
+@pytest.mark.usefixtures("unwritten_pictures")
 @pytest.mark.parametrize(("rule", "lossy"), [("typical", True), ("speculative_sampling", False)])
 def test_a_lossy_rule_is_called_lossy_on_the_terminal(in_process, rule, lossy):
     small = ("+debug=tiny", "measurement.gammas=[]", "measurement.max_new_tokens=6", "tracking.enabled=false")

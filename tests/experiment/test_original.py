@@ -31,7 +31,7 @@ def folders(tmp_path_factory, tiny_llama) -> dict[str, Path]:
 
 
 @pytest.fixture
-def command(in_process):
+def command(in_process, unwritten_pictures):
     """`command(..., drafter="ngram")` runs specdec.run without a store; it gives exit code and standard error."""
 
     def call(*arguments: str, drafter: str = "ngram") -> tuple[int, str]:

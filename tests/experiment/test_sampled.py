@@ -132,6 +132,7 @@ def test_a_bad_temperature_is_refused(command, value):
     assert code == 2 and "measurement.sampled_temperature" in error
 
 
+@pytest.mark.usefixtures("unwritten_pictures")
 def test_a_run_shows_its_line_and_says_what_it_does(in_process, tmp_path):
     """The whole of it, in one run: the first line, its stages in order, the table, the note, the metrics."""
     ended = in_process(run, *ON, "+debug=tiny", "tracking.enabled=false", f"hydra.run.dir={tmp_path / 'run'}")

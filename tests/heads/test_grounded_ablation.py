@@ -1,13 +1,13 @@
 """The ablations: a recipe for every file that the overlay sweeps, and the sweep itself on heads of no training."""
 
 import csv
-import subprocess
-import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 from omegaconf import OmegaConf
 
+from specdec import run
 from specdec.analysis.read.runs import open_folder
 from specdec.config import config_dir
 from specdec.heads.checkpoint import save_heads
@@ -22,11 +22,10 @@ def swept() -> list[str]:
     return [path.strip() for path in overlay.hydra.sweeper.params["drafter.model"].split(",")]
 
 
-def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "specdec.run", "+experiment=grounded_ablation", *arguments],
-        cwd=folder, capture_output=True, text=True, timeout=600,
-    )  # fmt: skip
+@pytest.fixture
+def command(in_process, made_database, unwritten_pictures):
+    """`command(...)` runs the experiment in the folder `tmp_path`; it gives exit code and both streams."""
+    return partial(in_process, run, "+experiment=grounded_ablation")
 
 
 def test_the_sweep_has_every_grounded_recipe_where_it_leaves_its_heads():
@@ -35,19 +34,21 @@ def test_the_sweep_has_every_grounded_recipe_where_it_leaves_its_heads():
     assert set(swept()) == {f"models/heads/ablation/{name}/heads.safetensors" for name in recipes - {"medusa"}}
 
 
-def test_heads_that_are_not_trained_yet_are_answered_with_what_trains_them(tmp_path):
+def test_heads_that_are_not_trained_yet_are_answered_with_what_trains_them(command):
     (path,) = [path for path in swept() if "gru" in path]
     model = ("hydra.mode=RUN", "hydra.sweeper.params=null", "+drafter=grounded", f"drafter.model={path}")
-    ended = run(tmp_path, *model, "structure=heads_ablation/tree")
-    (sentence,) = ended.stderr.strip().splitlines()
-    assert ended.returncode == 2
+    ended = command(*model, "structure=heads_ablation/tree")
+    (sentence,) = ended.error.strip().splitlines()
+    assert ended.code == 2
     assert sentence == (
         f"specdec: Heads drafter.model={path} do not exist: python -m specdec.train +heads=ablation/gru makes them."
     )
 
 
 @pytest.mark.slow
-def test_the_sweep_compares_heads_on_one_tree_and_the_same_prompts(tmp_path, random_heads, sampling, group_values):
+def test_the_sweep_compares_heads_on_one_tree_and_the_same_prompts(
+    command, tmp_path, random_heads, sampling, group_values
+):
     values = group_values("target", "causal", compile=False, device="cpu")
     target = targets.build(values, sampling=sampling(temperature=0.0))
     for name in MADE:
@@ -58,8 +59,8 @@ def test_the_sweep_compares_heads_on_one_tree_and_the_same_prompts(tmp_path, ran
     files = [path for path in swept() if Path(path).parent.name in MADE]
     params = {"+drafter": "grounded", "structure": "heads_ablation/tree", "drafter.model": f"'{','.join(files)}'"}
     sweep = ",".join(f"{key}: {value}" for key, value in params.items())
-    ended = run(tmp_path, "+debug=pocket", "target.compile=false", f"hydra.sweeper.params={{{sweep}}}")
-    assert ended.returncode == 0, ended.stderr
+    ended = command("+debug=pocket", "target.compile=false", f"hydra.sweeper.params={{{sweep}}}")
+    assert ended.code == 0, ended.error
     runs = [open_folder(path.parent) for path in tmp_path.glob("multirun/**/summary.json")]
     assert {run.params["drafter.model"] for run in runs} == set(files)
     trees = [run.rounds()["offered_nodes"].max() for run in runs]

@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 import yaml
+from fixtures.commands import lay_out
 from hydra.core.global_hydra import GlobalHydra
 
 from specdec import run
+from specdec.analysis.figures import style
 from specdec.config import config_dir
 from specdec.drafters import drafters
 from specdec.heads.checkpoint import save_heads
@@ -34,6 +36,7 @@ def _run(folder: Path, arguments: list[str]) -> None:
     """Run the command in this process, in `folder`."""
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
+        patch.setattr(style, "save", lay_out)
         patch.setattr("sys.argv", ["specdec.run", *arguments])
         GlobalHydra.instance().clear()
         try:
