@@ -7,7 +7,10 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from packaging.utils import canonicalize_name
 from safetensors import safe_open
+
+from specdec.peers.base.contract import engines
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -39,6 +42,13 @@ def test_the_wheel_holds_everything_below_specdec(tmp_path):
         assert f"specdec/conf/{yaml.relative_to(ROOT / 'conf').as_posix()}" in names
     for module in (ROOT / "specdec").rglob("*.py"):
         assert f"specdec/{module.relative_to(ROOT / 'specdec').as_posix()}" in names
+
+
+def test_extras_have_names_that_every_pip_knows():
+    """pip before 23.3 finds no extra with an underscore in a package that setuptools built, and only warns."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+    assert [canonicalize_name(name) for name in extras] == list(extras)
+    assert {engines.get(name).extra for name in engines.all_names()} - {""} <= set(extras)
 
 
 def test_a_headless_install_differs_in_mlflow_alone():

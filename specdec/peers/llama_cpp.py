@@ -41,7 +41,7 @@ _PREFILL = 512  # tokens of a call of the prefill, as ours
 @engines.register("llama_cpp")
 class LlamaCpp(Engine):
     needs = {"llama_cpp": "llama-cpp-python", "gguf": "gguf"}
-    extra = "llama_cpp"
+    extra = "llama-cpp"
 
     def peers(self, work: Work, held: ExitStack) -> list[Peer | Absent]:
         import llama_cpp

@@ -22,7 +22,7 @@ from specdec.structures import structures
 from specdec.targets.causal import Causal
 from specdec.verifiers import verifiers
 
-pytest.importorskip("gguf", reason="GGUF files are written with gguf: pip install -e '.[llama_cpp]'")
+pytest.importorskip("gguf", reason="GGUF files are written with gguf: pip install -e '.[llama-cpp]'")
 PROMPT = Prompt("p/0", "p", "", (3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5))
 LIMIT, GAMMA = 24, 3
 
@@ -84,7 +84,7 @@ def test_every_peer_writes_our_greedy_text(engine, target, models, name, expecte
 @pytest.mark.parametrize(("name", "expected"), EXPECTED)
 def test_llama_cpp_itself_writes_our_greedy_text(target, models, name, expected):
     """One thread: where cores are shared, threads of llama.cpp wait for one another."""
-    pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed: pip install -e '.[llama_cpp]'")
+    pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed: pip install -e '.[llama-cpp]'")
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -186,7 +186,7 @@ def test_what_is_not_installed_is_named_with_the_remedy(target, models, monkeypa
             {
                 "peer": "llama_cpp",
                 "reason": "measurement.peers names llama_cpp, which needs llama-cpp-python and gguf: pip install -e "
-                "'.[llama_cpp]'.",
+                "'.[llama-cpp]'.",
             }
         ]
 
