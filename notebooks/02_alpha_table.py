@@ -30,6 +30,7 @@ from specdec.analysis.papers import alpha_table, published
 # %% tags=["parameters"]
 tracking_uri = "sqlite:///../mlflow.db"  # where runs were logged, seen from this folder
 experiment = "specdec"
+chosen = []  # run ids, or folders of runs, instead of those of the overlay
 published_csv = published.SHIPPED  # printed figures: the paper's rows
 
 # %% [markdown]
@@ -39,7 +40,7 @@ published_csv = published.SHIPPED  # printed figures: the paper's rows
 # target, its dtype, the prompts and the hardware. Intervals come from resampling prompts.
 
 # %%
-measured = alpha_table.alpha_table(alpha_table.alpha_runs(tracking_uri, experiment))
+measured = alpha_table.alpha_table(alpha_table.alpha_runs(tracking_uri, experiment, chosen))
 measured.round(3)
 
 # %%

@@ -30,6 +30,7 @@ from specdec.analysis.pages import notebook
 # %% tags=["parameters"]
 tracking_uri = "sqlite:///../mlflow.db"  # where runs were logged, seen from this folder
 experiment = "specdec"
+chosen = []  # run ids or folders of studies and of runs, instead of the newest
 
 # %% [markdown]
 # ## The grid of rows
@@ -38,7 +39,7 @@ experiment = "specdec"
 # seconds from measured calls, drafts and commits, checked by live runs in the corners.
 
 # %%
-grid = notebook.study(tracking_uri, experiment, "grid")
+grid = notebook.study(tracking_uri, experiment, "grid", chosen)
 notebook.show(*grid)
 
 # %% [markdown]
@@ -49,7 +50,7 @@ notebook.show(*grid)
 # long as it reads, each has its price.
 
 # %%
-transition = notebook.study(tracking_uri, experiment, "phase_transition")
+transition = notebook.study(tracking_uri, experiment, "phase_transition", chosen)
 notebook.show(*transition)
 
 # %% [markdown]
@@ -59,7 +60,7 @@ notebook.show(*transition)
 # of the prompts and judged on the other.
 
 # %%
-budget = notebook.study(tracking_uri, experiment, "equal_budget")
+budget = notebook.study(tracking_uri, experiment, "equal_budget", chosen)
 notebook.show(*budget)
 
 # %% [markdown]
@@ -68,7 +69,7 @@ notebook.show(*budget)
 # Three runs at one budget. What a shape accepts beyond the chain, and which part of a round takes it away.
 
 # %%
-live = notebook.live_shapes(tracking_uri, experiment)
+live = notebook.live_shapes(tracking_uri, experiment, chosen)
 notebook.show(*live)
 
 # %% [markdown]

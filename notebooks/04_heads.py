@@ -33,6 +33,7 @@ from specdec.analysis.papers import published, published_heads
 # %% tags=["parameters"]
 tracking_uri = "sqlite:///../mlflow.db"  # where runs were logged, seen from this folder
 experiment = "specdec"
+chosen = []  # run ids or folders of studies and of runs, instead of the newest
 ablations = heads_ablation.RESULT  # what the benchmark of ablations found
 tree_results = heads_tree.RESULT  # and that of trees
 published_csv = published.SHIPPED  # printed figures: columns as in specdec.analysis.papers.published.COLUMNS
@@ -80,7 +81,7 @@ notebook.show(panels)
 # Rate over overhead is the speedup, for every category.
 
 # %%
-live = notebook.live_heads(tracking_uri, experiment)
+live = notebook.live_heads(tracking_uri, experiment, chosen)
 notebook.show(*live)
 
 # %% [markdown]
@@ -105,7 +106,7 @@ notebook.show(*bars)
 # `tests/contracts/test_identical_draft.py`). What falls with the temperature is the overlap of *different* laws.
 
 # %%
-typical = notebook.study(tracking_uri, experiment, "typical_acceptance")
+typical = notebook.study(tracking_uri, experiment, "typical_acceptance", chosen)
 notebook.show(*typical)
 
 # %% [markdown]
@@ -114,7 +115,7 @@ notebook.show(*typical)
 # More nodes accept more, and cost more to verify.
 
 # %%
-trees = notebook.study(tracking_uri, experiment, "tree_search")
+trees = notebook.study(tracking_uri, experiment, "tree_search", chosen)
 notebook.show(*trees)
 
 # %% [markdown]

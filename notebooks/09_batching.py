@@ -37,12 +37,13 @@ from specdec.analysis.pages import notebook
 # %% tags=["parameters"]
 tracking_uri = "sqlite:///../mlflow.db"  # where runs were logged, seen from this folder
 experiment = "specdec"
+chosen = []  # run ids or folders of studies, instead of the newest
 
 # %% [markdown]
 # ## Up to which batch each drafter pays
 
 # %%
-batches = notebook.batches(tracking_uri, experiment)
+batches = notebook.batches(tracking_uri, experiment, chosen)
 notebook.show(*batches)
 
 # %% [markdown]
@@ -56,7 +57,7 @@ notebook.show(*batches)
 # this notebook shows those that come with the repository.
 
 # %%
-server = notebook.server_under_load(tracking_uri, experiment)
+server = notebook.server_under_load(tracking_uri, experiment, chosen)
 notebook.show(*server)
 
 # %% [markdown]

@@ -31,9 +31,10 @@ from specdec.analysis.pages import notebook
 # %% tags=["parameters"]
 tracking_uri = "sqlite:///../mlflow.db"  # where runs were logged, seen from this folder
 experiment = "specdec"
+chosen = []  # the run id or the folder of a study, instead of the newest
 
 # %%
-compared = notebook.study(tracking_uri, experiment, "all_drafters")
+compared = notebook.study(tracking_uri, experiment, "all_drafters", chosen)
 notebook.show(*compared)
 
 # %% [markdown]

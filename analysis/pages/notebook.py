@@ -1,5 +1,6 @@
 """Shows sections in notebooks, and finds the runs that the overlay `notebooks` made."""
 
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -8,10 +9,10 @@ from specdec.errors import UsageError
 
 from ..account.shape_account import shape_section
 from ..cost.gpu_limit import RESULT, demonstration, read_gpu
-from ..findings import Section, latest_study
+from ..findings import FinishedStudy, Section, described_study, finished_study, latest_study
 from ..heads.grounded_gain import committed_section, gain_section
-from ..read.mlflow_runs import RUN_ID, latest_run, load_runs, open_run
-from ..read.runs import Run, open_folder
+from ..read.mlflow_runs import RUN_ID, files_of_study, latest_run, load_runs, open_run, open_runs, study_ids
+from ..read.runs import Run
 from ..runs.compare import comparison_section
 from ..runs.run_sections import papers_section
 from ..studies.batching import committed_in_words, committed_study
@@ -67,7 +68,7 @@ def own_runs(tracking_uri: str, experiment: str, chosen: Sequence[str] = ()) -> 
         UsageError: one of `chosen` is no run, or the experiment has no finished one.
     """
     if chosen:
-        return [open_run(tracking_uri, each) if RUN_ID.fullmatch(each) else open_folder(each) for each in chosen]
+        return open_runs(tracking_uri, chosen)
     table = load_runs(tracking_uri, experiment)
     finished = table[table["status"] == "FINISHED"]
     if finished.empty or OVERLAY in set(finished.get("params.experiment_name", ())):
@@ -85,36 +86,70 @@ def own_run(tracking_uri: str, experiment: str, chosen: Sequence[str] = ()) -> R
     return own_runs(tracking_uri, experiment, chosen[:1])[0] if chosen else latest_run(tracking_uri, experiment)
 
 
-def study(tracking_uri: str, experiment: str, name: str) -> tuple[Section, ...]:
-    """Return what the newest finished run of a study found; without one, a section that says what makes one."""
+def chosen_studies(tracking_uri: str, chosen: Sequence[str]) -> list[FinishedStudy]:
+    """Return the studies among what a person chose: run ids of the store, or folders."""
+    found = []
+    for each in chosen:
+        if (Path(each) / "study.json").is_file():
+            found.append(finished_study(each))
+        elif RUN_ID.fullmatch(each) and study_ids(tracking_uri, each):
+            files = files_of_study(tracking_uri, each)
+            described = json.loads(files.pop("study.json").read_text(encoding="utf-8"))
+            found.append(described_study(described, files.values(), f"run {each} in {tracking_uri}"))
+    return found
+
+
+def chosen_runs(tracking_uri: str, chosen: Sequence[str]) -> list[Run]:
+    """Return the runs among what a person chose, which are all that are no studies.
+
+    Raises:
+        UsageError: one is neither.
+    """
+    runs = [each for each in chosen if not chosen_studies(tracking_uri, [each])]
+    return open_runs(tracking_uri, runs)
+
+
+def study(tracking_uri: str, experiment: str, name: str, chosen: Sequence[str] = ()) -> tuple[Section, ...]:
+    """Return what a study found: the first of its name in `chosen`, run ids or folders, or else the newest finished one
+    of the experiment; without one, a section that says what makes one.
+    """
     try:
-        return latest_study(tracking_uri, experiment, name).sections
+        return _study(tracking_uri, experiment, name, chosen)
     except UsageError as error:
         return (Section(name, (str(error),)),)
 
 
-def server_under_load(tracking_uri: str, experiment: str) -> tuple[Section, ...]:
-    """Show the newest finished run of study `serving`; without one, what makes one, and what committed ones found."""
+def _study(tracking_uri: str, experiment: str, name: str, chosen: Sequence[str]) -> tuple[Section, ...]:
+    own = [each for each in chosen_studies(tracking_uri, chosen) if each.kind == name]
+    return (own[0].findings() if own else latest_study(tracking_uri, experiment, name)).sections
+
+
+def server_under_load(tracking_uri: str, experiment: str, chosen: Sequence[str] = ()) -> tuple[Section, ...]:
+    """Show study `serving`, of `chosen` or the newest; without one, what makes one, and what committed ones found."""
     try:
-        return latest_study(tracking_uri, experiment, "serving").sections
+        return _study(tracking_uri, experiment, "serving", chosen)
     except UsageError as error:
         return (*committed_sections(), Section("serving", (str(error),)))
 
 
-def live_shapes(tracking_uri: str, experiment: str) -> tuple[Section, ...]:
-    """Compare chain, rows and tree as the overlay `chain_rows_tree` decoded them live, or say what makes these runs."""
+def live_shapes(tracking_uri: str, experiment: str, chosen: Sequence[str] = ()) -> tuple[Section, ...]:
+    """Compare chain, rows and tree, decoded live: the runs of `chosen`, or else of the overlay `chain_rows_tree`.
+
+    Where there are none, say what makes them.
+    """
     try:
-        return (shape_section(overlay_runs(tracking_uri, experiment, SHAPES_OVERLAY, each="structure.name")),)
+        runs = chosen_runs(tracking_uri, chosen)
+        return (shape_section(runs or overlay_runs(tracking_uri, experiment, SHAPES_OVERLAY, each="structure.name")),)
     except UsageError as error:
         return (Section(SHAPES_OVERLAY, (str(error),)),)
 
 
-def live_heads(tracking_uri: str, experiment: str) -> tuple[Section, ...]:
-    """Compare Medusa and grounded heads as the overlay `heads` decoded them live, and show for each the rates by
-    category as the papers define them; or say what makes these runs.
+def live_heads(tracking_uri: str, experiment: str, chosen: Sequence[str] = ()) -> tuple[Section, ...]:
+    """Compare Medusa and grounded heads as the runs of `chosen`, or else the overlay `heads`, decoded them live, and
+    show for each the rates by category as the papers define them; or say what makes these runs.
     """
     try:
-        runs = overlay_runs(tracking_uri, experiment, HEADS_OVERLAY)
+        runs = chosen_runs(tracking_uri, chosen) or overlay_runs(tracking_uri, experiment, HEADS_OVERLAY)
     except UsageError as error:
         return (Section(HEADS_OVERLAY, (str(error),)),)
     return (comparison_section(runs), *(replace(papers_section(run), title=run.title) for run in runs))
@@ -131,12 +166,12 @@ def heads_in_one_session(tracking_uri: str, experiment: str) -> tuple[Section, .
         return (replace(found, text=(*found.text, str(error))),)
 
 
-def batches(tracking_uri: str, experiment: str) -> tuple[Section, ...]:
-    """Return what the newest run of study `batching` found; without one, what the committed run found, with where it
-    was made and the command that makes one.
+def batches(tracking_uri: str, experiment: str, chosen: Sequence[str] = ()) -> tuple[Section, ...]:
+    """Return what study `batching` found, of `chosen` or the newest; without one, what the committed run found, with
+    where it was made and the command that makes one.
     """
     try:
-        return latest_study(tracking_uri, experiment, "batching").sections
+        return _study(tracking_uri, experiment, "batching", chosen)
     except UsageError as error:
         first, *others = committed_study().findings().sections
         return (replace(first, text=(*first.text, committed_in_words(), str(error))), *others)

@@ -5,7 +5,7 @@ Runs and printed values never share a table or a figure: models, text and tokeni
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import combinations
 from math import nan
 
@@ -18,7 +18,7 @@ from specdec.errors import UsageError
 from ..figures import style
 from ..findings import counted
 from ..intervals import Interval
-from ..read.mlflow_runs import load_runs, open_run
+from ..read.mlflow_runs import load_runs, open_run, open_runs
 from ..read.runs import Run
 from .published import ROUNDING
 
@@ -31,23 +31,28 @@ MODELS = 99  # rank of drafters that are no n-grams of a corpus
 COLOURS = ((style.BLUE, "o"), (style.ORANGE, "s"), (style.GREEN, "^"), (style.PURPLE, "D"))
 
 
-def alpha_runs(tracking_uri: str, experiment: str) -> list[Run]:
+def alpha_runs(tracking_uri: str, experiment: str, chosen: Sequence[str] = ()) -> list[Run]:
     """Return the finished runs of the overlay, newest first, then the shorter ones of `notebooks` with such drafters.
 
-    UsageError if there is none.
+    Args:
+        chosen: run ids of the store, or folders of runs, to return instead.
+    Raises:
+        UsageError: one of `chosen` is no run, or there is none.
     """
+    if chosen:
+        return open_runs(tracking_uri, chosen)
     table = load_runs(tracking_uri, experiment)
     table = table[table["status"] == "FINISHED"]
     nothing = pd.Series(index=table.index, dtype=object)
     name = table.get("params.experiment_name", nothing)
     short = table[(name == SHORT) & table.get("params.drafter.name", nothing).isin(OF_THE_PAPER)]
-    chosen = pd.concat([table[name == OVERLAY], short])
-    if chosen.empty:
+    found = pd.concat([table[name == OVERLAY], short])
+    if found.empty:
         raise UsageError(
             f"The experiment {experiment!r} has no finished run of the overlay {OVERLAY}: "
             f"`python -m specdec.run +experiment={OVERLAY}` makes them."
         )
-    return [open_run(tracking_uri, str(run_id)) for run_id in chosen.index]
+    return [open_run(tracking_uri, str(run_id)) for run_id in found.index]
 
 
 def alpha_table(runs: Iterable[Run]) -> pd.DataFrame:

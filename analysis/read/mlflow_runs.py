@@ -5,7 +5,7 @@ Nothing is written and no store is changed or created. MLflow is imported inside
 
 import re
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from specdec.errors import SpecdecError, UsageError, near_misses
 from specdec.tracking.store import check_driver, check_schema, locate, quieten, reason, schema_of
 
 from .metric_names import current_name, current_names
-from .runs import COMMAND, Run, missing_file
+from .runs import COMMAND, Run, missing_file, open_folder
 
 
 def load_runs(tracking_uri: str, experiment: str) -> pd.DataFrame:
@@ -122,6 +122,11 @@ def _files_of_study(client: Any, uri: str, run_id: str) -> dict[str, Path]:
     names = [item.path for item in _asked(uri, client.list_artifacts, run_id)]
     kept = [name for name in names if name == "study.json" or name.endswith(".parquet")]
     return {name: Path(_asked(uri, client.download_artifacts, run_id, name)) for name in kept}
+
+
+def open_runs(tracking_uri: str, chosen: Sequence[str]) -> list[Run]:
+    """Return runs by their ids in a store, or by their folders. UsageError if one is neither."""
+    return [open_run(tracking_uri, each) if RUN_ID.fullmatch(each) else open_folder(each) for each in chosen]
 
 
 def open_run(tracking_uri: str, run_id: str) -> Run:

@@ -1,6 +1,6 @@
-"""Judges outputs: how likely a model finds them, whether their answer is right, whether they fall into a loop.
+"""Judges outputs: how likely a model finds them, and whether their answer is right.
 
-A rule that is not lossless, or training, may change all three. Nothing here is timed; `observe` judges single rounds.
+A rule that is not lossless, or training, may change both. Nothing here is timed; `observe` judges single rounds.
 """
 
 import re
@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from decimal import Decimal
 from typing import Any
 
-import numpy as np
 import torch
 
 from specdec.records import Generation
@@ -51,20 +50,3 @@ def answers(output: str, reference: str) -> bool:
 def _last_number(text: str) -> Decimal | None:
     found = _NUMBER.findall(text)
     return Decimal(found[-1].replace(",", "")) if found else None
-
-
-def repeated_share(tokens: Sequence[int], period_max: int) -> float:
-    """Return the largest share of the text that lies in one loop of at most `period_max` tokens, 0 without a loop.
-
-    A loop counts from its second round on: a run of positions that equal the token one period earlier, at least one
-    period long.
-    """
-    text = np.asarray(tokens)
-    longest = 0
-    for period in range(1, min(period_max, len(text) // 2) + 1):
-        same = text[period:] == text[:-period]
-        breaks = np.flatnonzero(np.concatenate(([True], ~same, [True])))
-        run = int(np.diff(breaks).max()) - 1
-        if run >= period:
-            longest = max(longest, run)
-    return longest / len(text) if len(text) else 0.0

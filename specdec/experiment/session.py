@@ -20,7 +20,7 @@ from specdec.experiment.arm import Arm
 from specdec.experiment.collected import Collected
 from specdec.experiment.divergence import explain
 from specdec.experiment.forced import Forced
-from specdec.experiment.judging import judged, repeated_share
+from specdec.experiment.judging import judged
 from specdec.experiment.parts import Parts
 from specdec.experiment.replays import Replays
 from specdec.experiment.results import DonePrompt, GenerationKey, PromptKey, ResultsFolder, generation_line, round_table
@@ -31,6 +31,7 @@ from specdec.prompts import Prompt
 from specdec.records import Generation, Request
 from specdec.sampling import generator_for
 from specdec.targets import Target
+from specdec.text.repetition import repeated_share
 from specdec.timing.calls import Calibration
 
 Answers = dict[str, tuple[int, ...]]

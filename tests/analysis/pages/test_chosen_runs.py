@@ -1,9 +1,14 @@
 """Which runs a notebook shows: those that a person chose, the overlay's, or the person's own."""
 
+from pathlib import Path
+
 import pandas as pd
 import pytest
 
+from specdec.analysis.findings import Findings, FinishedStudy, Section
 from specdec.analysis.pages import notebook
+from specdec.analysis.papers import alpha_table
+from specdec.analysis.read import mlflow_runs
 
 
 @pytest.fixture
@@ -20,7 +25,8 @@ def shown(monkeypatch):
             columns["params.experiment_name"] = overlays
         monkeypatch.setattr(notebook, "load_runs", lambda uri, experiment: pd.DataFrame(columns, index=ids))
         monkeypatch.setattr(notebook, "open_run", lambda uri, run_id: run_id[0])
-        monkeypatch.setattr(notebook, "open_folder", lambda folder: f"folder {folder}")
+        monkeypatch.setattr(mlflow_runs, "open_run", lambda uri, run_id: run_id[0])
+        monkeypatch.setattr(mlflow_runs, "open_folder", lambda folder: f"folder {folder}")
         return notebook.own_runs("sqlite:///x.db", "specdec", chosen)
 
     return show
@@ -43,3 +49,43 @@ def test_one_run_of_a_persons_choice(shown, monkeypatch):
     monkeypatch.setattr(notebook, "latest_run", lambda uri, experiment: "newest")
     assert notebook.own_run("", "specdec") == "newest"
     assert notebook.own_run("", "specdec", ["outputs/x", "outputs/y"]) == "folder outputs/x"
+
+
+def test_the_alpha_table_shows_what_was_chosen(shown):
+    shown([None] * 4)
+    assert alpha_table.alpha_runs("", "specdec", ["outputs/x", "d" * 32]) == ["folder outputs/x", "d"]
+
+
+def test_a_chosen_study_comes_before_the_newest(monkeypatch, tmp_path):
+    """Of several chosen, that of the notebook's kind; the others are left to their own parts."""
+
+    def study(name):
+        return FinishedStudy(name, {}, None, name)
+
+    class Newest:
+        sections = (Section("newest", ("The newest.",)),)
+
+    folders = {name: tmp_path / name for name in ("grid", "batching")}
+    for folder in folders.values():
+        folder.mkdir()
+        (folder / "study.json").write_text("{}", encoding="utf-8")
+    monkeypatch.setattr(notebook, "finished_study", lambda folder: study(Path(folder).name))
+    monkeypatch.setattr(notebook, "study_ids", lambda uri, name: [name] if name[0] == "e" else [])
+    monkeypatch.setattr(notebook, "files_of_study", lambda uri, run_id: {"study.json": folders["grid"] / "study.json"})
+    monkeypatch.setattr(notebook, "described_study", lambda described, files, source: study("equal_budget"))
+    monkeypatch.setattr(notebook, "latest_study", lambda uri, experiment, name: Newest)
+    monkeypatch.setattr(
+        FinishedStudy, "findings", lambda self: Findings(sections=(Section(self.kind, (f"{self.kind}.",)),))
+    )
+    chosen = [str(folders["grid"]), "e" * 32, str(folders["batching"]), "f" * 32]
+    for name, expected in (("grid", "grid"), ("equal_budget", "equal_budget"), ("phase_transition", "newest")):
+        assert notebook.study("", "specdec", name, chosen)[0].title == expected
+    assert notebook.batches("", "specdec", chosen)[0].title == "batching"
+    assert notebook.server_under_load("", "specdec", chosen)[0].title == "newest"
+    monkeypatch.setattr(notebook, "open_runs", lambda uri, runs: runs)
+    assert notebook.chosen_runs("", chosen) == ["f" * 32]
+
+
+def test_a_choice_that_is_nothing_is_said(tmp_path):
+    (said,) = notebook.live_shapes("sqlite:///none.db", "specdec", [str(tmp_path)])
+    assert "no run's output folder" in said.text[0]
