@@ -229,11 +229,15 @@ def _paragraph(text: str) -> str:
 
 
 def _marked(text: str) -> str:
-    """Escape text and mark **bold** and `code`; what stands in code stays as it is."""
+    """Escape text and mark **bold**, *emphasis* and `code`; what stands in code stays as it is."""
     return "".join(
-        f"<code>{escape(part[1:-1])}</code>" if code else re.sub(r"\*\*(.+?)\*\*", r"<strong>\1</strong>", escape(part))
-        for part, code in _split(text)
+        f"<code>{escape(part[1:-1])}</code>" if code else _emphasised(escape(part)) for part, code in _split(text)
     )
+
+
+def _emphasised(text: str) -> str:
+    text = re.sub(r"\*\*(.+?)\*\*", r"<strong>\1</strong>", text)
+    return re.sub(r"(?<![\w*])\*(?=[^\s*])([^*]+)(?<=\S)\*(?![\w*])", r"<em>\1</em>", text)  # no product of numbers
 
 
 def _split(text: str) -> Iterator[tuple[str, bool]]:

@@ -303,7 +303,7 @@ class Run:
         if name == "corpus_ngram":
             return f"{name} of order {self.params['drafter.order']}"
         model = self.params.get("drafter.model")
-        return f"{name} {model}" if model else name
+        return name if model in (None, "", "None") else f"{name} {model}"  # MLflow's parameters are text
 
     @property
     def setting(self) -> str:

@@ -11,7 +11,7 @@ import pytest
 
 from specdec.analysis.figures import style
 from specdec.analysis.findings import Section
-from specdec.analysis.pages.html import FIGURES, Chapter, cell, markdown_table, write_report
+from specdec.analysis.pages.html import FIGURES, Chapter, _marked, cell, markdown_table, write_report
 
 EVIL = 'a <script>alert("x")</script> | `b` & <b>'
 
@@ -99,6 +99,12 @@ def test_names_may_hold_anything(written, page):
     text = "".join(page.text)
     assert text.count('<script>alert("x")</script>') == 4  # contents, chapter, caption and cell, as text
     assert ("strong", {}) in page.tags and "x <y>" in text and "python -m specdec.run '+a=<b>'" in text
+
+
+def test_marks_are_read_and_products_are_none():
+    html = _marked("see *Which gamma?* or **2 * 3 * 4**, not 2*3*4, and `*x*`")
+    expected = "see <em>Which gamma?</em> or <strong>2 * 3 * 4</strong>, not 2*3*4, and <code>*x*</code>"
+    assert html == expected
 
 
 def test_it_adapts_to_dark_pages_and_print(written):

@@ -2,7 +2,7 @@
 
 import json
 import sqlite3
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isnan
 from pathlib import Path
 
@@ -121,6 +121,11 @@ def run(request, store, tmp_path):
     if request.param == "folder":
         return open_folder(write_folder(tmp_path / "run"))
     return mlflow_runs.open_run(store.uri, store.main)
+
+
+@pytest.mark.parametrize(("model", "name"), [("None", "model_bigram"), ("pocket", "model_bigram pocket")])
+def test_a_drafter_that_needs_no_model_is_named_without_one(run, model, name):
+    assert replace(run, params={"drafter.name": "model_bigram", "drafter.model": model}).drafter_name == name
 
 
 def test_a_run_has_curves_metrics_and_tables_wherever_it_was_read(run):
