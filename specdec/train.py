@@ -1,5 +1,6 @@
 """`python -m specdec.train +recipe=NAME` trains a whole model, `+heads=NAME` heads on a target's hidden states,
-`+eagle=NAME` a feature drafter on them, and `+parallel=NAME` a model to draft all tokens in one call.
+`+eagle=NAME` a feature drafter on them, `+parallel=NAME` a model to draft all tokens in one call, and
+`+unlikelihood=NAME` a model not to fall into loops.
 
 Checks what can be checked before anything heavy is imported, then hands over to one of the folders of `training`.
 """
@@ -14,7 +15,7 @@ from specdec.commands.early import check_early
 from specdec.config import validated
 from specdec.errors import UsageError
 
-KINDS = ("recipe", "heads", "eagle", "parallel")
+KINDS = ("recipe", "heads", "eagle", "parallel", "unlikelihood")
 _SHARED = ("heads", "eagle")  # several processes of torchrun train these together, each on its share of every batch
 
 
@@ -46,12 +47,14 @@ def _check(kind: str, values: Mapping[str, Any]) -> None:
     from specdec.training.parallel.parallel_recipe import ParallelTrainConfig
     from specdec.training.recipe_parts import TrainingConfig
     from specdec.training.state_recipe import StateTrainConfig
+    from specdec.training.unlikelihood.unlikelihood_recipe import UnlikelihoodTrainConfig
 
     recipes: Mapping[str, type[TrainingConfig]] = {
         "recipe": TrainConfig,
         "heads": HeadTrainConfig,
         "eagle": EagleTrainConfig,
         "parallel": ParallelTrainConfig,
+        "unlikelihood": UnlikelihoodTrainConfig,
     }
     config = validated(recipes[kind], values, source="the configuration" if kind == "recipe" else "")
     if isinstance(config, StateTrainConfig):
@@ -74,9 +77,13 @@ def _trained(kind: str, values: Mapping[str, Any]) -> Any:
         from specdec.training.eagle import eagle_training
 
         return eagle_training.run(values)
-    from specdec.training.parallel import parallel_training
+    if kind == "parallel":
+        from specdec.training.parallel import parallel_training
 
-    return parallel_training.run(values)
+        return parallel_training.run(values)
+    from specdec.training.unlikelihood import unlikelihood_training
+
+    return unlikelihood_training.run(values)
 
 
 def _folder(kind: str, values: Mapping[str, Any]) -> str | None:

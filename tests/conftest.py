@@ -26,6 +26,7 @@ pytest_plugins = [  # a file stands below those that it imports
     "fixtures.small_drafters",
     "fixtures.published_models",
     "fixtures.tiny_corpus",
+    "fixtures.adapted_models",
     "fixtures.rounds_tables",
     "fixtures.commands",
     "fixtures.plain_rounds",

@@ -82,6 +82,7 @@ CONFIGURED = {
     "train +recipe=pocket_target recipe.model.layers=x": "Bad value recipe.model.layers='x'",
     "train +eagle=pocket eagle.layers=x": "Bad value eagle.layers='x'",
     "train +parallel=pocket device=x": "Bad value device='x'",
+    "train +unlikelihood=pocket unlikelihood.weight=0": "Bad value unlikelihood.weight=0",
     "train +heads=grounded target.dtype=x": "Bad value target.dtype='x'",
 }
 RIGHT = [

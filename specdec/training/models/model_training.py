@@ -3,42 +3,40 @@
 import json
 import logging
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 
 from specdec.config import validated
-from specdec.errors import NumericsError
 from specdec.models.load import load_model
 from specdec.text.writing import write_atomically
 from specdec.training.models.batches import Batches
 from specdec.training.models.networks import build_model, export_model
-from specdec.training.models.optimizer import build_optimizers, schedule, set_learning_rates
 from specdec.training.models.recipe import TrainConfig, training_fingerprint
 from specdec.training.models.scoring import HeldOutLoss, evenly_spaced_slice, heldout_loss, token_losses
 from specdec.training.models.tokenized_corpus import TokenizedCorpus, load_corpus
 from specdec.training.models.tokenizer import bytes_per_token
-from specdec.training.resumable import FinishedTraining, ResumableTraining, training_device, training_dtype
+from specdec.training.resumable import FinishedTraining
 from specdec.training.sitting import prepare, sit
+from specdec.training.whole_model import WholeModelTraining
 
 logger = logging.getLogger(__name__)
 
 
-class ModelTraining(ResumableTraining):
-    """The training of one model, to its export and its summary."""
+class ModelTraining(WholeModelTraining):
+    """The training of a fresh model, to its export and its summary."""
 
     origin = "another recipe, seed or corpus"
     watched = "heldout/nats_per_token"
+    rates = "recipe.optimizer"
     scores = ("heldout/nats_per_token", "heldout/bits_per_byte")
 
     def __init__(self, config: TrainConfig, corpus: TokenizedCorpus) -> None:
-        super().__init__(config.recipe.monitor)
         recipe = config.recipe
+        super().__init__(recipe.monitor, config.device, recipe.bfloat16)
         self.name, self.config, self.recipe, self.corpus = recipe.name, config, recipe, corpus
         self.folder = Path(config.output_dir or f"models/{recipe.name}")
         self.tokenizer = corpus.tokenizer
@@ -46,28 +44,12 @@ class ModelTraining(ResumableTraining):
         self.token_bytes = bytes_per_token(corpus.tokenizer)
         self.batches = Batches(corpus, recipe.data, config.seed)
         self.steps, self.step_tokens = self.batches.steps, recipe.data.batch_tokens
-        self.device = training_device(config.device)
-        self.dtype = training_dtype(recipe.bfloat16, self.device)
         model = build_model(recipe.model, len(corpus.tokenizer), self.end_of_text, config.seed)
-        self.model = model.to(self.device)
-        self.optimizers = build_optimizers(self.model, recipe.optimizer)
+        self.take(model, recipe.optimizer)
         self.fingerprint = training_fingerprint(config, corpus.manifest["sha256"])
         watched = next(iter(corpus.heldout.values()))
         self.heldout = evenly_spaced_slice(watched, recipe.monitor.heldout_tokens, recipe.monitor.heldout_window)
         self.loss_of: Callable[[nn.Module, torch.Tensor], torch.Tensor] = token_losses
-
-    # --- checkpoints
-
-    def state(self) -> dict[str, Any]:
-        return {
-            "model": self.model.state_dict(),
-            "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
-        }
-
-    def load_state(self, state: dict[str, Any]) -> None:
-        self.model.load_state_dict(state["model"])
-        for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
-            optimizer.load_state_dict(saved)
 
     # --- steps
 
@@ -89,21 +71,7 @@ class ModelTraining(ResumableTraining):
                 loss = self.loss_of(self.model, micro).sum() / count
             loss.backward()
             total += loss.item()
-        if not np.isfinite(total):
-            raise NumericsError(
-                f"The training loss is {total} at step {step}: lower the learning rates of recipe.optimizer."
-            )
-        torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.recipe.optimizer.grad_clip)
-        factor = schedule(step, self.steps, self.recipe.optimizer)
-        set_learning_rates(self.optimizers, factor)
-        for optimizer in self.optimizers:
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
-        return {"train_loss": total, "lr": self.recipe.optimizer.muon_lr * factor}
-
-    def arithmetic(self) -> AbstractContextManager[Any]:
-        """Return the context of a forward pass: autocast to bfloat16, or nothing for float32."""
-        return torch.autocast(self.device.type, self.dtype) if self.dtype == torch.bfloat16 else nullcontext()
+        return self.update(step, total)
 
     def score(self) -> dict[str, float]:
         """Score the held-out slice in the arithmetic of training: a monitor, not the reported figure."""
@@ -130,9 +98,7 @@ class ModelTraining(ResumableTraining):
             "seed": self.config.seed,
             "fingerprint": self.fingerprint,
             "corpus_sha256": self.corpus.manifest["sha256"],
-            "parameters": sum(p.numel() for p in exported.parameters()),
-            "bytes": sum(f.stat().st_size for f in folder.iterdir()),
-            **self.effort(self.device, self.dtype),
+            **self.made(folder),
             "heldout": {
                 name: asdict(score) | {"nats_per_token": score.nats_per_token, "bits_per_byte": score.bits_per_byte}
                 for name, score in scores.items()

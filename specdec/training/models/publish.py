@@ -1,8 +1,10 @@
 """Copies finished trainings to where the package ships them, and writes the model card from their summaries.
 
     python -m specdec.training.models.publish models/pocket_target models/pocket_drafter specdec/pocket
+    python -m specdec.training.models.publish models/unlikelihood/pocket specdec/pocket
 
-Every figure of the card comes from `summary.json` and `corpus.json`; none is typed by hand.
+The second puts a target that was trained against its loops in place of the first one's. Every figure of the card comes
+from `summary.json` and `corpus.json`; none is typed by hand.
 """
 
 import csv
@@ -15,6 +17,7 @@ from typing import Any
 
 from specdec.errors import UsageError
 
+UNLIKELIHOOD = "unlikelihood"  # the end of the names of history and summary
 CARD = """\
 # Pocket models
 
@@ -26,7 +29,7 @@ say nothing about any real model. They continue Python source text and do not fo
 |---|---|---|
 {rows}
 
-Held-out text: {modules} files of the standard-library modules named in `holdout.json`, read from Python
+{against_loops}Held-out text: {modules} files of the standard-library modules named in `holdout.json`, read from Python
 {python}, and {topics} topics of `pydoc_data`. The shipped bfloat16 weights are scored, in float32, in windows
 of {context} tokens that do not overlap; the end-of-text token is not counted. Bits per byte divide by the
 UTF-8 bytes of the scored tokens and can be compared across tokenizers; nats per token cannot.
@@ -73,29 +76,81 @@ repeat passages of its training text: its output is a demonstration, not code to
 """
 
 
+AGAINST_LOOPS = """\
+**The target that ships is this one after a second training, against the loops that it wrote**
+(`python -m specdec.train +unlikelihood=pocket model=models/pocket_target/model`: {tokens} tokens of the same sources in
+{steps} steps, {seconds} s, on {date}; sequence-level unlikelihood, Welleck et al., 1908.04319). Beside the target of
+the table, in float32, on {texts} sequences of {length} tokens of the held-out modules:
+
+| | before | after, as shipped |
+|---|---|---|
+| nats per token | {before[nats_per_token]:.3f} | {after[nats_per_token]:.3f} |
+| greedy continuations that loop | {before[looping]:.1%} | {after[looping]:.1%} |
+
+The first {prefix} tokens of a sequence are continued greedily to its length. A continuation loops where at least
+{share:.0%} of it lies in one loop of at most {period} tokens. What was made unlikely in training are the tokens of the
+third and later rounds of such loops, with this recipe:
+
+```json
+{recipe}
+```
+
+`history_unlikelihood.csv` has one line per step.
+
+"""
+
+
 def publish(target: Path, drafter: Path, destination: Path) -> None:
     """Copy both models, histories and the corpus manifest, and write `MODEL_CARD.md`.
 
     Raises:
         UsageError: a training is not finished, or the two read different corpora.
     """
-    summaries = {}
     folders = {"target": target, "drafter": drafter}
-    for role, folder in folders.items():
-        summaries[role] = finished_summary(folder)
-        history = list(csv.DictReader((folder / "history.csv").read_text(encoding="utf-8").splitlines()))
-        summaries[role]["monitor"] = float(history[-1]["heldout_nats_per_token"])
-    if summaries["target"]["corpus_sha256"] != summaries["drafter"]["corpus_sha256"]:
+    corpora = {finished_summary(folder)["corpus_sha256"] for folder in folders.values()}
+    if len(corpora) > 1:
         raise UsageError(f"{target} and {drafter} were trained on different corpora: train both on one.")
-    corpus = json.loads((target / "corpus.json").read_text(encoding="utf-8"))
     for role, folder in folders.items():
-        shutil.rmtree(destination / role, ignore_errors=True)
-        shutil.copytree(folder / "model", destination / role)
-        for file in (destination / role).iterdir():
-            file.chmod(0o644)  # safetensors writes for its owner alone
+        copy_model(folder, destination / role)
         copy_records(folder, destination, role)
+    for file in destination.glob("*_unlikelihood.*"):
+        file.unlink()  # of an earlier target
     shutil.copyfile(target / "corpus.json", destination / "corpus.json")
+    write_card(destination)
+
+
+def publish_against_loops(folder: Path, destination: Path) -> None:
+    """Put a target that was trained against its loops in place of the first one, and tell it in `MODEL_CARD.md`.
+
+    Raises:
+        UsageError: the training is not finished.
+    """
+    finished_summary(folder)
+    copy_model(folder, destination / "target")
+    copy_records(folder, destination, UNLIKELIHOOD)
+    write_card(destination)
+
+
+def write_card(destination: Path) -> None:
+    """Write `MODEL_CARD.md` from the records that lie beside it."""
+    summaries = {}
+    for role in ("target", "drafter"):
+        summaries[role] = json.loads((destination / f"summary_{role}.json").read_text(encoding="utf-8"))
+        history = list(csv.DictReader((destination / f"history_{role}.csv").read_text(encoding="utf-8").splitlines()))
+        summaries[role]["monitor"] = float(history[-1]["heldout_nats_per_token"])
+    again = destination / f"summary_{UNLIKELIHOOD}.json"
+    if again.is_file():
+        summaries[UNLIKELIHOOD] = json.loads(again.read_text(encoding="utf-8"))
+    corpus = json.loads((destination / "corpus.json").read_text(encoding="utf-8"))
     (destination / "MODEL_CARD.md").write_text(model_card(summaries, corpus), encoding="utf-8")
+
+
+def copy_model(folder: Path, place: Path) -> None:
+    """Copy the model of a finished training to a folder, in place of what is there."""
+    shutil.rmtree(place, ignore_errors=True)
+    shutil.copytree(folder / "model", place)
+    for file in place.iterdir():
+        file.chmod(0o644)  # safetensors writes for its owner alone
 
 
 def copy_records(folder: Path, destination: Path, name: str) -> None:
@@ -117,14 +172,15 @@ def finished_summary(folder: Path) -> dict[str, Any]:
 
 
 def model_card(summaries: dict[str, dict[str, Any]], corpus: dict[str, Any]) -> str:
-    """Return the card's text, from the two `summary.json` and the `corpus.json`."""
+    """Return the card's text, from the `summary.json` of each training and the `corpus.json`."""
     target, drafter = summaries["target"], summaries["drafter"]
+    models = {"target": target, "drafter": drafter}
     sources = corpus["sources"]
-    recipe = {role: {key: s["recipe"][key] for key in ("model", "data", "optimizer")} for role, s in summaries.items()}
+    recipe = {role: {key: s["recipe"][key] for key in ("model", "data", "optimizer")} for role, s in models.items()}
     machines = {role: hardware_line(s["hardware"]) for role, s in summaries.items()}
-    same = machines["target"] == machines["drafter"]
     return CARD.format(
         rows=table(_shown(), [target, drafter]),
+        against_loops=against_loops(summaries[UNLIKELIHOOD]) if UNLIKELIHOOD in summaries else "",
         modules=sum(name.startswith("stdlib:") for name in corpus["held_out"]),
         topics=sum(name.startswith("pydoc_data:") for name in corpus["held_out"]),
         python=corpus["python"],
@@ -132,13 +188,36 @@ def model_card(summaries: dict[str, dict[str, Any]], corpus: dict[str, Any]) -> 
         vocabulary=target["recipe"]["corpus"]["vocabulary"],
         arithmetic=_arithmetic(target),
         recipe=json.dumps(recipe, indent=1),
-        hardware=machines["target"] if same else "\n".join(f"- {r}: {m}" for r, m in machines.items()),
+        hardware=machines["target"]
+        if len(set(machines.values())) == 1
+        else "\n".join(f"- {r}: {m}" for r, m in machines.items()),
         corpus_bytes=sum(s["bytes"] for s in sources.values()),
         corpus_files=sum(s["files"] for s in sources.values()),
         corpus_tokens=sum(s["tokens"] for s in sources.values()),
         corpus_sha256=corpus["sha256"],
-        passes=" and ".join(f"{s['recipe']['data']['stdlib_passes']:g} ({r})" for r, s in summaries.items()),
+        passes=" and ".join(f"{s['recipe']['data']['stdlib_passes']:g} ({r})" for r, s in models.items()),
         sources="\n".join(_source_line(name, source) for name, source in sources.items()),
+    )
+
+
+def against_loops(summary: dict[str, Any]) -> str:
+    """Return what the card tells of the training against loops."""
+    recipe, heldout = summary["recipe"], summary["heldout"]
+    settings = recipe["unlikelihood"]
+    data = {key: value for key, value in recipe["data"].items() if key != "source"}
+    return AGAINST_LOOPS.format(
+        tokens=f"{summary['tokens']:,}",
+        steps=summary["steps"],
+        seconds=f"{summary['seconds']:,.0f}",
+        date=summary["date"],
+        texts=summary["heldout_texts"],
+        length=data["sequence_length"],
+        prefix=settings["prefix_tokens"],
+        share=settings["repetition_share"],
+        period=settings["repetition_period"],
+        before=heldout["before"],
+        after=heldout["after"],
+        recipe=json.dumps({UNLIKELIHOOD: settings, "data": data, "optimizer": recipe["optimizer"]}, indent=1),
     )
 
 
@@ -206,4 +285,8 @@ def hardware_line(hardware: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    publish(Path(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[3]))
+    *trainings, place = map(Path, sys.argv[1:])
+    if len(trainings) == 1:
+        publish_against_loops(trainings[0], place)
+    else:
+        publish(trainings[0], trainings[1], place)

@@ -5,7 +5,6 @@ which has learned to predict from mask tokens. Knows neither Hydra nor MLflow.
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
@@ -16,20 +15,21 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from specdec.config import validated
-from specdec.errors import NumericsError, UsageError
+from specdec.errors import UsageError
 from specdec.models.decoder import attention_windows
-from specdec.models.load import content_hash, load_model, load_tokenizer, model_path
+from specdec.models.load import content_hash, load_model
 from specdec.models.masks import Mask
 from specdec.text.writing import write_atomically
 from specdec.training.heads.head_data import text_sequences
 from specdec.training.heads.sequences import Batch, Sequences
 from specdec.training.models.networks import export_model
-from specdec.training.models.optimizer import build_optimizers, schedule, set_learning_rates
 from specdec.training.parallel.draft_accuracy import DraftAccuracy
 from specdec.training.parallel.mask_rows import UNSCORED, MaskRows, mask_rows, on_device
-from specdec.training.parallel.parallel_recipe import ParallelTrainConfig, parallel_fingerprint
-from specdec.training.resumable import FinishedTraining, ResumableTraining, training_device, training_dtype
+from specdec.training.parallel.parallel_recipe import ParallelTrainConfig
+from specdec.training.resumable import FinishedTraining
 from specdec.training.sitting import prepare, sit
+from specdec.training.whole_model import WholeModelTraining, opened_model
+from specdec.training.whole_model_recipe import adaptation_fingerprint
 
 MASK_KEY = "pard_token"  # of config.json, as the published checkpoints name it
 _RECIPE = ("model", "parallel", "data", "optimizer", "micro_batch", "bfloat16")
@@ -44,8 +44,8 @@ def row_losses(model: Any, tokens: Tensor, mask: Mask, positions: Tensor, target
     return losses.view_as(targets), logits.detach().argmax(-1) == targets
 
 
-class ParallelTraining(ResumableTraining):
-    """The training of one model, to its export and its summary."""
+class ParallelTraining(WholeModelTraining):
+    """The training of one model to draft in parallel, to its export and its summary."""
 
     origin = "another recipe, seed, model or text"
     watched = "heldout/token_2.top1"
@@ -57,36 +57,20 @@ class ParallelTraining(ResumableTraining):
         Raises:
             UsageError: a mask token that the model does not have.
         """
-        super().__init__(config.monitor)
+        super().__init__(config.monitor, config.device, config.bfloat16)
         self.config, self.sequences, self.tokenizer = config, sequences, tokenizer
         self.name = config.parallel.name
         self.folder = Path(config.output_dir or f"models/parallel/{self.name}")
         self.steps, self.step_tokens = sequences.steps, sequences.batch_size * sequences.length
         masks = config.parallel.counts(sequences.length - config.parallel.ahead)
         self.step_inputs = sequences.batch_size * (sequences.length + sum(masks))  # with masks
-        self.device = training_device(config.device)
-        self.dtype = training_dtype(config.bfloat16, self.device)
         found = content_hash(model.name_or_path) or str(getattr(model.config, "_commit_hash", None))
-        self.fingerprint = parallel_fingerprint(config, found, sequences.fingerprint)
+        self.fingerprint = adaptation_fingerprint(config, "parallel", found, sequences.fingerprint)
         self.mask_token = take_mask_token(model, tokenizer, config.parallel.mask_token)
-        self.model = model.to(self.device)
+        self.take(model, config.optimizer)
         self.windows = attention_windows(model.config.get_text_config(), model.name_or_path)
-        self.optimizers = build_optimizers(self.model, config.optimizer)
         self.scores = tuple(DraftAccuracy(config.parallel.ahead).metrics())
         self.losses_of: Callable[..., tuple[Tensor, Tensor]] = row_losses
-
-    # --- checkpoints
-
-    def state(self) -> dict[str, Any]:
-        return {
-            "model": self.model.state_dict(),
-            "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
-        }
-
-    def load_state(self, state: dict[str, Any]) -> None:
-        self.model.load_state_dict(state["model"])
-        for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
-            optimizer.load_state_dict(saved)
 
     # --- steps
 
@@ -105,18 +89,7 @@ class ParallelTraining(ResumableTraining):
                 loss = losses.sum() * scale
             loss.backward()
             total += loss.item()
-        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.optimizer.grad_clip)
-        if not (torch.isfinite(norm) and abs(total) < float("inf")):
-            raise NumericsError(
-                f"The training loss is {total}, its gradient {float(norm)}, at step {step}: lower the learning rates "
-                "of optimizer."
-            )
-        factor = schedule(step, self.steps, self.config.optimizer)
-        set_learning_rates(self.optimizers, factor)
-        for optimizer in self.optimizers:
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
-        return {"train_loss": total, "lr": self.config.optimizer.muon_lr * factor}
+        return self.update(step, total)
 
     def rows(self, batch: Batch, number: int) -> MaskRows:
         """Return the rows of a batch; which positions have masks depends on the seed and a number alone, so that a
@@ -145,10 +118,6 @@ class ParallelTraining(ResumableTraining):
         """Return `row_losses` of rows."""
         mask = rows.attention(self.windows, model.dtype)
         return self.losses_of(model, rows.tokens, mask, rows.positions, rows.targets)
-
-    def arithmetic(self) -> AbstractContextManager[Any]:
-        """Return the context of a forward pass: autocast to bfloat16, or nothing for float32."""
-        return torch.autocast(self.device.type, self.dtype) if self.dtype == torch.bfloat16 else nullcontext()
 
     # --- held-out text
 
@@ -187,9 +156,7 @@ class ParallelTraining(ResumableTraining):
             "mask_token": self.mask_token,
             "data": self.sequences.manifest,
             "data_fingerprint": self.sequences.fingerprint,
-            "parameters": sum(weight.numel() for weight in exported.parameters()),
-            "bytes": sum(file.stat().st_size for file in folder.iterdir()),
-            **self.effort(self.device, self.dtype),
+            **self.made(folder),
             "inputs": self.progress.step * self.step_inputs,
             "heldout": {name: value for name, value in metrics.items() if not math.isnan(value)},
         }
@@ -199,30 +166,6 @@ class ParallelTraining(ResumableTraining):
         return FinishedTraining(
             self.folder, summary, final, f"held-out top-1 accuracy of the draft tokens {tops}; exported to {folder}"
         )
-
-
-def opened_model(config: ParallelTrainConfig) -> tuple[Any, Any]:
-    """Load the model that is adapted, in float32, and its tokenizer.
-
-    Raises:
-        UsageError: the model cannot be loaded, has no fast tokenizer, or a context that is too short.
-    """
-    name = model_path(config.model, "drafter")
-    model = load_model(name, dtype=torch.float32, device=torch.device("cpu"), attention="auto", kind="causal")
-    tokenizer = load_tokenizer(name)
-    if tokenizer is None or not getattr(tokenizer, "is_fast", False):
-        raise UsageError(
-            f"Model model={config.model} has no fast tokenizer, and it is trained on text: give a folder with a "
-            "tokenizer.json, the one of the target that it is to draft for."
-        )
-    context = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-    if context is not None and config.data.sequence_length > context:
-        raise UsageError(
-            f"Bad value data.sequence_length={config.data.sequence_length}: the context of model={config.model} has "
-            f"{context} tokens."
-        )
-    # It stays in evaluation mode: dropout, where a model has any, would make a resumed training another one.
-    return model.requires_grad_(True), tokenizer
 
 
 def take_mask_token(model: Any, tokenizer: Any, asked: int | None) -> int:
@@ -260,7 +203,7 @@ def open_training(config: ParallelTrainConfig) -> ParallelTraining:
     Raises:
         UsageError: one of them is missing or does not fit.
     """
-    model, tokenizer = opened_model(config)
+    model, tokenizer = opened_model(config.model, "drafter", config.data.sequence_length)
     return ParallelTraining(config, model, tokenizer, text_sequences(config.data, tokenizer, config.seed))
 
 

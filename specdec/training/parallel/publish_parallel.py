@@ -6,13 +6,12 @@ Every figure of the card comes from `summary.json`; none is typed by hand.
 """
 
 import json
-import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from specdec.training.models.publish import copy_records, figures, finished_summary, hardware_line, table
+from specdec.training.models.publish import copy_model, copy_records, figures, finished_summary, hardware_line, table
 
 NAME = "parallel"  # of the folder, and the end of the names of history and summary
 CARD = """\
@@ -73,10 +72,7 @@ def publish_parallel(folder: Path, destination: Path) -> None:
     """
     summary = finished_summary(folder)
     place = destination / NAME
-    shutil.rmtree(place, ignore_errors=True)
-    shutil.copytree(folder / "model", place)
-    for file in place.iterdir():
-        file.chmod(0o644)  # safetensors writes for its owner alone
+    copy_model(folder, place)
     copy_records(folder, destination, NAME)
     (place / "MODEL_CARD.md").write_text(parallel_card(summary), encoding="utf-8")
 

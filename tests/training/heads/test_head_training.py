@@ -454,7 +454,7 @@ def test_a_whole_run_is_tracked(
         (
             [],
             r"No recipe: add \+recipe=NAME, one of pocket_target, \+heads=NAME, one of medusa, grounded, "
-            r"\+eagle=NAME, one of pocket, or \+parallel=NAME, one of pocket",
+            r"\+eagle=NAME, one of pocket, \+parallel=NAME, one of pocket, or \+unlikelihood=NAME, one of pocket",
         ),
         (["recipe", "heads"], r"Two recipes: choose one, \+recipe=NAME"),
     ],
@@ -463,7 +463,8 @@ def test_one_recipe_is_chosen(arguments: list[str], sentence: str, monkeypatch: 
     from specdec.commands import cli
     from specdec.train import task
 
-    names = {"recipe": ["pocket_target"], "heads": ["medusa", "grounded"], "eagle": ["pocket"], "parallel": ["pocket"]}
+    names = dict.fromkeys(("eagle", "parallel", "unlikelihood"), ["pocket"])
+    names |= {"recipe": ["pocket_target"], "heads": ["medusa", "grounded"]}
     monkeypatch.setattr(cli, "options", lambda group: names[group])
     with pytest.raises(UsageError, match=sentence):
         task(dict.fromkeys(arguments, {}))

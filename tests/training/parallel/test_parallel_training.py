@@ -3,13 +3,12 @@
 import csv
 import json
 from collections.abc import Callable
-from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from omegaconf import OmegaConf
+from fixtures.adapted_models import LINE, assert_a_kill_changes_nothing, trained, with_changes
 from transformers import AutoModelForCausalLM
 
 from specdec import train
@@ -20,103 +19,33 @@ from specdec.drafters.base import drafters
 from specdec.errors import ModelLoadError, NumericsError, UsageError
 from specdec.records import Request
 from specdec.targets import targets
-from specdec.training.models.tokenized_corpus import TokenizedCorpus
 from specdec.training.parallel.parallel_recipe import ParallelTrainConfig
 from specdec.training.parallel.parallel_training import ParallelTraining, open_training
 from specdec.verifiers.base.contract import verifiers
 
-LINE = "while alpha and beta or gamma not in delta lambda yield import class None"
-
-
-class Killed(Exception):
-    """Stands for SIGKILL: nothing is saved after it."""
-
-
-@pytest.fixture(scope="module")
-def folders(tiny_corpus: TokenizedCorpus, tiny_llama: Any, tmp_path_factory: pytest.TempPathFactory) -> Callable:
-    """`folders(302)` gives a folder of a tiny Llama of so many tokens with the tokenizer of 300."""
-
-    def save(vocabulary: int = 300, **config: Any) -> Path:
-        folder = tmp_path_factory.mktemp("model")
-        torch.manual_seed(0)
-        model = deepcopy(tiny_llama(vocabulary, context=64)).float()
-        for name, value in config.items():
-            setattr(model.config, name, value)
-        model.save_pretrained(folder)
-        tiny_corpus.tokenizer.save_pretrained(folder)
-        return folder
-
-    return save
-
-
-@pytest.fixture(scope="module")
-def folder(folders: Callable) -> Path:
-    return folders()
-
 
 @pytest.fixture
-def values(group_values: Any, folder: Path, tmp_path: Path) -> dict[str, Any]:
-    """The values that YAML would give: the shipped recipe, with 8 steps of 4 sequences of a text of one line."""
-    text = tmp_path / "text.txt"
-    text.write_text("\n".join([LINE] * 80), encoding="utf-8")
-    values = group_values("parallel", "pocket", model=str(folder), micro_batch=2, compile=False, bfloat16=False)
+def values(adaptation_values: Callable) -> dict[str, Any]:
+    values = adaptation_values("parallel")
     values["parallel"] |= {"ahead": 4, "mask_token": None}
-    values["data"] |= {
-        "source": group_values("corpus", "text", path=str(text), heldout_every=5),
-        "sequence_length": 32, "batch": 4, "steps": 8, "heldout": 2, "folder": str(tmp_path / "kept"),
-    }  # fmt: skip
-    values["monitor"] = dict(heldout_batches=1, heldout_every_steps=4, log_every_steps=2, checkpoint_seconds=1e-9)
-    values |= {
-        "output_dir": str(tmp_path / "parallel"),
-        "corpus_dir": str(tmp_path / "corpus"),
-        "tracking": group_values("tracking", "mlflow") | {"experiment": "tiny", "enabled": False},
-        "seed": 3,
-        "device": "cpu",
-        "threads": None,
-    }
-    return OmegaConf.to_container(OmegaConf.create(values))
+    return values
 
 
 def changed(values: dict[str, Any], **changes: Any) -> ParallelTrainConfig:
     """`changed(values, parallel__ahead=2)`."""
-    values = deepcopy(values)
-    for key, value in changes.items():
-        *groups, leaf = key.split("__")
-        node = values
-        for group in groups:
-            node = node[group]
-        node[leaf] = value
-    return validated(ParallelTrainConfig, values)
-
-
-def trained(training: ParallelTraining, display: Any = lambda row: None) -> ParallelTraining:
-    training.restore()
-    training.train(lambda values, step: None, display)
-    return training
+    return validated(ParallelTrainConfig, with_changes(values, changes))
 
 
 def test_a_killed_training_goes_on_to_the_same_weights(values: dict) -> None:
-    whole = trained(open_training(changed(values)))
+    def opened(folder: str | None, **changes: Any) -> ParallelTraining:
+        return open_training(changed(values, **({} if folder is None else {"output_dir": folder}), **changes))
 
-    def kill(row: dict[str, float]) -> None:
-        if row["step"] == 6:
-            raise Killed
-
+    assert_a_kill_changes_nothing(opened)
     other = values["output_dir"] + "2"
-    again = changed(values, output_dir=other)
-    with pytest.raises(Killed):
-        trained(open_training(again), kill)
-    resumed = open_training(again)
-    assert resumed.restore() and resumed.progress.step == 5
-    trained(resumed)
-    for name, weight in whole.model.state_dict().items():
-        assert torch.equal(weight, resumed.model.state_dict()[name]), name
-    losses = [[row["train_loss"] for row in training.progress.history] for training in (whole, resumed)]
-    assert losses[0] == losses[1]
     for changes in (dict(seed=4), dict(parallel__keep=0.6), dict(optimizer__adam_lr=0.1), dict(data__steps=9)):
         with pytest.raises(UsageError, match="was written by another recipe, seed, model or text"):
-            open_training(changed(values, output_dir=other, **changes)).restore()
-    assert open_training(changed(values, output_dir=other, compile=True, parallel__name="x")).restore()
+            opened(other, **changes).restore()
+    assert opened(other, compile=True, parallel__name="x").restore()
 
 
 def test_gradients_do_not_depend_on_the_micro_batch(values: dict) -> None:
@@ -160,15 +89,15 @@ def test_an_overfitted_model_is_right_and_the_drafter_reads_it(
     assert sum(accepted) > 1.2 * len(accepted), "untrained, hardly one in 300 would be"
 
 
-def test_the_mask_token_is_one_that_no_text_holds(values: dict, folder: Path, folders: Callable) -> None:
+def test_the_mask_token_is_one_that_no_text_holds(values: dict, model_folder: Path, model_folders: Callable) -> None:
     added = open_training(changed(values))
-    stored = AutoModelForCausalLM.from_pretrained(folder).get_input_embeddings().weight
+    stored = AutoModelForCausalLM.from_pretrained(model_folder).get_input_embeddings().weight
     grown = added.model.get_input_embeddings().weight
     assert added.mask_token == 300 and len(grown) == 301 and torch.equal(grown[:300], stored)
     torch.testing.assert_close(grown[300], stored.mean(0))
-    padded = open_training(changed(values, model=str(folders(304))))
+    padded = open_training(changed(values, model=str(model_folders(304))))
     assert padded.mask_token == 300 and len(padded.model.get_input_embeddings().weight) == 304
-    earlier = folders(304, pard_token=302)
+    earlier = model_folders(304, pard_token=302)
     again = open_training(changed(values, model=str(earlier)))
     kept = AutoModelForCausalLM.from_pretrained(earlier).get_input_embeddings().weight
     assert again.mask_token == 302
@@ -206,9 +135,9 @@ def test_what_shows_only_in_a_step_is_refused_there(values: dict) -> None:
         broken.take_step(0)
 
 
-def test_a_model_without_a_tokenizer_is_refused(values: dict, folder: Path, tmp_path: Path) -> None:
+def test_a_model_without_a_tokenizer_is_refused(values: dict, model_folder: Path, tmp_path: Path) -> None:
     bare = tmp_path / "bare"
-    AutoModelForCausalLM.from_pretrained(folder).save_pretrained(bare)
+    AutoModelForCausalLM.from_pretrained(model_folder).save_pretrained(bare)
     with pytest.raises(UsageError, match="has no fast tokenizer"):
         open_training(changed(values, model=str(bare)))
 
@@ -223,7 +152,11 @@ def test_the_command_trains_what_the_recipe_names(values: dict) -> None:
     assert json.loads((folder / "summary.json").read_text())["seconds"] == summary["seconds"]
 
 
-def test_an_ordinary_model_says_how_it_is_trained(values: dict, group_values: Any, sampling: Any, folder: Path) -> None:
-    target = targets.build(group_values("target", "causal", model=str(folder), compile=False), sampling=sampling())
+def test_an_ordinary_model_says_how_it_is_trained(
+    values: dict, group_values: Any, sampling: Any, model_folder: Path
+) -> None:
+    target = targets.build(
+        group_values("target", "causal", model=str(model_folder), compile=False), sampling=sampling()
+    )
     with pytest.raises(ModelLoadError, match=r"python -m specdec.train \+parallel=pocket model=FOLDER"):
-        drafters.build(group_values("drafter", "parallel", model=str(folder)), target=target)
+        drafters.build(group_values("drafter", "parallel", model=str(model_folder)), target=target)
