@@ -1,4 +1,4 @@
-"""What the trainings of whole models have in common: weights, optimizers, arithmetic, checkpoints, one update."""
+"""The base of trainings that change all weights of a model: optimizers, arithmetic, checkpoints, one update."""
 
 import math
 from contextlib import AbstractContextManager, nullcontext

@@ -57,7 +57,7 @@ def test_the_alpha_table_shows_what_was_chosen(shown):
 
 
 def test_a_chosen_study_comes_before_the_newest(monkeypatch, tmp_path):
-    """Of several chosen, that of the notebook's kind; the others are left to their own parts."""
+    """A notebook shows that of several chosen studies which is of its kind; others are left to their own parts."""
 
     def study(name):
         return FinishedStudy(name, {}, None, name)

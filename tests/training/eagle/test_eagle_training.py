@@ -11,6 +11,7 @@ import pytest
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
+from fixtures.adapted_models import with_changes
 from omegaconf import OmegaConf
 
 from specdec.clock import CpuClock
@@ -90,14 +91,7 @@ def values(group_values: Any, target_folder: Path, tmp_path: Path) -> dict[str, 
 
 def changed(values: dict[str, Any], **changes: Any) -> EagleTrainConfig:
     """`changed(values, eagle__layers=2)`."""
-    values = deepcopy(values)
-    for key, value in changes.items():
-        *groups, leaf = key.split("__")
-        node = values
-        for group in groups:
-            node = node[group]
-        node[leaf] = value
-    return validated(EagleTrainConfig, values)
+    return validated(EagleTrainConfig, with_changes(values, changes))
 
 
 def opened(config: EagleTrainConfig, store: DocumentStore) -> EagleTraining:

@@ -13,6 +13,7 @@ import pytest
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
+from fixtures.adapted_models import with_changes
 from omegaconf import OmegaConf
 
 from specdec.config import validated
@@ -93,14 +94,7 @@ def values(group_values: Any, target_folder: Path, tmp_path: Path) -> dict[str, 
 
 def changed(values: dict[str, Any], **changes: Any) -> HeadTrainConfig:
     """`changed(values, heads__count=2)`."""
-    values = deepcopy(values)
-    for key, value in changes.items():
-        *groups, leaf = key.split("__")
-        node = values
-        for group in groups:
-            node = node[group]
-        node[leaf] = value
-    return validated(HeadTrainConfig, values)
+    return validated(HeadTrainConfig, with_changes(values, changes))
 
 
 def opened(config: HeadTrainConfig, store: DocumentStore, target: Any = None) -> HeadTraining:
