@@ -2,17 +2,20 @@
 
 import csv
 import json
+import shutil
 import sysconfig
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 import specdec
 from specdec.models.load import load_model
 from specdec.text.python_sources import STDLIB, held_out_modules, is_held_out, read_python_files
+from specdec.text.repetition import repeated_share
+from specdec.training.models.publish import write_card
 from specdec.training.models.scoring import heldout_loss
 from specdec.training.models.tokenized_corpus import encode, with_end_of_text
 from specdec.training.models.tokenizer import bytes_per_token
@@ -89,6 +92,35 @@ def test_card_and_history_agree_with_the_summary(role: str) -> None:
     rows = list(csv.DictReader((POCKET / f"history_{role}.csv").open(encoding="utf-8")))
     assert [int(r["step"]) for r in rows] == list(range(1, about["steps"] + 1))
     assert np.isfinite([float(r["train_loss"]) for r in rows]).all()
+
+
+def test_the_card_is_made_of_the_records(tmp_path: Path) -> None:
+    for file in POCKET.glob("*.*"):
+        shutil.copy(file, tmp_path)
+    write_card(tmp_path)
+    card = (tmp_path / "MODEL_CARD.md").read_text(encoding="utf-8")
+    assert card == (POCKET / "MODEL_CARD.md").read_text(encoding="utf-8")
+    heldout = summary("unlikelihood")["heldout"]
+    assert f"| {heldout['before']['looping']:.1%} | {heldout['after']['looping']:.1%} |" in card
+    rows = list(csv.DictReader((POCKET / "history_unlikelihood.csv").open(encoding="utf-8")))
+    assert [int(row["step"]) for row in rows] == list(range(1, summary("unlikelihood")["steps"] + 1))
+
+
+@torch.inference_mode()
+def test_the_target_seldom_loops(models: dict) -> None:
+    """What a person's first figures are about: most texts of 128 tokens looped before the training against loops."""
+    tokenizer = AutoTokenizer.from_pretrained(POCKET / "target")
+    files = read_python_files(Path(sysconfig.get_path("stdlib")), STDLIB, ["site-packages", "test"])
+    texts = [
+        ids for ids in encode(tokenizer, [d for d in files if is_held_out(d, held_out_modules())]) if len(ids) > 1000
+    ]
+    beginnings = torch.tensor(
+        np.stack([ids[start : start + 128] for ids in texts for start in (200, 600)])[:32].astype(int)
+    )
+    how = GenerationConfig(do_sample=False, max_new_tokens=128, eos_token_id=tokenizer.eos_token_id, pad_token_id=0)
+    written = models["target"].generate(beginnings, attention_mask=torch.ones_like(beginnings), generation_config=how)
+    looping = [repeated_share(row, 32) >= 0.5 for row in written[:, 128:].tolist()]
+    assert len(looping) >= 16 and sum(looping) / len(looping) < 0.4
 
 
 def test_the_target_read_what_was_promised() -> None:
