@@ -39,8 +39,8 @@ The target's own accuracy at the next token is {reference}. Notebook 04 has both
 {commands}
 
 The target is frozen; the loss is against its own law at the predicted position (`loss.teacher`). `history_*.csv` has
-one line per step. Seconds count training alone, all sittings together, on a machine that did other work at the same
-time; computing the hidden states took some minutes more.
+one line per step. Seconds count training alone, all sittings together; computing the hidden states took some minutes
+more.
 
 ```json
 {recipe}
