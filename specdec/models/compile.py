@@ -1,10 +1,10 @@
 """Forward passes without the Python of a model's modules.
 
-`trace` replays Dynamo's record of one pass with the same kernels, so that its numbers are those of the eager pass: one
-record for calls on a single token, one for calls on more. `inductor` makes a pass for a given number of tokens: on a
-CPU the record is compiled with packed weights; on a GPU the shapes are static over a bucket of the cache's slots, and
-the pass is compiled and captured in a CUDA graph. All passes write into one cache of fixed capacity, whose buffers stay
-where they are.
+`trace` replays Dynamo's record of one pass with kernels that write the same bits, so that its numbers are those of the
+eager pass: one record for calls on a single token, one for calls on more. `inductor` makes a pass for a given number of
+tokens: on a CPU the record is compiled with packed weights; on a GPU the shapes are static over a bucket of the cache's
+slots, and the pass is compiled and captured in a CUDA graph. All passes write into one cache of fixed capacity, whose
+buffers stay where they are.
 """
 
 import logging
@@ -19,6 +19,7 @@ from torch import Tensor
 from specdec.errors import UsageError
 from specdec.models.cache import KVCache
 from specdec.models.masks import Mask
+from specdec.models.packed_products import pack_products
 from specdec.records import Tree, chain_tree
 
 logger = logging.getLogger(__name__)
@@ -111,20 +112,15 @@ def _missing_program(device: torch.device) -> str | None:
     return None
 
 
-def _replayed(record: torch.fx.GraphModule, inputs: Sequence[Tensor], **options: Any) -> Callable[..., Any]:
-    """Return a record of a call as it is: a backend of `torch.compile`, which is given example inputs and options."""
-    # A module looks its weights up in Python, at every use: 2% of a call of a small model.
-    vars(record).update(record.named_parameters())
-    vars(record).update(record.named_buffers())
-    return record.forward
-
-
 class TracedStep:
     """One graph for every context length up to the cache's capacity, replayed as it is or compiled by inductor.
 
     Only Dynamo's guards on shapes are kept: the model and the cache are fixed when the step is made, and checking them
     would cost about 0.7 ms a call for a model of eight layers. The first call raises Dynamo's error for a model whose
     pass does not fit in one graph, because it decides by numbers that it computes.
+
+    Attributes:
+        packed: number of matrix products with packed weights (`pack_products`), once the first call was made.
     """
 
     def __init__(self, model: Any, cache: KVCache, tokens: int | None, mode: Mode, kept: Sequence[int] = ()) -> None:
@@ -143,12 +139,13 @@ class TracedStep:
         self._step = torch.compile(
             _with_own_code(step),
             fullgraph=True,
-            backend="inductor" if mode == "inductor" else _replayed,
+            backend="inductor" if mode == "inductor" else self._replayed,
             options={"guard_filter_fn": _shapes_only},
         )
         self._offsets = torch.arange(cache.capacity, device=model.device)
         self._any = tokens is None
         self._made = False
+        self.packed = 0
 
     def __call__(self, tokens: Tensor, prefix: int, mask: Mask, offsets: Tensor | None = None) -> Pass:
         """Evaluate tokens [N], or a batch of chains [B, N], whose logits are then [B, N, V].
@@ -161,6 +158,14 @@ class TracedStep:
         batch = tokens if tokens.dim() == 2 else tokens.unsqueeze(0)
         result: Pass = step(batch, (offsets + prefix).expand(len(batch), -1), mask)
         return result if tokens.dim() == 2 else only_sequence(result)
+
+    def _replayed(self, record: torch.fx.GraphModule, inputs: Sequence[Tensor], **options: Any) -> Callable[..., Any]:
+        """Return a record of a call to be replayed: a backend of `torch.compile`, given example inputs and options."""
+        self.packed = pack_products(record)
+        # A module looks its weights up in Python, at every use: 2% of a call of a small model.
+        vars(record).update(record.named_parameters())
+        vars(record).update(record.named_buffers())
+        return record.forward
 
     def _make(self, tokens: Tensor, positions: Tensor, mask: Mask) -> Pass:
         from torch._inductor import config

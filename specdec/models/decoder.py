@@ -219,13 +219,14 @@ class Decoder(CachedModel):
     def _trace(self, count: int) -> None:
         """Make the traced pass on `count` tokens."""
         several = count in (_ANY, _WIDE)
-        self._steps[count] = TracedStep(self.model, self.cache, None if several else count, "trace", self.kept)
-        self.choices[_named(count)] = {"pass": "trace"}
+        step = TracedStep(self.model, self.cache, None if several else count, "trace", self.kept)
+        self._steps[count] = step
         # Not 2: the mask would fill its buffer, and the record rely on that.
         size = max(3, self._widest + 1) if count == _WIDE else 3 if several else count
         for prefix in (2, 3):  # the first call records; the second shows that it serves other prefixes
             self.cache.length = prefix
             self.forward(torch.zeros(size, dtype=torch.long, device=self.device), chain_tree(size - 1))
+        self.choices[_named(count)] = {"pass": "trace"} | ({"packed products": step.packed} if step.packed else {})
 
     def _package(self, count: int, packages: PackageFolder) -> bool:
         """Make the compiled pass on `count` tokens, if it can be compiled and gives what the plain modules give; say
