@@ -98,6 +98,7 @@ def test_passes_of_one_model_share_the_copies_which_go_with_it(monkeypatch):
     for record in packed:
         assert pack_products(record) == 1 + BIASES
         assert len(packed_products._packed) == before + 1 + BIASES
+    assert packed[0].packed_0 is packed[1].packed_0
     del model, packed, record
     gc.collect()
     assert len(packed_products._packed) <= before
