@@ -2,13 +2,19 @@
 
 In bfloat16 `torch.nn.functional.linear` gives a CPU's library a plain weight, which is laid out anew in every call and
 takes longer than the product of a few tokens: on one thread of a Xeon with AMX 26 us for 320 x 320 and 176 for
-4,096 x 320, where a weight that was laid out before takes 18 and 100. In float32 the plain weight is as fast.
+4,096 x 320, where a weight that was laid out before takes 18 and 100. Most of the 18 is the call, so products of the
+same tokens (queries, keys and values) become one. In float32 the plain weight is as fast.
 """
 
-from operator import attrgetter
+from collections import deque
+from collections.abc import Sequence
+from functools import cache
+from operator import attrgetter, getitem
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.fx import GraphModule, Node
 from torch.nn.functional import linear
 from torch.utils.weak import WeakTensorKeyDictionary
 
@@ -18,59 +24,99 @@ _FEW = 64  # tokens: calls on more keep the plain weight, with which a prefill i
 _TRIED = (1, 2, 3, 4, 5, 8, 9, 16, 17, 32, 33, _FEW)  # numbers of tokens for which results are compared
 _MEMORY = 4  # the copies take at most this part of the memory that is free
 
-_packed: WeakTensorKeyDictionary = WeakTensorKeyDictionary()  # by weight: the passes of a model share its copies
+# By the first of the weights that are packed as one, then by the identities of all: the passes of a model share copies.
+_packed: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 
 
-def pack_products(record: torch.fx.GraphModule) -> int:
+def pack_products(record: GraphModule) -> int:
     """Have a recorded pass multiply few tokens by packed weights; return the number of products that do.
 
     Left as they are: products on another device or in a type that gains nothing, those whose packed result differs in
     a bit on this processor, and all of them where a second copy of the weights would take too much memory.
     """
-
-    def stored(node: torch.fx.Node) -> Tensor:
-        weight: Tensor = attrgetter(str(node.target))(record)
-        return weight
-
-    products = [node for node in record.graph.nodes if _has_stored_weight(node) and _may_gain(stored(node.args[1]))]
-    new = {id(weight): weight.nbytes for node in products if (weight := stored(node.args[1])) not in _packed}
+    groups = deque(_groups(record))
+    asked = [weights for group in groups if _known(weights := _weights(record, group)) is None]
+    new = sum(weight.nbytes for weights in asked for weight in weights)
     free = available_bytes(torch.device("cpu"))
-    if not products or (free is not None and sum(new.values()) * _MEMORY > free):
+    if not groups or (free is not None and new * _MEMORY > free):
         return 0
-    equal: dict[tuple[tuple[int, ...], bool], bool] = {}  # one answer for all weights of a shape
+    equal: dict[Any, bool] = {}  # one answer for all weights of the same shapes
     replaced = 0
-    for node in products:
-        weight, biased = stored(node.args[1]), node.args[2] is not None
-        kind = (tuple(weight.shape), biased)
-        packed = _packed[weight] if weight in _packed else torch.ops.mkldnn._reorder_linear_weight(weight.detach())
+    while groups:
+        group = groups.popleft()
+        weights, biases = _weights(record, group), _biases(record, group)
+        packed = _known(weights)
+        if packed is None:
+            packed = torch.ops.mkldnn._reorder_linear_weight(torch.cat(weights).detach())
+        bias = None if biases[0] is None else torch.cat([each for each in biases if each is not None])
+        kind = (*[weight.shape for weight in weights], bias is None)
         if kind not in equal:
-            equal[kind] = _equal(weight, packed, biased)
-        if not equal[kind]:
-            continue
-        _packed[weight] = packed
-        record.register_buffer(f"packed_{replaced}", packed, persistent=False)
-        with record.graph.inserting_before(node):
-            node.args = (*node.args, record.graph.get_attr(f"packed_{replaced}"))
-        node.target = product
-        replaced += 1
+            equal[kind] = _equal(weights, packed, bias is not None)
+        if equal[kind]:
+            _packed.setdefault(weights[0], {})[tuple(map(id, weights))] = packed
+            _replace(record, group, packed, bias)
+            replaced += len(group)
+        elif len(group) > 1:
+            groups.extend([node] for node in group)
     record.recompile()
     return replaced
 
 
-def product(tokens: Tensor, weight: Tensor, bias: Tensor | None, packed: Tensor) -> Tensor:
-    """Multiply tokens [..., inputs] by a weight [outputs, inputs], which is also given `packed`, and add the bias."""
+def products(
+    tokens: Tensor,
+    weights: Sequence[Tensor],
+    biases: Sequence[Tensor | None],
+    sizes: Sequence[int],
+    packed: Tensor,
+    bias: Tensor | None,
+) -> Sequence[Tensor]:
+    """Multiply tokens [..., inputs] by each of the weights [outputs, inputs] and add its bias.
+
+    Args:
+        sizes: outputs of each weight.
+        packed, bias: all weights as one, packed, and all biases.
+    """
     if tokens.numel() > _FEW * tokens.shape[-1]:
-        return linear(tokens, weight, bias)
-    result: Tensor = torch.ops.mkldnn._linear_pointwise(tokens, packed, bias, "none", [], "")
-    return result
+        return [linear(tokens, *each) for each in zip(weights, biases, strict=True)]
+    result: Tensor = _kernel()(tokens, packed, bias, "none", [], "")
+    return [result] if len(sizes) == 1 else [part.contiguous() for part in result.split(sizes, -1)]
 
 
-def _has_stored_weight(node: torch.fx.Node) -> bool:
-    """Return whether a node multiplies by a weight of the model, and not by something that the pass computes."""
-    if node.target is not torch._C._nn.linear or len(node.args) != 3:
-        return False
-    weight = node.args[1]
-    return isinstance(weight, torch.fx.Node) and weight.op == "get_attr"
+@cache
+def _kernel() -> Any:
+    return torch.ops.mkldnn._linear_pointwise.default
+
+
+def _groups(record: GraphModule) -> list[list[Node]]:
+    """Return the products that packed weights may serve, those of the same tokens together."""
+    found: dict[Any, list[Node]] = {}
+    for node in record.graph.nodes:
+        if node.target is torch._C._nn.linear and len(node.args) == 3:
+            tokens, weight, bias = node.args
+            # Stored in the model: neither computed by the pass nor given to it.
+            stored = [isinstance(each, Node) and each.op == "get_attr" for each in (weight, bias) if each is not None]
+            if all(stored) and _may_gain(_stored(record, weight)):
+                found.setdefault((tokens, bias is None), []).append(node)
+    return list(found.values())
+
+
+def _stored(record: GraphModule, node: Any) -> Tensor:
+    tensor: Tensor = attrgetter(node.target)(record)
+    return tensor
+
+
+def _weights(record: GraphModule, group: Sequence[Node]) -> list[Tensor]:
+    return [_stored(record, node.args[1]) for node in group]
+
+
+def _biases(record: GraphModule, group: Sequence[Node]) -> list[Tensor | None]:
+    return [None if node.args[2] is None else _stored(record, node.args[2]) for node in group]
+
+
+def _known(weights: Sequence[Tensor]) -> Tensor | None:
+    """Return the packed copy of these weights that another pass made."""
+    found: Tensor | None = _packed.get(weights[0], {}).get(tuple(map(id, weights)))
+    return found
 
 
 def _may_gain(weight: Tensor) -> bool:
@@ -82,13 +128,48 @@ def _may_gain(weight: Tensor) -> bool:
     )
 
 
-def _equal(weight: Tensor, packed: Tensor, biased: bool) -> bool:
-    """Return whether both layouts of a weight give the same bits for every number of tokens that is tried."""
+def _equal(weights: Sequence[Tensor], packed: Tensor, biased: bool) -> bool:
+    """Return whether both layouts of some weights give the same bits for every number of tokens that is tried."""
     generator = torch.Generator().manual_seed(0)
-    outputs, inputs = weight.shape
-    bias = torch.randn(outputs, generator=generator).to(weight.dtype) if biased else None
+    sizes, inputs = [len(weight) for weight in weights], weights[0].shape[1]
+
+    def drawn(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator).to(weights[0].dtype)
+
+    biases = [drawn(size) if biased else None for size in sizes]
+    bias = torch.cat([each for each in biases if each is not None]) if biased else None
     for count in _TRIED:
-        tokens = torch.randn(1, count, inputs, generator=generator).to(weight.dtype)
-        if not torch.equal(product(tokens, weight, bias, packed), linear(tokens, weight, bias)):
+        tokens = drawn(1, count, inputs)
+        found = products(tokens, weights, biases, sizes, packed, bias)
+        plain = [linear(tokens, *each) for each in zip(weights, biases, strict=True)]
+        if not all(map(torch.equal, found, plain)):
             return False
     return True
+
+
+def _replace(record: GraphModule, group: Sequence[Node], packed: Tensor, bias: Tensor | None) -> None:
+    """Put a call of `products` in the place of a group's first node, and its results in the places of all."""
+    graph, name = record.graph, f"packed_{group[0].name}"
+    record.register_buffer(name, packed, persistent=False)
+    if bias is not None:
+        record.register_buffer(f"{name}_bias", bias, persistent=False)
+
+    def copied(node: Any) -> Node | None:
+        return None if node is None else graph.get_attr(node.target)  # the other products' come after the first product
+
+    with graph.inserting_before(group[0]):
+        results = graph.call_function(
+            products,
+            (
+                group[0].args[0],
+                [copied(node.args[1]) for node in group],
+                [copied(node.args[2]) for node in group],
+                [len(weight) for weight in _weights(record, group)],
+                graph.get_attr(name),
+                None if bias is None else graph.get_attr(f"{name}_bias"),
+            ),
+        )
+    for number, node in enumerate(group):
+        with graph.inserting_before(node):
+            node.replace_all_uses_with(graph.call_function(getitem, (results, number)))
+        graph.erase_node(node)

@@ -5,101 +5,132 @@ from copy import deepcopy
 
 import pytest
 import torch
+from torch import Tensor
+from torch.nn.functional import linear
 
 from specdec.models import packed_products
 from specdec.models.decoder import Decoder
-from specdec.models.packed_products import _equal, pack_products, product
+from specdec.models.packed_products import _equal, pack_products, products
 from specdec.records import Tree, chain_tree
 
 pytestmark = pytest.mark.skipif(
     not (torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()),
     reason="this processor has no bfloat16 products of oneDNN",
 )
-BIASES = 3  # of the layers below
+BIASED, PLAIN = (48, 16, 32), (48, 32)  # outputs of the layers below
 
 
 class Layers(torch.nn.Module):
-    """Linear layers with and without a bias, and a product of two inputs, as fx records them."""
+    """Linear layers of one input with and without a bias, one behind them, and a product of two inputs."""
 
     def __init__(self, dtype: torch.dtype = torch.bfloat16) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.biased = torch.nn.ParameterList(torch.randn(48, 32).to(dtype) for _ in range(BIASES))
-        self.bias = torch.nn.Parameter(torch.randn(48).to(dtype))
-        self.plain = torch.nn.Parameter(torch.randn(48, 32).to(dtype))
+        self.biased = torch.nn.ParameterList(torch.randn(size, 32).to(dtype) for size in BIASED)
+        self.biases = torch.nn.ParameterList(torch.randn(size).to(dtype) for size in BIASED)
+        self.plain = torch.nn.ParameterList(torch.randn(size, 32).to(dtype) for size in PLAIN)
+        self.last = torch.nn.Parameter(torch.randn(24, sum(BIASED) + sum(PLAIN)).to(dtype))
 
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        total = torch._C._nn.linear(tokens, self.plain, None)
-        for number in range(BIASES):
-            total = total + torch._C._nn.linear(tokens, self.biased[number], self.bias)
-        return total + torch._C._nn.linear(tokens, tokens[0, :1].expand(48, -1), None)
+    def forward(self, tokens: Tensor) -> Tensor:
+        found = [torch._C._nn.linear(tokens, self.plain[number], None) for number in range(len(PLAIN))]
+        found += [torch._C._nn.linear(tokens, self.biased[k], self.biases[k]) for k in range(len(BIASED))]
+        last = torch._C._nn.linear(torch.cat(found, -1), self.last, None)
+        return torch.cat([last, torch._C._nn.linear(tokens, tokens[0, :1].expand(48, -1), None)], -1)
+
+
+PRODUCTS = len(BIASED) + len(PLAIN) + 1
 
 
 def recorded(model: Layers) -> torch.fx.GraphModule:
     return torch.fx.symbolic_trace(model)
 
 
-def tokens(count: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+def tokens(count: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
     return torch.randn(2, count, 32, generator=torch.Generator().manual_seed(count)).to(dtype)
 
 
-def products_of(record: torch.fx.GraphModule) -> int:
-    return sum(node.target is product for node in record.graph.nodes)
+def calls_of(record: torch.fx.GraphModule, function: object) -> int:
+    return sum(node.target is function for node in record.graph.nodes)
+
+
+def packed(*weights: Tensor) -> Tensor:
+    found: Tensor = torch.ops.mkldnn._reorder_linear_weight(torch.cat(weights).detach())
+    return found
+
+
+def trusted(*given: object) -> bool:
+    return True
+
+
+def the_same_bits(weights: list[Tensor], biased: bool) -> bool:
+    return _equal(weights, packed(*weights), biased)
 
 
 @torch.inference_mode()
 def test_stored_weights_are_packed_and_no_bit_changes():
     model = Layers()
-    packed = torch.ops.mkldnn._reorder_linear_weight(model.plain.detach())
-    if not (_equal(model.plain, packed, False) and _equal(model.plain, packed, True)):
-        pytest.skip("on this processor packed weights give other bits, so none is used")
+    kinds = ((list(model.plain), False), (list(model.biased), True), ([model.last], False))
+    if not all(the_same_bits(*kind) for kind in kinds):
+        pytest.skip("on this processor packed weights give other bits, so not all are used")
     record = recorded(model)
-    assert pack_products(record) == products_of(record) == 1 + BIASES, "what the pass computes is no weight"
-    for count in (1, 2, 7, 40, 300):
+    assert pack_products(record) == PRODUCTS
+    assert calls_of(record, products) == 3, "one for those with a bias, one for those without, one for the last"
+    assert calls_of(record, torch._C._nn.linear) == 1, "what the pass computes is no weight"
+    for count in (1, 2, 7, 32, 33, 300):
         assert torch.equal(record(tokens(count)), model(tokens(count)))
 
 
 @torch.inference_mode()
-def test_calls_on_many_tokens_keep_the_plain_weight():
-    model = Layers()
-    packed = torch.ops.mkldnn._reorder_linear_weight(model.plain.detach() * 2)  # tells which of the two was used
-    few, many = tokens(32), tokens(33)
-    assert torch.allclose(product(few, model.plain, None, packed), torch._C._nn.linear(few, model.plain * 2, None))
-    assert torch.equal(product(many, model.plain, None, packed), torch._C._nn.linear(many, model.plain, None))
+def test_calls_on_many_tokens_keep_the_plain_weights():
+    weights, biases, sizes = list(Layers().plain), [None, None], list(PLAIN)
+    doubled = packed(*(2 * weight for weight in weights))  # tells which of the two was used
+    for count, factor in ((32, 2), (33, 1)):
+        found = products(tokens(count), weights, biases, sizes, doubled, None)
+        for weight, result in zip(weights, found, strict=True):
+            torch.testing.assert_close(result, linear(tokens(count), factor * weight))
 
 
 @torch.inference_mode()
-def test_what_would_change_a_bit_stays_as_it_is(monkeypatch):
-    model = Layers()
-    another = torch.ops.mkldnn._reorder_linear_weight(model.plain.detach() * (1 + 2**-7))
-    monkeypatch.setattr(torch.ops.mkldnn, "_reorder_linear_weight", lambda weight: another)
+@pytest.mark.parametrize("wrong", [1, 2])
+def test_what_would_change_a_bit_stays_as_it_is(monkeypatch, wrong):
+    """Alone, or only where it is one with others."""
+    model, pack = Layers(), torch.ops.mkldnn._reorder_linear_weight
+    if not all(the_same_bits([weight], False) for weight in (*model.plain, model.last)):
+        pytest.skip("on this processor packed weights give other bits, so none is used")
+
+    def repacked(weight: Tensor) -> Tensor:
+        joined = len(weight) in (sum(BIASED), sum(PLAIN))
+        return pack(weight * (1 + 2**-7) if joined or wrong == 1 else weight)
+
+    monkeypatch.setattr(torch.ops.mkldnn, "_reorder_linear_weight", repacked)
     record = recorded(model)
-    assert pack_products(record) == products_of(record) == 0
+    replaced = pack_products(record)
+    assert replaced == 0 if wrong == 1 else replaced >= len(PLAIN) + 1
+    assert calls_of(record, products) == replaced, "each alone"
     assert torch.equal(record(tokens(3)), model(tokens(3)))
 
 
 @torch.inference_mode()
 def test_other_types_and_scarce_memory_leave_all_as_it_is(monkeypatch):
     assert pack_products(recorded(Layers(torch.float32))) == 0
-    needed = (1 + BIASES) * 48 * 32 * 2
-    monkeypatch.setattr(packed_products, "_equal", lambda *given: True)
+    monkeypatch.setattr(packed_products, "_equal", trusted)
+    needed = 2 * (32 * (sum(BIASED) + sum(PLAIN)) + 24 * (sum(BIASED) + sum(PLAIN)))
     monkeypatch.setattr(packed_products, "available_bytes", lambda device: 4 * needed - 1)
     assert pack_products(recorded(Layers())) == 0
     monkeypatch.setattr(packed_products, "available_bytes", lambda device: 4 * needed)
-    assert pack_products(recorded(Layers())) == 1 + BIASES
+    assert pack_products(recorded(Layers())) == PRODUCTS
 
 
 @torch.inference_mode()
 def test_passes_of_one_model_share_the_copies_which_go_with_it(monkeypatch):
     model, before = Layers(), len(packed_products._packed)
-    packed = [recorded(model), recorded(model)]
-    monkeypatch.setattr(packed_products, "_equal", lambda *given: True)
-    monkeypatch.setattr(packed_products, "available_bytes", lambda device: None)
-    for record in packed:
-        assert pack_products(record) == 1 + BIASES
-        assert len(packed_products._packed) == before + 1 + BIASES
-    assert packed[0].packed_0 is packed[1].packed_0
-    del model, packed, record
+    monkeypatch.setattr(packed_products, "_equal", trusted)
+    records = [recorded(model), recorded(model)]
+    assert [pack_products(record) for record in records] == [PRODUCTS] * 2
+    assert len(packed_products._packed) == before + 3
+    first, second = (dict(record.named_buffers()) for record in records)
+    assert all(second[name] is value for name, value in first.items() if not name.endswith("bias"))
+    del model, records, first, second
     gc.collect()
     assert len(packed_products._packed) <= before
 
@@ -112,9 +143,9 @@ def test_a_traced_model_in_bfloat16_is_the_plain_one_bit_by_bit(tiny_model, name
     plain, traced = Decoder(model, name, 512), Decoder(model, name, 512)
     traced.compile({1, 5}, 120, "trace")
     layers = [module for module in model.modules() if isinstance(module, torch.nn.Linear)]
-    pack = torch.ops.mkldnn._reorder_linear_weight
-    expected = sum(_equal(layer.weight, pack(layer.weight), layer.bias is not None) for layer in layers)
-    assert [choice.get("packed products", 0) for choice in traced.choices.values()] == [expected] * 2
+    if all(the_same_bits([layer.weight], layer.bias is not None) for layer in layers):
+        found = [choice.get("packed products") for choice in traced.choices.values()]
+        assert found == [len(layers)] * 2
     for decoder in (plain, traced):
         decoder.start(list(range(3, 20)), 120)
     for tree in (chain_tree(0), chain_tree(4), Tree((-1, -1, 0, 1)), chain_tree(70)):
