@@ -112,10 +112,10 @@ def measured_in_words(found: ClaimEvidence | None = None) -> str:
     """Say where, when and under which load the runs of the benchmark were measured."""
     runs = list((found or evidence()).runs.values())
     loads = [run["load_average"][end][0] for run in runs for end in ("start", "end")]
-    days, cores = sorted({run["date"] for run in runs}), sorted({run["cores"] for run in runs})
+    days, threads = sorted({run["date"] for run in runs}), sorted({run["threads"] for run in runs})
     return (
-        f"The {len(runs)} runs were measured on {' and '.join(days)} on {' or '.join(map(str, cores))} core"
-        f"{'' if cores == [1] else 's'} of an {runs[0]['cpu']}, while the load average of the machine was "
+        f"The {len(runs)} runs were measured on {' and '.join(days)} on {' or '.join(map(str, threads))} thread"
+        f"{'' if threads == [1] else 's'} of an {runs[0]['cpu']}, while the load average of the machine was "
         f"{min(loads):.1f} to {max(loads):.1f}."
     )
 

@@ -123,6 +123,7 @@ def test_other_types_and_scarce_memory_leave_all_as_it_is(monkeypatch):
 
 @torch.inference_mode()
 def test_passes_of_one_model_share_the_copies_which_go_with_it(monkeypatch):
+    gc.collect()  # of models of earlier tests
     model, before = Layers(), len(packed_products._packed)
     monkeypatch.setattr(packed_products, "_equal", trusted)
     records = [recorded(model), recorded(model)]
