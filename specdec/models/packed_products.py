@@ -24,7 +24,8 @@ _FEW = 64  # tokens: calls on more keep the plain weight, with which a prefill i
 _TRIED = (1, 2, 3, 4, 5, 8, 9, 16, 17, 32, 33, _FEW)  # numbers of tokens for which results are compared
 _MEMORY = 4  # the copies take at most this part of the memory that is free
 
-# By the first of the weights that are packed as one, then by the identities of all: the passes of a model share copies.
+# By the first of the weights that are packed as one, then by the identities of all and how often each was written to:
+# the passes of a model share copies, and none stands for weights that were trained on since.
 _packed: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 
 
@@ -53,7 +54,7 @@ def pack_products(record: GraphModule) -> int:
         if kind not in equal:
             equal[kind] = _equal(weights, packed, bias is not None)
         if equal[kind]:
-            _packed.setdefault(weights[0], {})[tuple(map(id, weights))] = packed
+            _packed.setdefault(weights[0], {})[_identity(weights)] = packed
             _replace(record, group, packed, bias)
             replaced += len(group)
         elif len(group) > 1:
@@ -115,8 +116,12 @@ def _biases(record: GraphModule, group: Sequence[Node]) -> list[Tensor | None]:
 
 def _known(weights: Sequence[Tensor]) -> Tensor | None:
     """Return the packed copy of these weights that another pass made."""
-    found: Tensor | None = _packed.get(weights[0], {}).get(tuple(map(id, weights)))
+    found: Tensor | None = _packed.get(weights[0], {}).get(_identity(weights))
     return found
+
+
+def _identity(weights: Sequence[Tensor]) -> tuple[tuple[int, int], ...]:
+    return tuple((id(weight), 0 if weight.is_inference() else weight._version) for weight in weights)
 
 
 def _may_gain(weight: Tensor) -> bool:

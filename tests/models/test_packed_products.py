@@ -136,6 +136,18 @@ def test_passes_of_one_model_share_the_copies_which_go_with_it(monkeypatch):
     assert len(packed_products._packed) <= before
 
 
+def test_weights_that_were_written_to_are_packed_anew(monkeypatch):
+    monkeypatch.setattr(packed_products, "_equal", trusted)
+    model = Layers()
+    pack_products(recorded(model))
+    with torch.no_grad():
+        model.last.mul_(2)
+    record = recorded(model)
+    pack_products(record)
+    with torch.inference_mode():
+        torch.testing.assert_close(record(tokens(3)), model(tokens(3)), rtol=0.02, atol=0.5)
+
+
 @pytest.mark.slow
 @torch.inference_mode()
 @pytest.mark.parametrize("name", ["llama", "opt", "gpt_neox"])
