@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
+from specdec import signals
 from specdec.errors import EnvironmentFault, Interrupted, UsageError
 
 SILENCE_S = 60.0  # a rank that is not heard of for so long while decoding ends the run
@@ -171,11 +172,14 @@ def together() -> Iterator[None]:
     except (RuntimeError, Interrupted) as error:
         if _group is None:
             raise
+        # torchrun's, which is on its way, or came first where this process was slow: what was done is written first.
+        answer = signal.signal(signal.SIGTERM, signal.SIG_IGN)
         wait = _NOTICED_S if isinstance(error, RuntimeError) else 0.0
         gone = _gone(wait)
         if not gone and (isinstance(error, Interrupted) or not _COLLECTIVE.search(str(error))):
+            signal.signal(signal.SIGTERM, answer)
             raise
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun's, which is on its way: what was done is written first
+        signals.forget()  # the fault of the other rank is what ends this one
         fault = "ended" if gone else f"was silent for {SILENCE_S:.0f} s or broke its connection"
         who = f"Rank {', '.join(map(str, gone))}" if gone else "Another rank"
         raise EnvironmentFault(

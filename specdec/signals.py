@@ -35,6 +35,11 @@ def raise_swallowed() -> None:
         raise _received[0]
 
 
+def forget() -> None:
+    """Take the signal that was received for answered: another error says why the process ends."""
+    _received.clear()
+
+
 @contextmanager
 def unswallowed() -> Iterator[None]:
     """Raise the signal that a library took for one of its own errors in place of the error that it made of it."""

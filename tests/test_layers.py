@@ -9,8 +9,8 @@ ROOT = Path(__file__).resolve().parents[1]
 
 # From the ground up. A part may import parts on its own line or on lines above it, circles apart.
 LAYERS = (
-    ("specdec", "errors", "progress", "code_version", "ranks"),
-    ("signals", "text.writing"),
+    ("specdec", "errors", "progress", "code_version", "signals", "ranks"),
+    ("text.writing",),
     ("config", "hub", "plugins"),
     ("registry",),
     ("theory", "records", "sampling", "clock", "cost_model"),

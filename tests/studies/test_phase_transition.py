@@ -32,7 +32,7 @@ def output(folder: Path) -> Path:
 
 @pytest.mark.slow
 def test_the_command_on_the_pocket_target(command, made_database, tmp_path):
-    code, printed = command("+debug=pocket", *SMALL)
+    code, printed = command("+debug=pocket", "target.dtype=bfloat16", *SMALL)
     assert code == 0, printed
     assert "How much longer a call takes: With 24 tokens in the cache a call costs at most" in printed.replace(
         "\n", " "

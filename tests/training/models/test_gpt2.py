@@ -10,6 +10,7 @@ import pytest
 import torch
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
+from safetensors.torch import load_file
 
 from specdec.config import config_dir, validated
 from specdec.errors import Interrupted, UsageError
@@ -135,7 +136,8 @@ def test_trained_killed_resumed_exported_and_loaded(gpt_values: dict, tmp_path: 
     again = load_model(str(whole.folder / "model"), dtype=None, device=torch.device("cpu"), attention="auto")
     for one, two in zip(model.parameters(), again.parameters(), strict=True):
         assert torch.equal(one, two)
-    assert type(model).__name__ == "GPT2LMHeadModel" and model.dtype == torch.bfloat16
+    written = load_file(outcome.folder / "model" / "model.safetensors")
+    assert type(model).__name__ == "GPT2LMHeadModel" and {each.dtype for each in written.values()} == {torch.bfloat16}
     assert model.lm_head.weight is not model.transformer.wte.weight
     tokenizer = load_tokenizer(str(outcome.folder / "model"))
     ids = tokenizer("the cat has", return_tensors="pt")["input_ids"]
