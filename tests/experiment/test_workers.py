@@ -126,6 +126,24 @@ def test_a_dead_worker_fails_the_run_which_can_be_resumed(command, tmp_path):
     assert untimed(folder) == untimed(alone)
 
 
+def test_the_signal_that_killed_a_worker_is_told_also_where_its_pool_learned_it_first():
+    class Ended:
+        """A process that another thread waited for, and whose number that thread notes down a moment later."""
+
+        asked = 0
+
+        def join(self, timeout):
+            pass
+
+        @property
+        def exitcode(self):
+            self.asked += 1
+            return -9 if self.asked > 3 else None
+
+    died = workers._Process(workers._Share(1, *[None] * 5), None, Ended()).death(2, "now")
+    assert str(died) == "Worker 1 of 2 died (signal 9) now, having finished none"
+
+
 @pytest.mark.parametrize(("fault", "code"), [(NumericsError, 4), (UsageError, 2)])
 def test_the_fault_of_a_worker_is_that_of_the_run(command, in_threads, monkeypatch, fault, code):
     """It ends with the worker's sentence; the prompts at hand are finished, no other one is begun."""
