@@ -20,7 +20,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Print a line for each bug as its verdict is known, then the score.
 
     Returns:
-        0 where every bug was killed, 1 where one was not, 2 for a bad command or patch, 130 after Ctrl-C.
+        0 where every bug was killed whose tests this machine can run, 1 where one was not, 2 for a bad command or
+        patch, 130 after Ctrl-C.
     """
     options = _options(arguments)
     root = Path(options.root)
@@ -72,13 +73,19 @@ def _conclude(found: Sequence[Verdict], seconds: float) -> int:
         print("\nnot killed:")
         for verdict in bad:
             print(f"  {verdict.status}: {verdict.name}: {verdict.reason}")
-    planted = sum(verdict.status in ("killed", "survived", "hung") or _is_bug(verdict) for verdict in found)
-    print(f"\n{count('killed')} of {planted} planted bugs killed, {count('equivalent')} equivalent; {seconds:.0f} s")
+    planted = [verdict.status for verdict in found if _is_bug(verdict) and verdict.status != "equivalent"]
+    skipped = planted.count("skipped")
+    idle = f" ({skipped} cannot be on this machine, which skips their tests)" if skipped else ""
+    print(
+        f"\n{count('killed')} of {len(planted)} planted bugs killed{idle}, {count('equivalent')} equivalent; "
+        f"{seconds:.0f} s"
+    )
     return 1 if bad else 0
 
 
 def _is_bug(verdict: Verdict) -> bool:
-    return verdict.status == "broken" and not verdict.name.endswith(".py")
+    """Return whether a verdict is of a bug, and not of a file of tests without any."""
+    return not verdict.name.endswith(".py")
 
 
 def _chosen(bugs: list[PlantedBug], names: Sequence[str]) -> list[PlantedBug]:

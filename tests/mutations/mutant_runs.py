@@ -47,7 +47,7 @@ HEAVY = (
 )
 PLUGINS = ("xdist.plugin", "pytest_timeout", "_hypothesis_pytestplugin")
 """The plugins that the options in pyproject.toml need; no other plugin of pytest is loaded."""
-Status = Literal["killed", "survived", "broken", "hung", "equivalent", "unpatched"]
+Status = Literal["killed", "survived", "broken", "hung", "skipped", "equivalent", "unpatched"]
 _NO_VERDICT = (ImportError, SyntaxError, NameError)
 """Errors that a patch makes which does not run at all; a test that fails of them has noticed nothing."""
 
@@ -59,7 +59,8 @@ class Verdict:
     Attributes:
         name: of the bug; "unpatched" and a file for tests without one.
         status: "killed" where a test failed by an assertion or an error raised in it; "broken" where the patch does not
-            apply or run, or its tests cannot be collected, or fail without it; "unpatched" where tests pass without.
+            apply or run, or its tests cannot be collected, or fail without it; "skipped" where all of them need what
+            this machine lacks, as arithmetic in bfloat16; "unpatched" where tests pass without.
         reason: the test that failed and how, or what is wrong with the patch.
         seconds: processor time.
     """
@@ -71,7 +72,7 @@ class Verdict:
 
     @property
     def good(self) -> bool:
-        return self.status in ("killed", "equivalent", "unpatched")
+        return self.status in ("killed", "skipped", "equivalent", "unpatched")
 
 
 @dataclass(frozen=True)
@@ -225,17 +226,19 @@ def _verdict(job: _Job, ran: _Ran | None, log: str, *, hung: bool) -> Verdict:
     silent = [
         test for test in job.tests if not any(_names(test, ended) for ended in (*ran.passed, *ran.failed, *ran.skipped))
     ]
+    idle = f"{ran.skipped[0]} is skipped on this machine" if ran.skipped and not ran.passed else ""
     if job.bug is None:
-        bad = [*ran.failed, *ran.errors, *(f"{test} is skipped or does not exist" for test in silent)]
-        bad += [f"{test} is skipped" for test in ran.skipped if not ran.passed]
-        return verdict("broken", "without a bug: " + "; ".join(bad)) if bad else verdict("unpatched", "")
+        bad = [*ran.failed, *ran.errors, *(f"{test} does not exist" for test in silent)]
+        if bad:
+            return verdict("broken", "without a bug: " + "; ".join(bad))
+        return verdict("skipped", idle) if idle else verdict("unpatched", "")
     if ran.failed:
         return verdict("killed", ran.failed[0])
     if ran.errors:
         return verdict("broken", ran.errors[0])
     if silent:
         return verdict("broken", f"{silent[0]} was not run: {log}")
-    return verdict("survived", job.bug.bug)
+    return verdict("skipped", idle) if idle else verdict("survived", job.bug.bug)
 
 
 def _names(test: str, ended: str) -> bool:

@@ -21,6 +21,8 @@ CODE = """def total(values):
 """
 TESTS = """import time
 
+import pytest
+
 from analysis.sums import total
 
 
@@ -34,9 +36,15 @@ def test_nothing():
 
 def test_nobody_passes():
     assert total([1]) == 2
+
+
+@pytest.mark.skipif(True, reason="no such processor")
+def test_elsewhere():
+    assert total([1]) == 1
 """
 ADDS = "        result += value"
-TOTAL, NOTHING, NOBODY = (f"tests/test_sums.py::test_{name}" for name in ("total", "nothing", "nobody_passes"))
+NAMES = ("total", "nothing", "nobody_passes", "elsewhere")
+TOTAL, NOTHING, NOBODY, ELSEWHERE = (f"tests/test_sums.py::test_{name}" for name in NAMES)
 
 
 @pytest.fixture
@@ -103,6 +111,26 @@ def test_a_test_that_fails_without_the_bug_proves_nothing(toy):
     ended = toy(killed=(ADDS, ADDS.replace("+=", "-="), f"Killed by: {NOBODY}"))
     assert ended.returncode == 1
     assert statuses(ended)["tests/test_sums.py"] == "broken"
+
+
+def test_a_bug_whose_tests_cannot_run_here_is_said_and_not_counted_as_killed(toy):
+    flipped = (ADDS, ADDS.replace("+=", "-="))
+    ended = toy(
+        elsewhere=(*flipped, f"Killed by: {ELSEWHERE}"),
+        either=(*flipped, f"Killed by: {ELSEWHERE}\n{TOTAL}"),
+        survived=(*flipped, f"Killed by: {ELSEWHERE}\n{NOTHING}"),
+    )
+    found = statuses(ended)
+    assert found.pop("tests/test_sums.py") == "unpatched"
+    assert found == {"elsewhere": "skipped", "either": "killed", "survived": "survived"}, ended.stdout + ended.stderr
+    assert "1 of 3 planted bugs killed (1 cannot be on this machine, which skips their tests)" in ended.stdout
+
+
+@pytest.mark.parametrize("options", [(), ("--no-unpatched",)])
+def test_a_bug_that_cannot_be_noticed_here_is_no_failure(toy, options):
+    ended = toy(*options, elsewhere=(ADDS, ADDS.replace("+=", "-="), f"Killed by: {ELSEWHERE}"))
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert set(statuses(ended).values()) == {"skipped"}
 
 
 def test_a_patch_of_other_lines_no_longer_applies(toy, tmp_path):
