@@ -16,7 +16,7 @@ from datetime import timedelta
 from typing import Any
 
 from specdec import signals
-from specdec.errors import EnvironmentFault, Interrupted, UsageError
+from specdec.errors import EnvironmentFault, Terminated, UsageError
 
 SILENCE_S = 60.0  # a rank that is not heard of for so long while decoding ends the run
 _LOADING = timedelta(hours=2)  # as transformers allows: ranks read their weights at different speeds
@@ -169,14 +169,14 @@ def together() -> Iterator[None]:
     """
     try:
         yield
-    except (RuntimeError, Interrupted) as error:
+    except (RuntimeError, Terminated) as error:
         if _group is None:
             raise
-        # torchrun's, which is on its way, or came first where this process was slow: what was done is written first.
+        # torchrun's SIGTERM is on its way, or came first where this process was slow: what was done is written first.
         answer = signal.signal(signal.SIGTERM, signal.SIG_IGN)
         wait = _NOTICED_S if isinstance(error, RuntimeError) else 0.0
         gone = _gone(wait)
-        if not gone and (isinstance(error, Interrupted) or not _COLLECTIVE.search(str(error))):
+        if not gone and (isinstance(error, Terminated) or not _COLLECTIVE.search(str(error))):
             signal.signal(signal.SIGTERM, answer)
             raise
         signals.forget()  # the fault of the other rank is what ends this one

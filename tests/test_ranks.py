@@ -1,4 +1,4 @@
-"""What a process says when another of its run ends: the fault, whichever of its signs comes first."""
+"""A tensor-parallel run whose other process ended says so, be it told first by a lost connection or by torchrun."""
 
 import os
 import signal
@@ -7,7 +7,7 @@ import socket
 import pytest
 
 from specdec import ranks, signals
-from specdec.errors import EnvironmentFault, Terminated
+from specdec.errors import EnvironmentFault, Interrupted, Terminated
 
 GONE = r"^Rank 1 of the 2 processes of this tensor-parallel run ended"
 
@@ -44,6 +44,12 @@ def test_a_signal_for_this_process_stays_one_and_so_does_the_next(group):
         with pytest.raises(Terminated), signals.unswallowed(), ranks.together():
             signal.raise_signal(signal.SIGTERM)
         assert signal.getsignal(signal.SIGTERM) is signals._interrupt
+
+
+def test_a_keyboard_interrupt_stays_one_though_another_rank_ended_of_it_too(group):
+    group(lambda: True)
+    with pytest.raises(Interrupted, match="SIGINT"), signals.interruptible(), signals.unswallowed(), ranks.together():
+        signal.raise_signal(signal.SIGINT)
 
 
 def test_an_error_of_this_process_stays_one(group):

@@ -10,7 +10,6 @@ import multiprocessing
 import os
 import signal
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
@@ -240,7 +239,9 @@ class _Process:
 
     def death(self, workers: int, when: str) -> "_WorkerDied":
         """Return the fault that says how the process died."""
-        code = None if self.process is None else _exit_code(self.process)
+        # The pool waits for its process, too, and whoever comes second learns no exit code: so the pool comes first.
+        self.pool.shutdown(wait=True)
+        code = None if self.process is None else self.process.exitcode
         how = f" (signal {-code})" if code is not None and code < 0 else ""
         return _WorkerDied(
             f"Worker {self.share.number} of {workers} died{how} {when}, having finished "
@@ -254,17 +255,6 @@ class _Process:
             self.process.join(_ENDING_S)
             self.process.kill()
         self.pool.shutdown(wait=True, cancel_futures=True)
-
-
-def _exit_code(process: multiprocessing.process.BaseProcess) -> int | None:
-    """Return what a process that is ending ends with; None if it does not end in time."""
-    until = time.monotonic() + _ENDING_S
-    process.join(_ENDING_S)
-    # A pool waits for its processes, too. The one of us that comes second learns nothing from the system, and has the
-    # number only when the other one has noted it down.
-    while process.exitcode is None and time.monotonic() < until:
-        time.sleep(0.01)
-    return process.exitcode
 
 
 def decode_by_workers(

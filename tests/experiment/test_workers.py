@@ -12,6 +12,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import pandas as pd
 import pytest
@@ -127,20 +128,9 @@ def test_a_dead_worker_fails_the_run_which_can_be_resumed(command, tmp_path):
 
 
 def test_the_signal_that_killed_a_worker_is_told_also_where_its_pool_learned_it_first():
-    class Ended:
-        """A process that another thread waited for, and whose number that thread notes down a moment later."""
-
-        asked = 0
-
-        def join(self, timeout):
-            pass
-
-        @property
-        def exitcode(self):
-            self.asked += 1
-            return -9 if self.asked > 3 else None
-
-    died = workers._Process(workers._Share(1, *[None] * 5), None, Ended()).death(2, "now")
+    process = SimpleNamespace(exitcode=None)  # another thread waits for it, and has not noted the code down yet
+    pool = SimpleNamespace(shutdown=lambda wait: setattr(process, "exitcode", -9 if wait else None))
+    died = workers._Process(workers._Share(1, *[None] * 5), pool, process).death(2, "now")
     assert str(died) == "Worker 1 of 2 died (signal 9) now, having finished none"
 
 
