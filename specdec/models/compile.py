@@ -20,6 +20,7 @@ from specdec.errors import UsageError
 from specdec.models.cache import KVCache
 from specdec.models.masks import Mask
 from specdec.models.packed_products import pack_products
+from specdec.models.weight_reads import read_weights_first
 from specdec.records import Tree, chain_tree
 
 logger = logging.getLogger(__name__)
@@ -112,6 +113,9 @@ def _missing_program(device: torch.device) -> str | None:
     return None
 
 
+_TYPICAL = 5  # tokens: the calls on more than one are timed with as many as the default drafts of four ask for
+
+
 class TracedStep:
     """One graph for every context length up to the cache's capacity, replayed as it is or compiled by inductor.
 
@@ -120,7 +124,8 @@ class TracedStep:
     pass does not fit in one graph, because it decides by numbers that it computes.
 
     Attributes:
-        packed: number of matrix products with packed weights (`pack_products`), once the first call was made.
+        packed, read_first: number of matrix products with packed weights (`pack_products`), and of those whose weights
+            are read first (`read_weights_first`), once the first call was made.
     """
 
     def __init__(self, model: Any, cache: KVCache, tokens: int | None, mode: Mode, kept: Sequence[int] = ()) -> None:
@@ -145,7 +150,7 @@ class TracedStep:
         self._offsets = torch.arange(cache.capacity, device=model.device)
         self._any = tokens is None
         self._made = False
-        self.packed = 0
+        self.packed = self.read_first = 0
 
     def __call__(self, tokens: Tensor, prefix: int, mask: Mask, offsets: Tensor | None = None) -> Pass:
         """Evaluate tokens [N], or a batch of chains [B, N], whose logits are then [B, N, V].
@@ -162,6 +167,7 @@ class TracedStep:
     def _replayed(self, record: torch.fx.GraphModule, inputs: Sequence[Tensor], **options: Any) -> Callable[..., Any]:
         """Return a record of a call to be replayed: a backend of `torch.compile`, given example inputs and options."""
         self.packed = pack_products(record)
+        self.read_first = read_weights_first(record, _TYPICAL if self._any else 1)
         # A module looks its weights up in Python, at every use: 2% of a call of a small model.
         vars(record).update(record.named_parameters())
         vars(record).update(record.named_buffers())

@@ -226,7 +226,8 @@ class Decoder(CachedModel):
         for prefix in (2, 3):  # the first call records; the second shows that it serves other prefixes
             self.cache.length = prefix
             self.forward(torch.zeros(size, dtype=torch.long, device=self.device), chain_tree(size - 1))
-        self.choices[_named(count)] = {"pass": "trace"} | ({"packed products": step.packed} if step.packed else {})
+        products = {"packed products": step.packed, "weights read first": step.read_first}
+        self.choices[_named(count)] = {"pass": "trace"} | {name: number for name, number in products.items() if number}
 
     def _package(self, count: int, packages: PackageFolder) -> bool:
         """Make the compiled pass on `count` tokens, if it can be compiled and gives what the plain modules give; say

@@ -92,13 +92,21 @@ def _groups(record: GraphModule) -> list[list[Node]]:
     """Return the products that packed weights may serve, those of the same tokens together."""
     found: dict[Any, list[Node]] = {}
     for node in record.graph.nodes:
-        if node.target is torch._C._nn.linear and len(node.args) == 3:
-            tokens, weight, bias = node.args
-            # Stored in the model: neither computed by the pass nor given to it.
-            stored = [isinstance(each, Node) and each.op == "get_attr" for each in (weight, bias) if each is not None]
-            if all(stored) and _may_gain(_stored(record, weight)):
-                found.setdefault((tokens, bias is None), []).append(node)
+        weight = stored_weight(record, node)
+        if weight is not None and _may_gain(weight):
+            found.setdefault((node.args[0], node.args[2] is None), []).append(node)
     return list(found.values())
+
+
+def stored_weight(record: GraphModule, node: Node) -> Tensor | None:
+    """Return the weight of a linear product whose weight and bias are stored in the model: neither computed by the
+    pass nor given to it. None for any other node.
+    """
+    if node.target is not torch._C._nn.linear or len(node.args) != 3:
+        return None
+    _, *given = node.args
+    stored = [isinstance(each, Node) and each.op == "get_attr" for each in given if each is not None]
+    return _stored(record, given[0]) if all(stored) else None
 
 
 def _stored(record: GraphModule, node: Any) -> Tensor:
