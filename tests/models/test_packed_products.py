@@ -11,7 +11,6 @@ from torch.nn.functional import linear
 from specdec.models import packed_products
 from specdec.models.decoder import Decoder
 from specdec.models.packed_products import _equal, pack_products, products
-from specdec.records import Tree, chain_tree
 
 pytestmark = pytest.mark.skipif(
     not (torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()),
@@ -151,7 +150,7 @@ def test_weights_that_were_written_to_are_packed_anew(monkeypatch):
 @pytest.mark.slow
 @torch.inference_mode()
 @pytest.mark.parametrize("name", ["llama", "opt", "gpt_neox"])
-def test_a_traced_model_in_bfloat16_is_the_plain_one_bit_by_bit(tiny_model, name):
+def test_a_traced_model_in_bfloat16_is_the_plain_one_bit_by_bit(tiny_model, check_same_bits, name):
     model = deepcopy(tiny_model(name)).to(torch.bfloat16)
     plain, traced = Decoder(model, name, 512), Decoder(model, name, 512)
     traced.compile({1, 5}, 120, "trace")
@@ -159,9 +158,4 @@ def test_a_traced_model_in_bfloat16_is_the_plain_one_bit_by_bit(tiny_model, name
     if all(the_same_bits([layer.weight], layer.bias is not None) for layer in layers):
         found = [choice.get("packed products") for choice in traced.choices.values()]
         assert found == [len(layers)] * 2
-    for decoder in (plain, traced):
-        decoder.start(list(range(3, 20)), 120)
-    for tree in (chain_tree(0), chain_tree(4), Tree((-1, -1, 0, 1)), chain_tree(70)):
-        roots = torch.arange(len(tree) + 1) % 50 + 3
-        assert torch.equal(*(decoder.forward(roots, tree) for decoder in (plain, traced)))
-        plain.length = traced.length = 16
+    check_same_bits(plain, traced)

@@ -10,7 +10,6 @@ from torch import Tensor
 from specdec.models import weight_reads
 from specdec.models.decoder import Decoder
 from specdec.models.weight_reads import read_weights_first
-from specdec.records import Tree, chain_tree
 
 
 class Layers(torch.nn.Module):
@@ -43,7 +42,7 @@ def recorded(model: torch.nn.Module) -> torch.fx.GraphModule:
 
 
 def readings(record: torch.fx.GraphModule) -> dict[str, Tensor]:
-    """What is summed before each product, by the product's name."""
+    """Return the tensors that a record sums right before its products, by the names of these products."""
     nodes, found = list(record.graph.nodes), {}
     for node, following in zip(nodes, nodes[1:], strict=False):
         if node.op == "call_method" and node.target == "sum":
@@ -150,16 +149,11 @@ def test_what_is_not_timed_is_not_read(machine, monkeypatch):
 @pytest.mark.slow
 @torch.inference_mode()
 @pytest.mark.parametrize("name", ["llama", "opt", "gpt_neox"])
-def test_a_traced_model_that_reads_first_is_the_plain_one_bit_by_bit(tiny_model, monkeypatch, name):
+def test_a_traced_model_that_reads_first_is_the_plain_one_bit_by_bit(tiny_model, check_same_bits, monkeypatch, name):
     monkeypatch.setattr(weight_reads, "_WORTH", 1e9)
     model = deepcopy(tiny_model(name)).float()
     plain, traced = Decoder(model, name, 512), Decoder(model, name, 512)
     traced.compile({1, 5}, 120, "trace")
     layers = sum(isinstance(module, torch.nn.Linear) for module in model.modules())
     assert [choice["weights read first"] for choice in traced.choices.values()] == [layers] * 2
-    for decoder in (plain, traced):
-        decoder.start(list(range(3, 20)), 120)
-    for tree in (chain_tree(0), chain_tree(4), Tree((-1, -1, 0, 1)), chain_tree(70)):
-        roots = torch.arange(len(tree) + 1) % 50 + 3
-        assert torch.equal(*(decoder.forward(roots, tree) for decoder in (plain, traced)))
-        plain.length = traced.length = 16
+    check_same_bits(plain, traced)
