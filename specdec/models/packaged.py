@@ -1,9 +1,9 @@
 """Passes compiled for a CPU ahead of time, into packages that the next run loads within a second.
 
 The pass is exported with the cache's buffers as inputs, and compiled by inductor with the settings that were fastest:
-frozen weights, packed for products by C++ templates; q, k, v and gate, up as one product each; attention as sums. What
-calls it is C++ throughout. One package serves calls on one token, another one calls on any number from 2 on; both serve
-every length of the prefix, and trees.
+frozen weights, packed for products by C++ templates; q, k, v and gate, up as one product each; attention by a kernel of
+ours. What calls it is C++ throughout. One package serves calls on one token, another one calls on any number from 2 on;
+both serve every length of the prefix, and trees.
 """
 
 import logging
@@ -18,15 +18,15 @@ import torch
 from torch import Tensor, nn
 
 from specdec.models.cache import KVCache
+from specdec.models.cache_attention import attention_by_kernel
 from specdec.models.compile import Pass, run_model
 from specdec.models.masks import Mask
 from specdec.models.packages import PackageFolder, machine_identity, weights_hash
-from specdec.models.row_attention import attention_by_sums
 
 logger = logging.getLogger(__name__)
 
 _VOLATILE = ("transformers_version", "name_or_path")
-_FORMAT = 4  # changes whenever the passes below do
+_FORMAT = 5  # changes whenever the passes below do
 _SETTINGS: dict[str, Any] = {
     "freezing": True,
     "cpp.enable_concat_linear": True,
@@ -47,11 +47,10 @@ _FAST_LOAD = """at::vec::load_fp32_from_{{ "bf16" if input2_dtype == torch.bfloa
                 B + k * ldb + col * VLEN, vb[col]);"""
 
 # A pass on one token waits for memory, because a processor's own prefetching ends with a page: ask for the next one.
-_PREFETCH = "__builtin_prefetch(reinterpret_cast<const char*>({pointer}) + 4096)"
 _LOADS = "        if constexpr (row == 0) {"
 _PREFETCHED_LOADS = f"""{_LOADS}
             if constexpr (ROWS == 1 && col * VLEN * sizeof(*B) % 64 == 0) {{
-                {_PREFETCH.format(pointer="B + k * ldb + col * VLEN")};
+                __builtin_prefetch(reinterpret_cast<const char*>(B + k * ldb + col * VLEN) + 4096);
             }}"""
 
 
@@ -163,7 +162,7 @@ def _write_package(
     dynamic = torch.export.Dim.DYNAMIC
     count = {1: dynamic} if any_number else None
     columns = {2: dynamic, 3: dynamic} if any_number else {3: dynamic}
-    with torch.inference_mode(False), torch.no_grad(), attention_by_sums(model), _quick_products(any_number):
+    with torch.inference_mode(False), torch.no_grad(), attention_by_kernel(model), _quick_products():
         # New tensors, because those of the cache may be marked as made for inference, which cannot be exported.
         buffers = [torch.zeros(buffer.shape, dtype=buffer.dtype) for buffer in _buffers(cache)]
         places = torch.arange(size).unsqueeze(0)
@@ -184,39 +183,24 @@ def _settings(dtype: torch.dtype) -> dict[str, Any]:
 
 
 @contextmanager
-def _quick_products(any_number: bool) -> Iterator[None]:
+def _quick_products() -> Iterator[None]:
     """Have inductor use the processor's dot products, read 16-bit weights without masks, where its template is as
-    expected, and prefetch: the weights of products with one row and, for calls on one token, the keys and values.
+    expected, and prefetch the weights of products with one row.
     """
     from unittest.mock import patch
 
     import_module("torch._inductor.compile_fx")  # first, because the templates and the products import each other
     import_module("torch._inductor.kernel.mm")
-    from torch._inductor.codegen.cpp import CppVecKernel
     from torch._inductor.codegen.cpp_micro_gemm import CppMicroGemmFP32Vec, micro_gemm_configs
 
     from specdec.models.dot_products import CONFIGS, DotProducts
 
     text = CppMicroGemmFP32Vec.TEMPLATE_KERNEL.replace(_SLOW_LOAD, _FAST_LOAD).replace(_LOADS, _PREFETCHED_LOADS)
-    load = CppVecKernel._get_vec_load_line
     with (
         patch.object(CppMicroGemmFP32Vec, "TEMPLATE_KERNEL", text),
         patch.dict(micro_gemm_configs, {DotProducts: CONFIGS}),
-        patch.object(CppVecKernel, "_get_vec_load_line", load if any_number else _prefetched(load)),
     ):
         yield
-
-
-def _prefetched(load: Callable[..., str]) -> Callable[..., str]:
-    """Return inductor's maker of C++ expressions that load a vector, with a prefetch before each one from memory."""
-    from torch._inductor.codegen.cpp import cexpr_index
-
-    def line(kernel: Any, var: str, index: Any, *options: Any) -> str:
-        loaded = load(kernel, var, index, *options)
-        # An index of 0 is a small buffer of the loop itself.
-        return f"({_PREFETCH.format(pointer=f'{var} + {cexpr_index(index)}')}, {loaded})" if index != 0 else loaded
-
-    return line
 
 
 def _buffers(cache: KVCache) -> list[Tensor]:

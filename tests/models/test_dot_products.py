@@ -22,7 +22,7 @@ def test_products_of_any_number_of_rows_are_those_of_float32(tmp_path):
     linear = nn.Linear(WIDTH, COLUMNS, bias=False).to(torch.bfloat16).requires_grad_(False)
     given = [torch.randn(rows, WIDTH, dtype=torch.bfloat16) for rows in ROWS]
     path = tmp_path / "linear.pt2"
-    with _quick_products(any_number=True):
+    with _quick_products():
         program = torch.export.export(linear, (given[0],), dynamic_shapes=({0: torch.export.Dim.DYNAMIC},))
         settings = _settings(torch.bfloat16)
         torch._inductor.aoti_compile_and_package(program, package_path=str(path), inductor_configs=settings)

@@ -11,7 +11,6 @@ from specdec.models import packaged
 from specdec.models.decoder import Decoder
 from specdec.models.packaged import PackagedStep
 from specdec.models.packages import PackageFolder, weights_hash
-from specdec.models.row_attention import sums_over_keys
 from specdec.records import Tree, chain_tree
 
 TEXT = [5, 9, 33, 2, 60, 17, 9, 33, 41, 8, 5, 22, 7]
@@ -104,10 +103,9 @@ def test_what_inductor_writes_reads_quickly(folder):
             return "".join(archive.read(name).decode() for name in archive.namelist() if name.endswith("kernel.cpp"))
 
     assert packaged._SLOW_LOAD in CppMicroGemmFP32Vec.TEMPLATE_KERNEL
-    one, any_number = code("llama-one-*"), code("llama-any-*")
-    for_products, for_loops = "ROWS == 1 && col * VLEN", "(__builtin_prefetch("
-    assert for_products in one and for_products in any_number
-    assert for_loops in one and for_loops not in any_number
+    for package in ("llama-one-*", "llama-any-*"):
+        written = code(package)
+        assert "ROWS == 1 && col * VLEN" in written and "prefetch<HEAD>(keys" in written
 
 
 @pytest.mark.slow
@@ -235,20 +233,3 @@ def test_another_weight_is_another_hash(model):
     assert weights_hash(other) == weights_hash(model)
     other.model.norm.weight[3] += 1e-3
     assert weights_hash(other) != weights_hash(model)
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-@pytest.mark.parametrize("scaling", [None, 0.3])
-def test_sums_over_keys_are_attention(dtype, scaling):
-    """Against products of repeated heads in float64: two heads to each group, a mask, values of another width."""
-    torch.manual_seed(0)
-    query, key, value = torch.randn(1, 4, 3, 8), torch.randn(1, 2, 11, 8), torch.randn(1, 2, 11, 6)
-    query, key, value = (each.to(dtype) for each in (query, key, value))
-    mask = torch.zeros(1, 1, 3, 11, dtype=dtype).masked_fill(torch.rand(3, 11) < 0.4, torch.finfo(dtype).min)
-    options = {} if scaling is None else {"scaling": scaling}
-    found, _ = sums_over_keys(torch.nn.Module(), query, key, value, mask, **options)
-    query, key, value, mask = (each.double() for each in (query, key, value, mask))
-    scores = query @ key.repeat_interleave(2, 1).mT * (8**-0.5 if scaling is None else scaling) + mask
-    expected = scores.softmax(-1) @ value.repeat_interleave(2, 1)
-    assert found.dtype == dtype and found.shape == (1, 3, 4, 6)
-    assert (found - expected.transpose(1, 2)).abs().max() < (1e-12 if dtype == torch.float64 else 0.02)

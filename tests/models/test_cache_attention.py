@@ -1,0 +1,107 @@
+"""Attention of a few tokens over a cache: the operation, and the kernel that packages have in its place."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import scaled_dot_product_attention
+
+from specdec.models.cache_attention import attend, cache_attention
+from specdec.models.packaged import _settings
+
+SCALING = 0.3
+TOLERANCES = {torch.float64: 1e-13, torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
+# Tokens and keys: less than a vector, one block of keys, blocks and rows with something left.
+SIZES = ((2, 2), (3, 7), (5, 40), (8, 64), (17, 33), (9, 130))
+CAPACITY = 160
+
+
+def given(tokens, keys, heads, groups, head, value, dtype, least=None):
+    """A query, keys and values as views of longer buffers, and a mask that hides two of five keys, but never the last:
+    by the least number of the type, or by another one.
+    """
+    query = torch.randn(1, heads, tokens, head).to(dtype)
+    key, value = (torch.randn(1, groups, CAPACITY, size).to(dtype)[:, :, :keys] for size in (head, value))
+    hidden = (torch.rand(tokens, keys) < 0.4) & (torch.arange(keys) < keys - 1)
+    hidden[0, : keys - 1] = True
+    mask = torch.zeros(1, 1, tokens, keys, dtype=dtype)
+    return query, key, value, mask.masked_fill(hidden, torch.finfo(dtype).min if least is None else least)
+
+
+def expected(query, key, value, mask, scaling):
+    query, key, value, mask = (each.double() for each in (query, key, value, mask))
+    return scaled_dot_product_attention(query, key, value, mask, scale=scaling, enable_gqa=True).transpose(1, 2)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("scaling", [None, SCALING])
+def test_the_operation_is_attention(dtype, scaling):
+    torch.manual_seed(0)
+    tensors = given(3, 11, 4, 2, 8, 6, dtype)
+    found, _ = attend(nn.Module(), *tensors, **({} if scaling is None else {"scaling": scaling}))
+    assert found.dtype == dtype and found.shape == (1, 3, 4, 6)
+    assert (found - expected(*tensors, scaling)).abs().max() < TOLERANCES[dtype]
+
+
+def test_without_a_mask_for_all_heads_it_is_that_of_transformers():
+    torch.manual_seed(0)
+    query, key, value, mask = given(3, 11, 4, 4, 8, 6, torch.float64)
+    of_heads = mask + torch.rand(1, 4, 3, 11)
+    for each in (None, of_heads):
+        found, _ = attend(nn.Module(), query, key, value, each, is_causal=False)
+        right = scaled_dot_product_attention(query, key, value, each).transpose(1, 2)
+        assert (found - right).abs().max() < TOLERANCES[torch.float64]
+
+
+class Halved(nn.Module):
+    """Attention over the first keys of buffers, with values that lie column by column, followed by what inductor could
+    take into the kernel.
+    """
+
+    def forward(self, query, key, value, mask):
+        keys = mask.shape[-1]
+        value = value[:, :, :keys].mT.contiguous().mT
+        return cache_attention(query + 0, key[:, :, :keys], value, mask, SCALING) / 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("dtype", "heads", "groups", "head", "value", "threads", "options"),
+    [
+        (torch.float32, 4, 4, 8, 6, 2, {}),
+        (torch.float64, 6, 3, 20, 12, 2, {}),
+        (torch.float16, 4, 1, 72, 64, 1, {}),
+        (torch.bfloat16, 4, 2, 64, 72, 7, {}),
+        (torch.bfloat16, 5, 5, 64, 64, 2, {"cpp.simdlen": 256}),
+    ],
+    ids=["parts of vectors", "float64", "one thread", "more threads than keys", "shorter vectors"],
+)
+@torch.no_grad()
+def test_the_kernel_is_attention(dtype, heads, groups, head, value, threads, options, tmp_path):
+    from specdec.models.cache_attention import kernel_for_attention
+
+    torch.manual_seed(0)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    shape = (heads, groups, head, value, dtype)
+    try:
+        query, key, values, mask = given(5, CAPACITY, *shape)
+        length, number = torch.export.Dim.DYNAMIC, torch.export.Dim.DYNAMIC
+        dynamic = ({2: number}, None, None, {2: number, 3: length})
+        example = (query, key, values, mask[..., : CAPACITY - 1].contiguous())
+        with kernel_for_attention():
+            program = torch.export.export(Halved(), example, dynamic_shapes=dynamic, strict=False)
+            path = str(tmp_path / "attention.pt2")
+            torch._inductor.aoti_compile_and_package(
+                program, package_path=path, inductor_configs=_settings(dtype) | options
+            )
+        compiled = torch._inductor.aoti_load_package(path)
+        for tokens, keys in SIZES:
+            for least in (None, -torch.inf):
+                query, key, values, mask = given(tokens, keys, *shape, least)
+                whole = (each.as_strided((1, groups, CAPACITY, each.shape[3]), each.stride()) for each in (key, values))
+                found = compiled(query, *whole, mask)
+                right = expected(query, key, values, mask, SCALING) / 2
+                assert found.dtype == dtype and found.shape == (1, tokens, heads, value)
+                assert (found - right).abs().max() < TOLERANCES[dtype]
+    finally:
+        torch.set_num_threads(before)
