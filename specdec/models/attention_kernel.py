@@ -289,7 +289,7 @@ def attention_kernel(operation: Any) -> Iterator[None]:
     fuses = CppScheduling.can_fuse_vertical
 
     def can_fuse(scheduling: Any, node1: Any, node2: Any) -> bool:
-        # What follows is not part of the kernel.
+        # Inductor would leave an operation behind attention to this kernel, whose template does not write one.
         return not isinstance(getattr(node1.node, "template", None), AttentionKernel) and fuses(
             scheduling, node1, node2
         )

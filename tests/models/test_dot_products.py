@@ -15,15 +15,15 @@ ROWS, WIDTH, COLUMNS = (2, 5, 8, 9, 17), 70, 96  # columns in blocks of 48, rows
 @pytest.mark.skipif(not torch.cpu._is_avx512_bf16_supported(), reason="the processor has no AVX512-BF16")
 @torch.no_grad()
 def test_products_of_any_number_of_rows_are_those_of_float32(tmp_path, monkeypatch):
-    from torch._inductor import compile_fx  # noqa: F401, first, because inductor's modules import each other
-    from torch._inductor.codegen.cpp_micro_gemm import CppMicroGemmAMX, micro_gemm_configs
-
     torch.manual_seed(4)
-    monkeypatch.delitem(micro_gemm_configs, CppMicroGemmAMX)  # which inductor prefers where the processor has AMX
     linear = nn.Linear(WIDTH, COLUMNS, bias=False).to(torch.bfloat16).requires_grad_(False)
     given = [torch.randn(rows, WIDTH, dtype=torch.bfloat16) for rows in ROWS]
     path = tmp_path / "linear.pt2"
     with _quick_products():
+        from torch._inductor.codegen.cpp_micro_gemm import CppMicroGemmAMX, micro_gemm_configs
+
+        # Inductor prefers this kernel where the processor has AMX.
+        monkeypatch.delitem(micro_gemm_configs, CppMicroGemmAMX)
         program = torch.export.export(linear, (given[0],), dynamic_shapes=({0: torch.export.Dim.DYNAMIC},))
         settings = _settings(torch.bfloat16)
         torch._inductor.aoti_compile_and_package(program, package_path=str(path), inductor_configs=settings)
