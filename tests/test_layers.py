@@ -1,9 +1,8 @@
 """The architecture as a test: no import points upwards, none is hidden from the interpreter, and there is no circle."""
 
 import ast
+from functools import cache
 from pathlib import Path
-
-import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -62,19 +61,24 @@ def _level(module: str) -> int:
     return next(level for level, line in enumerate(LAYERS) if part in line)
 
 
+@cache
+def _tree(module: str) -> ast.Module:
+    return ast.parse(MODULES[module].read_text(encoding="utf-8"))
+
+
+@cache
 def _imports(module: str, *, at_the_top: bool) -> set[str]:
     """Modules of this project that `module` imports: those that run when it is loaded, or all of them."""
     path = MODULES[module]
     package = module if path.name == "__init__.py" else module.rpartition(".")[0]
-    tree = ast.parse(path.read_text(encoding="utf-8"))
     inside = {
         id(node)
-        for function in ast.walk(tree)
+        for function in ast.walk(_tree(module))
         if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef)
         for node in ast.walk(function)
     }
     found = set()
-    for node in ast.walk(tree):
+    for node in ast.walk(_tree(module)):
         if at_the_top and id(node) in inside:
             continue
         if isinstance(node, ast.Import):
@@ -94,13 +98,22 @@ def test_every_module_has_a_layer():
     assert not sorted(module for module in MODULES if _part(module) not in known)
 
 
-@pytest.mark.parametrize("module", sorted(MODULES))
-def test_imports_point_down(module):
-    upwards = {other for other in _imports(module, at_the_top=False) if _level(other) > _level(module)}
-    assert not upwards, f"{module} imports {sorted(upwards)}, which stand above it"
-    if module.startswith("specdec.analysis"):
-        seen = {other for other in _imports(module, at_the_top=False) if _part(other) not in ANALYSIS_SEES}
-        assert seen <= {"specdec"}, f"{module} imports {sorted(seen)}, which analysis does not see"
+def test_imports_point_down():
+    graph = {module: _imports(module, at_the_top=False) for module in MODULES}
+    upwards = [
+        f"{module} imports {other}, which stands above it"
+        for module, others in graph.items()
+        for other in sorted(others)
+        if _level(other) > _level(module)
+    ]
+    assert not upwards
+    unseen = [
+        f"{module} imports {other}, which analysis does not see"
+        for module, others in graph.items()
+        for other in sorted(others - {"specdec"})
+        if module.startswith("specdec.analysis") and _part(other) not in ANALYSIS_SEES
+    ]
+    assert not unseen
 
 
 def test_no_import_is_hidden_behind_type_checking():
@@ -170,8 +183,8 @@ def test_no_two_files_share_a_name():
 
 def test_no_two_public_classes_share_a_name():
     named: dict[str, list[str]] = {}
-    for module, path in MODULES.items():
-        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+    for module in MODULES:
+        for node in _tree(module).body:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 named.setdefault(node.name, []).append(module)
     assert not {name: modules for name, modules in named.items() if len(modules) > 1}
@@ -180,16 +193,16 @@ def test_no_two_public_classes_share_a_name():
 LINES, PARAMETERS = 80, 7
 
 
-@pytest.mark.parametrize("module", sorted(MODULES))
-def test_functions_are_short_and_take_few_parameters(module):
+def test_functions_are_short_and_take_few_parameters():
     too_much = []
-    for node in ast.walk(ast.parse(MODULES[module].read_text(encoding="utf-8"))):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            arguments = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
-            parameters = sum(argument.arg not in ("self", "cls") for argument in arguments)
-            lines = (node.end_lineno or node.lineno) - node.lineno + 1
-            if lines > LINES or parameters > PARAMETERS:
-                too_much.append(f"{node.name}: {lines} lines, {parameters} parameters")
+    for module in MODULES:
+        for node in ast.walk(_tree(module)):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                arguments = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
+                parameters = sum(argument.arg not in ("self", "cls") for argument in arguments)
+                lines = (node.end_lineno or node.lineno) - node.lineno + 1
+                if lines > LINES or parameters > PARAMETERS:
+                    too_much.append(f"{module}.{node.name}: {lines} lines, {parameters} parameters")
     assert not too_much
 
 

@@ -1,12 +1,14 @@
 """Speculative greedy output is the model's own greedy output, token for token, in float64.
 
 The reference is transformers' own `generate`, with its own cache and masks, on a tiny random model of every
-architecture; drafters and verifiers come from the registries.
+architecture; drafters and verifiers come from the registries. The first tier of the suite has every drafter with every
+structure and every verifier, architectures and ways of evaluating in turn; the second has the whole product.
 """
 
 from functools import cache
 
 import pytest
+from fixtures.two_tiers import two_tiers
 
 from specdec.certification import greedy_identity
 from specdec.certification.greedy_identity import NEW_TOKENS, PROMPT, Scattered, own_greedy, tiny_target
@@ -27,7 +29,7 @@ def decoded(target, drafter, verifier, structure, reference=None, prompt=PROMPT)
 # What a kind of model can break is masks, positions and the cache: every architecture is shown drafts of which any path
 # may be right, in both ways of evaluating them. All else is tried on two architectures.
 SHAPES = ("chain", "packed"), *((shape, how) for shape in ("rows", "tree") for how in ("packed", "rows"))
-CASES = [
+COMBINATIONS = [
     (drafter, verifier, shape, "packed")
     for drafter in drafters.names()
     for verifier in verifiers.names()
@@ -41,6 +43,7 @@ CASES = [
     for shape in structures.names()
     if drafters.get(drafter).capabilities.lossless and shape in drafters.get(drafter).capabilities.fills
 ]
+CASES = [(architecture, *case) for case in COMBINATIONS for architecture in ("gemma3", "llama")]
 
 
 def test_the_texts_do_not_collapse(architecture):
@@ -59,8 +62,7 @@ def test_any_path_may_be_kept(architecture, make_structure, shape, evaluation):
         assert any(node != tree.children[tree.parents[node] + 1][0] for tree, node in kept), "not only first choices"
 
 
-@pytest.mark.parametrize(("drafter", "verifier", "shape", "evaluation"), CASES)
-@pytest.mark.parametrize("architecture", ["gemma3", "llama"])
+@pytest.mark.parametrize(("architecture", "drafter", "verifier", "shape", "evaluation"), two_tiers(CASES))
 def test_output_is_the_models_own(architecture, drafter_values, make_structure, drafter, verifier, shape, evaluation):
     target, own = tiny_target(architecture, evaluation), own_greedy(architecture)
     built = drafters.build(drafter_values(drafter, target.vocab_size, target), target=target)

@@ -6,14 +6,17 @@ new lossless verifier or structure is picked up from the registries; a structure
 has one in `table_drafts.FILL`.
 
 Drafts that branch are filled by `grow`, in every way that it knows. They multiply what has to be enumerated, so they
-are kept to two or three tokens where they are two deep.
+are kept to two or three tokens where they are two deep. The first tier of the suite has every verifier with every
+structure, and temperatures, cuts, ways and sizes in pairs; the second has the products.
 """
 
+from itertools import product
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from fixtures.two_tiers import two_tiers
 from torch import Tensor
 
 from specdec.certification.enumeration import Unfollowed
@@ -78,19 +81,23 @@ def test_there_is_a_way_to_enumerate(verifier, structure):
     )
 
 
-@pytest.mark.parametrize("cut", CUTS)
-@pytest.mark.parametrize("gamma", [1, 2, 3])
-@pytest.mark.parametrize("way", WAYS["chain"])
-@pytest.mark.parametrize(("verifier", "structure", "temperature"), AT_TEMPERATURES)
-def test_a_whole_round_has_the_targets_law(enumeration, verifier, structure, way, gamma, temperature, cut):
+ROUNDS = [
+    (*case, way, gamma, cut) for case, way, gamma, cut in product(AT_TEMPERATURES, WAYS["chain"], (1, 2, 3), CUTS)
+]
+
+
+@pytest.mark.parametrize(("verifier", "structure", "temperature", "way", "gamma", "cut"), two_tiers(ROUNDS))
+def test_a_whole_round_has_the_targets_law(enumeration, verifier, structure, temperature, way, gamma, cut):
     rule = verifiers.build({"name": verifier})
     target, q = pair(3 if gamma > 2 else 4, temperature, cut)
     shape = small_structure(structure, gamma)
     assert bias(enumeration, target, TableDrafter(q, way), rule, shape) < EXACT
 
 
-@pytest.mark.parametrize("cut", CUTS)
-@pytest.mark.parametrize(("verifier", "structure", "way"), BRANCHING)
+SIBLINGS = [(*case, cut) for case, cut in product(BRANCHING, CUTS)]
+
+
+@pytest.mark.parametrize(("verifier", "structure", "way", "cut"), two_tiers(SIBLINGS))
 def test_siblings_leave_the_targets_law(enumeration, verifier, structure, way, cut):
     rule = verifiers.build({"name": verifier})
     target, q = pair(4, 0.0 if rule.capabilities.greedy_only else 1.0, cut)
@@ -108,9 +115,12 @@ def test_typical_sampling_leaves_the_targets_law(enumeration, verifier, structur
     assert bias(enumeration, target, drafter, rule, shape, roots=[3]) < EXACT
 
 
-@pytest.mark.parametrize(("size", "root", "cut"), [(2, 0, "uncut"), (2, 1, "uncut"), (3, 2, "top_k")])
-@pytest.mark.parametrize(("verifier", "structure", "way"), BRANCHING)
-def test_branches_leave_the_targets_law(enumeration, verifier, structure, way, size, root, cut):
+BRANCHES = [(*case, start) for case, start in product(BRANCHING, ((2, 0, "uncut"), (2, 1, "uncut"), (3, 2, "top_k")))]
+
+
+@pytest.mark.parametrize(("verifier", "structure", "way", "start"), two_tiers(BRANCHES))
+def test_branches_leave_the_targets_law(enumeration, verifier, structure, way, start):
+    size, root, cut = start
     rule = verifiers.build({"name": verifier})
     target, q = pair(size, 0.0 if rule.capabilities.greedy_only else 1.0, cut)
     shape = small_structure(structure, 2)
@@ -135,7 +145,7 @@ def test_supports_are_unequal_where_they_should_be():
 
 
 LOOPS = [
-    (verifier, structure, way, *sizes)
+    (verifier, structure, way, sizes)
     for verifier, structure in LOSSLESS
     for way in WAYS.get(structure, ())
     for sizes in ([(3, 1, 3), (2, 2, 4), (2, 3, 3)] if structure == "chain" else [(2, 2, 3)])
@@ -143,8 +153,9 @@ LOOPS = [
 ]
 
 
-@pytest.mark.parametrize(("verifier", "structure", "way", "size", "gamma", "length"), LOOPS)
-def test_the_loop_writes_the_targets_law(enumeration, verifier, structure, way, size, gamma, length):
+@pytest.mark.parametrize(("verifier", "structure", "way", "sizes"), two_tiers(LOOPS))
+def test_the_loop_writes_the_targets_law(enumeration, verifier, structure, way, sizes):
+    size, gamma, length = sizes
     rule = verifiers.build({"name": verifier})
     target, q = pair(size, 0.0 if rule.capabilities.greedy_only else 1.0, "uncut")
     shape = small_structure(structure, gamma)
@@ -161,8 +172,14 @@ LOOKS_UP = [
 ]
 
 
-@pytest.mark.parametrize("drafter", LOOKS_UP)
-@pytest.mark.parametrize(("verifier", "structure"), LOSSLESS)
+FILLED = [
+    (*case, drafter)
+    for case, drafter in product(LOSSLESS, LOOKS_UP)
+    if case[1] in drafters.get(drafter).capabilities.fills
+]
+
+
+@pytest.mark.parametrize(("verifier", "structure", "drafter"), two_tiers(FILLED))
 def test_registered_drafters_leave_the_law_alone(
     enumeration, small_target, drafter_values, verifier, structure, drafter
 ):
@@ -171,8 +188,6 @@ def test_registered_drafters_leave_the_law_alone(
     token, are cut to two, and so is the target: not to the same. Independent siblings are under test with the drafters
     that draw them.
     """
-    if structure not in drafters.get(drafter).capabilities.fills:
-        pytest.skip(f"{drafter} does not fill {structure}")
     rule = verifiers.build({"name": verifier})
     can = drafters.get(drafter).capabilities
     top_k = 2 if can.reads_states or can.runs_target else None

@@ -1,7 +1,8 @@
 """Speculation on tiny random T5s in float64: greedy output is the model's own, and sampling sees exact laws.
 
 The reference is transformers' own `generate` and plain forward passes, which know nothing of our caches; drafters and
-verifiers come from the registries, those that are models as T5s themselves.
+verifiers come from the registries, those that are models as T5s themselves. Both kinds of T5 rotate among the cases of
+the first tier of the suite.
 """
 
 from copy import deepcopy
@@ -9,6 +10,8 @@ from functools import cache
 
 import pytest
 import torch
+from fixtures.tiny_models import ENCODER_DECODERS
+from fixtures.two_tiers import two_tiers
 
 from specdec.certification.greedy_identity import NEW_TOKENS, PROMPT, decoded
 from specdec.drafters.base import drafters
@@ -23,7 +26,8 @@ from specdec.verifiers.base.contract import verifiers
 
 LOSSLESS = [name for name in verifiers.names() if verifiers.get(name).capabilities.lossless]
 CASES = [
-    (drafter, verifier, shape)
+    (kind, drafter, verifier, shape)
+    for kind in sorted(ENCODER_DECODERS)
     for drafter in drafters.names()
     for verifier in LOSSLESS
     for shape in structures.names()
@@ -103,7 +107,7 @@ def test_the_texts_do_not_collapse(encoder_decoder, own_greedy):
     assert len(set(own_greedy(encoder_decoder))) >= 6
 
 
-@pytest.mark.parametrize(("drafter", "verifier", "shape"), CASES)
+@pytest.mark.parametrize(("encoder_decoder", "drafter", "verifier", "shape"), two_tiers(CASES))
 def test_output_is_the_models_own(
     encoder_decoder, own_greedy, target_of, drafter_of, make_structure, drafter, verifier, shape
 ):

@@ -65,10 +65,12 @@ def forbidden(path: str, tree: ast.AST) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.relative_to(ROOT).as_posix())
-def test_no_source_runs_what_it_reads(path):
-    place = path.relative_to(ROOT).as_posix()
-    assert forbidden(place, ast.parse(path.read_text(encoding="utf-8"))) == []
+def test_no_source_runs_what_it_reads():
+    named = {}
+    for path in SOURCES:
+        place = path.relative_to(ROOT).as_posix()
+        named[place] = forbidden(place, ast.parse(path.read_text(encoding="utf-8")))
+    assert not {place: calls for place, calls in named.items() if calls}
 
 
 @pytest.mark.parametrize(
