@@ -179,7 +179,7 @@ FILLED = [
 ]
 
 
-@pytest.mark.parametrize(("verifier", "structure", "drafter"), two_tiers(FILLED))
+@pytest.mark.parametrize(("verifier", "structure", "drafter"), two_tiers(FILLED, [(0, 1), (1, 2)]))
 def test_registered_drafters_leave_the_law_alone(
     enumeration, small_target, drafter_values, verifier, structure, drafter
 ):
