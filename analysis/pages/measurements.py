@@ -41,10 +41,11 @@ Every figure that this project measured on a certain machine and day. `python -m
 this page from `analysis/results/*.json`, and a test compares the two, so that no figure here goes stale unseen.
 Intervals are 95% intervals. Most figures are of the small pocket models on two CPU cores: they show how the tool works,
 and say nothing about large models. None comes from a GPU: `python tests/benchmarks/gpu.py --out
-analysis/results/gpu.json` makes those where there is one."""
+analysis/results/gpu.json` makes those where there is one. Where a section ends with the name of a benchmark, such as
+`test_memory.py`, it is measured again by `python -m pytest -n 0 -m benchmark tests/benchmarks/test_memory.py`."""
 STALE = (
-    "**Older model:** this was measured with the pocket target of before {date}, whose greedy text fell into loops far "
-    "more often ([the figures](#{anchor})). Expect drafters that copy to yield less today."
+    "**Older model:** the pocket target of before {date} looped far more often ([figures](#{anchor})); drafters that "
+    "copy yield less today."
 )
 
 Table = list[dict[str, Any]]
@@ -95,7 +96,7 @@ def _block(part: Measurement, results: Path) -> str:
     today = _read(results / "sessions.json")[LOOPS]["date"]
     if (part.result in ON_POCKET_TEXT or facts.get("pocket")) and date < today:
         blocks.append(STALE.format(date=today, anchor=LOOPS.lower().replace(" ", "-")))
-    source = part.source or f"`python -m pytest -n 0 -m benchmark tests/benchmarks/test_{part.result}.py`"
+    source = part.source or f"`test_{part.result}.py`"
     conditions = f"; {facts['conditions']}" if "conditions" in facts else ""
     return "\n\n".join([*blocks, f"*{date}: {machine}{conditions}. In `{path.name}`, by {source}.*"])
 
@@ -340,7 +341,7 @@ MEASUREMENTS = (
         "A server under load",
         "When a server should stop speculating. All is simulated but the seconds of a step on the pocket target.",
         _serving,
-        "`python -m pytest -n 0 -m benchmark tests/benchmarks/test_serving_load.py`",
+        "`test_serving_load.py`",
     ),
     Measurement(
         LOOKUP,
