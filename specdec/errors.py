@@ -93,3 +93,17 @@ class Terminated(Interrupted):
 def is_out_of_memory(error: BaseException) -> bool:
     """Return whether an error says that memory ran out, as Python's MemoryError or as one of torch's RuntimeErrors."""
     return isinstance(error, MemoryError) or isinstance(error, RuntimeError) and bool(_OUT_OF_MEMORY.search(str(error)))
+
+
+EXIT_CODES = {
+    0: "done",
+    1: "a bug of specdec",
+    2: "something to put right in the command, said in one sentence before anything is decoded",
+    3: "some cells of a sweep, or of a training's sweep, failed; the others are done",
+    4: "the environment failed: disk, memory, NaN in the target's logits, or tracking that was required",
+    6: "`certify` found that a combination is not lossless",
+    7: "`certify` has nothing to certify: a part declares itself lossy",
+    130: "ended by SIGINT (Ctrl-C); finished rounds are kept",
+    143: "ended by SIGTERM; finished rounds are kept",
+}
+"""What the exit codes of all commands mean."""

@@ -316,7 +316,7 @@ def _answer(found: BatchNumbers, tables: Tables, about: About) -> Section:
     )
     shown = (
         ("Batch behind which speculation does not pay: measured (95%), and as predicted", _break_even_table(found)),
-        ("Speedup at equal batch with the best gamma (95%), and the gammas chosen", _best_table(found)),
+        ("Speedup at equal batch with the best gamma (95%), and the gammas chosen", best_table(found)),
     )
     figure = _speedup_figure(found, title=title, caption=caption)
     caveats = about.caveats(tables["skipped"])
@@ -402,7 +402,7 @@ def _break_even_table(found: BatchNumbers) -> pd.DataFrame:
     return pd.DataFrame(lines)
 
 
-def _best_table(found: BatchNumbers) -> pd.DataFrame:
+def best_table(found: BatchNumbers) -> pd.DataFrame:
     shown: dict[str, list[str]] = {"batch": [str(batch) for batch in found.batches]}
     for drafter in found.drafters:
         values = found.speedups(drafter)

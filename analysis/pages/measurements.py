@@ -1,0 +1,404 @@
+"""The page `measurements.md` of the guide: every committed measurement of `analysis/results`, with machine and date.
+
+No measured figure stands in this file: all are read, so that a measurement that is made again renews the page.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ..acceptance.prediction_results import prediction_results
+from ..heads.grounded_gain import PUBLISHED_SPEEDUP
+from ..heads.heads_ablation import ablation_sections
+from ..heads.heads_accuracy import accuracy_section
+from ..heads.heads_tree import tree_sections
+from ..intervals import Interval
+from ..papers.claim_results import load_results
+from ..papers.claims import claims_section, evidence
+from ..studies.batching import batch_numbers, best_table, committed_study
+from .html import cell
+
+RESULTS = Path(__file__).parents[1] / "results"
+GROUPS = (
+    "First run and other engines",
+    "What a call costs",
+    "Drafters and structures",
+    "Heads and feature drafters",
+    "Prediction and statistics",
+    "Batches and load",
+    "Look-ups and recorded text",
+    "Models that work",
+    "Trainings",
+)
+_, COST, _, HEADS, STATISTICS, LOAD, LOOKUP, MODELS, _ = GROUPS
+LOOPS = "A model that loops less"  # of sessions.json: its date tells today's pocket target from the earlier one
+ON_POCKET_TEXT = ("heads_ablation", "batching", "serving")  # their figures depend on what the pocket target writes
+INTRODUCTION = """# What was measured
+
+Every figure that this project measured on a certain machine and day. `python -m specdec.analysis.pages.guide` makes
+this page from `analysis/results/*.json`, and a test compares the two, so that no figure here goes stale unseen.
+Intervals are 95% intervals. Most figures are of the small pocket models on two CPU cores: they show how the tool works,
+and say nothing about large models. None comes from a GPU: `python tests/benchmarks/gpu.py --out
+analysis/results/gpu.json` makes those where there is one. Where a section ends with the name of a benchmark, such as
+`test_memory.py`, it is measured again by `python -m pytest -n 0 -m benchmark tests/benchmarks/test_memory.py`."""
+STALE = (
+    "**Older model:** the pocket target of before {date} looped far more often ([figures](#{anchor})); drafters that "
+    "copy yield less today."
+)
+
+Table = list[dict[str, Any]]
+Says = Callable[[Path], tuple[str, Table]]
+
+
+class Measurement(NamedTuple):
+    """A section of the page: what it means, and `says`, which reads sentences and a table from the result file."""
+
+    group: str
+    result: str
+    title: str
+    meaning: str
+    says: Says
+    source: str = ""  # Markdown; "" is the benchmark of the file's name
+
+
+def measurements_page(results: Path = RESULTS) -> str:
+    """Return the page as Markdown, from the files of one folder."""
+    parts = [*_written_down(results), *MEASUREMENTS]
+    blocks = [INTRODUCTION]
+    for group in GROUPS:
+        blocks += [f"## {group}", *(_block(part, results) for part in parts if part.group == group)]
+    return "\n\n".join(blocks) + "\n"
+
+
+def markdown(table: Table) -> str:
+    """Write a pipe table whose cells are Markdown."""
+    lines = [list(table[0]), ["---"] * len(table[0]), *([_shown(value) for value in row.values()] for row in table)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _shown(value: object) -> str:
+    return (str(value) if isinstance(value, float) else cell(value)).replace("|", "\\|").replace("<", "&lt;")
+
+
+def _block(part: Measurement, results: Path) -> str:
+    path = results / f"{part.result}.json"
+    content = _read(path)
+    facts = content.get(part.title, content)
+    sentences, table = part.says(path)
+    date, machine = _when_and_where(facts)
+    blocks = [
+        f"### {part.title}",
+        " ".join(filter(None, (part.meaning, sentences))),
+        *([markdown(table)] if table else ()),
+    ]
+    today = _read(results / "sessions.json")[LOOPS]["date"]
+    if (part.result in ON_POCKET_TEXT or facts.get("pocket")) and date < today:
+        blocks.append(STALE.format(date=today, anchor=LOOPS.lower().replace(" ", "-")))
+    source = part.source or f"`test_{part.result}.py`"
+    conditions = f"; {facts['conditions']}" if "conditions" in facts else ""
+    return "\n\n".join([*blocks, f"*{date}: {machine}{conditions}. In `{path.name}`, by {source}.*"])
+
+
+def _when_and_where(facts: Mapping[str, Any]) -> tuple[str, str]:
+    """Return date and machine, as a benchmark writes them or as they were written down."""
+    facts = facts if "date" in facts else next(iter(facts.values()))  # one entry for each setting
+    if "machine" in facts:
+        return facts["date"], facts["machine"]
+    cpu = facts["cpu"] if isinstance(facts["cpu"], dict) else {"model": facts["cpu"]}
+    load = facts.get("load_average", cpu.get("load_average"))
+    before = load["start"][0] if isinstance(load, dict) else load[0]
+    cores = f", {cpu['physical_cores']} cores" if "physical_cores" in cpu else ""
+    return facts["date"], f"{cpu['model']}{cores}, load average {before} before"
+
+
+def _read(path: Path) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return content
+
+
+def _written_down(results: Path) -> list[Measurement]:
+    """Return the measurements whose files hold their own words and tables: those that no benchmark writes."""
+
+    def says(title: str) -> Says:
+        return lambda path: ("", _read(path)[title]["figures"])
+
+    return [
+        Measurement(part["group"], path.stem, title, part["meaning"], says(title), part["source"])
+        for path in sorted(results.glob("*.json"))
+        for title, part in _read(path).items()
+        if isinstance(part, dict) and "meaning" in part
+    ]
+
+
+# Readers of result files ----------------------------------------------------------------------------
+
+
+def _lines(what: str, columns: str, **only: object) -> Says:
+    """Make a reader of the figures whose `what` begins with these words; `{rest}` is what follows them.
+
+    Args:
+        columns: "name=format | name=format".
+        only: values that a figure has to have.
+    """
+    forms = dict(column.split("=", 1) for column in columns.split(" | "))
+
+    def says(path: Path) -> tuple[str, Table]:
+        figures = [
+            {**figure, "rest": figure["what"].removeprefix(what)}
+            for figure in _read(path)["figures"]
+            if figure["what"].startswith(what) and only.items() <= figure.items()
+        ]
+        return "", [{name: form.format_map(figure) for name, form in forms.items()} for figure in figures]
+
+    return says
+
+
+def _calls(path: Path) -> tuple[str, Table]:
+    rows: dict[tuple[object, ...], dict[str, Any]] = {}
+    figures = [figure for figure in _read(path)["figures"] if figure["what"] != "bandwidth"]
+    for figure in figures:
+        named = {"model": f"{figure['parameters'] / 1e6:.0f} M weights, {figure['dtype']}"}
+        named |= {"threads": figure["threads"], "call": figure["what"]}
+        row = rows.setdefault(tuple(named.values()), named)
+        row[f"`{figure['compile']}`"] = f"{figure['over_read']:.2f} ({figure['ms']:.2f} ms)"
+    speeds = ", ".join(
+        f"{line['median']} GB/s on {line['threads']} thread{'s' * (line['threads'] > 1)}"
+        for line in _read(path)["figures"]
+        if line["what"] == "bandwidth" and (line["model"], line["dtype"]) == ("causal", "bfloat16")
+    )
+    contexts = sorted({figure["context"] for figure in figures})
+    return f"Calls stand behind {contexts[0]} cached tokens; memory was read at {speeds}.", list(rows.values())
+
+
+def _architectures(path: Path) -> tuple[str, Table]:
+    outcomes = {  # outcome in the file, or words of the refusal: the same in the table
+        "packed": "trees in one sequence",
+        "rows": "drafts that branch by rows",
+        "cannot be rolled back": "refused: state that cannot be rolled back, or attention in chunks",
+        "a later token changes": "refused: later tokens change earlier logits",
+        "does not work with": "refused: they do not take our masks or our cache",
+        "cannot be used": "refused: other logits over a cache",
+        "not built": "no tiny model was made, so not known",
+    }
+    names: dict[str, list[str]] = {outcome: [] for outcome in outcomes}
+    for line in _read(path)["figures"]:
+        said = line["why"] if line["outcome"] == "refused" else line["outcome"]
+        names[next(words for words in outcomes if words in said)].append(f"`{line['architecture']}`")
+    counts = {words: len(listed) for words, listed in names.items()}
+    names["packed"] = ["all that are not named below"]
+    table = [
+        {"outcome": told, "number": counts[words], "which": ", ".join(names[words])} for words, told in outcomes.items()
+    ]
+    version = _read(path)["versions"]["transformers"]
+    return f"These are the {sum(counts.values())} architectures of transformers {version} with a causal head.", table
+
+
+def _both_heads(path: Path) -> tuple[str, Table]:
+    rows: dict[str, dict[str, Any]] = {}
+    for line in _read(path)["figures"]:
+        if line["category"] == "all" and "against" in line["method"]:
+            row = rows.setdefault(line["prompts"], {"prompts": f"{line['prompts']}, {line['count']} prompts"})
+            row[f"`{line['figure']}`"] = f"{Interval(line['value'], line['low'], line['high']):.2f}"
+    return f"The paper has {PUBLISHED_SPEEDUP} times the speed.", list(rows.values())
+
+
+def _head_accuracy(path: Path) -> tuple[str, Table]:
+    section = accuracy_section(path)
+    return section.text[0], section.tables[0][1].iloc[:, :4].to_dict("records")
+
+
+def _trees(path: Path) -> tuple[str, Table]:
+    section = tree_sections(path)[0]
+    return f"{section.text[0]} {section.text[2]}", []
+
+
+def _ablation(path: Path) -> tuple[str, Table]:
+    grounding, variants = ablation_sections(path)[:2]
+    return f"{grounding.text[0]} {grounding.text[1]} {variants.text[0]}", []
+
+
+def _prediction(path: Path) -> tuple[str, Table]:
+    section = prediction_results(path)
+    table = section.tables[0][1]
+    worst = [name for name in table if name.endswith("worst")]
+    return section.text[0], table.loc[table["kind"] == "pocket, code", ["source", *worst]].to_dict("records")
+
+
+def _claims(path: Path) -> tuple[str, Table]:
+    return claims_section(replace(evidence(), runs=load_results(path))).text[0], []
+
+
+def _coverage(path: Path) -> tuple[str, Table]:
+    tests = [line for line in _read(path)["figures"] if line["what"].startswith("size of the test")]
+    shares = [line["rejected"]["share"] for line in tests]
+    level = tests[0]["what"].rpartition(" ")[2]
+    rejected = f"{min(shares):.1%} to {max(shares):.1%} of true models at {level}"
+    sentence = f"Each of {len(tests)} tests of the i.i.d. model rejects {rejected}."
+    columns = (
+        "simulated={rest} | prompts={prompts} | prompts resampled={prompt_bootstrap[share]:.1%}"
+        " | rounds taken as independent={rounds_as_the_unit[share]:.1%}"
+    )
+    return sentence, _lines("coverage of the 95% interval of ", columns)(path)[1]
+
+
+def _batching(path: Path) -> tuple[str, Table]:
+    study = committed_study(path)
+    return "", best_table(batch_numbers(study.tables, study.about.replicates, study.about.seed)).to_dict("records")
+
+
+def _serving(path: Path) -> tuple[str, Table]:
+    settings = _read(path)
+    return "", [{"server": name, "finding": said["sections"][0]["text"][0]} for name, said in settings.items()]
+
+
+# The page -------------------------------------------------------------------------------------------
+
+MEASUREMENTS = (
+    Measurement(
+        COST,
+        "compile_speed",
+        "Calls beside the reading of their weights",
+        "The time of a call over that of reading the weights from memory, for each `target.compile`; t(5) is a call on "
+        "five tokens. A model that fits into the processor's caches can take less than one reading.",
+        _calls,
+    ),
+    Measurement(
+        COST,
+        "memory",
+        "Memory while decoding",
+        "Decoding needs weights, cache and little else: the last column is growth beyond the cache over weights.",
+        _lines(
+            "growth",
+            "model={model}, {dtype} | weights, MB={weights_mb} | cache, MB={cache_mb} | growth, MB={growth_mb}"
+            " | beyond the cache={growth_beyond_cache_over_weights:.1%}",
+        ),
+    ),
+    Measurement(
+        HEADS,
+        "grounded_bars",
+        "Grounded heads over independent ones",
+        "The shipped heads of both kinds in one session and on one tree.",
+        _both_heads,
+    ),
+    Measurement(
+        HEADS,
+        "heads_accuracy",
+        "Accuracy by head",
+        "How often the shipped heads are right with their first choice, or with one of five.",
+        _head_accuracy,
+    ),
+    Measurement(HEADS, "heads_tree", "Which tree for heads", "Searched trees beside the one drawn by hand.", _trees),
+    Measurement(
+        HEADS,
+        "heads_ablation",
+        "What matters in grounded heads",
+        "Variants that were trained briefly and alike.",
+        _ablation,
+    ),
+    Measurement(
+        STATISTICS,
+        "paper_claims",
+        "Claims of the founding papers",
+        "Each claim, with its answer and its command, stands in [the founding papers](../papers.md).",
+        _claims,
+    ),
+    Measurement(
+        STATISTICS,
+        "prediction_error",
+        "Predictions on texts that were not fitted",
+        "The error of predicted tokens per round, the worst over all gammas; the table is of the pocket target's code.",
+        _prediction,
+    ),
+    Measurement(
+        STATISTICS,
+        "few_prompts",
+        "Do the intervals hold with few prompts?",
+        "How often the interval of the speedup contains the true one in simulated runs; how often bare percentiles do.",
+        _lines(
+            "coverage of the 95% interval of the speedup, ",
+            "simulated={rest} | prompts={prompts} | our interval={interval:.1%} | percentiles alone={percentiles:.1%}",
+        ),
+    ),
+    Measurement(
+        STATISTICS,
+        "interval_coverage",
+        "Do they hold where prompts differ?",
+        "The same, beside intervals that take rounds as independent.",
+        _coverage,
+    ),
+    Measurement(
+        LOAD,
+        "batching",
+        "Speedup at equal batch",
+        "Seconds per token of plain decoding over those with drafts, both on as many sequences, with the best gammas.",
+        _batching,
+    ),
+    Measurement(
+        LOAD,
+        "serving",
+        "A server under load",
+        "When a server should stop speculating. All is simulated but the seconds of a step on the pocket target.",
+        _serving,
+        "`test_serving_load.py`",
+    ),
+    Measurement(
+        LOOKUP,
+        "ngram_speed",
+        "A proposal of context n-grams",
+        "Microseconds of a proposal behind a long text of Zipf-distributed tokens.",
+        _lines(
+            "proposal at ",
+            "behind={rest} | draft={structure} | tokens a round={tokens_per_round} | median={median_us} | 99%={p99_us}",
+            text="zipf",
+        ),
+    ),
+    Measurement(
+        LOOKUP,
+        "retrieval_speed",
+        "A query of a large datastore",
+        "Median microseconds of a look-up, and of a whole draft with it.",
+        _lines(
+            "query of ",
+            "datastore={rest} | draft={structure} | query={query_us} | 99% of them={query_p99_us} | draft={draft_us}",
+        ),
+    ),
+    Measurement(
+        LOOKUP,
+        "corpus_ngram_speed",
+        "Fitting an n-gram model to a text",
+        "The fit is kept for later runs.",
+        _lines(
+            "fitting ",
+            "text={rest} | order={order} | tokens={tokens:,} | tokenize, s={tokenize_s} | count, s={count_s}"
+            " | memory, MB={peak_mb:,}",
+        ),
+    ),
+    Measurement(
+        LOOKUP,
+        "bigram_speed",
+        "The target's own bigram as a table",
+        "The table of what the target says after each single token is made once and read again by later runs.",
+        _lines(
+            "a table of",
+            "model={model} | vocabulary={vocabulary:,} | later tokens={extend} | made, s={made_s} | read, s={read_s}"
+            " | file, MB={file_mb}",
+        ),
+    ),
+    Measurement(
+        LOOKUP,
+        "replay_speed",
+        "Recorded text: the walk beside the decoding loop",
+        "Tokens a second and core at one gamma. Look-up drafters walk along a recorded text instead of decoding it.",
+        _lines("tokens a second and core, rounds", "drafter={drafter} | loop={loop:,} | walk={walk:,}"),
+    ),
+    Measurement(
+        MODELS,
+        "architectures",
+        "Architectures of transformers",
+        "Each was made as a tiny random model in its default configuration and compared with plain forward passes. "
+        "BERT and its kin are refused because their default is no decoder.",
+        _architectures,
+    ),
+)
