@@ -309,6 +309,7 @@ def _run_tests(job: _Job, folder: Path) -> _Ran:
     sys.path[:] = [str(tree), *(entry for entry in sys.path if not entry.endswith("tests"))]
     os.environ["PYTHONPATH"] = str(tree)
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
+    os.environ["SPECDEC_CACHE"] = str(folder / "cache")  # what a bug has computed and kept reaches no other bug's tests
     recorder = _Recorder(stop=job.bug is not None)
     plugins = [f"-p{name}" for name in (*PLUGINS, "no:cacheprovider")]
     options = ["-q", "-n0", "-Wignore::pytest.PytestAssertRewriteWarning", f"--rootdir={tree}"]
