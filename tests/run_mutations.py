@@ -64,21 +64,15 @@ def sample(bugs: Sequence[PlantedBug], size: int, seed: int) -> list[PlantedBug]
 
 
 def _conclude(found: Sequence[Verdict], seconds: float) -> int:
-    def count(status: str) -> int:
-        return sum(verdict.status == status for verdict in found)
-
     bad = [verdict for verdict in found if not verdict.good]
     if bad:
         print("\nnot killed:")
         for verdict in bad:
             print(f"  {verdict.status}: {verdict.name}: {verdict.reason}")
-    planted = [verdict.status for verdict in found if _is_bug(verdict) and verdict.status != "equivalent"]
+    planted = [verdict.status for verdict in found if _is_bug(verdict)]
     skipped = planted.count("skipped")
     idle = f" ({skipped} cannot be on this machine, which skips their tests)" if skipped else ""
-    print(
-        f"\n{count('killed')} of {len(planted)} planted bugs killed{idle}, {count('equivalent')} equivalent; "
-        f"{seconds:.0f} s"
-    )
+    print(f"\n{planted.count('killed')} of {len(planted)} planted bugs killed{idle}; {seconds:.0f} s")
     return 1 if bad else 0
 
 

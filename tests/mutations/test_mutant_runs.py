@@ -81,7 +81,6 @@ def test_a_toy_project(toy, tmp_path):
         no_import=("def total", "import nothing_such\n\n\ndef total", f"Killed by: {TOTAL}"),
         no_name=(ADDS, ADDS + "d", f"Killed by: {TOTAL}"),
         no_test=(ADDS, ADDS.replace("+=", "-="), "Killed by: tests/test_sums.py::test_other"),
-        same=(ADDS, "        result = value + result", "Equivalent: addition commutes."),
     )
     assert statuses(ended) == {
         "killed": "killed",
@@ -90,11 +89,10 @@ def test_a_toy_project(toy, tmp_path):
         "no_import": "broken",
         "no_name": "broken",
         "no_test": "broken",
-        "same": "equivalent",
         "tests/test_sums.py": "broken",  # as one of the named tests does not exist
     }, ended.stdout + ended.stderr
     assert ended.returncode == 1
-    assert "2 of 6 planted bugs killed, 1 equivalent" in ended.stdout
+    assert "2 of 6 planted bugs killed;" in ended.stdout
     # The tree itself was never written to.
     assert (tmp_path / "analysis" / "sums.py").read_text() == CODE
     assert not list(tmp_path.rglob("__pycache__"))
@@ -104,7 +102,7 @@ def test_a_full_score(toy):
     ended = toy(killed=(ADDS, ADDS.replace("+=", "-="), f"Killed by: {TOTAL}"))
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert statuses(ended) == {"killed": "killed", "tests/test_sums.py": "unpatched"}
-    assert "1 of 1 planted bugs killed, 0 equivalent" in ended.stdout
+    assert "1 of 1 planted bugs killed;" in ended.stdout
 
 
 def test_a_test_that_fails_without_the_bug_proves_nothing(toy):
@@ -155,7 +153,7 @@ def test_names_choose_bugs(toy):
 
 
 def test_consecutive_seeds_choose_every_bug_once():
-    bugs = [PlantedBug(f"area/{number}", "", (), "", {}) for number in range(47)]
+    bugs = [PlantedBug(f"area/{number}", "", (), {}) for number in range(47)]
     samples = [sample(bugs, 10, seed) for seed in range(7, 12)]
     assert sorted(bug.name for chosen in samples for bug in chosen) == sorted(bug.name for bug in bugs)
     assert {len(chosen) for chosen in samples} == {9, 10}

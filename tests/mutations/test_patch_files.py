@@ -99,8 +99,7 @@ def test_of_equal_places_the_nearest_is_changed(tmp_path):
     [
         (HEADER, "has no diff"),
         ("Killed by: tests/a.py::test_a\n\n" + DIFF, "does not say what is wrong"),
-        ("Bug: a.\n\n" + DIFF, "needs either"),
-        ("Bug: a.\nKilled by: tests/a.py::test_a\nEquivalent: no.\n\n" + DIFF, "needs either"),
+        ("Bug: a.\n\n" + DIFF, "does not name the tests"),
         ("What: a.\n" + HEADER + DIFF, "its header has the fields"),
         (HEADER + DIFF.replace(" line 6\n", ""), "is cut or edited"),
         (HEADER + DIFF.replace("@@ -4,3 +4,4 @@", "@@ here @@"), "is not a unified diff"),
