@@ -6,7 +6,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from datetime import date
 from fnmatch import fnmatch
 from pathlib import Path
 
@@ -31,7 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(error, file=sys.stderr)
         return 2
     if options.sample:
-        bugs = sample(bugs, options.sample, date.today().toordinal())
+        bugs = sample(bugs, options.sample, options.seed)
     began = time.monotonic()
     if (root / "specdec").is_dir():
         preload()
@@ -56,30 +55,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return _conclude(found, time.monotonic() - began)
 
 
-def sample(bugs: Sequence[PlantedBug], size: int, day: int) -> list[PlantedBug]:
-    """Return the `size` bugs, or one fewer, whose turn it is on a day; every bug has its turn before one has its
-    second. Bugs of one area, which stand together, are spread over the days.
+def sample(bugs: Sequence[PlantedBug], size: int, seed: int) -> list[PlantedBug]:
+    """Return the `size` bugs, or one fewer, that a seed chooses; consecutive seeds choose all before one a second time.
+    Bugs of one area, which stand together, are spread over the seeds.
     """
-    turns = -(-len(bugs) // size)
-    return list(bugs[day % turns :: turns]) if bugs else []
+    samples = -(-len(bugs) // size)
+    return list(bugs[seed % samples :: samples]) if bugs else []
 
 
 def _conclude(found: Sequence[Verdict], seconds: float) -> int:
-    def count(status: str) -> int:
-        return sum(verdict.status == status for verdict in found)
-
     bad = [verdict for verdict in found if not verdict.good]
     if bad:
         print("\nnot killed:")
         for verdict in bad:
             print(f"  {verdict.status}: {verdict.name}: {verdict.reason}")
-    planted = [verdict.status for verdict in found if _is_bug(verdict) and verdict.status != "equivalent"]
+    planted = [verdict.status for verdict in found if _is_bug(verdict)]
     skipped = planted.count("skipped")
     idle = f" ({skipped} cannot be on this machine, which skips their tests)" if skipped else ""
-    print(
-        f"\n{count('killed')} of {len(planted)} planted bugs killed{idle}, {count('equivalent')} equivalent; "
-        f"{seconds:.0f} s"
-    )
+    print(f"\n{planted.count('killed')} of {len(planted)} planted bugs killed{idle}; {seconds:.0f} s")
     return 1 if bad else 0
 
 
@@ -112,7 +105,8 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
         "names", nargs="*", metavar="NAME", help="an area, a bug, or a pattern of AREA/BUG; default: all"
     )
     parser.add_argument("-j", type=int, default=os.cpu_count() or 1, help="bugs at once; default: all cores")
-    parser.add_argument("--sample", type=int, metavar="N", help="only about N bugs, other ones every day")
+    parser.add_argument("--sample", type=int, metavar="N", help="only about N bugs, which --seed chooses")
+    parser.add_argument("--seed", type=int, default=0, metavar="S", help="of --sample: another number, other bugs")
     parser.add_argument("--no-unpatched", action="store_true", help="do not run the tests without a bug first")
     parser.add_argument("--limit", type=float, default=600.0, help="seconds that the tests of one bug may take")
     parser.add_argument("--root", default=str(ROOT), help="the source tree; default: that of this file")

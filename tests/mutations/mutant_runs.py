@@ -47,7 +47,7 @@ HEAVY = (
 )
 PLUGINS = ("xdist.plugin", "pytest_timeout", "_hypothesis_pytestplugin")
 """The plugins that the options in pyproject.toml need; no other plugin of pytest is loaded."""
-Status = Literal["killed", "survived", "broken", "hung", "skipped", "equivalent", "unpatched"]
+Status = Literal["killed", "survived", "broken", "hung", "skipped", "unpatched"]
 _NO_VERDICT = (ImportError, SyntaxError, NameError)
 """Errors that a patch makes which does not run at all; a test that fails of them has noticed nothing."""
 
@@ -72,7 +72,7 @@ class Verdict:
 
     @property
     def good(self) -> bool:
-        return self.status in ("killed", "skipped", "equivalent", "unpatched")
+        return self.status in ("killed", "skipped", "unpatched")
 
 
 @dataclass(frozen=True)
@@ -130,10 +130,7 @@ def verdicts(
         except PatchError as error:
             yield Verdict(bug.name, "broken", str(error))
             continue
-        if bug.equivalent:
-            yield Verdict(bug.name, "equivalent", bug.equivalent)
-        else:
-            planted.append(_Job(bug, bug.killed_by, bug.name))
+        planted.append(_Job(bug, bug.killed_by, bug.name))
     by_file: dict[str, dict[str, None]] = {}
     for test in (test for job in planted if unpatched for test in job.tests):
         by_file.setdefault(test.split("::")[0], {})[test] = None
@@ -309,6 +306,7 @@ def _run_tests(job: _Job, folder: Path) -> _Ran:
     sys.path[:] = [str(tree), *(entry for entry in sys.path if not entry.endswith("tests"))]
     os.environ["PYTHONPATH"] = str(tree)
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
+    os.environ["SPECDEC_CACHE"] = str(folder / "cache")  # what a bug has computed and kept reaches no other bug's tests
     recorder = _Recorder(stop=job.bug is not None)
     plugins = [f"-p{name}" for name in (*PLUGINS, "no:cacheprovider")]
     options = ["-q", "-n0", "-Wignore::pytest.PytestAssertRewriteWarning", f"--rootdir={tree}"]

@@ -21,7 +21,7 @@ AREAS = (
     "measurement",
     "replay",
 )
-_FIELDS = ("Bug", "Killed by", "Equivalent")
+_FIELDS = ("Bug", "Killed by")
 _HUNK = re.compile(r"@@ -(\d+)(?:,(\d+))? \+\d+(?:,(\d+))? @@")
 
 
@@ -45,15 +45,13 @@ class PlantedBug:
     Attributes:
         name: AREA/NAME, the patch's path without its ending.
         bug: one sentence that says what is wrong in the patched code.
-        killed_by: pytest ids of tests of which at least one must fail; none for an equivalent change.
-        equivalent: the proof that the change is no bug; "" where tests must fail.
+        killed_by: pytest ids of tests of which at least one must fail.
         changes: hunks of each file, by its path from the top of the repository.
     """
 
     name: str
     bug: str
     killed_by: tuple[str, ...]
-    equivalent: str
     changes: Mapping[str, tuple[Hunk, ...]]
 
     def patched(self, root: Path) -> dict[str, str]:
@@ -107,12 +105,12 @@ def read_patch(path: Path) -> PlantedBug:
         raise PatchError(f"{name}.patch has no diff: add the output of git diff below its header.")
     header = _header(lines[:begin], name)
     tests = tuple(header.get("Killed by", ()))
-    bug, proof = " ".join(header.get("Bug", ())), " ".join(header.get("Equivalent", ()))
+    bug = " ".join(header.get("Bug", ()))
     if not bug:
         raise PatchError(f'{name}.patch does not say what is wrong: begin with "Bug: " and a sentence.')
-    if bool(tests) == bool(proof):
-        raise PatchError(f'{name}.patch needs either "Killed by: " and tests or "Equivalent: " and a proof.')
-    return PlantedBug(name, bug, tests, proof, _changes(lines[begin:], name))
+    if not tests:
+        raise PatchError(f'{name}.patch does not name the tests that notice it: add "Killed by: " and their ids.')
+    return PlantedBug(name, bug, tests, _changes(lines[begin:], name))
 
 
 def missing_tests(bug: PlantedBug, root: Path) -> list[str]:
