@@ -162,9 +162,9 @@ def _cost(run: Measured) -> str:
     if account.speedup < 1 and "draft" in account.factors and formula < 1:
         drafting = account.intervals["g"].estimate
         promise = (
-            f"by the textbook formula it would not pay either ({formula:.2f} times), as a draft takes {drafting:.2f}"
+            f"already by the textbook formula it would not pay ({formula:.2f} times as fast), as drafting takes "
+            f"{drafting:.2f} of a call of the target in every round"
         )
-        promise += " of a call of the target"
     if not factors:
         return _sentence(promise)
     most = min(factors, key=lambda name: factors[name].estimate)
