@@ -147,9 +147,8 @@ def test_where_the_formula_promises_no_gain_drafting_is_named():
     found = account((0.8, 0.7, 0.9))
     found.intervals["formula"] = Interval(0.9, 0.8, 0.95)
     said = closing_sentences(measured(account=found))[2]
-    assert said.startswith(
-        "By the textbook formula it would not pay either (0.90 times), as a draft takes 0.10 of a call"
-    )
+    assert said.startswith("Already by the textbook formula it would not pay (0.90 times as fast), as drafting takes ")
+    assert "takes 0.10 of a call of the target in every round; what costs most is" in said
 
 
 @pytest.mark.parametrize(
