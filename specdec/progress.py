@@ -23,7 +23,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-LINE_S = 20.0  # seconds between two plain lines about one step
+LINE_S = 30.0  # seconds between two plain lines about one step
 VERBOSE = "SPECDEC_VERBOSE"  # environment variable that -v sets: cells of a sweep may run in other processes
 DETAILS = "specdec.details"  # the logger of details, which the terminal leaves out
 

@@ -206,4 +206,4 @@ def _identical(run: Measured) -> str:
             "near-tie explains it (divergences.json)"
         )
     others = "the other is a near-tie" if differ == 1 else "all differences are near-ties"
-    return _sentence(f"{same}; {others} that rounding in {run.dtype} decides")
+    return _sentence(f"{same}; {others} of {run.dtype}")

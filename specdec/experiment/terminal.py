@@ -49,7 +49,7 @@ def show_run(
     lines = summary_lines(found)
     signs = {  # what stands in the table: its meaning
         "*": "* primary",
-        "T=": "T: at this temperature, over plain decoding there",
+        "T=": "T: at this temperature",
         "prefill": "with prefill: from end to end",
     }
     shown = " ".join(cell for line in lines for cell in line)

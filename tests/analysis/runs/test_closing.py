@@ -73,7 +73,7 @@ COST = (
     "takes longer than a call on one token (without that 2.49 times)."
 )
 _SAME = "62 of 108 outputs are identical to plain decoding"
-SAME = f"{_SAME}; all differences are near-ties that rounding in bfloat16 decides."
+SAME = f"{_SAME}; all differences are near-ties of bfloat16."
 
 
 def test_a_run_that_pays_closes_with_four_sentences():
@@ -155,7 +155,7 @@ def test_where_the_formula_promises_no_gain_drafting_is_named():
     ("changes", "said"),
     [
         ({"identical": 108}, "All 108 of 108 outputs are identical to plain decoding."),
-        ({"identical": 107}, "the other is a near-tie that rounding in bfloat16 decides."),
+        ({"identical": 107}, "the other is a near-tie of bfloat16."),
         (
             {"lossless": False},
             "Lossy: the verifier's rule does not keep the target's law; 62 of 108 outputs are identical",
