@@ -1,8 +1,11 @@
 """Says what a long command is doing: named stages, and the progress bar that all long steps share.
 
 A terminal shows bars; a file or a pipe gets plain lines, the first one when a step begins and then one now and then.
+Details are shown with `-v` alone, and always stand in the log.
 """
 
+import logging
+import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,7 +23,23 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-LINE_S = 10.0  # seconds between two plain lines about one step
+LINE_S = 30.0  # seconds between two plain lines about one step
+VERBOSE = "SPECDEC_VERBOSE"  # environment variable that -v sets: cells of a sweep may run in other processes
+DETAILS = "specdec.details"  # the logger of details, which the terminal leaves out
+
+_details = logging.getLogger(DETAILS)
+
+
+def verbose() -> bool:
+    """Return True if the command was asked to show everything (`-v`)."""
+    return bool(os.environ.get(VERBOSE))
+
+
+def detail(sentence: str) -> None:
+    """Write to the log what not every reader needs; print it too with `-v`."""
+    _details.info("%s", sentence)
+    if verbose():
+        tell(sentence)
 
 
 class PlainProgress(Progress):
@@ -63,16 +82,18 @@ def progress_bar() -> Progress:
 
 
 @contextmanager
-def stage(name: str, about: str = "", *, bar: bool = True) -> Iterator[None]:
+def stage(name: str, about: str = "", *, bar: bool = True, told: bool = True) -> Iterator[None]:
     """Say that a stage of a command begins, and on a terminal how long it has been at work; there its seconds stay.
 
     Args:
         about: what it does, in words; "" where the name says it.
         bar: False where something else draws on the terminal meanwhile, such as the bars of a download.
+        told: False for a short stage, whose line is a detail.
     """
+    say = tell if told else detail
     said = f"{name}: {about}" if about else name
     if not (bar and get_console().is_terminal):
-        tell(f"{said} ...")
+        say(f"{said} ...")
         yield
         return
     begin = time.monotonic()
@@ -82,7 +103,7 @@ def stage(name: str, about: str = "", *, bar: bool = True) -> Iterator[None]:
     with shown:
         shown.add_task(said.replace("[", r"\["), total=None)
         yield
-    tell(f"{said}, {time.monotonic() - begin:.1f} s")
+    say(f"{said}, {time.monotonic() - begin:.1f} s")
 
 
 def tell(sentence: str) -> None:

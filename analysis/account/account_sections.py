@@ -33,8 +33,8 @@ def verdict(account: Account, simulated: bool = False, noise: float = 0.0) -> st
         noise: `null/floor` of the run, 0 without a null control.
     """
     interval, formula, g = account.intervals["speedup"], account.intervals["formula"], account.intervals["g"]
-    if unsettled := _unsettled(account, noise):
-        outcome = f"Whether speculation pays is not settled, {unsettled}"
+    if doubt := unsettled(account, noise):
+        outcome = f"Whether speculation pays is not settled, {doubt}"
     else:
         outcome = "Speculation pays" if account.speedup > 1 else "Speculation does not pay"
     promised = (
@@ -52,7 +52,7 @@ def verdict(account: Account, simulated: bool = False, noise: float = 0.0) -> st
     return "; ".join(parts) + "."
 
 
-def _unsettled(account: Account, noise: float) -> str:
+def unsettled(account: Account, noise: float) -> str:
     """Say in a clause why an account does not settle whether speculation pays; "" where it does."""
     interval = account.intervals["speedup"]
     if few := too_few(account.prompts):

@@ -71,6 +71,12 @@ def paired_metrics(run: Run, replicates: int, seed: int) -> dict[str, float]:
     return metrics
 
 
+def two_fastest(run: Run, replicates: int, seed: int) -> str:
+    """Say in a clause whether the two fastest drafters of a session can be told apart."""
+    scores = _paired(run, replicates, seed).scores
+    return pair_in_words(scores, "speedup", *scores.order("speedup")[:2])
+
+
 def drafters_section(run: Run, replicates: int = 10_000, seed: int = 0) -> Section:
     """Compare the drafters of one session in speedup and tokens per round, with bars by category; a run with one
     drafter says how to have several.

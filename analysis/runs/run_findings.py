@@ -13,7 +13,8 @@ from ..account.formula_gap import FORMULA_ERRORS, account_gap, formula_verdict
 from ..account.gap_account import Account
 from ..findings import Findings, Section
 from ..read.runs import Run
-from .drafters_section import drafters_section, paired_metrics
+from .closing import Measured, closing_of_several, closing_sentences
+from .drafters_section import drafters_section, paired_metrics, two_fastest
 from .first_screen import first_screen
 from .model_curves import ENDS, MODELS, Curves, model_curves, model_metrics
 from .peers_section import peer_notes, peers_section
@@ -60,6 +61,7 @@ class RunFindings(Findings):
         lossy: the verifier declares that it does not keep the target's law.
         serving: how to serve the drafter, as `engines.recommendation` says it.
         beside: the findings of the session's other drafters by their method, without sections.
+        closing: the few sentences that a person needs, for the terminal; the notes and sections say more.
     """
 
     arms: list[dict[str, Any]]
@@ -72,6 +74,7 @@ class RunFindings(Findings):
     lossy: bool = False
     serving: dict[str, Any] = field(default_factory=dict)
     beside: "dict[str, RunFindings]" = field(default_factory=dict)
+    closing: list[str] = field(default_factory=list)
 
     @property
     def summary(self) -> dict[str, Any]:
@@ -98,19 +101,21 @@ def run_findings(run: Run) -> RunFindings:
     Raises:
         UsageError: the run lacks a file that it needs, or tables contradict themselves.
     """
-    found, summary, prediction = _of_one_drafter(run)
+    found, measured, summary, prediction = _of_one_drafter(run)
     if run.beside:
-        found = _with_others(run, found)
+        found = _with_others(run, found, measured)
     seen = replace(run, metrics=found.metrics, curves=found.curves, concluded=found.summary)
     serving = run_recommendation(seen)
     sections = (*_sections(seen, found, summary, prediction), serving.section())
     return replace(found, sections=sections, serving=serving.as_dict())
 
 
-def _with_others(run: Run, found: RunFindings) -> RunFindings:
+def _with_others(run: Run, found: RunFindings, measured: Measured) -> RunFindings:
     """Add what the session's other drafters gave, their figures as `drafter/NAME/*`."""
     replicates, seed = run.whole_number("measurement.bootstrap"), run.whole_number("seed")
-    others = {name: _of_one_drafter(run.of_drafter(name))[0] for name in run.beside}
+    every = {name: _of_one_drafter(run.of_drafter(name))[:2] for name in run.beside}
+    others = {name: each for name, (each, _) in every.items()}
+    runs = {found.drafter: measured, **{name: each for name, (_, each) in every.items()}}
     prefixed = {
         kind: {
             f"drafter/{name}/{key}": value
@@ -131,10 +136,11 @@ def _with_others(run: Run, found: RunFindings) -> RunFindings:
         curves={**found.curves, **prefixed["curves"]},
         notes=[*compared, *found.notes, *notes],
         beside=others,
+        closing=closing_of_several(runs, two_fastest(run, replicates, seed)),
     )
 
 
-def _of_one_drafter(run: Run) -> tuple[RunFindings, Summary, HeldOutPrediction | Undetermined]:
+def _of_one_drafter(run: Run) -> tuple[RunFindings, Measured, Summary, HeldOutPrediction | Undetermined]:
     """Compute the figures and notes of the run's drafter, without sections."""
     facts, session, environment = run.facts(), run.session(), run.environment()
     replicates, seed = run.whole_number("measurement.bootstrap"), run.whole_number("seed")
@@ -185,6 +191,8 @@ def _of_one_drafter(run: Run) -> tuple[RunFindings, Summary, HeldOutPrediction |
     ]
     if peers["peers"] and not facts.single:
         notes.append(f"Other engines draft chains only: structure={facts.structure} has no peer but plain generation.")
+    dtype = str(environment.get("model", {}).get("dtype", "float64"))
+    measured = Measured(metrics, arm.account, facts, session, standing, dtype)
     found = RunFindings(
         sections=(),
         metrics=metrics,
@@ -206,8 +214,9 @@ def _of_one_drafter(run: Run) -> tuple[RunFindings, Summary, HeldOutPrediction |
         drafter=facts.drafter,
         simulated=facts.simulated,
         lossy=not facts.lossless,
+        closing=closing_sentences(measured),
     )
-    return found, summary, prediction
+    return found, measured, summary, prediction
 
 
 def _errors(account: Account) -> dict[str, float]:

@@ -29,9 +29,9 @@ from specdec.experiment.dtypes import arithmetic_notes
 from specdec.experiment.environment import capture
 from specdec.experiment.foreign_claims import record_passed
 from specdec.experiment.parts import Parts, build, limited, prepare
-from specdec.experiment.terminal import print_lines, print_links
+from specdec.experiment.terminal import print_links
 from specdec.plugins import is_foreign
-from specdec.progress import progress_bar
+from specdec.progress import detail, progress_bar
 from specdec.records import Request
 from specdec.sampling import generator_for
 from specdec.structures import structures
@@ -71,7 +71,8 @@ def certify(config: CertifyConfig, folder: Path) -> Certificate:
     config = limited(config, parts.target)
     (folder / "config.yaml").write_text(yaml.safe_dump(asdict(config), sort_keys=False), encoding="utf-8")
     prepare(parts, max(parts.prompts.prompts, key=lambda prompt: len(prompt.tokens)), config.measurement)
-    print_lines(get_console(), *arithmetic_notes(parts))
+    for note in arithmetic_notes(parts):
+        detail(note)
     texts = [(prompt.id, prompt.tokens) for prompt in parts.prompts.prompts]
     environment = _environment(config, parts)
     lossless = all(each.lossless for each in _declarations(config, "certified")) and not _forced(config)

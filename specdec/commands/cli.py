@@ -21,6 +21,7 @@ from specdec.config import config_dir
 from specdec.errors import SpecdecError, UsageError
 from specdec.experiment.kept import EarlierRuns
 from specdec.plugins import extend_search_path
+from specdec.progress import DETAILS, VERBOSE
 from specdec.signals import interruptible, unswallowed
 
 # Hydra's own handler would print its trace helper and always exit with 1; we want its exceptions as they are.
@@ -28,6 +29,8 @@ os.environ["HYDRA_FULL_ERROR"] = "1"
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
 
 SWEEPING = ("-m", "--multirun")
+TELLING_ALL = ("-v", "--verbose")
+COLUMNS = "100"  # of what is printed where no terminal says how wide it is
 STORE_NAMES = ("MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME")  # variables that conf/tracking reads
 LONGEST_LABEL = 100  # characters of a folder's name
 
@@ -75,6 +78,16 @@ def _told(config_name: str, arguments: Sequence[str]) -> bool:
     return True
 
 
+def _set_output() -> None:
+    """Take `-v` off the command line, which Hydra does not know, and let all processes of the command know it."""
+    os.environ.pop(VERBOSE, None)
+    if set(sys.argv[1:]).intersection(TELLING_ALL):
+        os.environ[VERBOSE] = "1"
+        sys.argv[1:] = [argument for argument in sys.argv[1:] if argument not in TELLING_ALL]
+    if not any(map(os.isatty, (0, 1, 2))):
+        os.environ.setdefault("COLUMNS", COLUMNS)
+
+
 def main(config_name: str, task: Callable[[Mapping[str, Any]], Mapping[str, float] | None]) -> None:
     """Compose `config_name`, call `task` with plain resolved values, and end the process with the right exit code.
 
@@ -88,6 +101,7 @@ def main(config_name: str, task: Callable[[Mapping[str, Any]], Mapping[str, floa
     for name in STORE_NAMES:
         if not os.environ.get(name, "").strip():  # an empty variable counts as none, as it does for MLflow
             os.environ.pop(name, None)
+    _set_output()
     sys.argv[1:] = sorted(sys.argv[1:], key=lambda each: each not in SWEEPING)  # Hydra takes -m before or after them
 
     def resolved(cfg: DictConfig) -> None:
@@ -126,6 +140,7 @@ def main(config_name: str, task: Callable[[Mapping[str, Any]], Mapping[str, floa
             code = sweep.conclude(error)
         except SpecdecError as fault:
             error, code = error or fault, fault.exit_code
+    os.environ.pop(VERBOSE, None)
     if error is not None:
         known = ending(error)
         if known is None and code == sweep.FAILED_CELLS:
@@ -187,7 +202,13 @@ def cell_label(without: Sequence[str] = ()) -> str:
 
 
 class ConsoleHandler(logging.StreamHandler):
-    """Writes log lines to the present `sys.stderr`: a rich progress bar replaces it, to print them above the bar."""
+    """Writes log lines to the present `sys.stderr`: a rich progress bar replaces it, to print them above the bar.
+
+    Details are left out: who asks for them has them printed.
+    """
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return record.name != DETAILS and bool(super().filter(record))
 
     @property
     def stream(self) -> Any:

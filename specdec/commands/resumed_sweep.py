@@ -17,6 +17,7 @@ from specdec import __version__
 from specdec.code_version import code_hash
 from specdec.errors import UsageError
 from specdec.experiment.kept import AUTO, NEVER
+from specdec.progress import VERBOSE
 from specdec.text.writing import LOCK, is_locked, write_atomically
 
 RECORD = "sweep.json"
@@ -101,7 +102,7 @@ def open_sweep(config: DictConfig, here: Path) -> OpenSweep:
     now.write(folder)
     os.environ[SWEPT_KEYS] = ",".join(_swept(overrides))
     # Workers of a cluster have another environment.
-    own_values = {name: os.environ[name] for name in (RESUMED_SWEEP, SWEPT_KEYS) if name in os.environ}
+    own_values = {name: os.environ[name] for name in (RESUMED_SWEEP, SWEPT_KEYS, VERBOSE) if name in os.environ}
     write_atomically(folder / CELL_ENVIRONMENT, json.dumps(own_values) + "\n")
     return OpenSweep(folder, now, lock, sentence)
 

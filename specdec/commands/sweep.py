@@ -33,6 +33,7 @@ from specdec.commands.resumed_sweep import (
 from specdec.config import TrackingConfig, validated
 from specdec.errors import Interrupted, SpecdecError, UsageError
 from specdec.experiment.kept import KeptMetrics
+from specdec.progress import verbose
 from specdec.signals import interruptible, unswallowed
 from specdec.text.writing import write_atomically
 from specdec.tracking.writer import PARENT_RUN, SWEEP_CELL, TrackedRun, check_store, tracked_run
@@ -308,9 +309,9 @@ def _summarise(sweep: Sweep, outcomes: list[CellOutcome]) -> None:
         sweep.run.curves({f"sweep/{name}/{label}": points for label, points in drawn.items()})
         sweep.run.curve_children(f"sweep/{name}", drawn)
     _print(header, lines, title="Simulated" if _simulated(sweep.folder) else "")
-    if sweep.run.link:
-        print(sweep.run.link)
-    if names and (overlay := sweep.run.overlay(f"sweep/{names[0]}")):
+    if shown := sweep.run.link if verbose() else sweep.run.short_link:
+        print(shown)
+    if verbose() and names and (overlay := sweep.run.overlay(f"sweep/{names[0]}")):
         print(f"overlay: {overlay}")
 
 

@@ -34,10 +34,10 @@ from specdec.experiment.parts import Parts, limited, open_parts, prepare
 from specdec.experiment.results import ROUNDS, ResultsFolder, read_json
 from specdec.experiment.resumption import Beginning, begun, standing, write_sittings
 from specdec.experiment.session import Answers, Session, conversations, decode_conversation
-from specdec.experiment.terminal import print_lines, print_trace, show_run
+from specdec.experiment.terminal import print_lines, print_trace, run_links, show_run
 from specdec.experiment.workers import check_workers, decode_by_workers, divided_threads, workers_note, workers_of
 from specdec.peers import OpenedPeers, Work, opened
-from specdec.progress import progress_bar, stage, tell
+from specdec.progress import detail, progress_bar, stage, tell, verbose
 from specdec.prompts import Prompt
 from specdec.sampling import generator_for
 from specdec.signals import raise_swallowed
@@ -67,7 +67,9 @@ def run_experiment(config: RunConfig, folder: Path, earlier: EarlierRuns | None 
     """
     budget = TimeBudget(budget_of(config))
     config = settled(config)
-    tell(opening_line(config, budget.seconds))
+    if not verbose():
+        tell(opening_line(config, budget.seconds, brief=True))
+    detail(opening_line(config, budget.seconds))
     with stage("Load", _loaded(config), bar=False):  # the hub draws the bars of its downloads
         parts = open_parts(config)
     check_workers(config, parts)
@@ -85,9 +87,12 @@ def run_experiment(config: RunConfig, folder: Path, earlier: EarlierRuns | None 
             facts, notes=(*facts.notes, *claim_notes(config), *workers_note(config, parts), *_sittings_note(beginning))
         )
         beginning.results.write_json("run.json", facts.as_dict())
-        print_lines(get_console(), *([beginning.sentence] if beginning.sentence else []), *facts.notes)
+        if beginning.sentence:
+            tell(beginning.sentence)
+        for note in facts.notes:
+            detail(note)
         budget.lap("opening")
-        return _run(config, parts, identity, beginning, budget)
+        return _run(config, parts, identity, beginning, budget, facts.notes)
 
 
 def _loaded(config: RunConfig) -> str:
@@ -108,9 +113,14 @@ def _sittings_note(beginning: Beginning) -> list[str]:
 
 
 def _run(
-    config: RunConfig, parts: Parts, identity: RunIdentity, beginning: Beginning, budget: TimeBudget
+    config: RunConfig,
+    parts: Parts,
+    identity: RunIdentity,
+    beginning: Beginning,
+    budget: TimeBudget,
+    told: Sequence[str],
 ) -> RunFindings:
-    """Decode what is left of a run, analyse it, and log it."""
+    """Decode what is left of a run, analyse it, and log it; `told` are the notes that were printed."""
     results, folder = beginning.results, beginning.results.folder
     name, read = run_name(config, parts, identity), identity.environment["prompts"]
     about: dict[str, Any] = {"name": name, "params": identity.params, "tags": identity.tags}
@@ -144,13 +154,12 @@ def _run(
         for key, lines in found.overlays().items():
             tracked.curve_children(key, lines)
         tracked.artifacts()
-        links = {"browse": tracked.link, "overlay": tracked.overlay("curve/tokens_per_round")}
-        tracked.tags({"mlflow.note.content": run_note(found, links["overlay"])})
+        tracked.tags({"mlflow.note.content": run_note(found, tracked.overlay("curve/tokens_per_round"))})
     budget.lap("report")
-    logger.info("%s", budget.stages)
+    detail(budget.stages)
     if config.measurement.trace:
         print_trace(read_traces(folder / "traces.json"), get_console(), rounds=_TRACED_ROUNDS)
-    show_run(found, get_console(), folder, links)
+    show_run(found, get_console(), folder, run_links(tracked), told)
     return found
 
 
@@ -185,7 +194,7 @@ def _tell_part(folder: Path, tracked: TrackedRun) -> None:
         return
     tracked.metrics(found.metrics)  # curves wait for the whole run: a chart would keep both
     tracked.tags({"alpha_source": found.alpha_source, "specdec.partial": status.part})
-    show_run(found, get_console(), folder, {"browse": tracked.link})
+    show_run(found, get_console(), folder, run_links(tracked))
 
 
 def _alive(heartbeat: Callable[[], None], progress: Callable[[], None]) -> None:
@@ -230,7 +239,7 @@ def _measure_beside(
         prepare(parts, longest, measurement, grid_sizes)
     budget.lap("preparing")
     if measurement.warmup_tokens:
-        with stage("Warm up"):
+        with stage("Warm up", told=False):
             session.warm_up(longest, measurement.warmup_tokens)
     if others.peers:
         with stage("Choose peers' settings", ", ".join(each.name for each in others.peers)):
@@ -240,7 +249,7 @@ def _measure_beside(
     budget.lap("warming up")
     known = read_json(results.folder / CALIBRATION) if beginning.kept else None
     if known is None:
-        with stage("Calibrate", "single calls and drafts"):
+        with stage("Calibrate", "single calls and drafts", told=False):
             known = _calibration(config, parts, session, longest, grid_sizes, clock)
         results.write_json(CALIBRATION, known)
     budget.lap("calibrating")
@@ -255,7 +264,7 @@ def _measure_beside(
     if known["grid"] is not None:
         # Here, after the peak of memory was read: the buffers of these measurements are no part of the run.
         dtype = getattr(torch, identity.environment["model"]["dtype"])
-        with stage("Measure the machine", "its memory and its arithmetic, for the cost of a call"):
+        with stage("Measure the machine", "its memory and its arithmetic, for the cost of a call", told=False):
             machine = measure_machine(target.device, dtype).as_dict()
         results.write_json("cost.json", cost_report(known["grid"], target.products(), machine).as_dict())
         budget.lap("cost model")
@@ -358,4 +367,5 @@ def _decode_all(
                 if there_is_time:
                     decode_conversation(parts, session, conversation, beginning.kept, answers, advance)
             if there_is_time and not kept:
-                print_lines(get_console(), *filter(None, [budget.expectation(len(order) - done)]))
+                for expected in filter(None, [budget.expectation(len(order) - done)]):
+                    detail(expected)

@@ -4,6 +4,7 @@ It is made of the configuration alone, before a weight is read.
 """
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,17 +13,21 @@ import torch
 from specdec.analysis.findings import counted
 from specdec.config import RunConfig
 from specdec.drafters import drafters
+from specdec.experiment.environment import cpu
 from specdec.models.arithmetic import format_name, model_arithmetic
 from specdec.models.load import model_path, resolve_device, resolve_dtype
 from specdec.structures import structures
 from specdec.targets import targets
 
+_UNTOLD = re.compile(r"\((R|TM)\)| CPU| Processor| @.*")  # parts of a processor's name that tell nothing
 
-def opening_line(config: RunConfig, budget_seconds: float | None) -> str:
+
+def opening_line(config: RunConfig, budget_seconds: float | None, *, brief: bool = False) -> str:
     """Return model, number format and its reason, device, prompts, drafts and time budget in one sentence.
 
     Args:
         budget_seconds: what `budget_of` gives.
+        brief: leave the reason, lengths, the drafts and the key of the budget out, and name the processor.
     Raises:
         UsageError: a part of the configuration that says what is decoded is wrong.
     """
@@ -35,19 +40,27 @@ def opening_line(config: RunConfig, budget_seconds: float | None) -> str:
         else f"time budget {budget_seconds:g} s until the last prompt is decoded (measurement.budget_seconds; null: "
         "no bound)"
     )
-    names = dict.fromkeys((str(config.drafter["name"]), *measurement.drafters))
+    names = ", ".join(dict.fromkeys((str(config.drafter["name"]), *measurement.drafters)))
+    if brief:
+        within = "" if budget_seconds is None else f" in {budget_seconds:g} s"
+        prompts = _prompts(config).rpartition(", ")[0]
+        return f"{names} on {_model(config.target, brief=True)}; {prompts}{within}."
     sizes = ", ".join(str(gamma) for gamma in sorted({*measurement.gammas, structure.gamma}))
     depth = "gamma" if structure.name == "chain" else f"{structure.name}, depth"
-    parts = (f"{', '.join(names)} on {_model(config.target)}", _prompts(config), f"{depth} {sizes}", bound)
+    parts = (f"{names} on {_model(config.target)}", _prompts(config), f"{depth} {sizes}", bound)
     return "; ".join(parts) + "."
 
 
-def _model(target: dict[str, Any]) -> str:
+def _model(target: dict[str, Any], brief: bool = False) -> str:
     """Return a target's model with format and device, as far as its configuration has them."""
     name = str(target.get("model", target["name"]))
     if "dtype" not in target or "device" not in target:
         return name
     device = resolve_device(target["device"])
+    if brief:
+        processor = _UNTOLD.sub("", cpu()["model"]) if device.type == "cpu" else ""
+        where = f"{processor} ({counted(torch.get_num_threads(), 'thread')})" if processor else str(device)
+        return f"{name} in {_dtype(target, device).partition(' (')[0]}, on {where}"
     where = str(device) if device.type != "cpu" else f"cpu ({counted(torch.get_num_threads(), 'thread')})"
     return f"{name} in {_dtype(target, device)}, on {where}"
 

@@ -18,6 +18,8 @@ from specdec.analysis.intervals import Interval
 from specdec.analysis.pages.trace import ENDS, Kind, Trace, visible, visible_piece
 from specdec.analysis.runs.run_findings import RunFindings
 from specdec.analysis.runs.sampled import FAMILY as SAMPLED
+from specdec.progress import verbose
+from specdec.tracking.writer import TrackedRun
 
 _COLUMNS = {  # metric: its heading, which folds where a terminal is narrow, and its number format
     "tokens_per_round": ("tokens per round", ".2f"),
@@ -30,11 +32,14 @@ _COLUMNS = {  # metric: its heading, which folds where a terminal is narrow, and
 _WITHOUT_BOUNDS = ("alpha.mle", "speedup.end_to_end")
 
 
-def show_run(found: RunFindings, console: Console, folder: Path, links: Mapping[str, str]) -> None:
-    """Print the summary table, the notes and where to look next.
+def show_run(
+    found: RunFindings, console: Console, folder: Path, links: Mapping[str, str], told: Sequence[str] = ()
+) -> None:
+    """Print the summary table, the sentences that close a run, and where to look next; with `-v` all notes instead.
 
     Args:
         links: by name, commands or addresses that open the run elsewhere; empty ones are left out.
+        told: notes that were printed before.
     """
     alpha = found.metrics.get("account/alpha", float("nan"))
     alpha_of = "each drafter's alpha" if found.beside else f"alpha {alpha:.3f}"
@@ -44,9 +49,8 @@ def show_run(found: RunFindings, console: Console, folder: Path, links: Mapping[
     lines = summary_lines(found)
     signs = {  # what stands in the table: its meaning
         "*": "* primary",
-        "best": "best: the highest speedup",
-        "T=": "T: the primary at this temperature, over plain decoding there",
-        "prefill": "with prefill: speedup from end to end",
+        "T=": "T: at this temperature",
+        "prefill": "with prefill: from end to end",
     }
     shown = " ".join(cell for line in lines for cell in line)
     signs_said = "; ".join(meaning for sign, meaning in signs.items() if sign in shown)
@@ -56,8 +60,21 @@ def show_run(found: RunFindings, console: Console, folder: Path, links: Mapping[
         f"{measured}{', with a lossy rule,' if found.lossy else ''} against the capped-geometric theory",
         f"95% prompt-bootstrap intervals; theory at {alpha_of} ({found.alpha_source}); {signs_said}{cut}",
     )
-    print_lines(console, *found.notes)
-    print_links(console, {"results": str(folder), **links})
+    print_lines(console, *([note for note in found.notes if note not in told] if verbose() else found.closing))
+    print_links(console, {"results": str(folder) if verbose() else from_here(folder), **links})
+
+
+def from_here(path: Path) -> str:
+    """Return a path as short as it can be given in the working directory."""
+    here = Path.cwd()
+    return str(path.relative_to(here) if path.is_relative_to(here) else path)
+
+
+def run_links(tracked: TrackedRun) -> dict[str, str]:
+    """Return where a run can be seen in MLflow: a short command, with `-v` the addresses of its pages."""
+    if not verbose():
+        return {"browse": tracked.short_link}
+    return {"browse": tracked.link, "overlay": tracked.overlay("curve/tokens_per_round")}
 
 
 def summary_lines(found: RunFindings) -> list[list[str]]:
@@ -102,6 +119,9 @@ def print_table(console: Console, lines: Sequence[Sequence[str]], title: str, ca
         lines: the headings, then the cells of each line.
     """
     headings, *rows = lines
+    whole = [heading.replace("\n", " ") for heading in headings]
+    widths = (max(map(cell_len, column)) + 2 for column in zip(whole, *rows, strict=True))
+    headings = whole if sum(widths) <= console.width else headings
     table = Table(box=SIMPLE_HEAD, title=title, caption=caption, show_edge=False, pad_edge=False, collapse_padding=True)
     for place, heading in enumerate(headings):
         words = " ".join(line[place] for line in lines).split()

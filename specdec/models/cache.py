@@ -1,4 +1,4 @@
-"""One key-value cache for every model, handed to transformers as `past_key_values`.
+"""One key-value cache for every model, handed to transformers under its `CACHE` name.
 
 A slot holds the key and the value of one token in every layer. The cache is allocated once, for a known capacity:
 writing never reallocates, a rejection only sets a length, and committing a path moves its slots next to the prefix. The
@@ -8,10 +8,20 @@ cache can hold several copies of one text, for a batch whose sequences continue 
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from importlib.metadata import version
 
 import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
+
+
+def cache_name(release: str) -> str:
+    """Return what a release of transformers calls the cache, as an argument of every model and in its output."""
+    major, minor = release.split(".")[:2]
+    return "cache" if (int(major), int(minor)) >= (5, 24) else "past_key_values"
+
+
+CACHE = cache_name(version("transformers"))  # of the installed one; where placeholders stand for packages, too
 
 
 class PreallocatedLayer(CacheLayerMixin):

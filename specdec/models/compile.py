@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from specdec.errors import UsageError
-from specdec.models.cache import KVCache
+from specdec.models.cache import CACHE, KVCache
 from specdec.models.masks import Mask
 from specdec.models.packed_products import pack_products
 from specdec.models.weight_reads import read_weights_first
@@ -51,8 +51,8 @@ def run_model(
         options: further arguments of the model.
     """
     output = model(
-        input_ids=tokens, attention_mask=mask, position_ids=positions, past_key_values=cache, use_cache=True,
-        output_hidden_states=bool(kept), **options,
+        input_ids=tokens, attention_mask=mask, position_ids=positions, use_cache=True,
+        output_hidden_states=bool(kept), **{CACHE: cache}, **options,
     )  # fmt: skip
     return Pass(output.logits, joined_states(output.hidden_states, kept) if kept else None)
 

@@ -1,4 +1,4 @@
-"""A key-value cache of many texts, each with a length of its own, handed to transformers as `past_key_values`.
+"""A key-value cache of many texts, each with a length of its own, handed to transformers under its `CACHE` name.
 
 It is allocated once, for a known number of slots and a known capacity of each. A call evaluates some of the texts at
 once, each with its own number of new tokens. Here a *slot* is the place of one text, and its *places* are numbered by

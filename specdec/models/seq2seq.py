@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transformers.cache_utils import EncoderDecoderCache
 
 from specdec.errors import ModelLoadError
-from specdec.models.cache import KVCache
+from specdec.models.cache import CACHE, KVCache
 from specdec.models.decoder import CachedModel, Decoder
 from specdec.models.masks import MaskBuffers
 from specdec.models.path_batch import PathBatch, path_batch, root_batch
@@ -110,8 +110,8 @@ class Seq2SeqDecoder(CachedModel):
             encoder_outputs=(self._encoded.expand(len(tokens), -1, -1),),
             decoder_input_ids=tokens,
             decoder_attention_mask=self._masks.view(chain, self.length, self.cache.capacity),
-            past_key_values=self._caches,
             use_cache=True,
+            **{CACHE: self._caches},
         ).logits
         return logits
 

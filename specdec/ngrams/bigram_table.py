@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from specdec.errors import ModelLoadError
+from specdec.models.cache import CACHE
 from specdec.ngrams.array_file import read_arrays, write_arrays
 from specdec.progress import progress_bar
 
@@ -179,8 +180,8 @@ def continued(model: Any, tokens: Tensor, count: int) -> Tensor:
     written: list[Tensor] = []
     cache = None
     while len(written) < count:
-        output = model(input_ids=tokens, past_key_values=cache, use_cache=True)
-        tokens, cache = output.logits[:, -1].max(dim=-1, keepdim=True).indices, output.past_key_values
+        output = model(input_ids=tokens, use_cache=True, **{CACHE: cache})
+        tokens, cache = output.logits[:, -1].max(dim=-1, keepdim=True).indices, output[CACHE]
         written.append(tokens)
     return torch.cat(written, dim=-1)
 

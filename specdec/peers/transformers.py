@@ -2,6 +2,7 @@
 lookup.
 """
 
+import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -140,7 +141,17 @@ def _as_published(configs: Sequence[tuple[Any, Any]]) -> Iterator[None]:
             stack.enter_context(stock_attention(model))
             stack.callback(setattr, model, "generation_config", model.generation_config)
             model.generation_config = config
+        _GENERATING.addFilter(_not_of_its_own)
+        stack.callback(_GENERATING.removeFilter, _not_of_its_own)
         yield
+
+
+_GENERATING = logging.getLogger("transformers.generation.utils")
+
+
+def _not_of_its_own(record: logging.LogRecord) -> bool:
+    """Leave out what transformers says of its own call of an assistant: no argument of ours would change it."""
+    return not record.getMessage().startswith("Passing `generation_config` together with generation-related arguments")
 
 
 def _synchronize(device: torch.device) -> None:

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from specdec.heads.draft_heads import DraftHeads
+from specdec.models.cache import CACHE
 
 
 class ResidualBlock(nn.Module):
@@ -63,8 +64,8 @@ class LlamaPrefix(nn.Module):
         Returns:
             states [B, S, D], and the cache of all so far, which is that of `past` made longer.
         """
-        output = self.model(inputs_embeds=states, past_key_values=past, use_cache=True)
-        return output.last_hidden_state, output.past_key_values
+        output = self.model(inputs_embeds=states, use_cache=True, **{CACHE: past})
+        return output.last_hidden_state, output[CACHE]
 
 
 class ResidualHeads(DraftHeads):

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from specdec.config import AtLeastOne, typed
 from specdec.errors import UsageError
+from specdec.models.cache import CACHE
 from specdec.models.decoder import flops_per_token
 from specdec.ngrams.corpus import NgramCorpus, open_corpus, tokenizer_digest
 from specdec.sampling import generator_for, probabilities, sample
@@ -122,8 +123,8 @@ class CalibrationText:
         generator = generator_for(0, "calibration", "continuation", passages.device)
         text, tokens, cache = passages, passages, None
         for _ in range(self._count):
-            output = self.model(input_ids=tokens, past_key_values=cache, use_cache=True)
-            cache = output.past_key_values
+            output = self.model(input_ids=tokens, use_cache=True, **{CACHE: cache})
+            cache = output[CACHE]
             tokens = sample(probabilities(output.logits[:, -1], self._sampling), generator).unsqueeze(-1)
             text = torch.cat([text, tokens], -1)
         return text

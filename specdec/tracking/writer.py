@@ -25,6 +25,7 @@ from specdec.tracking.journal import Entry, Journal
 from specdec.tracking.mirror import Mirror
 from specdec.tracking.store import (
     HEARTBEAT,
+    SQLITE,
     Store,
     Unreachable,
     locate,
@@ -75,6 +76,15 @@ class TrackedRun:
     def run_id(self) -> str:
         """The run's number in the store; "" without one."""
         return self._known.run_id if self._known else ""
+
+    @property
+    def short_link(self) -> str:
+        """The first line of `link`, with a database below the working directory named from there; "" in a cell of a
+        sweep, which says it once at its end.
+        """
+        if os.environ.get(PARENT_RUN):
+            return ""
+        return self.link.partition("\n")[0].replace(f"{SQLITE}{Path.cwd().resolve()}/", SQLITE)
 
     def __enter__(self) -> "TrackedRun":
         return self

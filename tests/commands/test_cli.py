@@ -14,8 +14,10 @@ from typing import Any
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
+from specdec import progress
 from specdec.commands import cli
 from specdec.errors import EnvironmentFault, Interrupted, UsageError
+from specdec.progress import detail, verbose
 from specdec.signals import interruption
 
 Task = Callable[[Mapping[str, Any]], Any]
@@ -189,6 +191,29 @@ def test_the_task_gets_plain_values_and_a_folder_of_its_own(
     assert structure == {"name": "chain", "gamma": 7} and type(structure) is dict
     assert here == tmp_path and first != second and first.is_dir() and tmp_path / "outputs" in first.parents
     assert "INFO specdec.test: a line" in (first / "specdec.log").read_text()
+
+
+@pytest.mark.parametrize("config", ["config", "advise", "certify", "train"])
+@pytest.mark.parametrize("flag", ["-v", "--verbose", ""])
+def test_every_command_takes_the_flag_that_shows_all(command, capsys, config, flag) -> None:
+    seen = []
+
+    def task(values: Mapping[str, Any]) -> None:
+        seen.append(verbose())
+        detail("a detail")
+
+    drafter = "" if config == "train" else "+drafter=ngram"
+    assert command(f"{drafter} {flag} hydra.run.dir=run seed=1", task, config)[0] == 0
+    assert seen == [bool(flag)] and not verbose()
+    assert "INFO specdec.details: a detail" in Path("run/specdec.log").read_text()
+
+
+def test_details_are_printed_for_who_asks_and_never_twice(command, monkeypatch) -> None:
+    for flag, said in (("", []), ("-v", ["a detail"])):
+        told: list[str] = []
+        monkeypatch.setattr(progress, "tell", told.append)
+        code, error = command(f"+drafter=ngram {flag}", lambda values: detail("a detail"))
+        assert (code, told, error) == (0, said, "")
 
 
 def test_help_shows_examples_and_groups_without_heavy_imports(tmp_path: Path) -> None:

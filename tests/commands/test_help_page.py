@@ -21,7 +21,7 @@ def test_every_group_is_listed_with_its_files(command):
     for folder in ("drafter", "verifier", "structure/budget_32"):
         names = sorted(path.stem for path in (CONF / folder).glob("*.yaml"))
         assert f"\n{folder}: {', '.join(names)}\n" in page
-    assert "\nhydra" not in page.partition("\nKeys")[2]
+    assert "\nhydra" not in page.partition("\nKeys")[2] and "-v or --verbose" in page
 
 
 def test_keys_have_their_comments_and_those_of_files_that_are_extended():

@@ -11,6 +11,7 @@ from specdec.decode import generate
 from specdec.drafters.base import drafters
 from specdec.drafters.parallel import Parallel
 from specdec.errors import ModelLoadError, NumericsError, UsageError
+from specdec.models.cache import CACHE
 from specdec.records import Request, TextStart
 from specdec.replay.expected_rounds import expected_rounds
 from specdec.sampling import generator_for, probabilities
@@ -144,7 +145,7 @@ def test_one_call_drafts_all_tokens_and_its_cache_holds_no_mask(parallel, model)
     masks = [MASK] * 3
     assert calls == [PROMPT[:-1], [PROMPT[-1], *masks], [*first, 5, *masks[:2]], [9]]
     text = [*PROMPT, *first, 5, 9]
-    cached = model(input_ids=torch.tensor([text]), use_cache=True).past_key_values
+    cached = model(input_ids=torch.tensor([text]), use_cache=True)[CACHE]
     for layer, own in zip(cached.layers, drafter._decoder.cache.layers, strict=True):
         assert own.length == len(text)
         torch.testing.assert_close(own.keys[:, :, : len(text)], layer.keys, atol=1e-12, rtol=0)

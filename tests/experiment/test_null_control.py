@@ -30,7 +30,7 @@ SMALL = ("+debug=tiny", "measurement.max_new_tokens=6", "structure.gamma=2")
 
 def test_a_control_writes_the_baselines_texts_and_one_sentence_says_its_speedup(command):
     prompts = [[number % 3, (number + 1) % 3, number % 2] for number in range(5)]
-    ended, folder = command(*SMALL, f"{CONTROL}=true", f"prompts.tokens={prompts}".replace(" ", ""))
+    ended, folder = command(*SMALL, "-v", f"{CONTROL}=true", f"prompts.tokens={prompts}".replace(" ", ""))
     assert ended.code == 0, ended.error
     lines = [json.loads(line) for line in (folder / "generations.jsonl").read_text().splitlines()]
     assert all(line["gamma"] == 0 and line["rounds"] == line["tokens"] for line in lines if line["method"] == "null")

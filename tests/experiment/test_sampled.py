@@ -135,7 +135,7 @@ def test_a_bad_temperature_is_refused(command, value):
 @pytest.mark.usefixtures("unwritten_pictures")
 def test_a_run_shows_its_line_and_says_what_it_does(in_process, tmp_path):
     """The whole of it, in one run: the first line, its stages in order, the table, the note, the metrics."""
-    ended = in_process(run, *ON, "+debug=tiny", "tracking.enabled=false", f"hydra.run.dir={tmp_path / 'run'}")
+    ended = in_process(run, *ON, "+debug=tiny", "tracking.enabled=false", f"hydra.run.dir={tmp_path / 'run'}", "-v")
     assert ended.code == 0, ended.error
     said = ended.output
     assert said.startswith("ngram on table; ") and "gamma 1, 2, 4; no time budget." in " ".join(said.split())

@@ -35,9 +35,9 @@ def findings(arms: list[dict[str, Any]], drafter: str = "ngram", **more: Any) ->
     return RunFindings(**{**empty, **about, "arms": arms, **more})
 
 
-def printed(found: RunFindings, width: int) -> str:
+def printed(found: RunFindings, width: int, told: tuple[str, ...] = ()) -> str:
     text = io.StringIO()
-    show_run(found, Console(file=text, width=width), Path("folder"), {})
+    show_run(found, Console(file=text, width=width), Path.cwd() / "folder", {"browse": "COMMAND"}, told)
     return text.getvalue()
 
 
@@ -86,3 +86,16 @@ def test_eighty_columns_hold_a_line_for_each_gamma():
     lines = {line.split()[0]: line.split()[1:] for line in said.splitlines() if line.strip()}
     assert lines["8"][:10] == ["2.80", "(2.30", "to", "3.30)", "3.55", "3.42", "(2.92", "to", "3.92)", "4.17"]
     assert lines["T=0.7"] == ["1.42", "–", "1.22", "(1.06", "to", "1.43)", "–", "1.20", "0.417"]
+
+
+def test_a_run_closes_with_a_few_sentences_and_with_all_notes_on_demand(monkeypatch):
+    found = findings(FOUND.arms, notes=["Note one.", "Note two."], closing=["It pays."])
+    assert printed(found, 100).splitlines()[-3:] == ["It pays.", "results: folder", "browse:  COMMAND"]
+    monkeypatch.setenv("SPECDEC_VERBOSE", "1")
+    notes = ["Note two.", f"results: {Path.cwd() / 'folder'}", "browse:  COMMAND"]
+    assert printed(found, 100, ("Note one.",)).splitlines()[-3:] == notes
+    assert "Note one." not in printed(found, 100, ("Note one.",)) and "Note one." in printed(found, 100)
+
+
+def test_headings_fold_only_where_they_have_to():
+    assert "with prefill  alpha" in printed(FOUND, 100) and "with prefill  alpha" not in printed(FOUND, 80)

@@ -1,11 +1,14 @@
 """The preallocated cache: writing, forgetting, moving a path, copies for batches."""
 
+from inspect import signature
+
 import pytest
 import torch
+import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specdec.models.cache import KVCache
+from specdec.models.cache import CACHE, KVCache, cache_name
 
 HEADS, SIZE = 2, 3
 
@@ -210,3 +213,16 @@ def test_keys_and_values_may_differ_in_size():
     cache = KVCache(1, 4)
     keys, values = cache.update(torch.ones(1, 4, 2, 6), torch.ones(1, 1, 2, 3), 0)
     assert keys.shape == (1, 4, 2, 6) and values.shape == (1, 1, 2, 3)
+
+
+@pytest.mark.parametrize("model", ["LlamaForCausalLM", "GPT2LMHeadModel", "T5ForConditionalGeneration"])
+def test_the_cache_has_the_name_that_models_know(model):
+    assert CACHE in signature(getattr(transformers, model).forward).parameters
+
+
+@pytest.mark.parametrize(
+    ("release", "name"),
+    [("5.17.0", "past_key_values"), ("5.23.1", "past_key_values"), ("5.24.0", "cache"), ("6.0.0.dev0", "cache")],
+)
+def test_each_release_has_its_name_of_the_cache(release, name):
+    assert cache_name(release) == name

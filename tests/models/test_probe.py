@@ -15,6 +15,7 @@ from specdec.certification.tiny_models import VOCABULARY
 from specdec.drafters.small_model import SmallModel
 from specdec.errors import ModelLoadError, UsageError
 from specdec.models import probe as probing
+from specdec.models.cache import CACHE
 from specdec.models.decoder import Decoder
 from specdec.models.load import load_model
 from specdec.models.probe import logit_error, open_decoder, position_border, probe
@@ -185,7 +186,7 @@ def altered(monkeypatch):
         forward = model.forward
 
         def call(**inputs):
-            cache = inputs.get("past_key_values")
+            cache = inputs.get(CACHE)
             return forward(**(inputs if cache is None else change(inputs, cache)))
 
         monkeypatch.setattr(model, "forward", call)

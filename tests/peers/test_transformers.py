@@ -167,14 +167,14 @@ def test_the_fastest_setting_is_kept_and_both_times_are_told(target, monkeypatch
 
 
 def test_a_setting_that_fails_is_told_and_the_other_is_used(target, tiny_model):
-    """transformers refuses a static cache with assistants and lookups: its reason is kept."""
+    """transformers refuses a kind of cache that it does not know: its reason is kept."""
     for name in ("small_model", "ngram"):
         peer = made(target, name, small(tiny_model))[1]
-        peer._settings.append(Setting("static", {"cache_implementation": "static"}))
+        peer._settings.append(Setting("strange", {"cache_implementation": "strange"}))
         peer.tune(PROMPT)
         assert not peer.failure and peer.describe()["setting"] == "dynamic cache, eager"
-        assert "not supported with Static cache" in peer.describe()["tried"][1]["failed"]
-        assert "static failed (ValueError: " in note(peer)
+        assert "strange" in peer.describe()["tried"][1]["failed"]
+        assert "strange failed (ValueError: " in note(peer)
 
 
 def test_a_peer_that_fails_says_so_and_stops(target, monkeypatch):

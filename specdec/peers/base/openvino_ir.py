@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from specdec.models.attention import stock_attention
+from specdec.models.cache import CACHE
 
 MODEL_FILE = "openvino_model.xml"  # as GenAI looks for it
 _INPUTS = ("input_ids", "attention_mask", "position_ids", "beam_idx")
@@ -144,8 +145,8 @@ class _Graph(nn.Module):
             input_ids=input_ids,
             attention_mask=mask,
             position_ids=position_ids,
-            past_key_values=Cache(layers=layers),
             use_cache=True,
+            **{CACHE: Cache(layers=layers)},
         ).logits
 
 

@@ -21,10 +21,13 @@ from specdec.experiment.kept import EarlierRuns, KeptRun
 from specdec.experiment.parts import Parts, limited, open_parts
 from specdec.experiment.results import ResultsFolder
 from specdec.experiment.resumption import begun, standing
-from specdec.experiment.terminal import print_lines
+from specdec.experiment.terminal import from_here, print_links
+from specdec.progress import detail, verbose
 from specdec.sampling import SamplingConfig
 from specdec.studies.base.contract import Bench, Study, studies
 from specdec.tracking import writer as tracking
+
+_ANSWERS = 4  # of a study's sections, the first ones; its report has all
 
 
 def run_study(config: RunConfig, folder: Path, earlier: EarlierRuns | None = None) -> Findings | KeptRun:
@@ -75,7 +78,8 @@ def _run(config: RunConfig, parts: Parts, identity: RunIdentity, results: Result
     """Run and log a study in its folder."""
     assert config.study is not None
     name, folder = str(config.study["name"]), results.folder
-    print_lines(get_console(), *arithmetic_notes(parts))
+    for note in arithmetic_notes(parts):
+        detail(note)
     title = run_facts(parts, config.measurement.limit).title(identity.environment, shape=False)
     tags = identity.tags | {"specdec.role": "study", "specdec.study": name}
     run_name = f"{name}: {parts.label}, {parts.prompts.name}"
@@ -97,9 +101,9 @@ def _run(config: RunConfig, parts: Parts, identity: RunIdentity, results: Result
         tracked.curves(found.curves)
         tracked.artifacts()
     say = partial(get_console().print, markup=False, highlight=False)
-    for section in found.sections:
+    for section in found.sections if verbose() else found.sections[:_ANSWERS]:
         say(f"{section.title}: {section.text[0]}")
-    say(f"results: {folder / 'report.html'}", soft_wrap=True)
-    if tracked.link:
-        say(f"browse:  {tracked.link}", soft_wrap=True)
+    report = folder / "report.html"
+    browse = tracked.link if verbose() else tracked.short_link
+    print_links(get_console(), {"results": str(report) if verbose() else from_here(report), "browse": browse})
     return found

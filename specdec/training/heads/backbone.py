@@ -1,5 +1,6 @@
 """A target's model, trained together with its heads (Medusa-2, 2401.10774, section 2.2), whole or by adapters."""
 
+import warnings
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -110,7 +111,9 @@ def _with_adapters(model: Any, lora: LoraConfig, seed: int) -> Any:
         target_modules=lora.targets,
         task_type=peft.TaskType.CAUSAL_LM,
     )
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(), warnings.catch_warnings():
+        # peft asks transformers for a property by its former name, whatever it is called with.
+        warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)
         torch.manual_seed(seed)
         try:
             return peft.get_peft_model(model, config)

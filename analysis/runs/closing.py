@@ -1,0 +1,209 @@
+"""The sentences that close a run in the terminal, four at most: does speculation pay, is that more than the machine's
+own noise, what costs most, and were the outputs identical. Whatever puts the others in doubt comes first.
+
+They say in plain words what the notes and the account say in full, of the same figures.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from ..account.account_sections import causes, unsettled
+from ..account.gap_account import Account
+from ..account.waterfall import EXACT
+from ..findings import counted
+from ..intervals import Interval, too_few
+from ..read.facts import RunFacts, RunStatus, SessionFacts
+
+_IN_WORDS = {  # factors between the formula and the measurement, as the end of "what costs most is"
+    "offered": "that fewer tokens are proposed than were asked for",
+    "dependence": "that tokens are accepted far more often in some places than in others",
+    "drift": "that the drafter does worse in use than along a finished text, or chance",
+    "verify": "verifying several tokens in one call, which takes longer than a call on one token",
+    "loop": "the program's own time between the calls, beyond what plain decoding needs",
+}
+_NO_REPLAY = "that tokens are accepted far more often in some places than in others, or chance"
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What a run measured of one drafter, as far as its closing sentences speak of it.
+
+    Attributes:
+        account: of the primary gamma.
+        standing: how far the run came; None in runs of earlier versions.
+        dtype: number format of the target, for outputs that differ by rounding.
+    """
+
+    metrics: Mapping[str, float]
+    account: Account
+    facts: RunFacts
+    session: SessionFacts
+    standing: RunStatus | None
+    dtype: str
+
+
+def closing_sentences(run: Measured) -> list[str]:
+    """Return the sentences that close a run with one drafter."""
+    return _ordered(_sentence(_loops(run) + _verdict(run)), _cost(run), run)
+
+
+def closing_of_several(runs: Mapping[str, Measured], compared: str) -> list[str]:
+    """Return the sentences that close a run with several drafters; costs are those of the fastest one.
+
+    Args:
+        runs: what was measured of every drafter, by its name; the noise is that of the first.
+        compared: a clause that says whether the two fastest can be told apart.
+    """
+    order = sorted(runs, key=lambda name: -runs[name].account.speedup)
+    own, fastest = next(iter(runs.values())), runs[order[0]]
+    figures = ", ".join(f"{name} {times(runs[name].account.intervals['speedup'])}" for name in order)
+    clock = "in simulated time and " if own.facts.simulated else ""
+    verdict = f"{clock}over plain decoding{_prompts(own)}: {figures}; {compared}"
+    control = {name: value for name, value in own.metrics.items() if name.startswith("null/")}
+    counts = {
+        name: sum(getattr(run.session, name) for run in runs.values())
+        for name in ("compared", "identical", "unexplained")
+    }
+    together = replace(fastest, metrics=control, session=replace(own.session, **counts))
+    cost = _cost(fastest)
+    return _ordered(
+        _sentence(_loops(fastest, order[0]) + verdict), f"Of {order[0]}: {cost[:1].lower()}{cost[1:]}", together
+    )
+
+
+def times(speedup: Interval) -> str:
+    """Return a speedup in words: "1.94 times as fast (1.63 to 2.35)"."""
+    bounds = f" ({speedup.low:.2f} to {speedup.high:.2f})" if speedup.known else ""
+    return f"{speedup.estimate:.2f} times as fast{bounds}"
+
+
+def _ordered(verdict: str, cost: str, run: Measured) -> list[str]:
+    """Put the sentences in their order: a disturbed machine and outputs that nothing explains come first."""
+    noise, identical = _noise(run), _identical(run)
+    disturbed = Interval.from_metrics(run.metrics, "null/speedup").contains(1.0) is False
+    unexplained = run.session.unexplained > 0 and run.facts.lossless and not run.facts.simulated
+    sentences = (
+        *([identical] if unexplained else []),
+        *([noise] if disturbed else []),
+        verdict,
+        *([] if disturbed else [noise]),
+        cost,
+        *([] if unexplained else [identical]),
+    )
+    return [sentence for sentence in sentences if sentence]
+
+
+def _sentence(words: str) -> str:
+    return f"{words[:1].upper()}{words[1:]}."
+
+
+def _loops(run: Measured, who: str = "decoding") -> str:
+    """Return how many texts repeat themselves, which flatters drafters that copy, as the beginning of the verdict."""
+    share = run.metrics.get("repetition/share", 0.0)
+    if not share:
+        return ""
+    rest = Interval.from_metrics(run.metrics, "speedup.unflagged")
+    known = share < 1 and not too_few(run.account.prompts)
+    without = f" (without them {who} is {times(rest)})" if known else ""
+    return f"{share:.0%} of the prompts have an output that falls into a loop{without}; "
+
+
+def _verdict(run: Measured) -> str:
+    """Say whether speculation pays, by how much, with which drafts and on which prompts."""
+    speedup, facts = run.account.intervals["speedup"], run.facts
+    where = "in simulated time" if facts.simulated else "here"
+    gamma = counted(facts.primary_gamma, "token")
+    drafts = f"drafts of {gamma}" if facts.structure == "chain" else f"drafts in a shape ({facts.structure_label})"
+    batch = f", {facts.batch_size} texts at a time" if facts.batch_size > 1 else ""
+    figures = f"{times(speedup)} as plain decoding, with {drafts}{batch}{_prompts(run)}"
+    if doubt := unsettled(run.account, run.metrics.get("null/floor", 0.0)):
+        return f"whether speculation pays {where} is not settled ({doubt}): {figures}"
+    pays = "pays" if run.account.speedup > 1 else "does not pay"
+    return f"speculation {pays} {where}: {figures}"
+
+
+def _prompts(run: Measured) -> str:
+    """Return which part of the prompts was decoded; "" where all were."""
+    standing = run.standing
+    if standing is None or not (standing.partial or standing.left_out):
+        return ""
+    why = "that are done so far" if standing.partial else "that there was time for"
+    return f", on the {standing.prompts_done} of {standing.prompts} prompts {why}"
+
+
+def _noise(run: Measured) -> str:
+    """Set the speedup against what plain decoding has over itself; "" where it was decoded once."""
+    if run.facts.simulated:
+        return "Time is simulated by a cost model, so there is no noise, and no duration was measured."
+    if "null/speedup" not in run.metrics:
+        return ""
+    control, floor = Interval.from_metrics(run.metrics, "null/speedup"), run.metrics.get("null/floor")
+    bounds = f" ({control.low:.3f} to {control.high:.3f})" if control.known else ""
+    said = f"decoding plainly twice differs by a factor of {control.estimate:.3f}{bounds}"
+    if floor is None:
+        return _sentence(f"{said}, from too few prompts to say how large the machine's noise is")
+    if control.contains(1.0) is False:
+        return _sentence(
+            f"the machine was disturbed, or this is the one run in twenty: {said}, so less than {floor:.1%} is noise"
+        )
+    speedup = run.account.speedup
+    more = "more" if max(speedup, 1 / speedup) > 1 + floor else "no more"
+    return _sentence(
+        f"{said}, so that a speedup of {speedup:.2f} is {more} than the machine's own noise of {floor:.1%}"
+    )
+
+
+def _cost(run: Measured) -> str:
+    """Say what stands between the textbook formula and the measurement, in words that need no glossary."""
+    account = run.account
+    formula = account.intervals["formula"].estimate
+    factors = causes(account)
+    promise = f"the textbook formula promises {formula:.2f} times as fast"
+    if account.speedup < 1 and "draft" in account.factors and formula < 1:
+        drafting = account.intervals["g"].estimate
+        promise = (
+            f"already by the textbook formula it would not pay ({formula:.2f} times as fast), as drafting takes "
+            f"{drafting:.2f} of a call of the target in every round"
+        )
+    if not factors:
+        return _sentence(promise)
+    most = min(factors, key=lambda name: factors[name].estimate)
+    sure = [name for name in factors if factors[name].contains(1.0) is False and factors[name].estimate < 1]
+    if factors[most].estimate >= 1 - EXACT:
+        return _sentence(f"{promise}, and nothing costs more than it counts")
+    unsure = factors[most].contains(1.0)
+    if unsure and not sure:
+        return _sentence(f"{promise}, and no cost beyond that is more than chance")
+    if unsure:
+        most = min(sure, key=lambda name: factors[name].estimate)
+    words = _NO_REPLAY if most == "dependence" and "drift" not in account.factors else _IN_WORDS[most]
+    without = account.speedup / factors[most].estimate
+    surely = "what surely costs" if unsure else "what costs"
+    return _sentence(f"{promise}; {surely} most is {words} (without that {without:.2f} times)")
+
+
+def _identical(run: Measured) -> str:
+    """Say whether the outputs are those of plain decoding, and what explains the others."""
+    facts, session = run.facts, run.session
+    if facts.simulated:
+        return "The outputs are recorded texts, so nothing is learned of whether they would be identical."
+    if facts.forced:
+        return "The recorded text was written whatever the target said, so the outputs prove nothing."
+    same = f"{session.identical} of {session.compared} outputs are identical to plain decoding"
+    if not facts.lossless:
+        counts = f"; {same}" if session.compared else ""
+        return _sentence(f"lossy: the verifier's rule does not keep the target's law{counts}")
+    if not session.compared:
+        return (
+            "Outputs are drawn at random and not compared: specdec.certify tests whether they follow the target's law."
+        )
+    differ = session.compared - session.identical
+    if not differ:
+        return _sentence(f"all {same}")
+    if session.unexplained:
+        return _sentence(
+            f"not lossless: {session.unexplained} of {session.compared} outputs differ from plain decoding, and no "
+            "near-tie explains it (divergences.json)"
+        )
+    others = "the other is a near-tie" if differ == 1 else "all differences are near-ties"
+    return _sentence(f"{same}; {others} of {run.dtype}")

@@ -1,0 +1,204 @@
+"""The sentences that close a run: each outcome has its own, at most four, and doubts come first."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from specdec.analysis.account.gap_account import Account
+from specdec.analysis.intervals import Interval
+from specdec.analysis.read.facts import RunFacts, RunStatus, SessionFacts
+from specdec.analysis.runs.closing import Measured, closing_of_several, closing_sentences
+
+FACTS = RunFacts(
+    label="ngram on pocket",
+    structure="chain",
+    structure_label="gamma 4",
+    single=True,
+    depth_name="gamma",
+    primary_gamma=4,
+    left_out=(),
+    deepest=None,
+    lossless=True,
+    deterministic=False,
+    greedy=True,
+    forced=False,
+    simulated=False,
+    judge=None,
+    target_flops=1.0,
+    drafter_flops=0.0,
+    predicted={},
+    drafter="ngram",
+)
+CONTROL = {"null/speedup": 1.001, "null/speedup.ci_low": 0.995, "null/speedup.ci_high": 1.006, "null/floor": 0.006}
+
+
+def account(speedup: tuple[float, float, float] = (1.99, 1.75, 2.29), prompts: int = 18, **factors: Any) -> Account:
+    """An account whose largest loss is `verify`, unless factors with their bounds say otherwise."""
+    values = {"verify": (0.8, 0.7, 0.9), "dependence": (0.9, 0.8, 0.99), "offered": (1.0, 1.0, 1.0), **factors}
+    values |= {"speedup": speedup, "formula": (2.5, 2.0, 3.0), "g": (0.1, 0.1, 0.1), "loop": (1.0, 0.9, 1.1)}
+    intervals = {name: Interval(*bounds, prompts=prompts) for name, bounds in values.items()}
+    names = ("omega", "offered", "dependence", "drift", "draft", "verify", "overhead", "baseline")
+    intervals |= {name: Interval(1.0, 1.0, 1.0, prompts=prompts) for name in names if name not in intervals}
+    return Account(
+        alpha=0.7,
+        gamma=4,
+        prompts=prompts,
+        speedup=speedup[0],
+        factors={name: intervals[name].estimate for name in names},
+        tokens_per_round=2.2,
+        omega_bar=2.4,
+        replay_tokens_per_round=2.2,
+        t1_s=0.01,
+        t_ar_s=0.01,
+        time={"v": 1.0, "g": 0.1, "o": 0.0},
+        intervals=intervals,
+    )
+
+
+def measured(compared: int = 108, identical: int = 62, unexplained: int = 0, **changes: Any) -> Measured:
+    session = SessionFacts(compared, identical, unexplained, 0, 0.0)
+    run = Measured(CONTROL, account(), FACTS, session, RunStatus("finished", "", 18, 18), "bfloat16")
+    facts = {name: changes.pop(name) for name in list(changes) if hasattr(FACTS, name)}
+    return replace(run, facts=replace(FACTS, **facts), **changes)
+
+
+PAYS = "Speculation pays here: 1.99 times as fast (1.75 to 2.29) as plain decoding, with drafts of 4 tokens."
+NOISE = (
+    "Decoding plainly twice differs by a factor of 1.001 (0.995 to 1.006), so that a speedup of 1.99 is more than the "
+    "machine's own noise of 0.6%."
+)
+COST = (
+    "The textbook formula promises 2.50 times as fast; what costs most is verifying several tokens in one call, which "
+    "takes longer than a call on one token (without that 2.49 times)."
+)
+_SAME = "62 of 108 outputs are identical to plain decoding"
+SAME = f"{_SAME}; all differences are near-ties of bfloat16."
+
+
+def test_a_run_that_pays_closes_with_four_sentences():
+    assert closing_sentences(measured()) == [PAYS, NOISE, COST, SAME]
+
+
+def test_outputs_that_nothing_explains_come_first():
+    first, *rest = closing_sentences(measured(unexplained=3))
+    assert first.startswith("Not lossless: 3 of 108 outputs differ from plain decoding") and rest == [PAYS, NOISE, COST]
+
+
+def test_a_disturbed_machine_comes_first():
+    disturbed = {**CONTROL, "null/speedup.ci_low": 1.0005}
+    first, *rest = closing_sentences(measured(metrics=disturbed))
+    assert first.startswith("The machine was disturbed, or this is the one run in twenty: decoding plainly twice")
+    assert rest == [PAYS, COST, SAME]
+
+
+def test_loops_come_first():
+    loops = {"repetition/share": 0.25, "speedup.unflagged": 1.8}
+    first = closing_sentences(measured(metrics={**CONTROL, **loops}))[0]
+    assert first == (
+        "25% of the prompts have an output that falls into a loop (without them decoding is 1.80 times as fast); "
+        f"s{PAYS[1:]}"
+    )
+    few = measured(metrics={**CONTROL, **loops}, account=account(prompts=3))
+    assert "without them" not in closing_sentences(few)[0]
+
+
+@pytest.mark.parametrize(
+    ("found", "floor", "said"),
+    [
+        (account((0.8, 0.7, 0.9)), 0.006, "Speculation does not pay here: 0.80 times as fast (0.70 to 0.90)"),
+        (account((1.1, 0.9, 1.3)), 0.006, "is not settled (the interval of its speedup contains 1): 1.10 times"),
+        (account(prompts=4), 0.006, "is not settled (4 prompts are too few for a verdict, which needs 5): 1.99 times"),
+        (account((1.05, 1.02, 1.08)), 0.1, "is not settled (its speedup is within the noise of 10.0% that plain"),
+        (account((2.0, float("nan"), float("nan"))), 0.1, "(its speedup has no interval): 2.00 times as fast as plain"),
+    ],
+)
+def test_what_does_not_pay_or_is_not_settled(found, floor, said):
+    sentences = closing_sentences(measured(account=found, metrics={**CONTROL, "null/floor": floor}))
+    assert said in sentences[0] and len(sentences) == 4
+    assert ("is more than the machine's own noise" in sentences[1]) is (
+        max(found.speedup, 1 / found.speedup) > 1 + floor
+    )
+
+
+def test_without_a_floor_the_noise_is_not_said():
+    control = {name: value for name, value in CONTROL.items() if name != "null/floor"}
+    assert closing_sentences(measured(metrics=control))[1].endswith(
+        "from too few prompts to say how large the machine's noise is."
+    )
+    assert closing_sentences(measured(metrics={})) == [PAYS, COST, SAME]
+
+
+@pytest.mark.parametrize(
+    ("factors", "said"),
+    [
+        ({"offered": (0.5, 0.4, 0.6)}, "what costs most is that fewer tokens are proposed than were asked for"),
+        ({"dependence": (0.5, 0.4, 0.6)}, "what costs most is that tokens are accepted far more often in some places"),
+        ({"offered": (0.5, 0.2, 1.2)}, "what surely costs most is verifying several tokens"),
+        ({"verify": (0.9, 0.8, 1.1), "dependence": (0.9, 0.7, 1.2)}, "and no cost beyond that is more than chance."),
+        ({"verify": (1.0, 1.0, 1.0), "dependence": (1.1, 1.0, 1.2)}, "and nothing costs more than it counts."),
+    ],
+)
+def test_what_costs_most_is_in_plain_words(factors, said):
+    assert said in closing_sentences(measured(account=account(**factors)))[2]
+
+
+def test_where_the_formula_promises_no_gain_drafting_is_named():
+    found = account((0.8, 0.7, 0.9))
+    found.intervals["formula"] = Interval(0.9, 0.8, 0.95)
+    said = closing_sentences(measured(account=found))[2]
+    assert said.startswith("Already by the textbook formula it would not pay (0.90 times as fast), as drafting takes ")
+    assert "takes 0.10 of a call of the target in every round; what costs most is" in said
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"identical": 108}, "All 108 of 108 outputs are identical to plain decoding."),
+        ({"identical": 107}, "the other is a near-tie of bfloat16."),
+        (
+            {"lossless": False},
+            "Lossy: the verifier's rule does not keep the target's law; 62 of 108 outputs are identical",
+        ),
+        ({"forced": True}, "The recorded text was written whatever the target said"),
+        ({"compared": 0, "identical": 0}, "Outputs are drawn at random and not compared"),
+        ({"simulated": True}, "The outputs are recorded texts, so nothing is learned"),
+    ],
+)
+def test_whether_outputs_are_identical(changes, said):
+    assert (
+        closing_sentences(measured(**changes))[-1].startswith(said)
+        or said in closing_sentences(measured(**changes))[-1]
+    )
+
+
+def test_simulated_time_says_so():
+    first, second, *_ = closing_sentences(measured(simulated=True, metrics={}))
+    assert first.startswith("Speculation pays in simulated time: ") and second.startswith(
+        "Time is simulated by a cost model"
+    )
+
+
+def test_the_part_of_the_prompts_and_the_shape_are_named():
+    said = [
+        closing_sentences(measured(standing=RunStatus("finished", "", 13, 18, 5)))[0],
+        closing_sentences(measured(standing=RunStatus("killed", "", 7, 18)))[0],
+        closing_sentences(measured(structure="rows", structure_label="5 rows of 4", batch_size=8))[0],
+    ]
+    assert said[0].endswith("on the 13 of 18 prompts that there was time for.")
+    assert said[1].endswith("on the 7 of 18 prompts that are done so far.")
+    assert said[2].endswith("with drafts in a shape (5 rows of 4), 8 texts at a time.")
+
+
+def test_several_drafters_are_ranked_and_their_outputs_counted_together():
+    slower = measured(account=account((1.5, 1.3, 1.8)), metrics={}, unexplained=1)
+    verdict = (
+        "Over plain decoding: ngram 1.99 times as fast (1.75 to 2.29), suffix 1.50 times as fast (1.30 to 1.80); A."
+    )
+    for runs in (
+        {"ngram": measured(), "suffix": slower},
+        {"suffix": replace(slower, metrics=CONTROL), "ngram": measured()},
+    ):
+        doubt, *rest = closing_of_several(runs, "A")
+        assert doubt.startswith("Not lossless: 1 of 216 outputs differ")
+        assert rest == [verdict, NOISE, f"Of ngram: {COST[:1].lower()}{COST[1:]}"]
