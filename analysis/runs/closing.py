@@ -25,8 +25,8 @@ _NO_REPLAY = "that tokens are accepted far more often in some places than in oth
 
 
 @dataclass(frozen=True)
-class Measured:
-    """What a run measured of one drafter, as far as its closing sentences speak of it.
+class MeasuredRun:
+    """Measurements of one drafter in a run, as far as its closing sentences speak of them.
 
     Attributes:
         account: of the primary gamma.
@@ -42,12 +42,12 @@ class Measured:
     dtype: str
 
 
-def closing_sentences(run: Measured) -> list[str]:
+def closing_sentences(run: MeasuredRun) -> list[str]:
     """Return the sentences that close a run with one drafter."""
     return _ordered(_sentence(_loops(run) + _verdict(run)), _cost(run), run)
 
 
-def closing_of_several(runs: Mapping[str, Measured], compared: str) -> list[str]:
+def closing_of_several(runs: Mapping[str, MeasuredRun], compared: str) -> list[str]:
     """Return the sentences that close a run with several drafters; costs are those of the fastest one.
 
     Args:
@@ -77,7 +77,7 @@ def times(speedup: Interval) -> str:
     return f"{speedup.estimate:.2f} times as fast{bounds}"
 
 
-def _ordered(verdict: str, cost: str, run: Measured) -> list[str]:
+def _ordered(verdict: str, cost: str, run: MeasuredRun) -> list[str]:
     """Put the sentences in their order: a disturbed machine and outputs that nothing explains come first."""
     noise, identical = _noise(run), _identical(run)
     disturbed = Interval.from_metrics(run.metrics, "null/speedup").contains(1.0) is False
@@ -97,7 +97,7 @@ def _sentence(words: str) -> str:
     return f"{words[:1].upper()}{words[1:]}."
 
 
-def _loops(run: Measured, who: str = "decoding") -> str:
+def _loops(run: MeasuredRun, who: str = "decoding") -> str:
     """Return how many texts repeat themselves, which flatters drafters that copy, as the beginning of the verdict."""
     share = run.metrics.get("repetition/share", 0.0)
     if not share:
@@ -108,7 +108,7 @@ def _loops(run: Measured, who: str = "decoding") -> str:
     return f"{share:.0%} of the prompts have an output that falls into a loop{without}; "
 
 
-def _verdict(run: Measured) -> str:
+def _verdict(run: MeasuredRun) -> str:
     """Say whether speculation pays, by how much, with which drafts and on which prompts."""
     speedup, facts = run.account.intervals["speedup"], run.facts
     where = "in simulated time" if facts.simulated else "here"
@@ -122,7 +122,7 @@ def _verdict(run: Measured) -> str:
     return f"speculation {pays} {where}: {figures}"
 
 
-def _prompts(run: Measured) -> str:
+def _prompts(run: MeasuredRun) -> str:
     """Return which part of the prompts was decoded; "" where all were."""
     standing = run.standing
     if standing is None or not (standing.partial or standing.left_out):
@@ -131,7 +131,7 @@ def _prompts(run: Measured) -> str:
     return f", on the {standing.prompts_done} of {standing.prompts} prompts {why}"
 
 
-def _noise(run: Measured) -> str:
+def _noise(run: MeasuredRun) -> str:
     """Set the speedup against what plain decoding has over itself; "" where it was decoded once."""
     if run.facts.simulated:
         return "Time is simulated by a cost model, so there is no noise, and no duration was measured."
@@ -153,7 +153,7 @@ def _noise(run: Measured) -> str:
     )
 
 
-def _cost(run: Measured) -> str:
+def _cost(run: MeasuredRun) -> str:
     """Say what stands between the textbook formula and the measurement, in words that need no glossary."""
     account = run.account
     formula = account.intervals["formula"].estimate
@@ -182,7 +182,7 @@ def _cost(run: Measured) -> str:
     return _sentence(f"{promise}; {surely} most is {words} (without that {without:.2f} times)")
 
 
-def _identical(run: Measured) -> str:
+def _identical(run: MeasuredRun) -> str:
     """Say whether the outputs are those of plain decoding, and what explains the others."""
     facts, session = run.facts, run.session
     if facts.simulated:

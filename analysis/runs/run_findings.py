@@ -13,7 +13,7 @@ from ..account.formula_gap import FORMULA_ERRORS, account_gap, formula_verdict
 from ..account.gap_account import Account
 from ..findings import Findings, Section
 from ..read.runs import Run
-from .closing import Measured, closing_of_several, closing_sentences
+from .closing import MeasuredRun, closing_of_several, closing_sentences
 from .drafters_section import drafters_section, paired_metrics, two_fastest
 from .first_screen import first_screen
 from .model_curves import ENDS, MODELS, Curves, model_curves, model_metrics
@@ -110,7 +110,7 @@ def run_findings(run: Run) -> RunFindings:
     return replace(found, sections=sections, serving=serving.as_dict())
 
 
-def _with_others(run: Run, found: RunFindings, measured: Measured) -> RunFindings:
+def _with_others(run: Run, found: RunFindings, measured: MeasuredRun) -> RunFindings:
     """Add what the session's other drafters gave, their figures as `drafter/NAME/*`."""
     replicates, seed = run.whole_number("measurement.bootstrap"), run.whole_number("seed")
     every = {name: _of_one_drafter(run.of_drafter(name))[:2] for name in run.beside}
@@ -140,7 +140,7 @@ def _with_others(run: Run, found: RunFindings, measured: Measured) -> RunFinding
     )
 
 
-def _of_one_drafter(run: Run) -> tuple[RunFindings, Measured, Summary, HeldOutPrediction | Undetermined]:
+def _of_one_drafter(run: Run) -> tuple[RunFindings, MeasuredRun, Summary, HeldOutPrediction | Undetermined]:
     """Compute the figures and notes of the run's drafter, without sections."""
     facts, session, environment = run.facts(), run.session(), run.environment()
     replicates, seed = run.whole_number("measurement.bootstrap"), run.whole_number("seed")
@@ -192,7 +192,7 @@ def _of_one_drafter(run: Run) -> tuple[RunFindings, Measured, Summary, HeldOutPr
     if peers["peers"] and not facts.single:
         notes.append(f"Other engines draft chains only: structure={facts.structure} has no peer but plain generation.")
     dtype = str(environment.get("model", {}).get("dtype", "float64"))
-    measured = Measured(metrics, arm.account, facts, session, standing, dtype)
+    measured = MeasuredRun(metrics, arm.account, facts, session, standing, dtype)
     found = RunFindings(
         sections=(),
         metrics=metrics,

@@ -8,7 +8,7 @@ import pytest
 from specdec.analysis.account.gap_account import Account
 from specdec.analysis.intervals import Interval
 from specdec.analysis.read.facts import RunFacts, RunStatus, SessionFacts
-from specdec.analysis.runs.closing import Measured, closing_of_several, closing_sentences
+from specdec.analysis.runs.closing import MeasuredRun, closing_of_several, closing_sentences
 
 FACTS = RunFacts(
     label="ngram on pocket",
@@ -56,9 +56,9 @@ def account(speedup: tuple[float, float, float] = (1.99, 1.75, 2.29), prompts: i
     )
 
 
-def measured(compared: int = 108, identical: int = 62, unexplained: int = 0, **changes: Any) -> Measured:
+def measured(compared: int = 108, identical: int = 62, unexplained: int = 0, **changes: Any) -> MeasuredRun:
     session = SessionFacts(compared, identical, unexplained, 0, 0.0)
-    run = Measured(CONTROL, account(), FACTS, session, RunStatus("finished", "", 18, 18), "bfloat16")
+    run = MeasuredRun(CONTROL, account(), FACTS, session, RunStatus("finished", "", 18, 18), "bfloat16")
     facts = {name: changes.pop(name) for name in list(changes) if hasattr(FACTS, name)}
     return replace(run, facts=replace(FACTS, **facts), **changes)
 
