@@ -58,7 +58,6 @@ def overrides_of(arguments: str) -> list[str]:
 # The second tier: documented commands that are not run here, each with the reason. Patterns read "command arguments".
 NOT_RUN = (
     (r"^(run|sync|advise)? ?$|^advise $", "the name of a command in a sentence"),
-    (r"--help", "prints and ends; tests/commands/ has the tests of it"),
     (
         r"^train ",
         "trainings of minutes to hours; tests/training/ and tests/heads/ train each kind at the size of a toy",
