@@ -51,7 +51,7 @@ notebook.show(*paper_sections.paper_sections(printed))
 # %% [markdown]
 # ## What the papers claim, and what is found here
 #
-# From committed results, made on the pocket target: `papers.md` has the same table, and every figure and table of the
+# From committed results, made on the pocket target: `guide/papers.md` has the same table, and every figure and table of the
 # papers with what redraws it.
 
 # %%

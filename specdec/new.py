@@ -50,7 +50,7 @@ def parser() -> argparse.ArgumentParser:
     made = OneSentence(
         prog="python -m specdec.new",
         description="Writes a package that adds a drafter, a verifier, a structure, a target or a prompt set to "
-        "specdec, to be filled in. Other engines: see notebooks/extending.md.",
+        "specdec, to be filled in. Other engines: see notebooks/guide/extending.md.",
     )
     made.add_argument("kind", choices=list(FAMILIES), help="the family of the new part")
     made.add_argument("name", metavar="NAME", help="its name, as it will be chosen: +drafter=NAME, verifier=NAME, ...")

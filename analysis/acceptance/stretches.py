@@ -15,7 +15,7 @@ gamma to gamma 1. One kind is the capped geometric model; two kinds that accept 
 of agreement along the text; a slope below 0 is a feature drafter, whose drafts wear off with depth.
 
 The likelihood of a text is start M_1 M_2 ... 1 over its rounds (Rabiner 1989, forward and backward passes, by rounds
-instead of tokens). notebooks/theory.md 5.7 has the model beside the others.
+instead of tokens). notebooks/guide/theory.md 5.7 has the model beside the others.
 """
 
 from collections.abc import Mapping, Sequence

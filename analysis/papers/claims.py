@@ -121,7 +121,7 @@ def measured_in_words(found: ClaimEvidence | None = None) -> str:
 
 
 def claims_markdown(found: ClaimEvidence | None = None) -> str:
-    """Return the table as Markdown, as `notebooks/papers.md` has it."""
+    """Return the table as Markdown, as `notebooks/guide/papers.md` has it."""
     lines = [f"| {' | '.join(COLUMNS)} |", "|---" * len(COLUMNS) + "|"]
     lines += [f"| {' | '.join(row)} |" for row in claims_table(found).itertuples(index=False)]
     return "\n".join(lines)

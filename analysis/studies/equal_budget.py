@@ -140,8 +140,8 @@ def _tokens(drafter: str, cells: pd.DataFrame, found: BudgetNumbers, skipped: pd
         _most(cells, found),
         _merged(cells),
         "The shape of rows and the tree are chosen by the prompts of one half and judged on the other, both ways "
-        "round, so that taking the best of many flatters neither; a tree is the best one (notebooks/theory.md 3.2) for "
-        "the accuracy of each rank on the half that chose it.",
+        "round, so that taking the best of many flatters neither; a tree is the best one "
+        "(notebooks/guide/theory.md 3.2) for the accuracy of each rank on the half that chose it.",
         *about.origin(found.texts, skipped),
     )
     figure = _over_budget(

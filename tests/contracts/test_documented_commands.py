@@ -1,4 +1,7 @@
-"""Every command that a README names is understood: it composes with Hydra, or its options are those of the report."""
+"""Every command that a document names is understood, and those that can run here do, in their debug size.
+
+The first tier composes each with Hydra, or parses its options; the second runs it or says why it cannot.
+"""
 
 import re
 import shlex
@@ -6,9 +9,10 @@ from pathlib import Path
 
 import pytest
 from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
 from omegaconf import OmegaConf
 
-from specdec import convert, new, report, sync
+from specdec import advise, certify, convert, new, report, run, sync
 from specdec.analysis.pages.notebook import OVERLAY, SHAPES_OVERLAY
 from specdec.config import AdviseConfig, CertifyConfig, RunConfig, config_dir, validated
 from specdec.drafters.base import drafters
@@ -22,13 +26,14 @@ ROOTS = {
     "certify": ("certify", CertifyConfig),
     "train": ("train", None),
 }
+DOCUMENTS = [ROOT / "README.md", ROOT / "notebooks" / "README.md", *sorted((ROOT / "notebooks" / "guide").glob("*.md"))]
 COMMAND = re.compile(r"python -m specdec\.(\w+) ?(.*)")
 
 
 def documented() -> list[tuple[str, str]]:
     """Return (command, arguments) for each line of a block and each span of code that starts one."""
     found = []
-    for file in (ROOT / "README.md", ROOT / "notebooks" / "README.md"):
+    for file in DOCUMENTS:
         text = file.read_text(encoding="utf-8")
         blocks = re.findall(r"```bash\n(.*?)```", text, re.DOTALL)
         spans = re.findall(r"`([^`]+)`", re.sub(r"```.*?```", "", text, flags=re.DOTALL))
@@ -42,11 +47,50 @@ def documented() -> list[tuple[str, str]]:
 
 def overrides_of(arguments: str) -> list[str]:
     """Return the overrides of a command, with the first choice of each sweep."""
-    overrides = [word for word in shlex.split(arguments) if word not in ("-m", "...") and not word.startswith("hydra.")]
+    words = shlex.split(arguments.replace("+drafter=NAME", "+drafter=ngram"))
+    overrides = [word for word in words if word not in ("-m", "...") and not word.startswith("hydra.")]
     if "-m" in arguments.split():
         overrides = [re.sub(r"=glob\(\*\)$", "=grounded", word) for word in overrides]
         overrides = [word.partition(",")[0] if "[" not in word else word for word in overrides]
     return overrides
+
+
+# The second tier: documented commands that are not run here, each with the reason. Patterns read "command arguments".
+NOT_RUN = (
+    (r"^(run|sync|advise)? ?$|^advise $", "the name of a command in a sentence"),
+    (
+        r"^train ",
+        "trainings of minutes to hours; tests/training/ and tests/heads/ train each kind at the size of a toy",
+    ),
+    (r"\+experiment=", "tests/test_run.py and tests/heads/ run every experiment and study in its debug size"),
+    (r"target\.model=|drafter\.model=|^convert ", "needs a model of a hub or of the user"),
+    (r"target\.device=cuda|gpu", "needs a GPU"),
+    (r"postgresql://|launcher=slurm", "needs a cluster or a server"),
+    (r"launcher=joblib", "starts processes; tests/commands/ sweeps over them"),
+    (r"llama_cpp|openvino", "needs an engine that is not installed for the tests; tests/peers/ has them"),
+    (r"HumanEval\.jsonl\.gz", "needs a data set of others"),
+    (
+        r"multirun/DAY/TIME|RUN_ID|report studies",
+        "needs a sweep or studies that are finished; tests/analysis/ reports on them",
+    ),
+    (r"--import KIND|drafter=NAME", "a placeholder; the page has the real names"),
+)
+SMALL = ("prompts.limit=1", "target.compile=false", "measurement.cost_contexts=[]", "tracking.enabled=false")
+CERTIFICATE = ("rounds=40", "places=1", "redraws=40", "redrafts=10", "outputs=1")
+
+
+def reason(command: str, arguments: str) -> str | None:
+    """Return why a documented command is not run here; None: it is."""
+    return next((why for pattern, why in NOT_RUN if re.search(pattern, f"{command} {arguments}")), None)
+
+
+def runnable() -> list[tuple[str, str]]:
+    """Return documented commands that can run here; of those that differ by numbers only, the first."""
+    kept: dict[str, tuple[str, str]] = {}
+    for command, arguments in documented():
+        if reason(command, arguments) is None:
+            kept.setdefault(re.sub(r"\d[\d.]*(,\d[\d.]*)*", "0", f"{command} {arguments}"), (command, arguments))
+    return list(kept.values())
 
 
 @pytest.mark.parametrize(("command", "arguments"), documented())
@@ -66,8 +110,8 @@ def test_the_command_is_understood(command, arguments):
 
 def test_every_cell_of_the_example_with_two_pluses_is_understood():
     """Keys of one drafter in a sweep over several have to be keys of each."""
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    (example,) = re.findall(r"`-m \+drafter=([\w,]+) (\+\+drafter\.[\w=.]+)`", readme)
+    page = (ROOT / "notebooks" / "guide" / "questions.md").read_text(encoding="utf-8")
+    (example,) = re.findall(r"`-m \+drafter=([\w,]+) (\+\+drafter\.[\w=.]+)`", page)
     for name in example[0].split(","):
         with initialize_config_dir(config_dir(), version_base="1.3"):
             composed = compose("config", [f"+drafter={name}", example[1]])
@@ -93,6 +137,53 @@ def test_the_overlay_of_the_notebooks_makes_what_they_read():
     assert len(chains) == 4 and all(cell.measurement.gammas == [1, 2, 4, 8] for cell in chains)
 
 
-def test_the_readme_has_commands_of_every_kind():
+def test_the_documents_have_commands_of_every_kind():
     kinds = {"run", "advise", "certify", "train", "report", "convert", "sync", "new"}
     assert {command for command, _ in documented()} == kinds
+
+
+def test_every_reason_is_that_of_a_documented_command():
+    lines = [f"{command} {arguments}" for command, arguments in documented()]
+    assert [pattern for pattern, _ in NOT_RUN if not any(re.search(pattern, line) for line in lines)] == []
+
+
+@pytest.fixture(scope="module")
+def a_run(tmp_path_factory):
+    """The folder of a small finished run, for commands that read one."""
+    folder = tmp_path_factory.mktemp("documented") / "run"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sys.argv", ["run", "+drafter=ngram", "+debug=pocket", *SMALL, f"hydra.run.dir={folder}"])
+        GlobalHydra.instance().clear()
+        run.main()
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("command", "arguments"), runnable())
+@pytest.mark.usefixtures("unwritten_pictures")
+def test_the_command_runs_in_its_debug_size(in_process, tmp_path, a_run, command, arguments):
+    """Files that a command names are given: a text, a run's texts to decode again, prompts, lengths to import."""
+    (tmp_path / "FILE.txt").write_text("def square(number):\n    return number * number\n" * 50)
+    (tmp_path / "accepted.jsonl").write_text('{"id": "a", "accepted": [2, 0, 4, 1]}\n{"id": "b", "accepted": [0, 3]}\n')
+    (tmp_path / "prompts.jsonl").write_text('{"text": "def square(number):"}\n')
+    words = [word for word in shlex.split(arguments.replace("...", "")) if word]
+    if "-m" in words:  # two cells of a sweep are enough
+        words = [",".join(word.split(",")[:2]) for word in words]
+    if command in ("run", "advise", "certify"):
+        words = [re.sub(r"^target\.path=FILE.*", f"target.path={a_run / 'generations.jsonl'}", word) for word in words]
+        words = [word.replace("prompts.path=FILE.jsonl", "prompts.path=prompts.jsonl") for word in words]
+        words += [word for word in SMALL if not ("target=replay" in words and "compile" in word)]
+        words.append("+debug=pocket" if "target=replay" not in words else "measurement.bootstrap=200")
+    if command == "certify":
+        words += [f"certificate.{value}" for value in CERTIFICATE]
+    if command == "report":
+        words = [str(a_run) if word == "FOLDER" else word.replace("FILE.jsonl", "accepted.jsonl") for word in words]
+        words += ["--gamma", "5"] if "--import" in words else []
+    if command == "sync":
+        words = [str(a_run) if word == "FOLDER" else word for word in words] or [str(a_run)]
+        words += ["--tracking-uri", f"sqlite:///{tmp_path / 'mlflow.db'}"]
+    if command == "new":
+        words = [word.replace("NAME", "sample") for word in words]
+    modules = {"run": run, "advise": advise, "certify": certify, "report": report, "sync": sync, "new": new}
+    ended = in_process(modules[command], *words)
+    assert ended.code == 0, ended.error

@@ -224,7 +224,7 @@ def test_a_sentence_carries_no_control_characters():
 
 def test_servers_are_documented_on_the_loopback_only():
     """`mlflow ui` and `mlflow server` listen on 127.0.0.1 unless they are told otherwise."""
-    files = [ROOT / "README.md", *(ROOT / "notebooks").glob("*.md"), *SOURCES, *(ROOT / "conf").rglob("*.yaml")]
+    files = [ROOT / "README.md", *(ROOT / "notebooks").rglob("*.md"), *SOURCES, *(ROOT / "conf").rglob("*.yaml")]
     for path in files:
         text = path.read_text(encoding="utf-8")
         assert "0.0.0.0" not in text and not re.search(r"--host[ =](?!127\.0\.0\.1|localhost)", text), path

@@ -9,7 +9,7 @@ from specdec.analysis.papers.claims import claims_markdown, measured_in_words
 from specdec.config import config_dir
 
 NOTEBOOKS = Path(__file__).resolve().parents[2] / "notebooks"
-PAGE = (NOTEBOOKS / "papers.md").read_text(encoding="utf-8")
+PAGE = (NOTEBOOKS / "guide" / "papers.md").read_text(encoding="utf-8")
 FIGURES, CLAIMS = PAGE.split("## Claims", 1)
 MADE_BY = 'python -c "from specdec.analysis.papers import claims; print(claims.claims_markdown())"'
 
@@ -66,7 +66,7 @@ def test_every_paper_has_a_table(paper):
 
 def test_the_claims_are_those_of_the_committed_results():
     table = "\n".join(line for line in CLAIMS.splitlines() if line.startswith("|"))
-    assert table == claims_markdown(), f"put into notebooks/papers.md what this prints: {MADE_BY}"
+    assert table == claims_markdown(), f"put into notebooks/guide/papers.md what this prints: {MADE_BY}"
 
 
 def test_the_load_is_that_of_the_committed_results():
@@ -74,4 +74,4 @@ def test_the_load_is_that_of_the_committed_results():
 
 
 def test_the_index_leads_to_the_page():
-    assert "](papers.md)" in (NOTEBOOKS / "README.md").read_text(encoding="utf-8")
+    assert "](guide/papers.md)" in (NOTEBOOKS / "README.md").read_text(encoding="utf-8")

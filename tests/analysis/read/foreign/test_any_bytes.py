@@ -13,7 +13,7 @@ from specdec.analysis.read.foreign.importers import IMPORTERS
 from specdec.errors import UsageError
 from specdec.text.streams import fitting_lengths, streams_of
 
-PAGE = Path(__file__).resolve().parents[4] / "notebooks" / "foreign_formats.md"
+PAGE = Path(__file__).resolve().parents[4] / "notebooks" / "guide" / "foreign_formats.md"
 EXAMPLES = re.findall(
     r"^## (\w+).*?```(?:jsonl|json|text)\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE
 )

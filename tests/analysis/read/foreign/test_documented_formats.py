@@ -11,7 +11,7 @@ from specdec import report
 from specdec.analysis.read.foreign.imported import ImportChoices
 from specdec.analysis.read.foreign.importers import IMPORTERS, kind_of
 
-PAGE = Path(__file__).resolve().parents[4] / "notebooks" / "foreign_formats.md"
+PAGE = Path(__file__).resolve().parents[4] / "notebooks" / "guide" / "foreign_formats.md"
 SECTION = re.compile(
     r"^## (?P<title>.+?)\n.*?```\w+\n(?P<text>.*?)```\n\n`--import (?P<options>.+?)`\n\n(?P<read>(?:- [^\n]+\n)+)",
     re.MULTILINE | re.DOTALL,
