@@ -301,7 +301,7 @@ MEASUREMENTS = (
         STATISTICS,
         "paper_claims",
         "Claims of the founding papers",
-        "Each claim, with its answer and its command, stands in [the founding papers](../papers.md).",
+        "Each claim, with its answer and its command, stands in [the founding papers](papers.md).",
         _claims,
     ),
     Measurement(
