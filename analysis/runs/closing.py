@@ -144,7 +144,7 @@ def _noise(run: MeasuredRun) -> str:
         return _sentence(f"{said}, from too few prompts to say how large the machine's noise is")
     if control.contains(1.0) is False:
         return _sentence(
-            f"the machine was disturbed, or this is the one run in twenty: {said}, so less than {floor:.1%} is noise"
+            f"the machine was disturbed, or this is the one run in twenty: {said}, so anything below {floor:.1%} is noise"
         )
     speedup = run.account.speedup
     more = "more" if max(speedup, 1 / speedup) > 1 + floor else "no more"
@@ -179,7 +179,7 @@ def _cost(run: MeasuredRun) -> str:
     words = _NO_REPLAY if most == "dependence" and "drift" not in account.factors else _IN_WORDS[most]
     without = account.speedup / factors[most].estimate
     surely = "what surely costs" if unsure else "what costs"
-    return _sentence(f"{promise}; {surely} most is {words} (without that {without:.2f} times)")
+    return _sentence(f"{promise}; {surely} most is {words} (without that, {without:.2f} times as fast)")
 
 
 def _identical(run: MeasuredRun) -> str:
