@@ -9,8 +9,6 @@ from math import isfinite, isnan
 import pandas as pd
 import pytest
 
-from specdec.analysis.acceptance.iid import iid_tests
-from specdec.analysis.acceptance.models import compare_models
 from specdec.analysis.arms import Arms
 from specdec.analysis.figures.run_figures import (
     Basis,
@@ -86,18 +84,6 @@ def test_little_data_gives_a_summary_without_what_it_cannot_tell(odd, summary_of
         assert metrics["account/alpha"] == 0 and metrics["account/omega"] == 1 and "alpha.mle" not in metrics
     if kind in ("all censored", "all full"):
         assert metrics["account/alpha"] == 1 and metrics["account/omega"] == 3
-
-
-@pytest.mark.filterwarnings("error")
-@pytest.mark.parametrize("kind", KINDS)
-def test_tests_that_do_not_apply_say_why(odd, kind: str) -> None:
-    rounds = odd(kind)
-    drafted = rounds[rounds["method"] != "baseline"]
-    for test in iid_tests(drafted, permutations=19).values():
-        assert isnan(test.p_value) == bool(test.reason)
-    if kind.startswith(("all", "no")):
-        assert all(iid_tests(drafted)[name].reason for name in ("depth", "trend", "mixing", "prompts"))
-    assert len(compare_models(drafted)) == 5
 
 
 @pytest.mark.filterwarnings("error")

@@ -18,7 +18,7 @@ Tables = dict[str, pd.DataFrame]
 
 
 @pytest.fixture
-def study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Findings, Tables]]:
+def study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unwritten_pictures: None) -> Callable[..., tuple[Findings, Tables]]:
     """`study("ngrammys_grid", "study.k=[1]", ...)` runs a study in this process; it gives its findings and its tables.
 
     It also checks that the folder alone gives the same findings.

@@ -1,6 +1,5 @@
 """The account of a logged run, rebuilt from its files: groups, what is missing, what contradicts itself."""
 
-from math import isnan
 from operator import attrgetter
 
 import numpy as np
@@ -117,40 +116,6 @@ def test_sections_have_the_waterfall_and_the_worst_prompts(store):
     (_, slowest), (_, fastest) = prompts.tables
     assert len(slowest) == len(fastest) == 4 and slowest["speedup"].map(attrgetter("estimate")).is_monotonic_increasing
     assert not set(slowest["prompt"]) & set(fastest["prompt"]) and slowest["prompt"].iloc[0] == "p7"
-
-
-def test_one_prompt_has_an_account_without_intervals(store):
-    run, folder = store
-    rewrite(folder, "rounds", lambda table: table[table["prompt"] == "p0"])
-    account = account_of(run)
-    assert account.prompts == 1 and isnan(account.intervals["speedup"].low)
-    (section,) = account_sections(run)
-    assert any("no intervals" in text for text in section.text)
-
-
-def test_no_proposal_anywhere_leaves_only_costs(store):
-    run, folder = store
-    rewrite(folder, "rounds", lambda table: table[table["prompt"] == "p7"])
-    account = account_of(run)
-    assert account.alpha == 0 and account.factors["omega"] == account.factors["offered"] == 1
-    assert account.product == pytest.approx(account.speedup, abs=1e-12)
-
-
-def test_rounds_that_are_all_censored_count_as_never_rejected(store):
-    """Nothing was rejected: the MLE of alpha is 1."""
-    run, folder = store
-
-    def censored(table):
-        arm = (table["method"] == "ngram") & (table["offered"] > 0)
-        table.loc[arm, "accepted"], table.loc[arm, "committed"], table.loc[arm, "rejected"] = 3, 4, False
-        return table.assign(tokens_left=1_000)
-
-    rewrite(folder, "rounds", censored)
-    for name in ("alpha", "replay"):
-        rewrite(folder, name, lambda table: table[:0])
-    account = account_of(run)
-    assert account.alpha == 1 and account.factors["omega"] == 4 and "drift" not in account.factors
-    assert account.product == pytest.approx(account.speedup, abs=1e-12)
 
 
 @pytest.mark.parametrize("name", ["rounds", "replay", "alpha"])
