@@ -9,18 +9,15 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from fixtures.plain_rounds import decoded
 from peers.fake_llama_cpp import FakeLlama, install
 
-from specdec.clock import CpuClock
-from specdec.decode import generate
-from specdec.drafters import drafters
+from specdec.drafters.none import NoDrafter
 from specdec.peers import Work, opened
 from specdec.peers.llama_cpp import LlamaCpp, settings
 from specdec.prompts import Prompt
-from specdec.records import Request
 from specdec.structures import structures
 from specdec.targets.causal import Causal
-from specdec.verifiers import verifiers
 
 pytest.importorskip("gguf", reason="GGUF files are written with gguf: pip install -e '.[llama-cpp]'")
 PROMPT = Prompt("p/0", "p", "", (3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5))
@@ -50,13 +47,9 @@ def work(target, models, name="none", structure="chain"):
 
 
 def ours(target):
-    return generate(
-        target=target,
-        drafter=drafters.build({"name": "none"}, target=target),
-        verifier=verifiers.build({"name": "greedy"}),
-        structure=structures.build({"name": "chain", "gamma": 1}).resized(0),
-        request=Request(PROMPT.tokens, LIMIT),
-        clock=CpuClock(),
+    """The text that we decode greedily."""
+    return decoded(
+        target, NoDrafter(), structures.build({"name": "chain", "gamma": 1}).resized(0), PROMPT.tokens, LIMIT
     ).tokens
 
 

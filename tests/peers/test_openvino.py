@@ -7,20 +7,17 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
+from fixtures.plain_rounds import decoded
 
-from specdec.clock import CpuClock
-from specdec.decode import generate
-from specdec.drafters import drafters
+from specdec.drafters.none import NoDrafter
 from specdec.models.load import POCKET, load_tokenizer, model_path
 from specdec.peers import Absent, Work
 from specdec.peers import openvino as engine
 from specdec.peers.base.contract import LeftOut
 from specdec.peers.openvino import OpenVino
 from specdec.prompts import Prompt
-from specdec.records import Request
 from specdec.structures import structures
 from specdec.targets.causal import Causal
-from specdec.verifiers import verifiers
 
 PROMPT = Prompt("p/0", "p", "", (3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5))
 LIMIT, GAMMA = 12, 3
@@ -44,14 +41,8 @@ def work(target, name="none", model=None, longest=SLOTS, translation=None):
 
 
 def ours(target):
-    return generate(
-        target=target,
-        drafter=drafters.build({"name": "none"}, target=target),
-        verifier=verifiers.build({"name": "greedy"}),
-        structure=CHAIN.resized(0),
-        request=Request(PROMPT.tokens, LIMIT),
-        clock=CpuClock(),
-    ).tokens
+    """The text that we decode greedily."""
+    return decoded(target, NoDrafter(), CHAIN.resized(0), PROMPT.tokens, LIMIT).tokens
 
 
 class StandIn:

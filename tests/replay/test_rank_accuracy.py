@@ -1,6 +1,7 @@
 """Rank accuracies against the replay of the whole tree that they stand for."""
 
 import random
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -17,16 +18,8 @@ from specdec.theory.trees import best_tree
 
 
 @pytest.fixture
-def ngram(make_target, group_values):
-    return drafters.build(group_values("drafter", "ngram", q="longest"), target=make_target())
-
-
-@pytest.fixture
-def make_target():
-    class Nowhere:
-        device = "cpu"
-
-    return Nowhere
+def ngram(group_values):
+    return drafters.build(group_values("drafter", "ngram", q="longest"), target=SimpleNamespace(device="cpu"))
 
 
 def streams(count=6, length=60):

@@ -51,6 +51,7 @@ def tables_of(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("unwritten_pictures")
 def test_recorded_streams_in_simulated_time(command, tmp_path, recording):
     code, printed = command(
         "+debug=tiny", "target=replay", f"target.path={recording}", "prompts=recorded", "target.vocab_size=16", *SMALL
@@ -91,7 +92,7 @@ def test_recorded_streams_in_simulated_time(command, tmp_path, recording):
 
 @pytest.mark.slow
 def test_the_table_target_has_measured_times(command, tmp_path):
-    code, printed = command("+debug=tiny", *SMALL)
+    code, printed = command("+debug=tiny", "tracking.enabled=false", *SMALL)
     assert code == 0, printed
     folder, tables = tables_of(tmp_path)
     host, times = tables["host_times"], tables["block_times"]

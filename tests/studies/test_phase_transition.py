@@ -32,7 +32,7 @@ def output(folder: Path) -> Path:
 
 @pytest.mark.slow
 def test_the_command_on_the_pocket_target(command, made_database, tmp_path):
-    code, printed = command("+debug=pocket", "target.dtype=bfloat16", *SMALL)
+    code, printed = command("+debug=pocket", "target.dtype=bfloat16", "target.compile=false", *SMALL)
     assert code == 0, printed
     assert "How much longer a call takes: With 24 tokens in the cache a call costs at most" in printed.replace(
         "\n", " "
@@ -74,8 +74,9 @@ def test_the_command_on_the_pocket_target(command, made_database, tmp_path):
     assert logged.data.metrics["transition/tokens_within_10pct"] == metrics["transition/tokens_within_10pct"]
 
 
+@pytest.mark.usefixtures("unwritten_pictures")
 def test_a_target_without_products_has_times_alone(command, tmp_path):
-    code, printed = command("+debug=tiny", *SMALL, "study.evaluations=[packed]")
+    code, printed = command("+debug=tiny", "tracking.enabled=false", *SMALL, "study.evaluations=[packed]")
     assert code == 0, printed
     assert set(pd.read_parquet(output(tmp_path) / "block_times.parquet")["evaluation"]) == {"packed"}
     assert pd.read_parquet(output(tmp_path) / "intensity.parquet").empty

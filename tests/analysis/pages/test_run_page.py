@@ -28,7 +28,11 @@ write_run(Path(sys.argv[1]))
 
 
 @pytest.mark.parametrize(
-    "arguments", [("+drafter=oracle",), ("+drafter=ngram", "sampling=temperature", "verifier=lenient", LAW)]
+    "arguments",
+    [
+        ("+drafter=oracle",),
+        pytest.param(("+drafter=ngram", "sampling=temperature", "verifier=lenient", LAW), marks=pytest.mark.slow),
+    ],
 )
 def test_a_report_is_made_again_from_the_folder(monkeypatch, tmp_path, arguments):
     monkeypatch.chdir(tmp_path)
