@@ -61,9 +61,6 @@ def test_there_are_tests_models_and_prediction(sections):
     ]
     names = [name for section in sections.values() for name, _ in section.figures]
     assert names == ["acceptance_by_depth", "prediction_error"]
-
-
-def test_tests_are_read_in_words(sections):
     section = sections["Is acceptance independent and the same everywhere?"]
     ((caption, table),) = section.tables
     assert "gamma 4" in caption and "40 prompts" in caption and "95% prompt-bootstrap" in caption
@@ -73,9 +70,6 @@ def test_tests_are_read_in_words(sections):
     assert readings["Do neighbouring rounds resemble each other?"] == "no sign that they do"
     assert readings["Does the run take the rounds that its replay expects?"].startswith("it does")
     assert "prompts" in section.text[0] and section.text[1].startswith("Prompts differ.")
-
-
-def test_models_are_ranked_and_predictions_tabulated(sections):
     (caption, ranking), *_ = sections["Which model describes the rounds?"].tables
     assert ranking["behind"].iloc[0] == 0 and ranking["model"].iloc[0] == "prompts differ (prompt beta)"
     section = sections["What would each model have predicted?"]

@@ -63,18 +63,22 @@ def test_groups_have_their_own_alpha_and_close(store):
         assert all(interval.known for interval in account.intervals.values())
         assert account.product == pytest.approx(account.speedup, abs=1e-9) and len(account.factors) == 8
     assert [(group.name, group.account.prompts) for group in groups] == [("code", 5), ("prose", 3)]
-
-
-def test_a_prompt_without_a_proposal_is_reported_under_the_alpha_of_the_run(store):
-    run, _ = store
     silent = account_sums(run).by("prompt")[-1]
     factors = silent.account.factors
     assert silent.name == "p7" and not silent.own_alpha
     assert silent.account.alpha == pytest.approx(account_of(run).alpha)
     assert factors["offered"] == pytest.approx(1 / factors["omega"])
     assert not any(interval.known for interval in silent.account.intervals.values())  # one prompt
-    texts = [text for section in account_sections(run) for text in section.text]
+    main, category, prompts = sections = account_sections(run)
+    texts = [text for section in sections for text in section.text]
     assert any("No proposal was ever tested for 1 of 8 (p7)" in text for text in texts)
+    assert [name for name, _ in main.figures] == ["account"] and len(main.tables) == 2
+    assert "tokens per round at gamma 3; the textbook formula says" in main.text[0]
+    assert "Speculation" in main.text[1] and "A round takes" in main.text[2]
+    assert list(category.tables[0][1]["category"]) == ["code", "prose"]
+    (_, slowest), (_, fastest) = prompts.tables
+    assert len(slowest) == len(fastest) == 4 and slowest["speedup"].map(attrgetter("estimate")).is_monotonic_increasing
+    assert not set(slowest["prompt"]) & set(fastest["prompt"]) and slowest["prompt"].iloc[0] == "p7"
 
 
 def test_only_the_replay_of_this_gammas_own_texts_counts(store):
@@ -104,18 +108,6 @@ def test_t1_is_the_mean_call_of_the_baseline_of_the_run_and_of_each_group(store)
     code, prose = (group.account for group in account_sums(run).by("category"))
     assert (code.t1_s, prose.t1_s) == (pytest.approx(0.02), pytest.approx(0.0205))
     assert code.t1_s < account_of(run).t1_s < prose.t1_s
-
-
-def test_sections_have_the_waterfall_and_the_worst_prompts(store):
-    run, _ = store
-    main, category, prompts = account_sections(run)
-    assert [name for name, _ in main.figures] == ["account"] and len(main.tables) == 2
-    assert "tokens per round at gamma 3; the textbook formula says" in main.text[0]
-    assert "Speculation" in main.text[1] and "A round takes" in main.text[2]
-    assert list(category.tables[0][1]["category"]) == ["code", "prose"]
-    (_, slowest), (_, fastest) = prompts.tables
-    assert len(slowest) == len(fastest) == 4 and slowest["speedup"].map(attrgetter("estimate")).is_monotonic_increasing
-    assert not set(slowest["prompt"]) & set(fastest["prompt"]) and slowest["prompt"].iloc[0] == "p7"
 
 
 @pytest.mark.parametrize("name", ["rounds", "replay", "alpha"])

@@ -77,6 +77,12 @@ def test_one_row_per_drafter_and_temperature_in_the_papers_order(runs: list[Run]
     assert list(table["alpha"]) == [0.03, 0.05, 0.20, 0.18, 0.75, 0.62]
     assert set(table["setting"]) == {"pocket (float32) on code, EPYC"}
     assert set(table["tokens"]) == {10_000} and set(table["prompts"]) == {2}
+    (figure,) = table_of.measured_figures(table_of.alpha_table(runs))
+    assert figure.get_suptitle() == "pocket (float32) on code, EPYC"
+    (axes,) = figure.axes
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["unigram", "bigram", "small_model small"]
+    with pytest.raises(ValueError, match="no alpha"):
+        table_of.alpha_figure(table_of.alpha_table([]), "nothing")
 
 
 def test_an_order_without_a_name_stands_in_its_place(runs: list[Run], make_run: RunMaker) -> None:
@@ -105,15 +111,6 @@ def test_the_newest_run_counts_and_settings_stay_apart(make_run: RunMaker) -> No
     assert sorted(table["alpha"]) == [0.2, 0.3, 0.5] and table["setting"].nunique() == 3
     assert len(table_of.measured_figures(table)) == 3
     assert table_of.alpha_in_words(table).count("**") == 6
-
-
-def test_figures_are_titled_with_model_and_hardware(runs: list[Run]) -> None:
-    (figure,) = table_of.measured_figures(table_of.alpha_table(runs))
-    assert figure.get_suptitle() == "pocket (float32) on code, EPYC"
-    (axes,) = figure.axes
-    assert [label.get_text() for label in axes.get_yticklabels()] == ["unigram", "bigram", "small_model small"]
-    with pytest.raises(ValueError, match="no alpha"):
-        table_of.alpha_figure(table_of.alpha_table([]), "nothing")
 
 
 def test_words_on_order_temperature_and_length(runs: list[Run], make_run: RunMaker) -> None:
