@@ -103,9 +103,6 @@ def test_every_text_begins_afresh(engine, target, models):
         for each in (first, second):
             assert [call for call in each.calls if call == "reset"] == ["reset"] * 2
             assert each.calls[0] == "reset"
-
-
-def test_drafts_have_gamma_tokens_and_lookups_our_match_length(engine, target, models):
     with opened(["llama_cpp"], work(target, models, "small_model")) as others:
         others.peers[1](PROMPT)
         drafted = [call[1] for call in FakeLlama.opened[-1].calls if call[0] == "drafted"]
@@ -131,6 +128,10 @@ def test_threads_cache_and_room_are_those_of_the_run(engine, target, models):
         assert (each.options["type_k"], each.options["seed"]) == (0, 7)
     target.model = SimpleNamespace(dtype=torch.bfloat16)
     assert [each.options["type_v"] for each in settings(work(target, models))] == [30, 30, 1, 1]
+    held = ExitStack()
+    LlamaCpp("llama_cpp").peers(work(target, models), held)
+    held.close()
+    assert FakeLlama.opened == []
 
 
 def test_weights_that_write_another_text_are_left_out(engine, target, models, monkeypatch):
@@ -190,10 +191,3 @@ def test_no_file_is_left_behind(engine, target, models, monkeypatch, tmp_path):
         assert list(tmp_path.rglob("target.gguf"))
         raise KeyboardInterrupt
     assert not list(tmp_path.iterdir())
-
-
-def test_nothing_is_held_open_without_a_run(engine, target, models):
-    held = ExitStack()
-    LlamaCpp("llama_cpp").peers(work(target, models), held)
-    held.close()
-    assert FakeLlama.opened == []

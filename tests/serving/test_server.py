@@ -149,9 +149,6 @@ def test_equal_seeds_give_equal_requests_at_every_rate():
     assert np.allclose([each.at for each in slow], [4 * each.at for each in fast])
     gaps = np.diff([each.at for each in islice(poisson(2.0, texts, 0), 20_000)])
     assert (gaps.mean(), gaps.std()) == (pytest.approx(0.5, rel=0.03), pytest.approx(0.5, rel=0.03))
-
-
-def test_recorded_arrivals_keep_their_rhythm_at_another_rate():
     found = list(islice(recorded_times([10.0, 11.0, 14.0], 5.0, [text(1)], 0), 4))
     assert [each.at for each in found] == pytest.approx([0.1, 0.4, 0.5, 0.8])
 

@@ -36,11 +36,11 @@ def test_exact_at_the_ends_and_accurate_next_to_one():
     near = 1 - 1e-13  # 8 - 28e-13: the naive quotient is wrong in the third digit here
     assert 8 - model.tokens_per_round(near, 7) == pytest.approx(28 * (1 - near), rel=1e-2)
     assert model.tokens_per_round_slope(1, 7) == 28
-
-
-def test_infinite_gamma_is_the_limit():
     assert model.tokens_per_round(0.75, np.inf) == pytest.approx(4)
     assert model.tokens_per_round(1, np.inf) == np.inf and model.tokens_per_round(0, np.inf) == 1
+    np.testing.assert_array_equal(model.expected_rounds(1, 3, 9), [0, 1, 1, 1, 1, 2, 2, 2, 2, 3])
+    np.testing.assert_array_equal(model.expected_rounds(0, 3, 4), [0, 1, 2, 3, 4])
+    assert model.tokens_per_round_rows(0.7, 4, 1) == pytest.approx(model.tokens_per_round(0.7, 4))
 
 
 def test_arguments_broadcast():
@@ -51,18 +51,9 @@ def test_arguments_broadcast():
     np.testing.assert_allclose(slopes, [1 + 1.2, 8.616])
 
 
-def test_finite_outputs_without_randomness():
-    np.testing.assert_array_equal(model.expected_rounds(1, 3, 9), [0, 1, 1, 1, 1, 2, 2, 2, 2, 3])
-    np.testing.assert_array_equal(model.expected_rounds(0, 3, 4), [0, 1, 2, 3, 4])
-
-
 def test_finite_tokens_per_round_pools_the_outputs():
     expected = (32 + 128) / (9.180389 + 35.201539)
     assert model.finite_tokens_per_round(0.8, 5, [32, 128]) == pytest.approx(expected, rel=1e-7)
-
-
-def test_one_independent_row_is_a_chain():
-    assert model.tokens_per_round_rows(0.7, 4, 1) == pytest.approx(model.tokens_per_round(0.7, 4))
 
 
 def test_simulation():
@@ -72,15 +63,12 @@ def test_simulation():
     assert abs(tokens.mean() - model.tokens_per_round(0.7, 4)) < 5 * tokens.std() / len(tokens) ** 0.5
 
 
-@pytest.mark.parametrize("alpha", [-0.1, 1.1, np.nan])
-def test_alpha_outside_its_range_is_refused(alpha):
-    with pytest.raises(ValueError, match="alpha must lie between 0 and 1"):
-        model.tokens_per_round(alpha, 3)
-
-
-@pytest.mark.parametrize("gamma", [-1, 2.5, np.nan])
-def test_gamma_outside_its_range_is_refused(gamma):
-    with pytest.raises(ValueError, match="gamma must be a whole number"):
-        model.tokens_per_round(0.5, gamma)
+def test_arguments_outside_their_range_are_refused():
+    for alpha in (-0.1, 1.1, np.nan):
+        with pytest.raises(ValueError, match="alpha must lie between 0 and 1"):
+            model.tokens_per_round(alpha, 3)
+    for gamma in (-1, 2.5, np.nan):
+        with pytest.raises(ValueError, match="gamma must be a whole number"):
+            model.tokens_per_round(0.5, gamma)
     with pytest.raises(ValueError, match="at least 1"):
         model.accepted_per_offered(0.5, 0)

@@ -36,6 +36,7 @@ def simulated_rounds(m: np.ndarray, gamma: int, texts: int, seed: int) -> np.nda
 
 def test_constant_hazards_are_the_capped_geometric_model():
     np.testing.assert_allclose(product_identity(np.full((3, 5), 0.8)), tokens_per_round(0.8, 5))
+    assert replay_rounds(np.full(32, 0.8), 5) == pytest.approx(expected_rounds(0.8, 5, 32)[32])
 
 
 def test_replay_takes_every_gamma_in_one_pass():
@@ -86,10 +87,6 @@ def test_replay_by_start_is_replay_where_the_start_does_not_matter():
     m = np.append(M, np.zeros(3))
     table = np.stack([m[j : j + len(M)] for j in range(3)], axis=1)
     assert replay_rounds_by_start(table) == pytest.approx(2.698)
-
-
-def test_replay_of_constant_chances_is_the_finite_output_recursion():
-    assert replay_rounds(np.full(32, 0.8), 5) == pytest.approx(expected_rounds(0.8, 5, 32)[32])
 
 
 @given(st.lists(st.integers(0, 1), max_size=40), st.integers(0, 10))

@@ -83,9 +83,6 @@ def test_the_program_beats_the_heap_where_a_later_rank_is_better():
     heap, program = tree_by_heap(accuracy, 5), tree_by_program(accuracy, 5)
     assert (heap.tokens, program.tokens) == (pytest.approx(1.925), pytest.approx(2.05))
     assert best_tree(accuracy, 5) == program
-
-
-def test_ranks_are_those_of_the_drafter_and_have_no_gap():
     tree = best_tree((0.1, 0.5, 0.0, 0.4), 5)
     assert tree.parents == (-1, -1, -1, -1, 1)  # rank 2 is worth nothing, but rank 3 pays for both
     assert tree.ranks == (0, 1, 2, 3, 0)
@@ -160,10 +157,7 @@ def test_the_choice_stops_at_the_step_and_at_its_limits():
     assert choose_tree(FLAT, lambda rows: 1.0, 0.0, nodes_max=100, depth_max=2).depth == 2
     dear = choose_tree(FLAT, lambda rows: 1.0 * rows, 0.5, nodes_max=20, depth_max=6)
     assert len(dear.tree) == 0 and dear.depth == 0 and dear.seconds == 1
-
-
-def test_a_call_that_is_cheaper_with_more_rows_is_not_paid_for_rows_that_are_not_there():
-    """Only three nodes are worth something; t of five rows would be a bargain."""
+    # Only three nodes are worth something; t of five rows would be a bargain.
     chosen = choose_tree((0.5, 0.0), lambda rows: 1.0 if rows <= 4 else 0.1, 0.0, nodes_max=6, depth_max=3)
     assert len(chosen.tree) == 3 and chosen.seconds == 1.0
 

@@ -164,6 +164,12 @@ def test_variants_that_do_not_apply_say_why(make_rounds):
     one = make_rounds({"a": [0, 1, 0]}, 2)
     assert "one prompt" in iid.prompts_beta(one).reason
     assert "follows a full round" in iid.previous_round(one).reason
+    one = make_rounds({"a": [1, 0], "b": [1, 1]}, 2)
+    assert "one gamma" in iid.same_alpha(one).reason
+    apart = pd.concat([one, make_rounds({"a": [1, 0], "c": [1, 1]}, 3)])
+    assert "fewer than two prompts" in iid.same_alpha(apart).reason
+    silent = pd.concat([one, make_rounds({"a": [0], "b": [0]}, 3, offered={"a": [0], "b": [0]})])
+    assert "no position was tested" in iid.same_alpha(silent).reason
 
 
 def test_same_alpha_sees_depth_and_pairs_the_prompts(make_rounds):
@@ -178,15 +184,6 @@ def test_same_alpha_sees_depth_and_pairs_the_prompts(make_rounds):
     outputs = {"a": [1, 0], "b": [0, 0], "c": [1, 1]}
     paired = pd.concat([make_rounds(outputs, 2), make_rounds(outputs, 3)])
     assert iid.same_alpha(paired, replicates=99).p_value == 1
-
-
-def test_same_alpha_that_does_not_apply_says_why(make_rounds):
-    one = make_rounds({"a": [1, 0], "b": [1, 1]}, 2)
-    assert "one gamma" in iid.same_alpha(one).reason
-    apart = pd.concat([one, make_rounds({"a": [1, 0], "c": [1, 1]}, 3)])
-    assert "fewer than two prompts" in iid.same_alpha(apart).reason
-    silent = pd.concat([one, make_rounds({"a": [0], "b": [0]}, 3, offered={"a": [0], "b": [0]})])
-    assert "no position was tested" in iid.same_alpha(silent).reason
 
 
 def test_implementation_agrees_with_its_replay_and_sees_drift():

@@ -69,7 +69,7 @@ def runs(make_run: RunMaker) -> list[Run]:
     ]
 
 
-def test_one_row_per_drafter_and_temperature_in_the_papers_order(runs: list[Run]) -> None:
+def test_one_row_per_drafter_and_temperature_in_the_papers_order(runs: list[Run], make_run) -> None:
     table = table_of.alpha_table(runs)
     assert tuple(table.columns) == table_of.COLUMNS
     assert list(table["drafter"]) == ["unigram"] * 2 + ["bigram"] * 2 + ["small_model small"] * 2
@@ -83,9 +83,6 @@ def test_one_row_per_drafter_and_temperature_in_the_papers_order(runs: list[Run]
     assert [label.get_text() for label in axes.get_yticklabels()] == ["unigram", "bigram", "small_model small"]
     with pytest.raises(ValueError, match="no alpha"):
         table_of.alpha_figure(table_of.alpha_table([]), "nothing")
-
-
-def test_an_order_without_a_name_stands_in_its_place(runs: list[Run], make_run: RunMaker) -> None:
     table = table_of.alpha_table([*runs, make_run("corpus_ngram", 0, 0.3, order=3)])
     names = ["unigram", "bigram", "corpus_ngram of order 3", "small_model small"]
     assert list(dict.fromkeys(table["drafter"])) == names

@@ -118,9 +118,6 @@ def test_a_cost_from_the_first_token_on_has_no_flat_part():
     found = found_in(block_times(lambda k, w, tokens, context: 1e-3 * (4 + tokens)))
     assert found.metrics["transition/ridge"] == 1
     assert "there is no flat part" in text_of(found)
-
-
-def test_a_time_that_never_grows_has_no_ridge():
     found = found_in(block_times(lambda k, w, tokens, context: 1e-3))
     assert "transition/ridge" not in found.metrics
     assert "does not grow" in text_of(found)
