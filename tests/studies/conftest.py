@@ -6,10 +6,12 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from fixtures.commands import Ended
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import OmegaConf
 
+from specdec import run as run_command
 from specdec.analysis.findings import Findings, open_study
 from specdec.config import RunConfig, config_dir, validated
 from specdec.errors import UsageError
@@ -64,6 +66,17 @@ def refused(study: Callable[..., tuple[Findings, Tables]], tmp_path: Path) -> Ca
         assert "\n" not in str(caught.value) and not (tmp_path / "out" / "streams.jsonl").exists()
 
     return check
+
+
+@pytest.fixture
+def command(in_process: Callable[..., Ended]) -> Callable[..., tuple[int, str]]:
+    """`command("serving", ...)` runs specdec.run; it gives the exit code and everything that was printed."""
+
+    def call(experiment: str, *arguments: str) -> tuple[int, str]:
+        ended = in_process(run_command, f"+experiment={experiment}", *arguments)
+        return ended.code, ended.output + ended.error
+
+    return call
 
 
 @pytest.fixture

@@ -128,10 +128,3 @@ def test_bad_input_is_one_sentence(store):
     rewrite(folder, "rounds", lambda table: table[table["method"] != "baseline"])
     with pytest.raises(UsageError, match="the folder x has no account: one cell with a baseline"):
         account_of(run)
-
-
-def test_a_round_that_offers_more_than_its_gamma_is_refused(store):
-    run, folder = store
-    rewrite(folder, "rounds", lambda table: table.assign(offered=np.where(table["offered"] > 0, 5, 0)))
-    with pytest.raises(UsageError, match="offers more than its gamma"):
-        account_of(run)
