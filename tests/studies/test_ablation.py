@@ -49,7 +49,6 @@ def test_texts_too_short_for_any_draft(study):
         (("drafter=none", "structure=rows"), "look tokens up"),
         (("+study.k=3",), "study.k"),
     ],
-    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
 def test_bad_input_is_one_sentence(refused, overrides, says):
     refused("ngrammys_ablation", *overrides, words=re.escape(says))

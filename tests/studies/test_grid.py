@@ -86,7 +86,6 @@ def test_a_recording_has_simulated_times_and_no_live_run(study, tmp_path):
         (("study.k=[200]", "study.w=[14]"), "structure.budget"),
         (("sampling=temperature",), "sampling=greedy"),
     ],
-    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
 def test_bad_input_is_one_sentence(refused, overrides, says):
     refused("ngrammys_grid", *overrides, words=re.escape(says))

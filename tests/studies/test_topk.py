@@ -48,7 +48,6 @@ def test_a_cell_is_the_replay_of_its_drafter(study, table, random_law, group_val
         (("+drafter@study.drafters.x=small_model",), "look tokens up"),
         (("+drafter@study.drafters.x=unigram", "study.drafters.x.corpus=none.txt"), "study.drafters.x"),
     ],
-    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
 def test_bad_input_is_one_sentence(refused, overrides, says):
     refused("ngrammys_topk", *ONE, *overrides, words=re.escape(says))

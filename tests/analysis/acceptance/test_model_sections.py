@@ -1,5 +1,6 @@
 """The sections on models: what they hold, that their words follow the numbers, and what is said without data."""
 
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -9,8 +10,7 @@ from fixtures import simulated_rounds as simulation
 
 from specdec.analysis.acceptance.model_sections import model_sections
 from specdec.analysis.findings import Section
-from specdec.analysis.read.runs import Run
-from specdec.errors import UsageError
+from specdec.analysis.read.runs import Run, _in_folder
 from specdec.theory.dependence import replay_rounds
 
 
@@ -23,13 +23,8 @@ def run_of(folder: Path, rounds: pd.DataFrame, **tables: pd.DataFrame) -> Run:
     for name, table in tables.items():
         table.to_parquet(folder / f"{name}.parquet")
 
-    def fetch(name: str) -> Path:
-        if not (folder / name).is_file():
-            raise UsageError(f"The folder has no artifact {name}.")
-        return folder / name
-
     params = {"structure.gamma": "4", "drafter.name": "simulated"}
-    return Run("run", "here", "FINISHED", params, {}, {}, fetch)
+    return Run("run", "here", "FINISHED", params, {}, {}, partial(_in_folder, folder))
 
 
 @pytest.fixture(scope="module")

@@ -1,5 +1,6 @@
 """The account of a logged run, rebuilt from its files: groups, what is missing, what contradicts itself."""
 
+from functools import partial
 from operator import attrgetter
 
 import numpy as np
@@ -8,7 +9,7 @@ import pytest
 
 from specdec.analysis.account.account_sections import account_sections
 from specdec.analysis.account.run_account import account_of, account_sums
-from specdec.analysis.read.runs import Run
+from specdec.analysis.read.runs import Run, _in_folder
 from specdec.errors import UsageError
 
 PARAMS = {"structure.gamma": "3", "measurement.bootstrap": "300", "seed": "0", "drafter.name": "ngram"}
@@ -40,12 +41,7 @@ def store(tmp_path, make_rounds):
     for name, table in tables.items():
         table.to_parquet(tmp_path / f"{name}.parquet")
 
-    def fetch(name):
-        if not (tmp_path / name).exists():
-            raise UsageError(f"The folder x has no artifact {name}; every run that finished writes it.")
-        return tmp_path / name
-
-    return Run("x", "the folder x", "FINISHED", PARAMS, {}, {}, fetch), tmp_path
+    return Run("x", "the folder x", "FINISHED", PARAMS, {}, {}, partial(_in_folder, tmp_path)), tmp_path
 
 
 def rewrite(folder, name, change):

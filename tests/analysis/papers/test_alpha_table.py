@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from functools import partial
 from math import isnan, nan
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 
 from specdec.analysis.papers import alpha_table as table_of
 from specdec.analysis.papers.published import COLUMNS, leviathan_table_3, load_published
-from specdec.analysis.read.runs import Run
+from specdec.analysis.read.runs import Run, _in_folder
 from specdec.errors import UsageError
 
 RunMaker = Callable[..., Run]
@@ -20,14 +21,7 @@ RunMaker = Callable[..., Run]
 def make_run(tmp_path: Path) -> RunMaker:
     def make(drafter: str, temperature: float, alpha: float | None, **given) -> Run:
         """low, high (of alpha), order, prompts, hardware, tokens."""
-        about = {
-            "low": alpha,
-            "high": alpha,
-            "prompts": "code",
-            "hardware": "EPYC",
-            "tokens": 5000,
-            **given,
-        }
+        about = {"low": alpha, "high": alpha, "prompts": "code", "hardware": "EPYC", "tokens": 5000, **given}
         folder = tmp_path / str(len(list(tmp_path.iterdir())))
         folder.mkdir()
         (folder / "environment.json").write_text(
@@ -45,12 +39,7 @@ def make_run(tmp_path: Path) -> RunMaker:
         values = {"alpha.text": alpha, "alpha.text.ci_low": about["low"], "alpha.text.ci_high": about["high"]}
         metrics = {name: value for name, value in values.items() if value is not None}
 
-        def read(name: str) -> Path:
-            if not (folder / name).is_file():
-                raise UsageError(f"{folder} has no {name}.")
-            return folder / name
-
-        return Run("run", str(folder), "FINISHED", params, metrics, {}, read)
+        return Run("run", str(folder), "FINISHED", params, metrics, {}, partial(_in_folder, folder))
 
     return make
 
