@@ -128,6 +128,9 @@ def test_threads_cache_and_room_are_those_of_the_run(engine, target, models):
         assert (each.options["type_k"], each.options["seed"]) == (0, 7)
     target.model = SimpleNamespace(dtype=torch.bfloat16)
     assert [each.options["type_v"] for each in settings(work(target, models))] == [30, 30, 1, 1]
+
+
+def test_nothing_is_held_open_without_a_run(engine, target, models):
     held = ExitStack()
     LlamaCpp("llama_cpp").peers(work(target, models), held)
     held.close()

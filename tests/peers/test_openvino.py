@@ -199,13 +199,16 @@ def test_a_text_that_is_not_the_targets_is_left_out(target, stand_in, held):
     assert peer(PROMPT) is None
 
 
-def test_sampling_gets_our_temperature_and_cuts(float_model, sampling, stand_in, held, monkeypatch):
+def test_sampling_gets_our_temperature_and_cuts(float_model, sampling, stand_in, held):
     target = Causal(float_model("llama"), sampling(temperature=0.5, top_p=0.9))
     (peer,) = made(work(target), held)
     peer(PROMPT)
     _, config = stand_in.asked[-1]
     assert {"do_sample": True, "temperature": 0.5, "top_p": 0.9, "rng_seed": 5}.items() <= config.items()
     assert "min_p" not in config and "top_k" not in config
+
+
+def test_a_full_disk_is_told(float_model, sampling, stand_in, held, monkeypatch):
     monkeypatch.setattr(engine.shutil, "disk_usage", lambda folder: SimpleNamespace(free=100))
     with pytest.raises(LeftOut, match=r"has 0 MB free.*TMPDIR"):
         made(work(Causal(float_model("llama"), sampling(temperature=0.0))), held)
