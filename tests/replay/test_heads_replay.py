@@ -153,6 +153,7 @@ def test_expected_rounds_of_each_sampled_text_are_exact(
         assert replayed == pytest.approx(rounds[tokens] / weight, abs=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("unwritten_pictures")
 def test_a_session_and_its_advice_have_the_rounds_of_heads(in_process, tmp_path, group_values, sampling, random_heads):
     """In float64 the replay is the run, so drift is 1; and advice foretells the run."""

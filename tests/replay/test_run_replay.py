@@ -71,6 +71,7 @@ def test_a_trace_is_accounted_for(command, trace, drafter):
     assert "simulated" in (folder / "report.md").read_text()
 
 
+@pytest.mark.slow
 def test_a_run_is_replayed_from_its_own_folder(command):
     """Texts, and the times of the machine that wrote them."""
     table = ("+debug=tiny", "measurement.max_new_tokens=40", *QUICK)
@@ -132,9 +133,8 @@ def test_a_replay_of_the_suffix_drafter_knows_the_earlier_outputs_of_its_run(com
     assert (first["offered"] > 0).any()
 
 
-@pytest.mark.parametrize(
-    "shape", [(), pytest.param(("structure=tree", "structure.nodes=6"), marks=pytest.mark.slow)], ids=["chain", "tree"]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", [(), ("structure=tree", "structure.nodes=6")], ids=["chain", "tree"])
 def test_a_walked_run_leaves_what_a_decoded_one_does(command, trace, monkeypatch, shape):
     """The same files; the same tables, but for readings of the clock, which warmed up first."""
     path, _ = trace

@@ -31,6 +31,7 @@ def test_histograms_add_up(study, tiny_target):
         assert min(found.curves[f"curve/ablation/rank.{name}"]) >= 1
 
 
+@pytest.mark.slow
 def test_a_single_strategy_has_everything(study):
     found, _ = study("ngrammys_ablation", "drafter=ngram", "structure=rows", *SMALL)
     assert found.metrics["ablation/ngram.of_rows"] == found.metrics["ablation/ngram.tokens"] == 1

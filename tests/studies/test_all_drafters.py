@@ -56,6 +56,7 @@ def test_every_arm_decodes_every_text(study, chosen):
     assert sum("of 3" in title for title in titles) == 2
 
 
+@pytest.mark.slow
 def test_without_shapes_each_drafter_has_its_own_structure(study, chosen):
     _, tables = study("all_drafters", *chosen, "study.shapes=[]")
     assert set(tables["arms"]["setting"]) == {"default"}

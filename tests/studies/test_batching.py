@@ -48,6 +48,7 @@ def test_every_arm_decodes_at_every_batch(study):
     assert "There is no cost model of single calls" in found.sections[0].text[0]
 
 
+@pytest.mark.slow
 def test_a_model_has_a_cost_model_of_its_calls(study, tiny_target, tmp_path):
     found, tables = study(
         "batching", *SMALL, *tiny_target[:-1], "study.drafters=[ngram]", "measurement.max_new_tokens=8",

@@ -24,6 +24,7 @@ def on_table(study, tmp_path):
     return run
 
 
+@pytest.mark.slow
 def test_every_rule_has_its_texts_and_alphas_keep_their_bounds(on_table):
     found, tables = on_table("study.repeats=2")
     outputs, alphas = tables["outputs"], tables["alphas"]

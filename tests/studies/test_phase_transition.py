@@ -62,6 +62,7 @@ def test_the_command_on_the_pocket_target(command, made_database, tmp_path):
     assert logged.data.metrics["transition/tokens_within_10pct"] == metrics["transition/tokens_within_10pct"]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("unwritten_pictures")
 def test_a_target_without_products_has_times_alone(command, tmp_path):
     code, printed = command(*SMALL, "+debug=tiny", "tracking.enabled=false", "study.evaluations=[packed]")

@@ -19,6 +19,7 @@ SMALL = ("study.requests=40", "study.warmup=10", "study.replications=2", "study.
 LAW = ("study.law={alpha: 0.7, prompt_tokens: 20, output_tokens: 12}", "drafter=none", "study.cost=h100_llama31_8b")
 
 
+@pytest.mark.slow
 def test_a_server_of_a_tiny_model_from_its_own_texts(study, tiny_target):
     model = [override for override in tiny_target if not override.startswith("drafter.bigram")]
     found, tables = study("serving", "drafter=ngram", *model, "prompts.limit=2", *SMALL)
@@ -61,6 +62,7 @@ def test_a_law_and_a_published_cost_need_no_model(study):
     assert full.loc["gamma 3", "tokens"] / full.loc["gamma 3", "seconds"] < 4 * rounds[3] / steps[4, 3]
 
 
+@pytest.mark.slow
 def test_recorded_lengths_and_arrival_times(study, tmp_path):
     lengths = {"acc_eagle": [3, 2, 1, 1, 2, 1] * 3}
     path, times = tmp_path / "texts.jsonl", tmp_path / "arrivals.json"

@@ -54,6 +54,7 @@ def test_every_rule_has_its_texts(on_table):
     )
 
 
+@pytest.mark.slow
 def test_plain_text_has_the_likelihood_that_its_temperature_gives(on_table):
     """Mean log-likelihood at temperature 1 is minus the entropy rate; five standard errors of 1,200 tokens."""
     _, tables = on_table("study.repeats=4", "measurement.max_new_tokens=100", "study.epsilons=[]")

@@ -27,12 +27,9 @@ write_run(Path(sys.argv[1]))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    "arguments",
-    [
-        ("+drafter=oracle",),
-        pytest.param(("+drafter=ngram", "sampling=temperature", "verifier=lenient", LAW), marks=pytest.mark.slow),
-    ],
+    "arguments", [("+drafter=oracle",), ("+drafter=ngram", "sampling=temperature", "verifier=lenient", LAW)]
 )
 def test_a_report_is_made_again_from_the_folder(monkeypatch, tmp_path, arguments):
     monkeypatch.chdir(tmp_path)
